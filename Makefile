@@ -1,0 +1,65 @@
+# Every target first makes a virtual environment with all it needs: a bare machine with Python
+# is enough. `make` alone lists the targets.
+
+PYTHON  ?= python3
+VENV    ?= .venv
+WORKERS ?= 2
+ARGS    ?=
+
+BIN       := $(VENV)/bin
+INSTALLED := $(VENV)/.installed
+
+# mkdocs-material advertises its successor at every build; the versions here are pinned.
+export NO_MKDOCS_2_WARNING := 1
+
+.DEFAULT_GOAL := help
+.PHONY: help install test test-slow demo bench lint format types docs docs-serve check clean
+
+help: ## list the targets
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{ printf "  make %-12s %s\n", $$1, $$2 }'
+
+install: $(INSTALLED) ## make the virtual environment
+
+$(INSTALLED): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || { \
+	  echo 'torchzero_clip needs Python 3.10 or newer: make PYTHON=/path/to/python3 …' >&2; exit 1; }
+	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || { \
+	  echo 'This Python cannot make virtual environments: on Debian and Ubuntu, install python3-venv.' >&2; exit 1; }
+	@$(BIN)/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv --clear $(VENV)
+	$(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@touch $@
+
+test: $(INSTALLED) ## run the tests (ARGS="-k norm" chooses)
+	$(BIN)/python -m pytest -n $(WORKERS) $(ARGS)
+
+test-slow: $(INSTALLED) ## run the longer checks
+	$(BIN)/python -m pytest -n $(WORKERS) -m slow $(ARGS)
+
+demo: $(INSTALLED) ## watch three chains train a small model
+	$(BIN)/python examples/demo.py $(ARGS)
+
+bench: $(INSTALLED) ## time a step against torch's own optimizers
+	$(BIN)/python -m benchmarks.step $(ARGS)
+
+lint: $(INSTALLED) ## check style and formatting
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+format: $(INSTALLED) ## format, and fix what can be fixed
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+types: $(INSTALLED) ## check the types
+	$(BIN)/mypy
+
+docs: $(INSTALLED) ## build the documentation into site/
+	$(BIN)/mkdocs build
+
+docs-serve: $(INSTALLED) ## show the documentation while you write it
+	$(BIN)/mkdocs serve --no-strict --livereload
+
+check: test lint types docs ## everything that a change must pass
+
+clean: ## remove what these targets made
+	rm -rf $(VENV) site dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,32 @@
+"""The machinery. Nothing here names a rule."""
+
+from torchzero_clip.core.bucket import Bucket, Group, State, collect, zeros_like_state
+from torchzero_clip.core.description import Description, Live
+from torchzero_clip.core.modular import Modular
+from torchzero_clip.core.norm_rule import NormRule, Scope, Units, UnitState
+from torchzero_clip.core.norms import Ord
+from torchzero_clip.core.tensorlist import TensorList
+from torchzero_clip.core.transform import Chain, TensorwiseTransform, Transform, bind, prepare, run
+
+__all__ = [
+    "Bucket",
+    "Chain",
+    "Description",
+    "Group",
+    "Live",
+    "Modular",
+    "NormRule",
+    "Ord",
+    "Scope",
+    "State",
+    "TensorList",
+    "TensorwiseTransform",
+    "Transform",
+    "UnitState",
+    "Units",
+    "bind",
+    "collect",
+    "prepare",
+    "run",
+    "zeros_like_state",
+]

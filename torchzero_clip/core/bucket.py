@@ -1,0 +1,204 @@
+"""Bucket: the parameters of one group that share a device and a dtype, and what flows for them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import torch
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+
+from torchzero_clip.core.tensorlist import TensorList
+
+if TYPE_CHECKING:
+    from torchzero_clip.core.transform import Link
+
+State: TypeAlias = dict[str, TensorList]
+Group: TypeAlias = dict[str, Any]
+Memory: TypeAlias = dict[str, Any]
+
+
+class Bucket:
+    """What one link sees of part of one parameter group.
+
+    `u` is the update (or the gradient, for target="grad"): read it, transform it, set it. `group`
+    holds the live values of the link, `state` its tensors of every parameter, `shared` what links
+    keep once for the group.
+    """
+
+    def __init__(
+        self,
+        params: Sequence[Tensor],
+        names: Sequence[str | None],
+        index: int,
+        groups: Sequence[dict[str, Any]],
+        memory: Sequence[Memory],
+        record: dict[str, Any],
+        room: Callable[[Sequence[int]], list[Tensor]] | None,
+        places: Sequence[int],
+    ) -> None:
+        self.params = TensorList(params)
+        self.grads = TensorList([p if p.grad is None else p.grad for p in params])
+        self.names = list(names)
+        self.index, self.groups = index, groups
+        self.memory = list(memory)  # optimizer.state[p] of every parameter
+        self.record = record  # what the links measured this step, by path
+        self.places = list(places)  # where each parameter stands in its group
+        self._room = room
+        self.link: Link | None = None
+        self.update = self._flowing(self.grads.tensors)
+
+    # ------------------------------------------------------------------ what a link sees
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The parameter group itself."""
+        return self.groups[self.index]
+
+    @property
+    def group(self) -> Group:
+        """The link's live values, and the parameters and gradients as TensorLists."""
+        group = self.bound.values(self.settings)
+        group["params"], group["grads"] = self.params.borrow(), self.grads.borrow()
+        return group
+
+    @property
+    def u(self) -> TensorList:
+        if self.bound.transform.target == "grad":
+            return TensorList(self.grads.tensors, owned=True)
+        return self.update
+
+    @u.setter
+    def u(self, value: TensorList) -> None:
+        if self.bound.transform.target == "grad":
+            if value.tensors and value.tensors[0] is not self.grads.tensors[0]:
+                TensorList(self.grads.tensors, owned=True).copy_(value)
+        elif value is not self.update:
+            self.update = value if value.owned else self._flowing(value.tensors)
+
+    @property
+    def state(self) -> State:
+        """The link's tensors of every parameter, made where they are missing."""
+        link = self.bound
+        names = link.state_names(self.params.tensors[0])
+        keys = [f"{link.path}/{name}" for name in names]
+        for param, memory in zip(self.params.tensors, self.memory, strict=True):
+            if keys and keys[0] not in memory:
+                memory.update(link.new_state(param))
+        return {
+            name: TensorList([m[key] for m in self.memory], owned=True)
+            for name, key in zip(names, keys, strict=True)
+        }
+
+    @property
+    def shared(self) -> Memory:
+        """What the links keep once for this group: the dict `param_groups[i]["chain"]`."""
+        shared: Memory = self.settings["chain"]
+        return shared
+
+    # ------------------------------------------------------------------ what a combinator does
+
+    def at(self, link: Link) -> Bucket:
+        """The same bucket as another link sees it."""
+        other = self._copy()
+        other.link = link
+        return other
+
+    def carrying(self, u: TensorList) -> Bucket:
+        """The same parameters with another update flowing, for a chain inside a link."""
+        other = self._copy()
+        other.update = u
+        return other
+
+    def select(self, where: Sequence[int]) -> Bucket:
+        """The bucket of some of the parameters."""
+        other = self._copy()
+        for name in ("names", "memory", "places"):
+            setattr(other, name, [getattr(self, name)[i] for i in where])
+        for name in ("params", "grads"):
+            setattr(other, name, TensorList([getattr(self, name).tensors[i] for i in where]))
+        some = [self.update.tensors[i] for i in where]
+        other.update = TensorList(some, owned=True) if self.update.owned else other._flowing(some)
+        return other
+
+    def _copy(self) -> Bucket:
+        other = object.__new__(Bucket)
+        other.__dict__.update(self.__dict__)
+        return other
+
+    @property
+    def bound(self) -> Link:
+        assert self.link is not None, "a bucket is read through a link: bucket.at(link)"
+        return self.link
+
+    @property
+    def state_dtype(self) -> torch.dtype:
+        """The dtype that state and updates are kept in."""
+        return state_dtype(self.params.tensors[0])
+
+    def _flowing(self, tensors: Sequence[Tensor]) -> TensorList:
+        """Borrowed tensors that, when written, move to memory kept from step to step."""
+        return TensorList(tensors, room=self._room and partial(self._room, self.places))
+
+
+def state_dtype(param: Tensor) -> torch.dtype:
+    """float32 for half precision (an average in bfloat16 stalls), otherwise the parameter's own."""
+    return torch.float32 if param.dtype in (torch.float16, torch.bfloat16) else param.dtype
+
+
+def zeros_like_state(param: Tensor) -> Tensor:
+    """Zeros in the shape of a parameter and the dtype of its state."""
+    return torch.zeros_like(param, dtype=state_dtype(param))
+
+
+def statistic(value: float | Tensor, param: Tensor) -> Tensor:
+    """A number that is kept for a parameter: float32, or float64 for a double parameter."""
+    if isinstance(value, Tensor):
+        return value.to(param.device)
+    double = param.dtype in (torch.float64, torch.complex128)
+    dtype = torch.float64 if double else torch.float32
+    return torch.full((), value, dtype=dtype, device=param.device)
+
+
+def collect(
+    groups: Sequence[dict[str, Any]],
+    state: Mapping[Tensor, Memory] | None,
+    record: dict[str, Any],
+    room_of: Callable[[int, Tensor], Any] = lambda index, example: None,
+    every: bool = False,
+) -> list[Bucket]:
+    """The parameters that have a gradient (or `every` one) by group, device, dtype and mesh."""
+    found: dict[Any, tuple[list[Tensor], list[int]]] = {}
+    for g, group in enumerate(groups):
+        for i, p in enumerate(group["params"]):
+            if p.grad is None and not (every and p.requires_grad):
+                continue
+            grad = p if p.grad is None else p.grad
+            if grad.layout != torch.strided:
+                raise TypeError(
+                    f"sparse gradients are not supported, got one of shape {tuple(p.shape)} for "
+                    f"parameter {i} of group {g}: make the layer with sparse=False, or give it an "
+                    "optimizer of its own, such as torch.optim.SparseAdam"
+                )
+            mesh = p.device_mesh if isinstance(p, DTensor) else None
+            params, places = found.setdefault((g, p.device, p.dtype, grad.dtype, mesh), ([], []))
+            params.append(p)
+            places.append(i)
+    buckets: list[Bucket] = []
+    for (g, *_), (params, places) in found.items():
+        names = groups[g].get("param_names")
+        buckets.append(
+            Bucket(
+                params=params,
+                names=[names[i] if names else None for i in places],
+                index=g,
+                groups=groups,
+                memory=[{} for _ in params] if state is None else [state[p] for p in params],
+                record=record,
+                room=room_of(g, params[0]),
+                places=places,
+            )
+        )
+    return buckets

@@ -1,0 +1,231 @@
+"""What a transform is before it runs: a dataclass whose fields are its hyperparameters."""
+
+from __future__ import annotations
+
+import ast
+import copy
+import dataclasses
+import functools
+import math
+import sys
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, TypeVar, get_args, get_origin
+
+import torch
+from torch import Tensor
+from typing_extensions import Self, dataclass_transform
+
+T = TypeVar("T")
+
+Live = Annotated[T, "torchzero_clip.Live"]
+"""`beta: Live[float]` is a hyperparameter that lives in `param_groups` and is read every step."""
+
+RESERVED = frozenset({"params", "param_names", "grads", "chain"})
+
+
+@dataclass_transform(eq_default=False, field_specifiers=(dataclasses.field,))
+class Description:
+    """Subclasses become dataclasses: annotated fields are the arguments, `check` validates them.
+
+    Objects are immutable and hold no state, so one object may serve several optimizers.
+    """
+
+    registry: ClassVar[dict[str, type[Description]]] = {}
+    live: ClassVar[tuple[str, ...]] = ()
+    _own_init: ClassVar[bool] = False
+    if TYPE_CHECKING:
+        __dataclass_fields__: ClassVar[dict[str, dataclasses.Field[Any]]]
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        cls._own_init = cls._own_init or "__init__" in vars(cls)
+        inherited = dict(getattr(cls, "__dataclass_fields__", {}))
+        base_methods = {n for b in cls.__mro__[1:] for n, v in vars(b).items() if callable(v)}
+        dataclasses.dataclass(eq=False, repr=False, init=not cls._own_init)(cls)
+        live = list(cls.live)
+        for field in dataclasses.fields(cls):
+            if inherited.get(field.name) is field:
+                continue
+            if field.name in base_methods:
+                raise TypeError(
+                    f"{cls.__name__}: the field '{field.name}' has the name of a method; "
+                    "call it something else"
+                )
+            live = [name for name in live if name != field.name]
+            if _is_live(cls, field.name, field.type):
+                if field.name in RESERVED:
+                    raise TypeError(f"{cls.__name__}: '{field.name}' is taken in param_groups")
+                live.append(field.name)
+        cls.live = tuple(live)
+        cls.registry[cls.__name__] = cls
+        _check_after_init(cls)
+
+    def check(self) -> None:
+        """Raise ValueError or TypeError for arguments that make no sense (see `require`)."""
+
+    def require(
+        self,
+        name: str,
+        *,
+        at_least: float = -math.inf,
+        above: float = -math.inf,
+        below: float = math.inf,
+        at_most: float = math.inf,
+        integer: bool = False,
+        optional: bool = False,
+    ) -> None:
+        """Raise a sentence unless the argument (or each of a pair of them) is within the bounds."""
+        value = getattr(self, name)
+        if optional and value is None:
+            return
+        words = [
+            f"{word} {bound:g}"
+            for word, bound in (("at least", at_least), ("above", above))
+            if bound != -math.inf
+        ]
+        words += [
+            f"{word} {bound:g}"
+            for word, bound in (("below", below), ("at most", at_most))
+            if bound != math.inf
+        ]
+        kind = "an integer" if integer else "a number"
+        wanted = " ".join([kind, " and ".join(words)]).strip() + (" or None" if optional else "")
+        for x in value if isinstance(value, (tuple, list)) else (value,):
+            if isinstance(x, Tensor) and x.numel() == 1:
+                if x.device.type != "cpu" or torch.compiler.is_compiling():
+                    continue  # reading it would wait for the device
+                x = x.item()
+            if isinstance(x, bool) or not isinstance(x, int if integer else (int, float)):
+                raise TypeError(f"{type(self).__name__}: {name} must be {wanted}, got {value!r}")
+            if not (x >= at_least and x <= at_most and (x > above or above == -math.inf)) or not (
+                x < below or below == math.inf
+            ):
+                raise ValueError(f"{type(self).__name__}: {name} must be {wanted}, got {value!r}")
+
+    def require_one_of(self, name: str, choices: tuple[Any, ...]) -> None:
+        """Raise a sentence unless the argument is one of the choices."""
+        value = getattr(self, name)
+        if not any(value is c or (type(value) is type(c) and value == c) for c in choices):
+            raise ValueError(
+                f"{type(self).__name__}: {name} must be one of {list(choices)}, got {value!r}"
+            )
+
+    def with_values(self, values: Mapping[str, Any]) -> Self:
+        """A checked copy with other values in some fields."""
+        other = copy.copy(self)
+        vars(other).update(values)
+        other.check()
+        return other
+
+    def children(self) -> Iterator[tuple[str | None, Description]]:
+        """The descriptions inside this one, each with the label that names it, if any."""
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            if isinstance(value, Description):
+                yield None, value
+            elif isinstance(value, (tuple, list)):
+                yield from ((None, v) for v in value if isinstance(v, Description))
+            elif isinstance(value, Mapping):
+                yield from ((str(k), v) for k, v in value.items() if isinstance(v, Description))
+
+    def walk(self) -> Iterator[Description]:
+        """This description and all inside it."""
+        yield self
+        for _, child in self.children():
+            yield from child.walk()
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if vars(self).get("_finished"):
+            where = (
+                f"set optimizer.param_groups[i]['{name}'] instead"
+                if name in self.live
+                else "make a new one instead"
+            )
+            raise AttributeError(
+                f"{type(self).__name__}.{name} cannot be set: a transform is an immutable "
+                f"description that optimizers share; {where}"
+            )
+        super().__setattr__(name, value)
+
+    def __repr__(self) -> str:
+        parts = [
+            f"{f.name}={_shown(getattr(self, f.name))}"
+            for f in dataclasses.fields(self)
+            if not _is_default(f, getattr(self, f.name))
+        ]
+        return f"{type(self).__name__}({', '.join(parts)})"
+
+
+def _check_after_init(cls: type[Description]) -> None:
+    """Wrap `cls.__init__` so that the finished object is checked, once, and then sealed."""
+    init = cls.__init__
+
+    @functools.wraps(init)
+    def checked(self: Description, *args: Any, **kwargs: Any) -> None:
+        init(self, *args, **kwargs)
+        if type(self) is cls:
+            self.check()
+            vars(self)["_finished"] = True
+
+    cls.__init__ = checked  # type: ignore[method-assign, assignment]
+
+
+def _is_live(cls: type, name: str, hint: Any) -> bool:
+    """Whether a field's annotation is Live[...]; an annotation may be text nobody can evaluate."""
+    outermost, anywhere = _marks(cls, hint)
+    if anywhere and not outermost:
+        raise TypeError(
+            f"{cls.__name__}: the annotation of '{name}' has Live inside another type; "
+            "write Live around the whole, as in Live[float | None]"
+        )
+    return outermost
+
+
+def _marks(cls: type, hint: Any) -> tuple[bool, bool]:
+    """Whether Live is the outermost of an annotation, and whether it is anywhere in it."""
+    if isinstance(hint, str):
+        try:
+            hint = eval(hint, dict(vars(sys.modules[cls.__module__])), dict(vars(cls)))
+        except Exception:  # a local name, or one imported under TYPE_CHECKING
+            tree = ast.parse(hint, mode="eval").body
+            found = [node for node in ast.walk(tree) if _says_live(node)]
+            return bool(found) and found[0] is tree, bool(found)
+    return _is_mark(hint), _has_mark(hint)
+
+
+def _is_mark(hint: Any) -> bool:
+    return get_origin(hint) is Annotated and "torchzero_clip.Live" in hint.__metadata__
+
+
+def _has_mark(hint: Any) -> bool:
+    return _is_mark(hint) or any(_has_mark(inner) for inner in get_args(hint))
+
+
+def _says_live(node: ast.AST) -> bool:
+    if not isinstance(node, ast.Subscript):
+        return False
+    return getattr(node.value, "id", getattr(node.value, "attr", None)) == "Live"
+
+
+def _is_default(field: dataclasses.Field[Any], value: Any) -> bool:
+    default = field.default
+    if field.default_factory is not dataclasses.MISSING:
+        default = field.default_factory()
+    return type(value) is type(default) and not isinstance(value, Tensor) and bool(value == default)
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, float) and not math.isfinite(value):
+        return f"float('{value}')"
+    if isinstance(value, Tensor):
+        return repr(value.item())
+    if callable(value) and not isinstance(value, Description):
+        return str(getattr(value, "__qualname__", repr(value)))
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{k!r}: {_shown(v)}" for k, v in value.items()) + "}"
+    if isinstance(value, (tuple, list)):
+        inner = ", ".join(_shown(v) for v in value)
+        if isinstance(value, list):
+            return f"[{inner}]"
+        return f"({inner},)" if len(value) == 1 else f"({inner})"
+    return repr(value)

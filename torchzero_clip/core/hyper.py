@@ -1,0 +1,123 @@
+"""Names of live hyperparameters in `param_groups`, and the checks of what a group may hold."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from torchzero_clip.core.description import RESERVED
+from torchzero_clip.core.transform import Link, Transform
+
+SCHEDULER_KEYS = frozenset(
+    {"initial_lr", "max_lr", "min_lr", "base_momentum", "max_momentum", "swa_lr"}
+)
+WELL_KNOWN = {  # what people expect to work, and the link that makes it so
+    "lr": "LR(...)",
+    "weight_decay": "WeightDecay(...)",
+    "momentum": "Momentum(...)",
+    "dampening": "Momentum(dampening=...)",
+    "nesterov": "Momentum(nesterov=True)",
+    "betas": "Adam(...)",
+    "amsgrad": "Adam(amsgrad=True)",
+    "maximize": "Scale(-1)",
+    "max_norm": "ClipNorm(...)",
+}
+
+
+class Names:
+    """The key of every live value: bare where one link owns the name, otherwise "Link/name"."""
+
+    def __init__(self, links: Iterable[Link]) -> None:
+        self.links = [link for top in links for link in top.walk()]
+        self.defaults: dict[str, Any] = {}
+        self.aliases: dict[str, str] = {}  # every qualified name -> the key in use
+        self.ambiguous: dict[str, list[str]] = {}
+        owners: dict[str, list[Link]] = {}
+        for link in self.links:
+            for name in link.transform.live:
+                owners.setdefault(name, []).append(link)
+        for name, links_ in owners.items():
+            if name == "lr" and len(links_) > 1:
+                raise ValueError(
+                    f"one link may own lr, got {[link.path for link in links_]}: for several "
+                    "learning rates use parameter groups, or Scale(factor) inside the branches"
+                )
+            for link in links_:
+                qualified = f"{link.path}/{name}"
+                key = name if len(links_) == 1 else qualified
+                link.keys[name] = self.aliases[qualified] = key
+                self.defaults[key] = getattr(link.transform, name)
+            if len(links_) > 1:
+                self.ambiguous[name] = [f"{link.path}/{name}" for link in links_]
+
+    def tidy(self, group: dict[str, Any]) -> None:
+        """Bring keys to the names in use, fill in defaults, refuse what cannot be meant."""
+        for key in [k for k in group if k not in RESERVED and k not in self.defaults]:
+            if key in self.aliases:
+                if self.aliases[key] in group:
+                    raise ValueError(f"a group has both {key!r} and {self.aliases[key]!r}")
+                group[self.aliases[key]] = group.pop(key)
+            elif key not in SCHEDULER_KEYS:
+                self._refuse(key, group[key])
+        for key, value in self.defaults.items():
+            group.setdefault(key, value)
+        for link in self.links:
+            if link.keys:
+                link.transform.with_values({n: group[k] for n, k in link.keys.items()})
+
+    def _refuse(self, key: str, value: Any) -> None:
+        """Raise unless the key can be somebody else's, kept for them."""
+        if key in self.ambiguous:
+            raise ValueError(
+                f"the group key {key!r} is ambiguous here: use one of {self.ambiguous[key]}"
+            )
+        if key in WELL_KNOWN:
+            if value is None or value is False or (isinstance(value, (int, float)) and value == 0):
+                return
+            raise ValueError(
+                f"a group sets {key}={value!r}, but no link of this chain reads it: "
+                f"add {WELL_KNOWN[key]} to the chain"
+            )
+        known = [*self.defaults, *self.aliases, *self.ambiguous]
+        near = [name for name in known if _distance(key, name) <= min(2, len(name) - 1)]
+        if near:
+            close = min(near, key=lambda name: _distance(key, name))
+            raise ValueError(f"unknown group key {key!r}: did you mean {close!r}?")
+
+    def check_structure(self) -> None:
+        """Refuse a target="grad" link whose work nothing would see."""
+        produced: str | None = None
+        blind: list[tuple[str, str]] = []
+        for link in self.links:
+            tfm = link.transform
+            if not isinstance(tfm, Transform) or link.children:
+                continue
+            if tfm.reads_grads:
+                blind = []
+            if tfm.target == "update":
+                produced = link.path
+            elif produced is not None:
+                blind.append((link.path, produced))
+        if blind:
+            raise ValueError(
+                f'{blind[0][0]} has target="grad" but comes after {blind[0][1]}, which has made an '
+                "update already, and no later link reads the gradient, so it would change nothing: "
+                'move it to the front, or use target="update" (a class that reads group["grads"] '
+                "says so with reads_grads = True)"
+            )
+
+
+def _distance(a: str, b: str) -> int:
+    """Edit distance, a swap of neighbours counting once."""
+    if abs(len(a) - len(b)) > 2:
+        return 3
+    before: list[int] = []
+    row = list(range(len(b) + 1))
+    for i, x in enumerate(a):
+        older, before, row = before, row, [i + 1]
+        for j, y in enumerate(b):
+            cost = min(before[j] + (x != y), before[j + 1] + 1, row[j] + 1)
+            if i and j and x == b[j - 1] and a[i - 1] == y:
+                cost = min(cost, older[j - 1] + 1)
+            row.append(cost)
+    return row[-1]

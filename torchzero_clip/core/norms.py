@@ -1,0 +1,271 @@
+"""Norms, right to 1e-6 whatever the size and range: the one file that knows about precision.
+
+A statistic of one tensor is a column of a few numbers that combine over tensors: a norm for the
+p-norms, a maximum, a count, a sum, or mean and M2 for std and var. Sums are taken in float64.
+Reading a number back from a *CPU* tensor is free, so that here, and only here, it is done.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+import torch
+from torch import Tensor
+
+from torchzero_clip.core.tensorlist import wide
+
+Ord: TypeAlias = "float | str"
+
+ROW = 256  # a float32 sum of this many squares is right to 1e-7
+SMALL = 4096  # up to here one float64 pass over many tensors at once is the fastest
+CHUNK = 2**16  # what is converted at a time
+
+
+@dataclass(frozen=True)
+class Measure:
+    """A norm order: what is summed, and with which power it grows when the tensor is scaled."""
+
+    kind: Literal["power", "max", "count", "spread", "sum"]
+    p: float = 2.0
+    degree: int = 1
+    mean: bool = False  # a power mean rather than a power sum
+    root: bool = False  # std rather than var
+
+
+NAMED = {
+    "l0": Measure("count", degree=0),
+    "l1": Measure("power", 1.0),
+    "l2": Measure("power", 2.0),
+    "l3": Measure("power", 3.0),
+    "l4": Measure("power", 4.0),
+    "linf": Measure("max"),
+    "mad": Measure("power", 1.0, mean=True),
+    "rms": Measure("power", 2.0, mean=True),
+    "std": Measure("spread", root=True),
+    "var": Measure("spread", degree=2),
+    "sum": Measure("sum"),
+}
+
+
+def measure(order: Ord) -> Measure:
+    """The measure behind `ord`; raises ValueError with the choices."""
+    if isinstance(order, str) and order in NAMED:
+        return NAMED[order]
+    if isinstance(order, (int, float)) and not isinstance(order, bool) and order >= 0:
+        if order == math.inf:
+            return NAMED["linf"]
+        return Measure("power", float(order)) if order > 0 else NAMED["l0"]
+    raise ValueError(f"must be a number > 0, inf, 0, or one of {list(NAMED)}, got {order!r}")
+
+
+# ---------------------------------------------------------------------- whole tensors
+
+
+def statistics(tensors: Sequence[Tensor], m: Measure) -> Tensor:
+    """The statistic of each tensor, a column each, in float64."""
+    filled = [t if t.numel() else t.new_zeros(1) for t in tensors]
+    if m.kind == "power":
+        return _powers(filled, m.p).unsqueeze(0)
+    if m.kind == "max":
+        return _maxima(filled).unsqueeze(0)
+    if m.kind == "count":
+        counts = [torch.count_nonzero(t) for t in filled]
+        return torch.stack(counts).to(wide(filled[0].device)).unsqueeze(0)
+    if m.kind == "sum":
+        return totals(filled)
+    return torch.stack([_moments(t) for t in filled], dim=1)
+
+
+def combine(stats: Tensor, counts: Sequence[Sequence[int]], m: Measure) -> Tensor:
+    """One norm per unit from statistics of shape (rows, units, tensors of a unit)."""
+    totals = [sum(row) for row in counts]
+    if m.kind == "power":
+        norm = _vector_norm(stats[0], m.p)
+        return norm / numbers([max(n, 1) ** (1 / m.p) for n in totals], stats) if m.mean else norm
+    if m.kind == "max":
+        return stats[0].amax(dim=1)
+    if m.kind == "count":
+        return stats[0].sum(dim=1)
+    if m.kind == "sum":
+        return torch.hypot(stats[0].sum(dim=1), stats[1].sum(dim=1))
+    n = numbers([c for row in counts for c in row], stats).view(len(counts), -1)
+    mean = (stats[:2] * n).sum(dim=2) / numbers([max(t, 1) for t in totals], stats)
+    away = stats[:2] - mean.unsqueeze(2)
+    m2 = (stats[2] + n * (away * away).sum(dim=0)).sum(dim=1)
+    var = m2 / numbers([max(t - 1, 1) for t in totals], stats)
+    return var.sqrt() if m.root else var
+
+
+def scaled(stats: Tensor, ratio: Tensor, m: Measure) -> Tensor:
+    """The statistics of tensors that were divided by `ratio`."""
+    if m.kind == "count":
+        return stats
+    return torch.cat([stats[:2] / ratio, stats[2:] / (ratio * ratio)])
+
+
+def numbers(values: Sequence[float], like: Tensor) -> Tensor:
+    """A vector of known numbers on a device, without a copy from the host that would wait."""
+    if like.device.type == "cpu":
+        return torch.tensor(values, dtype=like.dtype)
+    out = torch.zeros(len(values), dtype=like.dtype, device=like.device)
+    torch._foreach_add_(list(out.unbind()), [float(v) for v in values])
+    return out
+
+
+def _powers(tensors: list[Tensor], p: float) -> Tensor:
+    real = [_modulus(t, p) for t in tensors]
+    device = real[0].device
+    if device.type == "cpu" and not torch.compiler.is_compiling() and _plain(real):
+        return _powers_on_cpu(real, p)
+    if p > 6 or real[0].dtype == torch.float64:  # even float64 sums may leave the range
+        biggest = _maxima(real)
+        safe = _safe(biggest)
+        real = list(torch._foreach_div(real, [s.to(real[0].dtype) for s in safe.unbind()]))
+        return torch.stack(torch._foreach_norm(real, p, dtype=wide(device))) * safe
+    return torch.stack(torch._foreach_norm(real, p, dtype=wide(device)))
+
+
+def _powers_on_cpu(tensors: list[Tensor], p: float) -> Tensor:
+    """Small tensors in one float64 pass, large ones in rows; redo what left the range."""
+    small = [i for i, t in enumerate(tensors) if t.numel() <= SMALL or not t.is_contiguous()]
+    norms = torch.empty(len(tensors), dtype=torch.float64)
+    if small:
+        some = torch._foreach_norm([tensors[i] for i in small], p, dtype=torch.float64)
+        norms[torch.tensor(small)] = torch.stack(some)
+    chosen = set(small)
+    for i in [i for i in range(len(tensors)) if i not in chosen]:
+        norms[i] = _blocked(tensors[i], p)
+    for i, norm in enumerate(norms.tolist()):
+        double = i in chosen or tensors[i].dtype == torch.float64
+        low, high = (-280.0, 300.0) if double else (-25.0, 35.0)
+        if not 10 ** max(low / p, -300) < norm < 10 ** min(high / p, 300):
+            norms[i] = _rescaled(tensors[i], p)
+    return norms
+
+
+def _blocked(x: Tensor, p: float) -> Tensor:
+    flat = x.view(-1)
+    if x.dtype in (torch.float16, torch.bfloat16):
+        parts = [_vector_norm_rows(c.float(), p) for c in flat.split(CHUNK)]
+        return torch.linalg.vector_norm(torch.cat(parts), p)
+    return torch.linalg.vector_norm(_vector_norm_rows(flat, p), p)
+
+
+def _vector_norm_rows(flat: Tensor, p: float) -> Tensor:
+    whole = flat.numel() // ROW * ROW
+    rows = torch.linalg.vector_norm(flat[:whole].view(-1, ROW), p, dim=1).double()
+    rest = torch.linalg.vector_norm(flat[whole:], p, dtype=torch.float64)
+    return torch.cat([rows, rest.view(1)])
+
+
+def _rescaled(x: Tensor, p: float) -> Tensor:
+    biggest = _maxima([x])[0]
+    if biggest == 0 or not biggest.isfinite():
+        return biggest
+    return torch.linalg.vector_norm(x.double() / biggest, p) * biggest
+
+
+def _maxima(tensors: list[Tensor]) -> Tensor:
+    real = [_modulus(t, math.inf) for t in tensors]
+    if real[0].device.type == "cpu" and not torch.compiler.is_compiling() and _plain(real):
+        pairs = [torch.stack(torch.aminmax(t)) for t in real]  # _foreach_norm takes ten times that
+        return torch.stack(pairs).abs().amax(dim=1).double()
+    return torch.stack(torch._foreach_norm(real, math.inf)).to(wide(real[0].device))
+
+
+def totals(tensors: Sequence[Tensor]) -> Tensor:
+    """The sum of each tensor, its real and its imaginary part, a column each."""
+    return torch.stack([_total(t) for t in tensors], dim=1)
+
+
+def table_sums(stats: Tensor) -> Tensor:
+    """Sums over the tensors of each unit."""
+    return stats.sum(dim=2)
+
+
+def _total(x: Tensor) -> Tensor:
+    real = x.real.sum(dtype=wide(x.device))
+    return torch.stack([real, x.imag.sum(dtype=real.dtype) if x.is_complex() else real * 0])
+
+
+def _moments(x: Tensor) -> Tensor:
+    """Mean (of the real and the imaginary part) and M2, in two passes over float64 chunks."""
+    parts = [x.real, x.imag] if x.is_complex() else [x]
+    dtype, n = wide(x.device), x.numel()
+    means = [part.sum(dtype=dtype) / n for part in parts]
+    m2 = torch.zeros((), dtype=dtype, device=x.device)
+    for part, mean in zip(parts, means, strict=True):
+        for chunk in part.reshape(-1).split(max(n, 1) if _one_piece(x) else CHUNK):
+            m2 = m2 + (chunk.to(dtype) - mean).square().sum()
+    return torch.stack([means[0], means[1] if len(means) > 1 else torch.zeros_like(m2), m2])
+
+
+# ---------------------------------------------------------------------- slices
+
+
+def slice_norms(x: Tensor, dims: tuple[int, ...], m: Measure) -> Tensor:
+    """The norm of each slice along `dims`, these dims kept with size 1."""
+    count = math.prod([x.shape[d] for d in dims])
+    dtype = wide(x.device)
+    if x.numel() == 0:
+        shape = [1 if d in dims else n for d, n in enumerate(x.shape)]
+        return torch.zeros(shape, dtype=dtype, device=x.device)
+    if m.kind == "power":
+        real = x.abs() if x.is_complex() else x
+        share = max(count, 1) ** (1 / m.p) if m.mean else 1
+        if m.p > 6 or real.dtype == torch.float64:
+            safe = _safe(real.abs().amax(dims, keepdim=True))
+            return torch.linalg.vector_norm(real / safe, m.p, dims, True).to(dtype) * safe / share
+        return torch.linalg.vector_norm(real, m.p, dims, True, dtype=dtype) / share
+    if m.kind == "max":
+        return x.abs().amax(dims, keepdim=True).to(dtype)
+    if m.kind == "count":
+        return (x != 0).sum(dims, keepdim=True).to(dtype)
+    double = x.to(torch.complex128 if x.is_complex() else dtype)
+    if m.kind == "sum":
+        return double.sum(dims, keepdim=True).abs()
+    away = double - double.mean(dims, keepdim=True)
+    var = away.abs().square().sum(dims, keepdim=True) / max(count - 1, 1)
+    return var.sqrt() if m.root else var
+
+
+def slice_mean(x: Tensor, dims: tuple[int, ...]) -> Tensor:
+    """The mean of each slice along `dims`, these dims kept; zero where there are none."""
+    dtype = wide(x.device)
+    if not dims:
+        return torch.zeros(1, dtype=dtype, device=x.device)
+    if x.is_complex():
+        dtype = torch.complex128
+    count = math.prod([x.shape[d] for d in dims])
+    return x.sum(dims, keepdim=True, dtype=dtype) / max(count, 1)
+
+
+# ---------------------------------------------------------------------- helpers
+
+
+def _modulus(x: Tensor, p: float) -> Tensor:
+    if not x.is_complex():
+        return x
+    return torch.view_as_real(x) if p == 2 else x.abs()
+
+
+def _safe(scale: Tensor) -> Tensor:
+    """A scale to divide by: 1 where it is 0, infinite or NaN."""
+    return torch.where((scale > 0) & torch.isfinite(scale), scale, torch.ones_like(scale))
+
+
+def _vector_norm(x: Tensor, p: float) -> Tensor:
+    """p-norm along the last dim, in the range that its result has."""
+    safe = _safe(x.amax(dim=-1, keepdim=True))
+    return (torch.linalg.vector_norm(x / safe, p, dim=-1, keepdim=True) * safe).squeeze(-1)
+
+
+def _plain(tensors: list[Tensor]) -> bool:
+    return all([type(t) in (Tensor, torch.nn.Parameter) for t in tensors])
+
+
+def _one_piece(x: Tensor) -> bool:
+    return x.device.type != "cpu" or torch.compiler.is_compiling()

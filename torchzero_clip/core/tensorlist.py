@@ -1,0 +1,238 @@
+"""TensorList: many tensors that read like one, on torch's fused `_foreach_*` operators."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+
+Operand: TypeAlias = "float | Tensor | TensorList | Sequence[Tensor]"
+"""A number, a 0-dim tensor, a TensorList, or one (broadcastable) tensor per element."""
+
+
+class TensorList:
+    """A handle around a list of tensors, copy on write.
+
+    Methods that end in an underscore write what they are called on, as in torch. When the memory is
+    *borrowed* (a gradient, a parameter, another link's state) the first such call moves the handle
+    to memory of its own, so nobody else sees the write. Plain names make a new list.
+
+    No method reads a device value on the host: a 0-dim tensor may stand wherever a number may.
+    """
+
+    __slots__ = ("norms", "owned", "room", "tensors")
+
+    def __init__(
+        self,
+        tensors: Sequence[Tensor],
+        *,
+        owned: bool = False,
+        room: Callable[[], list[Tensor]] | None = None,
+    ) -> None:
+        self.tensors = list(tensors)
+        self.owned = owned
+        self.room = room  # memory that the optimizer keeps for this list, so that none is allocated
+        self.norms: Callable[[], Tensor] | None = None  # set by NormRule, see NormRule.measure
+
+    def __len__(self) -> int:
+        return len(self.tensors)
+
+    def __iter__(self) -> Iterator[Tensor]:
+        return iter(self.tensors)
+
+    def __repr__(self) -> str:
+        kind = "owned" if self.owned else "borrowed"
+        return f"TensorList({len(self)} tensors, {kind})"
+
+    # ------------------------------------------------------------------ memory
+
+    def borrow(self) -> TensorList:
+        """The same tensors, to be copied before they are written."""
+        return TensorList(self.tensors)
+
+    def own(self) -> TensorList:
+        """Move to memory that nobody else sees, unless it is that already."""
+        return self if self.owned else self._move(self.tensors[0].dtype)
+
+    def to(self, dtype: torch.dtype) -> TensorList:
+        """This list when it has that dtype, otherwise a converted copy."""
+        if not self.tensors or self.tensors[0].dtype == dtype:
+            return self
+        return TensorList(self.tensors, room=self.room)._move(dtype)
+
+    def _move(self, dtype: torch.dtype) -> TensorList:
+        room = self.room() if self.room is not None else None
+        if room is None or room[0].dtype != dtype:
+            self.tensors = [t.to(dtype, copy=True) for t in self.tensors]
+        else:
+            _copy_into(room, self.tensors)
+            self.tensors = room
+        self.owned, self.room = True, None
+        return self
+
+    def _write(self, name: str, *args: Any) -> TensorList:
+        """Run a foreach operator in place, or into new memory when this memory is borrowed."""
+        if not self.owned and self.room is None:
+            return self._become(_foreach(name, self.tensors, *args))
+        _foreach(name + "_", self.own().tensors, *args)
+        return self
+
+    def _become(self, tensors: Sequence[Tensor]) -> TensorList:
+        self.tensors, self.owned = list(tensors), True
+        return self
+
+    def _new(self, name: str, *args: Any) -> TensorList:
+        return TensorList(_foreach(name, self.tensors, *args), owned=True)
+
+    def _each(self, x: Operand) -> Any:
+        """An operand for operators that would read a 0-dim tensor on the host: one per element."""
+        if isinstance(x, TensorList):
+            return x.tensors
+        return [x] * len(self) if isinstance(x, Tensor) else x
+
+    def _scale(self, x: Operand) -> Any:
+        """An operand for mul and div, which take a 0-dim tensor of their own device as it is."""
+        if isinstance(x, Tensor) and not isinstance(self.tensors[0], DTensor):
+            return x if x.device == self.tensors[0].device else [x] * len(self)
+        return self._each(x)
+
+    def _weight(self, x: Operand) -> Any:
+        """An operand for lerp, which insists on one dtype."""
+        each = self._each(x)
+        if isinstance(each, (int, float)):
+            return each
+        return [w.to(t.dtype) for w, t in zip(each, self.tensors, strict=True)]
+
+    # ------------------------------------------------------------------ arithmetic
+
+    def mul(self, x: Operand) -> TensorList:
+        return self._new("mul", self._scale(x))
+
+    def mul_(self, x: Operand) -> TensorList:
+        return self._write("mul", self._scale(x))
+
+    def div(self, x: Operand) -> TensorList:
+        return self._new("div", self._scale(x))
+
+    def div_(self, x: Operand) -> TensorList:
+        return self._write("div", self._scale(x))
+
+    def add(self, x: Operand) -> TensorList:
+        return self._new("add", self._each(x))
+
+    def add_(self, x: Operand, alpha: float | Tensor = 1) -> TensorList:
+        """self + alpha · x"""
+        if isinstance(alpha, Tensor):  # alpha= would read it on the host
+            return self._write("addcmul", self._each(x), self._each(alpha))
+        if alpha == 1:
+            return self._write("add", self._each(x))
+        if isinstance(x, (int, float)):
+            return self._write("add", x * alpha)
+        name = "add" if not self.owned and self.room is None else "add_"
+        memory = self.tensors if name == "add" else self.own().tensors
+        out = _foreach(name, memory, self._each(x), alpha=alpha)
+        return self._become(out) if name == "add" else self
+
+    def sub(self, x: Operand) -> TensorList:
+        return self._new("sub", self._each(x))
+
+    def sub_(self, x: Operand) -> TensorList:
+        return self._write("sub", self._each(x))
+
+    def lerp(self, end: Operand, weight: Operand) -> TensorList:
+        return self._new("lerp", self._each(end), self._weight(weight))
+
+    def lerp_(self, end: Operand, weight: Operand) -> TensorList:
+        """self + weight · (end - self)"""
+        return self._write("lerp", self._each(end), self._weight(weight))
+
+    def addcmul_(self, a: TensorList, b: TensorList, value: float | Tensor = 1) -> TensorList:
+        """self + value · a · b"""
+        if isinstance(value, Tensor):
+            return self._write("addcmul", a.mul(value).tensors, b.tensors)
+        return self._write("addcmul", a.tensors, b.tensors, value)
+
+    def maximum(self, x: Operand) -> TensorList:
+        return self._new("clamp_min", self._each(x))
+
+    def maximum_(self, x: Operand) -> TensorList:
+        return self._write("clamp_min", self._each(x))
+
+    def minimum_(self, x: Operand) -> TensorList:
+        return self._write("clamp_max", self._each(x))
+
+    def neg(self) -> TensorList:
+        return self._new("neg")
+
+    def abs(self) -> TensorList:
+        return self._new("abs")
+
+    def abs_(self) -> TensorList:
+        return self._write("abs")
+
+    def sign(self) -> TensorList:
+        return self._new("sign")
+
+    def sign_(self) -> TensorList:
+        return self._write("sign")
+
+    def sqrt(self) -> TensorList:
+        return self._new("sqrt")
+
+    def sqrt_(self) -> TensorList:
+        return self._write("sqrt")
+
+    def reciprocal_(self) -> TensorList:
+        return self._write("reciprocal")
+
+    def clone(self) -> TensorList:
+        return TensorList([t.clone() for t in self.tensors], owned=True)
+
+    def copy_(self, source: TensorList) -> TensorList:
+        """Take the values of `source`, keeping this list's dtype."""
+        if not self.owned and self.room is None:
+            dtype = self.tensors[0].dtype
+            return self._become([t.to(dtype, copy=True) for t in source.tensors])
+        if not self.owned and self.room is not None:
+            self.tensors, self.owned, self.room = self.room(), True, None
+        _copy_into(self.tensors, source.tensors)
+        return self
+
+    # ------------------------------------------------------------------ where torch has no foreach
+
+    def where(self, keep: Sequence[Tensor], other: TensorList) -> TensorList:
+        """A new list: these values where `keep` holds (a mask or flag a tensor), or other."""
+        rows = zip(keep, self.tensors, other.tensors, strict=True)
+        return TensorList([torch.where(k, a, b.to(a.dtype)) for k, a, b in rows], owned=True)
+
+    def isfinite(self) -> list[Tensor]:
+        """One mask a tensor: which entries are neither infinite nor NaN."""
+        return [torch.isfinite(t) for t in self.tensors]
+
+    def map(self, fn: Callable[[Tensor], Tensor]) -> TensorList:
+        """A new list: `fn` of each tensor."""
+        return TensorList([fn(t) for t in self.tensors], owned=True)
+
+    def stack(self) -> Tensor:
+        """One vector of these 0-dim tensors, in float64 (float32 where the device has none)."""
+        return torch.stack(self.tensors).to(wide(self.tensors[0].device))
+
+
+def wide(device: torch.device) -> torch.dtype:
+    """The dtype that sums are taken in."""
+    return torch.float32 if device.type == "mps" else torch.float64
+
+
+def _foreach(name: str, tensors: list[Tensor], *args: Any, **kwargs: Any) -> Any:
+    return getattr(torch, "_foreach_" + name)(tensors, *args, **kwargs)
+
+
+def _copy_into(target: list[Tensor], source: Sequence[Tensor]) -> None:
+    if target and isinstance(target[0], DTensor):  # torch has no _foreach_copy_ for DTensor
+        for t, s in zip(target, source, strict=True):
+            t.copy_(s)
+    else:
+        torch._foreach_copy_(target, list(source))

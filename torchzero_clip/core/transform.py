@@ -1,0 +1,259 @@
+"""Transform: one step of a chain. Chain: several. Link: one at its place in an optimizer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import field
+from typing import Any, ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from torchzero_clip.core.bucket import Bucket, Group, State, statistic
+from torchzero_clip.core.description import Description
+from torchzero_clip.core.tensorlist import TensorList
+
+
+class Transform(Description):
+    """One link of a chain. Write `update` (and `init` for state), or `step` to see the whole model.
+
+    Args:
+        target: "update" transforms what flows towards the parameters; "grad" rewrites `p.grad`.
+        name: Stands in the names of state and hyperparameters instead of the class name.
+    """
+
+    target: Literal["update", "grad"] = field(default="update", kw_only=True)
+    name: str | None = field(default=None, kw_only=True)
+
+    reads_grads: ClassVar[bool] = False
+    """Set where `update` reads `group["grads"]`, so that target="grad" links before it matter."""
+    complex: ClassVar[Literal["pairs", "whole", "refuse"]] = "pairs"
+    """How `update` meets complex tensors: as pairs of real numbers, as they are, or not at all."""
+
+    def init(self, param: Tensor) -> dict[str, Tensor]:
+        """The state of one parameter when its first gradient comes."""
+        return {}
+
+    def update(self, u: TensorList, state: State, group: Group) -> TensorList:
+        """The transformed update of one bucket."""
+        raise NotImplementedError(f"{type(self).__name__} has neither update nor step")
+
+    def step(self, buckets: list[Bucket]) -> list[Bucket]:
+        """Transform the whole model; an empty list ends the step."""
+        for bucket in buckets:
+            self._update_bucket(bucket)
+        return buckets
+
+    def prepare(self, buckets: list[Bucket]) -> None:
+        """Make the state that `step` would make."""
+        for bucket in buckets:
+            _ = bucket.state
+
+    def per_parameter(self, param: Tensor) -> dict[str, Any]:
+        """All that is kept in `optimizer.state[param]`: what `init` makes, and a rule's numbers."""
+        return self.init(param)
+
+    def _update_bucket(self, bucket: Bucket) -> None:
+        state, group = bucket.state, bucket.group
+        u = bucket.u.to(bucket.state_dtype)
+        if bucket.params.tensors[0].is_complex() and self.complex != "whole":
+            self.refuse_complex(bucket)
+            pairs = {name: _pairs(tensors) for name, tensors in state.items()}
+            group["params"], group["grads"] = _pairs(group["params"]), _pairs(group["grads"])
+            out = self._store(self.update(_pairs(u), pairs, group), pairs, pairs)
+            whole = [torch.view_as_complex(t) for t in out.tensors]
+            bucket.u = TensorList(whole, owned=out.owned and not _is_any(out, pairs))
+        else:
+            handles = dict(state)
+            out = self._store(self.update(u, state, group), state, handles)
+            bucket.u = out.borrow() if _is_any(out, handles) else out
+
+    def refuse_complex(self, bucket: Bucket) -> None:
+        """Raise for complex parameters where the rule has no meaning for them."""
+        if self.complex == "refuse" and bucket.params.tensors[0].is_complex():
+            raise TypeError(
+                f"{type(self).__name__} has no meaning for complex parameters, got one of "
+                f"{bucket.params.tensors[0].dtype}; rules about norms, like ClipNorm, have one"
+            )
+
+    def _store(self, u: TensorList, state: State, handles: Mapping[str, TensorList]) -> TensorList:
+        """Put what `update` assigned to its state dict into the state; returns `u`."""
+        if not isinstance(u, TensorList):
+            raise TypeError(
+                f"{type(self).__name__}.update must return a TensorList, got {type(u).__name__}"
+            )
+        for key in state:
+            if key not in handles:
+                raise KeyError(
+                    f"{type(self).__name__}.update set state[{key!r}], which init does not make; "
+                    f"init makes {list(handles)}"
+                )
+            if state[key] is not handles[key]:
+                handles[key].copy_(state[key])
+        return u
+
+    def check(self) -> None:
+        self.require_one_of("target", ("update", "grad"))
+        if self.name is not None and (not isinstance(self.name, str) or "/" in self.name):
+            raise ValueError(
+                f"{type(self).__name__}: name must be a string without '/', got {self.name!r}"
+            )
+
+
+class TensorwiseTransform(Transform):
+    """A transform that needs one tensor at a time: write `update_tensor`."""
+
+    complex = "whole"
+
+    def update_tensor(self, u: Tensor, state: dict[str, Tensor], group: Group) -> Tensor:
+        """The transformed update of one tensor; `u` may be written."""
+        raise NotImplementedError(f"{type(self).__name__} has no update_tensor")
+
+    def update(self, u: TensorList, state: State, group: Group) -> TensorList:
+        u = u.own()
+        keys = list(state)
+        out = [
+            self.update_tensor(t, {key: state[key].tensors[i] for key in keys}, group)
+            for i, t in enumerate(u.tensors)
+        ]
+        return TensorList(out)  # may be state: borrowed
+
+
+class Chain(Transform):
+    """Several transforms, one after another, as one."""
+
+    links: tuple[Transform, ...]
+
+    def __init__(self, *links: Transform, name: str | None = None) -> None:
+        self.links, self.name = tuple(links), name
+
+    def step(self, buckets: list[Bucket]) -> list[Bucket]:
+        return run(buckets)
+
+    def prepare(self, buckets: list[Bucket]) -> None:
+        prepare(buckets)
+
+    def __iter__(self) -> Iterator[Transform]:
+        return iter(self.links)
+
+    def __len__(self) -> int:
+        return len(self.links)
+
+    def __getitem__(self, index: int) -> Transform:
+        return self.links[index]
+
+    def __repr__(self) -> str:
+        named = [f"name={self.name!r}"] if self.name is not None else []
+        return f"Chain({', '.join([*map(repr, self.links), *named])})"
+
+    def check(self) -> None:
+        for link in self.links:
+            if not isinstance(link, Transform):
+                made = f"; write {link.__name__}(...)" if isinstance(link, type) else ""
+                raise TypeError(f"Chain: every link must be a Transform, got {link!r}{made}")
+        super().check()
+
+
+class Link:
+    """A transform at its place: the path that names its state, and its keys in `param_groups`."""
+
+    def __init__(self, transform: Any, path: str, children: tuple[Link, ...]) -> None:
+        self.transform = transform
+        self.path = path
+        self.children = children
+        self.keys: dict[str, str] = {}  # field -> key in param_groups; filled by hyper.Names
+        self._state_names: tuple[str, ...] | None = None
+
+    def step(self, buckets: list[Bucket]) -> list[Bucket]:
+        out: list[Bucket] = self.transform.step([bucket.at(self) for bucket in buckets])
+        return out
+
+    def prepare(self, buckets: list[Bucket]) -> None:
+        self.transform.prepare([bucket.at(self) for bucket in buckets])
+
+    @property
+    def stateful(self) -> bool:
+        """Whether the link keeps anything for single parameters."""
+        example = torch.empty(1, device="meta")
+        tfm = self.transform
+        return isinstance(tfm, Transform) and (
+            type(tfm).init is not Transform.init or bool(tfm.per_parameter(example))
+        )
+
+    def walk(self) -> Iterator[Link]:
+        """This link and all inside it."""
+        yield self
+        for child in self.children:
+            yield from child.walk()
+
+    def values(self, settings: Mapping[str, Any]) -> Group:
+        """The live values in one group; those of criteria and the like under their own names."""
+        values = {name: settings[key] for name, key in self.keys.items()}
+        for child in self.children:
+            if not isinstance(child.transform, Transform):
+                values[child.path.rsplit("/", 1)[-1]] = child.values(settings)
+        return values
+
+    def new_state(self, param: Tensor) -> dict[str, Tensor]:
+        """The state of one parameter that `init` makes, under its full keys."""
+        return self._full(self.transform.init(param), param)
+
+    def layout(self, param: Tensor) -> dict[str, Tensor]:
+        """All that the link may keep for one parameter, without memory."""
+        thin = torch.empty_like(param, device="meta")
+        return self._full(self.transform.per_parameter(thin), thin)
+
+    def _full(self, made: dict[str, Any], param: Tensor) -> dict[str, Tensor]:
+        return {f"{self.path}/{name}": statistic(value, param) for name, value in made.items()}
+
+    def state_names(self, param: Tensor) -> tuple[str, ...]:
+        """The names of the tensors that `init` makes."""
+        if self._state_names is None:
+            self._state_names = tuple(self.transform.init(torch.empty_like(param, device="meta")))
+        return self._state_names
+
+
+def bind(parent: Description, path: str = "") -> tuple[Link, ...]:
+    """The links of what is inside a description, named and numbered. Unnamed chains dissolve."""
+    links: list[Link] = []
+    used: dict[str, int] = {}
+    for label, child in _flat(parent):
+        base = label or getattr(child, "name", None) or type(child).__name__
+        used[base] = used.get(base, 0) + 1
+        own = path + (base if used[base] == 1 else f"{base}_{used[base]}")
+        links.append(Link(child, own, bind(child, own + "/")))
+    if len({link.path for link in links}) < len(links):
+        raise ValueError(f"two links have the same name: {sorted(link.path for link in links)}")
+    return tuple(links)
+
+
+def _flat(parent: Description) -> Iterator[tuple[str | None, Description]]:
+    for label, child in parent.children():
+        if isinstance(child, Chain) and child.name is None and label is None:
+            yield from _flat(child)
+        else:
+            yield label, child
+
+
+def run(buckets: list[Bucket]) -> list[Bucket]:
+    """Send buckets through the transforms inside the link they are at."""
+    for link in buckets[0].bound.children if buckets else ():
+        if buckets and isinstance(link.transform, Transform):
+            buckets = link.step(buckets)
+    return buckets
+
+
+def prepare(buckets: list[Bucket]) -> None:
+    """Make the state of the transforms inside the link that the buckets are at."""
+    for link in buckets[0].bound.children if buckets else ():
+        if isinstance(link.transform, Transform):
+            link.prepare(buckets)
+
+
+def _pairs(tensors: TensorList) -> TensorList:
+    real = [torch.view_as_real(t) if t.is_complex() else t for t in tensors.tensors]
+    return TensorList(real, owned=tensors.owned)
+
+
+def _is_any(u: TensorList, handles: Mapping[str, TensorList]) -> bool:
+    return any([u is handle for handle in handles.values()])

@@ -1,0 +1,163 @@
+"""Stand-alone helpers: one call between `loss.backward()` and `optimizer.step()`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Literal, TypeAlias
+
+import torch
+from torch import Tensor
+
+from torchzero_clip.core import (
+    Bucket,
+    Chain,
+    Group,
+    Live,
+    NormRule,
+    Ord,
+    Scope,
+    Transform,
+    Units,
+    UnitState,
+    bind,
+    collect,
+)
+from torchzero_clip.core.hyper import Names
+from torchzero_clip.modules.clipping import Centralize, ClipPercentile, ClipValue, Normalize
+
+Params: TypeAlias = "Tensor | Iterable[Tensor]"
+
+
+@torch.no_grad()
+def clip_grad_norm_(
+    params: Params,
+    max_norm: float | None,
+    ord: Ord = 2,
+    dim: Scope = None,
+    inverse_dims: bool = False,
+    min_size: int = 2,
+    min_norm: float | None = None,
+    error_if_nonfinite: bool = False,
+) -> Tensor:
+    """Clip the norm of every gradient; with dim="global" what torch's own function does.
+
+    Args:
+        params: One tensor, or an iterable of them.
+        max_norm: The largest norm allowed; may be None when `min_norm` is given.
+        ord: Which norm: a number, or "l1", "linf", "std", "mad" and the like.
+        dim: What is measured together: None each gradient, an int or several each slice along these
+            dims, "global" all at once.
+        inverse_dims: Take all dims except those given.
+        min_size: Units of fewer elements are left alone.
+        min_norm: Scale smaller norms up to this one; zeros stay.
+        error_if_nonfinite: Raise when the total norm is NaN or infinite. This waits for the device.
+
+    Returns:
+        The norm of all gradients before clipping, a 0-dim tensor on their device.
+
+    Example:
+        >>> total = clip_grad_norm_(model.parameters(), 1.0, dim="global")
+    """
+    if max_norm is None and min_norm is None:
+        raise ValueError("clip_grad_norm_: give max_norm or min_norm, got None for both")
+    if max_norm is not None and min_norm is not None and min_norm > max_norm:
+        raise ValueError(
+            f"clip_grad_norm_: min_norm must be at most max_norm, got min_norm={min_norm} and "
+            f"max_norm={max_norm}"
+        )
+    rule = _Between(min_norm, max_norm, ord, dim, inverse_dims, min_size, target="grad")
+    return _apply_norm_rule(rule, params, error_if_nonfinite)
+
+
+@torch.no_grad()
+def clip_grad_value_(params: Params, value: float) -> None:
+    """Clamp every entry of the gradients to ±value, as torch's own function does."""
+    _apply(ClipValue(value, target="grad"), params)
+
+
+@torch.no_grad()
+def normalize_grads_(
+    params: Params,
+    norm_value: float,
+    ord: Ord = 2,
+    dim: Scope = None,
+    inverse_dims: bool = False,
+    min_size: int = 1,
+) -> Tensor:
+    """Give every gradient the norm `norm_value`; returns the norm of all before.
+
+    The arguments are those of `clip_grad_norm_`.
+    """
+    rule = Normalize(norm_value, ord, dim, inverse_dims, min_size, target="grad")
+    return _apply_norm_rule(rule, params)
+
+
+@torch.no_grad()
+def centralize_grads_(
+    params: Params, dim: Scope = None, inverse_dims: bool = False, min_size: int = 2
+) -> None:
+    """Subtract its mean from every gradient; `dim=0, inverse_dims=True` is that of the paper."""
+    _apply(Centralize(dim, inverse_dims, min_size, target="grad"), params)
+
+
+@torch.no_grad()
+def clip_grad_percentile_(
+    params: Params, percentile: float, dim: Literal["global"] | None = None
+) -> None:
+    """Clamp the entries of every gradient to the percentile of their magnitudes."""
+    _apply(ClipPercentile(percentile, dim, target="grad"), params)
+
+
+class _Between(NormRule):
+    """u ← u · min(max(‖u‖, min_norm), max_norm) / ‖u‖"""
+
+    min_norm: Live[float | None]
+    max_norm: Live[float | None]
+    ord: Ord = 2
+    dim: Scope = None
+    inverse_dims: bool = False
+    min_size: int = 2
+
+    sets_norm = True
+
+    def check(self) -> None:
+        super().check()
+        self.require("min_norm", at_least=0, optional=True)
+        self.require("max_norm", at_least=0, optional=True)
+
+    def limit(self, norm: Tensor, state: UnitState, group: Group) -> Tensor | float:
+        return norm.clamp(group["min_norm"], group["max_norm"])
+
+
+def _buckets(rule: Transform, params: Params) -> list[Bucket]:
+    """The gradients as the rule sees them."""
+    tensors = [params] if isinstance(params, Tensor) else list(params)
+    (link,) = bind(Chain(rule))
+    group = {"params": tensors, "chain": {}, **Names([link]).defaults}
+    return [bucket.at(link) for bucket in collect([group], None, {})]
+
+
+def _apply(rule: Transform, params: Params) -> None:
+    if buckets := _buckets(rule, params):
+        rule.step(buckets)
+
+
+def _apply_norm_rule(rule: NormRule, params: Params, error_if_nonfinite: bool = False) -> Tensor:
+    """Apply the rule; returns the norm of everything before."""
+    buckets = _buckets(rule, params)
+    if not buckets:
+        return torch.zeros(())
+    units = Units(rule, buckets)
+    flowing = [bucket.u for bucket in units.buckets]
+    norm = units.measure(flowing)
+    total = units.total(flowing).to(torch.float32 if units.single else norm.dtype)
+    if error_if_nonfinite and not bool(torch.isfinite(total)):
+        raise RuntimeError(
+            f"clip_grad_norm_: the norm of the gradients is {total.item()}; with "
+            "error_if_nonfinite=False they would be clipped all the same"
+        )
+    limits = [
+        rule.limit(units.pick(norm, ids), {}, members[0].group) for ids, members in units.groups
+    ]
+    rule.scale(units, norm, limits)
+    return total

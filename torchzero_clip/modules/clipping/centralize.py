@@ -1,0 +1,43 @@
+"""Centralize: the mean exactly zero."""
+
+from __future__ import annotations
+
+import torch
+
+from torchzero_clip.core import Bucket, NormRule, Scope, Units
+
+
+class Centralize(NormRule):
+    """u ← u - mean(u)
+
+    The gradient centralization of the paper takes the mean of each output unit: for torch's layout
+    (out, in, ...) that is `Centralize(dim=0, inverse_dims=True)`.
+
+    Args:
+        dim: What is averaged together, as in `ClipNorm`.
+        inverse_dims: Take all dims except those given.
+        min_size: Units of fewer elements are left alone.
+
+    Example:
+        >>> gc = Centralize(dim=0, inverse_dims=True)
+        >>> opt = Modular(model.parameters(), gc, Momentum(0.9), LR(1e-2))
+
+    Reference:
+        Yong et al., "Gradient centralization: a new optimization technique for deep neural
+        networks", arXiv 2004.01461.
+    """
+
+    dim: Scope = None
+    inverse_dims: bool = False
+    min_size: int = 2
+
+    def step(self, buckets: list[Bucket]) -> list[Bucket]:
+        units = Units(self, buckets)
+        mean = units.mean([bucket.u for bucket in units.buckets])
+        for ids, members in units.groups:
+            shift = units.pick(mean, ids)
+            shift = torch.where(units.too_small(ids, shift), torch.zeros_like(shift), shift)
+            for bucket in members:
+                u = bucket.u.to(bucket.state_dtype)
+                bucket.u = u.sub_(units.spread(bucket, ids, shift))
+        return buckets

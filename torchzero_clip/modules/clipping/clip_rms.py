@@ -1,0 +1,41 @@
+"""ClipRMS: the root mean square at most max_rms."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from torchzero_clip.core import Group, Live, NormRule, Scope, UnitState
+
+
+class ClipRMS(NormRule):
+    """u ← u / max(1, RMS(u) / max_rms)
+
+    Put after Adam it is the update clipping of Adafactor and StableAdamW.
+
+    Args:
+        max_rms: The largest root mean square allowed.
+        dim: What is measured together, as in `ClipNorm`.
+        inverse_dims: Take all dims except those given.
+        min_size: Units of fewer elements are left alone.
+
+    Example:
+        >>> opt = Modular(model.parameters(), Adam(), ClipRMS(1.0), LR(1e-3))
+
+    Reference:
+        Shazeer, Stern, "Adafactor: Adaptive learning rates with sublinear memory cost",
+        arXiv 1804.04235; Wortsman et al., arXiv 2304.13013.
+    """
+
+    max_rms: Live[float] = 1.0
+    dim: Scope = None
+    inverse_dims: bool = False
+    min_size: int = 1
+
+    ord = "rms"
+
+    def check(self) -> None:
+        super().check()
+        self.require("max_rms", at_least=0)
+
+    def limit(self, norm: Tensor, state: UnitState, group: Group) -> Tensor | float:
+        return group["max_rms"]

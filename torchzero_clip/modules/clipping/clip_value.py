@@ -1,0 +1,27 @@
+"""ClipValue: every entry within ±value."""
+
+from __future__ import annotations
+
+from torchzero_clip.core import Group, Live, State, TensorList, Transform
+
+
+class ClipValue(Transform):
+    """u ← min(max(u, -value), value)
+
+    Args:
+        value: The largest magnitude an entry may have. NaN stays NaN.
+
+    Example:
+        >>> opt = Modular(model.parameters(), ClipValue(0.5), Momentum(0.9), LR(1e-2))
+    """
+
+    value: Live[float]
+
+    complex = "refuse"
+
+    def check(self) -> None:
+        super().check()
+        self.require("value", at_least=0)
+
+    def update(self, u: TensorList, state: State, group: Group) -> TensorList:
+        return u.maximum_(-group["value"]).minimum_(group["value"])

@@ -1,0 +1,96 @@
+"""ClipValueByEMA: every entry within a moving average of its magnitude."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from torchzero_clip.core import (
+    Bucket,
+    Live,
+    TensorList,
+    Transform,
+    prepare,
+    run,
+    zeros_like_state,
+)
+
+
+class ClipValueByEMA(Transform):
+    """m ← β m + (1 - β) |u|;   u ← min(max(u, -m), m)
+
+    The average takes this step's entry in as well, so a sudden entry is cut to about (1 - β) of
+    itself. An entry that is NaN or infinite leaves its average as it was.
+
+    Args:
+        beta: How much of the average is kept a step.
+        ema_init: Start the average at "zeros" or at the first "update".
+        ema_tfm: A transform or Chain of them that makes the bound from m; m itself is unharmed. The
+            bound is the magnitude of what it returns.
+
+    Example:
+        >>> clip = ClipValueByEMA(0.99, ema_tfm=Scale(2.0))
+        >>> opt = Modular(model.parameters(), clip, Adam(), LR(1e-3))
+    """
+
+    beta: Live[float] = 0.99
+    ema_init: Literal["zeros", "update"] = "zeros"
+    ema_tfm: Transform | None = None
+
+    complex = "refuse"
+
+    def check(self) -> None:
+        super().check()
+        self.require("beta", at_least=0, below=1)
+        self.require_one_of("ema_init", ("zeros", "update"))
+        if self.ema_tfm is not None:
+            if not isinstance(self.ema_tfm, Transform):
+                raise TypeError(
+                    f"ClipValueByEMA: ema_tfm must be a Transform or None, got {self.ema_tfm!r}"
+                )
+            if any(getattr(tfm, "target", None) == "grad" for tfm in self.ema_tfm.walk()):
+                raise ValueError(
+                    "ClipValueByEMA: transforms in ema_tfm work on the average and may not have "
+                    f'target="grad", got {self.ema_tfm!r}'
+                )
+
+    def init(self, param: Tensor) -> dict[str, Tensor]:
+        state = {"ema": zeros_like_state(param)}
+        if self.ema_init == "update":
+            state["started"] = torch.zeros((), device=param.device)
+        return state
+
+    def prepare(self, buckets: list[Bucket]) -> None:
+        super().prepare(buckets)
+        prepare(buckets)
+
+    def step(self, buckets: list[Bucket]) -> list[Bucket]:
+        for bucket in buckets:
+            self.refuse_complex(bucket)
+            self._average(bucket)
+        averages = [bucket.carrying(bucket.state["ema"].borrow()) for bucket in buckets]
+        bounds: dict[tuple[int, int], Tensor] = {}
+        for bucket in run(averages):
+            for place, t in zip(bucket.places, bucket.update.tensors, strict=True):
+                bounds[bucket.index, place] = t
+        for bucket in buckets:
+            bound = TensorList([bounds[bucket.index, place] for place in bucket.places])
+            if self.ema_tfm is not None:
+                bound = bound.abs()
+            u = bucket.u.to(bucket.state_dtype)
+            bucket.u = u.minimum_(bound).maximum_(bound.neg())
+        return buckets
+
+    def _average(self, bucket: Bucket) -> None:
+        state, u = bucket.state, bucket.u.to(bucket.state_dtype)
+        ema, weight = state["ema"], 1 - bucket.group["beta"]
+        size = u.abs().where(u.isfinite(), ema)
+        if self.ema_init == "zeros":
+            ema.lerp_(size, weight)
+        else:
+            started = state["started"]
+            weights = [torch.where(t > 0, weight, 1.0) for t in started]
+            ema.lerp_(size, weights)
+            started.maximum_(1.0)

@@ -1,0 +1,38 @@
+"""NanToNum: numbers in the place of NaN and infinity."""
+
+from __future__ import annotations
+
+import torch
+
+from torchzero_clip.core import Group, Live, State, TensorList, Transform
+
+
+class NanToNum(Transform):
+    """u ← u with NaN, +inf and -inf replaced
+
+    It hides a failure of the model; `Guard` skips such a step instead.
+
+    Args:
+        nan: What NaN becomes.
+        posinf: What +inf becomes.
+        neginf: What -inf becomes.
+
+    Example:
+        >>> opt = Modular(model.parameters(), NanToNum(), ClipNorm(1.0), Adam(), LR(1e-3))
+    """
+
+    nan: Live[float] = 0.0
+    posinf: Live[float] = 0.0
+    neginf: Live[float] = 0.0
+
+    def check(self) -> None:
+        super().check()
+        for name in ("nan", "posinf", "neginf"):
+            self.require(name)
+
+    def update(self, u: TensorList, state: State, group: Group) -> TensorList:
+        for t in u.own():
+            torch.where(torch.isnan(t), group["nan"], t, out=t)
+            torch.where(t == torch.inf, group["posinf"], t, out=t)
+            torch.where(t == -torch.inf, group["neginf"], t, out=t)
+        return u

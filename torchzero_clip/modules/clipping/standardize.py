@@ -1,0 +1,55 @@
+"""Standardize: mean zero and standard deviation one."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+from torchzero_clip.core import Bucket, Live, NormRule, Scope, Units
+
+
+class Standardize(NormRule):
+    """u ← (u - mean(u)) / (std(u) + eps)
+
+    The standard deviation is the unbiased one. A unit that is constant up to rounding becomes
+    zeros; a single element is left alone.
+
+    Args:
+        eps: Added to the standard deviation.
+        dim: What is measured together, as in `ClipNorm`.
+        inverse_dims: Take all dims except those given.
+        min_size: Units of fewer elements are left alone.
+
+    Example:
+        >>> opt = Modular(model.parameters(), Standardize(), LR(1e-3))
+    """
+
+    eps: Live[float] = 1e-8
+    dim: Scope = None
+    inverse_dims: bool = False
+    min_size: int = 2
+
+    ord = "std"
+
+    def check(self) -> None:
+        super().check()
+        self.require("eps", at_least=0)
+
+    def step(self, buckets: list[Bucket]) -> list[Bucket]:
+        units = Units(self, buckets)
+        flowing = [bucket.u for bucket in units.buckets]
+        mean, std = units.mean(flowing), units.measure(flowing)
+        ulp = max([torch.finfo(bucket.state_dtype).eps for bucket in buckets])
+        for ids, members in units.groups:
+            shift, spread = units.pick(mean, ids), units.pick(std, ids)
+            flat = spread <= 4 * ulp * shift.abs()
+            scale = torch.where(flat, torch.full_like(spread, math.inf), spread)
+            scale = scale + members[0].group["eps"]
+            alone = units.too_small(ids, spread, at_least=2)
+            shift = torch.where(alone, torch.zeros_like(shift), shift)
+            scale = torch.where(alone, torch.ones_like(scale), scale)
+            for bucket in members:
+                u = bucket.u.to(bucket.state_dtype).sub_(units.spread(bucket, ids, shift))
+                bucket.u = u.div_(units.spread(bucket, ids, scale))
+        return buckets

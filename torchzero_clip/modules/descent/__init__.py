@@ -1,0 +1,29 @@
+"""From the gradient to the step: averages, adaptive sizes, decay, the learning rate."""
+
+from torchzero_clip.modules.descent.adagrad import Adagrad
+from torchzero_clip.modules.descent.adam import Adam
+from torchzero_clip.modules.descent.cautious import Cautious
+from torchzero_clip.modules.descent.ema import EMA
+from torchzero_clip.modules.descent.lion import Lion
+from torchzero_clip.modules.descent.lr import LR
+from torchzero_clip.modules.descent.momentum import Momentum
+from torchzero_clip.modules.descent.orthogonalize import Orthogonalize
+from torchzero_clip.modules.descent.rmsprop import RMSprop
+from torchzero_clip.modules.descent.scale import Scale
+from torchzero_clip.modules.descent.warmup import Warmup
+from torchzero_clip.modules.descent.weight_decay import WeightDecay
+
+__all__ = [
+    "EMA",
+    "LR",
+    "Adagrad",
+    "Adam",
+    "Cautious",
+    "Lion",
+    "Momentum",
+    "Orthogonalize",
+    "RMSprop",
+    "Scale",
+    "Warmup",
+    "WeightDecay",
+]

@@ -1,0 +1,45 @@
+"""Adagrad: the update over the root of the sum of its squares."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from torchzero_clip.core import Group, Live, State, TensorList, Transform, zeros_like_state
+
+
+class Adagrad(Transform):
+    """s ← s + u²;   u ← u / (√s + eps) / (1 + (t - 1) · lr_decay)
+
+    Args:
+        lr_decay: How fast the step shrinks on top.
+        initial_accumulator_value: Where s starts.
+        eps: Added to the denominator.
+
+    Example:
+        >>> opt = Modular(model.parameters(), Adagrad(), LR(1e-2))
+
+    Reference:
+        Duchi, Hazan, Singer, "Adaptive subgradient methods for online learning and stochastic
+        optimization", JMLR 12 (2011).
+    """
+
+    lr_decay: Live[float] = 0.0
+    initial_accumulator_value: float = 0.0
+    eps: Live[float] = 1e-10
+
+    def check(self) -> None:
+        super().check()
+        for name in ("lr_decay", "initial_accumulator_value", "eps"):
+            self.require(name, at_least=0)
+
+    def init(self, param: Tensor) -> dict[str, Tensor]:
+        start = complex(*[self.initial_accumulator_value] * 2) if param.is_complex() else None
+        total = zeros_like_state(param) + (start or self.initial_accumulator_value)
+        return {"step": torch.zeros((), device=param.device), "sum": total}
+
+    def update(self, u: TensorList, state: State, group: Group) -> TensorList:
+        t = state["step"].add_(1).stack()
+        total = state["sum"].addcmul_(u, u)
+        slower = 1 + (t - 1) * group["lr_decay"]
+        return u.div_(total.sqrt().add_(group["eps"])).div_(slower.unbind())

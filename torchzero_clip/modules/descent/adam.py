@@ -1,0 +1,53 @@
+"""Adam: momentum over the root of the second moment."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from torchzero_clip.core import Group, Live, State, TensorList, Transform, zeros_like_state
+
+
+class Adam(Transform):
+    """m ← β₁ m + (1 - β₁) u;   v ← β₂ v + (1 - β₂) u²;   u ← m̂ / (√v̂ + eps)
+
+    m̂ = m / (1 - β₁ᵗ) and v̂ = v / (1 - β₂ᵗ). With `WeightDecay` after it this is AdamW.
+
+    Args:
+        betas: How much of the two averages is kept a step.
+        eps: Added to the denominator.
+        amsgrad: Divide by the largest v so far.
+
+    Example:
+        >>> opt = Modular(model.parameters(), Adam(), WeightDecay(0.01), LR(1e-3))
+
+    Reference:
+        Kingma, Ba, "Adam: a method for stochastic optimization", arXiv 1412.6980.
+    """
+
+    betas: Live[tuple[float, float]] = (0.9, 0.999)
+    eps: Live[float] = 1e-8
+    amsgrad: bool = False
+
+    def check(self) -> None:
+        super().check()
+        self.require("betas", at_least=0, below=1)
+        self.require("eps", at_least=0)
+
+    def init(self, param: Tensor) -> dict[str, Tensor]:
+        state = {
+            "step": torch.zeros((), device=param.device),
+            "exp_avg": zeros_like_state(param),
+            "exp_avg_sq": zeros_like_state(param),
+        }
+        return state | {"max_exp_avg_sq": zeros_like_state(param)} if self.amsgrad else state
+
+    def update(self, u: TensorList, state: State, group: Group) -> TensorList:
+        beta1, beta2 = group["betas"]
+        t = state["step"].add_(1).stack()
+        m = state["exp_avg"].lerp_(u, 1 - beta1)
+        v = state["exp_avg_sq"].mul_(beta2).addcmul_(u, u, 1 - beta2)
+        if self.amsgrad:
+            v = state["max_exp_avg_sq"].maximum_(v)
+        u = u.copy_(v).sqrt_().div_((1 - beta2**t).sqrt().unbind()).add_(group["eps"])
+        return u.mul_((1 - beta1**t).unbind()).reciprocal_().mul_(m)

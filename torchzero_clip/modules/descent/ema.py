@@ -1,0 +1,38 @@
+"""EMA: an exponential moving average of the updates."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from torchzero_clip.core import Group, Live, State, TensorList, Transform, zeros_like_state
+
+
+class EMA(Transform):
+    """m ← β m + (1 - β) u;   u ← m, or m / (1 - βᵗ) with debias
+
+    Args:
+        beta: How much of the average is kept a step.
+        debias: Undo the start at zero.
+
+    Example:
+        >>> opt = Modular(model.parameters(), EMA(0.9), Sign(), LR(1e-4))
+    """
+
+    beta: Live[float] = 0.9
+    debias: bool = False
+
+    def check(self) -> None:
+        super().check()
+        self.require("beta", at_least=0, below=1)
+
+    def init(self, param: Tensor) -> dict[str, Tensor]:
+        step = {"step": torch.zeros((), device=param.device)} if self.debias else {}
+        return {**step, "ema": zeros_like_state(param)}
+
+    def update(self, u: TensorList, state: State, group: Group) -> TensorList:
+        m = state["ema"].lerp_(u, 1 - group["beta"])
+        if not self.debias:
+            return m
+        t = state["step"].add_(1).stack()
+        return u.copy_(m).div_((1 - group["beta"] ** t).unbind())

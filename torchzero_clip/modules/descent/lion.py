@@ -1,0 +1,37 @@
+"""Lion: the sign of an interpolation."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from torchzero_clip.core import Group, Live, State, TensorList, Transform, zeros_like_state
+
+
+class Lion(Transform):
+    """u ← sign(β₁ m + (1 - β₁) u);   m ← β₂ m + (1 - β₂) u
+
+    Args:
+        betas: How much of m enters the sign, and how much of it is kept.
+
+    Example:
+        >>> opt = Modular(model.parameters(), Lion(), WeightDecay(0.1), LR(1e-4))
+
+    Reference:
+        Chen et al., "Symbolic discovery of optimization algorithms", arXiv 2302.06675.
+    """
+
+    betas: Live[tuple[float, float]] = (0.9, 0.99)
+
+    def check(self) -> None:
+        super().check()
+        self.require("betas", at_least=0, below=1)
+
+    def init(self, param: Tensor) -> dict[str, Tensor]:
+        return {"exp_avg": zeros_like_state(param)}
+
+    def update(self, u: TensorList, state: State, group: Group) -> TensorList:
+        beta1, beta2 = group["betas"]
+        m = state["exp_avg"]
+        direction = m.lerp(u, 1 - beta1).sign_()
+        m.lerp_(u, 1 - beta2)
+        return direction

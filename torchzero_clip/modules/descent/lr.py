@@ -1,0 +1,27 @@
+"""LR: the learning rate."""
+
+from __future__ import annotations
+
+from torchzero_clip.core import Group, Live, State, TensorList, Transform
+
+
+class LR(Transform):
+    """u ← lr · u
+
+    One link of a chain may own `lr`, so that every scheduler of torch finds it.
+
+    Args:
+        lr: The learning rate.
+
+    Example:
+        >>> opt = Modular(model.parameters(), ClipNorm(1.0), LR(0.1))
+    """
+
+    lr: Live[float]
+
+    def check(self) -> None:
+        super().check()
+        self.require("lr", at_least=0)
+
+    def update(self, u: TensorList, state: State, group: Group) -> TensorList:
+        return u.mul_(group["lr"])

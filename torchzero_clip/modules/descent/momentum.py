@@ -1,0 +1,47 @@
+"""Momentum: the running sum of updates, as in torch.optim.SGD."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from torchzero_clip.core import Group, Live, State, TensorList, Transform, zeros_like_state
+
+
+class Momentum(Transform):
+    """b ← momentum · b + (1 - dampening) u;   u ← b, or u + momentum · b with nesterov
+
+    The first update enters undamped, as in torch.
+
+    Args:
+        momentum: How much of the sum is kept a step.
+        nesterov: Look ahead.
+        dampening: How much of each new update is held back.
+
+    Example:
+        >>> opt = Modular(model.parameters(), Momentum(0.9, nesterov=True), LR(0.1))
+    """
+
+    momentum: Live[float] = 0.9
+    nesterov: bool = False
+    dampening: Live[float] = 0.0
+
+    def check(self) -> None:
+        super().check()
+        self.require("momentum", at_least=0, below=1)
+        self.require("dampening", at_most=1)
+
+    def init(self, param: Tensor) -> dict[str, Tensor]:
+        started = torch.zeros((), device=param.device)
+        return {"started": started, "momentum_buffer": zeros_like_state(param)}
+
+    def update(self, u: TensorList, state: State, group: Group) -> TensorList:
+        buffer, started, dampening = state["momentum_buffer"], state["started"], group["dampening"]
+        buffer.mul_(group["momentum"])
+        if isinstance(dampening, Tensor) or dampening != 0:
+            share = 1 - started.stack() * dampening
+            buffer.add_(u.mul(share.unbind()))
+        else:
+            buffer.add_(u)
+        started.maximum_(1.0)
+        return u.add_(buffer, alpha=group["momentum"]) if self.nesterov else buffer

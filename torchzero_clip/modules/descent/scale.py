@@ -1,0 +1,27 @@
+"""Scale: the update times a factor."""
+
+from __future__ import annotations
+
+from torchzero_clip.core import Group, Live, State, TensorList, Transform
+
+
+class Scale(Transform):
+    """u ← factor · u
+
+    `Scale(-1)` in front maximises.
+
+    Args:
+        factor: Any number.
+
+    Example:
+        >>> opt = Modular(model.parameters(), Scale(-1), Adam(), LR(1e-3))
+    """
+
+    factor: Live[float]
+
+    def check(self) -> None:
+        super().check()
+        self.require("factor")
+
+    def update(self, u: TensorList, state: State, group: Group) -> TensorList:
+        return u.mul_(group["factor"])

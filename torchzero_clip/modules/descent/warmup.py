@@ -1,0 +1,34 @@
+"""Warmup: start small."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from torchzero_clip.core import Group, Live, State, TensorList, Transform
+
+
+class Warmup(Transform):
+    """u ← u · min(1, t / steps)
+
+    t counts the steps of each parameter, so one that is unfrozen later starts small as well.
+
+    Args:
+        steps: When the full size is reached.
+
+    Example:
+        >>> opt = Modular(model.parameters(), Adam(), LR(1e-3), Warmup(100))
+    """
+
+    steps: Live[int]
+
+    def check(self) -> None:
+        super().check()
+        self.require("steps", at_least=1, integer=True)
+
+    def init(self, param: Tensor) -> dict[str, Tensor]:
+        return {"step": torch.zeros((), device=param.device)}
+
+    def update(self, u: TensorList, state: State, group: Group) -> TensorList:
+        share = (state["step"].add_(1).stack() / group["steps"]).clamp(max=1)
+        return u.mul_(share.unbind())
