@@ -150,7 +150,7 @@ def _apply_norm_rule(rule: NormRule, params: Params, error_if_nonfinite: bool = 
     units = Units(rule, buckets)
     flowing = [bucket.u for bucket in units.buckets]
     norm = units.measure(flowing)
-    total = units.total(flowing).to(torch.float32 if units.single else norm.dtype)
+    total = units.total(flowing).to(units.dtype)
     if error_if_nonfinite and not bool(torch.isfinite(total)):
         raise RuntimeError(
             f"clip_grad_norm_: the norm of the gradients is {total.item()}; with "

@@ -153,13 +153,17 @@ def zeros_like_state(param: Tensor) -> Tensor:
     return torch.zeros_like(param, dtype=state_dtype(param))
 
 
+def statistic_dtype(param: Tensor) -> torch.dtype:
+    """The dtype of the numbers kept for a parameter: float32, or float64 for a double one."""
+    double = param.dtype in (torch.float64, torch.complex128)
+    return torch.float64 if double else torch.float32
+
+
 def statistic(value: float | Tensor, param: Tensor) -> Tensor:
-    """A number that is kept for a parameter: float32, or float64 for a double parameter."""
+    """A number that is kept for a parameter, as a 0-dim tensor."""
     if isinstance(value, Tensor):
         return value.to(param.device)
-    double = param.dtype in (torch.float64, torch.complex128)
-    dtype = torch.float64 if double else torch.float32
-    return torch.full((), value, dtype=dtype, device=param.device)
+    return torch.full((), value, dtype=statistic_dtype(param), device=param.device)
 
 
 def collect(

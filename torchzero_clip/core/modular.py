@@ -81,6 +81,7 @@ class Modular(Optimizer):
         """The parameters with a gradient, or all that can have one."""
         self._check_keys()
         state = self.state if self._stateful else None
+        self._records = {}
         return collect(self.param_groups, state, self._records, self._room_of, every)
 
     def _room_of(self, g: int, example: Tensor) -> Callable[[Sequence[int]], list[Tensor]] | None:

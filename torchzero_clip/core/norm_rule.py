@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from torchzero_clip.core import norms
-from torchzero_clip.core.bucket import Bucket, Group, statistic
+from torchzero_clip.core.bucket import Bucket, Group, statistic, statistic_dtype
 from torchzero_clip.core.norms import Ord
 from torchzero_clip.core.tensorlist import TensorList, wide
 from torchzero_clip.core.transform import Transform
@@ -172,7 +172,8 @@ class Units:
     def __init__(self, rule: NormRule, buckets: Sequence[Bucket]) -> None:
         self.rule, self.buckets = rule, sorted(buckets, key=lambda bucket: bucket.index)
         self.stats: Tensor | None = None
-        self.single = all([bucket.state_dtype.to_real().itemsize == 4 for bucket in buckets])
+        dtypes = [statistic_dtype(bucket.params.tensors[0]) for bucket in buckets]
+        self.dtype = torch.float64 if torch.float64 in dtypes else torch.float32
         self.measured_by = norms.measure(rule.ord)
         self.home = buckets[0].params.tensors[0].device
         self.slices: list[tuple[int, ...]] | None = None
@@ -361,8 +362,8 @@ class Units:
         param, dtype = bucket.params.tensors[0], bucket.state_dtype
         if not param.is_complex() and vector.is_complex():
             vector = vector.real
-        if param.is_complex() and not vector.is_complex():
-            dtype = dtype.to_real()
+        if not vector.is_complex():
+            dtype = statistic_dtype(param)
         vector = vector.to(param.device, torch.bool if vector.dtype == torch.bool else dtype)
         if self.slices is not None:
             return self._spread_slices(bucket, ids, vector)
@@ -400,7 +401,7 @@ class Units:
 
     def known(self, norm: Tensor) -> Tensor:
         """Which units have a norm that is a number, in the precision that state is kept in."""
-        return torch.isfinite(norm.to(torch.float32 if self.single else norm.dtype))
+        return torch.isfinite(norm.to(self.dtype))
 
     # ------------------------------------------------------------------ state of units
 

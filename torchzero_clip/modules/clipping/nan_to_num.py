@@ -31,8 +31,9 @@ class NanToNum(Transform):
             self.require(name)
 
     def update(self, u: TensorList, state: State, group: Group) -> TensorList:
-        for t in u.own():
-            torch.where(torch.isnan(t), group["nan"], t, out=t)
-            torch.where(t == torch.inf, group["posinf"], t, out=t)
-            torch.where(t == -torch.inf, group["neginf"], t, out=t)
+        u = u.own()
+        for t in u:
+            t.masked_fill_(torch.isnan(t), group["nan"])
+            t.masked_fill_(t == torch.inf, group["posinf"])
+            t.masked_fill_(t == -torch.inf, group["neginf"])
         return u
