@@ -212,9 +212,9 @@ def agc(g: Vector, w: Vector, clipping: Real = 0.01, eps: Real = 1e-3) -> list[R
 
 def _clip(n: Real, limit: Real) -> Real:
     """min(n, limit): the norm that is left; NaN where a finite limit meets a non-finite norm."""
-    if n <= limit or limit == math.inf:
-        return n
-    return limit if finite(n) else math.nan
+    if not finite(n):
+        return n if limit == math.inf else math.nan
+    return min(n, limit)
 
 
 def _blend(old: Real, new: Real, beta: Real) -> Real:
@@ -294,7 +294,7 @@ def clip_norm_by_ema(
     """m ← βm + (1 − β)u; u · min(1, max(e, eps) / n), with e = ‖m‖ and n = ‖u‖.
 
     e is at most max_ema_growth (None: any) times the last e that was not zero, m shrinks with it;
-    m₀ is 0, or the first u for "update". A u with a non-finite entry meets the last such e.
+    m₀ is 0, or the first u for "update". A non-finite u meets the last such e, and is forgotten.
     """
     if not all(map(finite, xs)):
         return rule(xs, max(state.norm, eps), ord), state

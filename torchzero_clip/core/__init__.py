@@ -1,7 +1,17 @@
 """The machinery. Nothing here names a rule."""
 
-from torchzero_clip.core.bucket import Bucket, Group, State, collect, zeros_like_state
+from torchzero_clip.core.bucket import (
+    Bucket,
+    Group,
+    State,
+    collect,
+    count_step,
+    keep_number,
+    zeros_like_state,
+)
+from torchzero_clip.core.config import from_config, to_config
 from torchzero_clip.core.description import Description, Live
+from torchzero_clip.core.metrics import to_floats
 from torchzero_clip.core.modular import Modular
 from torchzero_clip.core.norm_rule import NormRule, Scope, Units, UnitState
 from torchzero_clip.core.norms import Ord
@@ -26,7 +36,12 @@ __all__ = [
     "Units",
     "bind",
     "collect",
+    "count_step",
+    "from_config",
+    "keep_number",
     "prepare",
     "run",
+    "to_config",
+    "to_floats",
     "zeros_like_state",
 ]

@@ -35,8 +35,9 @@ class Bucket:
         index: int,
         groups: Sequence[dict[str, Any]],
         memory: Sequence[Memory],
+        store: Mapping[Tensor, Memory],
         record: dict[str, Any],
-        room: Callable[[Sequence[int]], list[Tensor]] | None,
+        room: Callable[[int, Sequence[int]], list[Tensor]] | None,
         places: Sequence[int],
     ) -> None:
         self.params = TensorList(params)
@@ -44,11 +45,12 @@ class Bucket:
         self.names = list(names)
         self.index, self.groups = index, groups
         self.memory = list(memory)  # optimizer.state[p] of every parameter
+        self.store = store  # optimizer.state
         self.record = record  # what the links measured this step, by path
         self.places = list(places)  # where each parameter stands in its group
-        self._room = room
+        self.room = room
         self.link: Link | None = None
-        self.update = self._flowing(self.grads.tensors)
+        self.update = self.flowing(self.grads.tensors)
 
     # ------------------------------------------------------------------ what a link sees
 
@@ -76,7 +78,7 @@ class Bucket:
             if value.tensors and value.tensors[0] is not self.grads.tensors[0]:
                 TensorList(self.grads.tensors, owned=True).copy_(value)
         elif value is not self.update:
-            self.update = value if value.owned else self._flowing(value.tensors)
+            self.update = value if value.owned else self.flowing(value.tensors)
 
     @property
     def state(self) -> State:
@@ -120,7 +122,7 @@ class Bucket:
         for name in ("params", "grads"):
             setattr(other, name, TensorList([getattr(self, name).tensors[i] for i in where]))
         some = [self.update.tensors[i] for i in where]
-        other.update = TensorList(some, owned=True) if self.update.owned else other._flowing(some)
+        other.update = TensorList(some, owned=True) if self.update.owned else other.flowing(some)
         return other
 
     def _copy(self) -> Bucket:
@@ -138,9 +140,27 @@ class Bucket:
         """The dtype that state and updates are kept in."""
         return state_dtype(self.params.tensors[0])
 
-    def _flowing(self, tensors: Sequence[Tensor]) -> TensorList:
-        """Borrowed tensors that, when written, move to memory kept from step to step."""
-        return TensorList(tensors, room=self._room and partial(self._room, self.places))
+    def flowing(self, tensors: Sequence[Tensor]) -> TensorList:
+        """Borrowed tensors; on CPU, where fresh memory costs more than the arithmetic, written
+        ones move to memory that the optimizer keeps from step to step.
+        """
+        on_cpu = tensors[0].device.type == "cpu" and not torch.compiler.is_compiling()
+        keep = partial(self.room, self.index, self.places) if self.room and on_cpu else None
+        return TensorList(tensors, room=keep)
+
+
+def count_step(buckets: Sequence[Bucket], name: str = "step") -> int:
+    """How often this link has run, now included: a number kept in every group."""
+    path, groups = f"{buckets[0].bound.path}/{name}", buckets[0].groups
+    count = int(groups[0]["chain"].get(path, 0)) + 1
+    keep_number(buckets, name, count)
+    return count
+
+
+def keep_number(buckets: Sequence[Bucket], name: str, value: int) -> None:
+    """Keep a number of this link in every group."""
+    for group in buckets[0].groups:
+        group["chain"][f"{buckets[0].bound.path}/{name}"] = value
 
 
 def state_dtype(param: Tensor) -> torch.dtype:
@@ -160,24 +180,29 @@ def statistic_dtype(param: Tensor) -> torch.dtype:
 
 
 def statistic(value: float | Tensor, param: Tensor) -> Tensor:
-    """A number that is kept for a parameter, as a 0-dim tensor."""
+    """A number that is kept for a parameter, as a 0-dim tensor; a tensor stays as it is."""
     if isinstance(value, Tensor):
         return value.to(param.device)
     return torch.full((), value, dtype=statistic_dtype(param), device=param.device)
+
+
+def has_grad(param: Tensor) -> bool:
+    """Whether a parameter takes part in a step."""
+    return param.grad is not None
 
 
 def collect(
     groups: Sequence[dict[str, Any]],
     state: Mapping[Tensor, Memory] | None,
     record: dict[str, Any],
-    room_of: Callable[[int, Tensor], Any] = lambda index, example: None,
-    every: bool = False,
+    room: Callable[[int, Sequence[int]], list[Tensor]] | None = None,
+    wanted: Callable[[Tensor], bool] = has_grad,
 ) -> list[Bucket]:
-    """The parameters that have a gradient (or `every` one) by group, device, dtype and mesh."""
+    """The wanted parameters, those with a gradient, by group, device, dtype and mesh."""
     found: dict[Any, tuple[list[Tensor], list[int]]] = {}
     for g, group in enumerate(groups):
         for i, p in enumerate(group["params"]):
-            if p.grad is None and not (every and p.requires_grad):
+            if not wanted(p):
                 continue
             grad = p if p.grad is None else p.grad
             if grad.layout != torch.strided:
@@ -200,8 +225,9 @@ def collect(
                 index=g,
                 groups=groups,
                 memory=[{} for _ in params] if state is None else [state[p] for p in params],
+                store=state or {},
                 record=record,
-                room=room_of(g, params[0]),
+                room=room,
                 places=places,
             )
         )

@@ -147,12 +147,13 @@ class Description:
             )
         super().__setattr__(name, value)
 
+    def arguments(self) -> dict[str, Any]:
+        """The arguments, other than defaults, that make an equal object."""
+        values = {f: getattr(self, f.name) for f in dataclasses.fields(self) if f.init}
+        return {f.name: value for f, value in values.items() if not _is_default(f, value)}
+
     def __repr__(self) -> str:
-        parts = [
-            f"{f.name}={_shown(getattr(self, f.name))}"
-            for f in dataclasses.fields(self)
-            if not _is_default(f, getattr(self, f.name))
-        ]
+        parts = [f"{name}={_shown(value)}" for name, value in self.arguments().items()]
         return f"{type(self).__name__}({', '.join(parts)})"
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from typing import Any
 
 from torchzero_clip.core.description import RESERVED
@@ -27,7 +27,7 @@ WELL_KNOWN = {  # what people expect to work, and the link that makes it so
 class Names:
     """The key of every live value: bare where one link owns the name, otherwise "Link/name"."""
 
-    def __init__(self, links: Iterable[Link]) -> None:
+    def __init__(self, links: Sequence[Link]) -> None:
         self.links = [link for top in links for link in top.walk()]
         self.defaults: dict[str, Any] = {}
         self.aliases: dict[str, str] = {}  # every qualified name -> the key in use
@@ -84,8 +84,15 @@ class Names:
             close = min(near, key=lambda name: _distance(key, name))
             raise ValueError(f"unknown group key {key!r}: did you mean {close!r}?")
 
-    def check_structure(self) -> None:
-        """Refuse a target="grad" link whose work nothing would see."""
+    def check_structure(self, tops: Sequence[Link]) -> None:
+        """Refuse links that stand where they cannot do their work."""
+        guards = [link for link in self.links if getattr(link.transform, "goes_first", False)]
+        for link in guards:
+            if link not in tops[: len(guards)]:
+                raise ValueError(
+                    f"{link.path} must come first in the chain, before anything has seen the "
+                    f"gradients; the links are {[top.path for top in tops]}"
+                )
         produced: str | None = None
         blind: list[tuple[str, str]] = []
         for link in self.links:

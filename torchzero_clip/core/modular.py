@@ -11,8 +11,9 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from torchzero_clip.core.bucket import Bucket, collect, state_dtype
+from torchzero_clip.core.bucket import Bucket, collect, has_grad, state_dtype
 from torchzero_clip.core.hyper import Names
+from torchzero_clip.core.metrics import metrics_of
 from torchzero_clip.core.transform import Chain, Transform, bind
 
 
@@ -36,7 +37,7 @@ class Modular(Optimizer):
         self.chain = chain
         self.links = bind(chain)
         self.names = Names(self.links)
-        self.names.check_structure()
+        self.names.check_structure(self.links)
         self._stateful = any([link.stateful for link in self.names.links])
         self._seen_keys: list[frozenset[str]] = []
         self._records: dict[str, Any] = {}
@@ -55,14 +56,24 @@ class Modular(Optimizer):
         return loss
 
     def _run(self, buckets: list[Bucket]) -> None:
+        for bucket in self._through(buckets):
+            torch._foreach_sub_(bucket.params.tensors, bucket.update.tensors)
+
+    def _through(self, buckets: list[Bucket]) -> list[Bucket]:
+        """The chain. A link that returns no buckets ends the step."""
         for link in self.links:
             if buckets:
                 buckets = link.step(buckets)
-        for bucket in buckets:
-            self._apply(bucket)
+        return buckets
 
-    def _apply(self, bucket: Bucket) -> None:
-        torch._foreach_sub_(bucket.params.tensors, bucket.update.tensors)
+    def metrics(self) -> dict[str, Tensor]:
+        """What the norm rules measured in the last step, under names such as "ClipNorm/norm".
+
+        For every rule "norm" before it, its "limit", the "factor" it scaled by, and whether it
+        "clipped": 0-dim or one entry a unit, on the device; nothing is computed or waited for until
+        this is called. `to_floats` brings all to the host at once.
+        """
+        return metrics_of(self._records)
 
     def init_state(self) -> None:
         """Make the state of every parameter now, as its first gradient would.
@@ -70,34 +81,28 @@ class Modular(Optimizer):
         Distributed checkpointing takes a fake step to make state, which moves counters; with this
         it need not.
         """
-        self._prepare(self._buckets(every=True))
+        self._prepare(self._buckets(lambda p: p.requires_grad))
 
     def _prepare(self, buckets: list[Bucket]) -> None:
         for link in self.links:
             if buckets:
                 link.prepare(buckets)
 
-    def _buckets(self, every: bool = False) -> list[Bucket]:
-        """The parameters with a gradient, or all that can have one."""
+    def _buckets(self, wanted: Callable[[Tensor], bool] = has_grad) -> list[Bucket]:
+        """The parameters that take part in this step."""
         self._check_keys()
         state = self.state if self._stateful else None
         self._records = {}
-        return collect(self.param_groups, state, self._records, self._room_of, every)
+        return collect(self.param_groups, state, self._records, self._room, wanted)
 
-    def _room_of(self, g: int, example: Tensor) -> Callable[[Sequence[int]], list[Tensor]] | None:
-        """Memory for updates, kept on CPU, where fresh memory costs more than the arithmetic."""
-        if example.device.type != "cpu" or torch.compiler.is_compiling():
-            return None
+    def _room(self, g: int, places: Sequence[int]) -> list[Tensor]:
+        """Memory for the updates of some parameters of a group."""
         params, rooms = self.param_groups[g]["params"], self._rooms
-
-        def room(places: Sequence[int]) -> list[Tensor]:
-            for i in places:
-                p, held = params[i], rooms.get((g, i))
-                if held is None or held.shape != p.shape or held.dtype != state_dtype(p):
-                    rooms[g, i] = torch.empty_like(p, dtype=state_dtype(p))
-            return [rooms[g, i] for i in places]
-
-        return room
+        for i in places:
+            p, held = params[i], rooms.get((g, i))
+            if held is None or held.shape != p.shape or held.dtype != state_dtype(p):
+                rooms[g, i] = torch.empty_like(p, dtype=state_dtype(p))
+        return [rooms[g, i] for i in places]
 
     # ------------------------------------------------------------------ groups
 

@@ -57,12 +57,21 @@ class NormRule(Transform):
             )
         return tensors.norms()
 
+    def total(self, group: Group) -> Tensor:
+        """The norm of everything that this link sees, as one: inside `limit`."""
+        total: Tensor = group["total"]()
+        return total
+
     # ------------------------------------------------------------------ what the core does
 
     @property
     def scope(self) -> Scope:
         """`dim`, or "global" where the rule spells it otherwise."""
         return self.dim
+
+    def dims(self, tensor: Tensor) -> tuple[int, ...]:
+        """The dims that the slices of one tensor run along, where the scope is slices."""
+        return dims_of(tensor, self.dim, self.inverse_dims)
 
     def step(self, buckets: list[Bucket]) -> list[Bucket]:
         units = Units(self, buckets)
@@ -132,7 +141,7 @@ class NormRule(Transform):
             norms.measure(self.ord)
         except ValueError as error:
             raise ValueError(f"{type(self).__name__}: ord {error}") from None
-        check_dim(self, self.dim, self.inverse_dims)
+        check_dim(self, self.scope, self.inverse_dims)
         self.require("min_size", at_least=0, integer=True)
         sliced = not (self.scope is None or isinstance(self.scope, str))
         if sliced and (self.init_unit() or type(self).init is not Transform.init):
@@ -181,7 +190,7 @@ class Units:
         if scope is None or isinstance(scope, str):
             self._whole(scope)
         else:
-            self._slices(scope)
+            self._slices()
         self.groups = self._groups()
         self.owners = self._owners()
 
@@ -212,14 +221,14 @@ class Units:
             self.members[unit].append(i)
         self.sizes = [sum([self.numel[i] for i in row]) for row in self.members]
 
-    def _slices(self, scope: Any) -> None:
+    def _slices(self) -> None:
         """Units of slices: each tensor has a run of them."""
-        inverse, start = self.rule.inverse_dims, 0
+        start = 0
         self.unit_of, self.sizes, self.slices = [], [], []
         for bucket in self.buckets:
             row: list[int] = []
             for t in bucket.params.tensors:
-                dims = dims_of(t, scope, inverse)
+                dims = self.rule.dims(t)
                 size = math.prod([t.shape[d] for d in dims])
                 many = math.prod([n for d, n in enumerate(t.shape) if d not in dims]) if dims else 1
                 self.slices.append(dims)
@@ -355,6 +364,7 @@ class Units:
             lists: list[TensorList] = [getattr(bucket, name) for bucket in self.buckets]
             group[name] = TensorList([t for some in lists for t in some.tensors])
             group[name].norms = lambda lists=lists: self.pick(self.measure(lists), ids)
+        group["total"] = lambda: self.total([bucket.u for bucket in self.buckets])
         return group
 
     def spread(self, bucket: Bucket, ids: list[int], vector: Tensor) -> Tensor | list[Tensor]:
@@ -378,11 +388,11 @@ class Units:
         sizes = [b - a for a, b in itertools.pairwise(starts)]
         offset = starts[0] - ids[0] if ids else 0
         parts = vector[offset : offset + sum(sizes)].split(sizes)
+        dims = [self.rule.dims(t) for t in bucket.params.tensors]
         shapes = [
-            [1 if d in dims_of(t, self.rule.scope, self.rule.inverse_dims) else n
-             for d, n in enumerate(t.shape)]
-            for t in bucket.params.tensors
-        ]  # fmt: skip
+            [1 if d in row else n for d, n in enumerate(t.shape)]
+            for t, row in zip(bucket.params.tensors, dims, strict=True)
+        ]
         return [
             part.view(shape) if part.numel() == math.prod(shape) else part.view(())
             for part, shape in zip(parts, shapes, strict=True)

@@ -79,6 +79,11 @@ def statistics(tensors: Sequence[Tensor], m: Measure) -> Tensor:
     return torch.stack([_moments(t) for t in filled], dim=1)
 
 
+def largest(tensors: Sequence[Tensor]) -> Tensor:
+    """The largest magnitude of each tensor: NaN or infinite where one of its entries is."""
+    return statistics(tensors, NAMED["linf"])[0]
+
+
 def combine(stats: Tensor, counts: Sequence[Sequence[int]], m: Measure) -> Tensor:
     """One norm per unit from statistics of shape (rows, units, tensors of a unit)."""
     totals = [sum(row) for row in counts]

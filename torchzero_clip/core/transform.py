@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from torchzero_clip.core.bucket import Bucket, Group, State, statistic
+from torchzero_clip.core.config import from_config, to_config
 from torchzero_clip.core.description import Description
 from torchzero_clip.core.tensorlist import TensorList
 
@@ -27,6 +28,8 @@ class Transform(Description):
 
     reads_grads: ClassVar[bool] = False
     """Set where `update` reads `group["grads"]`, so that target="grad" links before it matter."""
+    goes_first: ClassVar[bool] = False
+    """Set where the link must see the gradients before any other does, as a guard."""
     complex: ClassVar[Literal["pairs", "whole", "refuse"]] = "pairs"
     """How `update` meets complex tensors: as pairs of real numbers, as they are, or not at all."""
 
@@ -142,9 +145,22 @@ class Chain(Transform):
     def __getitem__(self, index: int) -> Transform:
         return self.links[index]
 
+    def arguments(self) -> dict[str, Any]:
+        return {} if self.name is None else {"name": self.name}
+
     def __repr__(self) -> str:
-        named = [f"name={self.name!r}"] if self.name is not None else []
+        named = [f"{key}={value!r}" for key, value in self.arguments().items()]
         return f"Chain({', '.join([*map(repr, self.links), *named])})"
+
+    def to_config(self) -> Any:
+        """Plain data that JSON can hold; `Chain.from_config` makes an equal chain of it."""
+        return to_config(self)
+
+    @classmethod
+    def from_config(cls, config: Any) -> Chain:
+        """A chain from a list of names, (name, arguments) pairs and dicts with a "type"."""
+        made = from_config(config)
+        return made if isinstance(made, Chain) else Chain(made)
 
     def check(self) -> None:
         for link in self.links:
@@ -187,11 +203,10 @@ class Link:
             yield from child.walk()
 
     def values(self, settings: Mapping[str, Any]) -> Group:
-        """The live values in one group; those of criteria and the like under their own names."""
+        """The live values in one group; those of the links inside under their names."""
         values = {name: settings[key] for name, key in self.keys.items()}
         for child in self.children:
-            if not isinstance(child.transform, Transform):
-                values[child.path.rsplit("/", 1)[-1]] = child.values(settings)
+            values[child.path.rsplit("/", 1)[-1]] = child.values(settings)
         return values
 
     def new_state(self, param: Tensor) -> dict[str, Tensor]:

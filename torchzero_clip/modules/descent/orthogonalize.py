@@ -51,13 +51,13 @@ class Orthogonalize(TensorwiseTransform):
                 "give other parameters to another rule, as in Partition or a second optimizer"
             )
         matrix = u.reshape(u.shape[0], -1)
-        out = orthogonal(matrix, self.steps, self.coefficients, self.eps)
+        out = orthogonal(matrix, self.steps, self.coefficients, self.eps).to(u.dtype)
         rows, columns = matrix.shape
         if self.scale == "original":
             out = out * math.sqrt(max(1, rows / max(columns, 1)))
         elif self.scale == "match_rms_adamw":
             out = out * (0.2 * math.sqrt(max(rows, columns)))
-        return out.to(u.dtype).reshape(u.shape)
+        return out.reshape(u.shape)
 
 
 def orthogonal(

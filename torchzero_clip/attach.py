@@ -1,0 +1,183 @@
+"""Any rule in front of any optimizer: Clipper for loops written by hand, attach for the rest."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+from typing_extensions import Self
+
+from torchzero_clip.core import Bucket, Modular, TensorList, Transform
+from torchzero_clip.core.norms import combine, measure, statistics
+
+
+class Clipper(Modular):
+    """A chain that rewrites gradients and leaves parameters alone.
+
+    For training loops written by hand and framework hooks. It has the state, `param_groups` with
+    live values, `state_dict` and `metrics` of an optimizer. Where the chain ends early (a guard
+    skips the step, an accumulator waits) the gradients become None, so that the optimizer that
+    steps next does nothing.
+
+    Args:
+        params: Parameters, named parameters, or groups of either.
+        *transforms: The chain, first to last.
+
+    Example:
+        >>> clipper = Clipper(model.parameters(), ZClip())
+        >>> loss.backward()
+        >>> norm = clipper.step()
+        >>> optimizer.step()
+    """
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Rewrite the gradients; returns their total norm before, a 0-dim tensor.
+
+        With a closure it is called first, and its loss returned.
+        """
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        buckets = self._buckets()
+        total = _total_norm(buckets)
+        waiting = {p for bucket in buckets for p in bucket.params}
+        for bucket in self._through(buckets):
+            for p, u in zip(bucket.params, bucket.update, strict=True):
+                waiting.discard(p)
+                if p.grad is None:
+                    p.grad = u.to(p.dtype)
+                elif u is not p.grad:
+                    p.grad.copy_(u)
+        for p in waiting:
+            p.grad = None
+        return total if closure is None else loss
+
+    def _buckets(self, *args: Any) -> list[Bucket]:
+        """The update may as well flow in the memory of the gradients."""
+        buckets = super()._buckets(*args)
+        for bucket in buckets:
+            if bucket.grads.tensors[0].dtype == bucket.state_dtype and not self._reads_grads:
+                bucket.update = TensorList(bucket.grads.tensors, owned=True)
+        return buckets
+
+    @property
+    def _reads_grads(self) -> bool:
+        return any([getattr(link.transform, "reads_grads", False) for link in self.names.links])
+
+
+class Attached(Clipper):
+    """The handle that `attach` returns: a Clipper tied to an optimizer, and a context manager."""
+
+    def __init__(self, optimizer: Optimizer, *transforms: Transform) -> None:
+        self._optimizer = weakref.ref(optimizer)
+        groups = [_own_keys(group) for group in optimizer.param_groups]
+        super().__init__(groups, *transforms)
+        # GradScaler hands scaled gradients to optimizers that say they can unscale them
+        self._scales = optimizer.__dict__.get("_step_supports_amp_scaling")
+        if getattr(optimizer, "_step_supports_amp_scaling", False):
+            optimizer.__dict__["_step_supports_amp_scaling"] = False
+        self._hook = optimizer.register_step_pre_hook(self._before_step)
+        optimizer.__dict__["_torchzero_clip"] = weakref.ref(self)
+
+    def remove(self) -> None:
+        """Leave the optimizer as it was."""
+        self._hook.remove()
+        optimizer = self._optimizer()
+        if optimizer is not None:
+            optimizer.__dict__.pop("_torchzero_clip", None)
+            optimizer.__dict__.pop("_step_supports_amp_scaling", None)
+            if self._scales is not None:
+                optimizer.__dict__["_step_supports_amp_scaling"] = self._scales
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.remove()
+
+    def _buckets(self, *args: Any) -> list[Bucket]:
+        self._follow()
+        return super()._buckets(*args)
+
+    def _follow(self) -> None:
+        """Take over parameters that were added to the optimizer, or exchanged in it."""
+        optimizer = self._optimizer()
+        if optimizer is None:
+            raise RuntimeError("the optimizer that this handle was attached to is gone")
+        for i, theirs in enumerate(optimizer.param_groups):
+            if i == len(self.param_groups):
+                self.add_param_group(_own_keys(theirs))
+            self.param_groups[i]["params"] = theirs["params"]
+
+    def _before_step(
+        self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+        """Act now, or after every evaluation of the closure."""
+        given = args[1:] if args and args[0] is optimizer else args
+        closure = kwargs.get("closure", given[0] if given else None)
+        if closure is None:
+            self.step()
+            return None
+
+        def clipped_closure() -> Any:
+            loss = closure()
+            self.step()
+            return loss
+
+        if "closure" in kwargs:
+            return args, {**kwargs, "closure": clipped_closure}
+        first = args[: len(args) - len(given)]
+        return (*first, clipped_closure, *given[1:]), kwargs
+
+
+def attach(optimizer: Optimizer, *transforms: Transform) -> Attached:
+    """Put transforms in front of any optimizer: they rewrite `.grad` before each of its steps.
+
+    With a closure they act after every evaluation of it; under GradScaler they see unscaled
+    gradients, and nothing runs in a step that is skipped.
+
+    Args:
+        optimizer: Any torch optimizer.
+        *transforms: The chain, first to last.
+
+    Returns:
+        A handle with `param_groups` (live values, one group for each of the optimizer's),
+        `state_dict`, `metrics` and `remove`; also a context manager.
+
+    Example:
+        >>> opt = torch.optim.AdamW(model.parameters())
+        >>> handle = attach(opt, ZClip())
+    """
+    if isinstance(optimizer, Modular):
+        raise TypeError(
+            f"attach: a {type(optimizer).__name__} is a chain already; put the transforms into it"
+        )
+    if not isinstance(optimizer, Optimizer):
+        raise TypeError(f"attach: takes a torch.optim.Optimizer, got {optimizer!r}")
+    if "_torchzero_clip" in optimizer.__dict__:
+        raise ValueError(
+            f"attach: this {type(optimizer).__name__} has transforms attached already; remove() "
+            "their handle first, or attach all in one call"
+        )
+    return Attached(optimizer, *transforms)
+
+
+def _own_keys(group: dict[str, Any]) -> dict[str, Any]:
+    return {key: group[key] for key in ("params", "param_names") if key in group}
+
+
+def _total_norm(buckets: Iterable[Bucket]) -> Tensor:
+    """The 2-norm of all gradients, as torch.nn.utils.clip_grad_norm_ returns it."""
+    lists = [bucket.grads.tensors for bucket in buckets]
+    if not lists:
+        return torch.zeros(())
+    home = lists[0][0].device
+    stats = torch.cat([statistics(tensors, measure(2)).to(home) for tensors in lists], dim=1)
+    counts = [t.numel() for tensors in lists for t in tensors]
+    return combine(stats.unsqueeze(1), [counts], measure(2))[0].to(torch.float32)

@@ -1,0 +1,131 @@
+"""A chain as plain data and back: names, numbers, lists and dicts that JSON can hold."""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import inspect
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from torch import Tensor
+
+from torchzero_clip.core.description import Description
+
+
+def to_config(value: Any) -> Any:
+    """Plain data for a description, or for anything that may be an argument of one."""
+    if isinstance(value, Description):
+        items = getattr(value, "links", None)
+        if items is not None and type(value).__name__ == "Chain" and not value.arguments():
+            return [to_config(item) for item in items]
+        extra = {} if items is None else {"links": [to_config(item) for item in items]}
+        arguments = {name: to_config(arg) for name, arg in value.arguments().items()}
+        return {"type": type(value).__name__, **extra, **arguments}
+    if isinstance(value, Tensor):
+        return to_config(value.item())
+    if isinstance(value, float) and not math.isfinite(value):
+        return {"number": str(value)}
+    if isinstance(value, Mapping):
+        return {"dict": [[key, to_config(item)] for key, item in value.items()]}
+    if isinstance(value, (tuple, list)):
+        return [to_config(item) for item in value]
+    if callable(value):
+        return {"function": _address(value)}
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    raise TypeError(f"a config holds numbers, text, functions and transforms, got {value!r}")
+
+
+def from_config(config: Any) -> Any:
+    """The description that `to_config` gave, or that was written by hand.
+
+    A transform is `{"type": "ClipNorm", "max_norm": 1.0}`, the bare name, or a (name, arguments)
+    pair; a chain is a list of those.
+    """
+    if isinstance(config, Description):
+        return config
+    if isinstance(config, str):
+        return make(config, {})
+    if _is_pair(config):
+        return make(config[0], {name: _value(arg) for name, arg in config[1].items()})
+    if isinstance(config, (list, tuple)):
+        return make("Chain", {}, [from_config(item) for item in config])
+    if isinstance(config, Mapping) and "type" in config:
+        rest = {name: arg for name, arg in config.items() if name not in ("type", "links")}
+        links = [from_config(item) for item in config.get("links", [])]
+        return make(config["type"], {name: _value(arg) for name, arg in rest.items()}, links)
+    raise TypeError(
+        "a config is a name, a (name, arguments) pair, a dict with 'type', or a list of those, got "
+        f"{config!r}"
+    )
+
+
+def make(name: str, arguments: Mapping[str, Any], links: Any = ()) -> Any:
+    """A description by the name of its class."""
+    if name not in Description.registry:
+        raise ValueError(f"unknown transform {name!r}{_hint(name, Description.registry)}")
+    cls = Description.registry[name]
+    known = list(inspect.signature(cls).parameters)
+    for key in arguments:
+        if key not in known:
+            raise ValueError(f"{name} has no argument {key!r}{_hint(key, known)}; it has {known}")
+    try:
+        return cls(*links, **arguments)
+    except TypeError as error:
+        raise TypeError(f"{name}: {error}") from None
+
+
+def _value(config: Any) -> Any:
+    """An argument: data stays as it is, what was marked becomes what it was."""
+    if isinstance(config, Mapping):
+        if "type" in config:
+            return from_config(config)
+        if "number" in config:
+            return float(config["number"])
+        if "function" in config:
+            return _function(config["function"])
+        if "dict" in config:
+            return {key: _value(item) for key, item in config["dict"]}
+        return {key: _value(item) for key, item in config.items()}
+    if isinstance(config, list) and config and all(_is_transform(item) for item in config):
+        return from_config(config)
+    return tuple(_value(item) for item in config) if isinstance(config, list) else config
+
+
+def _is_transform(config: Any) -> bool:
+    named = isinstance(config, Mapping) and "type" in config
+    return named or isinstance(config, Description) or _is_pair(config) or _is_name(config)
+
+
+def _is_name(config: Any) -> bool:
+    return isinstance(config, str) and config in Description.registry
+
+
+def _is_pair(config: Any) -> bool:
+    pair = isinstance(config, (list, tuple)) and len(config) == 2
+    return pair and isinstance(config[0], str) and isinstance(config[1], Mapping)
+
+
+def _address(function: Any) -> str:
+    address = f"{function.__module__}:{function.__qualname__}"
+    if "<" in address:
+        raise TypeError(
+            f"a config can name functions of modules only, got {address}: define it with def at "
+            "the top of a module"
+        )
+    return address
+
+
+def _function(address: str) -> Any:
+    module, _, path = address.partition(":")
+    found: Any = importlib.import_module(module)
+    for part in path.split("."):
+        found = getattr(found, part)
+    return found
+
+
+def _hint(name: str, known: Any) -> str:
+    close = difflib.get_close_matches(name, list(known), n=1)
+    return f": did you mean {close[0]!r}?" if close else ""

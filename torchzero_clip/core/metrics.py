@@ -1,0 +1,53 @@
+"""What the links measured, by name, and a way to bring it to the host at once."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+def metrics_of(records: Mapping[str, Any]) -> dict[str, Any]:
+    """Names and tensors for the records that the links left."""
+    out: dict[str, Any] = {}
+    for path, record in records.items():
+        if isinstance(record, dict):
+            out.update({f"{path}/{name}": value for name, value in record.items()})
+            continue
+        norm, ids, limits, ratios = record
+        rows = zip(ids, limits, ratios, strict=True)
+        bounds = [torch.zeros_like(ratio) + limit for _, limit, ratio in rows]
+        limit, ratio = torch.cat(bounds), torch.cat(list(ratios))
+        values = {"norm": norm, "limit": limit, "factor": 1 / ratio, "clipped": ratio > 1}
+        out.update({f"{path}/{name}": _plain(value) for name, value in values.items()})
+    return out
+
+
+def to_floats(metrics: Mapping[str, Any]) -> dict[str, float | list[float]]:
+    """The metrics as numbers and lists of numbers, with one transfer from the device.
+
+    Example:
+        >>> wandb.log(to_floats(opt.metrics()))
+    """
+    tensors = {name: value for name, value in metrics.items() if isinstance(value, Tensor)}
+    if tensors:
+        device = next(iter(tensors.values())).device
+        flat = [value.reshape(-1).to(device, torch.float64) for value in tensors.values()]
+        numbers = torch.cat(flat).tolist()
+    out: dict[str, float | list[float]] = {}
+    start = 0
+    for name, value in metrics.items():
+        if not isinstance(value, Tensor):
+            out[name] = float(value)
+            continue
+        end = start + value.numel()
+        out[name] = numbers[start] if value.dim() == 0 else numbers[start:end]
+        start = end
+    return out
+
+
+def _plain(value: Tensor) -> Tensor:
+    value = value[0] if value.numel() == 1 else value
+    return value if value.dtype == torch.bool else value.to(torch.float32)

@@ -1,0 +1,157 @@
+"""AdaptiveClip: past norms set the limit of this step."""
+
+from __future__ import annotations
+
+from typing import Any, Literal, cast
+
+import torch
+from torch import Tensor
+
+from torchzero_clip.core import Group, NormRule, Scope, UnitState, from_config
+from torchzero_clip.modules.adaptive.criterion import Criterion
+
+CLIP_TO_ONE = ("ClipNorm", {"max_norm": 1.0, "dim": "global"})
+
+
+class AdaptiveRule(NormRule):
+    """What the adaptive rules share: a criterion, and another rule during a unit's first norms.
+
+    Write `judge`, the criterion, and `values`, what it reads of the group.
+    """
+
+    warmup_steps = 20
+    warmup = cast("NormRule | None", None)
+
+    def judge(self) -> Criterion:
+        """The criterion."""
+        raise NotImplementedError(f"{type(self).__name__} has no judge")
+
+    def values(self, group: Group) -> Group:
+        """The criterion's live values."""
+        return group
+
+    def init_unit(self) -> dict[str, Any]:
+        warm = {"count": 0.0, "warmup_mean": 0.0, "warmup_m2": 0.0}
+        return {**warm, **self.judge().init_unit()}
+
+    def limit(self, norm: Tensor, state: UnitState, group: Group) -> Tensor | float:
+        warming = state["count"] < self.warmup_steps
+        limit = self.judge().limit(norm, state, self.values(group))
+        return torch.where(warming, self.warm_limit(norm, group), limit)
+
+    def warm_limit(self, norm: Tensor, group: Group) -> Tensor:
+        """The limit of units that still warm up."""
+        if self.warmup is None:
+            return torch.full_like(norm, torch.inf)
+        inner = group[self.warmup.name or type(self.warmup).__name__]
+        if self.warmup.dim == self.dim:
+            return torch.zeros_like(norm) + self.warmup.limit(norm, {}, inner)
+        total = self.total(group)
+        return norm / (total / self.warmup.limit(total, {}, inner)).clamp(min=1)
+
+    def observe(self, norm: Tensor, clipped: Tensor, state: UnitState, group: Group) -> UnitState:
+        count, mean, m2 = state["count"] + 1, state["warmup_mean"], state["warmup_m2"]
+        warming = state["count"] < self.warmup_steps
+        first = count == max(self.warmup_steps, 1)
+        new_mean = mean + (norm - mean) / count
+        new_m2 = m2 + (norm - mean) * (norm - new_mean)
+        judge, values = self.judge(), self.values(group)
+        seen = torch.where(warming, norm, self.seen(norm, clipped, state, values))
+        after = judge.observe(seen, state, values)
+        begin = judge.start(new_mean, new_m2 / (count - 1).clamp(min=1), max(self.warmup_steps, 1))
+        for key, value in begin.items():
+            after[key] = torch.where(first, value, after[key])
+        return {
+            **after,
+            "count": count,
+            "warmup_mean": torch.where(warming, new_mean, mean),
+            "warmup_m2": torch.where(warming, new_m2, m2),
+        }
+
+    def seen(self, norm: Tensor, clipped: Tensor, state: UnitState, values: Group) -> Tensor:
+        """The norm that the criterion observes."""
+        return norm if self.judge().observes == "raw" else clipped
+
+    def check(self) -> None:
+        super().check()
+        self.require("warmup_steps", at_least=self.judge().least_warmup, integer=True)
+
+
+class AdaptiveClip(AdaptiveRule):
+    """u ← u · min(1, limit / ‖u‖), the limit set by a criterion from past norms
+
+    A spike cannot raise its own limit: it is judged first and observed after. During a unit's first
+    `warmup_steps` norms `warmup` acts instead; the criterion then starts from their mean and variance.
+    A norm that is NaN or infinite is not observed.
+
+    Args:
+        criterion: `ZStat`, `EMARatio`, `Quantile`, `P2Quantile`, or your own.
+        dim: What is measured together: "global", "group", "layer", or None for each tensor.
+        warmup: A norm rule without memory, at the same scope or global, or None; by default
+            ClipNorm(1.0, dim="global").
+        warmup_steps: How long it acts.
+        observe: Whether the criterion sees norms "clipped" or "raw"; None for its own default.
+
+    Example:
+        >>> opt = Modular(model.parameters(), AdaptiveClip(ZStat()), Adam(), LR(1e-3))
+    """  # noqa: E501
+
+    criterion: Criterion
+    warmup: NormRule | None
+    dim: Scope = "global"
+    warmup_steps: int = 20
+    observes: Literal["clipped", "raw"] | None = None
+
+    def __init__(
+        self,
+        criterion: Criterion,
+        dim: Scope = "global",
+        warmup: NormRule | tuple[str, dict[str, Any]] | None = CLIP_TO_ONE,
+        warmup_steps: int = 20,
+        observe: Literal["clipped", "raw"] | None = None,
+        *,
+        target: Literal["update", "grad"] = "update",
+        name: str | None = None,
+    ) -> None:
+        self.criterion, self.dim, self.warmup_steps = criterion, dim, warmup_steps
+        self.warmup = from_config(warmup) if isinstance(warmup, tuple) else warmup
+        self.observes, self.target, self.name = observe, target, name
+
+    def judge(self) -> Criterion:
+        return self.criterion
+
+    def values(self, group: Group) -> Group:
+        return group[type(self.criterion).__name__]
+
+    def seen(self, norm: Tensor, clipped: Tensor, state: UnitState, values: Group) -> Tensor:
+        return norm if (self.observes or self.criterion.observes) == "raw" else clipped
+
+    def arguments(self) -> dict[str, Any]:
+        given = super().arguments()
+        if repr(self.warmup) == repr(from_config(CLIP_TO_ONE)):
+            del given["warmup"]
+        return {"observe" if key == "observes" else key: v for key, v in given.items()}
+
+    def check(self) -> None:
+        if not isinstance(self.criterion, Criterion):
+            raise TypeError(f"AdaptiveClip: criterion must be a Criterion, got {self.criterion!r}")
+        if self.observes not in (None, "clipped", "raw"):
+            raise ValueError(
+                f"AdaptiveClip: observe must be 'clipped', 'raw' or None, got {self.observes!r}"
+            )
+        super().check()
+        if self.warmup is not None:
+            self._check_warmup(self.warmup)
+
+    def _check_warmup(self, rule: Any) -> None:
+        if (
+            not isinstance(rule, NormRule)
+            or rule.sets_norm
+            or rule.init_unit()
+            or rule.ord != 2
+            or rule.dim not in (self.dim, "global")
+        ):
+            raise ValueError(
+                "AdaptiveClip: warmup must be None or a rule without memory that clips the 2-norm, "
+                f"such as ClipNorm, with dim='global' or dim={self.dim!r}, got {rule!r}"
+            )

@@ -1,0 +1,57 @@
+"""AGC: adaptive gradient clipping, the limit a share of the weight's norm."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from torchzero_clip.core import Group, Live, NormRule, Scope, UnitState
+
+
+class AGC(NormRule):
+    """u ← u · min(1, clipping · max(‖w‖, eps) / max(‖u‖, 1e-6)), unit by unit
+
+    A unit is a row of a weight: all dims but the first.
+
+    Args:
+        clipping: The largest ratio of the two norms.
+        eps: The smallest ‖w‖ that counts, so that weights at zero can move.
+        exclude_1d: Leave biases and other vectors alone; otherwise each is one unit. It counts
+            where the scope is "unit" or None.
+        dim: "unit", or another scope as in `ClipNorm`.
+
+    Example:
+        >>> opt = Modular(model.parameters(), AGC(0.01), Momentum(0.9), LR(0.1))
+
+    Reference:
+        Brock et al., "High-performance large-scale image recognition without normalization",
+        arXiv 2102.06171.
+    """
+
+    clipping: Live[float] = 0.01
+    eps: Live[float] = 1e-3
+    exclude_1d: bool = True
+    dim: Any = "unit"
+
+    def check(self) -> None:
+        super().check()
+        self.require("clipping", at_least=0)
+        self.require("eps", at_least=0)
+
+    @property
+    def scope(self) -> Scope:
+        return () if self.dim in ("unit", None) else self.dim
+
+    def dims(self, tensor: Tensor) -> tuple[int, ...]:
+        every = tuple(range(tensor.dim()))
+        if self.dim not in ("unit", None):
+            return super().dims(tensor)
+        if tensor.dim() <= 1:
+            return () if self.exclude_1d else every
+        return every[1:] if self.dim == "unit" else every
+
+    def limit(self, norm: Tensor, state: UnitState, group: Group) -> Tensor | float:
+        limit = group["clipping"] * self.measure(group["params"]).clamp(min=group["eps"])
+        return torch.where(norm < 1e-6, limit * (norm / 1e-6), limit)

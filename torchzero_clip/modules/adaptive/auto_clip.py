@@ -1,0 +1,81 @@
+"""AutoClip: a limit at the median plus three deviations, or at a percentile."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from torch import Tensor
+
+from torchzero_clip.core import Group, Live, Scope, UnitState
+from torchzero_clip.modules.adaptive.adaptive_clip import AdaptiveRule
+from torchzero_clip.modules.adaptive.criterion import Criterion, none_yet
+from torchzero_clip.modules.adaptive.quantile import EMAQuantile, P2Quantile, Quantile
+
+
+class AutoClip(AdaptiveRule):
+    """u ← u · min(1, limit / ‖u‖), limit = median + 3 · std, or a percentile, of the raw norms so far
+
+    In mode "auto" the deviation is that of all norms: after n steps a single spike of size s adds
+    about s / √n to it, for good. In mode "percentile" a spike is forgotten when it leaves the window.
+
+    Args:
+        mode: "auto" or "percentile".
+        percentile: Which one, in percent.
+        history: Of "window" norms, or an "ema" that settles at the percentile.
+        window_size: How many norms the window holds.
+        ema_decay: How much the ema keeps a step.
+        warmup_steps: How many norms pass unclipped first.
+        dim: What is measured together: "global", "group", "layer", or None for each tensor.
+
+    Example:
+        >>> clip = AutoClip("percentile", percentile=90.0)
+        >>> opt = Modular(model.parameters(), clip, Adam(), LR(1e-3))
+
+    Reference:
+        Seetharaman et al., "AutoClip: adaptive gradient clipping for source separation networks",
+        arXiv 2007.14469.
+    """  # noqa: E501
+
+    mode: Literal["auto", "percentile"] = "auto"
+    percentile: Live[float] = 95.0
+    history: Literal["window", "ema"] = "window"
+    window_size: int = 1024
+    ema_decay: Live[float] = 0.99
+    warmup_steps: int = 20
+    dim: Scope = "global"
+
+    def check(self) -> None:
+        self.require_one_of("mode", ("auto", "percentile"))
+        self.require_one_of("history", ("window", "ema"))
+        self.require("percentile", at_least=0, at_most=100)
+        self.require("window_size", at_least=1, integer=True)
+        self.require("ema_decay", at_least=0, below=1)
+        judges = {"window": Quantile(0.95, self.window_size), "ema": EMAQuantile(0.95)}
+        vars(self)["_judge"] = MedianPlus() if self.mode == "auto" else judges[self.history]
+        super().check()
+
+    def judge(self) -> Criterion:
+        return vars(self)["_judge"]
+
+    def values(self, group: Group) -> Group:
+        return {"q": group["percentile"] / 100, "alpha": group["ema_decay"]}
+
+
+class MedianPlus(Criterion):
+    """median + 3 · std, the median by P², the unbiased std by Welford's sums"""
+
+    def init_unit(self) -> dict[str, Any]:
+        return {**MEDIAN.init_unit(), "mean": 0.0, "m2": 0.0}
+
+    def limit(self, norm: Tensor, state: UnitState, group: Group) -> Tensor:
+        std = (state["m2"] / (state["seen"] - 1).clamp(min=1)).sqrt()
+        median = MEDIAN.limit(norm, state, {"q": 0.5})
+        return none_yet(median + 3 * std, state["m2"])
+
+    def observe(self, norm: Tensor, state: UnitState, group: Group) -> UnitState:
+        after = MEDIAN.observe(norm, state, {"q": 0.5})
+        mean = state["mean"] + (norm - state["mean"]) / after["seen"]
+        return {**after, "mean": mean, "m2": state["m2"] + (norm - state["mean"]) * (norm - mean)}
+
+
+MEDIAN = P2Quantile(0.5)

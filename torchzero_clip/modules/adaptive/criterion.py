@@ -1,0 +1,84 @@
+"""Criterion: how past norms set the limit of this step."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any, ClassVar, Literal, TypeAlias
+
+import torch
+from torch import Tensor
+
+from torchzero_clip.core import Description, Group, UnitState
+
+Clipping: TypeAlias = "Literal['reciprocal', 'mean', 'max'] | Callable[[Tensor, Any], Tensor | Any]"
+
+
+class Criterion(Description):
+    """A statistic of past norms and the limit it sets, one entry a unit: tensors in, tensors out.
+
+    Write `init_unit`, `limit` and `observe`, as in a `NormRule`, and `start` where the statistic
+    begins from the mean and variance of the warm-up. A criterion never sees NaN or infinity in
+    `observe`, and a limit of inf clips nothing.
+    """
+
+    observes: ClassVar[Literal["raw", "clipped"]] = "raw"
+    least_warmup: ClassVar[int] = 0
+
+    def init_unit(self) -> dict[str, Any]:
+        """The state of one unit before its first norm."""
+        raise NotImplementedError(f"{type(self).__name__} has no init_unit")
+
+    def start(self, mean: Tensor, var: Tensor, count: int) -> UnitState:
+        """The state after `count` warm-up norms of this mean and unbiased variance."""
+        return {}
+
+    def limit(self, norm: Tensor, state: UnitState, group: Group) -> Tensor:
+        """The norm that each unit may have, from the past alone."""
+        raise NotImplementedError(f"{type(self).__name__} has no limit")
+
+    def observe(self, norm: Tensor, state: UnitState, group: Group) -> UnitState:
+        """The state after this norm."""
+        raise NotImplementedError(f"{type(self).__name__} has no observe")
+
+
+def max_clipping(z: Tensor, t: float | Tensor) -> Tensor | float:
+    """t: a spike is cut to the threshold."""
+    return t
+
+
+def mean_clipping(z: Tensor, t: float | Tensor) -> Tensor | float:
+    """0: a spike is cut to the mean."""
+    return 0.0
+
+
+def reciprocal_clipping(z: Tensor, t: float | Tensor) -> Tensor | float:
+    """t² / z: the larger the spike, the closer to the mean it is cut."""
+    return t * t / z
+
+
+CLIPPINGS = {"max": max_clipping, "mean": mean_clipping, "reciprocal": reciprocal_clipping}
+
+
+def clipping_function(clipping: Clipping) -> Callable[[Tensor, Any], Tensor | Any]:
+    """A clipping function by its name, or itself."""
+    return clipping if callable(clipping) else CLIPPINGS[clipping]
+
+
+def check_clipping(criterion: Any) -> None:
+    """Raise a sentence unless `clipping` is a function or the name of one."""
+    if not callable(criterion.clipping) and criterion.clipping not in CLIPPINGS:
+        raise ValueError(
+            f"{type(criterion).__name__}: clipping must be one of {list(CLIPPINGS)} or a function "
+            f"of (z, threshold), got {criterion.clipping!r}"
+        )
+
+
+def blend(old: Tensor, new: Tensor, keep: float | Tensor) -> Tensor:
+    """keep · old + (1 - keep) · new, exactly `old` where both are equal."""
+    return old + (1 - keep) * (new - old)
+
+
+def none_yet(limit: Tensor, statistic: Tensor) -> Tensor:
+    """No limit where a statistic is still zero."""
+    return torch.where(statistic > 0, limit, torch.full_like(limit, math.inf))

@@ -1,0 +1,57 @@
+"""EMARatio: a limit as a multiple of the average."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from torchzero_clip.core import Group, Live, UnitState
+from torchzero_clip.modules.adaptive.criterion import (
+    Clipping,
+    Criterion,
+    blend,
+    check_clipping,
+    clipping_function,
+    none_yet,
+)
+
+
+class EMARatio(Criterion):
+    """q = n / μ;   if q > r the limit is μ · (1 + f),  f = clipping(q - 1, r - 1);   μ ← α μ + (1 - α) x
+
+    Args:
+        alpha: How much of the average is kept a step.
+        r_thresh: r, from which multiple of the average on a norm is a spike.
+        clipping: "max" cuts to μ r, "mean" to μ, "reciprocal" between; or a function.
+
+    Example:
+        >>> clip = AdaptiveClip(EMARatio(r_thresh=1.5), warmup=None)
+        >>> opt = Modular(model.parameters(), clip, Adam(), LR(1e-3))
+    """  # noqa: E501
+
+    alpha: Live[float] = 0.98
+    r_thresh: Live[float] = 1.05
+    clipping: Clipping = "max"
+
+    def check(self) -> None:
+        self.require("alpha", at_least=0, below=1)
+        self.require("r_thresh", above=1)
+        check_clipping(self)
+
+    def init_unit(self) -> dict[str, Any]:
+        return {"mean": 0.0}
+
+    def start(self, mean: Tensor, var: Tensor, count: int) -> UnitState:
+        return {"mean": mean}
+
+    def limit(self, norm: Tensor, state: UnitState, group: Group) -> Tensor:
+        mean, r = state["mean"], group["r_thresh"]
+        q = norm / mean
+        limit = mean * (1 + clipping_function(self.clipping)(q - 1, r - 1))
+        limit = torch.where(q > r, limit, torch.full_like(limit, torch.inf))
+        return none_yet(limit, mean)
+
+    def observe(self, norm: Tensor, state: UnitState, group: Group) -> UnitState:
+        return {"mean": blend(state["mean"], norm, group["alpha"])}

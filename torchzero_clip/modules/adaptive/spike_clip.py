@@ -1,0 +1,49 @@
+"""SpikeClip: entries far above their own second moment."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from torchzero_clip.core import Group, Live, State, TensorList, Transform, zeros_like_state
+
+
+class SpikeClip(Transform):
+    """u ← sign(u) · min(|u|, √(θ v));   v ← β v + (1 - β) u²
+
+    An entry whose v is still zero has no bound. A NaN or an infinity leaves its v alone.
+
+    Args:
+        threshold: θ, how far above its average square an entry's square may be.
+        beta: How much of v is kept a step.
+
+    Example:
+        >>> opt = Modular(model.parameters(), SpikeClip(), Adam(), LR(1e-3))
+
+    Reference:
+        Huang et al., "SPAM: spike-aware Adam with momentum reset for stable LLM training",
+        arXiv 2501.06842.
+    """
+
+    threshold: Live[float] = 5000.0
+    beta: Live[float] = 0.999
+
+    complex = "refuse"
+
+    def check(self) -> None:
+        super().check()
+        self.require("threshold", above=0)
+        self.require("beta", at_least=0, below=1)
+
+    def init(self, param: Tensor) -> dict[str, Tensor]:
+        return {"square_avg": zeros_like_state(param)}
+
+    def update(self, u: TensorList, state: State, group: Group) -> TensorList:
+        v, finite = state["square_avg"], u.isfinite()
+        bound = v.mul(group["threshold"]).sqrt_()
+        for t, average in zip(bound, v, strict=True):
+            t.masked_fill_(average == 0, torch.inf)
+        u = u.minimum_(bound).maximum_(bound.neg())
+        after = v.mul(group["beta"]).addcmul_(u, u, 1 - group["beta"])
+        v.copy_(after.where(finite, v))
+        return u

@@ -1,0 +1,83 @@
+"""ZClip: spikes of the norm, found by their z-score, cut to near the average."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from torchzero_clip.core import Group, Live, Scope, UnitState
+from torchzero_clip.modules.adaptive.adaptive_clip import AdaptiveRule
+from torchzero_clip.modules.adaptive.criterion import Criterion, blend
+from torchzero_clip.modules.adaptive.z_stat import ZStat
+
+
+class ZClip(AdaptiveRule):
+    """z = (n - μ) / (σ + 1e-6);   if z > t: u ← u · (μ + σ t² / z) / n
+
+    Then μ ← α μ + (1 - α) c and v ← α v + (1 - α)(c - μ)², c the norm after the cut, σ = √v.
+    Since it observes what it cut, a lasting jump of the norm to a new level is never followed:
+    every later norm is a spike. Use `AutoClip` where that may happen.
+
+    Args:
+        alpha: How much of the averages is kept a step.
+        z_thresh: t, from which z on a norm is a spike.
+        max_norm: A limit besides, from the first step on, or None. It is not observed.
+        warmup_steps: How many norms the averages start from.
+        mode: "adaptive" cuts to μ + σ t² / z, "mean" to μ, "percentile" to μ + σ t.
+        skip_on_spike: Make the update of a spike zero.
+        dim: What is measured together: "global", "group", "layer", or None for each tensor.
+
+    Example:
+        >>> opt = Modular(model.parameters(), ZClip(), Adam(), LR(1e-3))
+
+    Reference:
+        Kumar et al., "ZClip: adaptive spike mitigation for LLM pre-training", arXiv 2504.02507.
+    """
+
+    alpha: Live[float] = 0.97
+    z_thresh: Live[float] = 2.5
+    max_norm: Live[float | None] = 1.0
+    warmup_steps: int = 25
+    mode: Literal["adaptive", "mean", "percentile"] = "adaptive"
+    skip_on_spike: bool = False
+    dim: Scope = "global"
+
+    def check(self) -> None:
+        self.require_one_of("mode", tuple(STATISTICS))
+        super().check()
+        self.judge().with_values({"alpha": self.alpha, "z_thresh": self.z_thresh})
+        self.require("max_norm", at_least=0, optional=True)
+
+    def judge(self) -> Criterion:
+        return STATISTICS[self.mode]
+
+    def limit(self, norm: Tensor, state: UnitState, group: Group) -> Tensor | float:
+        limit = torch.as_tensor(super().limit(norm, state, group))
+        if self.skip_on_spike:
+            limit = torch.where(norm > limit, torch.zeros_like(limit), limit)
+        return limit if group["max_norm"] is None else limit.clamp(max=group["max_norm"])
+
+    def seen(self, norm: Tensor, clipped: Tensor, state: UnitState, values: Group) -> Tensor:
+        return torch.minimum(norm, self.judge().limit(norm, state, values))
+
+
+class ZClipStat(ZStat):
+    """The averages of ZClip: population variance, μ first, then v against the new μ"""
+
+    eps = 1e-6
+
+    def start(self, mean: Tensor, var: Tensor, count: int) -> UnitState:
+        return {"mean": mean, "var": var * ((count - 1) / count)}
+
+    def observe(self, norm: Tensor, state: UnitState, group: Group) -> UnitState:
+        mean = blend(state["mean"], norm, group["alpha"])
+        return {"mean": mean, "var": blend(state["var"], (norm - mean) ** 2, group["alpha"])}
+
+
+STATISTICS = {
+    "adaptive": ZClipStat(clipping="reciprocal"),
+    "mean": ZClipStat(clipping="mean"),
+    "percentile": ZClipStat(clipping="max"),
+}

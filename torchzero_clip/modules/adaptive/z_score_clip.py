@@ -1,0 +1,69 @@
+"""ZScoreClip: a limit at the average plus zmax deviations."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from torchzero_clip.core import Group, Live, Scope, UnitState
+from torchzero_clip.modules.adaptive.adaptive_clip import AdaptiveRule
+from torchzero_clip.modules.adaptive.criterion import Criterion, blend, none_yet
+
+
+class ZScoreClip(AdaptiveRule):
+    """u ← u · min(1, (m + zmax · √v) / ‖u‖), m and v the running mean and variance of the raw norms
+
+    Raw norms are observed, so a spike widens the limit for a while: its share of v falls by the
+    factor ema_decay a step. While v is zero there is no limit.
+
+    Args:
+        zmax: How many deviations above the mean a norm may be.
+        ema_decay: How much of m and v is kept a step.
+        warmup_steps: How many norms pass unclipped first.
+        dim: What is measured together: "global", "group", "layer", or None for each tensor.
+
+    Example:
+        >>> opt = Modular(model.parameters(), ZScoreClip(), Adam(), LR(1e-3))
+    """
+
+    zmax: Live[float] = 3.0
+    ema_decay: Live[float] = 0.99
+    warmup_steps: int = 20
+    dim: Scope = "global"
+
+    def check(self) -> None:
+        super().check()
+        self.require("zmax", at_least=0)
+        self.require("ema_decay", at_least=0, below=1)
+
+    def judge(self) -> Criterion:
+        return SCORE
+
+
+class Score(Criterion):
+    """m + zmax · √v, both averages from the first norm on"""
+
+    def init_unit(self) -> dict[str, Any]:
+        return {"mean": 0.0, "var": 0.0, "seen": 0.0}
+
+    def limit(self, norm: Tensor, state: UnitState, group: Group) -> Tensor:
+        return none_yet(state["mean"] + group["zmax"] * state["var"].sqrt(), state["var"])
+
+    def observe(self, norm: Tensor, state: UnitState, group: Group) -> UnitState:
+        mean, var, decay, first = (
+            state["mean"],
+            state["var"],
+            group["ema_decay"],
+            state["seen"] == 0,
+        )
+        spread = decay * (var + (1 - decay) * (norm - mean) ** 2)  # EMA of n² minus the square of m
+        return {
+            "mean": torch.where(first, norm, blend(mean, norm, decay)),
+            "var": torch.where(first, torch.zeros_like(spread), spread),
+            "seen": torch.ones_like(state["seen"]),
+        }
+
+
+SCORE = Score()

@@ -1,0 +1,64 @@
+"""ZStat: a limit in standard deviations above the average."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from torchzero_clip.core import Group, Live, UnitState
+from torchzero_clip.modules.adaptive.criterion import (
+    Clipping,
+    Criterion,
+    blend,
+    check_clipping,
+    clipping_function,
+    none_yet,
+)
+
+
+class ZStat(Criterion):
+    """z = (n - μ) / (√v + 1e-8);   if z > t the limit is μ + f · √v, f = clipping(z, t)
+
+    Then v ← α v + (1 - α)(x - μ)², and μ ← α μ + (1 - α) x. While v is zero there is no limit.
+
+    Args:
+        alpha: How much of the averages is kept a step.
+        z_thresh: t, from which z on a norm is a spike.
+        clipping: "reciprocal" for f = t² / z, "mean" for 0, "max" for t, or a function of (z, t).
+
+    Example:
+        >>> clip = AdaptiveClip(ZStat(z_thresh=3.0))
+        >>> opt = Modular(model.parameters(), clip, Adam(), LR(1e-3))
+    """
+
+    alpha: Live[float] = 0.97
+    z_thresh: Live[float] = 2.5
+    clipping: Clipping = "reciprocal"
+
+    observes = "clipped"
+    least_warmup = 2
+    eps: ClassVar[float] = 1e-8
+
+    def check(self) -> None:
+        self.require("alpha", at_least=0, below=1)
+        self.require("z_thresh", above=0)
+        check_clipping(self)
+
+    def init_unit(self) -> dict[str, Any]:
+        return {"mean": 0.0, "var": 0.0}
+
+    def start(self, mean: Tensor, var: Tensor, count: int) -> UnitState:
+        return {"mean": mean, "var": var}
+
+    def limit(self, norm: Tensor, state: UnitState, group: Group) -> Tensor:
+        mean, std, t = state["mean"], state["var"].sqrt(), group["z_thresh"]
+        z = (norm - mean) / (std + self.eps)
+        limit = mean + clipping_function(self.clipping)(z, t) * std
+        limit = torch.where(z > t, limit, torch.full_like(limit, torch.inf))
+        return none_yet(limit, state["var"])
+
+    def observe(self, norm: Tensor, state: UnitState, group: Group) -> UnitState:
+        mean, var, alpha = state["mean"], state["var"], group["alpha"]
+        return {"var": blend(var, (norm - mean) ** 2, alpha), "mean": blend(mean, norm, alpha)}

@@ -1,0 +1,24 @@
+"""Which parameters, which steps: masks, partitions, guards."""
+
+from torchzero_clip.modules.flow.accumulate import Accumulate
+from torchzero_clip.modules.flow.freeze import Freeze
+from torchzero_clip.modules.flow.guard import Guard, SkipLarge
+from torchzero_clip.modules.flow.identity import Identity
+from torchzero_clip.modules.flow.lambda_ import Lambda
+from torchzero_clip.modules.flow.masked import Masked
+from torchzero_clip.modules.flow.noise import Noise
+from torchzero_clip.modules.flow.partition import Partition
+from torchzero_clip.modules.flow.when import When
+
+__all__ = [
+    "Accumulate",
+    "Freeze",
+    "Guard",
+    "Identity",
+    "Lambda",
+    "Masked",
+    "Noise",
+    "Partition",
+    "SkipLarge",
+    "When",
+]

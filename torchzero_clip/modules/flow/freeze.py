@@ -1,0 +1,34 @@
+"""Freeze: parameters that stay where they are."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from torch import Tensor
+
+from torchzero_clip.core import Bucket, Transform
+from torchzero_clip.modules.flow.masked import check_function, split
+
+
+class Freeze(Transform):
+    """No update where where(name, p) holds
+
+    Links after it do not see these parameters and keep no state for them.
+
+    Args:
+        where: Chooses parameters by name ("" unless the optimizer was given
+            `model.named_parameters()`) and value.
+
+    Example:
+        >>> frozen = Freeze(lambda name, p: name.startswith("encoder."))
+        >>> opt = Modular(model.named_parameters(), frozen, Adam(), LR(1e-3))
+    """
+
+    where: Callable[[str, Tensor], bool]
+
+    def check(self) -> None:
+        super().check()
+        check_function(self, "where")
+
+    def step(self, buckets: list[Bucket]) -> list[Bucket]:
+        return split(buckets, self.where)[1]

@@ -1,0 +1,118 @@
+"""Guard and SkipLarge: steps that should not happen."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from torchzero_clip.core import Bucket, Live, Transform, count_step, keep_number
+from torchzero_clip.core.norms import combine, largest, measure, statistics
+
+
+class Guard(Transform):
+    """Skip the step (or zero the entries, or raise) where a gradient is NaN or infinite
+
+    It stands first. A skipped step leaves parameters, state and step counts of all other links as
+    they were; only `metrics()["Guard/skipped"]` moves. All ranks agree. "skip" and "raise" read one
+    number on the host each step; "zero" does not.
+
+    Args:
+        on_nonfinite: "skip", "zero" or "raise", which names the parameters.
+        max_consecutive: Raise after so many skipped steps in a row, or None.
+
+    Example:
+        >>> opt = Modular(model.parameters(), Guard(), ClipNorm(1.0), Adam(), LR(1e-3))
+    """
+
+    on_nonfinite: Literal["skip", "zero", "raise"] = "skip"
+    max_consecutive: int | None = None
+
+    goes_first = True
+
+    def check(self) -> None:
+        super().check()
+        self.require_one_of("on_nonfinite", ("skip", "zero", "raise"))
+        self.require("max_consecutive", at_least=1, integer=True, optional=True)
+
+    def step(self, buckets: list[Bucket]) -> list[Bucket]:
+        if self.on_nonfinite == "zero":
+            for bucket in buckets:
+                u = bucket.u.own()
+                for t in u:
+                    t.masked_fill_(~torch.isfinite(t), 0)
+                bucket.u = u
+            return buckets
+        bad = ~torch.isfinite(torch.cat([largest(bucket.u.tensors) for bucket in buckets]))
+        if not anywhere(bad.any()):
+            return passed(buckets)
+        if self.on_nonfinite == "raise":
+            names = [
+                name or f"parameter {place} of group {bucket.index}"
+                for bucket in buckets
+                for name, place in zip(bucket.names, bucket.places, strict=True)
+            ]
+            wrong = [name for name, is_bad in zip(names, bad.tolist(), strict=True) if is_bad]
+            raise RuntimeError(f"Guard: NaN or infinite gradients in {wrong or 'another rank'}")
+        return skipped(self, buckets, "NaN or infinite gradients")
+
+
+class SkipLarge(Transform):
+    """Skip the step where the norm of all gradients is above max_norm, or is no number
+
+    It stands first, or next to another guard, and reads one number on the host each step.
+
+    Args:
+        max_norm: The largest norm of a step that happens.
+        max_consecutive: Raise after so many skipped steps in a row, or None.
+
+    Example:
+        >>> opt = Modular(model.parameters(), SkipLarge(100.0), Adam(), LR(1e-3))
+    """
+
+    max_norm: Live[float]
+    max_consecutive: int | None = None
+
+    goes_first = True
+
+    def check(self) -> None:
+        super().check()
+        self.require("max_norm", at_least=0)
+        self.require("max_consecutive", at_least=1, integer=True, optional=True)
+
+    def step(self, buckets: list[Bucket]) -> list[Bucket]:
+        m, home = measure(2), buckets[0].params.tensors[0].device
+        stats = torch.cat([statistics(b.u.tensors, m).to(home) for b in buckets], dim=1)
+        counts = [[t.numel() for bucket in buckets for t in bucket.u.tensors]]
+        norm = combine(stats.unsqueeze(1), counts, m)[0]
+        if anywhere(~(norm <= buckets[0].group["max_norm"])):
+            return skipped(self, buckets, f"norms above {buckets[0].group['max_norm']}")
+        return passed(buckets)
+
+
+def anywhere(flag: Tensor) -> bool:
+    """Whether a flag is set on this rank or on another."""
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        flag = flag.to(torch.int32)
+        torch.distributed.all_reduce(flag, torch.distributed.ReduceOp.MAX)
+    return bool(flag)
+
+
+def passed(buckets: list[Bucket]) -> list[Bucket]:
+    """Let the step happen."""
+    shared = buckets[0].groups[0]["chain"]
+    path = buckets[0].bound.path
+    if shared.get(f"{path}/consecutive"):
+        keep_number(buckets, "consecutive", 0)
+    buckets[0].record[path] = {"skipped": shared.get(f"{path}/skipped", 0)}
+    return buckets
+
+
+def skipped(rule: Any, buckets: list[Bucket], why: str) -> list[Bucket]:
+    """End the step and count it."""
+    count, row = count_step(buckets, "skipped"), count_step(buckets, "consecutive")
+    buckets[0].record[buckets[0].bound.path] = {"skipped": count}
+    if rule.max_consecutive is not None and row >= rule.max_consecutive:
+        raise RuntimeError(f"{type(rule).__name__}: {row} steps in a row had {why}")
+    return []

@@ -1,0 +1,30 @@
+"""Lambda: a function as a transform."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from torch import Tensor
+
+from torchzero_clip.core import Group, TensorwiseTransform
+from torchzero_clip.modules.flow.masked import check_function
+
+
+class Lambda(TensorwiseTransform):
+    """u ← fn(u), one tensor at a time
+
+    Args:
+        fn: A function of one tensor; it may write it.
+
+    Example:
+        >>> opt = Modular(model.parameters(), Lambda(lambda u: u.tanh()), LR(1e-2))
+    """
+
+    fn: Callable[[Tensor], Tensor]
+
+    def check(self) -> None:
+        super().check()
+        check_function(self, "fn")
+
+    def update_tensor(self, u: Tensor, state: dict[str, Tensor], group: Group) -> Tensor:
+        return self.fn(u)

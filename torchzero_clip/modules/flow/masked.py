@@ -1,0 +1,75 @@
+"""Masked: a transform for some of the parameters."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from torch import Tensor
+
+from torchzero_clip.core import Bucket, Transform, prepare, run
+
+
+class Masked(Transform):
+    """u ← tfm(u) where where(name, p) holds, u elsewhere
+
+    Inside it "global" means all parameters that the mask chooses.
+
+    Args:
+        tfm: A transform or a Chain.
+        where: Chooses parameters by name and value. The name is "" unless the optimizer was given
+            `model.named_parameters()`.
+
+    Example:
+        >>> matrices = lambda name, p: p.dim() >= 2
+        >>> decay = Masked(WeightDecay(0.1), matrices)
+        >>> opt = Modular(model.parameters(), Adam(), decay, LR(1e-3))
+    """
+
+    tfm: Transform
+    where: Callable[[str, Tensor], bool]
+
+    def check(self) -> None:
+        super().check()
+        check_inner(self)
+        check_function(self, "where")
+
+    def step(self, buckets: list[Bucket]) -> list[Bucket]:
+        inside, outside = split(buckets, self.where)
+        return outside + run(inside)
+
+    def prepare(self, buckets: list[Bucket]) -> None:
+        prepare(split(buckets, self.where)[0])
+
+
+def split(
+    buckets: list[Bucket], where: Callable[[str, Tensor], bool]
+) -> tuple[list[Bucket], list[Bucket]]:
+    """The parts of the buckets where a condition holds, and the rest."""
+    inside: list[Bucket] = []
+    outside: list[Bucket] = []
+    for bucket in buckets:
+        chosen = [bool(where(n or "", p)) for n, p in zip(bucket.names, bucket.params, strict=True)]
+        for part, kind in ((inside, True), (outside, False)):
+            places = [i for i, choice in enumerate(chosen) if choice is kind]
+            if places:
+                part.append(bucket if len(places) == len(chosen) else bucket.select(places))
+    return inside, outside
+
+
+def check_inner(rule: Transform) -> None:
+    """Raise a sentence unless the transform inside is one and the outer has no target."""
+    inner = getattr(rule, "tfm", None)
+    if not isinstance(inner, Transform):
+        raise TypeError(f"{type(rule).__name__}: tfm must be a Transform, got {inner!r}")
+    if rule.target != "update":
+        raise ValueError(
+            f"{type(rule).__name__}: target belongs to the transforms inside, got {rule.target!r}"
+        )
+
+
+def check_function(rule: Transform, name: str) -> None:
+    """Raise a sentence unless an argument is a function."""
+    if not callable(getattr(rule, name)):
+        raise TypeError(
+            f"{type(rule).__name__}: {name} must be a function, got {getattr(rule, name)!r}"
+        )

@@ -1,0 +1,66 @@
+"""Noise: annealed Gaussian noise."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from torchzero_clip.core import Bucket, Live, TensorList, Transform, count_step
+
+
+class Noise(Transform):
+    """u ← u + N(0, η / (1 + t)^γ), the variance falling with the step t
+
+    The generator's state is saved with the optimizer, so that a resumed run draws what it would
+    have drawn.
+
+    Args:
+        eta: η, the variance at the start.
+        gamma: γ, how fast it falls.
+        seed: Where the generator starts.
+
+    Example:
+        >>> opt = Modular(model.parameters(), Noise(0.01), LR(1e-2))
+
+    Reference:
+        Neelakantan et al., "Adding gradient noise improves learning for very deep networks",
+        arXiv 1511.06807.
+    """
+
+    eta: Live[float]
+    gamma: Live[float] = 0.55
+    seed: int = 0
+
+    def check(self) -> None:
+        super().check()
+        self.require("eta", at_least=0)
+        self.require("gamma")
+        self.require("seed", integer=True)
+
+    def step(self, buckets: list[Bucket]) -> list[Bucket]:
+        t = count_step(buckets) - 1
+        for bucket in buckets:
+            generator, keep = self._generator(bucket)
+            noise = [self._draw(p, generator) for p in bucket.params]
+            keep["state"] = generator.get_state()
+            eta, gamma = bucket.group["eta"], bucket.group["gamma"]
+            std = (eta / (1 + t) ** gamma) ** 0.5
+            u = bucket.u.to(bucket.state_dtype)
+            bucket.u = u.add_(TensorList(noise, owned=True).mul_(std))
+            for group in bucket.groups:
+                group["chain"][self._key(bucket)] = keep["state"]
+        return buckets
+
+    def _draw(self, p: Tensor, generator: torch.Generator) -> Tensor:
+        dtype = torch.float32 if p.dtype in (torch.float16, torch.bfloat16) else p.dtype
+        return torch.randn(p.shape, generator=generator, dtype=dtype, device=p.device)
+
+    def _generator(self, bucket: Bucket) -> tuple[torch.Generator, dict[str, Tensor]]:
+        generator = torch.Generator(bucket.params.tensors[0].device).manual_seed(self.seed)
+        held = bucket.groups[0]["chain"].get(self._key(bucket))
+        if held is not None:
+            generator.set_state(held.cpu())
+        return generator, {}
+
+    def _key(self, bucket: Bucket) -> str:
+        return f"{bucket.bound.path}/generator_{bucket.params.tensors[0].device.type}"

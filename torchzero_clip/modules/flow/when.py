@@ -1,0 +1,35 @@
+"""When: a transform in some of the steps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from torchzero_clip.core import Bucket, Transform, count_step, prepare, run
+from torchzero_clip.modules.flow.masked import check_function, check_inner
+
+
+class When(Transform):
+    """u ← tfm(u) in steps where condition(step) holds, u in others
+
+    Args:
+        condition: A function of the number of the step; the first is 1.
+        tfm: A transform or a Chain.
+
+    Example:
+        >>> early = When(lambda step: step <= 1000, ClipNorm(0.1, dim="global"))
+        >>> opt = Modular(model.parameters(), early, Adam(), LR(1e-3))
+    """
+
+    condition: Callable[[int], bool]
+    tfm: Transform
+
+    def check(self) -> None:
+        super().check()
+        check_function(self, "condition")
+        check_inner(self)
+
+    def step(self, buckets: list[Bucket]) -> list[Bucket]:
+        return run(buckets) if self.condition(count_step(buckets)) else buckets
+
+    def prepare(self, buckets: list[Bucket]) -> None:
+        prepare(buckets)
