@@ -156,8 +156,6 @@ def _apply_norm_rule(rule: NormRule, params: Params, error_if_nonfinite: bool = 
             f"clip_grad_norm_: the norm of the gradients is {total.item()}; with "
             "error_if_nonfinite=False they would be clipped all the same"
         )
-    limits = [
-        rule.limit(units.pick(norm, ids), {}, members[0].group) for ids, members in units.groups
-    ]
+    limits = [rule.limit(norm, {}, members[0].group) for members in units.groups]
     rule.scale(units, norm, limits)
     return total

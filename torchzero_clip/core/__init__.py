@@ -13,10 +13,11 @@ from torchzero_clip.core.config import from_config, to_config
 from torchzero_clip.core.description import Description, Live
 from torchzero_clip.core.metrics import to_floats
 from torchzero_clip.core.modular import Modular
-from torchzero_clip.core.norm_rule import NormRule, Scope, Units, UnitState
+from torchzero_clip.core.norm_rule import NormRule, Scope, UnitState
 from torchzero_clip.core.norms import Ord
 from torchzero_clip.core.tensorlist import TensorList
 from torchzero_clip.core.transform import Chain, TensorwiseTransform, Transform, bind, prepare, run
+from torchzero_clip.core.units import Units
 
 __all__ = [
     "Bucket",

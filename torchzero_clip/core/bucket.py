@@ -179,11 +179,11 @@ def statistic_dtype(param: Tensor) -> torch.dtype:
     return torch.float64 if double else torch.float32
 
 
-def statistic(value: float | Tensor, param: Tensor) -> Tensor:
-    """A number that is kept for a parameter, as a 0-dim tensor; a tensor stays as it is."""
+def statistic(value: Any, param: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+    """A value that is kept for a parameter: numbers become 0-dim tensors."""
     if isinstance(value, Tensor):
-        return value.to(param.device)
-    return torch.full((), value, dtype=statistic_dtype(param), device=param.device)
+        return value.to(param.device, dtype if dtype is not None else value.dtype)
+    return torch.full((), value, dtype=dtype or statistic_dtype(param), device=param.device)
 
 
 def has_grad(param: Tensor) -> bool:

@@ -16,10 +16,7 @@ def metrics_of(records: Mapping[str, Any]) -> dict[str, Any]:
         if isinstance(record, dict):
             out.update({f"{path}/{name}": value for name, value in record.items()})
             continue
-        norm, ids, limits, ratios = record
-        rows = zip(ids, limits, ratios, strict=True)
-        bounds = [torch.zeros_like(ratio) + limit for _, limit, ratio in rows]
-        limit, ratio = torch.cat(bounds), torch.cat(list(ratios))
+        norm, limit, ratio = record
         values = {"norm": norm, "limit": limit, "factor": 1 / ratio, "clipped": ratio > 1}
         out.update({f"{path}/{name}": _plain(value) for name, value in values.items()})
     return out

@@ -186,11 +186,6 @@ def totals(tensors: Sequence[Tensor]) -> Tensor:
     return torch.stack([_total(t) for t in tensors], dim=1)
 
 
-def table_sums(stats: Tensor) -> Tensor:
-    """Sums over the tensors of each unit."""
-    return stats.sum(dim=2)
-
-
 def _total(x: Tensor) -> Tensor:
     real = x.real.sum(dtype=wide(x.device))
     return torch.stack([real, x.imag.sum(dtype=real.dtype) if x.is_complex() else real * 0])
@@ -212,7 +207,9 @@ def _moments(x: Tensor) -> Tensor:
 
 
 def slice_norms(x: Tensor, dims: tuple[int, ...], m: Measure) -> Tensor:
-    """The norm of each slice along `dims`, these dims kept with size 1."""
+    """The norm of each slice along `dims`, these dims kept; zero, once, where there are none."""
+    if not dims:
+        return torch.zeros(1, dtype=wide(x.device), device=x.device)
     count = math.prod([x.shape[d] for d in dims])
     dtype = wide(x.device)
     if x.numel() == 0:

@@ -72,8 +72,11 @@ class P2Quantile(Criterion):
         return {"heights": heights, "positions": torch.arange(1.0, 6.0), "seen": 0.0}
 
     def limit(self, norm: Tensor, state: UnitState, group: Group) -> Tensor:
-        middle = state["heights"][:, 2]
-        return none_yet(middle, torch.where(state["seen"] >= 5, middle, torch.zeros_like(middle)))
+        heights, q = state["heights"], group["q"]
+        few = torch.where(torch.isinf(heights), torch.full_like(heights, math.nan), heights)
+        first = torch.nanquantile(few, q.to(few) if isinstance(q, Tensor) else q, dim=-1)
+        limit = torch.where(state["seen"] < 5, first, heights[:, 2])
+        return none_yet(limit, limit)
 
     def observe(self, norm: Tensor, state: UnitState, group: Group) -> UnitState:
         heights, positions, seen = state["heights"], state["positions"], state["seen"]

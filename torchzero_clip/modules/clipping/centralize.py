@@ -34,10 +34,8 @@ class Centralize(NormRule):
     def step(self, buckets: list[Bucket]) -> list[Bucket]:
         units = Units(self, buckets)
         mean = units.mean([bucket.u for bucket in units.buckets])
-        for ids, members in units.groups:
-            shift = units.pick(mean, ids)
-            shift = torch.where(units.too_small(ids, shift), torch.zeros_like(shift), shift)
-            for bucket in members:
-                u = bucket.u.to(bucket.state_dtype)
-                bucket.u = u.sub_(units.spread(bucket, ids, shift))
+        small = units.smaller_than(self.min_size)
+        shift = torch.where(small, torch.zeros_like(mean), mean)
+        for bucket in buckets:
+            bucket.u = bucket.u.to(bucket.state_dtype).sub_(units.spread(bucket, shift))
         return buckets

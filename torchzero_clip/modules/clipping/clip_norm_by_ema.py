@@ -68,41 +68,32 @@ class ClipNormByEMA(NormRule):
         self._average(units, known, state["started"])
         size = units.measure([bucket.state["ema"] for bucket in units.buckets])
         grown = self._grown(units, size, state["ema_norm"])
-        limits = [
-            units.pick(grown, ids).clamp(min=members[0].group["eps"])
-            for ids, members in units.groups
-        ]
+        limits = [grown.clamp(min=members[0].group["eps"]) for members in units.groups]
         self.scale(units, norm, limits)
         started = torch.maximum(state["started"], known.to(norm.dtype))
-        units.store({"ema_norm": torch.where(known, grown, state["ema_norm"]), "started": started})
+        last = torch.where(known & (grown > 0), grown, state["ema_norm"])
+        units.store({"ema_norm": last, "started": started})
         return buckets
 
     def _average(self, units: Units, known: Tensor, started: Tensor) -> None:
         """Take the update into m, except in units that have a NaN or an infinity."""
-        for ids, members in units.groups:
-            weight = torch.zeros_like(started) + (1 - members[0].group["beta"])
+        for bucket in units.buckets:
+            weight = torch.zeros_like(started) + (1 - bucket.group["beta"])
             if self.ema_init == "update":
                 weight = torch.where(started > 0, weight, torch.ones_like(weight))
-            for bucket in members:
-                ema = bucket.state["ema"]
-                keep = units.per_tensor(bucket, ids, units.pick(known, ids))
-                u = bucket.u.to(bucket.state_dtype).where(keep, ema)
-                ema.lerp_(u, units.per_tensor(bucket, ids, units.pick(weight, ids)))
+            ema = bucket.state["ema"]
+            u = bucket.u.to(bucket.state_dtype).where(units.per_tensor(bucket, known), ema)
+            ema.lerp_(u, units.per_tensor(bucket, weight))
 
     def _grown(self, units: Units, size: Tensor, before: Tensor) -> Tensor:
         """Let ‖m‖ grow by max_ema_growth, and shrink m to that."""
-        bounds: list[Tensor] = []
-        for ids, members in units.owners:
-            growth = members[0].group["max_ema_growth"]
-            past = units.pick(before, ids)
-            bound = past * (math.inf if growth is None else growth)
-            bounds.append(torch.where(past > 0, bound, torch.full_like(bound, math.inf)))
-        grown = torch.minimum(size, units.in_order(bounds))
+        growths = [members[0].group["max_ema_growth"] for members in units.groups]
+        bounds = [before * (math.inf if growth is None else growth) for growth in growths]
+        bound = torch.where(before > 0, units.by_owner(bounds), torch.full_like(before, math.inf))
+        grown = torch.minimum(size, bound)
         shrink = torch.where(grown < size, units.ratio(size, grown), torch.ones_like(size))
-        for ids, members in units.groups:
-            for bucket in members:
-                each = units.spread(bucket, ids, units.pick(shrink, ids))
-                bucket.state["ema"].div_(each)
+        for bucket in units.buckets:
+            bucket.state["ema"].div_(units.spread(bucket, shrink))
         return grown
 
 

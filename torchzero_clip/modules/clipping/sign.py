@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import torch
+
 from torchzero_clip.core import Group, State, TensorList, Transform
 
 
 class Sign(Transform):
-    """u ← sign(u)
+    """u ← sign(u); NaN stays NaN
 
     Example:
         >>> opt = Modular(model.parameters(), Momentum(0.9), Sign(), LR(1e-4))
@@ -18,4 +20,7 @@ class Sign(Transform):
     complex = "refuse"
 
     def update(self, u: TensorList, state: State, group: Group) -> TensorList:
-        return u.sign_()
+        u = u.own()
+        for t, wrong in zip(u, [torch.isnan(t) for t in u], strict=True):
+            t.sign_().masked_fill_(wrong, torch.nan)
+        return u

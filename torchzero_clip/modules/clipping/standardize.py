@@ -41,15 +41,13 @@ class Standardize(NormRule):
         flowing = [bucket.u for bucket in units.buckets]
         mean, std = units.mean(flowing), units.measure(flowing)
         ulp = max([torch.finfo(bucket.state_dtype).eps for bucket in buckets])
-        for ids, members in units.groups:
-            shift, spread = units.pick(mean, ids), units.pick(std, ids)
-            flat = spread <= 4 * ulp * shift.abs()
-            scale = torch.where(flat, torch.full_like(spread, math.inf), spread)
-            scale = scale + members[0].group["eps"]
-            alone = units.too_small(ids, spread, at_least=2)
-            shift = torch.where(alone, torch.zeros_like(shift), shift)
-            scale = torch.where(alone, torch.ones_like(scale), scale)
+        flat = std <= 4 * ulp * mean.abs()
+        std = torch.where(flat, torch.full_like(std, math.inf), std)
+        alone = units.smaller_than(max(self.min_size, 2))
+        shift = torch.where(alone, torch.zeros_like(mean), mean)
+        for members in units.groups:
+            scale = torch.where(alone, torch.ones_like(std), std + members[0].group["eps"])
             for bucket in members:
-                u = bucket.u.to(bucket.state_dtype).sub_(units.spread(bucket, ids, shift))
-                bucket.u = u.div_(units.spread(bucket, ids, scale))
+                u = bucket.u.to(bucket.state_dtype).sub_(units.spread(bucket, shift))
+                bucket.u = u.div_(units.spread(bucket, scale))
         return buckets
