@@ -129,6 +129,9 @@ class _Between(NormRule):
         return norm.clamp(group["min_norm"], group["max_norm"])
 
 
+_Between.__name__ = "clip_grad_norm_"  # errors name what was called
+
+
 def _buckets(rule: Transform, params: Params) -> list[Bucket]:
     """The gradients as the rule sees them."""
     tensors = [params] if isinstance(params, Tensor) else list(params)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Literal
 
 import torch
@@ -57,10 +58,8 @@ class ClipValueByEMA(Transform):
                 )
 
     def init(self, param: Tensor) -> dict[str, Tensor]:
-        state = {"ema": zeros_like_state(param)}
-        if self.ema_init == "update":
-            state["started"] = torch.zeros((), device=param.device)
-        return state
+        start = 0.0 if self.ema_init == "zeros" else math.inf  # inf: no average, so no bound yet
+        return {"ema": torch.full_like(zeros_like_state(param), start)}
 
     def prepare(self, buckets: list[Bucket]) -> None:
         super().prepare(buckets)
@@ -70,7 +69,7 @@ class ClipValueByEMA(Transform):
         for bucket in buckets:
             self.refuse_complex(bucket)
             self._average(bucket)
-        averages = [bucket.carrying(bucket.state["ema"].borrow()) for bucket in buckets]
+        averages = [bucket.carrying(self._seen(bucket.state["ema"])) for bucket in buckets]
         bounds: dict[tuple[int, int], Tensor] = {}
         for bucket in run(averages):
             for place, t in zip(bucket.places, bucket.update.tensors, strict=True):
@@ -87,10 +86,8 @@ class ClipValueByEMA(Transform):
         state, u = bucket.state, bucket.u.to(bucket.state_dtype)
         ema, weight = state["ema"], 1 - bucket.group["beta"]
         size = u.abs().where(u.isfinite(), ema)
-        if self.ema_init == "zeros":
-            ema.lerp_(size, weight)
+        if self.ema_init == "update":
+            first = [torch.isinf(t) for t in ema]
+            ema.copy_(size.where(first, ema.lerp(size, weight)))
         else:
-            started = state["started"]
-            weights = [torch.where(t > 0, weight, 1.0) for t in started]
-            ema.lerp_(size, weights)
-            started.maximum_(1.0)
+            ema.lerp_(size, weight)

@@ -23,6 +23,7 @@ class Cautious(Transform):
     reads_grads = True
 
     def update(self, u: TensorList, state: State, group: Group) -> TensorList:
-        agree = u.mul(group["grads"]).map(lambda product: (product > 0).to(product.dtype))
+        same = u.sign().mul_(group["grads"])  # u · g of two tiny numbers would be 0
+        agree = same.map(lambda product: (product > 0).to(product.dtype))
         kept = torch.stack([t.mean() for t in agree]).nan_to_num()  # the mean of nothing is NaN
         return u.mul_(agree).div_(kept.clamp(min=1e-3).unbind())

@@ -50,7 +50,7 @@ class Orthogonalize(TensorwiseTransform):
                 f"Orthogonalize takes real matrices, got shape {tuple(u.shape)} and {u.dtype}: "
                 "give other parameters to another rule, as in Partition or a second optimizer"
             )
-        matrix = u.reshape(u.shape[0], -1)
+        matrix = u.flatten(1)
         out = orthogonal(matrix, self.steps, self.coefficients, self.eps).to(u.dtype)
         rows, columns = matrix.shape
         if self.scale == "original":

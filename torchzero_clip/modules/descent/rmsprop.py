@@ -48,6 +48,6 @@ class RMSprop(Transform):
         v = state["square_avg"].mul_(alpha).addcmul_(u, u, 1 - alpha)
         if self.centered:
             mean = state["grad_avg"].lerp_(u, 1 - alpha)
-            v = v.clone().addcmul_(mean, mean, -1)
+            v = v.borrow().addcmul_(mean, mean, -1)
         u.div_(v.sqrt().add_(group["eps"]))
         return state["momentum_buffer"].mul_(self.momentum).add_(u) if self.momentum else u
