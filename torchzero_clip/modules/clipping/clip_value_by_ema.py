@@ -82,6 +82,12 @@ class ClipValueByEMA(Transform):
             bucket.u = u.minimum_(bound).maximum_(bound.neg())
         return buckets
 
+    def _seen(self, ema: TensorList) -> TensorList:
+        """The average for `ema_tfm`: zero for entries that have none yet."""
+        if self.ema_init == "zeros":
+            return ema.borrow()
+        return ema.where(ema.isfinite(), ema.map(torch.zeros_like))
+
     def _average(self, bucket: Bucket) -> None:
         state, u = bucket.state, bucket.u.to(bucket.state_dtype)
         ema, weight = state["ema"], 1 - bucket.group["beta"]
