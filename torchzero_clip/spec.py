@@ -184,11 +184,14 @@ def clip_rms(xs: Vector, max_rms: Real = 1) -> list[Real]:
 
 
 def soft_clip(xs: Vector, max_norm: Real, ord: Order = 2) -> list[Real]:
-    """u / (1 + n / max_norm), with n = norm(u, ord); written as u · max_norm / (max_norm + n)."""
+    """u / (1 + n / max_norm), √ of that for "var", with n = norm(u, ord).
+
+    Written as u · max_norm / (max_norm + n): the measure of the result stays below max_norm.
+    """
     n = norm(xs, ord)
     if n == 0 or max_norm == math.inf:
         return list(xs)
-    return _rescale(xs, max_norm + n, max_norm)
+    return _rescale(xs, max_norm + n, max_norm, ord)
 
 
 def sign(xs: Vector) -> list[Real]:

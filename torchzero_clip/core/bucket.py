@@ -111,7 +111,7 @@ class Bucket:
     def carrying(self, u: TensorList) -> Bucket:
         """The same parameters with another update flowing, for a chain inside a link."""
         other = self._copy()
-        other.update = u
+        other.update, other.room = u, None  # the kept memory may hold what flows outside
         return other
 
     def select(self, where: Sequence[int]) -> Bucket:

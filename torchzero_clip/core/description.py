@@ -46,7 +46,7 @@ class Description:
         for field in dataclasses.fields(cls):
             if inherited.get(field.name) is field:
                 continue
-            if field.name in base_methods:
+            if field.name in base_methods or _is_method(cls, field.default):
                 raise TypeError(
                     f"{cls.__name__}: the field '{field.name}' has the name of a method; "
                     "call it something else"
@@ -169,6 +169,11 @@ def _check_after_init(cls: type[Description]) -> None:
             vars(self)["_finished"] = True
 
     cls.__init__ = checked  # type: ignore[method-assign, assignment]
+
+
+def _is_method(cls: type, default: Any) -> bool:
+    """Whether the default of a field is a function of the class body, which took its name."""
+    return getattr(default, "__qualname__", "").startswith(f"{cls.__qualname__}.")
 
 
 def _is_live(cls: type, name: str, hint: Any) -> bool:

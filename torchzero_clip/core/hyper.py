@@ -50,11 +50,14 @@ class Names:
             if len(links_) > 1:
                 self.ambiguous[name] = [f"{link.path}/{name}" for link in links_]
 
-    def tidy(self, group: dict[str, Any]) -> None:
-        """Bring keys to the names in use, fill in defaults, refuse what cannot be meant."""
+    def tidy(self, group: dict[str, Any], later: bool = False) -> None:
+        """Bring keys to the names in use, fill in defaults, refuse what cannot be meant.
+
+        A qualified name that turns up `later` is newer than the value under the name in use.
+        """
         for key in [k for k in group if k not in RESERVED and k not in self.defaults]:
             if key in self.aliases:
-                if self.aliases[key] in group:
+                if self.aliases[key] in group and not later:
                     raise ValueError(f"a group has both {key!r} and {self.aliases[key]!r}")
                 group[self.aliases[key]] = group.pop(key)
             elif key not in SCHEDULER_KEYS:

@@ -31,7 +31,7 @@ class Modular(Optimizer):
 
     def __init__(self, params: Iterable[Any], *transforms: Transform) -> None:
         self._build(Chain(*transforms))
-        super().__init__(params, self.names.defaults)
+        super().__init__(params, dict(self.names.defaults))
 
     def _build(self, chain: Chain) -> None:
         self.chain = chain
@@ -110,7 +110,7 @@ class Modular(Optimizer):
         keys = [frozenset(group) for group in self.param_groups]
         if keys != self._seen_keys:
             for group in self.param_groups:
-                self.names.tidy(group)
+                self.names.tidy(group, later=True)
             self._seen_keys = [frozenset(group) for group in self.param_groups]
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:

@@ -1,7 +1,7 @@
 """Norms, right to 1e-6 whatever the size and range: the one file that knows about precision.
 
 A statistic of one tensor is a column of a few numbers that combine over tensors: a norm for the
-p-norms, a maximum, a count, a sum, or mean and M2 for std and var. Sums are taken in float64.
+p-norms, a maximum, a count, a sum, or mean and √M2 for std and var. Sums are taken in float64.
 Reading a number back from a *CPU* tensor is free, so that here, and only here, it is done.
 """
 
@@ -21,6 +21,7 @@ Ord: TypeAlias = "float | str"
 
 ROW = 256  # a float32 sum of this many squares is right to 1e-7
 SMALL = 4096  # up to here one float64 pass over many tensors at once is the fastest
+DOUBLE = (torch.float64, torch.complex128)
 CHUNK = 2**16  # what is converted at a time
 
 
@@ -96,19 +97,18 @@ def combine(stats: Tensor, counts: Sequence[Sequence[int]], m: Measure) -> Tenso
         return stats[0].sum(dim=1)
     if m.kind == "sum":
         return torch.hypot(stats[0].sum(dim=1), stats[1].sum(dim=1))
+    scale = _safe(stats.abs().amax(dim=(0, 2)))  # squares must stay in range
+    rows = stats / scale.unsqueeze(1)
     n = numbers([c for row in counts for c in row], stats).view(len(counts), -1)
-    mean = (stats[:2] * n).sum(dim=2) / numbers([max(t, 1) for t in totals], stats)
-    away = stats[:2] - mean.unsqueeze(2)
-    m2 = (stats[2] + n * (away * away).sum(dim=0)).sum(dim=1)
-    var = m2 / numbers([max(t - 1, 1) for t in totals], stats)
-    return var.sqrt() if m.root else var
+    mean = (rows[:2] * n).sum(dim=2) / numbers([max(t, 1) for t in totals], stats)
+    away = (rows[:2] - mean.unsqueeze(2)).square().sum(dim=0)
+    var = (rows[2].square() + n * away).sum(dim=1) / numbers([max(t - 1, 1) for t in totals], stats)
+    return var.sqrt() * scale if m.root else var * scale.square()
 
 
 def scaled(stats: Tensor, ratio: Tensor, m: Measure) -> Tensor:
     """The statistics of tensors that were divided by `ratio`."""
-    if m.kind == "count":
-        return stats
-    return torch.cat([stats[:2] / ratio, stats[2:] / (ratio * ratio)])
+    return stats if m.kind == "count" else stats / ratio
 
 
 def numbers(values: Sequence[float], like: Tensor) -> Tensor:
@@ -125,6 +125,8 @@ def _powers(tensors: list[Tensor], p: float) -> Tensor:
     device = real[0].device
     if device.type == "cpu" and not torch.compiler.is_compiling() and _plain(real):
         return _powers_on_cpu(real, p)
+    if device.type == "cpu":
+        real = [_full(t) for t in real]
     if p > 6 or real[0].dtype == torch.float64:  # even float64 sums may leave the range
         biggest = _maxima(real)
         safe = _safe(biggest)
@@ -138,7 +140,7 @@ def _powers_on_cpu(tensors: list[Tensor], p: float) -> Tensor:
     small = [i for i, t in enumerate(tensors) if t.numel() <= SMALL or not t.is_contiguous()]
     norms = torch.empty(len(tensors), dtype=torch.float64)
     if small:
-        some = torch._foreach_norm([tensors[i] for i in small], p, dtype=torch.float64)
+        some = torch._foreach_norm([_full(tensors[i]) for i in small], p, dtype=torch.float64)
         norms[torch.tensor(small)] = torch.stack(some)
     chosen = set(small)
     for i in [i for i in range(len(tensors)) if i not in chosen]:
@@ -152,14 +154,17 @@ def _powers_on_cpu(tensors: list[Tensor], p: float) -> Tensor:
 
 
 def _blocked(x: Tensor, p: float) -> Tensor:
+    """Rows in float32 where that is right, chunks in float64 where it is not."""
     flat = x.view(-1)
-    if x.dtype in (torch.float16, torch.bfloat16):
-        parts = [_vector_norm_rows(c.float(), p) for c in flat.split(CHUNK)]
-        return torch.linalg.vector_norm(torch.cat(parts), p)
-    return torch.linalg.vector_norm(_vector_norm_rows(flat, p), p)
+    if p not in (1, 2) or x.dtype == torch.float64:
+        parts = [torch.linalg.vector_norm(c, p, dtype=torch.float64) for c in flat.split(CHUNK)]
+        return torch.linalg.vector_norm(torch.stack(parts), p)
+    half = x.dtype in (torch.float16, torch.bfloat16)
+    rows = [_rows(c.float(), p) for c in flat.split(CHUNK)] if half else [_rows(flat, p)]
+    return torch.linalg.vector_norm(torch.cat(rows), p)
 
 
-def _vector_norm_rows(flat: Tensor, p: float) -> Tensor:
+def _rows(flat: Tensor, p: float) -> Tensor:
     whole = flat.numel() // ROW * ROW
     rows = torch.linalg.vector_norm(flat[:whole].view(-1, ROW), p, dim=1).double()
     rest = torch.linalg.vector_norm(flat[whole:], p, dtype=torch.float64)
@@ -192,15 +197,23 @@ def _total(x: Tensor) -> Tensor:
 
 
 def _moments(x: Tensor) -> Tensor:
-    """Mean (of the real and the imaginary part) and M2, in two passes over float64 chunks."""
-    parts = [x.real, x.imag] if x.is_complex() else [x]
+    """Mean (of the real and the imaginary part) and √M2, in two passes over float64 chunks."""
     dtype, n = wide(x.device), x.numel()
-    means = [part.sum(dtype=dtype) / n for part in parts]
+    scale = (
+        _safe(x.abs().amax()).to(dtype)
+        if x.dtype in DOUBLE
+        else torch.ones((), dtype=dtype, device=x.device)
+    )
+    means: list[Tensor] = []
     m2 = torch.zeros((), dtype=dtype, device=x.device)
-    for part, mean in zip(parts, means, strict=True):
-        for chunk in part.reshape(-1).split(max(n, 1) if _one_piece(x) else CHUNK):
-            m2 = m2 + (chunk.to(dtype) - mean).square().sum()
-    return torch.stack([means[0], means[1] if len(means) > 1 else torch.zeros_like(m2), m2])
+    for part in [x.real, x.imag] if x.is_complex() else [x]:
+        chunks = part.reshape(-1).split(max(n, 1) if _one_piece(x) else CHUNK)
+        parts = [(chunk.to(dtype) / scale).sum() for chunk in chunks]
+        means.append(torch.stack(parts).sum() / n)
+        rest = [((chunk.to(dtype) / scale) - means[-1]).square().sum() for chunk in chunks]
+        m2 = m2 + torch.stack(rest).sum()
+    imaginary = means[1] if len(means) > 1 else torch.zeros_like(m2)
+    return torch.stack([means[0], imaginary, m2.sqrt()]) * scale
 
 
 # ---------------------------------------------------------------------- slices
@@ -221,7 +234,7 @@ def slice_norms(x: Tensor, dims: tuple[int, ...], m: Measure) -> Tensor:
         if m.p > 6 or real.dtype == torch.float64:
             safe = _safe(real.abs().amax(dims, keepdim=True))
             return torch.linalg.vector_norm(real / safe, m.p, dims, True).to(dtype) * safe / share
-        return torch.linalg.vector_norm(real, m.p, dims, True, dtype=dtype) / share
+        return torch.linalg.vector_norm(_full(real), m.p, dims, True, dtype=dtype) / share
     if m.kind == "max":
         return x.abs().amax(dims, keepdim=True).to(dtype)
     if m.kind == "count":
@@ -229,9 +242,11 @@ def slice_norms(x: Tensor, dims: tuple[int, ...], m: Measure) -> Tensor:
     double = x.to(torch.complex128 if x.is_complex() else dtype)
     if m.kind == "sum":
         return double.sum(dims, keepdim=True).abs()
+    safe = _safe(double.abs().amax(dims, keepdim=True))
+    double = double / safe
     away = double - double.mean(dims, keepdim=True)
     var = away.abs().square().sum(dims, keepdim=True) / max(count - 1, 1)
-    return var.sqrt() if m.root else var
+    return var.sqrt() * safe if m.root else var * safe.square()
 
 
 def slice_mean(x: Tensor, dims: tuple[int, ...]) -> Tensor:
@@ -252,6 +267,11 @@ def _modulus(x: Tensor, p: float) -> Tensor:
     if not x.is_complex():
         return x
     return torch.view_as_real(x) if p == 2 else x.abs()
+
+
+def _full(x: Tensor) -> Tensor:
+    """At least float32: on CPU, dtype= alone would still sum in half precision."""
+    return x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
 
 
 def _safe(scale: Tensor) -> Tensor:

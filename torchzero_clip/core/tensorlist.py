@@ -125,12 +125,12 @@ class TensorList:
 
     def add_(self, x: Operand, alpha: float | Tensor = 1) -> TensorList:
         """self + alpha · x"""
+        if isinstance(x, (int, float)):
+            return self._write("add", self._each(x * alpha))
         if isinstance(alpha, Tensor):  # alpha= would read it on the host
             return self._write("addcmul", self._each(x), self._each(alpha))
         if alpha == 1:
             return self._write("add", self._each(x))
-        if isinstance(x, (int, float)):
-            return self._write("add", x * alpha)
         name = "add" if not self.owned and self.room is None else "add_"
         memory = self.tensors if name == "add" else self.own().tensors
         out = _foreach(name, memory, self._each(x), alpha=alpha)

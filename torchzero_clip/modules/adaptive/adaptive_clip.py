@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from torchzero_clip.core import Group, NormRule, Scope, UnitState, from_config
-from torchzero_clip.modules.adaptive.criterion import Criterion
+from torchzero_clip.modules.adaptive.criterion import Criterion, in_range
 
 CLIP_TO_ONE = ("ClipNorm", {"max_norm": 1.0, "dim": "global"})
 
@@ -54,7 +54,7 @@ class AdaptiveRule(NormRule):
         warming = state["count"] < self.warmup_steps
         first = count == max(self.warmup_steps, 1)
         new_mean = mean + (norm - mean) / count
-        new_m2 = m2 + (norm - mean) * (norm - new_mean)
+        new_m2 = in_range(m2 + (norm - mean) * (norm - new_mean), m2)
         judge, values = self.judge(), self.values(group)
         seen = torch.where(warming, norm, self.seen(norm, clipped, state, values))
         after = judge.observe(seen, state, values)

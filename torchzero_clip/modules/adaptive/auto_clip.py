@@ -8,7 +8,7 @@ from torch import Tensor
 
 from torchzero_clip.core import Group, Live, Scope, UnitState
 from torchzero_clip.modules.adaptive.adaptive_clip import AdaptiveRule
-from torchzero_clip.modules.adaptive.criterion import Criterion, none_yet
+from torchzero_clip.modules.adaptive.criterion import Criterion, in_range, none_yet
 from torchzero_clip.modules.adaptive.quantile import EMAQuantile, P2Quantile, Quantile
 
 
@@ -75,7 +75,8 @@ class MedianPlus(Criterion):
     def observe(self, norm: Tensor, state: UnitState, group: Group) -> UnitState:
         after = MEDIAN.observe(norm, state, {"q": 0.5})
         mean = state["mean"] + (norm - state["mean"]) / after["seen"]
-        return {**after, "mean": mean, "m2": state["m2"] + (norm - state["mean"]) * (norm - mean)}
+        m2 = state["m2"] + (norm - state["mean"]) * (norm - mean)
+        return {**after, "mean": mean, "m2": in_range(m2, state["m2"])}
 
 
 MEDIAN = P2Quantile(0.5)

@@ -79,6 +79,11 @@ def blend(old: Tensor, new: Tensor, keep: float | Tensor) -> Tensor:
     return old + (1 - keep) * (new - old)
 
 
+def in_range(square: Tensor, like: Tensor) -> Tensor:
+    """A square, or a sum of them, that a state of this dtype can hold: half of 1e38 is not NaN."""
+    return square.clamp(max=torch.finfo(like.dtype).max / 4)
+
+
 def none_yet(limit: Tensor, statistic: Tensor) -> Tensor:
     """No limit where a statistic is still zero."""
     return torch.where(statistic > 0, limit, torch.full_like(limit, math.inf))

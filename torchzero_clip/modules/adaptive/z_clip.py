@@ -9,7 +9,7 @@ from torch import Tensor
 
 from torchzero_clip.core import Group, Live, Scope, UnitState
 from torchzero_clip.modules.adaptive.adaptive_clip import AdaptiveRule
-from torchzero_clip.modules.adaptive.criterion import Criterion, blend
+from torchzero_clip.modules.adaptive.criterion import Criterion, blend, in_range
 from torchzero_clip.modules.adaptive.z_stat import ZStat
 
 
@@ -73,7 +73,8 @@ class ZClipStat(ZStat):
 
     def observe(self, norm: Tensor, state: UnitState, group: Group) -> UnitState:
         mean = blend(state["mean"], norm, group["alpha"])
-        return {"mean": mean, "var": blend(state["var"], (norm - mean) ** 2, group["alpha"])}
+        away = in_range((norm - mean) ** 2, state["var"])
+        return {"mean": mean, "var": blend(state["var"], away, group["alpha"])}
 
 
 STATISTICS = {

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from torchzero_clip.core import Group, Live, Scope, UnitState
 from torchzero_clip.modules.adaptive.adaptive_clip import AdaptiveRule
-from torchzero_clip.modules.adaptive.criterion import Criterion, blend, none_yet
+from torchzero_clip.modules.adaptive.criterion import Criterion, blend, in_range, none_yet
 
 
 class ZScoreClip(AdaptiveRule):
@@ -58,7 +58,8 @@ class Score(Criterion):
             group["ema_decay"],
             state["seen"] == 0,
         )
-        spread = decay * (var + (1 - decay) * (norm - mean) ** 2)  # EMA of n² minus the square of m
+        away = in_range((norm - mean) ** 2, var)
+        spread = decay * (var + (1 - decay) * away)  # the EMA of n² minus the square of m
         return {
             "mean": torch.where(first, norm, blend(mean, norm, decay)),
             "var": torch.where(first, torch.zeros_like(spread), spread),

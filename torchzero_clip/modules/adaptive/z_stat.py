@@ -14,6 +14,7 @@ from torchzero_clip.modules.adaptive.criterion import (
     blend,
     check_clipping,
     clipping_function,
+    in_range,
     none_yet,
 )
 
@@ -61,4 +62,5 @@ class ZStat(Criterion):
 
     def observe(self, norm: Tensor, state: UnitState, group: Group) -> UnitState:
         mean, var, alpha = state["mean"], state["var"], group["alpha"]
-        return {"var": blend(var, (norm - mean) ** 2, alpha), "mean": blend(mean, norm, alpha)}
+        away = in_range((norm - mean) ** 2, var)
+        return {"var": blend(var, away, alpha), "mean": blend(mean, norm, alpha)}

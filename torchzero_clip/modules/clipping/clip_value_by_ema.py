@@ -78,6 +78,9 @@ class ClipValueByEMA(Transform):
             bound = TensorList([bounds[bucket.index, place] for place in bucket.places])
             if self.ema_tfm is not None:
                 bound = bound.abs()
+            if self.ema_init == "update":  # no bound where there is no average
+                ema = bucket.state["ema"]
+                bound = ema.where([torch.isinf(t) for t in ema], bound)
             u = bucket.u.to(bucket.state_dtype)
             bucket.u = u.minimum_(bound).maximum_(bound.neg())
         return buckets
