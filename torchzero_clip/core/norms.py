@@ -130,6 +130,7 @@ def _powers(tensors: list[Tensor], p: float) -> Tensor:
     if p > 6 or real[0].dtype == torch.float64:  # even float64 sums may leave the range
         biggest = _maxima(real)
         safe = _safe(biggest)
+        real = [_full(t) for t in real]
         real = list(torch._foreach_div(real, [s.to(real[0].dtype) for s in safe.unbind()]))
         return torch.stack(torch._foreach_norm(real, p, dtype=wide(device))) * safe
     return torch.stack(torch._foreach_norm(real, p, dtype=wide(device)))
@@ -232,8 +233,9 @@ def slice_norms(x: Tensor, dims: tuple[int, ...], m: Measure) -> Tensor:
         real = x.abs() if x.is_complex() else x
         share = max(count, 1) ** (1 / m.p) if m.mean else 1
         if m.p > 6 or real.dtype == torch.float64:
+            real = real.to(dtype)
             safe = _safe(real.abs().amax(dims, keepdim=True))
-            return torch.linalg.vector_norm(real / safe, m.p, dims, True).to(dtype) * safe / share
+            return torch.linalg.vector_norm(real / safe, m.p, dims, True) * safe / share
         return torch.linalg.vector_norm(_full(real), m.p, dims, True, dtype=dtype) / share
     if m.kind == "max":
         return x.abs().amax(dims, keepdim=True).to(dtype)

@@ -50,7 +50,7 @@ class EMARatio(Criterion):
         mean, r = state["mean"], group["r_thresh"]
         q = norm / mean
         limit = mean * (1 + clipping_function(self.clipping)(q - 1, r - 1))
-        limit = torch.where(q > r, limit, torch.full_like(limit, torch.inf))
+        limit = torch.where(q <= r, torch.full_like(limit, torch.inf), limit)  # NaN is above r
         return none_yet(limit, mean)
 
     def observe(self, norm: Tensor, state: UnitState, group: Group) -> UnitState:

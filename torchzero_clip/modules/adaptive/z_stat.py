@@ -57,7 +57,7 @@ class ZStat(Criterion):
         mean, std, t = state["mean"], state["var"].sqrt(), group["z_thresh"]
         z = (norm - mean) / (std + self.eps)
         limit = mean + clipping_function(self.clipping)(z, t) * std
-        limit = torch.where(z > t, limit, torch.full_like(limit, torch.inf))
+        limit = torch.where(z <= t, torch.full_like(limit, torch.inf), limit)  # NaN is above t
         return none_yet(limit, state["var"])
 
     def observe(self, norm: Tensor, state: UnitState, group: Group) -> UnitState:
