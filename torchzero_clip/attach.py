@@ -89,8 +89,9 @@ class Attached(Clipper):
         """Leave the optimizer as it was."""
         self._hook.remove()
         optimizer = self._optimizer()
-        if optimizer is not None:
-            optimizer.__dict__.pop("_torchzero_clip", None)
+        mine = optimizer is not None and optimizer.__dict__.get("_torchzero_clip")
+        if optimizer is not None and mine and mine() is self:
+            del optimizer.__dict__["_torchzero_clip"]
             optimizer.__dict__.pop("_step_supports_amp_scaling", None)
             if self._scales is not None:
                 optimizer.__dict__["_step_supports_amp_scaling"] = self._scales

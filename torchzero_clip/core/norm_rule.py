@@ -100,7 +100,9 @@ class NormRule(Transform):
         for members, ratio in zip(units.groups, ratios, strict=True):
             for bucket in members:
                 u = bucket.u.to(bucket.state_dtype)
-                bucket.u = u.div_(units.spread(bucket, ratio))
+                for divisor in norms.divisors(ratio, bucket.state_dtype):
+                    u = u.div_(units.spread(bucket, divisor))
+                bucket.u = u
         units.record(norm, bounds, ratios)
         return ratios
 

@@ -123,7 +123,7 @@ def numbers(values: Sequence[float], like: Tensor) -> Tensor:
 def _powers(tensors: list[Tensor], p: float) -> Tensor:
     real = [_modulus(t, p) for t in tensors]
     device = real[0].device
-    if device.type == "cpu" and not torch.compiler.is_compiling() and _plain(real):
+    if _readable(real[0]) and _plain(real):
         return _powers_on_cpu(real, p)
     if device.type == "cpu":
         real = [_full(t) for t in real]
@@ -181,7 +181,7 @@ def _rescaled(x: Tensor, p: float) -> Tensor:
 
 def _maxima(tensors: list[Tensor]) -> Tensor:
     real = [_modulus(t, math.inf) for t in tensors]
-    if real[0].device.type == "cpu" and not torch.compiler.is_compiling() and _plain(real):
+    if _readable(real[0]) and _plain(real):
         pairs = [torch.stack(torch.aminmax(t)) for t in real]  # _foreach_norm takes ten times that
         return torch.stack(pairs).abs().amax(dim=1).double()
     return torch.stack(torch._foreach_norm(real, math.inf)).to(wide(real[0].device))
@@ -208,7 +208,7 @@ def _moments(x: Tensor) -> Tensor:
     means: list[Tensor] = []
     m2 = torch.zeros((), dtype=dtype, device=x.device)
     for part in [x.real, x.imag] if x.is_complex() else [x]:
-        chunks = part.reshape(-1).split(max(n, 1) if _one_piece(x) else CHUNK)
+        chunks = part.reshape(-1).split(CHUNK if _readable(x) else max(n, 1))
         parts = [(chunk.to(dtype) / scale).sum() for chunk in chunks]
         means.append(torch.stack(parts).sum() / n)
         rest = [((chunk.to(dtype) / scale) - means[-1]).square().sum() for chunk in chunks]
@@ -262,7 +262,34 @@ def slice_mean(x: Tensor, dims: tuple[int, ...]) -> Tensor:
     return x.sum(dims, keepdim=True, dtype=dtype) / max(count, 1)
 
 
+# ---------------------------------------------------------------------- scaling
+
+
+def divisors(ratio: Tensor, dtype: torch.dtype) -> list[Tensor]:
+    """What to divide tensors of a dtype by, one after another, to divide them by `ratio`.
+
+    Nothing where all are 1; two where float32 holds the ratio badly or not at all. Who cannot look
+    takes one.
+    """
+    if not _readable(ratio):
+        return [ratio]
+    if bool((ratio == 1).all()):
+        return []
+    if dtype == torch.float64:
+        return [ratio]
+    safe = _safe(ratio)
+    if bool(((safe > 1e-30) & (safe < 1e30)).all()):
+        return [ratio]
+    first = torch.exp2((torch.log2(safe) / 2).floor())  # a power of two divides exactly
+    return [first, ratio / first]
+
+
 # ---------------------------------------------------------------------- helpers
+
+
+def _readable(x: Tensor) -> bool:
+    """Whether a look at values costs nothing."""
+    return x.device.type == "cpu" and not torch.compiler.is_compiling() and _plain([x])
 
 
 def _modulus(x: Tensor, p: float) -> Tensor:
@@ -289,7 +316,3 @@ def _vector_norm(x: Tensor, p: float) -> Tensor:
 
 def _plain(tensors: list[Tensor]) -> bool:
     return all([type(t) in (Tensor, torch.nn.Parameter) for t in tensors])
-
-
-def _one_piece(x: Tensor) -> bool:
-    return x.device.type != "cpu" or torch.compiler.is_compiling()
