@@ -17,12 +17,17 @@ from torchzero_clip.core.description import Description
 def to_config(value: Any) -> Any:
     """Plain data for a description, or for anything that may be an argument of one."""
     if isinstance(value, Description):
-        items = getattr(value, "links", None)
-        if items is not None and type(value).__name__ == "Chain" and not value.arguments():
-            return [to_config(item) for item in items]
-        extra = {} if items is None else {"links": [to_config(item) for item in items]}
+        items, kind = getattr(value, "links", None), type(value).__name__
         arguments = {name: to_config(arg) for name, arg in value.arguments().items()}
-        return {"type": type(value).__name__, **extra, **arguments}
+        if items is None:
+            return {"type": kind, **arguments}
+        links = [to_config(item) for item in items]
+        kind = kind if _takes_links(type(value)) else "Chain"
+        return (
+            links
+            if kind == "Chain" and not arguments
+            else {"type": kind, "links": links, **arguments}
+        )
     if isinstance(value, Tensor):
         return to_config(value.item())
     if isinstance(value, float) and not math.isfinite(value):
@@ -108,14 +113,24 @@ def _is_pair(config: Any) -> bool:
     return pair and isinstance(config[0], str) and isinstance(config[1], Mapping)
 
 
+def _takes_links(cls: type) -> bool:
+    """Whether a chain of this class is made from its links; a preset makes them itself."""
+    parameters = inspect.signature(cls).parameters.values()
+    return any(p.kind is p.VAR_POSITIONAL for p in parameters)
+
+
 def _address(function: Any) -> str:
-    address = f"{function.__module__}:{function.__qualname__}"
-    if "<" in address:
-        raise TypeError(
-            f"a config can name functions of modules only, got {address}: define it with def at "
-            "the top of a module"
-        )
-    return address
+    module = getattr(function, "__module__", None)
+    for name in (getattr(function, key, None) for key in ("__qualname__", "__name__")):
+        try:
+            if _function(f"{module}:{name}") is function:
+                return f"{module}:{name}"
+        except (ImportError, AttributeError):
+            continue
+    raise TypeError(
+        f"a config can name functions of modules only, got {function!r}: define it with def at "
+        "the top of a module"
+    )
 
 
 def _function(address: str) -> Any:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
-import zlib
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -12,6 +10,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from torchzero_clip.core.bucket import Bucket, collect, has_grad, state_dtype
+from torchzero_clip.core.checkpoint import check_checkpoint, fingerprints, restore_state
 from torchzero_clip.core.hyper import Names
 from torchzero_clip.core.metrics import metrics_of
 from torchzero_clip.core.transform import Chain, Transform, bind
@@ -119,7 +118,7 @@ class Modular(Optimizer):
             raise TypeError(f"a parameter group must be a dict, got {type(param_group).__name__}")
         group = dict(param_group)
         self.names.tidy(group)
-        mine = self._fingerprints()
+        mine = fingerprints(self.names.links)
         theirs = group.pop("chain", {})
         if theirs.get("structure") == mine["structure"]:
             mine = {k: v.clone() if isinstance(v, Tensor) else v for k, v in theirs.items()} | mine
@@ -134,16 +133,6 @@ class Modular(Optimizer):
                         "model.named_parameters() instead of model.parameters()"
                     )
 
-    def _fingerprints(self) -> dict[str, Any]:
-        """Numbers that tell two chains apart: their links, and their fixed arguments."""
-        links = self.names.links
-        names = [f"{link.path}:{type(link.transform).__name__}" for link in links]
-        fixed = [f"{k}={v!r}" for link in links for k, v in sorted(_fixed(link.transform).items())]
-        return {
-            "structure": zlib.crc32("\n".join(names).encode()),
-            "settings": zlib.crc32("\n".join(fixed).encode()),
-        }
-
     # ------------------------------------------------------------------ saving and loading
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -151,11 +140,12 @@ class Modular(Optimizer):
         seen: dict[str, Any] = {}
 
         def look(_: Optimizer, given: dict[str, Any]) -> None:
-            self._check_checkpoint(given)
+            check_checkpoint(given, self.param_groups, self.names, repr(self.chain))
             seen.update(given)
 
         def restore(_: Optimizer) -> None:
-            self._restore(seen)
+            restore_state(seen, self.param_groups, self.state, self.names)
+            self._seen_keys = []
 
         before = self.register_load_state_dict_pre_hook(look)
         after = self.register_load_state_dict_post_hook(restore, prepend=True)
@@ -165,84 +155,6 @@ class Modular(Optimizer):
             before.remove()
             after.remove()
 
-    def _check_checkpoint(self, given: dict[str, Any]) -> None:
-        """Raise unless every tensor has the name and shape that this chain gives it."""
-        groups = given["param_groups"]
-        ours = [len(group["params"]) for group in self.param_groups]
-        theirs = [len(group["params"]) for group in groups]
-        if ours != theirs:
-            raise ValueError(
-                f"the checkpoint has groups of {theirs} parameters, this optimizer of {ours}"
-            )
-        mine = self._fingerprints()
-        for g, group in enumerate(groups):
-            chain = group.get("chain")
-            if not isinstance(chain, dict):
-                raise ValueError(
-                    f"group {g} of the checkpoint has no 'chain': it was saved by another kind of "
-                    "optimizer, whose state this chain cannot read"
-                )
-            if chain.get("structure") != mine["structure"]:
-                raise ValueError(
-                    f"the checkpoint was saved by another chain; this one is {self.chain!r}"
-                )
-            missing = set(self.names.defaults) - set(group)
-            if missing:
-                raise ValueError(f"group {g} of the checkpoint lacks {sorted(missing)}")
-            if chain.get("settings") != mine["settings"]:
-                warnings.warn(
-                    "the checkpoint was saved by a chain with other fixed arguments than "
-                    f"{self.chain!r}",
-                    stacklevel=4,
-                )
-        for index, p in _numbered(groups, self.param_groups):
-            if given["state"].get(index):
-                self._check_state(index, p, given["state"][index])
-
-    def _check_state(self, index: Any, p: Tensor, held: dict[str, Any]) -> None:
-        left = set(held)
-        for link in self.names.links:
-            expected = link.layout(p)
-            if left.isdisjoint(expected):
-                continue
-            for key, example in expected.items():
-                if key not in held:
-                    raise ValueError(f"the checkpoint lacks {key!r} of parameter {index}")
-                value = held[key]
-                if not isinstance(value, Tensor):
-                    if example.dim():
-                        raise ValueError(
-                            f"the checkpoint has {value!r} where {key!r} of parameter {index} is a "
-                            f"tensor of shape {tuple(example.shape)}"
-                        )
-                elif value.shape != example.shape:
-                    raise ValueError(
-                        f"the checkpoint has shape {tuple(value.shape)} for {key!r} of parameter "
-                        f"{index}, here it is {tuple(example.shape)}"
-                    )
-                elif value.dtype != example.dtype:
-                    raise ValueError(
-                        f"the checkpoint has dtype {value.dtype} for {key!r} of parameter {index}, "
-                        f"here it is {example.dtype}"
-                    )
-            left -= expected.keys()
-        if left:
-            raise ValueError(
-                f"the checkpoint has {sorted(left)} for parameter {index}, which no link makes"
-            )
-
-    def _restore(self, given: dict[str, Any]) -> None:
-        """Give state its own dtype back: torch casts it to the parameter's."""
-        for index, p in _numbered(given["param_groups"], self.param_groups):
-            for key, value in given["state"].get(index, {}).items():
-                if isinstance(value, Tensor):
-                    self.state[p][key] = value.to(device=p.device)
-                else:
-                    layouts = [link.layout(p) for link in self.names.links]
-                    example = next(row[key] for row in layouts if key in row)
-                    self.state[p][key] = torch.full_like(example, value, device=p.device)
-        self._seen_keys = []
-
     def __getstate__(self) -> dict[str, Any]:
         return {**super().__getstate__(), "chain": self.chain}
 
@@ -251,19 +163,3 @@ class Modular(Optimizer):
         if "chain" in state:
             self._build(state.pop("chain"))
         super().__setstate__(state)
-
-
-def _fixed(tfm: Any) -> dict[str, Any]:
-    """The arguments that cannot change; a function counts by its name."""
-    fields = {name: getattr(tfm, name) for name in tfm.__dataclass_fields__ if name not in tfm.live}
-    inner = dict(tfm.children())
-    return {
-        name: getattr(value, "__qualname__", value)
-        for name, value in fields.items()
-        if not (inner and isinstance(value, (Transform, tuple, list, dict)))
-    }
-
-
-def _numbered(groups: Any, param_groups: Any) -> list[tuple[Any, Tensor]]:
-    pairs = zip(groups, param_groups, strict=True)
-    return [(i, p) for a, b in pairs for i, p in zip(a["params"], b["params"], strict=True)]

@@ -91,6 +91,9 @@ class NormRule(Transform):
         own = self.scope is None or self.scope == "layer"
         return {**self.init(param), **(self.init_unit() if own else {})}
 
+    def per_group(self) -> dict[str, Any]:
+        return self.init_unit() if self.scope in ("group", "global") else {}
+
     def scale(self, units: Units, norm: Tensor, limits: Sequence[Tensor | float]) -> list[Tensor]:
         """Bring every tensor to its group's limit; returns what each group was divided by."""
         bounds = [

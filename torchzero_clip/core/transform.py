@@ -56,6 +56,10 @@ class Transform(Description):
         """All that is kept in `optimizer.state[param]`: what `init` makes, and a rule's numbers."""
         return self.init(param)
 
+    def per_group(self) -> dict[str, Any]:
+        """What a rule keeps once for a group or for all."""
+        return {}
+
     def _update_bucket(self, bucket: Bucket) -> None:
         state, group = bucket.state, bucket.group
         u = bucket.u.to(bucket.state_dtype)
@@ -217,6 +221,10 @@ class Link:
         """All that the link may keep for one parameter, without memory."""
         thin = torch.empty_like(param, device="meta")
         return self._full(self.transform.per_parameter(thin), thin)
+
+    def shared_values(self) -> dict[str, Any]:
+        """What the link keeps in the chain dict of a group, as it begins."""
+        return self.transform.per_group() if isinstance(self.transform, Transform) else {}
 
     def _full(self, made: dict[str, Any], param: Tensor) -> dict[str, Tensor]:
         return {f"{self.path}/{name}": statistic(value, param) for name, value in made.items()}

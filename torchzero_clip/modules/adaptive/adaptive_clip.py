@@ -127,7 +127,7 @@ class AdaptiveClip(AdaptiveRule):
         return norm if (self.observes or self.criterion.observes) == "raw" else clipped
 
     def arguments(self) -> dict[str, Any]:
-        given = super().arguments()
+        given = {**super().arguments(), "warmup": self.warmup}
         if repr(self.warmup) == repr(from_config(CLIP_TO_ONE)):
             del given["warmup"]
         return {"observe" if key == "observes" else key: v for key, v in given.items()}

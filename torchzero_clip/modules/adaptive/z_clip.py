@@ -47,7 +47,8 @@ class ZClip(AdaptiveRule):
     def check(self) -> None:
         self.require_one_of("mode", tuple(STATISTICS))
         super().check()
-        self.judge().with_values({"alpha": self.alpha, "z_thresh": self.z_thresh})
+        self.require("alpha", at_least=0, below=1)
+        self.require("z_thresh", above=0)
         self.require("max_norm", at_least=0, optional=True)
 
     def judge(self) -> Criterion:
