@@ -219,6 +219,8 @@ class Link:
 
     def layout(self, param: Tensor) -> dict[str, Tensor]:
         """All that the link may keep for one parameter, without memory."""
+        if not isinstance(self.transform, Transform):
+            return {}
         thin = torch.empty_like(param, device="meta")
         return self._full(self.transform.per_parameter(thin), thin)
 

@@ -52,8 +52,9 @@ class AdaGC(NormRule):
 
     def limit(self, norm: Tensor, state: UnitState, group: Group) -> Tensor | float:
         together = norm / (self.total(group) / group["abs"]).clamp(min=1)
-        warming = state["step"] + 1 < self.warmup_steps
-        return torch.where(warming, together, group["rel"] * state["gamma"])
+        gamma, warming = state["gamma"], state["step"] + 1 < self.warmup_steps
+        later = torch.where(gamma == math.inf, gamma, group["rel"] * gamma)  # 0 · inf is NaN
+        return torch.where(warming, together, later)
 
     def observe(self, norm: Tensor, clipped: Tensor, state: UnitState, group: Group) -> UnitState:
         gamma, step = state["gamma"], state["step"] + 1
