@@ -49,6 +49,7 @@ class Bucket:
         self.record = record  # what the links measured this step, by path
         self.places = list(places)  # where each parameter stands in its group
         self.room = room
+        self.late: list[Any] | None = None  # deferred updates, where the optimizer allows them
         self.link: Link | None = None
         self.update = self.flowing(self.grads.tensors)
 
@@ -111,7 +112,8 @@ class Bucket:
     def carrying(self, u: TensorList) -> Bucket:
         """The same parameters with another update flowing, for a chain inside a link."""
         other = self._copy()
-        other.update, other.room = u, None  # the kept memory may hold what flows outside
+        other.update = u
+        other.room, other.late = None, None  # kept memory and parameters belong to the outer flow
         return other
 
     def select(self, where: Sequence[int]) -> Bucket:

@@ -11,6 +11,7 @@ from torch.optim import Optimizer
 
 from torchzero_clip.core.bucket import Bucket, collect, has_grad, state_dtype
 from torchzero_clip.core.checkpoint import check_checkpoint, fingerprints, restore_state
+from torchzero_clip.core.fused import Deferred
 from torchzero_clip.core.hyper import Names
 from torchzero_clip.core.metrics import metrics_of
 from torchzero_clip.core.transform import Chain, Transform, bind
@@ -23,17 +24,19 @@ class Modular(Optimizer):
         params: Parameters, named parameters, or groups of either. A group may override every live
             hyperparameter of the chain: `{"params": ..., "max_norm": 0.5}`.
         *transforms: The chain, first to last.
+        fused: Use torch's fused kernels where the end of the chain is one; False runs every link by
+            its own formula. The results agree to rounding.
 
     Example:
         >>> opt = Modular(model.parameters(), ClipNorm(1.0), Adam(), LR(1e-3))
     """
 
-    def __init__(self, params: Iterable[Any], *transforms: Transform) -> None:
-        self._build(Chain(*transforms))
+    def __init__(self, params: Iterable[Any], *transforms: Transform, fused: bool = True) -> None:
+        self._build(Chain(*transforms), fused)
         super().__init__(params, dict(self.names.defaults))
 
-    def _build(self, chain: Chain) -> None:
-        self.chain = chain
+    def _build(self, chain: Chain, fused: bool) -> None:
+        self.chain, self.fused = chain, fused
         self.links = bind(chain)
         self.names = Names(self.links)
         self.names.check_structure(self.links)
@@ -55,8 +58,15 @@ class Modular(Optimizer):
         return loss
 
     def _run(self, buckets: list[Bucket]) -> None:
+        late: list[Deferred] = []
+        if self.fused and not torch.compiler.is_compiling():
+            for bucket in buckets:
+                bucket.late = late
         for bucket in self._through(buckets):
-            torch._foreach_sub_(bucket.params.tensors, bucket.update.tensors)
+            if not (isinstance(bucket.update, Deferred) and bucket.update.apply()):
+                torch._foreach_sub_(bucket.params.tensors, bucket.update.tensors)
+        for update in late:
+            update.settle()
 
     def _through(self, buckets: list[Bucket]) -> list[Bucket]:
         """The chain. A link that returns no buckets ends the step."""
@@ -156,10 +166,10 @@ class Modular(Optimizer):
             after.remove()
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**super().__getstate__(), "chain": self.chain}
+        return {**super().__getstate__(), "chain": self.chain, "fused": self.fused}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         state = dict(state)
         if "chain" in state:
-            self._build(state.pop("chain"))
+            self._build(state.pop("chain"), state.pop("fused"))
         super().__setstate__(state)

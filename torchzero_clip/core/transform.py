@@ -12,6 +12,7 @@ from torch import Tensor
 from torchzero_clip.core.bucket import Bucket, Group, State, statistic
 from torchzero_clip.core.config import from_config, to_config
 from torchzero_clip.core.description import Description
+from torchzero_clip.core.fused import Deferred, Kernel
 from torchzero_clip.core.tensorlist import TensorList
 
 
@@ -60,9 +61,19 @@ class Transform(Description):
         """What a rule keeps once for a group or for all."""
         return {}
 
+    def kernel(self, u: TensorList, state: State, group: Group) -> Kernel | None:
+        """Where torch has a fused one: what puts `update` straight into the parameters."""
+        return None
+
     def _update_bucket(self, bucket: Bucket) -> None:
         state, group = bucket.state, bucket.group
         u = bucket.u.to(bucket.state_dtype)
+        if bucket.late is not None and self.target == "update":
+            kernel = self.kernel(u, state, group)
+            if kernel is not None:
+                bucket.u = Deferred(lambda: self.update(u, state, group), kernel, bucket.params)
+                bucket.late.append(bucket.u)
+                return
         if bucket.params.tensors[0].is_complex() and self.complex != "whole":
             self.refuse_complex(bucket)
             pairs = {name: _pairs(tensors) for name, tensors in state.items()}

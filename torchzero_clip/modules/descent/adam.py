@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
 from torchzero_clip.core import Group, Live, State, TensorList, Transform, zeros_like_state
+from torchzero_clip.core.fused import Kernel, fusable, numbers_only
 
 
 class Adam(Transform):
@@ -51,3 +54,19 @@ class Adam(Transform):
             v = state["max_exp_avg_sq"].maximum_(v)
         u = u.copy_(v).sqrt_().div_((1 - beta2**t).sqrt().unbind()).add_(group["eps"])
         return u.mul_((1 - beta1**t).unbind()).reciprocal_().mul_(m)
+
+    def kernel(self, u: TensorList, state: State, group: Group) -> Kernel | None:
+        names = [name for name in state if name != "step"]
+        if not numbers_only(group, "betas", "eps") or not fusable(group["params"], u, state, names):
+            return None
+
+        def apply(params: list[Tensor], lr: Any, decay: Any) -> None:
+            steps, (beta1, beta2) = state["step"].add_(1).tensors, group["betas"]
+            largest = state["max_exp_avg_sq"].tensors if self.amsgrad else []
+            torch._fused_adamw_(
+                params, u.tensors, state["exp_avg"].tensors, state["exp_avg_sq"].tensors, largest,
+                steps, lr=lr, beta1=beta1, beta2=beta2, eps=group["eps"], amsgrad=self.amsgrad,
+                weight_decay=decay / lr if decay else 0.0, maximize=False,
+            )  # fmt: skip
+
+        return apply

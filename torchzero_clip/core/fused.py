@@ -1,0 +1,119 @@
+"""Deferred: an update that torch's fused kernels can put straight into the parameters.
+
+A link such as Adam, followed by nothing but scaling (LR) and decay towards zero (WeightDecay),
+needs no memory for its update: the whole tail of the chain is one kernel. Whoever reads the values
+of a deferred update has them computed by the link's plain formula instead.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import torch
+from torch import Tensor
+
+from torchzero_clip.core.tensorlist import Operand, TensorList
+
+if TYPE_CHECKING:
+    from torchzero_clip.core.bucket import State
+
+Kernel: TypeAlias = Callable[[list[Tensor], Any, Any], None]
+"""kernel(params, scale, decay): p ← p - scale · update - decay · p"""
+KERNELS = ("cpu", "cuda")  # the devices that torch has them for
+
+
+class Deferred(TensorList):
+    """scale · update + decay · parameters, where `update` is not computed yet."""
+
+    __slots__ = ("_compute", "_kernel", "_params", "_values", "decay", "scale")
+
+    def __init__(
+        self, compute: Callable[[], TensorList], kernel: Kernel, params: TensorList
+    ) -> None:
+        self._compute: Callable[[], TensorList] | None = compute
+        self._kernel, self._params = kernel, params.tensors
+        self._values: list[Tensor] = []
+        self.scale: Any = 1.0
+        self.decay: Any = 0.0
+        self.owned, self.room, self.norms = True, None, None
+
+    def __len__(self) -> int:
+        return len(self._params)
+
+    @property
+    def tensors(self) -> list[Tensor]:
+        """The values: the link's formula, scaled and decayed."""
+        if self._compute is not None:
+            compute, self._compute = self._compute, None
+            out = compute().own()
+            if isinstance(self.scale, Tensor) or self.scale != 1:
+                out = out.mul_(self.scale)
+            self._values = out.add_(TensorList(self._params), alpha=self.decay).tensors
+        return self._values
+
+    @tensors.setter
+    def tensors(self, values: Sequence[Tensor]) -> None:
+        self._values = list(values)
+
+    def apply(self) -> bool:
+        """Let the kernel subtract the update from the parameters, if it still can."""
+        if self._compute is None or not self._kernel_takes():
+            return False
+        self._compute = None
+        self._kernel(self._params, self.scale, self.decay)
+        return True
+
+    def _kernel_takes(self) -> bool:
+        """Whether scale and decay are of a kind that kernels take: decay comes as decay / scale."""
+        if isinstance(self.scale, Tensor):
+            return bool(self.decay == 0) and self.scale.device == self._params[0].device
+        return bool(self.decay == 0 or self.scale != 0)
+
+    def settle(self) -> None:
+        """Compute what nobody has read or applied: state must move all the same."""
+        _ = self.tensors
+
+    def to(self, dtype: torch.dtype) -> TensorList:
+        return self
+
+    def mul_(self, x: Operand) -> TensorList:
+        if self._compute is None or isinstance(x, (TensorList, list, tuple)):
+            return super().mul_(x)
+        if isinstance(x, Tensor) and self.decay != 0:
+            return super().mul_(x)
+        self.scale = self.scale * x
+        self.decay = self.decay * x if self.decay else 0.0
+        return self
+
+    def add_(self, x: Operand, alpha: float | Tensor = 1) -> TensorList:
+        number = not isinstance(alpha, Tensor)
+        if self._compute is None or not number or not isinstance(x, TensorList):
+            return super().add_(x, alpha)
+        if not all([a is b for a, b in zip(x.tensors, self._params, strict=True)]):
+            return super().add_(x, alpha)
+        self.decay += alpha
+        return self
+
+
+def fusable(params: TensorList, u: TensorList, state: State, names: Sequence[str]) -> bool:
+    """Whether torch's kernels take these tensors: plain, real, contiguous, of one dtype."""
+    lists = [params.tensors, u.tensors, *[state[name].tensors for name in names]]
+    example = params.tensors[0]
+    plain = [
+        type(t) in (Tensor, torch.nn.Parameter) and t.dtype == example.dtype and t.is_contiguous()
+        for tensors in lists
+        for t in tensors
+    ]
+    known = example.dtype in (torch.float32, torch.float64) and example.device.type in KERNELS
+    return known and all(plain) and not torch.compiler.is_compiling()
+
+
+def numbers_only(values: Mapping[str, Any], *names: str) -> bool:
+    """Whether these live values are numbers, or pairs of them, as kernels want them."""
+    flat = [x for name in names for x in _flat(values[name])]
+    return all([isinstance(x, (int, float)) for x in flat])
+
+
+def _flat(value: Any) -> Sequence[Any]:
+    return value if isinstance(value, (tuple, list)) else (value,)
