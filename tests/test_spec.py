@@ -241,6 +241,8 @@ def test_a_vector_within_its_limit_comes_back_as_it_is(xs, slack, ord):
     assert spec.clip_by(xs, enough, ord) == xs
     assert spec.clip_by(xs, enough + slack, ord) == xs
     assert spec.normalize(xs, enough, ord) == xs
+    assert spec.clip_rms(xs, spec.norm(xs) / math.sqrt(len(xs)) if xs else 0) == xs
+    assert spec.agc(xs, [1.0], max(spec.norm(xs), 1e-6)) == xs
 
 
 @given(st.lists(st.floats(-1e3, 1e3, width=16), min_size=2, max_size=6), limits)
@@ -353,6 +355,8 @@ def test_centralize_gives_mean_zero_exactly_and_twice_is_once(xs):
 
 def test_standardize_gives_mean_zero_and_unbiased_deviation_one():
     assert spec.standardize([1, 2, 3]) == close([-1, 0, 1], abs=1e-7)
+    assert spec.standardize([1, 2, 3], eps=1) == [-0.5, 0, 0.5]
+    assert spec.standardize([0, 2]) == close([-math.sqrt(0.5), math.sqrt(0.5)])
     xs = spec.standardize([5.0, -1.0, 2.5, 7.0])
     assert statistics.mean(xs) == close(0, abs=1e-12)
     assert statistics.stdev(xs) == close(1)
@@ -362,6 +366,7 @@ def test_standardize_leaves_one_entry_and_zeroes_a_constant():
     assert spec.standardize([5]) == [5]
     assert spec.standardize([0.1, 0.1, 0.1]) == [0, 0, 0]
     assert spec.standardize([1, 1 + 2.0**-52, 1]) == [0, 0, 0]
+    assert spec.standardize([-1024.0, -1024 - 2.0**-42]) == [0, 0]
     assert spec.standardize([1, 1 + 2.0**-23, 1], ulp=2.0**-23) == [0, 0, 0]
     assert spec.standardize([1, 1 + 2.0**-23, 1], eps=0) != [0, 0, 0]
 
@@ -447,6 +452,7 @@ def test_a_limit_of_inf_never_clips_not_even_an_infinite_norm(name):
         ({}, [1, inf, 10], [1, nan, 1.5]),
         ({}, [nan, inf, 1, 10], [nan, inf, 1, 1.5]),
         ({"max_decay": inf}, [1, 0.1, 10], [1, 0.1, 0.15]),
+        ({"mul": 0}, [1, 10, 10], [1, 0, 0]),
     ],
 )
 def test_a_norm_may_grow_by_so_much_a_step(hyperparameters, norms, expected):
@@ -584,6 +590,12 @@ def test_z_stat_clips_with_a_function_of_the_score_by_name_or_your_own(clipping,
     assert clipped == close(limit)
 
 
+def test_a_score_counts_in_deviations_and_a_little():
+    state = spec.Moments(1, 1e-16)
+    assert spec.z_stat(1 + 3e-8, state, clipping="mean")[0] == 1 + 3e-8
+    assert spec.z_stat(1 + 6e-8, state, clipping="mean")[0] == 1
+
+
 def start_of_ratio(norms):
     return spec.moments(norms).mean
 
@@ -623,10 +635,18 @@ def test_z_clip_gives_the_numbers_of_its_page(mode, spike):
         assert state == close((2.931419, 0.814170))
 
 
+def test_a_ratio_at_the_threshold_is_not_clipped():
+    r = Fraction(21, 20)
+    assert spec.ema_ratio(r, 1, r_thresh=r, clipping="mean")[0] == r
+    assert spec.ema_ratio(r + r, 1, r_thresh=r, clipping="mean")[0] == 1
+    assert spec.ema_ratio(2, 1, observe="clipped", alpha=0)[1] == close(1.05)
+
+
 def test_z_clip_bounds_its_output_by_max_norm_but_observes_the_adaptive_norm():
     free = spec.z_clip(10, spec.Moments(3, 1), max_norm=None)
     bounded = spec.z_clip(10, spec.Moments(3, 1))
     assert bounded == (1, free[1])
+    assert math.isnan(spec.z_clip(inf, spec.Moments(3, 0))[0])
 
 
 def test_z_clip_can_skip_a_spike():
@@ -639,6 +659,7 @@ def test_z_clip_can_skip_a_spike():
 
 def test_z_score_clip_gives_the_thresholds_of_its_page():
     state, thresholds = spec.Powers(), []
+    assert spec.z_score_threshold(state) == inf
     for x in [1, 1, 2, 1, 10]:
         _, state = spec.z_score_clip(x, state, 1, 0.9)
         thresholds.append(spec.z_score_threshold(state, 1))
@@ -694,6 +715,11 @@ def test_p2_gives_the_numbers_of_its_paper(count, median):
     assert spec.p2_estimate(markers, 0.5) == close(median)
 
 
+def test_p2_puts_a_norm_above_the_marker_it_equals():
+    five = spec.Markers((1, 2, 3, 4, 5), (1, 2, 3, 4, 5))
+    assert spec.p2_observe(3, five, 0.5) == ((1, 2, 3, 4, 5), (1, 2, 3, 5, 6))
+
+
 @given(st.lists(st.floats(0, 1e6), min_size=1, max_size=60), st.floats(0.05, 0.95))
 def test_p2_keeps_its_markers_in_order_between_the_extremes(norms, q):
     _, (heights, positions) = spec.run(spec.p2_quantile, norms, spec.Markers(), q=q)
@@ -722,6 +748,11 @@ def test_the_streaming_quantiles_settle_at_the_quantile(rule, q):
             state = spec.ema_quantile(rng.random(), state, q)[1]
             estimates.append(state.quantile)
     assert statistics.mean(estimates[10_000:]) == close(q, rel=0, abs=0.02)
+
+
+@pytest.mark.parametrize(("n", "after"), [(3, (1.375, 1.5)), (1, (1.125, 0.5)), (0, (0.75, 1))])
+def test_the_ema_quantile_moves_by_a_share_of_the_spread(n, after):
+    assert spec.ema_quantile(n, spec.Tracked(1, 1), q=0.5, ema_decay=0.5) == (min(n, 1), after)
 
 
 def test_the_ema_quantile_falls_as_well_as_rises_and_never_below_zero():
@@ -761,6 +792,15 @@ def test_ada_gc_gives_the_gammas_of_its_page():
 def test_ada_gc_clips_by_the_global_norm_while_it_warms_up():
     assert spec.ada_gc(3, spec.Reference(), total=5) == (close(0.6), (close(0.6), 1))
     assert spec.ada_gc(0.5, spec.Reference(), total=0.9) == (0.5, (0.5, 1))
+
+
+def test_ada_gc_forgets_a_step_whose_global_norm_is_not_finite():
+    assert spec.ada_gc(3, spec.Reference(), total=inf) == (0, spec.Reference())
+    assert spec.ada_gc(3, spec.Reference(), absolute=inf, total=nan) == (3, spec.Reference())
+
+
+def test_ada_gc_may_have_a_limit_of_zero():
+    assert outputs(spec.ada_gc, [4, 8], spec.Reference(), rel=0, warmup_steps=1) == [4, 0]
 
 
 def test_a_zero_first_gradient_does_not_freeze_a_tensor():

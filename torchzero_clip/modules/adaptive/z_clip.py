@@ -18,7 +18,8 @@ class ZClip(AdaptiveRule):
 
     Then μ ← α μ + (1 - α) c and v ← α v + (1 - α)(c - μ)², c the norm after the cut, σ = √v.
     Since it observes what it cut, a lasting jump of the norm to a new level is never followed
-    (except in mode "percentile"): every later norm is a spike. Use `AutoClip` where that may happen.
+    (except in mode "percentile"): every later norm is a spike. Where that may happen take
+    `AutoClip`.
 
     Args:
         alpha: How much of the averages is kept a step.

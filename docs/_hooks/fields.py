@@ -1,0 +1,69 @@
+"""Gives mkdocstrings the arguments of transforms: dataclass fields that it cannot see by itself."""
+
+import importlib
+import inspect
+import re
+
+import griffe
+
+KINDS = {
+    inspect.Parameter.POSITIONAL_OR_KEYWORD: griffe.ParameterKind.positional_or_keyword,
+    inspect.Parameter.KEYWORD_ONLY: griffe.ParameterKind.keyword_only,
+    inspect.Parameter.VAR_POSITIONAL: griffe.ParameterKind.var_positional,
+}
+
+
+ARXIV = re.compile(r"\barXiv (\d{4}\.\d{4,5})")
+
+
+def tidy(text):
+    """Formulas are no markdown, papers are links, and griffe calls examples by their plural."""
+    formula, gap, rest = text.partition("\n\n")
+    if "←" in formula:
+        text = f"`{' '.join(formula.split())}`{gap}{rest}"
+    text = ARXIV.sub(r"[arXiv \1](https://arxiv.org/abs/\1)", text)
+    return text.replace("\nExample:\n", "\nExamples:\n")
+
+
+class Fields(griffe.Extension):
+    def on_package(self, *, pkg, **_):
+        self._visit(pkg)
+
+    def _visit(self, module):
+        for member in list(module.members.values()):
+            if member.is_alias:
+                continue
+            if member.docstring is not None:
+                member.docstring.value = tidy(member.docstring.value)
+            if member.is_module:
+                self._visit(member)
+            elif member.is_class:
+                self._visit(member)
+                self._add_init(module, member)
+
+    def _add_init(self, module, cls):
+        if not module.is_module:
+            return
+        made = getattr(importlib.import_module(module.path), cls.name)
+        if "__init__" in cls.members or not hasattr(made, "__dataclass_fields__"):
+            return
+        given = list(inspect.signature(made).parameters.values())
+        parameters = [griffe.Parameter("self")]
+        for p in given:
+            default = None if p.default is inspect.Parameter.empty else repr(p.default)
+            parameters.append(
+                griffe.Parameter(
+                    p.name,
+                    annotation=self._annotation(cls, p),
+                    kind=KINDS[p.kind],
+                    default=default,
+                )
+            )
+        init = griffe.Function("__init__", parameters=griffe.Parameters(*parameters))
+        cls.set_member("__init__", init)
+
+    def _annotation(self, cls, p):
+        for owner in [cls, *cls.mro()]:
+            if p.name in owner.members and owner.members[p.name].is_attribute:
+                return owner.members[p.name].annotation
+        return None if p.annotation is inspect.Parameter.empty else str(p.annotation)

@@ -1,0 +1,72 @@
+"""Write your own rule in eight lines: one about tensors, one about norms.
+
+python examples/write_your_own.py
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from torchzero_clip import (
+    LR,
+    Live,
+    Modular,
+    Momentum,
+    NormRule,
+    TensorList,
+    Transform,
+    zeros_like_state,
+)
+from torchzero_clip.core import Group, Scope, State, UnitState
+
+
+class Grokfast(Transform):
+    """m ← β m + (1 - β) u;   u ← u + gain · m   (arXiv 2405.20233)"""
+
+    beta: Live[float] = 0.98
+    gain: Live[float] = 2.0
+
+    def init(self, param: Tensor) -> dict[str, Tensor]:
+        return {"slow": zeros_like_state(param)}
+
+    def update(self, u: TensorList, state: State, group: Group) -> TensorList:
+        slow = state["slow"].lerp_(u, 1 - group["beta"])
+        return u.add_(slow, alpha=group["gain"])
+
+
+class ClipToAverage(NormRule):
+    """u ← u · min(1, factor · a / ‖u‖);   a ← (a + ‖u‖) / 2, from the first norm on"""
+
+    factor: Live[float] = 2.0
+    dim: Scope = None
+
+    def init_unit(self) -> dict[str, float]:
+        return {"average": torch.inf}
+
+    def limit(self, norm: Tensor, state: UnitState, group: Group) -> Tensor:
+        return state["average"].mul(group["factor"])
+
+    def observe(self, norm: Tensor, clipped: Tensor, state: UnitState, group: Group) -> UnitState:
+        return {"average": torch.minimum(clipped, (state["average"] + clipped) / 2)}
+
+
+def main(steps: int = 300) -> Tensor:
+    """Fit a line through data whose every fiftieth label is wild; returns slope and offset."""
+    torch.manual_seed(0)
+    x = torch.linspace(-1, 1, 64)
+    line = torch.zeros(2, requires_grad=True)
+    opt = Modular([line], ClipToAverage(dim="global"), Grokfast(gain=0.5), Momentum(0.5), LR(0.05))
+    for step in range(1, steps + 1):
+        label = 3 * x - 1 + (1000 if step % 50 == 0 else 0)
+        opt.zero_grad()
+        loss = (line[0] * x + line[1] - label).square().mean()
+        loss.backward()
+        opt.step()
+        if step % 25 == 0:
+            print(f"step {step:3}   loss {loss.item():12.6f}   line {line.tolist()}")
+    return line.detach()
+
+
+if __name__ == "__main__":
+    main()

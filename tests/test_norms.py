@@ -1,0 +1,434 @@
+"""Norms are right to 1e-6, float64 ones to 1e-12, whatever the size, range, dtype and layout."""
+
+import math
+
+import pytest
+import torch
+from hypothesis import assume, given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from torchzero_clip import ClipNorm, Modular, Normalize
+from torchzero_clip.core import norms
+
+inf, nan = math.inf, math.nan
+
+ORDERS = [0, 0.5, 1, 1.5, 2, 3, 7, 20, inf, "l0", "l1", "l2", "l3", "l4", "linf"]
+STATISTICS = ["mad", "rms", "std", "var", "sum"]
+EVERY = [*ORDERS, *STATISTICS]
+REAL = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
+TOLERANCE = {torch.float64: 1e-12, torch.complex128: 1e-12}
+
+
+def reference(tensors, order):
+    """The definition over all entries, in float64 and in a range that cannot overflow."""
+    wide = [t.detach().to(torch.complex128 if t.is_complex() else torch.float64) for t in tensors]
+    x = torch.cat([t.reshape(-1).to(torch.complex128) for t in wide])
+    size = torch.hypot(x.real, x.imag)
+    n = x.numel()
+    powers = {"l0": 0, "l1": 1, "l2": 2, "l3": 3, "l4": 4, "linf": inf, "mad": 1, "rms": 2}
+    p = powers.get(order, order)
+    if order in ("std", "var"):
+        if n < 2:
+            return 0.0
+        peak = size.max().item()
+        if peak == 0 or not math.isfinite(peak):
+            return 0.0 if peak == 0 else nan
+        y = x / peak
+        away = y - y.mean()
+        var = (away.abs() ** 2).sum().item() / (n - 1)
+        return math.sqrt(var) * peak if order == "std" else var * peak * peak
+    if order == "sum":
+        return abs(x.sum().item()) if n else 0.0
+    if p == 0:
+        return float((size != 0).sum())
+    if n == 0:
+        return 0.0
+    if size.isnan().any():
+        return nan
+    peak = size.max().item()
+    if p == inf or peak in (0, inf):
+        return peak
+    total = ((size / peak) ** p).sum().item()
+    mean = n if order in ("mad", "rms") else 1
+    return peak * (total / mean) ** (1 / p)
+
+
+def measured(tensors, order):
+    """What core.norms says of all the tensors together."""
+    m = norms.measure(order)
+    stats = norms.statistics(tensors, m)
+    return norms.combine(stats.unsqueeze(1), [[t.numel() for t in tensors]], m)[0].item()
+
+
+def sliced(x, dims, order):
+    return norms.slice_norms(x, dims, norms.measure(order))
+
+
+def random(shape, dtype=torch.float32, seed=0, scale=1.0):
+    gen = torch.Generator().manual_seed(seed)
+    wide = torch.complex128 if dtype.is_complex else torch.float64
+    return (torch.randn(shape, generator=gen, dtype=wide) * scale).to(dtype)
+
+
+def close(expected, dtype=torch.float32):
+    return pytest.approx(expected, rel=TOLERANCE.get(dtype, 1e-6), abs=0, nan_ok=True)
+
+
+# --- one tensor
+
+
+@pytest.mark.parametrize("dtype", REAL)
+@pytest.mark.parametrize("size", [1, 2, 3, 255, 256, 257, 4095, 4096, 4097, 65536, 65537, 70_001])
+@pytest.mark.parametrize("order", EVERY)
+def test_every_order_at_sizes_around_every_switch(order, size, dtype):
+    x = random(size, dtype) + (1 if order == "sum" else 0)  # a sum without cancellation
+    assert measured([x], order) == close(reference([x], order), dtype)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("order", [1, 2, 3, inf, "mad", "rms", "std", "var", "sum", 0])
+def test_a_million_entries(order, dtype):
+    x = random(1_000_003, dtype) + (1 if order == "sum" else 0)
+    assert measured([x], order) == close(reference([x], order), dtype)
+
+
+@pytest.mark.parametrize("order", [1, 2, "std"])
+def test_five_million_entries_far_from_zero(order):
+    """A plain float32 sum of these stalls."""
+    x = random(5_000_000) / 100 + 3
+    assert measured([x], order) == close(reference([x], order))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("order", [1, 2, inf, "std", "sum"])
+def test_forty_million_entries(order):
+    x = random(40_000_000) / 100 + 3
+    assert measured([x], order) == close(reference([x], order))
+
+
+@pytest.mark.parametrize("scale", [1e20, 1e18, 1e-18, 1e-20, 1e-30, 1e-36])
+@pytest.mark.parametrize("size", [3, 300, 5000, 70_000])
+@pytest.mark.parametrize("order", EVERY)
+def test_values_at_the_ends_of_float32(order, size, scale):
+    x = random(size, scale=scale) + (scale if order == "sum" else 0)
+    assert measured([x], order) == close(reference([x], order))
+
+
+@pytest.mark.parametrize("scale", [1e150, 1e200, 1e-150, 1e-200, 1e-300])
+@pytest.mark.parametrize("size", [3, 5000])
+@pytest.mark.parametrize("order", [o for o in EVERY if o != "var"])
+def test_values_at_the_ends_of_float64(order, size, scale):
+    x = random(size, torch.float64, scale=scale) + (scale if order == "sum" else 0)
+    assert measured([x], order) == close(reference([x], order), torch.float64)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("order", EVERY)
+def test_values_whose_squares_leave_half_precision(order, dtype):
+    for value in (60000.0, 6e-5):
+        x = torch.tensor([value, -value / 2, value / 3, value / 8], dtype=dtype)
+        assert measured([x], order) == close(reference([x], order))
+
+
+@pytest.mark.parametrize(("dtype", "tiny"), [(torch.float32, 1e-42), (torch.float64, 1e-320)])
+@pytest.mark.parametrize("size", [5, 5000])
+@pytest.mark.parametrize("order", [0, 1, 2, 3, inf, "mad", "rms", "sum"])
+def test_denormal_values(order, size, dtype, tiny):
+    x = torch.full((size,), tiny, dtype=dtype)
+    # the last digit of a float64 denormal is worth 5e-4 of 1e-320
+    rel = 1e-3 if dtype == torch.float64 and order in ("mad", "rms") else 1e-6
+    assert measured([x], order) == pytest.approx(reference([x], order), rel=rel, abs=0)
+
+
+@pytest.mark.parametrize("size", [2, 300, 5000])
+@pytest.mark.parametrize("order", [0.5, 1, 2, 3, 7, inf, "mad", "rms", "sum", "std", "var"])
+def test_a_nan_is_a_nan_wherever_it_stands(order, size):
+    for place in (0, size // 2, size - 1):
+        x = random(size)
+        x[place] = nan
+        assert math.isnan(measured([x], order))
+        assert math.isnan(measured([x, random(3)], order))
+        x[0] = inf
+        x[place] = nan
+        assert math.isnan(measured([random(3), x], order))
+
+
+@pytest.mark.parametrize("size", [2, 300, 5000])
+@pytest.mark.parametrize("order", [0.5, 1, 2, 3, 7, inf, "mad", "rms", "sum"])
+def test_an_infinity_is_infinite(order, size):
+    for value in (inf, -inf):
+        x = random(size)
+        x[size // 2] = value
+        assert measured([x], order) == inf
+        assert measured([random(3), x], order) == inf
+
+
+@pytest.mark.parametrize("order", EVERY)
+def test_an_empty_tensor_and_a_zero_tensor_measure_zero(order):
+    assert measured([torch.zeros(0)], order) == 0
+    assert measured([torch.zeros(0, 3)], order) == 0
+    assert measured([torch.zeros(5000)], order) == 0
+    assert measured([torch.zeros(3), torch.zeros(0)], order) == 0
+
+
+@pytest.mark.parametrize("order", EVERY)
+def test_an_empty_tensor_beside_another_does_not_count(order):
+    x = random(7)
+    for tensors in ([torch.zeros(0), x], [x, torch.zeros(0, 4)]):
+        assert measured(tensors, order) == close(reference([x], order))
+
+
+@pytest.mark.parametrize("order", EVERY)
+def test_a_0_dim_tensor_is_one_entry(order):
+    x = torch.tensor(-3.0)
+    assert measured([x], order) == close(reference([x], order))
+
+
+LAYOUTS = {
+    "transposed": lambda x: x.t(),
+    "strided": lambda x: x[:, ::3],
+    "expanded": lambda x: x[:1].expand(40, -1),
+    "channels last": lambda x: x.view(10, 20, 30, -1).to(memory_format=torch.channels_last),
+    "offset": lambda x: x.flatten()[1:],
+    "negated view": lambda x: torch.complex(x, x).conj().imag,
+}
+
+
+@pytest.mark.parametrize(
+    ("layout", "dtype"),
+    [
+        (layout, dtype)
+        for layout in LAYOUTS
+        for dtype in (torch.bfloat16, torch.float32, torch.float64)
+        if (layout, dtype) != ("negated view", torch.bfloat16)  # torch has no complex bfloat16
+    ],
+)
+@pytest.mark.parametrize("order", EVERY)
+def test_memory_layout_does_not_matter(order, layout, dtype):
+    x = LAYOUTS[layout](random((200, 300), dtype) + (1 if order == "sum" else 0))
+    assert measured([x], order) == close(reference([x], order), dtype)
+
+
+@pytest.mark.parametrize("dtype", [torch.complex64, torch.complex128])
+@pytest.mark.parametrize("size", [1, 2, 300, 5000, 70_000])
+@pytest.mark.parametrize("order", EVERY)
+def test_complex_entries_count_with_their_modulus(order, size, dtype):
+    x = random(size, dtype) + (1 if order == "sum" else 0)
+    assert measured([x], order) == close(reference([x], order), dtype)
+
+
+@pytest.mark.parametrize("order", [1, 2, 3, inf, "rms"])
+def test_complex_entries_whose_squares_overflow(order):
+    for scale in (1e20, 1e-30):
+        x = random(5000, torch.complex64, scale=scale)
+        assert measured([x], order) == close(reference([x], order))
+
+
+@pytest.mark.parametrize("order", ["l5", "median", "", -1, -0.5, nan, True, None, (2,)])
+def test_an_unknown_order_is_an_error_with_the_choices(order):
+    with pytest.raises(ValueError, match=r"number > 0, inf, 0.*'l2'.*'std'.*got "):
+        norms.measure(order)
+    with pytest.raises(ValueError, match=r"ClipNorm: ord must be.*'l2'"):
+        ClipNorm(1.0, order)
+
+
+# --- several tensors
+
+
+SHAPES = {
+    "small": [(3,), (2, 5), (), (0, 2), (1,)],
+    "mixed": [(70_000,), (3,), (4097,), (50, 100), ()],
+    "ones": [(1,)] * 9,
+}
+
+
+@pytest.mark.parametrize("shapes", SHAPES)
+@pytest.mark.parametrize("dtype", [*REAL, torch.complex64])
+@pytest.mark.parametrize("order", EVERY)
+def test_tensors_together_measure_what_their_concatenation_does(order, dtype, shapes):
+    tensors = [random(s, dtype, i, 10.0**i) + i for i, s in enumerate(SHAPES[shapes])]
+    if dtype == torch.float16:
+        tensors = [random(s, dtype, i) + i for i, s in enumerate(SHAPES[shapes])]
+    assert measured(tensors, order) == close(reference(tensors, order), dtype)
+
+
+@pytest.mark.parametrize("order", ["std", "var"])
+def test_spread_combines_means_that_lie_far_apart(order):
+    tensors = [random(1000, seed=i) + 1000 * i for i in range(5)]
+    assert measured(tensors, order) == close(reference(tensors, order))
+
+
+@pytest.mark.parametrize("order", ["std", "var"])
+def test_spread_of_what_is_far_from_zero_and_close_together(order):
+    """Σx² − n·mean² has no digits left."""
+    tensors = [random(500, torch.float64, i) * 1e-3 + 1e5 for i in range(3)]
+    expected = torch.cat(tensors).std().item()
+    expected = expected if order == "std" else expected**2
+    assert measured(tensors, order) == pytest.approx(expected, rel=1e-9)
+
+
+@pytest.mark.parametrize("order", [1, 2, 3, "rms"])
+def test_a_huge_tensor_beside_a_tiny_one(order):
+    tensors = [random(5, scale=1e30), random(5, scale=1e-30)]
+    assert measured(tensors, order) == close(reference(tensors, order))
+
+
+@pytest.mark.parametrize("scale", [1e25, 1e-30])
+@pytest.mark.parametrize("order", [1, 2, 3, 7])
+def test_tensors_whose_powers_leave_the_range_combine(order, scale):
+    tensors = [random(5, scale=scale, seed=i) for i in range(3)]
+    assert measured(tensors, order) == close(reference(tensors, order))
+
+
+def units(scope, order, grads, groups=None, names=None):
+    """The measure of every unit, read from what Normalize does to one entry of each tensor."""
+    params = [torch.zeros_like(g, requires_grad=True) for g in grads]
+    for p, g in zip(params, grads, strict=True):
+        p.grad = g.clone()
+    given = params if names is None else list(zip(names, params, strict=True))
+    if groups is not None:
+        given = [{"params": [given[i] for i in row]} for row in groups]
+    Modular(given, Normalize(1.0, order, scope)).step()
+    ratios = []
+    for p, g in zip(params, grads, strict=True):
+        at = g.abs().flatten().argmax()
+        ratios.append((g.flatten()[at] / -p.detach().flatten()[at]).item())
+    return ratios
+
+
+@pytest.mark.parametrize("order", [0.5, 1, 2, 3, inf, "mad", "rms", "std", "sum"])
+def test_every_scope_measures_the_concatenation_of_its_tensors(order):
+    shapes = [(4, 5), (5000,), (3,), (2, 2, 2), (70,)]
+    grads = [random(s, torch.float64, i) + i for i, s in enumerate(shapes)]
+    names = ["a.w", "b.w", "a.b", "b.b", "c"]
+    groups = [[0, 3], [1, 2, 4]]
+    together = {
+        None: [[0], [1], [2], [3], [4]],
+        "layer": [[0, 2], [1, 3], [4]],
+        "group": groups,
+        "global": [[0, 1, 2, 3, 4]],
+    }
+    for scope, partition in together.items():
+        ratios = units(scope, order, grads, groups, names)
+        for row in partition:
+            expected = reference([grads[i] for i in row], order)
+            for i in row:
+                assert ratios[i] == close(expected, torch.float64)
+
+
+# --- slices
+
+
+@pytest.mark.parametrize("dtype", [*REAL, torch.complex64])
+@pytest.mark.parametrize("dims", [(0,), (1,), (2,), (0, 1), (0, 2), (1, 2), (0, 1, 2)])
+@pytest.mark.parametrize("order", EVERY)
+def test_slices_measure_what_each_slice_alone_does(order, dims, dtype):
+    x = random((3, 4, 5), dtype) + (1 if order == "sum" else 0)
+    out = sliced(x, dims, order)
+    assert out.shape == tuple(1 if d in dims else n for d, n in enumerate(x.shape))
+    rest = [d for d in range(3) if d not in dims]
+    rows = x.permute(*rest, *dims).reshape(-1, math.prod(x.shape[d] for d in dims))
+    expected = [reference([row], order) for row in rows]
+    assert out.flatten().tolist() == close(expected, dtype)
+
+
+@pytest.mark.parametrize("scale", [1e20, 1e-30, 1e-42])
+@pytest.mark.parametrize("order", [0.5, 1, 2, 3, 7, inf, "mad", "rms", "sum"])
+def test_slices_at_the_ends_of_float32(order, scale):
+    x = random((4, 300), scale=scale) + (scale if order == "sum" else 0)
+    expected = [reference([row], order) for row in x]
+    assert sliced(x, (1,), order).flatten().tolist() == close(expected)
+
+
+@pytest.mark.parametrize("scale", [1e160, 1e-160, 1e-300])
+@pytest.mark.parametrize("order", [1, 2, 3, 7, inf, "mad", "rms", "std"])
+def test_slices_at_the_ends_of_float64(order, scale):
+    x = random((4, 30), torch.float64, scale=scale)
+    expected = [reference([row], order) for row in x]
+    assert sliced(x, (1,), order).flatten().tolist() == close(expected, torch.float64)
+
+
+@pytest.mark.parametrize("order", [1, 2, inf, "mad"])
+def test_long_slices_are_as_exact_as_short_ones(order):
+    x = random((2, 1_000_000)) / 100 + 3
+    expected = [reference([row], order) for row in x]
+    assert sliced(x, (1,), order).flatten().tolist() == close(expected)
+
+
+@pytest.mark.parametrize("order", EVERY)
+def test_slices_of_nothing_measure_zero(order):
+    assert sliced(torch.zeros(3, 0), (1,), order).tolist() == [[0], [0], [0]]
+    assert sliced(torch.zeros(0, 3), (1,), order).shape == (0, 1)
+
+
+# --- properties
+
+
+entries = st.lists(st.floats(-1e6, 1e6, width=32), min_size=1, max_size=12)
+orders = st.sampled_from([0.5, 1, 1.5, 2, 3, 7, inf, "mad", "rms", "l4"])
+
+
+@given(entries, orders)
+def test_a_norm_is_that_of_the_definition(xs, order):
+    x = torch.tensor(xs)
+    assert measured([x], order) == close(reference([x], order))
+
+
+@given(entries, orders, st.integers(0, 12))
+def test_cutting_a_tensor_in_two_does_not_change_its_measure(xs, order, cut):
+    x = torch.tensor(xs, dtype=torch.float64)
+    whole = measured([x], order)
+    assert measured([x[:cut], x[cut:]], order) == pytest.approx(whole, rel=1e-12, abs=1e-300)
+
+
+@given(entries, st.sampled_from(["std", "var", "sum"]), st.integers(0, 12))
+def test_cutting_does_not_change_spread_or_sum_either(xs, order, cut):
+    x = torch.tensor(xs, dtype=torch.float64)
+    size = x.abs().max().item()
+    slack = size * size if order == "var" else size
+    whole = measured([x], order)
+    assert measured([x[:cut], x[cut:]], order) == pytest.approx(whole, rel=1e-12, abs=1e-11 * slack)
+
+
+@given(entries, orders, st.integers(-60, 60))
+def test_a_norm_scales_with_its_tensor(xs, order, exponent):
+    x, scale = torch.tensor(xs, dtype=torch.float64), 2.0**exponent
+    expected = scale * measured([x], order)
+    assert measured([x * scale], order) == pytest.approx(expected, rel=1e-12, abs=0)
+
+
+@given(entries, orders, st.randoms(use_true_random=False))
+def test_a_norm_does_not_depend_on_the_order_of_entries(xs, order, random_):
+    mixed = list(xs)
+    random_.shuffle(mixed)
+    a, b = torch.tensor(xs), torch.tensor(mixed)
+    assert measured([a], order) == pytest.approx(measured([b], order), rel=1e-12)
+
+
+@given(entries, entries, st.sampled_from([1, 1.5, 2, 3, 7, inf]))
+def test_the_triangle_inequality_holds(xs, ys, order):
+    n = min(len(xs), len(ys))
+    a, b = torch.tensor(xs[:n]).double(), torch.tensor(ys[:n]).double()
+    assert measured([a + b], order) <= (measured([a], order) + measured([b], order)) * (1 + 1e-12)
+
+
+@given(
+    st.lists(st.floats(allow_nan=False, allow_infinity=False, width=32), min_size=2, max_size=8),
+    orders,
+)
+def test_no_finite_float32_tensor_has_an_infinite_or_vanishing_norm(xs, order):
+    x = torch.tensor(xs)
+    assume(x.abs().max() > 0)
+    assert measured([x], order) == close(reference([x], order))
+    assert 0 < measured([x], order) < inf
+
+
+@given(entries)
+def test_the_measure_of_an_operand_is_not_changed_by_measuring_it(xs):
+    x = torch.tensor(xs)
+    before: Tensor = x.clone()
+    for order in EVERY:
+        measured([x], order)
+        sliced(x, (0,), order)
+    assert torch.equal(x, before)
