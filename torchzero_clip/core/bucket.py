@@ -16,7 +16,9 @@ if TYPE_CHECKING:
     from torchzero_clip.core.transform import Link
 
 State: TypeAlias = dict[str, TensorList]
+"""What `update` gets as state: for each name that `init` makes, the tensors of all parameters."""
 Group: TypeAlias = dict[str, Any]
+"""The live values by name, and the TensorLists "params" and "grads"."""
 Memory: TypeAlias = dict[str, Any]
 
 

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from torchzero_clip.core.bucket import statistic
+from torchzero_clip.core.description import RESERVED
 from torchzero_clip.core.hyper import Names
 from torchzero_clip.core.transform import Link, Transform
 
@@ -46,7 +47,10 @@ def check_checkpoint(
                 "optimizer, whose state this chain cannot read"
             )
         if shared.get("structure") != mine["structure"]:
-            raise ValueError(f"the checkpoint was saved by another chain; this one is {chain}")
+            raise ValueError(
+                f"the checkpoint was saved by another chain, with {_contents(given, group)}; this "
+                f"one is {chain}"
+            )
         if missing := set(names.defaults) - set(group):
             raise ValueError(f"group {g} of the checkpoint lacks {sorted(missing)}")
         changed = changed or shared.get("settings") != mine["settings"]
@@ -76,6 +80,14 @@ def restore_state(
                 layouts = [link.layout(p) for link in names.links]
                 example = next(row[key] for row in layouts if key in row)
                 state[p][key] = torch.full_like(example, value, device=p.device)
+
+
+def _contents(given: Mapping[str, Any], group: Mapping[str, Any]) -> str:
+    """What a checkpoint of another chain holds, to tell which it was."""
+    live = sorted(set(group) - RESERVED)
+    held = {key.rpartition("/")[0] for held in given["state"].values() for key in held}
+    held |= {key.rpartition("/")[0] for key in group["chain"] if "/" in key}
+    return f"hyperparameters {live} and state of {sorted(held)}"
 
 
 def _check_state(where: str, held: Mapping[str, Any], p: Tensor, names: Names) -> None:

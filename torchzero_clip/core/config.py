@@ -13,6 +13,8 @@ from torch import Tensor
 
 from torchzero_clip.core.description import Description
 
+VARIADIC = inspect.Parameter.VAR_POSITIONAL
+
 
 def to_config(value: Any) -> Any:
     """Plain data for a description, or for anything that may be an argument of one."""
@@ -72,14 +74,19 @@ def make(name: str, arguments: Mapping[str, Any], links: Any = ()) -> Any:
     if name not in Description.registry:
         raise ValueError(f"unknown transform {name!r}{_hint(name, Description.registry)}")
     cls = Description.registry[name]
-    known = list(inspect.signature(cls).parameters)
+    signature = inspect.signature(cls)
+    known = list(signature.parameters)
     for key in arguments:
         if key not in known:
             raise ValueError(f"{name} has no argument {key!r}{_hint(key, known)}; it has {known}")
-    try:
-        return cls(*links, **arguments)
-    except TypeError as error:
-        raise TypeError(f"{name}: {error}") from None
+    for key, parameter in signature.parameters.items():
+        if (
+            key not in arguments
+            and parameter.default is parameter.empty
+            and parameter.kind != VARIADIC
+        ):
+            raise ValueError(f"{name} needs the argument {key!r}; it has {known}")
+    return cls(*links, **arguments)
 
 
 def _value(config: Any) -> Any:
@@ -110,7 +117,9 @@ def _is_name(config: Any) -> bool:
 
 def _is_pair(config: Any) -> bool:
     pair = isinstance(config, (list, tuple)) and len(config) == 2
-    return pair and isinstance(config[0], str) and isinstance(config[1], Mapping)
+    if not pair or not isinstance(config[0], str) or not isinstance(config[1], Mapping):
+        return False
+    return "type" not in config[1]  # else a chain of two
 
 
 def _takes_links(cls: type) -> bool:

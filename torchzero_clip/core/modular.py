@@ -36,6 +36,11 @@ class Modular(Optimizer):
         super().__init__(params, dict(self.names.defaults))
 
     def _build(self, chain: Chain, fused: bool) -> None:
+        if not len(chain):
+            raise ValueError(
+                f"{type(self).__name__} needs at least one transform: "
+                "give ClipNorm(1.0), Adam(), LR(1e-3) and the like after the parameters"
+            )
         self.chain, self.fused = chain, fused
         self.links = bind(chain)
         self.names = Names(self.links)

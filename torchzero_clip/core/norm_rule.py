@@ -18,6 +18,7 @@ from torchzero_clip.core.units import Units
 
 Scope: TypeAlias = 'int | Sequence[int] | Literal["layer", "group", "global"] | None'
 UnitState: TypeAlias = dict[str, Tensor]
+"""The state of a norm rule: for each name that `init_unit` makes, a vector with an entry a unit."""
 
 
 class NormRule(Transform):

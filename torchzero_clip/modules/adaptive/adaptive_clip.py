@@ -74,7 +74,22 @@ class AdaptiveRule(NormRule):
 
     def check(self) -> None:
         super().check()
+        if self.warmup is not None:
+            self._check_warmup(self.warmup)
         self.require("warmup_steps", at_least=self.judge().least_warmup, integer=True)
+
+    def _check_warmup(self, rule: Any) -> None:
+        if (
+            not isinstance(rule, NormRule)
+            or rule.sets_norm
+            or rule.init_unit()
+            or rule.ord != 2
+            or rule.dim not in (self.dim, "global")
+        ):
+            raise ValueError(
+                f"{type(self).__name__}: warmup must be None or a rule without memory that clips "
+                f"the 2-norm, such as ClipNorm, with dim='global' or dim={self.dim!r}, got {rule!r}"
+            )
 
 
 class AdaptiveClip(AdaptiveRule):
@@ -140,18 +155,3 @@ class AdaptiveClip(AdaptiveRule):
                 f"AdaptiveClip: observe must be 'clipped', 'raw' or None, got {self.observes!r}"
             )
         super().check()
-        if self.warmup is not None:
-            self._check_warmup(self.warmup)
-
-    def _check_warmup(self, rule: Any) -> None:
-        if (
-            not isinstance(rule, NormRule)
-            or rule.sets_norm
-            or rule.init_unit()
-            or rule.ord != 2
-            or rule.dim not in (self.dim, "global")
-        ):
-            raise ValueError(
-                "AdaptiveClip: warmup must be None or a rule without memory that clips the 2-norm, "
-                f"such as ClipNorm, with dim='global' or dim={self.dim!r}, got {rule!r}"
-            )

@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from torch import Tensor
 
-from torchzero_clip.core import Group, Live, Scope, UnitState
+from torchzero_clip.core import Group, Live, NormRule, Scope, UnitState
 from torchzero_clip.modules.adaptive.adaptive_clip import AdaptiveRule
 from torchzero_clip.modules.adaptive.criterion import Criterion, in_range, none_yet
 from torchzero_clip.modules.adaptive.quantile import EMAQuantile, P2Quantile, Quantile
@@ -24,8 +24,9 @@ class AutoClip(AdaptiveRule):
         history: Of "window" norms, or an "ema" that settles at the percentile.
         window_size: How many norms the window holds.
         ema_decay: How much the ema keeps a step.
-        warmup_steps: How many norms pass unclipped first.
+        warmup_steps: How many norms are only observed first.
         dim: What is measured together: "global", "group", "layer", or None for each tensor.
+        warmup: A rule that clips meanwhile, such as ClipNorm(1.0, dim="global"), or None.
 
     Example:
         >>> clip = AutoClip("percentile", percentile=90.0)
@@ -43,6 +44,7 @@ class AutoClip(AdaptiveRule):
     ema_decay: Live[float] = 0.99
     warmup_steps: int = 20
     dim: Scope = "global"
+    warmup: NormRule | None = None
 
     def check(self) -> None:
         self.require_one_of("mode", ("auto", "percentile"))

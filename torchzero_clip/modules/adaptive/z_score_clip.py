@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torchzero_clip.core import Group, Live, Scope, UnitState
+from torchzero_clip.core import Group, Live, NormRule, Scope, UnitState
 from torchzero_clip.modules.adaptive.adaptive_clip import AdaptiveRule
 from torchzero_clip.modules.adaptive.criterion import Criterion, blend, in_range, none_yet
 
@@ -21,8 +21,9 @@ class ZScoreClip(AdaptiveRule):
     Args:
         zmax: How many deviations above the mean a norm may be.
         ema_decay: How much of m and v is kept a step.
-        warmup_steps: How many norms pass unclipped first.
+        warmup_steps: How many norms are only observed first.
         dim: What is measured together: "global", "group", "layer", or None for each tensor.
+        warmup: A rule that clips meanwhile, such as ClipNorm(1.0, dim="global"), or None.
 
     Example:
         >>> opt = Modular(model.parameters(), ZScoreClip(), Adam(), LR(1e-3))
@@ -32,6 +33,7 @@ class ZScoreClip(AdaptiveRule):
     ema_decay: Live[float] = 0.99
     warmup_steps: int = 20
     dim: Scope = "global"
+    warmup: NormRule | None = None
 
     def check(self) -> None:
         super().check()
