@@ -10,15 +10,18 @@ from torch import Tensor
 
 from torchzero_clip import (
     LR,
+    Group,
     Live,
     Modular,
     Momentum,
     NormRule,
+    State,
     TensorList,
     Transform,
+    UnitState,
     zeros_like_state,
 )
-from torchzero_clip.core import Group, Scope, State, UnitState
+from torchzero_clip.core import Scope
 
 
 class Grokfast(Transform):

@@ -124,6 +124,8 @@ class Row:
     """Compilations at most; more than one where the number of the step decides what happens."""
     loops: int = 0
     """Operators a tensor and step, where torch has no foreach operator that would do."""
+    measures: int = 1
+    """How many lists of tensors the rule takes the norms of."""
 
 
 def scopes(
@@ -187,7 +189,7 @@ def share(name: str) -> list[Bad]:
 
 def shares(name: str) -> list[Bad]:
     """What a pair of β refuses."""
-    words = "a number at least 0 and below 1"
+    words = "2 numbers, each at least 0 and below 1"
     return [
         *number(name, (0.9, 1.0), (-0.1, 0.9), (nan, 0.9), words=words),
         *number(name, ("0.9", 0.9), (None, 0.9), error=TypeError, words=words),
@@ -472,6 +474,7 @@ ROWS = [
         memory="guarded",
         complex="turns",
         loops=1,
+        measures=2,
     ),
     Row(
         NormalizeByEMA,
@@ -485,6 +488,7 @@ ROWS = [
         memory="guarded",
         complex="turns",
         loops=1,
+        measures=2,
     ),
     Row(
         ClipValueByEMA,
@@ -643,7 +647,7 @@ ROWS = [
             *number("steps", 0, words="an integer at least 1"),
             *number("steps", 2.5, error=TypeError, words="an integer at least 1"),
             *number("eps", 0.0, -1.0, nan, words="a number above 0"),
-            *number("coefficients", (nan, 0.0, 0.0), words="a number"),
+            *number("coefficients", (nan, 0.0, 0.0), words="3 numbers"),
             ({"coefficients": (1.0, 2.0)}, ValueError, "coefficients"),
             ({"scale": "muon"}, ValueError, "scale must be one of [None, 'original', 'match_rms"),
         ],
@@ -791,8 +795,7 @@ ROWS = [
         memory="guarded",
         complex="refuses",
         per_entry=True,
-        squares=True,
-        loops=7,
+        loops=8,
     ),
     # ------------------------------------------------------------------ flow
     Row(

@@ -159,7 +159,7 @@ def test_unscaling_by_hand_first_changes_nothing(name):
 def test_under_autocast_the_steps_are_those_of_clipping_by_hand(name, dtype):
     ours, theirs = net(), net()
     opt, _ = setup(name, ours, ClipNorm(0.5, dim="global"))
-    by_hand = setup("AdamW single" if name == "Modular" else name, theirs)[0]
+    by_hand = ATTACHED["AdamW single" if name == "Modular" else name](theirs.parameters())
     scales = [scaler() if dtype == torch.float16 else None for _ in range(2)]
     for i in range(8):
         step(ours, opt, batch(i), scales[0], dtype)

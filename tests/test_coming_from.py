@@ -593,14 +593,14 @@ def test_the_spec_clips_by_a_percentile_as_torch_lean_does(percentile, bound):
 
 
 def test_the_stats_collector_of_drytorch_is_the_warm_up():
-    """Its mean and variance, 3 and 1 here, are what the criterion starts from."""
+    """Its mean and deviation, 3 and 1 here, are what the criterion starts from."""
     p = Parameter(torch.zeros(1))
     opt = Modular([p], AdaptiveClip(ZStat(), **THREE))
     for norm in (2.0, 3.0, 4.0):
         p.grad = torch.tensor([norm])
         opt.step()
     chain = opt.param_groups[0]["chain"]
-    assert (chain["AdaptiveClip/mean"].item(), chain["AdaptiveClip/var"].item()) == (3, 1)
+    assert (chain["AdaptiveClip/mean"].item(), chain["AdaptiveClip/std"].item()) == (3, 1)
 
 
 def test_a_chain_has_a_config_as_the_modules_of_declearn_have():

@@ -216,7 +216,7 @@ def test_values_are_checked_as_always():
 
 
 def test_a_missing_argument_names_the_class():
-    with pytest.raises(TypeError, match=r"ClipNorm: .*missing .*'max_norm'"):
+    with pytest.raises(ValueError, match="ClipNorm needs the argument 'max_norm'"):
         Chain.from_config(["ClipNorm"])
 
 

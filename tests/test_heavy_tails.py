@@ -252,10 +252,10 @@ def test_entries_are_never_poisoned_either():
     for row in norms:
         p.data.zero_()
         p.grad = row.clone()
-        bounded = opt.state[p]["SpikeClip/square_avg"] > 0 if opt.state.get(p) else row.isfinite()
+        bounded = opt.state[p]["SpikeClip/rms"] > 0 if opt.state.get(p) else row.isfinite()
         opt.step()
         assert p.isfinite()[bounded & ~row.isnan()].all()
-        assert opt.state[p]["SpikeClip/square_avg"].isfinite().all()
+        assert opt.state[p]["SpikeClip/rms"].isfinite().all()
 
 
 @EVERY

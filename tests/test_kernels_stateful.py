@@ -72,7 +72,7 @@ def observed(rule: Callable[..., Any], state: Any) -> Callable[[Sequence[Any]], 
 
 
 def moments(name: str) -> dict[str, Callable[[Any], float]]:
-    return {f"{name}/mean": lambda s: s.mean, f"{name}/var": lambda s: s.var}
+    return {f"{name}/mean": lambda s: s.mean, f"{name}/std": lambda s: math.sqrt(s.var)}
 
 
 def z_stat(clipping: Any, observe: str) -> Kernel:
@@ -151,7 +151,7 @@ def auto_clip(steps: int) -> Kernel:
     return Kernel(
         lambda: AutoClip(warmup_steps=steps, dim=None),
         **warmed(spec.auto_clip, observed(spec.auto_clip, spec.Record()), steps),
-        state_of={"AutoClip/mean": lambda s: s.mean, "AutoClip/m2": lambda s: s.m2},
+        state_of={"AutoClip/mean": lambda s: s.mean, "AutoClip/spread": lambda s: math.sqrt(s.m2)},
     )
 
 

@@ -144,13 +144,15 @@ def test_every_rule_is_public(folder):
 def docstring(name):
     """What stands in the source: a dataclass without a docstring is given its signature."""
     value = getattr(tz, name)
+    value = None if hasattr(value, "__origin__") else value  # an alias, not the type behind it
     if inspect.ismodule(value):
         return value.__doc__
-    if inspect.isclass(value) or inspect.isfunction(value):
+    if isinstance(value, type) or inspect.isfunction(value):
         return ast.get_docstring(ast.parse(inspect.getsource(value)).body[0]) or ""
-    for path in FILES:  # an alias, such as Live: the string below it
+    for path in FILES:  # such as Live: the string below it
         for node, after in itertools.pairwise(ast.parse(path.read_text()).body):
-            names = [getattr(target, "id", None) for target in getattr(node, "targets", [])]
+            targets = getattr(node, "targets", [getattr(node, "target", None)])
+            names = [getattr(target, "id", None) for target in targets]
             if name in names and isinstance(getattr(after, "value", None), ast.Constant):
                 return after.value.value
     return ""

@@ -73,34 +73,34 @@ class Description:
         at_most: float = math.inf,
         integer: bool = False,
         optional: bool = False,
+        length: int | None = None,
     ) -> None:
-        """Raise a sentence unless the argument (or each of a pair of them) is within the bounds."""
+        """Raise a sentence unless the argument, or each of `length` of them, is within bounds."""
         value = getattr(self, name)
         if optional and value is None:
             return
-        words = [
-            f"{word} {bound:g}"
-            for word, bound in (("at least", at_least), ("above", above))
-            if bound != -math.inf
-        ]
-        words += [
-            f"{word} {bound:g}"
-            for word, bound in (("below", below), ("at most", at_most))
-            if bound != math.inf
-        ]
+        limits = {"at least": at_least, "above": above, "below": below, "at most": at_most}
+        words = [f"{word} {bound:g}" for word, bound in limits.items() if math.isfinite(bound)]
         kind = "an integer" if integer else "a number"
-        wanted = " ".join([kind, " and ".join(words)]).strip() + (" or None" if optional else "")
-        for x in value if isinstance(value, (tuple, list)) else (value,):
+        kind = kind if length is None else f"{length} numbers" + ", each" * bool(words)
+        wanted = " ".join([kind, *([" and ".join(words)] if words else [])]) + " or None" * optional
+        sentence = f"{type(self).__name__}: {name} must be {wanted}, got {value!r}"
+        if length is not None:
+            if not isinstance(value, (tuple, list)):
+                raise TypeError(sentence)
+            if len(value) != length:
+                raise ValueError(sentence)
+        for x in value if length is not None else (value,):
             if isinstance(x, Tensor) and x.numel() == 1:
                 if x.device.type != "cpu" or torch.compiler.is_compiling():
                     continue  # reading it would wait for the device
                 x = x.item()
             if isinstance(x, bool) or not isinstance(x, int if integer else (int, float)):
-                raise TypeError(f"{type(self).__name__}: {name} must be {wanted}, got {value!r}")
-            if not (x >= at_least and x <= at_most and (x > above or above == -math.inf)) or not (
-                x < below or below == math.inf
-            ):
-                raise ValueError(f"{type(self).__name__}: {name} must be {wanted}, got {value!r}")
+                raise TypeError(sentence)
+            inside = at_least <= x <= at_most
+            inside &= (x > above or above == -math.inf) and (x < below or below == math.inf)
+            if not inside:
+                raise ValueError(sentence)
 
     def require_one_of(self, name: str, choices: tuple[Any, ...]) -> None:
         """Raise a sentence unless the argument is one of the choices."""

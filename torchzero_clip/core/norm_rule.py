@@ -78,6 +78,8 @@ class NormRule(Transform):
         units = Units(self, buckets)
         norm = units.measure([bucket.u for bucket in units.buckets])
         state = units.load()
+        if state:  # compare with the past in the precision that it was kept in
+            norm = norm.to(units.dtype).to(norm.dtype)
         limits = [self.limit(norm, state, units.group(members)) for members in units.groups]
         ratios = self.scale(units, norm, limits)
         if state:

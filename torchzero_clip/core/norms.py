@@ -77,7 +77,7 @@ def statistics(tensors: Sequence[Tensor], m: Measure) -> Tensor:
         return torch.stack(counts).to(wide(filled[0].device)).unsqueeze(0)
     if m.kind == "sum":
         return totals(filled)
-    return torch.stack([_moments(t) for t in filled], dim=1)
+    return _spread(filled)
 
 
 def largest(tensors: Sequence[Tensor]) -> Tensor:
@@ -131,7 +131,7 @@ def _powers(tensors: list[Tensor], p: float) -> Tensor:
         biggest = _maxima(real)
         safe = _safe(biggest)
         real = [_full(t) for t in real]
-        real = list(torch._foreach_div(real, [s.to(real[0].dtype) for s in safe.unbind()]))
+        real = list(torch._foreach_div(real, list(safe.to(real[0].dtype).unbind())))
         return torch.stack(torch._foreach_norm(real, p, dtype=wide(device))) * safe
     return torch.stack(torch._foreach_norm(real, p, dtype=wide(device)))
 
@@ -182,19 +182,33 @@ def _rescaled(x: Tensor, p: float) -> Tensor:
 def _maxima(tensors: list[Tensor]) -> Tensor:
     real = [_modulus(t, math.inf) for t in tensors]
     if _readable(real[0]) and _plain(real):
-        pairs = [torch.stack(torch.aminmax(t)) for t in real]  # _foreach_norm takes ten times that
-        return torch.stack(pairs).abs().amax(dim=1).double()
+        ends = [end for t in real for end in torch.aminmax(t)]  # _foreach_norm takes ten times that
+        return torch.stack(ends).view(-1, 2).abs().amax(dim=1).double()
     return torch.stack(torch._foreach_norm(real, math.inf)).to(wide(real[0].device))
 
 
 def totals(tensors: Sequence[Tensor]) -> Tensor:
     """The sum of each tensor, its real and its imaginary part, a column each."""
-    return torch.stack([_total(t) for t in tensors], dim=1)
+    dtype = wide(tensors[0].device)
+    real = torch.stack(
+        [t.real.sum(dtype=dtype) if t.is_complex() else t.sum(dtype=dtype) for t in tensors]
+    )
+    if not any([t.is_complex() for t in tensors]):
+        return torch.stack([real, torch.zeros_like(real)])
+    parts = [t.imag.sum(dtype=dtype) if t.is_complex() else t.sum(dtype=dtype) * 0 for t in tensors]
+    return torch.stack([real, torch.stack(parts)])
 
 
-def _total(x: Tensor) -> Tensor:
-    real = x.real.sum(dtype=wide(x.device))
-    return torch.stack([real, x.imag.sum(dtype=real.dtype) if x.is_complex() else real * 0])
+def _spread(tensors: list[Tensor]) -> Tensor:
+    """Mean (real and imaginary part) and √M2 of each tensor: at once where one chunk holds it."""
+    whole = [t.dtype not in DOUBLE and not t.is_complex() for t in tensors]
+    if all(whole) and (not _readable(tensors[0]) or max([t.numel() for t in tensors]) <= CHUNK):
+        dtype = wide(tensors[0].device)
+        rows = [torch.var_mean(t.to(dtype), correction=0) for t in tensors]
+        var, mean = torch.stack([x for row in rows for x in row]).view(-1, 2).unbind(1)
+        m2 = var * numbers([t.numel() for t in tensors], var)
+        return torch.stack([mean, torch.zeros_like(mean), m2.sqrt()])
+    return torch.stack([_moments(t) for t in tensors], dim=1)
 
 
 def _moments(x: Tensor) -> Tensor:

@@ -66,7 +66,7 @@ class TensorList:
     def _move(self, dtype: torch.dtype) -> TensorList:
         room = self.room() if self.room is not None else None
         if room is None or room[0].dtype != dtype:
-            self.tensors = [t.to(dtype, copy=True) for t in self.tensors]
+            self.tensors = _copies(self.tensors, dtype)
         else:
             _copy_into(room, self.tensors)
             self.tensors = room
@@ -189,13 +189,12 @@ class TensorList:
         return self._write("reciprocal")
 
     def clone(self) -> TensorList:
-        return TensorList([t.clone() for t in self.tensors], owned=True)
+        return TensorList(_copies(self.tensors, self.tensors[0].dtype), owned=True)
 
     def copy_(self, source: TensorList) -> TensorList:
         """Take the values of `source`, keeping this list's dtype."""
         if not self.owned and self.room is None:
-            dtype = self.tensors[0].dtype
-            return self._become([t.to(dtype, copy=True) for t in source.tensors])
+            return self._become(_copies(source.tensors, self.tensors[0].dtype))
         if not self.owned and self.room is not None:
             self.tensors, self.owned, self.room = self.room(), True, None
         _copy_into(self.tensors, source.tensors)
@@ -207,6 +206,11 @@ class TensorList:
         """A new list: these values where `keep` holds (a mask or flag a tensor), or other."""
         rows = zip(keep, self.tensors, other.tensors, strict=True)
         return TensorList([torch.where(k, a, b.to(a.dtype)) for k, a, b in rows], owned=True)
+
+    def hypot(self, other: TensorList) -> TensorList:
+        """A new list: √(self² + other²), in range whatever the squares are."""
+        rows = zip(self.tensors, other.tensors, strict=True)
+        return TensorList([torch.hypot(a, b) for a, b in rows], owned=True)
 
     def isfinite(self) -> list[Tensor]:
         """One mask a tensor: which entries are neither infinite nor NaN."""
@@ -228,6 +232,12 @@ def wide(device: torch.device) -> torch.dtype:
 
 def _foreach(name: str, tensors: list[Tensor], *args: Any, **kwargs: Any) -> Any:
     return getattr(torch, "_foreach_" + name)(tensors, *args, **kwargs)
+
+
+def _copies(tensors: list[Tensor], dtype: torch.dtype) -> list[Tensor]:
+    if tensors[0].dtype != dtype or not hasattr(torch, "_foreach_clone"):
+        return [t.to(dtype, copy=True) for t in tensors]
+    return list(torch._foreach_clone(tensors))
 
 
 def _copy_into(target: list[Tensor], source: Sequence[Tensor]) -> None:

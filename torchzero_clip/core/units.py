@@ -11,7 +11,7 @@ from torch import Tensor
 
 from torchzero_clip.core import norms
 from torchzero_clip.core.bucket import Bucket, Group, statistic, statistic_dtype
-from torchzero_clip.core.tensorlist import TensorList
+from torchzero_clip.core.tensorlist import TensorList, wide
 
 if TYPE_CHECKING:
     from torchzero_clip.core.norm_rule import NormRule, UnitState
@@ -228,12 +228,15 @@ class Units:
     # ------------------------------------------------------------------ state
 
     def load(self) -> UnitState:
-        """The state of the units: for each key of `init_unit` its values, stacked."""
+        """The state of the units: for each key of `init_unit` its values, stacked, in float64."""
         made, path = self.rule.init_unit(), self.buckets[0].bound.path
         self.cells = {key: self._cells(f"{path}/{key}", value) for key, value in made.items()}
-        return {
+        joined = {
             key: torch.stack([cell.to(self.home) for cell in cells])
             for key, cells in self.cells.items()
+        }
+        return {
+            key: v.to(wide(v.device)) if v.is_floating_point() else v for key, v in joined.items()
         }
 
     def store(self, state: UnitState) -> None:
@@ -258,7 +261,8 @@ class Units:
                 if unit not in cells:
                     held = memory.get(key, value)
                     if held is value or not isinstance(held, Tensor) or held.device != param.device:
-                        memory[key] = statistic(held, param, self.dtype)
+                        copied = held.clone() if isinstance(held, Tensor) else held
+                        memory[key] = statistic(copied, param, self.dtype)
                     cells[unit] = memory[key]
                 elif memory.get(key) is not cells[unit]:
                     memory[key] = cells[unit]

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from torchzero_clip.core import Group, NormRule, Scope, UnitState, from_config
-from torchzero_clip.modules.adaptive.criterion import Criterion, in_range
+from torchzero_clip.modules.adaptive.criterion import Criterion
 
 CLIP_TO_ONE = ("ClipNorm", {"max_norm": 1.0, "dim": "global"})
 
@@ -31,7 +31,7 @@ class AdaptiveRule(NormRule):
         return group
 
     def init_unit(self) -> dict[str, Any]:
-        warm = {"count": 0.0, "warmup_mean": 0.0, "warmup_m2": 0.0}
+        warm = {"count": 0.0, "warmup_mean": 0.0, "warmup_spread": 0.0}
         return {**warm, **self.judge().init_unit()}
 
     def limit(self, norm: Tensor, state: UnitState, group: Group) -> Tensor | float:
@@ -50,22 +50,22 @@ class AdaptiveRule(NormRule):
         return norm / (total / self.warmup.limit(total, {}, inner)).clamp(min=1)
 
     def observe(self, norm: Tensor, clipped: Tensor, state: UnitState, group: Group) -> UnitState:
-        count, mean, m2 = state["count"] + 1, state["warmup_mean"], state["warmup_m2"]
+        count, mean, spread = state["count"] + 1, state["warmup_mean"], state["warmup_spread"]
         warming = state["count"] < self.warmup_steps
         first = count == max(self.warmup_steps, 1)
         new_mean = mean + (norm - mean) / count
-        new_m2 = in_range(m2 + (norm - mean) * (norm - new_mean), m2)
+        squares = spread**2 + (norm - mean) * (norm - new_mean)
         judge, values = self.judge(), self.values(group)
         seen = torch.where(warming, norm, self.seen(norm, clipped, state, values))
         after = judge.observe(seen, state, values)
-        begin = judge.start(new_mean, new_m2 / (count - 1).clamp(min=1), max(self.warmup_steps, 1))
+        begin = judge.start(new_mean, squares / (count - 1).clamp(min=1), max(self.warmup_steps, 1))
         for key, value in begin.items():
             after[key] = torch.where(first, value, after[key])
         return {
             **after,
             "count": count,
             "warmup_mean": torch.where(warming, new_mean, mean),
-            "warmup_m2": torch.where(warming, new_m2, m2),
+            "warmup_spread": torch.where(warming, squares.sqrt(), spread),
         }
 
     def seen(self, norm: Tensor, clipped: Tensor, state: UnitState, values: Group) -> Tensor:

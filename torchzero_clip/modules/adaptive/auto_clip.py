@@ -8,7 +8,7 @@ from torch import Tensor
 
 from torchzero_clip.core import Group, Live, NormRule, Scope, UnitState
 from torchzero_clip.modules.adaptive.adaptive_clip import AdaptiveRule
-from torchzero_clip.modules.adaptive.criterion import Criterion, in_range, none_yet
+from torchzero_clip.modules.adaptive.criterion import Criterion, none_yet
 from torchzero_clip.modules.adaptive.quantile import EMAQuantile, P2Quantile, Quantile
 
 
@@ -67,18 +67,18 @@ class MedianPlus(Criterion):
     """median + 3 · std, the median by P², the unbiased std by Welford's sums"""
 
     def init_unit(self) -> dict[str, Any]:
-        return {**MEDIAN.init_unit(), "mean": 0.0, "m2": 0.0}
+        return {**MEDIAN.init_unit(), "mean": 0.0, "spread": 0.0}
 
     def limit(self, norm: Tensor, state: UnitState, group: Group) -> Tensor:
-        std = (state["m2"] / (state["seen"] - 1).clamp(min=1)).sqrt()
+        std = state["spread"] / (state["seen"] - 1).clamp(min=1).sqrt()
         median = MEDIAN.limit(norm, state, {"q": 0.5})
-        return none_yet(median + 3 * std, state["m2"])
+        return none_yet(median + 3 * std, std)
 
     def observe(self, norm: Tensor, state: UnitState, group: Group) -> UnitState:
         after = MEDIAN.observe(norm, state, {"q": 0.5})
         mean = state["mean"] + (norm - state["mean"]) / after["seen"]
-        m2 = state["m2"] + (norm - state["mean"]) * (norm - mean)
-        return {**after, "mean": mean, "m2": in_range(m2, state["m2"])}
+        squares = state["spread"] ** 2 + (norm - state["mean"]) * (norm - mean)
+        return {**after, "mean": mean, "spread": squares.sqrt()}
 
 
 MEDIAN = P2Quantile(0.5)

@@ -74,14 +74,14 @@ def check_clipping(criterion: Any) -> None:
         )
 
 
+def blend_squares(old: Tensor, new: Tensor, keep: float | Tensor) -> Tensor:
+    """√(keep · old² + (1 - keep) · new²): the root is kept, as its range is that of norms."""
+    return blend(old * old, new * new, keep).sqrt()
+
+
 def blend(old: Tensor, new: Tensor, keep: float | Tensor) -> Tensor:
     """keep · old + (1 - keep) · new, exactly `old` where both are equal."""
     return old + (1 - keep) * (new - old)
-
-
-def in_range(square: Tensor, like: Tensor) -> Tensor:
-    """A square, or a sum of them, that a state of this dtype can hold: half of 1e38 is not NaN."""
-    return square.clamp(max=torch.finfo(like.dtype).max / 4)
 
 
 def none_yet(limit: Tensor, statistic: Tensor) -> Tensor:

@@ -21,6 +21,9 @@ from torchzero_clip.modules.adaptive.criterion import (
 class EMARatio(Criterion):
     """q = n / μ;   if q > r the limit is μ · (1 + f),  f = clipping(q - 1, r - 1);   μ ← α μ + (1 - α) x
 
+    Raw norms are observed, unless told otherwise: a spike of J times the average adds (1 - α) J of
+    it, which is forgotten by a factor α a step.
+
     Args:
         alpha: How much of the average is kept a step.
         r_thresh: r, from which multiple of the average on a norm is a spike.

@@ -48,8 +48,10 @@ class P2Quantile(Criterion):
     """The q-quantile of all past norms by the P² estimator: five markers, no window
 
     The markers stand at the minimum, q/2, q, (1+q)/2 and the maximum; a middle one that is a whole
-    rank off moves by one, along a parabola through its neighbours. A spike moves the estimate by
-    one marker's step; a lasting change of level is followed as fast as new norms outnumber old.
+    rank off moves by one, along a parabola through its neighbours. A spike stays the highest marker
+    and draws the one below it up: at q = 0.95, one of 100 times the level is forgotten after 500
+    steps or so, one of a million can leave the estimate many times too high for ten thousand. A
+    lasting change of level is followed as fast as new norms outnumber old.
 
     Args:
         q: Between 0 and 1.
@@ -114,7 +116,8 @@ class P2Quantile(Criterion):
 class EMAQuantile(Criterion):
     """s ← α s + (1 - α)|n - Q|;   Q ← Q + (1 - α) · s · (q - [n < Q])
 
-    Q settles where a share q of the norms is below it, and falls as well as rises.
+    Q settles where a share q of the norms is below it, and falls as well as rises. From J times
+    too high, which takes many spikes, it is back after log J / ((1 - α)(1 - q)) steps.
 
     Args:
         q: Between 0 and 1.

@@ -36,14 +36,14 @@ class SpikeClip(Transform):
         self.require("beta", at_least=0, below=1)
 
     def init(self, param: Tensor) -> dict[str, Tensor]:
-        return {"square_avg": zeros_like_state(param)}
+        return {"rms": zeros_like_state(param)}  # √v, whose range is that of u
 
     def update(self, u: TensorList, state: State, group: Group) -> TensorList:
-        v, finite = state["square_avg"], u.isfinite()
-        bound = v.mul(group["threshold"]).sqrt_()
-        for t, average in zip(bound, v, strict=True):
+        rms, finite, beta = state["rms"], u.isfinite(), group["beta"]
+        bound = rms.mul(group["threshold"] ** 0.5)
+        for t, average in zip(bound, rms, strict=True):
             t.masked_fill_(average == 0, torch.inf)
         u = u.minimum_(bound).maximum_(bound.neg())
-        after = v.mul(group["beta"]).addcmul_(u, u, 1 - group["beta"])
-        v.copy_(after.where(finite, v))
+        after = rms.mul(beta**0.5).hypot(u.mul((1 - beta) ** 0.5))
+        rms.copy_(after.where(finite, rms))
         return u

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from torchzero_clip.core import Group, Live, Scope, UnitState
 from torchzero_clip.modules.adaptive.adaptive_clip import AdaptiveRule
-from torchzero_clip.modules.adaptive.criterion import Criterion, blend, in_range
+from torchzero_clip.modules.adaptive.criterion import Criterion, blend, blend_squares
 from torchzero_clip.modules.adaptive.z_stat import ZStat
 
 
@@ -71,12 +71,11 @@ class ZClipStat(ZStat):
     eps = 1e-6
 
     def start(self, mean: Tensor, var: Tensor, count: int) -> UnitState:
-        return {"mean": mean, "var": var * ((count - 1) / count)}
+        return {"mean": mean, "std": (var * ((count - 1) / count)).sqrt()}
 
     def observe(self, norm: Tensor, state: UnitState, group: Group) -> UnitState:
         mean = blend(state["mean"], norm, group["alpha"])
-        away = in_range((norm - mean) ** 2, state["var"])
-        return {"mean": mean, "var": blend(state["var"], away, group["alpha"])}
+        return {"mean": mean, "std": blend_squares(state["std"], norm - mean, group["alpha"])}
 
 
 STATISTICS = {

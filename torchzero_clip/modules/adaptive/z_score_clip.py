@@ -9,7 +9,7 @@ from torch import Tensor
 
 from torchzero_clip.core import Group, Live, NormRule, Scope, UnitState
 from torchzero_clip.modules.adaptive.adaptive_clip import AdaptiveRule
-from torchzero_clip.modules.adaptive.criterion import Criterion, blend, in_range, none_yet
+from torchzero_clip.modules.adaptive.criterion import Criterion, blend, none_yet
 
 
 class ZScoreClip(AdaptiveRule):
@@ -48,23 +48,18 @@ class Score(Criterion):
     """m + zmax · √v, both averages from the first norm on"""
 
     def init_unit(self) -> dict[str, Any]:
-        return {"mean": 0.0, "var": 0.0, "seen": 0.0}
+        return {"mean": 0.0, "std": 0.0, "seen": 0.0}
 
     def limit(self, norm: Tensor, state: UnitState, group: Group) -> Tensor:
-        return none_yet(state["mean"] + group["zmax"] * state["var"].sqrt(), state["var"])
+        return none_yet(state["mean"] + group["zmax"] * state["std"], state["std"])
 
     def observe(self, norm: Tensor, state: UnitState, group: Group) -> UnitState:
-        mean, var, decay, first = (
-            state["mean"],
-            state["var"],
-            group["ema_decay"],
-            state["seen"] == 0,
-        )
-        away = in_range((norm - mean) ** 2, var)
-        spread = decay * (var + (1 - decay) * away)  # the EMA of n² minus the square of m
+        mean, std, first = state["mean"], state["std"], state["seen"] == 0
+        decay = group["ema_decay"]
+        var = decay * (std**2 + (1 - decay) * (norm - mean) ** 2)  # EMA of n² minus square of m
         return {
             "mean": torch.where(first, norm, blend(mean, norm, decay)),
-            "var": torch.where(first, torch.zeros_like(spread), spread),
+            "std": torch.where(first, torch.zeros_like(std), var.sqrt()),
             "seen": torch.ones_like(state["seen"]),
         }
 

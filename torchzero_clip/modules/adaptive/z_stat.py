@@ -12,9 +12,9 @@ from torchzero_clip.modules.adaptive.criterion import (
     Clipping,
     Criterion,
     blend,
+    blend_squares,
     check_clipping,
     clipping_function,
-    in_range,
     none_yet,
 )
 
@@ -23,6 +23,9 @@ class ZStat(Criterion):
     """z = (n - μ) / (√v + 1e-8);   if z > t the limit is μ + f · √v, f = clipping(z, t)
 
     Then v ← α v + (1 - α)(x - μ)², and μ ← α μ + (1 - α) x. While v is zero there is no limit.
+    With clipped norms, "reciprocal" and "mean" never follow a lasting rise to a new level: every
+    later norm is a spike. "max" does, and so do all with `observe="raw"`, which then forget a
+    spike of J deviations after log((1 - α) J²) / -log α steps.
 
     Args:
         alpha: How much of the averages is kept a step.
@@ -48,19 +51,21 @@ class ZStat(Criterion):
         check_clipping(self)
 
     def init_unit(self) -> dict[str, Any]:
-        return {"mean": 0.0, "var": 0.0}
+        return {"mean": 0.0, "std": 0.0}
 
     def start(self, mean: Tensor, var: Tensor, count: int) -> UnitState:
-        return {"mean": mean, "var": var}
+        return {"mean": mean, "std": var.sqrt()}
 
     def limit(self, norm: Tensor, state: UnitState, group: Group) -> Tensor:
-        mean, std, t = state["mean"], state["var"].sqrt(), group["z_thresh"]
+        mean, std, t = state["mean"], state["std"], group["z_thresh"]
         z = (norm - mean) / (std + self.eps)
         limit = mean + clipping_function(self.clipping)(z, t) * std
         limit = torch.where(z <= t, torch.full_like(limit, torch.inf), limit)  # NaN is above t
-        return none_yet(limit, state["var"])
+        return none_yet(limit, std)
 
     def observe(self, norm: Tensor, state: UnitState, group: Group) -> UnitState:
-        mean, var, alpha = state["mean"], state["var"], group["alpha"]
-        away = in_range((norm - mean) ** 2, var)
-        return {"var": blend(var, away, alpha), "mean": blend(mean, norm, alpha)}
+        mean, std, alpha = state["mean"], state["std"], group["alpha"]
+        return {
+            "std": blend_squares(std, norm - mean, alpha),
+            "mean": blend(mean, norm, alpha),
+        }

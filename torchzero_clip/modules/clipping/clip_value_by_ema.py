@@ -69,27 +69,29 @@ class ClipValueByEMA(Transform):
         for bucket in buckets:
             self.refuse_complex(bucket)
             self._average(bucket)
-        averages = [bucket.carrying(self._seen(bucket.state["ema"])) for bucket in buckets]
-        bounds: dict[tuple[int, int], Tensor] = {}
-        for bucket in run(averages):
-            for place, t in zip(bucket.places, bucket.update.tensors, strict=True):
-                bounds[bucket.index, place] = t
-        for bucket in buckets:
-            bound = TensorList([bounds[bucket.index, place] for place in bucket.places])
-            if self.ema_tfm is not None:
-                bound = bound.abs()
-            if self.ema_init == "update":  # no bound where there is no average
-                ema = bucket.state["ema"]
-                bound = ema.where([torch.isinf(t) for t in ema], bound)
+        for bucket, bound in zip(buckets, self._bounds(buckets), strict=True):
             u = bucket.u.to(bucket.state_dtype)
             bucket.u = u.minimum_(bound).maximum_(bound.neg())
         return buckets
 
-    def _seen(self, ema: TensorList) -> TensorList:
-        """The average for `ema_tfm`: zero for entries that have none yet."""
-        if self.ema_init == "zeros":
-            return ema.borrow()
-        return ema.where(ema.isfinite(), ema.map(torch.zeros_like))
+    def _bounds(self, buckets: list[Bucket]) -> list[TensorList]:
+        """m, or the magnitude of what `ema_tfm` makes of it."""
+        averages = [bucket.state["ema"] for bucket in buckets]
+        if self.ema_tfm is None:
+            return averages
+        unseen = [[torch.isinf(t) for t in ema] for ema in averages]  # it gets zeros there
+        inner = [
+            bucket.carrying(ema.map(torch.zeros_like).where(mask, ema))
+            for bucket, ema, mask in zip(buckets, averages, unseen, strict=True)
+        ]
+        made: dict[tuple[int, int], Tensor] = {}
+        for bucket in run(inner):
+            for place, t in zip(bucket.places, bucket.update, strict=True):
+                made[bucket.index, place] = t
+        return [
+            ema.where(mask, TensorList([made[bucket.index, i] for i in bucket.places]).abs())
+            for bucket, ema, mask in zip(buckets, averages, unseen, strict=True)
+        ]
 
     def _average(self, bucket: Bucket) -> None:
         state, u = bucket.state, bucket.u.to(bucket.state_dtype)

@@ -34,7 +34,7 @@ class Adam(Transform):
 
     def check(self) -> None:
         super().check()
-        self.require("betas", at_least=0, below=1)
+        self.require("betas", at_least=0, below=1, length=2)
         self.require("eps", at_least=0)
 
     def init(self, param: Tensor) -> dict[str, Tensor]:

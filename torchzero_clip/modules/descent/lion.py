@@ -24,7 +24,7 @@ class Lion(Transform):
 
     def check(self) -> None:
         super().check()
-        self.require("betas", at_least=0, below=1)
+        self.require("betas", at_least=0, below=1, length=2)
 
     def init(self, param: Tensor) -> dict[str, Tensor]:
         return {"exp_avg": zeros_like_state(param)}

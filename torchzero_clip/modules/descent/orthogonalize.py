@@ -40,7 +40,7 @@ class Orthogonalize(TensorwiseTransform):
     def check(self) -> None:
         super().check()
         self.require("steps", at_least=1, integer=True)
-        self.require("coefficients")
+        self.require("coefficients", length=3)
         self.require("eps", above=0)
         self.require_one_of("scale", (None, "original", "match_rms_adamw"))
 
