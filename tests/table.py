@@ -124,6 +124,8 @@ class Row:
     """Compilations at most; more than one where the number of the step decides what happens."""
     loops: int = 0
     """Operators a tensor and step, where torch has no foreach operator that would do."""
+    amplifies: float = 1
+    """What a limit multiplies the kept numbers by, their rounding among denormals included."""
     measures: int = 1
     """How many lists of tensors the rule takes the norms of."""
 
@@ -795,6 +797,7 @@ ROWS = [
         memory="guarded",
         complex="refuses",
         per_entry=True,
+        amplifies=5000**0.5,
         loops=8,
     ),
     # ------------------------------------------------------------------ flow

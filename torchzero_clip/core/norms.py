@@ -103,6 +103,8 @@ def combine(stats: Tensor, counts: Sequence[Sequence[int]], m: Measure) -> Tenso
     mean = (rows[:2] * n).sum(dim=2) / numbers([max(t, 1) for t in totals], stats)
     away = (rows[:2] - mean.unsqueeze(2)).square().sum(dim=0)
     var = (rows[2].square() + n * away).sum(dim=1) / numbers([max(t - 1, 1) for t in totals], stats)
+    alone = numbers(totals, stats) < 2  # one entry has no spread, not even an infinite one
+    var = torch.where(alone, torch.zeros_like(var), var)
     return var.sqrt() * scale if m.root else var * scale.square()
 
 
@@ -259,6 +261,8 @@ def slice_norms(x: Tensor, dims: tuple[int, ...], m: Measure) -> Tensor:
     if m.kind == "sum":
         return double.sum(dims, keepdim=True).abs()
     safe = _safe(double.abs().amax(dims, keepdim=True))
+    if count < 2:
+        return torch.zeros_like(safe)
     double = double / safe
     away = double - double.mean(dims, keepdim=True)
     var = away.abs().square().sum(dims, keepdim=True) / max(count - 1, 1)

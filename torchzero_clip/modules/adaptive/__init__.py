@@ -2,6 +2,7 @@
 
 from torchzero_clip.modules.adaptive.ada_gc import AdaGC
 from torchzero_clip.modules.adaptive.adaptive_clip import AdaptiveClip
+from torchzero_clip.modules.adaptive.adaptive_rule import AdaptiveRule
 from torchzero_clip.modules.adaptive.agc import AGC
 from torchzero_clip.modules.adaptive.auto_clip import AutoClip
 from torchzero_clip.modules.adaptive.criterion import (
@@ -10,8 +11,10 @@ from torchzero_clip.modules.adaptive.criterion import (
     mean_clipping,
     reciprocal_clipping,
 )
+from torchzero_clip.modules.adaptive.ema_quantile import EMAQuantile
 from torchzero_clip.modules.adaptive.ema_ratio import EMARatio
-from torchzero_clip.modules.adaptive.quantile import EMAQuantile, P2Quantile, Quantile
+from torchzero_clip.modules.adaptive.p2_quantile import P2Quantile
+from torchzero_clip.modules.adaptive.quantile import Quantile
 from torchzero_clip.modules.adaptive.spike_clip import SpikeClip
 from torchzero_clip.modules.adaptive.trust_ratio import TrustRatio
 from torchzero_clip.modules.adaptive.z_clip import ZClip
@@ -22,6 +25,7 @@ __all__ = [
     "AGC",
     "AdaGC",
     "AdaptiveClip",
+    "AdaptiveRule",
     "AutoClip",
     "Criterion",
     "EMAQuantile",

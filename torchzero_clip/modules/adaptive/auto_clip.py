@@ -7,9 +7,11 @@ from typing import Any, Literal
 from torch import Tensor
 
 from torchzero_clip.core import Group, Live, NormRule, Scope, UnitState
-from torchzero_clip.modules.adaptive.adaptive_clip import AdaptiveRule
+from torchzero_clip.modules.adaptive.adaptive_rule import AdaptiveRule
 from torchzero_clip.modules.adaptive.criterion import Criterion, none_yet
-from torchzero_clip.modules.adaptive.quantile import EMAQuantile, P2Quantile, Quantile
+from torchzero_clip.modules.adaptive.ema_quantile import EMAQuantile
+from torchzero_clip.modules.adaptive.p2_quantile import P2Quantile
+from torchzero_clip.modules.adaptive.quantile import Quantile
 
 
 class AutoClip(AdaptiveRule):

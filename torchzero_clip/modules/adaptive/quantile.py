@@ -1,4 +1,4 @@
-"""Quantile, P2Quantile and EMAQuantile: a limit at a quantile of past norms."""
+"""Quantile: a limit at a quantile of the norms in a window."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from torchzero_clip.core import Group, Live, UnitState
-from torchzero_clip.modules.adaptive.criterion import Criterion, blend, none_yet
+from torchzero_clip.modules.adaptive.criterion import Criterion, none_yet
 
 
 class Quantile(Criterion):
@@ -42,111 +42,3 @@ class Quantile(Criterion):
     def observe(self, norm: Tensor, state: UnitState, group: Group) -> UnitState:
         norms = state["norms"]
         return {"norms": torch.cat([norms[:, 1:], norm.to(norms.dtype).unsqueeze(1)], dim=1)}
-
-
-class P2Quantile(Criterion):
-    """The q-quantile of all past norms by the P² estimator: five markers, no window
-
-    The markers stand at the minimum, q/2, q, (1+q)/2 and the maximum; a middle one that is a whole
-    rank off moves by one, along a parabola through its neighbours. A spike stays the highest marker
-    and draws the one below it up: at q = 0.95, one of 100 times the level is forgotten after 500
-    steps or so, one of a million can leave the estimate many times too high for ten thousand. A
-    lasting change of level is followed as fast as new norms outnumber old.
-
-    Args:
-        q: Between 0 and 1.
-
-    Example:
-        >>> opt = Modular(model.parameters(), AdaptiveClip(P2Quantile(0.9)), Adam(), LR(1e-3))
-
-    Reference:
-        Jain, Chlamtac, "The P² algorithm for dynamic calculation of quantiles and histograms
-        without storing observations", CACM 28 (1985).
-    """
-
-    q: Live[float]
-
-    def check(self) -> None:
-        self.require("q", at_least=0, at_most=1)
-
-    def init_unit(self) -> dict[str, Any]:
-        heights = torch.full((5,), math.inf)
-        return {"heights": heights, "positions": torch.arange(1.0, 6.0), "seen": 0.0}
-
-    def limit(self, norm: Tensor, state: UnitState, group: Group) -> Tensor:
-        heights, q = state["heights"], group["q"]
-        few = torch.where(torch.isinf(heights), torch.full_like(heights, math.nan), heights)
-        first = torch.nanquantile(few, q.to(few) if isinstance(q, Tensor) else q, dim=-1)
-        limit = torch.where(state["seen"] < 5, first, heights[:, 2])
-        return none_yet(limit, limit)
-
-    def observe(self, norm: Tensor, state: UnitState, group: Group) -> UnitState:
-        heights, positions, seen = state["heights"], state["positions"], state["seen"]
-        x = norm.to(heights.dtype)
-        first = torch.where(torch.arange(5, device=x.device) == seen[:, None], x[:, None], heights)
-        moved, ranks = self._move(x, heights, positions, group["q"])
-        full = (seen >= 5)[:, None]
-        return {
-            "heights": torch.where(full, moved, first.sort(dim=1).values),
-            "positions": torch.where(full, ranks, positions),
-            "seen": seen + 1,
-        }
-
-    def _move(
-        self, x: Tensor, heights: Tensor, positions: Tensor, q: float | Tensor
-    ) -> tuple[Tensor, Tensor]:
-        low, *middle, high = heights.unbind(1)
-        h = [torch.minimum(x, low), *middle, torch.maximum(x, high)]
-        n = [k + (x < height) for k, height in zip(positions.unbind(1), heights.unbind(1))]  # noqa: B905
-        n[0], n[4] = positions[:, 0], positions[:, 4] + 1
-        for i, share in ((1, q / 2), (2, q), (3, (1 + q) / 2)):
-            gap = 1 + (n[4] - 1) * share - n[i]
-            up, down = n[i + 1] - n[i], n[i] - n[i - 1]
-            d = torch.where((gap >= 1) & (up > 1), 1.0, 0.0)
-            d = torch.where((gap <= -1) & (down > 1), -1.0, d).to(h[i].dtype)
-            rise_up, rise_down = (h[i + 1] - h[i]) / up, (h[i] - h[i - 1]) / down
-            bend = ((down + d) * rise_up + (up - d) * rise_down) / (up + down)
-            curved = h[i] + d * bend
-            straight = h[i] + d * torch.where(d > 0, rise_up, rise_down)
-            new = torch.where((h[i - 1] < curved) & (curved < h[i + 1]), curved, straight)
-            h[i], n[i] = torch.where(d == 0, h[i], new), n[i] + d
-        return torch.stack(h, dim=1), torch.stack(n, dim=1)
-
-
-class EMAQuantile(Criterion):
-    """s ← α s + (1 - α)|n - Q|;   Q ← Q + (1 - α) · s · (q - [n < Q])
-
-    Q settles where a share q of the norms is below it, and falls as well as rises. From J times
-    too high, which takes many spikes, it is back after log J / ((1 - α)(1 - q)) steps.
-
-    Args:
-        q: Between 0 and 1.
-        alpha: How much is kept a step.
-
-    Example:
-        >>> opt = Modular(model.parameters(), AdaptiveClip(EMAQuantile(0.95)), Adam(), LR(1e-3))
-    """
-
-    q: Live[float]
-    alpha: Live[float] = 0.99
-
-    def check(self) -> None:
-        self.require("q", at_least=0, at_most=1)
-        self.require("alpha", at_least=0, below=1)
-
-    def init_unit(self) -> dict[str, Any]:
-        return {"quantile": 0.0, "spread": 0.0, "seen": 0.0}
-
-    def limit(self, norm: Tensor, state: UnitState, group: Group) -> Tensor:
-        return none_yet(state["quantile"], state["quantile"])
-
-    def observe(self, norm: Tensor, state: UnitState, group: Group) -> UnitState:
-        quantile, first = state["quantile"], state["seen"] == 0
-        spread = blend(state["spread"], (norm - quantile).abs(), group["alpha"])
-        share = group["q"] - (norm < quantile).to(norm.dtype)
-        moved = (quantile + (1 - group["alpha"]) * spread * share).clamp(min=0)
-        return {
-            "quantile": torch.where(first, norm, moved),
-            "spread": torch.where(first, torch.zeros_like(spread), spread),
-            "seen": torch.ones_like(state["seen"]),
-        }

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from torchzero_clip.core import Group, Live, Scope, UnitState
-from torchzero_clip.modules.adaptive.adaptive_clip import AdaptiveRule
+from torchzero_clip.modules.adaptive.adaptive_rule import AdaptiveRule
 from torchzero_clip.modules.adaptive.criterion import Criterion, blend, blend_squares
 from torchzero_clip.modules.adaptive.z_stat import ZStat
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import zlib
+
 import torch
 from torch import Tensor
 
@@ -56,7 +58,9 @@ class Noise(Transform):
         return torch.randn(p.shape, generator=generator, dtype=dtype, device=p.device)
 
     def _generator(self, bucket: Bucket) -> tuple[torch.Generator, dict[str, Tensor]]:
-        generator = torch.Generator(bucket.params.tensors[0].device).manual_seed(self.seed)
+        place = zlib.crc32(bucket.bound.path.encode())  # two links draw different numbers
+        generator = torch.Generator(bucket.params.tensors[0].device)
+        generator.manual_seed(self.seed + place)
         held = bucket.groups[0]["chain"].get(self._key(bucket))
         if held is not None:
             generator.set_state(held.cpu())

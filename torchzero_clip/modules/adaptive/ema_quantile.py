@@ -1,0 +1,50 @@
+"""EMAQuantile: a limit that settles at a quantile of past norms."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from torchzero_clip.core import Group, Live, UnitState
+from torchzero_clip.modules.adaptive.criterion import Criterion, blend, none_yet
+
+
+class EMAQuantile(Criterion):
+    """s ← α s + (1 - α)|n - Q|;   Q ← Q + (1 - α) · s · (q - [n < Q])
+
+    Q settles where a share q of the norms is below it, and falls as well as rises. From J times
+    too high, which takes many spikes, it is back after log J / ((1 - α)(1 - q)) steps.
+
+    Args:
+        q: Between 0 and 1.
+        alpha: How much is kept a step.
+
+    Example:
+        >>> opt = Modular(model.parameters(), AdaptiveClip(EMAQuantile(0.95)), Adam(), LR(1e-3))
+    """
+
+    q: Live[float]
+    alpha: Live[float] = 0.99
+
+    def check(self) -> None:
+        self.require("q", at_least=0, at_most=1)
+        self.require("alpha", at_least=0, below=1)
+
+    def init_unit(self) -> dict[str, Any]:
+        return {"quantile": 0.0, "spread": 0.0, "seen": 0.0}
+
+    def limit(self, norm: Tensor, state: UnitState, group: Group) -> Tensor:
+        return none_yet(state["quantile"], state["quantile"])
+
+    def observe(self, norm: Tensor, state: UnitState, group: Group) -> UnitState:
+        quantile, first = state["quantile"], state["seen"] == 0
+        spread = blend(state["spread"], (norm - quantile).abs(), group["alpha"])
+        share = group["q"] - (norm < quantile).to(norm.dtype)
+        moved = (quantile + (1 - group["alpha"]) * spread * share).clamp(min=0)
+        return {
+            "quantile": torch.where(first, norm, moved),
+            "spread": torch.where(first, torch.zeros_like(spread), spread),
+            "seen": torch.ones_like(state["seen"]),
+        }
