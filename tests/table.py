@@ -797,7 +797,7 @@ ROWS = [
         memory="guarded",
         complex="refuses",
         per_entry=True,
-        amplifies=5000**0.5,
+        amplifies=100.0,
         loops=8,
     ),
     # ------------------------------------------------------------------ flow
@@ -1144,7 +1144,7 @@ def same(a: Tensors, b: Tensors) -> None:
 
 def concrete() -> set[str]:
     """The public transforms that can be constructed."""
-    abstract = {"Transform", "NormRule", "TensorwiseTransform"}
+    abstract = {"Transform", "NormRule", "AdaptiveRule", "TensorwiseTransform"}
     public = {name for name in tz.__all__ if isinstance(getattr(tz, name), type)}
     return {n for n in public if issubclass(getattr(tz, n), Transform)} - abstract
 

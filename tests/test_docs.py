@@ -184,7 +184,7 @@ def test_the_two_tables_of_rules_agree_and_are_complete() -> None:
     readme = ROW.findall((ROOT / "README.md").read_text())
     index = ROW.findall((ROOT / "docs" / "modules" / "index.md").read_text())
     assert [(a, f"docs/modules/{b}", c) for a, b, c in index] == readme
-    base = {"Chain", "Criterion", "NormRule", "TensorwiseTransform", "Transform"}
+    base = {"AdaptiveRule", "Chain", "Criterion", "NormRule", "TensorwiseTransform", "Transform"}
     rules = {
         name
         for name in torchzero_clip.__all__

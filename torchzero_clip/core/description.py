@@ -6,6 +6,7 @@ import ast
 import copy
 import dataclasses
 import functools
+import inspect
 import math
 import sys
 from collections.abc import Iterator, Mapping
@@ -226,6 +227,8 @@ def _shown(value: Any) -> str:
     if isinstance(value, Tensor):
         return repr(value.item())
     if callable(value) and not isinstance(value, Description):
+        if inspect.isbuiltin(value):  # the qualified name of torch.tanh is not one to call it by
+            return f"{value.__module__}.{value.__name__}"
         return str(getattr(value, "__qualname__", repr(value)))
     if isinstance(value, Mapping):
         return "{" + ", ".join(f"{k!r}: {_shown(v)}" for k, v in value.items()) + "}"

@@ -147,16 +147,11 @@ class Units:
 
     def smaller_than(self, size: int) -> Tensor:
         """Which units have fewer elements; never those of no slices, which stay as they are."""
-        small = [n < size or n < 0 for n in self.sizes]
-        return self._flags(small) if any(small) else self._flags([False] * self.count)
+        return flags([n < size or n < 0 for n in self.sizes], self.home)
 
     def by_owner(self, vectors: Sequence[Tensor]) -> Tensor:
         """For each unit the entry of the vector of the first group that has a part in it."""
-        out = vectors[0]
-        for g in range(1, len(vectors)):
-            mask = self._flags([owner == g for owner in self.owner])
-            out = torch.where(mask.view(-1, *[1] * (out.dim() - 1)), vectors[g], out)
-        return out
+        return by_owner(vectors, self.owner)
 
     def spread(self, bucket: Bucket, vector: Tensor) -> Tensor | list[Tensor]:
         """A vector as an operand for a bucket: one tensor for all, or one for each."""
@@ -192,9 +187,8 @@ class Units:
 
     def record(self, norm: Tensor, limits: Sequence[Tensor], ratios: Sequence[Tensor]) -> None:
         """Leave what was measured for `metrics()`: for each unit, or for each group of one unit."""
-        link, one = self.buckets[0].bound, self.shared and self.count == 1
-        pairs = [torch.cat(list(v)) if one else self.by_owner(v) for v in (limits, ratios)]
-        self.buckets[0].record[link.path] = (norm, *pairs)
+        first, one = self.buckets[0], self.shared and self.count == 1
+        first.record[first.bound.path] = (norm, limits, ratios, [] if one else self.owner)
 
     def _statistics(self, lists: Sequence[TensorList]) -> Tensor:
         stats = [norms.statistics(some.tensors, self.order).to(self.home) for some in lists]
@@ -213,12 +207,6 @@ class Units:
         columns = [*stats.unbind(1), torch.zeros_like(stats[:, 0])]
         order = [i for row in self.members for i in row + [-1] * (width - len(row))]
         return torch.stack([columns[i] for i in order], 1).view(len(stats), self.count, width)
-
-    def _flags(self, values: Sequence[bool]) -> Tensor:
-        if not any(values):
-            return torch.zeros(len(values), dtype=torch.bool, device=self.home)
-        like = torch.empty(0, dtype=torch.float32, device=self.home)
-        return norms.numbers([float(value) for value in values], like) > 0
 
     def _start(self, bucket: Bucket) -> int:
         """Where a bucket's tensors begin among all."""
@@ -271,3 +259,20 @@ class Units:
                 if group["chain"].get(key) is not cells[0]:
                     group["chain"][key] = cells[0]
         return [cells[unit] for unit in range(self.count)]
+
+
+def by_owner(vectors: Sequence[Tensor], owner: Sequence[int]) -> Tensor:
+    """Of each entry the value in the vector of its owner."""
+    out = vectors[0]
+    for g in range(1, len(vectors)):
+        mask = flags([own == g for own in owner], out.device)
+        out = torch.where(mask.view(-1, *[1] * (out.dim() - 1)), vectors[g], out)
+    return out
+
+
+def flags(values: Sequence[bool], device: torch.device) -> Tensor:
+    """A vector of known truths on a device."""
+    if not any(values):
+        return torch.zeros(len(values), dtype=torch.bool, device=device)
+    like = torch.empty(0, dtype=torch.float32, device=device)
+    return norms.numbers([float(value) for value in values], like) > 0

@@ -55,7 +55,7 @@ class AutoClip(AdaptiveRule):
         self.require("window_size", at_least=1, integer=True)
         self.require("ema_decay", at_least=0, below=1)
         judges = {"window": Quantile(0.95, self.window_size), "ema": EMAQuantile(0.95)}
-        vars(self)["_judge"] = MedianPlus() if self.mode == "auto" else judges[self.history]
+        vars(self)["_judge"] = _MedianPlus() if self.mode == "auto" else judges[self.history]
         super().check()
 
     def judge(self) -> Criterion:
@@ -65,7 +65,7 @@ class AutoClip(AdaptiveRule):
         return {"q": group["percentile"] / 100, "alpha": group["ema_decay"]}
 
 
-class MedianPlus(Criterion):
+class _MedianPlus(Criterion):
     """median + 3 · std, the median by P², the unbiased std by Welford's sums"""
 
     def init_unit(self) -> dict[str, Any]:

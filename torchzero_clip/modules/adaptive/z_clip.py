@@ -65,7 +65,7 @@ class ZClip(AdaptiveRule):
         return torch.minimum(norm, self.judge().limit(norm, state, values))
 
 
-class ZClipStat(ZStat):
+class _ZClipStat(ZStat):
     """The averages of ZClip: population variance, μ first, then v against the new μ"""
 
     eps = 1e-6
@@ -79,7 +79,7 @@ class ZClipStat(ZStat):
 
 
 STATISTICS = {
-    "adaptive": ZClipStat(clipping="reciprocal"),
-    "mean": ZClipStat(clipping="mean"),
-    "percentile": ZClipStat(clipping="max"),
+    "adaptive": _ZClipStat(clipping="reciprocal"),
+    "mean": _ZClipStat(clipping="mean"),
+    "percentile": _ZClipStat(clipping="max"),
 }

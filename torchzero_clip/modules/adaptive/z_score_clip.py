@@ -44,7 +44,7 @@ class ZScoreClip(AdaptiveRule):
         return SCORE
 
 
-class Score(Criterion):
+class _Score(Criterion):
     """m + zmax · √v, both averages from the first norm on"""
 
     def init_unit(self) -> dict[str, Any]:
@@ -64,4 +64,4 @@ class Score(Criterion):
         }
 
 
-SCORE = Score()
+SCORE = _Score()
