@@ -15,13 +15,13 @@ from torchzero_clip import (
     Modular,
     Momentum,
     NormRule,
+    Scope,
     State,
     TensorList,
     Transform,
     UnitState,
     zeros_like_state,
 )
-from torchzero_clip.core import Scope
 
 
 class Grokfast(Transform):

@@ -17,6 +17,7 @@ from torchzero_clip.core.transform import Transform
 from torchzero_clip.core.units import Units
 
 Scope: TypeAlias = 'int | Sequence[int] | Literal["layer", "group", "global"] | None'
+"""What is measured together: each tensor (None), slices along dims, a layer, a group, or all."""
 UnitState: TypeAlias = dict[str, Tensor]
 """The state of a norm rule: for each name that `init_unit` makes, a vector with an entry a unit."""
 
