@@ -54,6 +54,16 @@ CHAINS = {
     ],
     "some dropped": lambda: [Adam(), Freeze(lambda n, p: p.dim() == 1), LR(1e-2)],
     "all dropped": lambda: [Adam(), Freeze(lambda n, p: True), LR(1e-2)],
+    "momentum": lambda: [ClipNorm(0.1), Momentum(0.9), LR(1e-2)],
+    "momentum, decay": lambda: [Momentum(0.9), WeightDecay(0.1), LR(1e-2)],
+    "nesterov": lambda: [Momentum(0.9, nesterov=True), LR(1e-2)],
+    "dampened": lambda: [Momentum(0.9, dampening=0.5), LR(1e-2), WeightDecay(0.1)],
+    "momentum, read": lambda: [Momentum(0.9), ClipNorm(0.5), LR(1e-2)],
+    "momentum, lr tensor": lambda: [Momentum(0.9), LR(torch.tensor(1e-2))],
+    "lr alone": lambda: [LR(1e-2)],
+    "lr, decay": lambda: [LR(1e-2), WeightDecay(0.1), Scale(2.0)],
+    "lr, then read": lambda: [ClipNorm(0.1), LR(1e-2), ClipNorm(1e-3)],
+    "lr, then a tensor": lambda: [LR(1e-2), Scale(torch.tensor(3.0))],
     "waits": lambda: [Adam(), Accumulate(2), LR(1e-2)],
 }
 
@@ -123,7 +133,7 @@ def test_one_argument_switches_it_off(monkeypatch):
 
 @pytest.mark.parametrize("make", [lambda p: p.bfloat16(), lambda p: p.t().contiguous().t()])
 def test_other_memory_takes_the_plain_path(make, monkeypatch):
-    monkeypatch.setattr(Deferred, "apply", lambda self: pytest.fail("the kernel ran"))
+    monkeypatch.setattr(torch, "_fused_adamw_", lambda *args, **kw: pytest.fail("the kernel ran"))
     p = torch.nn.Parameter(make(torch.randn(3, 4)))
     p.grad = torch.ones_like(p)
     before = p.detach().clone()

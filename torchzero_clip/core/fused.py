@@ -80,7 +80,8 @@ class Deferred(TensorList):
     def mul_(self, x: Operand) -> TensorList:
         if self._compute is None or isinstance(x, (TensorList, list, tuple)):
             return super().mul_(x)
-        if isinstance(x, Tensor) and self.decay != 0:
+        fresh = not isinstance(self.scale, Tensor) and self.scale == 1 and self.decay == 0
+        if isinstance(x, Tensor) and not fresh:  # a float32 product would round
             return super().mul_(x)
         self.scale = self.scale * x
         self.decay = self.decay * x if self.decay else 0.0
@@ -107,6 +108,22 @@ def fusable(params: TensorList, u: TensorList, state: State, names: Sequence[str
     ]
     known = example.dtype in (torch.float32, torch.float64) and example.device.type in KERNELS
     return known and all(plain) and not torch.compiler.is_compiling()
+
+
+def scaling(u: TensorList, factor: Any) -> Kernel | None:
+    """The kernel of a link that scales: the factor joins the subtraction."""
+    if isinstance(u, Deferred) or not isinstance(factor, (int, float)):
+        return None  # a deferred update takes the factor itself
+
+    def apply(params: list[Tensor], scale: Any, decay: Any) -> None:
+        if isinstance(scale, Tensor):
+            torch._foreach_sub_(params, u.mul_(factor).mul_(scale).tensors)
+            return
+        if decay:
+            torch._foreach_mul_(params, 1 - decay)
+        torch._foreach_sub_(params, u.tensors, alpha=scale * factor)
+
+    return apply
 
 
 def numbers_only(values: Mapping[str, Any], *names: str) -> bool:

@@ -77,8 +77,21 @@ class TensorList:
         """Run a foreach operator in place, or into new memory when this memory is borrowed."""
         if not self.owned and self.room is None:
             return self._become(_foreach(name, self.tensors, *args))
+        if not self.owned and name in ("mul", "div") and self._fill(getattr(torch, name), args[0]):
+            return self
         _foreach(name + "_", self.own().tensors, *args)
         return self
+
+    def _fill(self, operator: Any, x: Any) -> bool:
+        """Run an operator from borrowed memory straight into the kept: one pass instead of two."""
+        room = self.room() if self.room is not None else []
+        if not room or room[0].dtype != self.tensors[0].dtype or type(room[0]) is not Tensor:
+            return False
+        each = x if isinstance(x, (list, tuple)) else [x] * len(room)
+        for source, operand, target in zip(self.tensors, each, room, strict=True):
+            operator(source, operand, out=target)
+        self.tensors, self.owned, self.room = room, True, None
+        return True
 
     def _become(self, tensors: Sequence[Tensor]) -> TensorList:
         self.tensors, self.owned = list(tensors), True

@@ -68,23 +68,28 @@ class Transform(Description):
     def _update_bucket(self, bucket: Bucket) -> None:
         state, group = bucket.state, bucket.group
         u = bucket.u.to(bucket.state_dtype)
-        if bucket.late is not None and self.target == "update":
-            kernel = self.kernel(u, state, group)
-            if kernel is not None:
-                bucket.u = Deferred(lambda: self.update(u, state, group), kernel, bucket.params)
-                bucket.late.append(bucket.u)
-                return
-        if bucket.params.tensors[0].is_complex() and self.complex != "whole":
-            self.refuse_complex(bucket)
-            pairs = {name: _pairs(tensors) for name, tensors in state.items()}
-            group["params"], group["grads"] = _pairs(group["params"]), _pairs(group["grads"])
-            out = self._store(self.update(_pairs(u), pairs, group), pairs, pairs)
-            whole = [torch.view_as_complex(t) for t in out.tensors]
-            bucket.u = TensorList(whole, owned=out.owned and not _is_any(out, pairs))
-        else:
+        late = bucket.late if self.target == "update" else None
+        kernel = self.kernel(u, state, group) if late is not None else None
+        if late is None or kernel is None:
+            bucket.u = self._values(bucket, u, state, group)
+            return
+        bucket.u = update = Deferred(
+            lambda: self._values(bucket, u, state, group), kernel, bucket.params
+        )
+        late.append(update)
+
+    def _values(self, bucket: Bucket, u: TensorList, state: State, group: Group) -> TensorList:
+        """Run `update`; what it returns of its own state is borrowed."""
+        if not bucket.params.tensors[0].is_complex() or self.complex == "whole":
             handles = dict(state)
             out = self._store(self.update(u, state, group), state, handles)
-            bucket.u = out.borrow() if _is_any(out, handles) else out
+            return bucket.flowing(out.tensors) if _is_any(out, handles) else out
+        self.refuse_complex(bucket)
+        pairs = {name: _pairs(tensors) for name, tensors in state.items()}
+        group["params"], group["grads"] = _pairs(group["params"]), _pairs(group["grads"])
+        out = self._store(self.update(_pairs(u), pairs, group), pairs, pairs)
+        whole = [torch.view_as_complex(t) for t in out.tensors]
+        return TensorList(whole, owned=out.owned and not _is_any(out, pairs))
 
     def refuse_complex(self, bucket: Bucket) -> None:
         """Raise for complex parameters where the rule has no meaning for them."""

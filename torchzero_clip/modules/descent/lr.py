@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from torchzero_clip.core import Group, Live, State, TensorList, Transform
+from torchzero_clip.core.fused import Kernel, scaling
 
 
 class LR(Transform):
@@ -25,3 +26,6 @@ class LR(Transform):
 
     def update(self, u: TensorList, state: State, group: Group) -> TensorList:
         return u.mul_(group["lr"])
+
+    def kernel(self, u: TensorList, state: State, group: Group) -> Kernel | None:
+        return scaling(u, group["lr"])

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
 from torchzero_clip.core import Group, Live, State, TensorList, Transform, zeros_like_state
+from torchzero_clip.core.fused import Kernel, fusable, numbers_only
 
 
 class Momentum(Transform):
@@ -45,3 +48,24 @@ class Momentum(Transform):
             buffer.add_(u)
         started.maximum_(1.0)
         return u.add_(buffer, alpha=group["momentum"]) if self.nesterov else buffer
+
+    def kernel(self, u: TensorList, state: State, group: Group) -> Kernel | None:
+        plain = numbers_only(group, "momentum", "dampening") and group["dampening"] == 0
+        if (
+            self.nesterov
+            or not plain
+            or not fusable(group["params"], u, state, ["momentum_buffer"])
+        ):
+            return None
+
+        def apply(params: list[Tensor], lr: Any, decay: Any) -> None:
+            state["started"].maximum_(1.0)
+            if decay:
+                torch._foreach_mul_(params, 1 - decay)
+            torch._fused_sgd_(
+                params, u.tensors, state["momentum_buffer"].tensors, weight_decay=0.0,
+                momentum=group["momentum"], lr=lr, dampening=0.0, nesterov=False,
+                maximize=False, is_first_step=False,
+            )  # fmt: skip
+
+        return apply
