@@ -21,12 +21,15 @@ from torchzero_clip import (
     ClipValue,
     ClipValueByEMA,
     Lambda,
+    Live,
     Modular,
     Momentum,
     Normalize,
     Scale,
     Transform,
     WeightDecay,
+    ZStat,
+    clip_grad_norm_,
 )
 
 
@@ -102,12 +105,53 @@ def test_an_unknown_argument_is_refused(row):
 
 
 def test_a_chain_takes_transforms_only():
-    with pytest.raises(TypeError, match="Chain: every link must be a Transform, got 'ClipNorm'"):
+    with pytest.raises(TypeError, match="every link must be a Transform, got 'ClipNorm'"):
         Chain("ClipNorm")
     with pytest.raises(TypeError, match=re.escape("write ClipNorm(...)")):
         Chain(ClipNorm)
     with pytest.raises(TypeError, match="every link must be a Transform"):
         Modular([Parameter(torch.zeros(2))], torch.nn.Linear(2, 2))
+
+
+@pytest.mark.parametrize(
+    ("link", "advice"),
+    [
+        ([Scale(1.0)], "unpack it with *"),
+        (1e-3, "is it LR(0.001)?"),
+        (ZStat(), "write AdaptiveClip(ZStat())"),
+        (lambda u: u, "write Lambda(fn)"),
+    ],
+)
+def test_what_is_no_transform_gets_advice(link, advice):
+    with pytest.raises(TypeError, match=re.escape(advice)):
+        Chain(link)
+
+
+def test_a_module_is_no_parameters():
+    model = torch.nn.Linear(2, 2)
+    with pytest.raises(TypeError, match=r"pass model\.parameters\(\)"):
+        Modular(model, Scale(1.0))
+    with pytest.raises(TypeError, match=r"pass model\.parameters\(\)"):
+        clip_grad_norm_(model, 1.0)
+
+
+def test_numbers_and_truths_are_checked_without_a_line_of_code():
+    class Blend(Transform):
+        share: Live[float] = 0.5
+        late: Live[float | None] = None
+        steps: int = 1
+        twice: bool = False
+
+    for wrong, words in (
+        ({"share": "a"}, "share must be a number, got 'a'"),
+        ({"share": None}, "share must be a number, got None"),
+        ({"late": [1]}, "late must be a number or None, got [1]"),
+        ({"steps": 1.5}, "steps must be an integer, got 1.5"),
+        ({"twice": "yes"}, "twice must be True or False, got 'yes'"),
+    ):
+        with pytest.raises(TypeError, match=re.escape(f"Blend: {words}")):
+            Blend(**wrong)
+    assert Blend(torch.tensor(0.5), 1.0, 3, True).steps == 3
 
 
 def test_target_and_name_are_keyword_only():

@@ -35,6 +35,7 @@ from torchzero_clip import (
     WeightDecay,
     ZClip,
     attach,
+    clip_grad_norm_,
     to_floats,
 )
 
@@ -690,3 +691,23 @@ def test_state_that_a_link_returns_is_not_handed_out_as_a_gradient():
         outs.append(p.grad.item())
         p.grad.zero_()  # as zero_grad(set_to_none=False) does
     assert outs == [0.5, 0.75, 0.875]
+
+
+def test_live_values_in_the_groups_of_the_optimizer_are_taken_over():
+    a, b = (Parameter(torch.zeros(2)) for _ in range(2))
+    groups = [{"params": [a], "max_norm": 0.1, "lr": 0.5}, {"params": [b], "ClipNorm/ord": 1}]
+    handle = attach(torch.optim.AdamW(groups, lr=1.0), ClipNorm(1.0))
+    assert [group["max_norm"] for group in handle.param_groups] == [0.1, 1.0]
+    assert all("lr" not in group for group in handle.param_groups)
+
+
+def test_attaching_nothing_is_an_error():
+    with pytest.raises(ValueError, match="attach: give at least one transform"):
+        attach(torch.optim.SGD([Parameter(torch.zeros(2))], lr=1.0))
+
+
+def test_a_helper_has_no_layers():
+    p = Parameter(torch.zeros(2))
+    p.grad = torch.ones(2)
+    with pytest.raises(ValueError, match=r"use Clipper\(model\.named_parameters\(\)"):
+        clip_grad_norm_(p, 1.0, dim="layer")

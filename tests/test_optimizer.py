@@ -149,10 +149,15 @@ def test_it_is_a_torch_optimizer_with_plain_groups():
     assert not callable(opt)
 
 
-def test_repr_shows_the_groups():
-    opt = Modular(parameters(), ClipNorm(1.0), LR(1e-3))
-    assert "Modular" in repr(opt)
-    assert "max_norm: 1.0" in repr(opt)
+def test_repr_shows_the_chain_and_the_live_values_of_each_group():
+    params = parameters()
+    opt = Modular([{"params": params[:1], "lr": 0.5}, {"params": params[1:]}], ClipNorm(1), LR(0.1))
+    first, *groups = repr(opt).splitlines()
+    assert first == "Modular(ClipNorm(max_norm=1), LR(lr=0.1))"
+    assert groups == [
+        "  group 0: 1 parameters, {'lr': 0.5, 'max_norm': 1}",
+        f"  group 1: {len(params) - 1} parameters, {{'max_norm': 1, 'lr': 0.1}}",
+    ]
 
 
 @pytest.mark.parametrize("kind", ["list", "generator", "named", "groups", "named groups"])

@@ -11,7 +11,8 @@ from torch import Tensor
 from torch.optim import Optimizer
 from typing_extensions import Self
 
-from torchzero_clip.core import Bucket, Modular, TensorList, Transform
+from torchzero_clip.core import Bucket, Chain, Modular, TensorList, Transform, bind
+from torchzero_clip.core.hyper import Names
 from torchzero_clip.core.norms import combine, measure, statistics
 
 
@@ -76,7 +77,11 @@ class Attached(Clipper):
 
     def __init__(self, optimizer: Optimizer, *transforms: Transform) -> None:
         self._optimizer = weakref.ref(optimizer)
-        groups = [_own_keys(group) for group in optimizer.param_groups]
+        self._foreign = frozenset(optimizer.defaults)
+        groups = [
+            self._own_keys(group, Names(bind(Chain(*transforms))))
+            for group in optimizer.param_groups
+        ]
         super().__init__(groups, *transforms)
         # GradScaler hands scaled gradients to optimizers that say they can unscale them
         self._scales = optimizer.__dict__.get("_step_supports_amp_scaling")
@@ -113,8 +118,13 @@ class Attached(Clipper):
             raise RuntimeError("the optimizer that this handle was attached to is gone")
         for i, theirs in enumerate(optimizer.param_groups):
             if i == len(self.param_groups):
-                self.add_param_group(_own_keys(theirs))
+                self.add_param_group(self._own_keys(theirs, self.names))
             self.param_groups[i]["params"] = theirs["params"]
+
+    def _own_keys(self, group: dict[str, Any], names: Names) -> dict[str, Any]:
+        """Of an optimizer's group: the parameters, and live values of the chain that it set."""
+        known = {"params", "param_names", *names.defaults, *names.aliases} - self._foreign
+        return {key: group[key] for key in group if key in known}
 
     def _before_step(
         self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -166,11 +176,9 @@ def attach(optimizer: Optimizer, *transforms: Transform) -> Attached:
             f"attach: this {type(optimizer).__name__} has transforms attached already; remove() "
             "their handle first, or attach all in one call"
         )
+    if not transforms:
+        raise ValueError("attach: give at least one transform, as in attach(optimizer, ZClip())")
     return Attached(optimizer, *transforms)
-
-
-def _own_keys(group: dict[str, Any]) -> dict[str, Any]:
-    return {key: group[key] for key in ("params", "param_names") if key in group}
 
 
 def _total_norm(buckets: Iterable[Bucket]) -> Tensor:

@@ -134,6 +134,13 @@ _Between.__name__ = "clip_grad_norm_"  # errors name what was called
 
 def _buckets(rule: Transform, params: Params) -> list[Bucket]:
     """The gradients as the rule sees them."""
+    if isinstance(params, torch.nn.Module):
+        raise TypeError("a helper takes parameters, got a module: pass model.parameters()")
+    if getattr(rule, "scope", None) == "layer":
+        raise ValueError(
+            "dim='layer' needs the names of the parameters, which a helper does not see: use "
+            "Clipper(model.named_parameters(), ClipNorm(max_norm, dim='layer')).step()"
+        )
     tensors = [params] if isinstance(params, Tensor) else list(params)
     (link,) = bind(Chain(rule))
     group = {"params": tensors, "chain": {}, **Names([link]).defaults}

@@ -33,6 +33,7 @@ class Description:
 
     registry: ClassVar[dict[str, type[Description]]] = {}
     live: ClassVar[tuple[str, ...]] = ()
+    _kinds: ClassVar[dict[str, tuple[type, bool]]] = {}  # of fields that are numbers or truths
     _own_init: ClassVar[bool] = False
     if TYPE_CHECKING:
         __dataclass_fields__: ClassVar[dict[str, dataclasses.Field[Any]]]
@@ -43,7 +44,7 @@ class Description:
         inherited = dict(getattr(cls, "__dataclass_fields__", {}))
         base_methods = {n for b in cls.__mro__[1:] for n, v in vars(b).items() if callable(v)}
         dataclasses.dataclass(eq=False, repr=False, init=not cls._own_init)(cls)
-        live = list(cls.live)
+        live, cls._kinds = list(cls.live), dict(cls._kinds)
         for field in dataclasses.fields(cls):
             if inherited.get(field.name) is field:
                 continue
@@ -53,6 +54,9 @@ class Description:
                     "call it something else"
                 )
             live = [name for name in live if name != field.name]
+            cls._kinds.pop(field.name, None)
+            if kind := _kind(_evaluated(cls, field.type)):
+                cls._kinds[field.name] = kind
             if _is_live(cls, field.name, field.type):
                 if field.name in RESERVED:
                     raise TypeError(f"{cls.__name__}: '{field.name}' is taken in param_groups")
@@ -111,11 +115,23 @@ class Description:
                 f"{type(self).__name__}: {name} must be one of {list(choices)}, got {value!r}"
             )
 
+    def _check_types(self) -> None:
+        """Numbers and truths must be what their annotation says, whatever `check` looks at."""
+        for name, (kind, optional) in self._kinds.items():
+            value = getattr(self, name)
+            if kind is bool and not isinstance(value, bool):
+                raise TypeError(
+                    f"{type(self).__name__}: {name} must be True or False, got {value!r}"
+                )
+            if kind is not bool:
+                self.require(name, integer=kind is int, optional=optional)
+
     def with_values(self, values: Mapping[str, Any]) -> Self:
         """A checked copy with other values in some fields."""
         other = copy.copy(self)
         vars(other).update(values)
         other.check()
+        other._check_types()
         return other
 
     def children(self) -> Iterator[tuple[str | None, Description]]:
@@ -167,6 +183,7 @@ def _check_after_init(cls: type[Description]) -> None:
         init(self, *args, **kwargs)
         if type(self) is cls:
             self.check()
+            self._check_types()
             vars(self)["_finished"] = True
 
     cls.__init__ = checked  # type: ignore[method-assign, assignment]
@@ -188,15 +205,31 @@ def _is_live(cls: type, name: str, hint: Any) -> bool:
     return outermost
 
 
+def _evaluated(cls: type, hint: Any) -> Any:
+    """An annotation that is text, evaluated where that can be."""
+    if not isinstance(hint, str):
+        return hint
+    try:
+        return eval(hint, dict(vars(sys.modules[cls.__module__])), dict(vars(cls)))
+    except Exception:
+        return hint
+
+
+def _kind(hint: Any) -> tuple[type, bool] | None:
+    """float, int or bool where an annotation says so, and whether None may stand there."""
+    inner = get_args(hint)[0] if _is_mark(hint) else hint
+    options = [option for option in get_args(inner) or (inner,) if option is not type(None)]
+    known = len(options) == 1 and options[0] in (float, int, bool)
+    return (options[0], len(get_args(inner)) > 1) if known else None
+
+
 def _marks(cls: type, hint: Any) -> tuple[bool, bool]:
     """Whether Live is the outermost of an annotation, and whether it is anywhere in it."""
-    if isinstance(hint, str):
-        try:
-            hint = eval(hint, dict(vars(sys.modules[cls.__module__])), dict(vars(cls)))
-        except Exception:  # a local name, or one imported under TYPE_CHECKING
-            tree = ast.parse(hint, mode="eval").body
-            found = [node for node in ast.walk(tree) if _says_live(node)]
-            return bool(found) and found[0] is tree, bool(found)
+    hint = _evaluated(cls, hint)
+    if isinstance(hint, str):  # a local name, or one imported under TYPE_CHECKING
+        tree = ast.parse(hint, mode="eval").body
+        found = [node for node in ast.walk(tree) if _says_live(node)]
+        return bool(found) and found[0] is tree, bool(found)
     return _is_mark(hint), _has_mark(hint)
 
 

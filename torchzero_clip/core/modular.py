@@ -11,6 +11,7 @@ from torch.optim import Optimizer
 
 from torchzero_clip.core.bucket import Bucket, collect, has_grad, state_dtype
 from torchzero_clip.core.checkpoint import check_checkpoint, fingerprints, restore_state
+from torchzero_clip.core.description import RESERVED
 from torchzero_clip.core.fused import Deferred
 from torchzero_clip.core.hyper import Names
 from torchzero_clip.core.metrics import metrics_of
@@ -32,6 +33,10 @@ class Modular(Optimizer):
     """
 
     def __init__(self, params: Iterable[Any], *transforms: Transform, fused: bool = True) -> None:
+        if isinstance(params, torch.nn.Module):
+            raise TypeError(
+                f"{type(self).__name__} takes parameters, got a module: pass model.parameters()"
+            )
         self._build(Chain(*transforms), fused)
         super().__init__(params, dict(self.names.defaults))
 
@@ -169,6 +174,13 @@ class Modular(Optimizer):
         finally:
             before.remove()
             after.remove()
+
+    def __repr__(self) -> str:
+        lines = [f"{type(self).__name__}({', '.join(map(repr, self.chain))})"]
+        for i, group in enumerate(self.param_groups):
+            shown = {key: value for key, value in group.items() if key not in RESERVED}
+            lines.append(f"  group {i}: {len(group['params'])} parameters, {shown}")
+        return "\n".join(lines)
 
     def __getstate__(self) -> dict[str, Any]:
         return {**super().__getstate__(), "chain": self.chain, "fused": self.fused}

@@ -100,6 +100,10 @@ class NormRule(Transform):
 
     def scale(self, units: Units, norm: Tensor, limits: Sequence[Tensor | float]) -> list[Tensor]:
         """Bring every tensor to its group's limit; returns what each group was divided by."""
+        if any([limit is None for limit in limits]):
+            raise TypeError(
+                f"{type(self).__name__}.limit must return a tensor or a number, got None"
+            )
         bounds = [
             limit if isinstance(limit, Tensor) else torch.full_like(norm, limit) for limit in limits
         ]
@@ -127,6 +131,8 @@ class NormRule(Transform):
             self.observe(norm, clipped, dict(state), units.group(members))
             for members in units.groups
         ]
+        if not isinstance(after[0], dict):
+            raise TypeError(f"{type(self).__name__}.observe must return a dict, got {after[0]!r}")
         if not after[0].keys() <= state.keys():
             raise KeyError(
                 f"{type(self).__name__}.observe returned {sorted(after[0].keys() - state.keys())}, "

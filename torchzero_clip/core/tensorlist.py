@@ -47,6 +47,12 @@ class TensorList:
         kind = "owned" if self.owned else "borrowed"
         return f"TensorList({len(self)} tensors, {kind})"
 
+    def __getattr__(self, name: str) -> Any:
+        raise AttributeError(
+            f"a TensorList has no {name!r}: write u.map(fn) for a function of one tensor, or "
+            "subclass TensorwiseTransform"
+        )
+
     # ------------------------------------------------------------------ memory
 
     def borrow(self) -> TensorList:
@@ -168,6 +174,13 @@ class TensorList:
             return self._write("addcmul", a.mul(value).tensors, b.tensors)
         return self._write("addcmul", a.tensors, b.tensors, value)
 
+    def clamp(self, low: Operand, high: Operand) -> TensorList:
+        return self._new("clamp_min", self._each(low)).minimum_(high)
+
+    def clamp_(self, low: Operand, high: Operand) -> TensorList:
+        """low where self is below, high where it is above; NaN stays NaN"""
+        return self.maximum_(low).minimum_(high)
+
     def maximum(self, x: Operand) -> TensorList:
         return self._new("clamp_min", self._each(x))
 
@@ -215,10 +228,13 @@ class TensorList:
 
     # ------------------------------------------------------------------ where torch has no foreach
 
-    def where(self, keep: Sequence[Tensor], other: TensorList) -> TensorList:
+    def where(self, keep: Sequence[Tensor], other: TensorList | float) -> TensorList:
         """A new list: these values where `keep` holds (a mask or flag a tensor), or other."""
-        rows = zip(keep, self.tensors, other.tensors, strict=True)
-        return TensorList([torch.where(k, a, b.to(a.dtype)) for k, a, b in rows], owned=True)
+        if not isinstance(other, TensorList):
+            rows = zip(keep, self.tensors, strict=True)
+            return TensorList([torch.where(k, a, other) for k, a in rows], owned=True)
+        pairs = zip(keep, self.tensors, other.tensors, strict=True)
+        return TensorList([torch.where(k, a, b.to(a.dtype)) for k, a, b in pairs], owned=True)
 
     def hypot(self, other: TensorList) -> TensorList:
         """A new list: √(self² + other²), in range whatever the squares are."""

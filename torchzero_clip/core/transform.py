@@ -185,8 +185,7 @@ class Chain(Transform):
     def check(self) -> None:
         for link in self.links:
             if not isinstance(link, Transform):
-                made = f"; write {link.__name__}(...)" if isinstance(link, type) else ""
-                raise TypeError(f"Chain: every link must be a Transform, got {link!r}{made}")
+                raise TypeError(f"every link must be a Transform, got {link!r}{_advice(link)}")
         super().check()
 
 
@@ -252,6 +251,19 @@ class Link:
         if self._state_names is None:
             self._state_names = tuple(self.transform.init(torch.empty_like(param, device="meta")))
         return self._state_names
+
+
+def _advice(link: Any) -> str:
+    """What somebody meant who put this into a chain."""
+    if isinstance(link, type):
+        return f"; write {link.__name__}(...)" if issubclass(link, Description) else ""
+    if isinstance(link, (list, tuple)):
+        return "; unpack it with *"
+    if isinstance(link, (int, float)):
+        return f"; is it LR({link})?"
+    if isinstance(link, Description):
+        return f"; write AdaptiveClip({link!r})"
+    return "; write Lambda(fn) for a function of one tensor" if callable(link) else ""
 
 
 def bind(parent: Description, path: str = "") -> tuple[Link, ...]:
