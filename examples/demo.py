@@ -1,5 +1,7 @@
 """Race chains against each other: small language models on the same data, some of it corrupted.
 
+    make demo                   # in an environment that it makes
+    pip install -e .            # or in one of yours, then
     python examples/demo.py
     python examples/demo.py --steps 200 --chains '["Guard", "Lion", {"type": "LR", "lr": 0.001}]'
 
@@ -112,7 +114,7 @@ class Racer:
             "final loss": self.losses[-1],
             "worst spike": self.spike,
             "steps clipped": int(self.clipped.item()) + sum(int(v) for v in skipped),
-            "ms per step": 1000 * statistics.median(self.times),
+            "ms in opt.step()": 1000 * statistics.median(self.times),
         }
 
 
@@ -153,6 +155,19 @@ def race(chains: dict[str, Chain], steps: int, seed: int, device: torch.device) 
                 racer.test(data.test, settled=step > WARM * steps)
         progress.show(step, racers)
     return racers
+
+
+def introduction(chains: dict[str, Chain]) -> str:
+    """What trouble is in the data, and who meets it."""
+    lines = [
+        f"{CORRUPTED:.1%} of the batches are corrupted: "
+        "noise for letters, and a loss 10 to 1000 times too large."
+    ]
+    for name, chain in chains.items():
+        warm = max((getattr(link, "warmup_steps", 0) for link in chain), default=0)
+        note = f"   (its limit comes from the norms of {warm} steps of warm-up)" if warm else ""
+        lines.append(f"  {name}: {chain!r}{note}")
+    return "\n".join(lines)
 
 
 def table(rows: list[dict[str, Any]]) -> str:
@@ -240,6 +255,7 @@ def arguments(given: list[str] | None) -> tuple[argparse.Namespace, dict[str, Ch
 def main(given: list[str] | None = None) -> list[dict[str, Any]]:
     options, chains, device = arguments(given)
     torch.set_num_threads(1)  # models as small as these gain nothing from more
+    print(introduction(chains), flush=True)
     racers = race(chains, options.steps, options.seed, device)
     rows = [racer.row() for racer in racers]
     print(f"\n{table(rows)}\n")

@@ -39,7 +39,7 @@ class Grokfast(Transform):
 
 
 class ClipToAverage(NormRule):
-    """u ← u · min(1, factor · a / ‖u‖);   a ← (a + ‖u‖) / 2, from the first norm on"""
+    """u ← u · min(1, factor · a / ‖u‖);   a ← (a + c) / 2, c the clipped norm; at first a ← c"""
 
     factor: Live[float] = 2.0
     dim: Scope = None
@@ -51,23 +51,27 @@ class ClipToAverage(NormRule):
         return state["average"].mul(group["factor"])
 
     def observe(self, norm: Tensor, clipped: Tensor, state: UnitState, group: Group) -> UnitState:
-        return {"average": torch.minimum(clipped, (state["average"] + clipped) / 2)}
+        average = state["average"]
+        return {"average": torch.where(average.isinf(), clipped, (average + clipped) / 2)}
 
 
 def main(steps: int = 300) -> Tensor:
     """Fit a line through data whose every fiftieth label is wild; returns slope and offset."""
     torch.manual_seed(0)
     x = torch.linspace(-1, 1, 64)
+    truth = 3 * x - 1
     line = torch.zeros(2, requires_grad=True)
     opt = Modular([line], ClipToAverage(dim="global"), Grokfast(gain=0.5), Momentum(0.5), LR(0.05))
     for step in range(1, steps + 1):
-        label = 3 * x - 1 + (1000 if step % 50 == 0 else 0)
+        label = truth + (1000 if step % 50 == 0 else 0)
         opt.zero_grad()
-        loss = (line[0] * x + line[1] - label).square().mean()
-        loss.backward()
+        (line[0] * x + line[1] - label).square().mean().backward()
         opt.step()
         if step % 25 == 0:
-            print(f"step {step:3}   loss {loss.item():12.6f}   line {line.tolist()}")
+            slope, offset = line.tolist()
+            loss = (slope * x + offset - truth).square().mean().item()
+            wild = "   after a wild label" if step % 50 == 0 else ""
+            print(f"step {step:3}   loss {loss:9.6f}   line {slope:.4f} x {offset:+.4f}{wild}")
     return line.detach()
 
 

@@ -13,11 +13,11 @@ import pytest
 from examples import demo
 
 ADAM = '[{"type": "Adam"}, {"type": "LR", "lr": 0.003}]'
-COLUMNS = ["chain", "final loss", "worst spike", "steps clipped", "ms per step"]
+COLUMNS = ["chain", "final loss", "worst spike", "steps clipped", "ms in opt.step()"]
 
 
 def without_times(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    return [{k: v for k, v in row.items() if k != "ms per step"} for row in rows]
+    return [{k: v for k, v in row.items() if k != "ms in opt.step()"} for row in rows]
 
 
 def test_it_ends_in_a_table_of_three_chains(capsys: pytest.CaptureFixture[str]) -> None:
@@ -30,7 +30,17 @@ def test_it_ends_in_a_table_of_three_chains(capsys: pytest.CaptureFixture[str]) 
     for line, row in zip(lines, rows, strict=True):
         assert line.startswith(row["chain"])
         assert f"{row['final loss']:.3f}" in line
-        assert row["ms per step"] > 0
+        assert row["ms in opt.step()"] > 0
+
+
+def test_it_begins_with_the_trouble_and_the_chains(capsys: pytest.CaptureFixture[str]) -> None:
+    demo.main(["--steps", "1"])
+    trouble, *chains = capsys.readouterr().out.splitlines()[:4]
+    assert trouble.startswith("3.3% of the batches are corrupted")
+    assert chains[0] == "  no clipping: Chain(Adam(), LR(lr=0.003))"
+    assert "warm-up" not in chains[1]
+    assert chains[2].startswith("  ZClip: Chain(ZClip(max_norm=None), Adam(), LR(lr=0.003))")
+    assert "25 steps of warm-up" in chains[2]
 
 
 def test_a_seed_gives_the_same_race_and_another_seed_another() -> None:

@@ -154,6 +154,28 @@ def test_write_your_own_takes_eight_lines() -> None:
     assert len([line for line in code.splitlines() if line.strip()]) <= 8
 
 
+def test_the_guide_lists_what_a_tensor_list_can_do() -> None:
+    page = (ROOT / "docs" / "write_your_own.md").read_text()
+    (part,) = re.findall(r"^### What a TensorList can do\n(.*?)^## ", page, re.M | re.S)
+    rows = re.findall(r"^\| (\w.*?) \| (.*) \|$", part, re.M)
+    listed = {name for _, names in rows for name in re.findall(r"`(\w+)`", names)}
+    (both,) = [names for kind, names in rows if "with an underscore" in kind]
+    listed |= {name + "_" for name in re.findall(r"`(\w+)`", both)}
+    methods = {
+        name
+        for name, value in vars(torchzero_clip.TensorList).items()
+        if inspect.isfunction(value) and not name.startswith("_")
+    }
+    assert listed == methods
+
+
+def test_the_readme_starts_from_nothing() -> None:
+    """The snippet with a training loop runs as it stands."""
+    page = (ROOT / "README.md").read_text()
+    (code,) = [m[4] for m in FENCE.finditer(page) if "for step in" in m[4]]
+    run(code, "README.md", {})
+
+
 # ---------------------------------------------------------------------- names and links
 
 

@@ -1916,13 +1916,13 @@ def test_clip_to_average_allows_a_multiple_of_the_norms_so_far(dim):
         p.data.zero_()
         opt.step()
         updates.append(-p.item())
-    # the average after each step: 1, 1.5, 1.5, 2.25
+    # the average after each step: 1, 1.5, 1.5, 2.25, 1.175
     assert updates == pytest.approx([1.0, 2.0, math.nan, 3.0, 0.1], nan_ok=True)
     opt.param_groups[0]["factor"] = 1.0
     p.grad.fill_(10.0)
     p.data.zero_()
     opt.step()
-    assert -p.item() == pytest.approx(0.1)  # the average falls at once
+    assert -p.item() == pytest.approx(1.175)
 
 
 def test_the_example_finds_the_line_in_spite_of_wild_labels(capsys):
@@ -1931,7 +1931,9 @@ def test_the_example_finds_the_line_in_spite_of_wild_labels(capsys):
     printed = capsys.readouterr().out.splitlines()
     assert len(printed) == 12
     assert "step 300" in printed[-1]
-    assert float(printed[-1].split()[3]) == pytest.approx(1e6, rel=1e-3)  # the last label is wild
+    losses = [float(line.split()[3]) for line in printed]  # against the true labels
+    assert max(losses) < 10
+    assert losses[-1] < 1e-3
 
 
 # --- many groups and kinds of parameters at once
