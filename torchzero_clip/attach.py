@@ -15,6 +15,8 @@ from torchzero_clip.core import Bucket, Chain, Modular, TensorList, Transform, b
 from torchzero_clip.core.hyper import Names
 from torchzero_clip.core.norms import combine, measure, statistics
 
+PARAMS = ("params", "param_names")
+
 
 class Clipper(Modular):
     """A chain that rewrites gradients and leaves parameters alone.
@@ -52,7 +54,7 @@ class Clipper(Modular):
             for p, u in zip(bucket.params, bucket.update, strict=True):
                 waiting.discard(p)
                 if p.grad is None:
-                    p.grad = u.to(p.dtype)
+                    p.grad = u.to(p.dtype, copy=True)
                 elif u is not p.grad:
                     p.grad.copy_(u)
         for p in waiting:
@@ -116,14 +118,37 @@ class Attached(Clipper):
         optimizer = self._optimizer()
         if optimizer is None:
             raise RuntimeError("the optimizer that this handle was attached to is gone")
+        if len(optimizer.param_groups) < len(self.param_groups):
+            left = {p for group in optimizer.param_groups for p in group["params"]}
+            ours = [group for group in self.param_groups if left & set(group["params"])]
+            self.param_groups[:] = ours[: len(optimizer.param_groups)]
         for i, theirs in enumerate(optimizer.param_groups):
             if i == len(self.param_groups):
                 self.add_param_group(self._own_keys(theirs, self.names))
-            self.param_groups[i]["params"] = theirs["params"]
+            shared: dict[str, Any] = {k: theirs[k] for k in PARAMS if k in theirs}
+            self.param_groups[i].update(shared)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The state of the rules; the optimizer saves its own."""
+        if self._optimizer() is not None:
+            self._follow()
+        return super().state_dict()
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Load what `state_dict` gave."""
+        if self._optimizer() is not None:
+            self._follow()
+        super().load_state_dict(state_dict)
+
+    def __getstate__(self) -> dict[str, Any]:
+        raise TypeError(
+            "a handle belongs to its optimizer and is neither copied nor pickled: attach again, "
+            "and load its state_dict"
+        )
 
     def _own_keys(self, group: dict[str, Any], names: Names) -> dict[str, Any]:
         """Of an optimizer's group: the parameters, and live values of the chain that it set."""
-        known = {"params", "param_names", *names.defaults, *names.aliases} - self._foreign
+        known = {*PARAMS, *names.defaults, *names.aliases} - self._foreign
         return {key: group[key] for key in group if key in known}
 
     def _before_step(

@@ -6,6 +6,7 @@ from torchzero_clip.core.bucket import (
     State,
     collect,
     count_step,
+    counter,
     keep_number,
     zeros_like_state,
 )
@@ -38,6 +39,7 @@ __all__ = [
     "bind",
     "collect",
     "count_step",
+    "counter",
     "from_config",
     "keep_number",
     "prepare",

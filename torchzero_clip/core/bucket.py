@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
+from torchzero_clip.core.fused import Deferred
 from torchzero_clip.core.tensorlist import TensorList
 
 if TYPE_CHECKING:
@@ -72,13 +73,16 @@ class Bucket:
     @property
     def u(self) -> TensorList:
         if self.bound.transform.target == "grad":
+            if isinstance(self.update, Deferred):
+                self.update.settle()  # it reads gradients, which this link may write
             return TensorList(self.grads.tensors, owned=True)
         return self.update
 
     @u.setter
     def u(self, value: TensorList) -> None:
         if self.bound.transform.target == "grad":
-            if value.tensors and value.tensors[0] is not self.grads.tensors[0]:
+            pairs = zip(value.tensors, self.grads.tensors, strict=True)
+            if any([new is not old for new, old in pairs]):
                 TensorList(self.grads.tensors, owned=True).copy_(value)
         elif value is not self.update:
             self.update = value if value.owned else self.flowing(value.tensors)
@@ -92,6 +96,10 @@ class Bucket:
         for param, memory in zip(self.params.tensors, self.memory, strict=True):
             if keys and keys[0] not in memory:
                 memory.update(link.new_state(param))
+        if any([key not in memory for memory in self.memory for key in keys]):
+            raise ValueError(
+                f"{link.path}: init must make the same names for every parameter, {list(names)}"
+            )
         return {
             name: TensorList([m[key] for m in self.memory], owned=True)
             for name, key in zip(names, keys, strict=True)
@@ -175,6 +183,11 @@ def state_dtype(param: Tensor) -> torch.dtype:
 def zeros_like_state(param: Tensor) -> Tensor:
     """Zeros in the shape of a parameter and the dtype of its state."""
     return torch.zeros_like(param, dtype=state_dtype(param))
+
+
+def counter(param: Tensor) -> Tensor:
+    """A step count for a parameter, in float32 as torch's own."""
+    return torch.zeros((), dtype=torch.float32, device=param.device)
 
 
 def statistic_dtype(param: Tensor) -> torch.dtype:

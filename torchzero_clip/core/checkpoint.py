@@ -96,10 +96,13 @@ def _check_state(where: str, held: Mapping[str, Any], p: Tensor, names: Names) -
         expected = link.layout(p)
         if left.isdisjoint(expected):
             continue
+        rule = link.transform
+        numbers = list(getattr(rule, "init_unit", dict)())  # as wide as the unit's widest
         for key, example in expected.items():
             if key not in held:
                 raise ValueError(f"the checkpoint lacks {key!r} of {where}")
-            _check_value(where, key, held[key], example)
+            own = key.rpartition("/")[2] not in numbers
+            _check_value(where, key, held[key], example, dtype=own)
         left -= expected.keys()
     if left:
         raise ValueError(f"the checkpoint has {sorted(left)} for {where}, which no link makes")

@@ -62,7 +62,14 @@ class Description:
                     raise TypeError(f"{cls.__name__}: '{field.name}' is taken in param_groups")
                 live.append(field.name)
         cls.live = tuple(live)
-        cls.registry[cls.__name__] = cls
+        known = cls.registry.get(cls.__name__)
+        ours = __name__.partition(".")[0]
+        if (
+            known is None
+            or not known.__module__.startswith(ours)
+            or cls.__module__.startswith(ours)
+        ):
+            cls.registry[cls.__name__] = cls  # a class elsewhere does not change what rules name
         _check_after_init(cls)
 
     def check(self) -> None:

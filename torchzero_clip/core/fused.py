@@ -49,7 +49,9 @@ class Deferred(TensorList):
             out = compute().own()
             if isinstance(self.scale, Tensor) or self.scale != 1:
                 out = out.mul_(self.scale)
-            self._values = out.add_(TensorList(self._params), alpha=self.decay).tensors
+            if self.decay:
+                out = out.add_(TensorList(self._params), alpha=self.decay)
+            self._values = out.tensors
         return self._values
 
     @tensors.setter
@@ -118,6 +120,10 @@ def scaling(u: TensorList, factor: Any) -> Kernel | None:
     def apply(params: list[Tensor], scale: Any, decay: Any) -> None:
         if isinstance(scale, Tensor):
             torch._foreach_sub_(params, u.mul_(factor).mul_(scale).tensors)
+            return
+        if decay and params[0].dtype != u.tensors[0].dtype:  # half precision rounds once
+            moved = u.mul_(scale * factor).add_(TensorList(params), alpha=decay)
+            torch._foreach_sub_(params, moved.tensors)
             return
         if decay:
             torch._foreach_mul_(params, 1 - decay)

@@ -96,18 +96,8 @@ class Names:
                     f"{link.path} must come first in the chain, before anything has seen the "
                     f"gradients; the links are {[top.path for top in tops]}"
                 )
-        produced: str | None = None
         blind: list[tuple[str, str]] = []
-        for link in self.links:
-            tfm = link.transform
-            if not isinstance(tfm, Transform) or link.children:
-                continue
-            if tfm.reads_grads:
-                blind = []
-            if tfm.target == "update":
-                produced = link.path
-            elif produced is not None:
-                blind.append((link.path, produced))
+        _follow(tops, None, blind)
         if blind:
             raise ValueError(
                 f'{blind[0][0]} has target="grad" but comes after {blind[0][1]}, which has made an '
@@ -115,6 +105,28 @@ class Names:
                 'move it to the front, or use target="update" (a class that reads group["grads"] '
                 "says so with reads_grads = True)"
             )
+
+
+def _follow(
+    links: Sequence[Link], produced: str | None, blind: list[tuple[str, str]]
+) -> str | None:
+    """Note "grad" links after one that made an update; returns the last link that did."""
+    for link in links:
+        tfm = link.transform
+        if not isinstance(tfm, Transform):
+            continue
+        if tfm.reads_grads:
+            blind.clear()
+        if tfm.holds == "chain":
+            produced = _follow(link.children, produced, blind)
+        elif tfm.holds == "branches":
+            ends = [_follow([child], produced, blind) for child in link.children]
+            produced = next((end for end in ends if end is not None), produced)
+        elif tfm.target == "update":
+            produced = link.path if tfm.produces else produced
+        elif produced is not None:
+            blind.append((link.path, produced))
+    return produced
 
 
 def _distance(a: str, b: str) -> int:

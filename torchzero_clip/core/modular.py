@@ -105,7 +105,7 @@ class Modular(Optimizer):
     def _prepare(self, buckets: list[Bucket]) -> None:
         for link in self.links:
             if buckets:
-                link.prepare(buckets)
+                buckets = link.prepare(buckets)
 
     def _buckets(self, wanted: Callable[[Tensor], bool] = has_grad) -> list[Bucket]:
         """The parameters that take part in this step."""

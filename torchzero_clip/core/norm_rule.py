@@ -87,9 +87,9 @@ class NormRule(Transform):
             self._remember(units, norm, units.after(norm, ratios), state)
         return buckets
 
-    def prepare(self, buckets: list[Bucket]) -> None:
-        super().prepare(buckets)
+    def prepare(self, buckets: list[Bucket]) -> list[Bucket]:
         Units(self, buckets).load()
+        return super().prepare(buckets)
 
     def per_parameter(self, param: Tensor) -> dict[str, Any]:
         own = self.scope is None or self.scope == "layer"

@@ -116,7 +116,7 @@ def scaled(stats: Tensor, ratio: Tensor, m: Measure) -> Tensor:
 def numbers(values: Sequence[float], like: Tensor) -> Tensor:
     """A vector of known numbers on a device, without a copy from the host that would wait."""
     if like.device.type == "cpu":
-        return torch.tensor(values, dtype=like.dtype)
+        return torch.tensor(values, dtype=like.dtype, device=like.device)
     out = torch.zeros(len(values), dtype=like.dtype, device=like.device)
     torch._foreach_add_(list(out.unbind()), [float(v) for v in values])
     return out
@@ -141,10 +141,10 @@ def _powers(tensors: list[Tensor], p: float) -> Tensor:
 def _powers_on_cpu(tensors: list[Tensor], p: float) -> Tensor:
     """Small tensors in one float64 pass, large ones in rows; redo what left the range."""
     small = [i for i, t in enumerate(tensors) if t.numel() <= SMALL or not t.is_contiguous()]
-    norms = torch.empty(len(tensors), dtype=torch.float64)
+    norms = torch.empty(len(tensors), dtype=torch.float64, device="cpu")
     if small:
         some = torch._foreach_norm([_full(tensors[i]) for i in small], p, dtype=torch.float64)
-        norms[torch.tensor(small)] = torch.stack(some)
+        norms[torch.tensor(small, device="cpu")] = torch.stack(some)
     chosen = set(small)
     for i in [i for i in range(len(tensors)) if i not in chosen]:
         norms[i] = _blocked(tensors[i], p)

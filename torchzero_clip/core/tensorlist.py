@@ -13,6 +13,9 @@ Operand: TypeAlias = "float | Tensor | TensorList | Sequence[Tensor]"
 """A number, a 0-dim tensor, a TensorList, or one (broadcastable) tensor per element."""
 
 
+LARGE = 4096
+
+
 class TensorList:
     """A handle around a list of tensors, copy on write.
 
@@ -81,16 +84,26 @@ class TensorList:
 
     def _write(self, name: str, *args: Any) -> TensorList:
         """Run a foreach operator in place, or into new memory when this memory is borrowed."""
-        if not self.owned and self.room is None:
+        if not self.owned and self.room is None and not self._promotes(args):
             return self._become(_foreach(name, self.tensors, *args))
         if not self.owned and name in ("mul", "div") and self._fill(getattr(torch, name), args[0]):
             return self
         _foreach(name + "_", self.own().tensors, *args)
         return self
 
+    def _promotes(self, args: tuple[Any, ...]) -> bool:
+        """Whether an operand would change the dtype of 0-dim tensors; in place it cannot."""
+        firsts = [x[0] if isinstance(x, (list, tuple)) and x else x for x in args]
+        dtype = self.tensors[0].dtype
+        return any([isinstance(x, Tensor) and x.dtype != dtype for x in firsts])
+
     def _fill(self, operator: Any, x: Any) -> bool:
-        """Run an operator from borrowed memory straight into the kept: one pass instead of two."""
-        room = self.room() if self.room is not None else []
+        """Run an operator from borrowed memory straight into the kept: one pass instead of two.
+
+        It is worth a call for each tensor where they are large.
+        """
+        large = sum([t.numel() for t in self.tensors]) >= LARGE * len(self)
+        room = self.room() if self.room is not None and large else []
         if not room or room[0].dtype != self.tensors[0].dtype or type(room[0]) is not Tensor:
             return False
         each = x if isinstance(x, (list, tuple)) else [x] * len(room)

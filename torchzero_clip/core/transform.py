@@ -29,6 +29,10 @@ class Transform(Description):
 
     reads_grads: ClassVar[bool] = False
     """Set where `update` reads `group["grads"]`, so that target="grad" links before it matter."""
+    produces: ClassVar[bool] = True
+    """Unset where what leaves the link is still the gradient."""
+    holds: ClassVar[Literal["chain", "branches"] | None] = None
+    """Set where the links inside see what flows: one after another, or each a part."""
     goes_first: ClassVar[bool] = False
     """Set where the link must see the gradients before any other does, as a guard."""
     complex: ClassVar[Literal["pairs", "whole", "refuse"]] = "pairs"
@@ -48,10 +52,11 @@ class Transform(Description):
             self._update_bucket(bucket)
         return buckets
 
-    def prepare(self, buckets: list[Bucket]) -> None:
-        """Make the state that `step` would make."""
+    def prepare(self, buckets: list[Bucket]) -> list[Bucket]:
+        """Make the state that `step` would make; returns what later links will see."""
         for bucket in buckets:
             _ = bucket.state
+        return buckets
 
     def per_parameter(self, param: Tensor) -> dict[str, Any]:
         """All that is kept in `optimizer.state[param]`: what `init` makes, and a rule's numbers."""
@@ -147,14 +152,16 @@ class Chain(Transform):
 
     links: tuple[Transform, ...]
 
+    holds = "chain"
+
     def __init__(self, *links: Transform, name: str | None = None) -> None:
         self.links, self.name = tuple(links), name
 
     def step(self, buckets: list[Bucket]) -> list[Bucket]:
         return run(buckets)
 
-    def prepare(self, buckets: list[Bucket]) -> None:
-        prepare(buckets)
+    def prepare(self, buckets: list[Bucket]) -> list[Bucket]:
+        return prepare(buckets)
 
     def __iter__(self) -> Iterator[Transform]:
         return iter(self.links)
@@ -203,8 +210,9 @@ class Link:
         out: list[Bucket] = self.transform.step([bucket.at(self) for bucket in buckets])
         return out
 
-    def prepare(self, buckets: list[Bucket]) -> None:
-        self.transform.prepare([bucket.at(self) for bucket in buckets])
+    def prepare(self, buckets: list[Bucket]) -> list[Bucket]:
+        out: list[Bucket] = self.transform.prepare([bucket.at(self) for bucket in buckets])
+        return out
 
     @property
     def stateful(self) -> bool:
@@ -296,11 +304,12 @@ def run(buckets: list[Bucket]) -> list[Bucket]:
     return buckets
 
 
-def prepare(buckets: list[Bucket]) -> None:
+def prepare(buckets: list[Bucket]) -> list[Bucket]:
     """Make the state of the transforms inside the link that the buckets are at."""
     for link in buckets[0].bound.children if buckets else ():
-        if isinstance(link.transform, Transform):
-            link.prepare(buckets)
+        if buckets and isinstance(link.transform, Transform):
+            buckets = link.prepare(buckets)
+    return buckets
 
 
 def _pairs(tensors: TensorList) -> TensorList:

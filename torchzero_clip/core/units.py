@@ -238,27 +238,35 @@ class Units:
         A tensor's or a layer's is in the state of its parameters, a group's in its chain dict, a
         global one in the chain dict of every group.
         """
-        cells: dict[int, Tensor] = {}
-        i = 0
+        places: list[list[tuple[dict[str, Any], Tensor]]] = [[] for _ in range(self.count)]
+        i, scope = 0, self.rule.scope
         for bucket in self.buckets:
+            chain = bucket.groups[0]["chain"] if scope == "global" else bucket.shared
             for param, own in zip(bucket.params, bucket.memory, strict=True):
-                unit, i = self.unit_of[i], i + 1
-                scope = self.rule.scope
-                chain = bucket.groups[0]["chain"] if scope == "global" else bucket.shared
                 memory = chain if scope in ("group", "global") else own
-                if unit not in cells:
-                    held = memory.get(key, value)
-                    if held is value or not isinstance(held, Tensor) or held.device != param.device:
-                        copied = held.clone() if isinstance(held, Tensor) else held
-                        memory[key] = statistic(copied, param, self.dtype)
-                    cells[unit] = memory[key]
-                elif memory.get(key) is not cells[unit]:
-                    memory[key] = cells[unit]
+                places[self.unit_of[i]].append((memory, param))
+                i += 1
+        cells: list[Tensor] = []
+        for rows in places:
+            memory, param = next((row for row in rows if key in row[0]), rows[0])
+            held = memory.get(key, value)
+            if key not in memory or not isinstance(held, Tensor) or held.device != param.device:
+                copied = held.clone() if isinstance(held, Tensor) else held
+                memory[key] = statistic(copied, param, self._dtype_of(rows))
+            cells.append(memory[key])
+            for other, _ in rows:
+                if other.get(key) is not memory[key]:
+                    other[key] = memory[key]
         if self.rule.scope == "global":
             for group in self.buckets[0].groups:
                 if group["chain"].get(key) is not cells[0]:
                     group["chain"][key] = cells[0]
-        return [cells[unit] for unit in range(self.count)]
+        return cells
+
+    def _dtype_of(self, rows: Sequence[tuple[dict[str, Any], Tensor]]) -> torch.dtype:
+        """The dtype of a unit's numbers: that of its widest parameter."""
+        wide_one = any([statistic_dtype(param) == torch.float64 for _, param in rows])
+        return torch.float64 if wide_one else torch.float32
 
 
 def by_owner(vectors: Sequence[Tensor], owner: Sequence[int]) -> Tensor:

@@ -38,8 +38,12 @@ class P2Quantile(Criterion):
         self.require("q", at_least=0, at_most=1)
 
     def init_unit(self) -> dict[str, Any]:
-        heights = torch.full((5,), math.inf)
-        return {"heights": heights, "positions": torch.arange(1.0, 6.0), "seen": 0.0}
+        heights = torch.full((5,), math.inf, dtype=torch.float32)
+        return {
+            "heights": heights,
+            "positions": torch.arange(1.0, 6.0, dtype=torch.float32),
+            "seen": 0.0,
+        }
 
     def limit(self, norm: Tensor, state: UnitState, group: Group) -> Tensor:
         heights, q = state["heights"], group["q"]

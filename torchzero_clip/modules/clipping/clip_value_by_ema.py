@@ -61,9 +61,9 @@ class ClipValueByEMA(Transform):
         start = 0.0 if self.ema_init == "zeros" else math.inf  # inf: no average, so no bound yet
         return {"ema": torch.full_like(zeros_like_state(param), start)}
 
-    def prepare(self, buckets: list[Bucket]) -> None:
-        super().prepare(buckets)
+    def prepare(self, buckets: list[Bucket]) -> list[Bucket]:
         prepare(buckets)
+        return super().prepare(buckets)
 
     def step(self, buckets: list[Bucket]) -> list[Bucket]:
         for bucket in buckets:

@@ -40,14 +40,14 @@ class Standardize(NormRule):
         units = Units(self, buckets)
         flowing = [bucket.u for bucket in units.buckets]
         mean, std = units.mean(flowing), units.measure(flowing)
-        ulp = max([torch.finfo(bucket.state_dtype).eps for bucket in buckets])
-        flat = std <= 4 * ulp * mean.abs()
-        std = torch.where(flat, torch.full_like(std, math.inf), std)
         alone = units.smaller_than(max(self.min_size, 2))
         shift = torch.where(alone, torch.zeros_like(mean), mean)
         for members in units.groups:
-            scale = torch.where(alone, torch.ones_like(std), std + members[0].group["eps"])
+            eps = members[0].group["eps"]
             for bucket in members:
+                flat = std <= 4 * torch.finfo(bucket.state_dtype).eps * mean.abs()
+                scale = torch.where(flat, torch.full_like(std, math.inf), std + eps)
+                scale = torch.where(alone, torch.ones_like(std), scale)
                 u = bucket.u.to(bucket.state_dtype).sub_(units.spread(bucket, shift))
                 bucket.u = u.div_(units.spread(bucket, scale))
         return buckets

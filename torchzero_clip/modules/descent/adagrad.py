@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
-from torchzero_clip.core import Group, Live, State, TensorList, Transform, zeros_like_state
+from torchzero_clip.core import Group, Live, State, TensorList, Transform, counter, zeros_like_state
 
 
 class Adagrad(Transform):
@@ -36,7 +35,7 @@ class Adagrad(Transform):
     def init(self, param: Tensor) -> dict[str, Tensor]:
         start = complex(*[self.initial_accumulator_value] * 2) if param.is_complex() else None
         total = zeros_like_state(param) + (start or self.initial_accumulator_value)
-        return {"step": torch.zeros((), device=param.device), "sum": total}
+        return {"step": counter(param), "sum": total}
 
     def update(self, u: TensorList, state: State, group: Group) -> TensorList:
         t = state["step"].add_(1).stack()

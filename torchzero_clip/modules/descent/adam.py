@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torchzero_clip.core import Group, Live, State, TensorList, Transform, zeros_like_state
+from torchzero_clip.core import Group, Live, State, TensorList, Transform, counter, zeros_like_state
 from torchzero_clip.core.fused import Kernel, fusable, numbers_only
 
 
@@ -39,7 +39,7 @@ class Adam(Transform):
 
     def init(self, param: Tensor) -> dict[str, Tensor]:
         state = {
-            "step": torch.zeros((), device=param.device),
+            "step": counter(param),
             "exp_avg": zeros_like_state(param),
             "exp_avg_sq": zeros_like_state(param),
         }

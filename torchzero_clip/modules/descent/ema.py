@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
-from torchzero_clip.core import Group, Live, State, TensorList, Transform, zeros_like_state
+from torchzero_clip.core import Group, Live, State, TensorList, Transform, counter, zeros_like_state
 
 
 class EMA(Transform):
@@ -27,7 +26,7 @@ class EMA(Transform):
         self.require("beta", at_least=0, below=1)
 
     def init(self, param: Tensor) -> dict[str, Tensor]:
-        step = {"step": torch.zeros((), device=param.device)} if self.debias else {}
+        step = {"step": counter(param)} if self.debias else {}
         return {**step, "ema": zeros_like_state(param)}
 
     def update(self, u: TensorList, state: State, group: Group) -> TensorList:

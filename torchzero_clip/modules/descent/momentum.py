@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torchzero_clip.core import Group, Live, State, TensorList, Transform, zeros_like_state
+from torchzero_clip.core import Group, Live, State, TensorList, Transform, counter, zeros_like_state
 from torchzero_clip.core.fused import Kernel, fusable, numbers_only
 
 
@@ -35,7 +35,7 @@ class Momentum(Transform):
         self.require("dampening", at_most=1)
 
     def init(self, param: Tensor) -> dict[str, Tensor]:
-        started = torch.zeros((), device=param.device)
+        started = counter(param)
         return {"started": started, "momentum_buffer": zeros_like_state(param)}
 
     def update(self, u: TensorList, state: State, group: Group) -> TensorList:
@@ -50,12 +50,9 @@ class Momentum(Transform):
         return u.add_(buffer, alpha=group["momentum"]) if self.nesterov else buffer
 
     def kernel(self, u: TensorList, state: State, group: Group) -> Kernel | None:
-        plain = numbers_only(group, "momentum", "dampening") and group["dampening"] == 0
-        if (
-            self.nesterov
-            or not plain
-            or not fusable(group["params"], u, state, ["momentum_buffer"])
-        ):
+        plain = numbers_only(group, "momentum", "dampening") and not self.nesterov
+        plain = plain and group["momentum"] != 0 and group["dampening"] == 0
+        if not plain or not fusable(group["params"], u, state, ["momentum_buffer"]):
             return None
 
         def apply(params: list[Tensor], lr: Any, decay: Any) -> None:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
-from torchzero_clip.core import Group, Live, State, TensorList, Transform
+from torchzero_clip.core import Group, Live, State, TensorList, Transform, counter
 
 
 class Warmup(Transform):
@@ -27,7 +26,7 @@ class Warmup(Transform):
         self.require("steps", at_least=1, integer=True)
 
     def init(self, param: Tensor) -> dict[str, Tensor]:
-        return {"step": torch.zeros((), device=param.device)}
+        return {"step": counter(param)}
 
     def update(self, u: TensorList, state: State, group: Group) -> TensorList:
         share = (state["step"].add_(1).stack() / group["steps"]).clamp(max=1)

@@ -31,6 +31,8 @@ class Accumulate(Transform):
 
     steps: int
 
+    produces = False  # what leaves is the gradient of the large batch
+
     def check(self) -> None:
         super().check()
         self.require("steps", at_least=1, integer=True)

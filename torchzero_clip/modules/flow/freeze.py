@@ -26,9 +26,14 @@ class Freeze(Transform):
 
     where: Callable[[str, Tensor], bool]
 
+    produces = False
+
     def check(self) -> None:
         super().check()
         check_function(self, "where")
+
+    def prepare(self, buckets: list[Bucket]) -> list[Bucket]:
+        return split(buckets, self.where)[1]
 
     def step(self, buckets: list[Bucket]) -> list[Bucket]:
         return split(buckets, self.where)[1]

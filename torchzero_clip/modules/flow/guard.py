@@ -30,6 +30,7 @@ class Guard(Transform):
     max_consecutive: int | None = None
 
     goes_first = True
+    produces = False
 
     def check(self) -> None:
         super().check()
@@ -75,6 +76,7 @@ class SkipLarge(Transform):
     max_consecutive: int | None = None
 
     goes_first = True
+    produces = False
 
     def check(self) -> None:
         super().check()

@@ -28,6 +28,8 @@ class Masked(Transform):
     tfm: Transform
     where: Callable[[str, Tensor], bool]
 
+    holds = "chain"
+
     def check(self) -> None:
         super().check()
         check_inner(self)
@@ -37,8 +39,9 @@ class Masked(Transform):
         inside, outside = split(buckets, self.where)
         return outside + run(inside)
 
-    def prepare(self, buckets: list[Bucket]) -> None:
-        prepare(split(buckets, self.where)[0])
+    def prepare(self, buckets: list[Bucket]) -> list[Bucket]:
+        inside, outside = split(buckets, self.where)
+        return outside + prepare(inside)
 
 
 def split(

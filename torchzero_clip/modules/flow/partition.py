@@ -31,6 +31,8 @@ class Partition(Transform):
     transforms: Mapping[str, Transform]
     labels: Callable[[str, Tensor], str]
 
+    holds = "branches"
+
     def check(self) -> None:
         super().check()
         check_function(self, "labels")
@@ -52,10 +54,12 @@ class Partition(Transform):
             out += link.step(part) if part else []
         return out
 
-    def prepare(self, buckets: list[Bucket]) -> None:
+    def prepare(self, buckets: list[Bucket]) -> list[Bucket]:
+        out: list[Bucket] = []
         for label, link in zip(self.transforms, buckets[0].bound.children, strict=True):
-            if part := self._part(buckets, label):
-                link.prepare(part)
+            part = self._part(buckets, label)
+            out += link.prepare(part) if part else []
+        return out
 
     def _part(self, buckets: list[Bucket], label: str) -> list[Bucket]:
         return split(buckets, lambda name, p: self._label(name, p) == label)[0]

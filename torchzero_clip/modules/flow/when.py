@@ -23,6 +23,8 @@ class When(Transform):
     condition: Callable[[int], bool]
     tfm: Transform
 
+    holds = "chain"
+
     def check(self) -> None:
         super().check()
         check_function(self, "condition")
@@ -31,5 +33,6 @@ class When(Transform):
     def step(self, buckets: list[Bucket]) -> list[Bucket]:
         return run(buckets) if self.condition(count_step(buckets)) else buckets
 
-    def prepare(self, buckets: list[Bucket]) -> None:
+    def prepare(self, buckets: list[Bucket]) -> list[Bucket]:
         prepare(buckets)
+        return buckets
