@@ -139,25 +139,29 @@ def _powers(tensors: list[Tensor], p: float) -> Tensor:
 
 
 def _powers_on_cpu(tensors: list[Tensor], p: float) -> Tensor:
-    """Small tensors in one float64 pass, large ones in rows; redo what left the range."""
-    small = [i for i, t in enumerate(tensors) if t.numel() <= SMALL or not t.is_contiguous()]
-    norms = torch.empty(len(tensors), dtype=torch.float64, device="cpu")
-    if small:
-        some = torch._foreach_norm([_full(tensors[i]) for i in small], p, dtype=torch.float64)
-        norms[torch.tensor(small, device="cpu")] = torch.stack(some)
-    chosen = set(small)
-    for i in [i for i in range(len(tensors)) if i not in chosen]:
-        norms[i] = _blocked(tensors[i], p)
-    for i, norm in enumerate(norms.tolist()):
-        double = i in chosen or tensors[i].dtype == torch.float64
-        low, high = (-280.0, 300.0) if double else (-25.0, 35.0)
-        if not 10 ** max(low / p, -300) < norm < 10 ** min(high / p, 300):
-            norms[i] = _rescaled(tensors[i], p)
+    """Small tensors in one call, large ones in rows; redo what left the range."""
+    small = [t.numel() <= SMALL for t in tensors]
+    if all(small):
+        norms = torch.stack(
+            torch._foreach_norm([_full(t) for t in tensors], p, dtype=torch.float64)
+        )
+    else:
+        some = [_full(t) for t, is_small in zip(tensors, small, strict=True) if is_small]
+        done = iter(torch._foreach_norm(some, p, dtype=torch.float64) if some else [])
+        rows = zip(tensors, small, strict=True)
+        norms = torch.stack([next(done) if s else _blocked(t, p) for t, s in rows])
+    double = all(small) or all([t.dtype == torch.float64 for t in tensors])
+    low, high = (-280.0, 300.0) if double else (-25.0, 35.0)
+    within = (norms > 10.0 ** max(low / p, -300)) & (norms < 10.0 ** min(high / p, 300))
+    for i in [] if bool(within.all()) else (~within).nonzero().flatten().tolist():
+        norms[i] = _rescaled(tensors[i], p)
     return norms
 
 
 def _blocked(x: Tensor, p: float) -> Tensor:
     """Rows in float32 where that is right, chunks in float64 where it is not."""
+    if not x.is_contiguous():
+        return torch.linalg.vector_norm(_full(x), p, dtype=torch.float64)
     flat = x.view(-1)
     if p not in (1, 2) or x.dtype == torch.float64:
         parts = [torch.linalg.vector_norm(c, p, dtype=torch.float64) for c in flat.split(CHUNK)]
