@@ -40,7 +40,7 @@ class Bucket:
         memory: Sequence[Memory],
         store: Mapping[Tensor, Memory],
         record: dict[str, Any],
-        room: Callable[[int, Sequence[int]], list[Tensor]] | None,
+        room: Callable[..., list[Tensor]] | None,
         places: Sequence[int],
     ) -> None:
         self.params = TensorList(params)
@@ -160,6 +160,15 @@ class Bucket:
         keep = partial(self.room, self.index, self.places) if self.room and on_cpu else None
         return TensorList(tensors, room=keep)
 
+    def zeros(self, flowing: TensorList) -> list[Tensor]:
+        """Zeros for an update, in kept memory on CPU, apart from what flows."""
+        if self.room is not None and self.params.tensors[0].device.type == "cpu":
+            kept = self.room(self.index, self.places, spare=True)
+            if all([a is not b for a, b in zip(kept, flowing.tensors, strict=True)]):
+                torch._foreach_zero_(kept)
+                return kept
+        return [zeros_like_state(p) for p in self.params]
+
 
 def count_step(buckets: Sequence[Bucket], name: str = "step") -> int:
     """How often this link has run, now included: a number kept in every group."""
@@ -212,7 +221,7 @@ def collect(
     groups: Sequence[dict[str, Any]],
     state: Mapping[Tensor, Memory] | None,
     record: dict[str, Any],
-    room: Callable[[int, Sequence[int]], list[Tensor]] | None = None,
+    room: Callable[..., list[Tensor]] | None = None,
     wanted: Callable[[Tensor], bool] = has_grad,
 ) -> list[Bucket]:
     """The wanted parameters, those with a gradient, by group, device, dtype and mesh."""

@@ -1,8 +1,8 @@
 """Deferred: an update that torch's fused kernels can put straight into the parameters.
 
 A link such as Adam, followed by nothing but scaling (LR) and decay towards zero (WeightDecay),
-needs no memory for its update: the whole tail of the chain is one kernel. Whoever reads the values
-of a deferred update has them computed by the link's plain formula instead.
+needs no memory for its update: the whole tail of the chain is one kernel. Where another link reads
+the values, the kernel puts them into zeros instead.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ KERNELS = ("cpu", "cuda")  # the devices that torch has them for
 class Deferred(TensorList):
     """scale · update + decay · parameters, where `update` is not computed yet."""
 
-    __slots__ = ("_compute", "_kernel", "_params", "_values", "decay", "scale")
+    __slots__ = ("_kernel", "_memory", "_params", "_values", "decay", "scale")
 
     def __init__(
-        self, compute: Callable[[], TensorList], kernel: Kernel, params: TensorList
+        self, memory: Callable[[], list[Tensor]], kernel: Kernel, params: TensorList
     ) -> None:
-        self._compute: Callable[[], TensorList] | None = compute
+        self._memory: Callable[[], list[Tensor]] | None = memory
         self._kernel, self._params = kernel, params.tensors
         self._values: list[Tensor] = []
         self.scale: Any = 1.0
@@ -43,10 +43,12 @@ class Deferred(TensorList):
 
     @property
     def tensors(self) -> list[Tensor]:
-        """The values: the link's formula, scaled and decayed."""
-        if self._compute is not None:
-            compute, self._compute = self._compute, None
-            out = compute().own()
+        """The values, scaled and decayed: zeros from which the kernel has subtracted -update."""
+        if self._memory is not None:
+            memory, self._memory = self._memory, None
+            zeros = memory()
+            self._kernel(zeros, -1.0, 0.0)
+            out = TensorList(zeros, owned=True)
             if isinstance(self.scale, Tensor) or self.scale != 1:
                 out = out.mul_(self.scale)
             if self.decay:
@@ -60,9 +62,9 @@ class Deferred(TensorList):
 
     def apply(self) -> bool:
         """Let the kernel subtract the update from the parameters, if it still can."""
-        if self._compute is None or not self._kernel_takes():
+        if self._memory is None or not self._kernel_takes():
             return False
-        self._compute = None
+        self._memory = None
         self._kernel(self._params, self.scale, self.decay)
         return True
 
@@ -80,7 +82,7 @@ class Deferred(TensorList):
         return self
 
     def mul_(self, x: Operand) -> TensorList:
-        if self._compute is None or isinstance(x, (TensorList, list, tuple)):
+        if self._memory is None or isinstance(x, (TensorList, list, tuple)):
             return super().mul_(x)
         fresh = not isinstance(self.scale, Tensor) and self.scale == 1 and self.decay == 0
         if isinstance(x, Tensor) and not fresh:  # a float32 product would round
@@ -91,7 +93,7 @@ class Deferred(TensorList):
 
     def add_(self, x: Operand, alpha: float | Tensor = 1) -> TensorList:
         number = not isinstance(alpha, Tensor)
-        if self._compute is None or not number or not isinstance(x, TensorList):
+        if self._memory is None or not number or not isinstance(x, TensorList):
             return super().add_(x, alpha)
         if not all([a is b for a, b in zip(x.tensors, self._params, strict=True)]):
             return super().add_(x, alpha)

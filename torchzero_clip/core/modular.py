@@ -53,7 +53,7 @@ class Modular(Optimizer):
         self._stateful = any([link.stateful for link in self.names.links])
         self._seen_keys: list[frozenset[str]] = []
         self._records: dict[str, Any] = {}
-        self._rooms: dict[tuple[int, int], Tensor] = {}
+        self._rooms: dict[tuple[int, int, bool], Tensor] = {}
 
     # ------------------------------------------------------------------ the step
 
@@ -114,14 +114,14 @@ class Modular(Optimizer):
         self._records = {}
         return collect(self.param_groups, state, self._records, self._room, wanted)
 
-    def _room(self, g: int, places: Sequence[int]) -> list[Tensor]:
-        """Memory for the updates of some parameters of a group."""
+    def _room(self, g: int, places: Sequence[int], spare: bool = False) -> list[Tensor]:
+        """Memory for the updates of some parameters of a group, and a second for who needs it."""
         params, rooms = self.param_groups[g]["params"], self._rooms
         for i in places:
-            p, held = params[i], rooms.get((g, i))
+            p, held = params[i], rooms.get((g, i, spare))
             if held is None or held.shape != p.shape or held.dtype != state_dtype(p):
-                rooms[g, i] = torch.empty_like(p, dtype=state_dtype(p))
-        return [rooms[g, i] for i in places]
+                rooms[g, i, spare] = torch.empty_like(p, dtype=state_dtype(p))
+        return [rooms[g, i, spare] for i in places]
 
     # ------------------------------------------------------------------ groups
 

@@ -78,9 +78,7 @@ class Transform(Description):
         if late is None or kernel is None:
             bucket.u = self._values(bucket, u, state, group)
             return
-        bucket.u = update = Deferred(
-            lambda: self._values(bucket, u, state, group), kernel, bucket.params
-        )
+        bucket.u = update = Deferred(lambda: bucket.zeros(u), kernel, bucket.params)
         late.append(update)
 
     def _values(self, bucket: Bucket, u: TensorList, state: State, group: Group) -> TensorList:
