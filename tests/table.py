@@ -1085,10 +1085,11 @@ def flow(
     params: Named,
     steps: Sequence[Mapping[str, Tensor | None]],
     groups: Sequence[dict[str, Any]] | None = None,
+    fused: bool = True,
 ) -> list[Tensors]:
     """What comes out of the transform at each step, by the names of the parameters."""
     probe = Probe()
-    opt = Modular(groups or list(params.items()), tfm, probe)
+    opt = Modular(groups or list(params.items()), tfm, probe, fused=fused)
     out = []
     for grads in steps:
         probe.seen.clear()

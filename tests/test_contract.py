@@ -639,8 +639,8 @@ def test_a_rule_for_entries_does_not_see_how_they_are_cut_into_tensors(case):
     steps = [gradients(shapes, i, scale=i + 1) for i in range(3)]
     rows = {str(i): Parameter(row) for i, row in enumerate(params["a"].detach().unbind())}
     cut = [{str(i): row for i, row in enumerate(step["a"].unbind())} for step in steps]
-    out = flow(case.make(), rows, cut)
-    for a, b in zip(out, flow(case.make(), params, steps), strict=True):
+    out = flow(case.make(), rows, cut, fused=False)  # kernels round the end of a row differently
+    for a, b in zip(out, flow(case.make(), params, steps, fused=False), strict=True):
         same({"a": torch.stack(list(a.values()))} if a else {}, b)
 
 
@@ -678,7 +678,8 @@ def test_an_update_rule_never_writes_the_gradient_or_the_parameter(case):
 @every(lambda case: case.aims and type(case.make()) is case.cls)
 def test_a_gradient_rule_writes_into_the_gradient_what_would_have_flowed(case, dtype):
     steps = growing(case, 3, dtype=dtype)
-    expected = flow(case.make(), parameters(case.shapes, dtype), copy.deepcopy(steps))
+    params = parameters(case.shapes, dtype)  # kernels, which a gradient rule has none of, round
+    expected = flow(case.make(), params, copy.deepcopy(steps), fused=False)
     params = parameters(case.shapes, dtype)
     opt = Modular(params.items(), case.make().with_values({"target": "grad"}))
     for step, wanted in zip(steps, expected, strict=True):
