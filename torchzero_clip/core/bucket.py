@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 from torch import Tensor
-from torch.distributed.tensor import DTensor
 
 from torchzero_clip.core.fused import Deferred
 from torchzero_clip.core.tensorlist import TensorList
@@ -237,7 +236,7 @@ def collect(
                     f"parameter {i} of group {g}: make the layer with sparse=False, or give it an "
                     "optimizer of its own, such as torch.optim.SparseAdam"
                 )
-            mesh = p.device_mesh if isinstance(p, DTensor) else None
+            mesh = getattr(p, "device_mesh", None)
             params, places = found.setdefault((g, p.device, p.dtype, grad.dtype, mesh), ([], []))
             params.append(p)
             places.append(i)
