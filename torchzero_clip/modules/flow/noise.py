@@ -42,29 +42,29 @@ class Noise(Transform):
     def step(self, buckets: list[Bucket]) -> list[Bucket]:
         t = count_step(buckets) - 1
         for bucket in buckets:
-            generator, keep = self._generator(bucket)
+            generator = self._generator(bucket)
             noise = [self._draw(p, generator) for p in bucket.params]
-            keep["state"] = generator.get_state()
             eta, gamma = bucket.group["eta"], bucket.group["gamma"]
             std = (eta / (1 + t) ** gamma) ** 0.5
             u = bucket.u.to(bucket.state_dtype)
             bucket.u = u.add_(TensorList(noise, owned=True).mul_(std))
+            drawn = generator.get_state()
             for group in bucket.groups:
-                group["chain"][self._key(bucket)] = keep["state"]
+                group["chain"][self._key(bucket)] = drawn
         return buckets
 
     def _draw(self, p: Tensor, generator: torch.Generator) -> Tensor:
         dtype = torch.float32 if p.dtype in (torch.float16, torch.bfloat16) else p.dtype
         return torch.randn(p.shape, generator=generator, dtype=dtype, device=p.device)
 
-    def _generator(self, bucket: Bucket) -> tuple[torch.Generator, dict[str, Tensor]]:
+    def _generator(self, bucket: Bucket) -> torch.Generator:
         place = zlib.crc32(bucket.bound.path.encode())  # two links draw different numbers
         generator = torch.Generator(bucket.params.tensors[0].device)
         generator.manual_seed(self.seed + place)
         held = bucket.groups[0]["chain"].get(self._key(bucket))
         if held is not None:
             generator.set_state(held.cpu())
-        return generator, {}
+        return generator
 
     def _key(self, bucket: Bucket) -> str:
         return f"{bucket.bound.path}/generator_{bucket.params.tensors[0].device.type}"
