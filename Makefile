@@ -13,7 +13,7 @@ INSTALLED := $(VENV)/.installed
 export NO_MKDOCS_2_WARNING := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help install test test-slow demo bench lint format types docs docs-serve check clean
+.PHONY: help install test test-slow demo bench lint format types docs docs-serve wheel smoke check clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{ printf "  make %-12s %s\n", $$1, $$2 }'
@@ -35,7 +35,7 @@ test: $(INSTALLED) ## run the tests (ARGS="-k norm" chooses)
 test-slow: $(INSTALLED) ## run the longer checks
 	$(BIN)/python -m pytest -n $(WORKERS) -m slow $(ARGS)
 
-demo: $(INSTALLED) ## watch three chains train a small model
+demo: $(INSTALLED) ## watch six chains train a small language model on corrupted data
 	$(BIN)/python examples/demo.py $(ARGS)
 
 bench: $(INSTALLED) ## time a step against torch's own optimizers
@@ -58,7 +58,14 @@ docs: $(INSTALLED) ## build the documentation into site/
 docs-serve: $(INSTALLED) ## show the documentation while you write it
 	$(BIN)/mkdocs serve --no-strict --livereload
 
-check: test lint types docs ## everything that a change must pass
+wheel: $(INSTALLED) ## build the wheel and the source archive into dist/
+	rm -rf dist
+	$(BIN)/python -m build --no-isolation
+
+smoke: wheel ## install both, away from the source, and use them
+	$(BIN)/python scripts/smoke.py
+
+check: test lint types docs smoke ## everything that a change must pass
 
 clean: ## remove what these targets made
 	rm -rf $(VENV) site dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

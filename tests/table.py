@@ -10,6 +10,7 @@ import dataclasses
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Literal
 
 import pytest
@@ -1158,3 +1159,21 @@ def required(cls: type[Transform]) -> set[str]:
         for f in dataclasses.fields(cls)
         if f.default is missing and f.default_factory is missing
     }
+
+
+def settings() -> str:
+    """The table of docs/settings.md: what holds for each module, each column by a test."""
+    columns = ["eager", "compiled", "DDP", "FSDP2", "TP", "AMP", "DCP", "bf16"]
+    lines = ["| | " + " | ".join(columns) + " |", "|---|" + ":-:|" * len(columns)]
+    docs = Path(__file__).parent.parent / "docs" / "modules"
+    pages = {p.stem.replace("_", ""): p.relative_to(docs).as_posix() for p in docs.glob("*/*.md")}
+    for row in sorted({row.cls: row for row in ROWS}.values(), key=lambda row: row.cls.__name__):
+        cells = ["✓"] * len(columns)
+        if not row.traces:
+            cells[1] = "no"
+        elif row.graphs > 1:
+            cells[1] = "✓ ¹"
+        page = pages.get(row.cls.__name__.lower())
+        name = f"[{row.cls.__name__}](modules/{page})" if page else row.cls.__name__
+        lines.append(f"| {name} | " + " | ".join(cells) + " |")
+    return "\n".join(lines) + "\n"

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import Parameter
 
+from tests.table import ROWS
 from torchzero_clip import (
     LR,
     Accumulate,
@@ -309,3 +310,161 @@ def test_parameters_of_half_precision_have_statistics_of_single_precision(dtype)
     mean = handle.state[p]["AdaptiveClip/mean"]
     assert mean.dtype == torch.float32
     assert mean.item() == pytest.approx(2 - 0.999**2000, rel=1e-3)  # in bfloat16 it stalls at 1
+
+
+# ---------------------------------------------------------------------- gradients of another dtype
+
+
+def give(p: Parameter, grad: Tensor) -> None:
+    """Set a gradient of any dtype; torch asks to be told where it is not the parameter's."""
+    if hasattr(p, "grad_dtype"):
+        p.grad_dtype = grad.dtype
+        p.grad = grad
+    else:  # older torch
+        p.grad = torch.zeros_like(p)
+        p.grad.data = grad
+
+
+LINKS: dict[str, Callable[[], list[Any]]] = {
+    "LR": lambda: [LR(0.01)],
+    "ClipNorm": lambda: [ClipNorm(0.5, dim="global"), LR(0.01)],
+    "grad": lambda: [ClipNorm(0.5, target="grad"), LR(0.01)],
+    "AdamW": lambda: [ClipNorm(0.5, dim="global"), Adam(), WeightDecay(0.1), LR(0.01)],
+    "ZClip": lambda: [ZClip(warmup_steps=2), Adam(), LR(0.01)],
+    "Accumulate": lambda: [Accumulate(2), LR(0.01)],
+}
+DTYPES = [
+    (torch.bfloat16, torch.float32),
+    (torch.float16, torch.float32),
+    (torch.float32, torch.bfloat16),
+    (torch.float32, torch.float16),
+    (torch.float32, torch.float64),
+    (torch.float64, torch.float32),
+]
+
+
+@pytest.mark.parametrize("rounding", ["nearest", "kahan"])
+@pytest.mark.parametrize("links", LINKS)
+@pytest.mark.parametrize(("own", "other"), DTYPES)
+def test_gradients_may_have_another_dtype_than_their_parameters(own, other, links, rounding):
+    """The step is that of the same gradient in the dtype that state is kept in."""
+    torch.manual_seed(0)
+    wide = torch.float64 if own == torch.float64 else torch.float32
+    start = torch.randn(6, 5)
+    params = [Parameter(start.to(own)) for _ in range(2)]
+    opts = [Modular([p], *LINKS[links](), rounding=rounding) for p in params]
+    for i in range(6):
+        grad = torch.randn(6, 5, generator=torch.Generator().manual_seed(i)).to(other)
+        give(params[0], grad.clone())
+        give(params[1], grad.to(wide))
+        for opt in opts:
+            opt.step()
+        assert params[0].grad.dtype == other
+    ulp = {torch.bfloat16: 2.0**-7, torch.float16: 2.0**-10}.get(
+        own, 1e-3 if links == "grad" else 1e-6
+    )
+    torch.testing.assert_close(params[0], params[1], rtol=2 * ulp, atol=ulp / 10)
+
+
+def test_gradients_of_float32_reach_bfloat16_parameters_unrounded():
+    p = Parameter(torch.ones(1, dtype=torch.bfloat16))
+    opt = Modular([p], Adam(), LR(1e-3))
+    give(p, torch.tensor([1 + 2.0**-12]))
+    opt.step()
+    assert opt.state[p]["Adam/exp_avg"].item() == pytest.approx(0.1 * (1 + 2.0**-12), rel=1e-6)
+
+
+@pytest.mark.parametrize("name", ["AdamW single", "SGD fused"])
+def test_attached_rules_keep_the_dtype_of_gradients(name):
+    p = Parameter(torch.ones(4, dtype=torch.bfloat16))
+    opt = ATTACHED[name]([p])
+    give(p, torch.full((4,), 3.0))
+    handle = attach(opt, ClipNorm(1.0))
+    handle.step()
+    assert p.grad.dtype == torch.float32
+    assert p.grad.norm().item() == pytest.approx(1.0, rel=1e-6)
+
+
+# ---------------------------------------------------------------------- pure bfloat16
+
+
+@pytest.mark.parametrize("rounding", ["nearest", "stochastic", "kahan"])
+def test_scaling_changes_no_step_of_bfloat16_parameters(rounding):
+    runs = []
+    for scale in (scaler(), None):
+        model = net().bfloat16()
+        opt = Modular(
+            model.parameters(), ClipNorm(0.5, dim="global"), Adam(), LR(1e-3), rounding=rounding
+        )
+        for i in range(8):
+            x = batch(i).bfloat16()
+            step(model, opt, x, scale, spoil=inf if scale and i in (2, 5) else None)
+            if scale and i in (2, 5):  # the step that was skipped, and then as it is
+                step(model, opt, x, scale)
+        runs.append((model, opt))
+    same(runs[0][0], runs[1][0])
+    assert equal(memory(runs[0][1], runs[0][1]), memory(runs[1][1], runs[1][1]))
+
+
+def test_accumulated_batches_are_one_batch_of_bfloat16_parameters():
+    runs = []
+    for parts in (1, 4):
+        model = net().bfloat16()
+        opt = Modular(model.parameters(), Adam(), LR(1e-3), rounding="kahan")
+        for i in range(5):
+            opt.zero_grad()
+            for x in batch(i).bfloat16().chunk(parts):
+                (model(x).float().square().mean() / parts).backward()
+            opt.step()
+        runs.append(model)
+    for p, q in zip(runs[0].parameters(), runs[1].parameters(), strict=True):
+        torch.testing.assert_close(p, q, rtol=2e-2, atol=4e-3)  # gradients are sums of bfloat16
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("rounding", ["nearest", "stochastic", "kahan"])
+def test_autocast_and_scaler_on_a_cuda_device(rounding):
+    for dtype in (torch.float16, torch.bfloat16):
+        model, scale = net().cuda(), torch.amp.GradScaler("cuda", init_scale=SCALE)
+        if dtype == torch.bfloat16:
+            model.bfloat16()
+        opt = Modular(
+            model.parameters(), ClipNorm(0.5, dim="global"), Adam(), LR(1e-2), rounding=rounding
+        )
+        losses = []
+        for i in range(60):
+            opt.zero_grad()
+            with torch.autocast("cuda", dtype=dtype):
+                loss = model(batch(i).cuda()).float().square().mean()
+            scale.scale(loss).backward()
+            scale.step(opt)
+            scale.update()
+            losses.append(loss.item())
+        assert sum(losses[-9:]) < sum(losses[:9]) / 2
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.cls.__name__)
+def test_every_module_steps_under_a_grad_scaler(row):
+    """It sees gradients without the scale, and nothing of a step that overflowed."""
+    make = next(iter(row.good.values()))
+    models, opts = [], []
+    for _ in range(2):
+        torch.manual_seed(0)
+        models.append(torch.nn.Linear(4, 3, bias=False))
+        tail = [] if row.cls is LR else [LR(1e-2)]
+        opts.append(Modular(models[-1].named_parameters(), make(), *tail))
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10, growth_interval=10**6)
+    for step in range(5):
+        overflow = step == 2
+        for model, opt in zip(models, opts, strict=True):
+            opt.zero_grad()
+            torch.manual_seed(step)
+            with torch.autocast("cpu", torch.float16):
+                loss = model(torch.randn(8, 4)).float().square().mean()
+            scaler.scale(loss * (inf if overflow else 1.0)).backward()
+        if not overflow:
+            models[1].weight.grad.mul_(1 / scaler.get_scale())
+            opts[1].step()
+        scaler.step(opts[0])
+        scaler.update()
+        assert torch.equal(models[0].weight, models[1].weight)

@@ -285,7 +285,9 @@ def test_between_the_steps_nothing_moves_and_nothing_counts():
     before = {n: p.detach().clone() for n, p in params.items()}
     train(params, opt, range(2))
     same(params, before)
-    assert all(set(memory) == {"Accumulate/sum"} for memory in opt.state.values())
+    assert all(
+        set(memory) == {"Accumulate/sum", "Accumulate/begun"} for memory in opt.state.values()
+    )
     train(params, opt, range(2, 3))
     assert not params["a.bias"].equal(before["a.bias"])
     assert {m["Adam/step"].item() for m in opt.state.values()} == {1}

@@ -97,7 +97,11 @@ def assert_same_state(
         for a, b in zip(opt.param_groups, reference.param_groups, strict=True)
     ]
     for ours, theirs in pairs:
-        assert {k for k in ours if not k.startswith(f"{kind}/")} == theirs.keys()
+        ours, theirs = [
+            {k: v for k, v in held.items() if not k.startswith(f"{kind}/")}
+            for held in (ours, theirs)
+        ]
+        assert ours.keys() == theirs.keys()
         for key, value in theirs.items():
             if isinstance(value, Tensor):
                 torch.testing.assert_close(ours[key], value, rtol=0, atol=0, equal_nan=True)

@@ -376,3 +376,21 @@ def test_a_handle_has_the_metrics_of_its_rules():
         "ClipNorm/factor": pytest.approx(0.2),
         "ClipNorm/clipped": 1,
     }
+
+
+def test_a_compiled_step_leaves_its_metrics():
+    """Those of the last step, not of the one that was traced."""
+    found = []
+    for wrap in (lambda step: step, lambda step: torch.compile(step, backend="eager")):
+        torch._dynamo.reset()
+        params = [torch.nn.Parameter(torch.zeros(3)) for _ in range(2)]
+        opt = Modular(params, ClipNorm(1.0), ClipNormGrowth(dim="global"), LR(torch.tensor(0.1)))
+        step = wrap(opt.step)
+        for size in (1.0, 5.0, 2.0):
+            for p in params:
+                p.grad = torch.full_like(p, size)
+            step()
+        found.append(opt.metrics())
+    assert found[0].keys() == found[1].keys()
+    for name, value in found[0].items():
+        assert torch.equal(value, found[1][name]), name

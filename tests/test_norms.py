@@ -57,12 +57,16 @@ def reference(tensors, order):
 def measured(tensors, order):
     """What core.norms says of all the tensors together."""
     m = norms.measure(order)
-    stats = norms.statistics(tensors, m)
-    return norms.combine(stats.unsqueeze(1), [[t.numel() for t in tensors]], m)[0].item()
+    counts = torch.tensor([[t.numel() for t in tensors]], dtype=torch.float64)
+    stats = norms.merge(norms.statistics(tensors, m).unsqueeze(1), counts, m)
+    return norms.finish(stats, counts.sum(1), m)[0].item()
 
 
 def sliced(x, dims, order):
-    return norms.slice_norms(x, dims, norms.measure(order))
+    m = norms.measure(order)
+    count = torch.tensor([math.prod([x.shape[d] for d in dims])], dtype=torch.float64)
+    norm = norms.finish(norms.slice_statistics(x, dims, m), count, m)
+    return norm.view([1 if d in dims else n for d, n in enumerate(x.shape)])
 
 
 def random(shape, dtype=torch.float32, seed=0, scale=1.0):

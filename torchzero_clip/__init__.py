@@ -87,6 +87,8 @@ from torchzero_clip.modules.flow import (
     SkipLarge,
     When,
 )
+from torchzero_clip.recorder import Recorder
+from torchzero_clip.scheduling import schedule
 
 __version__ = "0.1.0"
 
@@ -136,6 +138,7 @@ __all__ = [
     "Partition",
     "Quantile",
     "RMSprop",
+    "Recorder",
     "Scale",
     "Scope",
     "Sign",
@@ -164,6 +167,7 @@ __all__ = [
     "mean_clipping",
     "normalize_grads_",
     "reciprocal_clipping",
+    "schedule",
     "spec",
     "to_floats",
     "zeros_like_state",

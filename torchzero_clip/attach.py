@@ -7,13 +7,13 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
-from torch import Tensor
 from torch.optim import Optimizer
 from typing_extensions import Self
 
 from torchzero_clip.core import Bucket, Chain, Modular, TensorList, Transform, bind
 from torchzero_clip.core.hyper import Names
-from torchzero_clip.core.norms import combine, measure, statistics
+from torchzero_clip.core.sharding import local
+from torchzero_clip.core.units import total_norm
 
 PARAMS = ("params", "param_names")
 
@@ -29,6 +29,7 @@ class Clipper(Modular):
     Args:
         params: Parameters, named parameters, or groups of either.
         *transforms: The chain, first to last.
+        process_group: Processes that hold other parameters of the same model, as for `Modular`.
 
     Example:
         >>> clipper = Clipper(model.parameters(), ZClip())
@@ -36,6 +37,11 @@ class Clipper(Modular):
         >>> norm = clipper.step()
         >>> optimizer.step()
     """
+
+    def __init__(
+        self, params: Iterable[Any], *transforms: Transform, process_group: Any = None
+    ) -> None:
+        super().__init__(params, *transforms, process_group=process_group)
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
@@ -48,18 +54,20 @@ class Clipper(Modular):
             with torch.enable_grad():
                 loss = closure()
         buckets = self._buckets()
-        total = _total_norm(buckets)
-        waiting = {p for bucket in buckets for p in bucket.params}
+        total = total_norm(buckets, [b.grads for b in buckets]) if buckets else torch.zeros(())
+        waiting = {p for bucket in buckets for p in bucket.given}
         for bucket in self._through(buckets):
-            for p, u in zip(bucket.params, bucket.update, strict=True):
+            rows = zip(bucket.given, bucket.layouts, bucket.update, strict=True)
+            for p, layout, u in rows:
                 waiting.discard(p)
                 if p.grad is None:
-                    p.grad = u.to(p.dtype, copy=True)
-                elif u is not p.grad:
-                    p.grad.copy_(u)
+                    new = u.to(p.dtype, copy=True)
+                    p.grad = new if layout is None else layout.wrap(new)
+                elif u is not (grad := local(p.grad)):
+                    grad.copy_(u)
         for p in waiting:
             p.grad = None
-        return total if closure is None else loss
+        return total.to(torch.float32) if closure is None else loss
 
     def _buckets(self, *args: Any) -> list[Bucket]:
         """The update may as well flow in the memory of the gradients."""
@@ -77,14 +85,16 @@ class Clipper(Modular):
 class Attached(Clipper):
     """The handle that `attach` returns: a Clipper tied to an optimizer, and a context manager."""
 
-    def __init__(self, optimizer: Optimizer, *transforms: Transform) -> None:
+    def __init__(
+        self, optimizer: Optimizer, *transforms: Transform, process_group: Any = None
+    ) -> None:
         self._optimizer = weakref.ref(optimizer)
         self._foreign = frozenset(optimizer.defaults)
         groups = [
             self._own_keys(group, Names(bind(Chain(*transforms))))
             for group in optimizer.param_groups
         ]
-        super().__init__(groups, *transforms)
+        super().__init__(groups, *transforms, process_group=process_group)
         # GradScaler hands scaled gradients to optimizers that say they can unscale them
         self._scales = optimizer.__dict__.get("_step_supports_amp_scaling")
         if getattr(optimizer, "_step_supports_amp_scaling", False):
@@ -172,7 +182,7 @@ class Attached(Clipper):
         return (*first, clipped_closure, *given[1:]), kwargs
 
 
-def attach(optimizer: Optimizer, *transforms: Transform) -> Attached:
+def attach(optimizer: Optimizer, *transforms: Transform, process_group: Any = None) -> Attached:
     """Put transforms in front of any optimizer: they rewrite `.grad` before each of its steps.
 
     With a closure they act after every evaluation of it; under GradScaler they see unscaled
@@ -181,6 +191,7 @@ def attach(optimizer: Optimizer, *transforms: Transform) -> Attached:
     Args:
         optimizer: Any torch optimizer.
         *transforms: The chain, first to last.
+        process_group: Processes that hold other parameters of the same model, as for `Modular`.
 
     Returns:
         A handle with `param_groups` (live values, one group for each of the optimizer's),
@@ -203,15 +214,4 @@ def attach(optimizer: Optimizer, *transforms: Transform) -> Attached:
         )
     if not transforms:
         raise ValueError("attach: give at least one transform, as in attach(optimizer, ZClip())")
-    return Attached(optimizer, *transforms)
-
-
-def _total_norm(buckets: Iterable[Bucket]) -> Tensor:
-    """The 2-norm of all gradients, as torch.nn.utils.clip_grad_norm_ returns it."""
-    lists = [bucket.grads.tensors for bucket in buckets]
-    if not lists:
-        return torch.zeros(())
-    home = lists[0][0].device
-    stats = torch.cat([statistics(tensors, measure(2)).to(home) for tensors in lists], dim=1)
-    counts = [t.numel() for tensors in lists for t in tensors]
-    return combine(stats.unsqueeze(1), [counts], measure(2))[0].to(torch.float32)
+    return Attached(optimizer, *transforms, process_group=process_group)

@@ -23,6 +23,7 @@ from torchzero_clip.core import (
     collect,
 )
 from torchzero_clip.core.hyper import Names
+from torchzero_clip.core.sharding import refuse_flat
 from torchzero_clip.modules.clipping import Centralize, ClipPercentile, ClipValue, Normalize
 
 Params: TypeAlias = "Tensor | Iterable[Tensor]"
@@ -142,6 +143,8 @@ def _buckets(rule: Transform, params: Params) -> list[Bucket]:
             "Clipper(model.named_parameters(), ClipNorm(max_norm, dim='layer')).step()"
         )
     tensors = [params] if isinstance(params, Tensor) else list(params)
+    for tensor in tensors:
+        refuse_flat(tensor)
     (link,) = bind(Chain(rule))
     group = {"params": tensors, "chain": {}, **Names([link]).defaults}
     return [bucket.at(link) for bucket in collect([group], None, {})]

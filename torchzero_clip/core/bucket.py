@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from torchzero_clip.core.fused import Deferred
-from torchzero_clip.core.tensorlist import TensorList
+from torchzero_clip.core.sharding import Layout, align_grad, layout_of, local
+from torchzero_clip.core.tensorlist import TensorList, all_plain
 
 if TYPE_CHECKING:
     from torchzero_clip.core.transform import Link
@@ -41,9 +42,15 @@ class Bucket:
         record: dict[str, Any],
         room: Callable[..., list[Tensor]] | None,
         places: Sequence[int],
+        process_group: Any = None,
     ) -> None:
-        self.params = TensorList(params)
-        self.grads = TensorList([p if p.grad is None else p.grad for p in params])
+        self.given = list(params)  # as the optimizer holds them; links see what is here of them
+        self.layouts: list[Layout | None] = [None] * len(params)
+        grads = [p if p.grad is None else p.grad for p in params]
+        if not all_plain(params):
+            self.layouts = [layout_of(p) for p in params]
+            params, grads = [local(p) for p in params], [local(g) for g in grads]
+        self.params, self.grads = TensorList(params), TensorList(grads)
         self.names = list(names)
         self.index, self.groups = index, groups
         self.memory = list(memory)  # optimizer.state[p] of every parameter
@@ -51,6 +58,7 @@ class Bucket:
         self.record = record  # what the links measured this step, by path
         self.places = list(places)  # where each parameter stands in its group
         self.room = room
+        self.process_group = process_group  # whose processes hold the rest of the model
         self.late: list[Any] | None = None  # deferred updates, where the optimizer allows them
         self.link: Link | None = None
         self.update = self.flowing(self.grads.tensors)
@@ -88,21 +96,26 @@ class Bucket:
 
     @property
     def state(self) -> State:
-        """The link's tensors of every parameter, made where they are missing."""
+        """What is here of the link's tensors of every parameter, made where they are missing."""
+        rows = self.held().items()
+        if not any(self.layouts):
+            return {name: TensorList(row, owned=True) for name, row in rows}
+        return {name: TensorList([local(t) for t in row], owned=True) for name, row in rows}
+
+    def held(self) -> dict[str, list[Tensor]]:
+        """The link's tensors of every parameter as the optimizer holds them."""
         link = self.bound
-        names = link.state_names(self.params.tensors[0])
+        names = link.state_names(self.given[0])
         keys = [f"{link.path}/{name}" for name in names]
-        for param, memory in zip(self.params.tensors, self.memory, strict=True):
+        for param, memory in zip(self.given, self.memory, strict=True):
             if keys and keys[0] not in memory:
                 memory.update(link.new_state(param))
-        if any([key not in memory for memory in self.memory for key in keys]):
+        try:
+            return {n: [m[k] for m in self.memory] for n, k in zip(names, keys, strict=True)}
+        except KeyError:
             raise ValueError(
                 f"{link.path}: init must make the same names for every parameter, {list(names)}"
-            )
-        return {
-            name: TensorList([m[key] for m in self.memory], owned=True)
-            for name, key in zip(names, keys, strict=True)
-        }
+            ) from None
 
     @property
     def shared(self) -> Memory:
@@ -128,7 +141,7 @@ class Bucket:
     def select(self, where: Sequence[int]) -> Bucket:
         """The bucket of some of the parameters."""
         other = self._copy()
-        for name in ("names", "memory", "places"):
+        for name in ("names", "memory", "places", "given", "layouts"):
             setattr(other, name, [getattr(self, name)[i] for i in where])
         for name in ("params", "grads"):
             setattr(other, name, TensorList([getattr(self, name).tensors[i] for i in where]))
@@ -140,6 +153,22 @@ class Bucket:
         other = object.__new__(Bucket)
         other.__dict__.update(self.__dict__)
         return other
+
+    @property
+    def sizes(self) -> list[int]:
+        """How many entries each parameter has, those on other ranks included."""
+        rows = zip(self.params, self.layouts, strict=True)
+        return [t.numel() if layout is None else layout.numel for t, layout in rows]
+
+    def whole(self, tensors: Iterable[Tensor]) -> list[Tensor]:
+        """Tensors like the parameters, gathered from all ranks where they are sharded."""
+        rows = zip(tensors, self.layouts, strict=True)
+        return [t if layout is None else layout.whole(t) for t, layout in rows]
+
+    def parts(self, tensors: Iterable[Tensor]) -> list[Tensor]:
+        """Of whole tensors like the parameters what belongs here."""
+        rows = zip(tensors, self.layouts, strict=True)
+        return [t if layout is None else layout.part(t) for t, layout in rows]
 
     @property
     def bound(self) -> Link:
@@ -169,10 +198,10 @@ class Bucket:
         return [zeros_like_state(p) for p in self.params]
 
 
-def count_step(buckets: Sequence[Bucket], name: str = "step") -> int:
+def count_step(buckets: Sequence[Bucket], name: str = "step", by: int = 1) -> int:
     """How often this link has run, now included: a number kept in every group."""
     path, groups = f"{buckets[0].bound.path}/{name}", buckets[0].groups
-    count = int(groups[0]["chain"].get(path, 0)) + 1
+    count = int(groups[0]["chain"].get(path, 0)) + by
     keep_number(buckets, name, count)
     return count
 
@@ -222,22 +251,25 @@ def collect(
     record: dict[str, Any],
     room: Callable[..., list[Tensor]] | None = None,
     wanted: Callable[[Tensor], bool] = has_grad,
+    process_group: Any = None,
 ) -> list[Bucket]:
-    """The wanted parameters, those with a gradient, by group, device, dtype and mesh."""
+    """The wanted parameters, those with a gradient, by group, device and dtype."""
     found: dict[Any, tuple[list[Tensor], list[int]]] = {}
     for g, group in enumerate(groups):
         for i, p in enumerate(group["params"]):
             if not wanted(p):
                 continue
-            grad = p if p.grad is None else p.grad
+            grad = align_grad(p)
             if grad.layout != torch.strided:
                 raise TypeError(
                     f"sparse gradients are not supported, got one of shape {tuple(p.shape)} for "
                     f"parameter {i} of group {g}: make the layer with sparse=False, or give it an "
                     "optimizer of its own, such as torch.optim.SparseAdam"
                 )
-            mesh = getattr(p, "device_mesh", None)
-            params, places = found.setdefault((g, p.device, p.dtype, grad.dtype, mesh), ([], []))
+            key = (g, p.device, p.dtype, grad.dtype)
+            if key not in found:
+                found[key] = [], []
+            params, places = found[key]
             params.append(p)
             places.append(i)
     buckets: list[Bucket] = []
@@ -250,10 +282,11 @@ def collect(
                 index=g,
                 groups=groups,
                 memory=[{} for _ in params] if state is None else [state[p] for p in params],
-                store=state or {},
+                store={} if state is None else state,
                 record=record,
                 room=room,
                 places=places,
+                process_group=process_group,
             )
         )
     return buckets

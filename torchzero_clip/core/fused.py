@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import torch
 from torch import Tensor
 
-from torchzero_clip.core.tensorlist import Operand, TensorList
+from torchzero_clip.core.tensorlist import Operand, TensorList, all_plain
 
 if TYPE_CHECKING:
     from torchzero_clip.core.bucket import State
@@ -103,15 +103,18 @@ class Deferred(TensorList):
 
 def fusable(params: TensorList, u: TensorList, state: State, names: Sequence[str]) -> bool:
     """Whether torch's kernels take these tensors: plain, real, contiguous, of one dtype."""
-    lists = [params.tensors, u.tensors, *[state[name].tensors for name in names]]
     example = params.tensors[0]
-    plain = [
-        type(t) in (Tensor, torch.nn.Parameter) and t.dtype == example.dtype and t.is_contiguous()
-        for tensors in lists
-        for t in tensors
-    ]
-    known = example.dtype in (torch.float32, torch.float64) and example.device.type in KERNELS
-    return known and all(plain) and not torch.compiler.is_compiling()
+    if torch.compiler.is_compiling() or example.device.type not in KERNELS:
+        return False
+    lists = [params.tensors, u.source, *[state[name].tensors for name in names]]
+    return example.dtype in (torch.float32, torch.float64) and all(
+        [
+            all_plain(tensors)
+            and all(map(Tensor.is_contiguous, tensors))
+            and {t.dtype for t in tensors} == {example.dtype}
+            for tensors in lists
+        ]
+    )
 
 
 def scaling(u: TensorList, factor: Any) -> Kernel | None:

@@ -8,8 +8,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torchzero_clip.core.units import by_owner
-
 
 def metrics_of(records: Mapping[str, Any]) -> dict[str, Any]:
     """Names and tensors for the records that the links left."""
@@ -18,10 +16,8 @@ def metrics_of(records: Mapping[str, Any]) -> dict[str, Any]:
         if isinstance(record, dict):
             out.update({f"{path}/{name}": value for name, value in record.items()})
             continue
-        norm, limits, ratios, owner = record
-        limit, ratio = [
-            by_owner(v, owner) if owner else torch.cat(list(v)) for v in (limits, ratios)
-        ]
+        norm, limits, ratios, pick = record
+        limit, ratio = [pick(v) if pick else torch.cat(list(v)) for v in (limits, ratios)]
         values = {"norm": norm, "limit": limit, "factor": 1 / ratio, "clipped": ratio > 1}
         out.update({f"{path}/{name}": _plain(value) for name, value in values.items()})
     return out

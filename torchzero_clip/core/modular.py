@@ -10,11 +10,18 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from torchzero_clip.core.bucket import Bucket, collect, has_grad, state_dtype
-from torchzero_clip.core.checkpoint import check_checkpoint, fingerprints, restore_state
+from torchzero_clip.core.checkpoint import (
+    check_checkpoint,
+    complete,
+    restore_state,
+    shared_start,
+)
 from torchzero_clip.core.description import RESERVED
 from torchzero_clip.core.fused import Deferred
 from torchzero_clip.core.hyper import Names
 from torchzero_clip.core.metrics import metrics_of
+from torchzero_clip.core.rounding import adapted, check_rounding, prepare, rounds, subtract, without
+from torchzero_clip.core.sharding import local, refuse_flat
 from torchzero_clip.core.transform import Chain, Transform, bind
 
 
@@ -27,30 +34,41 @@ class Modular(Optimizer):
         *transforms: The chain, first to last.
         fused: Use torch's fused kernels where the end of the chain is one; False runs every link by
             its own formula. The results agree to rounding.
+        rounding: How parameters in bfloat16 and float16 take the update: "nearest", "stochastic" or
+            "kahan", which do not lose what is smaller than half a unit in the last place.
+        process_group: Processes that hold other parameters of the same model, the stages of a
+            pipeline: norms of a group and of all are taken over all of them.
 
     Example:
         >>> opt = Modular(model.parameters(), ClipNorm(1.0), Adam(), LR(1e-3))
     """
 
-    def __init__(self, params: Iterable[Any], *transforms: Transform, fused: bool = True) -> None:
+    def __init__(
+        self,
+        params: Iterable[Any],
+        *transforms: Transform,
+        fused: bool = True,
+        rounding: str = "nearest",
+        process_group: Any = None,
+    ) -> None:
         if isinstance(params, torch.nn.Module):
             raise TypeError(
                 f"{type(self).__name__} takes parameters, got a module: pass model.parameters()"
             )
-        self._build(Chain(*transforms), fused)
+        self._build(Chain(*transforms), fused, check_rounding(type(self).__name__, rounding))
+        self.process_group = process_group
         super().__init__(params, dict(self.names.defaults))
 
-    def _build(self, chain: Chain, fused: bool) -> None:
+    def _build(self, chain: Chain, fused: bool, rounding: str) -> None:
         if not len(chain):
             raise ValueError(
                 f"{type(self).__name__} needs at least one transform: "
                 "give ClipNorm(1.0), Adam(), LR(1e-3) and the like after the parameters"
             )
-        self.chain, self.fused = chain, fused
+        self.chain, self.fused, self.rounding = chain, fused, rounding
         self.links = bind(chain)
         self.names = Names(self.links)
         self.names.check_structure(self.links)
-        self._stateful = any([link.stateful for link in self.names.links])
         self._seen_keys: list[frozenset[str]] = []
         self._records: dict[str, Any] = {}
         self._rooms: dict[tuple[int, int, bool], Tensor] = {}
@@ -71,10 +89,9 @@ class Modular(Optimizer):
         late: list[Deferred] = []
         if self.fused and not torch.compiler.is_compiling():
             for bucket in buckets:
-                bucket.late = late
-        for bucket in self._through(buckets):
-            if not (isinstance(bucket.update, Deferred) and bucket.update.apply()):
-                torch._foreach_sub_(bucket.params.tensors, bucket.update.tensors)
+                bucket.late = None if rounds(bucket, self.rounding) else late
+        done = self._through(buckets)
+        subtract([b for b in done if not _applied(b)], self.rounding)
         for update in late:
             update.settle()
 
@@ -94,6 +111,7 @@ class Modular(Optimizer):
         """
         return metrics_of(self._records)
 
+    @torch.no_grad()
     def init_state(self) -> None:
         """Make the state of every parameter now, as its first gradient would.
 
@@ -106,19 +124,21 @@ class Modular(Optimizer):
         for link in self.links:
             if buckets:
                 buckets = link.prepare(buckets)
+        prepare(buckets, self.rounding)
 
     def _buckets(self, wanted: Callable[[Tensor], bool] = has_grad) -> list[Bucket]:
         """The parameters that take part in this step."""
         self._check_keys()
-        state = self.state if self._stateful else None
         self._records = {}
-        return collect(self.param_groups, state, self._records, self._room, wanted)
+        return collect(
+            self.param_groups, self.state, self._records, self._room, wanted, self.process_group
+        )
 
     def _room(self, g: int, places: Sequence[int], spare: bool = False) -> list[Tensor]:
         """Memory for the updates of some parameters of a group, and a second for who needs it."""
         params, rooms = self.param_groups[g]["params"], self._rooms
         for i in places:
-            p, held = params[i], rooms.get((g, i, spare))
+            p, held = local(params[i]), rooms.get((g, i, spare))
             if held is None or held.shape != p.shape or held.dtype != state_dtype(p):
                 rooms[g, i, spare] = torch.empty_like(p, dtype=state_dtype(p))
         return [rooms[g, i, spare] for i in places]
@@ -138,12 +158,12 @@ class Modular(Optimizer):
             raise TypeError(f"a parameter group must be a dict, got {type(param_group).__name__}")
         group = dict(param_group)
         self.names.tidy(group)
-        mine = fingerprints(self.names.links)
-        theirs = group.pop("chain", {})
-        if theirs.get("structure") == mine["structure"]:
-            mine = {k: v.clone() if isinstance(v, Tensor) else v for k, v in theirs.items()} | mine
-        group["chain"] = mine
+        held = group.pop("chain", {})
         super().add_param_group(group)
+        params = self.param_groups[-1]["params"]
+        for p in params:
+            refuse_flat(p)
+        self.param_groups[-1]["chain"] = shared_start(self.names.links, params, held)
         if "param_names" not in self.param_groups[-1]:
             for link in self.names.links:
                 if getattr(link.transform, "scope", None) == "layer":
@@ -159,9 +179,11 @@ class Modular(Optimizer):
         """Load a state dict of the same chain; raises before anything changes if it is another."""
         seen: dict[str, Any] = {}
 
-        def look(_: Optimizer, given: dict[str, Any]) -> None:
-            check_checkpoint(given, self.param_groups, self.names, repr(self.chain))
-            seen.update(given)
+        def look(_: Optimizer, given: dict[str, Any]) -> dict[str, Any]:
+            given = complete(given, self.names)
+            check_checkpoint(without(given), self.param_groups, self.names, repr(self.chain))
+            seen.update(adapted(given, self.param_groups, self.rounding))
+            return seen
 
         def restore(_: Optimizer) -> None:
             restore_state(seen, self.param_groups, self.state, self.names)
@@ -176,17 +198,31 @@ class Modular(Optimizer):
             after.remove()
 
     def __repr__(self) -> str:
-        lines = [f"{type(self).__name__}({', '.join(map(repr, self.chain))})"]
+        rounding = [f"rounding={self.rounding!r}"] if self.rounding != "nearest" else []
+        lines = [f"{type(self).__name__}({', '.join([*map(repr, self.chain), *rounding])})"]
         for i, group in enumerate(self.param_groups):
             shown = {key: value for key, value in group.items() if key not in RESERVED}
             lines.append(f"  group {i}: {len(group['params'])} parameters, {shown}")
         return "\n".join(lines)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**super().__getstate__(), "chain": self.chain, "fused": self.fused}
+        if self.process_group is not None:
+            raise TypeError(
+                f"a {type(self).__name__} with a process_group is neither copied nor pickled: make "
+                "another with the same chain, and load its state_dict"
+            )
+        mine = {"chain": self.chain, "fused": self.fused, "rounding": self.rounding}
+        return {**super().__getstate__(), **mine}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         state = dict(state)
-        if "chain" in state:
-            self._build(state.pop("chain"), state.pop("fused"))
+        if "chain" in state:  # a copy; torch also comes here when it loads
+            self.process_group = None
+            rounding = state.pop("rounding", "nearest")
+            self._build(state.pop("chain"), state.pop("fused"), rounding)
         super().__setstate__(state)
+
+
+def _applied(bucket: Bucket) -> bool:
+    """Let a fused kernel subtract the update where it can."""
+    return isinstance(bucket.update, Deferred) and bucket.update.apply()

@@ -15,7 +15,7 @@ from typing import Literal, TypeAlias
 import torch
 from torch import Tensor
 
-from torchzero_clip.core.tensorlist import wide
+from torchzero_clip.core.tensorlist import all_plain, wide
 
 Ord: TypeAlias = "float | str"
 
@@ -34,6 +34,16 @@ class Measure:
     degree: int = 1
     mean: bool = False  # a power mean rather than a power sum
     root: bool = False  # std rather than var
+
+    @property
+    def rows(self) -> int:
+        """How many numbers the statistic of a tensor is."""
+        return {"spread": 3, "sum": 2}.get(self.kind, 1)
+
+    @property
+    def counts(self) -> bool:
+        """Whether it takes the number of entries to go from statistics to norms."""
+        return self.mean or self.kind == "spread"
 
 
 NAMED = {
@@ -85,27 +95,41 @@ def largest(tensors: Sequence[Tensor]) -> Tensor:
     return statistics(tensors, NAMED["linf"])[0]
 
 
-def combine(stats: Tensor, counts: Sequence[Sequence[int]], m: Measure) -> Tensor:
-    """One norm per unit from statistics of shape (rows, units, tensors of a unit)."""
-    totals = [sum(row) for row in counts]
+def merge(stats: Tensor, counts: Tensor | None, m: Measure) -> Tensor:
+    """Statistics of shape (rows, units, parts) as those of the units, (rows, units).
+
+    `counts` says of how many entries each part is, where the measure needs it: (units, parts).
+    """
     if m.kind == "power":
-        norm = _vector_norm(stats[0], m.p)
-        return norm / numbers([max(n, 1) ** (1 / m.p) for n in totals], stats) if m.mean else norm
+        return _vector_norm(stats, m.p)
     if m.kind == "max":
-        return stats[0].amax(dim=1)
-    if m.kind == "count":
-        return stats[0].sum(dim=1)
-    if m.kind == "sum":
-        return torch.hypot(stats[0].sum(dim=1), stats[1].sum(dim=1))
+        return stats.amax(dim=2)
+    if m.kind != "spread":
+        return stats.sum(dim=2)
+    assert counts is not None
     scale = _safe(stats.abs().amax(dim=(0, 2)))  # squares must stay in range
     rows = stats / scale.unsqueeze(1)
-    n = numbers([c for row in counts for c in row], stats).view(len(counts), -1)
-    mean = (rows[:2] * n).sum(dim=2) / numbers([max(t, 1) for t in totals], stats)
+    mean = (rows[:2] * counts).sum(dim=2) / counts.sum(dim=1).clamp(min=1)
     away = (rows[:2] - mean.unsqueeze(2)).square().sum(dim=0)
-    var = (rows[2].square() + n * away).sum(dim=1) / numbers([max(t - 1, 1) for t in totals], stats)
-    alone = numbers(totals, stats) < 2  # one entry has no spread, not even an infinite one
-    var = torch.where(alone, torch.zeros_like(var), var)
-    return var.sqrt() * scale if m.root else var * scale.square()
+    m2 = (rows[2].square() + counts * away).sum(dim=1)
+    return torch.cat([mean, m2.sqrt().unsqueeze(0)]) * scale
+
+
+def finish(stats: Tensor, count: Tensor | None, m: Measure) -> Tensor:
+    """The norms of units from their statistics, (rows, units); `count` is their size."""
+    if m.kind == "power":
+        if not m.mean:
+            return stats[0]
+        assert count is not None
+        return stats[0] / count.clamp(min=1) ** (1 / m.p)
+    if m.kind == "sum":
+        return torch.hypot(stats[0], stats[1])
+    if m.kind != "spread":
+        return stats[0]
+    assert count is not None
+    root = stats[2] / (count - 1).clamp(min=1).sqrt()
+    root = torch.where(count < 2, torch.zeros_like(root), root)  # one, even infinite, has none
+    return root if m.root else root.square()
 
 
 def scaled(stats: Tensor, ratio: Tensor, m: Measure) -> Tensor:
@@ -240,48 +264,39 @@ def _moments(x: Tensor) -> Tensor:
 # ---------------------------------------------------------------------- slices
 
 
-def slice_norms(x: Tensor, dims: tuple[int, ...], m: Measure) -> Tensor:
-    """The norm of each slice along `dims`, these dims kept; zero, once, where there are none."""
-    if not dims:
-        return torch.zeros(1, dtype=wide(x.device), device=x.device)
-    count = math.prod([x.shape[d] for d in dims])
+def slice_statistics(x: Tensor, dims: tuple[int, ...], m: Measure) -> Tensor:
+    """The statistic of each slice along `dims`, a column each; zeros where there are none."""
     dtype = wide(x.device)
-    if x.numel() == 0:
-        shape = [1 if d in dims else n for d, n in enumerate(x.shape)]
-        return torch.zeros(shape, dtype=dtype, device=x.device)
+    if not dims or x.numel() == 0:
+        lengths = [1 if d in dims or not dims else n for d, n in enumerate(x.shape)]
+        return torch.zeros(m.rows, math.prod(lengths), dtype=dtype, device=x.device)
     if m.kind == "power":
         real = x.abs() if x.is_complex() else x
-        share = max(count, 1) ** (1 / m.p) if m.mean else 1
         if m.p > 6 or real.dtype == torch.float64:
             real = real.to(dtype)
             safe = _safe(real.abs().amax(dims, keepdim=True))
-            return torch.linalg.vector_norm(real / safe, m.p, dims, True) * safe / share
-        return torch.linalg.vector_norm(_full(real), m.p, dims, True, dtype=dtype) / share
+            norm = torch.linalg.vector_norm(real / safe, m.p, dims, True) * safe
+        else:
+            norm = torch.linalg.vector_norm(_full(real), m.p, dims, True, dtype=dtype)
+        return norm.view(1, -1)
     if m.kind == "max":
-        return x.abs().amax(dims, keepdim=True).to(dtype)
+        return x.abs().amax(dims).to(dtype).view(1, -1)
     if m.kind == "count":
-        return (x != 0).sum(dims, keepdim=True).to(dtype)
+        return (x != 0).sum(dims).to(dtype).view(1, -1)
     double = x.to(torch.complex128 if x.is_complex() else dtype)
     if m.kind == "sum":
-        return double.sum(dims, keepdim=True).abs()
+        return _parts(double.sum(dims))
     safe = _safe(double.abs().amax(dims, keepdim=True))
-    if count < 2:
-        return torch.zeros_like(safe)
     double = double / safe
-    away = double - double.mean(dims, keepdim=True)
-    var = away.abs().square().sum(dims, keepdim=True) / max(count - 1, 1)
-    return var.sqrt() * safe if m.root else var * safe.square()
+    mean = double.mean(dims, keepdim=True)
+    m2 = (double - mean).abs().square().sum(dims, keepdim=True)
+    return torch.cat([_parts(mean), m2.sqrt().view(1, -1)]) * safe.view(1, -1)
 
 
-def slice_mean(x: Tensor, dims: tuple[int, ...]) -> Tensor:
-    """The mean of each slice along `dims`, these dims kept; zero where there are none."""
-    dtype = wide(x.device)
-    if not dims:
-        return torch.zeros(1, dtype=dtype, device=x.device)
-    if x.is_complex():
-        dtype = torch.complex128
-    count = math.prod([x.shape[d] for d in dims])
-    return x.sum(dims, keepdim=True, dtype=dtype) / max(count, 1)
+def _parts(x: Tensor) -> Tensor:
+    """Real and imaginary part, a row each."""
+    flat = x.reshape(-1)
+    return torch.stack([flat.real, flat.imag if flat.is_complex() else torch.zeros_like(flat)])
 
 
 # ---------------------------------------------------------------------- scaling
@@ -337,4 +352,4 @@ def _vector_norm(x: Tensor, p: float) -> Tensor:
 
 
 def _plain(tensors: list[Tensor]) -> bool:
-    return all([type(t) in (Tensor, torch.nn.Parameter) for t in tensors])
+    return all_plain(tensors)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, TypeAlias
 
 import torch
@@ -38,6 +38,11 @@ class TensorList:
         self.owned = owned
         self.room = room  # memory that the optimizer keeps for this list, so that none is allocated
         self.norms: Callable[[], Tensor] | None = None  # set by NormRule, see NormRule.measure
+
+    @property
+    def source(self) -> list[Tensor]:
+        """The tensors, or those that a list which is not computed yet starts from."""
+        return self.tensors
 
     def __len__(self) -> int:
         return len(self.tensors)
@@ -266,9 +271,17 @@ class TensorList:
         return torch.stack(self.tensors).to(wide(self.tensors[0].device))
 
 
+PLAIN = frozenset((Tensor, torch.nn.Parameter))
+
+
 def is_sharded(tensor: Tensor) -> bool:
     """Whether this is a DTensor; to import that class takes half as long as torch itself."""
-    return hasattr(tensor, "device_mesh")
+    return type(tensor) not in PLAIN and hasattr(tensor, "device_mesh")
+
+
+def all_plain(tensors: Iterable[Tensor]) -> bool:
+    """Whether none is of a subclass: sharded, fake, traced."""
+    return PLAIN.issuperset(map(type, tensors))
 
 
 def wide(device: torch.device) -> torch.dtype:

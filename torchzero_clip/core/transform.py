@@ -13,6 +13,7 @@ from torchzero_clip.core.bucket import Bucket, Group, State, statistic
 from torchzero_clip.core.config import from_config, to_config
 from torchzero_clip.core.description import Description
 from torchzero_clip.core.fused import Deferred, Kernel
+from torchzero_clip.core.sharding import full, put
 from torchzero_clip.core.tensorlist import TensorList
 
 
@@ -88,11 +89,10 @@ class Transform(Description):
             out = self._store(self.update(u, state, group), state, handles)
             return bucket.flowing(out.tensors) if _is_any(out, handles) else out
         self.refuse_complex(bucket)
-        pairs = {name: _pairs(tensors) for name, tensors in state.items()}
-        group["params"], group["grads"] = _pairs(group["params"]), _pairs(group["grads"])
-        out = self._store(self.update(_pairs(u), pairs, group), pairs, pairs)
-        whole = [torch.view_as_complex(t) for t in out.tensors]
-        return TensorList(whole, owned=out.owned and not _is_any(out, pairs))
+        real = {name: pairs(tensors) for name, tensors in state.items()}
+        group["params"], group["grads"] = pairs(group["params"]), pairs(group["grads"])
+        out = self._store(self.update(pairs(u), real, group), real, real)
+        return TensorList(unpaired(out).tensors, owned=out.owned and not _is_any(out, real))
 
     def refuse_complex(self, bucket: Bucket) -> None:
         """Raise for complex parameters where the rule has no meaning for them."""
@@ -135,6 +135,20 @@ class TensorwiseTransform(Transform):
         """The transformed update of one tensor; `u` may be written."""
         raise NotImplementedError(f"{type(self).__name__} has no update_tensor")
 
+    def _values(self, bucket: Bucket, u: TensorList, state: State, group: Group) -> TensorList:
+        """Sharded tensors are gathered, since the function of a part is not part of it."""
+        if not any(bucket.layouts):
+            return super()._values(bucket, u, state, group)
+        for name in ("params", "grads"):
+            group[name] = Whole(bucket, group[name])
+        held = bucket.held()
+        whole = {name: TensorList([full(t) for t in tensors]) for name, tensors in held.items()}
+        out = super()._values(bucket, TensorList(bucket.whole(u), owned=True), whole, group)
+        for name, tensors in held.items():
+            for stored, new in zip(tensors, whole[name], strict=True):
+                put(stored, new)
+        return TensorList(bucket.parts(out))
+
     def update(self, u: TensorList, state: State, group: Group) -> TensorList:
         u = u.own()
         keys = list(state)
@@ -143,6 +157,28 @@ class TensorwiseTransform(Transform):
             for i, t in enumerate(u.tensors)
         ]
         return TensorList(out)  # may be state: borrowed
+
+
+class Whole(TensorList):
+    """Sharded tensors, gathered when somebody reads them."""
+
+    __slots__ = ("_bucket", "_parts", "_whole")
+
+    def __init__(self, bucket: Bucket, parts: TensorList) -> None:
+        self._bucket, self._parts = bucket, parts.tensors
+        self._whole: list[Tensor] | None = None
+        self.owned, self.room, self.norms = False, None, None
+
+    @property
+    def tensors(self) -> list[Tensor]:
+        """The whole tensors."""
+        if self._whole is None:
+            self._whole = self._bucket.whole(self._parts)
+        return self._whole
+
+    @tensors.setter
+    def tensors(self, values: list[Tensor]) -> None:
+        self._whole = values
 
 
 class Chain(Transform):
@@ -310,9 +346,17 @@ def prepare(buckets: list[Bucket]) -> list[Bucket]:
     return buckets
 
 
-def _pairs(tensors: TensorList) -> TensorList:
+def pairs(tensors: TensorList) -> TensorList:
+    """Complex tensors as real ones with a last dim of two."""
+    if not any([t.is_complex() for t in tensors]):
+        return tensors
     real = [torch.view_as_real(t) if t.is_complex() else t for t in tensors.tensors]
     return TensorList(real, owned=tensors.owned)
+
+
+def unpaired(tensors: TensorList) -> TensorList:
+    """What `pairs` made real, complex again."""
+    return TensorList([torch.view_as_complex(t) for t in tensors.tensors], owned=tensors.owned)
 
 
 def _is_any(u: TensorList, handles: Mapping[str, TensorList]) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -11,6 +12,7 @@ from torch import Tensor
 
 from torchzero_clip.core import norms
 from torchzero_clip.core.bucket import Bucket, Group, statistic, statistic_dtype
+from torchzero_clip.core.sharding import gather, merge_shards
 from torchzero_clip.core.tensorlist import TensorList, wide
 
 if TYPE_CHECKING:
@@ -36,7 +38,10 @@ class Units:
         self.groups = [[b for b in self.buckets if b.index == index] for index in indexes]
         scope = rule.scope
         self.sliced = not (scope is None or isinstance(scope, str))
-        self.numel = [t.numel() for bucket in self.buckets for t in bucket.params]
+        self.layouts = [layout for bucket in self.buckets for layout in bucket.layouts]
+        self.numel = [n for bucket in self.buckets for n in bucket.sizes]
+        self.lengths: list[int] | None = None  # how many units each tensor is, where it is several
+        self.dims: list[tuple[int, ...] | None] = [None] * len(self.numel)
         if self.sliced:
             self._cut()
         else:
@@ -46,27 +51,25 @@ class Units:
 
     def _join(self, scope: Any) -> None:
         """Number the units of whole tensors."""
-        seen: dict[Any, int] = {}
-        self.owner: list[int] = []  # of each unit: the group that came first
-        self.unit_of: list[int] = []  # of each tensor
-        for g, members in enumerate(self.groups):
-            for bucket in members:
-                for name in bucket.names:
-                    key = self._key(scope, bucket, name, len(self.unit_of))
-                    if key not in seen:
-                        seen[key] = len(seen)
-                        self.owner.append(g)
-                    self.unit_of.append(seen[key])
-        self.count = len(seen)
+        groups = [g for g, members in enumerate(self.groups) for b in members for _ in b.params]
+        if scope is None:
+            self.unit_of = list(range(len(groups)))  # of each tensor
+        elif scope == "global":
+            self.unit_of = [0] * len(groups)
+        elif scope == "group":
+            self.unit_of = groups
+        else:
+            seen: dict[str, int] = {}
+            layers = [self._layer(name) for bucket in self.buckets for name in bucket.names]
+            self.unit_of = [seen.setdefault(layer, len(seen)) for layer in layers]
+        self.count = max(self.unit_of) + 1
         self.members: list[list[int]] = [[] for _ in range(self.count)]
         for i, unit in enumerate(self.unit_of):
             self.members[unit].append(i)
-        self.sizes = [sum([self.numel[i] for i in row]) for row in self.members]
+        self.owner = [groups[row[0]] for row in self.members]  # the group that came first
         self.shared = len(self.groups) > 1 and scope in ("layer", "global")
 
-    def _key(self, scope: Any, bucket: Bucket, name: str | None, place: int) -> Any:
-        if scope != "layer":
-            return {None: place, "group": bucket.index, "global": 0}[scope]
+    def _layer(self, name: str | None) -> str:
         if name is None:
             raise ValueError(
                 f"{type(self.rule).__name__}: dim='layer' needs to know the names of the "
@@ -77,51 +80,54 @@ class Units:
     def _cut(self) -> None:
         """Number the slices; a tensor without the dims is one unit, of no size."""
         tensors = [t for bucket in self.buckets for t in bucket.params]
-        self.dims = [self.rule.dims(t) for t in tensors]
-        self.shapes = [
-            [1 if d in dims or not dims else n for d, n in enumerate(t.shape)]
-            for t, dims in zip(tensors, self.dims, strict=True)
+        shapes = [
+            tuple(t.shape) if layout is None else layout.shape
+            for t, layout in zip(tensors, self.layouts, strict=True)
         ]
-        self.lengths = [math.prod(shape) for shape in self.shapes]
+        dims = [self.rule.dims(t) for t in tensors]
+        self.dims = [*dims]
+        self.slices = [
+            [1 if d in along or not along else n for d, n in enumerate(shape)]
+            for shape, along in zip(shapes, dims, strict=True)
+        ]
+        self.lengths = [math.prod(shape) for shape in self.slices]
         self.count, self.shared = sum(self.lengths), False
-        self.sizes, self.owner = [], []
-        owners = [g for g, members in enumerate(self.groups) for b in members for _ in b.params]
-        for t, dims, many, g in zip(tensors, self.dims, self.lengths, owners, strict=True):
-            self.sizes += [math.prod([t.shape[d] for d in dims]) if dims else -1] * many
-            self.owner += [g] * many
+        self.owner = [g for g, members in enumerate(self.groups) for b in members for _ in b.params]
+        rows = zip(shapes, dims, strict=True)
+        self._sizes = [math.prod([s[d] for d in along]) if along else -1 for s, along in rows]
+
+    @property
+    def sizes(self) -> list[int]:
+        """How many entries each unit has; each slice, a number a tensor."""
+        if self.lengths is not None:
+            return self._sizes
+        return [sum([self.numel[i] for i in row]) for row in self.members]
 
     # ------------------------------------------------------------------ vectors
 
     def measure(self, lists: Sequence[TensorList]) -> Tensor:
         """The norm of every unit of these tensors, a list for each bucket."""
-        if self.sliced:
-            tensors = [t for some in lists for t in some]
-            rows = zip(tensors, self.dims, strict=True)
-            parts = [norms.slice_norms(t, dims, self.order) for t, dims in rows]
-            return torch.cat([part.reshape(-1).to(self.home) for part in parts])
-        stats = self._statistics(lists)
+        stats = self._statistics(lists, self.order)
         if self.stats is None:  # what is measured first is what gets scaled
             self.stats = stats
-        return self._combine(stats)
+        return self._norms(stats, self.order)
 
     def mean(self, lists: Sequence[TensorList]) -> Tensor:
         """The mean of every unit, complex where some tensor is."""
-        tensors = [t for some in lists for t in some]
-        if self.sliced:
-            rows = zip(tensors, self.dims, strict=True)
-            parts = [norms.slice_mean(t, dims) for t, dims in rows]
-            return torch.cat([part.reshape(-1).to(self.home) for part in parts])
-        totals = torch.cat([norms.totals(some.tensors).to(self.home) for some in lists], dim=1)
-        mean = self._table(totals).sum(dim=2) / norms.numbers(
-            [max(n, 1) for n in self.sizes], totals
-        )
-        complex_ = any([t.is_complex() for t in tensors])
+        sums = self._statistics(lists, norms.NAMED["sum"])
+        sizes: Tensor | None = None
+        if self.lengths is None:
+            sums, sizes = self._joined(sums, norms.NAMED["sum"])
+        mean = sums / (self._entries(sums) if sizes is None else sizes).clamp(min=1)
+        complex_ = any([t.is_complex() for some in lists for t in some])
         return torch.complex(mean[0], mean[1]) if complex_ else mean[0]
 
     def total(self, lists: Sequence[TensorList]) -> Tensor:
         """The norm of all tensors together: of what was measured first, where that is known."""
-        stats = self._statistics(lists) if self.stats is None else self.stats
-        return norms.combine(stats.unsqueeze(1), [self.numel], self.order)[0]
+        stats = self.stats
+        if stats is None or self.sliced:
+            stats = statistics_of(self.buckets, lists, self.order)
+        return overall(self.buckets, stats, self.numel, self.order)
 
     def after(self, norm: Tensor, ratios: Sequence[Tensor]) -> Tensor:
         """The norms of the units once the tensors of each group are divided by its ratios."""
@@ -134,7 +140,7 @@ class Units:
             for bucket in members
             for each in self.per_tensor(bucket, ratio)
         ]
-        return self._combine(norms.scaled(self.stats, torch.stack(rows), self.order))
+        return self._norms(norms.scaled(self.stats, torch.stack(rows), self.order), self.order)
 
     def ratio(self, norm: Tensor, limit: Tensor) -> Tensor:
         """norm / limit in terms of the tensors: var grows with their square."""
@@ -147,11 +153,13 @@ class Units:
 
     def smaller_than(self, size: int) -> Tensor:
         """Which units have fewer elements; never those of no slices, which stay as they are."""
-        return flags([n < size or n < 0 for n in self.sizes], self.home)
+        if size <= 1 and self.lengths is None:  # the norm of nothing is zero, which stays too
+            return flags([False] * self.count, self.home)
+        return flags([n < size or n < 0 for n in self.sizes], self.home, self.lengths)
 
     def by_owner(self, vectors: Sequence[Tensor]) -> Tensor:
         """For each unit the entry of the vector of the first group that has a part in it."""
-        return by_owner(vectors, self.owner)
+        return by_owner(vectors, self.owner, self.lengths)
 
     def spread(self, bucket: Bucket, vector: Tensor) -> Tensor | list[Tensor]:
         """A vector as an operand for a bucket: one tensor for all, or one for each."""
@@ -162,9 +170,11 @@ class Units:
         vector = vector.to(param.device, torch.bool if vector.dtype == torch.bool else dtype)
         start = self._start(bucket)
         here = range(start, start + len(bucket.params))
-        if self.sliced:
+        if self.lengths is not None:
             parts = vector.split(self.lengths)
-            return [parts[i].view(self.shapes[i]) for i in here]
+            slices = [parts[i].view(self.slices[i]) for i in here]
+            rows = zip(slices, bucket.layouts, strict=True)
+            return [part if layout is None else layout.part(part) for part, layout in rows]
         if self.count == 1:
             return vector[0]
         entries = vector.unbind(0)
@@ -188,16 +198,36 @@ class Units:
     def record(self, norm: Tensor, limits: Sequence[Tensor], ratios: Sequence[Tensor]) -> None:
         """Leave what was measured for `metrics()`: for each unit, or for each group of one unit."""
         first, one = self.buckets[0], self.shared and self.count == 1
-        first.record[first.bound.path] = (norm, limits, ratios, [] if one else self.owner)
+        pick = None if one else partial(by_owner, owner=self.owner, lengths=self.lengths)
+        first.record[first.bound.path] = (norm, limits, ratios, pick)
 
-    def _statistics(self, lists: Sequence[TensorList]) -> Tensor:
-        stats = [norms.statistics(some.tensors, self.order).to(self.home) for some in lists]
-        return torch.cat(stats, dim=1)
+    def _statistics(self, lists: Sequence[TensorList], m: norms.Measure) -> Tensor:
+        """A column for each tensor, or for each slice."""
+        if self.lengths is None:
+            return statistics_of(self.buckets, lists, m)
+        rows = zip([t for some in lists for t in some], self.dims, strict=True)
+        parts = [norms.slice_statistics(t, dims or (), m).to(self.home) for t, dims in rows]
+        lengths = [part.shape[1] for part in parts]
+        return merge_shards(torch.cat(parts, dim=1), lengths, self.layouts, self.dims, m)
 
-    def _combine(self, stats: Tensor) -> Tensor:
-        width = max([len(row) for row in self.members])
-        counts = [[self.numel[i] for i in row] + [0] * (width - len(row)) for row in self.members]
-        return norms.combine(self._table(stats), counts, self.order)
+    def _norms(self, stats: Tensor, m: norms.Measure) -> Tensor:
+        if self.lengths is not None:
+            return norms.finish(stats, self._entries(stats) if m.counts else None, m)
+        return norms.finish(*self._joined(stats, m), m)
+
+    def _joined(self, stats: Tensor, m: norms.Measure) -> tuple[Tensor, Tensor | None]:
+        """The statistics of tensors as those of units, and how many entries these have."""
+        grouped = self.rule.scope == "group"
+        places = [self.groups[g][0].index if grouped else 0 for g in self.owner]
+        apart = self.rule.scope not in ("group", "global")
+        first, numel = self.buckets[0], self.numel
+        return join(self._table(stats), self.members, numel, m, first, None if apart else places)
+
+    def _entries(self, like: Tensor) -> Tensor:
+        """How many entries each slice has."""
+        assert self.lengths is not None
+        rows = zip(self.sizes, self.lengths, strict=True)
+        return torch.cat([torch.full_like(like[0, :1], size).expand(n) for size, n in rows])
 
     def _table(self, stats: Tensor) -> Tensor:
         """Columns of tensors as a (rows, units, tensors) table, short units filled with zeros."""
@@ -269,18 +299,92 @@ class Units:
         return torch.float64 if wide_one else torch.float32
 
 
-def by_owner(vectors: Sequence[Tensor], owner: Sequence[int]) -> Tensor:
+def by_owner(
+    vectors: Sequence[Tensor], owner: Sequence[int], lengths: Sequence[int] | None
+) -> Tensor:
     """Of each entry the value in the vector of its owner."""
     out = vectors[0]
     for g in range(1, len(vectors)):
-        mask = flags([own == g for own in owner], out.device)
+        mask = flags([own == g for own in owner], out.device, lengths)
         out = torch.where(mask.view(-1, *[1] * (out.dim() - 1)), vectors[g], out)
     return out
 
 
-def flags(values: Sequence[bool], device: torch.device) -> Tensor:
-    """A vector of known truths on a device."""
+def flags(
+    values: Sequence[bool], device: torch.device, lengths: Sequence[int] | None = None
+) -> Tensor:
+    """A vector of known truths on a device, each as often as `lengths` says."""
+    if lengths is not None:
+        rows = zip(values, lengths, strict=True)
+        return torch.cat([torch.full((n,), v, device=device) for v, n in rows])
     if not any(values):
         return torch.zeros(len(values), dtype=torch.bool, device=device)
     like = torch.empty(0, dtype=torch.float32, device=device)
     return norms.numbers([float(value) for value in values], like) > 0
+
+
+# ---------------------------------------------------------------------- whole tensors of buckets
+
+
+def statistics_of(
+    buckets: Sequence[Bucket], lists: Sequence[TensorList], m: norms.Measure
+) -> Tensor:
+    """The statistic of every tensor, a column each; sharded ones are those of all their shards."""
+    home = buckets[0].params.tensors[0].device
+    stats = torch.cat([norms.statistics(some.tensors, m).to(home) for some in lists], dim=1)
+    layouts = [layout for bucket in buckets for layout in bucket.layouts]
+    if not any(layouts):
+        return stats
+    return merge_shards(stats, [1] * len(layouts), layouts, [None] * len(layouts), m)
+
+
+def total_norm(buckets: Sequence[Bucket], lists: Sequence[TensorList]) -> Tensor:
+    """The 2-norm of all tensors together, as torch.nn.utils.clip_grad_norm_ returns it."""
+    numel = [n for bucket in buckets for n in bucket.sizes]
+    m = norms.NAMED["l2"]
+    return overall(buckets, statistics_of(buckets, lists, m), numel, m)
+
+
+def overall(
+    buckets: Sequence[Bucket], stats: Tensor, numel: Sequence[int], m: norms.Measure
+) -> Tensor:
+    """One norm from the statistics of all tensors."""
+    rows = [list(range(len(numel)))]
+    return norms.finish(*join(stats.unsqueeze(1), rows, numel, m, buckets[0], [0]), m)[0]
+
+
+def join(
+    table: Tensor,
+    members: Sequence[Sequence[int]],
+    numel: Sequence[int],
+    m: norms.Measure,
+    bucket: Bucket,
+    places: Sequence[int] | None,
+) -> tuple[Tensor, Tensor | None]:
+    """Statistics of units from a (rows, units, tensors) table, and where needed their sizes.
+
+    With a process group, units that go on in its other processes are those of all; `places` says
+    which they are.
+    """
+    group = None if places is None else bucket.process_group
+    if not (m.counts or m.kind == "sum" or group is not None):
+        return norms.merge(table, None, m), None
+    width = table.shape[2]
+    flat = [n for row in members for n in [numel[i] for i in row] + [0] * (width - len(row))]
+    counts = norms.numbers(flat, table).view(-1, width)
+    stats, sizes = norms.merge(table, counts, m), counts.sum(dim=1)
+    if places is None or group is None:
+        return stats, sizes
+    return _across(stats, sizes, m, bucket, places)
+
+
+def _across(
+    stats: Tensor, sizes: Tensor, m: norms.Measure, bucket: Bucket, places: Sequence[int]
+) -> tuple[Tensor, Tensor]:
+    """The same of the units of all processes of the bucket's process group."""
+    mine = dict(zip(places, torch.cat([stats, sizes.unsqueeze(0)]).unbind(1), strict=True))
+    none = torch.zeros(len(stats) + 1, dtype=stats.dtype, device=stats.device)
+    columns = [mine.get(i, none) for i in range(max(len(bucket.groups), 1))]
+    every = gather(torch.stack(columns, dim=1), bucket.process_group).permute(1, 2, 0)
+    here = torch.stack([every[:, i] for i in places], dim=1)
+    return norms.merge(here[:-1], here[-1], m), here[-1].sum(dim=1)

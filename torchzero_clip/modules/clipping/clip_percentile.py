@@ -13,6 +13,8 @@ from torchzero_clip.core import Bucket, Live, TensorList, Transform
 class ClipPercentile(Transform):
     """u ← min(max(u, -b), b), b the value at ⌊percentile · (len - 1) / 100⌋ of the sorted |u|
 
+    Sharded tensors are gathered for it, one at a time; with "global" every rank holds all of them.
+
     Args:
         percentile: From 0 (the smallest magnitude bounds all) to 100 (nothing changes).
         dim: `None` for each tensor by itself, "global" for all together.
@@ -49,7 +51,7 @@ class ClipPercentile(Transform):
 
     def _sizes(self, bucket: Bucket) -> list[Tensor]:
         self.refuse_complex(bucket)
-        return [t.abs().reshape(-1).to(bucket.state_dtype) for t in bucket.u.tensors]
+        return [t.abs().reshape(-1).to(bucket.state_dtype) for t in bucket.whole(bucket.u)]
 
 
 def _at(sizes: Tensor, percentile: float | Tensor) -> Tensor:

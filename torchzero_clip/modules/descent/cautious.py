@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import torch
-
-from torchzero_clip.core import Group, State, TensorList, Transform
+from torchzero_clip.core import Bucket, TensorList, Transform
+from torchzero_clip.core.norms import measure, numbers
+from torchzero_clip.core.transform import pairs, unpaired
+from torchzero_clip.core.units import statistics_of
 
 
 class Cautious(Transform):
@@ -22,8 +23,21 @@ class Cautious(Transform):
 
     reads_grads = True
 
-    def update(self, u: TensorList, state: State, group: Group) -> TensorList:
-        same = u.sign().mul_(group["grads"])  # u · g of two tiny numbers would be 0
-        agree = same.map(lambda product: (product > 0).to(product.dtype))
-        kept = torch.stack([t.mean() for t in agree]).nan_to_num()  # the mean of nothing is NaN
-        return u.mul_(agree).div_(kept.clamp(min=1e-3).unbind())
+    def step(self, buckets: list[Bucket]) -> list[Bucket]:
+        agree = [self._agree(bucket) for bucket in buckets]
+        kept = statistics_of(buckets, agree, measure("sum"))[0]
+        start = 0
+        for bucket, mask in zip(buckets, agree, strict=True):
+            entries = 1 + bucket.params.tensors[0].is_complex()  # a complex number is a pair
+            here = kept[start : (start := start + len(mask))].to(mask.tensors[0])
+            size = numbers([max(n * entries, 1) for n in bucket.sizes], here)
+            share = (here / size).clamp(min=1e-3)
+            u = pairs(bucket.u.to(bucket.state_dtype)).mul_(mask).div_(share.unbind())
+            bucket.u = u if entries == 1 else unpaired(u)
+        return buckets
+
+    def _agree(self, bucket: Bucket) -> TensorList:
+        """1 where update and gradient have one sign, else 0."""
+        u, grads = pairs(bucket.u.to(bucket.state_dtype)), pairs(bucket.grads)
+        same = u.sign().mul_(grads)  # u · g of two tiny numbers would be 0
+        return same.map(lambda product: (product > 0).to(product.dtype))

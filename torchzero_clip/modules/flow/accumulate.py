@@ -14,6 +14,7 @@ from torchzero_clip.core import (
     count_step,
     zeros_like_state,
 )
+from torchzero_clip.core.sharding import local
 
 
 class Accumulate(Transform):
@@ -40,29 +41,54 @@ class Accumulate(Transform):
             raise ValueError(f"Accumulate: target must be 'update', got {self.target!r}")
 
     def per_parameter(self, param: Tensor) -> dict[str, Any]:
-        return {"sum": zeros_like_state(param)}  # there between the steps that move
+        return {"sum": zeros_like_state(param), "begun": 0}  # 1 with gradients in the sum
+
+    def prepare(self, buckets: list[Bucket]) -> list[Bucket]:
+        count_step(buckets, by=0)
+        for bucket in buckets:
+            self._sums(bucket)
+        return buckets
 
     def step(self, buckets: list[Bucket]) -> list[Bucket]:
-        key = f"{buckets[0].bound.path}/sum"
+        path = buckets[0].bound.path
         for bucket in buckets:
-            held = [i for i, memory in enumerate(bucket.memory) if key in memory]
-            if held:
-                sums = TensorList([bucket.memory[i][key] for i in held], owned=True)
-                sums.add_(TensorList([bucket.u.tensors[i] for i in held]))
-            for i in set(range(len(bucket.params))) - set(held):
-                bucket.memory[i][key] = bucket.u.tensors[i].to(bucket.state_dtype, copy=True)
+            sums, begun = self._sums(bucket), [int(m[f"{path}/begun"]) for m in bucket.memory]
+            for value, write in ((0, TensorList.copy_), (1, TensorList.add_)):
+                here = [i for i, old in enumerate(begun) if old == value]
+                if here:
+                    some = TensorList([sums[i] for i in here], owned=True)
+                    write(some, TensorList([bucket.u.tensors[i] for i in here]))
+            for memory in bucket.memory:
+                memory[f"{path}/begun"] = 1
         if count_step(buckets) % self.steps:
             return []
-        return self._mean(buckets[0], key)
+        return self._mean(buckets[0], path)
 
-    def _mean(self, example: Bucket, key: str) -> list[Bucket]:
+    def _sums(self, bucket: Bucket) -> list[Tensor]:
+        """What is here of the sums, made where they are missing."""
+        path = bucket.bound.path
+        for p, memory in zip(bucket.given, bucket.memory, strict=True):
+            if f"{path}/sum" not in memory:
+                memory[f"{path}/sum"], memory[f"{path}/begun"] = zeros_like_state(p), 0
+        return [local(memory[f"{path}/sum"]) for memory in bucket.memory]
+
+    def _mean(self, example: Bucket, path: str) -> list[Bucket]:
         """Buckets of all parameters that have had a gradient, which may be None by now."""
         store = example.store
         out = collect(
-            example.groups, store, example.record, example.room, lambda p: key in store.get(p, {})
+            example.groups,
+            store,
+            example.record,
+            example.room,
+            lambda p: bool(store.get(p, {}).get(f"{path}/begun")),
+            example.process_group,
         )
         for bucket in out:
-            sums = TensorList([memory.pop(key) for memory in bucket.memory], owned=True)
+            sums = TensorList(
+                [local(memory[f"{path}/sum"]) for memory in bucket.memory], owned=True
+            )
             bucket.grads = sums.div_(self.steps).borrow()
+            for memory in bucket.memory:
+                memory[f"{path}/begun"] = 0
             bucket.update = bucket.flowing(bucket.grads.tensors)
         return out

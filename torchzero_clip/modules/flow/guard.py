@@ -2,16 +2,44 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
 
 from torchzero_clip.core import Bucket, Live, Transform, count_step, keep_number
-from torchzero_clip.core.norms import combine, largest, measure, statistics
+from torchzero_clip.core.norms import largest
+from torchzero_clip.core.units import total_norm
 
 
-class Guard(Transform):
+class _StepGuard(Transform):
+    """What the guards share: they stand first, count what they skip, and may give up."""
+
+    goes_first = True
+    produces = False
+
+    def prepare(self, buckets: list[Bucket]) -> list[Bucket]:
+        for name in ("skipped", "consecutive"):
+            count_step(buckets, name, by=0)
+        return buckets
+
+    def passed(self, buckets: list[Bucket]) -> list[Bucket]:
+        """Let the step happen."""
+        keep_number(buckets, "consecutive", 0)
+        buckets[0].record[buckets[0].bound.path] = {"skipped": count_step(buckets, "skipped", by=0)}
+        return buckets
+
+    def skipped(self, buckets: list[Bucket], why: str) -> list[Bucket]:
+        """End the step and count it."""
+        count, row = count_step(buckets, "skipped"), count_step(buckets, "consecutive")
+        buckets[0].record[buckets[0].bound.path] = {"skipped": count}
+        most: int | None = getattr(self, "max_consecutive", None)
+        if most is not None and row >= most:
+            raise RuntimeError(f"{type(self).__name__}: {row} steps in a row had {why}")
+        return []
+
+
+class Guard(_StepGuard):
     """Skip the step (or zero the entries, or raise) where a gradient is NaN or infinite
 
     It stands first. A skipped step leaves parameters, state and step counts of all other links as
@@ -29,9 +57,6 @@ class Guard(Transform):
     on_nonfinite: Literal["skip", "zero", "raise"] = "skip"
     max_consecutive: int | None = None
 
-    goes_first = True
-    produces = False
-
     def check(self) -> None:
         super().check()
         self.require_one_of("on_nonfinite", ("skip", "zero", "raise"))
@@ -47,7 +72,7 @@ class Guard(Transform):
             return buckets
         bad = ~torch.isfinite(torch.cat([largest(bucket.u.tensors) for bucket in buckets]))
         if not anywhere(bad.any()):
-            return passed(buckets)
+            return self.passed(buckets)
         if self.on_nonfinite == "raise":
             names = [
                 name or f"parameter {place} of group {bucket.index}"
@@ -56,10 +81,10 @@ class Guard(Transform):
             ]
             wrong = [name for name, is_bad in zip(names, bad.tolist(), strict=True) if is_bad]
             raise RuntimeError(f"Guard: NaN or infinite gradients in {wrong or 'another rank'}")
-        return skipped(self, buckets, "NaN or infinite gradients")
+        return self.skipped(buckets, "NaN or infinite gradients")
 
 
-class SkipLarge(Transform):
+class SkipLarge(_StepGuard):
     """Skip the step where the norm of all gradients is above max_norm, or is no number
 
     It stands first, or next to another guard, and reads one number on the host each step.
@@ -75,22 +100,16 @@ class SkipLarge(Transform):
     max_norm: Live[float]
     max_consecutive: int | None = None
 
-    goes_first = True
-    produces = False
-
     def check(self) -> None:
         super().check()
         self.require("max_norm", at_least=0)
         self.require("max_consecutive", at_least=1, integer=True, optional=True)
 
     def step(self, buckets: list[Bucket]) -> list[Bucket]:
-        m, home = measure(2), buckets[0].params.tensors[0].device
-        stats = torch.cat([statistics(b.u.tensors, m).to(home) for b in buckets], dim=1)
-        counts = [[t.numel() for bucket in buckets for t in bucket.u.tensors]]
-        norm = combine(stats.unsqueeze(1), counts, m)[0]
+        norm = total_norm(buckets, [bucket.u for bucket in buckets])
         if anywhere(~(norm <= buckets[0].group["max_norm"])):
-            return skipped(self, buckets, f"norms above {buckets[0].group['max_norm']}")
-        return passed(buckets)
+            return self.skipped(buckets, f"norms above {buckets[0].group['max_norm']}")
+        return self.passed(buckets)
 
 
 def anywhere(flag: Tensor) -> bool:
@@ -99,22 +118,3 @@ def anywhere(flag: Tensor) -> bool:
         flag = flag.to(torch.int32)
         torch.distributed.all_reduce(flag, torch.distributed.ReduceOp.MAX)
     return bool(flag)
-
-
-def passed(buckets: list[Bucket]) -> list[Bucket]:
-    """Let the step happen."""
-    shared = buckets[0].groups[0]["chain"]
-    path = buckets[0].bound.path
-    if shared.get(f"{path}/consecutive"):
-        keep_number(buckets, "consecutive", 0)
-    buckets[0].record[path] = {"skipped": shared.get(f"{path}/skipped", 0)}
-    return buckets
-
-
-def skipped(rule: Any, buckets: list[Bucket], why: str) -> list[Bucket]:
-    """End the step and count it."""
-    count, row = count_step(buckets, "skipped"), count_step(buckets, "consecutive")
-    buckets[0].record[buckets[0].bound.path] = {"skipped": count}
-    if rule.max_consecutive is not None and row >= rule.max_consecutive:
-        raise RuntimeError(f"{type(rule).__name__}: {row} steps in a row had {why}")
-    return []

@@ -51,7 +51,7 @@ def split(
     inside: list[Bucket] = []
     outside: list[Bucket] = []
     for bucket in buckets:
-        chosen = [bool(where(n or "", p)) for n, p in zip(bucket.names, bucket.params, strict=True)]
+        chosen = [bool(where(n or "", p)) for n, p in zip(bucket.names, bucket.given, strict=True)]
         for part, kind in ((inside, True), (outside, False)):
             places = [i for i, choice in enumerate(chosen) if choice is kind]
             if places:

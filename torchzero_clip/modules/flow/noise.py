@@ -14,7 +14,7 @@ class Noise(Transform):
     """u ← u + N(0, η / (1 + t)^γ), the variance falling with the step t
 
     The generator's state is saved with the optimizer, so that a resumed run draws what it would
-    have drawn.
+    have drawn. Every rank draws for the whole tensor and takes its part.
 
     Args:
         eta: η, the variance at the start.
@@ -39,18 +39,22 @@ class Noise(Transform):
         self.require("gamma")
         self.require("seed", integer=True)
 
+    def prepare(self, buckets: list[Bucket]) -> list[Bucket]:
+        count_step(buckets, by=0)
+        for bucket in buckets:
+            self._keep(bucket, self._generator(bucket))
+        return buckets
+
     def step(self, buckets: list[Bucket]) -> list[Bucket]:
         t = count_step(buckets) - 1
         for bucket in buckets:
             generator = self._generator(bucket)
-            noise = [self._draw(p, generator) for p in bucket.params]
+            noise = bucket.parts([self._draw(p, generator) for p in bucket.given])
             eta, gamma = bucket.group["eta"], bucket.group["gamma"]
             std = (eta / (1 + t) ** gamma) ** 0.5
             u = bucket.u.to(bucket.state_dtype)
             bucket.u = u.add_(TensorList(noise, owned=True).mul_(std))
-            drawn = generator.get_state()
-            for group in bucket.groups:
-                group["chain"][self._key(bucket)] = drawn
+            self._keep(bucket, generator)
         return buckets
 
     def _draw(self, p: Tensor, generator: torch.Generator) -> Tensor:
@@ -65,6 +69,11 @@ class Noise(Transform):
         if held is not None:
             generator.set_state(held.cpu())
         return generator
+
+    def _keep(self, bucket: Bucket, generator: torch.Generator) -> None:
+        drawn = generator.get_state()
+        for group in bucket.groups:
+            group["chain"][self._key(bucket)] = drawn
 
     def _key(self, bucket: Bucket) -> str:
         return f"{bucket.bound.path}/generator_{bucket.params.tensors[0].device.type}"

@@ -34,5 +34,6 @@ class When(Transform):
         return run(buckets) if self.condition(count_step(buckets)) else buckets
 
     def prepare(self, buckets: list[Bucket]) -> list[Bucket]:
+        count_step(buckets, by=0)
         prepare(buckets)
         return buckets

@@ -1,0 +1,1 @@
+"""The parts of the demo: the data, the model, the chains, the race, the picture and the report."""

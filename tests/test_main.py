@@ -1,0 +1,142 @@
+"""python -m torchzero_clip: what it prints, and what it says of a name it does not know."""
+
+from __future__ import annotations
+
+import inspect
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+import torchzero_clip
+from torchzero_clip.__main__ import main
+from torchzero_clip.core import Description
+
+ROOT = Path(__file__).parent.parent
+BASES = {"AdaptiveRule", "Chain", "Criterion", "NormRule", "TensorwiseTransform", "Transform"}
+RULES = {
+    name
+    for name in torchzero_clip.__all__
+    if inspect.isclass(value := getattr(torchzero_clip, name)) and issubclass(value, Description)
+} - BASES
+
+
+def printed(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    main(arguments)
+    return capsys.readouterr().out
+
+
+def ended(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int | str | None, str, str]:
+    with pytest.raises(SystemExit) as stop:
+        main(arguments)
+    return stop.value.code, *capsys.readouterr()
+
+
+def blocks(text: str) -> dict[str, list[str]]:
+    """The lines under each heading."""
+    parts = [part.splitlines() for part in text.split("\n\n")]
+    return {lines[0]: lines[1:] for lines in parts[1:-1]}
+
+
+def test_it_begins_with_what_is_installed(capsys: pytest.CaptureFixture[str]) -> None:
+    rows = dict(line.split(maxsplit=1) for line in printed(capsys).split("\n\n")[0].splitlines())
+    assert rows["torchzero_clip"] == torchzero_clip.__version__
+    assert rows["python"] == ".".join(map(str, sys.version_info[:3]))
+    assert rows["torch"] == torch.__version__
+    assert rows["cpu"] == f"{torch.get_num_threads()} threads"
+    extra = torch.accelerator.device_count() if torch.accelerator.is_available() else 0
+    assert len(rows) == 4 + extra
+
+
+def test_every_rule_stands_under_its_folder_with_its_formula(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    found = {}
+    for heading, lines in blocks(printed(capsys)).items():
+        text = "\n".join(lines)
+        for name in RULES:
+            if f"  {name} " in text:
+                found[name] = heading
+                formula = (inspect.getdoc(getattr(torchzero_clip, name)) or "").split("\n")[0]
+                rest = text.split(f"  {name} ")[1]
+                assert "".join(rest.split()).startswith("".join(formula.split()))
+    assert set(found) == RULES
+    for name, heading in found.items():
+        kind = getattr(torchzero_clip, name)
+        criterion = issubclass(kind, torchzero_clip.Criterion)
+        folder = kind.__module__.split(".")[2].capitalize()
+        assert heading == ("Criteria, for AdaptiveClip" if criterion else folder)
+
+
+def test_columns_are_aligned_and_lines_fit(capsys: pytest.CaptureFixture[str]) -> None:
+    text = printed(capsys)
+    assert max(map(len, text.splitlines())) <= 100
+    for lines in blocks(text).values():
+        names = [line.split()[0] for line in lines if not line.startswith("   ")]
+        column = 2 + max(map(len, names)) + 2
+        for line in lines:
+            assert line[column - 2 : column] == "  "
+            assert line[column] != " "
+
+
+@pytest.mark.parametrize("name", ["ClipNorm", "ZClip", "Quantile", "clip_grad_norm_", "schedule"])
+def test_a_name_gets_its_signature_arguments_and_example(
+    name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = printed(capsys, name)
+    value = getattr(torchzero_clip, name)
+    assert text.startswith(f"{name}(")
+    head = text.split("\n\n")[0]
+    for parameter in inspect.signature(value).parameters.values():
+        assert parameter.name in head
+    assert inspect.getdoc(value) in text
+    assert "Args:" in text
+    assert ">>> " in text
+    for live in getattr(value, "live", ()):
+        assert live in head.split("live, in param_groups: ")[1]
+
+
+@pytest.mark.parametrize("name", torchzero_clip.__all__)
+def test_every_public_class_and_function_can_be_asked_for(
+    name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    value = getattr(torchzero_clip, name)
+    if inspect.isclass(value) or inspect.isfunction(value):
+        head = printed(capsys, name).split("\n\n")[0]
+        assert max(map(len, head.splitlines())) <= 100
+    else:  # an alias or a module: nothing to call
+        assert ended(capsys, name)[0] == 2
+
+
+@pytest.mark.parametrize(
+    ("given", "meant"), [("clipnorm", "ClipNorm"), ("Adan", "Adam"), ("clip_grad", "clip_grad")]
+)
+def test_an_unknown_name_gets_the_nearest(
+    given: str, meant: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, out, err = ended(capsys, given)
+    assert (code, out) == (2, "")
+    assert f"there is no {given!r}: did you mean '{meant}" in err
+
+
+def test_version_and_help(capsys: pytest.CaptureFixture[str]) -> None:
+    assert ended(capsys, "--version")[:2] == (0, f"{torchzero_clip.__version__}\n")
+    code, out, _ = ended(capsys, "--help")
+    assert code == 0
+    assert "python -m torchzero_clip" in out
+
+
+def test_it_runs_as_a_module_where_the_terminal_knows_ascii_alone() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "torchzero_clip", "Scale"],
+        capture_output=True,
+        text=True,
+        check=True,
+        cwd=ROOT,
+        env={**os.environ, "PYTHONIOENCODING": "ascii"},
+    )
+    assert done.stdout.startswith("Scale(factor")
+    assert "u ? factor ? u" in done.stdout

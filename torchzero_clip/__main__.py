@@ -1,0 +1,88 @@
+"""python -m torchzero_clip: the versions here and the rules there are, or one rule."""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import inspect
+import io
+import platform
+import sys
+import textwrap
+from collections.abc import Iterator, Sequence
+from functools import partial
+from types import FunctionType
+
+import torch
+
+import torchzero_clip
+
+WIDTH = 100
+public = partial(getattr, torchzero_clip)
+BASES = ("AdaptiveRule", "Criterion")  # of which rules are made
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Print what was asked for; an unknown name ends in a sentence and exit code 2."""
+    parser = argparse.ArgumentParser("python -m torchzero_clip")
+    parser.add_argument("name", nargs="?", help="show this rule or function, not the list of all")
+    parser.add_argument("--version", action="version", version=torchzero_clip.__version__)
+    name = parser.parse_args(arguments).name
+    kinds = (type, FunctionType)
+    known = {n.lower(): n for n in torchzero_clip.__all__ if isinstance(public(n), kinds)}
+    if name is not None and name not in known.values():
+        near = difflib.get_close_matches(name.lower(), known, n=1, cutoff=0)
+        parser.error(f"there is no {name!r}: did you mean {known[near[0]]!r}?")
+    print("\n".join(everything() if name is None else one(name)))
+
+
+def everything() -> Iterator[str]:
+    """What is installed, and the rules by folder."""
+    yield from table([("torchzero_clip", torchzero_clip.__version__), *surroundings()])
+    folders: dict[str, list[tuple[str, str]]] = {}
+    for name in torchzero_clip.__all__:
+        where = getattr(public(name), "__module__", "").split(".")
+        if inspect.isclass(public(name)) and where[1:2] == ["modules"] and name not in BASES:
+            criterion = issubclass(public(name), torchzero_clip.Criterion)
+            folder = "Criteria, for AdaptiveClip" if criterion else where[2].capitalize()
+            formula = (inspect.getdoc(public(name)) or "").split("\n")[0]
+            folders.setdefault(folder, []).append((name, formula))
+    for folder in sorted(folders):
+        yield from ("", folder, *table(folders[folder]))
+    yield from ("", "python -m torchzero_clip NAME says more about one of them.")
+
+
+def surroundings() -> Iterator[tuple[str, str]]:
+    """Python, torch and the devices it can use."""
+    yield "python", platform.python_version()
+    yield "torch", torch.__version__
+    yield "cpu", f"{torch.get_num_threads()} threads"
+    if torch.accelerator.is_available():
+        for i in range(torch.accelerator.device_count()):
+            name = torch.cuda.get_device_name(i) if torch.cuda.is_available() else ""
+            yield f"{torch.accelerator.current_accelerator()}:{i}", name
+
+
+def table(rows: Sequence[tuple[str, str]]) -> Iterator[str]:
+    """Two columns; the second goes on below itself where the line is full."""
+    wide = max(len(left) for left, _ in rows) + 4
+    for left, right in rows:
+        lines = textwrap.wrap(right, WIDTH - wide) or [""]
+        yield f"  {left:<{wide - 2}}{lines[0]}".rstrip()
+        yield from (" " * wide + line for line in lines[1:])
+
+
+def one(name: str) -> Iterator[str]:
+    """A signature and its docstring."""
+    parameters = inspect.signature(public(name)).parameters.values()
+    bare = inspect.Signature([p.replace(annotation=p.empty) for p in parameters])
+    yield from textwrap.wrap(f"{name}{bare}", WIDTH, subsequent_indent=" " * (len(name) + 1))
+    if live := getattr(public(name), "live", ()):
+        yield f"live, in param_groups: {', '.join(live)}"
+    yield from ("", inspect.getdoc(public(name)) or "")
+
+
+if __name__ == "__main__":
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # a terminal may lack the arrows of formulas
+    main()

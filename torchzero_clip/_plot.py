@@ -1,0 +1,235 @@
+"""The picture of a recorded run. matplotlib is imported where it is used: it may be missing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from os import PathLike
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.ticker import MaxNLocator
+
+    from torchzero_clip.recorder import Column, Table
+
+# Okabe and Ito's colours: told apart by colour-blind readers, and by their grey in print
+BLUE, ORANGE, GREEN, PURPLE = "#0072B2", "#D55E00", "#009E73", "#CC79A7"
+LINES = [(BLUE, "-"), (ORANGE, "--"), (GREEN, "-."), (PURPLE, ":")]
+GREY = "#777777"
+KINDS = ("norm", "limit", "factor", "clipped")
+BINS = 60  # at most, that the share of clipped steps is counted in, of 8 rows each at least
+FURTHEST = 100.0  # at most, the ratio of norm and limit where the colours of a map end
+
+
+def draw(table: Table, path: str | PathLike[str], title: str | None) -> None:
+    """Panels one above the other: what was logged, each rule, and how often it clipped."""
+    from matplotlib.figure import Figure
+
+    if not len(table):
+        raise ValueError("Recorder: there is nothing to plot before the first step")
+    columns = table.columns
+    rules = {
+        name[: -len("/norm")]: [columns[name[: -len("norm")] + kind] for kind in KINDS]
+        for name in columns
+        if all(name[: -len("norm")] + kind in columns for kind in KINDS)
+    }
+    measured = {f"{rule}/{kind}" for rule in rules for kind in KINDS}
+    logged = [n for n in columns if n not in measured and not n.endswith("/skipped")]
+
+    panels: list[tuple[float, Callable[[Axes], None]]] = []
+    panels += [(1.1, partial(curve, table, name)) for name in logged]
+    for rule, parts in rules.items():
+        many = parts[0].values.shape[1] > 1
+        panels.append((1.7, partial(units if many else one, table, rule, parts)))
+    if rules:
+        panels.append((1.0, partial(shares, table, {r: parts[3] for r, parts in rules.items()})))
+    if not panels:
+        raise ValueError("Recorder: nothing was measured or logged, so there is nothing to plot")
+
+    heights = [height for height, _ in panels]
+    size = (7.2, 0.9 + 1.25 * sum(heights))
+    figure = Figure(figsize=size, layout="constrained")
+    grid = figure.subplots(
+        len(panels), 1, sharex=True, squeeze=False, gridspec_kw={"height_ratios": heights}
+    )
+    for axes, (_, panel) in zip(grid[:, 0], panels, strict=True):
+        axes.tick_params(which="both", labelsize=8)
+        axes.spines[["top", "right"]].set_visible(False)
+        panel(axes)
+    edges = ends(table)
+    grid[-1, 0].set_xlim(edges[0], edges[-1])
+    grid[-1, 0].xaxis.set_major_locator(whole(9))
+    each = f", {table.stride} a point" if table.stride > 1 else ""
+    grid[-1, 0].set_xlabel(f"step{each}", fontsize=9)
+    if title:
+        figure.suptitle(title, fontsize=10)
+    figure.savefig(path, dpi=200)
+
+
+def ends(table: Table) -> list[float]:
+    """Where each row begins and the last ends, half a step aside."""
+    first = (int(table.steps[0]) - 1) // table.stride * table.stride
+    return [first + 0.5, *(table.steps + 0.5).tolist()]
+
+
+def whole(count: int) -> MaxNLocator:
+    """Ticks at round whole numbers."""
+    from matplotlib.ticker import MaxNLocator
+
+    return MaxNLocator(count, integer=True, steps=[1, 2, 5, 10], min_n_ticks=1)
+
+
+def line(axes: Axes, table: Table, values: Tensor, known: Tensor, **style: Any) -> None:
+    """A line through the rows where something is known; it breaks where that is no number."""
+    x, y = table.steps[known].tolist(), values[known]
+    good = torch.isfinite(y) & (y > 0) if axes.get_yscale() == "log" else torch.isfinite(y)
+    y = y.masked_fill(~good, torch.nan)
+    alone = good.clone()
+    alone[1:] &= ~good[:-1]
+    alone[:-1] &= ~good[1:]
+    where = alone.nonzero().flatten().tolist()
+    axes.plot(x, y.tolist(), marker="_", ms=3.5, mew=1.2, markevery=where, **style)
+
+
+def entitle(axes: Axes, name: str, label: str) -> None:
+    axes.set_title(name, fontsize=9, loc="left")
+    axes.set_ylabel(label, fontsize=8)
+
+
+def curve(table: Table, name: str, axes: Axes) -> None:
+    """Something that was logged."""
+    column = table.columns[name]
+    values, known = column.read()[:, 0], column.counts[:, 0] > 0
+    good = values[torch.isfinite(values)]
+    if len(good) and good.min() > 0 and good.max() > 100 * good.min():
+        axes.set_yscale("log")
+    line(axes, table, values, known, color=BLUE, lw=0.9)
+    entitle(axes, name, "")
+    mark_trouble(table, column, axes)
+
+
+def one(table: Table, rule: str, parts: list[Column], axes: Axes) -> None:
+    """A rule with one norm: the norm, its limit, and where it clipped."""
+    norm, limits, clipped = parts[0].read()[:, 0], parts[1].read(), parts[3].read()
+    known = parts[0].counts[:, 0] > 0
+    axes.set_yscale("log")
+    line(axes, table, norm, known, color=BLUE, lw=0.9, label="norm")
+    for i, limit in enumerate(limits.unbind(1)):
+        label = "_limit" if i else "limit"
+        line(axes, table, limit, known, color="black", lw=1.2, label=label)
+    cut = torch.isfinite(norm) & (clipped > 0).any(1)
+    x, y = table.steps[cut].tolist(), norm[cut].tolist()
+    axes.plot(x, y, ls="", marker="o", ms=2.6, color=ORANGE, mew=0, label="clipped")
+    entitle(axes, rule, "norm")
+    mark_trouble(table, parts[0], axes)
+    legend(axes)
+
+
+def units(table: Table, rule: str, parts: list[Column], axes: Axes) -> None:
+    """A rule with many: a map of how far each unit's norm is above or below its limit."""
+    from matplotlib import ticker
+    from matplotlib.colors import LogNorm
+
+    norm, limit = parts[0].read(), parts[1].read()
+    ratio = (norm / limit).masked_fill(~torch.isfinite(limit), torch.nan)
+    far = ratio[torch.isfinite(ratio) & (ratio > 0)].log().abs()
+    furthest = far.quantile(0.98).exp().clamp(2, FURTHEST).item() if len(far) else 2.0
+    ratio = ratio.clamp(1 / furthest, furthest)
+    rows = [0.5 + i for i in range(norm.shape[1] + 1)]
+    axes.set_facecolor("#dddddd")
+    picture = axes.pcolormesh(
+        ends(table),
+        rows,
+        ratio.T.tolist(),
+        norm=LogNorm(1 / furthest, furthest),
+        cmap="PuOr_r",
+        rasterized=True,
+    )
+    axes.invert_yaxis()
+    axes.yaxis.set_major_locator(whole(6))
+    bar = axes.figure.colorbar(picture, ax=axes, pad=0.01, aspect=12, extend="both")
+    bar.set_label("norm / limit", fontsize=8)
+    bar.ax.tick_params(labelsize=7)
+    bar.ax.yaxis.set_major_locator(ticker.LogLocator(subs=(1.0,) if furthest >= 10 else (1, 2, 5)))
+    bar.ax.yaxis.set_major_formatter("{x:g}")
+    bar.ax.yaxis.set_minor_formatter(ticker.NullFormatter())
+    entitle(axes, rule, "unit")
+    mark_trouble(table, parts[0], axes)
+    legend(axes)
+
+
+def shares(table: Table, clipped: Mapping[str, Column], axes: Axes) -> None:
+    """In how many of the steps, and for how many of the units, each rule clipped."""
+    from matplotlib import ticker
+
+    edges, count = ends(table), len(table)
+    bins = max(1, min(BINS, count // 8))
+    place = torch.arange(count) * bins // count
+    starts = [edges[int((place == i).nonzero()[0])] for i in range(bins)]
+    for i, (rule, column) in enumerate(clipped.items()):
+        total = torch.zeros(2, bins, dtype=torch.float64)
+        total[0].index_add_(0, place, column.values.sum(1))
+        total[1].index_add_(0, place, column.counts.sum(1).double())
+        colour, style = LINES[i % len(LINES)]
+        share: Tensor = 100 * total[0] / total[1]
+        look: dict[str, Any] = {
+            "color": colour,
+            "ls": style,
+            "lw": 1.2,
+            "label": rule,
+            "baseline": None,
+        }
+        axes.stairs(share.tolist(), [*starts, edges[-1]], **look)
+        if len(clipped) == 1:
+            axes.stairs(share.tolist(), [*starts, edges[-1]], color=colour, fill=True, alpha=0.25)
+    axes.set_ylim(-3, 103)
+    axes.yaxis.set_major_locator(ticker.FixedLocator([0, 50, 100]))
+    axes.yaxis.set_major_formatter(ticker.PercentFormatter(decimals=0))
+    entitle(axes, "clipped", "share")
+    if len(clipped) > 1:
+        legend(axes)
+
+
+def mark_trouble(table: Table, column: Column, axes: Axes) -> None:
+    """Crosses at the top where a value was no finite number, and ticks where a guard skipped."""
+    broken = (column.counts > 0) & ~torch.isfinite(column.values)
+    marks: list[tuple[str, str, str, Tensor]] = [("NaN or infinite", "x", ORANGE, broken.any(1))]
+    for name, guard in table.columns.items():
+        if name.endswith("/skipped"):
+            total = guard.read()[:, 0].nan_to_num(0).cummax(0).values
+            before = torch.cat([total.new_zeros(1), total[:-1]])
+            marks.append(("skipped", "v", GREY, total > before))
+    for label, marker, colour, where in marks:
+        x = table.steps[where].tolist()
+        if x:
+            axes.plot(
+                x,
+                [1.0] * len(x),
+                transform=axes.get_xaxis_transform(),
+                ls="",
+                marker=marker,
+                ms=4,
+                color=colour,
+                label=label,
+                clip_on=False,
+            )
+
+
+def legend(axes: Axes) -> None:
+    """Beside the title, so that it hides nothing."""
+    if not axes.get_legend_handles_labels()[0]:
+        return
+    axes.legend(
+        loc="lower right",
+        bbox_to_anchor=(1.0, 1.0),
+        ncols=6,
+        fontsize=7.5,
+        frameon=False,
+        borderaxespad=0.2,
+        handlelength=1.8,
+        columnspacing=1.2,
+    )

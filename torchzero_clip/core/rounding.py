@@ -1,0 +1,176 @@
+"""How parameters of half precision take updates that are smaller than their rounding."""
+
+from __future__ import annotations
+
+import warnings
+import zlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from torchzero_clip.core.bucket import Bucket
+from torchzero_clip.core.sharding import Layout, local
+
+KINDS = ("nearest", "stochastic", "kahan")
+COMPENSATION = "rounding/compensation"  # in the state of a parameter
+STEP = "rounding/step"  # in the chain of a group
+DROPPED = {torch.bfloat16: 16, torch.float16: 13}  # the bits that float32 has more
+SCALE = {torch.bfloat16: 1.0, torch.float16: 2.0**-112}  # see _stochastic
+
+
+def check_rounding(owner: str, rounding: Any) -> str:
+    """The rounding, or a sentence."""
+    if not isinstance(rounding, str) or rounding not in KINDS:
+        raise ValueError(f"{owner}: rounding must be one of {KINDS}, got {rounding!r}")
+    return rounding
+
+
+def rounds(bucket: Bucket, rounding: str) -> bool:
+    """Whether these parameters need more than a plain subtraction."""
+    return rounding != "nearest" and bucket.params.tensors[0].dtype in DROPPED
+
+
+def prepare(buckets: Sequence[Bucket], rounding: str) -> None:
+    """Make what the rounding keeps for each parameter."""
+    for bucket in buckets:
+        if rounding == "stochastic" and rounds(bucket, rounding):
+            for group in bucket.groups:
+                group["chain"].setdefault(STEP, 0)
+        if rounding == "kahan" and rounds(bucket, rounding):
+            for p, memory in zip(bucket.given, bucket.memory, strict=True):
+                if COMPENSATION not in memory:  # bfloat16: float16 has no range below its own ulp
+                    memory[COMPENSATION] = torch.zeros_like(p, dtype=torch.bfloat16)
+
+
+def subtract(buckets: Sequence[Bucket], rounding: str) -> None:
+    """w ← w - u, rounded to the precision of w."""
+    prepare(buckets, rounding)
+    half = []
+    for bucket in buckets:
+        if not rounds(bucket, rounding):
+            torch._foreach_sub_(bucket.params.tensors, bucket.update.tensors)
+        elif rounding == "stochastic":
+            half.append(bucket)
+        else:
+            for w, u, memory in zip(bucket.params, bucket.update, bucket.memory, strict=True):
+                _kahan(w, u.float(), local(memory[COMPENSATION]))
+    if half:
+        _draw_and_subtract(half)
+
+
+def _draw_and_subtract(buckets: Sequence[Bucket]) -> None:
+    groups = buckets[0].groups
+    step = int(groups[0]["chain"].get(STEP, 0)) + 1
+    for group in groups:
+        group["chain"][STEP] = step
+    for bucket in buckets:
+        generator = torch.Generator(bucket.params.tensors[0].device)
+        rows = zip(bucket.params, bucket.update, bucket.places, bucket.layouts, strict=True)
+        for w, u, place, layout in rows:
+            generator.manual_seed(_seed(step, bucket.index, place, *_shard(layout)))
+            w.copy_(_stochastic(w - u.float(), w.dtype, generator))
+
+
+def _kahan(w: Tensor, u: Tensor, lost: Tensor) -> None:
+    """Subtract u, and what rounding has lost so far; keep what it loses now."""
+    before, change = w.float(), lost - u
+    w.add_(change)
+    change.add_(before.sub_(w))  # the step that was meant, less the step that was made
+    lost.copy_(change.nan_to_num_(0.0, 0.0, 0.0))  # trouble does not stick
+
+
+def _stochastic(x: Tensor, dtype: torch.dtype, generator: torch.Generator) -> Tensor:
+    """Float32 numbers at one of their two neighbours in `dtype`, at the nearer more often.
+
+    Noise in the bits that are dropped carries into those that stay as often as it should. Float16
+    has denormals below 2^-14 where float32 has them below 2^-126: 2^-112 makes these the same.
+    """
+    bits, scale = DROPPED[dtype], SCALE[dtype]
+    scaled = x.mul(scale) if scale != 1 else x
+    noise = torch.empty_like(x, dtype=torch.int32).random_(0, 2**bits, generator=generator)
+    carried = noise.add_(scaled.view(torch.int32)).bitwise_and_(-(2**bits)).view(torch.float32)
+    return torch.where(x.isnan(), x, carried.div_(scale))
+
+
+def _seed(*numbers: int) -> int:
+    """A seed for this step of this parameter: a resumed run draws what it would have drawn."""
+    return zlib.crc32(repr(numbers).encode())
+
+
+def _shard(layout: Layout | None) -> list[int]:
+    """Which part of the parameter is here: replicas of a part draw alike."""
+    if layout is None:
+        return []
+    coordinate = layout.mesh.get_coordinate()
+    return [coordinate[i] for i in sorted(layout.split)]
+
+
+# ---------------------------------------------------------------------- loading
+
+
+def without(given: Any) -> Any:
+    """A checkpoint without what roundings keep; what is no checkpoint as it is."""
+    if not isinstance(given, Mapping) or not {"state", "param_groups"} <= given.keys():
+        return given
+    state = {
+        index: {key: value for key, value in held.items() if key != COMPENSATION}
+        for index, held in given["state"].items()
+    }
+    groups = [dict(group) for group in given["param_groups"]]
+    for group in groups:
+        if isinstance(group.get("chain"), Mapping):
+            group["chain"] = {key: x for key, x in group["chain"].items() if key != STEP}
+    return {**given, "state": state, "param_groups": groups}
+
+
+def adapted(
+    given: Mapping[str, Any], param_groups: Sequence[Mapping[str, Any]], rounding: str
+) -> dict[str, Any]:
+    """A checkpoint with what this rounding keeps of it; warns where another one saved it."""
+    out, rows = without(given), _rows(given, param_groups)
+    half = [row for row in rows if row[1].dtype in DROPPED]
+    for index, p, held in half:
+        if rounding == "kahan" and COMPENSATION in held:
+            out["state"][index][COMPENSATION] = _checked(held[COMPENSATION], p, index)
+    for group, source in zip(out["param_groups"], given["param_groups"], strict=True):
+        if rounding == "stochastic" and STEP in source["chain"]:
+            group["chain"][STEP] = source["chain"][STEP]
+    here = rounding if half else "nearest"
+    saved = here
+    if any([COMPENSATION in held for _, _, held in rows]):
+        saved = "kahan"
+    elif any([STEP in group["chain"] for group in given["param_groups"]]):
+        saved = "stochastic"
+    elif any([held for _, _, held in half]):
+        saved = "nearest"
+    if saved != here:
+        end = {saved: "its compensation is dropped", here: "the compensation starts at zero"}
+        warnings.warn(
+            f"the checkpoint was saved with rounding={saved!r}, the parameters here have "
+            f"rounding={here!r}" + (f": {end['kahan']}" if "kahan" in end else ""),
+            stacklevel=5,
+        )
+    return out
+
+
+def _rows(
+    given: Mapping[str, Any], param_groups: Sequence[Mapping[str, Any]]
+) -> list[tuple[Any, Tensor, Mapping[str, Any]]]:
+    """Every parameter with its index in the checkpoint, and what that holds for it."""
+    pairs = zip(given["param_groups"], param_groups, strict=True)
+    numbered = [pair for a, b in pairs for pair in zip(a["params"], b["params"], strict=True)]
+    return [(index, p, given["state"].get(index, {})) for index, p in numbered]
+
+
+def _checked(value: Any, p: Tensor, index: Any) -> Tensor:
+    if not isinstance(value, Tensor) and not p.dim():
+        return torch.tensor(float(value), dtype=torch.bfloat16)
+    found = (getattr(value, "dtype", type(value)), tuple(getattr(value, "shape", ())))
+    if found != (torch.bfloat16, tuple(p.shape)):
+        raise ValueError(
+            f"the checkpoint has {found[0]} of shape {found[1]} for {COMPENSATION!r} of parameter "
+            f"{index}, here it is torch.bfloat16 of shape {tuple(p.shape)}"
+        )
+    return value

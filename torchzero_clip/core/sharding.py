@@ -1,0 +1,269 @@
+"""What a DTensor holds on this rank, and one collective for what all of its shards measured.
+
+Links see plain tensors: of a sharded parameter the part that is here. What they measure of it is a
+few numbers a tensor; those of all ranks are gathered at once and merged, so that every rank knows
+the same norms to the last bit.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from torchzero_clip.core.norms import Measure, merge
+from torchzero_clip.core.tensorlist import is_sharded
+
+Dims = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How the parts of one tensor lie on a mesh of processes."""
+
+    mesh: Any
+    placements: tuple[Any, ...]
+    shape: tuple[int, ...]
+
+    @property
+    def numel(self) -> int:
+        """The number of entries of all parts."""
+        return math.prod(self.shape)
+
+    @property
+    def split(self) -> frozenset[int]:
+        """The dims of the mesh that the tensor is split over."""
+        return frozenset([i for i, p in enumerate(self.placements) if _is_split(p)])
+
+    def extents(self, coordinate: Sequence[int]) -> list[tuple[int, int]]:
+        """For each dim of the tensor, from where to where the part at a coordinate goes.
+
+        Tensor parallelism splits before FSDP does, though its mesh dim comes after: torch marks
+        FSDP's placement with a `split_factor` then.
+        """
+        out = [(0, n) for n in self.shape]
+        strided = [i for i in self.split if hasattr(self.placements[i], "split_factor")]
+        for i in sorted(self.split - set(strided)) + sorted(strided, reverse=True):
+            dim = self.placements[i].dim
+            start, stop = out[dim]
+            size = -(-(stop - start) // self.mesh.size(i))
+            first = min(start + size * coordinate[i], stop)
+            out[dim] = (first, min(first + size, stop))
+        return out
+
+    def part(self, whole: Tensor) -> Tensor:
+        """This rank's part of a tensor that is whole, or of one that is 1 long in some dims."""
+        ends = enumerate(self.extents(self.mesh.get_coordinate()))
+        here = [slice(*end) if whole.shape[d] == self.shape[d] else slice(None) for d, end in ends]
+        return whole[tuple(here)]
+
+    def wrap(self, part: Tensor) -> Tensor:
+        """The DTensor of which this is the part here."""
+        from torch.distributed.tensor import DTensor
+
+        stride = torch.empty(self.shape, device="meta").stride()
+        out: Tensor = DTensor.from_local(
+            part,
+            self.mesh,
+            self.placements,
+            run_check=False,
+            shape=torch.Size(self.shape),
+            stride=stride,
+        )
+        return out
+
+    def whole(self, part: Tensor) -> Tensor:
+        """The tensor of which this is the part here: a collective, and memory for all of it."""
+        out = part.new_zeros(self.shape)
+        self.part(out).copy_(part)
+        for d in sorted(self.split):
+            torch.distributed.all_reduce(out, group=self.mesh.get_group(d))
+        return out
+
+
+def layout_of(tensor: Tensor) -> Layout | None:
+    """The layout of a DTensor; None for a plain tensor."""
+    if not is_sharded(tensor):
+        return None
+    sharded: Any = tensor
+    return Layout(sharded.device_mesh, tuple(sharded.placements), tuple(sharded.shape))
+
+
+def local(tensor: Tensor) -> Tensor:
+    """The part of a DTensor that is here, in its own memory; a plain tensor is all here."""
+    if not is_sharded(tensor):
+        return tensor
+    with torch.no_grad():
+        part: Any = tensor.to_local()  # type: ignore[attr-defined]
+    return part.wait() if hasattr(part, "trigger_wait") else part
+
+
+def full(tensor: Tensor) -> Tensor:
+    """A DTensor gathered from all ranks."""
+    layout = layout_of(tensor)
+    return tensor if layout is None else layout.whole(local(tensor))
+
+
+def put(tensor: Tensor, whole: Tensor) -> None:
+    """Write what `full` gave back into the part that is here."""
+    layout = layout_of(tensor)
+    if tensor is not whole:
+        local(tensor).copy_(whole if layout is None else layout.part(whole))
+
+
+def align_grad(param: Tensor) -> Tensor:
+    """A parameter's gradient, laid out as the parameter is; itself where it has none.
+
+    Tensor parallelism may leave a gradient partly summed.
+    """
+    grad: Any = param.grad
+    if grad is None:
+        return param
+    if is_sharded(param) and grad.placements != param.placements:  # type: ignore[attr-defined]
+        param.grad = grad = grad.redistribute(placements=param.placements)  # type: ignore[attr-defined]
+    out: Tensor = grad
+    return out
+
+
+def refuse_flat(param: Tensor) -> None:
+    """Raise a sentence for the flat shards of FSDP1, of which no norm is right."""
+    if getattr(param, "_fsdp_flattened", False):
+        raise TypeError(
+            "FullyShardedDataParallel keeps parameters as flat pieces, whose norms are not those "
+            "of the parameters: wrap the model with torch.distributed.fsdp.fully_shard instead"
+        )
+
+
+# ---------------------------------------------------------------------- statistics of all shards
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How the statistics of the shards on one mesh become those of whole tensors."""
+
+    groups: tuple[Any, ...]  # gather over these process groups, one after another
+    width: int  # columns that each rank sends
+    index: Tensor  # (units, shards of a unit): the column among all that were gathered
+    counts: Tensor  # (units, shards of a unit): the entries that each stands for
+    lengths: tuple[int, ...]  # units of each tensor
+
+
+def merge_shards(
+    stats: Tensor,
+    lengths: Sequence[int],
+    layouts: Sequence[Layout | None],
+    dims: Sequence[Dims | None],
+    m: Measure,
+) -> Tensor:
+    """Statistics of whole units from those of the parts here: one collective for each mesh.
+
+    Args:
+        stats: A column for each unit here.
+        lengths: How many columns each tensor has.
+        layouts: Of each tensor.
+        dims: What a unit is of each tensor: its slices along these dims, or (None) all of it.
+        m: What was measured.
+    """
+    meshes: dict[Any, list[int]] = {}
+    for i, layout in enumerate(layouts):
+        if layout is not None and layout.split:
+            meshes.setdefault(layout.mesh, []).append(i)
+    if not meshes:
+        return stats
+    pieces = list(stats.split(list(lengths), dim=1))
+    for members in meshes.values():
+        plan = _plan(
+            tuple([layouts[i] for i in members]), tuple([dims[i] for i in members]), stats.device
+        )
+        mine = torch.cat([pieces[i] for i in members], dim=1)
+        every = _gather(mine, plan)
+        whole = merge(every[:, plan.index], plan.counts.to(stats.dtype), m)
+        for i, piece in zip(members, whole.split(plan.lengths, dim=1), strict=True):
+            pieces[i] = piece
+    return torch.cat(pieces, dim=1)
+
+
+def gather(column: Tensor, group: Any) -> Tensor:
+    """The tensors of one shape that the ranks of a group hold, stacked."""
+    distributed: Any = torch.distributed
+    collect = getattr(distributed, "all_gather_single", distributed.all_gather_into_tensor)
+    out = column.new_empty(distributed.get_world_size(group) * column.numel())
+    collect(out, column.reshape(-1), group=group)
+    return out.view(-1, *column.shape)
+
+
+def _gather(mine: Tensor, plan: Plan) -> Tensor:
+    """The columns of all ranks side by side, and a last one of zeros."""
+    rows = len(mine)
+    sent = torch.nn.functional.pad(mine, (0, plan.width - mine.shape[1]))
+    for group in plan.groups:
+        sent = gather(sent, group)
+    every = sent.view(-1, rows, plan.width).transpose(0, 1).reshape(rows, -1)
+    return torch.cat([every, every.new_zeros(rows, 1)], dim=1)
+
+
+@functools.lru_cache(maxsize=256)
+def _plan(layouts: tuple[Layout, ...], dims: tuple[Dims | None, ...], device: torch.device) -> Plan:
+    groups, coordinates = _members(layouts[0].mesh, frozenset().union(*[x.split for x in layouts]))
+    along = [d or range(len(x.shape)) for x, d in zip(layouts, dims, strict=True)]
+    shapes = [
+        [1 if d in along_t else n for d, n in enumerate(x.shape)]
+        for x, along_t in zip(layouts, along, strict=True)
+    ]
+    lengths = [math.prod(shape) for shape in shapes]
+    numbered = torch.arange(sum(lengths)).split(lengths)
+    blocks: list[tuple[Tensor, int, int, int]] = []  # units, sender, its first column, entries
+    width = 0
+    for sender, coordinate in enumerate(coordinates):
+        column = 0
+        for t, layout in enumerate(layouts):
+            ends = layout.extents(coordinate)
+            here = [slice(None) if d in along[t] else slice(*end) for d, end in enumerate(ends)]
+            units = numbered[t].view(shapes[t])[tuple(here)].reshape(-1)
+            idle = set(range(len(coordinate))) - layout.split  # along these, all have equal copies
+            if all([coordinate[d] == coordinates[0][d] for d in idle]):
+                entries = math.prod([ends[d][1] - ends[d][0] for d in along[t]])
+                blocks.append((units, sender, column, entries))
+            column += len(units)
+        width = max(width, column)
+    filled = torch.zeros(sum(lengths), dtype=torch.long)  # how many shards of a unit are known
+    for units, *_ in blocks:
+        filled[units] += 1
+    index = torch.full((sum(lengths), int(filled.max())), len(coordinates) * width)
+    counts = torch.zeros(index.shape, dtype=torch.float64)
+    filled.zero_()
+    for units, sender, column, entries in blocks:
+        start = sender * width + column
+        index[units, filled[units]] = torch.arange(start, start + len(units))
+        counts[units, filled[units]] = entries
+        filled[units] += 1
+    return Plan(groups, width, index.to(device), counts.to(device), tuple(lengths))
+
+
+def _members(mesh: Any, dims: frozenset[int]) -> tuple[tuple[Any, ...], list[tuple[int, ...]]]:
+    """The process groups to gather over, and the coordinates whose columns come, in order."""
+    distributed = torch.distributed
+    if len(dims) > 1 and mesh.size() == distributed.get_world_size():
+        ranks = range(mesh.size())
+        places = [tuple((mesh.mesh == rank).nonzero()[0].tolist()) for rank in ranks]
+        return (distributed.group.WORLD,), places
+    groups = [mesh.get_group(d) for d in sorted(dims)]
+    coordinates = [tuple(mesh.get_coordinate())]
+    for d, group in zip(sorted(dims), groups, strict=True):
+        line = mesh.mesh.movedim(d, 0)[(slice(None), *_without(mesh.get_coordinate(), d))].tolist()
+        places = [line.index(rank) for rank in distributed.get_process_group_ranks(group)]
+        coordinates = [(*c[:d], place, *c[d + 1 :]) for place in places for c in coordinates]
+    return tuple(groups), coordinates
+
+
+def _without(coordinate: Sequence[int], d: int) -> list[int]:
+    return [c for i, c in enumerate(coordinate) if i != d]
+
+
+def _is_split(placement: Any) -> bool:
+    return hasattr(placement, "dim") and not placement.is_partial()
