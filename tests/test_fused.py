@@ -113,7 +113,7 @@ def test_a_step_from_equal_state_is_the_plain_step(chain, dtype):
 
 @pytest.mark.parametrize(
     ("chain", "runs"),
-    [("adamw", True), ("lr tensor", True), ("lr tensor, decay", False), ("read by a rule", False)],
+    [("adamw", True), ("lr tensor", True), ("lr tensor, decay", False)],
 )
 def test_the_kernel_runs_where_nothing_reads_the_update(chain, runs, monkeypatch):
     applied = []

@@ -1,4 +1,4 @@
-"""The table of what works where says what the contract table says, and links to pages that exist."""
+"""The table of what works where says what the contract table says, and links to its pages."""
 
 import re
 from pathlib import Path

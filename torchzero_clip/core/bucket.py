@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import torch
 from torch import Tensor
 
-from torchzero_clip.core.fused import Deferred
 from torchzero_clip.core.sharding import Layout, align_grad, layout_of, local
 from torchzero_clip.core.tensorlist import TensorList, all_plain
 
@@ -80,8 +79,7 @@ class Bucket:
     @property
     def u(self) -> TensorList:
         if self.bound.transform.target == "grad":
-            if isinstance(self.update, Deferred):
-                self.update.settle()  # it reads gradients, which this link may write
+            self.update.settle()  # it may read gradients, which this link may write
             return TensorList(self.grads.tensors, owned=True)
         return self.update
 

@@ -1,13 +1,17 @@
-"""Deferred: an update that torch's fused kernels can put straight into the parameters.
+"""What is computed later, so that memory is passed over less often.
 
-A link such as Adam, followed by nothing but scaling (LR) and decay towards zero (WeightDecay),
-needs no memory for its update: the whole tail of the chain is one kernel. Where another link reads
-the values, the kernel puts them into zeros instead.
+Deferred is an update that torch's fused kernels can put straight into the parameters. A link such
+as Adam, followed by nothing but scaling (LR) and decay towards zero (WeightDecay), needs no memory
+for its update: the whole tail of the chain is one kernel. Where another link reads the values, the
+kernel puts them into zeros instead.
+
+Scaled is what a norm rule has divided. On CPU a kernel takes it in pieces that stay in the cache.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
@@ -21,6 +25,7 @@ if TYPE_CHECKING:
 Kernel: TypeAlias = Callable[[list[Tensor], Any, Any], None]
 """kernel(params, scale, decay): p ← p - scale · update - decay · p"""
 KERNELS = ("cpu", "cuda")  # the devices that torch has them for
+PIECE = 2**17  # numbers: half a megabyte in float32
 
 
 class Deferred(TensorList):
@@ -40,6 +45,11 @@ class Deferred(TensorList):
 
     def __len__(self) -> int:
         return len(self._params)
+
+    @property
+    def waits(self) -> bool:
+        """Whether nothing is computed yet."""
+        return self._memory is not None
 
     @property
     def tensors(self) -> list[Tensor]:
@@ -74,10 +84,6 @@ class Deferred(TensorList):
             return bool(self.decay == 0) and self.scale.device == self._params[0].device
         return bool(self.decay == 0 or self.scale != 0)
 
-    def settle(self) -> None:
-        """Compute what nobody has read or applied: state must move all the same."""
-        _ = self.tensors
-
     def to(self, dtype: torch.dtype) -> TensorList:
         return self
 
@@ -101,6 +107,107 @@ class Deferred(TensorList):
         return self
 
 
+class Scaled(TensorList):
+    """source / divisors, which is not computed yet."""
+
+    __slots__ = ("_divisors", "_source", "_values")
+
+    def __init__(self, source: TensorList, divisors: Sequence[list[float]]) -> None:
+        self._source, self._divisors = source, divisors  # one number a tensor, and perhaps another
+        self._values: list[Tensor] | None = None
+        self.owned, self.room, self.norms = True, None, None
+
+    def __len__(self) -> int:
+        return len(self._source)
+
+    @property
+    def source(self) -> list[Tensor]:
+        """What is divided, or what came of it."""
+        return self._source.tensors if self._values is None else self._values
+
+    @property
+    def tensors(self) -> list[Tensor]:
+        """The values, divided when somebody first reads them."""
+        if self._values is None:
+            out = self._source
+            for row in self._divisors:
+                same = len(set(row)) == 1
+                out = out.div_(row[0] if same else torch.tensor(row, dtype=self.dtype).unbind())
+            self._values = out.tensors
+        return self._values
+
+    @tensors.setter
+    def tensors(self, values: Sequence[Tensor]) -> None:
+        self._values = list(values)
+
+    def to(self, dtype: torch.dtype) -> TensorList:
+        return self if self.dtype == dtype else super().to(dtype)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The dtype of the values."""
+        return self.source[0].dtype
+
+    def run(self, kernel: Callable[..., None], lists: Sequence[list[Tensor]]) -> None:
+        """kernel(values, *lists), piece by piece while the values are not computed."""
+        every = [self.source, *lists]
+        if self._values is not None or not all([all(map(Tensor.is_contiguous, x)) for x in every]):
+            kernel(self.tensors, *lists)
+            return
+        room = torch.empty(PIECE, dtype=self.dtype)
+        for piece in _pieces(self.source):
+            values, start = [], 0
+            for i, begin, end in piece:
+                value = _cut(self.source[i], begin, end)
+                divisors = [row[i] for row in self._divisors if row[i] != 1]
+                if divisors:
+                    out = room[start : (start := start + value.numel())].view(value.shape)
+                for x in divisors:
+                    value = torch.div(value, x, out=out)
+                values.append(value)
+            kernel(values, *[[_cut(some[i], b, e) for i, b, e in piece] for some in lists])
+
+
+def divided(u: TensorList, rows: Sequence[list[float]]) -> TensorList:
+    """u / rows, a number for each tensor, once somebody reads it."""
+    return Scaled(u, rows) if rows else u
+
+
+def run_kernel(u: TensorList, kernel: Callable[..., None], lists: Sequence[list[Tensor]]) -> None:
+    """kernel(u, *lists), where all lists have a tensor, or nothing, for each of u."""
+    full = [some for some in lists if some]
+    if len(full) < len(lists):
+        given = kernel
+
+        def kernel(values: list[Tensor], *some: list[Tensor]) -> None:
+            rest = iter(some)
+            given(values, *[next(rest) if x else [] for x in lists])
+
+    u.run(kernel, full) if isinstance(u, Scaled) else kernel(u.tensors, *full)
+
+
+def _pieces(tensors: Sequence[Tensor]) -> Iterator[list[tuple[int, int, int]]]:
+    """Parts of tensors, (which, from, to), of PIECE numbers together at most."""
+    piece: list[tuple[int, int, int]] = []
+    free = PIECE
+    for i, t in enumerate(tensors):
+        n = t.numel()
+        for begin in range(0, max(n, 1), PIECE):
+            end = min(begin + PIECE, n)
+            if end - begin > free:
+                yield piece
+                piece, free = [], PIECE
+            piece.append((i, begin, end))
+            free -= end - begin
+    if piece:
+        yield piece
+
+
+def _cut(t: Tensor, begin: int, end: int) -> Tensor:
+    """Part of a contiguous tensor; what has a single number, as a count of steps, is all of it."""
+    return t if t.dim() == 0 or end - begin == t.numel() else t.view(-1)[begin:end]
+
+
 def fusable(params: TensorList, u: TensorList, state: State, names: Sequence[str]) -> bool:
     """Whether torch's kernels take these tensors: plain, real, contiguous, of one dtype."""
     example = params.tensors[0]
@@ -119,20 +226,21 @@ def fusable(params: TensorList, u: TensorList, state: State, names: Sequence[str
 
 def scaling(u: TensorList, factor: Any) -> Kernel | None:
     """The kernel of a link that scales: the factor joins the subtraction."""
-    if isinstance(u, Deferred) or not isinstance(factor, (int, float)):
-        return None  # a deferred update takes the factor itself
+    if (isinstance(u, Deferred) and u.waits) or not isinstance(factor, (int, float)):
+        return None  # an update that waits takes the factor itself
 
     def apply(params: list[Tensor], scale: Any, decay: Any) -> None:
         if isinstance(scale, Tensor):
             torch._foreach_sub_(params, u.mul_(factor).mul_(scale).tensors)
             return
-        if decay and params[0].dtype != u.tensors[0].dtype:  # half precision rounds once
+        if decay and params[0].dtype != u.source[0].dtype:  # half precision rounds once
             moved = u.mul_(scale * factor).add_(TensorList(params), alpha=decay)
             torch._foreach_sub_(params, moved.tensors)
             return
         if decay:
             torch._foreach_mul_(params, 1 - decay)
-        torch._foreach_sub_(params, u.tensors, alpha=scale * factor)
+        move = partial(torch._foreach_sub_, alpha=scale * factor)
+        run_kernel(u, lambda u, p: move(p, u), [params])
 
     return apply
 

@@ -17,6 +17,7 @@ from torchzero_clip.core.checkpoint import (
     shared_start,
 )
 from torchzero_clip.core.description import RESERVED
+from torchzero_clip.core.explain import explain
 from torchzero_clip.core.fused import Deferred
 from torchzero_clip.core.hyper import Names
 from torchzero_clip.core.metrics import metrics_of
@@ -86,12 +87,20 @@ class Modular(Optimizer):
         return loss
 
     def _run(self, buckets: list[Bucket]) -> None:
+        buckets, late = self._late(buckets)
+        self._finish(self._through(buckets), late)
+
+    def _late(self, buckets: list[Bucket]) -> tuple[list[Bucket], list[Deferred]]:
+        """Let updates wait for the kernel at the end of the chain, where that is allowed."""
         late: list[Deferred] = []
         if self.fused and not torch.compiler.is_compiling():
             for bucket in buckets:
                 bucket.late = None if rounds(bucket, self.rounding) else late
-        done = self._through(buckets)
-        subtract([b for b in done if not _applied(b)], self.rounding)
+        return buckets, late
+
+    def _finish(self, buckets: list[Bucket], late: list[Deferred]) -> None:
+        """Subtract what came out; updates that nobody asked for move their state."""
+        subtract([bucket for bucket in buckets if not _applied(bucket)], self.rounding)
         for update in late:
             update.settle()
 
@@ -110,6 +119,17 @@ class Modular(Optimizer):
         this is called. `to_floats` brings all to the host at once.
         """
         return metrics_of(self._records)
+
+    def explain(self) -> str:
+        """The plan of a step in words: what each link reads and writes, and what waits for a later
+        pass.
+
+        A step of a small model with the same chain is watched, with gradients that the limits cut.
+
+        Example:
+            >>> print(opt.explain())
+        """
+        return explain(self)
 
     @torch.no_grad()
     def init_state(self) -> None:

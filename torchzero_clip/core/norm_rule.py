@@ -11,6 +11,7 @@ from torch import Tensor
 
 from torchzero_clip.core import norms
 from torchzero_clip.core.bucket import Bucket, Group
+from torchzero_clip.core.fused import divided
 from torchzero_clip.core.norms import Ord
 from torchzero_clip.core.tensorlist import TensorList
 from torchzero_clip.core.transform import Transform
@@ -110,12 +111,23 @@ class NormRule(Transform):
         ratios = [self._ratio(units, norm, limit) for limit in bounds]
         for members, ratio in zip(units.groups, ratios, strict=True):
             for bucket in members:
-                u = bucket.u.to(bucket.state_dtype)
-                for divisor in norms.divisors(ratio, bucket.state_dtype):
+                u, divisors = (
+                    bucket.u.to(bucket.state_dtype),
+                    norms.divisors(ratio, bucket.state_dtype),
+                )
+                if self._may_wait(units, bucket, ratio):
+                    bucket.u = divided(u, [units.listed(bucket, divisor) for divisor in divisors])
+                    continue
+                for divisor in divisors:
                     u = u.div_(units.spread(bucket, divisor))
                 bucket.u = u
         units.record(norm, bounds, ratios)
         return ratios
+
+    def _may_wait(self, units: Units, bucket: Bucket, ratio: Tensor) -> bool:
+        """Whether a kernel at the end of the chain may divide, where to look at numbers is free."""
+        on_cpu = ratio.device.type == "cpu" == bucket.params.tensors[0].device.type
+        return bucket.late is not None and self.target == "update" and not units.sliced and on_cpu
 
     def _ratio(self, units: Units, norm: Tensor, limit: Tensor) -> Tensor:
         """What to divide by so that the norm meets the limit."""

@@ -44,6 +44,10 @@ class TensorList:
         """The tensors, or those that a list which is not computed yet starts from."""
         return self.tensors
 
+    def settle(self) -> None:
+        """Compute what is put off: before its sources change, or since state must move."""
+        _ = self.tensors
+
     def __len__(self) -> int:
         return len(self.tensors)
 
@@ -102,19 +106,25 @@ class TensorList:
         return any([isinstance(x, Tensor) and x.dtype != dtype for x in firsts])
 
     def _fill(self, operator: Any, x: Any) -> bool:
-        """Run an operator from borrowed memory straight into the kept: one pass instead of two.
-
-        It is worth a call for each tensor where they are large.
-        """
-        large = sum([t.numel() for t in self.tensors]) >= LARGE * len(self)
-        room = self.room() if self.room is not None and large else []
-        if not room or room[0].dtype != self.tensors[0].dtype or type(room[0]) is not Tensor:
+        """Run an operator from borrowed memory straight into the kept: one pass instead of two."""
+        room = self._target() if self._large() else None
+        if room is None:
             return False
         each = x if isinstance(x, (list, tuple)) else [x] * len(room)
-        for source, operand, target in zip(self.tensors, each, room, strict=True):
-            operator(source, operand, out=target)
-        self.tensors, self.owned, self.room = room, True, None
+        for source, operand, out in zip(self.tensors, each, room, strict=True):
+            operator(source, operand, out=out)
+        self._become(room).room = None
         return True
+
+    def _large(self) -> bool:
+        """Whether a call for each tensor is worth a pass over memory."""
+        return sum([t.numel() for t in self.tensors]) >= LARGE * len(self)
+
+    def _target(self) -> list[Tensor] | None:
+        """Where an operator with out= may write: its own memory, or what is kept for the list."""
+        room = self.tensors if self.owned else self.room() if self.room is not None else None
+        fits = room and room[0].dtype == self.tensors[0].dtype and type(room[0]) is Tensor
+        return room if fits else None
 
     def _become(self, tensors: Sequence[Tensor]) -> TensorList:
         self.tensors, self.owned = list(tensors), True
@@ -196,6 +206,12 @@ class TensorList:
 
     def clamp_(self, low: Operand, high: Operand) -> TensorList:
         """low where self is below, high where it is above; NaN stays NaN"""
+        if isinstance(low, (int, float)) and isinstance(high, (int, float)) and self._large():
+            room = self._target()
+            if room is not None:
+                for t, out in zip(self.tensors, room, strict=True):
+                    torch.clamp(t, low, high, out=out)
+                return self._become(room)
         return self.maximum_(low).minimum_(high)
 
     def maximum(self, x: Operand) -> TensorList:

@@ -180,6 +180,12 @@ class Units:
         entries = vector.unbind(0)
         return [entries[self.unit_of[i]] for i in here]
 
+    def listed(self, bucket: Bucket, vector: Tensor) -> list[float]:
+        """A vector on CPU as one number for each tensor of a bucket, in the bucket's precision."""
+        values: list[float] = vector.to(statistic_dtype(bucket.params.tensors[0])).tolist()
+        start = self._start(bucket)
+        return [values[unit] for unit in self.unit_of[start : start + len(bucket.params)]]
+
     def per_tensor(self, bucket: Bucket, vector: Tensor) -> list[Tensor]:
         """A vector as one 0-dim tensor for each tensor of a bucket."""
         each = self.spread(bucket, vector)

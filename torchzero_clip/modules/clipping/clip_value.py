@@ -24,4 +24,4 @@ class ClipValue(Transform):
         self.require("value", at_least=0)
 
     def update(self, u: TensorList, state: State, group: Group) -> TensorList:
-        return u.maximum_(-group["value"]).minimum_(group["value"])
+        return u.clamp_(-group["value"], group["value"])

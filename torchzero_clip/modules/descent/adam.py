@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from torchzero_clip.core import Group, Live, State, TensorList, Transform, counter, zeros_like_state
-from torchzero_clip.core.fused import Kernel, fusable, numbers_only
+from torchzero_clip.core.fused import Kernel, fusable, numbers_only, run_kernel
 
 
 class Adam(Transform):
@@ -63,10 +64,13 @@ class Adam(Transform):
         def apply(params: list[Tensor], lr: Any, decay: Any) -> None:
             steps, (beta1, beta2) = state["step"].add_(1).tensors, group["betas"]
             largest = state["max_exp_avg_sq"].tensors if self.amsgrad else []
-            torch._fused_adamw_(
-                params, u.tensors, state["exp_avg"].tensors, state["exp_avg_sq"].tensors, largest,
-                steps, lr=lr, beta1=beta1, beta2=beta2, eps=group["eps"], amsgrad=self.amsgrad,
-                weight_decay=decay / lr if decay else 0.0, maximize=False,
+            fused = partial(
+                torch._fused_adamw_, lr=lr, beta1=beta1, beta2=beta2, eps=group["eps"],
+                amsgrad=self.amsgrad, weight_decay=decay / lr if decay else 0.0, maximize=False,
             )  # fmt: skip
+            moments = state["exp_avg"].tensors, state["exp_avg_sq"].tensors
+            run_kernel(
+                u, lambda u, p, *rest: fused(p, u, *rest), [params, *moments, largest, steps]
+            )
 
         return apply

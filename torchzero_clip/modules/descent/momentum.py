@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from torchzero_clip.core import Group, Live, State, TensorList, Transform, counter, zeros_like_state
-from torchzero_clip.core.fused import Kernel, fusable, numbers_only
+from torchzero_clip.core.fused import Kernel, fusable, numbers_only, run_kernel
 
 
 class Momentum(Transform):
@@ -59,10 +60,11 @@ class Momentum(Transform):
             state["started"].maximum_(1.0)
             if decay:
                 torch._foreach_mul_(params, 1 - decay)
-            torch._fused_sgd_(
-                params, u.tensors, state["momentum_buffer"].tensors, weight_decay=0.0,
-                momentum=group["momentum"], lr=lr, dampening=0.0, nesterov=False,
-                maximize=False, is_first_step=False,
+            fused = partial(
+                torch._fused_sgd_, weight_decay=0.0, momentum=group["momentum"], lr=lr,
+                dampening=0.0, nesterov=False, maximize=False, is_first_step=False,
             )  # fmt: skip
+            buffers = state["momentum_buffer"].tensors
+            run_kernel(u, lambda u, p, buffer: fused(p, u, buffer), [params, buffers])
 
         return apply

@@ -1,0 +1,177 @@
+"""What a step of a chain does with memory, watched on a small model and told in words."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from torch.nn import Parameter
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from torchzero_clip.core.fused import PIECE
+
+if TYPE_CHECKING:
+    from torchzero_clip.core.modular import Modular
+
+SIZE = 2**13  # numbers in a parameter that stands for a large one
+MOST = 64  # parameters that stand for all
+ONLY_WRITE = ("copy_", "zero_", "fill_")
+
+
+class Traffic(TorchDispatchMode):
+    """Counts the bytes that operators read and write, and in which memory."""
+
+    def __init__(self, places: dict[int, str]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.places = places  # storage -> what it holds
+        self.read = self.written = 0
+        self.where: Counter[str] = Counter()
+        self.operators: Counter[str] = Counter()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        out = func(*args, **kwargs)
+        name = func._schema.name.removeprefix("aten::")
+        named = dict(zip([a.name for a in func._schema.arguments], args, strict=False)) | kwargs
+        touched = 0
+        for argument in func._schema.arguments:
+            writes = argument.alias_info is not None and argument.alias_info.is_write
+            writes = writes and argument.name != "grads"  # what fused kernels could do, do not do
+            bytes_ = self._bytes(named.get(argument.name), wrote=writes)
+            touched += bytes_
+            self.written += bytes_ * writes
+            self.read += bytes_ * (not writes or not (argument.name == "out" or name in ONLY_WRITE))
+        if all([r.alias_info is None for r in func._schema.returns]):
+            bytes_ = self._bytes(out, wrote=True)
+            touched += bytes_
+            self.written += bytes_
+        elif not any([a.alias_info and a.alias_info.is_write for a in func._schema.arguments]):
+            self.read -= touched  # a view moves nothing
+            touched = 0
+        if touched:
+            self.operators[name] += 1
+        return out
+
+    def _bytes(self, value: Any, wrote: bool) -> int:
+        """Of what is as large as a parameter, and no scratch that stays in the cache."""
+        total = 0
+        for t in tree_leaves(value):
+            if isinstance(t, Tensor) and t.numel() >= SIZE // 2 and not _scratch(t):
+                total += t.numel() * t.element_size()
+                if wrote:
+                    self.where[self.places.get(t.untyped_storage().data_ptr(), "new memory")] += 1
+        return total
+
+
+def explain(optimizer: Modular) -> str:
+    """The plan of a chain: for each link the passes over memory, in bytes for each number."""
+    twin = _twin(optimizer)
+    for _ in range(3):
+        _give_gradients(twin)
+        twin.step()
+    _give_gradients(twin)
+    numbers = sum([p.numel() for group in twin.param_groups for p in group["params"]])
+    rows = [_row(label, traffic, numbers) for label, traffic in _watch(twin)]
+    reads, writes = sum([row[1] for row in rows]), sum([row[2] for row in rows])
+    kept = len({key[2] for key in twin._rooms}) if twin._rooms else 0
+    width = max([len(row[0]) for row in rows])
+    lines = [repr(optimizer.chain)[len("Chain(") : -1], *_parameters(optimizer), ""]
+    lines.append(f"{'':{width}}  reads  writes   bytes a number")
+    lines += [f"{label:{width}}  {r:5.3g}  {w:6.3g}   {how}" for label, r, w, how in rows]
+    buffers = {0: "none", 1: "one buffer", 2: "two buffers"}[kept]
+    size = " of the parameters' size" if kept else ""
+    lines.append(f"{'in all':{width}}  {reads:5.3g}  {writes:6.3g}")
+    return "\n".join(
+        [*lines, "", f"Memory kept between steps, besides the state: {buffers}{size}."]
+    )
+
+
+def _watch(twin: Modular) -> Iterator[tuple[str, Traffic]]:
+    """A step, link by link."""
+    places = _places(twin)
+    with torch.no_grad():
+        buckets, late = twin._late(twin._buckets())
+        for link in twin.links:
+            with Traffic(places) as traffic:
+                buckets = link.step(buckets) if buckets else buckets
+            yield link.path, traffic
+        with Traffic(places) as traffic:
+            twin._finish(buckets, late)
+        yield "the end", traffic
+
+
+def _row(label: str, traffic: Traffic, numbers: int) -> tuple[str, float, float, str]:
+    read, written = traffic.read / numbers, traffic.written / numbers
+    operators = ", ".join(sorted(traffic.operators))
+    where = " and ".join(sorted(traffic.where))
+    if label == "the end":
+        how = f"writes {where}: {operators}" if written else "nothing is left to do"
+    elif not traffic.operators:
+        how = "nothing yet: it joins a later pass"
+    elif written:
+        how = f"writes {where}: {operators}"
+    else:
+        how = f"measures: {operators}"
+    return label, read, written, how
+
+
+def _twin(optimizer: Modular) -> Modular:
+    """The same chain over small parameters of the same kinds."""
+    from torchzero_clip.core.modular import Modular
+
+    left, groups = MOST, []
+    for group in optimizer.param_groups:
+        names = group.get("param_names") or [f"p{i}" for i in range(len(group["params"]))]
+        rows = list(zip(names, group["params"], strict=True))[: max(left, 1)]
+        left -= len(rows)
+        live = {key: group[key] for key in optimizer.names.defaults}
+        groups.append({**live, "params": [(name, _small(p)) for name, p in rows]})
+    return Modular(groups, *optimizer.chain, fused=optimizer.fused, rounding=optimizer.rounding)
+
+
+def _small(p: Tensor) -> Parameter:
+    shape = [SIZE >> (p.dim() - 1), *[2] * (p.dim() - 1)] if p.dim() else []
+    device = "cpu" if p.device.type == "meta" else p.device
+    return Parameter(torch.full(shape, 0.01, dtype=p.dtype, device=device))
+
+
+def _give_gradients(twin: Modular) -> None:
+    for group in twin.param_groups:
+        for p in group["params"]:
+            p.grad = torch.full_like(p, 100.0)  # so that limits bite
+
+
+def _places(twin: Modular) -> dict[int, str]:
+    """What each storage holds."""
+    places: dict[int, str] = {}
+
+    def hold(tensors: Sequence[Any], what: str) -> None:
+        rows = [t for t in tensors if isinstance(t, Tensor)]
+        places.update({t.untyped_storage().data_ptr(): what for t in rows})
+
+    params = [p for group in twin.param_groups for p in group["params"]]
+    hold([value for p in params for value in twin.state[p].values()], "state")
+    hold(list(twin._rooms.values()), "a kept buffer")
+    hold([p.grad for p in params], "the gradients")
+    hold(params, "the parameters")
+    return places
+
+
+def _parameters(optimizer: Modular) -> list[str]:
+    found: Counter[str] = Counter()
+    sizes: Counter[str] = Counter()
+    for group in optimizer.param_groups:
+        for p in group["params"]:
+            kind = f"{str(p.dtype).removeprefix('torch.')} on {p.device.type}"
+            found[kind] += 1
+            sizes[kind] += math.prod(p.shape)
+    return [f"{found[kind]} parameters, {sizes[kind]:,} numbers in {kind}" for kind in found]
+
+
+def _scratch(t: Tensor) -> bool:
+    return t.untyped_storage().nbytes() == PIECE * t.element_size()
