@@ -293,6 +293,14 @@ def test_between_the_steps_nothing_moves_and_nothing_counts():
     assert {m["Adam/step"].item() for m in opt.state.values()} == {1}
 
 
+def test_a_number_comes_back_as_a_number():
+    params = model()
+    opt = optimizer(params, Accumulate(3), Adam(), LR(0.1))
+    train(params, opt, range(2))
+    opt.load_state_dict(opt.state_dict())
+    assert all(type(memory["Accumulate/begun"]) is int for memory in opt.state.values())
+
+
 def test_a_missing_gradient_counts_as_zero():
     small, large = model(), model()
     opt = optimizer(small, Accumulate(3), Adam(), LR(0.1))

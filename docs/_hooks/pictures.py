@@ -1,6 +1,8 @@
 """Draws what a rule does to a run of norms, while the docs are built, by running the rule.
 
-A page asks with `<!-- picture: ZClip() -->`; the picture takes the colours of the page.
+A page asks with `<!-- picture: ZClip() -->`; the picture takes the colours of the page. With
+`<!-- curve: Sign() -->` it gets what becomes of entries from -3 to 3, with `<!-- norm curve: AGC() -->`
+what becomes of norms up to 3, for a weight of norm 1.
 """
 
 import math
@@ -15,8 +17,60 @@ LOW, HIGH = 0.1, 100.0
 LEFT, TOP, WIDTH, HEIGHT = 44, 16, 632, 220
 
 
+CURVE = re.compile(r"<!-- (norm )?curve: (.+?) -->")
+POINTS, END = 241, 3.0
+
+
 def on_page_markdown(markdown, **_):
+    markdown = CURVE.sub(lambda match: draw_curve(match[2], bool(match[1])), markdown)
     return ASKED.sub(lambda match: draw(match[1]), markdown)
+
+
+def response(rule, norms):
+    """(before, after) of every entry of one gradient, or of the norms of many."""
+    import torch
+
+    import torchzero_clip
+
+    xs = torch.linspace(0.0 if norms else -END, END, POINTS)
+    for grad in xs.view(-1, 1, 1) if norms else [xs]:
+        weight = torch.ones_like(grad, requires_grad=True)
+        weight.grad = grad.clone()
+        torchzero_clip.Clipper([weight], eval(rule, vars(torchzero_clip))).step()
+        yield from zip(grad.flatten().tolist(), weight.grad.flatten().tolist(), strict=True)
+
+
+def draw_curve(rule, norms):
+    """The input-output curve of a rule."""
+    low = 0.0 if norms else -END
+
+    def at(x, y):
+        across = (x - low) / (END - low) * WIDTH
+        up = (min(max(y, low), END) - low) / (END - low) * HEIGHT
+        return f"{LEFT + across:.1f},{TOP + HEIGHT - up:.1f}"
+
+    parts = []
+    for tick in range(int(low), int(END) + 1):
+        y, x = at(low, tick).split(",")[1], at(tick, low).split(",")[0]
+        parts.append(f'<line class="grid" x1="{LEFT}" x2="{LEFT + WIDTH}" y1="{y}" y2="{y}"/>')
+        parts.append(f'<text x="{LEFT - 6}" y="{y}" dy="4" text-anchor="end">{tick}</text>')
+        parts.append(f'<text x="{x}" y="{TOP + HEIGHT + 21}" text-anchor="middle">{tick}</text>')
+    rows = list(response(rule, norms))
+    for kind, points in (("before", [(x, x) for x, _ in rows]), ("after", rows)):
+        points = " ".join(at(x, y) for x, y in points)
+        parts.append(f'<polyline class="{kind}" points="{points}"/>')
+    what = "norm" if norms else "entry"
+    label = escape(f"What {rule} makes of a {what} of the gradient")
+    where = ", for a weight of norm 1" if norms else ", all those drawn in one tensor"
+    caption = (
+        f'<figcaption><span class="after">{what} after</span> <code>{escape(rule)}</code>, for each '
+        f'<span class="before">{what} before</span>{where}.</figcaption>'
+    )
+    svg = (
+        f'<svg viewBox="0 0 {LEFT + WIDTH + 20} {TOP + HEIGHT + 30}" role="img" '
+        f'aria-label="{label}">{"".join(parts)}</svg>'
+    )
+    return f'<figure class="picture">{svg}{caption}</figure>'
 
 
 def norms():

@@ -79,7 +79,7 @@ class Bucket:
     @property
     def u(self) -> TensorList:
         if self.bound.transform.target == "grad":
-            self.update.settle()  # it may read gradients, which this link may write
+            self.update._settle()  # it may read gradients, which this link may write
             return TensorList(self.grads.tensors, owned=True)
         return self.update
 

@@ -118,11 +118,16 @@ def restore_state(
     names: Names,
 ) -> None:
     """Give state its own dtype back: torch casts it to the parameter's."""
+    plain = {
+        f"{link.path}/{name}"
+        for link in names.links
+        for name in getattr(link.transform, "numbers", ())
+    }
     for index, p in _numbered(given["param_groups"], param_groups):
         for key, value in given["state"].get(index, {}).items():
             if isinstance(value, Tensor):
                 state[p][key] = value.to(device=p.device)
-            else:
+            elif key not in plain:
                 layouts = [link.layout(p) for link in names.links]
                 example = next(row[key] for row in layouts if key in row)
                 state[p][key] = torch.full_like(example, value, device=p.device)

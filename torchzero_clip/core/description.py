@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import copy
 import dataclasses
+import difflib
 import functools
 import inspect
 import math
@@ -187,6 +188,8 @@ def _check_after_init(cls: type[Description]) -> None:
 
     @functools.wraps(init)
     def checked(self: Description, *args: Any, **kwargs: Any) -> None:
+        if unknown := _unknown(init, kwargs):
+            raise TypeError(f"{cls.__name__}: {_no_argument(init, unknown[0])}")
         init(self, *args, **kwargs)
         if type(self) is cls:
             self.check()
@@ -194,6 +197,27 @@ def _check_after_init(cls: type[Description]) -> None:
             vars(self)["_finished"] = True
 
     cls.__init__ = checked  # type: ignore[method-assign, assignment]
+
+
+def _unknown(init: Any, kwargs: dict[str, Any]) -> list[str]:
+    """The names that a constructor does not take."""
+    code = init.__code__
+    if code.co_flags & inspect.CO_VARKEYWORDS:
+        return []
+    known = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
+    return [name for name in kwargs if name not in known]
+
+
+def _no_argument(init: Any, name: str) -> str:
+    code = init.__code__
+    known = list(code.co_varnames[1 : code.co_argcount + code.co_kwonlyargcount])
+    near = difflib.get_close_matches(name, known, n=1)
+    if near:
+        return f"there is no argument {name!r}: did you mean {near[0]!r}?"
+    if name in ("lr", "learning_rate", "weight_decay"):
+        link = "WeightDecay(...)" if name == "weight_decay" else "LR(...)"
+        return f"there is no argument {name!r}: put {link} into the chain"
+    return f"there is no argument {name!r}; it takes {known}"
 
 
 def _is_method(cls: type, default: Any) -> bool:

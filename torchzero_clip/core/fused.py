@@ -24,8 +24,11 @@ if TYPE_CHECKING:
 
 Kernel: TypeAlias = Callable[[list[Tensor], Any, Any], None]
 """kernel(params, scale, decay): p ← p - scale · update - decay · p"""
+Lists: TypeAlias = Sequence[list[Tensor]]
 KERNELS = ("cpu", "cuda")  # the devices that torch has them for
-PIECE = 2**17  # numbers: half a megabyte in float32
+PIECE = 2**20  # numbers that are divided at a time: what a cache holds
+SMALL = 2**12  # numbers in a tensor that is not worth a call of its own, where there are
+MANY = 16  # of one shape
 
 
 class Deferred(TensorList):
@@ -121,7 +124,7 @@ class Scaled(TensorList):
         return len(self._source)
 
     @property
-    def source(self) -> list[Tensor]:
+    def _origin(self) -> list[Tensor]:
         """What is divided, or what came of it."""
         return self._source.tensors if self._values is None else self._values
 
@@ -132,7 +135,8 @@ class Scaled(TensorList):
             out = self._source
             for row in self._divisors:
                 same = len(set(row)) == 1
-                out = out.div_(row[0] if same else torch.tensor(row, dtype=self.dtype).unbind())
+                each = torch.tensor(row, dtype=self.dtype, device="cpu")
+                out = out.div_(row[0] if same else each.unbind())
             self._values = out.tensors
         return self._values
 
@@ -146,26 +150,50 @@ class Scaled(TensorList):
     @property
     def dtype(self) -> torch.dtype:
         """The dtype of the values."""
-        return self.source[0].dtype
+        return self._origin[0].dtype
 
-    def run(self, kernel: Callable[..., None], lists: Sequence[list[Tensor]]) -> None:
+    def run(self, kernel: Callable[..., None], lists: Lists) -> None:
         """kernel(values, *lists), piece by piece while the values are not computed."""
-        every = [self.source, *lists]
-        if self._values is not None or not all([all(map(Tensor.is_contiguous, x)) for x in every]):
-            kernel(self.tensors, *lists)
+        if self._values is not None:
+            kernel(self._values, *lists)
             return
-        room = torch.empty(PIECE, dtype=self.dtype)
-        for piece in _pieces(self.source):
+        shapes: dict[torch.Size, list[int]] = {}
+        for i, t in enumerate(self._origin):
+            shapes.setdefault(t.shape, []).append(i)
+        large: list[int] = []
+        for shape, where in shapes.items():
+            if shape.numel() > SMALL or len(where) < MANY:
+                large += where
+            else:
+                self._run_alike(kernel, lists, where)
+        self._run_rest(kernel, lists, sorted(large))
+
+    def _run_alike(self, kernel: Callable[..., None], lists: Lists, where: list[int]) -> None:
+        """Many small tensors of one shape, together."""
+        for begin in range(0, len(where), PIECE // SMALL):
+            here = where[begin : begin + PIECE // SMALL]
+            values = torch.stack([self._origin[i] for i in here])
+            for row in self._divisors:
+                each = torch.tensor([row[i] for i in here], dtype=self.dtype, device="cpu")
+                values.div_(each.view(-1, *[1] * (values.dim() - 1)))
+            kernel(
+                list(values.unbind()), *[[some[i] for i in here] if some else [] for some in lists]
+            )
+
+    def _run_rest(self, kernel: Callable[..., None], lists: Lists, where: list[int]) -> None:
+        """Tensors, or parts of large ones, of PIECE numbers together."""
+        room = torch.empty(PIECE, dtype=self.dtype, device="cpu")
+        for piece in _pieces(self._origin, where):
             values, start = [], 0
             for i, begin, end in piece:
-                value = _cut(self.source[i], begin, end)
+                value = _part(self._origin[i], begin, end)
                 divisors = [row[i] for row in self._divisors if row[i] != 1]
                 if divisors:
                     out = room[start : (start := start + value.numel())].view(value.shape)
                 for x in divisors:
                     value = torch.div(value, x, out=out)
                 values.append(value)
-            kernel(values, *[[_cut(some[i], b, e) for i, b, e in piece] for some in lists])
+            kernel(values, *[[_part(x[i], b, e) for i, b, e in piece] if x else [] for x in lists])
 
 
 def divided(u: TensorList, rows: Sequence[list[float]]) -> TensorList:
@@ -173,25 +201,20 @@ def divided(u: TensorList, rows: Sequence[list[float]]) -> TensorList:
     return Scaled(u, rows) if rows else u
 
 
-def run_kernel(u: TensorList, kernel: Callable[..., None], lists: Sequence[list[Tensor]]) -> None:
-    """kernel(u, *lists), where all lists have a tensor, or nothing, for each of u."""
-    full = [some for some in lists if some]
-    if len(full) < len(lists):
-        given = kernel
-
-        def kernel(values: list[Tensor], *some: list[Tensor]) -> None:
-            rest = iter(some)
-            given(values, *[next(rest) if x else [] for x in lists])
-
-    u.run(kernel, full) if isinstance(u, Scaled) else kernel(u.tensors, *full)
+def run_kernel(u: TensorList, kernel: Callable[..., None], lists: Lists) -> None:
+    """kernel(u, *lists) of contiguous tensors; an empty list stays empty."""
+    if isinstance(u, Scaled):
+        u.run(kernel, lists)
+    else:
+        kernel(u.tensors, *lists)
 
 
-def _pieces(tensors: Sequence[Tensor]) -> Iterator[list[tuple[int, int, int]]]:
-    """Parts of tensors, (which, from, to), of PIECE numbers together at most."""
+def _pieces(tensors: Sequence[Tensor], where: list[int]) -> Iterator[list[tuple[int, int, int]]]:
+    """Parts of some tensors, (which, from, to), of PIECE numbers together at most."""
     piece: list[tuple[int, int, int]] = []
     free = PIECE
-    for i, t in enumerate(tensors):
-        n = t.numel()
+    for i in where:
+        n = tensors[i].numel()
         for begin in range(0, max(n, 1), PIECE):
             end = min(begin + PIECE, n)
             if end - begin > free:
@@ -203,8 +226,8 @@ def _pieces(tensors: Sequence[Tensor]) -> Iterator[list[tuple[int, int, int]]]:
         yield piece
 
 
-def _cut(t: Tensor, begin: int, end: int) -> Tensor:
-    """Part of a contiguous tensor; what has a single number, as a count of steps, is all of it."""
+def _part(t: Tensor, begin: int, end: int) -> Tensor:
+    """Part of a tensor; a count of steps is one number and goes as it is."""
     return t if t.dim() == 0 or end - begin == t.numel() else t.view(-1)[begin:end]
 
 
@@ -213,7 +236,7 @@ def fusable(params: TensorList, u: TensorList, state: State, names: Sequence[str
     example = params.tensors[0]
     if torch.compiler.is_compiling() or example.device.type not in KERNELS:
         return False
-    lists = [params.tensors, u.source, *[state[name].tensors for name in names]]
+    lists = [params.tensors, u._origin, *[state[name].tensors for name in names]]
     return example.dtype in (torch.float32, torch.float64) and all(
         [
             all_plain(tensors)
@@ -233,13 +256,15 @@ def scaling(u: TensorList, factor: Any) -> Kernel | None:
         if isinstance(scale, Tensor):
             torch._foreach_sub_(params, u.mul_(factor).mul_(scale).tensors)
             return
-        if decay and params[0].dtype != u.source[0].dtype:  # half precision rounds once
+        if decay and params[0].dtype != u._origin[0].dtype:  # half precision rounds once
             moved = u.mul_(scale * factor).add_(TensorList(params), alpha=decay)
             torch._foreach_sub_(params, moved.tensors)
             return
         if decay:
             torch._foreach_mul_(params, 1 - decay)
         move = partial(torch._foreach_sub_, alpha=scale * factor)
+        if not all([all(map(Tensor.is_contiguous, some)) for some in (params, u._origin)]):
+            u._settle()  # parts are flat
         run_kernel(u, lambda u, p: move(p, u), [params])
 
     return apply

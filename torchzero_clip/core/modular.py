@@ -56,6 +56,11 @@ class Modular(Optimizer):
             raise TypeError(
                 f"{type(self).__name__} takes parameters, got a module: pass model.parameters()"
             )
+        if isinstance(params, Transform):
+            raise TypeError(
+                f"{type(self).__name__} takes the parameters first, got {params!r}: pass "
+                "model.parameters(), and the chain after it"
+            )
         self._build(Chain(*transforms), fused, check_rounding(type(self).__name__, rounding))
         self.process_group = process_group
         super().__init__(params, dict(self.names.defaults))
@@ -102,7 +107,7 @@ class Modular(Optimizer):
         """Subtract what came out; updates that nobody asked for move their state."""
         subtract([bucket for bucket in buckets if not _applied(bucket)], self.rounding)
         for update in late:
-            update.settle()
+            update._settle()
 
     def _through(self, buckets: list[Bucket]) -> list[Bucket]:
         """The chain. A link that returns no buckets ends the step."""

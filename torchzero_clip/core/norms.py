@@ -22,6 +22,7 @@ Ord: TypeAlias = "float | str"
 ROW = 256  # a float32 sum of this many squares is right to 1e-7
 SMALL = 4096  # up to here one float64 pass over many tensors at once is the fastest
 DOUBLE = (torch.float64, torch.complex128)
+MANY = 16  # tensors of one shape that are better copied together than measured one by one
 CHUNK = 2**16  # what is converted at a time
 
 
@@ -163,23 +164,47 @@ def _powers(tensors: list[Tensor], p: float) -> Tensor:
 
 
 def _powers_on_cpu(tensors: list[Tensor], p: float) -> Tensor:
-    """Small tensors in one call, large ones in rows; redo what left the range."""
-    small = [t.numel() <= SMALL for t in tensors]
-    if all(small):
-        norms = torch.stack(
-            torch._foreach_norm([_full(t) for t in tensors], p, dtype=torch.float64)
-        )
-    else:
-        some = [_full(t) for t, is_small in zip(tensors, small, strict=True) if is_small]
-        done = iter(torch._foreach_norm(some, p, dtype=torch.float64) if some else [])
-        rows = zip(tensors, small, strict=True)
-        norms = torch.stack([next(done) if s else _blocked(t, p) for t, s in rows])
-    double = all(small) or all([t.dtype == torch.float64 for t in tensors])
+    """Small tensors many at a time, large ones in rows; redo what left the range."""
+    small, alike, large = _by_size(tensors, p)
+    norms = torch.empty(len(tensors), dtype=torch.float64, device="cpu")
+    if small:
+        some = [_full(tensors[i]) for i in small]
+        norms[small] = torch.stack(torch._foreach_norm(some, p, dtype=torch.float64))
+    for where in alike:
+        norms[where] = _joint([tensors[i] for i in where])
+    if large:
+        norms[large] = torch.stack([_blocked(tensors[i], p) for i in large])
+    double = len(small) == len(tensors) or all([t.dtype == torch.float64 for t in tensors])
     low, high = (-280.0, 300.0) if double else (-25.0, 35.0)
     within = (norms > 10.0 ** max(low / p, -300)) & (norms < 10.0 ** min(high / p, 300))
     for i in [] if bool(within.all()) else (~within).nonzero().flatten().tolist():
         norms[i] = _rescaled(tensors[i], p)
     return norms
+
+
+def _by_size(tensors: list[Tensor], p: float) -> tuple[list[int], list[list[int]], list[int]]:
+    """Which tensors are small, which of these are many of one shape, and which are large."""
+    small: list[int] = []
+    large: list[int] = []
+    shapes: dict[torch.Size, list[int]] = {}
+    for i, t in enumerate(tensors):
+        n = t.numel()
+        if n > SMALL:
+            large.append(i)
+        elif n % ROW or p != 2 or t.dtype != torch.float32:
+            small.append(i)
+        else:
+            shapes.setdefault(t.shape, []).append(i)
+    alike = [some for some in shapes.values() if len(some) >= MANY]
+    few = [i for some in shapes.values() if len(some) < MANY for i in some]
+    return sorted(small + few), alike, large
+
+
+def _joint(tensors: list[Tensor]) -> Tensor:
+    """2-norms of tensors of one shape in rows: a copy of all costs less than a call for each."""
+    some = torch.stack(tensors).view(len(tensors), -1, ROW)
+    rows = torch.linalg.vector_norm(some, 2, dim=2).double()
+    return torch.linalg.vector_norm(rows, 2, dim=1)
 
 
 def _blocked(x: Tensor, p: float) -> Tensor:

@@ -40,11 +40,11 @@ class TensorList:
         self.norms: Callable[[], Tensor] | None = None  # set by NormRule, see NormRule.measure
 
     @property
-    def source(self) -> list[Tensor]:
+    def _origin(self) -> list[Tensor]:
         """The tensors, or those that a list which is not computed yet starts from."""
         return self.tensors
 
-    def settle(self) -> None:
+    def _settle(self) -> None:
         """Compute what is put off: before its sources change, or since state must move."""
         _ = self.tensors
 
@@ -63,6 +63,12 @@ class TensorList:
             f"a TensorList has no {name!r}: write u.map(fn) for a function of one tensor, or "
             "subclass TensorwiseTransform"
         )
+
+    def _no_operator(self, other: object) -> Any:
+        raise TypeError("a TensorList has methods, no operators: write u.mul(x), u.add(x), u.neg()")
+
+    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = _no_operator
+    __truediv__ = __rtruediv__ = __pow__ = __matmul__ = _no_operator
 
     # ------------------------------------------------------------------ memory
 

@@ -36,6 +36,8 @@ class Transform(Description):
     """Set where the links inside see what flows: one after another, or each a part."""
     goes_first: ClassVar[bool] = False
     """Set where the link must see the gradients before any other does, as a guard."""
+    numbers: ClassVar[tuple[str, ...]] = ()
+    """The names in a parameter's state that are numbers, which never were on a device."""
     complex: ClassVar[Literal["pairs", "whole", "refuse"]] = "pairs"
     """How `update` meets complex tensors: as pairs of real numbers, as they are, or not at all."""
 

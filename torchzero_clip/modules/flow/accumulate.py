@@ -33,6 +33,7 @@ class Accumulate(Transform):
     steps: int
 
     produces = False  # what leaves is the gradient of the large batch
+    numbers = ("begun",)
 
     def check(self) -> None:
         super().check()

@@ -1,0 +1,95 @@
+"""The command: python -m benchmarks.step."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+
+import benchmarks.step as package
+from benchmarks.step import bars, report
+from benchmarks.step.chains import COMPILED, COMPILES, OURS, RACES
+from benchmarks.step.compile_time import COUNTS, cold_and_warm
+from benchmarks.step.memory import as_large_as_parameters
+from benchmarks.step.shapes import ON_CPU, ON_CUDA, SHAPES
+from benchmarks.step.timing import Result, bandwidth, copy_bandwidth, run
+
+RESULTS = Path(__file__).parents[1] / "results"
+
+
+def arguments(given: Sequence[str] | None) -> argparse.Namespace:
+    head, _, text = (package.__doc__ or "").partition("\n")
+    parser = argparse.ArgumentParser(
+        "python -m benchmarks.step",
+        description=head,
+        epilog=text,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--shapes", nargs="+", choices=SHAPES, help="which models")
+    parser.add_argument("--chains", nargs="+", choices=RACES, default=list(RACES))
+    parser.add_argument(
+        "--seconds", type=float, default=10.0, help="for each comparison, after seven rounds"
+    )
+    parser.add_argument("--device", choices=["cpu", "cuda"], help="the GPU where there is one")
+    parser.add_argument("--out", type=Path, default=RESULTS, help="where CSV and picture go")
+    parser.add_argument("--quick", action="store_true", help="a smoke run: small, and no compiling")
+    parser.add_argument("--compile", action="store_true", help="measure the time to compile, too")
+    parser.add_argument("--no-compiled", action="store_true", help="leave out our compiled step")
+    args = parser.parse_args(given)
+    args.device = args.device or ("cuda" if torch.cuda.is_available() else "cpu")
+    args.shapes = args.shapes or (ON_CUDA if args.device == "cuda" else ON_CPU)
+    if args.quick:
+        args.shapes, args.seconds = ["quick"], 0.0
+    args.skip = [COMPILED] if args.quick or args.no_compiled else []
+    return args
+
+
+def race(chain: str, shapes: str, loose: bool, args: argparse.Namespace, speed: float) -> Result:
+    """One comparison, with its floor."""
+    sizes, contest = SHAPES[shapes](), RACES[chain]
+    times, missing = run(contest, sizes, loose, args.seconds, args.device, args.skip)
+    entries = sum(torch.Size(s).numel() for s in sizes)
+    scaled_in_place = loose and contest.kind in ("helper", "grad")  # nothing is written then
+    moved = 4 * entries * (1 if scaled_in_place else contest.words)
+    gradients = "within the limit" if loose else "clipped"
+    copy = moved / args.copy if args.copy else 0.0
+    return Result(args.device, shapes, chain, gradients, times, moved / speed, copy, missing)
+
+
+def main(given: Sequence[str] | None = None) -> None:
+    args = arguments(given)
+    about = report.environment(args.device)
+    print("\n".join(f"{key}: {value}" for key, value in about.items()), flush=True)
+    args.copy = copy_bandwidth(args.device) if args.device == "cuda" else 0.0
+    if args.copy:
+        print(f"copy bandwidth: {args.copy / 1e9:.0f} GB/s")
+    results: list[Result] = []
+    for shapes in args.shapes:
+        speed = bandwidth(SHAPES[shapes](), args.seconds / 2, args.device)
+        print(f"\n{shapes}: torch's fused Adam moves {speed / 1e9:.1f} GB/s", flush=True)
+        for chain in args.chains:
+            for loose in (False, True) if RACES[chain].loose else (False,):
+                results.append(race(chain, shapes, loose, args, speed))
+                print(report.table(results[-1]), flush=True)
+    steps = {name: RACES[name] for name in args.chains if RACES[name].kind != "helper"}
+    counts = {name: as_large_as_parameters(r.contestants[OURS]) for name, r in steps.items()}
+    found = [*bars.of_results(results), *bars.of_memory(counts)]
+    if args.compile and COMPILES:
+        times = {count: cold_and_warm(count) for count in COUNTS}
+        for count, (cold, warm) in times.items():
+            print(f"compiling {count} tensors: {cold:.1f} s, with a cache {warm:.1f} s")
+        found += bars.of_compiling(times)
+    found += bars.unmeasured(found, COMPILES)
+    print("\nBars" + " (of a smoke run, which says nothing about time)" * args.quick)
+    print("\n".join(map(str, found)))
+    path = args.out / f"step_{args.device}.csv"
+    report.write_csv(path, about, results)
+    print(f"\nwritten: {path}")
+    if report.picture(path.with_suffix(".png"), results):
+        print(f"drawn: {path.with_suffix('.png')}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,214 @@
+"""Races: every contestant in turns, in one process."""
+
+from __future__ import annotations
+
+import gc
+import random
+import statistics
+import time
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+from torch.nn import Parameter
+
+from benchmarks.step.chains import COMPILED, OURS, PEERS, Build, Params, Race, Step, installed
+from benchmarks.step.shapes import Shapes
+
+WARM_UP = 4  # the first steps make state, and some compile
+FEWEST = 7  # rounds that everyone takes part in, however long they take
+GRAPH = ", graph"
+
+
+@dataclass
+class Result:
+    """What one race took: the seconds of every contestant, round by round."""
+
+    device: str
+    shapes: str
+    chain: str
+    gradients: str
+    times: dict[str, list[float]]
+    floor: float = 0.0
+    """The seconds that the bytes alone would take."""
+    copy: float = 0.0
+    """The seconds that copying as many bytes takes: on CUDA."""
+    missing: list[str] = field(default_factory=list)
+
+    def seconds(self, name: str) -> float:
+        return statistics.median(self.times[name])
+
+    def ratio(self, name: str, other: str) -> tuple[float, float, float]:
+        """The time of one over that of another within a round: lower quartile, median, upper."""
+        rows = zip(self.times[name], self.times[other], strict=False)  # one may have left
+        low, middle, high = statistics.quantiles([a / b for a, b in rows], n=4)
+        return low, middle, high
+
+    def best(self, graph: bool = False) -> str | None:
+        """The fastest spelling in torch, as it is or as a CUDA graph."""
+        spellings = [
+            name
+            for name in self.times
+            if name.replace(",", " ").split()[0] == "torch" and name.endswith(GRAPH) == graph
+        ]
+        return min(spellings, key=self.seconds) if spellings else None
+
+
+def run(
+    race: Race,
+    shapes: Shapes,
+    loose: bool,
+    seconds: float,
+    device: str,
+    skip: Sequence[str] = (),
+) -> tuple[dict[str, list[float]], list[str]]:
+    """Time the contestants; returns the seconds of each round, and who could not take part."""
+    gc.collect()  # what the last race left
+    params, fresh = model(shapes, loose, device)
+    steps, missing = {}, []
+    for name, build in race.contestants.items():
+        if name in PEERS and not installed(name):
+            missing.append(f"{name}: not installed")
+        elif name not in skip:
+            step = prepared(name, build, params, fresh, missing)
+            if step is not None:
+                steps[name] = step
+    if device == "cuda":
+        steps |= {
+            name + GRAPH: prepared(name, captured(build), params, fresh, missing)
+            for name, build in race.contestants.items()
+            if name in steps and name not in PEERS
+        }
+        steps = {name: step for name, step in steps.items() if step is not None}
+    times: dict[str, list[float]] = {name: [] for name in steps}
+    order, shuffle = list(steps), random.Random(0)
+    gc.disable()
+    try:
+        end = 0.0
+        while len(times[OURS]) < FEWEST or time.perf_counter() < end:
+            if len(times[OURS]) == FEWEST:
+                order = [name for name in order if not far_behind(times, name)]
+            shuffle.shuffle(order)
+            for name in order:
+                refill(params, fresh)
+                times[name].append(timed(steps[name], device))
+            end = end if len(times[OURS]) != FEWEST else time.perf_counter() + seconds
+    finally:
+        gc.enable()
+        if COMPILED in steps:
+            torch.compiler.reset()  # compiled code holds what it has seen
+    return times, missing
+
+
+def far_behind(times: Mapping[str, Sequence[float]], name: str) -> bool:
+    """Whether a contestant takes the time that the close ones need to be told apart."""
+    return statistics.median(times[name]) > 3 * statistics.median(times[OURS])
+
+
+def model(shapes: Shapes, loose: bool, device: str) -> tuple[Params, list[tuple[Tensor, Tensor]]]:
+    """Parameters, and for each the gradient that it has and the one to refill it from.
+
+    All contestants move the same parameters: what the values are does not matter for the time.
+    """
+    torch.manual_seed(0)
+    params = [Parameter(0.02 * torch.randn(s, device=device)) for s in shapes]
+    entries = sum(p.numel() for p in params)
+    size = 0.5 / entries**0.5 if loose else 1.0  # a norm of 0.5, or far above every limit
+    fresh = [size * torch.randn_like(p) for p in params]
+    for p, grad in zip(params, fresh, strict=True):
+        p.grad = grad.clone()
+    return params, [
+        (p.grad, grad) for p, grad in zip(params, fresh, strict=True) if p.grad is not None
+    ]
+
+
+def refill(params: Params, fresh: list[tuple[Tensor, Tensor]]) -> None:
+    """The same gradients for every step, whoever has clipped or dropped them."""
+    with torch.no_grad():
+        torch._foreach_copy_([grad for grad, _ in fresh], [source for _, source in fresh])
+    for p, (grad, _) in zip(params, fresh, strict=True):
+        p.grad = grad
+
+
+def prepared(
+    name: str, build: Build, params: Params, fresh: list[tuple[Tensor, Tensor]], missing: list[str]
+) -> Step | None:
+    """A contestant after its first steps; None, and why, where it cannot run here."""
+    try:
+        with warnings.catch_warnings():
+            if name in PEERS:
+                warnings.simplefilter("ignore")
+            refill(params, fresh)
+            step = build(params)
+            for _ in range(WARM_UP):
+                refill(params, fresh)
+                step()
+    except Exception as error:
+        if name == OURS:
+            raise
+        missing.append(f"{name}: {type(error).__name__}: {str(error).splitlines()[0][:80]}")
+        return None
+    return step
+
+
+def timed(step: Step, device: str) -> float:
+    """The seconds of one step."""
+    if device == "cpu":
+        start = time.perf_counter()
+        step()
+        return time.perf_counter() - start
+    torch.cuda.synchronize()
+    before, after = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    before.record()
+    step()
+    after.record()
+    torch.cuda.synchronize()
+    return before.elapsed_time(after) / 1000
+
+
+def captured(build: Build) -> Build:
+    """The step as a CUDA graph."""
+
+    def graphed(params: Params) -> Step:
+        step = build(params)
+        side = torch.cuda.Stream()
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            for _ in range(WARM_UP):
+                step()
+        torch.cuda.current_stream().wait_stream(side)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            step()
+        replay: Step = graph.replay
+        return replay
+
+    return graphed
+
+
+# ---------------------------------------------------------------------- bandwidth
+
+
+def bandwidth(shapes: Shapes, seconds: float, device: str) -> float:
+    """Bytes a second of torch's fused Adam, which reads four numbers an entry and writes three."""
+    params, fresh = model(shapes, False, device)
+    opt = torch.optim.Adam(params, lr=1e-3, fused=True)
+    step = prepared("Adam", lambda _: opt.step, params, fresh, [])
+    assert step is not None, "torch's fused Adam does not run here"
+    times: list[float] = []
+    end = time.perf_counter() + seconds
+    while len(times) < FEWEST or time.perf_counter() < end:
+        refill(params, fresh)
+        times.append(timed(step, device))
+    entries = sum(p.numel() for p in params)
+    return 7 * 4 * entries / statistics.median(times)
+
+
+def copy_bandwidth(device: str) -> float:
+    """Bytes a second, read and written, of a copy of a gigabyte."""
+    source = torch.empty(2**28, device=device)
+    target = torch.empty_like(source)
+    times = [timed(lambda: target.copy_(source), device) for _ in range(10)]
+    return 2 * 4 * source.numel() / statistics.median(times)
