@@ -10,6 +10,7 @@ Scaled is what a norm rule has divided. On CPU a kernel takes it in pieces that 
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -29,6 +30,22 @@ KERNELS = ("cpu", "cuda")  # the devices that torch has them for
 PIECE = 2**20  # numbers that are divided at a time: what a cache holds
 SMALL = 2**12  # numbers in a tensor that is not worth a call of its own, where there are
 MANY = 16  # of one shape
+
+
+class Scratch(threading.local):
+    """Memory for a piece, kept by every thread."""
+
+    def __init__(self) -> None:
+        self.rooms: dict[torch.dtype, Tensor] = {}
+
+    def get(self, dtype: torch.dtype) -> Tensor:
+        """PIECE numbers, whatever they are."""
+        if dtype not in self.rooms:
+            self.rooms[dtype] = torch.empty(PIECE, dtype=dtype, device="cpu")
+        return self.rooms[dtype]
+
+
+SCRATCH = Scratch()
 
 
 class Deferred(TensorList):
@@ -182,7 +199,7 @@ class Scaled(TensorList):
 
     def _run_rest(self, kernel: Callable[..., None], lists: Lists, where: list[int]) -> None:
         """Tensors, or parts of large ones, of PIECE numbers together."""
-        room = torch.empty(PIECE, dtype=self.dtype, device="cpu")
+        room = SCRATCH.get(self.dtype)
         for piece in _pieces(self._origin, where):
             values, start = [], 0
             for i, begin, end in piece:
