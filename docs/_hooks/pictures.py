@@ -1,8 +1,8 @@
 """Draws what a rule does to a run of norms, while the docs are built, by running the rule.
 
 A page asks with `<!-- picture: ZClip() -->`; the picture takes the colours of the page. With
-`<!-- curve: Sign() -->` it gets what becomes of entries from -3 to 3, with `<!-- norm curve: AGC() -->`
-what becomes of norms up to 3, for a weight of norm 1.
+`<!-- curve: Sign() -->` it gets what becomes of entries from -3 to 3, with
+`<!-- norm curve: AGC() -->` what becomes of norms up to 3, for a weight of norm 1.
 """
 
 import math
@@ -63,8 +63,8 @@ def draw_curve(rule, norms):
     label = escape(f"What {rule} makes of a {what} of the gradient")
     where = ", for a weight of norm 1" if norms else ", all those drawn in one tensor"
     caption = (
-        f'<figcaption><span class="after">{what} after</span> <code>{escape(rule)}</code>, for each '
-        f'<span class="before">{what} before</span>{where}.</figcaption>'
+        f'<figcaption><span class="after">{what} after</span> <code>{escape(rule)}</code>, for '
+        f'each <span class="before">{what} before</span>{where}.</figcaption>'
     )
     svg = (
         f'<svg viewBox="0 0 {LEFT + WIDTH + 20} {TOP + HEIGHT + 30}" role="img" '
