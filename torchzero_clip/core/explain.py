@@ -13,7 +13,7 @@ from torch.nn import Parameter
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from torchzero_clip.core.fused import PIECE
+from torchzero_clip.core.scratch import PIECE
 
 if TYPE_CHECKING:
     from torchzero_clip.core.modular import Modular

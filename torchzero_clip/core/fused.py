@@ -10,7 +10,6 @@ Scaled is what a norm rule has divided. On CPU a kernel takes it in pieces that 
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -18,6 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import torch
 from torch import Tensor
 
+from torchzero_clip.core.scratch import PIECE, SCRATCH
 from torchzero_clip.core.tensorlist import Operand, TensorList, all_plain
 
 if TYPE_CHECKING:
@@ -27,25 +27,8 @@ Kernel: TypeAlias = Callable[[list[Tensor], Any, Any], None]
 """kernel(params, scale, decay): p ← p - scale · update - decay · p"""
 Lists: TypeAlias = Sequence[list[Tensor]]
 KERNELS = ("cpu", "cuda")  # the devices that torch has them for
-PIECE = 2**20  # numbers that are divided at a time: what a cache holds
 SMALL = 2**12  # numbers in a tensor that is not worth a call of its own, where there are
 MANY = 16  # of one shape
-
-
-class Scratch(threading.local):
-    """Memory for a piece, kept by every thread."""
-
-    def __init__(self) -> None:
-        self.rooms: dict[torch.dtype, Tensor] = {}
-
-    def get(self, dtype: torch.dtype) -> Tensor:
-        """PIECE numbers, whatever they are."""
-        if dtype not in self.rooms:
-            self.rooms[dtype] = torch.empty(PIECE, dtype=dtype, device="cpu")
-        return self.rooms[dtype]
-
-
-SCRATCH = Scratch()
 
 
 class Deferred(TensorList):
@@ -187,8 +170,9 @@ class Scaled(TensorList):
 
     def _run_alike(self, kernel: Callable[..., None], lists: Lists, where: list[int]) -> None:
         """Many small tensors of one shape, together."""
-        for begin in range(0, len(where), PIECE // SMALL):
-            here = where[begin : begin + PIECE // SMALL]
+        many = PIECE // max(self._origin[where[0]].numel(), 1)
+        for begin in range(0, len(where), many):
+            here = where[begin : begin + many]
             values = torch.stack([self._origin[i] for i in here])
             for row in self._divisors:
                 each = torch.tensor([row[i] for i in here], dtype=self.dtype, device="cpu")

@@ -10,11 +10,12 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import torch
 from torch import Tensor
 
+from torchzero_clip.core.scratch import PIECE, SCRATCH
 from torchzero_clip.core.tensorlist import all_plain, wide
 
 Ord: TypeAlias = "float | str"
@@ -171,7 +172,7 @@ def _powers_on_cpu(tensors: list[Tensor], p: float) -> Tensor:
         some = [_full(tensors[i]) for i in small]
         norms[small] = torch.stack(torch._foreach_norm(some, p, dtype=torch.float64))
     for where in alike:
-        norms[where] = _joint([tensors[i] for i in where])
+        norms[where] = _joint([tensors[i] for i in where], p)
     if large:
         norms[large] = torch.stack([_blocked(tensors[i], p) for i in large])
     double = len(small) == len(tensors) or all([t.dtype == torch.float64 for t in tensors])
@@ -186,25 +187,28 @@ def _by_size(tensors: list[Tensor], p: float) -> tuple[list[int], list[list[int]
     """Which tensors are small, which of these are many of one shape, and which are large."""
     small: list[int] = []
     large: list[int] = []
-    shapes: dict[torch.Size, list[int]] = {}
+    shapes: dict[Any, list[int]] = {}
     for i, t in enumerate(tensors):
         n = t.numel()
         if n > SMALL:
             large.append(i)
-        elif n % ROW or p != 2 or t.dtype != torch.float32:
+        elif n == 0 or n % ROW or p not in (1, 2) or t.dtype == torch.float64:
             small.append(i)
         else:
-            shapes.setdefault(t.shape, []).append(i)
+            shapes.setdefault((t.shape, t.dtype), []).append(i)
     alike = [some for some in shapes.values() if len(some) >= MANY]
     few = [i for some in shapes.values() if len(some) < MANY for i in some]
     return sorted(small + few), alike, large
 
 
-def _joint(tensors: list[Tensor]) -> Tensor:
-    """2-norms of tensors of one shape in rows: a copy of all costs less than a call for each."""
-    some = torch.stack(tensors).view(len(tensors), -1, ROW)
-    rows = torch.linalg.vector_norm(some, 2, dim=2).double()
-    return torch.linalg.vector_norm(rows, 2, dim=1)
+def _joint(tensors: list[Tensor], p: float) -> Tensor:
+    """Norms of tensors of one shape in rows: a copy of all costs less than a call for each."""
+    parts, many = [], PIECE // tensors[0].numel()
+    for begin in range(0, len(tensors), many):
+        some = _full(torch.stack(tensors[begin : begin + many]))
+        rows = _row_norms(some.view(len(some), -1, ROW), p).double()
+        parts.append(torch.linalg.vector_norm(rows, p, dim=1))
+    return torch.cat(parts)
 
 
 def _blocked(x: Tensor, p: float) -> Tensor:
@@ -215,16 +219,22 @@ def _blocked(x: Tensor, p: float) -> Tensor:
     if p not in (1, 2) or x.dtype == torch.float64:
         parts = [torch.linalg.vector_norm(c, p, dtype=torch.float64) for c in flat.split(CHUNK)]
         return torch.linalg.vector_norm(torch.stack(parts), p)
-    half = x.dtype in (torch.float16, torch.bfloat16)
-    rows = [_rows(c.float(), p) for c in flat.split(CHUNK)] if half else [_rows(flat, p)]
+    if p == 2 and x.dtype == torch.float32:
+        return torch.linalg.vector_norm(_rows(flat, p), p)
+    room = SCRATCH.get(torch.float32)  # half precision is converted, and |x| taken, in the cache
+    rows = [_rows(room[: len(c)].copy_(c), p) for c in flat.split(PIECE)]
     return torch.linalg.vector_norm(torch.cat(rows), p)
 
 
 def _rows(flat: Tensor, p: float) -> Tensor:
     whole = flat.numel() // ROW * ROW
-    rows = torch.linalg.vector_norm(flat[:whole].view(-1, ROW), p, dim=1).double()
     rest = torch.linalg.vector_norm(flat[whole:], p, dtype=torch.float64)
-    return torch.cat([rows, rest.view(1)])
+    return torch.cat([_row_norms(flat[:whole].view(-1, ROW), p).double(), rest.view(1)])
+
+
+def _row_norms(rows: Tensor, p: float) -> Tensor:
+    """The norms of rows of their own memory: torch's order 1 takes four times its sum."""
+    return rows.abs_().sum(dim=-1) if p == 1 else torch.linalg.vector_norm(rows, p, dim=-1)
 
 
 def _rescaled(x: Tensor, p: float) -> Tensor:
@@ -237,6 +247,9 @@ def _rescaled(x: Tensor, p: float) -> Tensor:
 def _maxima(tensors: list[Tensor]) -> Tensor:
     real = [_modulus(t, math.inf) for t in tensors]
     if _readable(real[0]) and _plain(real):
+        if len({(t.shape, t.dtype) for t in real}) == 1 and real[0].numel() <= SMALL:
+            both = torch.aminmax(torch.stack(real).view(len(real), -1), dim=1)
+            return torch.stack(both).abs().amax(dim=0).double()
         ends = [end for t in real for end in torch.aminmax(t)]  # _foreach_norm takes ten times that
         return torch.stack(ends).view(-1, 2).abs().amax(dim=1).double()
     return torch.stack(torch._foreach_norm(real, math.inf)).to(wide(real[0].device))
