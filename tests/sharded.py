@@ -11,8 +11,10 @@ from __future__ import annotations
 import functools
 import os
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
 from itertools import zip_longest
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -49,6 +51,7 @@ from torchzero_clip import (
     attach,
     clip_grad_norm_,
 )
+from torchzero_clip.core import sharding
 from torchzero_clip.core.sharding import full, layout_of
 
 STEPS = 20
@@ -395,7 +398,35 @@ def flat() -> list[str]:
     return wrong
 
 
-ALONE = {"stages": stages, "flat": flat}
+def again() -> list[str]:
+    """A process group that was made anew, under a mesh that equals the old one."""
+    dist.barrier()
+    dist.destroy_process_group()
+    line.cache_clear()
+    place = Path(tempfile.gettempdir()) / f"again-{os.getppid()}"
+    dist.init_process_group(
+        "gloo",
+        init_method=place.as_uri(),
+        rank=int(os.environ["RANK"]),
+        world_size=int(os.environ["WORLD_SIZE"]),
+    )
+    used: list[Any] = []
+    original = sharding.gather
+
+    def watched(column: Tensor, group: Any) -> Tensor:
+        used.append(group)
+        return original(column, group)
+
+    sharding.gather = watched
+    wrong = train("fsdp")
+    dist.barrier()
+    place.unlink(missing_ok=True)
+    here = line().get_group(0)  # a group that is gone may answer still, with gloo
+    fresh = bool(used) and all(group is here for group in used)
+    return wrong if fresh else [*wrong, "again: a process group that is gone was asked"]
+
+
+ALONE = {"stages": stages, "flat": flat, "again": again}
 
 
 def main() -> None:

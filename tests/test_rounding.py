@@ -7,11 +7,7 @@ import io
 import math
 import os
 import pickle
-import socket
-import subprocess
-import sys
 import warnings
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,6 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
+from tests.processes import on_ranks
 from torchzero_clip import (
     LR,
     Adam,
@@ -595,29 +592,7 @@ def sharded_main() -> None:
 
 @pytest.mark.slow  # processes and sockets have no place among the quick tests
 def test_sharded_parameters_are_rounded_alike():
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        port = s.getsockname()[1]
-    shared = {**os.environ, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    shared |= {"WORLD_SIZE": str(WORLD), "PYTHONPATH": str(Path(__file__).parent.parent)}
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, __file__],
-            env={**shared, "RANK": str(rank)},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(WORLD)
-    ]
-    try:
-        ends = [rank.communicate(timeout=60) for rank in ranks]
-    finally:
-        for rank in ranks:
-            rank.kill()
-            rank.communicate()
-    for rank, (out, err) in zip(ranks, ends, strict=True):
-        assert rank.returncode == 0, err
+    for out in on_ranks(WORLD, __file__):
         assert out.splitlines() == SHARDED
 
 

@@ -1,44 +1,13 @@
 """Several processes give what one gives: `tests/sharded.py` runs on each of them."""
 
-import os
-import socket
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
 
-LIMIT = 60  # seconds; a rank that waits for ever is a failure
+from tests.processes import on_ranks
 
 
 def ranks(n, *settings, script="sharded"):
     """Run a script of this folder on n processes; returns what each printed."""
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        port = s.getsockname()[1]
-    root = Path(__file__).parent.parent
-    shared = {**os.environ, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    shared |= {"WORLD_SIZE": str(n), "PYTHONPATH": str(root), "OMP_NUM_THREADS": "1"}
-    started = [
-        subprocess.Popen(
-            [sys.executable, "-m", f"tests.{script}", *settings],
-            env={**shared, "RANK": str(rank), "LOCAL_RANK": str(rank)},
-            cwd=root,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(n)
-    ]
-    try:
-        ends = [process.communicate(timeout=LIMIT * len(settings)) for process in started]
-    finally:
-        for process in started:
-            process.kill()
-            process.communicate()
-    for process, (_, err) in zip(started, ends, strict=True):
-        assert process.returncode == 0, err
-    return [out for out, _ in ends]
+    return on_ranks(n, "-m", f"tests.{script}", *settings, limit=60 * len(settings))
 
 
 def agreed(settings):
@@ -46,7 +15,7 @@ def agreed(settings):
 
 
 @pytest.mark.parametrize(
-    "settings", [("ddp", "partly"), ("fsdp",), ("tp", "stages", "flat")], ids="+".join
+    "settings", [("ddp", "partly"), ("fsdp", "again"), ("tp", "stages", "flat")], ids="+".join
 )
 def test_two_processes_give_what_one_gives(settings):
     for out in ranks(2, *settings):

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import os
-import socket
-import subprocess
 import sys
 import warnings
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 # nothing is downloaded, and the CPU will do; both are read when the libraries are imported
@@ -18,6 +15,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from tests.processes import on_ranks
 from torchzero_clip import (
     LR,
     Adam,
@@ -91,31 +89,8 @@ def blank(model: nn.Module) -> nn.Module:
 
 def processes(script: str, world: int, *args: object) -> list[list[str]]:
     """What each of several processes printed, which form a group; they have a minute."""
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        port = s.getsockname()[1]
-    group = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(world)}
-    root = Path(__file__).parent.parent.parent
-    shared = {**os.environ, **group, "PYTHONPATH": str(root), "OMP_NUM_THREADS": "1"}
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, "-W", "ignore", script, *map(str, args)],
-            env={**shared, "RANK": str(rank), "LOCAL_RANK": str(rank)},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(world)
-    ]
-    try:
-        ends = [rank.communicate(timeout=60) for rank in ranks]
-    finally:
-        for rank in ranks:
-            rank.kill()
-            rank.communicate()
-    for rank, (_, err) in zip(ranks, ends, strict=True):
-        assert rank.returncode == 0, err[-3000:]
-    return [[line for line in out.splitlines() if line.startswith("→ ")] for out, _ in ends]
+    ends = on_ranks(world, "-W", "ignore", script, *args)
+    return [[line for line in out.splitlines() if line.startswith("→ ")] for out in ends]
 
 
 def leave() -> None:

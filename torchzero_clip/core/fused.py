@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import torch
 from torch import Tensor
 
-from torchzero_clip.core.scratch import PIECE, SCRATCH
+from torchzero_clip.core.scratch import MANY, PIECE, SCRATCH, SMALL
 from torchzero_clip.core.tensorlist import Operand, TensorList, all_plain
 
 if TYPE_CHECKING:
@@ -27,8 +27,6 @@ Kernel: TypeAlias = Callable[[list[Tensor], Any, Any], None]
 """kernel(params, scale, decay): p ← p - scale · update - decay · p"""
 Lists: TypeAlias = Sequence[list[Tensor]]
 KERNELS = ("cpu", "cuda")  # the devices that torch has them for
-SMALL = 2**12  # numbers in a tensor that is not worth a call of its own, where there are
-MANY = 16  # of one shape
 
 
 class Deferred(TensorList):

@@ -15,15 +15,13 @@ from typing import Any, Literal, TypeAlias
 import torch
 from torch import Tensor
 
-from torchzero_clip.core.scratch import PIECE, SCRATCH
+from torchzero_clip.core.scratch import MANY, PIECE, SCRATCH, SMALL
 from torchzero_clip.core.tensorlist import all_plain, wide
 
 Ord: TypeAlias = "float | str"
 
 ROW = 256  # a float32 sum of this many squares is right to 1e-7
-SMALL = 4096  # up to here one float64 pass over many tensors at once is the fastest
 DOUBLE = (torch.float64, torch.complex128)
-MANY = 16  # tensors of one shape that are better copied together than measured one by one
 CHUNK = 2**16  # what is converted at a time
 
 

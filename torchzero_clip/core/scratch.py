@@ -1,4 +1,4 @@
-"""Memory for what stays in the cache: on CPU, fresh memory costs more than the arithmetic."""
+"""Sizes of work that stays in the cache: on CPU fresh memory costs more than arithmetic."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ import torch
 from torch import Tensor
 
 PIECE = 2**20  # numbers that are worked on at a time
+SMALL = 2**12  # numbers in a tensor that is not worth a call of its own, where there are
+MANY = 16  # of one shape
 
 
 class Scratch(threading.local):

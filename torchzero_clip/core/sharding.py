@@ -146,7 +146,6 @@ def refuse_flat(param: Tensor) -> None:
 class Plan:
     """How the statistics of the shards on one mesh become those of whole tensors."""
 
-    groups: tuple[Any, ...]  # gather over these process groups, one after another
     width: int  # columns that each rank sends
     index: Tensor  # (units, shards of a unit): the column among all that were gathered
     counts: Tensor  # (units, shards of a unit): the entries that each stands for
@@ -177,11 +176,11 @@ def merge_shards(
         return stats
     pieces = list(stats.split(list(lengths), dim=1))
     for members in meshes.values():
-        plan = _plan(
-            tuple([layouts[i] for i in members]), tuple([dims[i] for i in members]), stats.device
-        )
+        some = tuple([layout for i in members if (layout := layouts[i]) is not None])
+        groups, coordinates = _members(some)
+        plan = _plan(some, tuple([dims[i] for i in members]), coordinates, stats.device)
         mine = torch.cat([pieces[i] for i in members], dim=1)
-        every = _gather(mine, plan)
+        every = _gather(mine, groups, plan.width)
         whole = merge(every[:, plan.index], plan.counts.to(stats.dtype), m)
         for i, piece in zip(members, whole.split(plan.lengths, dim=1), strict=True):
             pieces[i] = piece
@@ -197,19 +196,24 @@ def gather(column: Tensor, group: Any) -> Tensor:
     return out.view(-1, *column.shape)
 
 
-def _gather(mine: Tensor, plan: Plan) -> Tensor:
+def _gather(mine: Tensor, groups: Sequence[Any], width: int) -> Tensor:
     """The columns of all ranks side by side, and a last one of zeros."""
     rows = len(mine)
-    sent = torch.nn.functional.pad(mine, (0, plan.width - mine.shape[1]))
-    for group in plan.groups:
+    sent = torch.nn.functional.pad(mine, (0, width - mine.shape[1]))
+    for group in groups:
         sent = gather(sent, group)
-    every = sent.view(-1, rows, plan.width).transpose(0, 1).reshape(rows, -1)
+    every = sent.view(-1, rows, width).transpose(0, 1).reshape(rows, -1)
     return torch.cat([every, every.new_zeros(rows, 1)], dim=1)
 
 
 @functools.lru_cache(maxsize=256)
-def _plan(layouts: tuple[Layout, ...], dims: tuple[Dims | None, ...], device: torch.device) -> Plan:
-    groups, coordinates = _members(layouts[0].mesh, frozenset().union(*[x.split for x in layouts]))
+def _plan(
+    layouts: tuple[Layout, ...],
+    dims: tuple[Dims | None, ...],
+    coordinates: tuple[tuple[int, ...], ...],
+    device: torch.device,
+) -> Plan:
+    """Depends on shapes and places alone: process groups may be made anew under equal meshes."""
     along = [d or range(len(x.shape)) for x, d in zip(layouts, dims, strict=True)]
     shapes = [
         [1 if d in along_t else n for d, n in enumerate(x.shape)]
@@ -242,23 +246,24 @@ def _plan(layouts: tuple[Layout, ...], dims: tuple[Dims | None, ...], device: to
         index[units, filled[units]] = torch.arange(start, start + len(units))
         counts[units, filled[units]] = entries
         filled[units] += 1
-    return Plan(groups, width, index.to(device), counts.to(device), tuple(lengths))
+    return Plan(width, index.to(device), counts.to(device), tuple(lengths))
 
 
-def _members(mesh: Any, dims: frozenset[int]) -> tuple[tuple[Any, ...], list[tuple[int, ...]]]:
-    """The process groups to gather over, and the coordinates whose columns come, in order."""
-    distributed = torch.distributed
+def _members(layouts: Sequence[Layout]) -> tuple[list[Any], tuple[tuple[int, ...], ...]]:
+    """The process groups to gather over, one after another, and whose columns come, in order."""
+    distributed, mesh = torch.distributed, layouts[0].mesh
+    dims = sorted(frozenset().union(*[layout.split for layout in layouts]))
     if len(dims) > 1 and mesh.size() == distributed.get_world_size():
         ranks = range(mesh.size())
-        places = [tuple((mesh.mesh == rank).nonzero()[0].tolist()) for rank in ranks]
-        return (distributed.group.WORLD,), places
-    groups = [mesh.get_group(d) for d in sorted(dims)]
+        every = [tuple((mesh.mesh == rank).nonzero()[0].tolist()) for rank in ranks]
+        return [distributed.group.WORLD], tuple(every)
+    groups = [mesh.get_group(d) for d in dims]
     coordinates = [tuple(mesh.get_coordinate())]
-    for d, group in zip(sorted(dims), groups, strict=True):
+    for d, group in zip(dims, groups, strict=True):
         line = mesh.mesh.movedim(d, 0)[(slice(None), *_without(mesh.get_coordinate(), d))].tolist()
         places = [line.index(rank) for rank in distributed.get_process_group_ranks(group)]
         coordinates = [(*c[:d], place, *c[d + 1 :]) for place in places for c in coordinates]
-    return tuple(groups), coordinates
+    return groups, tuple(coordinates)
 
 
 def _without(coordinate: Sequence[int], d: int) -> list[int]:

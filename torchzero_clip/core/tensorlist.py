@@ -8,11 +8,10 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
+from torchzero_clip.core.scratch import SMALL
+
 Operand: TypeAlias = "float | Tensor | TensorList | Sequence[Tensor]"
 """A number, a 0-dim tensor, a TensorList, or one (broadcastable) tensor per element."""
-
-
-LARGE = 4096
 
 
 class TensorList:
@@ -124,7 +123,7 @@ class TensorList:
 
     def _large(self) -> bool:
         """Whether a call for each tensor is worth a pass over memory."""
-        return sum([t.numel() for t in self.tensors]) >= LARGE * len(self)
+        return sum([t.numel() for t in self.tensors]) >= SMALL * len(self)
 
     def _target(self) -> list[Tensor] | None:
         """Where an operator with out= may write: its own memory, or what is kept for the list."""
