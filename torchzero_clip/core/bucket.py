@@ -9,10 +9,13 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import torch
 from torch import Tensor
 
+from torchzero_clip.core.fused import Scaled, Waiting
 from torchzero_clip.core.sharding import Layout, align_grad, layout_of, local
-from torchzero_clip.core.tensorlist import TensorList, all_plain
+from torchzero_clip.core.tape import Recorded, Tape
+from torchzero_clip.core.tensorlist import PLAIN, TensorList, all_plain, separate
 
 if TYPE_CHECKING:
+    from torchzero_clip.core.compiled import Compiler
     from torchzero_clip.core.transform import Link
 
 State: TypeAlias = dict[str, TensorList]
@@ -59,6 +62,7 @@ class Bucket:
         self.room = room
         self.process_group = process_group  # whose processes hold the rest of the model
         self.late: list[Any] | None = None  # deferred updates, where the optimizer allows them
+        self.tape: Tape | None = None  # what is noted rather than done, with compile=True
         self.link: Link | None = None
         self.update = self.flowing(self.grads.tensors)
 
@@ -79,26 +83,40 @@ class Bucket:
     @property
     def u(self) -> TensorList:
         if self.bound.transform.target == "grad":
+            if self.tape is not None:
+                return self.tape.record(self.grads.tensors)
             self.update._settle()  # it may read gradients, which this link may write
             return TensorList(self.grads.tensors, owned=True)
+        if self.tape is not None and not isinstance(self.update, Recorded):
+            self.update = self.tape.record(self.update.tensors, owned=self.update.owned)
         return self.update
 
     @u.setter
     def u(self, value: TensorList) -> None:
         if self.bound.transform.target == "grad":
-            pairs = zip(value.tensors, self.grads.tensors, strict=True)
-            if any([new is not old for new, old in pairs]):
-                TensorList(self.grads.tensors, owned=True).copy_(value)
+            self._write_grads(value)
         elif value is not self.update:
-            self.update = value if value.owned else self.flowing(value.tensors)
+            self.update = value if value.owned else self.borrowed(value)
+
+    def _write_grads(self, value: TensorList) -> None:
+        if isinstance(value, Recorded) and isinstance(self.grads, Recorded):
+            if not (value.owned and value._home == self.grads._home):
+                self.u.copy_(value)
+            return
+        pairs = zip(value.tensors, self.grads.tensors, strict=True)
+        if any([new is not old for new, old in pairs]):
+            TensorList(self.grads.tensors, owned=True).copy_(value)
 
     @property
     def state(self) -> State:
         """What is here of the link's tensors of every parameter, made where they are missing."""
         rows = self.held().items()
-        if not any(self.layouts):
+        if any(self.layouts):
+            rows = {name: [local(t) for t in row] for name, row in rows}.items()
+        if self.tape is None:
             return {name: TensorList(row, owned=True) for name, row in rows}
-        return {name: TensorList([local(t) for t in row], owned=True) for name, row in rows}
+        path = self.bound.path
+        return {name: self.tape.record(row, (path, name)) for name, row in rows}
 
     def held(self) -> dict[str, list[Tensor]]:
         """The link's tensors of every parameter as the optimizer holds them."""
@@ -109,17 +127,44 @@ class Bucket:
             if keys and keys[0] not in memory:
                 memory.update(link.new_state(param))
         try:
-            return {n: [m[k] for m in self.memory] for n, k in zip(names, keys, strict=True)}
+            rows = [[memory[key] for memory in self.memory] for key in keys]
         except KeyError:
             raise ValueError(
                 f"{link.path}: init must make the same names for every parameter, {list(names)}"
             ) from None
+        for key, row in zip(keys, rows, strict=True):
+            self._join(key, row)
+        return dict(zip(names, rows, strict=True))
+
+    def _join(self, key: str, row: list[Tensor]) -> None:
+        """Give numbers, and what kernels take stacked, one memory: one operator does for all."""
+        crowds = [] if row[0].dim() == 0 or self.tape is None else self.tape.crowds
+        for some in [range(len(row))] if row[0].dim() == 0 else crowds:
+            if separate([row[i] for i in some]):
+                parts = torch.stack([row[i] for i in some]).unbind()
+                for i, part in zip(some, parts, strict=True):
+                    row[i] = self.memory[i][key] = part
 
     @property
     def shared(self) -> Memory:
         """What the links keep once for this group: the dict `param_groups[i]["chain"]`."""
         shared: Memory = self.settings["chain"]
         return shared
+
+    def put_off(self, u: TensorList, rows: Sequence[list[float]]) -> None:
+        """Divide what the link sees by these numbers, one a tensor, once somebody reads it."""
+        if not rows:
+            self.u = u
+        elif self.bound.transform.target == "update":
+            self.update = Scaled(u, rows)
+        else:
+            division = Scaled(TensorList(self.grads.tensors, owned=True), rows, stays=True)
+            if self.update.tensors[0] is self.grads.tensors[0]:
+                division.room = self.flowing(self.grads.tensors).room
+                self.update = division
+            self.grads = Waiting(division)
+            assert self.late is not None
+            self.late.append(division)
 
     # ------------------------------------------------------------------ what a combinator does
 
@@ -132,6 +177,7 @@ class Bucket:
     def carrying(self, u: TensorList) -> Bucket:
         """The same parameters with another update flowing, for a chain inside a link."""
         other = self._copy()
+        other._take_off_tape()
         other.update = u
         other.room, other.late = None, None  # kept memory and parameters belong to the outer flow
         return other
@@ -145,7 +191,33 @@ class Bucket:
             setattr(other, name, TensorList([getattr(self, name).tensors[i] for i in where]))
         some = [self.update.tensors[i] for i in where]
         other.update = TensorList(some, owned=True) if self.update.owned else other.flowing(some)
+        if self.tape is not None and other.late is not None:
+            other.use_tape(self.tape.compiler, other.late)
         return other
+
+    def use_tape(self, compiler: Compiler, late: list[Any]) -> None:
+        """Note what is to be done rather than do it, link by link, where kernels can."""
+        self.late = late
+        example = self.params.tensors[0]
+        if example.is_complex() or not all_plain([*self.params, *self.grads]):
+            return
+        key = self.index, id(self.given[0]), example.device, self.grads.tensors[0].dtype
+        room = partial(self.room, self.index, self.places) if self.room else None
+        room = room if example.device.type == "cpu" else None
+        tape = self.tape = Tape(self.params.tensors, compiler, key, room)
+        late.append(tape)
+        flows_in_grads = self.update.tensors[0] is self.grads.tensors[0]
+        self.params, self.grads = tape.record_like(self.params), tape.record_like(self.grads)
+        if flows_in_grads:
+            self.update = self.grads.borrow()
+
+    def _take_off_tape(self) -> None:
+        """Plain lists, with what was noted done."""
+        if self.tape is not None:
+            self.tape.run()
+            for name in ("params", "grads"):
+                setattr(self, name, TensorList(getattr(self, name).tensors))
+            self.tape = None
 
     def _copy(self) -> Bucket:
         other = object.__new__(Bucket)
@@ -177,6 +249,10 @@ class Bucket:
     def state_dtype(self) -> torch.dtype:
         """The dtype that state and updates are kept in."""
         return state_dtype(self.params.tensors[0])
+
+    def borrowed(self, u: TensorList) -> TensorList:
+        """What somebody else's memory holds, to be moved before it is written."""
+        return u.borrow() if isinstance(u, Recorded) else self.flowing(u.tensors)
 
     def flowing(self, tensors: Sequence[Tensor]) -> TensorList:
         """Borrowed tensors; on CPU, where fresh memory costs more than the arithmetic, written
@@ -255,21 +331,24 @@ def collect(
     found: dict[Any, tuple[list[Tensor], list[int]]] = {}
     for g, group in enumerate(groups):
         for i, p in enumerate(group["params"]):
-            if not wanted(p):
+            grad = p.grad
+            if not (wanted(p) if wanted is not has_grad else grad is not None):
                 continue
-            grad = align_grad(p)
-            if grad.layout != torch.strided:
+            if type(p) not in PLAIN:
+                grad = align_grad(p)
+            like = p if grad is None else grad
+            if like.layout is not torch.strided:
                 raise TypeError(
                     f"sparse gradients are not supported, got one of shape {tuple(p.shape)} for "
                     f"parameter {i} of group {g}: make the layer with sparse=False, or give it an "
                     "optimizer of its own, such as torch.optim.SparseAdam"
                 )
-            key = (g, p.device, p.dtype, grad.dtype)
-            if key not in found:
-                found[key] = [], []
-            params, places = found[key]
-            params.append(p)
-            places.append(i)
+            key = (g, p.device, p.dtype, like.dtype)
+            row = found.get(key)
+            if row is None:
+                row = found[key] = [], []
+            row[0].append(p)
+            row[1].append(i)
     buckets: list[Bucket] = []
     for (g, *_), (params, places) in found.items():
         names = groups[g].get("param_names")

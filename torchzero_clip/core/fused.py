@@ -109,14 +109,16 @@ class Deferred(TensorList):
 
 
 class Scaled(TensorList):
-    """source / divisors, which is not computed yet."""
+    """source / divisors, which is not computed yet; `stays` where it must go into the source."""
 
-    __slots__ = ("_divisors", "_source", "_values")
+    __slots__ = ("_divisors", "_source", "_values", "stays")
 
-    def __init__(self, source: TensorList, divisors: Sequence[list[float]]) -> None:
+    def __init__(
+        self, source: TensorList, divisors: Sequence[list[float]], stays: bool = False
+    ) -> None:
         self._source, self._divisors = source, divisors  # one number a tensor, and perhaps another
         self._values: list[Tensor] | None = None
-        self.owned, self.room, self.norms = True, None, None
+        self.owned, self.room, self.norms, self.stays = not stays, None, None, stays
 
     def __len__(self) -> int:
         return len(self._source)
@@ -165,19 +167,28 @@ class Scaled(TensorList):
             else:
                 self._run_alike(kernel, lists, where)
         self._run_rest(kernel, lists, sorted(large))
+        if self.stays:
+            self._values = self._source.tensors
 
     def _run_alike(self, kernel: Callable[..., None], lists: Lists, where: list[int]) -> None:
         """Many small tensors of one shape, together."""
         many = PIECE // max(self._origin[where[0]].numel(), 1)
         for begin in range(0, len(where), many):
             here = where[begin : begin + many]
-            values = torch.stack([self._origin[i] for i in here])
-            for row in self._divisors:
-                each = torch.tensor([row[i] for i in here], dtype=self.dtype, device="cpu")
-                values.div_(each.view(-1, *[1] * (values.dim() - 1)))
-            kernel(
-                list(values.unbind()), *[[some[i] for i in here] if some else [] for some in lists]
-            )
+            values = self._divide_alike([self._origin[i] for i in here], here)
+            kernel(values, *[[some[i] for i in here] if some else [] for some in lists])
+
+    def _divide_alike(self, tensors: list[Tensor], where: list[int]) -> list[Tensor]:
+        rows = [[row[i] for i in where] for row in self._divisors]
+        if self.stays:
+            for row in rows:
+                torch._foreach_div_(tensors, row)
+            return tensors
+        values = torch.stack(tensors)
+        for row in rows:
+            each = torch.tensor(row, dtype=self.dtype, device="cpu")
+            values.div_(each.view(-1, *[1] * (values.dim() - 1)))
+        return list(values.unbind())
 
     def _run_rest(self, kernel: Callable[..., None], lists: Lists, where: list[int]) -> None:
         """Tensors, or parts of large ones, of PIECE numbers together."""
@@ -187,7 +198,9 @@ class Scaled(TensorList):
             for i, begin, end in piece:
                 value = _part(self._origin[i], begin, end)
                 divisors = [row[i] for row in self._divisors if row[i] != 1]
-                if divisors:
+                if self.stays:
+                    out = value
+                elif divisors:
                     out = room[start : (start := start + value.numel())].view(value.shape)
                 for x in divisors:
                     value = torch.div(value, x, out=out)
@@ -195,9 +208,28 @@ class Scaled(TensorList):
             kernel(values, *[[_part(x[i], b, e) for i, b, e in piece] if x else [] for x in lists])
 
 
-def divided(u: TensorList, rows: Sequence[list[float]]) -> TensorList:
-    """u / rows, a number for each tensor, once somebody reads it."""
-    return Scaled(u, rows) if rows else u
+class Waiting(TensorList):
+    """The memory that a pending division goes into: divided when somebody reads it."""
+
+    __slots__ = ("_division", "_own")
+
+    def __init__(self, division: Scaled) -> None:
+        self._division, self._own = division, list[Tensor]()
+        self.owned, self.room, self.norms = False, None, None
+
+    def __len__(self) -> int:
+        return len(self._division)
+
+    @property
+    def tensors(self) -> list[Tensor]:
+        return self._own or self._division.tensors
+
+    @tensors.setter
+    def tensors(self, values: Sequence[Tensor]) -> None:
+        self._own = list(values)
+
+    def borrow(self) -> TensorList:
+        return TensorList(self._own) if self._own else Waiting(self._division)
 
 
 def run_kernel(u: TensorList, kernel: Callable[..., None], lists: Lists) -> None:
@@ -267,6 +299,14 @@ def scaling(u: TensorList, factor: Any) -> Kernel | None:
         run_kernel(u, lambda u, p: move(p, u), [params])
 
     return apply
+
+
+def counts(steps: TensorList) -> list[Tensor]:
+    """Step counts as kernels take them: the same one for all, where a look shows that they are."""
+    vector = steps._vector()
+    if vector is not None and vector.device.type == "cpu" and bool((vector == vector[0]).all()):
+        return [steps.tensors[0]] * len(steps)
+    return steps.tensors
 
 
 def numbers_only(values: Mapping[str, Any], *names: str) -> bool:

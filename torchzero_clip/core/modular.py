@@ -18,11 +18,13 @@ from torchzero_clip.core.checkpoint import (
 )
 from torchzero_clip.core.description import RESERVED
 from torchzero_clip.core.explain import explain
+from torchzero_clip.core.compiled import Compiler
 from torchzero_clip.core.fused import Deferred
 from torchzero_clip.core.hyper import Names
 from torchzero_clip.core.metrics import metrics_of
 from torchzero_clip.core.rounding import adapted, check_rounding, prepare, rounds, subtract, without
 from torchzero_clip.core.sharding import local, refuse_flat
+from torchzero_clip.core.tape import Recorded
 from torchzero_clip.core.transform import Chain, Transform, bind
 
 
@@ -49,6 +51,7 @@ class Modular(Optimizer):
         params: Iterable[Any],
         *transforms: Transform,
         fused: bool = True,
+        compile: bool = False,
         rounding: str = "nearest",
         process_group: Any = None,
     ) -> None:
@@ -61,17 +64,19 @@ class Modular(Optimizer):
                 f"{type(self).__name__} takes the parameters first, got {params!r}: pass "
                 "model.parameters(), and the chain after it"
             )
-        self._build(Chain(*transforms), fused, check_rounding(type(self).__name__, rounding))
+        rounding = check_rounding(type(self).__name__, rounding)
+        self._build(Chain(*transforms), fused, compile, rounding)
         self.process_group = process_group
         super().__init__(params, dict(self.names.defaults))
 
-    def _build(self, chain: Chain, fused: bool, rounding: str) -> None:
+    def _build(self, chain: Chain, fused: bool, compile: bool, rounding: str) -> None:
         if not len(chain):
             raise ValueError(
                 f"{type(self).__name__} needs at least one transform: "
                 "give ClipNorm(1.0), Adam(), LR(1e-3) and the like after the parameters"
             )
         self.chain, self.fused, self.rounding = chain, fused, rounding
+        self.compiler = Compiler() if compile else None
         self.links = bind(chain)
         self.names = Names(self.links)
         self.names.check_structure(self.links)
@@ -97,15 +102,19 @@ class Modular(Optimizer):
 
     def _late(self, buckets: list[Bucket]) -> tuple[list[Bucket], list[Deferred]]:
         """Let updates wait for the kernel at the end of the chain, where that is allowed."""
-        late: list[Deferred] = []
-        if self.fused and not torch.compiler.is_compiling():
-            for bucket in buckets:
+        late: list[Any] = []
+        if torch.compiler.is_compiling():
+            return buckets, late
+        for bucket in buckets:
+            if self.compiler is not None:
+                bucket.use_tape(self.compiler, late)
+            elif self.fused:
                 bucket.late = None if rounds(bucket, self.rounding) else late
         return buckets, late
 
     def _finish(self, buckets: list[Bucket], late: list[Deferred]) -> None:
         """Subtract what came out; updates that nobody asked for move their state."""
-        subtract([bucket for bucket in buckets if not _applied(bucket)], self.rounding)
+        subtract([bucket for bucket in buckets if not _applied(bucket, self.rounding)], self.rounding)
         for update in late:
             update._settle()
 
@@ -236,7 +245,12 @@ class Modular(Optimizer):
                 f"a {type(self).__name__} with a process_group is neither copied nor pickled: make "
                 "another with the same chain, and load its state_dict"
             )
-        mine = {"chain": self.chain, "fused": self.fused, "rounding": self.rounding}
+        mine = {
+            "chain": self.chain,
+            "fused": self.fused,
+            "compile": self.compiler is not None,
+            "rounding": self.rounding,
+        }
         return {**super().__getstate__(), **mine}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -244,10 +258,13 @@ class Modular(Optimizer):
         if "chain" in state:  # a copy; torch also comes here when it loads
             self.process_group = None
             rounding = state.pop("rounding", "nearest")
-            self._build(state.pop("chain"), state.pop("fused"), rounding)
+            compile = state.pop("compile", False)
+            self._build(state.pop("chain"), state.pop("fused"), compile, rounding)
         super().__setstate__(state)
 
 
-def _applied(bucket: Bucket) -> bool:
-    """Let a fused kernel subtract the update where it can."""
-    return isinstance(bucket.update, Deferred) and bucket.update.apply()
+def _applied(bucket: Bucket, rounding: str) -> bool:
+    """Let a kernel subtract the update where it can."""
+    if not isinstance(bucket.update, (Deferred, Recorded)) or rounds(bucket, rounding):
+        return False
+    return bucket.update.apply()

@@ -11,7 +11,6 @@ from torch import Tensor
 
 from torchzero_clip.core import norms
 from torchzero_clip.core.bucket import Bucket, Group
-from torchzero_clip.core.fused import divided
 from torchzero_clip.core.norms import Ord
 from torchzero_clip.core.tensorlist import TensorList
 from torchzero_clip.core.transform import Transform
@@ -115,8 +114,10 @@ class NormRule(Transform):
                     bucket.u.to(bucket.state_dtype),
                     norms.divisors(ratio, bucket.state_dtype),
                 )
+                if bucket.tape is not None and not divisors:
+                    divisors = [ratio]  # a kernel that divides by one is the kernel that divides
                 if self._may_wait(units, bucket, ratio):
-                    bucket.u = divided(u, [units.listed(bucket, divisor) for divisor in divisors])
+                    bucket.put_off(u, [units.listed(bucket, divisor) for divisor in divisors])
                     continue
                 for divisor in divisors:
                     u = u.div_(units.spread(bucket, divisor))
@@ -126,8 +127,11 @@ class NormRule(Transform):
 
     def _may_wait(self, units: Units, bucket: Bucket, ratio: Tensor) -> bool:
         """Whether a kernel at the end of the chain may divide, where to look at numbers is free."""
-        on_cpu = ratio.device.type == "cpu" == bucket.params.tensors[0].device.type
-        return bucket.late is not None and self.target == "update" and not units.sliced and on_cpu
+        if bucket.late is None or bucket.tape is not None or units.sliced:
+            return False
+        if self.target == "grad" and bucket.grads.tensors[0].dtype != bucket.state_dtype:
+            return False
+        return ratio.device.type == "cpu" == bucket.params.tensors[0].device.type
 
     def _ratio(self, units: Units, norm: Tensor, limit: Tensor) -> Tensor:
         """What to divide by so that the norm meets the limit."""

@@ -147,7 +147,7 @@ def numbers(values: Sequence[float], like: Tensor) -> Tensor:
 
 
 def _powers(tensors: list[Tensor], p: float) -> Tensor:
-    real = [_modulus(t, p) for t in tensors]
+    real = _moduli(tensors, p)
     device = real[0].device
     if _readable(real[0]) and _plain(real):
         return _powers_on_cpu(real, p)
@@ -172,8 +172,8 @@ def _powers_on_cpu(tensors: list[Tensor], p: float) -> Tensor:
     for where in alike:
         norms[where] = _joint([tensors[i] for i in where], p)
     if large:
-        norms[large] = torch.stack([_blocked(tensors[i], p) for i in large])
-    double = len(small) == len(tensors) or all([t.dtype == torch.float64 for t in tensors])
+        norms[large] = _large([tensors[i] for i in large], p)
+    double = len(small) == len(tensors) or {t.dtype for t in tensors} == {torch.float64}
     low, high = (-280.0, 300.0) if double else (-25.0, 35.0)
     within = (norms > 10.0 ** max(low / p, -300)) & (norms < 10.0 ** min(high / p, 300))
     for i in [] if bool(within.all()) else (~within).nonzero().flatten().tolist():
@@ -186,14 +186,14 @@ def _by_size(tensors: list[Tensor], p: float) -> tuple[list[int], list[list[int]
     small: list[int] = []
     large: list[int] = []
     shapes: dict[Any, list[int]] = {}
-    for i, t in enumerate(tensors):
-        n = t.numel()
+    joins = p in (1, 2) and tensors[0].dtype != torch.float64
+    for i, n in enumerate([t.numel() for t in tensors]):
         if n > SMALL:
             large.append(i)
-        elif n == 0 or n % ROW or p not in (1, 2) or t.dtype == torch.float64:
+        elif n == 0 or n % ROW or not joins:
             small.append(i)
         else:
-            shapes.setdefault((t.shape, t.dtype), []).append(i)
+            shapes.setdefault(tensors[i].shape, []).append(i)
     alike = [some for some in shapes.values() if len(some) >= MANY]
     few = [i for some in shapes.values() if len(some) < MANY for i in some]
     return sorted(small + few), alike, large
@@ -209,25 +209,53 @@ def _joint(tensors: list[Tensor], p: float) -> Tensor:
     return torch.cat(parts)
 
 
-def _blocked(x: Tensor, p: float) -> Tensor:
+def _large(tensors: list[Tensor], p: float) -> Tensor:
     """Rows in float32 where that is right, chunks in float64 where it is not."""
+    fast = [i for i, t in enumerate(tensors) if _sums_in_rows(t, p)]
+    norms = torch.empty(len(tensors), dtype=torch.float64, device="cpu")
+    if fast:
+        norms[fast] = _joined([_rows(tensors[i].view(-1), p) for i in fast], p)
+    for i in sorted(set(range(len(tensors))) - set(fast)):
+        norms[i] = _blocked(tensors[i], p)
+    return norms
+
+
+def _sums_in_rows(x: Tensor, p: float) -> bool:
+    return p in (1, 2) and x.dtype != torch.float64 and x.is_contiguous()
+
+
+def _blocked(x: Tensor, p: float) -> Tensor:
     if not x.is_contiguous():
         return torch.linalg.vector_norm(_full(x), p, dtype=torch.float64)
-    flat = x.view(-1)
-    if p not in (1, 2) or x.dtype == torch.float64:
-        parts = [torch.linalg.vector_norm(c, p, dtype=torch.float64) for c in flat.split(CHUNK)]
-        return torch.linalg.vector_norm(torch.stack(parts), p)
-    if p == 2 and x.dtype == torch.float32:
-        return torch.linalg.vector_norm(_rows(flat, p), p)
+    chunks = x.view(-1).split(CHUNK)
+    parts = [torch.linalg.vector_norm(c, p, dtype=torch.float64) for c in chunks]
+    return torch.linalg.vector_norm(torch.stack(parts), p)
+
+
+def _rows(flat: Tensor, p: float) -> list[Tensor]:
+    """The norms of the rows of a vector, and what is left of it."""
+    if p == 2 and flat.dtype == torch.float32:
+        whole = flat.numel() // ROW * ROW
+        rows = _row_norms(flat[:whole].view(-1, ROW), p)
+        return [rows] if whole == flat.numel() else [rows, flat[whole:]]
     room = SCRATCH.get(torch.float32)  # half precision is converted, and |x| taken, in the cache
-    rows = [_rows(room[: len(c)].copy_(c), p) for c in flat.split(PIECE)]
-    return torch.linalg.vector_norm(torch.cat(rows), p)
+    parts = []
+    for piece in flat.split(PIECE):
+        whole = len(piece) // ROW * ROW
+        here = room[: len(piece)].copy_(piece)
+        rest = [here[whole:].clone()] if whole < len(piece) else []
+        parts += [_row_norms(here[:whole].view(-1, ROW), p), *rest]
+    return parts
 
 
-def _rows(flat: Tensor, p: float) -> Tensor:
-    whole = flat.numel() // ROW * ROW
-    rest = torch.linalg.vector_norm(flat[whole:], p, dtype=torch.float64)
-    return torch.cat([_row_norms(flat[:whole].view(-1, ROW), p).double(), rest.view(1)])
+def _joined(parts: list[list[Tensor]], p: float) -> Tensor:
+    """The norms of vectors from the norms of their parts, all in one call."""
+    flat = [t for some in parts for t in some]
+    norms = torch.stack(torch._foreach_norm(flat, p, dtype=torch.float64))
+    if len(flat) == len(parts):
+        return norms
+    each = norms.split([len(some) for some in parts])
+    return torch.stack(torch._foreach_norm(list(each), p))
 
 
 def _row_norms(rows: Tensor, p: float) -> Tensor:
@@ -243,7 +271,7 @@ def _rescaled(x: Tensor, p: float) -> Tensor:
 
 
 def _maxima(tensors: list[Tensor]) -> Tensor:
-    real = [_modulus(t, math.inf) for t in tensors]
+    real = _moduli(tensors, math.inf)
     if _readable(real[0]) and _plain(real):
         if len({(t.shape, t.dtype) for t in real}) == 1 and real[0].numel() <= SMALL:
             both = torch.aminmax(torch.stack(real).view(len(real), -1), dim=1)
@@ -365,10 +393,12 @@ def _readable(x: Tensor) -> bool:
     return x.device.type == "cpu" and not torch.compiler.is_compiling() and _plain([x])
 
 
-def _modulus(x: Tensor, p: float) -> Tensor:
-    if not x.is_complex():
-        return x
-    return torch.view_as_real(x) if p == 2 else x.abs()
+def _moduli(tensors: list[Tensor], p: float) -> list[Tensor]:
+    """Complex tensors as real ones of the same norm."""
+    if not any([t.is_complex() for t in tensors]):
+        return tensors
+    flat = torch.view_as_real if p == 2 else torch.abs
+    return [flat(t) if t.is_complex() else t for t in tensors]
 
 
 def _full(x: Tensor) -> Tensor:

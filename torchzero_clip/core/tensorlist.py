@@ -11,7 +11,8 @@ from torch import Tensor
 from torchzero_clip.core.scratch import SMALL
 
 Operand: TypeAlias = "float | Tensor | TensorList | Sequence[Tensor]"
-"""A number, a 0-dim tensor, a TensorList, or one (broadcastable) tensor per element."""
+"""A number, a 0-dim tensor, a vector with a number for each tensor, a TensorList, or a list of one
+(broadcastable) tensor for each."""
 
 
 class TensorList:
@@ -95,8 +96,13 @@ class TensorList:
         self.owned, self.room = True, None
         return self
 
-    def _write(self, name: str, *args: Any) -> TensorList:
+    def _write(self, name: str, *operands: Any) -> TensorList:
         """Run a foreach operator in place, or into new memory when this memory is borrowed."""
+        args = self._arguments(name, operands)
+        vector = self._vector(args) if self.owned else None
+        if vector is not None:
+            getattr(vector, name + "_")(*args)
+            return self
         if not self.owned and self.room is None and not self._promotes(args):
             return self._become(_foreach(name, self.tensors, *args))
         if not self.owned and name in ("mul", "div") and self._fill(getattr(torch, name), args[0]):
@@ -121,6 +127,12 @@ class TensorList:
         self._become(room).room = None
         return True
 
+    def _vector(self, args: tuple[Any, ...] = ()) -> Tensor | None:
+        """Step counts and the like as one vector, where that is their memory; with numbers only."""
+        if not self.tensors or self.tensors[0].dim() or any([not _is_number(x) for x in args]):
+            return None
+        return base_of(self.tensors)
+
     def _large(self) -> bool:
         """Whether a call for each tensor is worth a pass over memory."""
         return sum([t.numel() for t in self.tensors]) >= SMALL * len(self)
@@ -135,18 +147,29 @@ class TensorList:
         self.tensors, self.owned = list(tensors), True
         return self
 
-    def _new(self, name: str, *args: Any) -> TensorList:
-        return TensorList(_foreach(name, self.tensors, *args), owned=True)
+    def _new(self, name: str, *operands: Any) -> TensorList:
+        """Run a foreach operator into a new list."""
+        return TensorList(_foreach(name, self.tensors, *self._arguments(name, operands)), owned=True)
+
+    def _arguments(self, name: str, operands: Sequence[Any]) -> tuple[Any, ...]:
+        """Operands as torch takes them."""
+        if name in ("mul", "div"):
+            return tuple([self._scale(x) for x in operands])
+        if name == "lerp":
+            return self._each(operands[0]), self._weight(operands[1])
+        return tuple([self._each(x) for x in operands])
 
     def _each(self, x: Operand) -> Any:
         """An operand for operators that would read a 0-dim tensor on the host: one per element."""
         if isinstance(x, TensorList):
             return x.tensors
-        return [x] * len(self) if isinstance(x, Tensor) else x
+        if isinstance(x, Tensor):
+            return list(x.unbind()) if x.dim() else [x] * len(self)
+        return x
 
     def _scale(self, x: Operand) -> Any:
         """An operand for mul and div, which take a 0-dim tensor of their own device as it is."""
-        if isinstance(x, Tensor) and not is_sharded(self.tensors[0]):
+        if isinstance(x, Tensor) and x.dim() == 0 and not is_sharded(self.tensors[0]):
             return x if x.device == self.tensors[0].device else [x] * len(self)
         return self._each(x)
 
@@ -160,54 +183,54 @@ class TensorList:
     # ------------------------------------------------------------------ arithmetic
 
     def mul(self, x: Operand) -> TensorList:
-        return self._new("mul", self._scale(x))
+        return self._new("mul", x)
 
     def mul_(self, x: Operand) -> TensorList:
-        return self._write("mul", self._scale(x))
+        return self._write("mul", x)
 
     def div(self, x: Operand) -> TensorList:
-        return self._new("div", self._scale(x))
+        return self._new("div", x)
 
     def div_(self, x: Operand) -> TensorList:
-        return self._write("div", self._scale(x))
+        return self._write("div", x)
 
     def add(self, x: Operand) -> TensorList:
-        return self._new("add", self._each(x))
+        return self._new("add", x)
 
     def add_(self, x: Operand, alpha: float | Tensor = 1) -> TensorList:
         """self + alpha · x"""
         if isinstance(x, (int, float)):
-            return self._write("add", self._each(x * alpha))
+            return self._write("add", x * alpha)
         if isinstance(alpha, Tensor):  # alpha= would read it on the host
-            return self._write("addcmul", self._each(x), self._each(alpha))
+            return self._write("addcmul", x, alpha)
         if alpha == 1:
-            return self._write("add", self._each(x))
+            return self._write("add", x)
         name = "add" if not self.owned and self.room is None else "add_"
         memory = self.tensors if name == "add" else self.own().tensors
         out = _foreach(name, memory, self._each(x), alpha=alpha)
         return self._become(out) if name == "add" else self
 
     def sub(self, x: Operand) -> TensorList:
-        return self._new("sub", self._each(x))
+        return self._new("sub", x)
 
     def sub_(self, x: Operand) -> TensorList:
-        return self._write("sub", self._each(x))
+        return self._write("sub", x)
 
     def lerp(self, end: Operand, weight: Operand) -> TensorList:
-        return self._new("lerp", self._each(end), self._weight(weight))
+        return self._new("lerp", end, weight)
 
     def lerp_(self, end: Operand, weight: Operand) -> TensorList:
         """self + weight · (end - self)"""
-        return self._write("lerp", self._each(end), self._weight(weight))
+        return self._write("lerp", end, weight)
 
     def addcmul_(self, a: TensorList, b: TensorList, value: float | Tensor = 1) -> TensorList:
         """self + value · a · b"""
         if isinstance(value, Tensor):
-            return self._write("addcmul", a.mul(value).tensors, b.tensors)
-        return self._write("addcmul", a.tensors, b.tensors, value)
+            return self._write("addcmul", a.mul(value), b)
+        return self._write("addcmul", a, b, value)
 
     def clamp(self, low: Operand, high: Operand) -> TensorList:
-        return self._new("clamp_min", self._each(low)).minimum_(high)
+        return self._new("clamp_min", low).minimum_(high)
 
     def clamp_(self, low: Operand, high: Operand) -> TensorList:
         """low where self is below, high where it is above; NaN stays NaN"""
@@ -220,13 +243,13 @@ class TensorList:
         return self.maximum_(low).minimum_(high)
 
     def maximum(self, x: Operand) -> TensorList:
-        return self._new("clamp_min", self._each(x))
+        return self._new("clamp_min", x)
 
     def maximum_(self, x: Operand) -> TensorList:
-        return self._write("clamp_min", self._each(x))
+        return self._write("clamp_min", x)
 
     def minimum_(self, x: Operand) -> TensorList:
-        return self._write("clamp_max", self._each(x))
+        return self._write("clamp_max", x)
 
     def neg(self) -> TensorList:
         return self._new("neg")
@@ -266,7 +289,7 @@ class TensorList:
 
     # ------------------------------------------------------------------ where torch has no foreach
 
-    def where(self, keep: Sequence[Tensor], other: TensorList | float) -> TensorList:
+    def where(self, keep: Iterable[Tensor], other: TensorList | float) -> TensorList:
         """A new list: these values where `keep` holds (a mask or flag a tensor), or other."""
         if not isinstance(other, TensorList):
             rows = zip(keep, self.tensors, strict=True)
@@ -279,9 +302,21 @@ class TensorList:
         rows = zip(self.tensors, other.tensors, strict=True)
         return TensorList([torch.hypot(a, b) for a, b in rows], owned=True)
 
-    def isfinite(self) -> list[Tensor]:
-        """One mask a tensor: which entries are neither infinite nor NaN."""
-        return [torch.isfinite(t) for t in self.tensors]
+    def isfinite(self) -> TensorList:
+        """A new list: where entries are neither infinite nor NaN."""
+        return self.map(torch.isfinite)
+
+    def isinf(self) -> TensorList:
+        """A new list: where entries are infinite."""
+        return self.map(torch.isinf)
+
+    def isnan(self) -> TensorList:
+        """A new list: where entries are not a number."""
+        return self.map(torch.isnan)
+
+    def positive(self) -> TensorList:
+        """A new list: where entries are above zero."""
+        return self.map(_positive)
 
     def map(self, fn: Callable[[Tensor], Tensor]) -> TensorList:
         """A new list: `fn` of each tensor."""
@@ -289,7 +324,11 @@ class TensorList:
 
     def stack(self) -> Tensor:
         """One vector of these 0-dim tensors, in float64 (float32 where the device has none)."""
-        return torch.stack(self.tensors).to(wide(self.tensors[0].device))
+        vector = self._vector()
+        dtype = wide(self.tensors[0].device)
+        if vector is None:
+            return torch.stack(self.tensors).to(dtype)
+        return vector.to(dtype, copy=True)
 
 
 PLAIN = frozenset((Tensor, torch.nn.Parameter))
@@ -308,6 +347,31 @@ def all_plain(tensors: Iterable[Tensor]) -> bool:
 def wide(device: torch.device) -> torch.dtype:
     """The dtype that sums are taken in."""
     return torch.float32 if device.type == "mps" else torch.float64
+
+
+def separate(tensors: Sequence[Tensor]) -> bool:
+    """Whether these are tensors of one shape, and each in memory of its own."""
+    if tensors[0]._base is not None or not all_plain(tensors):
+        return False
+    return len({t.shape for t in tensors}) == 1
+
+
+def base_of(tensors: Sequence[Tensor]) -> Tensor | None:
+    """The tensor whose entries along its first dim these are, in order, if there is one."""
+    base = tensors[0]._base
+    if base is None or base.dim() != 1 + tensors[0].dim() or len(base) != len(tensors):
+        return None
+    step, start = base.element_size() * base.stride(0), base.data_ptr()
+    places = range(start, start + step * len(tensors), step)
+    return base if [t.data_ptr() for t in tensors] == list(places) else None
+
+
+def _is_number(x: Any) -> bool:
+    return isinstance(x, (int, float))
+
+
+def _positive(t: Tensor) -> Tensor:
+    return t > 0
 
 
 def _foreach(name: str, tensors: list[Tensor], *args: Any, **kwargs: Any) -> Any:

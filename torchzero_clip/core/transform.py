@@ -76,7 +76,7 @@ class Transform(Description):
     def _update_bucket(self, bucket: Bucket) -> None:
         state, group = bucket.state, bucket.group
         u = bucket.u.to(bucket.state_dtype)
-        late = bucket.late if self.target == "update" else None
+        late = bucket.late if self.target == "update" and bucket.tape is None else None
         kernel = self.kernel(u, state, group) if late is not None else None
         if late is None or kernel is None:
             bucket.u = self._values(bucket, u, state, group)
@@ -89,7 +89,7 @@ class Transform(Description):
         if not bucket.params.tensors[0].is_complex() or self.complex == "whole":
             handles = dict(state)
             out = self._store(self.update(u, state, group), state, handles)
-            return bucket.flowing(out.tensors) if _is_any(out, handles) else out
+            return bucket.borrowed(out) if _is_any(out, handles) else out
         self.refuse_complex(bucket)
         real = {name: pairs(tensors) for name, tensors in state.items()}
         group["params"], group["grads"] = pairs(group["params"]), pairs(group["grads"])

@@ -162,7 +162,7 @@ class Units:
         return by_owner(vectors, self.owner, self.lengths)
 
     def spread(self, bucket: Bucket, vector: Tensor) -> Tensor | list[Tensor]:
-        """A vector as an operand for a bucket: one tensor for all, or one for each."""
+        """A vector as an operand for a bucket: one tensor for all, an entry or a tensor for each."""
         param = bucket.params.tensors[0]
         if not param.is_complex() and vector.is_complex():
             vector = vector.real
@@ -177,8 +177,11 @@ class Units:
             return [part if layout is None else layout.part(part) for part, layout in rows]
         if self.count == 1:
             return vector[0]
+        units = self.unit_of[start : start + len(bucket.params)]
+        if units == list(here):
+            return vector[start : start + len(bucket.params)]
         entries = vector.unbind(0)
-        return [entries[self.unit_of[i]] for i in here]
+        return [entries[unit] for unit in units]
 
     def listed(self, bucket: Bucket, vector: Tensor) -> list[float]:
         """A vector on CPU as one number for each tensor of a bucket, in the bucket's precision."""
@@ -189,7 +192,9 @@ class Units:
     def per_tensor(self, bucket: Bucket, vector: Tensor) -> list[Tensor]:
         """A vector as one 0-dim tensor for each tensor of a bucket."""
         each = self.spread(bucket, vector)
-        return [each] * len(bucket.params) if isinstance(each, Tensor) else each
+        if isinstance(each, Tensor):
+            return [each] * len(bucket.params) if each.dim() == 0 else list(each.unbind())
+        return each
 
     def group(self, members: Sequence[Bucket]) -> Group:
         """A group as a rule sees it: tensors are those of all units, measurable at this scope."""

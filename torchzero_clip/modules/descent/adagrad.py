@@ -41,4 +41,4 @@ class Adagrad(Transform):
         t = state["step"].add_(1).stack()
         total = state["sum"].addcmul_(u, u)
         slower = 1 + (t - 1) * group["lr_decay"]
-        return u.div_(total.sqrt().add_(group["eps"])).div_(slower.unbind())
+        return u.div_(total.sqrt().add_(group["eps"])).div_(slower)

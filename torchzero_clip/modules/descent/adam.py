@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from torchzero_clip.core import Group, Live, State, TensorList, Transform, counter, zeros_like_state
-from torchzero_clip.core.fused import Kernel, fusable, numbers_only, run_kernel
+from torchzero_clip.core.fused import Kernel, counts, fusable, numbers_only, run_kernel
 
 
 class Adam(Transform):
@@ -53,8 +53,8 @@ class Adam(Transform):
         v = state["exp_avg_sq"].mul_(beta2).addcmul_(u, u, 1 - beta2)
         if self.amsgrad:
             v = state["max_exp_avg_sq"].maximum_(v)
-        u = u.copy_(v).sqrt_().div_((1 - beta2**t).sqrt().unbind()).add_(group["eps"])
-        return u.mul_((1 - beta1**t).unbind()).reciprocal_().mul_(m)
+        u = u.copy_(v).sqrt_().div_((1 - beta2**t).sqrt()).add_(group["eps"])
+        return u.mul_(1 - beta1**t).reciprocal_().mul_(m)
 
     def kernel(self, u: TensorList, state: State, group: Group) -> Kernel | None:
         names = [name for name in state if name != "step"]
@@ -62,7 +62,7 @@ class Adam(Transform):
             return None
 
         def apply(params: list[Tensor], lr: Any, decay: Any) -> None:
-            steps, (beta1, beta2) = state["step"].add_(1).tensors, group["betas"]
+            steps, (beta1, beta2) = counts(state["step"].add_(1)), group["betas"]
             largest = state["max_exp_avg_sq"].tensors if self.amsgrad else []
             fused = partial(
                 torch._fused_adamw_, lr=lr, beta1=beta1, beta2=beta2, eps=group["eps"],

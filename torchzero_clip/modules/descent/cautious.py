@@ -32,7 +32,7 @@ class Cautious(Transform):
             here = kept[start : (start := start + len(mask))].to(mask.tensors[0])
             size = numbers([max(n * entries, 1) for n in bucket.sizes], here)
             share = (here / size).clamp(min=1e-3)
-            u = pairs(bucket.u.to(bucket.state_dtype)).mul_(mask).div_(share.unbind())
+            u = pairs(bucket.u.to(bucket.state_dtype)).mul_(mask).div_(share)
             bucket.u = u if entries == 1 else unpaired(u)
         return buckets
 

@@ -34,4 +34,4 @@ class EMA(Transform):
         if not self.debias:
             return m
         t = state["step"].add_(1).stack()
-        return u.copy_(m).div_((1 - group["beta"] ** t).unbind())
+        return u.copy_(m).div_(1 - group["beta"] ** t)

@@ -44,7 +44,7 @@ class Momentum(Transform):
         buffer.mul_(group["momentum"])
         if isinstance(dampening, Tensor) or dampening != 0:
             share = 1 - started.stack() * dampening
-            buffer.add_(u.mul(share.unbind()))
+            buffer.add_(u.mul(share))
         else:
             buffer.add_(u)
         started.maximum_(1.0)

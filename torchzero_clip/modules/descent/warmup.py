@@ -30,4 +30,4 @@ class Warmup(Transform):
 
     def update(self, u: TensorList, state: State, group: Group) -> TensorList:
         share = (state["step"].add_(1).stack() / group["steps"]).clamp(max=1)
-        return u.mul_(share.unbind())
+        return u.mul_(share)
