@@ -1,7 +1,8 @@
-"""One step of the fast path is one step of the plain path, for every rule and for random chains.
+"""One step of a fast path is one step of the plain path, for every rule and for random chains.
 
-`Modular(fused=False)` runs every link by its own formula; `fused=True` may run kernels instead.
-From equal state both must come to the same parameters, gradients and state, to the rounding of
+`Modular(fused=False)` runs every link by its own formula; `fused=True` may run kernels instead, and
+`compile=True` records and runs kernels of its own, here as they are before they are compiled.
+From equal state all must come to the same parameters, gradients and state, to the rounding of
 float32.
 """
 
@@ -20,52 +21,61 @@ from torch.nn import Parameter
 
 from tests.table import GOOD, Case, Named, gradients, over, parameters, set_grads
 from torchzero_clip import LR, Adam, Modular, Momentum, Transform, WeightDecay
+from torchzero_clip.core.compiled import plain
 
 TOLERANCE = 1e-6
 WARM = 2  # steps before the one that is compared: what is kept, and the memory for it, are there
 Chain = Sequence[Transform]
 
 
-def pair(chain: Chain, shapes: Any, device: str = "cpu") -> list[tuple[Named, Modular]]:
+WAYS = ("fused", "recorded")
+
+
+def pair(
+    chain: Chain, shapes: Any, device: str = "cpu", way: str = "fused"
+) -> list[tuple[Named, Modular]]:
     """The same model twice, in two groups: fast, then plain.
 
     Its entries are about as large as a step, or the rounding of what is large would hide the step.
     """
     made = []
-    for fused in (True, False):
+    for options in ({"compile": True} if way == "recorded" else {}, {"fused": False}):
         small = {name: p.detach() / 100 for name, p in parameters(shapes).items()}
         params = {name: Parameter(p.to(device)) for name, p in small.items()}
         named = list(params.items())
         groups = [{"params": named[:2]}, {"params": named[2:]}]
-        made.append((params, Modular([g for g in groups if g["params"]], *chain, fused=fused)))
+        opt = Modular([g for g in groups if g["params"]], *chain, **options)
+        if opt.compiler is not None:
+            opt.compiler.make = plain  # type: ignore[method-assign]
+        made.append((params, opt))
     return made
 
 
 SCALES = (1.0, 0.5, 3.0, 0.25)  # the last two are compared: beyond the limits and within
 
 
-def compare(chain: Chain, shapes: Any, device: str = "cpu") -> None:
+def compare(chain: Chain, shapes: Any, device: str = "cpu", way: str = "fused") -> None:
     """Step both; before a step that is compared, both load all that the plain one has."""
-    (fast_params, fast), (plain_params, plain) = pair(chain, shapes, device)
+    (fast_params, fast), (plain_params, slow) = pair(chain, shapes, device, way)
     for i, scale in enumerate(SCALES):
         grads = {name: g.to(device) for name, g in gradients(shapes, i, scale=scale).items()}
         set_grads(fast_params, {name: g.clone() for name, g in grads.items()})
         set_grads(plain_params, grads)
         if i < WARM:
             fast.step()
-            plain.step()
+            slow.step()
             continue
         with torch.no_grad():
             for name, p in fast_params.items():
                 p.copy_(plain_params[name])
-        before = snapshot(plain_params, plain)
-        for opt in (fast, plain):
+        before = snapshot(plain_params, slow)
+        for opt in (fast, slow):
             opt.load_state_dict(
                 {key: copy.deepcopy(before[key]) for key in ("state", "param_groups")}
             )
         fast.step()
-        plain.step()
-        ours, after = snapshot(fast_params, fast), snapshot(plain_params, plain)
+        slow.step()
+        ours, after = snapshot(fast_params, fast), snapshot(plain_params, slow)
         try:
             close(ours, after, before, after, f"step {i}")
         except AssertionError:
@@ -156,15 +166,16 @@ PLACES: dict[str, Callable[[Transform], Chain]] = {
 }
 
 
+@pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("place", PLACES)
 @over(GOOD)
-def test_a_fast_step_of_every_rule_is_the_plain_step(case: Case, place: str) -> None:
+def test_a_fast_step_of_every_rule_is_the_plain_step(case: Case, place: str, way: str) -> None:
     chain = PLACES[place](case.make())
     if refused(chain, case.shapes):  # a guard stands first, or sees what another link has made
         assert place == "after Adam"
         assert case.make().goes_first
         return
-    compare(chain, case.shapes)
+    compare(chain, case.shapes, way=way)
 
 
 def refused(chain: Chain, shapes: Any) -> bool:
@@ -213,9 +224,10 @@ def chains(draw: Any) -> list[Transform]:
 MATRICES = {"a.weight": (4, 3), "a.scale": (2, 5), "b.weight": (2, 3, 2, 2), "b.last": (3, 4)}
 
 
+@pytest.mark.parametrize("way", WAYS)
 @settings(max_examples=200)
-@given(chains())
-def test_a_fast_step_of_a_random_chain_is_the_plain_step(chain: list[Transform]) -> None:
+@given(chain=chains())
+def test_a_fast_step_of_a_random_chain_is_the_plain_step(chain: list[Transform], way: str) -> None:
     note(", ".join(map(repr, chain)))
     assume(not refused(chain, MATRICES))
-    compare(chain, MATRICES)
+    compare(chain, MATRICES, way=way)

@@ -201,6 +201,7 @@ class Bucket:
         example = self.params.tensors[0]
         if example.is_complex() or not all_plain([*self.params, *self.grads]):
             return
+        compiler.check(example.device)
         key = self.index, id(self.given[0]), example.device, self.grads.tensors[0].dtype
         room = partial(self.room, self.index, self.places) if self.room else None
         room = room if example.device.type == "cpu" else None

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import linecache
 import operator
+import zlib
 from collections.abc import Callable, Mapping, Sequence
-from functools import lru_cache
+from functools import cache
 from inspect import signature
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
@@ -28,6 +29,7 @@ Ref: TypeAlias = "tuple[str, Any]"
 """An operand of a line: ("value", line), ("number", i), ("scalar", i), ("row", i) and the like."""
 
 WIDTH = 16  # tensors that a kernel takes at a time
+MOST = 1000  # homes that are remembered
 DUMMY = 2**16  # numbers in the tensors that a kernel is compiled with: large enough for threads
 BOOLEAN = ("isfinite", "isinf", "isnan", "positive")
 FORMULAS: dict[str, Callable[..., str]] = {
@@ -36,9 +38,9 @@ FORMULAS: dict[str, Callable[..., str]] = {
     "add": "{} + {}".format,
     "sub": "{} - {}".format,
     "add_scaled": "{0} + {2} * {1}".format,
-    "addcmul": lambda x, a, b, scale=None: f"{x} + {a} * {b}"
-    if scale is None
-    else f"{x} + {scale} * {a} * {b}",
+    "addcmul": lambda x, a, b, scale=None: (
+        f"{x} + {a} * {b}" if scale is None else f"{x} + {scale} * {a} * {b}"
+    ),
     "lerp": "torch.lerp({0}, {1}, {2}.to({0}.dtype))".format,
     "clamp_min": "torch.maximum({}, {})".format,
     "clamp_max": "torch.minimum({}, {})".format,
@@ -75,10 +77,14 @@ class Kernel(NamedTuple):
         return "\n    ".join([f"def kernel({', '.join(inputs)}):", *body])
 
     def _lane(self, lane: int, stacked: bool) -> list[str]:
+        first = ""
+
         def operand(ref: Ref) -> str:
             kind, which = ref
             if kind == "row" and not stacked:
                 return f"row{which}[{lane}]"
+            if kind == "row" and self.rows[which].is_floating_point:  # a column, not a number
+                return f"row{which}.to({first}.dtype)"
             return {
                 "list": f"x{which}_{lane}",
                 "value": f"v{which}_{lane}",
@@ -89,6 +95,7 @@ class Kernel(NamedTuple):
         body = []
         kept = [value for _, value in self.stores]
         for i, (name, refs) in enumerate(self.lines):
+            first = f"v{refs[0][1]}_{lane}"
             terms = [operand(ref) for ref in refs]
             if name == "load":
                 text = terms[0] + (".clone()" if i in kept else "")
@@ -100,11 +107,11 @@ class Kernel(NamedTuple):
         return body + [f"x{home}_{lane}.copy_(v{value}_{lane})" for home, value in self.stores]
 
 
-@lru_cache(maxsize=None)
+@cache
 def plain(kernel: Kernel, width: int, stacked: bool = False) -> Callable[..., None]:
     """The function itself, run line by line."""
     source = kernel.source(width, stacked)
-    name = f"<torchzero_clip kernel {hash((kernel, width, stacked)):x}>"
+    name = f"<torchzero_clip kernel {zlib.crc32(source.encode()):x}>"
     linecache.cache[name] = (len(source), None, source.splitlines(keepends=True), name)
     space: dict[str, Any] = {"torch": torch}
     exec(compile(source, name, "exec"), space)
@@ -112,7 +119,7 @@ def plain(kernel: Kernel, width: int, stacked: bool = False) -> Callable[..., No
     return made
 
 
-@lru_cache(maxsize=None)
+@cache
 def compiled(kernel: Kernel, width: int, stacked: bool = False) -> Callable[..., None]:
     """The same, compiled with tensors that are large and all of other sizes."""
     function = plain(kernel, width, stacked)
@@ -171,7 +178,9 @@ def _without_guards(graph: Any, made: Any, names: list[str]) -> Callable[..., No
 
 def _count(kernel: Kernel) -> int:
     """How many numbers a kernel takes: at least one, since torch compiles none otherwise."""
-    return max([ref[1] + 1 for _, refs in kernel.lines for ref in refs if ref[0] == "number"] or [1])
+    return max(
+        [ref[1] + 1 for _, refs in kernel.lines for ref in refs if ref[0] == "number"] or [1]
+    )
 
 
 class Home:
@@ -224,16 +233,32 @@ class Split(NamedTuple):
 class Compiler:
     """Runs the tapes of one optimizer, and remembers what lasts from step to step."""
 
+    make = staticmethod(compiled)
+    """What makes a function of a kernel; `plain` makes one that is not compiled."""
+
     def __init__(self) -> None:
+        self.devices: set[str] = set()  # that kernels can be compiled for
         self.homes: dict[Any, Home] = {}
         self.splits: dict[Any, tuple[list[torch.Size], Split]] = {}
         self.pads: dict[Kernel, list[Tensor]] = {}
         self.rooms: dict[Any, tuple[Tensor, list[Tensor]]] = {}
 
+    def check(self, device: torch.device) -> None:
+        """Raise a sentence where torch cannot compile for this kind of device."""
+        kind = device.type
+        if kind not in self.devices:
+            why = _missing(kind)
+            if why is not None:
+                raise RuntimeError(f"compile=True {why}; leave compile out to step without it")
+            self.devices.add(kind)
+
     def home(self, key: Any, tensors: Sequence[Tensor]) -> Home:
         """What is known of tensors that come under this key in every step."""
         held = self.homes.get(key)
         if held is None or not held.same(tensors):
+            if len(self.homes) >= MOST:  # parameters come and go
+                self.homes.clear()
+                self.splits.clear()
             held = self.homes[key] = Home(tensors)
         return held
 
@@ -252,7 +277,7 @@ class Compiler:
         if not all([home.contiguous for home in job.homes]):
             fits = [i for i in wide if job.fits(i)]
             odd = [*odd, *[i for i in wide if i not in set(fits)]]
-            crowds, wide = crowds, fits
+            wide = fits
         for begin in reversed(range(0, len(wide), WIDTH)):  # what a norm read last is in the cache
             self._wide(job, wide[begin : begin + WIDTH])
         for some in crowds:
@@ -275,7 +300,7 @@ class Compiler:
             together = some[-1] - some[0] == len(some) - 1
             part = row[some[0] : some[-1] + 1] if together else row[some]
             rows.append(torch.cat([part, part.new_ones(missing)]) if missing else part.data)
-        compiled(job.kernel, WIDTH)(job.numbers, *rows, *job.scalars, *flats)
+        self.make(job.kernel, WIDTH)(job.numbers, *rows, *job.scalars, *flats)
 
     def _stacked(self, job: Job, some: list[int]) -> None:
         """Tensors of one shape as the rows of a matrix."""
@@ -293,7 +318,7 @@ class Compiler:
                 back.append((tensors, parts))
             stacks.append(room.view(len(some), -1).data)
         rows = [row[some].view(-1, 1).data for row in job.rows]
-        compiled(job.kernel, 1, True)(job.numbers, *rows, *job.scalars, *stacks)
+        self.make(job.kernel, 1, True)(job.numbers, *rows, *job.scalars, *stacks)
         for tensors, parts in back:
             torch._foreach_copy_(tensors, parts)
 
@@ -311,6 +336,28 @@ class Compiler:
             room = torch.empty(count, *shape, dtype=dtype)
             self.rooms[key] = room, list(room.unbind())
         return self.rooms[key]
+
+
+def _missing(kind: str) -> str | None:
+    """What torch lacks to compile for a kind of device."""
+    if kind == "cuda":
+        from torch.utils._triton import has_triton
+
+        return None if has_triton() else "needs Triton for parameters on cuda: pip install triton"
+    if kind != "cpu":
+        return f"works for parameters on cpu and cuda, got some on {kind}"
+    try:
+        from torch._inductor.cpp_builder import get_cpp_compiler
+    except ImportError:  # another torch has it elsewhere, and says so itself at the first step
+        return None
+    try:
+        get_cpp_compiler()
+    except Exception as error:
+        return (
+            "needs a C++ compiler: install g++ or clang, or name one in the environment variable "
+            f"CXX (torch found none: {type(error).__name__})"
+        )
+    return None
 
 
 class Job:
@@ -367,7 +414,9 @@ def _split(shapes: Sequence[torch.Size], device: torch.device) -> Split:
             single += some if shape.numel() else []
         elif device.type == "cpu" and len(some) >= MANY and shape.numel() <= SMALL:
             many = PIECE // shape.numel()
-            crowds += [some[begin : begin + many] for begin in range(0, len(some), many)]
+            parts = [some[begin : begin + many] for begin in range(0, len(some), many)]
+            wide += parts.pop() if len(parts[-1]) < MANY else []
+            crowds += parts
         else:
             wide += some
     return Split(sorted(wide), crowds, single)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -13,10 +13,12 @@ from torch.nn import Parameter
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from torchzero_clip.core.compiled import Compiler, Job, plain
 from torchzero_clip.core.scratch import PIECE
 
 if TYPE_CHECKING:
     from torchzero_clip.core.modular import Modular
+    from torchzero_clip.core.tape import Tape
 
 SIZE = 2**13  # numbers in a parameter that stands for a large one
 MOST = 64  # parameters that stand for all
@@ -32,16 +34,20 @@ class Traffic(TorchDispatchMode):
         self.read = self.written = 0
         self.where: Counter[str] = Counter()
         self.operators: Counter[str] = Counter()
+        self.inside = False  # a compiled kernel, which is one pass whatever it is made of
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         out = func(*args, **kwargs)
+        if self.inside:
+            return out
         name = func._schema.name.removeprefix("aten::")
         named = dict(zip([a.name for a in func._schema.arguments], args, strict=False)) | kwargs
         touched = 0
         for argument in func._schema.arguments:
             writes = argument.alias_info is not None and argument.alias_info.is_write
-            writes = writes and argument.name != "grads"  # what fused kernels could do, do not do
+            if argument.name == "grads":  # fused kernels write these only when they scale them
+                writes = writes and named.get("grad_scale") is not None
             bytes_ = self._bytes(named.get(argument.name), wrote=writes)
             touched += bytes_
             self.written += bytes_ * writes
@@ -66,6 +72,35 @@ class Traffic(TorchDispatchMode):
                 if wrote:
                     self.where[self.places.get(t.untyped_storage().data_ptr(), "new memory")] += 1
         return total
+
+
+class Watched(Compiler):
+    """Runs tapes uncompiled, and counts what the compiled kernels would move."""
+
+    make = staticmethod(plain)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.traffic: Traffic | None = None
+
+    def check(self, device: torch.device) -> None:
+        """Nothing is compiled."""
+
+    def run(self, tape: Tape, stores: Mapping[int, int]) -> None:
+        traffic = self.traffic
+        if traffic is None:
+            super().run(tape, stores)
+            return
+        job = Job(tape, stores)
+        for i, home in enumerate(job.homes):
+            if i in job.read:
+                traffic.read += traffic._bytes(home.tensors, wrote=False)
+            if i in job.written:
+                traffic.written += traffic._bytes(home.tensors, wrote=True)
+        traffic.operators["one compiled kernel"] += 1
+        traffic.inside = True
+        super().run(tape, stores)
+        traffic.inside = False
 
 
 def explain(optimizer: Modular) -> str:
@@ -97,12 +132,19 @@ def _watch(twin: Modular) -> Iterator[tuple[str, Traffic]]:
     with torch.no_grad():
         buckets, late = twin._late(twin._buckets())
         for link in twin.links:
-            with Traffic(places) as traffic:
+            with _watching(twin, places) as traffic:
                 buckets = link.step(buckets) if buckets else buckets
             yield link.path, traffic
-        with Traffic(places) as traffic:
+        with _watching(twin, places) as traffic:
             twin._finish(buckets, late)
         yield "the end", traffic
+
+
+def _watching(twin: Modular, places: dict[int, str]) -> Traffic:
+    traffic = Traffic(places)
+    if isinstance(twin.compiler, Watched):
+        twin.compiler.traffic = traffic
+    return traffic
 
 
 def _row(label: str, traffic: Traffic, numbers: int) -> tuple[str, float, float, str]:
@@ -131,7 +173,9 @@ def _twin(optimizer: Modular) -> Modular:
         left -= len(rows)
         live = {key: group[key] for key in optimizer.names.defaults}
         groups.append({**live, "params": [(name, _small(p)) for name, p in rows]})
-    return Modular(groups, *optimizer.chain, fused=optimizer.fused, rounding=optimizer.rounding)
+    twin = Modular(groups, *optimizer.chain, fused=optimizer.fused, rounding=optimizer.rounding)
+    twin.compiler = None if optimizer.compiler is None else Watched()
+    return twin
 
 
 def _small(p: Tensor) -> Parameter:

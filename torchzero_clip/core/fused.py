@@ -152,10 +152,16 @@ class Scaled(TensorList):
         """The dtype of the values."""
         return self._origin[0].dtype
 
-    def run(self, kernel: Callable[..., None], lists: Lists) -> None:
+    def run(self, kernel: Callable[..., None], lists: Lists, divides: bool) -> None:
         """kernel(values, *lists), piece by piece while the values are not computed."""
         if self._values is not None:
             kernel(self._values, *lists)
+            return
+        divides = divides and self.stays and self.dtype == torch.float32
+        if divides and len(self._divisors) == len(set(self._divisors[0])) == 1:
+            scale = torch.tensor(self._divisors[0][0], dtype=torch.float32, device="cpu")
+            kernel(self._source.tensors, *lists, grad_scale=scale)
+            self._values = self._source.tensors
             return
         shapes: dict[torch.Size, list[int]] = {}
         for i, t in enumerate(self._origin):
@@ -184,11 +190,11 @@ class Scaled(TensorList):
             for row in rows:
                 torch._foreach_div_(tensors, row)
             return tensors
-        values = torch.stack(tensors)
+        values, parts = SCRATCH.stack(tensors)
         for row in rows:
             each = torch.tensor(row, dtype=self.dtype, device="cpu")
             values.div_(each.view(-1, *[1] * (values.dim() - 1)))
-        return list(values.unbind())
+        return parts
 
     def _run_rest(self, kernel: Callable[..., None], lists: Lists, where: list[int]) -> None:
         """Tensors, or parts of large ones, of PIECE numbers together."""
@@ -232,10 +238,15 @@ class Waiting(TensorList):
         return TensorList(self._own) if self._own else Waiting(self._division)
 
 
-def run_kernel(u: TensorList, kernel: Callable[..., None], lists: Lists) -> None:
-    """kernel(u, *lists) of contiguous tensors; an empty list stays empty."""
+def run_kernel(
+    u: TensorList, kernel: Callable[..., None], lists: Lists, divides: bool = False
+) -> None:
+    """kernel(u, *lists) of contiguous tensors; an empty list stays empty.
+
+    `divides` says that it takes a `grad_scale`, and writes what it has divided.
+    """
     if isinstance(u, Scaled):
-        u.run(kernel, lists)
+        u.run(kernel, lists, divides)
     else:
         kernel(u.tensors, *lists)
 

@@ -16,9 +16,9 @@ from torchzero_clip.core.checkpoint import (
     restore_state,
     shared_start,
 )
+from torchzero_clip.core.compiled import Compiler
 from torchzero_clip.core.description import RESERVED
 from torchzero_clip.core.explain import explain
-from torchzero_clip.core.compiled import Compiler
 from torchzero_clip.core.fused import Deferred
 from torchzero_clip.core.hyper import Names
 from torchzero_clip.core.metrics import metrics_of
@@ -37,6 +37,9 @@ class Modular(Optimizer):
         *transforms: The chain, first to last.
         fused: Use torch's fused kernels where the end of the chain is one; False runs every link by
             its own formula. The results agree to rounding.
+        compile: Compile what the links do between norms into kernels of their own, at the first
+            step. It takes seconds, needs a C++ compiler on CPU and Triton on CUDA, and happens
+            again for no change of a live value or of which parameters have gradients.
         rounding: How parameters in bfloat16 and float16 take the update: "nearest", "stochastic" or
             "kahan", which do not lose what is smaller than half a unit in the last place.
         process_group: Processes that hold other parameters of the same model, the stages of a
@@ -114,7 +117,9 @@ class Modular(Optimizer):
 
     def _finish(self, buckets: list[Bucket], late: list[Deferred]) -> None:
         """Subtract what came out; updates that nobody asked for move their state."""
-        subtract([bucket for bucket in buckets if not _applied(bucket, self.rounding)], self.rounding)
+        subtract(
+            [bucket for bucket in buckets if not _applied(bucket, self.rounding)], self.rounding
+        )
         for update in late:
             update._settle()
 
@@ -197,6 +202,8 @@ class Modular(Optimizer):
         params = self.param_groups[-1]["params"]
         for p in params:
             refuse_flat(p)
+            if self.compiler is not None:
+                self.compiler.check(p.device)
         self.param_groups[-1]["chain"] = shared_start(self.names.links, params, held)
         if "param_names" not in self.param_groups[-1]:
             for link in self.names.links:

@@ -203,7 +203,7 @@ def _joint(tensors: list[Tensor], p: float) -> Tensor:
     """Norms of tensors of one shape in rows: a copy of all costs less than a call for each."""
     parts, many = [], PIECE // tensors[0].numel()
     for begin in range(0, len(tensors), many):
-        some = _full(torch.stack(tensors[begin : begin + many]))
+        some = _full(SCRATCH.stack(tensors[begin : begin + many])[0])
         rows = _row_norms(some.view(len(some), -1, ROW), p).double()
         parts.append(torch.linalg.vector_norm(rows, p, dim=1))
     return torch.cat(parts)

@@ -330,4 +330,3 @@ class Tape:
         like = self.homes[0].tensors
         self.slots.append(self.hold([torch.empty_like(t, dtype=dtype) for t in like]))
         return self.slots[-1]
-

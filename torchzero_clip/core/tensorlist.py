@@ -44,6 +44,11 @@ class TensorList:
         """The tensors, or those that a list which is not computed yet starts from."""
         return self.tensors
 
+    @property
+    def dtype(self) -> torch.dtype:
+        """The dtype of the tensors."""
+        return self.tensors[0].dtype
+
     def _settle(self) -> None:
         """Compute what is put off: before its sources change, or since state must move."""
         _ = self.tensors
@@ -129,7 +134,9 @@ class TensorList:
 
     def _vector(self, args: tuple[Any, ...] = ()) -> Tensor | None:
         """Step counts and the like as one vector, where that is their memory; with numbers only."""
-        if not self.tensors or self.tensors[0].dim() or any([not _is_number(x) for x in args]):
+        if not self.tensors or self.tensors[0].dim() or torch.compiler.is_compiling():
+            return None
+        if any([not isinstance(x, (int, float)) for x in args]):
             return None
         return base_of(self.tensors)
 
@@ -149,7 +156,9 @@ class TensorList:
 
     def _new(self, name: str, *operands: Any) -> TensorList:
         """Run a foreach operator into a new list."""
-        return TensorList(_foreach(name, self.tensors, *self._arguments(name, operands)), owned=True)
+        return TensorList(
+            _foreach(name, self.tensors, *self._arguments(name, operands)), owned=True
+        )
 
     def _arguments(self, name: str, operands: Sequence[Any]) -> tuple[Any, ...]:
         """Operands as torch takes them."""
@@ -351,7 +360,7 @@ def wide(device: torch.device) -> torch.dtype:
 
 def separate(tensors: Sequence[Tensor]) -> bool:
     """Whether these are tensors of one shape, and each in memory of its own."""
-    if tensors[0]._base is not None or not all_plain(tensors):
+    if torch.compiler.is_compiling() or tensors[0]._base is not None or not all_plain(tensors):
         return False
     return len({t.shape for t in tensors}) == 1
 
@@ -364,10 +373,6 @@ def base_of(tensors: Sequence[Tensor]) -> Tensor | None:
     step, start = base.element_size() * base.stride(0), base.data_ptr()
     places = range(start, start + step * len(tensors), step)
     return base if [t.data_ptr() for t in tensors] == list(places) else None
-
-
-def _is_number(x: Any) -> bool:
-    return isinstance(x, (int, float))
 
 
 def _positive(t: Tensor) -> Tensor:

@@ -77,6 +77,8 @@ class Transform(Description):
         state, group = bucket.state, bucket.group
         u = bucket.u.to(bucket.state_dtype)
         late = bucket.late if self.target == "update" and bucket.tape is None else None
+        if bucket.tape is not None:
+            group = {name: _as_tensor(value) for name, value in group.items()}
         kernel = self.kernel(u, state, group) if late is not None else None
         if late is None or kernel is None:
             bucket.u = self._values(bucket, u, state, group)
@@ -350,7 +352,7 @@ def prepare(buckets: list[Bucket]) -> list[Bucket]:
 
 def pairs(tensors: TensorList) -> TensorList:
     """Complex tensors as real ones with a last dim of two."""
-    if not any([t.is_complex() for t in tensors]):
+    if not tensors.dtype.is_complex:
         return tensors
     real = [torch.view_as_real(t) if t.is_complex() else t for t in tensors.tensors]
     return TensorList(real, owned=tensors.owned)
@@ -359,6 +361,15 @@ def pairs(tensors: TensorList) -> TensorList:
 def unpaired(tensors: TensorList) -> TensorList:
     """What `pairs` made real, complex again."""
     return TensorList([torch.view_as_complex(t) for t in tensors.tensors], owned=tensors.owned)
+
+
+def _as_tensor(value: Any) -> Any:
+    """A live number as a tensor, so that `update` cannot do another thing when it is zero."""
+    if isinstance(value, tuple):
+        return tuple([_as_tensor(x) for x in value])
+    if not isinstance(value, (int, float)) or isinstance(value, bool):
+        return value
+    return torch.tensor(value, dtype=torch.float64, device="cpu")
 
 
 def _is_any(u: TensorList, handles: Mapping[str, TensorList]) -> bool:

@@ -162,7 +162,7 @@ class Units:
         return by_owner(vectors, self.owner, self.lengths)
 
     def spread(self, bucket: Bucket, vector: Tensor) -> Tensor | list[Tensor]:
-        """A vector as an operand for a bucket: one tensor for all, an entry or a tensor for each."""
+        """A vector as an operand for a bucket: one number for all, one a tensor, or slices."""
         param = bucket.params.tensors[0]
         if not param.is_complex() and vector.is_complex():
             vector = vector.real
@@ -175,9 +175,9 @@ class Units:
             slices = [parts[i].view(self.slices[i]) for i in here]
             rows = zip(slices, bucket.layouts, strict=True)
             return [part if layout is None else layout.part(part) for part, layout in rows]
-        if self.count == 1:
-            return vector[0]
         units = self.unit_of[start : start + len(bucket.params)]
+        if self.rule.scope in ("group", "global"):
+            return vector[units[0]]
         if units == list(here):
             return vector[start : start + len(bucket.params)]
         entries = vector.unbind(0)

@@ -98,7 +98,7 @@ class ClipValueByEMA(Transform):
         ema, weight = state["ema"], 1 - bucket.group["beta"]
         size = u.abs().where(u.isfinite(), ema)
         if self.ema_init == "update":
-            first = [torch.isinf(t) for t in ema]
+            first = ema.isinf()
             ema.copy_(size.where(first, ema.lerp(size, weight)))
         else:
             ema.lerp_(size, weight)

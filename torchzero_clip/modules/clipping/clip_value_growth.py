@@ -47,8 +47,8 @@ class ClipValueGrowth(Transform):
         size = out.abs()
         decay = math.inf if group["max_decay"] is None else group["max_decay"]
         after = previous.div(decay).maximum(size)
-        first = size.where([t > 0 for t in size], previous)
-        after = first.where([torch.isinf(t) for t in previous], after)
+        first = size.where(size.positive(), previous)
+        after = first.where(previous.isinf(), after)
         previous.copy_(after.where(finite, previous))
         return out
 

@@ -69,8 +69,10 @@ class Adam(Transform):
                 amsgrad=self.amsgrad, weight_decay=decay / lr if decay else 0.0, maximize=False,
             )  # fmt: skip
             moments = state["exp_avg"].tensors, state["exp_avg_sq"].tensors
-            run_kernel(
-                u, lambda u, p, *rest: fused(p, u, *rest), [params, *moments, largest, steps]
-            )
+
+            def run(u: list[Tensor], p: list[Tensor], *rest: list[Tensor], **scale: Tensor) -> None:
+                fused(p, u, *rest, **scale)
+
+            run_kernel(u, run, [params, *moments, largest, steps], divides=True)
 
         return apply

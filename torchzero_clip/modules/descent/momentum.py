@@ -65,6 +65,10 @@ class Momentum(Transform):
                 dampening=0.0, nesterov=False, maximize=False, is_first_step=False,
             )  # fmt: skip
             buffers = state["momentum_buffer"].tensors
-            run_kernel(u, lambda u, p, buffer: fused(p, u, buffer), [params, buffers])
+
+            def run(u: list[Tensor], p: list[Tensor], b: list[Tensor], **scale: Tensor) -> None:
+                fused(p, u, b, **scale)
+
+            run_kernel(u, run, [params, buffers], divides=True)
 
         return apply

@@ -1,0 +1,415 @@
+"""compile=True: what is recorded, what is compiled, and that it is compiled once."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import Parameter
+
+import torchzero_clip as tz
+from tests.table import GOOD, Case, gradients, over, parameters, set_grads
+from torchzero_clip import (
+    LR,
+    AdaGC,
+    Adam,
+    Cautious,
+    ClipNorm,
+    ClipNormGrowth,
+    ClipValue,
+    Lambda,
+    Lion,
+    Masked,
+    Modular,
+    Momentum,
+    Normalize,
+    Orthogonalize,
+    Transform,
+    WeightDecay,
+    ZClip,
+)
+from torchzero_clip.core import compiled
+from torchzero_clip.core.compiled import Job, Kernel
+
+# torch warns of itself when it first compiles
+pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning")
+
+Chain = Sequence[Transform]
+SHAPES = [(50, 40), (7,), (1,), (), (3, 4, 5), (0,), (64,), *[(8, 8)] * 20]
+CHAINS: dict[str, Callable[[], Chain]] = {
+    "headline": lambda: [ClipNorm(1.0, dim="global"), Adam(), LR(1e-2)],
+    "on gradients": lambda: [ClipNorm(1.0, dim="global", target="grad"), Adam(), LR(1e-2)],
+    "each tensor": lambda: [ClipNorm(0.5), Adam(), WeightDecay(0.01), LR(1e-2)],
+    "values": lambda: [ClipValue(0.01), Momentum(0.9), LR(1e-2)],
+    "nesterov": lambda: [Momentum(0.9, nesterov=True), LR(1e-2)],
+    "between": lambda: [ZClip(warmup_steps=2), Adam(), ClipNormGrowth(dim="global"), LR(1e-2)],
+    "normalize": lambda: [Normalize(dim="global"), LR(1e-2)],
+    "memory": lambda: [AdaGC(warmup_steps=1), Adam(amsgrad=True), LR(1e-2)],
+    "signs": lambda: [Lion(), Cautious(), LR(1e-3)],
+}
+
+
+@pytest.fixture(autouse=True)
+def narrow(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Kernels of three tensors take a fifth of the time to compile."""
+    monkeypatch.setattr(compiled, "WIDTH", 3)
+
+
+def params_of(shapes: Sequence[tuple[int, ...]], seed: int = 0) -> list[Parameter]:
+    generator = torch.Generator().manual_seed(seed)
+    return [Parameter(torch.randn(shape, generator=generator)) for shape in shapes]
+
+
+def give(params: Sequence[Tensor], seed: int, scale: float = 1.0) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    for p in params:
+        p.grad = scale * torch.randn(p.shape, generator=generator).to(p.dtype)
+
+
+def close(a: Any, b: Any, dtype: torch.dtype = torch.float32) -> None:
+    exact = dtype in (torch.float32, torch.float64)
+    for x, y in zip(a, b, strict=True):
+        torch.testing.assert_close(x, y, rtol=2e-6 if exact else 1e-2, atol=1e-6, equal_nan=True)
+
+
+def state_of(opt: Modular) -> list[Tensor]:
+    held = [opt.state[p] for group in opt.param_groups for p in group["params"]]
+    return [value for one in held for value in one.values() if isinstance(value, Tensor)]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("name", CHAINS)
+def test_a_compiled_chain_does_what_the_plain_one_does(name: str, dtype: torch.dtype) -> None:
+    if dtype != torch.float32 and name not in ("headline", "values"):
+        pytest.skip("two chains of other dtypes are enough: they differ in a cast")
+    ours, theirs = params_of(SHAPES), params_of(SHAPES)
+    for p in [*ours, *theirs]:
+        p.data = p.data.to(dtype)
+    fast, slow = Modular(ours, *CHAINS[name](), compile=True), Modular(theirs, *CHAINS[name]())
+    for i in range(4):
+        for params in (ours, theirs):
+            give(params, i, scale=0.01 if i == 3 else 1.0)
+        fast.step()
+        slow.step()
+        close([p.grad for p in ours], [p.grad for p in theirs], dtype)
+        close(ours, theirs, dtype)
+    close(state_of(fast), state_of(slow), dtype)
+    assert list(fast.metrics()) == list(slow.metrics())
+
+
+@pytest.mark.slow
+@over(GOOD)
+def test_every_rule_compiles(case: Case) -> None:
+    """Before Adam, where it has to leave an update, from equal state in every step."""
+    tail = [Adam()] if any("lr" in link.live for link in case.make().walk()) else [Adam(), LR(0.01)]
+    made = []
+    for options in ({"compile": True}, {"fused": False}):
+        params = parameters(case.shapes)
+        made.append((params, Modular(list(params.items()), case.make(), *tail, **options)))
+    for i in range(3):
+        for params, opt in made:
+            set_grads(params, gradients(case.shapes, i))
+            opt.step()
+    for name, p in made[0][0].items():
+        other = made[1][0][name]
+        torch.testing.assert_close(p, other, rtol=1e-4, atol=1e-4, equal_nan=True)
+
+
+# ---------------------------------------------------------------------- compiled once
+
+
+def built() -> int:
+    """How many kernels this process has compiled, and torch for them."""
+    from torch._dynamo.utils import counters
+
+    return compiled.compiled.cache_info().misses + counters["stats"]["unique_graphs"]
+
+
+def test_nothing_is_compiled_again_for_live_values_schedulers_or_missing_gradients() -> None:
+    params, more = params_of(SHAPES), params_of([(9, 2), (33,), (5,)])
+    chain = [ClipNorm(1.0), Momentum(0.9, nesterov=True), Adam(), WeightDecay(0.01), LR(1e-2)]
+    opt = Modular([{"params": params}, {"params": more, "lr": 0.5}], *chain, compile=True)
+    scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(opt, 10)
+    give([*params, *more], 0)
+    opt.step()
+    before = built()
+    changes: dict[str, list[Any]] = {
+        "max_norm": [0.0, 1e-3, float("inf"), 7],
+        "momentum": [0.0, 0.5],
+        "dampening": [0.25, 0.0, 1],
+        "betas": [(0.0, 0.5), (0.5, 0.0)],
+        "eps": [0.0, 1e-3],
+        "weight_decay": [0.0, 1, 0.3],
+        "lr": [0.0, 1, 3e-4, torch.tensor(0.1)],
+    }
+    assert set(changes) == {key for link in opt.links for key in link.keys.values()}
+    for key, values in changes.items():
+        for value in values:
+            opt.param_groups[0][key] = value
+            give([*params, *more], 1)
+            opt.step()
+    for group in opt.param_groups:
+        group["lr"] = 0.1
+    for i in range(5):
+        give([*params, *more], i)
+        for p in params[i :: 2 + i]:
+            p.grad = None
+        if i == 3:
+            opt.add_param_group({"params": params_of([(5, 5), (2,)])})
+        opt.step()
+        scheduler.step()
+    give(params[:1], 0)
+    opt.zero_grad()
+    give(params[4:5], 0)
+    opt.step()
+    assert built() == before
+
+
+def test_another_optimizer_with_the_chain_takes_the_kernels_there_are() -> None:
+    counts = []
+    for shapes in (SHAPES, [(100, 3), *SHAPES, (11,)]):
+        params = params_of(shapes)
+        opt = Modular(params, ClipNorm(1.0), Adam(), LR(1e-2), compile=True)
+        give(params, 0)
+        opt.step()
+        counts.append(built())
+    assert counts[0] == counts[1]
+
+
+def test_the_default_width_compiles_and_steps_right(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compiled, "WIDTH", 16)
+    shapes = [(i + 2, 3) for i in range(37)]
+    ours, theirs = params_of(shapes), params_of(shapes)
+    fast = Modular(ours, ClipNorm(1.0, dim="global"), Adam(), LR(1e-2), compile=True)
+    slow = torch.optim.Adam(theirs, lr=1e-2)
+    for i in range(3):
+        give(ours, i)
+        give(theirs, i)
+        torch.nn.utils.clip_grad_norm_(theirs, 1.0)
+        fast.step()
+        slow.step()
+    close(ours, theirs)
+
+
+# ---------------------------------------------------------------------- what is recorded
+
+
+def recording(
+    monkeypatch: pytest.MonkeyPatch, params: Sequence[Parameter], *chain: Transform, **options: Any
+) -> tuple[Modular, list[Kernel]]:
+    """An optimizer whose kernels run uncompiled, and those that ran."""
+    opt = Modular(params, *chain, compile=True, **options)
+    assert opt.compiler is not None
+    opt.compiler.make = compiled.plain  # type: ignore[method-assign]
+    seen: list[Kernel] = []
+    run = opt.compiler.run
+
+    def watched(tape: Any, stores: Any) -> None:
+        seen.append(Job(tape, stores).kernel)
+        run(tape, stores)
+
+    monkeypatch.setattr(opt.compiler, "run", watched)
+    return opt, seen
+
+
+def test_a_chain_with_one_norm_is_one_kernel_that_writes_nothing_but_state_and_parameters(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    params = params_of([(4, 5), (6,)])
+    chain = [ClipNorm(1.0), Adam(), WeightDecay(0.1), LR(0.1)]
+    opt, seen = recording(monkeypatch, params, *chain)
+    give(params, 0)
+    opt.step()
+    (kernel,) = seen
+    assert len(kernel.stores) == 3
+    assert len(kernel.lists) == 4  # with the gradients
+    assert not opt._rooms, "no buffer is kept for an update that nobody reads"
+
+
+def test_a_rule_on_the_update_makes_two_kernels_and_one_buffer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    params = params_of([(4, 5), (6,)])
+    opt, seen = recording(monkeypatch, params, Adam(), ClipNorm(1.0), LR(0.1))
+    for i in range(3):
+        give(params, i)
+        opt.step()
+    assert len(seen) == 6
+    assert len(set(seen)) == 2
+    assert len(opt._rooms) == len(params)
+
+
+def test_clipping_does_not_change_the_kernel_when_it_begins_or_ends(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    params = params_of([(4, 5), (6,)])
+    opt, seen = recording(monkeypatch, params, ClipNorm(1.0, dim="global"), LR(0.1))
+    for scale in (100.0, 1e-3, 100.0):
+        give(params, 0, scale)
+        opt.step()
+    assert len(set(seen)) == 1
+
+
+def test_a_link_that_looks_at_values_gets_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[Tensor] = []
+
+    def look(t: Tensor) -> Tensor:
+        seen.append(t.clone())
+        return t * 2
+
+    params = params_of([(4, 5)])
+    opt, _ = recording(monkeypatch, params, ClipValue(0.5), Lambda(look), LR(1.0))
+    give(params, 0)
+    start, grad = params[0].detach().clone(), params[0].grad
+    opt.step()
+    assert grad is not None
+    torch.testing.assert_close(seen[0], grad.clamp(-0.5, 0.5))
+    torch.testing.assert_close(params[0].detach(), start - 2 * grad.clamp(-0.5, 0.5))
+
+
+def test_a_custom_transform_records_without_knowing_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Soften(Transform):
+        def init(self, param: Tensor) -> dict[str, Tensor]:
+            return {"seen": torch.zeros_like(param), "count": torch.zeros(())}
+
+        def update(self, u: Any, state: Any, group: Any) -> Any:
+            share = 1 / state["count"].add_(1).stack()
+            state["seen"].maximum_(u.abs())
+            return u.div_(state["seen"].add(1.0)).mul_(share)
+
+    ours, theirs = params_of(SHAPES), params_of(SHAPES)
+    fast, seen = recording(monkeypatch, ours, Soften(), LR(0.1))
+    slow = Modular(theirs, Soften(), LR(0.1))
+    for i in range(3):
+        give(ours, i)
+        give(theirs, i)
+        fast.step()
+        slow.step()
+    close(ours, theirs)
+    close(state_of(fast), state_of(slow))
+    assert len(seen) == 3
+
+
+def test_channels_last_and_strided_tensors_are_taken_in_their_own_order(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    ours, theirs = (
+        params_of([(4, 3, 5, 5), (6, 4), (8, 8)]),
+        params_of([(4, 3, 5, 5), (6, 4), (8, 8)]),
+    )
+    for params in (ours, theirs):
+        params[0].data = params[0].data.to(memory_format=torch.channels_last)
+        params[1].data = params[1].data.t().contiguous().t()
+        params[2].data = torch.randn(8, 16, generator=torch.Generator().manual_seed(1))[:, ::2]
+    fast, _ = recording(monkeypatch, ours, ClipNorm(1.0), Adam(), LR(0.1))
+    slow = Modular(theirs, ClipNorm(1.0), Adam(), LR(0.1), fused=False)
+    for i in range(3):
+        for params in (ours, theirs):
+            give(params, i)
+        ours[0].grad = ours[0].grad.contiguous() if i == 1 else ours[0].grad  # type: ignore[union-attr]
+        fast.step()
+        slow.step()
+    close(ours, theirs)
+    assert ours[0].is_contiguous(memory_format=torch.channels_last)
+
+
+def test_parts_of_a_model_have_kernels_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    shapes = [(4, 5), (6,), (7, 2), (3,)]
+    matrices: Callable[[str, Tensor], bool] = lambda name, p: p.dim() == 2  # noqa: E731
+    chain = [Masked(tz.Chain(Momentum(0.9), Orthogonalize()), matrices), Adam(), LR(0.1)]
+    ours, theirs = params_of(shapes), params_of(shapes)
+    fast, _ = recording(monkeypatch, ours, *chain)
+    slow = Modular(theirs, *chain, fused=False)
+    for i in range(3):
+        give(ours, i)
+        give(theirs, i)
+        fast.step()
+        slow.step()
+    close(ours, theirs)
+
+
+def test_complex_parameters_step_without_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    ours = [Parameter(torch.ones(3, dtype=torch.complex64)), Parameter(torch.ones(4))]
+    opt, seen = recording(monkeypatch, ours, ClipNorm(1.0, dim="global"), Adam(), LR(0.1))
+    for p in ours:
+        p.grad = torch.ones_like(p)
+    opt.step()
+    assert len(seen) == 1
+    torch.testing.assert_close(ours[0].real.detach(), torch.full((3,), 0.9))
+
+
+@pytest.mark.parametrize("rounding", ["stochastic", "kahan"])
+def test_roundings_take_the_update_of_a_kernel(rounding: str) -> None:
+    def run(**options: Any) -> list[Parameter]:
+        params = [Parameter(torch.ones(40, 3, dtype=torch.bfloat16))]
+        opt = Modular(params, Adam(), LR(1e-3), rounding=rounding, **options)
+        if opt.compiler is not None:
+            opt.compiler.make = compiled.plain  # type: ignore[method-assign]
+        for i in range(5):
+            give(params, i)
+            opt.step()
+        return params
+
+    torch.testing.assert_close(run(compile=True), run(), rtol=0, atol=0)
+
+
+# ---------------------------------------------------------------------- state, and what goes wrong
+
+
+def test_state_goes_from_compiled_to_plain_and_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    ours, theirs = params_of(SHAPES), params_of(SHAPES)
+    chain = CHAINS["memory"]()
+    fast, _ = recording(monkeypatch, ours, *chain)
+    slow = Modular(theirs, *chain)
+    for i in range(4):
+        give(ours, i)
+        give(theirs, i)
+        fast.step()
+        slow.step()
+        held = copy.deepcopy(fast.state_dict())
+        assert held["state"][0].keys() == slow.state_dict()["state"][0].keys()
+        fast.load_state_dict(copy.deepcopy(slow.state_dict()))
+        slow.load_state_dict(held)
+    close(ours, theirs)
+
+
+def test_a_copy_compiles_too() -> None:
+    params = params_of([(3, 2)])
+    opt = Modular(params, Adam(), LR(0.1), compile=True)
+    assert copy.deepcopy(opt).compiler is not None
+    assert copy.deepcopy(Modular(params, Adam(), LR(0.1))).compiler is None
+
+
+def test_without_a_compiler_there_is_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    def none() -> str:
+        raise RuntimeError("no working C++ compiler")
+
+    monkeypatch.setattr("torch._inductor.cpp_builder.get_cpp_compiler", none)
+    with pytest.raises(RuntimeError, match="compile=True needs a C\\+\\+ compiler: install"):
+        Modular(params_of([(3, 2)]), Adam(), LR(0.1), compile=True)
+    params = [Parameter(torch.ones(3, device="meta"))]
+    with pytest.raises(RuntimeError, match="on cpu and cuda, got some on meta"):
+        Modular(params, Adam(), LR(0.1), compile=True)
+
+
+def test_parameters_that_come_and_go_do_not_pile_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compiled, "MOST", 8)
+    params = params_of([(3, 2)] * 12)
+    opt, _ = recording(monkeypatch, params, Adam(), LR(0.1))
+    for p in params:
+        opt.zero_grad()
+        give([p], 0)
+        opt.step()
+    assert opt.compiler is not None
+    assert len(opt.compiler.homes) <= 8
+
+
+def test_explain_counts_what_the_kernels_move() -> None:
+    params = params_of([(100, 30)])
+    text = Modular(params, ClipNorm(1.0), Adam(), LR(0.1), compile=True).explain()
+    assert "one compiled kernel" in text
+    assert "in all       20      12" in text, text
