@@ -101,7 +101,6 @@ def test_a_compiled_chain_does_what_the_plain_one_does(name: str, dtype: torch.d
     assert list(fast.metrics()) == list(slow.metrics())
 
 
-@pytest.mark.slow
 @over(GOOD)
 def test_every_rule_compiles(case: Case) -> None:
     """Before Adam, where it has to leave an update, from equal state in every step."""
