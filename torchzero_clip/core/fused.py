@@ -152,14 +152,20 @@ class Scaled(TensorList):
         """The dtype of the values."""
         return self._origin[0].dtype
 
+    @property
+    def divisor(self) -> float | None:
+        """What all tensors are still to be divided by, if it is one number."""
+        one = self._values is None and len(self._divisors) == len(set(self._divisors[0])) == 1
+        return self._divisors[0][0] if one else None
+
     def run(self, kernel: Callable[..., None], lists: Lists, divides: bool) -> None:
         """kernel(values, *lists), piece by piece while the values are not computed."""
         if self._values is not None:
             kernel(self._values, *lists)
             return
         divides = divides and self.stays and self.dtype == torch.float32
-        if divides and len(self._divisors) == len(set(self._divisors[0])) == 1:
-            scale = torch.tensor(self._divisors[0][0], dtype=torch.float32, device="cpu")
+        if divides and self.divisor is not None:
+            scale = torch.tensor(self.divisor, dtype=torch.float32, device="cpu")
             kernel(self._source.tensors, *lists, grad_scale=scale)
             self._values = self._source.tensors
             return
@@ -305,6 +311,10 @@ def scaling(u: TensorList, factor: Any) -> Kernel | None:
         if decay:
             torch._foreach_mul_(params, 1 - decay)
         move = partial(torch._foreach_sub_, alpha=scale * factor)
+        whole = u.divisor if isinstance(u, Scaled) and not u.stays else None
+        if whole is not None and 1e-30 < abs(scale * factor / whole) < 1e30:
+            torch._foreach_sub_(params, u._origin, alpha=scale * factor / whole)
+            return
         if not all([all(map(Tensor.is_contiguous, some)) for some in (params, u._origin)]):
             u._settle()  # parts are flat
         run_kernel(u, lambda u, p: move(p, u), [params])

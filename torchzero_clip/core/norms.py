@@ -15,7 +15,7 @@ from typing import Any, Literal, TypeAlias
 import torch
 from torch import Tensor
 
-from torchzero_clip.core.scratch import MANY, PIECE, SCRATCH, SMALL
+from torchzero_clip.core.scratch import PIECE, SCRATCH, SMALL
 from torchzero_clip.core.tensorlist import all_plain, wide
 
 Ord: TypeAlias = "float | str"
@@ -23,6 +23,7 @@ Ord: TypeAlias = "float | str"
 ROW = 256  # a float32 sum of this many squares is right to 1e-7
 DOUBLE = (torch.float64, torch.complex128)
 CHUNK = 2**16  # what is converted at a time
+CROWD = 64  # small tensors of one shape that are worth a copy of all
 
 
 @dataclass(frozen=True)
@@ -164,17 +165,15 @@ def _powers(tensors: list[Tensor], p: float) -> Tensor:
 
 def _powers_on_cpu(tensors: list[Tensor], p: float) -> Tensor:
     """Small tensors many at a time, large ones in rows; redo what left the range."""
-    small, alike, large = _by_size(tensors, p)
+    single, alike, large = _by_size(tensors, p)
     norms = torch.empty(len(tensors), dtype=torch.float64, device="cpu")
-    if small:
-        some = [_full(tensors[i]) for i in small]
-        norms[small] = torch.stack(torch._foreach_norm(some, p, dtype=torch.float64))
+    parts = [_chunks(tensors[i]) for i in single] + [_rows(tensors[i].view(-1), p) for i in large]
+    if parts:
+        norms[single + large] = _joined(parts, p)
     for where in alike:
         norms[where] = _joint([tensors[i] for i in where], p)
-    if large:
-        norms[large] = _large([tensors[i] for i in large], p)
-    double = len(small) == len(tensors) or {t.dtype for t in tensors} == {torch.float64}
-    low, high = (-280.0, 300.0) if double else (-25.0, 35.0)
+    double = tensors[0].dtype == torch.float64
+    low, high = (-280.0, 300.0) if double or not (alike or large) else (-25.0, 35.0)
     within = (norms > 10.0 ** max(low / p, -300)) & (norms < 10.0 ** min(high / p, 300))
     for i in [] if bool(within.all()) else (~within).nonzero().flatten().tolist():
         norms[i] = _rescaled(tensors[i], p)
@@ -182,21 +181,23 @@ def _powers_on_cpu(tensors: list[Tensor], p: float) -> Tensor:
 
 
 def _by_size(tensors: list[Tensor], p: float) -> tuple[list[int], list[list[int]], list[int]]:
-    """Which tensors are small, which of these are many of one shape, and which are large."""
-    small: list[int] = []
+    """Which tensors are taken one by one, which are many of one shape, and which go in rows."""
+    single: list[int] = []
     large: list[int] = []
     shapes: dict[Any, list[int]] = {}
     joins = p in (1, 2) and tensors[0].dtype != torch.float64
     for i, n in enumerate([t.numel() for t in tensors]):
-        if n > SMALL:
-            large.append(i)
-        elif n == 0 or n % ROW or not joins:
-            small.append(i)
+        if not joins or n == 0:
+            single.append(i)
+        elif n > SMALL:
+            (large if tensors[i].is_contiguous() else single).append(i)
+        elif n % ROW:
+            single.append(i)
         else:
             shapes.setdefault(tensors[i].shape, []).append(i)
-    alike = [some for some in shapes.values() if len(some) >= MANY]
-    few = [i for some in shapes.values() if len(some) < MANY for i in some]
-    return sorted(small + few), alike, large
+    alike = [some for some in shapes.values() if len(some) >= CROWD]
+    single += [i for some in shapes.values() if len(some) < CROWD for i in some]
+    return single, alike, large
 
 
 def _joint(tensors: list[Tensor], p: float) -> Tensor:
@@ -209,27 +210,11 @@ def _joint(tensors: list[Tensor], p: float) -> Tensor:
     return torch.cat(parts)
 
 
-def _large(tensors: list[Tensor], p: float) -> Tensor:
-    """Rows in float32 where that is right, chunks in float64 where it is not."""
-    fast = [i for i, t in enumerate(tensors) if _sums_in_rows(t, p)]
-    norms = torch.empty(len(tensors), dtype=torch.float64, device="cpu")
-    if fast:
-        norms[fast] = _joined([_rows(tensors[i].view(-1), p) for i in fast], p)
-    for i in sorted(set(range(len(tensors))) - set(fast)):
-        norms[i] = _blocked(tensors[i], p)
-    return norms
-
-
-def _sums_in_rows(x: Tensor, p: float) -> bool:
-    return p in (1, 2) and x.dtype != torch.float64 and x.is_contiguous()
-
-
-def _blocked(x: Tensor, p: float) -> Tensor:
-    if not x.is_contiguous():
-        return torch.linalg.vector_norm(_full(x), p, dtype=torch.float64)
-    chunks = x.view(-1).split(CHUNK)
-    parts = [torch.linalg.vector_norm(c, p, dtype=torch.float64) for c in chunks]
-    return torch.linalg.vector_norm(torch.stack(parts), p)
+def _chunks(x: Tensor) -> list[Tensor]:
+    """What torch converts to float64 at a time."""
+    if x.numel() <= CHUNK or not x.is_contiguous():
+        return [_full(x)]
+    return [_full(chunk) for chunk in x.view(-1).split(CHUNK)]
 
 
 def _rows(flat: Tensor, p: float) -> list[Tensor]:
@@ -285,12 +270,21 @@ def totals(tensors: Sequence[Tensor]) -> Tensor:
     """The sum of each tensor, its real and its imaginary part, a column each."""
     dtype = wide(tensors[0].device)
     real = torch.stack(
-        [t.real.sum(dtype=dtype) if t.is_complex() else t.sum(dtype=dtype) for t in tensors]
+        [t.real.sum(dtype=dtype) if t.is_complex() else _sum(t, dtype) for t in tensors]
     )
     if not any([t.is_complex() for t in tensors]):
         return torch.stack([real, torch.zeros_like(real)])
     parts = [t.imag.sum(dtype=dtype) if t.is_complex() else t.sum(dtype=dtype) * 0 for t in tensors]
     return torch.stack([real, torch.stack(parts)])
+
+
+def _sum(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """Rows in float32, which is right to 1e-7 of what is added up, their sums in float64."""
+    whole = x.numel() // ROW * ROW
+    if x.dtype != torch.float32 or not (_readable(x) and whole and x.is_contiguous()):
+        return x.sum(dtype=dtype)
+    flat = x.view(-1)
+    return flat[:whole].view(-1, ROW).sum(dim=1).sum(dtype=dtype) + flat[whole:].sum(dtype=dtype)
 
 
 def _spread(tensors: list[Tensor]) -> Tensor:

@@ -7,6 +7,7 @@ a single pass over memory. Nothing else knows that it happens.
 
 from __future__ import annotations
 
+import math
 import operator
 import weakref
 from collections.abc import Callable, Iterable, Sequence
@@ -16,7 +17,7 @@ import torch
 from torch import Tensor
 
 from torchzero_clip.core.compiled import BOOLEAN, Compiler, Home, Ref
-from torchzero_clip.core.tensorlist import Operand, TensorList, base_of
+from torchzero_clip.core.tensorlist import Operand, TensorList, base_of, wide
 
 Value: TypeAlias = int
 """A line of the tape."""
@@ -250,6 +251,9 @@ class Tape:
         if None in refs:
             return None
         known = [ref for ref in refs if ref is not None]
+        if name == "div" and known[0][0] in ("row", "number"):
+            name = "mul"  # a division of every entry takes as long as all the rest
+            self._invert(known[0])
         dtype = mine = self.dtypes[value]
         for kind, index in known:
             if kind == "value" and name != "where":
@@ -274,6 +278,14 @@ class Tape:
             return self._row(torch.stack(list(tensors)) if vector is None else vector)
         place = self.hold(tensors)
         return ("value", self.load(place)) if self.alike(self.homes[place]) else None
+
+    def _invert(self, ref: Ref) -> None:
+        kind, i = ref
+        if kind == "row":
+            self.rows[i] = self.rows[i].to(wide(self.rows[i].device)).reciprocal()
+        else:
+            x = self.numbers[i]
+            self.numbers[i] = 1 / x if x else math.copysign(math.inf, x)
 
     def _row(self, x: Tensor) -> Ref:
         self.rows.append(x.data)
