@@ -1163,7 +1163,17 @@ def required(cls: type[Transform]) -> set[str]:
 
 def settings() -> str:
     """The table of docs/settings.md: what holds for each module, each column by a test."""
-    columns = ["eager", "`torch.compile`", "`compile=True`", "DDP", "FSDP2", "TP", "AMP", "DCP", "bf16"]
+    columns = [
+        "eager",
+        "`torch.compile`",
+        "`compile=True`",
+        "DDP",
+        "FSDP2",
+        "TP",
+        "AMP",
+        "DCP",
+        "bf16",
+    ]
     lines = ["| | " + " | ".join(columns) + " |", "|---|" + ":-:|" * len(columns)]
     docs = Path(__file__).parent.parent / "docs" / "modules"
     pages = {p.stem.replace("_", ""): p.relative_to(docs).as_posix() for p in docs.glob("*/*.md")}

@@ -36,6 +36,7 @@ class Bucket:
     def __init__(
         self,
         params: Sequence[Tensor],
+        grads: Sequence[Tensor],
         names: Sequence[str | None],
         index: int,
         groups: Sequence[dict[str, Any]],
@@ -48,7 +49,6 @@ class Bucket:
     ) -> None:
         self.given = list(params)  # as the optimizer holds them; links see what is here of them
         self.layouts: list[Layout | None] = [None] * len(params)
-        grads = [p if p.grad is None else p.grad for p in params]
         if not all_plain(params):
             self.layouts = [layout_of(p) for p in params]
             params, grads = [local(p) for p in params], [local(g) for g in grads]
@@ -122,9 +122,11 @@ class Bucket:
         """The link's tensors of every parameter as the optimizer holds them."""
         link = self.bound
         names = link.state_names(self.given[0])
+        if not names:
+            return {}
         keys = [f"{link.path}/{name}" for name in names]
         for param, memory in zip(self.given, self.memory, strict=True):
-            if keys and keys[0] not in memory:
+            if keys[0] not in memory:
                 memory.update(link.new_state(param))
         try:
             rows = [[memory[key] for memory in self.memory] for key in keys]
@@ -329,7 +331,7 @@ def collect(
     process_group: Any = None,
 ) -> list[Bucket]:
     """The wanted parameters, those with a gradient, by group, device and dtype."""
-    found: dict[Any, tuple[list[Tensor], list[int]]] = {}
+    found: dict[Any, tuple[list[Tensor], list[Tensor], list[int]]] = {}
     for g, group in enumerate(groups):
         for i, p in enumerate(group["params"]):
             grad = p.grad
@@ -347,15 +349,17 @@ def collect(
             key = (g, p.device, p.dtype, like.dtype)
             row = found.get(key)
             if row is None:
-                row = found[key] = [], []
+                row = found[key] = [], [], []
             row[0].append(p)
-            row[1].append(i)
+            row[1].append(like)
+            row[2].append(i)
     buckets: list[Bucket] = []
-    for (g, *_), (params, places) in found.items():
+    for (g, *_), (params, grads, places) in found.items():
         names = groups[g].get("param_names")
         buckets.append(
             Bucket(
                 params=params,
+                grads=grads,
                 names=[names[i] if names else None for i in places],
                 index=g,
                 groups=groups,

@@ -134,7 +134,7 @@ class TensorList:
 
     def _vector(self, args: tuple[Any, ...] = ()) -> Tensor | None:
         """Step counts and the like as one vector, where that is their memory; with numbers only."""
-        if not self.tensors or self.tensors[0].dim() or torch.compiler.is_compiling():
+        if not self.tensors or self.tensors[0].dim():
             return None
         if any([not isinstance(x, (int, float)) for x in args]):
             return None
@@ -362,12 +362,12 @@ def separate(tensors: Sequence[Tensor]) -> bool:
     """Whether these are tensors of one shape, and each in memory of its own."""
     if torch.compiler.is_compiling() or tensors[0]._base is not None or not all_plain(tensors):
         return False
-    return len({t.shape for t in tensors}) == 1
+    return len({(t.shape, t.dtype) for t in tensors}) == 1
 
 
 def base_of(tensors: Sequence[Tensor]) -> Tensor | None:
     """The tensor whose entries along its first dim these are, in order, if there is one."""
-    base = tensors[0]._base
+    base = None if torch.compiler.is_compiling() else tensors[0]._base
     if base is None or base.dim() != 1 + tensors[0].dim() or len(base) != len(tensors):
         return None
     step, start = base.element_size() * base.stride(0), base.data_ptr()

@@ -13,7 +13,7 @@ from torch import Tensor
 from torchzero_clip.core import norms
 from torchzero_clip.core.bucket import Bucket, Group, statistic, statistic_dtype
 from torchzero_clip.core.sharding import gather, merge_shards
-from torchzero_clip.core.tensorlist import TensorList, wide
+from torchzero_clip.core.tensorlist import TensorList, base_of, separate, wide
 
 if TYPE_CHECKING:
     from torchzero_clip.core.norm_rule import NormRule, UnitState
@@ -260,10 +260,12 @@ class Units:
         """The state of the units: for each key of `init_unit` its values, stacked, in float64."""
         made, path = self.rule.init_unit(), self.buckets[0].bound.path
         self.cells = {key: self._cells(f"{path}/{key}", value) for key, value in made.items()}
-        joined = {
-            key: torch.stack([cell.to(self.home) for cell in cells])
-            for key, cells in self.cells.items()
-        }
+        self.bases = {key: base_of(cells) for key, cells in self.cells.items()}
+        joined: dict[str, Tensor] = {}
+        for key, cells in self.cells.items():
+            base = self.bases[key]
+            rows = torch.stack([cell.to(self.home) for cell in cells]) if base is None else base
+            joined[key] = rows.to(self.home)
         return {
             key: v.to(wide(v.device)) if v.is_floating_point() else v for key, v in joined.items()
         }
@@ -271,10 +273,31 @@ class Units:
     def store(self, state: UnitState) -> None:
         """Write vectors back where the units' values are kept."""
         for key, value in state.items():
-            torch._foreach_copy_(self.cells[key], list(value.unbind(0)))
+            base = self.bases[key]
+            if base is not None:
+                base.copy_(value)
+            else:
+                torch._foreach_copy_(self.cells[key], list(value.unbind(0)))
 
     def _cells(self, key: str, value: Any) -> list[Tensor]:
-        """The tensor that holds one value of each unit; where several share it, the same one.
+        """The tensor that holds one value of each unit: those of tensors share one memory."""
+        devices = {bucket.params.tensors[0].device for bucket in self.buckets}
+        if self.rule.scope is not None or len(devices) > 1:
+            return self._gather_cells(key, value)
+        memories = [memory for bucket in self.buckets for memory in bucket.memory]
+        held = [memory.get(key) for memory in memories]
+        there = [cell for cell in held if isinstance(cell, Tensor)]
+        if len(there) == len(held) and there[0].device == self.home and base_of(there) is not None:
+            return there
+        cells = self._gather_cells(key, value)
+        if separate(cells):
+            cells = list(torch.stack(cells).unbind())
+            for memory, cell in zip(memories, cells, strict=True):
+                memory[key] = cell
+        return cells
+
+    def _gather_cells(self, key: str, value: Any) -> list[Tensor]:
+        """The tensor of each unit, made where it is missing; where several share it, the same one.
 
         A tensor's or a layer's is in the state of its parameters, a group's in its chain dict, a
         global one in the chain dict of every group.

@@ -40,4 +40,4 @@ class Cautious(Transform):
         """1 where update and gradient have one sign, else 0."""
         u, grads = pairs(bucket.u.to(bucket.state_dtype)), pairs(bucket.grads)
         same = u.sign().mul_(grads)  # u · g of two tiny numbers would be 0
-        return same.positive().to(bucket.state_dtype)
+        return same.positive().to(same.dtype)
