@@ -331,6 +331,34 @@ def test_parts_of_a_model_have_kernels_of_their_own(monkeypatch: pytest.MonkeyPa
     close(ours, theirs)
 
 
+def test_what_is_recorded_of_a_gradient_is_of_the_gradient_as_it_was(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A link that only keeps state, before another writes the gradients of a part of the model."""
+
+    class Keep(Transform):
+        produces = False
+
+        def init(self, param: Tensor) -> dict[str, Tensor]:
+            return {"seen": torch.zeros_like(param)}
+
+        def update(self, u: Any, state: Any, group: Any) -> Any:
+            state["seen"].add_(u)
+            return u
+
+    vectors: Callable[[str, Tensor], bool] = lambda name, p: p.dim() == 1  # noqa: E731
+    params = params_of([(4, 5), (6,)])
+    chain = [Keep(), Masked(ClipNorm(0.1, target="grad"), vectors), LR(0.1)]
+    opt, _ = recording(monkeypatch, params, *chain)
+    give(params, 0)
+    before = [p.grad.clone() for p in params if p.grad is not None]
+    opt.step()
+    for p, grad in zip(params, before, strict=True):
+        torch.testing.assert_close(opt.state[p]["Keep/seen"], grad)
+    assert params[1].grad is not None
+    torch.testing.assert_close(params[1].grad.norm(), torch.tensor(0.1))
+
+
 def test_complex_parameters_step_without_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     ours = [Parameter(torch.ones(3, dtype=torch.complex64)), Parameter(torch.ones(4))]
     opt, seen = recording(monkeypatch, ours, ClipNorm(1.0, dim="global"), Adam(), LR(0.1))

@@ -49,10 +49,10 @@ CHAINS = {
 GRAPHS = [case for case in GOOD if case.traces and case.graphs == 1]  # no choice by the host
 
 
-def model(chain: list[Any], shapes: Any, device: str) -> tuple[Named, Modular]:
+def model(chain: list[Any], shapes: Any, device: str, **options: Any) -> tuple[Named, Modular]:
     """Parameters and their optimizer, with `lr` as a tensor on the device."""
     params = {name: Parameter(p.detach().to(device)) for name, p in parameters(shapes).items()}
-    opt = Modular(params.items(), *chain)
+    opt = Modular(params.items(), *chain, **options)
     for group in opt.param_groups:
         if "lr" in group:
             group["lr"] = torch.full((), 0.1, device=device)
@@ -79,10 +79,12 @@ def no_waiting() -> Iterator[None]:
 
 
 @needs_cuda
+@pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
 @pytest.mark.parametrize("live", [False, True], ids=["numbers", "lr tensor"])
 @pytest.mark.parametrize("chain", CHAINS)
-def test_no_chain_waits_for_the_device(chain, live):
-    params, opt = model(CHAINS[chain](), {"a.weight": (40, 30), "a.bias": (40,)}, "cuda")
+def test_no_chain_waits_for_the_device(chain, live, compiled):
+    shapes = {"a.weight": (40, 30), "a.bias": (40,)}
+    params, opt = model(CHAINS[chain](), shapes, "cuda", compile=compiled)
     if not live:
         opt.param_groups[0]["lr"] = 0.1
     for i in range(4):
@@ -117,10 +119,12 @@ def test_no_helper_waits_for_the_device(helper):
 # ---------------------------------------------------------------------- CUDA graphs
 
 
-def replayed(chain: list[Any], other: list[Any], shapes: Any, tolerance: float) -> None:
+def replayed(
+    chain: list[Any], other: list[Any], shapes: Any, tolerance: float, **options: Any
+) -> None:
     """Eager steps and the replays of one captured step agree, with a new `lr` for each."""
     eager_params, eager = model(chain, shapes, "cuda")
-    params, opt = model(other, shapes, "cuda")
+    params, opt = model(other, shapes, "cuda", **options)
     held = {name: torch.zeros_like(p) for name, p in params.items()}
     set_grads(params, held)
 
@@ -166,10 +170,11 @@ def test_every_rule_is_captured_and_replayed(case):
 
 
 @needs_cuda
+@pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
 @pytest.mark.parametrize("chain", CHAINS)
-def test_every_chain_is_captured_and_replayed(chain):
+def test_every_chain_is_captured_and_replayed(chain, compiled):
     shapes = {"a.weight": (40, 30), "a.bias": (40,), "b.weight": (3, 2, 2, 2)}
-    replayed(CHAINS[chain](), CHAINS[chain](), shapes, 1e-6)
+    replayed(CHAINS[chain](), CHAINS[chain](), shapes, 1e-6, compile=compiled)
 
 
 # ---------------------------------------------------------------------- numbers

@@ -186,16 +186,24 @@ class Bucket:
 
     def select(self, where: Sequence[int]) -> Bucket:
         """The bucket of some of the parameters."""
+        if self.tape is not None:
+            self.tape.run()
         other = self._copy()
+        other.tape = None
         for name in ("names", "memory", "places", "given", "layouts"):
             setattr(other, name, [getattr(self, name)[i] for i in where])
         for name in ("params", "grads"):
             setattr(other, name, TensorList([getattr(self, name).tensors[i] for i in where]))
         some = [self.update.tensors[i] for i in where]
         other.update = TensorList(some, owned=True) if self.update.owned else other.flowing(some)
-        if self.tape is not None and other.late is not None:
-            other.use_tape(self.tape.compiler, other.late)
+        other.wait_like(self)
         return other
+
+    def wait_like(self, example: Bucket) -> None:
+        """Put off what the other bucket puts off."""
+        self.late = example.late
+        if example.tape is not None and example.late is not None:
+            self.use_tape(example.tape.compiler, example.late)
 
     def use_tape(self, compiler: Compiler, late: list[Any]) -> None:
         """Note what is to be done rather than do it, link by link, where kernels can."""

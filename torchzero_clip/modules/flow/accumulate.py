@@ -92,4 +92,5 @@ class Accumulate(Transform):
             for memory in bucket.memory:
                 memory[f"{path}/begun"] = 0
             bucket.update = bucket.flowing(bucket.grads.tensors)
+            bucket.wait_like(example)
         return out
