@@ -92,7 +92,7 @@ class Deferred(TensorList):
         if self._memory is None or isinstance(x, (TensorList, list, tuple)):
             return super().mul_(x)
         fresh = not isinstance(self.scale, Tensor) and self.scale == 1 and self.decay == 0
-        if isinstance(x, Tensor) and not fresh:  # a float32 product would round
+        if isinstance(x, Tensor) and (x.dim() or not fresh):  # a float32 product would round
             return super().mul_(x)
         self.scale = self.scale * x
         self.decay = self.decay * x if self.decay else 0.0
