@@ -15,6 +15,7 @@ import torchzero_clip as tz
 from tests.table import GOOD, Case, gradients, over, parameters, set_grads
 from torchzero_clip import (
     LR,
+    Accumulate,
     AdaGC,
     Adam,
     Cautious,
@@ -28,6 +29,7 @@ from torchzero_clip import (
     Momentum,
     Normalize,
     Orthogonalize,
+    Scale,
     Transform,
     WeightDecay,
     ZClip,
@@ -357,6 +359,167 @@ def test_what_is_recorded_of_a_gradient_is_of_the_gradient_as_it_was(
         torch.testing.assert_close(opt.state[p]["Keep/seen"], grad)
     assert params[1].grad is not None
     torch.testing.assert_close(params[1].grad.norm(), torch.tensor(0.1))
+
+
+class AddGrads(Transform):
+    reads_grads = True
+
+    def update(self, u: Any, state: Any, group: Any) -> Any:
+        return u.add_(group["grads"])
+
+
+class Delay(Transform):
+    def init(self, param: Tensor) -> dict[str, Tensor]:
+        return {"before": torch.zeros_like(param)}
+
+    def update(self, u: Any, state: Any, group: Any) -> Any:
+        old = state["before"].clone()
+        state["before"].copy_(u)
+        return old
+
+
+class Overwrite(Transform):
+    """Writes tensors one by one, after it has noted something of them."""
+
+    def init(self, param: Tensor) -> dict[str, Tensor]:
+        return {"m": torch.zeros_like(param)}
+
+    def update(self, u: Any, state: Any, group: Any) -> Any:
+        old = state["m"].mul(0.9)
+        for t, g in zip(state["m"], u, strict=True):
+            t.copy_(g)
+        return old
+
+
+class Halving(Transform):
+    def init(self, param: Tensor) -> dict[str, Tensor]:
+        return {"s": torch.ones(())}
+
+    def update(self, u: Any, state: Any, group: Any) -> Any:
+        u = u.mul_(state["s"])
+        state["s"].mul_(0.5)
+        return u.mul_([2.0] * len(u))
+
+
+class KeepParameters(Transform):
+    def init(self, param: Tensor) -> dict[str, Tensor]:
+        return {"old": torch.zeros_like(param)}
+
+    def update(self, u: Any, state: Any, group: Any) -> Any:
+        state["old"].copy_(group["params"])
+        return u
+
+
+class Plain(Transform):
+    def update(self, u: Any, state: Any, group: Any) -> Any:
+        return tz.TensorList([t * 0.1 for t in u])
+
+
+class Mixed(Transform):
+    """State that is not of one dtype."""
+
+    def init(self, param: Tensor) -> dict[str, Tensor]:
+        dtype = torch.bfloat16 if param.dim() >= 2 else torch.float32
+        return {"m": torch.zeros_like(param, dtype=dtype)}
+
+    def update(self, u: Any, state: Any, group: Any) -> Any:
+        m = state["m"].mul_(0.5)
+        return u.mul_(2.0).add_(m)
+
+
+def is_matrix(name: str, p: Tensor) -> bool:
+    return p.dim() == 2
+
+
+ORDERS: dict[str, Callable[[], Chain]] = {
+    "scale, then read": lambda: [ClipNorm(0.1, target="grad"), Scale(-2.0), Cautious(), LR(0.1)],
+    "accumulate": lambda: [
+        Accumulate(2), ClipNorm(0.5, target="grad"), Adam(), Cautious(), LR(0.1),
+    ],
+    "rows": lambda: [Adam(), ClipNorm(0.1, dim=0, target="grad"), Cautious(), LR(0.1)],
+    "function": lambda: [Momentum(0.9), Lambda(torch.tanh, target="grad"), AddGrads(), LR(0.1)],
+    "a part": lambda: [
+        Adam(), Masked(Cautious(target="grad"), is_matrix), AddGrads(), LR(0.1),
+    ],
+    "not reached": lambda: [ClipNorm(1e6), Scale(0.5, target="grad"), AddGrads(), LR(0.1)],
+    "delay": lambda: [Delay(), ClipNorm(1.0), LR(0.1)],
+    "overwrite": lambda: [Overwrite(), LR(0.1)],
+    "halving": lambda: [Halving(), LR(0.1)],
+    "keep parameters": lambda: [KeepParameters(), Plain()],
+    "mixed": lambda: [Mixed(), LR(0.1)],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("way", ["fused", "recorded"])
+@pytest.mark.parametrize("name", ORDERS)
+def test_who_writes_and_who_reads_keep_their_order(
+    monkeypatch: pytest.MonkeyPatch, name: str, way: str
+) -> None:
+    shapes = [*SHAPES, (30, 4), (9,)]
+    ours, theirs = params_of(shapes), params_of(shapes)
+    slow = Modular(theirs, *ORDERS[name](), fused=False)
+    fast = Modular(ours, *ORDERS[name]())
+    if way == "recorded":
+        fast, _ = recording(monkeypatch, ours, *ORDERS[name]())
+    for i in range(4):
+        give(ours, i)
+        give(theirs, i)
+        fast.step()
+        slow.step()
+        close([p.grad for p in ours], [p.grad for p in theirs])
+        close(ours, theirs)
+    close(state_of(fast), state_of(slow))
+
+
+def test_many_small_tensors_in_another_order_in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    def crowd() -> list[Parameter]:
+        return params_of([(8, 3, 3, 3)] * 20 + [(8, 8)] * 20)
+
+    ours, theirs = crowd(), crowd()
+    for params in (ours, theirs):
+        for p in params[:20]:
+            p.data = p.data.to(memory_format=torch.channels_last)
+    fast, _ = recording(monkeypatch, ours, ClipNorm(1.0), Adam(), LR(0.1))
+    slow = Modular(theirs, ClipNorm(1.0), Adam(), LR(0.1), fused=False)
+    for i in range(3):
+        give(ours, i)
+        for j, whole in enumerate(torch.randn(20, 8, 8).unbind()):
+            ours[20 + j].grad = whole.t()
+        for p, q in zip(ours, theirs, strict=True):
+            q.grad = p.grad.clone() if p.grad is not None else None
+        fast.step()
+        slow.step()
+    close(ours, theirs)
+
+
+def test_parameters_may_get_other_views_of_their_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    p = Parameter(torch.arange(9.0).view(3, 3))
+    opt, _ = recording(monkeypatch, [p], LR(0.1))
+    p.grad = torch.zeros(3, 3)
+    opt.step()
+    p.grad = None
+    p.data = p.data.t()
+    p.grad = torch.arange(9.0).view(3, 3)
+    before = p.detach().clone()
+    opt.step()
+    torch.testing.assert_close(p.detach(), before - 0.1 * p.grad)
+
+
+def test_autograd_sees_that_parameters_have_changed(monkeypatch: pytest.MonkeyPatch) -> None:
+    w, x = Parameter(torch.randn(4, 4)), torch.randn(4, requires_grad=True)
+    opt, _ = recording(monkeypatch, [w], LR(0.1))
+    y, z = (w @ x).sum(), (torch.tanh(x) @ w).pow(2).sum()
+    y.backward()
+    opt.step()
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        z.backward()
+
+
+def test_a_refused_group_is_not_there_afterwards() -> None:
+    opt = Modular(params_of([(3, 2)]), Adam(), LR(0.1), compile=True)
+    with pytest.raises(RuntimeError, match="on cpu and cuda"):
+        opt.add_param_group({"params": [Parameter(torch.ones(2, device="meta"))]})
+    assert len(opt.param_groups) == 1
 
 
 def test_complex_parameters_step_without_kernels(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -394,3 +394,23 @@ def test_a_compiled_step_leaves_its_metrics():
     assert found[0].keys() == found[1].keys()
     for name, value in found[0].items():
         assert torch.equal(value, found[1][name]), name
+
+
+def test_a_limit_is_what_it_was_before_the_step() -> None:
+    class Follow(NormRule):
+        def init_unit(self) -> dict[str, Any]:
+            return {"ema": 1.0}
+
+        def limit(self, norm: Tensor, state: Any, group: Any) -> Tensor:
+            return state["ema"]
+
+        def observe(self, norm: Tensor, clipped: Tensor, state: Any, group: Any) -> Any:
+            return {"ema": state["ema"] * 0.5 + norm}
+
+    for dtype in (torch.float32, torch.float64):
+        params = [Parameter(torch.ones(3, dtype=dtype)) for _ in range(2)]
+        opt = Modular(params, Follow(), LR(0.1))
+        for p in params:
+            p.grad = torch.ones_like(p)
+        opt.step()
+        assert opt.metrics()["Follow/limit"].tolist() == [1.0, 1.0]

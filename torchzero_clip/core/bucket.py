@@ -64,6 +64,7 @@ class Bucket:
         self.late: list[Any] | None = None  # deferred updates, where the optimizer allows them
         self.tape: Tape | None = None  # what is noted rather than done, with compile=True
         self.link: Link | None = None
+        self.produced = False  # whether what flows is an update, and no longer the gradient
         self.update = self.flowing(self.grads.tensors)
 
     # ------------------------------------------------------------------ what a link sees
@@ -84,8 +85,10 @@ class Bucket:
     def u(self) -> TensorList:
         if self.bound.transform.target == "grad":
             if self.tape is not None:
-                return self.tape.record(self.grads.tensors)
+                return self.tape.record(self.grads.peek)
             self.update._settle()  # it may read gradients, which this link may write
+            if self.produced and self.update.tensors[0] is self.grads.tensors[0]:
+                self.update = self.update.own()  # a limit that was not reached
             return TensorList(self.grads.tensors, owned=True)
         if self.tape is not None and not isinstance(self.update, Recorded):
             self.update = self.tape.record(self.update.tensors, owned=self.update.owned)
@@ -95,8 +98,10 @@ class Bucket:
     def u(self, value: TensorList) -> None:
         if self.bound.transform.target == "grad":
             self._write_grads(value)
-        elif value is not self.update:
-            self.update = value if value.owned else self.borrowed(value)
+        else:
+            self.produced = self.produced or self.bound.transform.produces
+            if value is not self.update:
+                self.update = value if value.owned else self.borrowed(value)
 
     def _write_grads(self, value: TensorList) -> None:
         if isinstance(value, Recorded) and isinstance(self.grads, Recorded):
@@ -143,7 +148,8 @@ class Bucket:
         crowds = [] if row[0].dim() == 0 or self.tape is None else self.tape.crowds
         for some in [range(len(row))] if row[0].dim() == 0 else crowds:
             if separate([row[i] for i in some]):
-                parts = torch.stack([row[i] for i in some]).unbind()
+                room = row[0].new_empty(len(some), *row[some[0]].shape)
+                parts = torch.stack([row[i] for i in some], out=room).unbind()
                 for i, part in zip(some, parts, strict=True):
                     row[i] = self.memory[i][key] = part
 
@@ -158,7 +164,7 @@ class Bucket:
         if not rows:
             self.u = u
         elif self.bound.transform.target == "update":
-            self.update = Scaled(u, rows)
+            self.update, self.produced = Scaled(u, rows), True
         else:
             division = Scaled(TensorList(self.grads.tensors, owned=True), rows, stays=True)
             if self.update.tensors[0] is self.grads.tensors[0]:
@@ -208,11 +214,17 @@ class Bucket:
     def use_tape(self, compiler: Compiler, late: list[Any]) -> None:
         """Note what is to be done rather than do it, link by link, where kernels can."""
         self.late = late
-        example = self.params.tensors[0]
+        example = self.params.peek[0]
         if example.is_complex() or not all_plain([*self.params, *self.grads]):
             return
         compiler.check(example.device)
-        key = self.index, id(self.given[0]), example.device, self.grads.tensors[0].dtype
+        key = (
+            self.index,
+            id(self.given[0]),
+            len(self.given),
+            example.device,
+            self.grads.peek[0].dtype,
+        )
         room = partial(self.room, self.index, self.places) if self.room else None
         room = room if example.device.type == "cpu" else None
         tape = self.tape = Tape(self.params.tensors, compiler, key, room)
@@ -221,6 +233,8 @@ class Bucket:
         self.params, self.grads = tape.record_like(self.params), tape.record_like(self.grads)
         if flows_in_grads:
             self.update = self.grads.borrow()
+        else:  # so that its memory is known to be in use
+            self.update = tape.record(self.update.tensors, owned=self.update.owned)
 
     def _take_off_tape(self) -> None:
         """Plain lists, with what was noted done."""
@@ -259,7 +273,7 @@ class Bucket:
     @property
     def state_dtype(self) -> torch.dtype:
         """The dtype that state and updates are kept in."""
-        return state_dtype(self.params.tensors[0])
+        return state_dtype(self.params.peek[0])
 
     def borrowed(self, u: TensorList) -> TensorList:
         """What somebody else's memory holds, to be moved before it is written."""
@@ -275,7 +289,7 @@ class Bucket:
 
     def zeros(self, flowing: TensorList) -> list[Tensor]:
         """Zeros for an update, in kept memory on CPU, apart from what flows."""
-        if self.room is not None and self.params.tensors[0].device.type == "cpu":
+        if self.room is not None and self.params.peek[0].device.type == "cpu":
             kept = self.room(self.index, self.places, spare=True)
             if all([a is not b for a, b in zip(kept, flowing.tensors, strict=True)]):
                 torch._foreach_zero_(kept)

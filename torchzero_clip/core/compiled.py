@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
+from torch.autograd.graph import increment_version
 
 from torchzero_clip.core.norms import numbers
 from torchzero_clip.core.scratch import MANY, PIECE, SMALL
@@ -186,9 +187,10 @@ def _count(kernel: Kernel) -> int:
 class Home:
     """Tensors that a tape reads and writes, and what was found out about them."""
 
-    def __init__(self, tensors: Sequence[Tensor]) -> None:
+    def __init__(self, tensors: Sequence[Tensor], views: bool = False) -> None:
         self.tensors = list(tensors)
-        self.places = [t.data_ptr() for t in tensors]
+        self.places = _places(tensors, views)
+        self.views = views  # whether somebody may give them another shape
         self._flats: list[Tensor | None] | None = None
         self.shapes: list[torch.Size] | None = None  # of the parameters, once they are known to be
         self._stacks: dict[int, Tensor | None] = {}
@@ -198,7 +200,7 @@ class Home:
         """Whether these are the tensors, in the memory they had."""
         if len(tensors) != len(self.tensors) or not all(map(operator.is_, tensors, self.tensors)):
             return False
-        return [t.data_ptr() for t in tensors] == self.places
+        return _places(tensors, self.views) == self.places
 
     @property
     def dtype(self) -> torch.dtype:
@@ -218,7 +220,9 @@ class Home:
         """Some of the tensors as the rows of a matrix, if that is their memory."""
         if some[0] not in self._stacks:
             base = base_of([self.tensors[i] for i in some])
-            self._stacks[some[0]] = None if base is None else base.view(len(some), -1).data
+            if base is not None:
+                base = base.view(len(some), -1).data if base.is_contiguous() else None
+            self._stacks[some[0]] = base
         return self._stacks[some[0]]
 
 
@@ -252,14 +256,14 @@ class Compiler:
                 raise RuntimeError(f"compile=True {why}; leave compile out to step without it")
             self.devices.add(kind)
 
-    def home(self, key: Any, tensors: Sequence[Tensor]) -> Home:
+    def home(self, key: Any, tensors: Sequence[Tensor], views: bool = False) -> Home:
         """What is known of tensors that come under this key in every step."""
         held = self.homes.get(key)
         if held is None or not held.same(tensors):
             if len(self.homes) >= MOST:  # parameters come and go
-                self.homes.clear()
-                self.splits.clear()
-            held = self.homes[key] = Home(tensors)
+                for memory in (self.homes, self.splits, self.rooms):
+                    memory.clear()
+            held = self.homes[key] = Home(tensors, views)
         return held
 
     def split(self, tape: Tape) -> Split:
@@ -282,6 +286,8 @@ class Compiler:
             self._wide(job, wide[begin : begin + WIDTH])
         for some in crowds:
             self._stacked(job, some)
+        for position in job.written:  # autograd looks at versions, kernels do not move them
+            increment_version(job.homes[position].tensors)
         for i in odd:
             rows = [row[i : i + 1] for row in job.rows]
             tensors = [torch.atleast_1d(home.tensors[i]) for home in job.homes]
@@ -333,7 +339,7 @@ class Compiler:
         """Kept memory for a stack, and its parts."""
         key = position, dtype, count, shape
         if key not in self.rooms:
-            room = torch.empty(count, *shape, dtype=dtype)
+            room = torch.empty(count, *shape, dtype=dtype, device="cpu")
             self.rooms[key] = room, list(room.unbind())
         return self.rooms[key]
 
@@ -420,6 +426,13 @@ def _split(shapes: Sequence[torch.Size], device: torch.device) -> Split:
         else:
             wide += some
     return Split(sorted(wide), crowds, single)
+
+
+def _places(tensors: Sequence[Tensor], views: bool) -> list[Any]:
+    """Where tensors are in memory, and how they lie there."""
+    if not views:
+        return [t.data_ptr() for t in tensors]
+    return [(t.data_ptr(), t.shape, t.stride()) for t in tensors]
 
 
 def _flat(t: Tensor) -> Tensor | None:

@@ -144,6 +144,11 @@ class Scaled(TensorList):
     def tensors(self, values: Sequence[Tensor]) -> None:
         self._values = list(values)
 
+    def memory(self) -> list[Tensor]:
+        """The source, divided: where it stays, whatever has become of the values since."""
+        self._settle()
+        return self._source.tensors
+
     def to(self, dtype: torch.dtype) -> TensorList:
         return self if self.dtype == dtype else super().to(dtype)
 
@@ -234,7 +239,7 @@ class Waiting(TensorList):
 
     @property
     def tensors(self) -> list[Tensor]:
-        return self._own or self._division.tensors
+        return self._own or self._division.memory()
 
     @tensors.setter
     def tensors(self, values: Sequence[Tensor]) -> None:

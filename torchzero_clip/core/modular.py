@@ -117,11 +117,10 @@ class Modular(Optimizer):
 
     def _finish(self, buckets: list[Bucket], late: list[Deferred]) -> None:
         """Subtract what came out; updates that nobody asked for move their state."""
-        subtract(
-            [bucket for bucket in buckets if not _applied(bucket, self.rounding)], self.rounding
-        )
+        rest = [bucket for bucket in buckets if not _applied(bucket, self.rounding)]
         for update in late:
             update._settle()
+        subtract(rest, self.rounding)
 
     def _through(self, buckets: list[Bucket]) -> list[Bucket]:
         """The chain. A link that returns no buckets ends the step."""
@@ -200,10 +199,14 @@ class Modular(Optimizer):
         held = group.pop("chain", {})
         super().add_param_group(group)
         params = self.param_groups[-1]["params"]
-        for p in params:
-            refuse_flat(p)
-            if self.compiler is not None:
-                self.compiler.check(p.device)
+        try:
+            for p in params:
+                refuse_flat(p)
+                if self.compiler is not None:
+                    self.compiler.check(p.device)
+        except Exception:
+            self.param_groups.pop()
+            raise
         self.param_groups[-1]["chain"] = shared_start(self.names.links, params, held)
         if "param_names" not in self.param_groups[-1]:
             for link in self.names.links:

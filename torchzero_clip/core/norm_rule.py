@@ -129,9 +129,9 @@ class NormRule(Transform):
         """Whether a kernel at the end of the chain may divide, where to look at numbers is free."""
         if bucket.late is None or bucket.tape is not None or units.sliced:
             return False
-        if self.target == "grad" and bucket.grads.tensors[0].dtype != bucket.state_dtype:
+        if self.target == "grad" and bucket.grads.peek[0].dtype != bucket.state_dtype:
             return False
-        return ratio.device.type == "cpu" == bucket.params.tensors[0].device.type
+        return ratio.device.type == "cpu" == bucket.params.peek[0].device.type
 
     def _ratio(self, units: Units, norm: Tensor, limit: Tensor) -> Tensor:
         """What to divide by so that the norm meets the limit."""

@@ -29,7 +29,7 @@ def check_rounding(owner: str, rounding: Any) -> str:
 
 def rounds(bucket: Bucket, rounding: str) -> bool:
     """Whether these parameters need more than a plain subtraction."""
-    return rounding != "nearest" and bucket.params.tensors[0].dtype in DROPPED
+    return rounding != "nearest" and bucket.params.peek[0].dtype in DROPPED
 
 
 def prepare(buckets: Sequence[Bucket], rounding: str) -> None:
@@ -66,7 +66,7 @@ def _draw_and_subtract(buckets: Sequence[Bucket]) -> None:
     for group in groups:
         group["chain"][STEP] = step
     for bucket in buckets:
-        generator = torch.Generator(bucket.params.tensors[0].device)
+        generator = torch.Generator(bucket.params.peek[0].device)
         rows = zip(bucket.params, bucket.update, bucket.places, bucket.layouts, strict=True)
         for w, u, place, layout in rows:
             generator.manual_seed(_seed(step, bucket.index, place, *_shard(layout)))

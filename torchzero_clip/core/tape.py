@@ -50,15 +50,21 @@ class Recorded(TensorList):
 
     @property
     def tensors(self) -> list[Tensor]:
-        """The values, for who has to look at them: the tape runs."""
-        if self._home is None or self._tape.pending(self._home):
+        """The values, for who looks at them and may write there: what was noted of them is done."""
+        if self._home != PARAMETERS and self._home in self._tape.now:
             self._tape.run()
-        assert self._home is not None
-        return self._tape.homes[self._home].tensors
+        return self.peek
 
     @tensors.setter
     def tensors(self, values: Sequence[Tensor]) -> None:
         self._home = self._tape.hold(values)
+
+    @property
+    def peek(self) -> list[Tensor]:
+        if self._home is None or self._tape.pending(self._home):
+            self._tape.run()
+        assert self._home is not None
+        return self._tape.homes[self._home].tensors
 
     def __len__(self) -> int:
         return self._tape.count
@@ -109,7 +115,12 @@ class Recorded(TensorList):
         line = self._tape.note(name, self.value, operands, keep=True)
         if line is not None:
             return self._assign(line)
-        dtype, out = self.dtype, TensorList(self.tensors, owned=self.owned)._write(name, *operands)
+        return self._at_once("_write", name, *operands)
+
+    def _at_once(self, method: str, *args: Any) -> Recorded:
+        """What no kernel takes, on the tensors themselves."""
+        dtype = self.dtype
+        out = getattr(TensorList(self.tensors, owned=self.owned), method)(*args)
         if not self.owned:
             self.tensors, self.owned = out.to(dtype).tensors, True
         return self
@@ -123,7 +134,8 @@ class Recorded(TensorList):
     def add_(self, x: Operand, alpha: float | Tensor = 1) -> TensorList:
         if isinstance(x, (int, float)):
             return self._write("add", x * alpha)
-        return self._write("add_scaled", x, alpha)
+        line = self._tape.note("add_scaled", self.value, (x, alpha), keep=True)
+        return self._at_once("add_", x, alpha) if line is None else self._assign(line)
 
     def clamp_(self, low: Operand, high: Operand) -> TensorList:
         return self.maximum_(low).minimum_(high)
@@ -167,7 +179,7 @@ class Tape:
     ) -> None:
         self.count = len(params)
         self.compiler, self.key, self.room = compiler, key, room
-        own = compiler.home((key, "parameters"), params)
+        own = compiler.home((key, "parameters"), params, views=True)
         if own.shapes is None:
             own.shapes = [p.shape for p in params]
         self.shapes = own.shapes
@@ -219,6 +231,8 @@ class Tape:
         if home.shapes is not self.shapes:
             if [t.shape for t in home.tensors] != self.shapes:
                 return False
+            if len({(t.dtype, t.device) for t in home.tensors}) > 1:
+                return False
             home.shapes = self.shapes
         return True
 
@@ -260,6 +274,11 @@ class Tape:
                 dtype = torch.promote_types(dtype, self.dtypes[index])
         if name in BOOLEAN:
             dtype = torch.bool
+        if name == "where":
+            known = [
+                ("value", self.cast(ref[1], dtype)) if i == 1 and ref[0] == "value" else ref
+                for i, ref in enumerate(known)
+            ]
         line = self._line(name, (("value", value), *known), dtype)
         return self.cast(line, mine) if keep else line
 
@@ -272,7 +291,10 @@ class Tape:
             return "number", len(self.numbers) - 1
         if isinstance(x, Tensor):
             return self._row(x) if x.dim() else self._scalar(x)
-        tensors = x.tensors if isinstance(x, TensorList) else x
+        tensors = x.peek if isinstance(x, TensorList) else x
+        if not isinstance(tensors[0], Tensor):
+            like = self.homes[PARAMETERS].tensors[0]
+            return self._row(torch.tensor(tensors, dtype=torch.float64, device=like.device))
         if tensors[0].dim() == 0 and not any([t.dim() for t in tensors]):
             vector = base_of(tensors)
             return self._row(torch.stack(list(tensors)) if vector is None else vector)
@@ -288,13 +310,13 @@ class Tape:
             self.numbers[i] = 1 / x if x else math.copysign(math.inf, x)
 
     def _row(self, x: Tensor) -> Ref:
-        self.rows.append(x.data)
+        self.rows.append(x.detach().clone())  # it may change before the tape runs
         return "row", len(self.rows) - 1
 
     def _scalar(self, x: Tensor) -> Ref:
         if x.device.type == "cpu":
             return self.ref(float(x))  # type: ignore[return-value]
-        self.scalars.append(x.data)
+        self.scalars.append(x.detach().clone())
         return "scalar", len(self.scalars) - 1
 
     def _line(self, name: str, refs: tuple[Ref, ...], dtype: torch.dtype) -> Value:
@@ -318,12 +340,17 @@ class Tape:
             moved[value] = self._slot(self.dtypes[value], used)
             stores[moved[value]] = value
             used.add(moved[value])
-        if any([self.lines[value][0] != "load" for value in stores.values()]):
+        sources = {
+            place: self.lines[value][1][0][1]
+            for place, value in stores.items()
+            if self.lines[value][0] == "load"
+        }
+        if len(sources) < len(stores) or set(sources.values()) & set(stores):
             self.compiler.run(self, stores)
         else:  # copies, which are no work for a kernel
-            for place, value in stores.items():
-                source = self.homes[self.lines[value][1][0][1]]
-                torch._foreach_copy_(self.homes[place].tensors, source.tensors)
+            for place, source in sources.items():
+                target = self.homes[place].tensors
+                torch._foreach_copy_(target, self.homes[source].tensors)
         for handle in homeless:
             handle._home = moved[handle._value]
         self._clear()

@@ -40,6 +40,11 @@ class TensorList:
         self.norms: Callable[[], Tensor] | None = None  # set by NormRule, see NormRule.measure
 
     @property
+    def peek(self) -> list[Tensor]:
+        """The tensors, for who only reads them, and now."""
+        return self.tensors
+
+    @property
     def _origin(self) -> list[Tensor]:
         """The tensors, or those that a list which is not computed yet starts from."""
         return self.tensors
@@ -359,7 +364,7 @@ def wide(device: torch.device) -> torch.dtype:
 
 
 def separate(tensors: Sequence[Tensor]) -> bool:
-    """Whether these are tensors of one shape, and each in memory of its own."""
+    """Whether these are tensors of one shape that are no parts of a larger one."""
     if torch.compiler.is_compiling() or tensors[0]._base is not None or not all_plain(tensors):
         return False
     return len({(t.shape, t.dtype) for t in tensors}) == 1
@@ -372,7 +377,10 @@ def base_of(tensors: Sequence[Tensor]) -> Tensor | None:
         return None
     step, start = base.element_size() * base.stride(0), base.data_ptr()
     places = range(start, start + step * len(tensors), step)
-    return base if [t.data_ptr() for t in tensors] == list(places) else None
+    if [t.data_ptr() for t in tensors] != list(places):
+        return None
+    like = base.dtype, base.shape[1:], base.stride()[1:]
+    return base if {(t.dtype, t.shape, t.stride()) for t in tensors} == {like} else None
 
 
 def _positive(t: Tensor) -> Tensor:

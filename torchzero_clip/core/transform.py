@@ -78,7 +78,8 @@ class Transform(Description):
         u = bucket.u.to(bucket.state_dtype)
         late = bucket.late if self.target == "update" and bucket.tape is None else None
         if bucket.tape is not None:
-            group = {name: _as_tensor(value) for name, value in group.items()}
+            whole = {name for name, (kind, _) in self._kinds.items() if kind is int}
+            group = {k: v if k in whole else _as_tensor(v) for k, v in group.items()}
         kernel = self.kernel(u, state, group) if late is not None else None
         if late is None or kernel is None:
             bucket.u = self._values(bucket, u, state, group)
@@ -88,7 +89,7 @@ class Transform(Description):
 
     def _values(self, bucket: Bucket, u: TensorList, state: State, group: Group) -> TensorList:
         """Run `update`; what it returns of its own state is borrowed."""
-        if not bucket.params.tensors[0].is_complex() or self.complex == "whole":
+        if not bucket.params.peek[0].is_complex() or self.complex == "whole":
             handles = dict(state)
             out = self._store(self.update(u, state, group), state, handles)
             return bucket.borrowed(out) if _is_any(out, handles) else out
@@ -100,10 +101,10 @@ class Transform(Description):
 
     def refuse_complex(self, bucket: Bucket) -> None:
         """Raise for complex parameters where the rule has no meaning for them."""
-        if self.complex == "refuse" and bucket.params.tensors[0].is_complex():
+        if self.complex == "refuse" and bucket.params.peek[0].is_complex():
             raise TypeError(
                 f"{type(self).__name__} has no meaning for complex parameters, got one of "
-                f"{bucket.params.tensors[0].dtype}; rules about norms, like ClipNorm, have one"
+                f"{bucket.params.peek[0].dtype}; rules about norms, like ClipNorm, have one"
             )
 
     def _store(self, u: TensorList, state: State, handles: Mapping[str, TensorList]) -> TensorList:

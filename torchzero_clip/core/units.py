@@ -29,7 +29,7 @@ class Units:
     def __init__(self, rule: NormRule, buckets: Sequence[Bucket]) -> None:
         self.rule, self.buckets = rule, sorted(buckets, key=lambda bucket: bucket.index)
         self.order = norms.measure(rule.ord)
-        params = [bucket.params.tensors[0] for bucket in self.buckets]
+        params = [bucket.params.peek[0] for bucket in self.buckets]
         self.home = params[0].device
         dtypes = [statistic_dtype(p) for p in params]
         self.dtype = torch.float64 if torch.float64 in dtypes else torch.float32
@@ -163,7 +163,7 @@ class Units:
 
     def spread(self, bucket: Bucket, vector: Tensor) -> Tensor | list[Tensor]:
         """A vector as an operand for a bucket: one number for all, one a tensor, or slices."""
-        param = bucket.params.tensors[0]
+        param = bucket.params.peek[0]
         if not param.is_complex() and vector.is_complex():
             vector = vector.real
         dtype = bucket.state_dtype if vector.is_complex() else statistic_dtype(param)
@@ -185,7 +185,7 @@ class Units:
 
     def listed(self, bucket: Bucket, vector: Tensor) -> list[float]:
         """A vector on CPU as one number for each tensor of a bucket, in the bucket's precision."""
-        values: list[float] = vector.to(statistic_dtype(bucket.params.tensors[0])).tolist()
+        values: list[float] = vector.to(statistic_dtype(bucket.params.peek[0])).tolist()
         start = self._start(bucket)
         return [values[unit] for unit in self.unit_of[start : start + len(bucket.params)]]
 
@@ -264,8 +264,10 @@ class Units:
         joined: dict[str, Tensor] = {}
         for key, cells in self.cells.items():
             base = self.bases[key]
-            rows = torch.stack([cell.to(self.home) for cell in cells]) if base is None else base
-            joined[key] = rows.to(self.home)
+            if base is None:
+                joined[key] = torch.stack([cell.to(self.home) for cell in cells])
+            else:
+                joined[key] = base.to(self.home, copy=True)
         return {
             key: v.to(wide(v.device)) if v.is_floating_point() else v for key, v in joined.items()
         }
@@ -281,7 +283,7 @@ class Units:
 
     def _cells(self, key: str, value: Any) -> list[Tensor]:
         """The tensor that holds one value of each unit: those of tensors share one memory."""
-        devices = {bucket.params.tensors[0].device for bucket in self.buckets}
+        devices = {bucket.params.peek[0].device for bucket in self.buckets}
         if self.rule.scope is not None or len(devices) > 1:
             return self._gather_cells(key, value)
         memories = [memory for bucket in self.buckets for memory in bucket.memory]
@@ -364,8 +366,8 @@ def statistics_of(
     buckets: Sequence[Bucket], lists: Sequence[TensorList], m: norms.Measure
 ) -> Tensor:
     """The statistic of every tensor, a column each; sharded ones are those of all their shards."""
-    home = buckets[0].params.tensors[0].device
-    stats = torch.cat([norms.statistics(some.tensors, m).to(home) for some in lists], dim=1)
+    home = buckets[0].params.peek[0].device
+    stats = torch.cat([norms.statistics(some.peek, m).to(home) for some in lists], dim=1)
     layouts = [layout for bucket in buckets for layout in bucket.layouts]
     if not any(layouts):
         return stats

@@ -36,10 +36,10 @@ class ClipPercentile(Transform):
     def step(self, buckets: list[Bucket]) -> list[Bucket]:
         sizes = [self._sizes(bucket) for bucket in buckets]
         if self.dim == "global":
-            home = buckets[0].params.tensors[0].device
+            home = buckets[0].params.peek[0].device
             together = torch.cat([t.to(home) for some in sizes for t in some])
         for bucket, some in zip(buckets, sizes, strict=True):
-            p, device = bucket.group["percentile"], bucket.params.tensors[0].device
+            p, device = bucket.group["percentile"], bucket.params.peek[0].device
             if self.dim == "global":
                 bound = _at(together, p).to(device, bucket.state_dtype)
                 bounds = TensorList([bound] * len(some))
