@@ -379,6 +379,8 @@ def base_of(tensors: Sequence[Tensor]) -> Tensor | None:
     places = range(start, start + step * len(tensors), step)
     if [t.data_ptr() for t in tensors] != list(places):
         return None
+    if base.dim() == 1:
+        return None if any([t.dim() for t in tensors]) else base
     like = base.dtype, base.shape[1:], base.stride()[1:]
     return base if {(t.dtype, t.shape, t.stride()) for t in tensors} == {like} else None
 
