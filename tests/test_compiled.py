@@ -427,6 +427,15 @@ class Mixed(Transform):
         return u.mul_(2.0).add_(m)
 
 
+class Difference(Transform):
+    """Keeps a list from one step to the next."""
+
+    def update(self, u: Any, state: Any, group: Any) -> Any:
+        kept, now = getattr(self, "_kept", None), u.clone()
+        object.__setattr__(self, "_kept", now)
+        return u if kept is None else u.sub_(kept)
+
+
 def is_matrix(name: str, p: Tensor) -> bool:
     return p.dim() == 2
 
@@ -447,6 +456,7 @@ ORDERS: dict[str, Callable[[], Chain]] = {
     "halving": lambda: [Halving(), LR(0.1)],
     "keep parameters": lambda: [KeepParameters(), Plain()],
     "mixed": lambda: [Mixed(), LR(0.1)],
+    "kept": lambda: [Adam(), Difference(), ClipNorm(0.3), LR(0.1)],
 }  # fmt: skip
 
 

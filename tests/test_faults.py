@@ -60,12 +60,14 @@ def test_a_run_killed_at_random_moments_ends_as_one_that_was_not(kills, tmp_path
     """With the recipe of docs/checkpoints.md no file is ever half written, no bit differs."""
     found = killed(tmp_path, kills, seconds=30 * kills)
     assert sum(found["during"].values()) == kills
-    assert found["during"]["train"] > 0
-    assert found["during"]["save"] > 0
-    assert found["half files"] > 0  # kills that would have cost the checkpoint without the recipe
     assert found["equal"]
     assert found["files"] == [f"{3 * kills - 1:08}.pt", f"{3 * kills:08}.pt"]
     assert found["lines"] >= 10  # and a save may be killed at every line that it runs
+    assert found["lines with a half file"] > 0
+    if kills >= 100:  # where few kills strike is chance
+        assert found["during"]["train"] > 0
+        assert found["during"]["save"] > 0
+        assert found["half files"] > 0  # they would have cost the checkpoint without the recipe
 
 
 # ---------------------------------------------------------------------- ranks

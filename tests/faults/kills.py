@@ -113,8 +113,12 @@ def moment(kill: int, chance: random.Random) -> tuple[str, int, float]:
     return word, times, chance.uniform(0, 0.02 if times == 0 else 0.004)
 
 
-def lines_of_a_save(folder: Path) -> int:
-    """Kill a save at every line it runs; raises unless there is a whole checkpoint after each."""
+def lines_of_a_save(folder: Path) -> tuple[int, int]:
+    """Kill a save at every line it runs; raises unless there is a whole checkpoint after each.
+
+    The number of lines, and after how many of these kills a file was left that is not the newest
+    checkpoint yet.
+    """
     save, newest = (recipe()[name] for name in ("save", "newest"))
     names = {save.__code__}
 
@@ -134,6 +138,7 @@ def lines_of_a_save(folder: Path) -> int:
             sys.settrace(watch if step == 3 else None)
             save({"value": torch.full((1000,), float(step))}, at, step)
 
+    parts = 0
     for line in range(1, 100):
         at = folder / str(line)
         at.mkdir()
@@ -143,7 +148,8 @@ def lines_of_a_save(folder: Path) -> int:
         if not any(torch.equal(value, one) for one in known):
             raise RuntimeError(f"a save killed at its line {line} left {value}")
         if end:
-            return line - 1
+            return line - 1, parts
+        parts += bool(list(at.glob("*.part")))
     raise RuntimeError("a save never ends")
 
 
@@ -173,13 +179,15 @@ def main(root: Path, kills: int, seed: int) -> dict[str, Any]:
     if not (one_life(broken, steps, None)[1] and one_life(straight, steps, None)[1]):
         raise RuntimeError("a run was killed that was left alone")
     (root / "lines").mkdir()
+    lines, parts = lines_of_a_save(root / "lines")
     ends = [recipe()["newest"](folder) for folder in (broken, straight)]
     return {
         "during": {"load": during[""], "train": during["t"], "save": during["s"]},
         "half files": halves,
         "files": sorted(path.name for path in broken.iterdir()),
         "equal": same(*ends) and ends[0]["step"] == steps,
-        "lines": lines_of_a_save(root / "lines"),
+        "lines": lines,
+        "lines with a half file": parts,
     }
 
 

@@ -24,7 +24,7 @@ from torchzero_clip.core.hyper import Names
 from torchzero_clip.core.metrics import metrics_of
 from torchzero_clip.core.rounding import adapted, check_rounding, prepare, rounds, subtract, without
 from torchzero_clip.core.sharding import local, refuse_flat
-from torchzero_clip.core.tape import Recorded
+from torchzero_clip.core.tape import Recorded, Tape
 from torchzero_clip.core.transform import Chain, Transform, bind
 
 
@@ -103,9 +103,9 @@ class Modular(Optimizer):
         buckets, late = self._late(buckets)
         self._finish(self._through(buckets), late)
 
-    def _late(self, buckets: list[Bucket]) -> tuple[list[Bucket], list[Deferred]]:
+    def _late(self, buckets: list[Bucket]) -> tuple[list[Bucket], list[Deferred | Tape]]:
         """Let updates wait for the kernel at the end of the chain, where that is allowed."""
-        late: list[Any] = []
+        late: list[Deferred | Tape] = []
         if torch.compiler.is_compiling():
             return buckets, late
         for bucket in buckets:
@@ -115,12 +115,18 @@ class Modular(Optimizer):
                 bucket.late = None if rounds(bucket, self.rounding) else late
         return buckets, late
 
-    def _finish(self, buckets: list[Bucket], late: list[Deferred]) -> None:
+    def _finish(self, buckets: list[Bucket], late: list[Deferred | Tape]) -> None:
         """Subtract what came out; updates that nobody asked for move their state."""
         rest = [bucket for bucket in buckets if not _applied(bucket, self.rounding)]
         for update in late:
             update._settle()
         subtract(rest, self.rounding)
+        for bucket in rest:
+            if isinstance(bucket.update, Recorded):
+                bucket.update.forget()
+        for update in late:
+            if isinstance(update, Tape):
+                update.end()
 
     def _through(self, buckets: list[Bucket]) -> list[Bucket]:
         """The chain. A link that returns no buckets ends the step."""

@@ -75,8 +75,12 @@ class Recorded(TensorList):
     def apply(self) -> bool:
         """Subtract the update from the parameters; its values are not needed any more."""
         Recorded(self._tape, home=PARAMETERS).sub_(self)
-        self._home, self.owned = PARAMETERS, False
+        self.forget()
         return True
+
+    def forget(self) -> None:
+        """Need the values no more."""
+        self._home, self.owned = PARAMETERS, False
 
     # ------------------------------------------------------------------ memory
 
@@ -336,10 +340,13 @@ class Tape:
         }
         homeless = [handle for handle in self.handles if handle._home is None]
         moved: dict[Value, Place] = {}
-        for value in sorted({handle._value for handle in homeless}):
-            moved[value] = self._slot(self.dtypes[value], used)
-            stores[moved[value]] = value
-            used.add(moved[value])
+        for handle in sorted(homeless, key=lambda one: (one._value, not one.owned)):
+            value = handle._value
+            if handle.owned or value not in moved:
+                moved[value] = self._slot(self.dtypes[value], used)
+                stores[moved[value]] = value
+                used.add(moved[value])
+            handle._home = moved[value]
         sources = {
             place: self.lines[value][1][0][1]
             for place, value in stores.items()
@@ -351,11 +358,15 @@ class Tape:
             for place, source in sources.items():
                 target = self.homes[place].tensors
                 torch._foreach_copy_(target, self.homes[source].tensors)
-        for handle in homeless:
-            handle._home = moved[handle._value]
         self._clear()
 
     _settle = run
+
+    def end(self) -> None:
+        """Give lists that outlive the step memory of their own: what is kept is used again."""
+        for handle in list(self.handles):
+            if handle._home in self.slots:
+                handle.tensors = [t.clone() for t in handle.peek]
 
     def _slot(self, dtype: torch.dtype, used: set[Place | None]) -> Place:
         """A home that nobody looks at: what the optimizer keeps, or new memory."""
