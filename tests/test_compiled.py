@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Sequence
+from functools import cache
 from typing import Any
 
 import pytest
@@ -34,8 +35,9 @@ from torchzero_clip import (
     WeightDecay,
     ZClip,
 )
-from torchzero_clip.core import compiled
-from torchzero_clip.core.compiled import Job, Kernel
+from torchzero_clip.core import compiled, compiler, native
+from torchzero_clip.core.compiler import Compiler
+from torchzero_clip.core.kernel import Job, Kernel
 
 # torch warns of itself when it first compiles
 pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning")
@@ -83,23 +85,40 @@ def state_of(opt: Modular) -> list[Tensor]:
     return [value for one in held for value in one.values() if isinstance(value, Tensor)]
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("name", CHAINS)
-def test_a_compiled_chain_does_what_the_plain_one_does(name: str, dtype: torch.dtype) -> None:
-    if dtype != torch.float32 and name not in ("headline", "values"):
-        pytest.skip("two chains of other dtypes are enough: they differ in a cast")
-    ours, theirs = params_of(SHAPES), params_of(SHAPES)
-    for p in [*ours, *theirs]:
-        p.data = p.data.to(dtype)
-    fast, slow = Modular(ours, *CHAINS[name](), compile=True), Modular(theirs, *CHAINS[name]())
-    for i in range(4):
+WAYS = ("native", "torch")
+DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
+
+
+def race(
+    fast: Modular, slow: torch.optim.Optimizer, steps: int = 4, dtype: torch.dtype = torch.float32
+) -> None:
+    """Both come to the same parameters, gradients and state, step by step."""
+    ours, theirs = ([p for g in opt.param_groups for p in g["params"]] for opt in (fast, slow))
+    for i in range(steps):
         for params in (ours, theirs):
             give(params, i, scale=0.01 if i == 3 else 1.0)
         fast.step()
         slow.step()
         close([p.grad for p in ours], [p.grad for p in theirs], dtype)
         close(ours, theirs, dtype)
-    close(state_of(fast), state_of(slow), dtype)
+    if isinstance(slow, Modular):
+        close(state_of(fast), state_of(slow), dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("name", CHAINS)
+def test_a_compiled_chain_does_what_the_plain_one_does(
+    monkeypatch: pytest.MonkeyPatch, name: str, way: str, dtype: torch.dtype
+) -> None:
+    if dtype != torch.float32 and way == "torch" and name not in ("headline", "values"):
+        pytest.skip("two chains of other dtypes are enough: they differ in a cast")
+    monkeypatch.setattr(Compiler, "way", way)
+    ours, theirs = params_of(SHAPES), params_of(SHAPES)
+    for p in [*ours, *theirs]:
+        p.data = p.data.to(dtype)
+    fast, slow = Modular(ours, *CHAINS[name](), compile=True), Modular(theirs, *CHAINS[name]())
+    race(fast, slow, dtype=dtype)
     assert list(fast.metrics()) == list(slow.metrics())
 
 
@@ -127,10 +146,15 @@ def built() -> int:
     """How many kernels this process has compiled, and torch for them."""
     from torch._dynamo.utils import counters
 
-    return compiled.compiled.cache_info().misses + counters["stats"]["unique_graphs"]
+    kernels = [made.cache_info().misses for made in (compiled.compiled, native.native)]
+    return sum(kernels) + counters["stats"]["unique_graphs"]
 
 
-def test_nothing_is_compiled_again_for_live_values_schedulers_or_missing_gradients() -> None:
+@pytest.mark.parametrize("way", WAYS)
+def test_nothing_is_compiled_again_for_live_values_schedulers_or_missing_gradients(
+    monkeypatch: pytest.MonkeyPatch, way: str
+) -> None:
+    monkeypatch.setattr(Compiler, "way", way)
     params, more = params_of(SHAPES), params_of([(9, 2), (33,), (5,)])
     chain = [ClipNorm(1.0), Momentum(0.9, nesterov=True), Adam(), WeightDecay(0.01), LR(1e-2)]
     opt = Modular([{"params": params}, {"params": more, "lr": 0.5}], *chain, compile=True)
@@ -170,7 +194,11 @@ def test_nothing_is_compiled_again_for_live_values_schedulers_or_missing_gradien
     assert built() == before
 
 
-def test_another_optimizer_with_the_chain_takes_the_kernels_there_are() -> None:
+@pytest.mark.parametrize("way", WAYS)
+def test_another_optimizer_with_the_chain_takes_the_kernels_there_are(
+    monkeypatch: pytest.MonkeyPatch, way: str
+) -> None:
+    monkeypatch.setattr(Compiler, "way", way)
     counts = []
     for shapes in (SHAPES, [(100, 3), *SHAPES, (11,)]):
         params = params_of(shapes)
@@ -181,9 +209,12 @@ def test_another_optimizer_with_the_chain_takes_the_kernels_there_are() -> None:
     assert counts[0] == counts[1]
 
 
-def test_the_default_width_compiles_and_steps_right(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("way", WAYS)
+def test_a_compiled_step_is_that_of_torch(monkeypatch: pytest.MonkeyPatch, way: str) -> None:
+    """With as many tensors at a time as it takes."""
     monkeypatch.setattr(compiled, "WIDTH", 16)
-    shapes = [(i + 2, 3) for i in range(37)]
+    monkeypatch.setattr(Compiler, "way", way)
+    shapes = [(300, 700), *[(i + 2, 3) for i in range(37)]]
     ours, theirs = params_of(shapes), params_of(shapes)
     fast = Modular(ours, ClipNorm(1.0, dim="global"), Adam(), LR(1e-2), compile=True)
     slow = torch.optim.Adam(theirs, lr=1e-2)
@@ -205,13 +236,13 @@ def recording(
     """An optimizer whose kernels run uncompiled, and those that ran."""
     opt = Modular(params, *chain, compile=True, **options)
     assert opt.compiler is not None
-    opt.compiler.make = compiled.plain  # type: ignore[method-assign]
+    opt.compiler.way = "plain"
     seen: list[Kernel] = []
     run = opt.compiler.run
 
-    def watched(tape: Any, stores: Any) -> None:
-        seen.append(Job(tape, stores).kernel)
-        run(tape, stores)
+    def watched(tape: Any, stores: Any, measured: Any = None) -> Tensor | None:
+        seen.append(Job(tape, stores, measured).kernel)
+        return run(tape, stores, measured)
 
     monkeypatch.setattr(opt.compiler, "run", watched)
     return opt, seen
@@ -225,7 +256,8 @@ def test_a_chain_with_one_norm_is_one_kernel_that_writes_nothing_but_state_and_p
     opt, seen = recording(monkeypatch, params, *chain)
     give(params, 0)
     opt.step()
-    (kernel,) = seen
+    norm, kernel = seen
+    assert not norm.stores
     assert len(kernel.stores) == 3
     assert len(kernel.lists) == 4  # with the gradients
     assert not opt._rooms, "no buffer is kept for an update that nobody reads"
@@ -241,6 +273,7 @@ def test_a_rule_on_the_update_makes_two_kernels_and_one_buffer(
         opt.step()
     assert len(seen) == 6
     assert len(set(seen)) == 2
+    assert seen[0].measured, "the kernel that makes the update measures it"
     assert len(opt._rooms) == len(params)
 
 
@@ -252,7 +285,8 @@ def test_clipping_does_not_change_the_kernel_when_it_begins_or_ends(
     for scale in (100.0, 1e-3, 100.0):
         give(params, 0, scale)
         opt.step()
-    assert len(set(seen)) == 1
+    assert len(seen) == 6
+    assert len(set(seen)) == 2  # with that of the norm
 
 
 def test_a_link_that_looks_at_values_gets_them(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -285,13 +319,7 @@ def test_a_custom_transform_records_without_knowing_of_it(monkeypatch: pytest.Mo
     ours, theirs = params_of(SHAPES), params_of(SHAPES)
     fast, seen = recording(monkeypatch, ours, Soften(), LR(0.1))
     slow = Modular(theirs, Soften(), LR(0.1))
-    for i in range(3):
-        give(ours, i)
-        give(theirs, i)
-        fast.step()
-        slow.step()
-    close(ours, theirs)
-    close(state_of(fast), state_of(slow))
+    race(fast, slow, steps=3)
     assert len(seen) == 3
 
 
@@ -324,13 +352,7 @@ def test_parts_of_a_model_have_kernels_of_their_own(monkeypatch: pytest.MonkeyPa
     chain = [Masked(tz.Chain(Momentum(0.9), Orthogonalize()), matrices), Adam(), LR(0.1)]
     ours, theirs = params_of(shapes), params_of(shapes)
     fast, _ = recording(monkeypatch, ours, *chain)
-    slow = Modular(theirs, *chain, fused=False)
-    for i in range(3):
-        give(ours, i)
-        give(theirs, i)
-        fast.step()
-        slow.step()
-    close(ours, theirs)
+    race(fast, Modular(theirs, *chain, fused=False), steps=3)
 
 
 def test_what_is_recorded_of_a_gradient_is_of_the_gradient_as_it_was(
@@ -471,14 +493,7 @@ def test_who_writes_and_who_reads_keep_their_order(
     fast = Modular(ours, *ORDERS[name]())
     if way == "recorded":
         fast, _ = recording(monkeypatch, ours, *ORDERS[name]())
-    for i in range(4):
-        give(ours, i)
-        give(theirs, i)
-        fast.step()
-        slow.step()
-        close([p.grad for p in ours], [p.grad for p in theirs])
-        close(ours, theirs)
-    close(state_of(fast), state_of(slow))
+    race(fast, slow)
 
 
 def test_many_small_tensors_in_another_order_in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -538,7 +553,7 @@ def test_complex_parameters_step_without_kernels(monkeypatch: pytest.MonkeyPatch
     for p in ours:
         p.grad = torch.ones_like(p)
     opt.step()
-    assert len(seen) == 1
+    assert len(seen) == 2
     torch.testing.assert_close(ours[0].real.detach(), torch.full((3,), 0.9))
 
 
@@ -548,7 +563,7 @@ def test_roundings_take_the_update_of_a_kernel(rounding: str) -> None:
         params = [Parameter(torch.ones(40, 3, dtype=torch.bfloat16))]
         opt = Modular(params, Adam(), LR(1e-3), rounding=rounding, **options)
         if opt.compiler is not None:
-            opt.compiler.make = compiled.plain  # type: ignore[method-assign]
+            opt.compiler.way = "plain"
         for i in range(5):
             give(params, i)
             opt.step()
@@ -588,6 +603,7 @@ def test_without_a_compiler_there_is_a_sentence(monkeypatch: pytest.MonkeyPatch)
     def none() -> str:
         raise RuntimeError("no working C++ compiler")
 
+    monkeypatch.setenv("CXX", "there-is-no-such-compiler")
     monkeypatch.setattr("torch._inductor.cpp_builder.get_cpp_compiler", none)
     with pytest.raises(RuntimeError, match="compile=True needs a C\\+\\+ compiler: install"):
         Modular(params_of([(3, 2)]), Adam(), LR(0.1), compile=True)
@@ -596,8 +612,59 @@ def test_without_a_compiler_there_is_a_sentence(monkeypatch: pytest.MonkeyPatch)
         Modular(params, Adam(), LR(0.1), compile=True)
 
 
+@pytest.fixture
+def anew(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> Callable[[], None]:
+    """Forgets what this process has built, and keeps libraries in a folder of the test."""
+    monkeypatch.setenv("TORCHZERO_CLIP_CACHE", str(tmp_path / "kept"))
+
+    def forget() -> None:
+        for name in ("native", "_build", "_folder"):
+            monkeypatch.setattr(native, name, cache(getattr(native, name).__wrapped__))
+        monkeypatch.setattr(compiler, "native", native.native)
+
+    forget()
+    return forget
+
+
+def test_a_compiler_that_fails_leaves_the_work_to_torch(
+    monkeypatch: pytest.MonkeyPatch, anew: Callable[[], None], tmp_path: Any
+) -> None:
+    monkeypatch.setattr(native, "FLAGS", "--there-is-no-such-flag")
+    ours, theirs = params_of(SHAPES), params_of(SHAPES)
+    fast = Modular(ours, *CHAINS["between"](), compile=True)
+    with pytest.warns(UserWarning, match="could not build a kernel, and torch's own compiler"):
+        race(fast, Modular(theirs, *CHAINS["between"]()))
+    assert not list((tmp_path / "kept").iterdir())
+
+
+def test_what_is_built_is_there_for_the_next_process(
+    monkeypatch: pytest.MonkeyPatch, anew: Callable[[], None], tmp_path: Any
+) -> None:
+    for _ in range(2):
+        ours, theirs = params_of(SHAPES), params_of(SHAPES)
+        race(
+            Modular(ours, *CHAINS["headline"](), compile=True),
+            Modular(theirs, *CHAINS["headline"]()),
+        )
+        libraries = sorted((tmp_path / "kept").iterdir())
+        assert [path.suffix for path in libraries] == [".so", ".so"]  # the norm, and the rest
+        monkeypatch.setattr("subprocess.run", None)  # nothing is built again
+        anew()
+    assert (tmp_path / "kept").stat().st_mode & 0o077 == 0
+
+
+def test_without_a_home_libraries_last_as_long_as_the_process(
+    monkeypatch: pytest.MonkeyPatch, anew: Callable[[], None], tmp_path: Any
+) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("TORCHZERO_CLIP_CACHE", str(tmp_path / "file" / "kept"))
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    assert native._folder().parent == tmp_path
+    assert native._folder() == native._folder()
+
+
 def test_parameters_that_come_and_go_do_not_pile_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(compiled, "MOST", 8)
+    monkeypatch.setattr(compiler, "MOST", 8)
     params = params_of([(3, 2)] * 12)
     opt, _ = recording(monkeypatch, params, Adam(), LR(0.1))
     for p in params:

@@ -23,7 +23,6 @@ from torch.nn import Parameter
 
 from tests.table import GOOD, Case, Named, gradients, over, parameters, set_grads
 from torchzero_clip import LR, Adam, Modular, Momentum, Transform, WeightDecay
-from torchzero_clip.core.compiled import plain
 
 TOLERANCE = 1e-6
 NUDGES = 5  # how often inputs are nudged before a difference counts
@@ -31,7 +30,7 @@ WARM = 2  # steps before the one that is compared: what is kept, and the memory 
 Chain = Sequence[Transform]
 
 
-WAYS = ("fused", "recorded")
+WAYS = ("fused", "recorded", pytest.param("native", marks=pytest.mark.slow))
 
 
 def pair(
@@ -42,14 +41,14 @@ def pair(
     Its entries are about as large as a step, or the rounding of what is large would hide the step.
     """
     made = []
-    for options in ({"compile": True} if way == "recorded" else {}, {"fused": False}):
+    for options in ({} if way == "fused" else {"compile": True}, {"fused": False}):
         small = {name: p.detach() / 100 for name, p in parameters(shapes).items()}
         params = {name: Parameter(p.to(device)) for name, p in small.items()}
         named = list(params.items())
         groups = [{"params": named[:2]}, {"params": named[2:]}]
         opt = Modular([g for g in groups if g["params"]], *chain, **options)
-        if opt.compiler is not None:
-            opt.compiler.make = plain  # type: ignore[method-assign]
+        if opt.compiler is not None and way == "recorded":
+            opt.compiler.way = "plain"
         made.append((params, opt))
     return made
 

@@ -15,7 +15,7 @@ from torchzero_clip.core.tape import Recorded, Tape
 from torchzero_clip.core.tensorlist import PLAIN, TensorList, all_plain, separate
 
 if TYPE_CHECKING:
-    from torchzero_clip.core.compiled import Compiler
+    from torchzero_clip.core.compiler import Compiler
     from torchzero_clip.core.transform import Link
 
 State: TypeAlias = dict[str, TensorList]
@@ -144,14 +144,11 @@ class Bucket:
         return dict(zip(names, rows, strict=True))
 
     def _join(self, key: str, row: list[Tensor]) -> None:
-        """Give numbers, and what kernels take stacked, one memory: one operator does for all."""
-        crowds = [] if row[0].dim() == 0 or self.tape is None else self.tape.crowds
-        for some in [range(len(row))] if row[0].dim() == 0 else crowds:
-            if separate([row[i] for i in some]):
-                room = row[0].new_empty(len(some), *row[some[0]].shape)
-                parts = torch.stack([row[i] for i in some], out=room).unbind()
-                for i, part in zip(some, parts, strict=True):
-                    row[i] = self.memory[i][key] = part
+        """Give numbers one memory: one operator does for all."""
+        if row[0].dim() == 0 and separate(row):
+            row[:] = torch.stack(row).unbind()
+            for memory, number in zip(self.memory, row, strict=True):
+                memory[key] = number
 
     @property
     def shared(self) -> Memory:

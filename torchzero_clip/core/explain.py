@@ -13,7 +13,9 @@ from torch.nn import Parameter
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from torchzero_clip.core.compiled import Compiler, Job, plain
+from torchzero_clip.core.compiler import Compiler
+from torchzero_clip.core.kernel import Job
+from torchzero_clip.core.norms import Measure
 from torchzero_clip.core.scratch import PIECE
 
 if TYPE_CHECKING:
@@ -77,7 +79,7 @@ class Traffic(TorchDispatchMode):
 class Watched(Compiler):
     """Runs tapes uncompiled, and counts what the compiled kernels would move."""
 
-    make = staticmethod(plain)
+    way = "plain"
 
     def __init__(self) -> None:
         super().__init__()
@@ -86,21 +88,24 @@ class Watched(Compiler):
     def check(self, device: torch.device) -> None:
         """Nothing is compiled."""
 
-    def run(self, tape: Tape, stores: Mapping[int, int]) -> None:
-        traffic = self.traffic
-        if traffic is None:
-            super().run(tape, stores)
-            return
-        job = Job(tape, stores)
+    def run(
+        self, tape: Tape, stores: Mapping[int, int], measured: tuple[Measure, int] | None = None
+    ) -> Tensor | None:
+        job = Job(tape, stores, measured)
+        if measured is not None and job.kernel.device.type != "cpu":  # there norms are torch's
+            return self.run(tape, stores) if stores else None
+        if self.traffic is None:
+            return super().run(tape, stores, measured)
         for i, home in enumerate(job.homes):
             if i in job.read:
-                traffic.read += traffic._bytes(home.tensors, wrote=False)
+                self.traffic.read += self.traffic._bytes(home.tensors, wrote=False)
             if i in job.written:
-                traffic.written += traffic._bytes(home.tensors, wrote=True)
-        traffic.operators["one compiled kernel"] += 1
-        traffic.inside = True
-        super().run(tape, stores)
-        traffic.inside = False
+                self.traffic.written += self.traffic._bytes(home.tensors, wrote=True)
+        self.traffic.operators["one compiled kernel"] += 1
+        self.traffic.inside = True
+        stats = super().run(tape, stores, measured)
+        self.traffic.inside = False
+        return stats
 
 
 def explain(optimizer: Modular) -> str:

@@ -16,7 +16,7 @@ from torchzero_clip.core.checkpoint import (
     restore_state,
     shared_start,
 )
-from torchzero_clip.core.compiled import Compiler
+from torchzero_clip.core.compiler import Compiler
 from torchzero_clip.core.description import RESERVED
 from torchzero_clip.core.explain import explain
 from torchzero_clip.core.fused import Deferred

@@ -16,7 +16,9 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
-from torchzero_clip.core.compiled import BOOLEAN, Compiler, Home, Ref
+from torchzero_clip.core.compiler import Compiler, Home
+from torchzero_clip.core.kernel import BOOLEAN, Line, Ref
+from torchzero_clip.core.norms import NAMED, Measure, statistics
 from torchzero_clip.core.tensorlist import Operand, TensorList, base_of, wide
 
 Value: TypeAlias = int
@@ -25,6 +27,9 @@ Place: TypeAlias = int
 """The number of a home: of parameters, gradients, one state of every parameter, and so on."""
 
 PARAMETERS: Place = 0
+KERNELS = {(m.kind, m.p): m for m in (NAMED["l1"], NAMED["l2"], NAMED["linf"])}
+"""What kernels measure, in float64."""
+SINGLE = (torch.float32, torch.bfloat16, torch.float16)
 
 
 class Recorded(TensorList):
@@ -71,6 +76,9 @@ class Recorded(TensorList):
 
     def _settle(self) -> None:
         self._tape.run()
+
+    def statistics(self, m: Measure) -> Tensor:
+        return self._tape.measure(self, m)
 
     def apply(self) -> bool:
         """Subtract the update from the parameters; its values are not needed any more."""
@@ -186,14 +194,15 @@ class Tape:
         own = compiler.home((key, "parameters"), params, views=True)
         if own.shapes is None:
             own.shapes = [p.shape for p in params]
-        self.shapes = own.shapes
+            own.sizes = [p.numel() for p in params]
+        self.shapes, self.sizes = own.shapes, own.sizes
         self.homes: list[Home] = [own]
         self.slots: list[Place] = []  # homes for values that have none
         self.handles: weakref.WeakSet[Recorded] = weakref.WeakSet()
         self._clear()
 
     def _clear(self) -> None:
-        self.lines: list[tuple[str, tuple[Ref, ...]]] = []
+        self.lines: list[Line] = []
         self.dtypes: list[torch.dtype] = []
         self.now: dict[Place, Value] = {}
         self.loads: dict[Place, Value] = {}
@@ -218,11 +227,6 @@ class Tape:
         if self.alike(self.homes[place]):
             return Recorded(self, home=place, owned=owned)
         return TensorList(tensors, owned=owned)
-
-    @property
-    def crowds(self) -> list[list[int]]:
-        """The tensors that kernels take stacked."""
-        return self.compiler.split(self).crowds
 
     def record_like(self, tensors: TensorList) -> Recorded:
         """Tensors of which it is known that they are like the parameters."""
@@ -330,7 +334,7 @@ class Tape:
 
     # ------------------------------------------------------------------ doing it
 
-    def run(self) -> None:
+    def run(self, measured: tuple[Measure, Value] | None = None) -> Tensor | None:
         """Do what was noted, so that every list that is still in use has its values in a home."""
         used = {handle._home for handle in self.handles}
         stores = {
@@ -352,15 +356,29 @@ class Tape:
             for place, value in stores.items()
             if self.lines[value][0] == "load"
         }
-        if len(sources) < len(stores) or set(sources.values()) & set(stores):
-            self.compiler.run(self, stores)
+        stats = None
+        if measured or len(sources) < len(stores) or set(sources.values()) & set(stores):
+            stats = self.compiler.run(self, stores, measured)
         else:  # copies, which are no work for a kernel
             for place, source in sources.items():
                 target = self.homes[place].tensors
                 torch._foreach_copy_(target, self.homes[source].tensors)
         self._clear()
+        return stats
 
-    _settle = run
+    def _settle(self) -> None:
+        self.run()
+
+    def measure(self, x: Recorded, m: Measure) -> Tensor:
+        """The statistic of each tensor of a list, where it can be by the kernel that makes it."""
+        how = KERNELS.get((m.kind, m.p))
+        stats = None
+        if how is not None and self.dtype(x.value) in SINGLE:
+            if x._home is None or self.pending(x._home):
+                stats = self.run((how, x.value))
+            else:
+                stats = self.compiler.run(self, {}, (how, x.value))
+        return statistics(x.peek, m) if stats is None else stats
 
     def end(self) -> None:
         """Give lists that outlive the step memory of their own: what is kept is used again."""

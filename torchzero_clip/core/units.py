@@ -13,6 +13,7 @@ from torch import Tensor
 from torchzero_clip.core import norms
 from torchzero_clip.core.bucket import Bucket, Group, statistic, statistic_dtype
 from torchzero_clip.core.sharding import gather, merge_shards
+from torchzero_clip.core.tape import Recorded
 from torchzero_clip.core.tensorlist import TensorList, base_of, separate, wide
 
 if TYPE_CHECKING:
@@ -367,11 +368,15 @@ def statistics_of(
 ) -> Tensor:
     """The statistic of every tensor, a column each; sharded ones are those of all their shards."""
     home = buckets[0].params.peek[0].device
-    stats = torch.cat([norms.statistics(some.peek, m).to(home) for some in lists], dim=1)
+    stats = torch.cat([_statistics(some, m).to(home) for some in lists], dim=1)
     layouts = [layout for bucket in buckets for layout in bucket.layouts]
     if not any(layouts):
         return stats
     return merge_shards(stats, [1] * len(layouts), layouts, [None] * len(layouts), m)
+
+
+def _statistics(some: TensorList, m: norms.Measure) -> Tensor:
+    return some.statistics(m) if isinstance(some, Recorded) else norms.statistics(some.peek, m)
 
 
 def total_norm(buckets: Sequence[Bucket], lists: Sequence[TensorList]) -> Tensor:
