@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -12,7 +12,7 @@ from torch import Tensor
 from torchzero_clip.core.fused import Scaled, Waiting
 from torchzero_clip.core.sharding import Layout, align_grad, layout_of, local
 from torchzero_clip.core.tape import Recorded, Tape
-from torchzero_clip.core.tensorlist import PLAIN, TensorList, all_plain, separate
+from torchzero_clip.core.tensorlist import TensorList, all_plain, separate
 
 if TYPE_CHECKING:
     from torchzero_clip.core.compiler import Compiler
@@ -350,44 +350,59 @@ def collect(
     process_group: Any = None,
 ) -> list[Bucket]:
     """The wanted parameters, those with a gradient, by group, device and dtype."""
-    found: dict[Any, tuple[list[Tensor], list[Tensor], list[int]]] = {}
-    for g, group in enumerate(groups):
-        for i, p in enumerate(group["params"]):
-            grad = p.grad
-            if not (wanted(p) if wanted is not has_grad else grad is not None):
-                continue
-            if type(p) not in PLAIN:
-                grad = align_grad(p)
-            like = p if grad is None else grad
-            if like.layout is not torch.strided:
-                raise TypeError(
-                    f"sparse gradients are not supported, got one of shape {tuple(p.shape)} for "
-                    f"parameter {i} of group {g}: make the layer with sparse=False, or give it an "
-                    "optimizer of its own, such as torch.optim.SparseAdam"
-                )
-            key = (g, p.device, p.dtype, like.dtype)
-            row = found.get(key)
-            if row is None:
-                row = found[key] = [], [], []
-            row[0].append(p)
-            row[1].append(like)
-            row[2].append(i)
     buckets: list[Bucket] = []
-    for (g, *_), (params, grads, places) in found.items():
-        names = groups[g].get("param_names")
-        buckets.append(
-            Bucket(
-                params=params,
-                grads=grads,
-                names=[names[i] if names else None for i in places],
-                index=g,
-                groups=groups,
-                memory=[{} for _ in params] if state is None else [state[p] for p in params],
-                store={} if state is None else state,
-                record=record,
-                room=room,
-                places=places,
-                process_group=process_group,
+    for g, group in enumerate(groups):
+        names = group.get("param_names")
+        for places, params, grads in _kinds(g, group["params"], wanted):
+            buckets.append(
+                Bucket(
+                    params=params,
+                    grads=grads,
+                    names=[names[i] if names else None for i in places],
+                    index=g,
+                    groups=groups,
+                    memory=[{} for _ in params] if state is None else [state[p] for p in params],
+                    store={} if state is None else state,
+                    record=record,
+                    room=room,
+                    places=places,
+                    process_group=process_group,
+                )
             )
-        )
     return buckets
+
+
+def _kinds(
+    g: int, every: Sequence[Tensor], wanted: Callable[[Tensor], bool]
+) -> Iterator[tuple[list[int], list[Tensor], list[Tensor]]]:
+    """The wanted parameters of a group that share device and dtype: places, they, gradients."""
+    grads: list[Any] = [p.grad for p in every]
+    if wanted is has_grad:
+        places = [i for i, grad in enumerate(grads) if grad is not None]
+    else:
+        places = [i for i, p in enumerate(every) if wanted(p)]
+    if not places:
+        return
+    params = [every[i] for i in places]
+    if all_plain(params):
+        grads = [every[i] if grads[i] is None else grads[i] for i in places]
+    else:
+        grads = [align_grad(p) for p in params]
+    layouts = [grad.layout for grad in grads]
+    if set(layouts) != {torch.strided}:
+        k = [layout is torch.strided for layout in layouts].index(False)
+        i, p = places[k], params[k]
+        raise TypeError(
+            f"sparse gradients are not supported, got one of shape {tuple(p.shape)} for "
+            f"parameter {i} of group {g}: make the layer with sparse=False, or give it an "
+            "optimizer of its own, such as torch.optim.SparseAdam"
+        )
+    dtypes = {p.dtype for p in params}, {grad.dtype for grad in grads}
+    if len({p.device for p in params}) == len(dtypes[0]) == len(dtypes[1]) == 1:
+        yield places, params, grads
+        return
+    found: dict[Any, list[int]] = {}
+    for k, (p, grad) in enumerate(zip(params, grads, strict=True)):
+        found.setdefault((p.device, p.dtype, grad.dtype), []).append(k)
+    for some in found.values():
+        yield [places[k] for k in some], [params[k] for k in some], [grads[k] for k in some]

@@ -177,13 +177,18 @@ class Scaled(TensorList):
         shapes: dict[torch.Size, list[int]] = {}
         for i, t in enumerate(self._origin):
             shapes.setdefault(t.shape, []).append(i)
+        small: list[int] = []
         large: list[int] = []
         for shape, where in shapes.items():
-            if shape.numel() > SMALL or len(where) < MANY:
+            if shape.numel() > SMALL:
                 large += where
+            elif len(where) < MANY:
+                small += where
             else:
                 self._run_alike(kernel, lists, where)
-        self._run_rest(kernel, lists, sorted(large))
+        if small:
+            self._run_small(kernel, lists, small)
+        self._run_large(kernel, lists, sorted(large))
         if self.stays:
             self._values = self._source.tensors
 
@@ -207,8 +212,19 @@ class Scaled(TensorList):
             values.div_(each.view(-1, *[1] * (values.dim() - 1)))
         return parts
 
-    def _run_rest(self, kernel: Callable[..., None], lists: Lists, where: list[int]) -> None:
-        """Tensors, or parts of large ones, of PIECE numbers together."""
+    def _run_small(self, kernel: Callable[..., None], lists: Lists, where: list[int]) -> None:
+        """Small tensors of any shapes: memory for them costs less than a call for each."""
+        values = [self._origin[i] for i in where]
+        for row in self._divisors:
+            each = [row[i] for i in where]
+            if self.stays:
+                torch._foreach_div_(values, each)
+            else:
+                values = list(torch._foreach_div(values, each))
+        kernel(values, *[[some[i] for i in where] if some else [] for some in lists])
+
+    def _run_large(self, kernel: Callable[..., None], lists: Lists, where: list[int]) -> None:
+        """Large tensors, or parts of them, of PIECE numbers together."""
         room = SCRATCH.get(self.dtype)
         for piece in _pieces(self._origin, where):
             values, start = [], 0

@@ -82,7 +82,7 @@ static inline float load(bfloat x) {
     std::memcpy(&value, &bits, 4);
     return value;
 }
-static inline uint32_t bits(float x) {  // of magnitudes: in their order, infinity and NaN above
+static inline uint32_t bits(float x) {  // in the order of magnitudes, infinity and NaN above
     uint32_t all;
     std::memcpy(&all, &x, 4);
     return all & 0x7fffffff;
@@ -105,23 +105,15 @@ template <class T> static inline T sign(T x) { return T((x > 0) - (x < 0)); }
 template <class T> static inline T mix(T a, T b, T w) {
     return std::fabs(w) < T(0.5) ? a + w * (b - a) : b - (b - a) * (1 - w);
 }
-static inline double number(double x) { return x; }
-static inline double number(uint32_t bits) {
-    float value;
-    std::memcpy(&value, &bits, 4);
-    return value;
-}
 static inline double magnitude(float x) { return std::fabs(double(x)); }
 static inline double square(float x) { return double(x) * double(x); }
-template <class T> static inline T sum(T a, T b) { return a + b; }
-template <class T> static inline T most(T a, T b) { return a > b ? a : b; }
 """
 HALF = """
 using half = _Float16;
 static inline float load(half x) { return float(x); }
 """
 ENTRIES = """
-static void entries(int64_t tensor, int64_t at, const int64_t end, void *const *const *lists,
+static void entries(int64_t tensor, int64_t at, int64_t end, void *const *const *lists,
                     const double *numbers, const void *const *rows, double *out) {{
     {constants}
     auto entry = [=](int64_t j) {{
@@ -132,26 +124,20 @@ static void entries(int64_t tensor, int64_t at, const int64_t end, void *const *
 """
 EACH = """#pragma omp simd
     for (int64_t j = at; j < end; ++j) entry(j);"""
-# four at a time, since one addition waits for the one before
-SUM = """{type} a = 0, b = 0, c = 0, d = 0;
-    for (; at + 4096 <= end; at += 4096) {{
-        #pragma omp simd reduction({operator}: a, b, c, d)
-        for (int64_t j = at; j < at + 1024; ++j) {{
-            a = {join}(a, entry(j));
-            b = {join}(b, entry(j + 1024));
-            c = {join}(c, entry(j + 2048));
-            d = {join}(d, entry(j + 3072));
-        }}
-    }}
-    #pragma omp simd reduction({operator}: a)
-    for (int64_t j = at; j < end; ++j) a = {join}(a, entry(j));
-    *out = number({join}({join}(a, b), {join}(c, d)));"""
-MOST = SUM.format(type="uint32_t", operator="max", join="most")
-SUM = SUM.format(type="double", operator="+", join="sum")
+ADDED = """double total = 0;
+    #pragma omp simd reduction(+: total)
+    for (int64_t j = at; j < end; ++j) total += entry(j);
+    *out = total;"""
+LARGEST = """uint32_t largest = 0;
+    #pragma omp simd reduction(max: largest)
+    for (int64_t j = at; j < end; ++j) largest = std::max(largest, entry(j));
+    float value;
+    std::memcpy(&value, &largest, 4);
+    *out = value;"""
 MEASURED = {
-    NAMED["l1"]: (SUM, "magnitude"),
-    NAMED["l2"]: (SUM, "square"),
-    NAMED["linf"]: (MOST, "bits"),
+    NAMED["l1"]: (ADDED, "magnitude"),
+    NAMED["l2"]: (ADDED, "square"),
+    NAMED["linf"]: (LARGEST, "bits"),
 }
 """How they are added up, and what of an entry."""
 END = """

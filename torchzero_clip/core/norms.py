@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, TypeAlias
+from typing import Literal, TypeAlias
 
 import torch
 from torch import Tensor
@@ -102,7 +102,7 @@ def merge(stats: Tensor, counts: Tensor | None, m: Measure) -> Tensor:
     `counts` says of how many entries each part is, where the measure needs it: (units, parts).
     """
     if m.kind == "power":
-        return _vector_norm(stats, m.p)
+        return stats.squeeze(2) if stats.shape[2] == 1 else _vector_norm(stats, m.p)
     if m.kind == "max":
         return stats.amax(dim=2)
     if m.kind != "spread":
@@ -167,9 +167,10 @@ def _powers_on_cpu(tensors: list[Tensor], p: float) -> Tensor:
     """Small tensors many at a time, large ones in rows; redo what left the range."""
     single, alike, large = _by_size(tensors, p)
     norms = torch.empty(len(tensors), dtype=torch.float64, device="cpu")
-    parts = [_chunks(tensors[i]) for i in single] + [_rows(tensors[i].view(-1), p) for i in large]
-    if parts:
-        norms[single + large] = _joined(parts, p)
+    if single:
+        norms[single] = _apart([_chunks(tensors[i]) for i in single], p)
+    if large:
+        norms[large] = _joined([_rows(tensors[i].view(-1), p) for i in large], p)
     for where in alike:
         norms[where] = _joint([tensors[i] for i in where], p)
     double = tensors[0].dtype == torch.float64
@@ -181,22 +182,23 @@ def _powers_on_cpu(tensors: list[Tensor], p: float) -> Tensor:
 
 
 def _by_size(tensors: list[Tensor], p: float) -> tuple[list[int], list[list[int]], list[int]]:
-    """Which tensors are taken one by one, which are many of one shape, and which go in rows."""
+    """Which tensors torch measures, which are many of one shape, and which go in rows."""
+    if p not in (1, 2) or tensors[0].dtype == torch.float64:
+        return list(range(len(tensors))), [], []
+    shapes: dict[torch.Size, list[int]] = {}
+    for i, t in enumerate(tensors):
+        shapes.setdefault(t.shape, []).append(i)
     single: list[int] = []
+    alike: list[list[int]] = []
     large: list[int] = []
-    shapes: dict[Any, list[int]] = {}
-    joins = p in (1, 2) and tensors[0].dtype != torch.float64
-    for i, n in enumerate([t.numel() for t in tensors]):
-        if not joins or n == 0:
-            single.append(i)
-        elif n > SMALL:
-            (large if tensors[i].is_contiguous() else single).append(i)
-        elif n % ROW:
-            single.append(i)
+    for shape, some in shapes.items():
+        if shape.numel() > SMALL:
+            for i in some:
+                (large if tensors[i].is_contiguous() else single).append(i)
+        elif len(some) >= CROWD and shape.numel() and shape.numel() % ROW == 0:
+            alike.append(some)
         else:
-            shapes.setdefault(tensors[i].shape, []).append(i)
-    alike = [some for some in shapes.values() if len(some) >= CROWD]
-    single += [i for some in shapes.values() if len(some) < CROWD for i in some]
+            single += some
     return single, alike, large
 
 
@@ -234,7 +236,14 @@ def _rows(flat: Tensor, p: float) -> list[Tensor]:
 
 
 def _joined(parts: list[list[Tensor]], p: float) -> Tensor:
-    """The norms of vectors from the norms of their parts, all in one call."""
+    """The norms of vectors from what they are made of, as vectors again: small enough to copy."""
+    whole = torch.cat([t for some in parts for t in some]).double()
+    each = whole.split([sum([len(t) for t in some]) for some in parts])
+    return torch.stack(torch._foreach_norm(list(each), p))
+
+
+def _apart(parts: list[list[Tensor]], p: float) -> Tensor:
+    """The norms of tensors from those of their parts."""
     flat = [t for some in parts for t in some]
     norms = torch.stack(torch._foreach_norm(flat, p, dtype=torch.float64))
     if len(flat) == len(parts):
@@ -407,6 +416,10 @@ def _safe(scale: Tensor) -> Tensor:
 
 def _vector_norm(x: Tensor, p: float) -> Tensor:
     """p-norm along the last dim, in the range that its result has."""
+    if _readable(x) and x.dtype == torch.float64:
+        norm = torch.linalg.vector_norm(x, p, dim=-1)
+        if p <= 6 and all([1e-40 < n < 1e40 for n in norm.flatten().tolist()]):
+            return norm
     safe = _safe(x.amax(dim=-1, keepdim=True))
     return (torch.linalg.vector_norm(x / safe, p, dim=-1, keepdim=True) * safe).squeeze(-1)
 
