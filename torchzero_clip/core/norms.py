@@ -15,7 +15,7 @@ from typing import Literal, TypeAlias
 import torch
 from torch import Tensor
 
-from torchzero_clip.core.scratch import PIECE, SCRATCH, SMALL
+from torchzero_clip.core.scratch import MANY, PIECE, SCRATCH, SMALL
 from torchzero_clip.core.tensorlist import all_plain, wide
 
 Ord: TypeAlias = "float | str"
@@ -23,7 +23,6 @@ Ord: TypeAlias = "float | str"
 ROW = 256  # a float32 sum of this many squares is right to 1e-7
 DOUBLE = (torch.float64, torch.complex128)
 CHUNK = 2**16  # what is converted at a time
-CROWD = 64  # small tensors of one shape that are worth a copy of all
 
 
 @dataclass(frozen=True)
@@ -195,7 +194,7 @@ def _by_size(tensors: list[Tensor], p: float) -> tuple[list[int], list[list[int]
         if shape.numel() > SMALL:
             for i in some:
                 (large if tensors[i].is_contiguous() else single).append(i)
-        elif len(some) >= CROWD and shape.numel() and shape.numel() % ROW == 0:
+        elif len(some) >= MANY and (shape.numel() <= ROW or shape.numel() % ROW == 0):
             alike.append(some)
         else:
             single += some
@@ -204,10 +203,11 @@ def _by_size(tensors: list[Tensor], p: float) -> tuple[list[int], list[list[int]
 
 def _joint(tensors: list[Tensor], p: float) -> Tensor:
     """Norms of tensors of one shape in rows: a copy of all costs less than a call for each."""
-    parts, many = [], PIECE // tensors[0].numel()
+    parts, n = [], tensors[0].numel()
+    many, width = PIECE // n, min(n, ROW)
     for begin in range(0, len(tensors), many):
         some = _full(SCRATCH.stack(tensors[begin : begin + many])[0])
-        rows = _row_norms(some.view(len(some), -1, ROW), p).double()
+        rows = _row_norms(some.view(len(some), -1, width), p).double()
         parts.append(torch.linalg.vector_norm(rows, p, dim=1))
     return torch.cat(parts)
 
@@ -268,11 +268,18 @@ def _maxima(tensors: list[Tensor]) -> Tensor:
     real = _moduli(tensors, math.inf)
     if _readable(real[0]) and _plain(real):
         if len({(t.shape, t.dtype) for t in real}) == 1 and real[0].numel() <= SMALL:
-            both = torch.aminmax(torch.stack(real).view(len(real), -1), dim=1)
-            return torch.stack(both).abs().amax(dim=0).double()
+            many = PIECE // real[0].numel()
+            stacks = [real[begin : begin + many] for begin in range(0, len(real), many)]
+            return torch.cat([_largest_of_rows(SCRATCH.stack(some)[0]) for some in stacks])
         ends = [end for t in real for end in torch.aminmax(t)]  # _foreach_norm takes ten times that
         return torch.stack(ends).view(-1, 2).abs().amax(dim=1).double()
     return torch.stack(torch._foreach_norm(real, math.inf)).to(wide(real[0].device))
+
+
+def _largest_of_rows(x: Tensor) -> Tensor:
+    """torch's aminmax along a dim takes twenty times its amax and amin."""
+    rows = x.view(len(x), -1)
+    return torch.maximum(rows.amax(dim=1), rows.amin(dim=1).neg()).double()
 
 
 def totals(tensors: Sequence[Tensor]) -> Tensor:
