@@ -36,8 +36,8 @@ from torchzero_clip import (
     ZClip,
 )
 from torchzero_clip.core import compiled, compiler, native
-from torchzero_clip.core.compiler import Compiler
-from torchzero_clip.core.kernel import Job, Kernel
+from torchzero_clip.core.compiler import Compiler, Home
+from torchzero_clip.core.kernel import BOOLEAN, Job, Kernel
 
 # torch warns of itself when it first compiles
 pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning")
@@ -137,6 +137,133 @@ def test_every_rule_compiles(case: Case) -> None:
     for name, p in made[0][0].items():
         other = made[1][0][name]
         torch.testing.assert_close(p, other, rtol=1e-4, atol=1e-4, equal_nan=True)
+
+
+# ---------------------------------------------------------------------- C++
+
+EDGES = [0.0, -0.0, 1.0, -1.5, 0.3, 1e-45, -3e-39, 6e-8, 1e-5, 65504.0, 65519.0, 65520.0, -7e4]
+EDGES += [3e38, -2e-20, float("inf"), float("-inf"), float("nan"), 1 + 2**-9, 1 + 3 * 2**-11]
+OPERANDS = {"where": 3, "lerp": 3, "addcmul": 3, "addcmul scaled": 4, "add_scaled": 3}
+TWO = ("mul", "div", "add", "sub", "clamp_min", "clamp_max", "hypot")
+NEAR = ("div", "hypot", "reciprocal", "sqrt")
+ROUNDED = ("lerp", "addcmul", "addcmul scaled", "add_scaled", "sub")  # by torch on the way, too
+IN_C = [name for name in native.FORMULAS if name != "load"]
+
+
+@pytest.mark.parametrize("dtype", [*DTYPES, torch.float64], ids=str)
+@pytest.mark.parametrize("last", ["value", "number", "row"])
+@pytest.mark.parametrize("name", IN_C)
+def test_a_formula_in_c_is_that_of_torch(name: str, last: str, dtype: torch.dtype) -> None:
+    """For infinities, NaN, denormals, and what is rounded to even."""
+    count = OPERANDS.get(name, 2 if name in TWO else 1)
+    if last != "value" and (count == 1 or name == "hypot"):
+        return  # there are no such operands
+    x, y = torch.tensor(EDGES).repeat(len(EDGES)), torch.tensor(EDGES).repeat_interleave(len(EDGES))
+    lines: list[Any] = [("load", (("list", 0),)), ("load", (("list", 1),))]
+    refs: list[Any] = [("value", 0), ("value", 1), ("value", 1), ("value", 0)][:count]
+    if name == "where":
+        lines.append(("positive", (("value", 1),)))
+        refs = [("value", 0), ("value", 2), ("value", 1)]
+    if last != "value":
+        refs[-1] = (last, 0)
+    out = torch.bool if name in BOOLEAN else dtype
+    lines.append((name.removesuffix(" scaled"), tuple(refs)))
+    lists = [x.to(dtype), y.to(dtype), torch.zeros(len(x), dtype=out)]
+    rows = [torch.tensor([0.7], dtype=torch.float64)] if last == "row" else []
+    kernel = Kernel(
+        tuple(lines), ((2, len(lines) - 1),), None, tuple([one.dtype for one in lists]),
+        tuple([row.dtype for row in rows]), (), torch.device("cpu"),
+    )  # fmt: skip
+    found = []
+    for run in (native.native(kernel), None):
+        lists[2] = torch.zeros(len(x), dtype=out)
+        job = object.__new__(Job)
+        job.kernel, job.homes, job.rows, job.scalars = kernel, [Home([t]) for t in lists], rows, []
+        job.numbers = torch.tensor([0.3], dtype=torch.float64)
+        assert run is None or run(job, [len(x)]) is None
+        assert run is not None or job.plainly(0) is None
+        found.append(lists[2])
+    ours, right = found
+    if name in ROUNDED:
+        assert ours[x.isnan()].isnan().all()
+        fits = ours.isfinite() & right.isfinite()  # on the way torch may leave the range
+        near = 4 * torch.finfo(dtype).eps
+        torch.testing.assert_close(ours[fits], right[fits], rtol=near, atol=near)
+    else:
+        near = 1e-6 if name in NEAR else 0.0
+        torch.testing.assert_close(ours, right, rtol=near, atol=0, equal_nan=True)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_half_precision_is_read_and_rounded_as_torch_does(dtype: torch.dtype) -> None:
+    """All there are, what lies between two of them, and everything else at random."""
+    known = torch.arange(2**16, dtype=torch.int32).to(torch.int16).view(dtype).float()
+    ends = known[known.isfinite()].sort().values
+    generator = torch.Generator().manual_seed(0)
+    any_bits = torch.randint(-(2**31), 2**31 - 1, (2**20,), generator=generator)
+    singles = torch.cat(
+        [ends, (ends[1:] + ends[:-1]) / 2, any_bits.to(torch.int32).view(torch.float32)]
+    )
+    for source, target in ((known.to(dtype), torch.float32), (singles, dtype)):
+        out = torch.zeros(len(source), dtype=target)
+        kernel = Kernel(
+            (("load", (("list", 0),)),), ((1, 0),), None, (source.dtype, target), (), (),
+            torch.device("cpu"),
+        )  # fmt: skip
+        job = object.__new__(Job)
+        job.homes, job.rows = [Home([source]), Home([out])], []
+        job.numbers = torch.zeros(1, dtype=torch.float64)
+        run = native.native(kernel)
+        assert run is not None
+        run(job, [len(source)])
+        torch.testing.assert_close(out, source.to(target), rtol=0, atol=0, equal_nan=True)
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3])
+@pytest.mark.parametrize("order", [1, 2, float("inf")])
+def test_a_kernel_measures_right_to_a_millionth(order: float, threads: int) -> None:
+    """Whatever the sizes, the dtype, the range, and who of the threads reads what."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        for dtype, scales in (
+            (torch.float32, [1.0, 1e20, 1e-30, 1e-40]),
+            (torch.bfloat16, [1.0, 1e20, 1e-39]),
+            (torch.float16, [1.0, 1e4, 1e-6]),
+        ):
+            for scale in scales:
+                ours = [p.detach().mul(scale).to(dtype) for p in params_of([*SHAPES, (1000, 701)])]
+                grads = [Parameter(t) for t in ours]
+                opt = Modular(grads, ClipNorm(1.0, ord=order), LR(0.0), compile=True)
+                for p, t in zip(grads, ours, strict=True):
+                    p.grad = t.clone()
+                opt.step()
+                (norm,) = [v for k, v in opt.metrics().items() if k.endswith("norm")]
+                right = torch.stack(
+                    [
+                        torch.linalg.vector_norm(t.double(), order)
+                        if t.numel()
+                        else torch.zeros(())
+                        for t in ours
+                    ]
+                )
+                torch.testing.assert_close(norm.double(), right.double(), rtol=1e-6, atol=1e-45)
+    finally:
+        torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("order", [1, 2, float("inf")])
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_a_kernel_measures_what_is_no_number(bad: float, order: float) -> None:
+    params = params_of([(300, 5), (7,)])
+    opt = Modular(params, ClipNorm(1.0, ord=order), LR(0.1), compile=True)
+    give(params, 0)
+    assert params[0].grad is not None
+    params[0].grad[200, 3] = bad
+    opt.step()
+    (norm,) = [v for k, v in opt.metrics().items() if k.endswith("norm")]
+    torch.testing.assert_close(norm[0], torch.tensor(bad).to(norm), equal_nan=True)
+    assert norm[1].isfinite()
 
 
 # ---------------------------------------------------------------------- compiled once
@@ -261,6 +388,17 @@ def test_a_chain_with_one_norm_is_one_kernel_that_writes_nothing_but_state_and_p
     assert len(kernel.stores) == 3
     assert len(kernel.lists) == 4  # with the gradients
     assert not opt._rooms, "no buffer is kept for an update that nobody reads"
+
+
+def test_an_update_that_was_left_behind_is_not_stored(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Momentum returns its buffer, and nobody looks at the clamped gradient again."""
+    params = params_of([(4, 5), (6,)])
+    opt, seen = recording(monkeypatch, params, ClipValue(0.1), Momentum(0.9), LR(0.1))
+    give(params, 0)
+    opt.step()
+    (kernel,) = seen
+    assert len(kernel.stores) == 2
+    assert not opt._rooms
 
 
 def test_a_rule_on_the_update_makes_two_kernels_and_one_buffer(
@@ -540,6 +678,26 @@ def test_autograd_sees_that_parameters_have_changed(monkeypatch: pytest.MonkeyPa
         z.backward()
 
 
+@pytest.mark.parametrize("way", [*WAYS, "plain"])
+def test_a_gradient_of_another_size_is_an_error_before_memory_is_touched(
+    monkeypatch: pytest.MonkeyPatch, way: str
+) -> None:
+    """Parameters may be given more memory while the gradient is that of before."""
+    monkeypatch.setattr(Compiler, "way", way)
+    params = params_of([(3, 4), (5,)])
+    opt = Modular(params, Momentum(0.9), LR(0.1), compile=True)
+    give(params, 0)
+    opt.step()
+    params[0].data = torch.ones(300, 400)
+    with pytest.raises(
+        ValueError, match=r"gradient of shape \(3, 4\) for a parameter of \(300, 400\)"
+    ):
+        opt.step()
+    params[0].grad = torch.ones(300, 400)
+    with pytest.raises((RuntimeError, ValueError), match=r"size|shape"):  # its state is too small
+        opt.step()
+
+
 def test_a_refused_group_is_not_there_afterwards() -> None:
     opt = Modular(params_of([(3, 2)]), Adam(), LR(0.1), compile=True)
     with pytest.raises(RuntimeError, match="on cpu and cuda"):
@@ -618,7 +776,7 @@ def anew(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> Callable[[], None]:
     monkeypatch.setenv("TORCHZERO_CLIP_CACHE", str(tmp_path / "kept"))
 
     def forget() -> None:
-        for name in ("native", "_build", "_folder"):
+        for name in ("native", "_function", "_folder"):
             monkeypatch.setattr(native, name, cache(getattr(native, name).__wrapped__))
         monkeypatch.setattr(compiler, "native", native.native)
 
@@ -651,6 +809,19 @@ def test_what_is_built_is_there_for_the_next_process(
         monkeypatch.setattr("subprocess.run", None)  # nothing is built again
         anew()
     assert (tmp_path / "kept").stat().st_mode & 0o077 == 0
+
+
+def test_a_library_that_does_not_load_leaves_the_work_to_torch(
+    monkeypatch: pytest.MonkeyPatch, anew: Callable[[], None]
+) -> None:
+    def refuse(path: str) -> None:
+        raise OSError(f"{path}: built for another machine")
+
+    monkeypatch.setattr("ctypes.CDLL", refuse)
+    ours, theirs = params_of(SHAPES), params_of(SHAPES)
+    links = CHAINS["normalize"]
+    with pytest.warns(UserWarning, match="built for another machine"):
+        race(Modular(ours, *links(), compile=True), Modular(theirs, *links()), steps=2)
 
 
 def test_without_a_home_libraries_last_as_long_as_the_process(

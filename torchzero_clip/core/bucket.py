@@ -177,6 +177,8 @@ class Bucket:
         """The same bucket as another link sees it."""
         other = self._copy()
         other.link = link
+        if isinstance(self.update, Recorded) and not self.update.owned:
+            other.update = self.update.borrow()  # what is written there is nothing to this bucket
         return other
 
     def carrying(self, u: TensorList) -> Bucket:

@@ -19,6 +19,7 @@ from array import array
 from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -53,7 +54,7 @@ FORMULAS = {
     "clamp_min": "larger({}, {})",
     "clamp_max": "smaller({}, {})",
     "where": "({1}) ? {0} : {2}",
-    "hypot": "std::hypot({}, {})",
+    "hypot": "longest({}, {})",
     "positive": "{} > 0",
     "neg": "-{}",
     "abs": "std::fabs({})",
@@ -73,44 +74,64 @@ BEGIN = """
 #include <type_traits>
 
 struct bfloat { uint16_t bits; };
-static inline float load(float x) { return x; }
-static inline double load(double x) { return x; }
-static inline bool load(bool x) { return x; }
-static inline float load(bfloat x) {
-    const uint32_t bits = uint32_t(x.bits) << 16;
+struct half { uint16_t bits; };
+static inline uint32_t bits(float x) {
+    uint32_t all;
+    std::memcpy(&all, &x, 4);
+    return all;
+}
+static inline float number(uint32_t bits) {
     float value;
     std::memcpy(&value, &bits, 4);
     return value;
 }
-static inline uint32_t bits(float x) {  // in the order of magnitudes, infinity and NaN above
-    uint32_t all;
-    std::memcpy(&all, &x, 4);
-    return all & 0x7fffffff;
+static inline float load(float x) { return x; }
+static inline double load(double x) { return x; }
+static inline bool load(bool x) { return x; }
+static inline float load(bfloat x) { return number(uint32_t(x.bits) << 16); }
+static inline float load(half x) {
+    const uint32_t size = uint32_t(x.bits & 0x7fff) << 13, sign = uint32_t(x.bits & 0x8000) << 16;
+    const uint32_t finite = bits(number(size) * 0x1p112f), endless = size | 0x7f800000;
+    return number((size < 0x0f800000 ? finite : endless) | sign);
 }
-template <class T, class V> static inline T stored(V x) { return T(x); }
-template <> inline bfloat stored<bfloat, float>(float x) {
-    uint32_t all;
-    std::memcpy(&all, &x, 4);
-    const uint32_t rounded = (all + 0x7fff + ((all >> 16) & 1)) >> 16;
+static inline bfloat bfloat_of(float x) {
+    const uint32_t all = bits(x), rounded = (all + 0x7fff + ((all >> 16) & 1)) >> 16;
     return bfloat{uint16_t(x != x ? 0x7fc0 : rounded)};
 }
-template <> inline bfloat stored<bfloat, double>(double x) { return stored<bfloat>(float(x)); }
+static inline half half_of(float x) {
+    const uint32_t all = bits(x), size = all & 0x7fffffff;
+    const uint32_t small = bits(number(size) + 0.5f) - 0x3f000000;  // rounded to what half has
+    const uint32_t usual = (size - 0x38000000 + 0xfff + ((size >> 13) & 1)) >> 13;
+    const uint32_t endless = size > 0x7f800000 ? 0x7e00 : 0x7c00;
+    const uint32_t value = size < 0x38800000 ? small : size < 0x477ff000 ? usual : endless;
+    return half{uint16_t(value | ((all >> 16) & 0x8000))};
+}
+template <class T, class V> static inline T stored(V x) {
+    if constexpr (std::is_same_v<T, bfloat>) return bfloat_of(float(x));
+    else if constexpr (std::is_same_v<T, half>) return half_of(float(x));
+    else return T(x);
+}
+// spelt so that the compiler makes no branches: NaN where one of them is
 template <class A, class B> static inline std::common_type_t<A, B> larger(A a, B b) {
-    return a > b || a != a ? a : b;
+    const std::common_type_t<A, B> most = a > b ? a : b;
+    return a == a ? most : a;
 }
 template <class A, class B> static inline std::common_type_t<A, B> smaller(A a, B b) {
-    return a < b || a != a ? a : b;
+    const std::common_type_t<A, B> least = a < b ? a : b;
+    return a == a ? least : a;
 }
 template <class T> static inline T sign(T x) { return T((x > 0) - (x < 0)); }
 template <class T> static inline T mix(T a, T b, T w) {
     return std::fabs(w) < T(0.5) ? a + w * (b - a) : b - (b - a) * (1 - w);
 }
+static inline float longest(float a, float b) {
+    const bool endless = (std::fabs(a) == INFINITY) | (std::fabs(b) == INFINITY);
+    return endless ? INFINITY : float(std::sqrt(double(a) * a + double(b) * b));
+}
+static inline double longest(double a, double b) { return std::hypot(a, b); }
 static inline double magnitude(float x) { return std::fabs(double(x)); }
+static inline uint32_t size(float x) { return bits(x) & 0x7fffffff; }  // in order, NaN above all
 static inline double square(float x) { return double(x) * double(x); }
-"""
-HALF = """
-using half = _Float16;
-static inline float load(half x) { return float(x); }
 """
 ENTRIES = """
 static void entries(int64_t tensor, int64_t at, int64_t end, void *const *const *lists,
@@ -131,13 +152,11 @@ ADDED = """double total = 0;
 LARGEST = """uint32_t largest = 0;
     #pragma omp simd reduction(max: largest)
     for (int64_t j = at; j < end; ++j) largest = std::max(largest, entry(j));
-    float value;
-    std::memcpy(&value, &largest, 4);
-    *out = value;"""
+    *out = number(largest);"""
 MEASURED = {
     NAMED["l1"]: (ADDED, "magnitude"),
     NAMED["l2"]: (ADDED, "square"),
-    NAMED["linf"]: (LARGEST, "bits"),
+    NAMED["linf"]: (LARGEST, "size"),
 }
 """How they are added up, and what of an entry."""
 END = """
@@ -192,8 +211,7 @@ def source(kernel: Kernel) -> str | None:
     inner, outer = "\n        ".join(lines), "\n    ".join(constants)
     text = ENTRIES.format(constants=outer, lines=inner, loop=loop)
     order = "true" if kernel.stores else "false"  # what a norm read last is in the cache
-    half = HALF if "half" in text else ""
-    return f"{BEGIN}{half}static constexpr bool backward = {order};\n{text}{END}"
+    return f"{BEGIN}static constexpr bool backward = {order};\n{text}{END}"
 
 
 def _line(
@@ -206,7 +224,10 @@ def _line(
     first = values[refs[0][1]]
     if name == "to":
         to = TYPES.get(getattr(torch, refs[1][1].removeprefix("torch.")))
-        return None if to is None else (_wide(to), f"load(stored<{to}>(v{refs[0][1]}))")
+        if to is None:
+            return None
+        rounded = "v{}" if first == "bool" else f"load(stored<{to}>(v{{}}))"
+        return _wide(to), rounded.format(refs[0][1])
     formula = FORMULAS.get("addcmul scaled" if name == "addcmul" and refs[3:] else name)
     if formula is None or (first == "bool" and name not in BOOLEAN):
         return None
@@ -233,11 +254,9 @@ def _wide(kind: str) -> str:
 def native(kernel: Kernel) -> Call | None:
     """A kernel as a call, or None where it cannot be one."""
     text = source(kernel)
-    built = None if text is None else _build(text)
-    if built is None:
+    function = None if text is None else _function(text)
+    if function is None:
         return None
-    function = ctypes.CDLL(str(built)).kernel
-    function.restype = None
 
     def call(job: Job, sizes: Sequence[int]) -> Tensor | None:
         count, total = len(sizes), sum(sizes)
@@ -275,32 +294,36 @@ def compiler() -> list[str] | None:
 
 
 @cache
-def _build(text: str) -> Path | None:
-    """The library of a source, built unless it is there from another time."""
+def _function(text: str) -> Any:
+    """The function of a source; a warning and None where it cannot be built or loaded."""
     command = compiler()
     if command is None:
         return None
+    try:
+        function = ctypes.CDLL(str(_library(text, command))).kernel
+    except (OSError, subprocess.CalledProcessError) as error:
+        why = getattr(error, "stderr", None) or str(error)
+        warnings.warn(
+            f"{shlex.join(command)} could not build a kernel, and torch's own compiler takes over, "
+            f"which is slower: {why.strip()[-500:]}",
+            stacklevel=2,
+        )
+        return None
+    function.restype = None
+    return function
+
+
+def _library(text: str, command: list[str]) -> Path:
+    """The library of a source, built unless it is there from another time."""
     name = hashlib.sha256("\n".join([text, FLAGS, *command, _machine()]).encode()).hexdigest()[:24]
     library = _folder() / f"{name}.so"
     if library.exists():
         return library
     with tempfile.TemporaryDirectory(dir=library.parent) as room:
-        at = Path(room) / "kernel.cpp"
-        at.write_text(text)
-        made = Path(room) / "kernel.so"
-        done = subprocess.run(
-            [*command, *FLAGS.split(), str(at), "-o", str(made)],
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        if done.returncode:
-            warnings.warn(
-                f"{shlex.join(command)} could not build a kernel, and torch's own compiler takes "
-                f"over, which is slower: {done.stderr.strip()[-500:]}",
-                stacklevel=2,
-            )
-            return None
+        page, made = Path(room) / "kernel.cpp", Path(room) / "kernel.so"
+        page.write_text(text)
+        order = [*command, *FLAGS.split(), str(page), "-o", str(made)]
+        subprocess.run(order, capture_output=True, text=True, check=True)
         os.replace(made, library)  # whole, whoever else builds it
     return library
 
@@ -322,10 +345,10 @@ def _folder() -> Path:
 
 @cache
 def _machine() -> str:
-    """What -march=native depends on."""
+    """What -march=native and loading depend on."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
         lines = []
     known = [line for line in lines if line.startswith(("flags", "Features", "model name"))]
-    return "\n".join([platform.machine(), platform.release(), *sorted(set(known))])
+    return "\n".join([platform.machine(), *platform.libc_ver(), *sorted(set(known))])

@@ -229,9 +229,17 @@ class Tape:
         return TensorList(tensors, owned=owned)
 
     def record_like(self, tensors: TensorList) -> Recorded:
-        """Tensors of which it is known that they are like the parameters."""
+        """The parameters, or their gradients."""
         place = self.hold(tensors.tensors)
-        self.homes[place].shapes = self.shapes
+        home = self.homes[place]
+        if [t.numel() for t in home.tensors] != self.sizes:
+            pairs = zip(home.tensors, self.shapes, strict=True)
+            wrong, right = next((t.shape, s) for t, s in pairs if t.numel() != s.numel())
+            raise ValueError(
+                f"got a gradient of shape {tuple(wrong)} for a parameter of {tuple(right)}: set "
+                "the gradient to None when you change a parameter"
+            )
+        home.shapes = self.shapes
         return Recorded(self, home=place)
 
     def alike(self, home: Home) -> bool:

@@ -120,7 +120,7 @@ class Units:
         if self.lengths is None:
             sums, sizes = self._joined(sums, norms.NAMED["sum"])
         mean = sums / (self._entries(sums) if sizes is None else sizes).clamp(min=1)
-        complex_ = any([t.is_complex() for some in lists for t in some])
+        complex_ = any([t.is_complex() for some in lists for t in some.peek])
         return torch.complex(mean[0], mean[1]) if complex_ else mean[0]
 
     def total(self, lists: Sequence[TensorList]) -> Tensor:
@@ -202,7 +202,7 @@ class Units:
         group = members[0].group
         for name in ("params", "grads"):
             lists: list[TensorList] = [getattr(bucket, name) for bucket in self.buckets]
-            group[name] = TensorList([t for some in lists for t in some])
+            group[name] = TensorList([t for some in lists for t in some.peek])
             group[name].norms = lambda lists=lists: self.measure(lists)
         group["total"] = lambda: self.total([bucket.u for bucket in self.buckets])
         return group
@@ -217,7 +217,7 @@ class Units:
         """A column for each tensor, or for each slice."""
         if self.lengths is None:
             return statistics_of(self.buckets, lists, m)
-        rows = zip([t for some in lists for t in some], self.dims, strict=True)
+        rows = zip([t for some in lists for t in some.peek], self.dims, strict=True)
         parts = [norms.slice_statistics(t, dims or (), m).to(self.home) for t, dims in rows]
         lengths = [part.shape[1] for part in parts]
         return merge_shards(torch.cat(parts, dim=1), lengths, self.layouts, self.dims, m)
