@@ -27,7 +27,7 @@ class Home:
 
     def __init__(self, tensors: Sequence[Tensor], views: bool = False) -> None:
         self.tensors = list(tensors)
-        self.places = array("Q", [t.data_ptr() for t in tensors])
+        self.places = _places(tensors)
         self.views = _views(tensors) if views else None  # where somebody may make them others
         self._flats: list[Tensor | None] | None = None
         self.shapes: list[torch.Size] | None = None  # of the parameters, once they are known to be
@@ -38,7 +38,7 @@ class Home:
         """Whether these are the tensors, in the memory they had."""
         if len(tensors) != len(self.tensors) or not all(map(operator.is_, tensors, self.tensors)):
             return False
-        if array("Q", [t.data_ptr() for t in tensors]) != self.places:
+        if _places(tensors) != self.places:
             return False
         return self.views is None or _views(tensors) == self.views
 
@@ -125,6 +125,10 @@ class Compiler:
         if job.kernel.measured is None:
             return None
         return statistics([value for value in values if value is not None], job.kernel.measured[0])
+
+
+def _places(tensors: Sequence[Tensor]) -> array[int]:
+    return array("Q", list(map(Tensor.data_ptr, tensors)))
 
 
 def _views(tensors: Sequence[Tensor]) -> list[Any]:

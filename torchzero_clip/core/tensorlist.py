@@ -377,7 +377,7 @@ def base_of(tensors: Sequence[Tensor]) -> Tensor | None:
         return None
     step, start = base.element_size() * base.stride(0), base.data_ptr()
     places = range(start, start + step * len(tensors), step)
-    if [t.data_ptr() for t in tensors] != list(places):
+    if list(map(Tensor.data_ptr, tensors)) != list(places):
         return None
     if base.dim() == 1:
         return None if any([t.dim() for t in tensors]) else base
