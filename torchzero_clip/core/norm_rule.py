@@ -137,7 +137,9 @@ class NormRule(Transform):
         """What to divide by so that the norm meets the limit."""
         ratio = units.ratio(norm, limit)
         ratio = ratio if self.sets_norm else ratio.clamp(min=1)
-        untouched = (norm == 0) | (limit == math.inf) | units.smaller_than(self.min_size)
+        untouched = (norm == 0) | (limit == math.inf)
+        if self.min_size > 1 or units.sliced:
+            untouched = untouched | units.smaller_than(self.min_size)
         return torch.where(untouched, torch.ones_like(ratio), ratio)
 
     def _remember(self, units: Units, norm: Tensor, clipped: Tensor, state: UnitState) -> None:

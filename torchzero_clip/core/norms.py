@@ -384,9 +384,10 @@ def divisors(ratio: Tensor, dtype: torch.dtype) -> list[Tensor]:
     """
     if not _readable(ratio):
         return [ratio]
-    if bool((ratio == 1).all()):
+    low, high = [float(end) for end in torch.aminmax(ratio)] if ratio.numel() else (1.0, 1.0)
+    if low == high == 1:
         return []
-    if dtype == torch.float64:
+    if dtype == torch.float64 or (low > 1e-30 and high < 1e30):
         return [ratio]
     safe = _safe(ratio)
     if bool(((safe > 1e-30) & (safe < 1e30)).all()):
