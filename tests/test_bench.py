@@ -13,9 +13,9 @@ from benchmarks import norms, overhead
 from benchmarks.step import __main__ as command
 from benchmarks.step import bars, memory, timing
 from benchmarks.step.bars import Bar
-from benchmarks.step.chains import HEADLINE, OURS, PEERS, RACES, Race, installed
+from benchmarks.step.chains import COMPILED, HEADLINE, OURS, PEERS, RACES, Race, installed
 from benchmarks.step.shapes import SHAPES
-from benchmarks.step.timing import Result
+from benchmarks.step.timing import BARE, Result
 
 CONTESTANTS = [
     (chain, name)
@@ -83,6 +83,14 @@ def test_allocations_are_seen_where_there_are_any_and_only_there():
 
 def result(**times):
     return Result("cpu", "gpt2", HEADLINE, "clipped", times)
+
+
+def test_the_floor_is_at_the_speed_that_memory_had_in_the_round():
+    """Memory became three times as slow in the second half, and a step with it."""
+    bare = [7.0, 7.0, 21.0, 21.0]
+    race = Result("cpu", "gpt2", HEADLINE, "clipped", {COMPILED: [10.0, 10.0, 30.0, 30.0]})
+    race.times[BARE], race.share = bare, 8 / 7
+    assert race.over_floor(COMPILED) == pytest.approx(10 / 8)
 
 
 def test_a_ratio_is_the_median_of_those_within_a_round():

@@ -28,6 +28,6 @@ It takes attributes that torch does not document, so it is shown beside the spel
 counts it.
 
 The floor of a chain is the time that the bytes it must move would take at the bandwidth that
-torch's fused Adam reaches in the same run: every input read once and every output written once, and
-what a norm measures once more before the first entry can be scaled.
+torch's fused Adam alone reaches in the same rounds: every input read once and every output written
+once, and what a norm measures once more before the first entry can be scaled.
 """

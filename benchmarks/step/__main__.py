@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -14,7 +15,7 @@ from benchmarks.step.chains import COMPILED, COMPILES, OURS, RACES
 from benchmarks.step.compile_time import COUNTS, cold_and_warm
 from benchmarks.step.memory import as_large_as_parameters
 from benchmarks.step.shapes import ON_CPU, ON_CUDA, SHAPES
-from benchmarks.step.timing import Result, bandwidth, copy_bandwidth, run
+from benchmarks.step.timing import BARE, Result, bare, copy_bandwidth, run
 
 RESULTS = Path(__file__).parents[1] / "results"
 
@@ -46,16 +47,18 @@ def arguments(given: Sequence[str] | None) -> argparse.Namespace:
     return args
 
 
-def race(chain: str, shapes: str, loose: bool, args: argparse.Namespace, speed: float) -> Result:
+def race(chain: str, shapes: str, loose: bool, args: argparse.Namespace) -> Result:
     """One comparison, with its floor."""
     sizes, contest = SHAPES[shapes](), RACES[chain]
-    times, missing = run(contest, sizes, loose, args.seconds, args.device, args.skip)
+    contestants = {**contest.contestants, BARE: bare}
+    everyone = replace(contest, contestants=contestants)
+    times, missing = run(everyone, sizes, loose, args.seconds, args.device, args.skip)
     entries = sum(torch.Size(s).numel() for s in sizes)
     scaled_in_place = loose and contest.kind in ("helper", "grad")  # nothing is written then
-    moved = 4 * entries * (1 if scaled_in_place else contest.words)
+    words = 1 if scaled_in_place else contest.words
     gradients = "within the limit" if loose else "clipped"
-    copy = moved / args.copy if args.copy else 0.0
-    return Result(args.device, shapes, chain, gradients, times, moved / speed, copy, missing)
+    copy = 4 * entries * words / args.copy if args.copy else 0.0
+    return Result(args.device, shapes, chain, gradients, times, words / 7, copy, missing)
 
 
 def main(given: Sequence[str] | None = None) -> None:
@@ -67,11 +70,9 @@ def main(given: Sequence[str] | None = None) -> None:
         print(f"copy bandwidth: {args.copy / 1e9:.0f} GB/s")
     results: list[Result] = []
     for shapes in args.shapes:
-        speed = bandwidth(SHAPES[shapes](), args.seconds / 2, args.device)
-        print(f"\n{shapes}: torch's fused Adam moves {speed / 1e9:.1f} GB/s", flush=True)
         for chain in args.chains:
             for loose in (False, True) if RACES[chain].loose else (False,):
-                results.append(race(chain, shapes, loose, args, speed))
+                results.append(race(chain, shapes, loose, args))
                 print(report.table(results[-1]), flush=True)
     steps = {name: RACES[name] for name in args.chains if RACES[name].kind != "helper"}
     counts = {name: as_large_as_parameters(r.contestants[OURS]) for name, r in steps.items()}

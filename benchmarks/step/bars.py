@@ -77,7 +77,7 @@ def _compiled(result: Result, where: str) -> Iterator[Bar]:
         value, limit = result.ratio(COMPILED, best)[1], AFTER_COMPILING[result.shapes]
         yield Bar(f"of {best}, ours compiled: {where}", value, limit)
     if result.shapes in MODELS and result.floor:
-        value = result.seconds(COMPILED) / result.floor
+        value = result.over_floor(COMPILED)
         yield Bar(f"of the floor, ours compiled: {where}", value, FLOOR)
 
 

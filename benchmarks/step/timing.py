@@ -20,6 +20,8 @@ from benchmarks.step.shapes import Shapes
 WARM_UP = 4  # the first steps make state, and some compile
 FEWEST = 7  # rounds that everyone takes part in, however long they take
 GRAPH = ", graph"
+BARE = "Adam(fused=True) alone"
+"""What torch's fused Adam takes for 7 numbers an entry tells how fast memory is at that moment."""
 
 
 @dataclass
@@ -31,8 +33,8 @@ class Result:
     chain: str
     gradients: str
     times: dict[str, list[float]]
-    floor: float = 0.0
-    """The seconds that the bytes alone would take."""
+    share: float = 0.0
+    """Of the bytes that the chain must move over those that BARE moves."""
     copy: float = 0.0
     """The seconds that copying as many bytes takes: on CUDA."""
     missing: list[str] = field(default_factory=list)
@@ -45,6 +47,15 @@ class Result:
         rows = zip(self.times[name], self.times[other], strict=False)  # one may have left
         low, middle, high = statistics.quantiles([a / b for a, b in rows], n=4)
         return low, middle, high
+
+    @property
+    def floor(self) -> float:
+        """The seconds that the bytes alone would take."""
+        return self.share * self.seconds(BARE) if self.share else 0.0
+
+    def over_floor(self, name: str) -> float:
+        """The time of one over what its bytes would take within a round."""
+        return self.ratio(name, BARE)[1] / self.share
 
     def best(self, graph: bool = False) -> str | None:
         """The fastest spelling in torch, as it is or as a CUDA graph."""
@@ -79,7 +90,7 @@ def run(
         steps |= {
             name + GRAPH: prepared(name, captured(build), params, fresh, missing)
             for name, build in race.contestants.items()
-            if name in steps and name not in PEERS
+            if name in steps and name not in (*PEERS, BARE)
         }
         steps = {name: step for name, step in steps.items() if step is not None}
     times: dict[str, list[float]] = {name: [] for name in steps}
@@ -191,19 +202,10 @@ def captured(build: Build) -> Build:
 # ---------------------------------------------------------------------- bandwidth
 
 
-def bandwidth(shapes: Shapes, seconds: float, device: str) -> float:
-    """Bytes a second of torch's fused Adam, which reads four numbers an entry and writes three."""
-    params, fresh = model(shapes, False, device)
-    opt = torch.optim.Adam(params, lr=1e-3, fused=True)
-    step = prepared("Adam", lambda _: opt.step, params, fresh, [])
-    assert step is not None, "torch's fused Adam does not run here"
-    times: list[float] = []
-    end = time.perf_counter() + seconds
-    while len(times) < FEWEST or time.perf_counter() < end:
-        refill(params, fresh)
-        times.append(timed(step, device))
-    entries = sum(p.numel() for p in params)
-    return 7 * 4 * entries / statistics.median(times)
+def bare(params: Params) -> Step:
+    """A step of torch's fused Adam, which reads four numbers an entry and writes three."""
+    step: Step = torch.optim.Adam(params, lr=1e-3, fused=True).step
+    return step
 
 
 def copy_bandwidth(device: str) -> float:
