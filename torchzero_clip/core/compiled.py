@@ -49,14 +49,21 @@ def in_turns(job: Job, some: list[int]) -> None:
 
 
 def _together(job: Job, some: list[int]) -> None:
-    missing = WIDTH - len(some)
+    """One call of the kernel, filled up with small tensors where these are the last."""
+    spare = WIDTH - len(some)
     flats: list[Tensor | None] = []
     for position, home in enumerate(job.homes):
         flats += [home.flats[i] for i in some]
         fill = home.dtype, job.kernel.device
-        flats += [_padding(position, lane, *fill) for lane in range(missing)]
-    rows = [row[some] for row in job.rows]
-    rows = [torch.cat([row, row.new_ones(missing)]) if missing else row for row in rows]
+        flats += [_padding(position, lane, *fill) for lane in range(spare)]
+    rows = []
+    for (
+        row
+    ) in job.rows:  # by slices: a list of places would be copied to the device, and waited for
+        parts = [row[i : i + 1] for i in some]
+        if some[-1] - some[0] == len(some) - 1:
+            parts = [row[some[0] : some[-1] + 1]]
+        rows.append(torch.cat([*parts, row.new_ones(spare)]))
     compiled(job.kernel, WIDTH)(job.numbers, *rows, *job.scalars, *flats)
 
 
