@@ -1,4 +1,6 @@
-"""Norms, right to 1e-6 whatever the size and range: the one file that knows about precision.
+"""Norms, right to 1e-6 whatever the size and range: the file that knows about precision.
+
+Only compiled kernels on CPU add up norms of their own, of order 1, 2 and inf: see native.py.
 
 A statistic of one tensor is a column of a few numbers that combine over tensors: a norm for the
 p-norms, a maximum, a count, a sum, or mean and √M2 for std and var. Sums are taken in float64.
