@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import torch
 from torch import Tensor
 
-from torchzero_clip.core.fused import Scaled, Waiting
+from torchzero_clip.core.pieces import Later, Scaled, Waiting
 from torchzero_clip.core.sharding import Layout, align_grad, layout_of, local
 from torchzero_clip.core.tape import Recorded, Tape
 from torchzero_clip.core.tensorlist import TensorList, all_plain, separate
@@ -62,6 +62,7 @@ class Bucket:
         self.room = room
         self.process_group = process_group  # whose processes hold the rest of the model
         self.late: list[Any] | None = None  # deferred updates, where the optimizer allows them
+        self.in_pieces = False  # whether links may see pieces of tensors
         self.tape: Tape | None = None  # what is noted rather than done, with compile=True
         self.link: Link | None = None
         self.produced = False  # whether what flows is an update, and no longer the gradient
@@ -101,7 +102,8 @@ class Bucket:
         else:
             self.produced = self.produced or self.bound.transform.produces
             if value is not self.update:
-                self.update = value if value.owned else self.borrowed(value)
+                mine = isinstance(value, Later) or value.owned
+                self.update = value if mine else self.borrowed(value)
 
     def _write_grads(self, value: TensorList) -> None:
         if isinstance(value, Recorded) and isinstance(self.grads, Recorded):
@@ -283,14 +285,18 @@ class Bucket:
         ones move to memory that the optimizer keeps from step to step.
         """
         on_cpu = tensors[0].device.type == "cpu" and not torch.compiler.is_compiling()
-        keep = partial(self.room, self.index, self.places) if self.room and on_cpu else None
-        return TensorList(tensors, room=keep)
+        return TensorList(tensors, room=self.kept if on_cpu else None)
+
+    @property
+    def kept(self) -> Callable[[], list[Tensor]] | None:
+        """Memory that the optimizer keeps for the update."""
+        return partial(self.room, self.index, self.places) if self.room else None
 
     def zeros(self, flowing: TensorList) -> list[Tensor]:
         """Zeros for an update, in kept memory on CPU, apart from what flows."""
         if self.room is not None and self.params.peek[0].device.type == "cpu":
             kept = self.room(self.index, self.places, spare=True)
-            if all([a is not b for a, b in zip(kept, flowing.tensors, strict=True)]):
+            if all([a is not b for a, b in zip(kept, flowing._origin, strict=True)]):
                 torch._foreach_zero_(kept)
                 return kept
         return [zeros_like_state(p) for p in self.params]

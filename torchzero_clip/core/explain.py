@@ -16,7 +16,7 @@ from torch.utils._pytree import tree_leaves
 from torchzero_clip.core.compiler import Compiler
 from torchzero_clip.core.kernel import Job
 from torchzero_clip.core.norms import Measure
-from torchzero_clip.core.scratch import PIECE
+from torchzero_clip.core.scratch import PIECE, SCRATCH
 
 if TYPE_CHECKING:
     from torchzero_clip.core.modular import Modular
@@ -37,43 +37,55 @@ class Traffic(TorchDispatchMode):
         self.where: Counter[str] = Counter()
         self.operators: Counter[str] = Counter()
         self.inside = False  # a compiled kernel, which is one pass whatever it is made of
+        self.piece: object = None  # that is worked on, and what of it is in the cache, or changed
+        self.cached: set[int] = set()
+        self.dirty: set[int] = set()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         out = func(*args, **kwargs)
-        if self.inside:
+        arguments, name = func._schema.arguments, func._schema.name.removeprefix("aten::")
+        written = {a.name for a in arguments if a.alias_info is not None and a.alias_info.is_write}
+        makes = all([r.alias_info is None for r in func._schema.returns])
+        if self.inside or not (written or makes):  # a view moves nothing
             return out
-        name = func._schema.name.removeprefix("aten::")
-        named = dict(zip([a.name for a in func._schema.arguments], args, strict=False)) | kwargs
+        named = dict(zip([a.name for a in arguments], args, strict=False)) | kwargs
+        if named.get("grad_scale") is None:  # fused kernels write gradients when they scale them
+            written.discard("grads")
         touched = 0
-        for argument in func._schema.arguments:
-            writes = argument.alias_info is not None and argument.alias_info.is_write
-            if argument.name == "grads":  # fused kernels write these only when they scale them
-                writes = writes and named.get("grad_scale") is not None
-            bytes_ = self._bytes(named.get(argument.name), wrote=writes)
-            touched += bytes_
-            self.written += bytes_ * writes
-            self.read += bytes_ * (not writes or not (argument.name == "out" or name in ONLY_WRITE))
-        if all([r.alias_info is None for r in func._schema.returns]):
-            bytes_ = self._bytes(out, wrote=True)
-            touched += bytes_
-            self.written += bytes_
-        elif not any([a.alias_info and a.alias_info.is_write for a in func._schema.arguments]):
-            self.read -= touched  # a view moves nothing
-            touched = 0
+        for key, value in named.items():
+            only = key in written and (key == "out" or name in ONLY_WRITE)
+            touched += self.count(value, reads=not only, writes=key in written)
+        if makes:
+            touched += self.count(out, reads=False, writes=True)
         if touched:
             self.operators[name] += 1
         return out
 
-    def _bytes(self, value: Any, wrote: bool) -> int:
-        """Of what is as large as a parameter, and no scratch that stays in the cache."""
+    def count(self, value: Any, reads: bool, writes: bool) -> int:
+        """Count what is as large as a parameter, but no scratch that stays in the cache."""
         total = 0
         for t in tree_leaves(value):
             if isinstance(t, Tensor) and t.numel() >= SIZE // 2 and not _scratch(t):
-                total += t.numel() * t.element_size()
-                if wrote:
-                    self.where[self.places.get(t.untyped_storage().data_ptr(), "new memory")] += 1
+                total += self._count(t, reads, writes)
         return total
+
+    def _count(self, t: Tensor, reads: bool, writes: bool) -> int:
+        storage = t.untyped_storage().data_ptr()
+        if SCRATCH.piece is not self.piece:
+            self.piece, self.cached, self.dirty = SCRATCH.piece, set(), set()
+        if self.piece is not None:
+            if storage not in self.places:  # what is made on the way
+                return 0
+            reads, writes = reads and storage not in self.cached, writes and storage not in self.dirty
+            self.cached.add(storage)
+            self.dirty |= {storage} if writes else set()
+        bytes_ = t.numel() * t.element_size()
+        self.read += bytes_ * reads
+        self.written += bytes_ * writes
+        if writes:
+            self.where[self.places.get(storage, "new memory")] += 1
+        return bytes_ * (reads + writes)
 
 
 class Watched(Compiler):
@@ -96,9 +108,9 @@ class Watched(Compiler):
             return super().run(tape, stores, measured)
         for i, home in enumerate(job.homes):
             if i in job.read:
-                self.traffic.read += self.traffic._bytes(home.tensors, wrote=False)
+                self.traffic.count(home.tensors, reads=True, writes=False)
             if i in job.written:
-                self.traffic.written += self.traffic._bytes(home.tensors, wrote=True)
+                self.traffic.count(home.tensors, reads=False, writes=True)
         self.traffic.operators["one compiled kernel"] += 1
         self.traffic.inside = True
         stats = super().run(tape, stores, measured)

@@ -25,6 +25,7 @@ from torchzero_clip.core.metrics import metrics_of
 from torchzero_clip.core.rounding import adapted, check_rounding, prepare, rounds, subtract, without
 from torchzero_clip.core.sharding import local, refuse_flat
 from torchzero_clip.core.tape import Recorded, Tape
+from torchzero_clip.core.tensorlist import TensorList
 from torchzero_clip.core.transform import Chain, Transform, bind
 
 
@@ -103,22 +104,23 @@ class Modular(Optimizer):
         buckets, late = self._late(buckets)
         self._finish(self._through(buckets), late)
 
-    def _late(self, buckets: list[Bucket]) -> tuple[list[Bucket], list[Deferred | Tape]]:
+    def _late(self, buckets: list[Bucket]) -> tuple[list[Bucket], list[TensorList | Tape]]:
         """Let updates wait for the kernel at the end of the chain, where that is allowed."""
-        late: list[Deferred | Tape] = []
+        late: list[TensorList | Tape] = []
         if torch.compiler.is_compiling():
             return buckets, late
         for bucket in buckets:
             if self.compiler is not None:
                 bucket.use_tape(self.compiler, late)
             elif self.fused:
+                bucket.in_pieces = True
                 bucket.late = None if rounds(bucket, self.rounding) else late
         return buckets, late
 
-    def _finish(self, buckets: list[Bucket], late: list[Deferred | Tape]) -> None:
+    def _finish(self, buckets: list[Bucket], late: list[TensorList | Tape]) -> None:
         """Subtract what came out; updates that nobody asked for move their state."""
         rest = [bucket for bucket in buckets if not _applied(bucket, self.rounding)]
-        for update in late:
+        for update in reversed(late):  # what came later asks for the pieces of what came before
             update._settle()
         subtract(rest, self.rounding)
         for bucket in rest:

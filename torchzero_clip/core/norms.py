@@ -208,7 +208,7 @@ def _joint(tensors: list[Tensor], p: float) -> Tensor:
     parts, n = [], tensors[0].numel()
     many, width = PIECE // n, min(n, ROW)
     for begin in range(0, len(tensors), many):
-        some = _full(SCRATCH.stack(tensors[begin : begin + many])[0])
+        some = _full(SCRATCH.stack(tensors[begin : begin + many]))
         rows = _row_norms(some.view(len(some), -1, width), p).double()
         parts.append(torch.linalg.vector_norm(rows, p, dim=1))
     return torch.cat(parts)
@@ -272,7 +272,7 @@ def _maxima(tensors: list[Tensor]) -> Tensor:
         if len({(t.shape, t.dtype) for t in real}) == 1 and real[0].numel() <= SMALL:
             many = PIECE // real[0].numel()
             stacks = [real[begin : begin + many] for begin in range(0, len(real), many)]
-            return torch.cat([_largest_of_rows(SCRATCH.stack(some)[0]) for some in stacks])
+            return torch.cat([_largest_of_rows(SCRATCH.stack(some)) for some in stacks])
         ends = [end for t in real for end in torch.aminmax(t)]  # _foreach_norm takes ten times that
         return torch.stack(ends).view(-1, 2).abs().amax(dim=1).double()
     return torch.stack(torch._foreach_norm(real, math.inf)).to(wide(real[0].device))

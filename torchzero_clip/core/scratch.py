@@ -14,12 +14,21 @@ MANY = 16  # of one shape
 KINDS = 64  # of shapes whose parts are kept
 
 
+class Rows(list[Tensor]):
+    """Tensors that are the rows of one."""
+
+    def __init__(self, whole: Tensor) -> None:
+        super().__init__(whole.unbind())
+        self.whole = whole
+
+
 class Scratch(threading.local):
     """PIECE numbers of each dtype, kept by every thread."""
 
     def __init__(self) -> None:
         self.rooms: dict[torch.dtype, Tensor] = {}
-        self.parts: dict[tuple[torch.dtype, torch.Size, int], list[Tensor]] = {}
+        self.kinds: dict[tuple[torch.dtype, torch.Size, int], Rows] = {}
+        self.piece: object = None  # the piece that is worked on, for who watches
 
     def get(self, dtype: torch.dtype) -> Tensor:
         """PIECE numbers, whatever they are."""
@@ -27,17 +36,19 @@ class Scratch(threading.local):
             self.rooms[dtype] = torch.empty(PIECE, dtype=dtype, device="cpu")
         return self.rooms[dtype]
 
-    def stack(self, tensors: Sequence[Tensor]) -> tuple[Tensor, list[Tensor]]:
-        """A copy of tensors of one shape, PIECE numbers at most: all, and each by itself."""
-        shape, dtype = tensors[0].shape, tensors[0].dtype
-        room = self.get(dtype)[: len(tensors) * shape.numel()].view(-1, *shape)
-        torch.stack(list(tensors), out=room)
-        key = dtype, shape, len(tensors)
-        if key not in self.parts:
-            if len(self.parts) >= KINDS:
-                self.parts.clear()
-            self.parts[key] = list(room.unbind())
-        return room, self.parts[key]
+    def rows(self, tensors: Sequence[Tensor]) -> Rows:
+        """Memory for tensors of one shape, PIECE numbers at most."""
+        key = dtype, shape, count = tensors[0].dtype, tensors[0].shape, len(tensors)
+        if key not in self.kinds:
+            if len(self.kinds) >= KINDS:
+                self.kinds.clear()
+            room = self.get(dtype)[: count * shape.numel()]
+            self.kinds[key] = Rows(room.view(-1, *shape))
+        return self.kinds[key]
+
+    def stack(self, tensors: Sequence[Tensor]) -> Tensor:
+        """A copy of tensors of one shape, PIECE numbers at most."""
+        return torch.stack(list(tensors), out=self.rows(tensors).whole)
 
 
 SCRATCH = Scratch()

@@ -41,7 +41,7 @@ class Recorded(TensorList):
         self, tape: Tape, *, home: Place | None = None, value: Value = -1, owned: bool = True
     ) -> None:
         self._tape, self._home, self._value = tape, home, value
-        self.owned, self.room, self.norms = owned, None, None
+        self.owned, self.room, self.norms, self.whole = owned, None, None, None
         tape.handles.add(self)
 
     @property

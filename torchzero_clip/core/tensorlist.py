@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
-from torchzero_clip.core.scratch import SMALL
+from torchzero_clip.core.scratch import SMALL, Rows
 
 Operand: TypeAlias = "float | Tensor | TensorList | Sequence[Tensor]"
 """A number, a 0-dim tensor, a vector with a number for each tensor, a TensorList, or a list of one
@@ -25,7 +25,7 @@ class TensorList:
     No method reads a device value on the host: a 0-dim tensor may stand wherever a number may.
     """
 
-    __slots__ = ("norms", "owned", "room", "tensors")
+    __slots__ = ("norms", "owned", "room", "tensors", "whole")
 
     def __init__(
         self,
@@ -38,6 +38,7 @@ class TensorList:
         self.owned = owned
         self.room = room  # memory that the optimizer keeps for this list, so that none is allocated
         self.norms: Callable[[], Tensor] | None = None  # set by NormRule, see NormRule.measure
+        self.whole: Tensor | None = None  # the one that these are the rows of, if that is known
 
     @property
     def peek(self) -> list[Tensor]:
@@ -99,25 +100,31 @@ class TensorList:
     def _move(self, dtype: torch.dtype) -> TensorList:
         room = self.room() if self.room is not None else None
         if room is None or room[0].dtype != dtype:
-            self.tensors = _copies(self.tensors, dtype)
+            return self._become(_copies(self.tensors, dtype))
+        return self._enter(room, self.tensors)
+
+    def _enter(self, room: list[Tensor], values: list[Tensor]) -> TensorList:
+        """Move to other memory, with these values."""
+        whole = room.whole if isinstance(room, Rows) else None
+        if whole is not None and values[0].dtype == whole.dtype:
+            torch.stack(values, out=whole)
         else:
-            _copy_into(room, self.tensors)
-            self.tensors = room
-        self.owned, self.room = True, None
+            _copy_into(room, values)
+        self._become(room).whole = whole
         return self
 
     def _write(self, name: str, *operands: Any) -> TensorList:
         """Run a foreach operator in place, or into new memory when this memory is borrowed."""
         args = self._arguments(name, operands)
-        vector = self._vector(args) if self.owned else None
-        if vector is not None:
-            getattr(vector, name + "_")(*args)
-            return self
         if not self.owned and self.room is None and not self._promotes(args):
             return self._become(_foreach(name, self.tensors, *args))
         if not self.owned and name in ("mul", "div") and self._fill(getattr(torch, name), args[0]):
             return self
-        _foreach(name + "_", self.own().tensors, *args)
+        vector = self.own()._vector(args)
+        if vector is not None:
+            getattr(vector, name + "_")(*args)
+        else:
+            _foreach(name + "_", self.tensors, *args)
         return self
 
     def _promotes(self, args: tuple[Any, ...]) -> bool:
@@ -134,16 +141,16 @@ class TensorList:
         each = x if isinstance(x, (list, tuple)) else [x] * len(room)
         for source, operand, out in zip(self.tensors, each, room, strict=True):
             operator(source, operand, out=out)
-        self._become(room).room = None
+        self._become(room)
         return True
 
     def _vector(self, args: tuple[Any, ...] = ()) -> Tensor | None:
         """Step counts and the like as one vector, where that is their memory; with numbers only."""
-        if not self.tensors or self.tensors[0].dim():
-            return None
         if any([not isinstance(x, (int, float)) for x in args]):
             return None
-        return base_of(self.tensors)
+        if self.whole is not None:
+            return self.whole
+        return base_of(self.tensors) if self.tensors and not self.tensors[0].dim() else None
 
     def _large(self) -> bool:
         """Whether a call for each tensor is worth a pass over memory."""
@@ -156,7 +163,7 @@ class TensorList:
         return room if fits else None
 
     def _become(self, tensors: Sequence[Tensor]) -> TensorList:
-        self.tensors, self.owned = list(tensors), True
+        self.tensors, self.owned, self.room, self.whole = list(tensors), True, None, None
         return self
 
     def _new(self, name: str, *operands: Any) -> TensorList:
@@ -297,7 +304,7 @@ class TensorList:
         if not self.owned and self.room is None:
             return self._become(_copies(source.tensors, self.tensors[0].dtype))
         if not self.owned and self.room is not None:
-            self.tensors, self.owned, self.room = self.room(), True, None
+            return self._enter(self.room(), source.tensors)
         _copy_into(self.tensors, source.tensors)
         return self
 

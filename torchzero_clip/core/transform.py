@@ -13,6 +13,7 @@ from torchzero_clip.core.bucket import Bucket, Group, State, statistic
 from torchzero_clip.core.config import from_config, to_config
 from torchzero_clip.core.description import Description
 from torchzero_clip.core.fused import Deferred, Kernel
+from torchzero_clip.core.pieces import InPieces, can_be_cut
 from torchzero_clip.core.sharding import full, put
 from torchzero_clip.core.tensorlist import TensorList
 
@@ -36,6 +37,10 @@ class Transform(Description):
     """Set where the links inside see what flows: one after another, or each a part."""
     goes_first: ClassVar[bool] = False
     """Set where the link must see the gradients before any other does, as a guard."""
+    elementwise: ClassVar[bool] = False
+    """Set where `update` treats every entry by itself: it may then see tensors in pieces."""
+    linear: ClassVar[bool] = False
+    """Set where `update` scales, and adds the parameters: a kernel before it takes that along."""
     numbers: ClassVar[tuple[str, ...]] = ()
     """The names in a parameter's state that are numbers, which never were on a device."""
     complex: ClassVar[Literal["pairs", "whole", "refuse"]] = "pairs"
@@ -81,11 +86,32 @@ class Transform(Description):
             whole = {name for name, (kind, _) in self._kinds.items() if kind is int}
             group = {k: v if k in whole else _as_tensor(v) for k, v in group.items()}
         kernel = self.kernel(u, state, group) if late is not None else None
-        if late is None or kernel is None:
+        if late is not None and kernel is not None:
+            update: TensorList = Deferred(lambda: bucket.zeros(u), kernel, bucket.params)
+        elif self._in_pieces(bucket, u, state, group):
+            update = InPieces(u, self._of_a_piece, state, group, bucket.kept)
+        else:
             bucket.u = self._values(bucket, u, state, group)
             return
-        bucket.u = update = Deferred(lambda: bucket.zeros(u), kernel, bucket.params)
-        late.append(update)
+        if late is None:
+            update._settle()
+        else:
+            late.append(update)
+        bucket.u = update
+
+    def _in_pieces(self, bucket: Bucket, u: TensorList, state: State, group: Group) -> bool:
+        """Whether `update` may see pieces of tensors, so that what it makes on the way is small."""
+        if not self.elementwise or not bucket.in_pieces or bucket.tape is not None:
+            return False
+        if self.linear and isinstance(u, Deferred) and u.waits:
+            return False
+        return can_be_cut(u, state, group)
+
+    def _of_a_piece(self, u: TensorList, state: State, group: Group) -> tuple[TensorList, str | None]:
+        """Run `update`; says which of its state it returned."""
+        handles = dict(state)
+        out = self._store(self.update(u, state, group), state, handles)
+        return out, next((name for name, handle in handles.items() if out is handle), None)
 
     def _values(self, bucket: Bucket, u: TensorList, state: State, group: Group) -> TensorList:
         """Run `update`; what it returns of its own state is borrowed."""
@@ -172,7 +198,7 @@ class Whole(TensorList):
     def __init__(self, bucket: Bucket, parts: TensorList) -> None:
         self._bucket, self._parts = bucket, parts.tensors
         self._whole: list[Tensor] | None = None
-        self.owned, self.room, self.norms = False, None, None
+        self.owned, self.room, self.norms, self.whole = False, None, None, None
 
     @property
     def tensors(self) -> list[Tensor]:

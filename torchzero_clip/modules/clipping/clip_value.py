@@ -18,6 +18,7 @@ class ClipValue(Transform):
     value: Live[float]
 
     complex = "refuse"
+    elementwise = True
 
     def check(self) -> None:
         super().check()

@@ -18,6 +18,7 @@ class Sign(Transform):
     """
 
     complex = "refuse"
+    elementwise = True
 
     def update(self, u: TensorList, state: State, group: Group) -> TensorList:
         u = u.own()

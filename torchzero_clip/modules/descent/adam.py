@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from torchzero_clip.core import Group, Live, State, TensorList, Transform, counter, zeros_like_state
-from torchzero_clip.core.fused import Kernel, counts, fusable, numbers_only, run_kernel
+from torchzero_clip.core.fused import Kernel, counts, fusable, numbers_only
+from torchzero_clip.core.pieces import run_kernel
 
 
 class Adam(Transform):
@@ -32,6 +33,8 @@ class Adam(Transform):
     betas: Live[tuple[float, float]] = (0.9, 0.999)
     eps: Live[float] = 1e-8
     amsgrad: bool = False
+
+    elementwise = True
 
     def check(self) -> None:
         super().check()

@@ -20,6 +20,9 @@ class LR(Transform):
 
     lr: Live[float]
 
+    elementwise = True
+    linear = True
+
     def check(self) -> None:
         super().check()
         self.require("lr", at_least=0)

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from torchzero_clip.core import Group, Live, State, TensorList, Transform, counter, zeros_like_state
-from torchzero_clip.core.fused import Kernel, fusable, numbers_only, run_kernel
+from torchzero_clip.core.fused import Kernel, fusable, numbers_only
+from torchzero_clip.core.pieces import run_kernel
 
 
 class Momentum(Transform):
@@ -29,6 +30,8 @@ class Momentum(Transform):
     momentum: Live[float] = 0.9
     nesterov: bool = False
     dampening: Live[float] = 0.0
+
+    elementwise = True
 
     def check(self) -> None:
         super().check()

@@ -19,6 +19,9 @@ class Scale(Transform):
 
     factor: Live[float]
 
+    elementwise = True
+    linear = True
+
     def check(self) -> None:
         super().check()
         self.require("factor")

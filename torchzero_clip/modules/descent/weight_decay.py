@@ -23,6 +23,9 @@ class WeightDecay(Transform):
 
     weight_decay: Live[float]
 
+    elementwise = True
+    linear = True
+
     def check(self) -> None:
         super().check()
         self.require("weight_decay", at_least=0)

@@ -1,0 +1,407 @@
+"""Lists that are computed later: on CPU in pieces that stay in the cache.
+
+There memory is what a step takes its time for, and fresh memory as large as a parameter costs more
+than all arithmetic. So what treats every entry by itself, a division or the update of an elementwise
+link, waits until somebody reads the values. Where that is a kernel at the end of the chain, all of
+it is done for a piece of every list at a time, and no pass over memory is spent on what lies between.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from functools import cache, partial
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import torch
+from torch import Tensor
+
+from torchzero_clip.core.scratch import MANY, PIECE, SCRATCH, SMALL
+from torchzero_clip.core.tensorlist import TensorList, all_plain, base_of
+
+if TYPE_CHECKING:
+    from torchzero_clip.core.bucket import Group, State
+
+Lists: TypeAlias = Sequence[list[Tensor]]
+Piece: TypeAlias = list[tuple[int, int, int]]
+"""Parts of some tensors: (which, from, to)."""
+Memory: TypeAlias = Callable[[], list[Tensor]]
+Update: TypeAlias = "Callable[[TensorList, State, Group], tuple[TensorList, str | None]]"
+"""What an elementwise link does; it says which of its state it returns, if that is what it does."""
+
+
+class Later(TensorList):
+    """A list that is computed when somebody reads it, or piece by piece by a kernel."""
+
+    __slots__ = ("_owned", "_source", "_values")
+
+    def __init__(self, source: TensorList, room: Memory | None) -> None:
+        self._source = source
+        self._values: list[Tensor] | None = None
+        self._owned, self.room, self.norms, self.whole = True, room, None, None
+
+    def __len__(self) -> int:
+        return len(self._source)
+
+    @property
+    def waits(self) -> bool:
+        """Whether nothing is computed yet."""
+        return self._values is None
+
+    @property
+    def tensors(self) -> list[Tensor]:
+        """The values, computed when somebody first reads them."""
+        if self._values is None:
+            self._values = self._compute()
+        return self._values
+
+    @tensors.setter
+    def tensors(self, values: Sequence[Tensor]) -> None:
+        self._values = list(values)
+
+    @property
+    def owned(self) -> bool:  # type: ignore[override]
+        self._settle()
+        return self._owned
+
+    @owned.setter
+    def owned(self, value: bool) -> None:
+        self._owned = value
+
+    @property
+    def _origin(self) -> list[Tensor]:
+        return self._source._origin if self._values is None else self._values
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self._origin[0].dtype
+
+    def to(self, dtype: torch.dtype) -> TensorList:
+        return self if self.dtype == dtype else super().to(dtype)
+
+    def _compute(self) -> list[Tensor]:
+        """All values, in memory."""
+        raise NotImplementedError
+
+    def part(self, piece: Piece, memory: Memory | None = None) -> TensorList:
+        """The values of a piece; what must be written goes into this memory, or into scratch."""
+        raise NotImplementedError
+
+    def done(self) -> None:
+        """All pieces are computed, and the values used up or in their place."""
+        if isinstance(self._source, Later) and self._source.waits:
+            self._values = []
+            self._source.done()
+
+    def run(self, kernel: Callable[..., None], lists: Lists, divides: bool) -> None:
+        """kernel(values, *lists), piece by piece while the values are not computed."""
+        if self._values is not None:
+            kernel(self._values, *lists)
+            return
+        for piece in pieces(self._origin, PIECE):
+            kernel(self.part(piece).tensors, *[parts(x, piece) if x else [] for x in lists])
+        self.done()
+
+
+class Scaled(Later):
+    """source / divisors; `stays` where it must go into the source, which others read."""
+
+    __slots__ = ("_divisors", "stays")
+
+    def __init__(
+        self, source: TensorList, divisors: Sequence[list[float]], stays: bool = False
+    ) -> None:
+        super().__init__(source, None)
+        self._divisors = divisors  # one number a tensor, and perhaps another
+        self._owned, self.stays = not stays, stays
+
+    def _compute(self) -> list[Tensor]:
+        out = self._source
+        for row in self._divisors:
+            same = len(set(row)) == 1
+            each = torch.tensor(row, dtype=self.dtype, device="cpu")
+            out = out.div_(row[0] if same else each.unbind())
+        return out.tensors
+
+    def memory(self) -> list[Tensor]:
+        """The source, divided: where it stays, whatever has become of the values since."""
+        self._settle()
+        return self._source.tensors
+
+    @property
+    def divisor(self) -> float | None:
+        """What all tensors are still to be divided by, if it is one number."""
+        one = self.waits and len(self._divisors) == len(set(self._divisors[0])) == 1
+        return self._divisors[0][0] if one else None
+
+    def part(self, piece: Piece, memory: Memory | None = None) -> TensorList:
+        u = part_of(self._source, piece, memory)
+        if self.stays:
+            u = TensorList(u.tensors, owned=True)
+        for row in self._divisors:
+            each = [row[i] for i, _, _ in piece]
+            if each.count(1) < len(each):
+                u = u.div_(each[0] if len(set(each)) == 1 else each)
+        return borrowed(u.tensors, piece, memory) if self.stays else u
+
+    def done(self) -> None:
+        super().done()
+        if self.stays:
+            self._values = self._source.tensors
+
+    def run(self, kernel: Callable[..., None], lists: Lists, divides: bool) -> None:
+        divides = divides and self.stays and self.dtype == torch.float32
+        if divides and self.divisor is not None:
+            scale = torch.tensor(self.divisor, dtype=torch.float32, device="cpu")
+            kernel(self._source.tensors, *lists, grad_scale=scale)
+            self.done()
+        else:
+            super().run(kernel, lists, divides)
+
+
+class InPieces(Later):
+    """What an elementwise link makes of a list."""
+
+    __slots__ = ("_group", "_numbers", "_state", "_update")
+
+    def __init__(
+        self, source: TensorList, update: Update, state: State, group: Group, room: Memory | None
+    ) -> None:
+        super().__init__(source, room)
+        self._update, self._state, self._group = update, state, group
+        self._numbers: dict[tuple[str, int], Tensor] = {}  # of tensors that are cut, as they were
+
+    def _compute(self) -> list[Tensor]:
+        memory = cache(partial(memory_of, self._source, self.room))
+        returned: str | None = None
+        for piece in pieces(self._origin, PIECE // 2):
+            out, returned = self._made(piece, memory)
+            if returned is None:
+                _land(out.tensors, parts(memory(), piece))
+        self.done()
+        self._owned = returned is None
+        return memory() if returned is None else self._state[returned].tensors
+
+    def part(self, piece: Piece, memory: Memory | None = None) -> TensorList:
+        out, returned = self._made(piece, memory)
+        return out if returned is None else borrowed(out.tensors, piece, memory)
+
+    def done(self) -> None:
+        super().done()
+        self._values = []
+
+    def _made(self, piece: Piece, memory: Memory | None) -> tuple[TensorList, str | None]:
+        u = part_of(self._source, piece, memory)
+        if is_all(piece, self._origin):
+            return self._update(u, self._state, self._group)
+        state = {name: self._cut(name, piece) for name in self._state}
+        lists = {name: Cut(self._group[name], piece) for name in ("params", "grads")}
+        return self._update(u, state, {**self._group, **lists})
+
+    def _cut(self, name: str, piece: Piece) -> TensorList:
+        """State for a piece. A number changes once, though its tensor comes in several parts."""
+        tensors = self._state[name].tensors
+        cut = parts(tensors, piece)
+        if tensors[piece[0][0]].dim():
+            return TensorList(cut, owned=True)
+        for k, (i, begin, end) in enumerate(piece):
+            if begin == 0 and end < self._origin[i].numel():
+                self._numbers[name, i] = cut[k].clone()
+            elif begin:
+                cut[k] = self._numbers[name, i].clone()
+        numbers = TensorList(cut, owned=True)
+        first, last = piece[0][0], piece[-1][0]
+        if len(piece) >= MANY and last - first + 1 == len(piece):
+            base = base_of(tensors)
+            numbers.whole = None if base is None else base[first : last + 1]
+        return numbers
+
+
+class Waiting(TensorList):
+    """The memory that a pending division goes into: divided when somebody reads it."""
+
+    __slots__ = ("_division", "_own")
+
+    def __init__(self, division: Scaled) -> None:
+        self._division, self._own = division, list[Tensor]()
+        self.owned, self.room, self.norms, self.whole = False, None, None, None
+
+    def __len__(self) -> int:
+        return len(self._division)
+
+    @property
+    def tensors(self) -> list[Tensor]:
+        return self._own or self._division.memory()
+
+    @tensors.setter
+    def tensors(self, values: Sequence[Tensor]) -> None:
+        self._own = list(values)
+
+    def borrow(self) -> TensorList:
+        return TensorList(self._own) if self._own else Waiting(self._division)
+
+
+class Cut(TensorList):
+    """A piece of a list, cut when somebody reads it."""
+
+    __slots__ = ("_list", "_own", "_piece")
+
+    def __init__(self, uncut: TensorList, piece: Piece) -> None:
+        self._list, self._piece, self._own = uncut, piece, list[Tensor]()
+        self.owned, self.room, self.norms, self.whole = False, None, None, None
+
+    def __len__(self) -> int:
+        return len(self._piece)
+
+    @property
+    def tensors(self) -> list[Tensor]:
+        """The parts."""
+        if not self._own:
+            self._own = parts(self._list.tensors, self._piece)
+        return self._own
+
+    @tensors.setter
+    def tensors(self, values: Sequence[Tensor]) -> None:
+        self._own = list(values)
+
+
+# ---------------------------------------------------------------------- pieces of lists
+
+
+def can_be_cut(u: TensorList, state: State, group: Group) -> bool:
+    """Whether entries of these lists lie in the same order: plain, contiguous, on CPU."""
+    example = group["params"].tensors[0]
+    if torch.compiler.is_compiling() or example.device.type != "cpu" or example.is_complex():
+        return False
+    origin = u._origin
+    held = [some.tensors for some in state.values()]
+    lists = [group["params"].tensors, origin, *held]
+    if not all([all_plain(some) and all(map(Tensor.is_contiguous, some)) for some in lists]):
+        return False
+    sizes = list(map(Tensor.numel, origin))
+    return all([_numbers(some) or list(map(Tensor.numel, some)) == sizes for some in held])
+
+
+def _numbers(tensors: Sequence[Tensor]) -> bool:
+    return not any(map(Tensor.dim, tensors))
+
+
+def run_kernel(
+    u: TensorList, kernel: Callable[..., None], lists: Lists, divides: bool = False
+) -> None:
+    """kernel(u, *lists) of contiguous tensors; an empty list stays empty.
+
+    `divides` says that it takes a `grad_scale`, and writes what it has divided.
+    """
+    if isinstance(u, Later):
+        u.run(kernel, lists, divides)
+    else:
+        kernel(u.tensors, *lists)
+
+
+def pieces(tensors: Sequence[Tensor], most: int) -> Iterator[Piece]:
+    """All of some tensors, in pieces of `most` numbers."""
+    for piece in _pieces(tensors, most):
+        SCRATCH.piece = piece
+        yield piece
+    SCRATCH.piece = None
+
+
+def _pieces(tensors: Sequence[Tensor], most: int) -> Iterator[Piece]:
+    """First small tensors, many of one shape together, then the large ones, cut."""
+    shapes: dict[torch.Size, list[int]] = {}
+    for i, t in enumerate(tensors):
+        shapes.setdefault(t.shape, []).append(i)
+    small: list[int] = []
+    large: list[int] = []
+    for shape, where in shapes.items():
+        n = shape.numel()
+        if n > SMALL:
+            large += where
+        elif len(where) < MANY:
+            small += where
+        else:
+            many = PIECE // max(n, 1)
+            for begin in range(0, len(where), many):
+                yield [(i, 0, n) for i in where[begin : begin + many]]
+    if small:
+        yield [(i, 0, tensors[i].numel()) for i in sorted(small)]
+    yield from _cut_large(tensors, sorted(large), most)
+
+
+def _cut_large(tensors: Sequence[Tensor], where: list[int], most: int) -> Iterator[Piece]:
+    piece: Piece = []
+    free = most
+    for i in where:
+        n = tensors[i].numel()
+        for begin in range(0, n, most):
+            end = min(begin + most, n)
+            if end - begin > free:
+                yield piece
+                piece, free = [], most
+            piece.append((i, begin, end))
+            free -= end - begin
+    if piece:
+        yield piece
+
+
+def is_all(piece: Piece, tensors: Sequence[Tensor]) -> bool:
+    """Whether a piece is everything."""
+    if len(piece) < len(tensors):
+        return False
+    return all([t.numel() == end - begin for t, (_, begin, end) in zip(tensors, piece)])
+
+
+def parts(tensors: Sequence[Tensor], piece: Piece) -> list[Tensor]:
+    """Of tensors what belongs to a piece; numbers go as they are."""
+    return [
+        t if t.dim() == 0 or end - begin == t.numel() else t.view(-1)[begin:end]
+        for t, begin, end in [(tensors[i], begin, end) for i, begin, end in piece]
+    ]
+
+
+def part_of(u: TensorList, piece: Piece, memory: Memory | None) -> TensorList:
+    """A piece of a list; if it must be written elsewhere, then into this memory or scratch."""
+    if isinstance(u, Later) and u.waits:
+        return u.part(piece, memory)
+    if u.owned:
+        return TensorList(parts(u.tensors, piece), owned=True)
+    return borrowed(parts(u.tensors, piece), piece, memory)
+
+
+def borrowed(tensors: list[Tensor], piece: Piece, memory: Memory | None) -> TensorList:
+    """A piece that is written elsewhere: small tensors of many shapes are worth no memory kept."""
+    if memory is not None:
+        return TensorList(tensors, room=lambda: parts(memory(), piece))
+    if piece[0][2] - piece[0][1] > SMALL or tensors[0].numel() > SMALL:
+        return TensorList(tensors, room=partial(_scratch, tensors))
+    alike = len(tensors) >= MANY and len({t.shape for t in tensors}) == 1
+    return TensorList(tensors, room=partial(SCRATCH.rows, tensors) if alike else None)
+
+
+def _scratch(tensors: list[Tensor]) -> list[Tensor]:
+    room, start, out = SCRATCH.get(tensors[0].dtype), 0, []
+    for t in tensors:
+        out.append(room[start : (start := start + t.numel())].view(t.shape))
+    return out
+
+
+def memory_of(u: TensorList, room: Memory | None) -> list[Tensor]:
+    """Where what is made of a list may go: its own memory, or what is kept for it, or new."""
+    while isinstance(u, Later) and u.waits:
+        stays = isinstance(u, Scaled) and u.stays
+        u, room = (TensorList(u._origin), u.room) if stays else (u._source, u.room or room)
+    if u.owned:
+        return u.tensors
+    kept = u.room or room
+    fits = kept() if kept is not None else []
+    if fits and fits[0].dtype == u.dtype:
+        return fits
+    return [torch.empty_like(t) for t in u.tensors]
+
+
+def _land(values: list[Tensor], memory: list[Tensor]) -> None:
+    """Put values where they belong, unless they are there."""
+    rows = zip(values, memory, strict=True)
+    rest = [(t, m) for t, m in rows if t is not m and t.data_ptr() != m.data_ptr()]
+    if rest:
+        torch._foreach_copy_([m for _, m in rest], [t for t, _ in rest])
