@@ -158,8 +158,8 @@ class Bucket:
         shared: Memory = self.settings["chain"]
         return shared
 
-    def put_off(self, u: TensorList, rows: Sequence[list[float]]) -> None:
-        """Divide what the link sees by these numbers, one a tensor, once somebody reads it."""
+    def put_off(self, u: TensorList, rows: Sequence[tuple[str, list[float]]]) -> None:
+        """Multiply or divide what the link sees, by one number a tensor, once somebody reads it."""
         if not rows:
             self.u = u
         elif self.bound.transform.target == "update":

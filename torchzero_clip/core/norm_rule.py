@@ -110,17 +110,16 @@ class NormRule(Transform):
         ratios = [self._ratio(units, norm, limit) for limit in bounds]
         for members, ratio in zip(units.groups, ratios, strict=True):
             for bucket in members:
-                u, divisors = (
-                    bucket.u.to(bucket.state_dtype),
-                    norms.divisors(ratio, bucket.state_dtype),
-                )
-                if bucket.tape is not None and not divisors:
-                    divisors = [ratio]  # a kernel that divides by one is the kernel that divides
+                u = bucket.u.to(bucket.state_dtype)
+                todo = norms.divisions(ratio, bucket.state_dtype)
+                if bucket.tape is not None and not todo:
+                    todo = [("mul", ratio)]  # a kernel that multiplies by one is the one that would
                 if self._may_wait(units, bucket, ratio):
-                    bucket.put_off(u, [units.listed(bucket, divisor) for divisor in divisors])
+                    bucket.put_off(u, [(name, units.listed(bucket, x)) for name, x in todo])
                     continue
-                for divisor in divisors:
-                    u = u.div_(units.spread(bucket, divisor))
+                for name, x in todo:
+                    each = units.spread(bucket, x)
+                    u = u.mul_(each) if name == "mul" else u.div_(each)
                 bucket.u = u
         units.record(norm, bounds, ratios)
         return ratios

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import cache, partial
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
@@ -22,11 +22,20 @@ if TYPE_CHECKING:
     from torchzero_clip.core.bucket import Group, State
 
 Lists: TypeAlias = Sequence[list[Tensor]]
-Piece: TypeAlias = list[tuple[int, int, int]]
-"""Parts of some tensors: (which, from, to)."""
 Memory: TypeAlias = Callable[[], list[Tensor]]
 Update: TypeAlias = "Callable[[TensorList, State, Group], tuple[TensorList, str | None]]"
 """What an elementwise link does; it says which of its state it returns, if that is what it does."""
+
+
+class Piece(NamedTuple):
+    """Parts of the tensors of a list."""
+
+    rows: list[tuple[int, int, int]]
+    """(which, from, to)"""
+    whole: bool
+    """Whether no tensor is cut."""
+    every: bool
+    """Whether it is the whole list."""
 
 
 class Later(TensorList):
@@ -103,23 +112,23 @@ class Later(TensorList):
 
 
 class Scaled(Later):
-    """source / divisors; `stays` where it must go into the source, which others read."""
+    """A list times or by numbers; `stays` where it must go into the source, which others read."""
 
-    __slots__ = ("_divisors", "stays")
+    __slots__ = ("_rows", "stays")
 
     def __init__(
-        self, source: TensorList, divisors: Sequence[list[float]], stays: bool = False
+        self, source: TensorList, rows: Sequence[tuple[str, list[float]]], stays: bool = False
     ) -> None:
         super().__init__(source, None)
-        self._divisors = divisors  # one number a tensor, and perhaps another
+        self._rows = rows  # ("mul" or "div", one number a tensor), once or twice
         self._owned, self.stays = not stays, stays
 
     def _compute(self) -> list[Tensor]:
         out = self._source
-        for row in self._divisors:
+        for name, row in self._rows:
             same = len(set(row)) == 1
             each = torch.tensor(row, dtype=self.dtype, device="cpu")
-            out = out.div_(row[0] if same else each.unbind())
+            out = out._write(name, row[0] if same else each.unbind())
         return out.tensors
 
     def memory(self) -> list[Tensor]:
@@ -130,17 +139,19 @@ class Scaled(Later):
     @property
     def divisor(self) -> float | None:
         """What all tensors are still to be divided by, if it is one number."""
-        one = self.waits and len(self._divisors) == len(set(self._divisors[0])) == 1
-        return self._divisors[0][0] if one else None
+        (name, row), *more = self._rows
+        if more or not self.waits or len(set(row)) > 1:
+            return None
+        return row[0] if name == "div" else 1 / row[0]
 
     def part(self, piece: Piece, memory: Memory | None = None) -> TensorList:
         u = part_of(self._source, piece, memory)
         if self.stays:
             u = TensorList(u.tensors, owned=True)
-        for row in self._divisors:
-            each = [row[i] for i, _, _ in piece]
+        for name, row in self._rows:
+            each = [row[i] for i, _, _ in piece.rows]
             if each.count(1) < len(each):
-                u = u.div_(each[0] if len(set(each)) == 1 else each)
+                u = u._write(name, each[0] if len(set(each)) == 1 else each)
         return borrowed(u.tensors, piece, memory) if self.stays else u
 
     def done(self) -> None:
@@ -191,7 +202,7 @@ class InPieces(Later):
 
     def _made(self, piece: Piece, memory: Memory | None) -> tuple[TensorList, str | None]:
         u = part_of(self._source, piece, memory)
-        if is_all(piece, self._origin):
+        if piece.every:
             return self._update(u, self._state, self._group)
         state = {name: self._cut(name, piece) for name in self._state}
         lists = {name: Cut(self._group[name], piece) for name in ("params", "grads")}
@@ -201,16 +212,16 @@ class InPieces(Later):
         """State for a piece. A number changes once, though its tensor comes in several parts."""
         tensors = self._state[name].tensors
         cut = parts(tensors, piece)
-        if tensors[piece[0][0]].dim():
+        if not _numbers(tensors):
             return TensorList(cut, owned=True)
-        for k, (i, begin, end) in enumerate(piece):
+        for k, (i, begin, end) in enumerate(piece.rows if not piece.whole else ()):
             if begin == 0 and end < self._origin[i].numel():
                 self._numbers[name, i] = cut[k].clone()
             elif begin:
                 cut[k] = self._numbers[name, i].clone()
         numbers = TensorList(cut, owned=True)
-        first, last = piece[0][0], piece[-1][0]
-        if len(piece) >= MANY and last - first + 1 == len(piece):
+        first, last = piece.rows[0][0], piece.rows[-1][0]
+        if piece.whole and len(cut) >= MANY and last - first + 1 == len(cut):
             base = base_of(tensors)
             numbers.whole = None if base is None else base[first : last + 1]
         return numbers
@@ -250,7 +261,7 @@ class Cut(TensorList):
         self.owned, self.room, self.norms, self.whole = False, None, None, None
 
     def __len__(self) -> int:
-        return len(self._piece)
+        return len(self._piece.rows)
 
     @property
     def tensors(self) -> list[Tensor]:
@@ -322,40 +333,40 @@ def _pieces(tensors: Sequence[Tensor], most: int) -> Iterator[Piece]:
         else:
             many = PIECE // max(n, 1)
             for begin in range(0, len(where), many):
-                yield [(i, 0, n) for i in where[begin : begin + many]]
+                rows = [(i, 0, n) for i in where[begin : begin + many]]
+                yield Piece(rows, True, len(rows) == len(tensors))
     if small:
-        yield [(i, 0, tensors[i].numel()) for i in sorted(small)]
+        rows = [(i, 0, tensors[i].numel()) for i in sorted(small)]
+        yield Piece(rows, True, len(rows) == len(tensors))
     yield from _cut_large(tensors, sorted(large), most)
 
 
 def _cut_large(tensors: Sequence[Tensor], where: list[int], most: int) -> Iterator[Piece]:
-    piece: Piece = []
-    free = most
+    rows: list[tuple[int, int, int]] = []
+    free, whole = most, True
     for i in where:
         n = tensors[i].numel()
         for begin in range(0, n, most):
             end = min(begin + most, n)
             if end - begin > free:
-                yield piece
-                piece, free = [], most
-            piece.append((i, begin, end))
+                yield Piece(rows, whole, False)
+                rows, free, whole = [], most, True
+            rows.append((i, begin, end))
             free -= end - begin
-    if piece:
-        yield piece
+            whole = whole and end - begin == n
+    if rows:
+        yield Piece(rows, whole, whole and len(rows) == len(tensors))
 
 
-def is_all(piece: Piece, tensors: Sequence[Tensor]) -> bool:
-    """Whether a piece is everything."""
-    if len(piece) < len(tensors):
-        return False
-    return all([t.numel() == end - begin for t, (_, begin, end) in zip(tensors, piece)])
-
-
-def parts(tensors: Sequence[Tensor], piece: Piece) -> list[Tensor]:
+def parts(tensors: list[Tensor], piece: Piece) -> list[Tensor]:
     """Of tensors what belongs to a piece; numbers go as they are."""
+    if piece.every:
+        return tensors
+    if piece.whole:
+        return [tensors[i] for i, _, _ in piece.rows]
     return [
         t if t.dim() == 0 or end - begin == t.numel() else t.view(-1)[begin:end]
-        for t, begin, end in [(tensors[i], begin, end) for i, begin, end in piece]
+        for t, begin, end in [(tensors[i], begin, end) for i, begin, end in piece.rows]
     ]
 
 
@@ -372,7 +383,7 @@ def borrowed(tensors: list[Tensor], piece: Piece, memory: Memory | None) -> Tens
     """A piece that is written elsewhere: small tensors of many shapes are worth no memory kept."""
     if memory is not None:
         return TensorList(tensors, room=lambda: parts(memory(), piece))
-    if piece[0][2] - piece[0][1] > SMALL or tensors[0].numel() > SMALL:
+    if tensors[0].numel() > SMALL or not piece.whole:
         return TensorList(tensors, room=partial(_scratch, tensors))
     alike = len(tensors) >= MANY and len({t.shape for t in tensors}) == 1
     return TensorList(tensors, room=partial(SCRATCH.rows, tensors) if alike else None)

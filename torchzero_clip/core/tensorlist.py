@@ -120,11 +120,12 @@ class TensorList:
             return self._become(_foreach(name, self.tensors, *args))
         if not self.owned and name in ("mul", "div") and self._fill(getattr(torch, name), args[0]):
             return self
-        vector = self.own()._vector(args)
-        if vector is not None:
-            getattr(vector, name + "_")(*args)
-        else:
+        whole = self.own()._vector()
+        columns = [] if whole is None else [_column(x, whole) for x in operands]
+        if whole is None or any([column is None for column in columns]):
             _foreach(name + "_", self.tensors, *args)
+        else:
+            getattr(whole, name + "_")(*columns)
         return self
 
     def _promotes(self, args: tuple[Any, ...]) -> bool:
@@ -144,13 +145,11 @@ class TensorList:
         self._become(room)
         return True
 
-    def _vector(self, args: tuple[Any, ...] = ()) -> Tensor | None:
-        """Step counts and the like as one vector, where that is their memory; with numbers only."""
-        if any([not isinstance(x, (int, float)) for x in args]):
-            return None
-        if self.whole is not None:
+    def _vector(self) -> Tensor | None:
+        """Step counts and the like as one vector, where that is their memory."""
+        if self.whole is not None or not self.tensors or self.tensors[0].dim():
             return self.whole
-        return base_of(self.tensors) if self.tensors and not self.tensors[0].dim() else None
+        return base_of(self.tensors)
 
     def _large(self) -> bool:
         """Whether a call for each tensor is worth a pass over memory."""
@@ -368,6 +367,21 @@ def all_plain(tensors: Iterable[Tensor]) -> bool:
 def wide(device: torch.device) -> torch.dtype:
     """The dtype that sums are taken in."""
     return torch.float32 if device.type == "mps" else torch.float64
+
+
+def _column(x: Any, whole: Tensor) -> Any:
+    """An operand for all rows at once, or None if it does not come in one."""
+    if isinstance(x, TensorList):
+        return None if x.whole is None or x.whole.shape != whole.shape else x.whole
+    if isinstance(x, Tensor) and x.dim() > 1:
+        return None
+    if isinstance(x, (list, tuple)):
+        if not isinstance(x[0], (int, float)):
+            return None
+        x = torch.tensor(x, dtype=whole.dtype, device=whole.device)
+    if isinstance(x, Tensor):
+        return x.to(whole.dtype).view(-1, *[1] * (whole.dim() - 1)) if x.dim() else x
+    return x
 
 
 def separate(tensors: Sequence[Tensor]) -> bool:
