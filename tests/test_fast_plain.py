@@ -13,6 +13,7 @@ import copy
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -22,7 +23,7 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from tests.table import GOOD, Case, Named, gradients, over, parameters, set_grads
-from torchzero_clip import LR, Adam, Modular, Momentum, Transform, WeightDecay
+from torchzero_clip import LR, Adam, Modular, Momentum, Transform, WeightDecay, core
 
 TOLERANCE = 1e-6
 NUDGES = 5  # how often inputs are nudged before a difference counts
@@ -30,7 +31,7 @@ WARM = 2  # steps before the one that is compared: what is kept, and the memory 
 Chain = Sequence[Transform]
 
 
-WAYS = ("fused", "recorded", pytest.param("native", marks=pytest.mark.slow))
+WAYS = ("fused", "cut", "recorded", pytest.param("native", marks=pytest.mark.slow))
 
 
 def pair(
@@ -41,7 +42,7 @@ def pair(
     Its entries are about as large as a step, or the rounding of what is large would hide the step.
     """
     made = []
-    for options in ({} if way == "fused" else {"compile": True}, {"fused": False}):
+    for options in ({} if way in ("fused", "cut") else {"compile": True}, {"fused": False}):
         small = {name: p.detach() / 100 for name, p in parameters(shapes).items()}
         params = {name: Parameter(p.to(device)) for name, p in small.items()}
         named = list(params.items())
@@ -51,6 +52,13 @@ def pair(
             opt.compiler.way = "plain"
         made.append((params, opt))
     return made
+
+
+@contextlib.contextmanager
+def cut_small() -> Any:
+    """Pieces of a few numbers, so that small tensors are cut as large ones are."""
+    with mock.patch.multiple(core.pieces, PIECE=10, SMALL=3, MANY=2):
+        yield
 
 
 SCALES = (1.0, 0.5, 3.0, 0.25)  # the last two are compared: beyond the limits and within
@@ -75,7 +83,8 @@ def compare(chain: Chain, shapes: Any, device: str = "cpu", way: str = "fused") 
             opt.load_state_dict(
                 {key: copy.deepcopy(before[key]) for key in ("state", "param_groups")}
             )
-        fast.step()
+        with cut_small() if way == "cut" else contextlib.nullcontext():
+            fast.step()
         slow.step()
         ours, after = snapshot(fast_params, fast), snapshot(plain_params, slow)
         agrees(ours, after, before, partial(nudged, chain, shapes, device, before), i)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import torch
 from torch import Tensor
 
-from torchzero_clip.core.pieces import Later, Scaled, Waiting
+from torchzero_clip.core.pieces import InPieces, Later, Scaled, Waiting, can_be_cut
 from torchzero_clip.core.sharding import Layout, align_grad, layout_of, local
 from torchzero_clip.core.tape import Recorded, Tape
 from torchzero_clip.core.tensorlist import TensorList, all_plain, separate
@@ -293,13 +293,46 @@ class Bucket:
         return partial(self.room, self.index, self.places) if self.room else None
 
     def zeros(self, flowing: TensorList) -> list[Tensor]:
-        """Zeros for an update, in kept memory on CPU, apart from what flows."""
-        if self.room is not None and self.params.peek[0].device.type == "cpu":
-            kept = self.room(self.index, self.places, spare=True)
+        """Zeros for an update, apart from what flows."""
+        kept = self.apart(flowing)
+        if kept is None:
+            return [zeros_like_state(p) for p in self.params]
+        torch._foreach_zero_(kept)
+        return kept
+
+    def apart(self, flowing: TensorList) -> list[Tensor] | None:
+        """Memory that the optimizer keeps on CPU and that does not hold what flows."""
+        if self.room is None or self.tape is not None or self.params.peek[0].device.type != "cpu":
+            return None
+        for spare in (True, False):
+            kept = self.room(self.index, self.places, spare=spare)
             if all([a is not b for a, b in zip(kept, flowing._origin, strict=True)]):
-                torch._foreach_zero_(kept)
                 return kept
-        return [zeros_like_state(p) for p in self.params]
+        return None
+
+    def beside(self, tensors: TensorList) -> TensorList:
+        """The same values, to be written in memory apart from what flows."""
+        copy, kept = tensors.borrow(), self.apart(self.update)
+        copy.room = None if kept is None else lambda: kept
+        return copy
+
+    def entrywise(
+        self, update: Callable[[TensorList, State], TensorList], u: TensorList, held: State
+    ) -> TensorList:
+        """`update(u, held)`, which treats every entry by itself and returns `u` or one of `held`.
+
+        It sees pieces of the lists where that saves memory; 0-dim tensors go with their tensor.
+        """
+        if not self.in_pieces or not can_be_cut(u, held, self.params):
+            return update(u, dict(held))
+
+        def of_a_piece(u: TensorList, held: State, _: Group) -> tuple[TensorList, str | None]:
+            out = update(u, held)
+            return out, next((name for name, some in held.items() if some is out), None)
+
+        made = InPieces(u, of_a_piece, held, {}, self.kept)
+        made._settle()
+        return made
 
 
 def count_step(buckets: Sequence[Bucket], name: str = "step", by: int = 1) -> int:

@@ -77,7 +77,10 @@ class Traffic(TorchDispatchMode):
         if self.piece is not None:
             if storage not in self.places:  # what is made on the way
                 return 0
-            reads, writes = reads and storage not in self.cached, writes and storage not in self.dirty
+            reads, writes = (
+                reads and storage not in self.cached,
+                writes and storage not in self.dirty,
+            )
             self.cached.add(storage)
             self.dirty |= {storage} if writes else set()
         bytes_ = t.numel() * t.element_size()

@@ -25,6 +25,7 @@ Ord: TypeAlias = "float | str"
 ROW = 256  # a float32 sum of this many squares is right to 1e-7
 DOUBLE = (torch.float64, torch.complex128)
 CHUNK = 2**16  # what is converted at a time
+DIGIT = 16  # bits that are counted at a time
 
 
 @dataclass(frozen=True)
@@ -342,10 +343,23 @@ def _moments(x: Tensor) -> Tensor:
 
 def slice_statistics(x: Tensor, dims: tuple[int, ...], m: Measure) -> Tensor:
     """The statistic of each slice along `dims`, a column each; zeros where there are none."""
-    dtype = wide(x.device)
     if not dims or x.numel() == 0:
         lengths = [1 if d in dims or not dims else n for d, n in enumerate(x.shape)]
-        return torch.zeros(m.rows, math.prod(lengths), dtype=dtype, device=x.device)
+        return torch.zeros(m.rows, math.prod(lengths), dtype=wide(x.device), device=x.device)
+    most = max(PIECE // 2 * len(x) // x.numel(), 1)
+    if not _readable(x) or most >= len(x):
+        return _slice_statistics(x, dims, m)
+    blocks = x.split(most)  # so that float64 copies stay in the cache
+    stats = [_slice_statistics(block, dims, m) for block in blocks]
+    if 0 not in dims:
+        return torch.cat(stats, dim=1)
+    sizes = [math.prod([block.shape[d] for d in dims]) for block in blocks]
+    counts = torch.tensor(sizes, dtype=torch.float64, device=x.device)
+    return merge(torch.stack(stats, dim=2), counts.expand(stats[0].shape[1], -1), m)
+
+
+def _slice_statistics(x: Tensor, dims: tuple[int, ...], m: Measure) -> Tensor:
+    dtype = wide(x.device)
     if m.kind == "power":
         real = x.abs() if x.is_complex() else x
         if m.p > 6 or real.dtype == torch.float64:
@@ -373,6 +387,45 @@ def _parts(x: Tensor) -> Tensor:
     """Real and imaginary part, a row each."""
     flat = x.reshape(-1)
     return torch.stack([flat.real, flat.imag if flat.is_complex() else torch.zeros_like(flat)])
+
+
+# ---------------------------------------------------------------------- order
+
+
+def percentile(tensors: Sequence[Tensor], p: float | Tensor) -> Tensor:
+    """The p-th percentile of all magnitudes: one of them, the nearest below."""
+    last = sum([t.numel() for t in tensors]) - 1
+    if last < 0:
+        return torch.zeros((), dtype=tensors[0].dtype, device=tensors[0].device)
+    if last > PIECE // 2 and _readable(tensors[0]) and _plain(list(tensors)):
+        return _counted(tensors, int(float(p) * last / 100))
+    sizes = torch.cat([t.reshape(-1).abs() for t in tensors])
+    if isinstance(p, Tensor):  # as a number it would have to be read on the host
+        index = (p * last / 100).to(sizes.device).floor().long()
+        return sizes.sort().values.index_select(0, index.view(1)).view(())
+    return sizes.kthvalue(int(p * last / 100) + 1).values
+
+
+def _counted(tensors: Sequence[Tensor], rank: int) -> Tensor:
+    """The magnitude of that rank, sixteen bits at a time: as integers, floats have their order."""
+    double = torch.float64 in {t.dtype for t in tensors}
+    dtype, whole, bits = (
+        (torch.float64, torch.int64, 64) if double else (torch.float32, torch.int32, 32)
+    )
+    prefix = 0
+    for shift in range(bits - DIGIT, -1, -DIGIT):
+        counts = torch.zeros(2**DIGIT, dtype=torch.int64, device="cpu")
+        for t in tensors:
+            for chunk in t.reshape(-1).split(PIECE // 2):
+                digits = chunk.to(dtype).abs().view(whole).bitwise_right_shift(shift)
+                if shift < bits - DIGIT:
+                    digits = digits[digits.bitwise_right_shift(DIGIT) == prefix]
+                counts += digits.bitwise_and_(2**DIGIT - 1).bincount(minlength=2**DIGIT)
+        upto = counts.cumsum(0)
+        digit = int((upto <= rank).sum())
+        rank -= int(upto[digit - 1]) if digit else 0
+        prefix = prefix << DIGIT | digit
+    return torch.tensor(prefix, dtype=whole, device="cpu").view(dtype)
 
 
 # ---------------------------------------------------------------------- scaling

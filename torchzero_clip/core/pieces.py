@@ -1,16 +1,17 @@
 """Lists that are computed later: on CPU in pieces that stay in the cache.
 
-There memory is what a step takes its time for, and fresh memory as large as a parameter costs more
-than all arithmetic. So what treats every entry by itself, a division or the update of an elementwise
-link, waits until somebody reads the values. Where that is a kernel at the end of the chain, all of
-it is done for a piece of every list at a time, and no pass over memory is spent on what lies between.
+There a step takes its time for memory, and fresh memory as large as a parameter costs more than all
+arithmetic. So what treats every entry by itself, the factor of a norm rule or the update of an
+elementwise link, waits until somebody reads the values. Where that is a kernel at the end of the
+chain, all of it is done to a piece of every list at a time, and what lies between never leaves the
+cache.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import cache, partial
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
@@ -68,7 +69,7 @@ class Later(TensorList):
         self._values = list(values)
 
     @property
-    def owned(self) -> bool:  # type: ignore[override]
+    def owned(self) -> bool:
         self._settle()
         return self._owned
 
@@ -190,7 +191,11 @@ class InPieces(Later):
                 _land(out.tensors, parts(memory(), piece))
         self.done()
         self._owned = returned is None
-        return memory() if returned is None else self._state[returned].tensors
+        if returned is None:
+            return memory()
+        if self.room is None and self._source.owned:  # which nobody looks at any more
+            self.room = memory
+        return self._state[returned].tensors
 
     def part(self, piece: Piece, memory: Memory | None = None) -> TensorList:
         out, returned = self._made(piece, memory)
@@ -205,8 +210,9 @@ class InPieces(Later):
         if piece.every:
             return self._update(u, self._state, self._group)
         state = {name: self._cut(name, piece) for name in self._state}
-        lists = {name: Cut(self._group[name], piece) for name in ("params", "grads")}
-        return self._update(u, state, {**self._group, **lists})
+        lists = {name: x for name, x in self._group.items() if isinstance(x, TensorList)}
+        cut = {name: Cut(some, piece) for name, some in lists.items()}
+        return self._update(u, state, {**self._group, **cut})
 
     def _cut(self, name: str, piece: Piece) -> TensorList:
         """State for a piece. A number changes once, though its tensor comes in several parts."""
@@ -278,14 +284,14 @@ class Cut(TensorList):
 # ---------------------------------------------------------------------- pieces of lists
 
 
-def can_be_cut(u: TensorList, state: State, group: Group) -> bool:
+def can_be_cut(u: TensorList, state: State, params: TensorList) -> bool:
     """Whether entries of these lists lie in the same order: plain, contiguous, on CPU."""
-    example = group["params"].tensors[0]
+    example = params.tensors[0]
     if torch.compiler.is_compiling() or example.device.type != "cpu" or example.is_complex():
         return False
     origin = u._origin
     held = [some.tensors for some in state.values()]
-    lists = [group["params"].tensors, origin, *held]
+    lists = [params.tensors, origin, *held]
     if not all([all_plain(some) and all(map(Tensor.is_contiguous, some)) for some in lists]):
         return False
     sizes = list(map(Tensor.numel, origin))
@@ -390,10 +396,8 @@ def borrowed(tensors: list[Tensor], piece: Piece, memory: Memory | None) -> Tens
 
 
 def _scratch(tensors: list[Tensor]) -> list[Tensor]:
-    room, start, out = SCRATCH.get(tensors[0].dtype), 0, []
-    for t in tensors:
-        out.append(room[start : (start := start + t.numel())].view(t.shape))
-    return out
+    room, start = SCRATCH.get(tensors[0].dtype), 0
+    return [room[start : (start := start + t.numel())].view(t.shape) for t in tensors]
 
 
 def memory_of(u: TensorList, room: Memory | None) -> list[Tensor]:

@@ -105,9 +105,11 @@ class Transform(Description):
             return False
         if self.linear and isinstance(u, Deferred) and u.waits:
             return False
-        return can_be_cut(u, state, group)
+        return can_be_cut(u, state, group["params"])
 
-    def _of_a_piece(self, u: TensorList, state: State, group: Group) -> tuple[TensorList, str | None]:
+    def _of_a_piece(
+        self, u: TensorList, state: State, group: Group
+    ) -> tuple[TensorList, str | None]:
         """Run `update`; says which of its state it returned."""
         handles = dict(state)
         out = self._store(self.update(u, state, group), state, handles)

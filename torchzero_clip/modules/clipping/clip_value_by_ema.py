@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import math
-from typing import Literal
+from functools import partial
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
 from torchzero_clip.core import (
     Bucket,
+    Group,
     Live,
+    State,
     TensorList,
     Transform,
     prepare,
@@ -41,6 +44,7 @@ class ClipValueByEMA(Transform):
     ema_tfm: Transform | None = None
 
     complex = "refuse"
+    elementwise = True
 
     def check(self) -> None:
         super().check()
@@ -65,40 +69,46 @@ class ClipValueByEMA(Transform):
         prepare(buckets)
         return super().prepare(buckets)
 
+    def update(self, u: TensorList, state: State, group: Group) -> TensorList:
+        ema = self._average(group["beta"], u, state)
+        return u.minimum_(ema).maximum_(ema.neg())
+
     def step(self, buckets: list[Bucket]) -> list[Bucket]:
+        if self.ema_tfm is None:
+            return super().step(buckets)
         for bucket in buckets:
             self.refuse_complex(bucket)
-            self._average(bucket)
-        for bucket, bound in zip(buckets, self._bounds(buckets), strict=True):
-            u = bucket.u.to(bucket.state_dtype)
-            bucket.u = u.minimum_(bound).maximum_(bound.neg())
+            average = partial(self._average, bucket.group["beta"])
+            bucket.entrywise(average, bucket.u.to(bucket.state_dtype), bucket.state)
+        for bucket, made in zip(buckets, self._made(buckets), strict=True):
+            held = {**bucket.state, "made": made}
+            bucket.u = bucket.entrywise(_within, bucket.u.to(bucket.state_dtype), held)
         return buckets
 
-    def _bounds(self, buckets: list[Bucket]) -> list[TensorList]:
-        """m, or the magnitude of what `ema_tfm` makes of it."""
-        averages = [bucket.state["ema"] for bucket in buckets]
-        if self.ema_tfm is None:
-            return averages
-        unseen = [[torch.isinf(t) for t in ema] for ema in averages]  # it gets zeros there
-        inner = [
-            bucket.carrying(ema.map(torch.zeros_like).where(mask, ema))
-            for bucket, ema, mask in zip(buckets, averages, unseen, strict=True)
-        ]
+    def _average(self, beta: Any, u: TensorList, state: State) -> TensorList:
+        """Take the magnitudes of u into m."""
+        ema = state["ema"]
+        size = u.abs().where(u.isfinite(), ema)
+        if self.ema_init == "zeros":
+            return ema.lerp_(size, 1 - beta)
+        return ema.copy_(size.where(ema.isinf(), ema.lerp(size, 1 - beta)))
+
+    def _made(self, buckets: list[Bucket]) -> list[TensorList]:
+        """What `ema_tfm` makes of m, or of zeros where there is none yet."""
+        inner = []
+        for bucket in buckets:
+            copy = bucket.beside(TensorList(bucket.state["ema"].tensors)).own()
+            for t in copy:
+                t.nan_to_num_(torch.nan, posinf=0.0)
+            inner.append(bucket.carrying(copy))
         made: dict[tuple[int, int], Tensor] = {}
         for bucket in run(inner):
             for place, t in zip(bucket.places, bucket.update, strict=True):
                 made[bucket.index, place] = t
-        return [
-            ema.where(mask, TensorList([made[bucket.index, i] for i in bucket.places]).abs())
-            for bucket, ema, mask in zip(buckets, averages, unseen, strict=True)
-        ]
+        return [TensorList([made[b.index, i] for i in b.places]) for b in buckets]
 
-    def _average(self, bucket: Bucket) -> None:
-        state, u = bucket.state, bucket.u.to(bucket.state_dtype)
-        ema, weight = state["ema"], 1 - bucket.group["beta"]
-        size = u.abs().where(u.isfinite(), ema)
-        if self.ema_init == "update":
-            first = ema.isinf()
-            ema.copy_(size.where(first, ema.lerp(size, weight)))
-        else:
-            ema.lerp_(size, weight)
+
+def _within(u: TensorList, held: State) -> TensorList:
+    """Clamp u to the magnitudes of what was made of m, where there is one."""
+    bound = held["ema"].where(held["ema"].isinf(), held["made"].abs())
+    return u.minimum_(bound).maximum_(bound.neg())

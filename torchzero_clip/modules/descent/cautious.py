@@ -39,5 +39,5 @@ class Cautious(Transform):
     def _agree(self, bucket: Bucket) -> TensorList:
         """1 where update and gradient have one sign, else 0."""
         u, grads = pairs(bucket.u.to(bucket.state_dtype)), pairs(bucket.grads)
-        same = u.sign().mul_(grads)  # u · g of two tiny numbers would be 0
-        return same.positive().to(same.dtype)
+        same = bucket.beside(u).sign_().mul_(grads)  # u · g of two tiny numbers would be 0
+        return same.sign_().maximum_(0.0)

@@ -51,13 +51,14 @@ class Orthogonalize(TensorwiseTransform):
                 "give other parameters to another rule, as in Partition or a second optimizer"
             )
         matrix = u.flatten(1)
-        out = orthogonal(matrix, self.steps, self.coefficients, self.eps).to(u.dtype)
+        out = orthogonal(matrix, self.steps, self.coefficients, self.eps)
         rows, columns = matrix.shape
+        u = u.copy_(out.reshape(u.shape))
         if self.scale == "original":
-            out = out * math.sqrt(max(1, rows / max(columns, 1)))
-        elif self.scale == "match_rms_adamw":
-            out = out * (0.2 * math.sqrt(max(rows, columns)))
-        return out.reshape(u.shape)
+            return u.mul_(math.sqrt(max(1, rows / max(columns, 1))))
+        if self.scale == "match_rms_adamw":
+            return u.mul_(0.2 * math.sqrt(max(rows, columns)))
+        return u
 
 
 def orthogonal(

@@ -67,7 +67,10 @@ class Guard(_StepGuard):
             for bucket in buckets:
                 u = bucket.u.own()
                 for t in u:
-                    t.masked_fill_(~torch.isfinite(t), 0)
+                    if t.is_complex():
+                        t.masked_fill_(~torch.isfinite(t), 0)
+                    else:
+                        t.nan_to_num_(0.0, 0.0, 0.0)
                 bucket.u = u
             return buckets
         bad = ~torch.isfinite(torch.cat([largest(bucket.u.tensors) for bucket in buckets]))

@@ -49,17 +49,22 @@ class Noise(Transform):
         t = count_step(buckets) - 1
         for bucket in buckets:
             generator = self._generator(bucket)
-            noise = bucket.parts([self._draw(p, generator) for p in bucket.given])
+            noise = self._draw(bucket, generator)
             eta, gamma = bucket.group["eta"], bucket.group["gamma"]
             std = (eta / (1 + t) ** gamma) ** 0.5
-            u = bucket.u.to(bucket.state_dtype)
-            bucket.u = u.add_(TensorList(noise, owned=True).mul_(std))
+            bucket.u = TensorList(noise, owned=True).mul_(std).add_(bucket.u.to(bucket.state_dtype))
             self._keep(bucket, generator)
         return buckets
 
-    def _draw(self, p: Tensor, generator: torch.Generator) -> Tensor:
-        dtype = torch.float32 if p.dtype in (torch.float16, torch.bfloat16) else p.dtype
-        return torch.randn(p.shape, generator=generator, dtype=dtype, device=p.device)
+    def _draw(self, bucket: Bucket, generator: torch.Generator) -> list[Tensor]:
+        """Normal numbers for every parameter; of whole ones where they are sharded."""
+        kept = None if any(bucket.layouts) else bucket.apart(bucket.update)
+        if kept is not None:
+            return [t.normal_(generator=generator) for t in kept]
+        like = [
+            torch.empty(p.shape, dtype=bucket.state_dtype, device=p.device) for p in bucket.given
+        ]
+        return bucket.parts([t.normal_(generator=generator) for t in like])
 
     def _generator(self, bucket: Bucket) -> torch.Generator:
         place = zlib.crc32(bucket.bound.path.encode())  # two links draw different numbers
