@@ -225,7 +225,7 @@ def test_with_a_closure_every_evaluation_is_clipped(keyword, line_search):
                 if by_hand:  # torch's own is off by 1e-6, which LBFGS amplifies
                     grads = [p.grad for p in model.parameters()]
                     norm = torch.cat([g.double().flatten() for g in grads]).norm()
-                    torch._foreach_div_(grads, max(norm.item(), 1.0))
+                    torch._foreach_mul_(grads, 1 / max(norm.item(), 1.0))
                 return loss_of(model, x).detach()
 
             opt.step(closure=closure) if keyword else opt.step(closure)

@@ -73,6 +73,7 @@ class Clipper(Modular):
         """The update may as well flow in the memory of the gradients."""
         buckets = super()._buckets(*args)
         for bucket in buckets:
+            bucket.in_pieces = True
             if bucket.grads.tensors[0].dtype == bucket.state_dtype and not self._reads_grads:
                 bucket.update = TensorList(bucket.grads.tensors, owned=True)
         return buckets

@@ -323,6 +323,7 @@ class Bucket:
 
         It sees pieces of the lists where that saves memory; 0-dim tensors go with their tensor.
         """
+        u._settle()  # it may flow on
         if not self.in_pieces or not can_be_cut(u, held, self.params):
             return update(u, dict(held))
 

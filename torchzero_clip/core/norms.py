@@ -399,7 +399,8 @@ def percentile(tensors: Sequence[Tensor], p: float | Tensor) -> Tensor:
         return torch.zeros((), dtype=tensors[0].dtype, device=tensors[0].device)
     if last > PIECE // 2 and _readable(tensors[0]) and _plain(list(tensors)):
         return _counted(tensors, int(float(p) * last / 100))
-    sizes = torch.cat([t.reshape(-1).abs() for t in tensors])
+    rows = [t.reshape(-1).abs() for t in tensors]
+    sizes = torch.cat(rows) if len(rows) > 1 else rows[0]
     if isinstance(p, Tensor):  # as a number it would have to be read on the host
         index = (p * last / 100).to(sizes.device).floor().long()
         return sizes.sort().values.index_select(0, index.view(1)).view(())
@@ -434,21 +435,20 @@ def _counted(tensors: Sequence[Tensor], rank: int) -> Tensor:
 def divisions(ratio: Tensor, dtype: torch.dtype) -> list[tuple[str, Tensor]]:
     """How to divide tensors of a dtype by `ratio`: ("mul" or "div", by what), one after another.
 
-    Nothing where all are 1; a product where that is as good, since it takes half the time on CPU;
-    two where float32 holds the ratio badly or not at all. Who cannot look divides once.
+    Nothing where all are 1; otherwise a product, after an exact quotient where the dtype holds the
+    ratio or its inverse badly or not at all, so that no unit's bits depend on another's ratio. Who
+    cannot look divides once.
     """
     if not _readable(ratio):
         return [("div", ratio)]
     low, high = [float(end) for end in torch.aminmax(ratio)] if ratio.numel() else (1.0, 1.0)
     if low == high == 1:
         return []
-    if low > 1e-30 and high < 1e30:
+    safe, most = _safe(ratio), 1e290 if dtype in DOUBLE else 1e30
+    if bool(((safe > 1 / most) & (safe < most)).all()):
         return [("mul", ratio.reciprocal())]
-    safe = _safe(ratio)
-    if dtype == torch.float64 or bool(((safe > 1e-30) & (safe < 1e30)).all()):
-        return [("div", ratio)]
     first = torch.exp2((torch.log2(safe) / 2).floor())  # a power of two divides exactly
-    return [("div", first), ("div", ratio / first)]
+    return [("div", first), ("mul", first / ratio)]
 
 
 # ---------------------------------------------------------------------- helpers

@@ -9,6 +9,7 @@ cache.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from functools import cache, partial
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
@@ -96,6 +97,10 @@ class Later(TensorList):
         """The values of a piece; what must be written goes into this memory, or into scratch."""
         raise NotImplementedError
 
+    def _at_once(self) -> int:
+        """How many numbers a piece has."""
+        return PIECE
+
     def done(self) -> None:
         """All pieces are computed, and the values used up or in their place."""
         if isinstance(self._source, Later) and self._source.waits:
@@ -107,7 +112,7 @@ class Later(TensorList):
         if self._values is not None:
             kernel(self._values, *lists)
             return
-        for piece in pieces(self._origin, PIECE):
+        for piece in pieces(self._origin, self._at_once()):
             kernel(self.part(piece).tensors, *[parts(x, piece) if x else [] for x in lists])
         self.done()
 
@@ -143,7 +148,9 @@ class Scaled(Later):
         (name, row), *more = self._rows
         if more or not self.waits or len(set(row)) > 1:
             return None
-        return row[0] if name == "div" else 1 / row[0]
+        if name == "div":
+            return row[0]
+        return 1 / row[0] if row[0] else math.inf
 
     def part(self, piece: Piece, memory: Memory | None = None) -> TensorList:
         u = part_of(self._source, piece, memory)
@@ -157,7 +164,7 @@ class Scaled(Later):
 
     def done(self) -> None:
         super().done()
-        if self.stays:
+        if self.waits and (self.stays or self._source.owned):  # it went where it came from
             self._values = self._source.tensors
 
     def run(self, kernel: Callable[..., None], lists: Lists, divides: bool) -> None:
@@ -185,7 +192,7 @@ class InPieces(Later):
     def _compute(self) -> list[Tensor]:
         memory = cache(partial(memory_of, self._source, self.room))
         returned: str | None = None
-        for piece in pieces(self._origin, PIECE // 2):
+        for piece in pieces(self._origin, self._at_once()):
             out, returned = self._made(piece, memory)
             if returned is None:
                 _land(out.tensors, parts(memory(), piece))
@@ -200,6 +207,9 @@ class InPieces(Later):
     def part(self, piece: Piece, memory: Memory | None = None) -> TensorList:
         out, returned = self._made(piece, memory)
         return out if returned is None else borrowed(out.tensors, piece, memory)
+
+    def _at_once(self) -> int:
+        return PIECE // 2  # what an update makes on the way needs room as well
 
     def done(self) -> None:
         super().done()

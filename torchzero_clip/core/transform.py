@@ -176,7 +176,8 @@ class TensorwiseTransform(Transform):
             group[name] = Whole(bucket, group[name])
         held = bucket.held()
         whole = {name: TensorList([full(t) for t in tensors]) for name, tensors in held.items()}
-        out = super()._values(bucket, TensorList(bucket.whole(u), owned=True), whole, group)
+        u = TensorList(bucket.whole(u.own()), owned=True)
+        out = super()._values(bucket, u, whole, group)
         for name, tensors in held.items():
             for stored, new in zip(tensors, whole[name], strict=True):
                 put(stored, new)

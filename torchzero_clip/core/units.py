@@ -190,12 +190,12 @@ class Units:
         start = self._start(bucket)
         return [values[unit] for unit in self.unit_of[start : start + len(bucket.params)]]
 
-    def per_tensor(self, bucket: Bucket, vector: Tensor) -> list[Tensor]:
+    def per_tensor(self, bucket: Bucket, vector: Tensor) -> TensorList:
         """A vector as one 0-dim tensor for each tensor of a bucket."""
         each = self.spread(bucket, vector)
         if isinstance(each, Tensor):
-            return [each] * len(bucket.params) if each.dim() == 0 else list(each.unbind())
-        return each
+            each = [each] * len(bucket.params) if each.dim() == 0 else list(each.unbind())
+        return TensorList(each)
 
     def group(self, members: Sequence[Bucket]) -> Group:
         """A group as a rule sees it: tensors are those of all units, measurable at this scope."""

@@ -8,17 +8,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from torchzero_clip.core import (
-    Bucket,
-    Live,
-    NormRule,
-    Ord,
-    Scope,
-    State,
-    TensorList,
-    Units,
-    zeros_like_state,
-)
+from torchzero_clip.core import Bucket, Live, NormRule, Ord, Scope, Units, zeros_like_state
 
 
 class ClipNormByEMA(NormRule):
@@ -91,10 +81,11 @@ class ClipNormByEMA(NormRule):
             weight = torch.zeros_like(started) + (1 - bucket.group["beta"])
             if self.ema_init == "update":
                 weight = torch.where(started > 0, weight, torch.ones_like(weight))
-            ema, u = bucket.state["ema"], bucket.u.to(bucket.state_dtype)
-            flags = TensorList(units.per_tensor(bucket, known))
-            weights = TensorList(units.per_tensor(bucket, weight))
-            bucket.entrywise(_lerp, u, {"ema": ema, "known": flags, "weight": weights})
+            u, held = bucket.u.to(bucket.state_dtype), bucket.state
+            held["ok"], held["w"] = [units.per_tensor(bucket, x) for x in (known, weight)]
+            bucket.entrywise(
+                lambda u, m: m["ema"].lerp_(u.where(m["ok"], m["ema"]), m["w"]), u, held
+            )
 
     def _grown(self, units: Units, size: Tensor, before: Tensor) -> Tensor:
         """Let ‖m‖ grow by max_ema_growth, and shrink m to that."""
@@ -106,11 +97,6 @@ class ClipNormByEMA(NormRule):
         for bucket in units.buckets:
             bucket.state["ema"].div_(units.spread(bucket, shrink))
         return grown
-
-
-def _lerp(u: TensorList, held: State) -> TensorList:
-    ema = held["ema"]
-    return ema.lerp_(u.where(held["known"], ema), held["weight"])
 
 
 class NormalizeByEMA(ClipNormByEMA):

@@ -52,13 +52,12 @@ class Orthogonalize(TensorwiseTransform):
             )
         matrix = u.flatten(1)
         out = orthogonal(matrix, self.steps, self.coefficients, self.eps)
-        rows, columns = matrix.shape
-        u = u.copy_(out.reshape(u.shape))
+        return u.zero_().add_(out.reshape(u.shape), alpha=self._size(*matrix.shape))
+
+    def _size(self, rows: int, columns: int) -> float:
         if self.scale == "original":
-            return u.mul_(math.sqrt(max(1, rows / max(columns, 1))))
-        if self.scale == "match_rms_adamw":
-            return u.mul_(0.2 * math.sqrt(max(rows, columns)))
-        return u
+            return math.sqrt(max(1, rows / max(columns, 1)))
+        return 0.2 * math.sqrt(max(rows, columns)) if self.scale == "match_rms_adamw" else 1.0
 
 
 def orthogonal(

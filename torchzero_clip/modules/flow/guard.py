@@ -65,13 +65,7 @@ class Guard(_StepGuard):
     def step(self, buckets: list[Bucket]) -> list[Bucket]:
         if self.on_nonfinite == "zero":
             for bucket in buckets:
-                u = bucket.u.own()
-                for t in u:
-                    if t.is_complex():
-                        t.masked_fill_(~torch.isfinite(t), 0)
-                    else:
-                        t.nan_to_num_(0.0, 0.0, 0.0)
-                bucket.u = u
+                bucket.u = bucket.entrywise(lambda u, _: u.where(u.isfinite(), 0.0), bucket.u, {})
             return buckets
         bad = ~torch.isfinite(torch.cat([largest(bucket.u.tensors) for bucket in buckets]))
         if not anywhere(bad.any()):

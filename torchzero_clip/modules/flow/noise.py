@@ -59,12 +59,10 @@ class Noise(Transform):
     def _draw(self, bucket: Bucket, generator: torch.Generator) -> list[Tensor]:
         """Normal numbers for every parameter; of whole ones where they are sharded."""
         kept = None if any(bucket.layouts) else bucket.apart(bucket.update)
-        if kept is not None:
-            return [t.normal_(generator=generator) for t in kept]
-        like = [
-            torch.empty(p.shape, dtype=bucket.state_dtype, device=p.device) for p in bucket.given
-        ]
-        return bucket.parts([t.normal_(generator=generator) for t in like])
+        if kept is None or not all([t.is_contiguous() for t in kept]):
+            dtype = bucket.state_dtype
+            kept = [torch.empty(p.shape, dtype=dtype, device=p.device) for p in bucket.given]
+        return bucket.parts([t.normal_(generator=generator) for t in kept])
 
     def _generator(self, bucket: Bucket) -> torch.Generator:
         place = zlib.crc32(bucket.bound.path.encode())  # two links draw different numbers
