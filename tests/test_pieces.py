@@ -210,7 +210,7 @@ def test_the_pieces_of_a_list():
         assert piece.whole is not cut
         assert not piece.every
     (every,) = pieces(tensors[2:3], PIECE)
-    assert every == ([(0, 0, 700_000)], True, True)
+    assert every == ([(0, 0, 700_000)], True, True, False)
 
 
 def test_rows_of_one_tensor_take_one_operator():

@@ -143,8 +143,7 @@ def _buckets(rule: Transform, params: Params) -> list[Bucket]:
             "Clipper(model.named_parameters(), ClipNorm(max_norm, dim='layer')).step()"
         )
     tensors = [params] if isinstance(params, Tensor) else list(params)
-    for tensor in tensors:
-        refuse_flat(tensor)
+    refuse_flat(tensors)
     (link,) = bind(Chain(rule))
     group = {"params": tensors, "chain": {}, **Names([link]).defaults}
     return [bucket.at(link) for bucket in collect([group], None, {})]

@@ -253,6 +253,8 @@ class Bucket:
     @property
     def sizes(self) -> list[int]:
         """How many entries each parameter has, those on other ranks included."""
+        if not any(self.layouts):
+            return list(map(Tensor.numel, self.params.peek))
         rows = zip(self.params, self.layouts, strict=True)
         return [t.numel() if layout is None else layout.numel for t, layout in rows]
 
@@ -400,7 +402,7 @@ def collect(
                 Bucket(
                     params=params,
                     grads=grads,
-                    names=[names[i] if names else None for i in places],
+                    names=[names[i] for i in places] if names else [None] * len(places),
                     index=g,
                     groups=groups,
                     memory=[{} for _ in params] if state is None else [state[p] for p in params],
@@ -425,14 +427,14 @@ def _kinds(
         places = [i for i, p in enumerate(every) if wanted(p)]
     if not places:
         return
-    params = [every[i] for i in places]
-    if all_plain(params):
-        grads = [every[i] if grads[i] is None else grads[i] for i in places]
-    else:
+    everything = wanted is has_grad and len(places) == len(every)
+    params = list(every) if everything else [every[i] for i in places]
+    if not all_plain(params):
         grads = [align_grad(p) for p in params]
-    layouts = [grad.layout for grad in grads]
-    if set(layouts) != {torch.strided}:
-        k = [layout is torch.strided for layout in layouts].index(False)
+    elif not everything:
+        grads = [every[i] if grads[i] is None else grads[i] for i in places]
+    if {grad.layout for grad in grads} != {torch.strided}:
+        k = [grad.layout is torch.strided for grad in grads].index(False)
         i, p = places[k], params[k]
         raise TypeError(
             f"sparse gradients are not supported, got one of shape {tuple(p.shape)} for "
@@ -440,7 +442,8 @@ def _kinds(
             "optimizer of its own, such as torch.optim.SparseAdam"
         )
     dtypes = {p.dtype for p in params}, {grad.dtype for grad in grads}
-    if len({p.device for p in params}) == len(dtypes[0]) == len(dtypes[1]) == 1:
+    together = all([p.is_cpu for p in params]) or len({p.device for p in params}) == 1
+    if together and len(dtypes[0]) == len(dtypes[1]) == 1:
         yield places, params, grads
         return
     found: dict[Any, list[int]] = {}

@@ -208,9 +208,9 @@ class Modular(Optimizer):
         super().add_param_group(group)
         params = self.param_groups[-1]["params"]
         try:
-            for p in params:
-                refuse_flat(p)
-                if self.compiler is not None:
+            refuse_flat(params)
+            if self.compiler is not None:
+                for p in params:
                     self.compiler.check(p.device)
         except Exception:
             self.param_groups.pop()

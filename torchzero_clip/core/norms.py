@@ -17,7 +17,7 @@ from typing import Literal, TypeAlias
 import torch
 from torch import Tensor
 
-from torchzero_clip.core.scratch import MANY, PIECE, SCRATCH, SMALL
+from torchzero_clip.core.scratch import MANY, PIECE, SCRATCH, SMALL, by_shape
 from torchzero_clip.core.tensorlist import all_plain, wide
 
 Ord: TypeAlias = "float | str"
@@ -80,7 +80,9 @@ def measure(order: Ord) -> Measure:
 
 def statistics(tensors: Sequence[Tensor], m: Measure) -> Tensor:
     """The statistic of each tensor, a column each, in float64."""
-    filled = [t if t.numel() else t.new_zeros(1) for t in tensors]
+    filled = list(tensors)
+    if not all(map(Tensor.numel, tensors)):
+        filled = [t if t.numel() else t.new_zeros(1) for t in tensors]
     if m.kind == "power":
         return _powers(filled, m.p).unsqueeze(0)
     if m.kind == "max":
@@ -187,13 +189,10 @@ def _by_size(tensors: list[Tensor], p: float) -> tuple[list[int], list[list[int]
     """Which tensors torch measures, which are many of one shape, and which go in rows."""
     if p not in (1, 2) or tensors[0].dtype == torch.float64:
         return list(range(len(tensors))), [], []
-    shapes: dict[torch.Size, list[int]] = {}
-    for i, t in enumerate(tensors):
-        shapes.setdefault(t.shape, []).append(i)
     single: list[int] = []
     alike: list[list[int]] = []
     large: list[int] = []
-    for shape, some in shapes.items():
+    for shape, some in by_shape(tensors).items():
         if shape.numel() > SMALL:
             for i in some:
                 (large if tensors[i].is_contiguous() else single).append(i)
@@ -461,7 +460,7 @@ def _readable(x: Tensor) -> bool:
 
 def _moduli(tensors: list[Tensor], p: float) -> list[Tensor]:
     """Complex tensors as real ones of the same norm."""
-    if not any([t.is_complex() for t in tensors]):
+    if not any(map(Tensor.is_complex, tensors)):
         return tensors
     flat = torch.view_as_real if p == 2 else torch.abs
     return [flat(t) if t.is_complex() else t for t in tensors]

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 import torch
 from torch import Tensor
 
-from torchzero_clip.core.scratch import MANY, PIECE, SCRATCH, SMALL
+from torchzero_clip.core.scratch import MANY, PIECE, SCRATCH, SMALL, by_shape
 from torchzero_clip.core.tensorlist import TensorList, all_plain, base_of
 
 if TYPE_CHECKING:
@@ -38,6 +38,8 @@ class Piece(NamedTuple):
     """Whether no tensor is cut."""
     every: bool
     """Whether it is the whole list."""
+    alike: bool
+    """Whether it is many small tensors of one shape."""
 
 
 class Later(TensorList):
@@ -304,8 +306,9 @@ def can_be_cut(u: TensorList, state: State, params: TensorList) -> bool:
     lists = [params.tensors, origin, *held]
     if not all([all_plain(some) and all(map(Tensor.is_contiguous, some)) for some in lists]):
         return False
-    sizes = list(map(Tensor.numel, origin))
-    return all([_numbers(some) or list(map(Tensor.numel, some)) == sizes for some in held])
+    entries = [some for some in held if not _numbers(some)]
+    sizes = list(map(Tensor.numel, origin)) if entries else []
+    return all([list(map(Tensor.numel, some)) == sizes for some in entries])
 
 
 def _numbers(tensors: Sequence[Tensor]) -> bool:
@@ -335,12 +338,9 @@ def pieces(tensors: Sequence[Tensor], most: int) -> Iterator[Piece]:
 
 def _pieces(tensors: Sequence[Tensor], most: int) -> Iterator[Piece]:
     """First small tensors, many of one shape together, then the large ones, cut."""
-    shapes: dict[torch.Size, list[int]] = {}
-    for i, t in enumerate(tensors):
-        shapes.setdefault(t.shape, []).append(i)
     small: list[int] = []
     large: list[int] = []
-    for shape, where in shapes.items():
+    for shape, where in by_shape(tensors).items():
         n = shape.numel()
         if n > SMALL:
             large += where
@@ -350,10 +350,10 @@ def _pieces(tensors: Sequence[Tensor], most: int) -> Iterator[Piece]:
             many = PIECE // max(n, 1)
             for begin in range(0, len(where), many):
                 rows = [(i, 0, n) for i in where[begin : begin + many]]
-                yield Piece(rows, True, len(rows) == len(tensors))
+                yield Piece(rows, True, len(rows) == len(tensors), len(rows) >= MANY)
     if small:
         rows = [(i, 0, tensors[i].numel()) for i in sorted(small)]
-        yield Piece(rows, True, len(rows) == len(tensors))
+        yield Piece(rows, True, len(rows) == len(tensors), False)
     yield from _cut_large(tensors, sorted(large), most)
 
 
@@ -365,13 +365,13 @@ def _cut_large(tensors: Sequence[Tensor], where: list[int], most: int) -> Iterat
         for begin in range(0, n, most):
             end = min(begin + most, n)
             if end - begin > free:
-                yield Piece(rows, whole, False)
+                yield Piece(rows, whole, False, False)
                 rows, free, whole = [], most, True
             rows.append((i, begin, end))
             free -= end - begin
             whole = whole and end - begin == n
     if rows:
-        yield Piece(rows, whole, whole and len(rows) == len(tensors))
+        yield Piece(rows, whole, whole and len(rows) == len(tensors), False)
 
 
 def parts(tensors: list[Tensor], piece: Piece) -> list[Tensor]:
@@ -401,8 +401,7 @@ def borrowed(tensors: list[Tensor], piece: Piece, memory: Memory | None) -> Tens
         return TensorList(tensors, room=lambda: parts(memory(), piece))
     if tensors[0].numel() > SMALL or not piece.whole:
         return TensorList(tensors, room=partial(_scratch, tensors))
-    alike = len(tensors) >= MANY and len({t.shape for t in tensors}) == 1
-    return TensorList(tensors, room=partial(SCRATCH.rows, tensors) if alike else None)
+    return TensorList(tensors, room=partial(SCRATCH.rows, tensors) if piece.alike else None)
 
 
 def _scratch(tensors: list[Tensor]) -> list[Tensor]:

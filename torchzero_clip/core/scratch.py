@@ -14,6 +14,17 @@ MANY = 16  # of one shape
 KINDS = 64  # of shapes whose parts are kept
 
 
+def by_shape(tensors: Sequence[Tensor]) -> dict[torch.Size, list[int]]:
+    """Which tensors have which shape."""
+    shapes = [t.shape for t in tensors]
+    if shapes.count(shapes[0]) == len(shapes):
+        return {shapes[0]: list(range(len(shapes)))}
+    found: dict[torch.Size, list[int]] = {}
+    for i, shape in enumerate(shapes):
+        found.setdefault(shape, []).append(i)
+    return found
+
+
 class Rows(list[Tensor]):
     """Tensors that are the rows of one."""
 

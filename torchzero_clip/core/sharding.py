@@ -130,9 +130,9 @@ def align_grad(param: Tensor) -> Tensor:
     return out
 
 
-def refuse_flat(param: Tensor) -> None:
+def refuse_flat(params: Sequence[Tensor]) -> None:
     """Raise a sentence for the flat shards of FSDP1, of which no norm is right."""
-    if getattr(param, "_fsdp_flattened", False):
+    if any([getattr(param, "_fsdp_flattened", False) for param in params]):
         raise TypeError(
             "FullyShardedDataParallel keeps parameters as flat pieces, whose norms are not those "
             "of the parameters: wrap the model with torch.distributed.fsdp.fully_shard instead"

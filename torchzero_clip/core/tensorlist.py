@@ -153,7 +153,7 @@ class TensorList:
 
     def _large(self) -> bool:
         """Whether a call for each tensor is worth a pass over memory."""
-        return sum([t.numel() for t in self.tensors]) >= SMALL * len(self)
+        return sum(map(Tensor.numel, self.tensors)) >= SMALL * len(self)
 
     def _target(self) -> list[Tensor] | None:
         """Where an operator with out= may write: its own memory, or what is kept for the list."""
