@@ -131,7 +131,7 @@ def explain(optimizer: Modular) -> str:
     numbers = sum([p.numel() for group in twin.param_groups for p in group["params"]])
     rows = [_row(label, traffic, numbers) for label, traffic in _watch(twin)]
     reads, writes = sum([row[1] for row in rows]), sum([row[2] for row in rows])
-    kept = len({key[2] for key in twin._rooms}) if twin._rooms else 0
+    kept = len({spare for _, spare in twin._rooms})
     width = max([len(row[0]) for row in rows])
     lines = [repr(optimizer.chain)[len("Chain(") : -1], *_parameters(optimizer), ""]
     lines.append(f"{'':{width}}  reads  writes   bytes a number")
@@ -218,7 +218,7 @@ def _places(twin: Modular) -> dict[int, str]:
 
     params = [p for group in twin.param_groups for p in group["params"]]
     hold([value for p in params for value in twin.state[p].values()], "state")
-    hold(list(twin._rooms.values()), "a kept buffer")
+    hold([t for room in twin._rooms.values() for t in room.values()], "a kept buffer")
     hold([p.grad for p in params], "the gradients")
     hold(params, "the parameters")
     return places

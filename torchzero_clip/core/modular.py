@@ -25,7 +25,7 @@ from torchzero_clip.core.metrics import metrics_of
 from torchzero_clip.core.rounding import adapted, check_rounding, prepare, rounds, subtract, without
 from torchzero_clip.core.sharding import local, refuse_flat
 from torchzero_clip.core.tape import Recorded, Tape
-from torchzero_clip.core.tensorlist import TensorList
+from torchzero_clip.core.tensorlist import TensorList, all_plain
 from torchzero_clip.core.transform import Chain, Transform, bind
 
 
@@ -86,7 +86,7 @@ class Modular(Optimizer):
         self.names.check_structure(self.links)
         self._seen_keys: list[frozenset[str]] = []
         self._records: dict[str, Any] = {}
-        self._rooms: dict[tuple[int, int, bool], Tensor] = {}
+        self._rooms: dict[tuple[int, bool], dict[int, Tensor]] = {}
 
     # ------------------------------------------------------------------ the step
 
@@ -182,12 +182,14 @@ class Modular(Optimizer):
 
     def _room(self, g: int, places: Sequence[int], spare: bool = False) -> list[Tensor]:
         """Memory for the updates of some parameters of a group, and a second for who needs it."""
-        params, rooms = self.param_groups[g]["params"], self._rooms
-        for i in places:
-            p, held = local(params[i]), rooms.get((g, i, spare))
-            if held is None or held.shape != p.shape or held.dtype != state_dtype(p):
-                rooms[g, i, spare] = torch.empty_like(p, dtype=state_dtype(p))
-        return [rooms[g, i, spare] for i in places]
+        params = [self.param_groups[g]["params"][i] for i in places]
+        if not all_plain(params):
+            params = [local(p) for p in params]
+        room, dtype = self._rooms.setdefault((g, spare), {}), state_dtype(params[0])
+        for i, p, held in zip(places, params, list(map(room.get, places)), strict=True):
+            if held is None or held.shape != p.shape or held.dtype != dtype:
+                room[i] = torch.empty_like(p, dtype=dtype)
+        return [room[i] for i in places]
 
     # ------------------------------------------------------------------ groups
 

@@ -306,13 +306,15 @@ class Units:
         global one in the chain dict of every group.
         """
         places: list[list[tuple[dict[str, Any], Tensor]]] = [[] for _ in range(self.count)]
-        i, scope = 0, self.rule.scope
+        start, scope = 0, self.rule.scope
         for bucket in self.buckets:
-            chain = bucket.groups[0]["chain"] if scope == "global" else bucket.shared
-            for param, own in zip(bucket.params, bucket.memory, strict=True):
-                memory = chain if scope in ("group", "global") else own
-                places[self.unit_of[i]].append((memory, param))
-                i += 1
+            rows = list(zip(bucket.memory, bucket.params.peek, strict=True))
+            if scope in ("group", "global"):  # all of a bucket are in one unit
+                chain = bucket.groups[0]["chain"] if scope == "global" else bucket.shared
+                rows = [(chain, bucket.params.peek[0])]
+            for unit, row in zip(self.unit_of[start:], rows, strict=False):
+                places[unit].append(row)
+            start += len(bucket.params)
         cells: list[Tensor] = []
         for rows in places:
             memory, param = next((row for row in rows if key in row[0]), rows[0])
