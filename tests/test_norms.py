@@ -436,3 +436,56 @@ def test_the_measure_of_an_operand_is_not_changed_by_measuring_it(xs):
         measured([x], order)
         sliced(x, (0,), order)
     assert torch.equal(x, before)
+
+
+# ---------------------------------------------------------------------- large tensors, in blocks
+
+
+@pytest.mark.parametrize("order", EVERY)
+@pytest.mark.parametrize("dims", [(0,), (2,), (0, 2), (1, 2), (0, 1, 2)])
+def test_slices_of_a_large_tensor_are_measured_in_blocks(order, dims):
+    x = torch.randn(700, 40, 50, generator=torch.Generator().manual_seed(0)) + 0.5
+    x[3, 4, 5], x[650, 1] = 1e15, 0.0
+    m = norms.measure(order)
+    at_once = norms._slice_statistics(x.double(), dims, m)
+    stats = norms.slice_statistics(x, dims, m)
+    assert stats.shape == at_once.shape
+    torch.testing.assert_close(stats, at_once, rtol=1e-6, atol=1e-6 * at_once.abs().max().item())
+    sizes = torch.tensor(float(math.prod(x.shape[d] for d in dims)))
+    a, b = norms.finish(stats, sizes, m), norms.finish(at_once, sizes, m)
+    torch.testing.assert_close(a, b, rtol=1e-6, atol=0 if order != "sum" else 1e-6 * b.max().item())
+
+
+def test_blocks_of_a_tensor_whose_first_dim_is_one():
+    x = torch.randn(1, 1_000_000)
+    for dims in ((0,), (1,), (0, 1)):
+        torch.testing.assert_close(
+            norms.slice_statistics(x, dims, norms.measure(2)),
+            torch.linalg.vector_norm(x.double(), 2, dims).view(1, -1),
+        )
+
+
+@pytest.mark.parametrize("dtype", REAL)
+@pytest.mark.parametrize("p", [0.0, 12.5, 50.0, 99.9, 100.0])
+def test_percentiles_of_many_numbers_are_counted(dtype, p):
+    generator = torch.Generator().manual_seed(0)
+    tensors = [torch.randn(n, generator=generator).to(dtype) for n in (700_000, 3, 0, 40_000)]
+    tensors[0][:100] = 0.0
+    tensors[3][:9] = torch.tensor([inf, -inf, inf, 1e-40, -1e-40, 60000.0, -0.0, 1.0, -1.0])
+    sizes = torch.cat(tensors).abs()
+    expected = sizes.kthvalue(int(p * (sizes.numel() - 1) / 100) + 1).values
+    found = norms.percentile([t.view(-1, 1) for t in tensors], p)
+    assert found.double() == expected.double()
+    assert (
+        norms.percentile(tensors, torch.tensor(p, dtype=torch.float64)).double()
+        == expected.double()
+    )
+
+
+def test_nan_is_the_largest_of_all_percentiles():
+    x = torch.randn(900_000)
+    x[5], x[7] = nan, inf
+    assert norms.percentile([x], 100.0).isnan()
+    assert norms.percentile([x[6:]], 100.0) == inf
+    assert norms.percentile([x, x.double()], 50.0).dtype == torch.float64
+    assert norms.percentile([x[:0]], 50.0) == 0

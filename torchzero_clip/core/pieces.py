@@ -120,7 +120,7 @@ class Later(TensorList):
 
 
 class Scaled(Later):
-    """A list times or by numbers; `stays` where it must go into the source, which others read."""
+    """A list times numbers, or divided by them; `stays` where it must go into its source."""
 
     __slots__ = ("_rows", "stays")
 
@@ -202,8 +202,9 @@ class InPieces(Later):
         self._owned = returned is None
         if returned is None:
             return memory()
-        if self.room is None and self._source.owned:  # which nobody looks at any more
-            self.room = memory
+        source = self._source
+        if self.room is None and not isinstance(source, Later) and source.owned:
+            self.room = memory  # nobody looks there any more
         return self._state[returned].tensors
 
     def part(self, piece: Piece, memory: Memory | None = None) -> TensorList:
