@@ -25,6 +25,7 @@ from torchzero_clip import (
     Modular,
     Momentum,
     Normalize,
+    RMSprop,
     Transform,
     WeightDecay,
     ZClip,
@@ -91,6 +92,10 @@ def graphs(params: Params, options: dict[str, Any]) -> dict[str, Any]:
 
 def sgd(**options: Any) -> Optimizer:
     return lambda params: torch.optim.SGD(params, lr=LR_, **options)
+
+
+def rmsprop(**options: Any) -> Optimizer:
+    return lambda params: torch.optim.RMSprop(params, lr=LR_, **options)
 
 
 def then(clip: Clip, make: Optimizer) -> Build:
@@ -399,6 +404,11 @@ RACES: dict[str, Race] = {
                 lambda m: [m.ClipValue(0.01), m.HeavyBall(0.9, ema_init="zeros"), m.LR(LR_)]
             ),
         },
+        words=5,
+    ),
+    "ClipValue + RMSprop": race(
+        [ClipValue(0.01), RMSprop(), LR(LR_)],
+        {"torch foreach": then(clip_value, rmsprop(foreach=True))},
         words=5,
     ),
     "AdaGC + AdamW": race(

@@ -7,7 +7,7 @@ from torch.profiler import ProfilerActivity, profile
 from benchmarks.step.chains import Build
 from benchmarks.step.timing import WARM_UP, model, refill
 
-SIZE = 512  # of square matrices: a megabyte each
+SIZE = 1024  # of square matrices, more numbers than a piece has
 
 
 def allocated(build: Build) -> list[int]:
