@@ -12,10 +12,14 @@ from torchzero_clip import (
     ClipNorm,
     ClipNormGrowth,
     ClipValue,
+    Lion,
     Masked,
     Modular,
     Momentum,
     Normalize,
+    RMSprop,
+    SpikeClip,
+    WeightDecay,
     ZClip,
 )
 
@@ -53,6 +57,10 @@ def test_plain_formulas_take_more_and_say_so():
         ([ClipValue(0.1), Momentum(0.9), LR(0.1)], (12, 8)),
         ([Normalize(1.0), LR(0.1)], (4 + 8, 4)),
         ([LR(0.1)], (8, 4)),
+        ([LR(torch.tensor(0.1))], (8, 4)),
+        ([ClipValue(0.1), RMSprop(), WeightDecay(0.1), LR(0.1)], (12, 8)),
+        ([RMSprop(), LR(0.1), WeightDecay(0.1)], (16, 12)),
+        ([SpikeClip(), Lion(), LR(0.1)], (16, 12)),
     ],
     ids=lambda x: x[0].__class__.__name__ if isinstance(x, list) else "",
 )

@@ -22,6 +22,7 @@ from torchzero_clip.core.explain import explain
 from torchzero_clip.core.fused import Deferred
 from torchzero_clip.core.hyper import Names
 from torchzero_clip.core.metrics import metrics_of
+from torchzero_clip.core.pieces import InPieces, run_kernel
 from torchzero_clip.core.rounding import adapted, check_rounding, prepare, rounds, subtract, without
 from torchzero_clip.core.sharding import local, refuse_flat
 from torchzero_clip.core.tape import Recorded, Tape
@@ -36,8 +37,9 @@ class Modular(Optimizer):
         params: Parameters, named parameters, or groups of either. A group may override every live
             hyperparameter of the chain: `{"params": ..., "max_norm": 0.5}`.
         *transforms: The chain, first to last.
-        fused: Use torch's fused kernels where the end of the chain is one; False runs every link by
-            its own formula. The results agree to rounding.
+        fused: Use torch's fused kernels where the end of the chain is one, and on CPU let links
+            that treat every entry by itself run together, on pieces of tensors; False runs every
+            link by its own formula. The results agree to rounding.
         compile: Compile what the links do between norms into kernels of their own, at the first
             step. It takes seconds, needs a C++ compiler on CPU and Triton on CUDA, and happens
             again for no change of a live value or of which parameters have gradients.
@@ -284,7 +286,11 @@ class Modular(Optimizer):
 
 
 def _applied(bucket: Bucket, rounding: str) -> bool:
-    """Let a kernel subtract the update where it can."""
-    if not isinstance(bucket.update, (Deferred, Recorded)) or rounds(bucket, rounding):
+    """Let a kernel subtract the update where it can, or its pieces as they are made."""
+    update = bucket.update
+    if rounds(bucket, rounding):
         return False
-    return bucket.update.apply()
+    if isinstance(update, InPieces) and update.waits:
+        run_kernel(update, lambda u, p: torch._foreach_sub_(p, u), [bucket.params.tensors])
+        return True
+    return isinstance(update, (Deferred, Recorded)) and update.apply()
