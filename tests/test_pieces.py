@@ -237,12 +237,23 @@ def test_rows_of_one_tensor_take_one_operator():
             assert out.tensors[0].data_ptr() == SCRATCH.get(torch.float32).data_ptr()
 
 
+@pytest.mark.parametrize("chain", [[ClipValue(0.1)], [ClipNorm(0.1), Sign()], [Momentum()]])
+def test_shards_may_be_empty(chain):
+    """Where there are more ranks than rows, some hold nothing of many tensors."""
+    params = [Parameter(torch.ones(0, 3)) for _ in range(MANY)] + [Parameter(torch.ones(5))]
+    opt = Modular(params, *chain, LR(0.1))
+    for p in params:
+        p.grad = torch.ones_like(p)
+    opt.step()
+    assert (params[-1] < 1).all()
+
+
 def test_a_list_in_pieces_is_computed_once():
     calls = []
 
     def double(u, state, group):
         calls.append(len(u))
-        return u.mul_(2), None
+        return u.mul_(2)
 
     source = TensorList([torch.ones(10), torch.ones(4, 5)])
     u = InPieces(source, double, {}, {}, None)

@@ -328,12 +328,7 @@ class Bucket:
         u._settle()  # it may flow on
         if not self.in_pieces or not can_be_cut(u, held, self.params):
             return update(u, dict(held))
-
-        def of_a_piece(u: TensorList, held: State, _: Group) -> tuple[TensorList, str | None]:
-            out = update(u, held)
-            return out, next((name for name, some in held.items() if some is out), None)
-
-        made = InPieces(u, of_a_piece, held, {}, self.kept)
+        made = InPieces(u, lambda u, held, _: update(u, held), held, {}, self.kept)
         made._settle()
         return made
 

@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 
 Lists: TypeAlias = Sequence[list[Tensor]]
 Memory: TypeAlias = Callable[[], list[Tensor]]
-Update: TypeAlias = "Callable[[TensorList, State, Group], tuple[TensorList, str | None]]"
-"""What an elementwise link does; it says which of its state it returns, if that is what it does."""
+Update: TypeAlias = "Callable[[TensorList, State, Group], TensorList]"
+"""What an elementwise link does."""
 
 
 class Piece(NamedTuple):
@@ -219,13 +219,16 @@ class InPieces(Later):
         self._values = []
 
     def _made(self, piece: Piece, memory: Memory | None) -> tuple[TensorList, str | None]:
+        """What the link makes of a piece, and which of its state that is, if any."""
         u = part_of(self._source, piece, memory)
-        if piece.every:
-            return self._update(u, self._state, self._group)
-        state = {name: self._cut(name, piece) for name in self._state}
-        lists = {name: x for name, x in self._group.items() if isinstance(x, TensorList)}
-        cut = {name: Cut(some, piece) for name, some in lists.items()}
-        return self._update(u, state, {**self._group, **cut})
+        state, group = dict(self._state), dict(self._group)
+        if not piece.every:
+            state = {name: self._cut(name, piece) for name in state}
+            lists = {name: x for name, x in group.items() if isinstance(x, TensorList)}
+            group |= {name: Cut(some, piece) for name, some in lists.items()}
+        handles = dict(state)
+        out = self._update(u, state, group)
+        return out, next((name for name, handle in handles.items() if out is handle), None)
 
     def _cut(self, name: str, piece: Piece) -> TensorList:
         """State for a piece. A number changes once, though its tensor comes in several parts."""

@@ -54,7 +54,7 @@ class Scratch(threading.local):
             if len(self.kinds) >= KINDS:
                 self.kinds.clear()
             room = self.get(dtype)[: count * shape.numel()]
-            self.kinds[key] = Rows(room.view(-1, *shape))
+            self.kinds[key] = Rows(room.view(count, *shape))
         return self.kinds[key]
 
     def stack(self, tensors: Sequence[Tensor]) -> Tensor:

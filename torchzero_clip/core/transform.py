@@ -107,13 +107,9 @@ class Transform(Description):
             return False
         return can_be_cut(u, state, group["params"])
 
-    def _of_a_piece(
-        self, u: TensorList, state: State, group: Group
-    ) -> tuple[TensorList, str | None]:
-        """Run `update`; says which of its state it returned."""
+    def _of_a_piece(self, u: TensorList, state: State, group: Group) -> TensorList:
         handles = dict(state)
-        out = self._store(self.update(u, state, group), state, handles)
-        return out, next((name for name, handle in handles.items() if out is handle), None)
+        return self._store(self.update(u, state, group), state, handles)
 
     def _values(self, bucket: Bucket, u: TensorList, state: State, group: Group) -> TensorList:
         """Run `update`; what it returns of its own state is borrowed."""
