@@ -386,6 +386,17 @@ def test_a_parameter_that_is_unfrozen_later_warms_up_as_well():
 
 
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)
+CLOSE = {"rtol": 1e-4, "atol": 1e-4}
+
+
+def newton_schulz(grad, coefficients, steps):
+    """In float64, without a rounding."""
+    a, b, c = coefficients
+    x = grad.double() / grad.double().norm()
+    for _ in range(steps):
+        gram = x @ x.T
+        x = a * x + (b * gram + c * gram @ gram) @ x
+    return x.float()
 
 
 @pytest.mark.parametrize("shape", [(8, 8), (16, 5), (5, 16), (1, 7), (64, 128)])
@@ -395,8 +406,9 @@ def test_orthogonalize_is_the_newton_schulz_of_torch(shape, size):
     p = torch.zeros(shape, requires_grad=True)
     p.grad = grad.clone()
     Modular([p], Orthogonalize()).step()
-    expected = _zeropower_via_newtonschulz(grad, COEFFICIENTS, 5, 1e-7).float()
-    torch.testing.assert_close(-p.detach(), expected, rtol=2e-2, atol=2e-2)
+    torch.testing.assert_close(-p.detach(), newton_schulz(grad, COEFFICIENTS, 5), **CLOSE)
+    rounded = _zeropower_via_newtonschulz(grad, COEFFICIENTS, 5, 1e-7).float()  # in bfloat16
+    assert (-p.detach() - rounded).norm() < 0.05 * rounded.norm()
 
 
 @pytest.mark.parametrize("steps", [1, 3, 8])
@@ -406,8 +418,7 @@ def test_orthogonalize_takes_the_steps_and_coefficients_it_is_given(steps):
     p.grad = grad.clone()
     coefficients = (2.0, -1.5, 0.5)
     Modular([p], Orthogonalize(steps, coefficients)).step()
-    expected = _zeropower_via_newtonschulz(grad, coefficients, steps, 1e-7).float()
-    torch.testing.assert_close(-p.detach(), expected, rtol=2e-2, atol=2e-2)
+    torch.testing.assert_close(-p.detach(), newton_schulz(grad, coefficients, steps), **CLOSE)
 
 
 def test_the_singular_values_come_near_one_and_the_vectors_stay():
@@ -462,12 +473,7 @@ def muon(grads, weights, lr, decay, nesterov, adjust):
     for grad in grads:
         b = 0.95 * b + grad.double()
         x = grad.double() + 0.95 * b if nesterov else b
-        x = x / x.norm()
-        for _ in range(5):
-            gram = x @ x.T
-            c0, c1, c2 = COEFFICIENTS
-            x = c0 * x + (c1 * gram + c2 * gram @ gram) @ x
-        w = w - lr * decay * w - lr * size * x
+        w = w - lr * decay * w - lr * size * newton_schulz(x, COEFFICIENTS, 5)
         yield w
 
 
@@ -475,7 +481,7 @@ def muon(grads, weights, lr, decay, nesterov, adjust):
 @pytest.mark.parametrize("nesterov", [True, False])
 @pytest.mark.parametrize("decay", [0.0, 0.5])
 def test_momentum_and_orthogonalize_are_muon(adjust, nesterov, decay):
-    """As near to Muon without rounding as torch's own Muon is, whose errors are bfloat16's."""
+    """Nearer to Muon without rounding than torch's own Muon, whose errors are bfloat16's."""
     shapes = [(8, 8), (16, 6), (5, 12)]
     first = start(torch.float32, shapes)
     ours, theirs = [w.clone() for w in first], [w.clone() for w in first]
@@ -500,4 +506,4 @@ def test_momentum_and_orthogonalize_are_muon(adjust, nesterov, decay):
         for p, q, w, w0 in zip(ours, theirs, expected, first, strict=True):
             rounding = (q - w).norm().item()
             assert rounding < 0.05 * (w - w0).norm().item()
-            assert (p - w).norm().item() < 2 * rounding
+            assert (p - w).norm().item() < 1e-3 * (w - w0).norm().item()

@@ -10,9 +10,10 @@ import torch
 from torch import Tensor
 
 from torchzero_clip.core.pieces import InPieces, Later, Scaled, Waiting, can_be_cut
+from torchzero_clip.core.rows import all_plain, join
 from torchzero_clip.core.sharding import Layout, align_grad, layout_of, local
 from torchzero_clip.core.tape import Recorded, Tape
-from torchzero_clip.core.tensorlist import TensorList, all_plain, separate
+from torchzero_clip.core.tensorlist import TensorList
 
 if TYPE_CHECKING:
     from torchzero_clip.core.compiler import Compiler
@@ -132,25 +133,18 @@ class Bucket:
         if not names:
             return {}
         keys = [f"{link.path}/{name}" for name in names]
-        for param, memory in zip(self.given, self.memory, strict=True):
-            if keys[0] not in memory:
-                memory.update(link.new_state(param))
+        new = [i for i, memory in enumerate(self.memory) if keys[0] not in memory]
+        for i in new:
+            self.memory[i].update(link.new_state(self.given[i]))
+        if new:
+            join([self.memory[i] for i in new], keys)
         try:
             rows = [[memory[key] for memory in self.memory] for key in keys]
         except KeyError:
             raise ValueError(
                 f"{link.path}: init must make the same names for every parameter, {list(names)}"
             ) from None
-        for key, row in zip(keys, rows, strict=True):
-            self._join(key, row)
         return dict(zip(names, rows, strict=True))
-
-    def _join(self, key: str, row: list[Tensor]) -> None:
-        """Give numbers one memory: one operator does for all."""
-        if row[0].dim() == 0 and separate(row):
-            row[:] = torch.stack(row).unbind()
-            for memory, number in zip(self.memory, row, strict=True):
-                memory[key] = number
 
     @property
     def shared(self) -> Memory:

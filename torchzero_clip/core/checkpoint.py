@@ -14,6 +14,7 @@ from torchzero_clip.core.bucket import statistic
 from torchzero_clip.core.description import RESERVED
 from torchzero_clip.core.hyper import Names
 from torchzero_clip.core.norm_rule import NormRule
+from torchzero_clip.core.rows import join
 from torchzero_clip.core.sharding import local
 from torchzero_clip.core.transform import Link, Transform
 
@@ -131,6 +132,13 @@ def restore_state(
                 layouts = [link.layout(p) for link in names.links]
                 example = next(row[key] for row in layouts if key in row)
                 state[p][key] = torch.full_like(example, value, device=p.device)
+    for group in param_groups:
+        kinds: dict[Any, list[dict[str, Any]]] = {}
+        for p in group["params"]:
+            if p in state:
+                kinds.setdefault((p.device, p.dtype), []).append(state[p])
+        for memories in kinds.values():
+            join(memories, memories[0])
 
 
 def _contents(given: Mapping[str, Any], group: Mapping[str, Any]) -> str:

@@ -16,7 +16,8 @@ import torch
 from torch import Tensor
 
 from torchzero_clip.core.pieces import Scaled, run_kernel
-from torchzero_clip.core.tensorlist import Operand, TensorList, all_plain
+from torchzero_clip.core.rows import all_plain
+from torchzero_clip.core.tensorlist import Operand, TensorList
 
 if TYPE_CHECKING:
     from torchzero_clip.core.bucket import State
@@ -110,14 +111,13 @@ def fusable(params: TensorList, u: TensorList, state: State, names: Sequence[str
     example = params.tensors[0]
     if torch.compiler.is_compiling() or example.device.type not in KERNELS:
         return False
-    lists = [params.tensors, u._origin, *[state[name].tensors for name in names]]
-    return example.dtype in (torch.float32, torch.float64) and all(
-        [
-            all_plain(tensors)
-            and all(map(Tensor.is_contiguous, tensors))
-            and {t.dtype for t in tensors} == {example.dtype}
-            for tensors in lists
-        ]
+    kept = [state[name] for name in names]
+    wholes = [some.rows_of() for some in kept]
+    rest = [some.tensors for some, whole in zip(kept, wholes, strict=True) if whole is None]
+    lists = [params.tensors, u._origin, *rest]
+    dtypes = {t.dtype for some in lists for t in some} | {t.dtype for t in wholes if t is not None}
+    return dtypes in ({torch.float32}, {torch.float64}) and all(
+        [all_plain(some) and all(map(Tensor.is_contiguous, some)) for some in lists]
     )
 
 
@@ -143,17 +143,17 @@ def scaling(u: TensorList, factor: Any) -> Kernel | None:
             return
         if not all([all(map(Tensor.is_contiguous, some)) for some in (params, u._origin)]):
             u._settle()  # parts are flat
-        run_kernel(u, lambda u, p: move(p, u), [params])
+        run_kernel(u, lambda u, p: move(p, u), params)
 
     return apply
 
 
-def counts(steps: TensorList) -> list[Tensor]:
+def counts(steps: TensorList) -> TensorList:
     """Step counts as kernels take them: the same one for all, where a look shows that they are."""
-    vector = steps._vector()
+    vector = steps.rows_of()
     if vector is not None and vector.device.type == "cpu" and bool((vector == vector[0]).all()):
-        return [steps.tensors[0]] * len(steps)
-    return steps.tensors
+        return TensorList([steps.tensors[0]] * len(steps))
+    return steps
 
 
 def numbers_only(values: Mapping[str, Any], *names: str) -> bool:

@@ -24,9 +24,10 @@ from torchzero_clip.core.hyper import Names
 from torchzero_clip.core.metrics import metrics_of
 from torchzero_clip.core.pieces import InPieces, run_kernel
 from torchzero_clip.core.rounding import adapted, check_rounding, prepare, rounds, subtract, without
+from torchzero_clip.core.rows import all_plain
 from torchzero_clip.core.sharding import local, refuse_flat
 from torchzero_clip.core.tape import Recorded, Tape
-from torchzero_clip.core.tensorlist import TensorList, all_plain
+from torchzero_clip.core.tensorlist import TensorList
 from torchzero_clip.core.transform import Chain, Transform, bind
 
 
@@ -291,6 +292,6 @@ def _applied(bucket: Bucket, rounding: str) -> bool:
     if rounds(bucket, rounding):
         return False
     if isinstance(update, InPieces) and update.waits:
-        run_kernel(update, lambda u, p: torch._foreach_sub_(p, u), [bucket.params.tensors])
+        run_kernel(update, lambda u, p: torch._foreach_sub_(p, u), bucket.params.tensors)
         return True
     return isinstance(update, (Deferred, Recorded)) and update.apply()

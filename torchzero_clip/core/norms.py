@@ -17,8 +17,9 @@ from typing import Literal, TypeAlias
 import torch
 from torch import Tensor
 
+from torchzero_clip.core.rows import all_plain
 from torchzero_clip.core.scratch import MANY, PIECE, SCRATCH, SMALL, by_shape
-from torchzero_clip.core.tensorlist import all_plain, wide
+from torchzero_clip.core.tensorlist import wide
 
 Ord: TypeAlias = "float | str"
 

@@ -10,6 +10,7 @@ cache.
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from functools import cache, partial
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
@@ -17,14 +18,17 @@ from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 import torch
 from torch import Tensor
 
+from torchzero_clip.core.rows import all_plain
 from torchzero_clip.core.scratch import MANY, PIECE, SCRATCH, SMALL, by_shape
-from torchzero_clip.core.tensorlist import TensorList, all_plain, base_of
+from torchzero_clip.core.tensorlist import TensorList
 
 if TYPE_CHECKING:
     from torchzero_clip.core.bucket import Group, State
 
-Lists: TypeAlias = Sequence[list[Tensor]]
 Memory: TypeAlias = Callable[[], list[Tensor]]
+Lists: TypeAlias = Sequence[TensorList]
+FusedKernel: TypeAlias = Callable[..., None]
+"""kernel(u, params, *state)"""
 Update: TypeAlias = "Callable[[TensorList, State, Group], TensorList]"
 """What an elementwise link does."""
 
@@ -109,13 +113,13 @@ class Later(TensorList):
             self._values = []
             self._source.done()
 
-    def run(self, kernel: Callable[..., None], lists: Lists, divides: bool) -> None:
-        """kernel(values, *lists), piece by piece while the values are not computed."""
+    def run(self, kernel: FusedKernel, params: list[Tensor], state: Lists, divides: bool) -> None:
+        """kernel(values, params, *state), piece by piece while the values are not computed."""
         if self._values is not None:
-            kernel(self._values, *lists)
+            _run(kernel, self._values, params, state)
             return
         for piece in pieces(self._origin, self._at_once()):
-            kernel(self.part(piece).tensors, *[parts(x, piece) if x else [] for x in lists])
+            _run_piece(kernel, self.part(piece), parts(params, piece), _cut(state, piece), piece)
         self.done()
 
 
@@ -169,14 +173,15 @@ class Scaled(Later):
         if self.waits and (self.stays or self._source.owned):  # it went where it came from
             self._values = self._source.tensors
 
-    def run(self, kernel: Callable[..., None], lists: Lists, divides: bool) -> None:
+    def run(self, kernel: FusedKernel, params: list[Tensor], state: Lists, divides: bool) -> None:
         divides = divides and self.stays and self.dtype == torch.float32
         if divides and self.divisor is not None:
             scale = torch.tensor(self.divisor, dtype=torch.float32, device="cpu")
-            kernel(self._source.tensors, *lists, grad_scale=scale)
+            lists = [some.tensors for some in state]
+            kernel(self._source.tensors, params, *lists, grad_scale=scale)
             self.done()
         else:
-            super().run(kernel, lists, divides)
+            super().run(kernel, params, state, divides)
 
 
 class InPieces(Later):
@@ -221,6 +226,7 @@ class InPieces(Later):
     def _made(self, piece: Piece, memory: Memory | None) -> tuple[TensorList, str | None]:
         """What the link makes of a piece, and which of its state that is, if any."""
         u = part_of(self._source, piece, memory)
+        u = u.own() if piece.alike and memory is None else u
         state, group = dict(self._state), dict(self._group)
         if not piece.every:
             state = {name: self._cut(name, piece) for name in state}
@@ -232,21 +238,15 @@ class InPieces(Later):
 
     def _cut(self, name: str, piece: Piece) -> TensorList:
         """State for a piece. A number changes once, though its tensor comes in several parts."""
-        tensors = self._state[name].tensors
-        cut = parts(tensors, piece)
-        if not _numbers(tensors):
-            return TensorList(cut, owned=True)
-        for k, (i, begin, end) in enumerate(piece.rows if not piece.whole else ()):
+        some = cut(self._state[name], piece)
+        if piece.whole or not _numbers(some.tensors):
+            return some
+        for k, (i, begin, end) in enumerate(piece.rows):
             if begin == 0 and end < self._origin[i].numel():
-                self._numbers[name, i] = cut[k].clone()
+                self._numbers[name, i] = some.tensors[k].clone()
             elif begin:
-                cut[k] = self._numbers[name, i].clone()
-        numbers = TensorList(cut, owned=True)
-        first, last = piece.rows[0][0], piece.rows[-1][0]
-        if piece.whole and len(cut) >= MANY and last - first + 1 == len(cut):
-            base = base_of(tensors)
-            numbers.whole = None if base is None else base[first : last + 1]
-        return numbers
+                some.tensors[k] = self._numbers[name, i].clone()
+        return some
 
 
 class Waiting(TensorList):
@@ -320,16 +320,71 @@ def _numbers(tensors: Sequence[Tensor]) -> bool:
 
 
 def run_kernel(
-    u: TensorList, kernel: Callable[..., None], lists: Lists, divides: bool = False
+    u: TensorList,
+    kernel: FusedKernel,
+    params: list[Tensor],
+    state: Lists = (),
+    divides: bool = False,
 ) -> None:
-    """kernel(u, *lists) of contiguous tensors; an empty list stays empty.
+    """kernel(u, params, *state) of contiguous tensors.
 
     `divides` says that it takes a `grad_scale`, and writes what it has divided.
     """
     if isinstance(u, Later):
-        u.run(kernel, lists, divides)
+        u.run(kernel, params, state, divides)
     else:
-        kernel(u.tensors, *lists)
+        _run(kernel, u.tensors, params, state)
+
+
+def _run(kernel: FusedKernel, u: list[Tensor], params: list[Tensor], state: Lists) -> None:
+    """All at once, but for many small tensors of one shape."""
+    if not state or u[0].device.type != "cpu":
+        kernel(u, params, *[some.tensors for some in state])
+        return
+    for piece in _pieces(u, sys.maxsize):
+        some = TensorList(parts(u, piece))
+        _run_piece(kernel, some, parts(params, piece), _cut(state, piece), piece)
+
+
+def _run_piece(
+    kernel: FusedKernel, u: TensorList, params: list[Tensor], state: Lists, piece: Piece
+) -> None:
+    """Many small tensors are one where their state has one memory: they take their turn in scratch
+    memory, and go back.
+    """
+    wholes = [_as_one(some) for some in state] if piece.alike else []
+    known = [whole for whole in wholes if whole is not None]
+    if not state or len(known) < len(state):
+        kernel(u.tensors, params, *[some.tensors for some in state])
+        return
+    rows = SCRATCH.rows(params, beside=True)
+    torch.stack(params, out=rows.whole)
+    whole = u.whole if u.whole is not None else SCRATCH.stack(u.tensors)
+    kernel([whole], [rows.whole], *known)
+    torch._foreach_copy_(params, rows)
+
+
+def _as_one(some: TensorList) -> list[Tensor] | None:
+    """The tensor whose rows these are, or the number that all of them are, or nothing at all."""
+    tensors = some.tensors
+    if not tensors or all([t is tensors[0] for t in tensors]):
+        return tensors[:1]
+    whole = some.rows_of() if tensors[0].dim() else None
+    return None if whole is None else [whole]
+
+
+def _cut(state: Lists, piece: Piece) -> list[TensorList]:
+    return [cut(some, piece) for some in state]
+
+
+def cut(some: TensorList, piece: Piece) -> TensorList:
+    """A piece of a list that may be written."""
+    out = TensorList(parts(some.tensors, piece), owned=True)
+    if some.whole is not None and piece.whole:
+        first, last = piece.rows[0][0], piece.rows[-1][0]
+        together = len(some) and last - first + 1 == len(out)
+        out.whole = some.whole[first : last + 1] if together else None
+    return out
 
 
 def pieces(tensors: Sequence[Tensor], most: int) -> Iterator[Piece]:
@@ -380,7 +435,7 @@ def _cut_large(tensors: Sequence[Tensor], where: list[int], most: int) -> Iterat
 
 def parts(tensors: list[Tensor], piece: Piece) -> list[Tensor]:
     """Of tensors what belongs to a piece; numbers go as they are."""
-    if piece.every:
+    if piece.every or not tensors:
         return tensors
     if piece.whole:
         return [tensors[i] for i, _, _ in piece.rows]

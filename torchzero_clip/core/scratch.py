@@ -10,7 +10,7 @@ from torch import Tensor
 
 PIECE = 2**20  # numbers that are worked on at a time
 SMALL = 2**12  # numbers in a tensor that is not worth a call of its own, where there are
-MANY = 16  # of one shape
+MANY = 8  # of one shape
 KINDS = 64  # of shapes whose parts are kept
 
 
@@ -34,26 +34,27 @@ class Rows(list[Tensor]):
 
 
 class Scratch(threading.local):
-    """PIECE numbers of each dtype, kept by every thread."""
+    """PIECE numbers of each dtype, kept by every thread, and as many beside them."""
 
     def __init__(self) -> None:
-        self.rooms: dict[torch.dtype, Tensor] = {}
-        self.kinds: dict[tuple[torch.dtype, torch.Size, int], Rows] = {}
+        self.rooms: dict[tuple[torch.dtype, bool], Tensor] = {}
+        self.kinds: dict[tuple[torch.dtype, torch.Size, int, bool], Rows] = {}
         self.piece: object = None  # the piece that is worked on, for who watches
 
-    def get(self, dtype: torch.dtype) -> Tensor:
+    def get(self, dtype: torch.dtype, beside: bool = False) -> Tensor:
         """PIECE numbers, whatever they are."""
-        if dtype not in self.rooms:
-            self.rooms[dtype] = torch.empty(PIECE, dtype=dtype, device="cpu")
-        return self.rooms[dtype]
+        if (dtype, beside) not in self.rooms:
+            self.rooms[dtype, beside] = torch.empty(PIECE, dtype=dtype, device="cpu")
+        return self.rooms[dtype, beside]
 
-    def rows(self, tensors: Sequence[Tensor]) -> Rows:
+    def rows(self, tensors: Sequence[Tensor], beside: bool = False) -> Rows:
         """Memory for tensors of one shape, PIECE numbers at most."""
-        key = dtype, shape, count = tensors[0].dtype, tensors[0].shape, len(tensors)
+        dtype, shape, count = tensors[0].dtype, tensors[0].shape, len(tensors)
+        key = dtype, shape, count, beside
         if key not in self.kinds:
             if len(self.kinds) >= KINDS:
                 self.kinds.clear()
-            room = self.get(dtype)[: count * shape.numel()]
+            room = self.get(dtype, beside)[: count * shape.numel()]
             self.kinds[key] = Rows(room.view(count, *shape))
         return self.kinds[key]
 

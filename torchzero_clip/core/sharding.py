@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from torchzero_clip.core.norms import Measure, merge
-from torchzero_clip.core.tensorlist import is_sharded
+from torchzero_clip.core.rows import is_sharded
 
 Dims = tuple[int, ...]
 

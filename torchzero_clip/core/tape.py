@@ -19,7 +19,8 @@ from torch import Tensor
 from torchzero_clip.core.compiler import Compiler, Home
 from torchzero_clip.core.kernel import BOOLEAN, Line, Ref
 from torchzero_clip.core.norms import NAMED, Measure, statistics
-from torchzero_clip.core.tensorlist import Operand, TensorList, base_of, wide
+from torchzero_clip.core.rows import whole_of
+from torchzero_clip.core.tensorlist import Operand, TensorList, wide
 
 Value: TypeAlias = int
 """A line of the tape."""
@@ -312,7 +313,7 @@ class Tape:
             like = self.homes[PARAMETERS].tensors[0]
             return self._row(torch.tensor(tensors, dtype=torch.float64, device=like.device))
         if tensors[0].dim() == 0 and not any([t.dim() for t in tensors]):
-            vector = base_of(tensors)
+            vector = whole_of(tensors)
             return self._row(torch.stack(list(tensors)) if vector is None else vector)
         place = self.hold(tensors)
         return ("value", self.load(place)) if self.alike(self.homes[place]) else None

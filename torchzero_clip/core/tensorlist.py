@@ -8,6 +8,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
+from torchzero_clip.core.rows import PLAIN, is_sharded, whole_of
 from torchzero_clip.core.scratch import SMALL, Rows
 
 Operand: TypeAlias = "float | Tensor | TensorList | Sequence[Tensor]"
@@ -120,12 +121,13 @@ class TensorList:
             return self._become(_foreach(name, self.tensors, *args))
         if not self.owned and name in ("mul", "div") and self._fill(getattr(torch, name), args[0]):
             return self
-        whole = self.own()._vector()
+        whole = self.own().rows_of()
         columns = [] if whole is None else [_column(x, whole) for x in operands]
         if whole is None or any([column is None for column in columns]):
             _foreach(name + "_", self.tensors, *args)
         else:
-            getattr(whole, name + "_")(*columns)
+            operator = getattr(whole, name + "_")
+            operator(*columns[:2], value=columns[2]) if columns[2:] else operator(*columns)
         return self
 
     def _promotes(self, args: tuple[Any, ...]) -> bool:
@@ -145,11 +147,11 @@ class TensorList:
         self._become(room)
         return True
 
-    def _vector(self) -> Tensor | None:
-        """Step counts and the like as one vector, where that is their memory."""
-        if self.whole is not None or not self.tensors or self.tensors[0].dim():
-            return self.whole
-        return base_of(self.tensors)
+    def rows_of(self) -> Tensor | None:
+        """The tensor whose rows these are: step counts and the like, and small tensors of state."""
+        if self.whole is None:
+            self.whole = whole_of(self.tensors)
+        return self.whole
 
     def _large(self) -> bool:
         """Whether a call for each tensor is worth a pass over memory."""
@@ -188,9 +190,18 @@ class TensorList:
         return x
 
     def _scale(self, x: Operand) -> Any:
-        """An operand for mul and div, which take a 0-dim tensor of their own device as it is."""
-        if isinstance(x, Tensor) and x.dim() == 0 and not is_sharded(self.tensors[0]):
-            return x if x.device == self.tensors[0].device else [x] * len(self)
+        """An operand for mul and div, which take a 0-dim tensor of their own device as it is.
+
+        On CPU a number goes as one: torch would make a tensor of it, for every element anew.
+        """
+        first = self.tensors[0]
+        if isinstance(x, Tensor) and x.dim() == 0 and not is_sharded(first):
+            return x if x.device == first.device else [x] * len(self)
+        number = isinstance(x[0] if isinstance(x, (list, tuple)) and x else x, (int, float))
+        if number and first.dim() and first.device.type == "cpu" and type(first) in PLAIN:
+            double = first.dtype in (torch.float64, torch.complex128)
+            numbers = torch.tensor(x, dtype=torch.float64 if double else torch.float32)
+            return numbers if numbers.dim() == 0 else list(numbers.unbind())
         return self._each(x)
 
     def _weight(self, x: Operand) -> Any:
@@ -344,24 +355,11 @@ class TensorList:
 
     def stack(self) -> Tensor:
         """One vector of these 0-dim tensors, in float64 (float32 where the device has none)."""
-        vector = self._vector()
+        vector = self.rows_of()
         dtype = wide(self.tensors[0].device)
         if vector is None:
             return torch.stack(self.tensors).to(dtype)
         return vector.to(dtype, copy=True)
-
-
-PLAIN = frozenset((Tensor, torch.nn.Parameter))
-
-
-def is_sharded(tensor: Tensor) -> bool:
-    """Whether this is a DTensor; to import that class takes half as long as torch itself."""
-    return type(tensor) not in PLAIN and hasattr(tensor, "device_mesh")
-
-
-def all_plain(tensors: Iterable[Tensor]) -> bool:
-    """Whether none is of a subclass: sharded, fake, traced."""
-    return PLAIN.issuperset(map(type, tensors))
 
 
 def wide(device: torch.device) -> torch.dtype:
@@ -382,28 +380,6 @@ def _column(x: Any, whole: Tensor) -> Any:
     if isinstance(x, Tensor):
         return x.to(whole.dtype).view(-1, *[1] * (whole.dim() - 1)) if x.dim() else x
     return x
-
-
-def separate(tensors: Sequence[Tensor]) -> bool:
-    """Whether these are tensors of one shape that are no parts of a larger one."""
-    if torch.compiler.is_compiling() or tensors[0]._base is not None or not all_plain(tensors):
-        return False
-    return len({(t.shape, t.dtype) for t in tensors}) == 1
-
-
-def base_of(tensors: Sequence[Tensor]) -> Tensor | None:
-    """The tensor whose entries along its first dim these are, in order, if there is one."""
-    base = None if torch.compiler.is_compiling() else tensors[0]._base
-    if base is None or base.dim() != 1 + tensors[0].dim() or len(base) != len(tensors):
-        return None
-    step, start = base.element_size() * base.stride(0), base.data_ptr()
-    places = range(start, start + step * len(tensors), step)
-    if list(map(Tensor.data_ptr, tensors)) != list(places):
-        return None
-    if base.dim() == 1:
-        return None if any([t.dim() for t in tensors]) else base
-    like = base.dtype, base.shape[1:], base.stride()[1:]
-    return base if {(t.dtype, t.shape, t.stride()) for t in tensors} == {like} else None
 
 
 def _positive(t: Tensor) -> Tensor:

@@ -12,9 +12,10 @@ from torch import Tensor
 
 from torchzero_clip.core import norms
 from torchzero_clip.core.bucket import Bucket, Group, statistic, statistic_dtype
+from torchzero_clip.core.rows import separate, whole_of
 from torchzero_clip.core.sharding import gather, merge_shards
 from torchzero_clip.core.tape import Recorded
-from torchzero_clip.core.tensorlist import TensorList, base_of, separate, wide
+from torchzero_clip.core.tensorlist import TensorList, wide
 
 if TYPE_CHECKING:
     from torchzero_clip.core.norm_rule import NormRule, UnitState
@@ -261,7 +262,7 @@ class Units:
         """The state of the units: for each key of `init_unit` its values, stacked, in float64."""
         made, path = self.rule.init_unit(), self.buckets[0].bound.path
         self.cells = {key: self._cells(f"{path}/{key}", value) for key, value in made.items()}
-        self.bases = {key: base_of(cells) for key, cells in self.cells.items()}
+        self.bases = {key: whole_of(cells) for key, cells in self.cells.items()}
         joined: dict[str, Tensor] = {}
         for key, cells in self.cells.items():
             base = self.bases[key]
@@ -290,7 +291,7 @@ class Units:
         memories = [memory for bucket in self.buckets for memory in bucket.memory]
         held = [memory.get(key) for memory in memories]
         there = [cell for cell in held if isinstance(cell, Tensor)]
-        if len(there) == len(held) and there[0].device == self.home and base_of(there) is not None:
+        if len(there) == len(held) and there[0].device == self.home and whole_of(there) is not None:
             return there
         cells = self._gather_cells(key, value)
         if separate(cells):

@@ -66,16 +66,16 @@ class Adam(Transform):
 
         def apply(params: list[Tensor], lr: Any, decay: Any) -> None:
             steps, (beta1, beta2) = counts(state["step"].add_(1)), group["betas"]
-            largest = state["max_exp_avg_sq"].tensors if self.amsgrad else []
+            largest = state["max_exp_avg_sq"] if self.amsgrad else TensorList([])
             fused = partial(
                 torch._fused_adamw_, lr=lr, beta1=beta1, beta2=beta2, eps=group["eps"],
                 amsgrad=self.amsgrad, weight_decay=decay / lr if decay else 0.0, maximize=False,
             )  # fmt: skip
-            moments = state["exp_avg"].tensors, state["exp_avg_sq"].tensors
+            kept = [state["exp_avg"], state["exp_avg_sq"], largest, steps]
 
             def run(u: list[Tensor], p: list[Tensor], *rest: list[Tensor], **scale: Tensor) -> None:
                 fused(p, u, *rest, **scale)
 
-            run_kernel(u, run, [params, *moments, largest, steps], divides=True)
+            run_kernel(u, run, params, kept, divides=True)
 
         return apply

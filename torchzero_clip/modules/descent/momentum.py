@@ -67,11 +67,10 @@ class Momentum(Transform):
                 torch._fused_sgd_, weight_decay=0.0, momentum=group["momentum"], lr=lr,
                 dampening=0.0, nesterov=False, maximize=False, is_first_step=False,
             )  # fmt: skip
-            buffers = state["momentum_buffer"].tensors
 
             def run(u: list[Tensor], p: list[Tensor], b: list[Tensor], **scale: Tensor) -> None:
                 fused(p, u, b, **scale)
 
-            run_kernel(u, run, [params, buffers], divides=True)
+            run_kernel(u, run, params, [state["momentum_buffer"]], divides=True)
 
         return apply

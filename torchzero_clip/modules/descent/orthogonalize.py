@@ -18,7 +18,7 @@ class Orthogonalize(TensorwiseTransform):
     shape (first, rest); give vectors to another rule, with `Partition`.
 
     Args:
-        steps: Iterations, in bfloat16.
+        steps: Iterations, in bfloat16; on CPU in float32, which may be thirty times faster there.
         coefficients: a, b and c.
         eps: The smallest norm to divide by at the start.
         scale: How the size depends on the shape (A, B): "original" multiplies by √max(1, A / B),
@@ -65,7 +65,7 @@ def orthogonal(
 ) -> Tensor:
     """Newton-Schulz: a polynomial that drives every singular value towards one."""
     a, b, c = coefficients
-    x = matrix.bfloat16()
+    x = matrix.float() if matrix.device.type == "cpu" else matrix.bfloat16()
     tall = x.shape[0] > x.shape[1]
     x = x.T if tall else x
     x = x / x.norm().clamp(min=eps)
