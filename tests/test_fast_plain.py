@@ -31,7 +31,8 @@ WARM = 2  # steps before the one that is compared: what is kept, and the memory 
 Chain = Sequence[Transform]
 
 
-WAYS = ("fused", "cut", "recorded", pytest.param("native", marks=pytest.mark.slow))
+WAYS = ("fused", "cut", "rows", "recorded", pytest.param("native", marks=pytest.mark.slow))
+EAGER = ("fused", "cut", "rows")
 
 
 def pair(
@@ -42,7 +43,7 @@ def pair(
     Its entries are about as large as a step, or the rounding of what is large would hide the step.
     """
     made = []
-    for options in ({} if way in ("fused", "cut") else {"compile": True}, {"fused": False}):
+    for options in ({} if way in EAGER else {"compile": True}, {"fused": False}):
         small = {name: p.detach() / 100 for name, p in parameters(shapes).items()}
         params = {name: Parameter(p.to(device)) for name, p in small.items()}
         named = list(params.items())
@@ -54,11 +55,21 @@ def pair(
     return made
 
 
-@contextlib.contextmanager
 def cut_small() -> Any:
     """Pieces of a few numbers, so that small tensors are cut as large ones are."""
-    with mock.patch.multiple(core.pieces, PIECE=10, SMALL=3, MANY=2):
+    return mock.patch.multiple(core.pieces, PIECE=10, SMALL=3, MANY=2)
+
+
+@contextlib.contextmanager
+def two_are_many() -> Any:
+    """Two tensors of one shape are worked on as one."""
+    with mock.patch.object(core.pieces, "MANY", 2), mock.patch.object(core.rows, "MANY", 2):
         yield
+
+
+def twice(shapes: Any) -> dict[str, tuple[int, ...]]:
+    """Every tensor, and another one like it."""
+    return {before + name: shapes[name] for name in shapes for before in ("", "other.")}
 
 
 SCALES = (1.0, 0.5, 3.0, 0.25)  # the last two are compared: beyond the limits and within
@@ -66,6 +77,13 @@ SCALES = (1.0, 0.5, 3.0, 0.25)  # the last two are compared: beyond the limits a
 
 def compare(chain: Chain, shapes: Any, device: str = "cpu", way: str = "fused") -> None:
     """Step both; before a step that is compared, both load all that the plain one has."""
+    if way == "rows":
+        with two_are_many():
+            return steps_agree(chain, twice(shapes), device, way)
+    return steps_agree(chain, shapes, device, way)
+
+
+def steps_agree(chain: Chain, shapes: Any, device: str, way: str) -> None:
     (fast_params, fast), (plain_params, slow) = pair(chain, shapes, device, way)
     for i, scale in enumerate(SCALES):
         grads = {name: g.to(device) for name, g in gradients(shapes, i, scale=scale).items()}
@@ -190,6 +208,8 @@ PLACES: dict[str, Callable[[Transform], Chain]] = {
 @pytest.mark.parametrize("place", PLACES)
 @over(GOOD)
 def test_a_fast_step_of_every_rule_is_the_plain_step(case: Case, place: str, way: str) -> None:
+    if way == "rows" and place.endswith("after Adam"):
+        pytest.skip("what comes after Adam is no other for many tensors")
     chain = PLACES[place](case.make())
     if refused(chain, case.shapes):  # a guard stands first, or sees what another link has made
         assert place.endswith("after Adam")

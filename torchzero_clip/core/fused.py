@@ -112,7 +112,7 @@ def fusable(params: TensorList, u: TensorList, state: State, names: Sequence[str
     if torch.compiler.is_compiling() or example.device.type not in KERNELS:
         return False
     kept = [state[name] for name in names]
-    wholes = [some.rows_of() for some in kept]
+    wholes = [some._joined() for some in kept]
     rest = [some.tensors for some, whole in zip(kept, wholes, strict=True) if whole is None]
     lists = [params.tensors, u._origin, *rest]
     dtypes = {t.dtype for some in lists for t in some} | {t.dtype for t in wholes if t is not None}
@@ -150,7 +150,7 @@ def scaling(u: TensorList, factor: Any) -> Kernel | None:
 
 def counts(steps: TensorList) -> TensorList:
     """Step counts as kernels take them: the same one for all, where a look shows that they are."""
-    vector = steps.rows_of()
+    vector = steps._joined()
     if vector is not None and vector.device.type == "cpu" and bool((vector == vector[0]).all()):
         return TensorList([steps.tensors[0]] * len(steps))
     return steps

@@ -114,7 +114,7 @@ class NormRule(Transform):
                 todo = norms.divisions(ratio, bucket.state_dtype)
                 if bucket.tape is not None and not todo:
                     todo = [("mul", ratio)]  # a kernel that multiplies by one is the one that would
-                if self._may_wait(units, bucket, ratio):
+                if self.may_wait(units, bucket, ratio):
                     bucket.put_off(u, [(name, units.listed(bucket, x)) for name, x in todo])
                     continue
                 for name, x in todo:
@@ -124,13 +124,14 @@ class NormRule(Transform):
         units.record(norm, bounds, ratios)
         return ratios
 
-    def _may_wait(self, units: Units, bucket: Bucket, ratio: Tensor) -> bool:
-        """Whether a kernel at the end of the chain may divide, where to look at numbers is free."""
+    def may_wait(self, units: Units, bucket: Bucket, numbers: Tensor) -> bool:
+        """Whether a kernel at the end of the chain may scale, where to look at numbers is free."""
         if bucket.late is None or bucket.tape is not None or units.sliced:
             return False
         if self.target == "grad" and bucket.grads.peek[0].dtype != bucket.state_dtype:
             return False
-        return ratio.device.type == "cpu" == bucket.params.peek[0].device.type
+        on_cpu = numbers.device.type == "cpu" == bucket.params.peek[0].device.type
+        return on_cpu and not numbers.is_complex()
 
     def _ratio(self, units: Units, norm: Tensor, limit: Tensor) -> Tensor:
         """What to divide by so that the norm meets the limit."""

@@ -10,7 +10,7 @@ Reading a number back from a *CPU* tensor is free, so that here, and only here, 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
@@ -205,14 +205,18 @@ def _by_size(tensors: list[Tensor], p: float) -> tuple[list[int], list[list[int]
 
 
 def _joint(tensors: list[Tensor], p: float) -> Tensor:
-    """Norms of tensors of one shape in rows: a copy of all costs less than a call for each."""
-    parts, n = [], tensors[0].numel()
+    """The norms of tensors of one shape."""
+    rows = [_row_norms(some, p).double() for some in _stacked_rows(tensors)]
+    return torch.cat([torch.linalg.vector_norm(some, p, dim=1) for some in rows])
+
+
+def _stacked_rows(tensors: list[Tensor]) -> Iterator[Tensor]:
+    """Tensors of one shape as (tensors, rows, entries): a copy costs less than a call for each."""
+    n = tensors[0].numel()
     many, width = PIECE // n, min(n, ROW)
     for begin in range(0, len(tensors), many):
         some = _full(SCRATCH.stack(tensors[begin : begin + many]))
-        rows = _row_norms(some.view(len(some), -1, width), p).double()
-        parts.append(torch.linalg.vector_norm(rows, p, dim=1))
-    return torch.cat(parts)
+        yield some.view(len(some), -1, width)
 
 
 def _chunks(x: Tensor) -> list[Tensor]:
@@ -288,13 +292,28 @@ def _largest_of_rows(x: Tensor) -> Tensor:
 def totals(tensors: Sequence[Tensor]) -> Tensor:
     """The sum of each tensor, its real and its imaginary part, a column each."""
     dtype = wide(tensors[0].device)
+    if not any([t.is_complex() for t in tensors]):
+        real = _sums(list(tensors), dtype)
+        return torch.stack([real, torch.zeros_like(real)])
     real = torch.stack(
         [t.real.sum(dtype=dtype) if t.is_complex() else _sum(t, dtype) for t in tensors]
     )
-    if not any([t.is_complex() for t in tensors]):
-        return torch.stack([real, torch.zeros_like(real)])
     parts = [t.imag.sum(dtype=dtype) if t.is_complex() else t.sum(dtype=dtype) * 0 for t in tensors]
     return torch.stack([real, torch.stack(parts)])
+
+
+def _sums(tensors: list[Tensor], dtype: torch.dtype) -> Tensor:
+    """Many small tensors of one shape at once."""
+    if not (_readable(tensors[0]) and _plain(tensors)):
+        return torch.stack([_sum(t, dtype) for t in tensors])
+    single, alike, large = _by_size(tensors, 1)
+    sums = torch.empty(len(tensors), dtype=dtype, device="cpu")
+    for i in single + large:
+        sums[i] = _sum(tensors[i], dtype)
+    for where in alike:
+        rows = _stacked_rows([tensors[i] for i in where])
+        sums[where] = torch.cat([some.sum(dim=-1).sum(dim=1, dtype=dtype) for some in rows])
+    return sums
 
 
 def _sum(x: Tensor, dtype: torch.dtype) -> Tensor:

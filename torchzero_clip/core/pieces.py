@@ -124,7 +124,7 @@ class Later(TensorList):
 
 
 class Scaled(Later):
-    """A list times numbers, or divided by them; `stays` where it must go into its source."""
+    """A list times, divided by or less numbers; `stays` where it must go into its source."""
 
     __slots__ = ("_rows", "stays")
 
@@ -132,7 +132,7 @@ class Scaled(Later):
         self, source: TensorList, rows: Sequence[tuple[str, list[float]]], stays: bool = False
     ) -> None:
         super().__init__(source, None)
-        self._rows = rows  # ("mul" or "div", one number a tensor), once or twice
+        self._rows = rows  # ("mul", "div" or "sub", one number a tensor), once or twice
         self._owned, self.stays = not stays, stays
 
     def _compute(self) -> list[Tensor]:
@@ -156,7 +156,7 @@ class Scaled(Later):
             return None
         if name == "div":
             return row[0]
-        return 1 / row[0] if row[0] else math.inf
+        return (1 / row[0] if row[0] else math.inf) if name == "mul" else None
 
     def part(self, piece: Piece, memory: Memory | None = None) -> TensorList:
         u = part_of(self._source, piece, memory)
@@ -164,7 +164,7 @@ class Scaled(Later):
             u = TensorList(u.tensors, owned=True)
         for name, row in self._rows:
             each = [row[i] for i, _, _ in piece.rows]
-            if each.count(1) < len(each):
+            if each.count(0 if name == "sub" else 1) < len(each):
                 u = u._write(name, each[0] if len(set(each)) == 1 else each)
         return borrowed(u.tensors, piece, memory) if self.stays else u
 
@@ -369,7 +369,7 @@ def _as_one(some: TensorList) -> list[Tensor] | None:
     tensors = some.tensors
     if not tensors or all([t is tensors[0] for t in tensors]):
         return tensors[:1]
-    whole = some.rows_of() if tensors[0].dim() else None
+    whole = some._joined() if tensors[0].dim() else None
     return None if whole is None else [whole]
 
 
@@ -420,15 +420,16 @@ def _cut_large(tensors: Sequence[Tensor], where: list[int], most: int) -> Iterat
     rows: list[tuple[int, int, int]] = []
     free, whole = most, True
     for i in where:
-        n = tensors[i].numel()
-        for begin in range(0, n, most):
-            end = min(begin + most, n)
-            if end - begin > free:
+        begin, n = 0, tensors[i].numel()
+        while begin < n:
+            if rows and free < min(SMALL, n - begin):
                 yield Piece(rows, whole, False, False)
                 rows, free, whole = [], most, True
+            end = min(begin + free, n)
             rows.append((i, begin, end))
             free -= end - begin
             whole = whole and end - begin == n
+            begin = end
     if rows:
         yield Piece(rows, whole, whole and len(rows) == len(tensors), False)
 

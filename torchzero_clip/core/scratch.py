@@ -10,7 +10,7 @@ from torch import Tensor
 
 PIECE = 2**20  # numbers that are worked on at a time
 SMALL = 2**12  # numbers in a tensor that is not worth a call of its own, where there are
-MANY = 8  # of one shape
+MANY = 16  # of one shape
 KINDS = 64  # of shapes whose parts are kept
 
 

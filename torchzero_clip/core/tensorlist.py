@@ -119,9 +119,13 @@ class TensorList:
         args = self._arguments(name, operands)
         if not self.owned and self.room is None and not self._promotes(args):
             return self._become(_foreach(name, self.tensors, *args))
-        if not self.owned and name in ("mul", "div") and self._fill(getattr(torch, name), args[0]):
+        if (
+            not self.owned
+            and name in ("mul", "div", "sub")
+            and self._fill(getattr(torch, name), args[0])
+        ):
             return self
-        whole = self.own().rows_of()
+        whole = self.own()._joined()
         columns = [] if whole is None else [_column(x, whole) for x in operands]
         if whole is None or any([column is None for column in columns]):
             _foreach(name + "_", self.tensors, *args)
@@ -147,7 +151,7 @@ class TensorList:
         self._become(room)
         return True
 
-    def rows_of(self) -> Tensor | None:
+    def _joined(self) -> Tensor | None:
         """The tensor whose rows these are: step counts and the like, and small tensors of state."""
         if self.whole is None:
             self.whole = whole_of(self.tensors)
@@ -177,6 +181,8 @@ class TensorList:
         """Operands as torch takes them."""
         if name in ("mul", "div"):
             return tuple([self._scale(x) for x in operands])
+        if name in ("add", "sub"):
+            return (self._each(self._as_tensors(operands[0])),)
         if name == "lerp":
             return self._each(operands[0]), self._weight(operands[1])
         return tuple([self._each(x) for x in operands])
@@ -190,19 +196,21 @@ class TensorList:
         return x
 
     def _scale(self, x: Operand) -> Any:
-        """An operand for mul and div, which take a 0-dim tensor of their own device as it is.
-
-        On CPU a number goes as one: torch would make a tensor of it, for every element anew.
-        """
-        first = self.tensors[0]
+        """An operand for mul and div, which take a 0-dim tensor of their own device as it is."""
+        x, first = self._as_tensors(x), self.tensors[0]
         if isinstance(x, Tensor) and x.dim() == 0 and not is_sharded(first):
             return x if x.device == first.device else [x] * len(self)
-        number = isinstance(x[0] if isinstance(x, (list, tuple)) and x else x, (int, float))
-        if number and first.dim() and first.device.type == "cpu" and type(first) in PLAIN:
-            double = first.dtype in (torch.float64, torch.complex128)
-            numbers = torch.tensor(x, dtype=torch.float64 if double else torch.float32)
-            return numbers if numbers.dim() == 0 else list(numbers.unbind())
         return self._each(x)
+
+    def _as_tensors(self, x: Operand) -> Operand:
+        """Numbers on CPU as 0-dim tensors, which torch would make of them for every call."""
+        first = self.tensors[0]
+        number = isinstance(x[0] if isinstance(x, (list, tuple)) and x else x, (int, float))
+        if not number or not first.dim() or first.device.type != "cpu" or type(first) not in PLAIN:
+            return x
+        double = first.dtype in (torch.float64, torch.complex128)
+        numbers = torch.tensor(x, dtype=torch.float64 if double else torch.float32, device="cpu")
+        return numbers if numbers.dim() == 0 else list(numbers.unbind())
 
     def _weight(self, x: Operand) -> Any:
         """An operand for lerp, which insists on one dtype."""
@@ -355,7 +363,7 @@ class TensorList:
 
     def stack(self) -> Tensor:
         """One vector of these 0-dim tensors, in float64 (float32 where the device has none)."""
-        vector = self.rows_of()
+        vector = self._joined()
         dtype = wide(self.tensors[0].device)
         if vector is None:
             return torch.stack(self.tensors).to(dtype)

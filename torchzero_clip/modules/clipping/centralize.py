@@ -37,5 +37,9 @@ class Centralize(NormRule):
         small = units.smaller_than(self.min_size)
         shift = torch.where(small, torch.zeros_like(mean), mean)
         for bucket in buckets:
-            bucket.u = bucket.u.to(bucket.state_dtype).sub_(units.spread(bucket, shift))
+            u = bucket.u.to(bucket.state_dtype)
+            if self.may_wait(units, bucket, shift):
+                bucket.put_off(u, [("sub", units.listed(bucket, shift))])
+            else:
+                bucket.u = u.sub_(units.spread(bucket, shift))
         return buckets
