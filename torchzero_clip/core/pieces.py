@@ -126,7 +126,7 @@ class Later(TensorList):
 class Scaled(Later):
     """A list times, divided by or less numbers; `stays` where it must go into its source."""
 
-    __slots__ = ("_rows", "stays")
+    __slots__ = ("_numbers", "_rows", "stays")
 
     def __init__(
         self, source: TensorList, rows: Sequence[tuple[str, list[float]]], stays: bool = False
@@ -134,6 +134,7 @@ class Scaled(Later):
         super().__init__(source, None)
         self._rows = rows  # ("mul", "div" or "sub", one number a tensor), once or twice
         self._owned, self.stays = not stays, stays
+        self._numbers: dict[float, Tensor] = {}
 
     def _compute(self) -> list[Tensor]:
         out = self._source
@@ -142,6 +143,12 @@ class Scaled(Later):
             each = torch.tensor(row, dtype=self.dtype, device="cpu")
             out = out._write(name, row[0] if same else each.unbind())
         return out.tensors
+
+    def _number(self, x: float) -> Tensor:
+        """A number as torch takes it fastest: many pieces share it."""
+        if x not in self._numbers:
+            self._numbers[x] = torch.tensor(x, dtype=self.dtype, device="cpu")
+        return self._numbers[x]
 
     def memory(self) -> list[Tensor]:
         """The source, divided: where it stays, whatever has become of the values since."""
@@ -165,7 +172,7 @@ class Scaled(Later):
         for name, row in self._rows:
             each = [row[i] for i, _, _ in piece.rows]
             if each.count(0 if name == "sub" else 1) < len(each):
-                u = u._write(name, each[0] if len(set(each)) == 1 else each)
+                u = u._write(name, self._number(each[0]) if len(set(each)) == 1 else each)
         return borrowed(u.tensors, piece, memory) if self.stays else u
 
     def done(self) -> None:
@@ -420,16 +427,15 @@ def _cut_large(tensors: Sequence[Tensor], where: list[int], most: int) -> Iterat
     rows: list[tuple[int, int, int]] = []
     free, whole = most, True
     for i in where:
-        begin, n = 0, tensors[i].numel()
-        while begin < n:
-            if rows and free < min(SMALL, n - begin):
+        n = tensors[i].numel()
+        for begin in range(0, n, most):
+            end = min(begin + most, n)
+            if end - begin > free:
                 yield Piece(rows, whole, False, False)
                 rows, free, whole = [], most, True
-            end = min(begin + free, n)
             rows.append((i, begin, end))
             free -= end - begin
             whole = whole and end - begin == n
-            begin = end
     if rows:
         yield Piece(rows, whole, whole and len(rows) == len(tensors), False)
 
@@ -441,7 +447,9 @@ def parts(tensors: list[Tensor], piece: Piece) -> list[Tensor]:
     if piece.whole:
         return [tensors[i] for i, _, _ in piece.rows]
     return [
-        t if t.dim() == 0 or end - begin == t.numel() else t.view(-1)[begin:end]
+        t
+        if t.dim() == 0 or end - begin == t.numel()
+        else t.as_strided((end - begin,), (1,), t.storage_offset() + begin)
         for t, begin, end in [(tensors[i], begin, end) for i, begin, end in piece.rows]
     ]
 
@@ -460,13 +468,8 @@ def borrowed(tensors: list[Tensor], piece: Piece, memory: Memory | None) -> Tens
     if memory is not None:
         return TensorList(tensors, room=lambda: parts(memory(), piece))
     if tensors[0].numel() > SMALL or not piece.whole:
-        return TensorList(tensors, room=partial(_scratch, tensors))
+        return TensorList(tensors, room=partial(SCRATCH.like, tensors))
     return TensorList(tensors, room=partial(SCRATCH.rows, tensors) if piece.alike else None)
-
-
-def _scratch(tensors: list[Tensor]) -> list[Tensor]:
-    room, start = SCRATCH.get(tensors[0].dtype), 0
-    return [room[start : (start := start + t.numel())].view(t.shape) for t in tensors]
 
 
 def memory_of(u: TensorList, room: Memory | None) -> list[Tensor]:

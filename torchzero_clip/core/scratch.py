@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -11,7 +12,7 @@ from torch import Tensor
 PIECE = 2**20  # numbers that are worked on at a time
 SMALL = 2**12  # numbers in a tensor that is not worth a call of its own, where there are
 MANY = 16  # of one shape
-KINDS = 64  # of shapes whose parts are kept
+KINDS = 512  # of shapes whose parts are kept
 
 
 def by_shape(tensors: Sequence[Tensor]) -> dict[torch.Size, list[int]]:
@@ -38,7 +39,7 @@ class Scratch(threading.local):
 
     def __init__(self) -> None:
         self.rooms: dict[tuple[torch.dtype, bool], Tensor] = {}
-        self.kinds: dict[tuple[torch.dtype, torch.Size, int, bool], Rows] = {}
+        self.kinds: dict[Any, Any] = {}  # parts of the rooms, by what they are for
         self.piece: object = None  # the piece that is worked on, for who watches
 
     def get(self, dtype: torch.dtype, beside: bool = False) -> Tensor:
@@ -52,11 +53,26 @@ class Scratch(threading.local):
         dtype, shape, count = tensors[0].dtype, tensors[0].shape, len(tensors)
         key = dtype, shape, count, beside
         if key not in self.kinds:
-            if len(self.kinds) >= KINDS:
-                self.kinds.clear()
             room = self.get(dtype, beside)[: count * shape.numel()]
-            self.kinds[key] = Rows(room.view(count, *shape))
-        return self.kinds[key]
+            self._keep(key, Rows(room.view(count, *shape)))
+        rows: Rows = self.kinds[key]
+        return rows
+
+    def like(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+        """Memory for tensors of any shapes, one after another, PIECE numbers at most."""
+        dtype, shapes = tensors[0].dtype, tuple([t.shape for t in tensors])
+        key = dtype, shapes
+        if key not in self.kinds:
+            sizes = [shape.numel() for shape in shapes]
+            rows = zip(self.get(dtype)[: sum(sizes)].split(sizes), shapes, strict=True)
+            self._keep(key, [part.view(shape) for part, shape in rows])
+        parts: list[Tensor] = self.kinds[key]
+        return parts
+
+    def _keep(self, key: Any, parts: Any) -> None:
+        if len(self.kinds) >= KINDS:
+            self.kinds.clear()
+        self.kinds[key] = parts
 
     def stack(self, tensors: Sequence[Tensor]) -> Tensor:
         """A copy of tensors of one shape, PIECE numbers at most."""
