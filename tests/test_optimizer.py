@@ -1125,6 +1125,7 @@ def scheduled(opt, params, make, steps=12):
     return rows, torch.cat([p.detach().flatten() for p in params])
 
 
+@pytest.mark.filterwarnings("ignore:The epoch parameter")  # SequentialLR of older torch, of itself
 @pytest.mark.parametrize("tensor_lr", [False, True], ids=["float", "tensor"])
 @pytest.mark.parametrize("name", SCHEDULERS)
 def test_every_scheduler_does_what_it_does_to_adam(name, tensor_lr):
@@ -1953,6 +1954,7 @@ def test_dtypes_may_be_mixed_within_a_group():
     assert same(params, alone)
 
 
+@pytest.mark.skipif(not hasattr(torch.Tensor, "grad_dtype"), reason="torch takes none")
 def test_a_gradient_of_another_dtype_than_the_parameter_is_taken():
     p, q = one(1.0, torch.float32), one(1.0, torch.float32)
     a, b = Modular([p], Momentum(0.5), LR(0.1)), Modular([q], Momentum(0.5), LR(0.1))
