@@ -9,11 +9,12 @@ import torch
 from torch import Tensor
 
 from torchzero_clip.core.rows import PLAIN, is_sharded, whole_of
-from torchzero_clip.core.scratch import SMALL, Rows
+from torchzero_clip.core.scratch import MANY, SMALL, Rows
 
 Operand: TypeAlias = "float | Tensor | TensorList | Sequence[Tensor]"
 """A number, a 0-dim tensor, a vector with a number for each tensor, a TensorList, or a list of one
 (broadcastable) tensor for each."""
+FILL = ("mul", "div", "sub")  # what runs from borrowed memory straight into the kept
 
 
 class TensorList:
@@ -119,11 +120,7 @@ class TensorList:
         args = self._arguments(name, operands)
         if not self.owned and self.room is None and not self._promotes(args):
             return self._become(_foreach(name, self.tensors, *args))
-        if (
-            not self.owned
-            and name in ("mul", "div", "sub")
-            and self._fill(getattr(torch, name), args[0])
-        ):
+        if name in FILL and not self.owned and self._fill(getattr(torch, name), args[0]):
             return self
         whole = self.own()._joined()
         columns = [] if whole is None else [_column(x, whole) for x in operands]
@@ -203,10 +200,12 @@ class TensorList:
         return self._each(x)
 
     def _as_tensors(self, x: Operand) -> Operand:
-        """Numbers on CPU as 0-dim tensors, which torch would make of them for every call."""
+        """Numbers for many tensors on CPU as 0-dim tensors: torch would make one for every call."""
         first = self.tensors[0]
         number = isinstance(x[0] if isinstance(x, (list, tuple)) and x else x, (int, float))
-        if not number or not first.dim() or first.device.type != "cpu" or type(first) not in PLAIN:
+        if not number or len(self) < MANY or not first.dim():
+            return x
+        if first.device.type != "cpu" or type(first) not in PLAIN:
             return x
         double = first.dtype in (torch.float64, torch.complex128)
         numbers = torch.tensor(x, dtype=torch.float64 if double else torch.float32, device="cpu")
