@@ -18,6 +18,8 @@ from torchzero_clip import (
     Modular,
     Momentum,
     RMSprop,
+    TensorList,
+    Transform,
     WeightDecay,
     centralize_grads_,
 )
@@ -140,6 +142,25 @@ def test_state_that_a_user_cuts_is_followed():
             opt.state[p]["Adam/exp_avg"] = opt.state[p]["Adam/exp_avg"].t()
             opt.state[p]["Adam/exp_avg_sq"] = opt.state[p]["Adam/exp_avg_sq"].t()
         train(opt, params, [1, 2])
+    same(ours, plain)
+
+
+class Again(Transform):
+    """u ← 2 u, in the same tensors under another handle"""
+
+    elementwise = True
+
+    def update(self, u, state, group):
+        return TensorList(u.mul_(2).tensors)
+
+
+def test_what_a_rule_returns_may_be_scratch_memory():
+    ours, plain = model(), model()
+    train(Modular(ours, Again(), ClipNorm(1.0), Adam(), LR(0.1)), ours, range(3))
+    train(Modular(plain, Again(), ClipNorm(1.0), Adam(), LR(0.1), fused=False), plain, range(3))
+    same(ours, plain)
+    train(Modular(ours, Again(), Adam(), LR(0.1)), ours, range(3))
+    train(Modular(plain, Again(), Adam(), LR(0.1), fused=False), plain, range(3))
     same(ours, plain)
 
 

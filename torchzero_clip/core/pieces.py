@@ -356,8 +356,9 @@ def _run(kernel: FusedKernel, u: list[Tensor], params: list[Tensor], state: List
 def _run_piece(
     kernel: FusedKernel, u: TensorList, params: list[Tensor], state: Lists, piece: Piece
 ) -> None:
-    """Many small tensors are one where their state has one memory: they take their turn in scratch
-    memory, and go back.
+    """kernel(u, params, *state): once for many small tensors, where their state has one memory.
+
+    Their parameters are stacked for it in scratch memory, and go back.
     """
     wholes = [_as_one(some) for some in state] if piece.alike else []
     known = [whole for whole in wholes if whole is not None]

@@ -76,7 +76,11 @@ class Scratch(threading.local):
 
     def stack(self, tensors: Sequence[Tensor]) -> Tensor:
         """A copy of tensors of one shape, PIECE numbers at most."""
-        return torch.stack(list(tensors), out=self.rows(tensors).whole)
+        rows = self.rows(tensors)
+        if tensors[0].data_ptr() == rows[0].data_ptr():  # it may be there
+            torch._foreach_copy_(rows, list(tensors))
+            return rows.whole
+        return torch.stack(list(tensors), out=rows.whole)
 
 
 SCRATCH = Scratch()

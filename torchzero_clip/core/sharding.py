@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import math
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -132,6 +133,8 @@ def align_grad(param: Tensor) -> Tensor:
 
 def refuse_flat(params: Sequence[Tensor]) -> None:
     """Raise a sentence for the flat shards of FSDP1, of which no norm is right."""
+    if "torch.distributed.fsdp" not in sys.modules:
+        return
     if any([getattr(param, "_fsdp_flattened", False) for param in params]):
         raise TypeError(
             "FullyShardedDataParallel keeps parameters as flat pieces, whose norms are not those "
