@@ -18,7 +18,7 @@ class Orthogonalize(TensorwiseTransform):
     shape (first, rest); give vectors to another rule, with `Partition`.
 
     Args:
-        steps: Iterations, in bfloat16; on CPU in float32, which may be thirty times faster there.
+        steps: Iterations, in bfloat16; on CPU in float32, which is faster on most processors.
         coefficients: a, b and c.
         eps: The smallest norm to divide by at the start.
         scale: How the size depends on the shape (A, B): "original" multiplies by √max(1, A / B),
