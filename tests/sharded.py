@@ -52,7 +52,7 @@ from torchzero_clip import (
     clip_grad_norm_,
 )
 from torchzero_clip.core import sharding
-from torchzero_clip.core.sharding import full, layout_of
+from torchzero_clip.core.norms.shards import full, layout_of
 
 STEPS = 20
 

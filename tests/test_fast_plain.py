@@ -63,7 +63,7 @@ def cut_small() -> Any:
 @contextlib.contextmanager
 def two_are_many() -> Any:
     """Two tensors of one shape are worked on as one."""
-    with mock.patch.object(core.pieces, "MANY", 2), mock.patch.object(core.rows, "MANY", 2):
+    with mock.patch.object(core.pieces, "MANY", 2), mock.patch.object(core.tensors, "MANY", 2):
         yield
 
 

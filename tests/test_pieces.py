@@ -32,9 +32,10 @@ from torchzero_clip import (
     zeros_like_state,
 )
 from torchzero_clip.core import counter
+from torchzero_clip.core.norms.scratch import PIECE, SCRATCH
 from torchzero_clip.core.pieces import InPieces, pieces
-from torchzero_clip.core.scratch import MANY, PIECE, SCRATCH, SMALL
 from torchzero_clip.core.tensorlist import TensorList
+from torchzero_clip.core.tensors import MANY, SMALL
 
 ROWS, COLUMNS = 1536, 1024  # more numbers than a piece has
 

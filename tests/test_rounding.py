@@ -28,7 +28,7 @@ from torchzero_clip import (
     attach,
 )
 from torchzero_clip.core.fused import Deferred
-from torchzero_clip.core.rounding import COMPENSATION, STEP, _stochastic
+from torchzero_clip.optimizer.rounding import COMPENSATION, STEP, _stochastic
 
 HALF = [torch.bfloat16, torch.float16]
 ULP = {torch.bfloat16: 2.0**-7, torch.float16: 2.0**-10}  # of 1

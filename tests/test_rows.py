@@ -23,8 +23,8 @@ from torchzero_clip import (
     WeightDecay,
     centralize_grads_,
 )
-from torchzero_clip.core.rows import whole_of
-from torchzero_clip.core.scratch import MANY, PIECE
+from torchzero_clip.core.norms.scratch import PIECE
+from torchzero_clip.core.tensors import MANY, whole_of
 
 SHAPES = [*[(8, 8)] * 2 * MANY, (70, 100), *[(5,)] * (MANY - 1), *[(3, 4)] * MANY, (), (0,)]
 CHAINS = {

@@ -6,7 +6,6 @@ from torchzero_clip.core import (
     Chain,
     Group,
     Live,
-    Modular,
     NormRule,
     Scope,
     State,
@@ -14,7 +13,6 @@ from torchzero_clip.core import (
     TensorwiseTransform,
     Transform,
     UnitState,
-    to_floats,
     zeros_like_state,
 )
 from torchzero_clip.grads import (
@@ -87,6 +85,7 @@ from torchzero_clip.modules.flow import (
     SkipLarge,
     When,
 )
+from torchzero_clip.optimizer import Modular, to_floats
 from torchzero_clip.recorder import Recorder
 from torchzero_clip.scheduling import schedule
 

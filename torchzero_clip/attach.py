@@ -10,10 +10,11 @@ import torch
 from torch.optim import Optimizer
 from typing_extensions import Self
 
-from torchzero_clip.core import Bucket, Chain, Modular, TensorList, Transform, bind
-from torchzero_clip.core.hyper import Names
-from torchzero_clip.core.sharding import local
+from torchzero_clip.core import Bucket, Chain, TensorList, Transform, bind
+from torchzero_clip.core.norms.shards import local
 from torchzero_clip.core.units import total_norm
+from torchzero_clip.optimizer import Modular
+from torchzero_clip.optimizer.keys import Names
 
 PARAMS = ("params", "param_names")
 

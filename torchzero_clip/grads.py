@@ -22,9 +22,9 @@ from torchzero_clip.core import (
     bind,
     collect,
 )
-from torchzero_clip.core.hyper import Names
-from torchzero_clip.core.sharding import refuse_flat
+from torchzero_clip.core.norms.shards import refuse_flat
 from torchzero_clip.modules.clipping import Centralize, ClipPercentile, ClipValue, Normalize
+from torchzero_clip.optimizer.keys import Names
 
 Params: TypeAlias = "Tensor | Iterable[Tensor]"
 

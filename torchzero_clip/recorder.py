@@ -16,7 +16,7 @@ from typing_extensions import Self
 
 from torchzero_clip._plot import draw
 from torchzero_clip.attach import Attached
-from torchzero_clip.core import Modular
+from torchzero_clip.optimizer import Modular
 
 BLOCK = 256  # steps that wait on the device for one transfer
 BLOCK_NUMBERS = 2**20  # and the most numbers, where a rule has many units

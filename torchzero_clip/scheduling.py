@@ -11,9 +11,9 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from torchzero_clip.core import Modular
 from torchzero_clip.core.description import RESERVED
-from torchzero_clip.core.hyper import WELL_KNOWN, _distance
+from torchzero_clip.optimizer import Modular
+from torchzero_clip.optimizer.keys import WELL_KNOWN, _distance
 
 Function = Callable[[int], Any]
 

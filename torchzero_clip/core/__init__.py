@@ -12,8 +12,6 @@ from torchzero_clip.core.bucket import (
 )
 from torchzero_clip.core.config import from_config, to_config
 from torchzero_clip.core.description import Description, Live
-from torchzero_clip.core.metrics import to_floats
-from torchzero_clip.core.modular import Modular
 from torchzero_clip.core.norm_rule import NormRule, Scope, UnitState
 from torchzero_clip.core.norms import Ord
 from torchzero_clip.core.tensorlist import TensorList
@@ -26,7 +24,6 @@ __all__ = [
     "Description",
     "Group",
     "Live",
-    "Modular",
     "NormRule",
     "Ord",
     "Scope",
@@ -45,6 +42,5 @@ __all__ = [
     "prepare",
     "run",
     "to_config",
-    "to_floats",
     "zeros_like_state",
 ]

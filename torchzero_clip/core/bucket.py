@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import torch
 from torch import Tensor
 
+from torchzero_clip.core.norms.shards import Layout, align_grad, layout_of, local
 from torchzero_clip.core.pieces import InPieces, Later, Scaled, Waiting, can_be_cut
-from torchzero_clip.core.rows import all_plain, join
-from torchzero_clip.core.sharding import Layout, align_grad, layout_of, local
 from torchzero_clip.core.tape import Recorded, Tape
 from torchzero_clip.core.tensorlist import TensorList
+from torchzero_clip.core.tensors import all_plain, join
 
 if TYPE_CHECKING:
     from torchzero_clip.core.compiler import Compiler

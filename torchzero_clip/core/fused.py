@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 
 from torchzero_clip.core.pieces import Scaled, run_kernel
-from torchzero_clip.core.rows import all_plain
 from torchzero_clip.core.tensorlist import Operand, TensorList
+from torchzero_clip.core.tensors import all_plain
 
 if TYPE_CHECKING:
     from torchzero_clip.core.bucket import State

@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 import torch
 from torch import Tensor
 
-from torchzero_clip.core.rows import all_plain
-from torchzero_clip.core.scratch import MANY, PIECE, SCRATCH, SMALL, by_shape
+from torchzero_clip.core.norms.scratch import PIECE, SCRATCH
 from torchzero_clip.core.tensorlist import TensorList
+from torchzero_clip.core.tensors import MANY, SMALL, all_plain, by_shape
 
 if TYPE_CHECKING:
     from torchzero_clip.core.bucket import Group, State

@@ -19,8 +19,8 @@ from torch import Tensor
 from torchzero_clip.core.compiler import Compiler, Home
 from torchzero_clip.core.kernel import BOOLEAN, Line, Ref
 from torchzero_clip.core.norms import NAMED, Measure, statistics
-from torchzero_clip.core.rows import whole_of
-from torchzero_clip.core.tensorlist import Operand, TensorList, wide
+from torchzero_clip.core.tensorlist import Operand, TensorList
+from torchzero_clip.core.tensors import whole_of, wide
 
 Value: TypeAlias = int
 """A line of the tape."""

@@ -8,8 +8,8 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
-from torchzero_clip.core.rows import PLAIN, is_sharded, whole_of
-from torchzero_clip.core.scratch import MANY, SMALL, Rows
+from torchzero_clip.core.norms.scratch import Rows
+from torchzero_clip.core.tensors import MANY, PLAIN, SMALL, is_sharded, whole_of, wide
 
 Operand: TypeAlias = "float | Tensor | TensorList | Sequence[Tensor]"
 """A number, a 0-dim tensor, a vector with a number for each tensor, a TensorList, or a list of one
@@ -367,11 +367,6 @@ class TensorList:
         if vector is None:
             return torch.stack(self.tensors).to(dtype)
         return vector.to(dtype, copy=True)
-
-
-def wide(device: torch.device) -> torch.dtype:
-    """The dtype that sums are taken in."""
-    return torch.float32 if device.type == "mps" else torch.float64
 
 
 def _column(x: Any, whole: Tensor) -> Any:

@@ -13,8 +13,8 @@ from torchzero_clip.core.bucket import Bucket, Group, State, statistic
 from torchzero_clip.core.config import from_config, to_config
 from torchzero_clip.core.description import Description
 from torchzero_clip.core.fused import Deferred, Kernel
+from torchzero_clip.core.norms.shards import full, put
 from torchzero_clip.core.pieces import InPieces, can_be_cut
-from torchzero_clip.core.sharding import full, put
 from torchzero_clip.core.tensorlist import TensorList
 
 

@@ -12,10 +12,10 @@ from torch import Tensor
 
 from torchzero_clip.core import norms
 from torchzero_clip.core.bucket import Bucket, Group, statistic, statistic_dtype
-from torchzero_clip.core.rows import separate, whole_of
-from torchzero_clip.core.sharding import gather, merge_shards
+from torchzero_clip.core.norms.shards import gather, merge_shards
 from torchzero_clip.core.tape import Recorded
-from torchzero_clip.core.tensorlist import TensorList, wide
+from torchzero_clip.core.tensorlist import TensorList
+from torchzero_clip.core.tensors import separate, whole_of, wide
 
 if TYPE_CHECKING:
     from torchzero_clip.core.norm_rule import NormRule, UnitState

@@ -14,7 +14,7 @@ from torchzero_clip.core import (
     count_step,
     zeros_like_state,
 )
-from torchzero_clip.core.sharding import local
+from torchzero_clip.core.norms.shards import local
 
 
 class Accumulate(Transform):

@@ -1,4 +1,4 @@
-"""Many tensors that are the rows of one: one operator then does for all."""
+"""What kind of tensors these are: plain or sharded, of one shape, the rows of one."""
 
 from __future__ import annotations
 
@@ -8,9 +8,25 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torchzero_clip.core.scratch import MANY, SMALL, by_shape
-
+SMALL = 2**12  # numbers in a tensor that is not worth a call of its own, where there are
+MANY = 16  # of one shape
 PLAIN = frozenset((Tensor, torch.nn.Parameter))
+
+
+def wide(device: torch.device) -> torch.dtype:
+    """The dtype that sums are taken in."""
+    return torch.float32 if device.type == "mps" else torch.float64
+
+
+def by_shape(tensors: Sequence[Tensor]) -> dict[torch.Size, list[int]]:
+    """Which tensors have which shape."""
+    shapes = [t.shape for t in tensors]
+    if shapes.count(shapes[0]) == len(shapes):
+        return {shapes[0]: list(range(len(shapes)))}
+    found: dict[torch.Size, list[int]] = {}
+    for i, shape in enumerate(shapes):
+        found.setdefault(shape, []).append(i)
+    return found
 
 
 def is_sharded(tensor: Tensor) -> bool:

@@ -17,8 +17,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torchzero_clip.core.norms import Measure, merge
-from torchzero_clip.core.rows import is_sharded
+from torchzero_clip.core.norms.measures import Measure, merge
+from torchzero_clip.core.tensors import is_sharded
 
 Dims = tuple[int, ...]
 

@@ -12,11 +12,11 @@ from torch import Tensor
 
 from torchzero_clip.core.bucket import statistic
 from torchzero_clip.core.description import RESERVED
-from torchzero_clip.core.hyper import Names
 from torchzero_clip.core.norm_rule import NormRule
-from torchzero_clip.core.rows import join
-from torchzero_clip.core.sharding import local
+from torchzero_clip.core.norms.shards import local
+from torchzero_clip.core.tensors import join
 from torchzero_clip.core.transform import Link, Transform
+from torchzero_clip.optimizer.keys import Names
 
 MARK = "fingerprint"
 STATISTICS = {torch.float32, torch.float64}  # numbers are as wide as a unit's widest parameter

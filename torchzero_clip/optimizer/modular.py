@@ -10,25 +10,32 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from torchzero_clip.core.bucket import Bucket, collect, has_grad, state_dtype
-from torchzero_clip.core.checkpoint import (
+from torchzero_clip.core.compiler import Compiler
+from torchzero_clip.core.description import RESERVED
+from torchzero_clip.core.fused import Deferred
+from torchzero_clip.core.norms.shards import local, refuse_flat
+from torchzero_clip.core.pieces import InPieces, run_kernel
+from torchzero_clip.core.tape import Recorded, Tape
+from torchzero_clip.core.tensorlist import TensorList
+from torchzero_clip.core.tensors import all_plain
+from torchzero_clip.core.transform import Chain, Transform, bind
+from torchzero_clip.optimizer.checkpoint import (
     check_checkpoint,
     complete,
     restore_state,
     shared_start,
 )
-from torchzero_clip.core.compiler import Compiler
-from torchzero_clip.core.description import RESERVED
-from torchzero_clip.core.explain import explain
-from torchzero_clip.core.fused import Deferred
-from torchzero_clip.core.hyper import Names
-from torchzero_clip.core.metrics import metrics_of
-from torchzero_clip.core.pieces import InPieces, run_kernel
-from torchzero_clip.core.rounding import adapted, check_rounding, prepare, rounds, subtract, without
-from torchzero_clip.core.rows import all_plain
-from torchzero_clip.core.sharding import local, refuse_flat
-from torchzero_clip.core.tape import Recorded, Tape
-from torchzero_clip.core.tensorlist import TensorList
-from torchzero_clip.core.transform import Chain, Transform, bind
+from torchzero_clip.optimizer.explain import explain
+from torchzero_clip.optimizer.keys import Names
+from torchzero_clip.optimizer.metrics import metrics_of
+from torchzero_clip.optimizer.rounding import (
+    adapted,
+    check_rounding,
+    prepare,
+    rounds,
+    subtract,
+    without,
+)
 
 
 class Modular(Optimizer):

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from torchzero_clip.core.bucket import Bucket
-from torchzero_clip.core.sharding import Layout, local
+from torchzero_clip.core.norms.shards import Layout, local
 
 KINDS = ("nearest", "stochastic", "kahan")
 COMPENSATION = "rounding/compensation"  # in the state of a parameter

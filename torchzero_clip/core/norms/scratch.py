@@ -10,20 +10,7 @@ import torch
 from torch import Tensor
 
 PIECE = 2**20  # numbers that are worked on at a time
-SMALL = 2**12  # numbers in a tensor that is not worth a call of its own, where there are
-MANY = 16  # of one shape
 KINDS = 512  # of shapes whose parts are kept
-
-
-def by_shape(tensors: Sequence[Tensor]) -> dict[torch.Size, list[int]]:
-    """Which tensors have which shape."""
-    shapes = [t.shape for t in tensors]
-    if shapes.count(shapes[0]) == len(shapes):
-        return {shapes[0]: list(range(len(shapes)))}
-    found: dict[torch.Size, list[int]] = {}
-    for i, shape in enumerate(shapes):
-        found.setdefault(shape, []).append(i)
-    return found
 
 
 class Rows(list[Tensor]):

@@ -16,11 +16,11 @@ from torch.utils._pytree import tree_leaves
 from torchzero_clip.core.compiler import Compiler
 from torchzero_clip.core.kernel import Job
 from torchzero_clip.core.norms import Measure
-from torchzero_clip.core.scratch import PIECE, SCRATCH
+from torchzero_clip.core.norms.scratch import PIECE, SCRATCH
 
 if TYPE_CHECKING:
-    from torchzero_clip.core.modular import Modular
     from torchzero_clip.core.tape import Tape
+    from torchzero_clip.optimizer.modular import Modular
 
 SIZE = 2**13  # numbers in a parameter that stands for a large one
 MOST = 64  # parameters that stand for all
@@ -182,7 +182,7 @@ def _row(label: str, traffic: Traffic, numbers: int) -> tuple[str, float, float,
 
 def _twin(optimizer: Modular) -> Modular:
     """The same chain over small parameters of the same kinds."""
-    from torchzero_clip.core.modular import Modular
+    from torchzero_clip.optimizer.modular import Modular
 
     left, groups = MOST, []
     for group in optimizer.param_groups:

@@ -1,0 +1,126 @@
+"""Measures: the orders of a norm, and how the statistics of parts become the norm of a whole.
+
+A statistic of one tensor is a column of a few numbers that combine over tensors: a norm for the
+p-norms, a maximum, a count, a sum, or mean and √M2 for std and var. Sums are taken in float64.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+import torch
+from torch import Tensor
+
+from torchzero_clip.core.norms.numeric import DOUBLE, readable, safe_scale, vector_norm
+
+Ord: TypeAlias = "float | str"
+
+
+@dataclass(frozen=True)
+class Measure:
+    """A norm order: what is summed, and with which power it grows when the tensor is scaled."""
+
+    kind: Literal["power", "max", "count", "spread", "sum"]
+    p: float = 2.0
+    degree: int = 1
+    mean: bool = False  # a power mean rather than a power sum
+    root: bool = False  # std rather than var
+
+    @property
+    def rows(self) -> int:
+        """How many numbers the statistic of a tensor is."""
+        return {"spread": 3, "sum": 2}.get(self.kind, 1)
+
+    @property
+    def counts(self) -> bool:
+        """Whether it takes the number of entries to go from statistics to norms."""
+        return self.mean or self.kind == "spread"
+
+
+NAMED = {
+    "l0": Measure("count", degree=0),
+    "l1": Measure("power", 1.0),
+    "l2": Measure("power", 2.0),
+    "l3": Measure("power", 3.0),
+    "l4": Measure("power", 4.0),
+    "linf": Measure("max"),
+    "mad": Measure("power", 1.0, mean=True),
+    "rms": Measure("power", 2.0, mean=True),
+    "std": Measure("spread", root=True),
+    "var": Measure("spread", degree=2),
+    "sum": Measure("sum"),
+}
+
+
+def measure(order: Ord) -> Measure:
+    """The measure behind `ord`; raises ValueError with the choices."""
+    if isinstance(order, str) and order in NAMED:
+        return NAMED[order]
+    if isinstance(order, (int, float)) and not isinstance(order, bool) and order >= 0:
+        if order == math.inf:
+            return NAMED["linf"]
+        return Measure("power", float(order)) if order > 0 else NAMED["l0"]
+    raise ValueError(f"must be a number > 0, inf, 0, or one of {list(NAMED)}, got {order!r}")
+
+
+def merge(stats: Tensor, counts: Tensor | None, m: Measure) -> Tensor:
+    """Statistics of shape (rows, units, parts) as those of the units, (rows, units).
+
+    `counts` says of how many entries each part is, where the measure needs it: (units, parts).
+    """
+    if m.kind == "power":
+        return stats.squeeze(2) if stats.shape[2] == 1 else vector_norm(stats, m.p)
+    if m.kind == "max":
+        return stats.amax(dim=2)
+    if m.kind != "spread":
+        return stats.sum(dim=2)
+    assert counts is not None
+    scale = safe_scale(stats.abs().amax(dim=(0, 2)))  # squares must stay in range
+    rows = stats / scale.unsqueeze(1)
+    mean = (rows[:2] * counts).sum(dim=2) / counts.sum(dim=1).clamp(min=1)
+    away = (rows[:2] - mean.unsqueeze(2)).square().sum(dim=0)
+    m2 = (rows[2].square() + counts * away).sum(dim=1)
+    return torch.cat([mean, m2.sqrt().unsqueeze(0)]) * scale
+
+
+def finish(stats: Tensor, count: Tensor | None, m: Measure) -> Tensor:
+    """The norms of units from their statistics, (rows, units); `count` is their size."""
+    if m.kind == "power":
+        if not m.mean:
+            return stats[0]
+        assert count is not None
+        return stats[0] / count.clamp(min=1) ** (1 / m.p)
+    if m.kind == "sum":
+        return torch.hypot(stats[0], stats[1])
+    if m.kind != "spread":
+        return stats[0]
+    assert count is not None
+    root = stats[2] / (count - 1).clamp(min=1).sqrt()
+    root = torch.where(count < 2, torch.zeros_like(root), root)  # one, even infinite, has none
+    return root if m.root else root.square()
+
+
+def scaled(stats: Tensor, ratio: Tensor, m: Measure) -> Tensor:
+    """The statistics of tensors that were divided by `ratio`."""
+    return stats if m.kind == "count" else stats / ratio
+
+
+def divisions(ratio: Tensor, dtype: torch.dtype) -> list[tuple[str, Tensor]]:
+    """How to divide tensors of a dtype by `ratio`: ("mul" or "div", by what), one after another.
+
+    Nothing where all are 1; otherwise a product, after an exact quotient where the dtype holds the
+    ratio or its inverse badly or not at all, so that no unit's bits depend on another's ratio. Who
+    cannot look divides once.
+    """
+    if not readable(ratio):
+        return [("div", ratio)]
+    low, high = [float(end) for end in torch.aminmax(ratio)] if ratio.numel() else (1.0, 1.0)
+    if low == high == 1:
+        return []
+    safe, most = safe_scale(ratio), 1e290 if dtype in DOUBLE else 1e30
+    if bool(((safe > 1 / most) & (safe < most)).all()):
+        return [("mul", ratio.reciprocal())]
+    first = torch.exp2((torch.log2(safe) / 2).floor())  # a power of two divides exactly
+    return [("div", first), ("mul", first / ratio)]

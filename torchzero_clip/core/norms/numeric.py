@@ -1,0 +1,50 @@
+"""What every file here asks of a tensor: may it be read, in which dtype is it summed, by what may
+it be divided.
+
+Reading a number back from a *CPU* tensor is free, so that here, and only here, it is done.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from torchzero_clip.core.tensors import all_plain
+
+DOUBLE = (torch.float64, torch.complex128)
+
+
+def readable(x: Tensor) -> bool:
+    """Whether a look at values costs nothing."""
+    return x.device.type == "cpu" and not torch.compiler.is_compiling() and all_plain([x])
+
+
+def at_least_float32(x: Tensor) -> Tensor:
+    """At least float32: on CPU, dtype= alone would still sum in half precision."""
+    return x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
+
+
+def safe_scale(scale: Tensor) -> Tensor:
+    """A scale to divide by: 1 where it is 0, infinite or NaN."""
+    return torch.where((scale > 0) & torch.isfinite(scale), scale, torch.ones_like(scale))
+
+
+def vector_norm(x: Tensor, p: float) -> Tensor:
+    """p-norm along the last dim, in the range that its result has."""
+    if readable(x) and x.dtype == torch.float64:
+        norm = torch.linalg.vector_norm(x, p, dim=-1)
+        if p <= 6 and all([1e-40 < n < 1e40 for n in norm.flatten().tolist()]):
+            return norm
+    safe = safe_scale(x.amax(dim=-1, keepdim=True))
+    return (torch.linalg.vector_norm(x / safe, p, dim=-1, keepdim=True) * safe).squeeze(-1)
+
+
+def numbers(values: Sequence[float], like: Tensor) -> Tensor:
+    """A vector of known numbers on a device, without a copy from the host that would wait."""
+    if like.device.type == "cpu":
+        return torch.tensor(values, dtype=like.dtype, device=like.device)
+    out = torch.zeros(len(values), dtype=like.dtype, device=like.device)
+    torch._foreach_add_(list(out.unbind()), [float(v) for v in values])
+    return out

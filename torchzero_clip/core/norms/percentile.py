@@ -1,0 +1,51 @@
+"""The order of magnitudes: percentiles."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from torchzero_clip.core.norms.numeric import readable
+from torchzero_clip.core.norms.scratch import PIECE
+from torchzero_clip.core.tensors import all_plain
+
+DIGIT = 16  # bits that are counted at a time
+
+
+def percentile(tensors: Sequence[Tensor], p: float | Tensor) -> Tensor:
+    """The p-th percentile of all magnitudes: one of them, the nearest below."""
+    last = sum([t.numel() for t in tensors]) - 1
+    if last < 0:
+        return torch.zeros((), dtype=tensors[0].dtype, device=tensors[0].device)
+    if last > PIECE // 2 and readable(tensors[0]) and all_plain(list(tensors)):
+        return _counted(tensors, int(float(p) * last / 100))
+    rows = [t.reshape(-1).abs() for t in tensors]
+    sizes = torch.cat(rows) if len(rows) > 1 else rows[0]
+    if isinstance(p, Tensor):  # as a number it would have to be read on the host
+        index = (p * last / 100).to(sizes.device).floor().long()
+        return sizes.sort().values.index_select(0, index.view(1)).view(())
+    return sizes.kthvalue(int(p * last / 100) + 1).values
+
+
+def _counted(tensors: Sequence[Tensor], rank: int) -> Tensor:
+    """The magnitude of that rank, sixteen bits at a time: as integers, floats have their order."""
+    double = torch.float64 in {t.dtype for t in tensors}
+    dtype, whole, bits = (
+        (torch.float64, torch.int64, 64) if double else (torch.float32, torch.int32, 32)
+    )
+    prefix = 0
+    for shift in range(bits - DIGIT, -1, -DIGIT):
+        counts = torch.zeros(2**DIGIT, dtype=torch.int64, device="cpu")
+        for t in tensors:
+            for chunk in t.reshape(-1).split(PIECE // 2):
+                digits = chunk.to(dtype).abs().view(whole).bitwise_right_shift(shift)
+                if shift < bits - DIGIT:
+                    digits = digits[digits.bitwise_right_shift(DIGIT) == prefix]
+                counts += digits.bitwise_and_(2**DIGIT - 1).bincount(minlength=2**DIGIT)
+        upto = counts.cumsum(0)
+        digit = int((upto <= rank).sum())
+        rank -= int(upto[digit - 1]) if digit else 0
+        prefix = prefix << DIGIT | digit
+    return torch.tensor(prefix, dtype=whole, device="cpu").view(dtype)

@@ -1,0 +1,61 @@
+"""Statistics of the slices of a tensor along some of its dims."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from torchzero_clip.core.norms.measures import Measure, merge
+from torchzero_clip.core.norms.numeric import at_least_float32, readable, safe_scale
+from torchzero_clip.core.norms.scratch import PIECE
+from torchzero_clip.core.tensors import wide
+
+
+def slice_statistics(x: Tensor, dims: tuple[int, ...], m: Measure) -> Tensor:
+    """The statistic of each slice along `dims`, a column each; zeros where there are none."""
+    if not dims or x.numel() == 0:
+        lengths = [1 if d in dims or not dims else n for d, n in enumerate(x.shape)]
+        return torch.zeros(m.rows, math.prod(lengths), dtype=wide(x.device), device=x.device)
+    most = max(PIECE // 2 * len(x) // x.numel(), 1)
+    if not readable(x) or most >= len(x):
+        return _slice_statistics(x, dims, m)
+    blocks = x.split(most)  # so that float64 copies stay in the cache
+    stats = [_slice_statistics(block, dims, m) for block in blocks]
+    if 0 not in dims:
+        return torch.cat(stats, dim=1)
+    sizes = [math.prod([block.shape[d] for d in dims]) for block in blocks]
+    counts = torch.tensor(sizes, dtype=torch.float64, device=x.device)
+    return merge(torch.stack(stats, dim=2), counts.expand(stats[0].shape[1], -1), m)
+
+
+def _slice_statistics(x: Tensor, dims: tuple[int, ...], m: Measure) -> Tensor:
+    dtype = wide(x.device)
+    if m.kind == "power":
+        real = x.abs() if x.is_complex() else x
+        if m.p > 6 or real.dtype == torch.float64:
+            real = real.to(dtype)
+            safe = safe_scale(real.abs().amax(dims, keepdim=True))
+            norm = torch.linalg.vector_norm(real / safe, m.p, dims, True) * safe
+        else:
+            norm = torch.linalg.vector_norm(at_least_float32(real), m.p, dims, True, dtype=dtype)
+        return norm.view(1, -1)
+    if m.kind == "max":
+        return x.abs().amax(dims).to(dtype).view(1, -1)
+    if m.kind == "count":
+        return (x != 0).sum(dims).to(dtype).view(1, -1)
+    double = x.to(torch.complex128 if x.is_complex() else dtype)
+    if m.kind == "sum":
+        return _parts(double.sum(dims))
+    safe = safe_scale(double.abs().amax(dims, keepdim=True))
+    double = double / safe
+    mean = double.mean(dims, keepdim=True)
+    m2 = (double - mean).abs().square().sum(dims, keepdim=True)
+    return torch.cat([_parts(mean), m2.sqrt().view(1, -1)]) * safe.view(1, -1)
+
+
+def _parts(x: Tensor) -> Tensor:
+    """Real and imaginary part, a row each."""
+    flat = x.reshape(-1)
+    return torch.stack([flat.real, flat.imag if flat.is_complex() else torch.zeros_like(flat)])

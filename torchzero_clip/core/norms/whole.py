@@ -1,0 +1,261 @@
+"""Statistics of whole tensors, right to 1e-6 whatever their size and range.
+
+Only compiled kernels on CPU add up norms of their own, of order 1, 2 and inf.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch import Tensor
+
+from torchzero_clip.core.norms.measures import NAMED, Measure
+from torchzero_clip.core.norms.numeric import (
+    DOUBLE,
+    at_least_float32,
+    numbers,
+    readable,
+    safe_scale,
+)
+from torchzero_clip.core.norms.scratch import PIECE, SCRATCH
+from torchzero_clip.core.tensors import MANY, SMALL, all_plain, by_shape, wide
+
+ROW = 256  # a float32 sum of this many squares is right to 1e-7
+CHUNK = 2**16  # what is converted at a time
+
+
+def statistics(tensors: Sequence[Tensor], m: Measure) -> Tensor:
+    """The statistic of each tensor, a column each, in float64."""
+    filled = list(tensors)
+    if not all(map(Tensor.numel, tensors)):
+        filled = [t if t.numel() else t.new_zeros(1) for t in tensors]
+    if m.kind == "power":
+        return _powers(filled, m.p).unsqueeze(0)
+    if m.kind == "max":
+        return _maxima(filled).unsqueeze(0)
+    if m.kind == "count":
+        counts = [torch.count_nonzero(t) for t in filled]
+        return torch.stack(counts).to(wide(filled[0].device)).unsqueeze(0)
+    if m.kind == "sum":
+        return totals(filled)
+    return _spread(filled)
+
+
+def largest(tensors: Sequence[Tensor]) -> Tensor:
+    """The largest magnitude of each tensor: NaN or infinite where one of its entries is."""
+    return statistics(tensors, NAMED["linf"])[0]
+
+
+def _powers(tensors: list[Tensor], p: float) -> Tensor:
+    real = _moduli(tensors, p)
+    device = real[0].device
+    if readable(real[0]) and all_plain(real):
+        return _powers_on_cpu(real, p)
+    if device.type == "cpu":
+        real = [at_least_float32(t) for t in real]
+    if p > 6 or real[0].dtype == torch.float64:  # even float64 sums may leave the range
+        biggest = _maxima(real)
+        safe = safe_scale(biggest)
+        real = [at_least_float32(t) for t in real]
+        real = list(torch._foreach_div(real, list(safe.to(real[0].dtype).unbind())))
+        return torch.stack(torch._foreach_norm(real, p, dtype=wide(device))) * safe
+    return torch.stack(torch._foreach_norm(real, p, dtype=wide(device)))
+
+
+def _powers_on_cpu(tensors: list[Tensor], p: float) -> Tensor:
+    """Small tensors many at a time, large ones in rows; redo what left the range."""
+    single, alike, large = _by_size(tensors, p)
+    norms = torch.empty(len(tensors), dtype=torch.float64, device="cpu")
+    if single:
+        norms[single] = _apart([_chunks(tensors[i]) for i in single], p)
+    if large:
+        norms[large] = _joined([_rows(tensors[i].view(-1), p) for i in large], p)
+    for where in alike:
+        norms[where] = _joint([tensors[i] for i in where], p)
+    double = tensors[0].dtype == torch.float64
+    low, high = (-280.0, 300.0) if double or not (alike or large) else (-25.0, 35.0)
+    within = (norms > 10.0 ** max(low / p, -300)) & (norms < 10.0 ** min(high / p, 300))
+    for i in [] if bool(within.all()) else (~within).nonzero().flatten().tolist():
+        norms[i] = _rescaled(tensors[i], p)
+    return norms
+
+
+def _by_size(tensors: list[Tensor], p: float) -> tuple[list[int], list[list[int]], list[int]]:
+    """Which tensors torch measures, which are many of one shape, and which go in rows."""
+    if p not in (1, 2) or tensors[0].dtype == torch.float64:
+        return list(range(len(tensors))), [], []
+    single: list[int] = []
+    alike: list[list[int]] = []
+    large: list[int] = []
+    for shape, some in by_shape(tensors).items():
+        if shape.numel() > SMALL:
+            for i in some:
+                (large if tensors[i].is_contiguous() else single).append(i)
+        elif len(some) >= MANY and (shape.numel() <= ROW or shape.numel() % ROW == 0):
+            alike.append(some)
+        else:
+            single += some
+    return single, alike, large
+
+
+def _joint(tensors: list[Tensor], p: float) -> Tensor:
+    """The norms of tensors of one shape."""
+    rows = [_row_norms(some, p).double() for some in _stacked_rows(tensors)]
+    return torch.cat([torch.linalg.vector_norm(some, p, dim=1) for some in rows])
+
+
+def _stacked_rows(tensors: list[Tensor]) -> Iterator[Tensor]:
+    """Tensors of one shape as (tensors, rows, entries): a copy costs less than a call for each."""
+    n = tensors[0].numel()
+    many, width = PIECE // n, min(n, ROW)
+    for begin in range(0, len(tensors), many):
+        some = at_least_float32(SCRATCH.stack(tensors[begin : begin + many]))
+        yield some.view(len(some), -1, width)
+
+
+def _chunks(x: Tensor) -> list[Tensor]:
+    """What torch converts to float64 at a time."""
+    if x.numel() <= CHUNK or not x.is_contiguous():
+        return [at_least_float32(x)]
+    return [at_least_float32(chunk) for chunk in x.view(-1).split(CHUNK)]
+
+
+def _rows(flat: Tensor, p: float) -> list[Tensor]:
+    """The norms of the rows of a vector, and what is left of it."""
+    if p == 2 and flat.dtype == torch.float32:
+        whole = flat.numel() // ROW * ROW
+        rows = _row_norms(flat[:whole].view(-1, ROW), p)
+        return [rows] if whole == flat.numel() else [rows, flat[whole:]]
+    room = SCRATCH.get(torch.float32)  # half precision is converted, and |x| taken, in the cache
+    parts = []
+    for piece in flat.split(PIECE):
+        whole = len(piece) // ROW * ROW
+        here = room[: len(piece)].copy_(piece)
+        rest = [here[whole:].clone()] if whole < len(piece) else []
+        parts += [_row_norms(here[:whole].view(-1, ROW), p), *rest]
+    return parts
+
+
+def _joined(parts: list[list[Tensor]], p: float) -> Tensor:
+    """The norms of vectors from what they are made of, as vectors again: small enough to copy."""
+    whole = torch.cat([t for some in parts for t in some]).double()
+    each = whole.split([sum([len(t) for t in some]) for some in parts])
+    return torch.stack(torch._foreach_norm(list(each), p))
+
+
+def _apart(parts: list[list[Tensor]], p: float) -> Tensor:
+    """The norms of tensors from those of their parts."""
+    flat = [t for some in parts for t in some]
+    norms = torch.stack(torch._foreach_norm(flat, p, dtype=torch.float64))
+    if len(flat) == len(parts):
+        return norms
+    each = norms.split([len(some) for some in parts])
+    return torch.stack(torch._foreach_norm(list(each), p))
+
+
+def _row_norms(rows: Tensor, p: float) -> Tensor:
+    """The norms of rows of their own memory: torch's order 1 takes four times its sum."""
+    return rows.abs_().sum(dim=-1) if p == 1 else torch.linalg.vector_norm(rows, p, dim=-1)
+
+
+def _rescaled(x: Tensor, p: float) -> Tensor:
+    biggest = _maxima([x])[0]
+    if biggest == 0 or not biggest.isfinite():
+        return biggest
+    return torch.linalg.vector_norm(x.double() / biggest, p) * biggest
+
+
+def _maxima(tensors: list[Tensor]) -> Tensor:
+    real = _moduli(tensors, math.inf)
+    if readable(real[0]) and all_plain(real):
+        if len({(t.shape, t.dtype) for t in real}) == 1 and real[0].numel() <= SMALL:
+            many = PIECE // real[0].numel()
+            stacks = [real[begin : begin + many] for begin in range(0, len(real), many)]
+            return torch.cat([_largest_of_rows(SCRATCH.stack(some)) for some in stacks])
+        ends = [end for t in real for end in torch.aminmax(t)]  # _foreach_norm takes ten times that
+        return torch.stack(ends).view(-1, 2).abs().amax(dim=1).double()
+    return torch.stack(torch._foreach_norm(real, math.inf)).to(wide(real[0].device))
+
+
+def _largest_of_rows(x: Tensor) -> Tensor:
+    """torch's aminmax along a dim takes twenty times its amax and amin."""
+    rows = x.view(len(x), -1)
+    return torch.maximum(rows.amax(dim=1), rows.amin(dim=1).neg()).double()
+
+
+def totals(tensors: Sequence[Tensor]) -> Tensor:
+    """The sum of each tensor, its real and its imaginary part, a column each."""
+    dtype = wide(tensors[0].device)
+    if not any([t.is_complex() for t in tensors]):
+        real = _sums(list(tensors), dtype)
+        return torch.stack([real, torch.zeros_like(real)])
+    real = torch.stack(
+        [t.real.sum(dtype=dtype) if t.is_complex() else _sum(t, dtype) for t in tensors]
+    )
+    parts = [t.imag.sum(dtype=dtype) if t.is_complex() else t.sum(dtype=dtype) * 0 for t in tensors]
+    return torch.stack([real, torch.stack(parts)])
+
+
+def _sums(tensors: list[Tensor], dtype: torch.dtype) -> Tensor:
+    """Many small tensors of one shape at once."""
+    if not (readable(tensors[0]) and all_plain(tensors)):
+        return torch.stack([_sum(t, dtype) for t in tensors])
+    single, alike, large = _by_size(tensors, 1)
+    sums = torch.empty(len(tensors), dtype=dtype, device="cpu")
+    for i in single + large:
+        sums[i] = _sum(tensors[i], dtype)
+    for where in alike:
+        rows = _stacked_rows([tensors[i] for i in where])
+        sums[where] = torch.cat([some.sum(dim=-1).sum(dim=1, dtype=dtype) for some in rows])
+    return sums
+
+
+def _sum(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """Rows in float32, which is right to 1e-7 of what is added up, their sums in float64."""
+    whole = x.numel() // ROW * ROW
+    if x.dtype != torch.float32 or not (readable(x) and whole and x.is_contiguous()):
+        return x.sum(dtype=dtype)
+    flat = x.view(-1)
+    return flat[:whole].view(-1, ROW).sum(dim=1).sum(dtype=dtype) + flat[whole:].sum(dtype=dtype)
+
+
+def _spread(tensors: list[Tensor]) -> Tensor:
+    """Mean (real and imaginary part) and √M2 of each tensor: at once where one chunk holds it."""
+    whole = [t.dtype not in DOUBLE and not t.is_complex() for t in tensors]
+    if all(whole) and (not readable(tensors[0]) or max([t.numel() for t in tensors]) <= CHUNK):
+        dtype = wide(tensors[0].device)
+        rows = [torch.var_mean(t.to(dtype), correction=0) for t in tensors]
+        var, mean = torch.stack([x for row in rows for x in row]).view(-1, 2).unbind(1)
+        m2 = var * numbers([t.numel() for t in tensors], var)
+        return torch.stack([mean, torch.zeros_like(mean), m2.sqrt()])
+    return torch.stack([_moments(t) for t in tensors], dim=1)
+
+
+def _moments(x: Tensor) -> Tensor:
+    """Mean (of the real and the imaginary part) and √M2, in two passes over float64 chunks."""
+    dtype, n = wide(x.device), x.numel()
+    scale = (
+        safe_scale(x.abs().amax()).to(dtype)
+        if x.dtype in DOUBLE
+        else torch.ones((), dtype=dtype, device=x.device)
+    )
+    means: list[Tensor] = []
+    m2 = torch.zeros((), dtype=dtype, device=x.device)
+    for part in [x.real, x.imag] if x.is_complex() else [x]:
+        chunks = part.reshape(-1).split(CHUNK if readable(x) else max(n, 1))
+        parts = [(chunk.to(dtype) / scale).sum() for chunk in chunks]
+        means.append(torch.stack(parts).sum() / n)
+        rest = [((chunk.to(dtype) / scale) - means[-1]).square().sum() for chunk in chunks]
+        m2 = m2 + torch.stack(rest).sum()
+    imaginary = means[1] if len(means) > 1 else torch.zeros_like(m2)
+    return torch.stack([means[0], imaginary, m2.sqrt()]) * scale
+
+
+def _moduli(tensors: list[Tensor], p: float) -> list[Tensor]:
+    """Complex tensors as real ones of the same norm."""
+    if not any(map(Tensor.is_complex, tensors)):
+        return tensors
+    flat = torch.view_as_real if p == 2 else torch.abs
+    return [flat(t) if t.is_complex() else t for t in tensors]
