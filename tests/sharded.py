@@ -51,7 +51,7 @@ from torchzero_clip import (
     attach,
     clip_grad_norm_,
 )
-from torchzero_clip.core import sharding
+from torchzero_clip.core.norms import shards as sharding
 from torchzero_clip.core.norms.shards import full, layout_of
 
 STEPS = 20
