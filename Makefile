@@ -30,10 +30,10 @@ $(INSTALLED): pyproject.toml constraints.txt
 	@touch $@
 
 test: $(INSTALLED) ## run the tests (ARGS="-k norm" chooses)
-	$(BIN)/python -m pytest -n $(WORKERS) $(ARGS)
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup $(ARGS)
 
 test-slow: $(INSTALLED) ## run the longer checks
-	$(BIN)/python -m pytest -n $(WORKERS) -m slow $(ARGS)
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup -m slow $(ARGS)
 
 demo: $(INSTALLED) ## watch six chains train a small language model on corrupted data
 	$(BIN)/python examples/demo.py $(ARGS)

@@ -86,7 +86,8 @@ def expect(what: str, found: set[str], wanted: set[str]) -> None:
 
 def check_contents(wheel: Path) -> None:
     """The wheel has every file of the package, what describes it, and nothing else."""
-    source = {str(f.relative_to(ROOT)) for f in (ROOT / "torchzero_clip").rglob("*.py")}
+    files = [f for f in (ROOT / "torchzero_clip").rglob("*") if f.suffix in (".py", ".h")]
+    source = {str(f.relative_to(ROOT)) for f in files}
     with zipfile.ZipFile(wheel) as archive:
         names = set(archive.namelist())
         (about,) = {name.split("/")[0] for name in names if ".dist-info/" in name}

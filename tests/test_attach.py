@@ -16,10 +16,12 @@ from torch import Tensor, nn
 from torch.nn import Parameter
 from torch.optim import Optimizer
 
+from tests.helpers import close, network, param, same
 from torchzero_clip import (
     EMA,
     LR,
     Accumulate,
+    AdaGC,
     Adam,
     AdaptiveClip,
     ClipNorm,
@@ -38,11 +40,6 @@ from torchzero_clip import (
     clip_grad_norm_,
     to_floats,
 )
-
-
-def net() -> nn.Sequential:
-    torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 2))
 
 
 def batches(count: int, seed: int = 0) -> list[Tensor]:
@@ -71,16 +68,6 @@ def train(model: nn.Module, *opts: Any, steps: int = 8) -> dict[str, Tensor]:
 
 def clip_like_torch(model: nn.Module, max_norm: float = 1.0) -> Callable[[], Any]:
     return lambda: torch.nn.utils.clip_grad_norm_(model.parameters(), max_norm)
-
-
-def close(a: dict[str, Tensor], b: dict[str, Tensor], rtol: float = 1e-5) -> None:
-    for n, value in a.items():
-        torch.testing.assert_close(value, b[n], rtol=rtol, atol=1e-6, msg=n)
-
-
-def same(a: dict[str, Tensor], b: dict[str, Tensor]) -> None:
-    for n, value in a.items():
-        assert value.equal(b[n]), n
 
 
 def clip() -> ClipNorm:
@@ -122,7 +109,7 @@ EVERY = pytest.mark.parametrize("name", MAKERS)
 
 @EVERY
 def test_an_attached_rule_does_what_clipping_by_hand_does(name):
-    attached, by_hand = net(), net()
+    attached, by_hand = network(outputs=2), network(outputs=2)
     opt, reference = MAKERS[name](attached), MAKERS[name](by_hand)
     attach(opt, clip())
 
@@ -136,7 +123,7 @@ def test_an_attached_rule_does_what_clipping_by_hand_does(name):
 @pytest.mark.parametrize("name", sorted(MAKERS.keys() - {"Rprop", "Muon", "Adafactor"}))
 def test_an_identical_run_without_the_rule_goes_elsewhere(name):
     """Otherwise the test above could not fail; the three left out forget the size of gradients."""
-    attached, plain = net(), net()
+    attached, plain = network(outputs=2), network(outputs=2)
     opt = MAKERS[name](attached)
     attach(opt, ClipValue(0.01))
     ours, theirs = train(attached, opt), train(plain, MAKERS[name](plain))
@@ -144,7 +131,7 @@ def test_an_identical_run_without_the_rule_goes_elsewhere(name):
 
 
 def test_an_attached_chain_and_the_same_links_in_a_modular_take_the_same_steps():
-    attached, modular = net(), net()
+    attached, modular = network(outputs=2), network(outputs=2)
     opt = torch.optim.AdamW(attached.parameters(), lr=0.01, weight_decay=0.1)
     attach(opt, clip(), EMA(0.5))
     whole = Modular(modular.parameters(), clip(), EMA(0.5), Adam(), WeightDecay(0.1), LR(0.01))
@@ -152,7 +139,7 @@ def test_an_attached_chain_and_the_same_links_in_a_modular_take_the_same_steps()
 
 
 def test_the_gradients_are_rewritten_in_their_own_memory():
-    model = net()
+    model = network(outputs=2)
     opt = torch.optim.SGD(model.parameters(), lr=0.1)
     attach(opt, ClipNorm(0.1, dim="global"))
     backward(model, batches(1)[0])
@@ -184,7 +171,7 @@ def test_a_gradient_that_is_none_stays_none():
 
 
 def test_frozen_parameters_are_the_optimizers_own_affair():
-    model, reference = net(), net()
+    model, reference = network(outputs=2), network(outputs=2)
     for m in (model, reference):
         m[0].weight.requires_grad_(False)
     opt = torch.optim.AdamW(model.parameters())
@@ -215,7 +202,7 @@ def test_later_hooks_and_the_user_see_the_rewritten_gradient():
 def test_with_a_closure_every_evaluation_is_clipped(keyword, line_search):
     runs = []
     for by_hand in (False, True):
-        model = net()
+        model = network(outputs=2)
         opt = torch.optim.LBFGS(model.parameters(), lr=0.1, max_iter=4, line_search_fn=line_search)
         if not by_hand:
             attach(opt, clip())
@@ -235,7 +222,7 @@ def test_with_a_closure_every_evaluation_is_clipped(keyword, line_search):
 
 
 def test_a_closure_keeps_its_loss_and_is_called_as_often_as_before():
-    model = net()
+    model = network(outputs=2)
     opt, calls = torch.optim.SGD(model.parameters(), lr=0.1), []
     handle = attach(opt, clip())
 
@@ -270,7 +257,7 @@ def test_stale_gradients_are_not_touched_before_the_closure_makes_new_ones():
 
 
 def test_schedulers_drive_the_optimizer_as_before():
-    attached, by_hand = net(), net()
+    attached, by_hand = network(outputs=2), network(outputs=2)
     opts = [torch.optim.SGD(m.parameters(), 0.1, momentum=0.9) for m in (attached, by_hand)]
     schedules = [
         torch.optim.lr_scheduler.OneCycleLR(opt, max_lr=0.2, total_steps=10) for opt in opts
@@ -285,7 +272,7 @@ def test_schedulers_drive_the_optimizer_as_before():
 def test_attaching_before_or_after_a_scheduler_is_the_same():
     runs = []
     for first in (True, False):
-        model = net()
+        model = network(outputs=2)
         opt = torch.optim.AdamW(model.parameters(), lr=0.01)
         if first:
             attach(opt, clip())
@@ -297,7 +284,7 @@ def test_attaching_before_or_after_a_scheduler_is_the_same():
 
 
 def test_live_values_are_in_the_groups_of_the_handle_one_for_each_of_the_optimizer():
-    model = net()
+    model = network(outputs=2)
     opt = torch.optim.SGD(
         [{"params": model[0].parameters()}, {"params": model[2].parameters(), "lr": 0.2}], lr=0.1
     )
@@ -331,7 +318,7 @@ def test_a_scheduler_can_drive_a_live_value():
 
 
 def test_a_group_added_to_the_optimizer_is_clipped_too():
-    model, extra = net(), Parameter(torch.zeros(3))
+    model, extra = network(outputs=2), Parameter(torch.zeros(3))
     opt = torch.optim.SGD(model.parameters(), lr=1.0)
     handle = attach(opt, ClipNorm(1.0, dim="group"))
     backward(model, batches(1)[0])
@@ -349,7 +336,7 @@ def test_a_group_added_to_the_optimizer_is_clipped_too():
 
 
 def test_names_of_parameters_are_taken_over():
-    model = net()
+    model = network(outputs=2)
     opt = torch.optim.AdamW(model.named_parameters())
     handle = attach(opt, Masked(ClipNorm(0.5, dim="layer"), lambda n, p: n.startswith("0.")))
     backward(model, batches(1)[0])
@@ -379,7 +366,7 @@ def adaptive() -> list[Any]:
 
 @pytest.mark.parametrize("after", [1, 3, 5])
 def test_optimizer_and_handle_resume_to_the_last_bit(after):
-    straight, broken, resumed = net(), net(), net()
+    straight, broken, resumed = network(outputs=2), network(outputs=2), network(outputs=2)
     opt = torch.optim.AdamW(straight.parameters(), lr=0.01)
     attach(opt, *adaptive())
     train(straight, opt)
@@ -409,7 +396,7 @@ def test_optimizer_and_handle_resume_to_the_last_bit(after):
 
 
 def test_the_optimizers_own_checkpoint_is_what_it_would_be_without_a_rule():
-    plain, attached = net(), net()
+    plain, attached = network(outputs=2), network(outputs=2)
     opts = [torch.optim.AdamW(m.parameters()) for m in (plain, attached)]
     attach(opts[1], ClipNorm(1e9))
     train(plain, opts[0]), train(attached, opts[1])
@@ -421,7 +408,7 @@ def test_the_optimizers_own_checkpoint_is_what_it_would_be_without_a_rule():
 
 
 def test_a_handle_refuses_the_checkpoint_of_another_chain():
-    model = net()
+    model = network(outputs=2)
     handle = attach(torch.optim.SGD(model.parameters(), lr=0.1), *adaptive())
     other = attach(torch.optim.SGD(model.parameters(), lr=0.1), clip())
     with pytest.raises(ValueError, match="saved by another chain"):
@@ -432,7 +419,7 @@ def test_a_handle_refuses_the_checkpoint_of_another_chain():
 
 
 def test_remove_gives_the_optimizer_back_as_it_was():
-    model, plain = net(), net()
+    model, plain = network(outputs=2), network(outputs=2)
     opt = torch.optim.AdamW(model.parameters(), lr=0.01, fused=True)
     before = set(opt.__dict__)
     attach(opt, ClipValue(0.0)).remove()
@@ -444,7 +431,7 @@ def test_remove_gives_the_optimizer_back_as_it_was():
 
 @pytest.mark.parametrize("fused", [True, False])
 def test_remove_restores_what_grad_scaler_looks_at(fused):
-    opt = torch.optim.AdamW(net().parameters(), fused=fused)
+    opt = torch.optim.AdamW(network(outputs=2).parameters(), fused=fused)
     before = getattr(opt, "_step_supports_amp_scaling", None)
     handle = attach(opt, clip())
     assert not getattr(opt, "_step_supports_amp_scaling", False)
@@ -453,7 +440,7 @@ def test_remove_restores_what_grad_scaler_looks_at(fused):
 
 
 def test_removing_twice_does_no_harm_to_a_rule_that_was_attached_since():
-    model = net()
+    model = network(outputs=2)
     opt = torch.optim.SGD(model.parameters(), lr=0.1)
     first = attach(opt, ClipValue(0.0))
     first.remove()
@@ -484,7 +471,7 @@ def test_the_context_manager_removes_at_its_end_also_after_an_error():
 
 
 def test_after_removal_another_rule_can_be_attached():
-    opt = torch.optim.SGD(net().parameters(), lr=0.1)
+    opt = torch.optim.SGD(network(outputs=2).parameters(), lr=0.1)
     attach(opt, clip()).remove()
     assert isinstance(attach(opt, clip()), Clipper)
 
@@ -500,7 +487,7 @@ def test_a_handle_that_nobody_keeps_still_acts():
 
 
 def test_a_handle_does_not_keep_its_optimizer_alive():
-    opt = torch.optim.SGD(net().parameters(), lr=0.1)
+    opt = torch.optim.SGD(network(outputs=2).parameters(), lr=0.1)
     handle, alive = attach(opt, clip()), weakref.ref(opt)
     del opt
     gc.collect()
@@ -513,7 +500,7 @@ def test_a_handle_does_not_keep_its_optimizer_alive():
 
 
 def test_attaching_twice_is_an_error_that_says_what_to_do():
-    opt = torch.optim.SGD(net().parameters(), lr=0.1)
+    opt = torch.optim.SGD(network(outputs=2).parameters(), lr=0.1)
     attach(opt, clip())
     with pytest.raises(ValueError, match=r"SGD has transforms attached already; remove\(\)"):
         attach(opt, clip())
@@ -521,7 +508,7 @@ def test_attaching_twice_is_an_error_that_says_what_to_do():
 
 @pytest.mark.parametrize("make", [Modular, Clipper])
 def test_attaching_to_a_chain_is_an_error_that_says_what_to_do(make):
-    opt = make(net().parameters(), clip())
+    opt = make(network(outputs=2).parameters(), clip())
     with pytest.raises(TypeError, match=f"a {make.__name__} is a chain already; put the transf"):
         attach(opt, clip())
 
@@ -535,7 +522,7 @@ def test_attaching_to_something_else_is_an_error(thing):
 
 
 def test_attaching_a_class_says_what_to_write():
-    opt = torch.optim.SGD(net().parameters(), lr=0.1)
+    opt = torch.optim.SGD(network(outputs=2).parameters(), lr=0.1)
     with pytest.raises(TypeError, match=r"write ClipNorm\(...\)"):
         attach(opt, ClipNorm)
     assert "_torchzero_clip" not in opt.__dict__
@@ -563,6 +550,7 @@ def by_torch_save(opt: Optimizer) -> Optimizer:
 
 
 @pytest.mark.parametrize("duplicate", [by_deepcopy, by_pickle, by_torch_save])
+@pytest.mark.filterwarnings("ignore:a copy of this SGD has no transforms")
 def test_a_copy_of_an_optimizer_steps_without_the_rule_and_takes_another(duplicate):
     """As in torch, where hooks stay with the optimizer that they were registered on."""
     p = Parameter(torch.zeros(1))
@@ -570,8 +558,8 @@ def test_a_copy_of_an_optimizer_steps_without_the_rule_and_takes_another(duplica
     attach(opt, ClipValue(1.0))
     other = duplicate(opt)
     q = other.param_groups[0]["params"][0]
-    for param in (p, q):
-        param.grad = torch.tensor([5.0])
+    for each in (p, q):
+        each.grad = torch.tensor([5.0])
     opt.step(), other.step()
     assert (p.item(), q.item()) == (-1.0, -5.0)
     attach(other, ClipValue(2.0))
@@ -584,7 +572,7 @@ def test_a_copy_of_an_optimizer_steps_without_the_rule_and_takes_another(duplica
 
 
 def test_attached_accumulation_steps_with_the_mean():
-    small, large = net(), net()
+    small, large = network(outputs=2), network(outputs=2)
     opt = torch.optim.AdamW(small.parameters(), lr=0.01)
     attach(opt, Accumulate(4), clip())
     reference = torch.optim.AdamW(large.parameters(), lr=0.01)
@@ -602,7 +590,7 @@ def test_attached_accumulation_steps_with_the_mean():
 
 
 def test_an_attached_guard_skips_the_step_of_the_optimizer():
-    model = net()
+    model = network(outputs=2)
     opt = torch.optim.AdamW(model.parameters(), weight_decay=0.5)
     handle = attach(opt, Guard())
     before = copy.deepcopy(model.state_dict())
@@ -634,7 +622,7 @@ def test_a_clipper_without_gradients_returns_zero():
 
 
 def test_the_norm_of_a_clipper_is_that_of_torch():
-    model = net()
+    model = network(outputs=2)
     backward(model, batches(1)[0])
     expected = clip_like_torch(model, float("inf"))()
     torch.testing.assert_close(Clipper(model.parameters(), ClipValue(0.1)).step(), expected)
@@ -652,7 +640,7 @@ def test_a_clipper_with_a_closure_returns_its_loss():
 
 
 def test_a_clipper_before_an_optimizer_is_attach_by_hand():
-    by_hand, attached = net(), net()
+    by_hand, attached = network(outputs=2), network(outputs=2)
     opt = torch.optim.AdamW(by_hand.parameters(), lr=0.01)
     other = torch.optim.AdamW(attached.parameters(), lr=0.01)
     attach(other, *adaptive())
@@ -675,7 +663,7 @@ def test_a_clipper_has_live_values_and_a_checkpoint():
 
 
 def test_rewriting_through_several_links_equals_the_update_of_a_modular():
-    a, b = net(), net()
+    a, b = network(outputs=2), network(outputs=2)
     links = [clip(), EMA(0.5), Scale(0.1)]
     train(a, Modular(a.parameters(), *links))
     train(b, Clipper(b.parameters(), *links), torch.optim.SGD(b.parameters(), lr=1.0))
@@ -712,3 +700,52 @@ def test_a_helper_has_no_layers():
     p.grad = torch.ones(2)
     with pytest.raises(ValueError, match=r"use Clipper\(model\.named_parameters\(\)"):
         clip_grad_norm_(p, 1.0, dim="layer")
+
+
+@pytest.mark.parametrize("after", [Momentum(0.9), Scale(2.0)])
+def test_a_clipper_never_hands_out_its_own_memory_as_a_gradient(after):
+    p, q = param(0.0), param(0.0)
+    clipper = Clipper([p, q], Accumulate(2), after)
+    p.grad, q.grad = torch.ones(1), torch.ones(1)
+    clipper.step()
+    p.grad, q.grad = None, torch.ones(1)
+    clipper.step()
+    own = [value for state in clipper.state.values() for value in state.values()]
+    own += clipper.engine.workspaces.tensors()
+    assert p.grad.item() in (0.5, 1.0)
+    assert p.grad.data_ptr() not in [
+        value.data_ptr() for value in own if isinstance(value, torch.Tensor)
+    ]
+
+
+def test_a_group_removed_from_the_optimizer_is_no_longer_measured():
+    a, b = param(0.0, grad=[1.0]), param(0.0, grad=[1.0])
+    opt = torch.optim.SGD([{"params": [a]}, {"params": [b]}], lr=0.0)
+    handle = attach(opt, ClipNorm(1.0, dim="global"))
+    opt.param_groups.pop(0)
+    opt.step()
+    assert len(handle.param_groups) == 1
+    assert handle.metrics()["ClipNorm/norm"].item() == 1
+    assert b.grad.item() == 1
+
+
+def test_a_handle_knows_groups_added_before_its_checkpoint_is_loaded():
+    def attached():
+        a, b = param(0.0, grad=[1.0]), param(0.0, grad=[1.0])
+        opt = torch.optim.SGD([a], lr=0.0)
+        handle = attach(opt, AdaGC())
+        opt.add_param_group({"params": [b]})
+        return opt, handle
+
+    opt, handle = attached()
+    opt.step()
+    other, fresh = attached()
+    fresh.load_state_dict(handle.state_dict())
+    assert len(fresh.param_groups) == len(fresh.state) == 2
+    assert other.param_groups[1]["params"] == fresh.param_groups[1]["params"]
+
+
+def test_a_handle_is_not_copied():
+    handle = attach(torch.optim.SGD([param(0.0)], lr=0.0), ClipNorm(1.0))
+    with pytest.raises(TypeError, match="belongs to its optimizer"):
+        copy.deepcopy(handle)

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import warnings
 import weakref
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any
 
 import torch
 from torch.optim import Optimizer
 from typing_extensions import Self
 
-from torchzero_clip.core import Bucket, Chain, TensorList, Transform, bind
+from torchzero_clip.core import Bucket, Chain, Step, Transform, bind, send
+from torchzero_clip.core.combine import total_norm
 from torchzero_clip.core.norms.shards import local
-from torchzero_clip.core.units import total_norm
 from torchzero_clip.optimizer import Modular
-from torchzero_clip.optimizer.keys import Names
+from torchzero_clip.optimizer.keys import GroupKeys
+from torchzero_clip.optimizer.modular import evaluate
 
 PARAMS = ("params", "param_names")
 
@@ -42,7 +45,7 @@ class Clipper(Modular):
     def __init__(
         self, params: Iterable[Any], *transforms: Transform, process_group: Any = None
     ) -> None:
-        super().__init__(params, *transforms, process_group=process_group)
+        super().__init__(params, *transforms, fused=False, process_group=process_group)
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
@@ -50,15 +53,15 @@ class Clipper(Modular):
 
         With a closure it is called first, and its loss returned.
         """
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
-        buckets = self._buckets()
+        loss = evaluate(closure)
+        step = self._begin()
+        buckets = self._in_place(step.buckets())
         total = total_norm(buckets, [b.grads for b in buckets]) if buckets else torch.zeros(())
-        waiting = {p for bucket in buckets for p in bucket.given}
-        for bucket in self._through(buckets):
-            rows = zip(bucket.given, bucket.layouts, bucket.update, strict=True)
+        waiting = {p for bucket in buckets for p in bucket.originals}
+        for link in self.links:
+            buckets = send(link, buckets)
+        for bucket in buckets:
+            rows = zip(bucket.originals, bucket.layouts, bucket.update, strict=True)
             for p, layout, u in rows:
                 waiting.discard(p)
                 if p.grad is None:
@@ -68,20 +71,19 @@ class Clipper(Modular):
                     grad.copy_(u)
         for p in waiting:
             p.grad = None
+        step.close()
         return total.to(torch.float32) if closure is None else loss
 
-    def _buckets(self, *args: Any) -> list[Bucket]:
+    def _in_place(self, buckets: list[Bucket]) -> list[Bucket]:
         """The update may as well flow in the memory of the gradients."""
-        buckets = super()._buckets(*args)
         for bucket in buckets:
-            bucket.in_pieces = True
-            if bucket.grads.tensors[0].dtype == bucket.state_dtype and not self._reads_grads:
-                bucket.update = TensorList(bucket.grads.tensors, owned=True)
+            if bucket.grads.dtype == bucket.state_dtype and not self._reads_grads:
+                bucket.update = bucket.session.writable_grads()
         return buckets
 
     @property
     def _reads_grads(self) -> bool:
-        return any([getattr(link.transform, "reads_grads", False) for link in self.names.links])
+        return any([getattr(link.transform, "reads_grads", False) for link in self.keys.links])
 
 
 class Attached(Clipper):
@@ -93,7 +95,7 @@ class Attached(Clipper):
         self._optimizer = weakref.ref(optimizer)
         self._foreign = frozenset(optimizer.defaults)
         groups = [
-            self._own_keys(group, Names(bind(Chain(*transforms))))
+            self._own_keys(group, GroupKeys(bind(Chain(*transforms))))
             for group in optimizer.param_groups
         ]
         super().__init__(groups, *transforms, process_group=process_group)
@@ -103,6 +105,7 @@ class Attached(Clipper):
             optimizer.__dict__["_step_supports_amp_scaling"] = False
         self._hook = optimizer.register_step_pre_hook(self._before_step)
         optimizer.__dict__["_torchzero_clip"] = weakref.ref(self)
+        optimizer.__dict__["__getstate__"] = partial(_state_of_a_copy, self._optimizer)
 
     def remove(self) -> None:
         """Leave the optimizer as it was."""
@@ -110,7 +113,7 @@ class Attached(Clipper):
         optimizer = self._optimizer()
         mine = optimizer is not None and optimizer.__dict__.get("_torchzero_clip")
         if optimizer is not None and mine and mine() is self:
-            del optimizer.__dict__["_torchzero_clip"]
+            del optimizer.__dict__["_torchzero_clip"], optimizer.__dict__["__getstate__"]
             optimizer.__dict__.pop("_step_supports_amp_scaling", None)
             if self._scales is not None:
                 optimizer.__dict__["_step_supports_amp_scaling"] = self._scales
@@ -121,9 +124,9 @@ class Attached(Clipper):
     def __exit__(self, *_: object) -> None:
         self.remove()
 
-    def _buckets(self, *args: Any) -> list[Bucket]:
+    def _begin(self) -> Step:
         self._follow()
-        return super()._buckets(*args)
+        return super()._begin()
 
     def _follow(self) -> None:
         """Take over parameters that were added to the optimizer, or exchanged in it."""
@@ -136,7 +139,7 @@ class Attached(Clipper):
             self.param_groups[:] = ours[: len(optimizer.param_groups)]
         for i, theirs in enumerate(optimizer.param_groups):
             if i == len(self.param_groups):
-                self.add_param_group(self._own_keys(theirs, self.names))
+                self.add_param_group(self._own_keys(theirs, self.keys))
             shared: dict[str, Any] = {k: theirs[k] for k in PARAMS if k in theirs}
             self.param_groups[i].update(shared)
 
@@ -158,7 +161,7 @@ class Attached(Clipper):
             "and load its state_dict"
         )
 
-    def _own_keys(self, group: dict[str, Any], names: Names) -> dict[str, Any]:
+    def _own_keys(self, group: dict[str, Any], names: GroupKeys) -> dict[str, Any]:
         """Of an optimizer's group: the parameters, and live values of the chain that it set."""
         known = {*PARAMS, *names.defaults, *names.aliases} - self._foreign
         return {key: group[key] for key in group if key in known}
@@ -184,14 +187,29 @@ class Attached(Clipper):
         return (*first, clipped_closure, *given[1:]), kwargs
 
 
+def _state_of_a_copy(original: Callable[[], Optimizer | None]) -> Any:
+    """What a copy of an optimizer with a handle gets: all but the hooks, and a warning."""
+    optimizer = original()
+    assert optimizer is not None, "the optimizer itself holds this function"
+    name = type(optimizer).__name__
+    warnings.warn(
+        f"a copy of this {name} has no transforms: they stay with the {name} that they were "
+        "attached to. Attach to the copy as well, and load the handle's state_dict; or remove() "
+        "the handle before copying",
+        stacklevel=2,
+    )
+    return type(optimizer).__getstate__(optimizer)  # type: ignore[attr-defined, unused-ignore]
+
+
 def attach(optimizer: Optimizer, *transforms: Transform, process_group: Any = None) -> Attached:
     """Put transforms in front of any optimizer: they rewrite `.grad` before each of its steps.
 
     With a closure they act after every evaluation of it; under GradScaler they see unscaled
-    gradients, and nothing runs in a step that is skipped.
+    gradients, and nothing runs in a step that is skipped. A copy of the optimizer (`copy.deepcopy`,
+    `pickle`) has no transforms, as it has no hooks in torch, and a warning says so.
 
     Args:
-        optimizer: Any torch optimizer.
+        optimizer: Any torch optimizer but SparseAdam.
         *transforms: The chain, first to last.
         process_group: Processes that hold other parameters of the same model, as for `Modular`.
 
@@ -209,6 +227,11 @@ def attach(optimizer: Optimizer, *transforms: Transform, process_group: Any = No
         )
     if not isinstance(optimizer, Optimizer):
         raise TypeError(f"attach: takes a torch.optim.Optimizer, got {optimizer!r}")
+    if isinstance(optimizer, torch.optim.SparseAdam):
+        raise TypeError(
+            "attach: SparseAdam takes sparse gradients, which no transform can rewrite: leave it "
+            "as it is, or make the layer with sparse=False and attach to another optimizer"
+        )
     if "_torchzero_clip" in optimizer.__dict__:
         raise ValueError(
             f"attach: this {type(optimizer).__name__} has transforms attached already; remove() "

@@ -16,15 +16,15 @@ from torchzero_clip.core import (
     NormRule,
     Ord,
     Scope,
+    Step,
     Transform,
-    Units,
     UnitState,
     bind,
-    collect,
 )
 from torchzero_clip.core.norms.shards import refuse_flat
 from torchzero_clip.modules.clipping import Centralize, ClipPercentile, ClipValue, Normalize
-from torchzero_clip.optimizer.keys import Names
+from torchzero_clip.optimizer.keys import GroupKeys
+from torchzero_clip.optimizer.modular import PLAIN
 
 Params: TypeAlias = "Tensor | Iterable[Tensor]"
 
@@ -145,8 +145,9 @@ def _buckets(rule: Transform, params: Params) -> list[Bucket]:
     tensors = [params] if isinstance(params, Tensor) else list(params)
     refuse_flat(tensors)
     (link,) = bind(Chain(rule))
-    group = {"params": tensors, "chain": {}, **Names([link]).defaults}
-    return [bucket.at(link) for bucket in collect([group], None, {})]
+    group = {"params": tensors, "chain": {}, **GroupKeys([link]).defaults}
+    step = Step([group], None, {}, PLAIN)
+    return [bucket.seen_by(link) for bucket in step.buckets()]
 
 
 def _apply(rule: Transform, params: Params) -> None:
@@ -159,10 +160,8 @@ def _apply_norm_rule(rule: NormRule, params: Params, error_if_nonfinite: bool = 
     buckets = _buckets(rule, params)
     if not buckets:
         return torch.zeros(())
-    units = Units(rule, buckets)
-    flowing = [bucket.u for bucket in units.buckets]
-    norm = units.measure(flowing)
-    total = units.total(flowing).to(units.dtype)
+    units = rule.units(buckets)
+    norm, total = units.norm(), units.total().to(units.dtype)
     if error_if_nonfinite and not bool(torch.isfinite(total)):
         raise RuntimeError(
             f"clip_grad_norm_: the norm of the gradients is {total.item()}; with "

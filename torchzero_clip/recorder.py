@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import math
 import weakref
 from collections.abc import Callable, Mapping
 from os import PathLike
@@ -15,14 +14,15 @@ from torch.optim import Optimizer
 from typing_extensions import Self
 
 from torchzero_clip._plot import draw
+from torchzero_clip._table import Series, Table
 from torchzero_clip.attach import Attached
+from torchzero_clip.core.unit_ids import UnitIds
 from torchzero_clip.optimizer import Modular
+from torchzero_clip.optimizer.metrics import units_of
 
 BLOCK = 256  # steps that wait on the device for one transfer
 BLOCK_NUMBERS = 2**20  # and the most numbers, where a rule has many units
 MOST_NUMBERS = 2**22  # of a history: about 50 MB
-KEEPS = {"norm": "amax", "skipped": "amax", "limit": "amin"}  # by the last part; others the mean
-NOTHING = {"amax": -math.inf, "amin": math.inf, "sum": 0.0}
 
 
 class Recorder:
@@ -72,7 +72,7 @@ class Recorder:
         self.capacity, self.callback, self.every = capacity, callback, every
         self._step = 0
         self._logged: list[tuple[str, Any]] = []
-        self._waiting: list[tuple[int, str, Any]] = []  # what is still on the device
+        self._waiting: list[tuple[int, Series, Any]] = []  # what is still on the device
         self._held = 0  # how many numbers that is
         self._table = Table()
         self._window = Table()  # since the last call of the callback
@@ -92,35 +92,20 @@ class Recorder:
         Call it before `opt.step()`. What is logged more than once for a step is averaged, as with
         the losses of the parts of a batch.
         """
-        for name, value in values.items():
-            if name == "step":
-                raise ValueError("Recorder: log takes no 'step', which the recorder counts itself")
-            if isinstance(value, Tensor):
-                if value.numel() != 1:
-                    raise ValueError(
-                        f"Recorder: log takes numbers and tensors of one element, got {name} of "
-                        f"shape {tuple(value.shape)}: log its mean, say"
-                    )
-                value = value.detach().reshape(()).clone()
-            elif not isinstance(value, (int, float)):
-                raise TypeError(
-                    f"Recorder: log takes numbers and tensors of one element, got {name}={value!r}"
-                )
-            self._logged.append((name, value))
+        if "step" in values:
+            raise ValueError("Recorder: log takes no 'step', which the recorder counts itself")
+        self._logged += [(name, number(name, value)) for name, value in values.items()]
 
     @torch.no_grad()
     def _after_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         self._step += 1
         rules = self._rules()
+        for name, value in self._logged:
+            self._wait({name: value}, {})
+        self._logged = []
         if rules is not None and rules._records is not self._last:  # a detached handle is silent
             self._last = rules._records
-            self._logged += rules.metrics().items()
-        for name, value in self._logged:
-            size = value.numel() if isinstance(value, Tensor) else 1
-            if size:
-                self._waiting.append((self._step, name, value))
-                self._held += size
-        self._logged = []
+            self._wait(rules.metrics(), units_of(rules._records))
         due = self.callback is not None and self._step % self.every == 0
         if due or self._step - self._table.last >= BLOCK or self._held >= BLOCK_NUMBERS:
             self._flush()
@@ -128,6 +113,14 @@ class Recorder:
             row = self._window.merge(self._step).summary()
             self._window = Table(self._step)
             self.callback(row[-1])
+
+    def _wait(self, values: Mapping[str, Any], units: Mapping[str, UnitIds]) -> None:
+        """Keep values of this step for the next transfer."""
+        for name, value in values.items():
+            size = value.numel() if isinstance(value, Tensor) else 1
+            if size:
+                self._waiting.append((self._step, Series(name, units.get(name)), value))
+                self._held += size
 
     def _flush(self) -> None:
         """Bring what waits on the device to the host."""
@@ -172,6 +165,16 @@ class Recorder:
             values = column.read()
             out[name] = (values if column.vector else values[:, 0]).tolist()
         return out
+
+    def units(self, name: str) -> list[str]:
+        """What the entries of a metric are of, in their order: names of parameters, layers, groups.
+
+        A parameter without a name is "parameter 3 of group 0", slice 5 of one is "weight[5]".
+        """
+        columns = self._read().columns
+        if name not in columns:
+            raise ValueError(f"Recorder: units takes one of {list(columns)}, got {name!r}")
+        return list(columns[name].units.values())
 
     def to_csv(self, path: str | PathLike[str]) -> None:
         """Write the history: entry i of a vector is name/i, and what was not there is empty."""
@@ -230,135 +233,46 @@ class Recorder:
         return f"{type(self).__name__}({self._step} steps, capacity={self.capacity})"
 
 
-class Table:
-    """Rows of `stride` steps each, the newest perhaps of fewer, and a column for each name."""
-
-    def __init__(self, last: int = 0) -> None:
-        self.stride, self.last = 1, last
-        self.steps = torch.empty(0, dtype=torch.int64)  # the last of each row
-        self.columns: dict[str, Column] = {}
-
-    def __len__(self) -> int:
-        return len(self.steps)
-
-    @property
-    def numbers(self) -> int:
-        """How many numbers there are in all."""
-        return sum(column.values.numel() for column in self.columns.values())
-
-    def add(self, last: int, block: list[tuple[str, bool, list[int], Tensor]]) -> None:
-        """Add the steps up to `last`, and what was measured in them."""
-        rows, first = len(self), self.last + 1
-        self.steps = torch.cat([self.steps, torch.arange(first, last + 1)])
-        self.last = last
-        for name, _, _, _ in block:
-            if name not in self.columns:
-                self.columns[name] = Column(KEEPS.get(name.split("/")[-1], "sum"))
-        for column in self.columns.values():
-            column.resize(len(self), column.values.shape[1])
-        for name, vector, steps, values in block:
-            places = torch.tensor(steps) - first + rows
-            self.columns[name].put(places, values, vector)
-        self.merge(self.stride)
-
-    def merge(self, stride: int) -> Table:
-        """Make one row of every `stride` steps."""
-        self.stride = stride
-        keys, places = torch.unique_consecutive((self.steps - 1) // stride, return_inverse=True)
-        if len(keys) < len(self):
-            for column in self.columns.values():
-                column.merge(places, len(keys))
-            ends = torch.zeros(len(keys), dtype=torch.int64)
-            self.steps = ends.scatter_reduce(0, places, self.steps, "amax")
-        return self
-
-    def summary(self) -> list[dict[str, float]]:
-        """A dict for each row with one float for each name that was there."""
-        out = [{"step": float(step)} for step in self.steps.tolist()]
-        for name, column in self.columns.items():
-            values, there = column.summary()
-            for row, value, known in zip(out, values.tolist(), there.tolist(), strict=True):
-                if known:
-                    row[name] = value
-        return out
-
-    def state_dict(self) -> dict[str, Any]:
-        columns = {
-            name: {k: v.clone() if isinstance(v, Tensor) else v for k, v in vars(column).items()}
-            for name, column in self.columns.items()
-        }
-        return {"stride": self.stride, "last": self.last, "steps": self.steps, "columns": columns}
-
-    @classmethod
-    def load(cls, state: Mapping[str, Any]) -> Table:
-        table = cls(state["last"])
-        table.stride, table.steps = state["stride"], state["steps"].cpu()
-        for name, parts in state["columns"].items():
-            column = table.columns[name] = Column(parts["reduce"])
-            column.vector = parts["vector"]
-            column.values, column.counts = [parts[k].cpu().clone() for k in ("values", "counts")]
-        return table
+def number(name: str, value: Any) -> float | Tensor:
+    """A value that was logged: a float, or a tensor without dims that a float can hold."""
+    wanted = "Recorder: log takes numbers and tensors of one element"
+    if isinstance(value, Tensor):
+        if value.numel() != 1:
+            raise ValueError(
+                f"{wanted}, got {name} of shape {tuple(value.shape)}: log its mean, say"
+            )
+        if value.is_complex() or value.layout != torch.strided:
+            kind = f"{value.dtype}, {value.layout}"
+            raise TypeError(f"{wanted} that a float can hold, got {name} of {kind}")
+        return value.detach().reshape(()).clone()
+    if not isinstance(value, (int, float)):
+        raise TypeError(f"{wanted}, got {name}={value!r}")
+    try:
+        return float(value)
+    except OverflowError:  # the number itself may have too many digits to print
+        raise ValueError(
+            f"{wanted} that a float can hold, got {name}, an integer of "
+            f"{int(value).bit_length()} bits: "
+            "log its logarithm, say"
+        ) from None
 
 
-class Column:
-    """One metric: for every row and unit an extreme or the sum, and of how many steps."""
-
-    def __init__(self, reduce: str) -> None:
-        self.reduce, self.vector = reduce, False
-        self.values = torch.empty(0, 0, dtype=torch.float64)
-        self.counts = torch.empty(0, 0, dtype=torch.int32)
-
-    def resize(self, rows: int, width: int) -> None:
-        """Make room for more rows or units, in which nothing is known."""
-        grow = (0, width - self.values.shape[1], 0, rows - len(self.values))
-        self.values = torch.nn.functional.pad(self.values, grow, value=NOTHING[self.reduce])
-        self.counts = torch.nn.functional.pad(self.counts, grow)
-
-    def put(self, places: Tensor, values: Tensor, vector: bool) -> None:
-        """Add values at these rows."""
-        rows, width = self.values.shape
-        self.vector |= vector
-        self.resize(rows, max(width, values.shape[1]))
-        part, counts = [t[:, : values.shape[1]] for t in (self.values, self.counts)]
-        index = places.unsqueeze(1).expand_as(values)
-        part.scatter_reduce_(0, index, values, self.reduce)
-        counts.scatter_add_(0, index, torch.ones_like(values, dtype=torch.int32))
-
-    def merge(self, places: Tensor, rows: int) -> None:
-        """Row i becomes part of row places[i]."""
-        old, counts = self.values, self.counts
-        self.values, self.counts = old[:0], counts[:0]
-        self.resize(rows, old.shape[1])
-        index = places.unsqueeze(1).expand_as(old)
-        self.values.scatter_reduce_(0, index, old, self.reduce)
-        self.counts.scatter_add_(0, index, counts)
-
-    def read(self) -> Tensor:
-        """The values, rows by units: NaN where nothing is known."""
-        values = self.values / self.counts if self.reduce == "sum" else self.values
-        return values.masked_fill(self.counts == 0, math.nan)
-
-    def summary(self) -> tuple[Tensor, Tensor]:
-        """One value a row, over all units, and whether it is known."""
-        there = self.counts.sum(1)
-        values = getattr(self.values, self.reduce)(1)
-        return values / there if self.reduce == "sum" else values, there > 0
-
-
-def fetch(waiting: list[tuple[int, str, Any]]) -> list[tuple[str, bool, list[int], Tensor]]:
-    """For each name and shape its steps, and their values as rows, on the host."""
+def fetch(
+    waiting: list[tuple[int, Series, Any]],
+) -> list[tuple[Series, bool, list[int], Tensor]]:
+    """For each series and shape its steps, and their values as rows, on the host."""
     groups: dict[tuple[Any, ...], tuple[list[int], list[Any]]] = {}
-    for step, name, value in waiting:
-        kind: tuple[Any, ...] = (name, False)
+    for step, series, value in waiting:
+        kind: tuple[Any, ...] = (series, False)
         if isinstance(value, Tensor):
-            kind = (name, value.dim() > 0, value.numel(), value.device, value.dtype)
+            kind = (series, value.dim() > 0, value.numel(), value.device, value.dtype)
         steps, values = groups.setdefault(kind, ([], []))
         steps.append(step)
         values.append(value)
     vectors = to_host([as_vector(values) for _, values in groups.values()])
     return [
-        (name, vector, steps, numbers.view(len(steps), -1))
-        for ((name, vector, *_), (steps, _)), numbers in zip(groups.items(), vectors, strict=True)
+        (series, vector, steps, numbers.view(len(steps), -1))
+        for ((series, vector, *_), (steps, _)), numbers in zip(groups.items(), vectors, strict=True)
     ]
 
 

@@ -223,7 +223,7 @@ class _Values:
 
 def _key_in_use(optimizer: Optimizer, key: str) -> str:
     """The key that the groups have for a name, or a sentence that says what there is."""
-    names = optimizer.names if isinstance(optimizer, Modular) else None
+    names = optimizer.keys if isinstance(optimizer, Modular) else None
     if names is not None:
         key = names.aliases.get(key, key)
     keys = [k for k in optimizer.param_groups[0] if k not in RESERVED]
@@ -241,7 +241,7 @@ def _key_in_use(optimizer: Optimizer, key: str) -> str:
 
 def _check(optimizer: Modular, group: dict[str, Any], key: str) -> None:
     """Raise the sentence of the link that owns the key if it cannot have such a value."""
-    for link in optimizer.names.links:
+    for link in optimizer.keys.links:
         if key in link.keys.values():
             link.transform.with_values({name: group[k] for name, k in link.keys.items()})
 

@@ -210,6 +210,22 @@ def agc(g: Vector, w: Vector, clipping: Real = 0.01, eps: Real = 1e-3) -> list[R
     return list(g) if n <= limit or limit == math.inf else _rescale(g, n, limit)
 
 
+# --- ties
+
+TIE = 2**-20  # norms that differ by no more than this share are equal: float32 knows no better
+
+
+def _deviation(x: Real, mean: Real) -> Real:
+    """x − μ, 0 where they are equal up to rounding."""
+    away = x - mean
+    return away if abs(away) * 2**20 > mean else 0 * away
+
+
+def _below(x: Real, y: Real) -> bool:
+    """x < y, and not equal up to rounding; exact, whatever kind of number they are."""
+    return x * 2**20 < y * (2**20 - 1)
+
+
 # --- growth
 
 
@@ -394,14 +410,16 @@ class Moments(NamedTuple):
 def moments(norms: Sequence[Real], unbiased: bool = True) -> Moments:
     """μ and v of a warm-up: z_stat starts from the unbiased variance, z_clip from the other."""
     variance = statistics.variance if unbiased else statistics.pvariance
-    return Moments(statistics.mean(norms), variance(norms))
+    mean, var = statistics.mean(norms), variance(norms)
+    return Moments(mean, var if math.sqrt(var) > TIE * mean else 0 * var)
 
 
 def z_limit(n: Real, state: Moments, t: Real, clipping: Clipping, eps: Real) -> Real:
-    """μ + f(z, t)·√v where z = (n − μ) / (√v + eps) exceeds t; inf elsewhere, and while v = 0."""
+    """μ + f(z, t)·√v where z = (n − μ) / (√v + eps) exceeds t; else inf, as while v = 0."""
     std = math.sqrt(state.var)
-    z = (n - state.mean) / (std + eps)
-    return state.mean + _f(clipping)(z, t) * std if std > 0 and z > t else math.inf
+    if not (_below(state.mean + t * (std + eps), n) and std > 0):
+        return math.inf
+    return state.mean + _f(clipping)((n - state.mean) / (std + eps), t) * std
 
 
 def z_stat(
@@ -420,7 +438,7 @@ def z_stat(
     if not finite(n):
         return c, state
     x = c if observe == "clipped" else n
-    var = _blend(state.var, (x - state.mean) ** 2, alpha)
+    var = _blend(state.var, _deviation(x, state.mean) ** 2, alpha)
     return c, Moments(_blend(state.mean, x, alpha), var)
 
 
@@ -446,7 +464,7 @@ def z_clip(
         return _clip(n, min(limit, highest)), state
     c = min(n, limit)
     mean = _blend(state.mean, c, alpha)
-    after = Moments(mean, _blend(state.var, (c - mean) ** 2, alpha))
+    after = Moments(mean, _blend(state.var, _deviation(c, mean) ** 2, alpha))
     return 0 if skip_on_spike and c < n else min(c, highest), after
 
 
@@ -460,7 +478,7 @@ def ema_ratio(
 ) -> tuple[Real, Real]:
     """q = n / μ; where q > r, limit μ · (1 + f(q − 1, r − 1)); then μ ← αμ + (1 − α)x."""
     limit = math.inf
-    if mean > 0 and n / mean > r_thresh:
+    if mean > 0 and _below(mean * r_thresh, n):
         limit = mean * (1 + _f(clipping)(n / mean - 1, r_thresh - 1))
     c = _clip(n, limit)
     if not finite(n):
@@ -490,7 +508,9 @@ def z_score_clip(
     While all norms were equal the threshold is m itself, a variance of zero: no limit yet.
     """
     spread = 0 if state.mean is None else state.square - state.mean**2
-    c = _clip(n, z_score_threshold(state, zmax) if spread > 0 else math.inf)
+    c = _clip(
+        n, z_score_threshold(state, zmax) if spread > (TIE * (state.mean or 0)) ** 2 else math.inf
+    )
     if not finite(n):
         return c, state
     if state.mean is None:
@@ -537,7 +557,7 @@ def p2_observe(x: Real, state: Markers, q: Real) -> Markers:
             tuple(sorted((*state.heights, x))), (*state.positions, len(state.heights) + 1)
         )
     h = [min(x, state.heights[0]), *state.heights[1:4], max(x, state.heights[4])]
-    k = [rank + (x < height) for rank, height in zip(state.positions, h, strict=True)]
+    k = [rank + _below(x, height) for rank, height in zip(state.positions, h, strict=True)]
     k[4] = state.positions[4] + 1
     for i, share in ((1, q / 2), (2, q), (3, (1 + q) / 2)):
         gap = 1 + (k[4] - 1) * share - k[i]
@@ -587,7 +607,7 @@ def ema_quantile(
     if state.quantile is None:
         return c, Tracked(n)
     spread = _blend(state.spread, abs(n - state.quantile), ema_decay)
-    step = (1 - ema_decay) * spread * (q - (n < state.quantile))
+    step = (1 - ema_decay) * spread * (q - _below(n, state.quantile))
     return c, Tracked(max(state.quantile + step, 0), spread)
 
 
@@ -606,8 +626,9 @@ def auto_clip(n: Real, state: Record) -> tuple[Real, Record]:
     This is mode "auto"; mode "percentile" is `quantile` or `ema_quantile` at percentile / 100.
     """
     limit = math.inf
-    if state.m2 > 0:
-        limit = p2_estimate(state.markers, 0.5) + 3 * math.sqrt(state.m2 / (state.steps - 1))
+    std = math.sqrt(state.m2 / (state.steps - 1)) if state.steps > 1 else 0
+    if std > TIE * state.mean:
+        limit = p2_estimate(state.markers, 0.5) + 3 * std
     c = _clip(n, limit)
     if not finite(n):
         return c, state

@@ -13,7 +13,7 @@ import benchmarks.step as package
 from benchmarks.step import bars, report
 from benchmarks.step.chains import COMPILED, COMPILES, OURS, RACES
 from benchmarks.step.compile_time import COUNTS, cold_and_warm
-from benchmarks.step.memory import as_large_as_parameters
+from benchmarks.step.memory import as_large_as_parameters, kept_bytes
 from benchmarks.step.shapes import ON_CPU, ON_CUDA, SHAPES
 from benchmarks.step.timing import BARE, Result, bare, copy_bandwidth, run
 
@@ -58,7 +58,8 @@ def race(chain: str, shapes: str, loose: bool, args: argparse.Namespace) -> Resu
     words = 1 if scaled_in_place else contest.words
     gradients = "within the limit" if loose else "clipped"
     copy = 4 * entries * words / args.copy if args.copy else 0.0
-    return Result(args.device, shapes, chain, gradients, times, words / 7, copy, missing)
+    share = words * 4 / (7 * contest.dtype.itemsize)
+    return Result(args.device, shapes, chain, gradients, times, share, copy, missing)
 
 
 def main(given: Sequence[str] | None = None) -> None:
@@ -75,8 +76,15 @@ def main(given: Sequence[str] | None = None) -> None:
                 results.append(race(chain, shapes, loose, args))
                 print(report.table(results[-1]), flush=True)
     steps = {name: RACES[name] for name in args.chains if RACES[name].kind != "helper"}
-    counts = {name: as_large_as_parameters(r.contestants[OURS]) for name, r in steps.items()}
-    found = [*bars.of_results(results), *bars.of_memory(counts)]
+    counts = {
+        name: as_large_as_parameters(r.contestants[OURS], r.dtype) for name, r in steps.items()
+    }
+    kept = {
+        (name, loose): kept_bytes(r.contestants[OURS], loose, r.dtype)
+        for name, r in steps.items()
+        for loose in ((False, True) if r.loose else (False,))
+    }
+    found = [*bars.of_results(results), *bars.of_memory(counts), *bars.of_kept(kept)]
     if args.compile and COMPILES:
         times = {count: cold_and_warm(count) for count in COUNTS}
         for count, (cold, warm) in times.items():

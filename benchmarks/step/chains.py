@@ -18,6 +18,7 @@ import torchzero_clip as tz
 from torchzero_clip import (
     LR,
     AdaGC,
+    Adagrad,
     Adam,
     ClipNorm,
     ClipNormGrowth,
@@ -37,6 +38,7 @@ Build = Callable[[Params], Step]
 
 COMPILES = "compile" in inspect.signature(Modular.__init__).parameters
 OURS, COMPILED = "torchzero_clip", "torchzero_clip compiled"
+FOREACH = "torch foreach"
 PEERS = ("torchzero", "heavyball", "pytorch_optimizer")
 LR_ = 1e-3
 
@@ -58,7 +60,12 @@ class Race:
     loose: bool = False
     """Whether it is measured with gradients within the limit as well."""
     differs: frozenset[str] = field(default_factory=frozenset)
-    """Libraries whose rule is a little different, though as much work."""
+    """Contestants whose rule is a little different, though as much work."""
+    dtype: torch.dtype = torch.float32
+    bound: float = 1.0
+    """What our step may take, not compiled, of the spelling in torch that it is measured by."""
+    measured_by: str | None = None
+    """That spelling; None for the fastest."""
 
 
 def grads_of(params: Iterable[Parameter]) -> list[Tensor]:
@@ -92,6 +99,10 @@ def graphs(params: Params, options: dict[str, Any]) -> dict[str, Any]:
 
 def sgd(**options: Any) -> Optimizer:
     return lambda params: torch.optim.SGD(params, lr=LR_, **options)
+
+
+def adagrad(**options: Any) -> Optimizer:
+    return lambda params: torch.optim.Adagrad(params, lr=LR_, **options)
 
 
 def rmsprop(**options: Any) -> Optimizer:
@@ -410,6 +421,45 @@ RACES: dict[str, Race] = {
         [ClipValue(0.01), RMSprop(), LR(LR_)],
         {"torch foreach": then(clip_value, rmsprop(foreach=True))},
         words=5,
+        bound=1.1,
+    ),
+    "clip + SGD": race(
+        [ClipNorm(1.0, dim="global"), LR(LR_)],
+        both(clip_norm, sgd),
+        words=4,
+        bound=1.2,
+    ),
+    "clip + Nesterov": race(
+        [ClipNorm(1.0, dim="global"), Momentum(0.9, nesterov=True), LR(LR_)],
+        both(clip_norm, sgd, momentum=0.9, nesterov=True),
+        words=6,
+        bound=1.1,
+        measured_by=FOREACH,
+    ),
+    "clip + Adagrad": race(
+        [ClipNorm(1.0, dim="global"), Adagrad(), LR(LR_)],
+        both(clip_norm, adagrad),
+        words=6,
+        bound=1.1,
+        measured_by=FOREACH,
+    ),
+    "clip + Adam, amsgrad": race(
+        [ClipNorm(1.0, dim="global"), Adam(amsgrad=True), LR(LR_)],
+        both(clip_norm, adam, amsgrad=True),
+        words=10,
+        has_adam=True,
+        bound=1.1,
+        measured_by=FOREACH,
+    ),
+    "clip + Adam, bfloat16": race(
+        [ClipNorm(1.0, dim="global"), Adam(), LR(LR_)],
+        both(clip_norm, adam),
+        words=6,  # of float32, which our state is
+        has_adam=True,
+        dtype=torch.bfloat16,
+        bound=1.5,
+        measured_by=FOREACH,
+        differs=frozenset({"torch fused", FOREACH}),  # their state is bfloat16
     ),
     "AdaGC + AdamW": race(
         [AdaGC(rel=REL, beta=BETA, warmup_steps=0), Adam(), WeightDecay(0.01), LR(LR_)],

@@ -7,11 +7,16 @@ from collections.abc import Callable
 Shapes = list[tuple[int, ...]]
 
 
+def block(width: int) -> Shapes:
+    """A block of a transformer: attention and two layers, a norm before each, biases everywhere."""
+    attention: Shapes = [(3 * width, width), (3 * width,), (width, width), (width,)]
+    layers: Shapes = [(4 * width, width), (4 * width,), (width, 4 * width), (width,)]
+    return [(width,), (width,), *attention, (width,), (width,), *layers]
+
+
 def gpt(width: int, layers: int) -> Shapes:
     """A GPT-2: embeddings, blocks, and the last norm."""
-    block: Shapes = [(width,), (width,), (3 * width, width), (3 * width,), (width, width), (width,)]
-    block += [(width,), (width,), (4 * width, width), (4 * width,), (width, 4 * width), (width,)]
-    return [(50257, width), (1024, width), *block * layers, (width,), (width,)]
+    return [(50257, width), (1024, width), *block(width) * layers, (width,), (width,)]
 
 
 def resnet50() -> Shapes:
@@ -29,13 +34,21 @@ def resnet50() -> Shapes:
     return [*shapes, (1000, 2048), (1000,)]
 
 
+def vit_tiny() -> Shapes:
+    """ViT-tiny, patches of 16 in images of 224: 152 tensors, 5.7 million numbers."""
+    width = 192
+    stem: Shapes = [(1, 1, width), (1, 197, width), (width, 3, 16, 16), (width,)]
+    return [*stem, *block(width) * 12, (width,), (width,), (1000, width), (1000,)]
+
+
 SHAPES: dict[str, Callable[[], Shapes]] = {
     "gpt2": lambda: gpt(768, 12),  # 148 tensors, 124 million numbers
     "resnet50": resnet50,
+    "vit": vit_tiny,
     "tiny": lambda: [(32, 32)] * 1000,
     "one": lambda: [(100_000_000,)],
     "billion": lambda: gpt(1792, 24),  # 292 tensors, 1.02 billion numbers
     "quick": lambda: [(64, 64), (64,)] * 3,
 }
-ON_CPU = ["gpt2", "resnet50", "tiny", "one"]
-ON_CUDA = ["gpt2", "billion", "resnet50", "tiny"]
+ON_CPU = ["gpt2", "resnet50", "vit", "tiny", "one"]
+ON_CUDA = ["gpt2", "billion", "resnet50", "vit", "tiny"]

@@ -77,7 +77,7 @@ def run(
 ) -> tuple[dict[str, list[float]], list[str]]:
     """Time the contestants; returns the seconds of each round, and who could not take part."""
     gc.collect()  # what the last race left
-    params, fresh = model(shapes, loose, device)
+    params, fresh = model(shapes, loose, device, race.dtype)
     steps, missing = {}, []
     for name, build in race.contestants.items():
         if name in PEERS and not installed(name):
@@ -118,13 +118,15 @@ def far_behind(times: Mapping[str, Sequence[float]], name: str) -> bool:
     return statistics.median(times[name]) > 3 * statistics.median(times[OURS])
 
 
-def model(shapes: Shapes, loose: bool, device: str) -> tuple[Params, list[tuple[Tensor, Tensor]]]:
+def model(
+    shapes: Shapes, loose: bool, device: str, dtype: torch.dtype = torch.float32
+) -> tuple[Params, list[tuple[Tensor, Tensor]]]:
     """Parameters, and for each the gradient that it has and the one to refill it from.
 
     All contestants move the same parameters: what the values are does not matter for the time.
     """
     torch.manual_seed(0)
-    params = [Parameter(0.02 * torch.randn(s, device=device)) for s in shapes]
+    params = [Parameter(0.02 * torch.randn(s, device=device, dtype=dtype)) for s in shapes]
     entries = sum(p.numel() for p in params)
     size = 0.5 / entries**0.5 if loose else 1.0  # a norm of 0.5, or far above every limit
     fresh = [size * torch.randn_like(p) for p in params]

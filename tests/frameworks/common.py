@@ -15,7 +15,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from tests.processes import on_ranks
+from tests.processes.launch import on_ranks
 from torchzero_clip import (
     LR,
     Adam,
@@ -72,11 +72,6 @@ def data(batches: int = 8, seed: int = 2) -> list[tuple[Tensor, Tensor]]:
 def values(model: nn.Module) -> dict[str, Tensor]:
     """A copy of the parameters."""
     return {name: p.detach().clone() for name, p in model.named_parameters()}
-
-
-def equal(a: dict[str, Tensor], b: dict[str, Tensor]) -> bool:
-    """Whether all are the same to the last bit."""
-    return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
 
 
 def blank(model: nn.Module) -> nn.Module:

@@ -8,7 +8,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from tests.frameworks.common import CHAINS, blank, data, equal, need, network, values
+from tests.frameworks.common import CHAINS, blank, data, need, network, values
+from tests.helpers import equal
 from torchzero_clip import Modular
 
 accelerate = need("accelerate")

@@ -9,7 +9,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from tests.frameworks.common import data, equal, leave, need, network, processes, values
+from tests.frameworks.common import data, leave, need, network, processes, values
+from tests.helpers import equal
 from torchzero_clip import LR, Adam, ClipNorm, ClipValue, Modular, Transform, WeightDecay
 
 need("deepspeed")

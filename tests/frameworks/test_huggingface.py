@@ -9,17 +9,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.frameworks.common import CHAINS, blank, equal, need, values
-from torchzero_clip import (
-    LR,
-    Adam,
-    ClipNorm,
-    Modular,
-    Transform,
-    WeightDecay,
-    ZClip,
-    to_floats,
-)
+from tests.frameworks.common import CHAINS, blank, need, values
+from tests.helpers import equal
+from torchzero_clip import LR, Adam, ClipNorm, Modular, Transform, WeightDecay, ZClip, to_floats
 
 transformers = need("transformers")
 need("accelerate")  # the Trainer is built on it

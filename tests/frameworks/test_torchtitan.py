@@ -10,7 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.distributed import checkpoint as dcp
 
-from tests.frameworks.common import DISTRIBUTED, blank, data, equal, need, network, values
+from tests.frameworks.common import DISTRIBUTED, blank, data, need, network, values
+from tests.helpers import equal
 from torchzero_clip import LR, Modular
 
 titan = need("torchtitan.components.optimizer")

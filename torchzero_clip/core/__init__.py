@@ -1,46 +1,45 @@
-"""The machinery. Nothing here names a rule."""
+"""The contract: what an author writes, and what a step passes through."""
 
-from torchzero_clip.core.bucket import (
-    Bucket,
-    Group,
-    State,
-    collect,
-    count_step,
-    counter,
-    keep_number,
-    zeros_like_state,
-)
+from torchzero_clip.core.annotation import Live
+from torchzero_clip.core.bucket import Bucket, Step, count_step, keep_number
+from torchzero_clip.core.chain import Chain, bind, prepare, run, send, transformed
 from torchzero_clip.core.config import from_config, to_config
-from torchzero_clip.core.description import Description, Live
-from torchzero_clip.core.norm_rule import NormRule, Scope, UnitState
+from torchzero_clip.core.description import Description
+from torchzero_clip.core.engine import FusedKernel, Group, State
+from torchzero_clip.core.norm_rule import NormRule, Scope
 from torchzero_clip.core.norms import Ord
+from torchzero_clip.core.state import counter, zeros_like_state
 from torchzero_clip.core.tensorlist import TensorList
-from torchzero_clip.core.transform import Chain, TensorwiseTransform, Transform, bind, prepare, run
+from torchzero_clip.core.transform import TensorwiseTransform, Transform
+from torchzero_clip.core.unit_state import UnitState
 from torchzero_clip.core.units import Units
 
 __all__ = [
     "Bucket",
     "Chain",
     "Description",
+    "FusedKernel",
     "Group",
     "Live",
     "NormRule",
     "Ord",
     "Scope",
     "State",
+    "Step",
     "TensorList",
     "TensorwiseTransform",
     "Transform",
     "UnitState",
     "Units",
     "bind",
-    "collect",
     "count_step",
     "counter",
     "from_config",
     "keep_number",
     "prepare",
     "run",
+    "send",
     "to_config",
+    "transformed",
     "zeros_like_state",
 ]

@@ -17,7 +17,7 @@ VARIADIC = inspect.Parameter.VAR_POSITIONAL
 
 
 def to_config(value: Any) -> Any:
-    """Plain data for a description, or for anything that may be an argument of one."""
+    """Plain data for a description, or for a value that may be an argument of one."""
     if isinstance(value, Description):
         items, kind = getattr(value, "links", None), type(value).__name__
         arguments = {name: to_config(arg) for name, arg in value.arguments().items()}
@@ -27,7 +27,7 @@ def to_config(value: Any) -> Any:
         kind = kind if _takes_links(type(value)) else "Chain"
         return (
             links
-            if kind == "Chain" and not arguments
+            if kind == "Chain" and links and not arguments  # an empty list is an empty tuple
             else {"type": kind, "links": links, **arguments}
         )
     if isinstance(value, Tensor):
@@ -37,7 +37,8 @@ def to_config(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {"dict": [[key, to_config(item)] for key, item in value.items()]}
     if isinstance(value, (tuple, list)):
-        return [to_config(item) for item in value]
+        items = [to_config(item) for item in value]
+        return {"tuple": items} if _reads_as_chain(items) else items
     if callable(value):
         return {"function": _address(value)}
     if value is None or isinstance(value, (bool, int, float, str)):
@@ -90,7 +91,7 @@ def make(name: str, arguments: Mapping[str, Any], links: Any = ()) -> Any:
 
 
 def _value(config: Any) -> Any:
-    """An argument: data stays as it is, what was marked becomes what it was."""
+    """An argument from plain data: marked dicts become the values that `to_config` marked."""
     if isinstance(config, Mapping):
         if "type" in config:
             return from_config(config)
@@ -98,12 +99,19 @@ def _value(config: Any) -> Any:
             return float(config["number"])
         if "function" in config:
             return _function(config["function"])
+        if config.keys() == {"tuple"}:
+            return tuple(_value(item) for item in config["tuple"])
         if "dict" in config:
             return {key: _value(item) for key, item in config["dict"]}
         return {key: _value(item) for key, item in config.items()}
-    if isinstance(config, list) and config and all(_is_transform(item) for item in config):
+    if isinstance(config, list) and _reads_as_chain(config):
         return from_config(config)
     return tuple(_value(item) for item in config) if isinstance(config, list) else config
+
+
+def _reads_as_chain(items: list[Any]) -> bool:
+    """Whether a list as an argument means a chain, since all in it mean transforms."""
+    return bool(items) and all(_is_transform(item) for item in items)
 
 
 def _is_transform(config: Any) -> bool:

@@ -1,26 +1,25 @@
-"""What a transform is before it runs: a dataclass whose fields are its hyperparameters."""
+"""Description: a transform before it runs, a dataclass whose fields are its arguments."""
 
 from __future__ import annotations
 
-import ast
 import copy
 import dataclasses
 import difflib
 import functools
 import inspect
+import itertools
 import math
-import sys
+import numbers
+import operator
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, TypeVar, get_args, get_origin
+from enum import Enum
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import Tensor
 from typing_extensions import Self, dataclass_transform
 
-T = TypeVar("T")
-
-Live = Annotated[T, "torchzero_clip.Live"]
-"""`beta: Live[float]` is a hyperparameter that lives in `param_groups` and is read every step."""
+from torchzero_clip.core.annotation import evaluated, is_live, kind_of
 
 RESERVED = frozenset({"params", "param_names", "grads", "chain"})
 
@@ -34,8 +33,11 @@ class Description:
 
     registry: ClassVar[dict[str, type[Description]]] = {}
     live: ClassVar[tuple[str, ...]] = ()
+    open_fields: ClassVar[tuple[str, ...]] = ()
+    """Attributes that a subclass may declare as fields, to make them arguments; no others."""
     _kinds: ClassVar[dict[str, tuple[type, bool]]] = {}  # of fields that are numbers or truths
     _own_init: ClassVar[bool] = False
+    _finished = False  # whether it is checked, and may no longer change
     if TYPE_CHECKING:
         __dataclass_fields__: ClassVar[dict[str, dataclasses.Field[Any]]]
 
@@ -43,22 +45,23 @@ class Description:
         super().__init_subclass__(**kwargs)
         cls._own_init = cls._own_init or "__init__" in vars(cls)
         inherited = dict(getattr(cls, "__dataclass_fields__", {}))
-        base_methods = {n for b in cls.__mro__[1:] for n, v in vars(b).items() if callable(v)}
         dataclasses.dataclass(eq=False, repr=False, init=not cls._own_init)(cls)
-        live, cls._kinds = list(cls.live), dict(cls._kinds)
-        for field in dataclasses.fields(cls):
-            if inherited.get(field.name) is field:
-                continue
-            if field.name in base_methods or _is_method(cls, field.default):
+        fields = {f.name: f for f in dataclasses.fields(cls)}
+        cls.__dataclass_fields__ = fields  # without ClassVars, which would give fields their place
+        own = [f for name, f in fields.items() if inherited.get(name) is not f]
+        for field in own:
+            if holder := _name_taken(cls, field):
                 raise TypeError(
-                    f"{cls.__name__}: the field '{field.name}' has the name of a method; "
+                    f"{cls.__name__}: the field '{field.name}' has the name of {holder}; "
                     "call it something else"
                 )
+        live, cls._kinds = list(cls.live), dict(cls._kinds)
+        for field in own:
             live = [name for name in live if name != field.name]
             cls._kinds.pop(field.name, None)
-            if kind := _kind(_evaluated(cls, field.type)):
+            if kind := kind_of(evaluated(cls, field.type)):
                 cls._kinds[field.name] = kind
-            if _is_live(cls, field.name, field.type):
+            if is_live(cls, field.name, field.type):
                 if field.name in RESERVED:
                     raise TypeError(f"{cls.__name__}: '{field.name}' is taken in param_groups")
                 live.append(field.name)
@@ -93,27 +96,31 @@ class Description:
         if optional and value is None:
             return
         limits = {"at least": at_least, "above": above, "below": below, "at most": at_most}
-        words = [f"{word} {bound:g}" for word, bound in limits.items() if math.isfinite(bound)]
-        kind = "an integer" if integer else "a number"
-        kind = kind if length is None else f"{length} numbers" + ", each" * bool(words)
-        wanted = " ".join([kind, *([" and ".join(words)] if words else [])]) + " or None" * optional
-        sentence = f"{type(self).__name__}: {name} must be {wanted}, got {value!r}"
+
+        def sentence() -> str:  # only where it is needed: to show a tensor is to read it
+            words = [f"{word} {bound:g}" for word, bound in limits.items() if math.isfinite(bound)]
+            kind = "an integer" if integer else "a number"
+            kind = kind if length is None else f"{length} numbers" + ", each" * bool(words)
+            bounds = [" and ".join(words)] if words else []
+            wanted = " ".join([kind, *bounds]) + " or None" * optional
+            return f"{type(self).__name__}: {name} must be {wanted}, got {value!r}"
+
         if length is not None:
             if not isinstance(value, (tuple, list)):
-                raise TypeError(sentence)
+                raise TypeError(sentence())
             if len(value) != length:
-                raise ValueError(sentence)
+                raise ValueError(sentence())
         for x in value if length is not None else (value,):
             if isinstance(x, Tensor) and x.numel() == 1:
                 if x.device.type != "cpu" or torch.compiler.is_compiling():
                     continue  # reading it would wait for the device
                 x = x.item()
             if isinstance(x, bool) or not isinstance(x, int if integer else (int, float)):
-                raise TypeError(sentence)
+                raise TypeError(sentence())
             inside = at_least <= x <= at_most
             inside &= (x > above or above == -math.inf) and (x < below or below == math.inf)
             if not inside:
-                raise ValueError(sentence)
+                raise ValueError(sentence())
 
     def require_one_of(self, name: str, choices: tuple[Any, ...]) -> None:
         """Raise a sentence unless the argument is one of the choices."""
@@ -160,7 +167,7 @@ class Description:
             yield from child.walk()
 
     def __setattr__(self, name: str, value: Any) -> None:
-        if vars(self).get("_finished"):
+        if self._finished:
             where = (
                 f"set optimizer.param_groups[i]['{name}'] instead"
                 if name in self.live
@@ -174,12 +181,32 @@ class Description:
 
     def arguments(self) -> dict[str, Any]:
         """The arguments, other than defaults, that make an equal object."""
-        values = {f: getattr(self, f.name) for f in dataclasses.fields(self) if f.init}
+        taken = {f.name for f in dataclasses.fields(self) if f.init}
+        return {name: value for name, value in self.not_default().items() if name in taken}
+
+    def not_default(self) -> dict[str, Any]:
+        """The fields whose value is not their default."""
+        values = {f: getattr(self, f.name) for f in dataclasses.fields(self)}
         return {f.name: value for f, value in values.items() if not _is_default(f, value)}
 
     def __repr__(self) -> str:
         parts = [f"{name}={_shown(value)}" for name, value in self.arguments().items()]
         return f"{type(self).__name__}({', '.join(parts)})"
+
+
+def python_number(value: Any) -> Any:
+    """Numbers of numpy and the like, and tuples of them, as Python's own; all else as it is.
+
+    Python's own are saved, compared and printed in one way, and torch loads them with weights_only.
+    """
+    if type(value) in (tuple, list):
+        made = [python_number(x) for x in value]
+        return value if all(map(operator.is_, made, value)) else type(value)(made)
+    if type(value) in (int, float, bool) or not isinstance(value, numbers.Real):
+        return value
+    if isinstance(value, Enum):
+        return value
+    return operator.index(value) if isinstance(value, numbers.Integral) else float(value)
 
 
 def _check_after_init(cls: type[Description]) -> None:
@@ -192,6 +219,8 @@ def _check_after_init(cls: type[Description]) -> None:
             raise TypeError(f"{cls.__name__}: {_no_argument(init, unknown[0])}")
         init(self, *args, **kwargs)
         if type(self) is cls:
+            for field in dataclasses.fields(cls):
+                vars(self)[field.name] = python_number(getattr(self, field.name))
             self.check()
             self._check_types()
             vars(self)["_finished"] = True
@@ -215,67 +244,28 @@ def _no_argument(init: Any, name: str) -> str:
     if near:
         return f"there is no argument {name!r}: did you mean {near[0]!r}?"
     if name in ("lr", "learning_rate", "weight_decay"):
-        link = "WeightDecay(...)" if name == "weight_decay" else "LR(...)"
-        return f"there is no argument {name!r}: put {link} into the chain"
+        link = class_with("weight_decay" if name == "weight_decay" else "lr")
+        return f"there is no argument {name!r}: put {link}(...) into the chain"
     return f"there is no argument {name!r}; it takes {known}"
 
 
-def _is_method(cls: type, default: Any) -> bool:
-    """Whether the default of a field is a function of the class body, which took its name."""
-    return getattr(default, "__qualname__", "").startswith(f"{cls.__qualname__}.")
+def class_with(argument: str) -> str:
+    """The name of the first class that takes such an argument, for advice."""
+    known = Description.registry.items()
+    return next((name for name, cls in known if argument in cls.__dataclass_fields__), "a link")
 
 
-def _is_live(cls: type, name: str, hint: Any) -> bool:
-    """Whether a field's annotation is Live[...]; an annotation may be text nobody can evaluate."""
-    outermost, anywhere = _marks(cls, hint)
-    if anywhere and not outermost:
-        raise TypeError(
-            f"{cls.__name__}: the annotation of '{name}' has Live inside another type; "
-            "write Live around the whole, as in Live[float | None]"
-        )
-    return outermost
-
-
-def _evaluated(cls: type, hint: Any) -> Any:
-    """An annotation that is text, evaluated where that can be."""
-    if not isinstance(hint, str):
-        return hint
-    try:
-        return eval(hint, dict(vars(sys.modules[cls.__module__])), dict(vars(cls)))
-    except Exception:
-        return hint
-
-
-def _kind(hint: Any) -> tuple[type, bool] | None:
-    """float, int or bool where an annotation says so, and whether None may stand there."""
-    inner = get_args(hint)[0] if _is_mark(hint) else hint
-    options = [option for option in get_args(inner) or (inner,) if option is not type(None)]
-    known = len(options) == 1 and options[0] in (float, int, bool)
-    return (options[0], len(get_args(inner)) > 1) if known else None
-
-
-def _marks(cls: type, hint: Any) -> tuple[bool, bool]:
-    """Whether Live is the outermost of an annotation, and whether it is anywhere in it."""
-    hint = _evaluated(cls, hint)
-    if isinstance(hint, str):  # a local name, or one imported under TYPE_CHECKING
-        tree = ast.parse(hint, mode="eval").body
-        found = [node for node in ast.walk(tree) if _says_live(node)]
-        return bool(found) and found[0] is tree, bool(found)
-    return _is_mark(hint), _has_mark(hint)
-
-
-def _is_mark(hint: Any) -> bool:
-    return get_origin(hint) is Annotated and "torchzero_clip.Live" in hint.__metadata__
-
-
-def _has_mark(hint: Any) -> bool:
-    return _is_mark(hint) or any(_has_mark(inner) for inner in get_args(hint))
-
-
-def _says_live(node: ast.AST) -> bool:
-    if not isinstance(node, ast.Subscript):
-        return False
-    return getattr(node.value, "id", getattr(node.value, "attr", None)) == "Live"
+def _name_taken(cls: type[Description], field: dataclasses.Field[Any]) -> str | None:
+    """What else a new field's name stands for, in words: it would take the place of that."""
+    name, default = field.name, getattr(field.default, "fget", field.default)
+    if getattr(default, "__qualname__", "").startswith(f"{cls.__qualname__}."):
+        return f"a method of {cls.__name__}"  # the class body gave its name to both
+    bases = cls.__mro__[1:]
+    declared = [f.name for b in bases if dataclasses.is_dataclass(b) for f in dataclasses.fields(b)]
+    opened = itertools.chain(*[vars(base).get("open_fields", ()) for base in bases])
+    if name in declared or name in opened:
+        return None
+    return next((f"an attribute of {b.__name__}" for b in bases if name in vars(b)), None)
 
 
 def _is_default(field: dataclasses.Field[Any], value: Any) -> bool:

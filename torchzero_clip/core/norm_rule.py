@@ -10,16 +10,16 @@ import torch
 from torch import Tensor
 
 from torchzero_clip.core import norms
-from torchzero_clip.core.bucket import Bucket, Group
+from torchzero_clip.core.bucket import Bucket
+from torchzero_clip.core.engine import Group
 from torchzero_clip.core.norms import Ord
 from torchzero_clip.core.tensorlist import TensorList
 from torchzero_clip.core.transform import Transform
+from torchzero_clip.core.unit_state import UnitState
 from torchzero_clip.core.units import Units
 
 Scope: TypeAlias = 'int | Sequence[int] | Literal["layer", "group", "global"] | None'
-"""What is measured together: each tensor (None), slices along dims, a layer, a group, or all."""
-UnitState: TypeAlias = dict[str, Tensor]
-"""The state of a norm rule: for each name that `init_unit` makes, a vector with an entry a unit."""
+"""The unit of a norm: each tensor (None), slices along dims, a layer, a group, or all."""
 
 
 class NormRule(Transform):
@@ -34,9 +34,10 @@ class NormRule(Transform):
     dim = cast(Scope, None)
     inverse_dims = False
     min_size = 1
+    open_fields: ClassVar[tuple[str, ...]] = ("ord", "dim", "inverse_dims", "min_size")
 
     sets_norm: ClassVar[bool] = False
-    """Scale by limit / norm, up as well as down."""
+    """Set where the rule scales by limit / norm, up as well as down."""
 
     def init_unit(self) -> dict[str, Any]:
         """The state of one unit: numbers or small tensors."""
@@ -51,16 +52,18 @@ class NormRule(Transform):
         return {}
 
     def measure(self, tensors: TensorList) -> Tensor:
-        """The norms of other tensors at this rule's scope: inside `limit`, of group["params"]."""
-        if tensors.norms is None:
+        """The norms of other tensors at this rule's scope: inside `limit`, of group["params"] or
+        what is computed from it.
+        """
+        if tensors.measure is None:
             raise ValueError(
                 f'{type(self).__name__}.measure takes group["params"] or group["grads"] as `limit` '
-                "receives them"
+                "receives them, or lists that were computed from these"
             )
-        return tensors.norms()
+        return tensors.measure(tensors)
 
     def total(self, group: Group) -> Tensor:
-        """The norm of everything that this link sees, as one: inside `limit`."""
+        """The norm of the whole update that this link sees, as one: inside `limit`."""
         total: Tensor = group["total"]()
         return total
 
@@ -75,10 +78,15 @@ class NormRule(Transform):
         """The dims that the slices of one tensor run along, where the scope is slices."""
         return dims_of(tensor, self.dim, self.inverse_dims)
 
+    def units(self, buckets: Sequence[Bucket]) -> Units:
+        """The units of the rule's scope, and the verbs to work on them."""
+        order = norms.measure(self.ord)
+        return Units(buckets, self.scope, order, self.dims, type(self).__name__)
+
     def step(self, buckets: list[Bucket]) -> list[Bucket]:
-        units = Units(self, buckets)
-        norm = units.measure([bucket.u for bucket in units.buckets])
-        state = units.load()
+        units, made = self.units(buckets), self.init_unit()
+        norm = units.norm()
+        state = units.load(made) if made else {}
         if state:  # compare with the past in the precision that it was kept in
             norm = norm.to(units.dtype).to(norm.dtype)
         limits = [self.limit(norm, state, units.group(members)) for members in units.groups]
@@ -88,8 +96,9 @@ class NormRule(Transform):
         return buckets
 
     def prepare(self, buckets: list[Bucket]) -> list[Bucket]:
-        Units(self, buckets).load()
-        return super().prepare(buckets)
+        if made := self.init_unit():
+            self.units(buckets).load(made)
+        return buckets
 
     def per_parameter(self, param: Tensor) -> dict[str, Any]:
         own = self.scope is None or self.scope == "layer"
@@ -99,7 +108,7 @@ class NormRule(Transform):
         return self.init_unit() if self.scope in ("group", "global") else {}
 
     def scale(self, units: Units, norm: Tensor, limits: Sequence[Tensor | float]) -> list[Tensor]:
-        """Bring every tensor to its group's limit; returns what each group was divided by."""
+        """Bring every tensor to its group's limit; returns the divisors of each group."""
         if any([limit is None for limit in limits]):
             raise TypeError(
                 f"{type(self).__name__}.limit must return a tensor or a number, got None"
@@ -110,31 +119,12 @@ class NormRule(Transform):
         ratios = [self._ratio(units, norm, limit) for limit in bounds]
         for members, ratio in zip(units.groups, ratios, strict=True):
             for bucket in members:
-                u = bucket.u.to(bucket.state_dtype)
-                todo = norms.divisions(ratio, bucket.state_dtype)
-                if bucket.tape is not None and not todo:
-                    todo = [("mul", ratio)]  # a kernel that multiplies by one is the one that would
-                if self.may_wait(units, bucket, ratio):
-                    bucket.put_off(u, [(name, units.listed(bucket, x)) for name, x in todo])
-                    continue
-                for name, x in todo:
-                    each = units.spread(bucket, x)
-                    u = u.mul_(each) if name == "mul" else u.div_(each)
-                bucket.u = u
+                bucket.u = units.divide(bucket, bucket.u.to(bucket.state_dtype), ratio)
         units.record(norm, bounds, ratios)
         return ratios
 
-    def may_wait(self, units: Units, bucket: Bucket, numbers: Tensor) -> bool:
-        """Whether a kernel at the end of the chain may scale, where to look at numbers is free."""
-        if bucket.late is None or bucket.tape is not None or units.sliced:
-            return False
-        if self.target == "grad" and bucket.grads.peek[0].dtype != bucket.state_dtype:
-            return False
-        on_cpu = numbers.device.type == "cpu" == bucket.params.peek[0].device.type
-        return on_cpu and not numbers.is_complex()
-
     def _ratio(self, units: Units, norm: Tensor, limit: Tensor) -> Tensor:
-        """What to divide by so that the norm meets the limit."""
+        """The divisor with which the norm meets the limit; 1 where a unit stays as it is."""
         ratio = units.ratio(norm, limit)
         ratio = ratio if self.sets_norm else ratio.clamp(min=1)
         untouched = (norm == 0) | (limit == math.inf)
@@ -143,8 +133,8 @@ class NormRule(Transform):
         return torch.where(untouched, torch.ones_like(ratio), ratio)
 
     def _remember(self, units: Units, norm: Tensor, clipped: Tensor, state: UnitState) -> None:
-        """Keep what `observe` says, for the units whose norm is a number."""
-        known = units.known(norm) & torch.isfinite(clipped)
+        """Store the state that `observe` returns, for the units whose norm is a number."""
+        finite = units.finite(norm) & torch.isfinite(clipped)
         after = [
             self.observe(norm, clipped, dict(state), units.group(members))
             for members in units.groups
@@ -157,8 +147,8 @@ class NormRule(Transform):
                 f"which init_unit does not make; it makes {sorted(state)}"
             )
         for key in after[0]:
-            old, new = state[key], units.by_owner([one[key] for one in after])
-            mask = known.view(-1, *[1] * (old.dim() - 1))
+            old, new = state[key], units.of_first_group([one[key] for one in after])
+            mask = finite.view(-1, *[1] * (old.dim() - 1))
             state[key] = torch.where(mask, new.to(old.dtype), old)
         units.store(state)
 

@@ -8,13 +8,25 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
-from torchzero_clip.core.norms.scratch import Rows
-from torchzero_clip.core.tensors import MANY, PLAIN, SMALL, is_sharded, whole_of, wide
+from torchzero_clip.core import norms
+from torchzero_clip.core.foreach import (
+    OUT,
+    STAND_INS,
+    copies,
+    copy_into,
+    fits_vector,
+    foreach,
+    one_number,
+    write_vector,
+)
+from torchzero_clip.core.norms import Measure
+from torchzero_clip.core.tensors import MANY, PLAIN, SMALL, is_sharded, shared_memory, wide
 
 Operand: TypeAlias = "float | Tensor | TensorList | Sequence[Tensor]"
 """A number, a 0-dim tensor, a vector with a number for each tensor, a TensorList, or a list of one
 (broadcastable) tensor for each."""
-FILL = ("mul", "div", "sub")  # what runs from borrowed memory straight into the kept
+Workspace: TypeAlias = "Callable[[], list[Tensor] | None] | None"
+"""A function that gives memory kept from step to step for a list to move to, or None."""
 
 
 class TensorList:
@@ -22,44 +34,25 @@ class TensorList:
 
     Methods that end in an underscore write what they are called on, as in torch. When the memory is
     *borrowed* (a gradient, a parameter, another link's state) the first such call moves the handle
-    to memory of its own, so nobody else sees the write. Plain names make a new list.
+    to memory of its own, so that the lender does not change. Plain names make a new list.
 
     No method reads a device value on the host: a 0-dim tensor may stand wherever a number may.
+    Every method that computes goes through `_new` or `_write`, under the name of an operator.
     """
 
-    __slots__ = ("norms", "owned", "room", "tensors", "whole")
+    __slots__ = ("measure", "owned", "tensors", "workspace")
 
     def __init__(
-        self,
-        tensors: Sequence[Tensor],
-        *,
-        owned: bool = False,
-        room: Callable[[], list[Tensor]] | None = None,
+        self, tensors: Sequence[Tensor], *, owned: bool = False, workspace: Workspace = None
     ) -> None:
         self.tensors = list(tensors)
-        self.owned = owned
-        self.room = room  # memory that the optimizer keeps for this list, so that none is allocated
-        self.norms: Callable[[], Tensor] | None = None  # set by NormRule, see NormRule.measure
-        self.whole: Tensor | None = None  # the one that these are the rows of, if that is known
-
-    @property
-    def peek(self) -> list[Tensor]:
-        """The tensors, for who only reads them, and now."""
-        return self.tensors
-
-    @property
-    def _origin(self) -> list[Tensor]:
-        """The tensors, or those that a list which is not computed yet starts from."""
-        return self.tensors
+        self.owned, self.workspace = owned, workspace
+        self.measure: Callable[[TensorList], Tensor] | None = None  # see NormRule.measure
 
     @property
     def dtype(self) -> torch.dtype:
         """The dtype of the tensors."""
         return self.tensors[0].dtype
-
-    def _settle(self) -> None:
-        """Compute what is put off: before its sources change, or since state must move."""
-        _ = self.tensors
 
     def __len__(self) -> int:
         return len(self.tensors)
@@ -87,92 +80,123 @@ class TensorList:
 
     def borrow(self) -> TensorList:
         """The same tensors, to be copied before they are written."""
-        return TensorList(self.tensors)
+        return self._made(self.tensors, owned=False)
 
     def own(self) -> TensorList:
-        """Move to memory that nobody else sees, unless it is that already."""
-        return self if self.owned else self._move(self.tensors[0].dtype)
+        """Move to memory of this list's own, unless it lies there already."""
+        return self if self.owned else self._move(self.tensors, self.dtype)
 
     def to(self, dtype: torch.dtype) -> TensorList:
         """This list when it has that dtype, otherwise a converted copy."""
-        if not self.tensors or self.tensors[0].dtype == dtype:
+        if not len(self) or self.dtype == dtype:
             return self
-        return TensorList(self.tensors, room=self.room)._move(dtype)
+        return TensorList(self.tensors, workspace=self.workspace)._move(self.tensors, dtype)
 
-    def _move(self, dtype: torch.dtype) -> TensorList:
-        room = self.room() if self.room is not None else None
-        if room is None or room[0].dtype != dtype:
-            return self._become(_copies(self.tensors, dtype))
-        return self._enter(room, self.tensors)
+    def clone(self) -> TensorList:
+        """A new list with the same values."""
+        return self._made(copies(self.tensors, self.dtype), owned=True)
 
-    def _enter(self, room: list[Tensor], values: list[Tensor]) -> TensorList:
-        """Move to other memory, with these values."""
-        whole = room.whole if isinstance(room, Rows) else None
-        if whole is not None and values[0].dtype == whole.dtype:
-            torch.stack(values, out=whole)
-        else:
-            _copy_into(room, values)
-        self._become(room).whole = whole
+    def copy_(self, source: TensorList) -> TensorList:
+        """Take the values of `source`, keeping this list's dtype."""
+        if not self.owned:
+            return self._move(source.tensors, self.dtype)
+        copy_into(self.tensors, source.tensors)
         return self
 
-    def _write(self, name: str, *operands: Any) -> TensorList:
-        """Run a foreach operator in place, or into new memory when this memory is borrowed."""
-        args = self._arguments(name, operands)
-        if not self.owned and self.room is None and not self._promotes(args):
-            return self._become(_foreach(name, self.tensors, *args))
-        if name in FILL and not self.owned and self._fill(getattr(torch, name), args[0]):
-            return self
-        whole = self.own()._joined()
-        columns = [] if whole is None else [_column(x, whole) for x in operands]
-        if whole is None or any([column is None for column in columns]):
-            _foreach(name + "_", self.tensors, *args)
-        else:
-            operator = getattr(whole, name + "_")
-            operator(*columns[:2], value=columns[2]) if columns[2:] else operator(*columns)
-        return self
+    def _move(self, values: Sequence[Tensor], dtype: torch.dtype) -> TensorList:
+        """Move to memory of its own, with these values."""
+        kept = self._kept(dtype)
+        if kept is None:
+            return self._become(copies(values, dtype))
+        copy_into(kept, values)
+        return self._become(kept)
 
-    def _promotes(self, args: tuple[Any, ...]) -> bool:
-        """Whether an operand would change the dtype of 0-dim tensors; in place it cannot."""
-        firsts = [x[0] if isinstance(x, (list, tuple)) and x else x for x in args]
-        dtype = self.tensors[0].dtype
-        return any([isinstance(x, Tensor) and x.dtype != dtype for x in firsts])
-
-    def _fill(self, operator: Any, x: Any) -> bool:
-        """Run an operator from borrowed memory straight into the kept: one pass instead of two."""
-        room = self._target() if self._large() else None
-        if room is None:
-            return False
-        each = x if isinstance(x, (list, tuple)) else [x] * len(room)
-        for source, operand, out in zip(self.tensors, each, room, strict=True):
-            operator(source, operand, out=out)
-        self._become(room)
-        return True
-
-    def _joined(self) -> Tensor | None:
-        """The tensor whose rows these are: step counts and the like, and small tensors of state."""
-        if self.whole is None:
-            self.whole = whole_of(self.tensors)
-        return self.whole
-
-    def _large(self) -> bool:
-        """Whether a call for each tensor is worth a pass over memory."""
-        return sum(map(Tensor.numel, self.tensors)) >= SMALL * len(self)
-
-    def _target(self) -> list[Tensor] | None:
-        """Where an operator with out= may write: its own memory, or what is kept for the list."""
-        room = self.tensors if self.owned else self.room() if self.room is not None else None
-        fits = room and room[0].dtype == self.tensors[0].dtype and type(room[0]) is Tensor
-        return room if fits else None
+    def _kept(self, dtype: torch.dtype) -> list[Tensor] | None:
+        """The workspace, where there is one of this dtype."""
+        kept = None if self.workspace is None else self.workspace()
+        return kept if kept is not None and kept[0].dtype == dtype else None
 
     def _become(self, tensors: Sequence[Tensor]) -> TensorList:
-        self.tensors, self.owned, self.room, self.whole = list(tensors), True, None, None
+        self.tensors, self.owned, self.workspace = list(tensors), True, None
         return self
 
+    def _made(self, tensors: Sequence[Tensor], owned: bool) -> TensorList:
+        """A list that was made from this one, and is measured as it is."""
+        made = TensorList(tensors, owned=owned)
+        made.measure = self.measure
+        return made
+
+    # ------------------------------------------------------------------ operators
+
     def _new(self, name: str, *operands: Any) -> TensorList:
-        """Run a foreach operator into a new list."""
-        return TensorList(
-            _foreach(name, self.tensors, *self._arguments(name, operands)), owned=True
-        )
+        """Run an operator into a new list."""
+        if name in STAND_INS:
+            return self._stand_in(name, *operands)
+        return self._made(foreach(name, self.tensors, *self._arguments(name, operands)), True)
+
+    def _write(self, name: str, *operands: Any) -> TensorList:
+        """Run an operator in place, or into new memory where this memory is borrowed."""
+        if not self.owned and self._write_elsewhere(name, operands):
+            return self
+        vector = self.own()._vector()
+        if vector is not None and all([fits_vector(x) for x in operands]):
+            write_vector(name, vector, operands)
+        elif name == "clamp":
+            foreach("clamp_min_", self.tensors, *self._arguments("clamp_min", operands[:1]))
+            foreach("clamp_max_", self.tensors, *self._arguments("clamp_max", operands[1:]))
+        elif name == "add_scaled":
+            foreach("add_", self.tensors, self._each(operands[0]), alpha=operands[1])
+        else:
+            foreach(name + "_", self.tensors, *self._arguments(name, operands))
+        return self
+
+    def _write_elsewhere(self, name: str, operands: Sequence[Any]) -> bool:
+        """Run an operator from borrowed memory straight into other memory: one pass, not two."""
+        if self.workspace is not None:
+            return name in OUT and self._fill(getattr(torch, name), operands)
+        if name == "add_scaled":
+            memory = foreach("add", self.tensors, self._each(operands[0]), alpha=operands[1])
+        elif name == "clamp":
+            memory = self._new("clamp_min", operands[0])._write("clamp_max", operands[1]).tensors
+        else:
+            args = self._arguments(name, operands)
+            firsts = [x[0] if isinstance(x, (list, tuple)) and x else x for x in args]
+            if any([isinstance(x, Tensor) and x.dtype != self.dtype for x in firsts]):
+                return False  # the dtype of 0-dim tensors would change; in place it cannot
+            memory = foreach(name, self.tensors, *args)
+        self._become(memory)
+        return True
+
+    def _fill(self, operator: Callable[..., Any], operands: Sequence[Any]) -> bool:
+        """Run an operator into the workspace, where a call for each tensor is worth a pass."""
+        large = sum(map(Tensor.numel, self.tensors)) >= SMALL * len(self)
+        kept = self._kept(self.dtype) if large else None
+        if kept is None or type(kept[0]) is not Tensor:
+            return False
+        rows = [self._row(x) for x in operands]
+        for source, out, *each in zip(self.tensors, kept, *rows, strict=True):
+            operator(source, *each, out=out)
+        self._become(kept)
+        return True
+
+    def _vector(self) -> Tensor | None:
+        """The vector whose entries these 0-dim tensors are, where they share their memory."""
+        return None if self.tensors[0].dim() else shared_memory(self.tensors)
+
+    def _stand_in(self, name: str, *operands: Any) -> TensorList:
+        """An operator that torch has no `_foreach_*` for."""
+        rows = [self._row(x) for x in operands]
+        out = [STAND_INS[name](*row) for row in zip(self.tensors, *rows, strict=True)]
+        given = [self.tensors, *rows] if name == "where" else []
+        new = [one is not old for row in given for one, old in zip(out, row, strict=True)]
+        return self._made(out, owned=all(new))
+
+    # ------------------------------------------------------------------ operands
+
+    def _row(self, x: Operand) -> list[Any]:
+        """An operand as one for each tensor."""
+        each = self._each(x)
+        return list(each) if isinstance(each, (list, tuple)) else [each] * len(self)
 
     def _arguments(self, name: str, operands: Sequence[Any]) -> tuple[Any, ...]:
         """Operands as torch takes them."""
@@ -185,17 +209,23 @@ class TensorList:
         return tuple([self._each(x) for x in operands])
 
     def _each(self, x: Operand) -> Any:
-        """An operand for operators that would read a 0-dim tensor on the host: one per element."""
+        """An operand for each tensor, where an operator would read a 0-dim one on the host."""
         if isinstance(x, TensorList):
             return x.tensors
         if isinstance(x, Tensor):
-            return list(x.unbind()) if x.dim() else [x] * len(self)
+            if x.numel() != 1 and x.shape != (len(self),):
+                raise ValueError(
+                    f"a vector must have one number for each of the {len(self)} tensors of the "
+                    f"list, got shape {tuple(x.shape)}: give a number, or a 0-dim tensor, for all"
+                )
+            return [one_number(x)] * len(self) if x.numel() == 1 else list(x.unbind())
         return x
 
     def _scale(self, x: Operand) -> Any:
         """An operand for mul and div, which take a 0-dim tensor of their own device as it is."""
         x, first = self._as_tensors(x), self.tensors[0]
-        if isinstance(x, Tensor) and x.dim() == 0 and not is_sharded(first):
+        if isinstance(x, Tensor) and x.numel() == 1 and not is_sharded(first):
+            x = one_number(x)
             return x if x.device == first.device else [x] * len(self)
         return self._each(x)
 
@@ -241,12 +271,7 @@ class TensorList:
             return self._write("add", x * alpha)
         if isinstance(alpha, Tensor):  # alpha= would read it on the host
             return self._write("addcmul", x, alpha)
-        if alpha == 1:
-            return self._write("add", x)
-        name = "add" if not self.owned and self.room is None else "add_"
-        memory = self.tensors if name == "add" else self.own().tensors
-        out = _foreach(name, memory, self._each(x), alpha=alpha)
-        return self._become(out) if name == "add" else self
+        return self._write("add", x) if alpha == 1 else self._write("add_scaled", x, alpha)
 
     def sub(self, x: Operand) -> TensorList:
         return self._new("sub", x)
@@ -272,12 +297,8 @@ class TensorList:
 
     def clamp_(self, low: Operand, high: Operand) -> TensorList:
         """low where self is below, high where it is above; NaN stays NaN"""
-        if isinstance(low, (int, float)) and isinstance(high, (int, float)) and self._large():
-            room = self._target()
-            if room is not None:
-                for t, out in zip(self.tensors, room, strict=True):
-                    torch.clamp(t, low, high, out=out)
-                return self._become(room)
+        if isinstance(low, (int, float)) and isinstance(high, (int, float)):
+            return self._write("clamp", low, high)
         return self.maximum_(low).minimum_(high)
 
     def maximum(self, x: Operand) -> TensorList:
@@ -313,94 +334,44 @@ class TensorList:
     def reciprocal_(self) -> TensorList:
         return self._write("reciprocal")
 
-    def clone(self) -> TensorList:
-        return TensorList(_copies(self.tensors, self.tensors[0].dtype), owned=True)
-
-    def copy_(self, source: TensorList) -> TensorList:
-        """Take the values of `source`, keeping this list's dtype."""
-        if not self.owned and self.room is None:
-            return self._become(_copies(source.tensors, self.tensors[0].dtype))
-        if not self.owned and self.room is not None:
-            return self._enter(self.room(), source.tensors)
-        _copy_into(self.tensors, source.tensors)
-        return self
-
-    # ------------------------------------------------------------------ where torch has no foreach
-
     def where(self, keep: Iterable[Tensor], other: TensorList | float) -> TensorList:
         """A new list: these values where `keep` holds (a mask or flag a tensor), or other."""
-        if not isinstance(other, TensorList):
-            rows = zip(keep, self.tensors, strict=True)
-            return TensorList([torch.where(k, a, other) for k, a in rows], owned=True)
-        pairs = zip(keep, self.tensors, other.tensors, strict=True)
-        return TensorList([torch.where(k, a, b.to(a.dtype)) for k, a, b in pairs], owned=True)
+        return self._new("where", keep if isinstance(keep, TensorList) else list(keep), other)
 
     def hypot(self, other: TensorList) -> TensorList:
         """A new list: √(self² + other²), in range whatever the squares are."""
-        rows = zip(self.tensors, other.tensors, strict=True)
-        return TensorList([torch.hypot(a, b) for a, b in rows], owned=True)
+        return self._new("hypot", other)
 
     def isfinite(self) -> TensorList:
         """A new list: where entries are neither infinite nor NaN."""
-        return self.map(torch.isfinite)
+        return self._new("isfinite")
 
     def isinf(self) -> TensorList:
         """A new list: where entries are infinite."""
-        return self.map(torch.isinf)
+        return self._new("isinf")
 
     def isnan(self) -> TensorList:
         """A new list: where entries are not a number."""
-        return self.map(torch.isnan)
+        return self._new("isnan")
 
     def positive(self) -> TensorList:
         """A new list: where entries are above zero."""
-        return self.map(_positive)
+        return self._new("positive")
+
+    # ------------------------------------------------------------------ all of a tensor at once
 
     def map(self, fn: Callable[[Tensor], Tensor]) -> TensorList:
         """A new list: `fn` of each tensor."""
-        return TensorList([fn(t) for t in self.tensors], owned=True)
+        return self._made([fn(t) for t in self.tensors], owned=True)
 
     def stack(self) -> Tensor:
         """One vector of these 0-dim tensors, in float64 (float32 where the device has none)."""
-        vector = self._joined()
+        vector = self._vector()
         dtype = wide(self.tensors[0].device)
         if vector is None:
             return torch.stack(self.tensors).to(dtype)
         return vector.to(dtype, copy=True)
 
-
-def _column(x: Any, whole: Tensor) -> Any:
-    """An operand for all rows at once, or None if it does not come in one."""
-    if isinstance(x, TensorList):
-        return None if x.whole is None or x.whole.shape != whole.shape else x.whole
-    if isinstance(x, Tensor) and x.dim() > 1:
-        return None
-    if isinstance(x, (list, tuple)):
-        if not isinstance(x[0], (int, float)):
-            return None
-        x = torch.tensor(x, dtype=whole.dtype, device=whole.device)
-    if isinstance(x, Tensor):
-        return x.to(whole.dtype).view(-1, *[1] * (whole.dim() - 1)) if x.dim() else x
-    return x
-
-
-def _positive(t: Tensor) -> Tensor:
-    return t > 0
-
-
-def _foreach(name: str, tensors: list[Tensor], *args: Any, **kwargs: Any) -> Any:
-    return getattr(torch, "_foreach_" + name)(tensors, *args, **kwargs)
-
-
-def _copies(tensors: list[Tensor], dtype: torch.dtype) -> list[Tensor]:
-    if tensors[0].dtype != dtype or not hasattr(torch, "_foreach_clone"):
-        return [t.to(dtype, copy=True) for t in tensors]
-    return list(torch._foreach_clone(tensors))
-
-
-def _copy_into(target: list[Tensor], source: Sequence[Tensor]) -> None:
-    if target and is_sharded(target[0]):  # torch has no _foreach_copy_ for DTensor
-        for t, s in zip(target, source, strict=True):
-            t.copy_(s)
-    else:
-        torch._foreach_copy_(target, list(source))
+    def statistics(self, m: Measure) -> Tensor:
+        """The statistics of a norm order: a column for each tensor."""
+        return norms.statistics(self.tensors, m)

@@ -1,11 +1,12 @@
-"""What a step of a chain does with memory, watched on a small model and told in words."""
+"""The plan of a chain: the bytes that each link reads and writes, watched on a small model."""
 
 from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -13,14 +14,10 @@ from torch.nn import Parameter
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from torchzero_clip.core.compiler import Compiler
-from torchzero_clip.core.kernel import Job
-from torchzero_clip.core.norms import Measure
-from torchzero_clip.core.norms.scratch import PIECE, SCRATCH
-
-if TYPE_CHECKING:
-    from torchzero_clip.core.tape import Tape
-    from torchzero_clip.optimizer.modular import Modular
+from torchzero_clip.core.chain import send
+from torchzero_clip.engines import Compiled
+from torchzero_clip.engines.compiled.program import Launch
+from torchzero_clip.optimizer.rounding import subtract
 
 SIZE = 2**13  # numbers in a parameter that stands for a large one
 MOST = 64  # parameters that stand for all
@@ -36,10 +33,7 @@ class Traffic(TorchDispatchMode):
         self.read = self.written = 0
         self.where: Counter[str] = Counter()
         self.operators: Counter[str] = Counter()
-        self.inside = False  # a compiled kernel, which is one pass whatever it is made of
-        self.piece: object = None  # that is worked on, and what of it is in the cache, or changed
-        self.cached: set[int] = set()
-        self.dirty: set[int] = set()
+        self.inside = False  # in a compiled program, which is one pass whatever it is made of
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -63,27 +57,26 @@ class Traffic(TorchDispatchMode):
         return out
 
     def count(self, value: Any, reads: bool, writes: bool) -> int:
-        """Count what is as large as a parameter, but no scratch that stays in the cache."""
+        """Count the tensors that are as large as a parameter; small ones stay in the cache."""
         total = 0
         for t in tree_leaves(value):
-            if isinstance(t, Tensor) and t.numel() >= SIZE // 2 and not _scratch(t):
+            if isinstance(t, Tensor) and t.numel() >= SIZE // 2:
                 total += self._count(t, reads, writes)
         return total
 
+    @contextmanager
+    def launch(self, launch: Launch) -> Iterator[None]:
+        """Count the buffers of a program, and not the operators that it is made of here."""
+        for i, buffer in enumerate(launch.buffers):
+            reads, writes = i in launch.read, i in launch.written
+            self.count(buffer.tensors, reads=reads, writes=writes)
+        self.operators["one compiled kernel"] += 1
+        self.inside = True
+        yield
+        self.inside = False
+
     def _count(self, t: Tensor, reads: bool, writes: bool) -> int:
-        storage = t.untyped_storage().data_ptr()
-        if SCRATCH.piece is not self.piece:
-            self.piece, self.cached, self.dirty = SCRATCH.piece, set(), set()
-        if self.piece is not None:
-            if storage not in self.places:  # what is made on the way
-                return 0
-            reads, writes = (
-                reads and storage not in self.cached,
-                writes and storage not in self.dirty,
-            )
-            self.cached.add(storage)
-            self.dirty |= {storage} if writes else set()
-        bytes_ = t.numel() * t.element_size()
+        storage, bytes_ = t.untyped_storage().data_ptr(), t.numel() * t.element_size()
         self.read += bytes_ * reads
         self.written += bytes_ * writes
         if writes:
@@ -91,39 +84,9 @@ class Traffic(TorchDispatchMode):
         return bytes_ * (reads + writes)
 
 
-class Watched(Compiler):
-    """Runs tapes uncompiled, and counts what the compiled kernels would move."""
-
-    way = "plain"
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.traffic: Traffic | None = None
-
-    def check(self, device: torch.device) -> None:
-        """Nothing is compiled."""
-
-    def run(
-        self, tape: Tape, stores: Mapping[int, int], measured: tuple[Measure, int] | None = None
-    ) -> Tensor | None:
-        job = Job(tape, stores, measured)
-        if self.traffic is None:
-            return super().run(tape, stores, measured)
-        for i, home in enumerate(job.homes):
-            if i in job.read:
-                self.traffic.count(home.tensors, reads=True, writes=False)
-            if i in job.written:
-                self.traffic.count(home.tensors, reads=False, writes=True)
-        self.traffic.operators["one compiled kernel"] += 1
-        self.traffic.inside = True
-        stats = super().run(tape, stores, measured)
-        self.traffic.inside = False
-        return stats
-
-
-def explain(optimizer: Modular) -> str:
+def explain(optimizer: Any, make: Callable[..., Any]) -> str:
     """The plan of a chain: for each link the passes over memory, in bytes for each number."""
-    twin = _twin(optimizer)
+    twin = _twin(optimizer, make)
     for _ in range(3):
         _give_gradients(twin)
         twin.step()
@@ -131,37 +94,36 @@ def explain(optimizer: Modular) -> str:
     numbers = sum([p.numel() for group in twin.param_groups for p in group["params"]])
     rows = [_row(label, traffic, numbers) for label, traffic in _watch(twin)]
     reads, writes = sum([row[1] for row in rows]), sum([row[2] for row in rows])
-    kept = len({spare for _, spare in twin._rooms})
     width = max([len(row[0]) for row in rows])
     lines = [repr(optimizer.chain)[len("Chain(") : -1], *_parameters(optimizer), ""]
     lines.append(f"{'':{width}}  reads  writes   bytes a number")
     lines += [f"{label:{width}}  {r:5.3g}  {w:6.3g}   {how}" for label, r, w, how in rows]
-    buffers = {0: "none", 1: "one buffer", 2: "two buffers"}[kept]
-    size = " of the parameters' size" if kept else ""
+    kept = sum([t.numel() for t in twin.engine.workspaces.tensors()])
+    size = f"{kept / numbers:.3g} of the parameters' size" if kept else "none"
     lines.append(f"{'in all':{width}}  {reads:5.3g}  {writes:6.3g}")
-    return "\n".join(
-        [*lines, "", f"Memory kept between steps, besides the state: {buffers}{size}."]
-    )
+    return "\n".join([*lines, "", f"Memory kept between steps, besides the state: {size}."])
 
 
-def _watch(twin: Modular) -> Iterator[tuple[str, Traffic]]:
-    """A step, link by link."""
+def _watch(twin: Any) -> Iterator[tuple[str, Traffic]]:
+    """The links of a step, each with the traffic that it made; the last row is the end."""
     places = _places(twin)
     with torch.no_grad():
-        buckets, late = twin._late(twin._buckets())
+        step = twin._begin()
+        buckets = step.buckets()
         for link in twin.links:
             with _watching(twin, places) as traffic:
-                buckets = link.step(buckets) if buckets else buckets
+                buckets = send(link, buckets)
             yield link.path, traffic
         with _watching(twin, places) as traffic:
-            twin._finish(buckets, late)
+            subtract(buckets, twin.rounding)
+            step.close()
         yield "the end", traffic
 
 
-def _watching(twin: Modular, places: dict[int, str]) -> Traffic:
+def _watching(twin: Any, places: dict[int, str]) -> Traffic:
     traffic = Traffic(places)
-    if isinstance(twin.compiler, Watched):
-        twin.compiler.traffic = traffic
+    if isinstance(twin.engine, Compiled):
+        twin.engine.watch = traffic.launch
     return traffic
 
 
@@ -180,19 +142,19 @@ def _row(label: str, traffic: Traffic, numbers: int) -> tuple[str, float, float,
     return label, read, written, how
 
 
-def _twin(optimizer: Modular) -> Modular:
+def _twin(optimizer: Any, make: Callable[..., Any]) -> Any:
     """The same chain over small parameters of the same kinds."""
-    from torchzero_clip.optimizer.modular import Modular
-
     left, groups = MOST, []
     for group in optimizer.param_groups:
         names = group.get("param_names") or [f"p{i}" for i in range(len(group["params"]))]
         rows = list(zip(names, group["params"], strict=True))[: max(left, 1)]
         left -= len(rows)
-        live = {key: group[key] for key in optimizer.names.defaults}
+        live = {key: group[key] for key in optimizer.keys.defaults}
         groups.append({**live, "params": [(name, _small(p)) for name, p in rows]})
-    twin = Modular(groups, *optimizer.chain, fused=optimizer.fused, rounding=optimizer.rounding)
-    twin.compiler = None if optimizer.compiler is None else Watched()
+    twin = make(groups, *optimizer.chain, fused=optimizer.fused, rounding=optimizer.rounding)
+    if isinstance(optimizer.engine, Compiled):
+        twin.engine = Compiled()
+        twin.engine.backend = "plain"  # nothing is compiled for a look
     return twin
 
 
@@ -202,14 +164,14 @@ def _small(p: Tensor) -> Parameter:
     return Parameter(torch.full(shape, 0.01, dtype=p.dtype, device=device))
 
 
-def _give_gradients(twin: Modular) -> None:
+def _give_gradients(twin: Any) -> None:
     for group in twin.param_groups:
         for p in group["params"]:
             p.grad = torch.full_like(p, 100.0)  # so that limits bite
 
 
-def _places(twin: Modular) -> dict[int, str]:
-    """What each storage holds."""
+def _places(twin: Any) -> dict[int, str]:
+    """The words for each storage: state, a kept buffer, the gradients or the parameters."""
     places: dict[int, str] = {}
 
     def hold(tensors: Sequence[Any], what: str) -> None:
@@ -218,13 +180,13 @@ def _places(twin: Modular) -> dict[int, str]:
 
     params = [p for group in twin.param_groups for p in group["params"]]
     hold([value for p in params for value in twin.state[p].values()], "state")
-    hold([t for room in twin._rooms.values() for t in room.values()], "a kept buffer")
+    hold(twin.engine.workspaces.tensors(), "a kept buffer")
     hold([p.grad for p in params], "the gradients")
     hold(params, "the parameters")
     return places
 
 
-def _parameters(optimizer: Modular) -> list[str]:
+def _parameters(optimizer: Any) -> list[str]:
     found: Counter[str] = Counter()
     sizes: Counter[str] = Counter()
     for group in optimizer.param_groups:
@@ -233,7 +195,3 @@ def _parameters(optimizer: Modular) -> list[str]:
             found[kind] += 1
             sizes[kind] += math.prod(p.shape)
     return [f"{found[kind]} parameters, {sizes[kind]:,} numbers in {kind}" for kind in found]
-
-
-def _scratch(t: Tensor) -> bool:
-    return t.untyped_storage().nbytes() == PIECE * t.element_size()

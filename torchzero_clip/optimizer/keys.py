@@ -1,17 +1,19 @@
-"""Names of live hyperparameters in `param_groups`, and the checks of what a group may hold."""
+"""Keys of live hyperparameters in `param_groups`, and the checks of a group's keys."""
 
 from __future__ import annotations
 
+import numbers
+import operator
 from collections.abc import Sequence
 from typing import Any
 
-from torchzero_clip.core.description import RESERVED
-from torchzero_clip.core.transform import Link, Transform
+from torchzero_clip.core.description import RESERVED, python_number
+from torchzero_clip.core.link import Link
 
 SCHEDULER_KEYS = frozenset(
     {"initial_lr", "max_lr", "min_lr", "base_momentum", "max_momentum", "swa_lr"}
 )
-WELL_KNOWN = {  # what people expect to work, and the link that makes it so
+WELL_KNOWN = {  # keys of torch's optimizers, and the link that reads them
     "lr": "LR(...)",
     "weight_decay": "WeightDecay(...)",
     "momentum": "Momentum(...)",
@@ -24,7 +26,7 @@ WELL_KNOWN = {  # what people expect to work, and the link that makes it so
 }
 
 
-class Names:
+class GroupKeys:
     """The key of every live value: bare where one link owns the name, otherwise "Link/name"."""
 
     def __init__(self, links: Sequence[Link]) -> None:
@@ -51,7 +53,7 @@ class Names:
                 self.ambiguous[name] = [f"{link.path}/{name}" for link in links_]
 
     def tidy(self, group: dict[str, Any], later: bool = False) -> None:
-        """Bring keys to the names in use, fill in defaults, refuse what cannot be meant.
+        """Bring keys to the names in use, fill in defaults, refuse misspellings and the like.
 
         A qualified name that turns up `later` is newer than the value under the name in use.
         """
@@ -63,19 +65,39 @@ class Names:
             elif key not in SCHEDULER_KEYS:
                 self._refuse(key, group[key])
         for key, value in self.defaults.items():
-            group.setdefault(key, value)
+            group[key] = python_number(group.get(key, value))
         for link in self.links:
-            if link.keys:
-                link.transform.with_values({n: group[k] for n, k in link.keys.items()})
+            _check_link(link, group)
+
+    def values(self, group: dict[str, Any]) -> list[Any]:
+        """The live values of a group."""
+        return [group[key] for key in self.defaults]
+
+    def check_changed(self, group: dict[str, Any], seen: Sequence[Any]) -> list[Any]:
+        """Check the links whose live values are other objects than those seen; returns the values.
+
+        Objects are compared, since to compare tensors would wait for their device.
+        """
+        held = self.values(group)
+        if not all(map(operator.is_, held, seen)):
+            rows = zip(self.defaults, held, seen, strict=True)
+            changed = {key for key, new, old in rows if new is not old}
+            for key in changed:
+                group[key] = python_number(group[key])
+            for link in self.links:
+                if not changed.isdisjoint(link.keys.values()):
+                    _check_link(link, group)
+            held = self.values(group)
+        return held
 
     def _refuse(self, key: str, value: Any) -> None:
-        """Raise unless the key can be somebody else's, kept for them."""
+        """Raise for a key that is ambiguous, misspelt or read by no link; others are the user's."""
         if key in self.ambiguous:
             raise ValueError(
                 f"the group key {key!r} is ambiguous here: use one of {self.ambiguous[key]}"
             )
         if key in WELL_KNOWN:
-            if value is None or value is False or (isinstance(value, (int, float)) and value == 0):
+            if value is None or value is False or (isinstance(value, numbers.Real) and value == 0):
                 return
             raise ValueError(
                 f"a group sets {key}={value!r}, but no link of this chain reads it: "
@@ -88,7 +110,7 @@ class Names:
             raise ValueError(f"unknown group key {key!r}: did you mean {close!r}?")
 
     def check_structure(self, tops: Sequence[Link]) -> None:
-        """Refuse links that stand where they cannot do their work."""
+        """Refuse guards that do not come first, and clips of gradients that no link reads."""
         guards = [link for link in self.links if getattr(link.transform, "goes_first", False)]
         for link in guards:
             if link not in tops[: len(guards)]:
@@ -102,9 +124,16 @@ class Names:
             raise ValueError(
                 f'{blind[0][0]} has target="grad" but comes after {blind[0][1]}, which has made an '
                 "update already, and no later link reads the gradient, so it would change nothing: "
-                'move it to the front, or use target="update" (a class that reads group["grads"] '
-                "says so with reads_grads = True)"
+                f'move it to the front, give {blind[0][1]} target="grad" too, or use '
+                'target="update" (a class that reads group["grads"] says so with '
+                "reads_grads = True)"
             )
+
+
+def _check_link(link: Link, group: dict[str, Any]) -> None:
+    """Raise the sentence of the link's constructor for values that make no sense."""
+    if link.keys:
+        link.transform.with_values({name: group[key] for name, key in link.keys.items()})
 
 
 def _follow(
@@ -113,17 +142,17 @@ def _follow(
     """Note "grad" links after one that made an update; returns the last link that did."""
     for link in links:
         tfm = link.transform
-        if not isinstance(tfm, Transform):
+        if not link.transforms:
             continue
         if tfm.reads_grads:
             blind.clear()
-        if tfm.holds == "chain":
+        if tfm.inner == "chain":
             produced = _follow(link.children, produced, blind)
-        elif tfm.holds == "branches":
+        elif tfm.inner == "branches":
             ends = [_follow([child], produced, blind) for child in link.children]
             produced = next((end for end in ends if end is not None), produced)
         elif tfm.target == "update":
-            produced = link.path if tfm.produces else produced
+            produced = produced if tfm.passes_gradient else link.path
         elif produced is not None:
             blind.append((link.path, produced))
     return produced

@@ -1,4 +1,4 @@
-"""What the links measured, by name, and a way to bring it to the host at once."""
+"""Metrics: the measurements of the links by name, and a way to read them at once."""
 
 from __future__ import annotations
 
@@ -8,18 +8,31 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from torchzero_clip.core.unit_ids import UnitIds
+
 
 def metrics_of(records: Mapping[str, Any]) -> dict[str, Any]:
-    """Names and tensors for the records that the links left."""
+    """The metrics, by name, of the records that the links left."""
     out: dict[str, Any] = {}
     for path, record in records.items():
         if isinstance(record, dict):
             out.update({f"{path}/{name}": value for name, value in record.items()})
             continue
-        norm, limits, ratios, pick = record
+        norm, limits, ratios, pick, _ = record
         limit, ratio = [pick(v) if pick else torch.cat(list(v)) for v in (limits, ratios)]
         values = {"norm": norm, "limit": limit, "factor": 1 / ratio, "clipped": ratio > 1}
         out.update({f"{path}/{name}": _plain(value) for name, value in values.items()})
+    return out
+
+
+def units_of(records: Mapping[str, Any]) -> dict[str, UnitIds]:
+    """The units of the entries of each metric that may be a vector."""
+    out: dict[str, UnitIds] = {}
+    for path, record in records.items():
+        if not isinstance(record, dict):
+            ids: UnitIds = record[-1]
+            names = ["limit", "factor", "clipped"] + ["norm"] * (not ids.one_norm)
+            out.update({f"{path}/{name}": ids for name in names})
     return out
 
 

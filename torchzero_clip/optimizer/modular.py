@@ -2,40 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from torchzero_clip.core.bucket import Bucket, collect, has_grad, state_dtype
-from torchzero_clip.core.compiler import Compiler
+from torchzero_clip.core.bucket import Step
+from torchzero_clip.core.chain import Chain, bind, send
 from torchzero_clip.core.description import RESERVED
-from torchzero_clip.core.fused import Deferred
-from torchzero_clip.core.norms.shards import local, refuse_flat
-from torchzero_clip.core.pieces import InPieces, run_kernel
-from torchzero_clip.core.tape import Recorded, Tape
-from torchzero_clip.core.tensorlist import TensorList
-from torchzero_clip.core.tensors import all_plain
-from torchzero_clip.core.transform import Chain, Transform, bind
+from torchzero_clip.core.engine import Engine
+from torchzero_clip.core.norms.shards import refuse_flat
+from torchzero_clip.core.transform import Transform
+from torchzero_clip.engines import Compiled, Eager
 from torchzero_clip.optimizer.checkpoint import (
     check_checkpoint,
+    check_dtypes,
+    check_form,
     complete,
     restore_state,
-    shared_start,
+    with_live_values,
+    without_users,
 )
 from torchzero_clip.optimizer.explain import explain
-from torchzero_clip.optimizer.keys import Names
+from torchzero_clip.optimizer.fingerprint import shared_start
+from torchzero_clip.optimizer.keys import GroupKeys
 from torchzero_clip.optimizer.metrics import metrics_of
-from torchzero_clip.optimizer.rounding import (
-    adapted,
-    check_rounding,
-    prepare,
-    rounds,
-    subtract,
-    without,
-)
+from torchzero_clip.optimizer.rounding import adapted, check_rounding, prepare, subtract, without
+
+PLAIN = Eager(defers=False, keeps=False)
+"""The engine of a step that torch compiles as a whole, and of the gradient helpers."""
 
 
 class Modular(Optimizer):
@@ -45,10 +42,10 @@ class Modular(Optimizer):
         params: Parameters, named parameters, or groups of either. A group may override every live
             hyperparameter of the chain: `{"params": ..., "max_norm": 0.5}`.
         *transforms: The chain, first to last.
-        fused: Use torch's fused kernels where the end of the chain is one, and on CPU let links
-            that treat every entry by itself run together, on pieces of tensors; False runs every
-            link by its own formula. The results agree to rounding.
-        compile: Compile what the links do between norms into kernels of their own, at the first
+        fused: Let factors, decays and learning rates wait for the last pass, and use torch's fused
+            optimizers where the end of the chain is one; False runs every link by its own formula.
+            The results agree to rounding.
+        compile: Compile the operators of links between two norms into one kernel, at the first
             step. It takes seconds, needs a C++ compiler on CPU and Triton on CUDA, and happens
             again for no change of a live value or of which parameters have gradients.
         rounding: How parameters in bfloat16 and float16 take the update: "nearest", "stochastic" or
@@ -81,7 +78,7 @@ class Modular(Optimizer):
         rounding = check_rounding(type(self).__name__, rounding)
         self._build(Chain(*transforms), fused, compile, rounding)
         self.process_group = process_group
-        super().__init__(params, dict(self.names.defaults))
+        super().__init__(params, dict(self.keys.defaults))
 
     def _build(self, chain: Chain, fused: bool, compile: bool, rounding: str) -> None:
         if not len(chain):
@@ -90,62 +87,38 @@ class Modular(Optimizer):
                 "give ClipNorm(1.0), Adam(), LR(1e-3) and the like after the parameters"
             )
         self.chain, self.fused, self.rounding = chain, fused, rounding
-        self.compiler = Compiler() if compile else None
+        self.engine: Engine = Compiled() if compile else Eager(defers=fused)
         self.links = bind(chain)
-        self.names = Names(self.links)
-        self.names.check_structure(self.links)
+        self.keys = GroupKeys(self.links)
+        self.keys.check_structure(self.links)
         self._seen_keys: list[frozenset[str]] = []
+        self._seen_values: list[list[Any]] = []
+        self._seen_dtypes: list[list[torch.dtype]] = []
         self._records: dict[str, Any] = {}
-        self._rooms: dict[tuple[int, bool], dict[int, Tensor]] = {}
 
     # ------------------------------------------------------------------ the step
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Send the gradients through the chain and move the parameters."""
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
-        self._run(self._buckets())
+        loss = evaluate(closure)
+        step = self._begin()
+        buckets = step.buckets()
+        for link in self.links:
+            buckets = send(link, buckets)  # none: it ends
+        subtract(buckets, self.rounding)
+        step.close()
         return loss
 
-    def _run(self, buckets: list[Bucket]) -> None:
-        buckets, late = self._late(buckets)
-        self._finish(self._through(buckets), late)
-
-    def _late(self, buckets: list[Bucket]) -> tuple[list[Bucket], list[TensorList | Tape]]:
-        """Let updates wait for the kernel at the end of the chain, where that is allowed."""
-        late: list[TensorList | Tape] = []
-        if torch.compiler.is_compiling():
-            return buckets, late
-        for bucket in buckets:
-            if self.compiler is not None:
-                bucket.use_tape(self.compiler, late)
-            elif self.fused:
-                bucket.in_pieces = True
-                bucket.late = None if rounds(bucket, self.rounding) else late
-        return buckets, late
-
-    def _finish(self, buckets: list[Bucket], late: list[TensorList | Tape]) -> None:
-        """Subtract what came out; updates that nobody asked for move their state."""
-        rest = [bucket for bucket in buckets if not _applied(bucket, self.rounding)]
-        for update in reversed(late):  # what came later asks for the pieces of what came before
-            update._settle()
-        subtract(rest, self.rounding)
-        for bucket in rest:
-            if isinstance(bucket.update, Recorded):
-                bucket.update.forget()
-        for update in late:
-            if isinstance(update, Tape):
-                update.end()
-
-    def _through(self, buckets: list[Bucket]) -> list[Bucket]:
-        """The chain. A link that returns no buckets ends the step."""
-        for link in self.links:
-            if buckets:
-                buckets = link.step(buckets)
-        return buckets
+    def _begin(self) -> Step:
+        """A new Step, after the checks of keys and live values."""
+        self._check_keys()
+        if torch.compiler.is_compiling():  # it forgets what is set on an optimizer, not in a dict
+            self._records.clear()
+        else:
+            self._records = {}
+        engine = PLAIN if torch.compiler.is_compiling() else self.engine
+        return Step(self.param_groups, self.state, self._records, engine, self.process_group)
 
     def metrics(self) -> dict[str, Tensor]:
         """What the norm rules measured in the last step, under names such as "ClipNorm/norm".
@@ -165,7 +138,7 @@ class Modular(Optimizer):
         Example:
             >>> print(opt.explain())
         """
-        return explain(self)
+        return explain(self, Modular)
 
     @torch.no_grad()
     def init_state(self) -> None:
@@ -174,62 +147,54 @@ class Modular(Optimizer):
         Distributed checkpointing takes a fake step to make state, which moves counters; with this
         it need not.
         """
-        self._prepare(self._buckets(lambda p: p.requires_grad))
-
-    def _prepare(self, buckets: list[Bucket]) -> None:
+        step = self._begin()
+        buckets = step.buckets(lambda p: p.requires_grad)
         for link in self.links:
-            if buckets:
-                buckets = link.prepare(buckets)
+            buckets = send(link, buckets, init=True)
         prepare(buckets, self.rounding)
-
-    def _buckets(self, wanted: Callable[[Tensor], bool] = has_grad) -> list[Bucket]:
-        """The parameters that take part in this step."""
-        self._check_keys()
-        self._records = {}
-        return collect(
-            self.param_groups, self.state, self._records, self._room, wanted, self.process_group
-        )
-
-    def _room(self, g: int, places: Sequence[int], spare: bool = False) -> list[Tensor]:
-        """Memory for the updates of some parameters of a group, and a second for who needs it."""
-        params = [self.param_groups[g]["params"][i] for i in places]
-        if not all_plain(params):
-            params = [local(p) for p in params]
-        room, dtype = self._rooms.setdefault((g, spare), {}), state_dtype(params[0])
-        for i, p, held in zip(places, params, list(map(room.get, places)), strict=True):
-            if held is None or held.shape != p.shape or held.dtype != dtype:
-                room[i] = torch.empty_like(p, dtype=dtype)
-        return [room[i] for i in places]
+        step.close()
 
     # ------------------------------------------------------------------ groups
 
     def _check_keys(self) -> None:
+        """Check keys, live values and dtypes that are others than in the step before."""
         keys = [frozenset(group) for group in self.param_groups]
         if keys != self._seen_keys:
-            for group in self.param_groups:
-                self.names.tidy(group, later=True)
+            for g, group in enumerate(self.param_groups):
+                _of_group(g, self.keys.tidy, group, True)
             self._seen_keys = [frozenset(group) for group in self.param_groups]
+            self._seen_values = [self.keys.values(group) for group in self.param_groups]
+        if torch.compiler.is_compiling():
+            return
+        pairs = enumerate(zip(self.param_groups, self._seen_values, strict=True))
+        self._seen_values = [
+            _of_group(g, self.keys.check_changed, group, seen) for g, (group, seen) in pairs
+        ]
+        dtypes = [[p.dtype for p in group["params"][:1]] for group in self.param_groups]
+        if dtypes != self._seen_dtypes:
+            if self._seen_dtypes:  # before the first step there is no state, or it was checked
+                check_dtypes(self.param_groups, self.state, self.keys)
+            self._seen_dtypes = dtypes
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a group; its keys are checked against the live hyperparameters of the chain."""
         if not isinstance(param_group, dict):
             raise TypeError(f"a parameter group must be a dict, got {type(param_group).__name__}")
         group = dict(param_group)
-        self.names.tidy(group)
+        self.keys.tidy(group)
         held = group.pop("chain", {})
         super().add_param_group(group)
         params = self.param_groups[-1]["params"]
         try:
             refuse_flat(params)
-            if self.compiler is not None:
-                for p in params:
-                    self.compiler.check(p.device)
+            for p in params:
+                self.engine.check(p.device)
         except Exception:
             self.param_groups.pop()
             raise
-        self.param_groups[-1]["chain"] = shared_start(self.names.links, params, held)
+        self.param_groups[-1]["chain"] = shared_start(self.keys.links, params, held)
         if "param_names" not in self.param_groups[-1]:
-            for link in self.names.links:
+            for link in self.keys.links:
                 if getattr(link.transform, "scope", None) == "layer":
                     self.param_groups.pop()
                     raise ValueError(
@@ -244,13 +209,15 @@ class Modular(Optimizer):
         seen: dict[str, Any] = {}
 
         def look(_: Optimizer, given: dict[str, Any]) -> dict[str, Any]:
-            given = complete(given, self.names)
-            check_checkpoint(without(given), self.param_groups, self.names, repr(self.chain))
+            given = complete(given, self.keys)
+            check_form(given, self.param_groups)
+            given = with_live_values(given, self.param_groups, self.keys)
+            check_checkpoint(without(given), self.param_groups, self.keys, repr(self.chain))
             seen.update(adapted(given, self.param_groups, self.rounding))
-            return seen
+            return without_users(seen)
 
         def restore(_: Optimizer) -> None:
-            restore_state(seen, self.param_groups, self.state, self.names)
+            restore_state(seen, self.param_groups, self.state, self.keys)
             self._seen_keys = []
 
         before = self.register_load_state_dict_pre_hook(look)
@@ -278,7 +245,7 @@ class Modular(Optimizer):
         mine = {
             "chain": self.chain,
             "fused": self.fused,
-            "compile": self.compiler is not None,
+            "compile": isinstance(self.engine, Compiled),
             "rounding": self.rounding,
         }
         return {**super().__getstate__(), **mine}
@@ -293,12 +260,17 @@ class Modular(Optimizer):
         super().__setstate__(state)
 
 
-def _applied(bucket: Bucket, rounding: str) -> bool:
-    """Let a kernel subtract the update where it can, or its pieces as they are made."""
-    update = bucket.update
-    if rounds(bucket, rounding):
-        return False
-    if isinstance(update, InPieces) and update.waits:
-        run_kernel(update, lambda u, p: torch._foreach_sub_(p, u), bucket.params.tensors)
-        return True
-    return isinstance(update, (Deferred, Recorded)) and update.apply()
+def evaluate(closure: Callable[[], Any] | None) -> Any:
+    """The loss of a closure, with gradients."""
+    if closure is None:
+        return None
+    with torch.enable_grad():
+        return closure()
+
+
+def _of_group(g: int, check: Callable[..., Any], *args: Any) -> Any:
+    """The result of a check; an error names the group."""
+    try:
+        return check(*args)
+    except (TypeError, ValueError) as error:
+        raise type(error)(f"group {g}: {error}") from None

@@ -1,7 +1,8 @@
-"""How parameters of half precision take updates that are smaller than their rounding."""
+"""Rounding: how parameters of half precision take updates that their dtype would round away."""
 
 from __future__ import annotations
 
+import numbers
 import warnings
 import zlib
 from collections.abc import Mapping, Sequence
@@ -12,6 +13,7 @@ from torch import Tensor
 
 from torchzero_clip.core.bucket import Bucket
 from torchzero_clip.core.norms.shards import Layout, local
+from torchzero_clip.optimizer.state_checks import check_count
 
 KINDS = ("nearest", "stochastic", "kahan")
 COMPENSATION = "rounding/compensation"  # in the state of a parameter
@@ -21,7 +23,7 @@ SCALE = {torch.bfloat16: 1.0, torch.float16: 2.0**-112}  # see _stochastic
 
 
 def check_rounding(owner: str, rounding: Any) -> str:
-    """The rounding, or a sentence."""
+    """The rounding, if there is one of this name; otherwise raise a sentence."""
     if not isinstance(rounding, str) or rounding not in KINDS:
         raise ValueError(f"{owner}: rounding must be one of {KINDS}, got {rounding!r}")
     return rounding
@@ -29,19 +31,19 @@ def check_rounding(owner: str, rounding: Any) -> str:
 
 def rounds(bucket: Bucket, rounding: str) -> bool:
     """Whether these parameters need more than a plain subtraction."""
-    return rounding != "nearest" and bucket.params.peek[0].dtype in DROPPED
+    return rounding != "nearest" and bucket.dtype in DROPPED
 
 
 def prepare(buckets: Sequence[Bucket], rounding: str) -> None:
-    """Make what the rounding keeps for each parameter."""
+    """Make the state of the rounding: a compensation a parameter, or the count of steps."""
     for bucket in buckets:
         if rounding == "stochastic" and rounds(bucket, rounding):
-            for group in bucket.groups:
+            for group in bucket.step.groups:
                 group["chain"].setdefault(STEP, 0)
         if rounding == "kahan" and rounds(bucket, rounding):
-            for p, memory in zip(bucket.given, bucket.memory, strict=True):
-                if COMPENSATION not in memory:  # bfloat16: float16 has no range below its own ulp
-                    memory[COMPENSATION] = torch.zeros_like(p, dtype=torch.bfloat16)
+            for p, state in zip(bucket.originals, bucket.param_states, strict=True):
+                if COMPENSATION not in state:  # bfloat16: float16 has no range below its own ulp
+                    state[COMPENSATION] = torch.zeros_like(p, dtype=torch.bfloat16)
 
 
 def subtract(buckets: Sequence[Bucket], rounding: str) -> None:
@@ -50,23 +52,23 @@ def subtract(buckets: Sequence[Bucket], rounding: str) -> None:
     half = []
     for bucket in buckets:
         if not rounds(bucket, rounding):
-            torch._foreach_sub_(bucket.params.tensors, bucket.update.tensors)
+            bucket.session.subtract(bucket.update)
         elif rounding == "stochastic":
             half.append(bucket)
         else:
-            for w, u, memory in zip(bucket.params, bucket.update, bucket.memory, strict=True):
-                _kahan(w, u.float(), local(memory[COMPENSATION]))
+            for w, u, state in zip(bucket.params, bucket.update, bucket.param_states, strict=True):
+                _kahan(w, u.float(), local(state[COMPENSATION]))
     if half:
         _draw_and_subtract(half)
 
 
 def _draw_and_subtract(buckets: Sequence[Bucket]) -> None:
-    groups = buckets[0].groups
+    groups = buckets[0].step.groups
     step = int(groups[0]["chain"].get(STEP, 0)) + 1
     for group in groups:
         group["chain"][STEP] = step
     for bucket in buckets:
-        generator = torch.Generator(bucket.params.peek[0].device)
+        generator = torch.Generator(bucket.device)
         rows = zip(bucket.params, bucket.update, bucket.places, bucket.layouts, strict=True)
         for w, u, place, layout in rows:
             generator.manual_seed(_seed(step, bucket.index, place, *_shard(layout)))
@@ -78,7 +80,7 @@ def _kahan(w: Tensor, u: Tensor, lost: Tensor) -> None:
     before, change = w.float(), lost - u
     w.add_(change)
     change.add_(before.sub_(w))  # the step that was meant, less the step that was made
-    lost.copy_(change.nan_to_num_(0.0, 0.0, 0.0))  # trouble does not stick
+    lost.copy_(change.nan_to_num_(0.0, 0.0, 0.0))  # a NaN must not stay in the state
 
 
 def _stochastic(x: Tensor, dtype: torch.dtype, generator: torch.Generator) -> Tensor:
@@ -111,11 +113,12 @@ def _shard(layout: Layout | None) -> list[int]:
 
 
 def without(given: Any) -> Any:
-    """A checkpoint without what roundings keep; what is no checkpoint as it is."""
-    if not isinstance(given, Mapping) or not {"state", "param_groups"} <= given.keys():
-        return given
+    """A checkpoint without the state of roundings."""
+    indexes = {index for group in given["param_groups"] for index in group["params"]}
     state = {
         index: {key: value for key, value in held.items() if key != COMPENSATION}
+        if index in indexes
+        else held
         for index, held in given["state"].items()
     }
     groups = [dict(group) for group in given["param_groups"]]
@@ -128,7 +131,7 @@ def without(given: Any) -> Any:
 def adapted(
     given: Mapping[str, Any], param_groups: Sequence[Mapping[str, Any]], rounding: str
 ) -> dict[str, Any]:
-    """A checkpoint with what this rounding keeps of it; warns where another one saved it."""
+    """A checkpoint with the state that this rounding needs; warns where another one saved it."""
     out, rows = without(given), _rows(given, param_groups)
     half = [row for row in rows if row[1].dtype in DROPPED]
     for index, p, held in half:
@@ -136,6 +139,7 @@ def adapted(
             out["state"][index][COMPENSATION] = _checked(held[COMPENSATION], p, index)
     for group, source in zip(out["param_groups"], given["param_groups"], strict=True):
         if rounding == "stochastic" and STEP in source["chain"]:
+            check_count("a group", STEP, source["chain"][STEP])
             group["chain"][STEP] = source["chain"][STEP]
     here = rounding if half else "nearest"
     saved = here
@@ -165,7 +169,7 @@ def _rows(
 
 
 def _checked(value: Any, p: Tensor, index: Any) -> Tensor:
-    if not isinstance(value, Tensor) and not p.dim():
+    if isinstance(value, numbers.Real) and not p.dim():
         return torch.tensor(float(value), dtype=torch.bfloat16)
     found = (getattr(value, "dtype", type(value)), tuple(getattr(value, "shape", ())))
     if found != (torch.bfloat16, tuple(p.shape)):

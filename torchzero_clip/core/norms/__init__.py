@@ -1,16 +1,17 @@
-"""Norms, right to 1e-6 whatever the size and range: the room that knows about precision."""
+"""Norms, right to 1e-6 whatever the size and range: all that knows about precision and shards."""
 
 from torchzero_clip.core.norms.measures import (
     NAMED,
     Measure,
     Ord,
+    all_ones,
     divisions,
     finish,
     measure,
     merge,
     scaled,
 )
-from torchzero_clip.core.norms.numeric import numbers
+from torchzero_clip.core.norms.numeric import numbers, readable
 from torchzero_clip.core.norms.percentile import percentile
 from torchzero_clip.core.norms.slices import slice_statistics
 from torchzero_clip.core.norms.whole import largest, statistics
@@ -19,6 +20,7 @@ __all__ = [
     "NAMED",
     "Measure",
     "Ord",
+    "all_ones",
     "divisions",
     "finish",
     "largest",
@@ -26,6 +28,7 @@ __all__ = [
     "merge",
     "numbers",
     "percentile",
+    "readable",
     "scaled",
     "slice_statistics",
     "statistics",

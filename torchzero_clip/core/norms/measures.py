@@ -20,7 +20,7 @@ Ord: TypeAlias = "float | str"
 
 @dataclass(frozen=True)
 class Measure:
-    """A norm order: what is summed, and with which power it grows when the tensor is scaled."""
+    """A norm order: the kind of sum, and the power of a factor with which the norm grows."""
 
     kind: Literal["power", "max", "count", "spread", "sum"]
     p: float = 2.0
@@ -30,12 +30,12 @@ class Measure:
 
     @property
     def rows(self) -> int:
-        """How many numbers the statistic of a tensor is."""
+        """The count of numbers in the statistic of a tensor."""
         return {"spread": 3, "sum": 2}.get(self.kind, 1)
 
     @property
     def counts(self) -> bool:
-        """Whether it takes the number of entries to go from statistics to norms."""
+        """Whether norms need the number of entries beside the statistics."""
         return self.mean or self.kind == "spread"
 
 
@@ -108,19 +108,22 @@ def scaled(stats: Tensor, ratio: Tensor, m: Measure) -> Tensor:
 
 
 def divisions(ratio: Tensor, dtype: torch.dtype) -> list[tuple[str, Tensor]]:
-    """How to divide tensors of a dtype by `ratio`: ("mul" or "div", by what), one after another.
+    """The factors and divisors that divide tensors of a dtype by `ratio`, one after another.
 
-    Nothing where all are 1; otherwise a product, after an exact quotient where the dtype holds the
-    ratio or its inverse badly or not at all, so that no unit's bits depend on another's ratio. Who
-    cannot look divides once.
+    A product, after an exact quotient where the dtype holds the ratio or its inverse badly or not
+    at all, so that no unit's bits depend on another's ratio. Where the ratio cannot be read it is
+    one quotient.
     """
     if not readable(ratio):
         return [("div", ratio)]
-    low, high = [float(end) for end in torch.aminmax(ratio)] if ratio.numel() else (1.0, 1.0)
-    if low == high == 1:
-        return []
     safe, most = safe_scale(ratio), 1e290 if dtype in DOUBLE else 1e30
-    if bool(((safe > 1 / most) & (safe < most)).all()):
+    low, high = [float(end) for end in torch.aminmax(safe)] if ratio.numel() else (1.0, 1.0)
+    if 1 / most < low and high < most:
         return [("mul", ratio.reciprocal())]
     first = torch.exp2((torch.log2(safe) / 2).floor())  # a power of two divides exactly
     return [("div", first), ("mul", first / ratio)]
+
+
+def all_ones(ratio: Tensor) -> bool:
+    """Whether every entry is known to be 1: where a look costs nothing."""
+    return readable(ratio) and bool((ratio == 1).all())

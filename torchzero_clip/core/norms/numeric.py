@@ -17,7 +17,7 @@ DOUBLE = (torch.float64, torch.complex128)
 
 
 def readable(x: Tensor) -> bool:
-    """Whether a look at values costs nothing."""
+    """Whether values can be read without waiting for a device: plain tensors on CPU."""
     return x.device.type == "cpu" and not torch.compiler.is_compiling() and all_plain([x])
 
 

@@ -1,4 +1,4 @@
-"""The order of magnitudes: percentiles."""
+"""Percentiles of magnitudes."""
 
 from __future__ import annotations
 

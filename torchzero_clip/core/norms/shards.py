@@ -1,4 +1,4 @@
-"""What a DTensor holds on this rank, and one collective for what all of its shards measured.
+"""Shards: the part of a DTensor on this rank, and one collective for the statistics of all parts.
 
 Links see plain tensors: of a sharded parameter the part that is here. What they measure of it is a
 few numbers a tensor; those of all ranks are gathered at once and merged, so that every rank knows
@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from torchzero_clip.core.norms.measures import Measure, merge
-from torchzero_clip.core.tensors import is_sharded
+from torchzero_clip.core.tensors import all_plain, is_sharded
 
 Dims = tuple[int, ...]
 
@@ -111,24 +111,23 @@ def full(tensor: Tensor) -> Tensor:
 
 
 def put(tensor: Tensor, whole: Tensor) -> None:
-    """Write what `full` gave back into the part that is here."""
+    """Write a whole tensor, as `full` gives it, into the part on this rank."""
     layout = layout_of(tensor)
     if tensor is not whole:
         local(tensor).copy_(whole if layout is None else layout.part(whole))
 
 
-def align_grad(param: Tensor) -> Tensor:
-    """A parameter's gradient, laid out as the parameter is; itself where it has none.
+def aligned_grads(params: Sequence[Tensor]) -> list[Tensor | None]:
+    """The gradients of parameters, sharded as these are.
 
     Tensor parallelism may leave a gradient partly summed.
     """
-    grad: Any = param.grad
-    if grad is None:
-        return param
-    if is_sharded(param) and grad.placements != param.placements:  # type: ignore[attr-defined]
-        param.grad = grad = grad.redistribute(placements=param.placements)  # type: ignore[attr-defined]
-    out: Tensor = grad
-    return out
+    if not all_plain(params):
+        for p in params:
+            grad: Any = p.grad
+            if grad is not None and is_sharded(p) and grad.placements != p.placements:  # type: ignore[attr-defined]
+                p.grad = grad.redistribute(placements=p.placements)  # type: ignore[attr-defined]
+    return [p.grad for p in params]
 
 
 def refuse_flat(params: Sequence[Tensor]) -> None:
@@ -147,7 +146,7 @@ def refuse_flat(params: Sequence[Tensor]) -> None:
 
 @dataclass(frozen=True)
 class Plan:
-    """How the statistics of the shards on one mesh become those of whole tensors."""
+    """A plan of how the statistics of the shards on one mesh become those of whole tensors."""
 
     width: int  # columns that each rank sends
     index: Tensor  # (units, shards of a unit): the column among all that were gathered
@@ -216,7 +215,7 @@ def _plan(
     coordinates: tuple[tuple[int, ...], ...],
     device: torch.device,
 ) -> Plan:
-    """Depends on shapes and places alone: process groups may be made anew under equal meshes."""
+    """The plan of shapes and placements alone: process groups may be made anew for equal meshes."""
     along = [d or range(len(x.shape)) for x, d in zip(layouts, dims, strict=True)]
     shapes = [
         [1 if d in along_t else n for d, n in enumerate(x.shape)]

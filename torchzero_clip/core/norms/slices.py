@@ -18,6 +18,7 @@ def slice_statistics(x: Tensor, dims: tuple[int, ...], m: Measure) -> Tensor:
     if not dims or x.numel() == 0:
         lengths = [1 if d in dims or not dims else n for d, n in enumerate(x.shape)]
         return torch.zeros(m.rows, math.prod(lengths), dtype=wide(x.device), device=x.device)
+    x = x.view(1) if x.dim() == 0 else x
     most = max(PIECE // 2 * len(x) // x.numel(), 1)
     if not readable(x) or most >= len(x):
         return _slice_statistics(x, dims, m)

@@ -83,7 +83,7 @@ def _powers_on_cpu(tensors: list[Tensor], p: float) -> Tensor:
 
 
 def _by_size(tensors: list[Tensor], p: float) -> tuple[list[int], list[list[int]], list[int]]:
-    """Which tensors torch measures, which are many of one shape, and which go in rows."""
+    """The indexes of tensors for torch, of many of one shape, and of those cut in rows."""
     if p not in (1, 2) or tensors[0].dtype == torch.float64:
         return list(range(len(tensors))), [], []
     single: list[int] = []
@@ -116,14 +116,14 @@ def _stacked_rows(tensors: list[Tensor]) -> Iterator[Tensor]:
 
 
 def _chunks(x: Tensor) -> list[Tensor]:
-    """What torch converts to float64 at a time."""
+    """The parts of a tensor that are converted to float64 at a time."""
     if x.numel() <= CHUNK or not x.is_contiguous():
         return [at_least_float32(x)]
     return [at_least_float32(chunk) for chunk in x.view(-1).split(CHUNK)]
 
 
 def _rows(flat: Tensor, p: float) -> list[Tensor]:
-    """The norms of the rows of a vector, and what is left of it."""
+    """The norms of the rows of a vector, and of the entries after the last row."""
     if p == 2 and flat.dtype == torch.float32:
         whole = flat.numel() // ROW * ROW
         rows = _row_norms(flat[:whole].view(-1, ROW), p)
@@ -139,7 +139,7 @@ def _rows(flat: Tensor, p: float) -> list[Tensor]:
 
 
 def _joined(parts: list[list[Tensor]], p: float) -> Tensor:
-    """The norms of vectors from what they are made of, as vectors again: small enough to copy."""
+    """The norms of vectors from those of their rows, which are few enough to copy."""
     whole = torch.cat([t for some in parts for t in some]).double()
     each = whole.split([sum([len(t) for t in some]) for some in parts])
     return torch.stack(torch._foreach_norm(list(each), p))

@@ -19,6 +19,7 @@ class AdaptiveRule(NormRule):
 
     warmup_steps = 20
     warmup = cast("NormRule | None", None)
+    open_fields = ("warmup", "warmup_steps")
 
     def judge(self) -> Criterion:
         """The criterion."""

@@ -13,13 +13,14 @@ from torchzero_clip.core import Group, Live, NormRule, Scope, UnitState
 class AGC(NormRule):
     """u ← u · min(1, clipping · max(‖w‖, eps) / max(‖u‖, 1e-6)), unit by unit
 
-    A unit is a row of a weight: all dims but the first.
+    A unit is a row of a weight, all dims but the first; a bias, another vector and a single number
+    are one unit each.
 
     Args:
         clipping: The largest ratio of the two norms.
         eps: The smallest ‖w‖ that counts, so that weights at zero can move.
-        exclude_1d: Leave biases and other vectors alone; otherwise each is one unit. It counts
-            where the scope is "unit" or None.
+        exclude_1d: Leave parameters of less than two dims alone. It counts where the scope is
+            "unit" or None.
         dim: "unit", or another scope as in `ClipNorm`.
 
     Example:
@@ -32,7 +33,7 @@ class AGC(NormRule):
 
     clipping: Live[float] = 0.01
     eps: Live[float] = 1e-3
-    exclude_1d: bool = True
+    exclude_1d: bool = False
     dim: Any = "unit"
 
     def check(self) -> None:
@@ -45,9 +46,9 @@ class AGC(NormRule):
         return () if self.dim in ("unit", None) else self.dim
 
     def dims(self, tensor: Tensor) -> tuple[int, ...]:
-        every = tuple(range(tensor.dim()))
         if self.dim not in ("unit", None):
             return super().dims(tensor)
+        every = tuple(range(max(tensor.dim(), 1)))  # as in torch, a number has a dim 0
         if tensor.dim() <= 1:
             return () if self.exclude_1d else every
         return every[1:] if self.dim == "unit" else every

@@ -73,8 +73,8 @@ class _MedianPlus(Criterion):
 
     def limit(self, norm: Tensor, state: UnitState, group: Group) -> Tensor:
         std = state["spread"] / (state["seen"] - 1).clamp(min=1).sqrt()
-        median = MEDIAN.limit(norm, state, {"q": 0.5})
-        return none_yet(median + 3 * std, std)
+        median = MEDIAN.estimate(state, {"q": 0.5})
+        return none_yet(median + 3 * std, std, state["mean"])
 
     def observe(self, norm: Tensor, state: UnitState, group: Group) -> UnitState:
         after = MEDIAN.observe(norm, state, {"q": 0.5})

@@ -57,6 +57,12 @@ def reciprocal_clipping(z: Tensor, t: float | Tensor) -> Tensor | float:
     return t * t / z
 
 
+TIE = 2.0**-20
+"""Numbers that differ by no more than this share are equal: eight units in float32's last place.
+
+Norms are right to about that. Where a comparison decides a jump, as of a rank, rounding must not:
+one machine, or one way to run a chain, would go where another does not.
+"""
 CLIPPINGS = {"max": max_clipping, "mean": mean_clipping, "reciprocal": reciprocal_clipping}
 
 
@@ -84,6 +90,22 @@ def blend(old: Tensor, new: Tensor, keep: float | Tensor) -> Tensor:
     return old + (1 - keep) * (new - old)
 
 
-def none_yet(limit: Tensor, statistic: Tensor) -> Tensor:
-    """No limit where a statistic is still zero."""
-    return torch.where(statistic > 0, limit, torch.full_like(limit, math.inf))
+def none_yet(limit: Tensor, statistic: Tensor, scale: Tensor | float = 0.0) -> Tensor:
+    """No limit where a statistic is still zero, up to the rounding of numbers of that scale."""
+    return torch.where(statistic > TIE * scale, limit, torch.full_like(limit, math.inf))
+
+
+def below(x: Tensor, y: Tensor) -> Tensor:
+    """Whether a norm x is less than y, and not equal up to rounding."""
+    return x < y * (1 - TIE)
+
+
+def deviation(x: Tensor, mean: Tensor) -> Tensor:
+    """x - mean, 0 where they are equal up to rounding."""
+    away = x - mean
+    return torch.where(away.abs() <= TIE * mean, torch.zeros_like(away), away)
+
+
+def at_most(x: Tensor, y: Tensor) -> Tensor:
+    """Whether a norm x is no more than y, up to rounding; NaN never is."""
+    return x <= y * (1 + TIE)

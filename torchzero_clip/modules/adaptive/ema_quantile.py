@@ -8,14 +8,15 @@ import torch
 from torch import Tensor
 
 from torchzero_clip.core import Group, Live, UnitState
-from torchzero_clip.modules.adaptive.criterion import Criterion, blend, none_yet
+from torchzero_clip.modules.adaptive.criterion import Criterion, below, blend, none_yet
 
 
 class EMAQuantile(Criterion):
     """s ← α s + (1 - α)|n - Q|;   Q ← Q + (1 - α) · s · (q - [n < Q])
 
-    Q settles where a share q of the norms is below it, and falls as well as rises. From J times
-    too high, which takes many spikes, it is back after log J / ((1 - α)(1 - q)) steps.
+    Q settles where a share q of the norms is below it, and falls as well as rises; a norm that
+    equals Q up to rounding is not below it. From J times too high, which takes many spikes, it is
+    back after log J / ((1 - α)(1 - q)) steps.
 
     Args:
         q: Between 0 and 1.
@@ -41,7 +42,7 @@ class EMAQuantile(Criterion):
     def observe(self, norm: Tensor, state: UnitState, group: Group) -> UnitState:
         quantile, first = state["quantile"], state["seen"] == 0
         spread = blend(state["spread"], (norm - quantile).abs(), group["alpha"])
-        share = group["q"] - (norm < quantile).to(norm.dtype)
+        share = group["q"] - below(norm, quantile).to(norm.dtype)
         moved = (quantile + (1 - group["alpha"]) * spread * share).clamp(min=0)
         return {
             "quantile": torch.where(first, norm, moved),

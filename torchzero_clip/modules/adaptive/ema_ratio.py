@@ -11,6 +11,7 @@ from torchzero_clip.core import Group, Live, UnitState
 from torchzero_clip.modules.adaptive.criterion import (
     Clipping,
     Criterion,
+    at_most,
     blend,
     check_clipping,
     clipping_function,
@@ -53,7 +54,8 @@ class EMARatio(Criterion):
         mean, r = state["mean"], group["r_thresh"]
         q = norm / mean
         limit = mean * (1 + clipping_function(self.clipping)(q - 1, r - 1))
-        limit = torch.where(q <= r, torch.full_like(limit, torch.inf), limit)  # NaN is above r
+        usual = at_most(norm, mean * r)
+        limit = torch.where(usual, torch.full_like(limit, torch.inf), limit)
         return none_yet(limit, mean)
 
     def observe(self, norm: Tensor, state: UnitState, group: Group) -> UnitState:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from torchzero_clip.core import Group, Live, UnitState
-from torchzero_clip.modules.adaptive.criterion import Criterion, none_yet
+from torchzero_clip.modules.adaptive.criterion import Criterion, below, none_yet
 
 
 class P2Quantile(Criterion):
@@ -46,11 +46,15 @@ class P2Quantile(Criterion):
         }
 
     def limit(self, norm: Tensor, state: UnitState, group: Group) -> Tensor:
+        limit = self.estimate(state, group)
+        return none_yet(limit, limit)
+
+    def estimate(self, state: UnitState, group: Group) -> Tensor:
+        """The quantile of the norms so far."""
         heights, q = state["heights"], group["q"]
         few = torch.where(torch.isinf(heights), torch.full_like(heights, math.nan), heights)
         first = torch.nanquantile(few, q.to(few) if isinstance(q, Tensor) else q, dim=-1)
-        limit = torch.where(state["seen"] < 5, first, heights[:, 2])
-        return none_yet(limit, limit)
+        return torch.where(state["seen"] < 5, first, heights[:, 2])
 
     def observe(self, norm: Tensor, state: UnitState, group: Group) -> UnitState:
         heights, positions, seen = state["heights"], state["positions"], state["seen"]
@@ -69,7 +73,7 @@ class P2Quantile(Criterion):
     ) -> tuple[Tensor, Tensor]:
         low, *middle, high = heights.unbind(1)
         h = [torch.minimum(x, low), *middle, torch.maximum(x, high)]
-        n = [k + (x < height) for k, height in zip(positions.unbind(1), heights.unbind(1))]  # noqa: B905
+        n = [k + below(x, height) for k, height in zip(positions.unbind(1), heights.unbind(1))]  # noqa: B905
         n[0], n[4] = positions[:, 0], positions[:, 4] + 1
         for i, share in ((1, q / 2), (2, q), (3, (1 + q) / 2)):
             gap = 1 + (n[4] - 1) * share - n[i]

@@ -29,7 +29,6 @@ class SpikeClip(Transform):
     beta: Live[float] = 0.999
 
     complex = "refuse"
-    elementwise = True
 
     def check(self) -> None:
         super().check()

@@ -9,7 +9,12 @@ from torch import Tensor
 
 from torchzero_clip.core import Group, Live, Scope, UnitState
 from torchzero_clip.modules.adaptive.adaptive_rule import AdaptiveRule
-from torchzero_clip.modules.adaptive.criterion import Criterion, blend, blend_squares
+from torchzero_clip.modules.adaptive.criterion import (
+    Criterion,
+    blend,
+    blend_squares,
+    deviation,
+)
 from torchzero_clip.modules.adaptive.z_stat import ZStat
 
 
@@ -71,11 +76,14 @@ class _ZClipStat(ZStat):
     eps = 1e-6
 
     def start(self, mean: Tensor, var: Tensor, count: int) -> UnitState:
-        return {"mean": mean, "std": (var * ((count - 1) / count)).sqrt()}
+        return super().start(mean, var * ((count - 1) / count), count)
 
     def observe(self, norm: Tensor, state: UnitState, group: Group) -> UnitState:
         mean = blend(state["mean"], norm, group["alpha"])
-        return {"mean": mean, "std": blend_squares(state["std"], norm - mean, group["alpha"])}
+        return {
+            "mean": mean,
+            "std": blend_squares(state["std"], deviation(norm, mean), group["alpha"]),
+        }
 
 
 STATISTICS = {

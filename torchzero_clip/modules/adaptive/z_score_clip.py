@@ -16,7 +16,7 @@ class ZScoreClip(AdaptiveRule):
     """u ← u · min(1, (m + zmax · √v) / ‖u‖), m and v the running mean and variance of the raw norms
 
     Raw norms are observed, so a spike widens the limit for a while: its share of v falls by the
-    factor ema_decay a step. While v is zero there is no limit.
+    factor ema_decay a step. While v is zero, up to the rounding of m, there is no limit.
 
     Args:
         zmax: How many deviations above the mean a norm may be.
@@ -51,7 +51,8 @@ class _Score(Criterion):
         return {"mean": 0.0, "std": 0.0, "seen": 0.0}
 
     def limit(self, norm: Tensor, state: UnitState, group: Group) -> Tensor:
-        return none_yet(state["mean"] + group["zmax"] * state["std"], state["std"])
+        std = state["std"]
+        return none_yet(state["mean"] + group["zmax"] * std, std, state["mean"])
 
     def observe(self, norm: Tensor, state: UnitState, group: Group) -> UnitState:
         mean, std, first = state["mean"], state["std"], state["seen"] == 0

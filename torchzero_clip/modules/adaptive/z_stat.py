@@ -9,12 +9,15 @@ from torch import Tensor
 
 from torchzero_clip.core import Group, Live, UnitState
 from torchzero_clip.modules.adaptive.criterion import (
+    TIE,
     Clipping,
     Criterion,
+    at_most,
     blend,
     blend_squares,
     check_clipping,
     clipping_function,
+    deviation,
     none_yet,
 )
 
@@ -22,7 +25,8 @@ from torchzero_clip.modules.adaptive.criterion import (
 class ZStat(Criterion):
     """z = (n - μ) / (√v + 1e-8);   if z > t the limit is μ + f · √v, f = clipping(z, t)
 
-    Then v ← α v + (1 - α)(x - μ)², and μ ← α μ + (1 - α) x. While v is zero there is no limit.
+    Then v ← α v + (1 - α)(x - μ)², and μ ← α μ + (1 - α) x. While v is zero, up to the
+    rounding of μ, there is no limit.
     With clipped norms, "reciprocal" and "mean" never follow a lasting rise to a new level: every
     later norm is a spike. "max" does, and so do all with `observe="raw"`, which then forget a
     spike of J deviations after log((1 - α) J²) / -log α steps.
@@ -54,18 +58,19 @@ class ZStat(Criterion):
         return {"mean": 0.0, "std": 0.0}
 
     def start(self, mean: Tensor, var: Tensor, count: int) -> UnitState:
-        return {"mean": mean, "std": var.sqrt()}
+        std = var.sqrt()
+        return {"mean": mean, "std": torch.where(std <= TIE * mean, torch.zeros_like(std), std)}
 
     def limit(self, norm: Tensor, state: UnitState, group: Group) -> Tensor:
         mean, std, t = state["mean"], state["std"], group["z_thresh"]
         z = (norm - mean) / (std + self.eps)
         limit = mean + clipping_function(self.clipping)(z, t) * std
-        limit = torch.where(z <= t, torch.full_like(limit, torch.inf), limit)  # NaN is above t
-        return none_yet(limit, std)
+        usual = at_most(norm, mean + t * (std + self.eps))
+        return none_yet(torch.where(usual, torch.full_like(limit, torch.inf), limit), std)
 
     def observe(self, norm: Tensor, state: UnitState, group: Group) -> UnitState:
         mean, std, alpha = state["mean"], state["std"], group["alpha"]
         return {
-            "std": blend_squares(std, norm - mean, alpha),
+            "std": blend_squares(std, deviation(norm, mean), alpha),
             "mean": blend(mean, norm, alpha),
         }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from torchzero_clip.core import Bucket, NormRule, Scope, Units
+from torchzero_clip.core import Bucket, NormRule, Scope
 
 
 class Centralize(NormRule):
@@ -32,14 +32,10 @@ class Centralize(NormRule):
     min_size: int = 2
 
     def step(self, buckets: list[Bucket]) -> list[Bucket]:
-        units = Units(self, buckets)
-        mean = units.mean([bucket.u for bucket in units.buckets])
-        small = units.smaller_than(self.min_size)
-        shift = torch.where(small, torch.zeros_like(mean), mean)
+        units = self.units(buckets)
+        mean = units.mean()
+        shift = torch.where(units.smaller_than(self.min_size), torch.zeros_like(mean), mean)
         for bucket in buckets:
             u = bucket.u.to(bucket.state_dtype)
-            if self.may_wait(units, bucket, shift):
-                bucket.put_off(u, [("sub", units.listed(bucket, shift))])
-            else:
-                bucket.u = u.sub_(units.spread(bucket, shift))
+            bucket.u = u.sub_(units.operand(bucket, shift))
         return buckets

@@ -1,4 +1,4 @@
-"""ClipNormByEMA and NormalizeByEMA: the norm of a moving average is the limit."""
+"""ClipNormByEMA: the norm of a moving average is the limit."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from torchzero_clip.core import Bucket, Live, NormRule, Ord, Scope, Units, zeros_like_state
+from torchzero_clip.core import Bucket, Live, NormRule, Ord, Scope, UnitState, zeros_like_state
 
 
 class ClipNormByEMA(NormRule):
@@ -24,7 +24,7 @@ class ClipNormByEMA(NormRule):
         eps: The smallest limit.
         tensorwise: False for one norm of all tensors, the same as dim="global".
         max_ema_growth: The factor that ‖m‖ may grow by a step, or None.
-        ema_init: Start the average at "zeros" or at the first "update".
+        ema_init: Start the average at "zeros" or at the first "update" of the unit.
         dim: What is measured together, as in `ClipNorm`, without slices.
 
     Example:
@@ -62,59 +62,29 @@ class ClipNormByEMA(NormRule):
         return {"ema_norm": 0.0, "started": 0.0}
 
     def step(self, buckets: list[Bucket]) -> list[Bucket]:
-        units = Units(self, buckets)
-        norm, state = units.measure([bucket.u for bucket in units.buckets]), units.load()
-        known = units.known(norm)
-        self._average(units, known, state["started"])
-        size = units.measure([bucket.state["ema"] for bucket in units.buckets])
-        grown = self._grown(units, size, state["ema_norm"])
-        limits = [grown.clamp(min=members[0].group["eps"]) for members in units.groups]
-        self.scale(units, norm, limits)
-        started = torch.maximum(state["started"], known.to(norm.dtype))
-        last = torch.where(known & (grown > 0), grown, state["ema_norm"])
+        units = self.units(buckets)
+        norm, state = units.norm(), units.load(self.init_unit())
+        seen = units.finite(norm)
+        weights = self._weights(state, units.each("beta"))
+        units.lerp_("ema", weights, where=seen)  # m ← β m + (1 - β) u, in units without NaN
+        size = units.norm("ema")
+        bounds = self._bounds(state["ema_norm"], units.each("max_ema_growth"))
+        grown = torch.minimum(size, units.of_first_group(bounds))
+        units.div_("ema", torch.where(grown < size, units.ratio(size, grown), 1.0))  # m ≤ bound
+        self.scale(units, norm, [grown.clamp(min=eps) for eps in units.each("eps")])
+        last = torch.where(seen & (grown > 0), grown, state["ema_norm"])
+        started = torch.maximum(state["started"], seen.to(norm.dtype))
         units.store({"ema_norm": last, "started": started})
         return buckets
 
-    def _average(self, units: Units, known: Tensor, started: Tensor) -> None:
-        """Take the update into m, except in units that have a NaN or an infinity."""
-        for bucket in units.buckets:
-            weight = torch.zeros_like(started) + (1 - bucket.group["beta"])
-            if self.ema_init == "update":
-                weight = torch.where(started > 0, weight, torch.ones_like(weight))
-            u, held = bucket.u.to(bucket.state_dtype), bucket.state
-            held["ok"], held["w"] = [units.per_tensor(bucket, x) for x in (known, weight)]
-            bucket.entrywise(
-                lambda u, m: m["ema"].lerp_(u.where(m["ok"], m["ema"]), m["w"]), u, held
-            )
+    def _weights(self, state: UnitState, betas: list[Any]) -> list[Tensor]:
+        """How much of the update each unit takes in, for the β of every group."""
+        started = state["started"]
+        first = (started == 0) & (self.ema_init == "update")
+        weights = [torch.zeros_like(started) + (1 - beta) for beta in betas]
+        return [torch.where(first, 1.0, weight) for weight in weights]
 
-    def _grown(self, units: Units, size: Tensor, before: Tensor) -> Tensor:
-        """Let ‖m‖ grow by max_ema_growth, and shrink m to that."""
-        growths = [members[0].group["max_ema_growth"] for members in units.groups]
+    def _bounds(self, before: Tensor, growths: list[Any]) -> list[Tensor]:
+        """The largest ‖m‖ for the growth of every group: any, before it was above zero."""
         bounds = [before * (math.inf if growth is None else growth) for growth in growths]
-        bound = torch.where(before > 0, units.by_owner(bounds), torch.full_like(before, math.inf))
-        grown = torch.minimum(size, bound)
-        shrink = torch.where(grown < size, units.ratio(size, grown), torch.ones_like(size))
-        for bucket in units.buckets:
-            bucket.state["ema"].div_(units.spread(bucket, shrink))
-        return grown
-
-
-class NormalizeByEMA(ClipNormByEMA):
-    """m ← β m + (1 - β) u;   u ← u · max(‖m‖, eps) / ‖u‖
-
-    `ClipNormByEMA` that scales up as well as down.
-
-    Args:
-        beta: How much of the average is kept a step.
-        ord: Which norm.
-        eps: The smallest norm that the update gets.
-        tensorwise: False for one norm of all tensors, the same as dim="global".
-        max_ema_growth: The factor that ‖m‖ may grow by a step, or None.
-        ema_init: Start the average at "zeros" or at the first "update".
-        dim: What is measured together, as in `ClipNorm`, without slices.
-
-    Example:
-        >>> opt = Modular(model.parameters(), NormalizeByEMA(0.9), LR(1e-2))
-    """
-
-    sets_norm = True
+        return [torch.where(before > 0, bound, math.inf) for bound in bounds]

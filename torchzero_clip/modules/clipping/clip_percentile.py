@@ -35,20 +35,26 @@ class ClipPercentile(Transform):
 
     def step(self, buckets: list[Bucket]) -> list[Bucket]:
         every = [self._whole(bucket) for bucket in buckets]
-        if self.dim == "global":
-            home = buckets[0].params.peek[0].device
-            together = [t.to(home) for some in every for t in some]
-        for bucket, some in zip(buckets, every, strict=True):
-            p, like = bucket.group["percentile"], bucket.params.peek[0]
-            if self.dim == "global":
-                bound = percentile(together, p).to(like.device, bucket.state_dtype)
-                bounds = TensorList([bound] * len(some))
-            else:
-                bounds = TensorList([percentile([t], p).to(bucket.state_dtype) for t in some])
+        bounds = self._bounds(buckets, every)  # all of them before a group is cut where it lies
+        for bucket, bound in zip(buckets, bounds, strict=True):
             u = bucket.u.to(bucket.state_dtype)
-            bucket.u = u.maximum_(bounds.neg()).minimum_(bounds)
+            bucket.u = u.maximum_(bound.neg()).minimum_(bound)
         return buckets
 
     def _whole(self, bucket: Bucket) -> list[Tensor]:
         self.refuse_complex(bucket)
         return bucket.whole(bucket.u)
+
+    def _bounds(self, buckets: list[Bucket], every: list[list[Tensor]]) -> list[TensorList]:
+        """For each bucket the bound of every tensor."""
+        home = buckets[0].device
+        together = [t.to(home) for some in every for t in some] if self.dim == "global" else []
+        out = []
+        for bucket, some in zip(buckets, every, strict=True):
+            p = bucket.group["percentile"]
+            if together:
+                bounds = [percentile(together, p)] * len(some)
+            else:
+                bounds = [percentile([t], p) for t in some]
+            out.append(TensorList([b.to(bucket.device, bucket.state_dtype) for b in bounds]))
+        return out

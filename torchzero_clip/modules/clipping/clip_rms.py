@@ -10,7 +10,8 @@ from torchzero_clip.core import Group, Live, NormRule, Scope, UnitState
 class ClipRMS(NormRule):
     """u ← u / max(1, RMS(u) / max_rms)
 
-    Put after Adam it is the update clipping of Adafactor and StableAdamW.
+    Adafactor clips u / √v so, before its momentum. After Adam it measures an update that has the
+    momentum in it, which neither Adafactor nor StableAdamW does.
 
     Args:
         max_rms: The largest root mean square allowed.

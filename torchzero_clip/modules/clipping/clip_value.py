@@ -18,7 +18,6 @@ class ClipValue(Transform):
     value: Live[float]
 
     complex = "refuse"
-    elementwise = True
 
     def check(self) -> None:
         super().check()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -17,7 +16,7 @@ from torchzero_clip.core import (
     TensorList,
     Transform,
     prepare,
-    run,
+    transformed,
     zeros_like_state,
 )
 
@@ -32,7 +31,8 @@ class ClipValueByEMA(Transform):
         beta: How much of the average is kept a step.
         ema_init: Start the average at "zeros" or at the first "update".
         ema_tfm: A transform or Chain of them that makes the bound from m; m itself is unharmed. The
-            bound is the magnitude of what it returns.
+            bound is the magnitude of what it returns. Guards, Freeze and Accumulate may not stand
+            in it, nor a class of your own that says `drops = True`.
 
     Example:
         >>> clip = ClipValueByEMA(0.99, ema_tfm=Scale(2.0))
@@ -44,22 +44,24 @@ class ClipValueByEMA(Transform):
     ema_tfm: Transform | None = None
 
     complex = "refuse"
-    elementwise = True
 
     def check(self) -> None:
         super().check()
         self.require("beta", at_least=0, below=1)
         self.require_one_of("ema_init", ("zeros", "update"))
         if self.ema_tfm is not None:
-            if not isinstance(self.ema_tfm, Transform):
-                raise TypeError(
-                    f"ClipValueByEMA: ema_tfm must be a Transform or None, got {self.ema_tfm!r}"
-                )
-            if any(getattr(tfm, "target", None) == "grad" for tfm in self.ema_tfm.walk()):
-                raise ValueError(
-                    "ClipValueByEMA: transforms in ema_tfm work on the average and may not have "
-                    f'target="grad", got {self.ema_tfm!r}'
-                )
+            self._check_inner(self.ema_tfm)
+
+    def _check_inner(self, tfm: Any) -> None:
+        if not isinstance(tfm, Transform):
+            raise TypeError(f"ClipValueByEMA: ema_tfm must be a Transform or None, got {tfm!r}")
+        inner = [one for one in tfm.walk() if isinstance(one, Transform)]
+        if any(one.target == "grad" or one.goes_first or one.drops for one in inner):
+            raise ValueError(
+                "ClipValueByEMA: ema_tfm makes a bound of every average in every step, so nothing "
+                'in it may have target="grad", drop parameters or end the step, as Freeze, '
+                f"Accumulate and the guards do, got {tfm!r}: put those in front of ClipValueByEMA"
+            )
 
     def init(self, param: Tensor) -> dict[str, Tensor]:
         start = 0.0 if self.ema_init == "zeros" else math.inf  # inf: no average, so no bound yet
@@ -78,11 +80,13 @@ class ClipValueByEMA(Transform):
             return super().step(buckets)
         for bucket in buckets:
             self.refuse_complex(bucket)
-            average = partial(self._average, bucket.group["beta"])
-            bucket.entrywise(average, bucket.u.to(bucket.state_dtype), bucket.state)
-        for bucket, made in zip(buckets, self._made(buckets), strict=True):
-            held = {**bucket.state, "made": made}
-            bucket.u = bucket.entrywise(_within, bucket.u.to(bucket.state_dtype), held)
+            u = bucket.u.to(bucket.state_dtype)
+            self._average(bucket.group["beta"], u, bucket.state)
+        bounds = transformed(buckets, [self._start(bucket) for bucket in buckets])
+        for bucket, made in zip(buckets, bounds, strict=True):
+            ema, u = bucket.state["ema"], bucket.u.to(bucket.state_dtype)
+            bound = ema.where(ema.isinf(), made.abs())
+            bucket.u = u.minimum_(bound).maximum_(bound.neg())
         return buckets
 
     def _average(self, beta: Any, u: TensorList, state: State) -> TensorList:
@@ -93,22 +97,9 @@ class ClipValueByEMA(Transform):
             return ema.lerp_(size, 1 - beta)
         return ema.copy_(size.where(ema.isinf(), ema.lerp(size, 1 - beta)))
 
-    def _made(self, buckets: list[Bucket]) -> list[TensorList]:
-        """What `ema_tfm` makes of m, or of zeros where there is none yet."""
-        inner = []
-        for bucket in buckets:
-            copy = bucket.beside(TensorList(bucket.state["ema"].tensors)).own()
-            for t in copy:
-                t.nan_to_num_(torch.nan, posinf=0.0)
-            inner.append(bucket.carrying(copy))
-        made: dict[tuple[int, int], Tensor] = {}
-        for bucket in run(inner):
-            for place, t in zip(bucket.places, bucket.update, strict=True):
-                made[bucket.index, place] = t
-        return [TensorList([made[b.index, i] for i in b.places]) for b in buckets]
-
-
-def _within(u: TensorList, held: State) -> TensorList:
-    """Clamp u to the magnitudes of what was made of m, where there is one."""
-    bound = held["ema"].where(held["ema"].isinf(), held["made"].abs())
-    return u.minimum_(bound).maximum_(bound.neg())
+    def _start(self, bucket: Bucket) -> TensorList:
+        """m for `ema_tfm`, zeros where there is none yet."""
+        copy = bucket.beside(bucket.state["ema"]).own()
+        for t in copy:
+            t.nan_to_num_(torch.nan, posinf=0.0)
+        return copy

@@ -33,7 +33,6 @@ class ClipValueGrowth(Transform):
     max_decay: Live[float | None] = 2.0
 
     complex = "refuse"
-    elementwise = True
 
     def check(self) -> None:
         super().check()

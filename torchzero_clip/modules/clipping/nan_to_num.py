@@ -25,8 +25,6 @@ class NanToNum(Transform):
     posinf: Live[float] = 0.0
     neginf: Live[float] = 0.0
 
-    elementwise = True
-
     def check(self) -> None:
         super().check()
         for name in ("nan", "posinf", "neginf"):

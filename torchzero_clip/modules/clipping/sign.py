@@ -18,7 +18,6 @@ class Sign(Transform):
     """
 
     complex = "refuse"
-    elementwise = True
 
     def update(self, u: TensorList, state: State, group: Group) -> TensorList:
         u = u.own()

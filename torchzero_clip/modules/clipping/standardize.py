@@ -6,7 +6,7 @@ import math
 
 import torch
 
-from torchzero_clip.core import Bucket, Live, NormRule, Scope, Units
+from torchzero_clip.core import Bucket, Live, NormRule, Scope
 
 
 class Standardize(NormRule):
@@ -37,9 +37,8 @@ class Standardize(NormRule):
         self.require("eps", at_least=0)
 
     def step(self, buckets: list[Bucket]) -> list[Bucket]:
-        units = Units(self, buckets)
-        flowing = [bucket.u for bucket in units.buckets]
-        mean, std = units.mean(flowing), units.measure(flowing)
+        units = self.units(buckets)
+        mean, std = units.mean(), units.norm()
         alone = units.smaller_than(max(self.min_size, 2))
         shift = torch.where(alone, torch.zeros_like(mean), mean)
         for members in units.groups:
@@ -48,6 +47,6 @@ class Standardize(NormRule):
                 flat = std <= 4 * torch.finfo(bucket.state_dtype).eps * mean.abs()
                 scale = torch.where(flat, torch.full_like(std, math.inf), std + eps)
                 scale = torch.where(alone, torch.ones_like(std), scale)
-                u = bucket.u.to(bucket.state_dtype).sub_(units.spread(bucket, shift))
-                bucket.u = u.div_(units.spread(bucket, scale))
+                u = bucket.u.to(bucket.state_dtype).sub_(units.operand(bucket, shift))
+                bucket.u = u.div_(units.operand(bucket, scale))
         return buckets

@@ -2,9 +2,21 @@
 
 from __future__ import annotations
 
+from functools import partial
+
+import torch
 from torch import Tensor
 
-from torchzero_clip.core import Group, Live, State, TensorList, Transform, counter, zeros_like_state
+from torchzero_clip.core import (
+    FusedKernel,
+    Group,
+    Live,
+    State,
+    TensorList,
+    Transform,
+    counter,
+    zeros_like_state,
+)
 
 
 class Adagrad(Transform):
@@ -27,8 +39,6 @@ class Adagrad(Transform):
     initial_accumulator_value: float = 0.0
     eps: Live[float] = 1e-10
 
-    elementwise = True
-
     def check(self) -> None:
         super().check()
         for name in ("lr_decay", "initial_accumulator_value", "eps"):
@@ -44,3 +54,10 @@ class Adagrad(Transform):
         total = state["sum"].addcmul_(u, u)
         slower = 1 + (t - 1) * group["lr_decay"]
         return u.div_(total.sqrt().add_(group["eps"])).div_(slower)
+
+    def fused(self, group: Group) -> FusedKernel | None:
+        kernel = partial(
+            torch._fused_adagrad_, lr_decay=group["lr_decay"], eps=group["eps"], maximize=False
+        )
+        count = lambda state: state["step"].add_(1)  # noqa: E731
+        return FusedKernel(kernel, ("sum", "step"), count, decays=False, devices=("cpu",))

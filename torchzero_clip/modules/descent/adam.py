@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from torchzero_clip.core import Group, Live, State, TensorList, Transform, counter, zeros_like_state
-from torchzero_clip.core.fused import Kernel, counts, fusable, numbers_only
-from torchzero_clip.core.pieces import run_kernel
+from torchzero_clip.core import (
+    FusedKernel,
+    Group,
+    Live,
+    State,
+    TensorList,
+    Transform,
+    counter,
+    zeros_like_state,
+)
 
 
 class Adam(Transform):
@@ -33,8 +39,6 @@ class Adam(Transform):
     betas: Live[tuple[float, float]] = (0.9, 0.999)
     eps: Live[float] = 1e-8
     amsgrad: bool = False
-
-    elementwise = True
 
     def check(self) -> None:
         super().check()
@@ -59,23 +63,11 @@ class Adam(Transform):
         u = u.copy_(v).sqrt_().div_((1 - beta2**t).sqrt()).add_(group["eps"])
         return u.mul_(1 - beta1**t).reciprocal_().mul_(m)
 
-    def kernel(self, u: TensorList, state: State, group: Group) -> Kernel | None:
-        names = [name for name in state if name != "step"]
-        if not numbers_only(group, "betas", "eps") or not fusable(group["params"], u, state, names):
-            return None
-
-        def apply(params: list[Tensor], lr: Any, decay: Any) -> None:
-            steps, (beta1, beta2) = counts(state["step"].add_(1)), group["betas"]
-            largest = state["max_exp_avg_sq"] if self.amsgrad else TensorList([])
-            fused = partial(
-                torch._fused_adamw_, lr=lr, beta1=beta1, beta2=beta2, eps=group["eps"],
-                amsgrad=self.amsgrad, weight_decay=decay / lr if decay else 0.0, maximize=False,
-            )  # fmt: skip
-            kept = [state["exp_avg"], state["exp_avg_sq"], largest, steps]
-
-            def run(u: list[Tensor], p: list[Tensor], *rest: list[Tensor], **scale: Tensor) -> None:
-                fused(p, u, *rest, **scale)
-
-            run_kernel(u, run, params, kept, divides=True)
-
-        return apply
+    def fused(self, group: Group) -> FusedKernel | None:
+        beta1, beta2 = group["betas"]
+        kernel = partial(
+            torch._fused_adamw_, beta1=beta1, beta2=beta2, eps=group["eps"], amsgrad=self.amsgrad,
+            maximize=False,
+        )  # fmt: skip
+        names = ("exp_avg", "exp_avg_sq", "max_exp_avg_sq", "step")
+        return FusedKernel(kernel, names, advance=lambda state: state["step"].add_(1))

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from torchzero_clip.core import Bucket, TensorList, Transform
+from torchzero_clip.core.combine import statistics_of
 from torchzero_clip.core.norms import measure, numbers
 from torchzero_clip.core.transform import pairs, unpaired
-from torchzero_clip.core.units import statistics_of
 
 
 class Cautious(Transform):
@@ -28,7 +28,7 @@ class Cautious(Transform):
         kept = statistics_of(buckets, agree, measure("sum"))[0]
         start = 0
         for bucket, mask in zip(buckets, agree, strict=True):
-            entries = 1 + bucket.params.peek[0].is_complex()  # a complex number is a pair
+            entries = 1 + bucket.dtype.is_complex  # a complex number is a pair
             here = kept[start : (start := start + len(mask))].to(mask.tensors[0])
             size = numbers([max(n * entries, 1) for n in bucket.sizes], here)
             share = (here / size).clamp(min=1e-3)

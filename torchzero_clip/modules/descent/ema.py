@@ -21,8 +21,6 @@ class EMA(Transform):
     beta: Live[float] = 0.9
     debias: bool = False
 
-    elementwise = True
-
     def check(self) -> None:
         super().check()
         self.require("beta", at_least=0, below=1)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from torchzero_clip.core import Group, Live, State, TensorList, Transform
-from torchzero_clip.core.fused import Kernel, scaling
 
 
 class LR(Transform):
@@ -20,9 +21,6 @@ class LR(Transform):
 
     lr: Live[float]
 
-    elementwise = True
-    linear = True
-
     def check(self) -> None:
         super().check()
         self.require("lr", at_least=0)
@@ -30,5 +28,5 @@ class LR(Transform):
     def update(self, u: TensorList, state: State, group: Group) -> TensorList:
         return u.mul_(group["lr"])
 
-    def kernel(self, u: TensorList, state: State, group: Group) -> Kernel | None:
-        return scaling(u, group["lr"])
+    def affine(self, group: Group) -> tuple[Any, Any]:
+        return group["lr"], 0.0

@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from torchzero_clip.core import Group, Live, State, TensorList, Transform, counter, zeros_like_state
-from torchzero_clip.core.fused import Kernel, fusable, numbers_only
-from torchzero_clip.core.pieces import run_kernel
+from torchzero_clip.core import (
+    FusedKernel,
+    Group,
+    Live,
+    State,
+    TensorList,
+    Transform,
+    counter,
+    zeros_like_state,
+)
 
 
 class Momentum(Transform):
@@ -30,8 +36,6 @@ class Momentum(Transform):
     momentum: Live[float] = 0.9
     nesterov: bool = False
     dampening: Live[float] = 0.0
-
-    elementwise = True
 
     def check(self) -> None:
         super().check()
@@ -53,24 +57,13 @@ class Momentum(Transform):
         started.maximum_(1.0)
         return u.add_(buffer, alpha=group["momentum"]) if self.nesterov else buffer
 
-    def kernel(self, u: TensorList, state: State, group: Group) -> Kernel | None:
-        plain = numbers_only(group, "momentum", "dampening") and not self.nesterov
-        plain = plain and group["momentum"] != 0 and group["dampening"] == 0
-        if not plain or not fusable(group["params"], u, state, ["momentum_buffer"]):
-            return None
-
-        def apply(params: list[Tensor], lr: Any, decay: Any) -> None:
-            state["started"].maximum_(1.0)
-            if decay:
-                torch._foreach_mul_(params, 1 - decay)
-            fused = partial(
-                torch._fused_sgd_, weight_decay=0.0, momentum=group["momentum"], lr=lr,
-                dampening=0.0, nesterov=False, maximize=False, is_first_step=False,
-            )  # fmt: skip
-
-            def run(u: list[Tensor], p: list[Tensor], b: list[Tensor], **scale: Tensor) -> None:
-                fused(p, u, b, **scale)
-
-            run_kernel(u, run, params, [state["momentum_buffer"]], divides=True)
-
-        return apply
+    def fused(self, group: Group) -> FusedKernel | None:
+        momentum, dampening = group["momentum"], group["dampening"]
+        if isinstance(dampening, Tensor) or dampening != 0 or momentum == 0:
+            return None  # torch damps the first update as well
+        kernel = partial(
+            torch._fused_sgd_, momentum=momentum, dampening=0.0, nesterov=self.nesterov,
+            maximize=False, is_first_step=False,
+        )  # fmt: skip
+        start = lambda state: state["started"].maximum_(1.0)  # noqa: E731
+        return FusedKernel(kernel, ("momentum_buffer",), advance=start, decays=False)

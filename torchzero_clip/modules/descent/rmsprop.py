@@ -31,8 +31,6 @@ class RMSprop(Transform):
     momentum: float = 0.0
     centered: bool = False
 
-    elementwise = True
-
     def check(self) -> None:
         super().check()
         self.require("alpha", at_least=0, below=1)

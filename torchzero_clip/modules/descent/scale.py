@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from torchzero_clip.core import Group, Live, State, TensorList, Transform
 
 
@@ -19,12 +21,12 @@ class Scale(Transform):
 
     factor: Live[float]
 
-    elementwise = True
-    linear = True
-
     def check(self) -> None:
         super().check()
         self.require("factor")
 
     def update(self, u: TensorList, state: State, group: Group) -> TensorList:
         return u.mul_(group["factor"])
+
+    def affine(self, group: Group) -> tuple[Any, Any]:
+        return group["factor"], 0.0

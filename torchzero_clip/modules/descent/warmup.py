@@ -21,8 +21,6 @@ class Warmup(Transform):
 
     steps: Live[int]
 
-    elementwise = True
-
     def check(self) -> None:
         super().check()
         self.require("steps", at_least=1, integer=True)

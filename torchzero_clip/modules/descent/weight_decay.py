@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from torchzero_clip.core import Group, Live, State, TensorList, Transform
 
 
@@ -23,12 +25,12 @@ class WeightDecay(Transform):
 
     weight_decay: Live[float]
 
-    elementwise = True
-    linear = True
-
     def check(self) -> None:
         super().check()
         self.require("weight_decay", at_least=0)
 
     def update(self, u: TensorList, state: State, group: Group) -> TensorList:
         return u.add_(group["params"], alpha=group["weight_decay"])
+
+    def affine(self, group: Group) -> tuple[Any, Any]:
+        return 1.0, group["weight_decay"]

@@ -2,12 +2,13 @@
 
 from torchzero_clip.modules.flow.accumulate import Accumulate
 from torchzero_clip.modules.flow.freeze import Freeze
-from torchzero_clip.modules.flow.guard import Guard, SkipLarge
+from torchzero_clip.modules.flow.guard import Guard
 from torchzero_clip.modules.flow.identity import Identity
 from torchzero_clip.modules.flow.lambda_ import Lambda
 from torchzero_clip.modules.flow.masked import Masked
 from torchzero_clip.modules.flow.noise import Noise
 from torchzero_clip.modules.flow.partition import Partition
+from torchzero_clip.modules.flow.skip_large import SkipLarge
 from torchzero_clip.modules.flow.when import When
 
 __all__ = [

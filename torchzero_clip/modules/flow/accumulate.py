@@ -6,15 +6,7 @@ from typing import Any
 
 from torch import Tensor
 
-from torchzero_clip.core import (
-    Bucket,
-    TensorList,
-    Transform,
-    collect,
-    count_step,
-    zeros_like_state,
-)
-from torchzero_clip.core.norms.shards import local
+from torchzero_clip.core import Bucket, Step, Transform, count_step, zeros_like_state
 
 
 class Accumulate(Transform):
@@ -32,8 +24,9 @@ class Accumulate(Transform):
 
     steps: int
 
-    produces = False  # what leaves is the gradient of the large batch
+    passes_gradient = True  # what leaves is the gradient of the large batch
     numbers = ("begun",)
+    drops = True
 
     def check(self) -> None:
         super().check()
@@ -41,56 +34,45 @@ class Accumulate(Transform):
         if self.target != "update":
             raise ValueError(f"Accumulate: target must be 'update', got {self.target!r}")
 
+    def init(self, param: Tensor) -> dict[str, Tensor]:
+        return {"sum": zeros_like_state(param)}
+
     def per_parameter(self, param: Tensor) -> dict[str, Any]:
-        return {"sum": zeros_like_state(param), "begun": 0}  # 1 with gradients in the sum
+        return {**self.init(param), "begun": 0}  # 1 with gradients in the sum
 
     def prepare(self, buckets: list[Bucket]) -> list[Bucket]:
         count_step(buckets, by=0)
         for bucket in buckets:
-            self._sums(bucket)
+            for state in bucket.param_states:
+                state.setdefault(f"{bucket.bound.path}/begun", 0)
         return buckets
 
     def step(self, buckets: list[Bucket]) -> list[Bucket]:
-        path = buckets[0].bound.path
         for bucket in buckets:
-            sums, begun = self._sums(bucket), [int(m[f"{path}/begun"]) for m in bucket.memory]
-            for value, write in ((0, TensorList.copy_), (1, TensorList.add_)):
-                here = [i for i, old in enumerate(begun) if old == value]
-                if here:
-                    some = TensorList([sums[i] for i in here], owned=True)
-                    write(some, TensorList([bucket.u.tensors[i] for i in here]))
-            for memory in bucket.memory:
-                memory[f"{path}/begun"] = 1
+            self._add(bucket)
         if count_step(buckets) % self.steps:
             return []
-        return self._mean(buckets[0], path)
+        return self._means(buckets[0].step, buckets[0].bound.path)
 
-    def _sums(self, bucket: Bucket) -> list[Tensor]:
-        """What is here of the sums, made where they are missing."""
-        path = bucket.bound.path
-        for p, memory in zip(bucket.given, bucket.memory, strict=True):
-            if f"{path}/sum" not in memory:
-                memory[f"{path}/sum"], memory[f"{path}/begun"] = zeros_like_state(p), 0
-        return [local(memory[f"{path}/sum"]) for memory in bucket.memory]
+    def _add(self, bucket: Bucket) -> None:
+        """Take the update into the sums; those of the last large step begin anew."""
+        key, sums = f"{bucket.bound.path}/begun", bucket.state["sum"]
+        rows = zip(sums, bucket.param_states, strict=True)
+        for t in [t for t, state in rows if not state.get(key)]:
+            t.zero_()
+        sums.add_(bucket.u)
+        for state in bucket.param_states:
+            state[key] = 1
 
-    def _mean(self, example: Bucket, path: str) -> list[Bucket]:
+    def _means(self, step: Step, path: str) -> list[Bucket]:
         """Buckets of all parameters that have had a gradient, which may be None by now."""
-        store = example.store
-        out = collect(
-            example.groups,
-            store,
-            example.record,
-            example.room,
-            lambda p: bool(store.get(p, {}).get(f"{path}/begun")),
-            example.process_group,
+        states = step.states or {}
+        buckets = step.buckets(
+            lambda p: bool(states.get(p, {}).get(f"{path}/begun")),
+            lambda p: states[p][f"{path}/sum"],
         )
-        for bucket in out:
-            sums = TensorList(
-                [local(memory[f"{path}/sum"]) for memory in bucket.memory], owned=True
-            )
-            bucket.grads = sums.div_(self.steps).borrow()
-            for memory in bucket.memory:
-                memory[f"{path}/begun"] = 0
-            bucket.update = bucket.flowing(bucket.grads.tensors)
-            bucket.wait_like(example)
-        return out
+        for bucket in buckets:
+            bucket.session.write_grads(bucket.session.writable_grads().div_(self.steps))
+            for state in bucket.param_states:
+                state[f"{path}/begun"] = 0
+        return buckets

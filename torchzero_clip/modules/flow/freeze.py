@@ -26,7 +26,8 @@ class Freeze(Transform):
 
     where: Callable[[str, Tensor], bool]
 
-    produces = False
+    passes_gradient = True
+    drops = True
 
     def check(self) -> None:
         super().check()

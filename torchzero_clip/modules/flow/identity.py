@@ -13,7 +13,7 @@ class Identity(Transform):
         >>> opt = Modular(model.parameters(), clip, Adam(), LR(1e-3))
     """
 
-    produces = False
+    passes_gradient = True
 
     def step(self, buckets: list[Bucket]) -> list[Bucket]:
         return buckets

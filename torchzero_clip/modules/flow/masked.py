@@ -28,7 +28,7 @@ class Masked(Transform):
     tfm: Transform
     where: Callable[[str, Tensor], bool]
 
-    holds = "chain"
+    inner = "chain"
 
     def check(self) -> None:
         super().check()
@@ -51,7 +51,9 @@ def split(
     inside: list[Bucket] = []
     outside: list[Bucket] = []
     for bucket in buckets:
-        chosen = [bool(where(n or "", p)) for n, p in zip(bucket.names, bucket.given, strict=True)]
+        chosen = [
+            bool(where(n or "", p)) for n, p in zip(bucket.names, bucket.originals, strict=True)
+        ]
         for part, kind in ((inside, True), (outside, False)):
             places = [i for i, choice in enumerate(chosen) if choice is kind]
             if places:

@@ -58,25 +58,25 @@ class Noise(Transform):
 
     def _draw(self, bucket: Bucket, generator: torch.Generator) -> list[Tensor]:
         """Normal numbers for every parameter; of whole ones where they are sharded."""
-        kept = None if any(bucket.layouts) else bucket.apart(bucket.update)
+        kept = None if any(bucket.layouts) else bucket.session.workspace(bucket.update)
         if kept is None or not all([t.is_contiguous() for t in kept]):
             dtype = bucket.state_dtype
-            kept = [torch.empty(p.shape, dtype=dtype, device=p.device) for p in bucket.given]
+            kept = [torch.empty(p.shape, dtype=dtype, device=p.device) for p in bucket.originals]
         return bucket.parts([t.normal_(generator=generator) for t in kept])
 
     def _generator(self, bucket: Bucket) -> torch.Generator:
         place = zlib.crc32(bucket.bound.path.encode())  # two links draw different numbers
-        generator = torch.Generator(bucket.params.tensors[0].device)
+        generator = torch.Generator(bucket.device)
         generator.manual_seed(self.seed + place)
-        held = bucket.groups[0]["chain"].get(self._key(bucket))
+        held = bucket.step.groups[0]["chain"].get(self._key(bucket))
         if held is not None:
             generator.set_state(held.cpu())
         return generator
 
     def _keep(self, bucket: Bucket, generator: torch.Generator) -> None:
         drawn = generator.get_state()
-        for group in bucket.groups:
+        for group in bucket.step.groups:
             group["chain"][self._key(bucket)] = drawn
 
     def _key(self, bucket: Bucket) -> str:
-        return f"{bucket.bound.path}/generator_{bucket.params.tensors[0].device.type}"
+        return f"{bucket.bound.path}/generator_{bucket.device.type}"

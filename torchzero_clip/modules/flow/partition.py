@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 
 from torch import Tensor
 
-from torchzero_clip.core import Bucket, Transform
+from torchzero_clip.core import Bucket, Transform, send
 from torchzero_clip.modules.flow.masked import check_function, split
 
 
@@ -31,7 +31,7 @@ class Partition(Transform):
     transforms: Mapping[str, Transform]
     labels: Callable[[str, Tensor], str]
 
-    holds = "branches"
+    inner = "branches"
 
     def check(self) -> None:
         super().check()
@@ -48,17 +48,17 @@ class Partition(Transform):
             )
 
     def step(self, buckets: list[Bucket]) -> list[Bucket]:
-        out: list[Bucket] = []
-        for label, link in zip(self.transforms, buckets[0].bound.children, strict=True):
-            part = self._part(buckets, label)
-            out += link.step(part) if part else []
-        return out
+        return self._send(buckets)
 
     def prepare(self, buckets: list[Bucket]) -> list[Bucket]:
+        return self._send(buckets, init=True)
+
+    def _send(self, buckets: list[Bucket], init: bool = False) -> list[Bucket]:
+        """Every part through its own transform."""
         out: list[Bucket] = []
         for label, link in zip(self.transforms, buckets[0].bound.children, strict=True):
             part = self._part(buckets, label)
-            out += link.prepare(part) if part else []
+            out += send(link, part, init)
         return out
 
     def _part(self, buckets: list[Bucket], label: str) -> list[Bucket]:

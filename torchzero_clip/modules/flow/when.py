@@ -23,7 +23,7 @@ class When(Transform):
     condition: Callable[[int], bool]
     tfm: Transform
 
-    holds = "chain"
+    inner = "chain"
 
     def check(self) -> None:
         super().check()

@@ -1,0 +1,115 @@
+"""Lists the rules from their classes: in the navigation, on the index, in the table of settings.
+
+A page asks with `<!-- rules: clipping -->`, `<!-- criteria -->` or `<!-- settings -->`.
+"""
+
+import importlib
+import inspect
+import re
+import sys
+from pathlib import Path
+
+DOCS = Path(__file__).parents[1]
+MODULES = DOCS / "modules"
+TITLES = {
+    "clipping": "Clipping",
+    "adaptive": "Adaptive",
+    "descent": "Descent",
+    "flow": "Flow and guards",
+}
+BASES = ("AdaptiveRule", "Criterion")  # of which rules are made
+SETTINGS = [
+    "eager",
+    "`torch.compile`",
+    "`compile=True`",
+    "DDP",
+    "FSDP2",
+    "TP",
+    "AMP",
+    "DCP",
+    "bf16",
+]
+ASKED = re.compile(r"^<!-- (rules|criteria|settings)(?:: (\w+))? -->$", re.MULTILINE)
+
+sys.path.insert(0, str(DOCS.parent))  # for the contract table
+
+
+def on_config(config, **_):
+    """Put the pages of the rules into the navigation, after their index."""
+    for section in config.nav:
+        if isinstance(section, dict) and "Rules" in section:
+            section["Rules"] = [*section["Rules"], *navigation()]
+    return config
+
+
+def on_page_markdown(markdown, **_):
+    return ASKED.sub(lambda match: fill(match[1], match[2]), markdown)
+
+
+def navigation():
+    """The pages by folder; criteria of AdaptiveClip in a section of their own."""
+    for folder, title in TITLES.items():
+        pages = [{name: link(name)} for name in rules(folder)]
+        if folder == "adaptive":
+            pages.append({"Criteria of AdaptiveClip": [{name: link(name)} for name in criteria()]})
+        yield {title: pages}
+
+
+def fill(kind, folder):
+    """The table that a page asks for."""
+    if kind == "settings":
+        return settings()
+    names = criteria() if kind == "criteria" else rules(folder)
+    return "\n".join(["| | |", "|---|---|", *(row(name) for name in names)])
+
+
+def row(name):
+    """The name, which leads to the page, and the first line of the docstring."""
+    line = inspect.getdoc(public(name)).partition("\n")[0]
+    line = f"`` {line} ``" if "←" in line else line
+    return f"| [`{name}`]({link(name).removeprefix('modules/')}) | {line} |"
+
+
+def rules(folder):
+    """The rules of a folder of modules, by name."""
+    criterion = public("Criterion")
+    return [name for name in classes(folder) if not issubclass(public(name), criterion)]
+
+
+def criteria():
+    return [name for name in classes("adaptive") if issubclass(public(name), public("Criterion"))]
+
+
+def classes(folder):
+    names = importlib.import_module(f"torchzero_clip.modules.{folder}").__all__
+    found = [name for name in names if inspect.isclass(public(name)) and name not in BASES]
+    return sorted(found, key=str.lower)
+
+
+def public(name):
+    return getattr(importlib.import_module("torchzero_clip"), name)
+
+
+def link(name):
+    """The page of a rule, from the root of the documentation; its name is that of the class."""
+    pages = {page.stem.replace("_", ""): page for page in MODULES.glob("*/*.md")}
+    if name.lower() not in pages:
+        folder = public(name).__module__.split(".")[2]
+        raise FileNotFoundError(f"{name} has no page: write one in docs/modules/{folder}/")
+    return pages[name.lower()].relative_to(DOCS).as_posix()
+
+
+def settings():
+    """What holds for each rule, which the row of the contract table says; each by a test."""
+    table = importlib.import_module("tests.table")
+    lines = ["| | " + " | ".join(SETTINGS) + " |", "|---|" + ":-:|" * len(SETTINGS)]
+    last = {entry.cls.__name__: entry for entry in table.ROWS}
+    for name, entry in sorted(last.items()):
+        cells = ["✓"] * len(SETTINGS)
+        if not entry.traces:
+            cells[1] = "no"
+        elif entry.graphs > 1:
+            cells[1] = "✓ ¹"
+        shown = name if name == "Chain" else f"[{name}]({link(name)})"
+        lines.append(f"| {shown} | " + " | ".join(cells) + " |")
+    return "\n".join(lines)

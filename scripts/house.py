@@ -1,0 +1,299 @@
+"""How large the rooms of the library are, what imports what, and how far a gradient's way is.
+
+    python scripts/house.py
+
+Prints each count with its bound, and the functions that one step of the headline chain enters. A
+code line is one that holds a token of code: no docstring, comment or blank.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+import io
+import itertools
+import sys
+import tokenize
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+NAME = "torchzero_clip"
+PACKAGE = ROOT / NAME
+
+CONTRACT, INSIDE, LONGEST_FILE, FUNCTIONS = 2010, 5050, 250, 145  # a change lowers them
+LONGEST_PAGE, SHORT_PAGE = 120, 90
+SHORT = (  # rules that go beyond `limit`, and are short all the same
+    "clip_norm_by_ema.py",
+    "centralize.py",
+    "standardize.py",
+)
+ROOMS = {  # what the files of a room may import; the first name of a path is its room
+    "core": {"core"},
+    "engines": {"core", "engines"},
+    "optimizer": {"core", "engines", "optimizer"},
+    "modules": {"core", "modules"},
+}
+INNER = ("core", "engines", "optimizer")
+SILENT = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT}
+SILENT |= {tokenize.ENCODING, tokenize.ENDMARKER}
+
+
+@dataclass(frozen=True)
+class Count:
+    """Something counted, and how much of it there may be."""
+
+    what: str
+    value: int
+    limit: int
+
+    def __str__(self) -> str:
+        verdict = "ok" if self.value <= self.limit else "TOO MANY"
+        return f"{verdict:<10}{self.value:>6} ≤ {self.limit:<6}{self.what}"
+
+
+# ---------------------------------------------------------------------- sizes
+
+
+def code_lines(source: str) -> int:
+    """How many lines of a source hold code."""
+    docs = {
+        line
+        for node in ast.walk(ast.parse(source))
+        if isinstance(node, ast.Expr)
+        and isinstance(node.value, ast.Constant)
+        and isinstance(node.value.value, str)
+        for line in range(node.lineno, (node.end_lineno or node.lineno) + 1)
+    }
+    tokens = tokenize.generate_tokens(io.StringIO(source).readline)
+    lines = [range(t.start[0], t.end[0] + 1) for t in tokens if t.type not in SILENT]
+    return len(set(itertools.chain(*lines)) - docs)
+
+
+def files(*rooms: str) -> list[Path]:
+    """The Python files of some rooms, or of the whole package."""
+    folders = [PACKAGE / room for room in rooms] or [PACKAGE]
+    return sorted(path for folder in folders for path in folder.rglob("*.py"))
+
+
+def label(path: Path) -> str:
+    return path.relative_to(PACKAGE).as_posix()
+
+
+def sizes() -> Iterator[Count]:
+    """The contract, the inside, and each file of it."""
+    lines = {path: code_lines(path.read_text()) for path in files(*INNER)}
+    contract = [n for path, n in lines.items() if label(path).startswith("core/")]
+    norms = [n for path, n in lines.items() if label(path).startswith("core/norms/")]
+    yield Count("code lines of core without norms", sum(contract) - sum(norms), CONTRACT)
+    yield Count("code lines of core, engines and optimizer", sum(lines.values()), INSIDE)
+    for path, n in lines.items():
+        yield Count(f"code lines of {label(path)}", n, LONGEST_FILE)
+
+
+def pages() -> Iterator[Count]:
+    """The pages of the rules, docstrings and all."""
+    for path in files("modules"):
+        if path.name != "__init__.py":
+            limit = SHORT_PAGE if path.name in SHORT else LONGEST_PAGE
+            yield Count(f"lines of {label(path)}", len(path.read_text().splitlines()), limit)
+
+
+# ---------------------------------------------------------------------- arrows
+
+
+def imports(source: str, inside: str) -> Iterator[str]:
+    """The full name of everything a source imports, functions and TYPE_CHECKING included.
+
+    `inside` is the package it lies in, which relative imports start from.
+    """
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            folders = inside.split(".")
+            base = folders[: len(folders) + 1 - node.level] if node.level else []
+            start = ".".join([*base, *([node.module] if node.module else [])])
+            yield from (f"{start}.{alias.name}" for alias in node.names)
+
+
+@functools.cache
+def imports_of(path: Path) -> frozenset[str]:
+    inside = ".".join(path.relative_to(PACKAGE.parent).parts[:-1])
+    return frozenset(imports(path.read_text(), inside))
+
+
+def home(name: str) -> Path | None:
+    """The file that defines an imported name: packages that only hand it on are passed through."""
+    root, *_ = *folders, last = name.split(".")
+    if root != NAME:
+        return None
+    folder = PACKAGE.parent.joinpath(*folders)
+    if (folder / last / "__init__.py").exists():
+        return folder / last / "__init__.py"
+    if (folder / f"{last}.py").exists():
+        return folder / f"{last}.py"
+    if folder.with_suffix(".py").exists():
+        return folder.with_suffix(".py")
+    package = folder / "__init__.py"
+    handed = {full for full in imports_of(package) if full.rpartition(".")[2] == last}
+    starred = [full for full in imports_of(package) if full.endswith(".*")]
+    found = [home(full) for full in handed - {name}]
+    found += [home(full.removesuffix("*") + last) for full in starred if not handed]
+    return next((path for path in found if path and path.name != "__init__.py"), package)
+
+
+@functools.cache
+def arrows() -> dict[Path, set[Path]]:
+    """For each file of the package, the files that it imports from."""
+    found = {path: {home(name) for name in imports_of(path)} for path in files()}
+    return {path: {to for to in homes if to and to != path} for path, homes in found.items()}
+
+
+def outside(path: Path) -> set[str]:
+    """What a file imports from rooms that its own must not know; other folders of rules too."""
+    room, *below = label(path).split("/")
+    wrong = {label(to) for to in arrows()[path] if label(to).split("/")[0] not in ROOMS[room]}
+    if room == "modules" and len(below) > 1:
+        own = (f"modules/{below[0]}/", "core/")
+        wrong |= {label(to) for to in arrows()[path] if not label(to).startswith(own)}
+    return wrong
+
+
+def circles(graph: dict[Path, set[Path]]) -> list[list[Path]]:
+    """Files that import each other, directly or through others."""
+
+    def reached(start: Path) -> set[Path]:
+        seen: set[Path] = set()
+        ahead = list(graph[start])
+        while ahead:
+            if (path := ahead.pop()) not in seen:
+                seen.add(path)
+                ahead += graph.get(path, ())
+        return seen
+
+    reach = {path: reached(path) for path in graph}
+    found = {
+        tuple(sorted(other for other in reach[path] if path in reach.get(other, ())))
+        for path in graph
+        if path in reach[path]
+    }
+    return [list(circle) for circle in sorted(found)]
+
+
+@functools.cache
+def engine_classes() -> set[str]:
+    trees = [ast.parse(engine.read_text()) for engine in files("engines")]
+    return {n.name for tree in trees for n in ast.walk(tree) if isinstance(n, ast.ClassDef)}
+
+
+def engine_names(path: Path) -> set[str]:
+    """The names of classes of engines/ that a file speaks of in its code."""
+    nodes = list(ast.walk(ast.parse(path.read_text())))
+    names = {n.id for n in nodes if isinstance(n, ast.Name)}
+    names |= {n.attr for n in nodes if isinstance(n, ast.Attribute)}
+    return engine_classes() & names
+
+
+# ---------------------------------------------------------------------- a gradient's way
+
+
+@functools.cache
+def functions(path: str) -> list[tuple[int, int, str]]:
+    """First line, last line and full name of each function in a file; inner ones come later."""
+    found = []
+
+    def visit(node: ast.AST, inside: str) -> None:
+        for child in ast.iter_child_nodes(node):
+            if isinstance(child, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+                name = f"{inside}{child.name}"
+                if not isinstance(child, ast.ClassDef):
+                    first = min([child.lineno, *[d.lineno for d in child.decorator_list]])
+                    found.append((first, child.end_lineno or first, name))
+                visit(child, f"{name}.")
+            else:
+                visit(child, inside)
+
+    visit(ast.parse(Path(path).read_text()), "")
+    return found
+
+
+def enclosing(path: str, line: int) -> str:
+    """The function that a line belongs to: lambdas and comprehensions count as part of it."""
+    names = [name for first, last, name in functions(path) if first <= line <= last]
+    return names[-1] if names else "<module>"
+
+
+def entered(call: Any) -> dict[str, list[str]]:
+    """The functions of ours that a call enters, by file."""
+    seen: set[tuple[str, int]] = set()
+
+    def note(frame: FrameType, event: str, arg: Any) -> None:
+        if event == "call":
+            seen.add((frame.f_code.co_filename, frame.f_code.co_firstlineno))
+
+    before = sys.getprofile()
+    sys.setprofile(note)
+    try:
+        call()
+    finally:
+        sys.setprofile(before)
+    ours = {(path, enclosing(path, line)) for path, line in seen if path.startswith(str(PACKAGE))}
+    rows = sorted((label(Path(path)), name) for path, name in ours)
+    return {
+        path: [name for _, name in group]
+        for path, group in itertools.groupby(rows, key=lambda row: row[0])
+    }
+
+
+def headline() -> Any:
+    """An eager step of the headline chain in the steady state, as a function to call."""
+    import torch
+
+    import torchzero_clip as tz
+
+    torch.manual_seed(0)
+    params = [torch.nn.Parameter(torch.randn(shape)) for shape in [(32, 16), (32,), (4, 32), (4,)]]
+    chain = tz.ClipNorm(1.0, dim="global"), tz.Adam(), tz.LR(1e-3)
+    opt = tz.Modular(params, *chain)
+
+    def step() -> None:
+        opt.step()
+
+    for p in params:
+        p.grad = torch.randn_like(p)  # its norm is far above 1
+    for _ in range(3):
+        step()
+    return step
+
+
+def main() -> None:
+    way = entered(headline())
+    total = sum(map(len, way.values()))
+    found = [
+        *sizes(),
+        *pages(),
+        Count("functions that one eager step of the headline chain enters", total, FUNCTIONS),
+    ]
+    summary = [c for c in found if " of core" in c.what and "/" not in c.what]
+    print("\n".join(map(str, [*summary, found[-1]])))
+    for count in found:
+        if count.value > count.limit and "/" in count.what:
+            print(count)
+    for path in files(*ROOMS):
+        for wrong in sorted(outside(path)):
+            print(f"{label(path)} must not import {wrong}")
+        if label(path).startswith(("core", "modules")) and (names := engine_names(path)):
+            print(f"{label(path)} names classes of an engine: {sorted(names)}")
+    for circle in circles(arrows()):
+        print("a circle of imports:", *map(label, circle))
+    print("\nA gradient's way through an eager headline step:")
+    for file, entries in way.items():
+        print(f"{file} ({len(entries)})", *entries, sep="\n    ")
+
+
+if __name__ == "__main__":
+    main()

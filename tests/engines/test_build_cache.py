@@ -1,0 +1,192 @@
+"""compile=True: libraries are kept where only their owner writes, and load whole or are rebuilt."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent.parent
+SCRIPT = """
+import os, sys, warnings
+import torch
+from torch.nn import Parameter
+from torchzero_clip import LR, Adam, ClipNorm, Modular
+
+params = [Parameter(torch.ones(n, 3)) for n in (5, 40)]
+opt = Modular(params, ClipNorm(0.5, dim="global"), Adam(), LR(0.1), compile=True)
+for i in range(2):
+    for p in params:
+        p.grad = torch.full_like(p, 0.5 + i)
+    opt.step()
+    {between}
+print(params[0][0, 0].item())
+"""
+pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")
+
+
+def step(
+    cache: str | Path, between: str = "pass", cwd: Path = ROOT, **environment: str
+) -> subprocess.CompletedProcess[str]:
+    """Two steps in a process of their own, which a broken library may end."""
+    inductor = Path(cache).parent / "inductor"
+    known = {"TORCHZERO_CLIP_CACHE": str(cache), "TORCHINDUCTOR_CACHE_DIR": str(inductor)}
+    return subprocess.run(
+        [sys.executable, "-c", SCRIPT.format(between=between)],
+        cwd=cwd,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", **known, **environment},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=300,
+    )
+
+
+def good(run: subprocess.CompletedProcess[str], warning: str = "") -> None:
+    """It stepped, and said this and nothing else."""
+    assert run.returncode == 0, run.stderr[-3000:]
+    assert 0.5 < float(run.stdout.split()[0]) < 0.9
+    assert re.search(warning, run.stderr), run.stderr
+    assert bool(run.stderr) == bool(warning), run.stderr
+
+
+@pytest.fixture(scope="module")
+def full(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with what the script needs."""
+    folder = tmp_path_factory.mktemp("built") / "kept"
+    good(step(folder))
+    assert len(list(folder.glob("*.so"))) == 2
+    return folder
+
+
+@pytest.fixture
+def kept(full: Path, tmp_path: Path) -> Path:
+    return shutil.copytree(full, tmp_path / "kept")
+
+
+def counting(folder: Path) -> str:
+    """A compiler that notes every call in a file."""
+    script = folder / "counting"
+    script.write_text(f'#!/bin/sh\necho built >> {folder / "calls"}\nexec g++ "$@"\n')
+    script.chmod(0o700)
+    return str(script)
+
+
+def cut(library: Path) -> None:
+    os.truncate(library, 4096)
+
+
+def exchange(library: Path) -> None:
+    library.write_text("something else")
+
+
+def flip(library: Path) -> None:
+    content = bytearray(library.read_bytes())
+    content[len(content) // 2] ^= 0xFF
+    library.write_bytes(content)
+
+
+@pytest.mark.parametrize("damage", [cut, exchange, flip])
+def test_a_damaged_library_is_built_again_and_then_kept(kept: Path, damage: object) -> None:
+    for library in kept.glob("*.so"):
+        damage(library)  # type: ignore[operator]
+    before = {library.name: library.stat().st_size for library in kept.iterdir()}
+    good(step(kept))
+    after = {library.name: library.stat().st_size for library in kept.iterdir()}
+    assert after.keys() == before.keys()
+    good(step(kept))
+    assert after == {library.name: library.stat().st_size for library in kept.iterdir()}
+
+
+def test_a_library_that_is_whole_is_not_built_again(tmp_path: Path) -> None:
+    slow = counting(tmp_path)
+    good(step(tmp_path / "kept", CXX=slow))
+    calls = (tmp_path / "calls").read_text()
+    good(step(tmp_path / "kept", CXX=slow))
+    assert (tmp_path / "calls").read_text() == calls
+
+
+@pytest.mark.parametrize("mode", [0o777, 0o775, 0o702])
+def test_a_folder_that_others_can_write_to_is_not_used(kept: Path, mode: int) -> None:
+    kept.chmod(mode)
+    before = sorted(kept.iterdir())
+    stamps = [library.stat().st_atime_ns for library in before]
+    good(step(kept), f"others can write to {re.escape(str(kept))}.*TORCHZERO_CLIP_CACHE")
+    assert sorted(kept.iterdir()) == before
+    assert [library.stat().st_atime_ns for library in before] == stamps
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a folder away")
+def test_the_folder_of_another_user_is_not_used(kept: Path) -> None:
+    os.chown(kept, 12345, 12345)
+    good(step(kept), f"{re.escape(str(kept))} belongs to another user")
+
+
+@pytest.mark.parametrize("mode", [0o700, 0o755])
+def test_a_folder_that_others_can_only_read_is_used(kept: Path, mode: int) -> None:
+    kept.chmod(mode)
+    good(step(kept))
+
+
+def test_a_temporary_folder_is_gone_with_its_process(kept: Path, tmp_path: Path) -> None:
+    kept.chmod(0o777)
+    (tmp_path / "tmp").mkdir()
+    good(step(kept, TMPDIR=str(tmp_path / "tmp")), "not kept for the next process")
+    assert not list((tmp_path / "tmp").glob("torchzero_clip_*"))
+
+
+@pytest.mark.parametrize("given", [".", "kept", "a/../kept"])
+def test_a_relative_folder_is_that_of_the_beginning(given: str, tmp_path: Path) -> None:
+    start = tmp_path / "start"
+    (start / "a").mkdir(parents=True, mode=0o700)
+    start.chmod(0o700)
+    between = "os.makedirs('elsewhere', exist_ok=True); os.chdir('elsewhere'); opt.step(); opt = "
+    between += "Modular(params, ClipNorm(0.5), LR(0.0), compile=True)"  # other kernels
+    good(step(given, between, cwd=start))
+    folder = start if given == "." else start / "kept"
+    assert len(list(folder.glob("*.so"))) > 2
+    assert not list((start / "elsewhere").rglob("*.so"))
+
+
+@pytest.mark.parametrize(
+    ("command", "sentence"),
+    [
+        ('"g++', "the environment variable CXX must be a command, as in CXX=g\\+\\+, got '\"g"),
+        ("there-is-no-such-compiler", "compile=True needs a C\\+\\+ compiler: install"),
+        ("/", "compile=True needs a C\\+\\+ compiler: install"),
+        ("/bin/true", "compile=True: neither /bin/true nor torch could compile a kernel"),
+        pytest.param("/bin/false", "neither /bin/false nor torch could", marks=pytest.mark.slow),
+        pytest.param("g++ --no", "neither g\\+\\+ --no nor torch", marks=pytest.mark.slow),
+    ],
+)
+def test_a_compiler_that_does_not_work_is_a_sentence_also_where_libraries_are_kept(
+    kept: Path, command: str, sentence: str
+) -> None:
+    run = step(kept, CXX=command)
+    last = run.stderr.strip().splitlines()[-1]
+    assert re.search(sentence, last if run.returncode else run.stderr), run.stderr[-3000:]
+    assert sorted(path.suffix for path in kept.iterdir()) == [".so", ".so"]
+
+
+def test_a_compiler_that_writes_no_library_leaves_none_behind(tmp_path: Path) -> None:
+    script = tmp_path / "odd"
+    script.write_text('#!/bin/sh\nfor x in "$@"; do last=$x; done\necho nothing > "$last"\n')
+    script.chmod(0o700)
+    run = step(tmp_path / "kept", CXX=str(script))
+    assert re.search("could not build a kernel", run.stderr), run.stderr[-3000:]
+    assert not list((tmp_path / "kept").iterdir())
+
+
+def test_a_model_that_becomes_double_half_way_is_a_sentence(full: Path) -> None:
+    run = step(
+        full, "[setattr(p, 'data', p.data.double()) or setattr(p, 'grad', None) for p in params]"
+    )
+    assert run.returncode != 0
+    last = run.stderr.strip().splitlines()[-1]
+    assert "is torch.float64 now" in last, run.stderr[-3000:]
+    assert "torch.float32" in last

@@ -1,0 +1,874 @@
+"""compile=True: what is recorded, what is compiled, and that it is compiled once."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Sequence
+from functools import cache
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import Parameter
+
+import torchzero_clip as tz
+from tests.helpers import gradients, parameters, set_grads
+from tests.table import GOOD, Case, over
+from torchzero_clip import (
+    LR,
+    Accumulate,
+    AdaGC,
+    Adam,
+    Cautious,
+    ClipNorm,
+    ClipNormGrowth,
+    ClipValue,
+    Lambda,
+    Lion,
+    Masked,
+    Modular,
+    Momentum,
+    Normalize,
+    Orthogonalize,
+    Scale,
+    Transform,
+    WeightDecay,
+    ZClip,
+)
+from torchzero_clip.engines import Compiled
+from torchzero_clip.engines.compiled import buffers, build, cpp, engine, inductor, trace
+from torchzero_clip.engines.compiled.buffers import Buffer
+from torchzero_clip.engines.compiled.operators import OPERATORS
+from torchzero_clip.engines.compiled.program import Launch, Program
+
+# torch warns of itself when it first compiles
+pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning")
+
+Chain = Sequence[Transform]
+SHAPES = [(50, 40), (7,), (1,), (), (3, 4, 5), (0,), (64,), *[(8, 8)] * 20]
+CHAINS: dict[str, Callable[[], Chain]] = {
+    "headline": lambda: [ClipNorm(1.0, dim="global"), Adam(), LR(1e-2)],
+    "on gradients": lambda: [ClipNorm(1.0, dim="global", target="grad"), Adam(), LR(1e-2)],
+    "each tensor": lambda: [ClipNorm(0.5), Adam(), WeightDecay(0.01), LR(1e-2)],
+    "values": lambda: [ClipValue(0.01), Momentum(0.9), LR(1e-2)],
+    "nesterov": lambda: [Momentum(0.9, nesterov=True), LR(1e-2)],
+    "between": lambda: [ZClip(warmup_steps=2), Adam(), ClipNormGrowth(dim="global"), LR(1e-2)],
+    "normalize": lambda: [Normalize(dim="global"), LR(1e-2)],
+    "memory": lambda: [AdaGC(warmup_steps=1), Adam(amsgrad=True), LR(1e-2)],
+    "signs": lambda: [Lion(), Cautious(), LR(1e-3)],
+}
+
+
+@pytest.fixture(autouse=True)
+def narrow(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Kernels of three tensors take a fifth of the time to compile."""
+    monkeypatch.setattr(inductor, "BATCH", 3)
+
+
+def params_of(shapes: Sequence[tuple[int, ...]], seed: int = 0) -> list[Parameter]:
+    generator = torch.Generator().manual_seed(seed)
+    return [Parameter(torch.randn(shape, generator=generator)) for shape in shapes]
+
+
+def give(params: Sequence[Tensor], seed: int, scale: float = 1.0) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    for p in params:
+        p.grad = scale * torch.randn(p.shape, generator=generator).to(p.dtype)
+
+
+def close(a: Any, b: Any, dtype: torch.dtype = torch.float32) -> None:
+    exact = dtype in (torch.float32, torch.float64)
+    for x, y in zip(a, b, strict=True):
+        torch.testing.assert_close(x, y, rtol=2e-6 if exact else 1e-2, atol=1e-6, equal_nan=True)
+
+
+def state_of(opt: Modular) -> list[Tensor]:
+    held = [opt.state[p] for group in opt.param_groups for p in group["params"]]
+    return [value for one in held for value in one.values() if isinstance(value, Tensor)]
+
+
+BACKENDS = ("native", "torch")
+DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
+
+
+def race(
+    fast: Modular, slow: torch.optim.Optimizer, steps: int = 4, dtype: torch.dtype = torch.float32
+) -> None:
+    """Both come to the same parameters, gradients and state, step by step."""
+    ours, theirs = ([p for g in opt.param_groups for p in g["params"]] for opt in (fast, slow))
+    for i in range(steps):
+        for params in (ours, theirs):
+            give(params, i, scale=0.01 if i == 3 else 1.0)
+        fast.step()
+        slow.step()
+        close([p.grad for p in ours], [p.grad for p in theirs], dtype)
+        close(ours, theirs, dtype)
+    if isinstance(slow, Modular):
+        close(state_of(fast), state_of(slow), dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("name", CHAINS)
+def test_a_compiled_chain_does_what_the_plain_one_does(
+    monkeypatch: pytest.MonkeyPatch, name: str, backend: str, dtype: torch.dtype
+) -> None:
+    if dtype != torch.float32 and backend == "torch" and name not in ("headline", "values"):
+        pytest.skip("two chains of other dtypes are enough: they differ in a cast")
+    monkeypatch.setattr(Compiled, "backend", backend)
+    ours, theirs = params_of(SHAPES), params_of(SHAPES)
+    for p in [*ours, *theirs]:
+        p.data = p.data.to(dtype)
+    fast, slow = Modular(ours, *CHAINS[name](), compile=True), Modular(theirs, *CHAINS[name]())
+    race(fast, slow, dtype=dtype)
+    assert list(fast.metrics()) == list(slow.metrics())
+
+
+def never(*_: Any) -> None:
+    raise AssertionError("this should have been done in C++")
+
+
+@over(GOOD)
+def test_every_rule_compiles(monkeypatch: pytest.MonkeyPatch, case: Case) -> None:
+    """Before Adam, where it has to leave an update, from equal state in every step."""
+    monkeypatch.setattr(engine, "in_batches", never)
+    tail = [Adam()] if any("lr" in link.live for link in case.make().walk()) else [Adam(), LR(0.01)]
+    made = []
+    for options in ({"compile": True}, {"fused": False}):
+        params = parameters(case.shapes)
+        made.append((params, Modular(list(params.items()), case.make(), *tail, **options)))
+    for i in range(3):
+        for params, opt in made:
+            set_grads(params, gradients(case.shapes, i))
+            opt.step()
+    for name, p in made[0][0].items():
+        other = made[1][0][name]
+        torch.testing.assert_close(p, other, rtol=1e-4, atol=1e-4, equal_nan=True)
+
+
+# ---------------------------------------------------------------------- C++
+
+EDGES = [0.0, -0.0, 1.0, -1.5, 0.3, 1e-45, -3e-39, 6e-8, 1e-5, 65504.0, 65519.0, 65520.0, -7e4]
+EDGES += [3e38, -2e-20, float("inf"), float("-inf"), float("nan"), 1 + 2**-9, 1 + 3 * 2**-11]
+OPERANDS = {"where": 3, "lerp": 3, "addcmul": 3}
+TWO = ("mul", "div", "add", "sub", "clamp_min", "clamp_max", "hypot")
+NEAR = ("div", "hypot", "reciprocal", "sqrt")
+ROUNDED = ("lerp", "addcmul", "sub")  # by torch on the way, too
+IN_C = [
+    (name, last)
+    for name in OPERATORS
+    for last in ("value", "number", "vector")
+    if last == "value" or (name in (*TWO, *OPERANDS) and name != "hypot")
+]
+
+
+@pytest.mark.parametrize("dtype", [*DTYPES, torch.float64], ids=str)
+@pytest.mark.parametrize(("name", "last"), IN_C)
+def test_an_operator_in_cpp_is_that_of_torch(name: str, last: str, dtype: torch.dtype) -> None:
+    """For infinities, NaN, denormals, and what is rounded to even."""
+    count = OPERANDS.get(name, 2 if name in TWO else 1)
+    x, y = torch.tensor(EDGES).repeat(len(EDGES)), torch.tensor(EDGES).repeat_interleave(len(EDGES))
+    lines: list[Any] = [("load", (("buffer", 0),)), ("load", (("buffer", 1),))]
+    refs: list[Any] = [("value", 0), ("value", 1), ("value", 1), ("value", 0)][:count]
+    if name == "where":
+        lines.append(("positive", (("value", 1),)))
+        refs = [("value", 0), ("value", 2), ("value", 1)]
+    if last != "value":
+        refs[-1] = (last, 0)
+    out = torch.bool if OPERATORS[name].boolean else dtype
+    lines.append((name, tuple(refs)))
+    lists = [x.to(dtype), y.to(dtype), torch.zeros(len(x), dtype=out)]
+    vectors = [torch.tensor([0.7], dtype=torch.float64)] if last == "vector" else []
+    program = Program(
+        tuple(lines), ((2, len(lines) - 1),), None, tuple([one.dtype for one in lists]),
+        tuple([vector.dtype for vector in vectors]), (), torch.device("cpu"),
+    )  # fmt: skip
+    found = []
+    for backend in ("native", "plain"):
+        lists[2] = torch.zeros(len(x), dtype=out)
+        some = [Buffer([t]) for t in lists]
+        number = torch.tensor([0.3], dtype=torch.float64)
+        launch = Launch(program, some, number, vectors, [], [len(x)])
+        if backend == "plain":
+            launch.plainly(0)
+        else:
+            run = cpp.native(program)
+            assert run is not None, "this operator is not done in C++"
+            run(launch, [len(x)])
+        found.append(lists[2])
+    ours, right = found
+    if name in ROUNDED:
+        assert ours[x.isnan()].isnan().all()
+        fits = ours.isfinite() & right.isfinite()  # on the way torch may leave the range
+        near = 4 * torch.finfo(dtype).eps
+        torch.testing.assert_close(ours[fits], right[fits], rtol=near, atol=near)
+    else:
+        near = 1e-6 if name in NEAR else 0.0
+        torch.testing.assert_close(ours, right, rtol=near, atol=0, equal_nan=True)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_half_precision_is_read_and_rounded_as_torch_does(dtype: torch.dtype) -> None:
+    """All there are, what lies between two of them, and everything else at random."""
+    known = torch.arange(2**16, dtype=torch.int32).to(torch.int16).view(dtype).float()
+    ends = known[known.isfinite()].sort().values
+    generator = torch.Generator().manual_seed(0)
+    any_bits = torch.randint(-(2**31), 2**31 - 1, (2**20,), generator=generator)
+    singles = torch.cat(
+        [ends, (ends[1:] + ends[:-1]) / 2, any_bits.to(torch.int32).view(torch.float32)]
+    )
+    for source, target in ((known.to(dtype), torch.float32), (singles, dtype)):
+        out = torch.zeros(len(source), dtype=target)
+        program = Program(
+            (("load", (("buffer", 0),)),), ((1, 0),), None, (source.dtype, target), (), (),
+            torch.device("cpu"),
+        )  # fmt: skip
+        number = torch.zeros(1, dtype=torch.float64)
+        launch = Launch(program, [Buffer([source]), Buffer([out])], number, [], [], [len(source)])
+        run = cpp.native(program)
+        assert run is not None
+        run(launch, [len(source)])
+        torch.testing.assert_close(out, source.to(target), rtol=0, atol=0, equal_nan=True)
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3])
+@pytest.mark.parametrize("order", [1, 2, float("inf")])
+def test_a_kernel_measures_right_to_a_millionth(
+    monkeypatch: pytest.MonkeyPatch, order: float, threads: int
+) -> None:
+    """Whatever the sizes, the dtype, the range, and who of the threads reads what."""
+    monkeypatch.setattr(trace, "statistics", never)
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        for dtype, scales in (
+            (torch.float32, [1.0, 1e20, 1e-30, 1e-40]),
+            (torch.bfloat16, [1.0, 1e20, 1e-39]),
+            (torch.float16, [1.0, 1e4, 1e-6]),
+        ):
+            for scale in scales:
+                ours = [p.detach().mul(scale).to(dtype) for p in params_of([*SHAPES, (1000, 701)])]
+                grads = [Parameter(t) for t in ours]
+                opt = Modular(grads, ClipNorm(1.0, ord=order), LR(0.0), compile=True)
+                for p, t in zip(grads, ours, strict=True):
+                    p.grad = t.clone()
+                opt.step()
+                (norm,) = [v for k, v in opt.metrics().items() if k.endswith("norm")]
+                right = torch.stack(
+                    [
+                        torch.linalg.vector_norm(t.double(), order)
+                        if t.numel()
+                        else torch.zeros(())
+                        for t in ours
+                    ]
+                )
+                torch.testing.assert_close(norm.double(), right.double(), rtol=1e-6, atol=1e-45)
+    finally:
+        torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("order", [1, 2, float("inf")])
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_a_kernel_measures_what_is_no_number(
+    monkeypatch: pytest.MonkeyPatch, bad: float, order: float
+) -> None:
+    monkeypatch.setattr(trace, "statistics", never)
+    params = params_of([(300, 5), (7,)])
+    opt = Modular(params, ClipNorm(1.0, ord=order), LR(0.1), compile=True)
+    give(params, 0)
+    assert params[0].grad is not None
+    params[0].grad[200, 3] = bad
+    opt.step()
+    (norm,) = [v for k, v in opt.metrics().items() if k.endswith("norm")]
+    torch.testing.assert_close(norm[0], torch.tensor(bad).to(norm), equal_nan=True)
+    assert norm[1].isfinite()
+
+
+# ---------------------------------------------------------------------- compiled once
+
+
+def built() -> int:
+    """How many kernels this process has compiled, and torch for them."""
+    from torch._dynamo.utils import counters
+
+    kernels = [made.cache_info().misses for made in (inductor.compiled, cpp.native)]
+    return sum(kernels) + counters["stats"]["unique_graphs"]
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_nothing_is_compiled_again_for_live_values_schedulers_or_missing_gradients(
+    monkeypatch: pytest.MonkeyPatch, backend: str
+) -> None:
+    monkeypatch.setattr(Compiled, "backend", backend)
+    params, more = params_of(SHAPES), params_of([(9, 2), (33,), (5,)])
+    chain = [ClipNorm(1.0), Momentum(0.9, nesterov=True), Adam(), WeightDecay(0.01), LR(1e-2)]
+    opt = Modular([{"params": params}, {"params": more, "lr": 0.5}], *chain, compile=True)
+    scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(opt, 10)
+    give([*params, *more], 0)
+    opt.step()
+    before = built()
+    changes: dict[str, list[Any]] = {
+        "max_norm": [0.0, 1e-3, float("inf"), 7],
+        "momentum": [0.0, 0.5],
+        "dampening": [0.25, 0.0, 1],
+        "betas": [(0.0, 0.5), (0.5, 0.0)],
+        "eps": [0.0, 1e-3],
+        "weight_decay": [0.0, 1, 0.3],
+        "lr": [0.0, 1, 3e-4, torch.tensor(0.1)],
+    }
+    assert set(changes) == {key for link in opt.links for key in link.keys.values()}
+    for key, values in changes.items():
+        for value in values:
+            opt.param_groups[0][key] = value
+            give([*params, *more], 1)
+            opt.step()
+    for group in opt.param_groups:
+        group["lr"] = 0.1
+    for i in range(5):
+        give([*params, *more], i)
+        for p in params[i :: 2 + i]:
+            p.grad = None
+        if i == 3:
+            opt.add_param_group({"params": params_of([(5, 5), (2,)])})
+        opt.step()
+        scheduler.step()
+    give(params[:1], 0)
+    opt.zero_grad()
+    give(params[4:5], 0)
+    opt.step()
+    assert built() == before
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_another_optimizer_with_the_chain_takes_the_kernels_there_are(
+    monkeypatch: pytest.MonkeyPatch, backend: str
+) -> None:
+    monkeypatch.setattr(Compiled, "backend", backend)
+    counts = []
+    for shapes in (SHAPES, [(100, 3), *SHAPES, (11,)]):
+        params = params_of(shapes)
+        opt = Modular(params, ClipNorm(1.0), Adam(), LR(1e-2), compile=True)
+        give(params, 0)
+        opt.step()
+        counts.append(built())
+    assert counts[0] == counts[1]
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_compiled_step_is_that_of_torch(monkeypatch: pytest.MonkeyPatch, backend: str) -> None:
+    """With as many tensors at a time as it takes."""
+    monkeypatch.setattr(inductor, "BATCH", 16)
+    monkeypatch.setattr(Compiled, "backend", backend)
+    shapes = [(300, 700), *[(i + 2, 3) for i in range(37)]]
+    ours, theirs = params_of(shapes), params_of(shapes)
+    fast = Modular(ours, ClipNorm(1.0, dim="global"), Adam(), LR(1e-2), compile=True)
+    slow = torch.optim.Adam(theirs, lr=1e-2)
+    for i in range(3):
+        give(ours, i)
+        give(theirs, i)
+        torch.nn.utils.clip_grad_norm_(theirs, 1.0)
+        fast.step()
+        slow.step()
+    close(ours, theirs)
+
+
+# ---------------------------------------------------------------------- what is recorded
+
+
+def recording(
+    monkeypatch: pytest.MonkeyPatch, params: Sequence[Parameter], *chain: Transform, **options: Any
+) -> tuple[Modular, list[Program]]:
+    """An optimizer whose kernels run uncompiled, and those that ran."""
+    opt = Modular(params, *chain, compile=True, **options)
+    assert isinstance(opt.engine, Compiled)
+    opt.engine.backend = "plain"
+    seen: list[Program] = []
+    run = opt.engine.run
+
+    def watched(launch: Launch) -> Tensor | None:
+        seen.append(launch.program)
+        return run(launch)
+
+    monkeypatch.setattr(opt.engine, "run", watched)
+    return opt, seen
+
+
+def test_a_chain_with_one_norm_is_one_kernel_that_writes_nothing_but_state_and_parameters(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    params = params_of([(4, 5), (6,)])
+    chain = [ClipNorm(1.0), Adam(), WeightDecay(0.1), LR(0.1)]
+    opt, seen = recording(monkeypatch, params, *chain)
+    give(params, 0)
+    opt.step()
+    norm, kernel = seen
+    assert not norm.stores
+    assert len(kernel.stores) == 3
+    assert len(kernel.buffers) == 4  # with the gradients
+    assert not opt.engine.workspaces.kept, "no buffer is kept for an update that nobody reads"
+
+
+def test_an_update_that_was_left_behind_is_not_stored(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Momentum returns its buffer, and nobody looks at the clamped gradient again."""
+    params = params_of([(4, 5), (6,)])
+    opt, seen = recording(monkeypatch, params, ClipValue(0.1), Momentum(0.9), LR(0.1))
+    give(params, 0)
+    opt.step()
+    (kernel,) = seen
+    assert len(kernel.stores) == 2
+    assert not opt.engine.workspaces.kept
+
+
+def test_a_rule_on_the_update_makes_two_kernels_and_one_buffer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    params = params_of([(4, 5), (6,)])
+    opt, seen = recording(monkeypatch, params, Adam(), ClipNorm(1.0), LR(0.1))
+    for i in range(3):
+        give(params, i)
+        opt.step()
+    assert len(seen) == 6
+    assert len(set(seen)) == 2
+    assert seen[0].measured, "the kernel that makes the update measures it"
+    assert sum(map(len, opt.engine.workspaces.kept.values())) == len(params)
+
+
+def test_clipping_does_not_change_the_kernel_when_it_begins_or_ends(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    params = params_of([(4, 5), (6,)])
+    opt, seen = recording(monkeypatch, params, ClipNorm(1.0, dim="global"), LR(0.1))
+    for scale in (100.0, 1e-3, 100.0):
+        give(params, 0, scale)
+        opt.step()
+    assert len(seen) == 6
+    assert len(set(seen)) == 2  # with that of the norm
+
+
+def test_a_link_that_looks_at_values_gets_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[Tensor] = []
+
+    def look(t: Tensor) -> Tensor:
+        seen.append(t.clone())
+        return t * 2
+
+    params = params_of([(4, 5)])
+    opt, _ = recording(monkeypatch, params, ClipValue(0.5), Lambda(look), LR(1.0))
+    give(params, 0)
+    start, grad = params[0].detach().clone(), params[0].grad
+    opt.step()
+    assert grad is not None
+    torch.testing.assert_close(seen[0], grad.clamp(-0.5, 0.5))
+    torch.testing.assert_close(params[0].detach(), start - 2 * grad.clamp(-0.5, 0.5))
+
+
+def test_a_custom_transform_records_without_knowing_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Soften(Transform):
+        def init(self, param: Tensor) -> dict[str, Tensor]:
+            return {"seen": torch.zeros_like(param), "count": torch.zeros(())}
+
+        def update(self, u: Any, state: Any, group: Any) -> Any:
+            share = 1 / state["count"].add_(1).stack()
+            state["seen"].maximum_(u.abs())
+            return u.div_(state["seen"].add(1.0)).mul_(share)
+
+    ours, theirs = params_of(SHAPES), params_of(SHAPES)
+    fast, seen = recording(monkeypatch, ours, Soften(), LR(0.1))
+    slow = Modular(theirs, Soften(), LR(0.1))
+    race(fast, slow, steps=3)
+    assert len(seen) == 3
+
+
+def test_channels_last_and_strided_tensors_are_taken_in_their_own_order(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    ours, theirs = (
+        params_of([(4, 3, 5, 5), (6, 4), (8, 8)]),
+        params_of([(4, 3, 5, 5), (6, 4), (8, 8)]),
+    )
+    for params in (ours, theirs):
+        params[0].data = params[0].data.to(memory_format=torch.channels_last)
+        params[1].data = params[1].data.t().contiguous().t()
+        params[2].data = torch.randn(8, 16, generator=torch.Generator().manual_seed(1))[:, ::2]
+    fast, _ = recording(monkeypatch, ours, ClipNorm(1.0), Adam(), LR(0.1))
+    slow = Modular(theirs, ClipNorm(1.0), Adam(), LR(0.1), fused=False)
+    for i in range(3):
+        for params in (ours, theirs):
+            give(params, i)
+        ours[0].grad = ours[0].grad.contiguous() if i == 1 else ours[0].grad  # type: ignore[union-attr]
+        fast.step()
+        slow.step()
+    close(ours, theirs)
+    assert ours[0].is_contiguous(memory_format=torch.channels_last)
+
+
+def test_parts_of_a_model_have_kernels_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    shapes = [(4, 5), (6,), (7, 2), (3,)]
+    matrices: Callable[[str, Tensor], bool] = lambda name, p: p.dim() == 2  # noqa: E731
+    chain = [Masked(tz.Chain(Momentum(0.9), Orthogonalize()), matrices), Adam(), LR(0.1)]
+    ours, theirs = params_of(shapes), params_of(shapes)
+    fast, _ = recording(monkeypatch, ours, *chain)
+    race(fast, Modular(theirs, *chain, fused=False), steps=3)
+
+
+def test_what_is_recorded_of_a_gradient_is_of_the_gradient_as_it_was(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A link that only keeps state, before another writes the gradients of a part of the model."""
+
+    class Keep(Transform):
+        passes_gradient = True
+
+        def init(self, param: Tensor) -> dict[str, Tensor]:
+            return {"seen": torch.zeros_like(param)}
+
+        def update(self, u: Any, state: Any, group: Any) -> Any:
+            state["seen"].add_(u)
+            return u
+
+    vectors: Callable[[str, Tensor], bool] = lambda name, p: p.dim() == 1  # noqa: E731
+    params = params_of([(4, 5), (6,)])
+    chain = [Keep(), Masked(ClipNorm(0.1, target="grad"), vectors), LR(0.1)]
+    opt, _ = recording(monkeypatch, params, *chain)
+    give(params, 0)
+    before = [p.grad.clone() for p in params if p.grad is not None]
+    opt.step()
+    for p, grad in zip(params, before, strict=True):
+        torch.testing.assert_close(opt.state[p]["Keep/seen"], grad)
+    assert params[1].grad is not None
+    torch.testing.assert_close(params[1].grad.norm(), torch.tensor(0.1))
+
+
+class AddGrads(Transform):
+    reads_grads = True
+
+    def update(self, u: Any, state: Any, group: Any) -> Any:
+        return u.add_(group["grads"])
+
+
+class Delay(Transform):
+    def init(self, param: Tensor) -> dict[str, Tensor]:
+        return {"before": torch.zeros_like(param)}
+
+    def update(self, u: Any, state: Any, group: Any) -> Any:
+        old = state["before"].clone()
+        state["before"].copy_(u)
+        return old
+
+
+class Overwrite(Transform):
+    """Writes tensors one by one, after it has noted something of them."""
+
+    def init(self, param: Tensor) -> dict[str, Tensor]:
+        return {"m": torch.zeros_like(param)}
+
+    def update(self, u: Any, state: Any, group: Any) -> Any:
+        old = state["m"].mul(0.9)
+        for t, g in zip(state["m"], u, strict=True):
+            t.copy_(g)
+        return old
+
+
+class Halving(Transform):
+    def init(self, param: Tensor) -> dict[str, Tensor]:
+        return {"s": torch.ones(())}
+
+    def update(self, u: Any, state: Any, group: Any) -> Any:
+        u = u.mul_(state["s"])
+        state["s"].mul_(0.5)
+        return u.mul_([2.0] * len(u))
+
+
+class KeepParameters(Transform):
+    def init(self, param: Tensor) -> dict[str, Tensor]:
+        return {"old": torch.zeros_like(param)}
+
+    def update(self, u: Any, state: Any, group: Any) -> Any:
+        state["old"].copy_(group["params"])
+        return u
+
+
+class Plain(Transform):
+    def update(self, u: Any, state: Any, group: Any) -> Any:
+        return tz.TensorList([t * 0.1 for t in u])
+
+
+class Mixed(Transform):
+    """State that is not of one dtype."""
+
+    def init(self, param: Tensor) -> dict[str, Tensor]:
+        dtype = torch.bfloat16 if param.dim() >= 2 else torch.float32
+        return {"m": torch.zeros_like(param, dtype=dtype)}
+
+    def update(self, u: Any, state: Any, group: Any) -> Any:
+        m = state["m"].mul_(0.5)
+        return u.mul_(2.0).add_(m)
+
+
+class Difference(Transform):
+    """Keeps a list from one step to the next."""
+
+    def update(self, u: Any, state: Any, group: Any) -> Any:
+        kept, now = getattr(self, "_kept", None), u.clone()
+        object.__setattr__(self, "_kept", now)
+        return u if kept is None else u.sub_(kept)
+
+
+def is_matrix(name: str, p: Tensor) -> bool:
+    return p.dim() == 2
+
+
+ORDERS: dict[str, Callable[[], Chain]] = {
+    "scale, then read": lambda: [ClipNorm(0.1, target="grad"), Scale(-2.0), Cautious(), LR(0.1)],
+    "accumulate": lambda: [
+        Accumulate(2), ClipNorm(0.5, target="grad"), Adam(), Cautious(), LR(0.1),
+    ],
+    "rows": lambda: [Adam(), ClipNorm(0.1, dim=0, target="grad"), Cautious(), LR(0.1)],
+    "function": lambda: [Momentum(0.9), Lambda(torch.tanh, target="grad"), AddGrads(), LR(0.1)],
+    "a part": lambda: [
+        Adam(), Masked(Cautious(target="grad"), is_matrix), AddGrads(), LR(0.1),
+    ],
+    "not reached": lambda: [ClipNorm(1e6), Scale(0.5, target="grad"), AddGrads(), LR(0.1)],
+    "delay": lambda: [Delay(), ClipNorm(1.0), LR(0.1)],
+    "overwrite": lambda: [Overwrite(), LR(0.1)],
+    "halving": lambda: [Halving(), LR(0.1)],
+    "keep parameters": lambda: [KeepParameters(), Plain()],
+    "mixed": lambda: [Mixed(), LR(0.1)],
+    "kept": lambda: [Adam(), Difference(), ClipNorm(0.3), LR(0.1)],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("way", ["fused", "recorded"])
+@pytest.mark.parametrize("name", ORDERS)
+def test_who_writes_and_who_reads_keep_their_order(
+    monkeypatch: pytest.MonkeyPatch, name: str, way: str
+) -> None:
+    shapes = [*SHAPES, (30, 4), (9,)]
+    ours, theirs = params_of(shapes), params_of(shapes)
+    slow = Modular(theirs, *ORDERS[name](), fused=False)
+    fast = Modular(ours, *ORDERS[name]())
+    if way == "recorded":
+        fast, _ = recording(monkeypatch, ours, *ORDERS[name]())
+    race(fast, slow)
+
+
+def test_many_small_tensors_in_another_order_in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    def crowd() -> list[Parameter]:
+        return params_of([(8, 3, 3, 3)] * 20 + [(8, 8)] * 20)
+
+    ours, theirs = crowd(), crowd()
+    for params in (ours, theirs):
+        for p in params[:20]:
+            p.data = p.data.to(memory_format=torch.channels_last)
+    fast, _ = recording(monkeypatch, ours, ClipNorm(1.0), Adam(), LR(0.1))
+    slow = Modular(theirs, ClipNorm(1.0), Adam(), LR(0.1), fused=False)
+    for i in range(3):
+        give(ours, i)
+        for j, whole in enumerate(torch.randn(20, 8, 8).unbind()):
+            ours[20 + j].grad = whole.t()
+        for p, q in zip(ours, theirs, strict=True):
+            q.grad = p.grad.clone() if p.grad is not None else None
+        fast.step()
+        slow.step()
+    close(ours, theirs)
+
+
+def test_parameters_may_get_other_views_of_their_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    p = Parameter(torch.arange(9.0).view(3, 3))
+    opt, _ = recording(monkeypatch, [p], LR(0.1))
+    p.grad = torch.zeros(3, 3)
+    opt.step()
+    p.grad = None
+    p.data = p.data.t()
+    p.grad = torch.arange(9.0).view(3, 3)
+    before = p.detach().clone()
+    opt.step()
+    torch.testing.assert_close(p.detach(), before - 0.1 * p.grad)
+
+
+def test_autograd_sees_that_parameters_have_changed(monkeypatch: pytest.MonkeyPatch) -> None:
+    w, x = Parameter(torch.randn(4, 4)), torch.randn(4, requires_grad=True)
+    opt, _ = recording(monkeypatch, [w], LR(0.1))
+    y, z = (w @ x).sum(), (torch.tanh(x) @ w).pow(2).sum()
+    y.backward()
+    opt.step()
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        z.backward()
+
+
+@pytest.mark.parametrize("backend", [*BACKENDS, "plain"])
+def test_a_gradient_of_another_size_is_an_error_before_memory_is_touched(
+    monkeypatch: pytest.MonkeyPatch, backend: str
+) -> None:
+    """Parameters may be given more memory while the gradient is that of before."""
+    monkeypatch.setattr(Compiled, "backend", backend)
+    params = params_of([(3, 4), (5,)])
+    opt = Modular(params, Momentum(0.9), LR(0.1), compile=True)
+    give(params, 0)
+    opt.step()
+    params[0].data = torch.ones(300, 400)
+    with pytest.raises(
+        ValueError, match=r"gradient of shape \(3, 4\) for a parameter of \(300, 400\)"
+    ):
+        opt.step()
+    params[0].grad = torch.ones(300, 400)
+    with pytest.raises((RuntimeError, ValueError), match=r"size|shape"):  # its state is too small
+        opt.step()
+
+
+def test_a_refused_group_is_not_there_afterwards() -> None:
+    opt = Modular(params_of([(3, 2)]), Adam(), LR(0.1), compile=True)
+    with pytest.raises(RuntimeError, match="on cpu and cuda"):
+        opt.add_param_group({"params": [Parameter(torch.ones(2, device="meta"))]})
+    assert len(opt.param_groups) == 1
+
+
+def test_complex_parameters_step_without_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    ours = [Parameter(torch.ones(3, dtype=torch.complex64)), Parameter(torch.ones(4))]
+    opt, seen = recording(monkeypatch, ours, ClipNorm(1.0, dim="global"), Adam(), LR(0.1))
+    for p in ours:
+        p.grad = torch.ones_like(p)
+    opt.step()
+    assert len(seen) == 2
+    torch.testing.assert_close(ours[0].real.detach(), torch.full((3,), 0.9))
+
+
+@pytest.mark.parametrize("rounding", ["stochastic", "kahan"])
+def test_roundings_take_the_update_of_a_kernel(rounding: str) -> None:
+    def run(**options: Any) -> list[Parameter]:
+        params = [Parameter(torch.ones(40, 3, dtype=torch.bfloat16))]
+        opt = Modular(params, Adam(), LR(1e-3), rounding=rounding, **options)
+        if isinstance(opt.engine, Compiled):
+            opt.engine.backend = "plain"
+        for i in range(5):
+            give(params, i)
+            opt.step()
+        return params
+
+    torch.testing.assert_close(run(compile=True), run(), rtol=0, atol=0)
+
+
+# ---------------------------------------------------------------------- state, and what goes wrong
+
+
+def test_state_goes_from_compiled_to_plain_and_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    ours, theirs = params_of(SHAPES), params_of(SHAPES)
+    chain = CHAINS["memory"]()
+    fast, _ = recording(monkeypatch, ours, *chain)
+    slow = Modular(theirs, *chain)
+    for i in range(4):
+        give(ours, i)
+        give(theirs, i)
+        fast.step()
+        slow.step()
+        held = copy.deepcopy(fast.state_dict())
+        assert held["state"][0].keys() == slow.state_dict()["state"][0].keys()
+        fast.load_state_dict(copy.deepcopy(slow.state_dict()))
+        slow.load_state_dict(held)
+    close(ours, theirs)
+
+
+def test_a_copy_compiles_too() -> None:
+    params = params_of([(3, 2)])
+    opt = Modular(params, Adam(), LR(0.1), compile=True)
+    assert isinstance(copy.deepcopy(opt).engine, Compiled)
+    assert not isinstance(copy.deepcopy(Modular(params, Adam(), LR(0.1))).engine, Compiled)
+
+
+def test_without_a_compiler_there_is_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    def none() -> str:
+        raise RuntimeError("no working C++ compiler")
+
+    monkeypatch.setenv("CXX", "there-is-no-such-compiler")
+    monkeypatch.setattr("torch._inductor.cpp_builder.get_cpp_compiler", none)
+    with pytest.raises(RuntimeError, match="compile=True needs a C\\+\\+ compiler: install"):
+        Modular(params_of([(3, 2)]), Adam(), LR(0.1), compile=True)
+    params = [Parameter(torch.ones(3, device="meta"))]
+    with pytest.raises(RuntimeError, match="on cpu and cuda, got some on meta"):
+        Modular(params, Adam(), LR(0.1), compile=True)
+
+
+@pytest.fixture
+def anew(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> Callable[[], None]:
+    """Forgets what this process has built, and keeps libraries in a folder of the test."""
+    monkeypatch.setenv("TORCHZERO_CLIP_CACHE", str(tmp_path / "kept"))
+
+    def forget() -> None:
+        for room, name in ((cpp, "native"), (build, "function"), (build, "_folder")):
+            monkeypatch.setattr(room, name, cache(getattr(room, name).__wrapped__))
+        monkeypatch.setattr(engine, "native", cpp.native)
+        monkeypatch.setattr(cpp, "function", build.function)
+
+    forget()
+    return forget
+
+
+def test_a_compiler_that_fails_leaves_the_work_to_torch(
+    monkeypatch: pytest.MonkeyPatch, anew: Callable[[], None], tmp_path: Any
+) -> None:
+    monkeypatch.setattr(build, "FLAGS", "--there-is-no-such-flag")
+    ours, theirs = params_of(SHAPES), params_of(SHAPES)
+    fast = Modular(ours, *CHAINS["between"](), compile=True)
+    with pytest.warns(UserWarning, match="could not build a kernel, and torch's own compiler"):
+        race(fast, Modular(theirs, *CHAINS["between"]()))
+    assert not list((tmp_path / "kept").iterdir())
+
+
+def test_what_is_built_is_there_for_the_next_process(
+    monkeypatch: pytest.MonkeyPatch, anew: Callable[[], None], tmp_path: Any
+) -> None:
+    for _ in range(2):
+        ours, theirs = params_of(SHAPES), params_of(SHAPES)
+        race(
+            Modular(ours, *CHAINS["headline"](), compile=True),
+            Modular(theirs, *CHAINS["headline"]()),
+        )
+        libraries = sorted((tmp_path / "kept").iterdir())
+        assert [path.suffix for path in libraries] == [".so", ".so"]  # the norm, and the rest
+        monkeypatch.setattr("subprocess.run", None)  # nothing is built again
+        anew()
+    assert (tmp_path / "kept").stat().st_mode & 0o077 == 0
+
+
+def test_a_library_that_does_not_load_leaves_the_work_to_torch(
+    monkeypatch: pytest.MonkeyPatch, anew: Callable[[], None]
+) -> None:
+    def refuse(path: str) -> None:
+        raise OSError(f"{path}: built for another machine")
+
+    monkeypatch.setattr("ctypes.CDLL", refuse)
+    ours, theirs = params_of(SHAPES), params_of(SHAPES)
+    links = CHAINS["normalize"]
+    with pytest.warns(UserWarning, match="built for another machine"):
+        race(Modular(ours, *links(), compile=True), Modular(theirs, *links()), steps=2)
+
+
+def test_without_a_home_libraries_last_as_long_as_the_process(
+    monkeypatch: pytest.MonkeyPatch, anew: Callable[[], None], tmp_path: Any
+) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("TORCHZERO_CLIP_CACHE", str(tmp_path / "file" / "kept"))
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    with pytest.warns(UserWarning, match="kernels are not kept for the next process: .*file"):
+        assert build._folder().parent == tmp_path
+    assert build._folder() == build._folder()
+
+
+def test_parameters_that_come_and_go_do_not_pile_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(buffers, "MOST", 8)
+    params = params_of([(3, 2)] * 12)
+    opt, _ = recording(monkeypatch, params, Adam(), LR(0.1))
+    for p in params:
+        opt.zero_grad()
+        give([p], 0)
+        opt.step()
+    assert isinstance(opt.engine, Compiled)
+    assert len(opt.engine.buffers.known) <= 8
+
+
+def test_explain_counts_what_the_kernels_move() -> None:
+    params = params_of([(100, 30)])
+    text = Modular(params, ClipNorm(1.0), Adam(), LR(0.1), compile=True).explain()
+    assert "one compiled kernel" in text
+    assert "in all       20      12" in text, text

@@ -1,0 +1,282 @@
+"""On a GPU: nothing waits, every chain is a CUDA graph, and the numbers are those of the CPU.
+
+`test_contract.py` has what every module promises there by itself. The last two tests hold without a
+GPU what a CUDA graph needs: state that stays where it is, and no copies between host and device.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.nn import Parameter
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from tests.core.test_norms import EVERY, reference
+from tests.engines.test_fast_plain import PLACES, compare
+from tests.helpers import Named, close, gradients, parameters, set_grads
+from tests.modules.test_contract import Index, on, on_devices
+from tests.table import GOOD, Case, every, over
+from torchzero_clip import (
+    LR,
+    Adam,
+    ClipNorm,
+    ClipNormGrowth,
+    Modular,
+    Momentum,
+    WeightDecay,
+    ZClip,
+    clip_grad_norm_,
+    clip_grad_percentile_,
+    clip_grad_value_,
+    normalize_grads_,
+)
+
+needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+
+CHAINS = {
+    "clip, adam": lambda: [ClipNorm(1.0, dim="global"), Adam(), LR(0.1)],
+    "clip the gradient": lambda: [ClipNorm(1.0, dim="global", target="grad"), Adam(), LR(0.1)],
+    "adamw": lambda: [ClipNorm(1.0), Adam(), WeightDecay(0.01), LR(0.1)],
+    "momentum": lambda: [ClipNorm(1.0, dim=-1), Momentum(0.9), LR(0.1)],
+    "growth of the update": lambda: [ZClip(), Adam(), ClipNormGrowth(dim="global"), LR(0.1)],
+}
+GRAPHS = [case for case in GOOD if case.traces and case.graphs == 1]  # no choice by the host
+
+
+def model(chain: list[Any], shapes: Any, device: str, **options: Any) -> tuple[Named, Modular]:
+    """Parameters and their optimizer, with `lr` as a tensor on the device."""
+    params = {name: Parameter(p.detach().to(device)) for name, p in parameters(shapes).items()}
+    opt = Modular(params.items(), *chain, **options)
+    for group in opt.param_groups:
+        if "lr" in group:
+            group["lr"] = torch.full((), 0.1, device=device)
+    return params, opt
+
+
+def ended(case: Case) -> list[Any]:
+    """The rule and what makes a step of it."""
+    owns_lr = any("lr" in tfm.live for tfm in case.make().walk())
+    return [case.make(), *([] if owns_lr else [LR(0.1)])]
+
+
+@contextmanager
+def no_waiting() -> Iterator[None]:
+    """Raises where the host waits for the device."""
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        yield
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+# ---------------------------------------------------------------------- nothing waits
+
+
+@needs_cuda
+@pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
+@pytest.mark.parametrize("live", [False, True], ids=["numbers", "lr tensor"])
+@pytest.mark.parametrize("chain", CHAINS)
+def test_no_chain_waits_for_the_device(chain, live, compiled):
+    shapes = {"a.weight": (40, 30), "a.bias": (40,)}
+    params, opt = model(CHAINS[chain](), shapes, "cuda", compile=compiled)
+    if not live:
+        opt.param_groups[0]["lr"] = 0.1
+    for i in range(4):
+        grads = gradients({n: p.shape for n, p in params.items()}, i, scale=i + 1)
+        set_grads(params, {name: g.cuda() for name, g in grads.items()})
+        if i < 2:  # state is made
+            opt.step()
+            continue
+        with no_waiting():
+            opt.step()
+
+
+@needs_cuda
+@pytest.mark.parametrize(
+    "helper",
+    [
+        lambda params: clip_grad_norm_(params, 1.0),
+        lambda params: clip_grad_norm_(params, 1.0, dim="global"),
+        lambda params: clip_grad_value_(params, 0.1),
+        lambda params: normalize_grads_(params, 1.0),
+        lambda params: clip_grad_percentile_(params, 90.0),
+    ],
+    ids=["norm", "norm of all", "value", "normalize", "percentile"],
+)
+def test_no_helper_waits_for_the_device(helper):
+    params = {name: Parameter(p.detach().cuda()) for name, p in parameters().items()}
+    set_grads(params, {name: g.cuda() for name, g in gradients().items()})
+    with no_waiting():
+        helper(list(params.values()))
+
+
+# ---------------------------------------------------------------------- CUDA graphs
+
+
+def replayed(
+    chain: list[Any], other: list[Any], shapes: Any, tolerance: float, **options: Any
+) -> None:
+    """Eager steps and the replays of one captured step agree, with a new `lr` for each."""
+    eager_params, eager = model(chain, shapes, "cuda")
+    params, opt = model(other, shapes, "cuda", **options)
+    held = {name: torch.zeros_like(p) for name, p in params.items()}
+    set_grads(params, held)
+
+    def give(i: int) -> None:
+        scale = (1.0, 3.0, 0.5)[i % 3]
+        given = {name: g.cuda() for name, g in gradients(shapes, i, scale=scale).items()}
+        set_grads(eager_params, {name: g.clone() for name, g in given.items()})
+        for name, g in given.items():
+            held[name].copy_(g)
+        for group in [*eager.param_groups, *opt.param_groups]:
+            if "lr" in group:
+                group["lr"].fill_(0.1 / (1 + i))
+
+    side = torch.cuda.Stream()
+    for i in range(3):  # state and memory are made
+        give(i)
+        eager.step()
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            opt.step()
+        torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    torch.cuda.synchronize()
+    with torch.cuda.graph(graph):
+        opt.step()
+    for i in range(3, 6):
+        give(i)
+        eager.step()
+        graph.replay()
+        torch.cuda.synchronize()
+        close(
+            {name: p.detach() for name, p in params.items()},
+            {name: p.detach() for name, p in eager_params.items()},
+            rtol=tolerance,
+            atol=tolerance,
+        )
+
+
+@needs_cuda
+@over(GRAPHS)
+def test_every_rule_is_captured_and_replayed(case):
+    replayed(ended(case), ended(case), case.shapes, 1e-6 if case.exact else 2e-2)
+
+
+@needs_cuda
+@pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
+@pytest.mark.parametrize("chain", CHAINS)
+def test_every_chain_is_captured_and_replayed(chain, compiled):
+    shapes = {"a.weight": (40, 30), "a.bias": (40,), "b.weight": (3, 2, 2, 2)}
+    replayed(CHAINS[chain](), CHAINS[chain](), shapes, 1e-6, compile=compiled)
+
+
+# ---------------------------------------------------------------------- numbers
+
+
+@needs_cuda
+@pytest.mark.parametrize("place", PLACES)
+@every(lambda case: case.exact)
+def test_a_fast_step_on_the_device_is_the_plain_step(case, place):
+    if place.endswith("after Adam") and case.make().goes_first:
+        return  # refused: test_fast_plain.py
+    compare(PLACES[place](case.make()), case.shapes, "cuda")
+
+
+@needs_cuda
+@pytest.mark.parametrize(
+    "dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.complex64]
+)
+@pytest.mark.parametrize("order", EVERY)
+def test_the_norm_of_all_is_exact_in_every_order_and_dtype(order, dtype):
+    for scale in (1.0, 1e3, 1e-3) if dtype == torch.float16 else (1.0, 1e18, 1e-18, 1e-36):
+        check_norm(order, dtype, scale)
+
+
+def check_norm(order: Any, dtype: torch.dtype, scale: float) -> None:
+    """The norm that is returned, and the one after clipping to half of it."""
+    drawn = torch.complex128 if dtype.is_complex else torch.float64
+    generator = torch.Generator().manual_seed(0)
+    grads = []
+    for size in (1, 257, 5000, 70_001):
+        x = torch.randn(size, dtype=drawn, generator=generator) + (order == "sum")
+        grads.append((x * scale).to(dtype))
+    params = [Parameter(torch.zeros_like(g, device="cuda")) for g in grads]
+    for p, g in zip(params, grads, strict=True):
+        p.grad = g.cuda()
+    total = clip_grad_norm_(params, torch.inf, order, dim="global", min_size=1)
+    expected = reference(grads, order)
+    assert total.device.type == "cuda"
+    assert total.item() == pytest.approx(expected, rel=1e-6, abs=1e-37)  # var leaves the range
+    if order not in (0, "l0") and 1e-30 < expected < 1e30:
+        clip_grad_norm_(params, expected / 2, order, dim="global", min_size=1)
+        half = reference([p.grad.cpu() for p in params], order)
+        rounding = {torch.float16: 2e-3, torch.bfloat16: 1e-2}.get(dtype, 2e-6)  # of the entries
+        assert half == pytest.approx(expected / 2, rel=rounding)
+
+
+# ---------------------------------------------------------------------- without a GPU
+
+
+def places(opt: Modular) -> dict[Any, Any]:
+    """Where everything that is kept lies; what the host keeps, by its value."""
+    memories = [*opt.state.values(), *[group["chain"] for group in opt.param_groups]]
+    return {
+        (i, key): value.data_ptr() if isinstance(value, Tensor) else value
+        for i, memory in enumerate(memories)
+        for key, value in memory.items()
+    }
+
+
+@over(GRAPHS)
+def test_a_step_leaves_its_state_where_it_is(case):
+    """A captured step writes where it wrote, and does nothing on the host."""
+    params, opt = model(ended(case), case.shapes, "cpu")
+    for i in range(2):
+        set_grads(params, gradients(case.shapes, i))
+        opt.step()
+    before, kept = places(opt), [dict(memory) for memory in opt.state.values()]
+    set_grads(params, gradients(case.shapes, 2))
+    opt.step()
+    assert places(opt) == before
+    assert len(kept) == len(opt.state)  # held, so that no address is used again
+
+
+class Copies(TorchDispatchMode):
+    """Counts the copies between host and device."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.made: Counter[Any] = Counter()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        if func in (torch.ops.aten._to_copy.default, torch.ops.aten.copy_.default):
+            source = args[-1] if func is torch.ops.aten.copy_.default else args[0]
+            if source.device.type != out.device.type:
+                self.made[source.device.type, out.device.type] += 1
+        return out
+
+
+@over([case for case in GRAPHS if on_devices(case) and case.label == next(iter(case.good))])
+def test_a_step_copies_nothing_between_host_and_device(case):
+    with FakeTensorMode(), Index():
+        params, opt = on("cuda", case, "cuda")
+        for _ in range(3):
+            set_grads(params, {name: torch.empty_like(p) for name, p in params.items()})
+            with Copies() as copies:
+                opt.step()
+    assert copies.made == Counter()
+
+
+def test_the_counter_sees_a_copy():
+    with FakeTensorMode(), Copies() as copies:
+        torch.tensor([1.0, 2.0], device="cuda")
+    assert copies.made == Counter({("cpu", "cuda"): 1})

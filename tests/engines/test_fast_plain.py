@@ -1,0 +1,246 @@
+"""One step of a fast path is one step of the plain path, for every rule and for random chains.
+
+`Modular(fused=False)` runs every link by its own formula; `fused=True` may run kernels instead, and
+`compile=True` records and runs kernels of its own, here as they are before they are compiled.
+From equal state all must come to the same parameters, gradients and state, to the rounding of
+float32.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import assume, given, note, settings
+from hypothesis import strategies as st
+from torch import Tensor
+from torch.nn import Parameter
+
+from tests.helpers import Named, gradients, parameters, set_grads
+from tests.table import GOOD, Case, over
+from torchzero_clip import LR, Adam, Modular, Momentum, Transform, WeightDecay
+from torchzero_clip.engines import Compiled
+
+TOLERANCE = 1e-6
+NUDGES = 5  # how often inputs are nudged before a difference counts
+WARM = 2  # steps before the one that is compared: what is kept, and the memory for it, are there
+Chain = Sequence[Transform]
+
+
+WAYS = ("fused", "recorded", pytest.param("native", marks=pytest.mark.slow))
+
+
+def pair(
+    chain: Chain, shapes: Any, device: str = "cpu", way: str = "fused"
+) -> list[tuple[Named, Modular]]:
+    """The same model twice, in two groups: fast, then plain.
+
+    Its entries are about as large as a step, or the rounding of what is large would hide the step.
+    """
+    made = []
+    for options in ({} if way == "fused" else {"compile": True}, {"fused": False}):
+        small = {name: p.detach() / 100 for name, p in parameters(shapes).items()}
+        params = {name: Parameter(p.to(device)) for name, p in small.items()}
+        named = list(params.items())
+        groups = [{"params": named[:2]}, {"params": named[2:]}]
+        opt = Modular([g for g in groups if g["params"]], *chain, **options)
+        if isinstance(opt.engine, Compiled) and way == "recorded":
+            opt.engine.backend = "plain"
+        made.append((params, opt))
+    return made
+
+
+SCALES = (1.0, 0.5, 3.0, 0.25)  # the last two are compared: beyond the limits and within
+
+
+def compare(chain: Chain, shapes: Any, device: str = "cpu", way: str = "fused") -> None:
+    """Step both; before a step that is compared, both load all that the plain one has."""
+    (fast_params, fast), (plain_params, slow) = pair(chain, shapes, device, way)
+    for i, scale in enumerate(SCALES):
+        grads = {name: g.to(device) for name, g in gradients(shapes, i, scale=scale).items()}
+        set_grads(fast_params, {name: g.clone() for name, g in grads.items()})
+        set_grads(plain_params, grads)
+        if i < WARM:
+            fast.step()
+            slow.step()
+            continue
+        with torch.no_grad():
+            for name, p in fast_params.items():
+                p.copy_(plain_params[name])
+        before = snapshot(plain_params, slow)
+        for opt in (fast, slow):
+            opt.load_state_dict(
+                {key: copy.deepcopy(before[key]) for key in ("state", "param_groups")}
+            )
+        fast.step()
+        slow.step()
+        ours, after = snapshot(fast_params, fast), snapshot(plain_params, slow)
+        agrees(ours, after, before, partial(nudged, chain, shapes, device, before), i)
+
+
+def agrees(ours: Any, after: Any, before: Any, nudge: Callable[[int], Any], i: int) -> None:
+    """Equal numbers, or as near as what comes of inputs that differ in the last place."""
+    try:
+        close(ours, after, before, after, f"step {i}")
+    except AssertionError:
+        for seed in range(NUDGES - 1):
+            with contextlib.suppress(AssertionError):
+                return close(ours, after, before, nudge(seed), f"step {i}")
+        close(ours, after, before, nudge(NUDGES - 1), f"step {i}")
+
+
+def nudged(chain: Chain, shapes: Any, device: str, before: Any, seed: int) -> dict[str, Any]:
+    """What the plain step makes of the same to a unit in the last place.
+
+    Where it takes differences of what is nearly equal, as the deviations of a row of two or a sum
+    of both signs, it moves by far more, and so may the fast one.
+    """
+    params, opt = pair(chain, shapes, device)[1]
+    generator = torch.Generator().manual_seed(seed)
+
+    def nudge(x: Any) -> Any:
+        if not isinstance(x, Tensor) or not x.is_floating_point() or x.numel() < 2:
+            return copy.deepcopy(x)
+        return x * (1 + 2e-7 * torch.randn(x.shape, generator=generator).sign().to(x.device))
+
+    with torch.no_grad():
+        for name, p in params.items():
+            p.copy_(before["value"][name])
+    set_grads(params, {name: nudge(grad) for name, grad in before["grad"].items()})
+    state = {i: {k: nudge(v) for k, v in held.items()} for i, held in before["state"].items()}
+    opt.load_state_dict({"state": state, "param_groups": copy.deepcopy(before["param_groups"])})
+    opt.step()
+    return snapshot(params, opt)
+
+
+def snapshot(params: Named, opt: Modular) -> dict[str, Any]:
+    """All that a step may change, apart from what it will change next."""
+    values = {name: p.detach() for name, p in params.items()}
+    grads = {name: p.grad for name, p in params.items()}
+    return copy.deepcopy({"value": values, "grad": grads, **opt.state_dict()})
+
+
+def close(a: Any, b: Any, before: Any, moved: Any, what: str) -> None:
+    """The same keys, kinds, dtypes and shapes all the way down, and equal numbers.
+
+    Equal to 1e-6 of each entry, or of the largest of its tensor before or after the step: where
+    entries cancel, as in w - u, what is left has their rounding. `moved` is what `b` could be.
+    """
+    assert type(a) is type(b), f"{what}: {a} is not of the kind of {b}"
+    if isinstance(a, dict):
+        assert list(a) == list(b), what
+        for key in a:
+            old = before[key] if key in before else b[key]
+            close(a[key], b[key], old, moved[key], f"{what}, {key}")
+    elif isinstance(a, (list, tuple)):
+        assert len(a) == len(b), what
+        for i, (x, y) in enumerate(zip(a, b, strict=True)):
+            close(x, y, before[i], moved[i], f"{what}, {i}")
+    elif not isinstance(a, Tensor):
+        assert a == b, what
+    else:
+        assert (a.dtype, a.shape) == (b.dtype, b.shape), what
+        slack = 10 * largest(moved.double() - b.double())
+        torch.testing.assert_close(
+            a,
+            b,
+            rtol=TOLERANCE,
+            atol=TOLERANCE * max(largest(b), largest(torch.as_tensor(before))) + slack,
+            equal_nan=True,
+            msg=lambda text: f"{what}: {text}",
+        )
+
+
+def largest(x: Tensor) -> float:
+    """The largest magnitude that is a number."""
+    sizes = x.detach()[x.detach().isfinite()].abs()
+    return sizes.max().item() if sizes.numel() else 0.0
+
+
+# ---------------------------------------------------------------------- every rule
+
+
+def tail(tfm: Transform) -> list[Transform]:
+    """Adam and a learning rate, unless the rule has its own."""
+    owns_lr = any("lr" in link.live for link in tfm.walk())
+    return [Adam()] if owns_lr else [Adam(), LR(0.01)]
+
+
+PLACES: dict[str, Callable[[Transform], Chain]] = {
+    "alone": lambda tfm: [tfm],
+    "before Adam": lambda tfm: [tfm, *tail(tfm)],
+    "right after Adam": lambda tfm: [Adam(), tfm, *tail(tfm)[1:]],
+    "after Adam": lambda tfm: [*tail(tfm), tfm],
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("place", PLACES)
+@over(GOOD)
+def test_a_fast_step_of_every_rule_is_the_plain_step(case: Case, place: str, way: str) -> None:
+    chain = PLACES[place](case.make())
+    if refused(chain, case.shapes):  # a guard stands first, or sees what another link has made
+        assert place.endswith("after Adam")
+        assert case.make().goes_first
+        return
+    compare(chain, case.shapes, way=way)
+
+
+def refused(chain: Chain, shapes: Any) -> bool:
+    """Whether there is no such chain."""
+    try:
+        pair(chain, shapes)
+    except ValueError:
+        return True
+    return False
+
+
+# ---------------------------------------------------------------------- random chains
+
+
+@st.composite
+def links(draw: Any) -> Transform:
+    """A construction of the table with other live values, aimed at the update or the gradient."""
+    case = draw(st.sampled_from(GOOD))
+    tfm = case.make()
+    for name in tfm.live:
+        factor = draw(st.sampled_from([0.25, 0.5, 0.8, 1.0, 1.25, 2.0]))
+        try:
+            tfm = tfm.with_values({name: times(getattr(tfm, name), factor)})
+        except (TypeError, ValueError):
+            continue  # such a value is out of its bounds: the rule keeps its own
+    if case.aims and type(tfm) is case.cls and draw(st.booleans()):
+        tfm = tfm.with_values({"target": "grad"})
+    return tfm
+
+
+def times(value: Any, factor: float) -> Any:
+    if isinstance(value, tuple):
+        return tuple(times(v, factor) for v in value)
+    return value if value is None or isinstance(value, int) else value * factor
+
+
+@st.composite
+def chains(draw: Any) -> list[Transform]:
+    """One to five links, then perhaps an optimizer, decay and a learning rate."""
+    chain = draw(st.lists(links(), min_size=1, max_size=5))
+    chain += draw(st.sampled_from([[], [Adam()], [Momentum(0.9)], [Adam(amsgrad=True)]]))
+    chain += draw(st.sampled_from([[], [WeightDecay(0.1)]]))
+    return chain + draw(st.sampled_from([[], [LR(0.01)], [LR(torch.tensor(0.01))]]))
+
+
+MATRICES = {"a.weight": (4, 3), "a.scale": (2, 5), "b.weight": (2, 3, 2, 2), "b.last": (3, 4)}
+
+
+@pytest.mark.parametrize("way", WAYS)
+@settings(max_examples=200)
+@given(chain=chains())
+def test_a_fast_step_of_a_random_chain_is_the_plain_step(chain: list[Transform], way: str) -> None:
+    note(", ".join(map(repr, chain)))
+    assume(not refused(chain, MATRICES))
+    compare(chain, MATRICES, way=way)

@@ -1,0 +1,189 @@
+"""Limits that past norms set."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from torch import Tensor
+
+from tests.modules.rows.row import (
+    BAD_SLICES,
+    NO_SLICES,
+    Row,
+    at_least,
+    number,
+    scopes,
+    share,
+    steps,
+)
+from torchzero_clip import (
+    AGC,
+    AdaGC,
+    AdaptiveClip,
+    AutoClip,
+    ClipNorm,
+    ClipNormGrowth,
+    ClipValue,
+    EMAQuantile,
+    EMARatio,
+    Normalize,
+    P2Quantile,
+    Quantile,
+    SpikeClip,
+    TrustRatio,
+    ZClip,
+    ZScoreClip,
+    ZStat,
+)
+
+inf, nan = math.inf, math.nan
+
+
+def half(z: Tensor, t: Any) -> Any:
+    return t / 2
+
+
+ROWS = [
+    Row(
+        AGC,
+        good={
+            "unit": lambda: AGC(0.1),
+            "without vectors": lambda: AGC(0.1, exclude_1d=True),
+            **scopes(lambda dim=None, **kw: AGC(0.1, dim=dim), inverse=False),
+        },
+        bad=[
+            *at_least("clipping", 0),
+            *at_least("eps", 0),
+            ({"dim": "row"}, ValueError, "dim must be"),
+        ],
+        loose={"1e9": lambda: AGC(1e9, 1.0)},
+        nonfinite="scaled",
+        complex="turns",
+        scope={"tensor": "slices"},
+    ),
+    Row(
+        TrustRatio,
+        good=scopes(lambda **kw: TrustRatio(0.1, **kw)),
+        bad=[*at_least("coefficient", 0), *BAD_SLICES],
+        nonfinite="scaled",
+        complex="turns",
+    ),
+    Row(
+        AdaGC,
+        good={
+            **scopes(lambda **kw: AdaGC(warmup_steps=0, **kw), slices=False),
+            "warming": lambda: AdaGC(beta=0.5, warmup_steps=3),
+        },
+        bad=[
+            *at_least("rel", 0),
+            *at_least("abs", 0),
+            *share("beta"),
+            *steps("warmup_steps", 0),
+            *NO_SLICES,
+        ],
+        loose={"1e9": lambda: AdaGC(1e9, 1e9)},
+        memory="guarded",
+        complex="turns",
+        scope={"warming": "mixed"},
+    ),
+    Row(
+        AdaptiveClip,
+        good={
+            **scopes(lambda dim=None: AdaptiveClip(ZStat(), dim, None, 2), slices=False),
+            "ratio": lambda: AdaptiveClip(EMARatio(clipping="reciprocal"), warmup_steps=1),
+            "quantile": lambda: AdaptiveClip(Quantile(0.9, 4), warmup_steps=0),
+            "p2": lambda: AdaptiveClip(P2Quantile(0.9), None, None, 0),
+            "ema": lambda: AdaptiveClip(EMAQuantile(0.9), warmup_steps=0, observe="clipped"),
+            "warming": lambda: AdaptiveClip(ZStat(clipping="max"), None, warmup_steps=3),
+            "warming alone": lambda: AdaptiveClip(ZStat(), None, ClipNorm(0.1), 2),
+            "own": lambda: AdaptiveClip(ZStat(clipping=half), "layer", ClipNorm(2, dim="layer"), 2),
+        },
+        args={"criterion": ZStat()},
+        bad=[
+            *NO_SLICES,
+            ({"criterion": "ZStat"}, TypeError, "criterion must be a Criterion, got 'ZStat'"),
+            ({"criterion": ClipNorm(1)}, TypeError, "criterion must be a Criterion, got ClipNorm"),
+            ({"observe": "both"}, ValueError, "observe must be 'clipped', 'raw' or None, got 'bot"),
+            ({"warmup_steps": 1}, ValueError, "warmup_steps must be an integer at least 2, got 1"),
+            ({"warmup_steps": 2.0}, TypeError, "warmup_steps must be an integer at least 2"),
+            ({"warmup": ClipNormGrowth()}, ValueError, "warmup must be None or a rule without"),
+            ({"warmup": Normalize()}, ValueError, "warmup must be None or a rule without memory"),
+            (
+                {"warmup": ClipNorm(1.0, dim="layer")},
+                ValueError,
+                "with dim='global' or dim='global'",
+            ),
+            ({"warmup": ClipNorm(1.0, 1, "global")}, ValueError, "that clips the 2-norm"),
+            ({"criterion": ZStat}, TypeError, "criterion must be a Criterion, got <class"),
+            ({"warmup": ClipValue(1.0)}, ValueError, "warmup must be None or a rule without mem"),
+        ],
+        loose={"ratio": lambda: AdaptiveClip(EMARatio(r_thresh=1e9), warmup=None, warmup_steps=1)},
+        memory="guarded",
+        complex="turns",
+        scope={"warming": "mixed"},
+    ),
+    Row(
+        AutoClip,
+        good={
+            **scopes(lambda dim=None: AutoClip(warmup_steps=2, dim=dim), slices=False),
+            "percentile": lambda: AutoClip("percentile", 50, window_size=4, warmup_steps=1),
+            "ema": lambda: AutoClip("percentile", 50, "ema", ema_decay=0.5, warmup_steps=1),
+        },
+        bad=[
+            ({"mode": "median"}, ValueError, "mode must be one of ['auto', 'percentile'], got 'me"),
+            ({"history": "all"}, ValueError, "history must be one of ['window', 'ema'], got 'all'"),
+            *number("percentile", -1, 101, nan, words="a number at least 0 and at most 100"),
+            *steps("window_size", 1),
+            *steps("warmup_steps", 0),
+            *share("ema_decay"),
+            *NO_SLICES,
+        ],
+        loose={"still warming": lambda: AutoClip(warmup_steps=1000)},
+        memory="guarded",
+        complex="turns",
+    ),
+    Row(
+        ZClip,
+        good={
+            **scopes(lambda dim=None: ZClip(warmup_steps=2, max_norm=None, dim=dim), slices=False),
+            "mean": lambda: ZClip(0.9, 1.5, None, 2, "mean"),
+            "percentile": lambda: ZClip(0.9, 1.5, 5.0, 2, "percentile"),
+            "skip": lambda: ZClip(0.9, 1.5, 5.0, 2, skip_on_spike=True),
+        },
+        bad=[
+            *share("alpha"),
+            *number("z_thresh", 0.0, -1, nan, words="a number above 0"),
+            *at_least("max_norm", 0, optional=True),
+            ({"warmup_steps": 1}, ValueError, "warmup_steps must be an integer at least 2, got 1"),
+            (
+                {"mode": "auto"},
+                ValueError,
+                "mode must be one of ['adaptive', 'mean', 'percentile']",
+            ),
+            *NO_SLICES,
+        ],
+        loose={"1e9": lambda: ZClip(z_thresh=1e9, max_norm=None, warmup_steps=2)},
+        memory="guarded",
+        complex="turns",
+    ),
+    Row(
+        ZScoreClip,
+        good=scopes(lambda dim=None: ZScoreClip(1.0, 0.9, 1, dim), slices=False),
+        bad=[*at_least("zmax", 0), *share("ema_decay"), *steps("warmup_steps", 0), *NO_SLICES],
+        loose={"1e9": lambda: ZScoreClip(1e9)},
+        memory="guarded",
+        complex="turns",
+    ),
+    Row(
+        SpikeClip,
+        good={"low": lambda: SpikeClip(2.0, 0.5), "default": SpikeClip},
+        bad=[*number("threshold", 0, -1.0, nan, words="a number above 0"), *share("beta")],
+        loose={"1e9": lambda: SpikeClip(1e9)},
+        memory="guarded",
+        complex="refuses",
+        per_entry=True,
+        amplifies=100.0,
+        loops=8,
+    ),
+]

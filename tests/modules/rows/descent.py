@@ -1,0 +1,171 @@
+"""Averages, adaptive sizes, decay, the learning rate."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+from tests.modules.rows.row import Row, at_least, number, share, shares
+from torchzero_clip import (
+    EMA,
+    LR,
+    Adagrad,
+    Adam,
+    Cautious,
+    Chain,
+    Lion,
+    Momentum,
+    Orthogonalize,
+    RMSprop,
+    Scale,
+    Warmup,
+    WeightDecay,
+)
+
+inf, nan = math.inf, math.nan
+
+
+ROWS = [
+    Row(
+        LR,
+        good={"0.1": lambda: LR(0.1), "tensor": lambda: LR(torch.tensor(0.1))},
+        args={"lr": 0.1},
+        bad=at_least("lr", 0),
+        loose={"1": lambda: LR(1.0)},
+        per_entry=True,
+    ),
+    Row(
+        Scale,
+        good={"-1": lambda: Scale(-1), "0.3": lambda: Scale(0.3)},
+        args={"factor": 1.0},
+        bad=[
+            *number("factor", nan, words="a number"),
+            *number("factor", "1", None, error=TypeError, words="a number"),
+        ],
+        loose={"1": lambda: Scale(1.0)},
+        per_entry=True,
+    ),
+    Row(
+        Adam,
+        good={
+            "default": Adam,
+            "amsgrad": lambda: Adam((0.5, 0.9), amsgrad=True),
+            "no averages": lambda: Adam((0.0, 0.0), 0.1),
+        },
+        bad=[*shares("betas"), *at_least("eps", 0)],
+        memory="free",
+        per_entry=True,
+        squares=True,
+    ),
+    Row(
+        Momentum,
+        good={
+            "default": Momentum,
+            "nesterov": lambda: Momentum(0.8, nesterov=True),
+            "dampening": lambda: Momentum(0.8, dampening=0.3),
+            "both": lambda: Momentum(0.8, True, 0.3),
+            "none": lambda: Momentum(0.0),
+        },
+        bad=[
+            *share("momentum"),
+            *number("dampening", 1.5, nan, words="a number at most 1"),
+            *number("dampening", "0", error=TypeError, words="a number at most 1"),
+        ],
+        loose={"none": lambda: Momentum(0.0)},
+        memory="free",
+        per_entry=True,
+    ),
+    Row(
+        RMSprop,
+        good={
+            "default": RMSprop,
+            "centered": lambda: RMSprop(0.9, 1e-3, centered=True),
+            "momentum": lambda: RMSprop(0.9, 1e-3, 0.5),
+            "both": lambda: RMSprop(0.9, 1e-3, 0.5, True),
+        },
+        bad=[*share("alpha"), *at_least("eps", 0), *share("momentum")],
+        memory="free",
+        per_entry=True,
+        squares=True,
+    ),
+    Row(
+        Adagrad,
+        good={"default": Adagrad, "decay": lambda: Adagrad(0.1, 0.5, 1e-3)},
+        bad=[
+            *at_least("lr_decay", 0),
+            *at_least("initial_accumulator_value", 0),
+            *at_least("eps", 0),
+        ],
+        memory="free",
+        per_entry=True,
+        squares=True,
+    ),
+    Row(
+        Lion,
+        good={"default": Lion, "short": lambda: Lion((0.5, 0.6))},
+        bad=shares("betas"),
+        memory="free",
+        per_entry=True,
+    ),
+    Row(
+        EMA,
+        good={"default": EMA, "debias": lambda: EMA(0.5, debias=True)},
+        bad=share("beta"),
+        loose={"none": lambda: EMA(0.0)},
+        memory="free",
+        per_entry=True,
+    ),
+    Row(
+        WeightDecay,
+        good={"0.1": lambda: WeightDecay(0.1)},
+        args={"weight_decay": 0.1},
+        bad=at_least("weight_decay", 0),
+        loose={"none": lambda: WeightDecay(0.0)},
+        per_entry=True,
+        adds=True,
+    ),
+    Row(
+        Cautious,
+        good={
+            "alone": Cautious,
+            "after momentum": lambda: Chain(Momentum(0.9), Cautious()),
+        },
+        loose={"alone": Cautious},
+        squares=True,
+        loops=3,
+    ),
+    Row(
+        Warmup,
+        good={"3": lambda: Warmup(3), "1": lambda: Warmup(1)},
+        args={"steps": 3},
+        bad=[
+            *number("steps", 0, -1, words="an integer at least 1"),
+            *number("steps", 1.5, "3", None, True, error=TypeError, words="an integer at least 1"),
+        ],
+        loose={"1": lambda: Warmup(1)},
+        memory="free",
+        per_entry=True,
+    ),
+    Row(
+        Orthogonalize,
+        good={
+            "default": Orthogonalize,
+            "original": lambda: Orthogonalize(3, scale="original"),
+            "rms": lambda: Orthogonalize(scale="match_rms_adamw"),
+            "muon": lambda: Chain(Momentum(0.95, nesterov=True), Orthogonalize()),
+        },
+        bad=[
+            *number("steps", 0, words="an integer at least 1"),
+            *number("steps", 2.5, error=TypeError, words="an integer at least 1"),
+            *number("eps", 0.0, -1.0, nan, words="a number above 0"),
+            *number("coefficients", (nan, 0.0, 0.0), words="3 numbers"),
+            ({"coefficients": (1.0, 2.0)}, ValueError, "coefficients"),
+            ({"scale": "muon"}, ValueError, "scale must be one of [None, 'original', 'match_rms"),
+        ],
+        complex="refuses",
+        matrices=True,
+        exact=False,
+        loops=30,
+    ),
+]

@@ -1,0 +1,233 @@
+"""Which parameters, which steps: masks, partitions, guards; and chains."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tests.modules.rows.row import Bad, Row, at_least, number, steps
+from torchzero_clip import (
+    EMA,
+    Accumulate,
+    Adam,
+    Chain,
+    ClipNorm,
+    ClipNormGrowth,
+    Freeze,
+    Guard,
+    Identity,
+    Lambda,
+    Masked,
+    Momentum,
+    Noise,
+    Partition,
+    Scale,
+    SkipLarge,
+    WeightDecay,
+    When,
+)
+
+inf, nan = math.inf, math.nan
+
+INNER: list[Bad] = [
+    ({"tfm": "Scale"}, TypeError, "tfm must be a Transform, got 'Scale'"),
+    ({"tfm": Scale}, TypeError, "tfm must be a Transform, got"),
+    ({"target": "grad"}, ValueError, "target belongs to the transforms inside, got 'grad'"),
+    ({"where": "weight"}, TypeError, "where must be a function, got 'weight'"),
+]
+
+
+def is_weight(name: str, p: Tensor) -> bool:
+    return name.endswith("weight")
+
+
+def is_bias(name: str, p: Tensor) -> bool:
+    return name.endswith("bias")
+
+
+def kind(name: str, p: Tensor) -> str:
+    return "weight" if is_weight(name, p) else "other"
+
+
+def never(*args: Any) -> bool:
+    return False
+
+
+def odd(step: int) -> bool:
+    return step % 2 == 1
+
+
+ROWS = [
+    Row(
+        Chain,
+        good={
+            "empty": Chain,
+            "nested": lambda: Chain(ClipNorm(0.5), Chain(Adam(), WeightDecay(0.1), name="inner")),
+            "twice": lambda: Chain(ClipNorm(0.5), ClipNormGrowth(), ClipNorm(0.3, name="last")),
+        },
+        bad=[],
+        loose={"empty": Chain, "one": lambda: Chain(ClipNorm(1e9), name="one")},
+        squares=True,
+        adds=True,
+        aims=False,
+    ),
+    Row(
+        Masked,
+        good={
+            "norm": lambda: Masked(ClipNorm(0.5), is_weight),
+            "all weights": lambda: Masked(ClipNorm(0.5, dim="global"), is_weight),
+            "growth": lambda: Masked(ClipNormGrowth(mul=1.1), is_weight),
+            "chain": lambda: Masked(Chain(ClipNorm(0.5), EMA(0.5)), is_weight),
+        },
+        args={"tfm": Scale(2.0), "where": lambda name, p: True},
+        bad=INNER,
+        loose={
+            "nothing": lambda: Masked(Scale(2.0), never),
+            "no clip": lambda: Masked(ClipNorm(1e9), is_weight),
+        },
+        scope={"all weights": "mixed"},
+        aims=False,
+    ),
+    Row(
+        Partition,
+        good={
+            "two": lambda: Partition({"weight": ClipNorm(0.5), "other": EMA(0.5)}, kind),
+            "chain": lambda: Partition(
+                {"weight": Chain(ClipNorm(0.5), Momentum()), "other": Scale(2.0)}, kind
+            ),
+        },
+        args={"transforms": {"other": Scale(2.0)}, "labels": lambda name, p: "other"},
+        bad=[
+            (
+                {"transforms": [Scale(2.0)]},
+                TypeError,
+                "transforms must be a dict of label and Tran",
+            ),
+            ({"transforms": {"a": "Scale"}}, TypeError, "transforms must be a dict of label and T"),
+            ({"labels": "weight"}, TypeError, "labels must be a function, got 'weight'"),
+            ({"target": "grad"}, ValueError, "target belongs to the transforms inside, got 'grad'"),
+        ],
+        loose={"both": lambda: Partition({"weight": ClipNorm(1e9), "other": Scale(1.0)}, kind)},
+        aims=False,
+    ),
+    Row(
+        When,
+        good={
+            "odd": lambda: When(odd, ClipNorm(0.5)),
+            "average": lambda: When(odd, EMA(0.5)),
+        },
+        args={"condition": lambda step: True, "tfm": Scale(2.0)},
+        bad=[*INNER[:3], ({"condition": 5}, TypeError, "condition must be a function, got 5")],
+        loose={"never": lambda: When(never, Scale(2.0))},
+        memory="free",
+        graphs=4,
+        aims=False,
+    ),
+    Row(
+        Accumulate,
+        good={"2": lambda: Accumulate(2), "1": lambda: Accumulate(1)},
+        args={"steps": 2},
+        bad=[
+            *steps("steps", 1),
+            ({"target": "grad"}, ValueError, "target must be 'update', got 'grad'"),
+        ],
+        loose={"1": lambda: Accumulate(1)},
+        memory="free",
+        graphs=4,
+        per_entry=True,
+        aims=False,
+        loops=1,
+    ),
+    Row(
+        Freeze,
+        good={"biases": lambda: Freeze(is_bias), "nothing": lambda: Freeze(never)},
+        args={"where": lambda name, p: False},
+        bad=[({"where": "bias"}, TypeError, "where must be a function, got 'bias'")],
+        loose={"nothing": lambda: Freeze(never)},
+        per_entry=True,
+    ),
+    Row(
+        Identity,
+        good={"plain": Identity},
+        loose={"plain": Identity},
+        per_entry=True,
+    ),
+    Row(
+        Lambda,
+        good={"tanh": lambda: Lambda(torch.tanh)},
+        args={"fn": torch.tanh},
+        bad=[({"fn": 2.0}, TypeError, "fn must be a function, got 2.0")],
+        loose={"clone": lambda: Lambda(torch.clone)},
+        nonfinite="entry",
+        complex="free",
+        per_entry=True,
+        loops=1,
+    ),
+    Row(
+        Noise,
+        good={"0.1": lambda: Noise(0.1), "other": lambda: Noise(0.1, 1.0, 3)},
+        args={"eta": 0.1},
+        bad=[
+            *at_least("eta", 0),
+            *number("gamma", nan, words="a number"),
+            *number("seed", 1.5, None, error=TypeError, words="an integer"),
+        ],
+        memory="free",
+        adds=True,
+        exact=False,
+        draws=True,
+        traces=False,
+        complex="free",
+        loops=2,  # memory for the numbers, and drawing them
+    ),
+    Row(
+        Guard,
+        good={"zero": lambda: Guard("zero")},
+        bad=[
+            ({"on_nonfinite": "stop"}, ValueError, "on_nonfinite must be one of ['skip', 'zero', "),
+            ({"max_consecutive": 0}, ValueError, "max_consecutive must be an integer at least 1"),
+            ({"max_consecutive": 1.5}, TypeError, "max_consecutive must be an integer at least 1"),
+        ],
+        loose={"zero": lambda: Guard("zero"), "skip": Guard},
+        nonfinite="hidden",
+        per_entry=True,
+        loops=6,
+    ),
+    Row(
+        Guard,
+        good={"skip": Guard},
+        memory="guarded",
+        scope={"skip": "global"},
+        nonfinite="hidden",
+        reads_host=True,
+        traces=False,
+        loops=2,
+    ),
+    Row(
+        Guard,
+        good={"raise": lambda: Guard("raise")},
+        scope={"raise": "global"},
+        nonfinite="raises",
+        reads_host=True,
+        traces=False,
+        loops=2,
+    ),
+    Row(
+        SkipLarge,
+        good={"huge": lambda: SkipLarge(1e30), "some": lambda: SkipLarge(6.0)},
+        args={"max_norm": 1.0},
+        bad=[
+            *at_least("max_norm", 0),
+            ({"max_consecutive": 0}, ValueError, "max_consecutive must be an integer at least 1"),
+        ],
+        loose={"inf": lambda: SkipLarge(inf)},
+        memory="guarded",
+        scope={"huge": "global", "some": "global"},
+        nonfinite="hidden",
+        reads_host=True,
+        traces=False,
+    ),
+]

@@ -1,0 +1,402 @@
+"""What is refused, where, and in which words."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+import torch
+from torch.nn import Parameter
+
+from tests.helpers import gradients, parameters, set_grads
+from tests.modules.rows.row import EVERYWHERE, Bad, Row
+from tests.table import NAMES, ROWS
+from torchzero_clip import (
+    EMA,
+    LR,
+    Adam,
+    Chain,
+    ClipNorm,
+    ClipNormGrowth,
+    ClipValue,
+    ClipValueByEMA,
+    Lambda,
+    Live,
+    Modular,
+    Momentum,
+    Normalize,
+    Scale,
+    TensorList,
+    Transform,
+    WeightDecay,
+    ZStat,
+    clip_grad_norm_,
+)
+
+
+def given(row: Row) -> list[Bad]:
+    """What a class refuses: its own rows, and those of every class that takes the arguments."""
+    return [*row.bad, *(bad for bad in EVERYWHERE if bad[0].keys() <= set(fields(row.cls)))]
+
+
+def fields(cls: type[Transform]) -> list[str]:
+    return [] if cls is Chain else list(cls.__dataclass_fields__)
+
+
+def label(row: Row, bad: Bad) -> str:
+    shown = ", ".join(f"{name}={value!r}" for name, value in bad[0].items())
+    return f"{row.cls.__name__}({shown})"
+
+
+BAD = [(row, bad) for row in ROWS for bad in given(row)]
+LIVE = [(row, bad) for row, bad in BAD if set(bad[0]) <= set(row.cls.live) and len(bad[0]) == 1]
+
+
+def named(row: Row) -> str:
+    return row.cls.__name__
+
+
+def each(pairs: list[tuple[Row, Bad]]) -> pytest.MarkDecorator:
+    return pytest.mark.parametrize(("row", "bad"), pairs, ids=[label(*pair) for pair in pairs])
+
+
+def check_sentence(error: BaseException, row: Row, bad: Bad) -> None:
+    """The sentence names the class and the argument, and repeats a single value."""
+    arguments, _, words = bad
+    sentence = str(error)
+    assert words in sentence, sentence
+    assert sentence.startswith(f"{row.cls.__name__}: "), sentence
+    assert all(name in sentence for name in arguments), sentence
+    if len(arguments) == 1 and arguments != {"inverse_dims": True}:  # the fault of dim=None
+        assert f"got {next(iter(arguments.values()))!r}" in sentence, sentence
+
+
+@each(BAD)
+def test_a_bad_argument_is_refused_at_construction_in_a_sentence(row, bad):
+    arguments, error, _ = bad
+    with pytest.raises(error) as info:
+        row.cls(**{**row.args, **arguments})
+    assert type(info.value) is error
+    check_sentence(info.value, row, bad)
+
+
+@each(LIVE)
+def test_a_bad_value_is_refused_in_a_group_with_the_same_sentence(row, bad):
+    (key, value), error = *bad[0].items(), bad[1]
+    params = parameters({"a.weight": (2, 2), "b.weight": (2, 2)})
+    first, second = params.items()
+    tfm = row.cls(**row.args)
+    qualified = {"params": [second], f"{row.cls.__name__}/{key}": value}
+    with pytest.raises(error) as info:
+        Modular([{"params": [first]}, qualified], tfm)
+    check_sentence(info.value, row, bad)
+    opt = Modular([first], tfm)
+    with pytest.raises(error) as info:
+        opt.add_param_group({"params": [second], key: value})
+    check_sentence(info.value, row, bad)
+    assert len(opt.param_groups) == 1
+    set_grads(params, gradients({"a.weight": (2, 2)}))
+    opt.step()  # as if nothing had been
+
+
+@pytest.mark.parametrize("row", [row for row in ROWS if row.cls is not Chain], ids=named)
+def test_an_unknown_argument_is_refused(row):
+    with pytest.raises(TypeError, match="no argument 'no_such_argument'"):
+        row.cls(**row.args, no_such_argument=1.0)
+
+
+def test_a_chain_takes_transforms_only():
+    with pytest.raises(TypeError, match="every link must be a Transform, got 'ClipNorm'"):
+        Chain("ClipNorm")
+    with pytest.raises(TypeError, match=re.escape("write ClipNorm(...)")):
+        Chain(ClipNorm)
+    with pytest.raises(TypeError, match="every link must be a Transform"):
+        Modular([Parameter(torch.zeros(2))], torch.nn.Linear(2, 2))
+
+
+@pytest.mark.parametrize(
+    ("link", "advice"),
+    [
+        ([Scale(1.0)], "unpack it with *"),
+        (1e-3, "is it LR(0.001)?"),
+        (ZStat(), "write AdaptiveClip(ZStat())"),
+        (lambda u: u, "write Lambda(fn)"),
+    ],
+)
+def test_what_is_no_transform_gets_advice(link, advice):
+    with pytest.raises(TypeError, match=re.escape(advice)):
+        Chain(link)
+
+
+def test_a_module_is_no_parameters():
+    model = torch.nn.Linear(2, 2)
+    with pytest.raises(TypeError, match=r"pass model\.parameters\(\)"):
+        Modular(model, Scale(1.0))
+    with pytest.raises(TypeError, match=r"pass model\.parameters\(\)"):
+        clip_grad_norm_(model, 1.0)
+
+
+def test_numbers_and_truths_are_checked_without_a_line_of_code():
+    class Blend(Transform):
+        share: Live[float] = 0.5
+        late: Live[float | None] = None
+        steps: int = 1
+        twice: bool = False
+
+    for wrong, words in (
+        ({"share": "a"}, "share must be a number, got 'a'"),
+        ({"share": None}, "share must be a number, got None"),
+        ({"late": [1]}, "late must be a number or None, got [1]"),
+        ({"steps": 1.5}, "steps must be an integer, got 1.5"),
+        ({"twice": "yes"}, "twice must be True or False, got 'yes'"),
+    ):
+        with pytest.raises(TypeError, match=re.escape(f"Blend: {words}")):
+            Blend(**wrong)
+    assert Blend(torch.tensor(0.5), 1.0, 3, True).steps == 3
+
+
+def test_target_and_name_are_keyword_only():
+    with pytest.raises(TypeError, match="positional"):
+        Scale(1.0, "grad")
+    with pytest.raises(TypeError, match="positional"):
+        Adam((0.9, 0.99), 1e-8, False, "update")
+
+
+def test_a_tensor_is_as_good_as_a_number():
+    assert ClipNorm(torch.tensor(1.0)).max_norm == 1
+    with pytest.raises(ValueError, match=r"ClipNorm: max_norm must be a number at least 0, got"):
+        ClipNorm(torch.tensor(-1.0))
+    with pytest.raises(TypeError, match="ClipNorm: max_norm must be a number at least 0, got"):
+        ClipNorm(torch.ones(2))
+
+
+# ---------------------------------------------------------------------- names of live values
+
+
+def optimizer(*links: Transform, **group: Any) -> Modular:
+    """An optimizer with one group that sets these keys."""
+    return Modular([{"params": [Parameter(torch.ones(3))], **group}], *links)
+
+
+def keys(opt: Modular) -> set[str]:
+    return set(opt.param_groups[0]) - {"params", "chain"}
+
+
+def test_one_owner_has_the_bare_name_and_several_the_qualified_ones():
+    opt = optimizer(ClipNorm(1.0), ClipValue(0.5), Adam(), ClipNorm(2.0), LR(0.1))
+    wanted = {"ClipNorm/max_norm", "ClipNorm_2/max_norm", "value", "betas", "eps", "lr"}
+    assert keys(opt) == wanted
+    assert opt.param_groups[0]["ClipNorm_2/max_norm"] == 2.0
+    assert wanted <= set(opt.defaults)
+
+
+def test_a_name_replaces_that_of_the_class():
+    opt = optimizer(ClipNorm(1.0, name="first"), ClipNorm(2.0, name="second"))
+    assert keys(opt) == {"first/max_norm", "second/max_norm"}
+
+
+def test_names_inside_other_transforms_carry_the_path():
+    inner = Chain(Scale(2.0), Scale(3.0))
+    opt = optimizer(ClipValueByEMA(ema_tfm=inner), Scale(1.0))
+    prefix = "ClipValueByEMA/Scale"
+    assert keys(opt) == {"beta", f"{prefix}/factor", f"{prefix}_2/factor", "Scale/factor"}
+    named = optimizer(Chain(Scale(2.0), name="inner"), Scale(1.0))
+    assert keys(named) == {"inner/Scale/factor", "Scale/factor"}
+    assert keys(optimizer(Chain(Scale(2.0), Chain(Scale(1.0))))) == {
+        "Scale/factor",
+        "Scale_2/factor",
+    }
+
+
+@pytest.mark.parametrize("key", ["max_norm", "ClipNorm/max_norm"])
+def test_bare_and_qualified_names_mean_the_same(key):
+    opt = optimizer(ClipNorm(1.0), LR(1.0), **{key: 0.25})
+    assert keys(opt) == {"max_norm", "lr"}
+    (p,) = opt.param_groups[0]["params"]
+    p.grad = torch.full((3,), 10.0)
+    opt.step()
+    assert (1 - p).norm().item() == pytest.approx(0.25)
+
+
+def test_both_names_at_once_are_refused():
+    with pytest.raises(ValueError, match="both 'ClipNorm/max_norm' and 'max_norm'"):
+        optimizer(ClipNorm(1.0), **{"max_norm": 1.0, "ClipNorm/max_norm": 2.0})
+
+
+def test_two_links_of_one_name_are_refused():
+    links = ClipNorm(1.0), ClipNorm(2.0), ClipNorm(3.0, name="ClipNorm_2")
+    with pytest.raises(
+        ValueError, match=r"two links have the same name.*'ClipNorm_2', 'ClipNorm_2'"
+    ):
+        optimizer(*links)
+
+
+@pytest.mark.parametrize(
+    ("key", "suggestion"),
+    [
+        ("max_nrom", "max_norm"),
+        ("maxnorm", "max_norm"),
+        ("max_norms", "max_norm"),
+        ("beta", "betas"),
+        ("lrr", "lr"),
+        ("ClipNorm/max_nrom", "ClipNorm/max_norm"),
+        ("weight_deacy", "weight_decay"),
+        ("moemntum", "momentum"),
+    ],
+)
+def test_a_misspelt_key_is_refused_with_a_suggestion(key, suggestion):
+    links = (ClipNorm(1.0), Momentum(), Adam(), WeightDecay(0.1), LR(0.1))
+    sentence = rf"unknown group key '{key}': did you mean '{suggestion}'\?"
+    with pytest.raises(ValueError, match=sentence):
+        optimizer(*links, **{key: 0.5})
+    opt = optimizer(*links)
+    with pytest.raises(ValueError, match=sentence):
+        opt.add_param_group({"params": [Parameter(torch.ones(1))], key: 0.5})
+    assert len(opt.param_groups) == 1
+    opt.param_groups[0][key] = 0.5
+    with pytest.raises(ValueError, match=sentence):
+        opt.step()
+
+
+def test_an_ambiguous_key_is_refused_with_the_choices():
+    sentence = (
+        r"the group key 'max_norm' is ambiguous here: use one of "
+        r"\['ClipNorm/max_norm', 'ClipNorm_2/max_norm'\]"
+    )
+    with pytest.raises(ValueError, match=sentence):
+        optimizer(ClipNorm(1.0), Adam(), ClipNorm(2.0), max_norm=0.5)
+    opt = optimizer(ClipNorm(1.0), ClipNorm(2.0))
+    opt.param_groups[0]["max_norm"] = 0.5
+    with pytest.raises(ValueError, match=sentence):
+        opt.step()
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "link"),
+    [
+        ("lr", 0.1, "LR"),
+        ("weight_decay", 0.1, "WeightDecay"),
+        ("momentum", 0.9, "Momentum"),
+        ("dampening", 0.1, "Momentum"),
+        ("nesterov", True, "Momentum"),
+        ("betas", (0.9, 0.99), "Adam"),
+        ("amsgrad", True, "Adam"),
+        ("maximize", True, "Scale(-1)"),
+        ("max_norm", 1.0, "ClipNorm"),
+    ],
+)
+def test_a_well_known_key_that_nothing_reads_is_refused_and_names_the_link(key, value, link):
+    with pytest.raises(
+        ValueError, match=f"no link of this chain reads it: add .*{re.escape(link)}"
+    ):
+        optimizer(EMA(0.5), **{key: value})
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [("weight_decay", 0.0), ("weight_decay", 0), ("nesterov", False), ("maximize", False)],
+)
+def test_a_well_known_key_whose_value_changes_nothing_stays(key, value):
+    opt = optimizer(ClipNorm(1.0), LR(0.1), **{key: value})
+    assert opt.param_groups[0][key] == value
+
+
+@pytest.mark.parametrize(
+    "key", ["initial_lr", "max_lr", "min_lr", "base_momentum", "max_momentum", "swa_lr"]
+)
+def test_the_keys_of_schedulers_stay(key):
+    opt = optimizer(Momentum(), LR(0.1), **{key: 0.5})
+    assert opt.param_groups[0][key] == 0.5
+
+
+def test_keys_of_other_people_stay_and_mean_nothing():
+    opt = optimizer(ClipNorm(1.0), LR(0.1), group_name="encoder", layer_scale=0.5)
+    (p,) = opt.param_groups[0]["params"]
+    p.grad = torch.ones(3)
+    opt.step()
+    group = opt.param_groups[0]
+    assert (group["group_name"], group["layer_scale"]) == ("encoder", 0.5)
+
+
+def test_one_link_may_own_lr_and_the_sentence_says_what_to_do_instead():
+    with pytest.raises(ValueError, match=r"one link may own lr.*groups, or Scale\(factor\)"):
+        optimizer(LR(0.1), Adam(), LR(0.1))
+
+
+def test_a_fixed_argument_is_no_group_key():
+    with pytest.raises(ValueError, match="no link of this chain reads it: add Adam"):
+        optimizer(Adam(), LR(0.1), amsgrad=True)
+    opt = optimizer(ClipNorm(1.0), LR(0.1), dim="global")  # somebody else's: it does nothing
+    assert opt.chain[0].dim is None
+
+
+def test_a_group_that_leaves_a_value_out_takes_that_of_the_transform():
+    opt = Modular(
+        [{"params": [Parameter(torch.ones(1))]}, {"params": [Parameter(torch.ones(1))], "lr": 1.0}],
+        ClipNorm(3.0),
+        LR(0.1),
+    )
+    assert [group["lr"] for group in opt.param_groups] == [0.1, 1.0]
+    assert [group["max_norm"] for group in opt.param_groups] == [3.0, 3.0]
+
+
+def test_a_value_set_in_a_group_is_read_at_the_next_step():
+    opt = optimizer(Normalize(), LR(1.0))
+    (p,) = opt.param_groups[0]["params"]
+    for value in (0.5, torch.tensor(0.25), 2.0):
+        before = p.detach().clone()
+        opt.param_groups[0]["norm_value"] = value
+        p.grad = torch.ones(3)
+        opt.step()
+        assert (before - p).norm().item() == pytest.approx(float(value))
+
+
+# ---------------------------------------------------------------------- structure
+
+
+def test_a_grad_link_whose_work_nothing_sees_is_refused():
+    with pytest.raises(ValueError, match=r'ClipNorm has target="grad" but comes after Adam'):
+        optimizer(Adam(), ClipNorm(1.0, target="grad"), LR(0.1))
+    optimizer(ClipNorm(1.0, target="grad"), Adam(), LR(0.1))
+
+
+def test_a_layer_needs_names():
+    sentence = "ClipNorm: dim='layer' needs to know the names.*model.named_parameters"
+    with pytest.raises(ValueError, match=sentence):
+        optimizer(ClipNorm(1.0, dim="layer"))
+    opt = Modular([("a.weight", Parameter(torch.ones(1)))], ClipNorm(1.0, dim="layer"))
+    with pytest.raises(ValueError, match="names"):
+        opt.add_param_group({"params": [Parameter(torch.ones(1))]})
+    assert len(opt.param_groups) == 1
+
+
+def test_duplicate_parameters_are_refused_and_change_nothing():
+    p = Parameter(torch.ones(1))
+    opt = Modular([p], ClipNormGrowth(), LR(0.1))
+    with pytest.raises(ValueError, match="some parameters appear in more than one"):
+        opt.add_param_group({"params": [p]})
+    assert len(opt.param_groups) == 1
+
+
+@pytest.mark.parametrize("row", [row for row in ROWS if row.cls is not Lambda], ids=named)
+def test_the_repr_of_a_transform_makes_an_equal_one(row):
+    for make in row.good.values():
+        text = repr(make())
+        assert repr(eval(text, NAMES)) == text  # every class, and the functions of the table
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (lambda: ClipNorm(maxnorm=1.0), "ClipNorm: there is no argument 'maxnorm': did you mean"),
+        (lambda: Adam(lr=1e-3), "Adam: there is no argument 'lr': put LR(...) into the chain"),
+        (lambda: ClipNorm(1.0, foo=1), "it takes ['max_norm'"),
+        (lambda: Modular(ClipNorm(1.0)), "Modular takes the parameters first, got ClipNorm"),
+        (lambda: 2.0 * TensorList([torch.ones(2)]), "has methods, no operators"),
+        (lambda: TensorList([torch.ones(2)]) - 1, "has methods, no operators"),
+    ],
+)
+def test_what_people_try_first_is_answered(make, said):
+    with pytest.raises(TypeError, match=re.escape(said)):
+        make()

@@ -1,0 +1,528 @@
+"""Chains follow torch.optim, and where torch has no such rule the formula written out here."""
+
+import importlib
+import math
+
+import pytest
+import torch
+from torch import nn
+
+from tests.helpers import param
+from torchzero_clip import (
+    EMA,
+    LR,
+    Adagrad,
+    Adam,
+    Cautious,
+    ClipNorm,
+    Lion,
+    Modular,
+    Momentum,
+    Orthogonalize,
+    RMSprop,
+    Scale,
+    Warmup,
+    WeightDecay,
+)
+
+LR_ = 0.03
+DECAY = 0.02
+SHAPES = ((3, 4), (5,), (), (2, 2, 3))
+
+# name: (torch's optimizer, its arguments, the links in front of LR)
+RIVALS = {
+    "Adam": (torch.optim.Adam, {"weight_decay": 0.0}, lambda: (Adam(),)),
+    "Adam decay": (
+        torch.optim.Adam,
+        {"weight_decay": DECAY, "betas": (0.8, 0.95), "eps": 1e-6},
+        lambda: (WeightDecay(DECAY), Adam((0.8, 0.95), 1e-6)),
+    ),
+    "amsgrad": (
+        torch.optim.Adam,
+        {"weight_decay": DECAY, "amsgrad": True},
+        lambda: (WeightDecay(DECAY), Adam(amsgrad=True)),
+    ),
+    "AdamW": (
+        torch.optim.AdamW,
+        {"weight_decay": DECAY},
+        lambda: (Adam(), WeightDecay(DECAY)),
+    ),
+    "AdamW amsgrad": (
+        torch.optim.AdamW,
+        {"weight_decay": DECAY, "amsgrad": True},
+        lambda: (Adam(amsgrad=True), WeightDecay(DECAY)),
+    ),
+    "SGD": (torch.optim.SGD, {"weight_decay": DECAY}, lambda: (WeightDecay(DECAY),)),
+    "SGD momentum": (
+        torch.optim.SGD,
+        {"weight_decay": DECAY, "momentum": 0.9},
+        lambda: (WeightDecay(DECAY), Momentum(0.9)),
+    ),
+    "SGD nesterov": (
+        torch.optim.SGD,
+        {"weight_decay": DECAY, "momentum": 0.9, "nesterov": True},
+        lambda: (WeightDecay(DECAY), Momentum(0.9, nesterov=True)),
+    ),
+    "SGD dampening": (
+        torch.optim.SGD,
+        {"weight_decay": DECAY, "momentum": 0.9, "dampening": 0.4},
+        lambda: (WeightDecay(DECAY), Momentum(0.9, dampening=0.4)),
+    ),
+    "RMSprop": (
+        torch.optim.RMSprop,
+        {"weight_decay": DECAY},
+        lambda: (WeightDecay(DECAY), RMSprop()),
+    ),
+    "RMSprop centered": (
+        torch.optim.RMSprop,
+        {"weight_decay": DECAY, "alpha": 0.9, "eps": 1e-6, "centered": True},
+        lambda: (WeightDecay(DECAY), RMSprop(0.9, 1e-6, centered=True)),
+    ),
+    "RMSprop momentum": (
+        torch.optim.RMSprop,
+        {"weight_decay": DECAY, "momentum": 0.8},
+        lambda: (WeightDecay(DECAY), RMSprop(momentum=0.8)),
+    ),
+    "RMSprop centered momentum": (
+        torch.optim.RMSprop,
+        {"weight_decay": DECAY, "momentum": 0.8, "centered": True, "alpha": 0.9},
+        lambda: (WeightDecay(DECAY), RMSprop(0.9, momentum=0.8, centered=True)),
+    ),
+    "RMSprop and the link Momentum": (
+        torch.optim.RMSprop,
+        {"weight_decay": DECAY, "momentum": 0.8},
+        lambda: (WeightDecay(DECAY), RMSprop(), Momentum(0.8)),
+    ),
+    "Adagrad": (
+        torch.optim.Adagrad,
+        {"weight_decay": DECAY},
+        lambda: (WeightDecay(DECAY), Adagrad()),
+    ),
+    "Adagrad lr_decay": (
+        torch.optim.Adagrad,
+        {"weight_decay": DECAY, "lr_decay": 0.1, "initial_accumulator_value": 0.3, "eps": 1e-6},
+        lambda: (WeightDecay(DECAY), Adagrad(0.1, 0.3, 1e-6)),
+    ),
+}
+TOLERANCE = {
+    torch.float32: 1e-5,
+    torch.complex64: 1e-5,
+    torch.float64: 1e-11,
+    torch.complex128: 1e-11,
+}
+
+
+def start(dtype, shapes=SHAPES, seed=0):
+    gen = torch.Generator().manual_seed(seed)
+    return [torch.randn(s, generator=gen, dtype=torch.float64).to(dtype) for s in shapes]
+
+
+def noise(params, step, dtype):
+    """A gradient that depends on the parameters, so that errors are fed back, and on the step."""
+    gen = torch.Generator().manual_seed(1000 + step)
+    for p in params:
+        wide = torch.complex128 if dtype.is_complex else torch.float64
+        force = torch.randn(p.shape, generator=gen, dtype=wide)
+        p.grad = (force + 0.5 * p.detach().to(wide) + 0.3).to(dtype)
+
+
+def trajectory(make, dtype, steps=100, scheduler=None, split=2, group=None):
+    """The parameters after every step of an optimizer made from two groups."""
+    params = [p.requires_grad_() for p in start(dtype)]
+    second = {"lr": LR_ / 3, "weight_decay": DECAY * 5} if group is None else group
+    opt = make([{"params": params[:split]}, {"params": params[split:], **second}])
+    plan = scheduler(opt) if scheduler else None
+    out = []
+    for step in range(steps):
+        noise(params, step, dtype)
+        opt.step()
+        if plan is not None:
+            plan.step()
+        out.append(torch.cat([p.detach().flatten() for p in params]))
+    return torch.stack(out)
+
+
+def assert_same_trajectory(ours, theirs, dtype):
+    tolerance = TOLERANCE[dtype]
+    assert not torch.allclose(theirs[0], theirs[-1], rtol=0.01)  # something moved
+    torch.testing.assert_close(ours, theirs, rtol=tolerance, atol=tolerance)
+
+
+def rivals(name, first=(), maximize=False, lr=LR_, **changes):
+    torch_class, arguments, links = RIVALS[name]
+    extra = {"maximize": True} if maximize else {}
+    in_front = (Scale(-1), *first) if maximize else first
+    return (
+        lambda groups: Modular(groups, *in_front, *links(), LR(lr)),
+        lambda groups: torch_class(groups, lr=lr, **{**arguments, **extra, **changes}),
+    )
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("name", RIVALS)
+def test_two_groups_under_a_scheduler_follow_torch(name, dtype):
+    ours, theirs = rivals(name)
+    group = {"lr": LR_ / 3} if name == "Adam" else None
+
+    def scheduler(opt):
+        return torch.optim.lr_scheduler.CosineAnnealingLR(opt, 120)
+
+    assert_same_trajectory(
+        trajectory(ours, dtype, scheduler=scheduler, group=group),
+        trajectory(theirs, dtype, scheduler=scheduler, group=group),
+        dtype,
+    )
+
+
+@pytest.mark.parametrize("dtype", [torch.complex64, torch.complex128])
+@pytest.mark.parametrize("name", RIVALS)
+def test_complex_parameters_follow_torch(name, dtype):
+    ours, theirs = rivals(name)
+    group = {"lr": LR_ / 3} if name == "Adam" else None
+    assert_same_trajectory(
+        trajectory(ours, dtype, group=group), trajectory(theirs, dtype, group=group), dtype
+    )
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("name", RIVALS)
+def test_scale_by_minus_one_is_maximize(name, dtype):
+    ours, theirs = rivals(name, maximize=True)
+    group = {"lr": LR_ / 3}
+    up = [trajectory(rival, dtype, group=group)[:80] for rival in (ours, theirs)]
+    assert_same_trajectory(*up, dtype)  # uphill, rounding grows with every step
+
+
+@pytest.mark.parametrize("name", ["Adam", "AdamW", "SGD nesterov", "RMSprop", "Adagrad lr_decay"])
+def test_a_learning_rate_may_be_a_0_dim_tensor(name):
+    ours, _ = rivals(name, lr=torch.tensor(LR_, dtype=torch.float64))
+    _, theirs = rivals(name)
+    assert_same_trajectory(
+        trajectory(ours, torch.float64, group={"lr": torch.tensor(0.01, dtype=torch.float64)}),
+        trajectory(theirs, torch.float64, group={"lr": 0.01}),
+        torch.float64,
+    )
+
+
+@pytest.mark.parametrize("name", ["Adam", "AdamW", "SGD momentum"])
+def test_the_tensor_lr_of_torch_does_the_same(name):
+    lr = torch.tensor(LR_, dtype=torch.float64)
+    ours, theirs = rivals(name, lr=lr)
+    group = {"lr": lr / 3}
+    assert_same_trajectory(
+        trajectory(ours, torch.float64, group=group),
+        trajectory(theirs, torch.float64, group=group),
+        torch.float64,
+    )
+
+
+@pytest.mark.parametrize("key", ["betas", "eps"])
+def test_every_live_value_of_adam_may_differ_between_groups(key):
+    ours, theirs = rivals("AdamW")
+    group = {"lr": 0.02, key: {"betas": (0.5, 0.9), "eps": 1e-2}[key]}
+    same = trajectory(theirs, torch.float64, group={"lr": 0.02})
+    different = trajectory(theirs, torch.float64, group=group)
+    assert not torch.allclose(same, different)
+    assert_same_trajectory(trajectory(ours, torch.float64, group=group), different, torch.float64)
+
+
+def test_betas_may_change_between_steps():
+    """OneCycleLR and CyclicLR do it."""
+
+    class Cycle:
+        def __init__(self, opt):
+            self.opt, self.t = opt, 0
+
+        def step(self):
+            self.t += 1
+            for group in self.opt.param_groups:
+                group["betas"] = (0.8 + 0.1 * math.sin(self.t), 0.99)
+
+    ours, theirs = rivals("AdamW")
+    assert_same_trajectory(
+        trajectory(ours, torch.float64, scheduler=Cycle),
+        trajectory(theirs, torch.float64, scheduler=Cycle),
+        torch.float64,
+    )
+
+
+@pytest.mark.parametrize("name", ["AdamW", "SGD dampening", "RMSprop momentum", "Adagrad lr_decay"])
+def test_a_parameter_that_sits_out_steps_keeps_its_own_time(name):
+    def now_and_then(make):
+        params = [p.requires_grad_() for p in start(torch.float64)]
+        opt = make([{"params": params}])
+        for step in range(60):
+            noise(params, step, torch.float64)
+            for i, p in enumerate(params):
+                if (step // 7 + i) % 3 == 0:
+                    p.grad = None
+            opt.step()
+        return torch.cat([p.detach().flatten() for p in params])
+
+    ours, theirs = rivals(name)
+    torch.testing.assert_close(now_and_then(ours), now_and_then(theirs), rtol=1e-11, atol=1e-11)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_clipping_in_front_of_adamw_is_clip_grad_norm_before_it(dtype):
+    class Clipped(torch.optim.AdamW):
+        def step(self, closure=None):
+            nn.utils.clip_grad_norm_([p for g in self.param_groups for p in g["params"]], 1.5)
+            return super().step(closure)
+
+    def ours(groups):
+        links = ClipNorm(1.5, dim="global"), Adam(), WeightDecay(DECAY), LR(LR_)
+        return Modular(groups, *links)
+
+    a = trajectory(ours, dtype)
+    b = trajectory(lambda groups: Clipped(groups, lr=LR_, weight_decay=DECAY), dtype)
+    # torch divides by norm + 1e-6, so the two differ by that much of the gradient
+    torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
+
+
+def test_half_precision_parameters_follow_a_float32_average():
+    """State in float32, one rounding a step: the reference computes just that."""
+    p = start(torch.bfloat16, [(50,)])[0].requires_grad_()
+    w = p.detach().clone()
+    opt = Modular([p], Adam(), WeightDecay(DECAY), LR(LR_))
+    m = v = torch.zeros(50)
+    for t in range(1, 51):
+        noise([p], t, torch.bfloat16)
+        g = p.grad.float()
+        opt.step()
+        m, v = 0.9 * m + 0.1 * g, 0.999 * v + 0.001 * g * g
+        u = (m / (1 - 0.9**t)) / ((v / (1 - 0.999**t)).sqrt() + 1e-8) + DECAY * w.float()
+        w = (w.float() - LR_ * u).bfloat16()
+        torch.testing.assert_close(p.detach(), w, rtol=1.6e-2, atol=2e-3)
+        w = p.detach().clone()
+
+
+# --- rules without a counterpart in torch.optim
+
+
+def follow(links, formula, dtype, steps=100, lr=LR_):
+    """Compare a chain with `formula(g, w, memory, t) -> u`, in float64."""
+    params = [p.requires_grad_() for p in start(dtype, [(3, 4), (5,)])]
+    weights = [p.detach().double().clone() for p in params]
+    memories = [{} for _ in params]
+    opt = Modular(params, *links)
+    rows = []
+    for t in range(1, steps + 1):
+        noise(params, t, dtype)
+        shadow = [w.clone() for w in weights]
+        noise(shadow, t, torch.float64)
+        opt.step()
+        for i, w in enumerate(weights):
+            g = params[i].grad.double() if dtype != torch.float64 else shadow[i].grad
+            weights[i] = w - lr * formula(g, w, memories[i], t)
+            rows.append((params[i].detach().double().clone(), weights[i]))
+    return rows
+
+
+def assert_follows(links, formula, dtype, **keys):
+    tolerance = TOLERANCE[dtype]
+    for ours, expected in follow(links, formula, dtype, **keys):
+        torch.testing.assert_close(ours, expected, rtol=tolerance, atol=tolerance)
+
+
+def lion(g, w, memory, t):
+    m = memory.setdefault("m", torch.zeros_like(g))
+    direction = (0.9 * m + 0.1 * g).sign()
+    memory["m"] = 0.99 * m + 0.01 * g
+    return direction + 0.1 * w
+
+
+def cautious_adam(g, w, memory, t):
+    m = memory["m"] = 0.9 * memory.get("m", torch.zeros_like(g)) + 0.1 * g
+    v = memory["v"] = 0.999 * memory.get("v", torch.zeros_like(g)) + 0.001 * g * g
+    u = (m / (1 - 0.9**t)) / ((v / (1 - 0.999**t)).sqrt() + 1e-8)
+    mask = (u * g > 0).double()
+    return u * mask / mask.mean().clamp(min=1e-3)
+
+
+def warm(g, w, memory, t):
+    return g * min(1, t / 30)
+
+
+def average(g, w, memory, t):
+    m = memory["m"] = 0.9 * memory.get("m", torch.zeros_like(g)) + 0.1 * g
+    return m
+
+
+def debiased(g, w, memory, t):
+    return average(g, w, memory, t) / (1 - 0.9**t)
+
+
+FORMULAS = {
+    "Lion": ((Lion(), WeightDecay(0.1)), lion),
+    "Cautious": ((Adam(), Cautious()), cautious_adam),
+    "Warmup": ((Warmup(30),), warm),
+    "EMA": ((EMA(0.9),), average),
+    "EMA debias": ((EMA(0.9, debias=True),), debiased),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("name", FORMULAS)
+def test_the_rule_follows_its_formula(name, dtype):
+    links, formula = FORMULAS[name]
+    assert_follows((*links, LR(LR_)), formula, dtype)
+
+
+def test_a_parameter_that_is_unfrozen_later_warms_up_as_well():
+    a, b = torch.zeros(2, 1).unbind()
+    opt = Modular([a, b], Warmup(4))
+    seen = []
+    for step in range(6):
+        a.zero_(), b.zero_()
+        a.grad = torch.ones(1)
+        b.grad = torch.ones(1) if step >= 3 else None
+        opt.step()
+        seen.append((-a.item(), -b.item()))
+    assert seen == [(0.25, 0), (0.5, 0), (0.75, 0), (1, 0.25), (1, 0.5), (1, 0.75)]
+
+
+# --- Muon
+
+
+MUON = pytest.mark.skipif(not hasattr(torch.optim, "Muon"), reason="torch has it since 2.9")
+COEFFICIENTS = (3.4445, -4.7750, 2.0315)
+CLOSE = {"rtol": 1e-4, "atol": 1e-4}
+
+
+def newton_schulz(grad, coefficients, steps):
+    """In float64, without a rounding."""
+    a, b, c = coefficients
+    x = grad.double() / grad.double().norm()
+    for _ in range(steps):
+        gram = x @ x.T
+        x = a * x + (b * gram + c * gram @ gram) @ x
+    return x.float()
+
+
+@MUON
+@pytest.mark.parametrize("shape", [(8, 8), (16, 5), (5, 16), (1, 7), (64, 128)])
+@pytest.mark.parametrize("size", [1e-6, 1.0, 1e6])
+def test_orthogonalize_is_the_newton_schulz_of_torch(shape, size):
+    grad = torch.randn(shape, generator=torch.Generator().manual_seed(0)) * size
+    p = torch.zeros(shape, requires_grad=True)
+    p.grad = grad.clone()
+    Modular([p], Orthogonalize()).step()
+    torch.testing.assert_close(-p.detach(), newton_schulz(grad, COEFFICIENTS, 5), **CLOSE)
+    in_bfloat16 = importlib.import_module("torch.optim._muon")._zeropower_via_newtonschulz
+    rounded = in_bfloat16(grad, COEFFICIENTS, 5, 1e-7).float()
+    assert (-p.detach() - rounded).norm() < 0.05 * rounded.norm()
+
+
+@pytest.mark.parametrize("steps", [1, 3, 8])
+def test_orthogonalize_takes_the_steps_and_coefficients_it_is_given(steps):
+    grad = torch.randn(6, 9, generator=torch.Generator().manual_seed(0))
+    p = torch.zeros(6, 9, requires_grad=True)
+    p.grad = grad.clone()
+    coefficients = (2.0, -1.5, 0.5)
+    Modular([p], Orthogonalize(steps, coefficients)).step()
+    torch.testing.assert_close(-p.detach(), newton_schulz(grad, coefficients, steps), **CLOSE)
+
+
+def test_the_singular_values_come_near_one_and_the_vectors_stay():
+    grad = torch.randn(12, 20, generator=torch.Generator().manual_seed(4))
+    p = torch.zeros(12, 20, requires_grad=True)
+    p.grad = grad.clone()
+    Modular([p], Orthogonalize()).step()
+    u, s, v = torch.linalg.svd(-p.detach(), full_matrices=False)
+    assert s.min() > 0.6
+    assert s.max() < 1.3
+    u0, _, v0 = torch.linalg.svd(grad, full_matrices=False)
+    turned = (u0.T @ u @ torch.diag(s) @ v @ v0.T).diagonal()
+    assert turned.min() > 0.6  # every singular direction is kept, with its sign
+
+
+@pytest.mark.parametrize(
+    ("scale", "factor"), [(None, 1.0), ("original", 2.0), ("match_rms_adamw", 0.2 * math.sqrt(16))]
+)
+def test_scale_depends_on_the_shape(scale, factor):
+    grad = torch.randn(16, 4, generator=torch.Generator().manual_seed(0))
+    plain, scaled = torch.zeros(2, 16, 4).unbind()
+    for p, link in ((plain, Orthogonalize()), (scaled, Orthogonalize(scale=scale))):
+        p.grad = grad.clone()
+        Modular([p], link).step()
+    torch.testing.assert_close(scaled, plain * factor, rtol=1e-2, atol=1e-2)
+
+
+def test_more_dims_count_as_first_by_rest():
+    grad = torch.randn(6, 3, 2, 2, generator=torch.Generator().manual_seed(0))
+    conv, matrix = torch.zeros(6, 3, 2, 2), torch.zeros(6, 12)
+    conv.grad, matrix.grad = grad, grad.view(6, 12).clone()
+    for p in (conv, matrix):
+        Modular([p], Orthogonalize(scale="original")).step()
+    assert torch.equal(conv.view(6, 12), matrix)
+
+
+def test_a_vector_is_an_error_that_names_its_shape():
+    p = torch.zeros(3, requires_grad=True)
+    p.grad = torch.ones(3)
+    with pytest.raises(ValueError, match=r"Orthogonalize.*matrices.*\(3,\)"):
+        Modular([p], Orthogonalize()).step()
+
+
+def muon(grads, weights, lr, decay, nesterov, adjust):
+    """Muon in float64, without a rounding: the trajectory of one matrix."""
+    w, b = weights.double(), torch.zeros_like(weights, dtype=torch.float64)
+    rows, columns = w.shape
+    if adjust == "original":
+        size = math.sqrt(max(1, rows / columns))
+    else:
+        size = 0.2 * math.sqrt(max(rows, columns))
+    for grad in grads:
+        b = 0.95 * b + grad.double()
+        x = grad.double() + 0.95 * b if nesterov else b
+        w = w - lr * decay * w - lr * size * newton_schulz(x, COEFFICIENTS, 5)
+        yield w
+
+
+@MUON
+@pytest.mark.parametrize("adjust", ["original", "match_rms_adamw"])
+@pytest.mark.parametrize("nesterov", [True, False])
+@pytest.mark.parametrize("decay", [0.0, 0.5])
+def test_momentum_and_orthogonalize_are_muon(adjust, nesterov, decay):
+    """Nearer to Muon without rounding than torch's own Muon, whose errors are bfloat16's."""
+    shapes = [(8, 8), (16, 6), (5, 12)]
+    first = start(torch.float32, shapes)
+    ours, theirs = [w.clone() for w in first], [w.clone() for w in first]
+    links = Momentum(0.95, nesterov=nesterov), Orthogonalize(scale=adjust), WeightDecay(decay)
+    a = Modular(ours, *links, LR(0.02))
+    b = torch.optim.Muon(
+        theirs, lr=0.02, momentum=0.95, nesterov=nesterov, weight_decay=decay, adjust_lr_fn=adjust
+    )
+    gen = torch.Generator().manual_seed(0)
+    grads = [[torch.randn(s, generator=gen) for s in shapes] for _ in range(30)]
+    exact = zip(
+        *[
+            muon([row[i] for row in grads], w, 0.02, decay, nesterov, adjust)
+            for i, w in enumerate(first)
+        ],
+        strict=True,
+    )
+    for row, expected in zip(grads, exact, strict=True):
+        for p, q, g in zip(ours, theirs, row, strict=True):
+            p.grad, q.grad = g.clone(), g.clone()
+        a.step(), b.step()
+        for p, q, w, w0 in zip(ours, theirs, expected, first, strict=True):
+            rounding = (q - w).norm().item()
+            assert rounding < 0.05 * (w - w0).norm().item()
+            assert (p - w).norm().item() < 1e-3 * (w - w0).norm().item()
+
+
+@pytest.mark.parametrize("rule", [Adam, lambda: Warmup(1000), lambda: EMA(0.5, debias=True)])
+def test_counters_are_float32_whatever_the_default_dtype(rule):
+    torch.set_default_dtype(torch.bfloat16)
+    try:
+        p = param(0.0)
+        opt = Modular([p], rule(), LR(0.0))
+        for _ in range(300):
+            p.grad = torch.ones(1, dtype=torch.float32)
+            opt.step()
+    finally:
+        torch.set_default_dtype(torch.float32)
+    (steps,) = [value for key, value in opt.state[p].items() if key.endswith("/step")]
+    assert steps.item() == 300

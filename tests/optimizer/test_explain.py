@@ -1,0 +1,104 @@
+"""`explain` tells what a step does with memory, by watching one."""
+
+import re
+
+import pytest
+import torch
+
+from tests.table import ROWS
+from torchzero_clip import (
+    LR,
+    Adam,
+    ClipNorm,
+    ClipNormGrowth,
+    ClipValue,
+    Masked,
+    Modular,
+    Momentum,
+    Normalize,
+    ZClip,
+)
+
+
+def plan(*chain, model=None, **kwargs):
+    model = model or torch.nn.Linear(300, 400)
+    return Modular(model.named_parameters(), *chain, **kwargs).explain()
+
+
+def bytes_of(text, label="in all"):
+    reads, writes = re.search(rf"^{label} +([\d.]+) +([\d.]+)", text, re.M).groups()
+    return float(reads), float(writes)
+
+
+def test_the_headline_chain_passes_over_memory_three_times_and_keeps_one_buffer():
+    """Once for the norm, once to scale into the buffer, once for torch's fused optimizer."""
+    text = plan(ClipNorm(1.0, dim="global"), Adam(), LR(1e-3))
+    assert bytes_of(text) == (4 + 4 + 16, 4 + 12)
+    assert bytes_of(text, "LR") == (0, 0)
+    assert text.endswith("besides the state: 1 of the parameters' size.")
+    assert "_fused_adamw_" in text.split("the end")[1]
+
+
+def test_compiled_it_passes_twice_and_keeps_none():
+    text = plan(ClipNorm(1.0, dim="global"), Adam(), LR(1e-3), compile=True)
+    assert bytes_of(text) == (4 + 16, 12)
+    assert text.endswith("besides the state: none.")
+
+
+def test_plain_formulas_take_more_and_say_so():
+    fast = plan(ClipNorm(1.0, dim="global"), Adam(), LR(1e-3))
+    plain = plan(ClipNorm(1.0, dim="global"), Adam(), LR(1e-3), fused=False)
+    assert sum(bytes_of(plain)) > 2 * sum(bytes_of(fast))
+    assert "1 of the parameters' size" in plain
+
+
+@pytest.mark.parametrize(
+    ("chain", "expected"),
+    [
+        ([ClipNorm(1.0, target="grad"), Adam(), LR(1e-3)], (4 + 4 + 16, 4 + 12)),
+        ([ClipNorm(1.0, dim="global"), LR(0.1)], (4 + 8, 4)),
+        ([ClipValue(0.1), Momentum(0.9), LR(0.1)], (4 + 12, 4 + 8)),
+        ([Normalize(1.0), LR(0.1)], (4 + 4 + 8, 4 + 4)),
+        ([LR(0.1)], (8, 4)),
+        ([LR(torch.tensor(0.1))], (8, 4)),
+    ],
+    ids=lambda x: x[0].__class__.__name__ if isinstance(x, list) else "",
+)
+def test_the_bytes_of_a_chain(chain, expected):
+    assert bytes_of(plan(*chain)) == expected
+
+
+def test_an_update_that_a_rule_reads_is_written_once():
+    text = plan(ZClip(), Adam(), ClipNormGrowth(), LR(1e-3))
+    assert "a kept buffer" in text.split("ClipNormGrowth")[2]
+    assert "new memory" not in text
+
+
+def test_it_counts_the_parameters_and_changes_nothing():
+    model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.Linear(4, 2).bfloat16())
+    opt = Modular(model.named_parameters(), ClipNorm(1.0), Adam(), LR(1e-3))
+    seed = torch.random.get_rng_state()
+    before = [p.detach().clone() for p in model.parameters()]
+    text = opt.explain()
+    assert "2 parameters, 16 numbers in float32 on cpu" in text
+    assert "2 parameters, 10 numbers in bfloat16 on cpu" in text
+    assert torch.equal(seed, torch.random.get_rng_state())
+    assert all(torch.equal(p, q) for p, q in zip(before, model.parameters(), strict=True))
+    assert not opt.state_dict()["state"]
+
+
+def test_masks_see_the_names():
+    chain = Masked(ClipNorm(1.0), lambda name, p: name == "bias")
+    assert bytes_of(plan(chain, LR(1e-3)), "Masked")[0] == pytest.approx(
+        2
+    )  # one of two is measured
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.cls.__name__)
+def test_every_module_has_a_plan(row):
+    for make in row.good.values():
+        model = torch.nn.Linear(30, 40, bias=not row.matrices)
+        tail = [LR(1e-3)] if row.cls is not LR else []
+        reads, writes = bytes_of(plan(make(), *tail, model=model))
+        assert reads >= 0
+        assert writes >= 0

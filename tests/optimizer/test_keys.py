@@ -1,0 +1,172 @@
+"""The names of live values in the groups."""
+
+import pytest
+
+from tests.helpers import one
+from torchzero_clip import (
+    LR,
+    Adagrad,
+    Adam,
+    Chain,
+    ClipNorm,
+    ClipValue,
+    ClipValueByEMA,
+    Modular,
+    Momentum,
+    Scale,
+)
+
+
+def keys(*links):
+    group = Modular([one()], *links).param_groups[0]
+    return set(group) - {"params", "chain"}
+
+
+def test_a_name_with_one_owner_is_bare_and_one_with_several_is_qualified():
+    assert keys(ClipNorm(1.0), Adam(), LR(0.1)) == {"max_norm", "betas", "eps", "lr"}
+    assert keys(ClipNorm(1.0), ClipNorm(2.0), LR(0.1)) == {
+        "ClipNorm/max_norm",
+        "ClipNorm_2/max_norm",
+        "lr",
+    }
+    assert keys(Adam(), Adagrad(), LR(0.1)) == {
+        "betas",
+        "Adam/eps",
+        "Adagrad/eps",
+        "lr_decay",
+        "lr",
+    }
+
+
+def test_a_name_of_its_own_stands_for_the_class():
+    assert keys(ClipNorm(1.0, name="early"), ClipNorm(2.0, name="late")) == {
+        "early/max_norm",
+        "late/max_norm",
+    }
+
+
+def test_nested_names_follow_the_nesting_and_are_numbered_per_level():
+    inner = ClipValueByEMA(0.5, ema_tfm=Chain(Scale(1.0), Scale(2.0)))
+    assert keys(Scale(3.0), inner) == {
+        "Scale/factor",
+        "beta",
+        "ClipValueByEMA/Scale/factor",
+        "ClipValueByEMA/Scale_2/factor",
+    }
+    chain = Chain(ClipNorm(1.0), LR(0.1), name="front")
+    assert keys(chain, ClipNorm(2.0)) == {"front/ClipNorm/max_norm", "ClipNorm/max_norm", "lr"}
+
+
+def test_an_unnamed_chain_dissolves():
+    assert keys(Chain(ClipNorm(1.0)), Chain(ClipNorm(2.0), LR(0.1))) == {
+        "ClipNorm/max_norm",
+        "ClipNorm_2/max_norm",
+        "lr",
+    }
+
+
+def test_two_links_of_one_name_are_an_error():
+    with pytest.raises(ValueError, match="same name"):
+        Modular([one()], ClipNorm(1.0, name="x"), ClipNorm(1.0, name="x_2"), Scale(1.0, name="x"))
+
+
+def test_the_qualified_form_is_always_accepted():
+    a, b = one(grad=10.0), one(grad=10.0)
+    opt = Modular([{"params": [a]}, {"params": [b], "ClipNorm/max_norm": 0.5}], ClipNorm(1.0))
+    assert "ClipNorm/max_norm" not in opt.param_groups[1]
+    opt.step()
+    assert (a.item(), b.item()) == pytest.approx((0.0, 0.5), abs=1e-7)
+
+
+def test_the_qualified_form_may_be_set_in_a_group_later():
+    p = one(grad=10.0)
+    opt = Modular([p], ClipNorm(1.0))
+    opt.param_groups[0]["ClipNorm/max_norm"] = 3.0
+    opt.step()
+    assert p.item() == -2.0
+    assert opt.param_groups[0]["max_norm"] == 3.0
+
+
+def test_all_live_values_are_in_defaults():
+    opt = Modular([one()], ClipNorm(1.0), ClipNorm(2.0), Momentum(0.8), LR(0.1))
+    assert opt.defaults == {
+        "ClipNorm/max_norm": 1.0,
+        "ClipNorm_2/max_norm": 2.0,
+        "momentum": 0.8,
+        "dampening": 0.0,
+        "lr": 0.1,
+    }
+
+
+def test_one_link_may_own_lr():
+    with pytest.raises(ValueError, match=r"one link may own lr.*LR_2.*groups.*Scale"):
+        Modular([one()], LR(0.1), Adam(), LR(0.2))
+
+
+@pytest.mark.parametrize(
+    ("key", "suggestion"),
+    [
+        ("max_nrom", "max_norm"),
+        ("maxnorm", "max_norm"),
+        ("beta", "betas"),
+        ("Lr", "lr"),
+        ("ClipNorm/max_nrm", "ClipNorm/max_norm"),
+    ],
+)
+def test_a_misspelt_key_is_an_error_with_the_suggestion(key, suggestion):
+    links = ClipNorm(1.0), Adam(), LR(0.1)
+    with pytest.raises(ValueError, match=f"'{key}'.*did you mean '{suggestion}'"):
+        Modular([{"params": [one()], key: 0.5}], *links)
+    opt = Modular([one()], *links)
+    with pytest.raises(ValueError, match=f"'{key}'.*did you mean '{suggestion}'"):
+        opt.add_param_group({"params": [one()], key: 0.5})
+    opt.param_groups[0][key] = 0.5
+    with pytest.raises(ValueError, match=f"'{key}'.*did you mean '{suggestion}'"):
+        opt.step()
+
+
+def test_an_ambiguous_bare_key_is_an_error_with_the_choices():
+    with pytest.raises(ValueError, match=r"'max_norm'.*ClipNorm/max_norm.*ClipNorm_2/max_norm"):
+        Modular([{"params": [one()], "max_norm": 1.0}], ClipNorm(1.0), ClipNorm(2.0))
+
+
+def test_both_forms_of_one_key_are_an_error():
+    group = {"params": [one()], "max_norm": 1.0, "ClipNorm/max_norm": 2.0}
+    with pytest.raises(ValueError, match="both 'ClipNorm/max_norm' and 'max_norm'"):
+        Modular([group], ClipNorm(1.0))
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "link"),
+    [
+        ("weight_decay", 0.1, "WeightDecay"),
+        ("lr", 0.1, "LR"),
+        ("momentum", 0.9, "Momentum"),
+        ("betas", (0.9, 0.99), "Adam"),
+        ("max_norm", 1.0, "ClipNorm"),
+        ("maximize", True, "Scale"),
+    ],
+)
+def test_a_well_known_key_that_nobody_reads_is_an_error_that_names_the_link(key, value, link):
+    with pytest.raises(ValueError, match=rf"{key}=.*add {link}\("):
+        Modular([{"params": [one()], key: value}], ClipValue(1.0))
+
+
+@pytest.mark.parametrize(("key", "value"), [("weight_decay", 0.0), ("maximize", False)])
+def test_a_well_known_key_without_effect_is_kept(key, value):
+    opt = Modular([{"params": [one()], key: value}], ClipValue(1.0))
+    assert opt.param_groups[0][key] == value
+
+
+def test_other_keys_are_the_users_own():
+    opt = Modular([{"params": [one()], "tag": "encoder", "initial_lr": 0.1}], LR(0.1))
+    opt.step()
+    assert opt.param_groups[0]["tag"] == "encoder"
+
+
+@pytest.mark.parametrize("key", ["max_norm", "ClipNorm/max_norm"])
+def test_values_of_groups_are_checked_as_arguments_are(key):
+    with pytest.raises(ValueError, match=r"ClipNorm: max_norm must be .*at least 0, got -1"):
+        Modular([{"params": [one()], key: -1.0}], ClipNorm(1.0), LR(0.1))
+    with pytest.raises(TypeError, match=r"ClipNorm: max_norm must be a number.*got '1'"):
+        Modular([{"params": [one()], key: "1"}], ClipNorm(1.0), LR(0.1))

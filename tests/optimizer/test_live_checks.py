@@ -1,0 +1,173 @@
+"""Live values that change after the first step are checked as the constructor checks them."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import Parameter
+
+from torchzero_clip import LR, Adam, ClipNorm, Clipper, Modular, Momentum, ZClip, attach
+
+
+def params_of(n: int = 2, dtype: torch.dtype = torch.float32) -> list[Parameter]:
+    return [Parameter(torch.ones(3, dtype=dtype)) for _ in range(n)]
+
+
+def give(params: list[Parameter]) -> None:
+    for p in params:
+        p.grad = torch.full_like(p, 0.5)
+
+
+def stepped(*links: Any, **settings: Any) -> tuple[list[Parameter], Modular]:
+    """An optimizer of two groups after a step."""
+    params = params_of()
+    opt = Modular([{"params": [p]} for p in params], *links, **settings)
+    give(params)
+    opt.step()
+    return params, opt
+
+
+@pytest.mark.parametrize("compile", [False, True])
+@pytest.mark.parametrize(
+    ("key", "value", "sentence"),
+    [
+        ("lr", -1.0, "group 1: LR: lr must be a number at least 0, got -1.0"),
+        ("lr", math.nan, "group 1: LR: lr must be a number at least 0, got nan"),
+        ("lr", "0.1", "group 1: LR: lr must be a number at least 0, got '0.1'"),
+        ("lr", None, "group 1: LR: lr must be a number"),
+        ("lr", torch.tensor(-1.0), "group 1: LR: lr must be a number at least 0"),
+        ("max_norm", -1.0, "group 1: ClipNorm: max_norm must be a number at least 0, got -1.0"),
+        ("momentum", 2.0, "group 1: Momentum: momentum must be"),
+    ],
+)
+def test_a_value_that_makes_no_sense_is_refused_and_nothing_moves(
+    key: str, value: Any, sentence: str, compile: bool
+) -> None:
+    params, opt = stepped(ClipNorm(1.0), Momentum(), LR(0.1), compile=compile)
+    before = [p.detach().clone() for p in params]
+    good, opt.param_groups[1][key] = opt.param_groups[1][key], value
+    for _ in range(2):  # until it is mended
+        with pytest.raises((TypeError, ValueError)) as caught:
+            opt.step()
+        assert sentence in str(caught.value)
+        assert all(map(torch.equal, params, before))
+    opt.param_groups[1][key] = good
+    opt.step()
+    assert not torch.equal(params[1], before[1])
+
+
+@pytest.mark.parametrize("kind", ["clipper", "handle"])
+def test_clippers_and_handles_check_too(kind: str) -> None:
+    params = params_of()
+    opt = torch.optim.SGD(params, lr=0.1)
+    clipper = Clipper(params, ClipNorm(1.0)) if kind == "clipper" else attach(opt, ClipNorm(1.0))
+    for value in (1.0, -1.0):
+        give(params)
+        clipper.param_groups[0]["max_norm"] = value
+        if value < 0:
+            with pytest.raises(ValueError, match="group 0: ClipNorm: max_norm must be"):
+                clipper.step()
+        else:
+            clipper.step()
+
+
+def test_only_links_whose_values_changed_are_checked(monkeypatch: pytest.MonkeyPatch) -> None:
+    _, opt = stepped(ZClip(), Adam(), LR(0.1))
+    seen: list[str] = []
+    for cls in (ZClip, Adam, LR):
+        check = cls.check
+        monkeypatch.setattr(
+            cls, "check", lambda self, check=check: (seen.append(type(self).__name__), check(self))
+        )
+    opt.step()
+    assert seen == []
+    opt.param_groups[1]["lr"] = 0.2
+    opt.step()
+    opt.step()
+    assert seen == ["LR"]
+
+
+class Unread(Tensor):
+    """Stands for a tensor on a device: to read it is to wait."""
+
+    @property
+    def device(self) -> torch.device:
+        return torch.device("cuda")
+
+    def item(self) -> Any:
+        raise AssertionError("read")
+
+    __float__ = __bool__ = tolist = item
+
+
+def test_a_tensor_on_a_device_is_not_read() -> None:
+    _, opt = stepped(ClipNorm(1.0), LR(0.1))
+    for _ in range(2):
+        opt.param_groups[0]["lr"] = torch.tensor(-1.0).as_subclass(Unread)
+        opt._check_keys()
+        opt._check_keys()
+
+
+def numpy_numbers() -> list[Any]:
+    numpy = pytest.importorskip("numpy")
+    return [numpy.float32(0.5), numpy.float64(0.5), numpy.float16(0.5)]
+
+
+def test_numpy_numbers_are_numbers_everywhere() -> None:
+    numpy = pytest.importorskip("numpy")
+    for half in numpy_numbers():
+        chain = ClipNorm(half, ord=numpy.int64(1), dim=numpy.int64(0)), Adam((half, half)), LR(half)
+        params, opt = stepped(*chain)
+        theirs, plain = stepped(ClipNorm(0.5, ord=1, dim=0), Adam((0.5, 0.5)), LR(0.5))
+        for value in (half, numpy.int32(1)):
+            for some, one, x in ((params, opt, value), (theirs, plain, value.item())):
+                one.param_groups[0]["lr"] = x
+                one.param_groups[1]["betas"] = (x * 0, x * 0)
+                give(some)
+                one.step()
+        assert all(map(torch.equal, params, theirs))
+        assert repr(opt) == repr(plain)
+        held = [opt.param_groups[0]["lr"], *opt.param_groups[1]["betas"]]
+        assert {type(x) for x in held} <= {int, float}
+
+
+def test_a_group_given_with_numpy_numbers_is_saved_with_pythons(tmp_path: Any) -> None:
+    (half, *_) = numpy_numbers()
+    opt = Modular([{"params": params_of(), "lr": half}], Adam(), LR(half))
+    torch.save(opt.state_dict(), tmp_path / "saved.pt")
+    loaded = torch.load(tmp_path / "saved.pt", weights_only=True)
+    assert loaded["param_groups"][0]["lr"] == 0.5
+
+
+def test_what_is_no_number_is_still_refused() -> None:
+    numpy = pytest.importorskip("numpy")
+    for bad in (numpy.bool_(True), numpy.ones(2), "1", None, 1j, numpy.float32("nan")):
+        with pytest.raises((TypeError, ValueError), match="ClipNorm: max_norm must be"):
+            ClipNorm(bad)
+
+
+def test_a_model_that_becomes_double_half_way_is_a_sentence_and_nothing_moves() -> None:
+    params, opt = stepped(Adam(), LR(0.1))
+    for p in params:
+        p.data, p.grad = p.data.double(), None
+    give(params)
+    before = [p.detach().clone() for p in params]
+    with pytest.raises(TypeError, match=r"parameter 0 of group 0 is torch.float64 now.*clear\(\)"):
+        opt.step()
+    assert all(map(torch.equal, params, before))
+    opt.state.clear()
+    opt.step()
+    assert opt.state[params[0]]["Adam/exp_avg"].dtype == torch.float64
+
+
+def test_a_model_that_becomes_bfloat16_half_way_steps_on() -> None:
+    params, opt = stepped(Adam(), LR(0.1))
+    for p in params:
+        p.data, p.grad = p.data.bfloat16(), None
+    give(params)
+    opt.step()
+    assert opt.state[params[0]]["Adam/exp_avg"].dtype == torch.float32

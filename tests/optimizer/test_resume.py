@@ -1,0 +1,309 @@
+"""A run that is saved, loaded in a fresh process and continued is the same run, to the last bit."""
+
+from __future__ import annotations
+
+import copy
+import subprocess
+import sys
+import traceback
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.helpers import ROOT, Named, Tensors, gradients, parameters, same, set_grads
+from tests.table import GOOD, Case, over
+from torchzero_clip import (
+    EMA,
+    LR,
+    Adam,
+    Chain,
+    ClipNorm,
+    ClipNormGrowth,
+    ClipValueByEMA,
+    Modular,
+    Momentum,
+    Scale,
+    Transform,
+)
+
+pytestmark = pytest.mark.xdist_group("resume")  # one worker makes the runs
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+# All that remember something; of the others, whose state is their live values, one each.
+CASES = [c for c in GOOD if c.memory != "none" or c.adds or c.label == next(iter(c.good))]
+BREAK, END = 12, 24
+RUNS = [(case, name) for case in CASES for name in DTYPES]
+
+
+def start(case: Case, dtype: torch.dtype) -> tuple[Named, Modular]:
+    """A model in two groups, one of which has its own lr, and its optimizer."""
+    params = parameters(case.shapes, dtype)
+    pairs = list(params.items())
+    owns_lr = any("lr" in tfm.live for tfm in case.make().walk())
+    groups: list[dict[str, Any]] = [{"params": pairs[::2]}, {"params": pairs[1::2], "lr": 0.02}]
+    return params, Modular(groups, case.make(), *([] if owns_lr else [LR(0.05)]))
+
+
+def train(case: Case, params: Named, opt: Modular, steps: range) -> None:
+    """Steps with their own gradients and a changing lr; a parameter is missing now and then."""
+    dtype = next(iter(params.values())).dtype
+    for i in steps:
+        grads: dict[str, Any] = gradients(case.shapes, i, dtype, scale=1 + i % 7)
+        if i % 5 == 2:
+            grads["head.weight"] = None
+        set_grads(params, grads)
+        opt.step()
+        for group in opt.param_groups:
+            group["lr"] = group["lr"] * 0.99
+
+
+def key(case: Case, dtype: str) -> str:
+    return f"{CASES.index(case)}-{dtype}"
+
+
+def resume(folder: str) -> None:
+    """What the fresh process does: continue every checkpoint of a folder."""
+    warnings.simplefilter("error")
+    torch.set_num_threads(1)
+    saved = torch.load(Path(folder) / "saved.pt", weights_only=True)
+    results: dict[str, Any] = {}
+    for case, dtype in RUNS:
+        try:
+            results[key(case, dtype)] = continued(case, DTYPES[dtype], saved[key(case, dtype)])
+        except Exception:  # the test of this case shows it
+            results[key(case, dtype)] = traceback.format_exc()
+    torch.save(results, Path(folder) / "results.pt")
+
+
+def continued(case: Case, dtype: torch.dtype, saved: dict[str, Any]) -> dict[str, Any]:
+    """Parameters and optimizer at the end of a run that goes on from a checkpoint."""
+    params, opt = start(case, dtype)
+    for name, p in params.items():
+        p.data.copy_(saved["params"][name])
+    opt.load_state_dict(saved["optimizer"])
+    train(case, params, opt, range(BREAK, END))
+    return snapshot(params, opt)
+
+
+def snapshot(params: Named, opt: Modular) -> dict[str, Any]:
+    """Copies of all there is to save."""
+    held = {name: p.detach() for name, p in params.items()}
+    return copy.deepcopy({"params": held, "optimizer": opt.state_dict()})
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Every run without a break, and the same resumed in its middle by one fresh process."""
+    folder = tmp_path_factory.mktemp("resume")
+    saved, straight = {}, {}
+    for case, dtype in RUNS:
+        params, opt = start(case, DTYPES[dtype])
+        train(case, params, opt, range(BREAK))
+        saved[key(case, dtype)] = snapshot(params, opt)
+        train(case, params, opt, range(BREAK, END))
+        straight[key(case, dtype)] = snapshot(params, opt)
+    torch.save(saved, folder / "saved.pt")
+    code = f"from tests.optimizer.test_resume import resume; resume({str(folder)!r})"
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    return straight, torch.load(folder / "results.pt", weights_only=True)
+
+
+@over(CASES)
+def test_a_run_resumed_in_a_fresh_process_is_the_run_without_a_break(case, runs):
+    for dtype in DTYPES:
+        straight, resumed = (results[key(case, dtype)] for results in runs)
+        assert isinstance(resumed, dict), resumed
+        same(resumed["params"], straight["params"])
+        assert flat(resumed["optimizer"]) == flat(straight["optimizer"]), dtype
+
+
+def test_every_row_is_resumed_and_moves_its_parameters(runs):
+    assert {case.cls for case in CASES} == {case.cls for case in GOOD}
+    for case, dtype in RUNS:
+        before, after = start(case, DTYPES[dtype])[0], runs[0][key(case, dtype)]["params"]
+        still = str(case) == "ClipValue-zero"
+        assert still or any(not p.equal(after[name]) for name, p in before.items()), case
+
+
+def flat(value: Any) -> Any:
+    """Nested state as plain values, with the dtype of every tensor."""
+    if isinstance(value, torch.Tensor):
+        return (str(value.dtype), tuple(value.shape), repr(value.tolist()))
+    if isinstance(value, dict):
+        return {k: flat(v) for k, v in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [flat(v) for v in value]
+    return value
+
+
+# ---------------------------------------------------------------------- other checkpoints
+
+
+def trained(
+    *links: Transform, shapes: dict[str, tuple[int, ...]] | None = None, groups: int = 1
+) -> tuple[Named, Modular]:
+    """An optimizer that has made two steps."""
+    params = parameters(shapes or {"a.weight": (3, 2), "b.weight": (2, 3), "b.bias": (3,)})
+    pairs = list(params.items())
+    parts = [{"params": pairs[i::groups]} for i in range(groups)]
+    opt = Modular(parts, *links)
+    for i in range(2):
+        set_grads(params, gradients({name: tuple(p.shape) for name, p in params.items()}, i))
+        opt.step()
+    return params, opt
+
+
+def ours() -> tuple[Transform, ...]:
+    return ClipNormGrowth(), Momentum(), LR(0.1)
+
+
+OTHERS = {
+    "another chain": (lambda: trained(ClipNorm(1.0), Adam(), LR(0.1)), "saved by another chain"),
+    "a longer chain": (lambda: trained(*ours(), Scale(1.0)), "saved by another chain"),
+    "the links in another order": (
+        lambda: trained(Momentum(), ClipNormGrowth(), LR(0.1)),
+        "saved by another chain",
+    ),
+    "another name": (
+        lambda: trained(ClipNormGrowth(name="growth"), Momentum(), LR(0.1)),
+        "saved by another chain",
+    ),
+    "another shape": (
+        lambda: trained(*ours(), shapes={"a.weight": (3, 2), "b.weight": (2, 4), "b.bias": (3,)}),
+        r"shape \(2, 4\) for 'Momentum/momentum_buffer' of parameter 1, here it is \(2, 3\)",
+    ),
+    "parameters in another order": (
+        lambda: trained(*ours(), shapes={"b.weight": (2, 3), "a.weight": (3, 2), "b.bias": (3,)}),
+        r"shape \(2, 3\) for 'Momentum/momentum_buffer' of parameter 0, here it is \(3, 2\)",
+    ),
+    "fewer parameters": (
+        lambda: trained(*ours(), shapes={"a.weight": (3, 2), "b.weight": (2, 3)}),
+        r"groups of \[2\] parameters, this optimizer of \[3\]",
+    ),
+    "two groups": (lambda: trained(*ours(), groups=2), r"groups of \[2, 1\] param.* of \[3\]"),
+}
+
+
+def everything(params: Named, opt: Modular) -> Any:
+    """All that loading could have changed."""
+    return flat([{n: p.detach() for n, p in params.items()}, opt.state_dict(), repr(opt.chain)])
+
+
+@pytest.mark.parametrize("other", OTHERS)
+def test_the_checkpoint_of_something_else_raises_a_sentence_and_changes_nothing(other):
+    make, sentence = OTHERS[other]
+    params, opt = trained(*ours())
+    before = everything(params, opt)
+    with pytest.raises(ValueError, match=sentence):
+        opt.load_state_dict(make()[1].state_dict())
+    assert everything(params, opt) == before
+    twin, same_opt = trained(*ours())
+    for m, o in ((params, opt), (twin, same_opt)):  # and it trains on as if nothing had been
+        set_grads(m, gradients({name: tuple(p.shape) for name, p in m.items()}, 5))
+        o.step()
+    assert everything(params, opt) == everything(twin, same_opt)
+
+
+def test_a_checkpoint_of_torch_says_what_it_is_not():
+    params, opt = trained(*ours())
+    before = everything(params, opt)
+    other = torch.optim.SGD(params.values(), lr=0.1, momentum=0.9)
+    with pytest.raises(ValueError, match="saved by another kind of optimizer"):
+        opt.load_state_dict(other.state_dict())
+    assert everything(params, opt) == before
+
+
+TAMPERED = {
+    "a missing tensor": (lambda s: s["state"][1].pop("Momentum/momentum_buffer"), "lacks 'Mom"),
+    "a tensor too many": (
+        lambda s: s["state"][1].update({"LR/x": torch.ones(1)}),
+        r"x'\].*no link",
+    ),
+    "a number for a tensor": (
+        lambda s: s["state"][1].update({"Momentum/momentum_buffer": 1.0}),
+        "has 1.0 where 'Momentum/momentum_buffer' of parameter 1 is a tensor of shape",
+    ),
+    "another dtype": (
+        lambda s: s["state"][1].update(
+            {"Momentum/momentum_buffer": torch.zeros(2, 3, dtype=torch.float64)}
+        ),
+        "dtype torch.float64 for 'Momentum/momentum_buffer' of parameter 1",
+    ),
+}
+
+
+@pytest.mark.parametrize("how", TAMPERED)
+def test_a_checkpoint_that_was_tampered_with_raises_and_changes_nothing(how):
+    tamper, sentence = TAMPERED[how]
+    params, opt = trained(*ours())
+    before = everything(params, opt)
+    checkpoint = copy.deepcopy(opt.state_dict())
+    tamper(checkpoint)
+    with pytest.raises(ValueError, match=sentence):
+        opt.load_state_dict(checkpoint)
+    assert everything(params, opt) == before
+
+
+def test_other_fixed_arguments_warn_and_load():
+    params, opt = trained(Momentum(nesterov=True), LR(0.1))
+    _, other = trained(Momentum(), LR(0.1))
+    with pytest.warns(UserWarning, match="other fixed arguments"):
+        opt.load_state_dict(other.state_dict())
+    buffers = [opt.state[p]["Momentum/momentum_buffer"] for p in params.values()]
+    theirs = [m["Momentum/momentum_buffer"] for m in other.state_dict()["state"].values()]
+    for a, b in zip(buffers, theirs, strict=True):
+        assert a.equal(b)
+
+
+def test_other_live_values_are_taken_from_the_checkpoint_without_a_warning():
+    _, opt = trained(*ours())
+    _, other = trained(ClipNormGrowth(mul=3.0), Momentum(0.5), LR(0.7))
+    opt.load_state_dict(other.state_dict())
+    group = opt.param_groups[0]
+    assert (group["mul"], group["momentum"], group["lr"]) == (3.0, 0.5, 0.7)
+
+
+def test_a_number_stands_for_a_0_dim_tensor():
+    params, opt = trained(*ours())
+    checkpoint = copy.deepcopy(opt.state_dict())
+    expected = opt.state[params["a.weight"]]["ClipNormGrowth/previous"].clone()
+    checkpoint["state"][0]["ClipNormGrowth/previous"] = expected.item()
+    opt.load_state_dict(checkpoint)
+    found = opt.state[params["a.weight"]]["ClipNormGrowth/previous"]
+    assert found.dtype == torch.float32
+    assert found.equal(expected)
+
+
+@pytest.mark.parametrize("nested", [False, True])
+def test_a_state_dict_before_the_first_step_loads(nested):
+    inner = Chain(EMA(0.5), Scale(2.0))
+    links = [ClipValueByEMA(ema_tfm=inner)] if nested else [*ours()[:2]]
+    params = parameters({"a": (3,)})
+    opt = Modular(params.items(), *links, LR(0.1))
+    opt.load_state_dict(Modular(params.items(), *links, LR(0.3)).state_dict())
+    assert opt.param_groups[0]["lr"] == 0.3
+    assert not opt.state
+    set_grads(params, gradients({"a": (3,)}))
+    opt.step()
+    assert opt.state[params["a"]]
+
+
+def test_state_made_early_loads_and_shifts_nothing():
+    def run(early: bool) -> Tensors:
+        params, opt = start(CASE, torch.float32)
+        if early:
+            opt.init_state()
+            opt.load_state_dict(copy.deepcopy(opt.state_dict()))
+        train(CASE, params, opt, range(5))
+        return {name: p.detach() for name, p in params.items()}
+
+    same(run(True), run(False))
+
+
+CASE = next(case for case in GOOD if case.cls is Adam)

@@ -1,0 +1,62 @@
+"""Several processes give what one gives: `sharded.py` runs on each of them."""
+
+import pytest
+
+from tests.processes.launch import on_ranks
+
+slow = pytest.mark.slow
+
+
+def ranks(n, *settings, script="sharded"):
+    """Run a script of this folder on n processes; returns what each printed."""
+    return on_ranks(n, "-m", f"tests.processes.{script}", *settings, limit=60 * len(settings))
+
+
+def agreed(settings):
+    return "".join(f"{setting}: 0 wrong\n" for setting in settings)
+
+
+@pytest.mark.parametrize(
+    "settings", [("ddp",), ("fsdp", "again"), ("tp", "stages", "flat")], ids="+".join
+)
+def test_two_processes_give_what_one_gives(settings):
+    """For one construction of every rule, and for each scope of a norm."""
+    for out in ranks(2, *settings):
+        assert out == agreed(settings)
+
+
+@slow
+@pytest.mark.parametrize("setting", ["ddp", "fsdp", "partly", "tp"])
+def test_every_construction_gives_on_two_processes_what_it_gives_on_one(setting):
+    for out in ranks(2, "every", setting):
+        assert out == agreed([setting])
+
+
+@slow
+@pytest.mark.parametrize("setting", ["fsdp", "hsdp", "both"])
+def test_four_processes_give_what_one_gives(setting):
+    for out in ranks(4, setting):
+        assert out == agreed([setting])
+
+
+DCP = pytest.mark.xdist_group("dcp")  # one worker makes the checkpoint
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory):
+    """A checkpoint that two processes wrote in the middle of a run."""
+    folder = tmp_path_factory.mktemp("dcp")
+    ranks(2, str(folder), "save", script="dcp")
+    return str(folder)
+
+
+def test_every_form_of_a_distributed_state_dict_resumes_to_the_bit(tmp_path):
+    for out in ranks(2, str(tmp_path), "memory", script="dcp"):
+        assert out == agreed(["memory"])
+
+
+@DCP
+@pytest.mark.parametrize("n", [1, pytest.param(4, marks=slow)])
+def test_a_checkpoint_of_two_processes_goes_on_with_more_or_fewer(saved, n):
+    for out in ranks(n, saved, "load", script="dcp"):
+        assert out == agreed(["load"])

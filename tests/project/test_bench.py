@@ -1,0 +1,324 @@
+"""The benchmarks compare like with like, count what they say they count, and run."""
+
+from __future__ import annotations
+
+import csv
+import importlib
+import math
+import shutil
+import sys
+
+import pytest
+import torch
+from torch.nn import Parameter
+
+from benchmarks import norms, overhead, versions
+from benchmarks.step import __main__ as command
+from benchmarks.step import bars, memory, timing
+from benchmarks.step.bars import Bar
+from benchmarks.step.chains import COMPILED, HEADLINE, OURS, PEERS, RACES, Race, installed
+from benchmarks.step.shapes import SHAPES
+from benchmarks.step.timing import BARE, Result
+
+CONTESTANTS = [
+    (chain, name)
+    for chain, race in RACES.items()
+    for name in race.contestants
+    if name != OURS and name not in race.differs and (name not in PEERS or installed(name))
+]
+
+
+SCALES = (1.0, 1.5, 0.5, 1.0, 6.0, 1.0)  # Adam would not see a clip of equal gradients
+
+
+def trained(race, name, loose):
+    """The parameters and the gradients after some steps."""
+    params, fresh = timing.model([(8, 6), (6,), (3, 4)], loose, "cpu", race.dtype)
+    step = race.contestants[name](params)
+    for scale in SCALES:
+        timing.refill(params, [(grad, source * scale) for grad, source in fresh])
+        step()
+    return [p.detach() for p in params], [grad for grad, _ in fresh]
+
+
+@pytest.mark.filterwarnings("ignore")  # what other libraries warn of, where they are installed
+@pytest.mark.parametrize("loose", [False, True], ids=["clipped", "loose"])
+@pytest.mark.parametrize(("chain", "name"), [c for c in CONTESTANTS if "compiled" not in c[1]])
+def test_every_contestant_does_what_ours_does(chain, name, loose):
+    race = RACES[chain]
+    (params, grads), (ours, our_grads) = trained(race, name, loose), trained(race, OURS, loose)
+    away = 1e-5 if name in PEERS else 1e-7  # a hundredth of a step: some add eps elsewhere
+    torch.testing.assert_close(params, ours, rtol=1e-4, atol=away)
+    if race.kind in ("helper", "grad"):
+        torch.testing.assert_close(grads, our_grads, rtol=1e-4, atol=1e-7)
+
+
+@pytest.mark.parametrize("chain", [name for name, race in RACES.items() if race.kind == "helper"])
+def test_gradients_are_clipped_or_not_as_the_table_says(chain):
+    race = RACES[chain]
+    for loose in (False, True) if race.loose else (False,):
+        params, fresh = timing.model(SHAPES["quick"](), loose, "cpu")
+        race.contestants[OURS](params)()
+        assert all(torch.equal(grad, source) for grad, source in fresh) == loose
+
+
+@pytest.mark.parametrize(
+    ("name", "tensors", "millions"),
+    [
+        ("gpt2", 148, 124.4),
+        ("resnet50", 161, 25.6),
+        ("vit", 152, 5.7),
+        ("tiny", 1000, 1.0),
+        ("billion", 292, 1017.3),
+    ],
+)
+def test_the_shapes_are_those_of_the_models(name, tensors, millions):
+    shapes = SHAPES[name]()
+    assert len(shapes) == tensors
+    entries = sum(math.prod(shape) for shape in shapes)
+    assert entries / 1e6 == pytest.approx(millions, abs=0.1)
+
+
+def test_allocations_are_seen_where_there_are_any_and_only_there():
+    def fresh(params):
+        return lambda: [p.detach() * 2 for p in params]
+
+    def in_place(params):
+        return lambda: [p.detach().mul_(2) for p in params]
+
+    assert memory.as_large_as_parameters(fresh) == 8
+    assert memory.as_large_as_parameters(in_place) == 0
+
+
+def result(**times):
+    return Result("cpu", "gpt2", HEADLINE, "clipped", times)
+
+
+def test_the_floor_is_at_the_speed_that_memory_had_in_the_round():
+    """Memory became three times as slow in the second half, and a step with it."""
+    bare = [7.0, 7.0, 21.0, 21.0]
+    race = Result("cpu", "gpt2", HEADLINE, "clipped", {COMPILED: [10.0, 10.0, 30.0, 30.0]})
+    race.times[BARE], race.share = bare, 8 / 7
+    assert race.over_floor(COMPILED) == pytest.approx(10 / 8)
+
+
+def test_a_ratio_is_the_median_of_those_within_a_round():
+    race = result(a=[1.0, 2.0, 30.0, 4.0, 5.0], b=[2.0, 2.0, 10.0, 4.0, 50.0])
+    assert race.ratio("a", "b")[1] == 1.0  # of 0.5, 1, 3, 1, 0.1
+    assert race.seconds("a") == 4.0
+
+
+def test_the_best_of_torch_is_the_fastest_spelling_of_its_kind():
+    times = {"torchzero": [0.1] * 3, OURS: [0.2] * 3, "torch fused, graph": [0.5] * 3}
+    times |= {"torch fused": [2.0] * 3, "torch foreach, one pass": [1.0] * 3}
+    race = result(**times)
+    assert race.best() == "torch foreach, one pass"
+    assert race.best(graph=True) == "torch fused, graph"
+    assert result(**{OURS: [1.0] * 3}).best() is None
+
+
+def test_bars_are_met_missed_or_not_measured():
+    assert Bar("", 0.95, 0.95).met is True
+    assert Bar("", 0.96, 0.95).met is False
+    assert Bar("", 4.9, 5, at_least=True).met is False
+    assert Bar("", math.nan, 5).met is False
+    assert Bar("", None, 5).met is None
+    assert "NOT MET" in str(Bar("", 0.96, 0.95))
+
+
+def test_the_bars_are_read_off_the_results():
+    race = result(**{OURS: [0.9] * 3, "torch fused": [1.0] * 3, "torchzero": [4.0] * 3})
+    found = list(bars.of_results([race]))
+    assert [(bar.limit, bar.met) for bar in found] == [(1.1, True), (5.0, False)]
+    assert [bar.met for bar in bars.of_memory({HEADLINE: 0, "other": 2})] == [True, False]
+    assert [bar.met for bar in bars.of_compiling({161: (39.0, 1.0), 1000: (41.0, 1.0)})] == [
+        True,
+        False,
+    ]
+    assert all(bar.met is None for bar in bars.unmeasured(found, compiles=True))
+
+
+@pytest.mark.parametrize(
+    ("shapes", "chain", "gradients", "limit"),
+    [
+        ("gpt2", HEADLINE, "clipped", 1.1),
+        ("resnet50", HEADLINE, "clipped", 1.1),
+        ("vit", HEADLINE, "clipped", 1.2),
+        ("vit", HEADLINE, "within the limit", 0.9),
+        ("tiny", HEADLINE, "within the limit", 1.5),
+        ("tiny", "clip + Nesterov", "clipped", 1.5),
+        ("gpt2", "clip + SGD", "clipped", 1.2),
+        ("gpt2", "ClipValue + RMSprop", "clipped", 1.1),
+        ("gpt2", "clip + Adagrad", "clipped", 1.1),
+        ("gpt2", "clip + Adam, amsgrad", "clipped", 1.1),
+        ("gpt2", "clip + Nesterov", "clipped", 1.1),
+        ("gpt2", "clip + Adam, bfloat16", "clipped", 1.5),
+        ("tiny", "clip_grad_norm_", "clipped", 1.0),
+    ],
+)
+def test_what_an_eager_step_may_take(shapes, chain, gradients, limit):
+    times = {OURS: [1.0] * 3, "torch fused": [0.5] * 3, "torch foreach": [2.0] * 3}
+    (bar,) = bars.of_results([Result("cpu", shapes, chain, gradients, times)])
+    assert bar.limit == limit
+    by_foreach = RACES[chain].measured_by is not None
+    assert bar.value == (0.5 if by_foreach else 2.0)
+    assert ("torch foreach" in bar.what) == by_foreach
+
+
+def test_kept_memory_is_counted_and_none_is_where_nothing_is_clipped():
+    kept = {
+        ("clip + Adam", loose): memory.kept_bytes(RACES[HEADLINE].contestants[OURS], loose)
+        for loose in (False, True)
+    }
+    assert kept == {(HEADLINE, False): 4.0, (HEADLINE, True): 0.0}
+    assert [bar.met for bar in bars.of_kept(kept)] == [True, True]
+    assert [bar.met for bar in bars.of_kept({(HEADLINE, False): 8.0, (HEADLINE, True): 4.0})] == [
+        False,
+        False,
+    ]
+    with pytest.raises(TypeError, match="only a step of Modular"):
+        memory.kept_bytes(RACES[HEADLINE].contestants["torch fused"])
+
+
+def test_a_race_gives_everyone_the_same_gradients_in_every_round():
+    seen = {"torchzero_clip": [], "torch": []}
+
+    def contestant(name):
+        def build(params):
+            def step():
+                seen[name].append(params[0].grad.sum().item())
+                params[0].grad.zero_()
+                params[1].grad = None
+
+            return step
+
+        return build
+
+    race = Race({name: contestant(name) for name in seen}, 1)
+    times, missing = timing.run(race, [(3, 2), (2,)], False, 0.0, "cpu")
+    assert {len(t) for t in times.values()} == {timing.FEWEST}
+    assert missing == []
+    sums = set(seen["torchzero_clip"]) | set(seen["torch"])
+    assert len(sums) == 1
+    assert sums != {0.0}
+
+
+def test_who_is_far_behind_leaves_after_some_rounds(monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr(timing.time, "perf_counter", lambda: now[0])
+
+    def takes(seconds):
+        def step():
+            now[0] += seconds
+
+        return lambda params: step
+
+    race = Race({OURS: takes(1.0), "torch": takes(2.9), "torch slow": takes(3.1)}, 1)
+    times, _ = timing.run(race, [(2,)], False, 10.0, "cpu")
+    assert len(times["torch slow"]) == timing.FEWEST
+    assert len(times[OURS]) == len(times["torch"]) == timing.FEWEST + 3
+    one = Result("cpu", "gpt2", HEADLINE, "clipped", times)
+    assert one.ratio(OURS, "torch slow")[1] == pytest.approx(1 / 3.1)
+
+
+def test_who_cannot_run_is_named_and_ours_must(monkeypatch):
+    def broken(params):
+        raise ValueError("no such thing")
+
+    fine = RACES[HEADLINE].contestants[OURS]
+    _, missing = timing.run(Race({OURS: fine, "torch": broken}, 8), [(2,)], False, 0.0, "cpu")
+    assert missing == ["torch: ValueError: no such thing"]
+    with pytest.raises(ValueError, match="no such thing"):
+        timing.run(Race({OURS: broken}, 8), [(2,)], False, 0.0, "cpu")
+    monkeypatch.setattr(timing, "installed", lambda name: False)
+    race = Race({OURS: fine, "torchzero": broken}, 8)
+    assert timing.run(race, [(2,)], False, 0.0, "cpu")[1] == ["torchzero: not installed"]
+
+
+def test_a_smoke_run_prints_every_chain_and_bar_and_writes_them(tmp_path, capsys):
+    chains = [HEADLINE, "Normalize + LR", "clip_grad_norm_"]
+    command.main(["--quick", "--device", "cpu", "--out", str(tmp_path), "--chains", *chains])
+    said = capsys.readouterr().out
+    for words in (*chains, "torch fused", "the floor", "Bars", "not measured", "allocations as"):
+        assert words in said
+    lines = (tmp_path / "step_cpu.csv").read_text().splitlines()
+    assert f"# torch: {torch.__version__}" in lines
+    table = list(csv.DictReader(line for line in lines if not line.startswith("#")))
+    assert {row["chain"] for row in table} == set(chains)
+    assert all(float(row["ms"]) > 0 and float(row["ours_over_it"]) > 0 for row in table)
+    assert (tmp_path / "step_cpu.png").stat().st_size > 1000
+
+
+def test_norms_are_timed_and_held_against_float64(capsys, monkeypatch):
+    norms.main(["--quick"])
+    said = capsys.readouterr().out
+    assert said.count("millionths of error") == len(norms.BARS)
+    away = [line for line in said.splitlines() if "millionths" in line and "NOT MET" in line]
+    assert away == []
+    monkeypatch.setattr(norms, "ours", lambda tensors, order: norms.exact(tensors, order) * 1.00001)
+    assert norms.error([10, 5000], 2, torch.float32) == pytest.approx(1e-5, rel=1e-3)
+
+
+def test_overhead_is_a_time_for_each_tensor(capsys):
+    overhead.main(["--counts", "10", "100", "--seconds", "0"])
+    said = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in said] == ["tensors", "10", "100", "not"]
+
+
+@pytest.fixture
+def before(tmp_path):
+    """A tree with another version of the library, whose LR subtracts ten times as much."""
+    shutil.copytree(versions.ROOT / versions.NAME, tmp_path / versions.NAME)
+    page = tmp_path / versions.NAME / "modules" / "descent" / "lr.py"
+    lines = page.read_text().splitlines()
+    hook = next(i for i, line in enumerate(lines) if line.lstrip().startswith("def affine"))
+    assert "lr" in lines[hook + 1]
+    lines[hook + 1] = lines[hook + 1].replace('group["lr"]', '10 * group["lr"]')
+    page.write_text("\n".join(lines))
+    return tmp_path
+
+
+def test_two_versions_of_the_library_run_in_one_process(before):
+    """Each steps with its own modules, those that it imports later included."""
+    here = dict(sys.modules)
+    moved = []
+    for version in (versions.Version(versions.ROOT), versions.Version(before)):
+        p = Parameter(torch.zeros(3))
+        p.grad = torch.ones(3)
+        with version.current():
+            version.step([["LR", {"lr": 1.0}]], [p], compile=False)()
+            lr = importlib.import_module("torchzero_clip.modules.descent.lr")
+        assert lr.__file__.startswith(str(version.tree))
+        moved.append(p[0].item())
+    assert moved == [-1.0, -10.0]
+    assert sys.modules == here
+
+
+def test_a_race_of_versions_gives_a_ratio_for_each_chain_and_leaves_no_modules(before, capsys):
+    chains, here = [HEADLINE, "clip + SGD"], dict(sys.modules)
+    given = [str(before), "--shapes", "quick", "--seconds", "0", "--eager", "--chains", *chains]
+    versions.main(given)
+    said = capsys.readouterr().out.splitlines()
+    assert [line.split("quick, ")[1].split("  ")[0] for line in said[1:3]] == chains
+    assert "the geometric mean of 2" in said[3]
+    assert sys.modules == here
+
+
+def test_a_ratio_of_versions_is_the_median_within_a_round():
+    one = versions.ratio("what", [2.0, 3.0, 40.0], [1.0, 3.0, 4.0])
+    assert one.middle == 2.0
+    assert "NOT MET" in str(one)
+    assert "NOT MET" not in str(versions.ratio("what", [1.0] * 3, [1.0] * 3))
+
+
+def test_a_folder_without_the_library_is_refused(tmp_path):
+    with pytest.raises(SystemExit, match=r"has no torchzero_clip/__init__\.py: give the folder"):
+        versions.Version(tmp_path)
+
+
+def test_parameters_keep_their_place_when_a_contestant_drops_gradients():
+    params, fresh = timing.model([(2, 2)], False, "cpu")
+    assert isinstance(params[0], Parameter)
+    params[0].grad = None
+    timing.refill(params, fresh)
+    assert torch.equal(params[0].grad, fresh[0][1])

@@ -1,0 +1,258 @@
+"""The documentation: every block runs and prints what it says, every name has a page."""
+
+from __future__ import annotations
+
+import contextlib
+import doctest
+import importlib
+import inspect
+import io
+import pkgutil
+import re
+import sys
+import textwrap
+import types
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import torchzero_clip
+from tests.processes.launch import free_port
+from torchzero_clip.core import Description
+
+ROOT = Path(__file__).parents[2]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+
+FENCE = re.compile(r"^( *)(`{3,}) *([^\n`]*)\n(.*?)^\1\2 *$", re.DOTALL | re.MULTILINE)
+LINK = re.compile(r"\]\(([^)\s]+)\)")
+SNIPPET = re.compile(r'^--8<-- "(.+)"$', re.MULTILINE)
+REFERENCE = re.compile(r"^::: (\S+)$", re.MULTILINE)
+
+
+def pages() -> list[Any]:
+    """Pages of frameworks run where those are installed; CONTRIBUTING.md says how."""
+    theirs = [pytest.mark.frameworks, pytest.mark.filterwarnings("ignore")]  # they warn a lot
+    return [
+        pytest.param(p, id=page_id(p), marks=theirs if "frameworks" in p.parts else [])
+        for p in PAGES
+    ]
+
+
+def page_id(path: Path) -> str:
+    return str(path.relative_to(ROOT))
+
+
+def expanded(path: Path) -> str:
+    """The text of a page with the files that it includes."""
+    return SNIPPET.sub(lambda m: (ROOT / m[1]).read_text(), path.read_text())
+
+
+def prose(path: Path) -> str:
+    """The text of a page without its code and its formulas."""
+    return re.sub(r"^\$\$$.*?^\$\$$", "", FENCE.sub("", expanded(path)), flags=re.M | re.S)
+
+
+@contextlib.contextmanager
+def reader(name: str) -> Iterator[dict[str, Any]]:
+    """What a reader of the documentation has at hand, in a module of its own."""
+    module, known = types.ModuleType(name), dict(Description.registry)
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(10, 32), torch.nn.ReLU(), torch.nn.Linear(32, 1))
+    x, y = torch.randn(64, 10), torch.randn(64, 1)
+    loss = torch.nn.functional.mse_loss(model(x), y)
+    vars(module).update({key: getattr(torchzero_clip, key) for key in torchzero_clip.__all__})
+    vars(module).update(torch=torch, model=model, x=x, y=y, loss=loss)
+    sys.modules[name] = module
+    try:
+        yield vars(module)
+    finally:
+        del sys.modules[name]
+        Description.registry.clear()
+        Description.registry.update(known)
+
+
+def run(code: str, where: str, namespace: dict[str, Any]) -> str:
+    out = io.StringIO()
+    with contextlib.redirect_stdout(out):
+        exec(compile(code, where, "exec", dont_inherit=True), namespace)
+    return "\n".join(line.rstrip() for line in out.getvalue().splitlines())
+
+
+# ---------------------------------------------------------------------- code
+
+
+@pytest.mark.parametrize("page", pages())
+def test_every_block_runs_and_prints_what_it_says(
+    page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    text = page.read_text()
+    with reader(re.sub(r"\W", "_", page_id(page))) as namespace:
+        for match in FENCE.finditer(text):
+            if "python" not in match[3]:
+                continue
+            line = text[: match.start()].count("\n") + 2
+            code = SNIPPET.sub(lambda m: (ROOT / m[1]).read_text(), match[4])
+            # two runs of the tests on one machine may not meet at the port of the page
+            code = re.sub(r'(?<=MASTER_PORT=")\d+', lambda m: str(free_port()), code)
+            said = re.findall(r"^# → ?(.*)$", code, re.MULTILINE)
+            printed = run("\n" * (line - 1) + code, str(page), namespace)
+            assert printed == "\n".join(said), f"{page_id(page)}:{line} prints something else"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=page_id)
+def test_blocks_say_what_they_are(page: Path) -> None:
+    """A block is python, and runs, or text: nothing is left out by a misspelt language."""
+    kinds = {match[3].strip() for match in FENCE.finditer(page.read_text())}
+    assert kinds <= {"python", "{ .python }", "text"}
+
+
+def documented() -> list[Any]:
+    """Everything in the package with an example in its docstring."""
+    found: dict[str, Any] = {}
+    for info in pkgutil.walk_packages(torchzero_clip.__path__, "torchzero_clip."):
+        module = importlib.import_module(info.name)
+        for thing in vars(module).values():
+            if getattr(thing, "__module__", None) != info.name or not inspect.getdoc(thing):
+                continue
+            members = (
+                [m for m in vars(thing).values() if callable(m)] if inspect.isclass(thing) else []
+            )
+            for each in (thing, *members):
+                if ">>>" in (getattr(each, "__doc__", None) or ""):
+                    found[f"{info.name}.{each.__qualname__}"] = each
+    return [
+        pytest.param(thing, id=name.removeprefix("torchzero_clip."))
+        for name, thing in found.items()
+    ]
+
+
+@pytest.mark.parametrize("thing", documented())
+def test_every_docstring_example_runs(thing: Any) -> None:
+    with reader("docstring") as namespace:
+        model = namespace["model"]
+        namespace.update(  # what some take from the code around them
+            optimizer=torch.optim.SGD(model.parameters(), lr=0.1),
+            opt=torchzero_clip.Modular(model.parameters(), torchzero_clip.LR(0.1)),
+            matrices=[p for p in model.parameters() if p.dim() == 2],
+            clipping=True,
+            wandb=types.SimpleNamespace(log=dict),
+        )
+        for example in doctest.DocTestParser().get_examples(inspect.getdoc(thing) or ""):
+            printed = run(example.source, thing.__qualname__, namespace)
+            if example.want:
+                assert printed == example.want.rstrip("\n")
+
+
+def test_write_your_own_is_the_example() -> None:
+    """The classes in the README and the guide are those of examples/write_your_own.py."""
+    example = (ROOT / "examples" / "write_your_own.py").read_text()
+    for page in (ROOT / "README.md", ROOT / "docs" / "write_your_own.md"):
+        classes = re.findall(
+            r"^class (?:Grokfast|ClipToAverage)\(.*?(?=^\S|^```)", page.read_text(), re.M | re.S
+        )
+        assert classes
+        for text in classes:
+            assert text.rstrip() in example
+
+
+def test_write_your_own_takes_eight_lines() -> None:
+    page = (ROOT / "README.md").read_text()
+    (text,) = re.findall(r"^class Grokfast\(.*?(?=^\S|^```)", page, re.M | re.S)
+    code = re.sub(r'^ *""".*"""$', "", text, flags=re.M)
+    assert len([line for line in code.splitlines() if line.strip()]) <= 8
+
+
+def test_the_loop_on_the_page_is_the_one_that_runs() -> None:
+    page = (ROOT / "docs" / "concepts.md").read_text()
+    (block,) = [m[4] for m in FENCE.finditer(page) if "for link in self.links" in m[4]]
+    assert textwrap.indent(block, " " * 8) in inspect.getsource(torchzero_clip.Modular.step)
+
+
+def test_the_guide_lists_the_verbs_of_units() -> None:
+    page = (ROOT / "docs" / "write_your_own.md").read_text()
+    listed = re.findall(r"`units\.(\w+)\(", page)
+    (row,) = re.findall(
+        r"^::: torchzero_clip\.Units\n.*?members: \[(.*?)\]$",
+        (ROOT / "docs" / "api.md").read_text(),
+        re.M | re.S,
+    )
+    assert set(row.split(", ")) <= set(listed)
+    assert all(callable(getattr(torchzero_clip.Units, name)) for name in listed)
+
+
+def test_the_guide_lists_what_a_tensor_list_can_do() -> None:
+    page = (ROOT / "docs" / "write_your_own.md").read_text()
+    (part,) = re.findall(r"^### What a TensorList can do\n(.*?)^## ", page, re.M | re.S)
+    rows = re.findall(r"^\| (\w.*?) \| (.*) \|$", part, re.M)
+    listed = {name for _, names in rows for name in re.findall(r"`(\w+)`", names)}
+    (both,) = [names for kind, names in rows if "with an underscore" in kind]
+    listed |= {name + "_" for name in re.findall(r"`(\w+)`", both)}
+    methods = {
+        name
+        for name, value in vars(torchzero_clip.TensorList).items()
+        if inspect.isfunction(value) and not name.startswith("_")
+    }
+    assert listed == methods
+
+
+def test_the_readme_starts_from_nothing() -> None:
+    """The snippet with a training loop runs as it stands."""
+    page = (ROOT / "README.md").read_text()
+    first = next(m[4] for m in FENCE.finditer(page) if "for step in" in m[4])
+    run(first, "README.md", {})
+
+
+# ---------------------------------------------------------------------- names and links
+
+
+def public() -> set[str]:
+    """What a page must refer to; `attach` is the name of a module as well."""
+    names = {f"torchzero_clip.{name}" for name in torchzero_clip.__all__}
+    return names - {"torchzero_clip.attach"} | {"torchzero_clip.attach.attach"}
+
+
+def test_every_public_name_has_a_page() -> None:
+    shown = {name for page in PAGES for name in REFERENCE.findall(page.read_text())}
+    missing = public() - shown
+    assert not missing, f"give these a page, or a place in docs/api.md: {sorted(missing)}"
+
+
+def test_every_function_of_spec_is_on_the_page() -> None:
+    listed = re.findall(r"^        - (\w+)$", (ROOT / "docs" / "api.md").read_text(), re.MULTILINE)
+    source = (ROOT / "torchzero_clip" / "spec.py").read_text()
+    assert listed == re.findall(r"^(?:def|class) ([a-zA-Z]\w*)", source, re.MULTILINE)
+
+
+def test_pages_document_nothing_that_is_gone() -> None:
+    shown = {name for page in PAGES for name in REFERENCE.findall(page.read_text())}
+    assert shown <= public()
+
+
+def slug(heading: str) -> str:
+    plain = re.sub(r"[`*]|\]\([^)]*\)|\[", "", heading)
+    return re.sub(r"[-\s]+", "-", re.sub(r"[^\w\s-]", "", plain).strip().lower())
+
+
+def anchors(page: Path) -> set[str]:
+    text = prose(page)
+    return {slug(h) for h in re.findall(r"^#+ (.+)$", text, re.MULTILINE)} | set(
+        REFERENCE.findall(text)
+    )
+
+
+@pytest.mark.parametrize("page", PAGES, ids=page_id)
+def test_links_lead_somewhere(page: Path) -> None:
+    for link in LINK.findall(prose(page)):
+        if re.match(r"[a-z]+:", link):
+            continue
+        file, _, anchor = link.partition("#")
+        target = (page.parent / file).resolve() if file else page
+        assert target.exists(), f"{page_id(page)} links to {link}"
+        if anchor and target.suffix == ".md":
+            found = anchors(target)
+            deeper = any(anchor.startswith(name + ".") for name in found)
+            assert anchor in found or deeper, f"{page_id(page)} links to {link}"

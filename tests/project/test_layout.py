@@ -1,0 +1,264 @@
+"""Which way the imports go, and that every public name is listed and documented."""
+
+import ast
+import importlib
+import inspect
+import itertools
+import pkgutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import torchzero_clip as tz
+from scripts import house
+from scripts.house import imports, imports_of, label
+
+PACKAGE = Path(tz.__file__).parent
+FILES = house.files()
+PAGES = [path for path in house.files("modules") if path.name != "__init__.py"]
+FOLDERS = sorted({page.parent.name for page in PAGES})
+
+
+@pytest.mark.parametrize(
+    ("source", "found"),
+    [
+        ("import torch.nn as nn", {"torch.nn"}),
+        ("from torch import Tensor, nn", {"torch.Tensor", "torch.nn"}),
+        ("from . import x", {"torchzero_clip.core.x"}),
+        ("from ..modules.flow import y", {"torchzero_clip.modules.flow.y"}),
+        ("def f():\n    import numpy", {"numpy"}),
+        ("if TYPE_CHECKING:\n    from numpy import ndarray", {"numpy.ndarray"}),
+    ],
+)
+def test_the_test_finds_every_kind_of_import(source, found):
+    assert set(imports(source, "torchzero_clip.core")) == found
+
+
+PLOTS = ("_plot.py", "recorder.py")
+
+
+@pytest.mark.parametrize("path", FILES, ids=label)
+def test_only_torch_typing_extensions_and_the_standard_library_are_imported(path):
+    allowed = {"torch", "typing_extensions", PACKAGE.name} | sys.stdlib_module_names
+    allowed |= {"matplotlib"} if path.name in PLOTS else set()  # an extra; inside functions
+    assert {name.split(".")[0] for name in imports_of(path)} <= allowed
+
+
+# --- which way the imports go
+
+
+def test_a_room_imports_only_the_rooms_below_it():
+    """Rules import core and their own folder; core imports torch alone."""
+    assert {label(p): wrong for p in house.files(*house.ROOMS) if (wrong := house.outside(p))} == {}
+
+
+def test_no_two_files_import_each_other_nor_through_others():
+    assert house.circles(house.arrows()) == []
+
+
+def test_core_and_rules_know_no_class_of_an_engine():
+    assert {"Eager", "Compiled"} <= house.engine_classes()
+    paths = house.files("core", "modules")
+    assert {label(p): names for p in paths if (names := house.engine_names(p))} == {}
+
+
+def test_an_imported_name_belongs_to_the_file_that_defines_it():
+    """Packages that only hand names on are passed through."""
+    found = {
+        "torchzero_clip.core.TensorList": "core/tensorlist.py",
+        "torchzero_clip.core.bucket.Bucket": "core/bucket.py",
+        "torchzero_clip.ClipNorm": "modules/clipping/clip_norm.py",
+        "torchzero_clip.modules.descent.Adam": "modules/descent/adam.py",
+        "torchzero_clip.core.norms": "core/norms/__init__.py",
+        "torchzero_clip.spec": "spec.py",
+        "torchzero_clip": "__init__.py",
+    }
+    assert {name: label(house.home(name)) for name in found} == found
+    assert house.home("torch.nn.Module") is None
+
+
+@pytest.mark.parametrize(
+    ("path", "to"),
+    [
+        ("core/bucket.py", "engines/eager.py"),
+        ("core/chain.py", "spec.py"),
+        ("engines/eager.py", "optimizer/modular.py"),
+        ("optimizer/modular.py", "attach.py"),
+        ("modules/descent/lr.py", "engines/eager.py"),
+        ("modules/descent/lr.py", "modules/flow/when.py"),
+    ],
+)
+def test_arrows_that_go_the_wrong_way_are_found(path, to, monkeypatch):
+    graph = {PACKAGE / path: {PACKAGE / to, PACKAGE / "core" / "link.py"}}
+    monkeypatch.setattr(house, "arrows", lambda: graph)
+    assert house.outside(PACKAGE / path) == {to}
+
+
+def test_circles_are_found_directly_and_through_others():
+    a, b, c, d = map(Path, "abcd")
+    assert house.circles({a: {b}, b: {a}, c: {a}}) == [[a, b]]
+    assert house.circles({a: {b}, b: {c}, c: {a}, d: {a}}) == [[a, b, c]]
+    assert house.circles({a: {b, c}, b: {c}, c: set()}) == []
+
+
+def test_core_names_no_rule():
+    core = importlib.import_module("torchzero_clip.core")
+    rules = set(tz.__all__) - set(core.__all__)
+    for path in sorted((PACKAGE / "core").glob("*.py")):
+        names = {n.id for n in ast.walk(ast.parse(path.read_text())) if isinstance(n, ast.Name)}
+        assert names & rules == set()
+
+
+# --- how large the rooms are
+
+
+def too_many(counts):
+    return [str(count) for count in counts if count.value > count.limit]
+
+
+def test_the_rooms_and_their_files_stay_within_their_bounds():
+    assert too_many(house.sizes()) == []
+
+
+def test_a_rule_has_one_short_page():
+    assert too_many(house.pages()) == []
+
+
+def test_code_lines_are_those_without_docstrings_comments_and_blanks():
+    source = '''"""A page.
+
+    With more to say.
+    """
+
+# why
+x = {  # two lines of code, and
+    1: """a string
+that is no docstring""",
+
+}
+"""What x is."""
+
+
+def f():
+    """A docstring."""
+    return x
+'''
+    assert house.code_lines(source) == 6
+
+
+def test_a_headline_step_enters_few_functions():
+    way = house.entered(house.headline())
+    assert sum(map(len, way.values())) <= house.FUNCTIONS, way
+
+
+def test_lambdas_and_comprehensions_count_as_part_of_their_function():
+    path = str(PACKAGE / "core" / "description.py")
+    names = [name for _, _, name in house.functions(path)]
+    assert {"Description.require", "Description.require.sentence"} <= set(names)
+    for first, last, name in house.functions(path):
+        assert house.enclosing(path, first) == name
+        assert house.enclosing(path, last).startswith(name)
+    assert house.enclosing(path, 1) == "<module>"
+
+
+def test_every_page_belongs_to_one_of_the_folders():
+    assert FOLDERS == ["adaptive", "clipping", "descent", "flow"]
+    assert all(page.parent.parent == PACKAGE / "modules" for page in PAGES)
+
+
+# --- public names
+
+
+def public(module):
+    """The names that a module shows, submodules that were merely imported aside."""
+    return {
+        name
+        for name, value in vars(module).items()
+        if not name.startswith("_") and not inspect.ismodule(value)
+    }
+
+
+PACKAGES = [
+    "torchzero_clip.core",
+    *[f"torchzero_clip.modules.{folder}" for folder in FOLDERS],
+]
+
+
+@pytest.mark.parametrize("name", ["torchzero_clip", *PACKAGES])
+def test_all_lists_what_can_be_seen_and_nothing_twice(name):
+    module = importlib.import_module(name)
+    assert len(set(module.__all__)) == len(module.__all__)
+    assert set(module.__all__) - {"spec"} == public(module)
+
+
+@pytest.mark.parametrize("folder", FOLDERS)
+def test_every_rule_is_public(folder):
+    module = importlib.import_module(f"torchzero_clip.modules.{folder}")
+    assert set(module.__all__) <= set(tz.__all__)
+    for info in pkgutil.iter_modules(module.__path__):
+        page = importlib.import_module(f"{module.__name__}.{info.name}")
+        rules = {
+            name
+            for name, value in vars(page).items()
+            if inspect.isclass(value)
+            and value.__module__ == page.__name__
+            and not name.startswith("_")
+        }
+        assert rules <= set(tz.__all__)
+
+
+def docstring(name):
+    """What stands in the source: a dataclass without a docstring is given its signature."""
+    value = getattr(tz, name)
+    value = None if hasattr(value, "__origin__") else value  # an alias, not the type behind it
+    if inspect.ismodule(value):
+        return value.__doc__
+    if isinstance(value, type) or inspect.isfunction(value):
+        return ast.get_docstring(ast.parse(inspect.getsource(value)).body[0]) or ""
+    for path in FILES:  # such as Live: the string below it
+        for node, after in itertools.pairwise(ast.parse(path.read_text()).body):
+            targets = getattr(node, "targets", [getattr(node, "target", None)])
+            names = [getattr(target, "id", None) for target in targets]
+            if name in names and isinstance(getattr(after, "value", None), ast.Constant):
+                return after.value.value
+    return ""
+
+
+@pytest.mark.parametrize("name", tz.__all__)
+def test_every_public_name_has_a_docstring_of_its_own(name):
+    assert len(docstring(name).split()) >= 3
+
+
+RULES = [
+    name
+    for name in tz.__all__
+    if hasattr(getattr(tz, name), "__dataclass_fields__")
+    and getattr(tz, name).__module__.startswith("torchzero_clip.modules")
+]
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_every_argument_of_a_rule_is_documented(name):
+    arguments = inspect.signature(getattr(tz, name)).parameters
+    assert [
+        a for a in arguments if a not in ("target", "name") and f"{a}:" not in docstring(name)
+    ] == []
+
+
+def test_the_package_is_marked_as_typed():
+    assert (PACKAGE / "py.typed").exists()
+
+
+def test_importing_the_library_imports_torch_and_nothing_else():
+    """The files above could still reach others through torch."""
+    loaded = []
+    for what in ("torch, torch.distributed.tensor", "torchzero_clip"):
+        code = f"import sys, {what}; print(*(m.split('.')[0] for m in sys.modules))"
+        run = [sys.executable, "-c", code]
+        done = subprocess.run(run, capture_output=True, text=True, check=True, cwd=PACKAGE.parent)
+        loaded.append(set(done.stdout.split()))
+    allowed = {"torch", "typing_extensions", PACKAGE.name} | sys.stdlib_module_names
+    assert PACKAGE.name in loaded[1]
+    assert loaded[1] - loaded[0] <= allowed

@@ -1,0 +1,69 @@
+"""What an installation brings along; `make smoke` builds the archives and uses them."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+
+def loaded(*modules: str) -> set[str]:
+    """Every module that is there after these imports, in a fresh process."""
+    code = f"import sys, {', '.join(modules)}; print(*sys.modules)"
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT
+    )
+    return set(done.stdout.split())
+
+
+def test_the_import_brings_nothing_slow_that_torch_did_not_bring() -> None:
+    new = loaded("torch", "torchzero_clip") - loaded("torch")
+    assert "torchzero_clip.modules.clipping.clip_norm" in new
+    slow = ("torch.distributed", "torch._dynamo", "torch._inductor", "matplotlib", "numpy")
+    assert [name for name in sorted(new) if name.startswith(slow)] == []
+
+
+def names(text: str) -> set[str]:
+    """The packages that a list of requirements names."""
+    found = re.findall(r'"([A-Za-z][\w.-]*)(?:\[[\w,]+\])?(?:[><=~!].*?)?"', text)
+    return {re.sub(r"[-_.]+", "-", name).lower() for name in found} - {"torchzero-clip"}
+
+
+@pytest.mark.parametrize("key", ["dependencies", "test", "docs", "dev"])
+def test_every_requirement_is_pinned(key: str) -> None:
+    project = (ROOT / "pyproject.toml").read_text()
+    (listed,) = re.findall(rf"^{key} = \[(.*?)\]$", project, re.M | re.S)
+    pinned = re.findall(r"^([\w.-]+)==", (ROOT / "constraints.txt").read_text(), re.M)
+    assert names(listed)
+    assert names(listed) <= set(pinned)
+
+
+def test_what_builds_the_archives_is_pinned_too() -> None:
+    """`make wheel` builds without isolation, so `dev` must hold what [build-system] asks for."""
+    project = (ROOT / "pyproject.toml").read_text()
+    (backend,) = re.findall(r"^requires = \[(.*?)\]$", project, re.M)
+    (dev,) = re.findall(r"^dev = \[(.*?)\]$", project, re.M | re.S)
+    assert names(backend) <= names(dev)
+
+
+def test_the_source_archive_names_only_what_there_is() -> None:
+    project = (ROOT / "pyproject.toml").read_text()
+    (listed,) = re.findall(r"^only-include = \[(.*?)\]$", project, re.M | re.S)
+    assert [f for f in re.findall(r'"(.+?)"', listed) if not (ROOT / f).exists()] == []
+
+
+def test_the_source_archive_has_every_file_that_the_makefile_and_the_readme_name() -> None:
+    project = (ROOT / "pyproject.toml").read_text()
+    (listed,) = re.findall(r"^only-include = \[(.*?)\]$", project, re.M | re.S)
+    taken = {*re.findall(r'"(.+?)"', listed), "README.md", "LICENSE", "pyproject.toml"}
+    for page in ("Makefile", "README.md", ".ci/run", "CONTRIBUTING.md"):
+        for path in re.findall(
+            r"[\w.-]+(?:/[\w.-]+)+|\w+\.(?:md|txt|yml|toml)", (ROOT / page).read_text()
+        ):
+            if (ROOT / path).exists() and not path.startswith((".venv", "dist", "site")):
+                assert path.split("/")[0] in taken, f"{page} names {path}"

@@ -1,0 +1,140 @@
+"""Chain: several transforms, one after another; and how buckets are sent through links."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from torch import Tensor
+
+from torchzero_clip.core.bucket import Bucket
+from torchzero_clip.core.config import from_config, to_config
+from torchzero_clip.core.description import Description, class_with
+from torchzero_clip.core.link import Link
+from torchzero_clip.core.tensorlist import TensorList
+from torchzero_clip.core.transform import Transform
+
+
+class Chain(Transform):
+    """Several transforms, one after another, as one."""
+
+    links: tuple[Transform, ...]
+
+    inner = "chain"
+
+    def __init__(self, *links: Transform, name: str | None = None) -> None:
+        self.links, self.name = tuple(links), name
+
+    def step(self, buckets: list[Bucket]) -> list[Bucket]:
+        return run(buckets)
+
+    def prepare(self, buckets: list[Bucket]) -> list[Bucket]:
+        return prepare(buckets)
+
+    def __iter__(self) -> Iterator[Transform]:
+        return iter(self.links)
+
+    def __len__(self) -> int:
+        return len(self.links)
+
+    def __getitem__(self, index: int) -> Transform:
+        return self.links[index]
+
+    def arguments(self) -> dict[str, Any]:
+        return {} if self.name is None else {"name": self.name}
+
+    def __repr__(self) -> str:
+        named = [f"{key}={value!r}" for key, value in self.arguments().items()]
+        return f"Chain({', '.join([*map(repr, self.links), *named])})"
+
+    def to_config(self) -> Any:
+        """Plain data that JSON can hold; `Chain.from_config` makes an equal chain of it."""
+        return to_config(self)
+
+    @classmethod
+    def from_config(cls, config: Any) -> Chain:
+        """A chain from a list of names, (name, arguments) pairs and dicts with a "type"."""
+        made = from_config(config)
+        return made if isinstance(made, Chain) else Chain(made)
+
+    def check(self) -> None:
+        for link in self.links:
+            if not isinstance(link, Transform):
+                raise TypeError(f"every link must be a Transform, got {link!r}{_advice(link)}")
+        super().check()
+
+
+def send(link: Link, buckets: list[Bucket], init: bool = False) -> list[Bucket]:
+    """Send buckets through a link, or only make the state that it needs; none stay none."""
+    if not buckets:
+        return buckets
+    seen = [bucket.seen_by(link) for bucket in buckets]
+    for bucket in seen:
+        bucket.make_state()
+    transform: Transform = link.transform
+    return transform.prepare(seen) if init else transform.step(seen)
+
+
+def run(buckets: list[Bucket], init: bool = False) -> list[Bucket]:
+    """Send buckets through the transforms inside the link that sees them."""
+    for link in buckets[0].bound.children if buckets else ():
+        if link.transforms:
+            buckets = send(link, buckets, init)
+    return buckets
+
+
+def prepare(buckets: list[Bucket]) -> list[Bucket]:
+    """Make the state of the transforms inside the link that sees the buckets."""
+    return run(buckets, init=True)
+
+
+def transformed(buckets: list[Bucket], lists: list[TensorList]) -> list[TensorList]:
+    """The lists after the transforms inside the link that the buckets are at, one for each."""
+    inner = [bucket.with_update(u) for bucket, u in zip(buckets, lists, strict=True)]
+    made: dict[tuple[int, int], Tensor] = {}
+    for bucket in run(inner):
+        for place, t in zip(bucket.places, bucket.update, strict=True):
+            made[bucket.index, place] = t
+    wanted = [[(bucket.index, place) for place in bucket.places] for bucket in buckets]
+    if any([key not in made for keys in wanted for key in keys]):
+        link = buckets[0].bound
+        raise RuntimeError(
+            f"{link.path}: the transforms inside must return something for every parameter, but "
+            f"dropped some: {[child.path for child in link.children]}"
+        )
+    return [TensorList([made[key] for key in keys]) for keys in wanted]
+
+
+def bind(parent: Description, path: str = "") -> tuple[Link, ...]:
+    """The links of the descriptions inside one, named and numbered; unnamed chains dissolve."""
+    links: list[Link] = []
+    used: dict[str, int] = {}
+    for label, child in _flat(parent):
+        base = label or getattr(child, "name", None) or type(child).__name__
+        used[base] = used.get(base, 0) + 1
+        own = path + (base if used[base] == 1 else f"{base}_{used[base]}")
+        links.append(Link(child, own, bind(child, own + "/")))
+    if len({link.path for link in links}) < len(links):
+        raise ValueError(f"two links have the same name: {sorted(link.path for link in links)}")
+    return tuple(links)
+
+
+def _flat(parent: Description) -> Iterator[tuple[str | None, Description]]:
+    for label, child in parent.children():
+        if isinstance(child, Chain) and child.name is None and label is None:
+            yield from _flat(child)
+        else:
+            yield label, child
+
+
+def _advice(link: Any) -> str:
+    """A hint for a value that is no transform but was put into a chain."""
+    if isinstance(link, type):
+        return f"; write {link.__name__}(...)" if issubclass(link, Description) else ""
+    if isinstance(link, (list, tuple)):
+        return "; unpack it with *"
+    if isinstance(link, (int, float)):
+        return f"; is it {class_with('lr')}({link})?"
+    if isinstance(link, Description):
+        return f"; write {class_with('criterion')}({link!r})"
+    return f"; write {class_with('fn')}(fn) for a function of one tensor" if callable(link) else ""

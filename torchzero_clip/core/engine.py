@@ -1,0 +1,149 @@
+"""Engine: the interface between what a chain says and how its arithmetic is done.
+
+It knows tensors and lists, never buckets, links or optimizers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeAlias
+
+import torch
+from torch import Tensor
+
+from torchzero_clip.core.tensorlist import Operand, TensorList
+
+State: TypeAlias = dict[str, TensorList]
+"""The state that `update` gets: for each name that `init` makes, a tensor for each parameter."""
+Group: TypeAlias = dict[str, Any]
+"""The live values by name, and the TensorLists "params" and "grads"."""
+Factors: TypeAlias = "Sequence[tuple[str, Operand]]"
+"""Factors and divisors of a list, one after another: pairs of "mul" or "div" and the operand."""
+
+
+@dataclass(frozen=True)
+class FusedKernel:
+    """One of torch's fused optimizers: a kernel that computes the update and subtracts it.
+
+    Args:
+        function: Called with the parameters, the updates, the lists of `state`, `lr` and
+            `weight_decay`.
+        state: The names of the lists that it takes, in its order; one that is missing is empty.
+        advance: Called with the state before it runs, to count the step.
+        decays: Whether its `weight_decay` shrinks the parameters by lr · weight_decay first.
+        devices: The devices that torch has it for.
+    """
+
+    function: Callable[..., Any]
+    state: tuple[str, ...]
+    advance: Callable[[State], Any]
+    decays: bool = True
+    devices: tuple[str, ...] = ("cpu", "cuda")
+
+
+class Rule(Protocol):
+    """All that an engine knows of a transform."""
+
+    def update(self, u: TensorList, state: State, group: Group) -> TensorList:
+        """The transformed update of one bucket."""
+        ...
+
+    def fused(self, group: Group) -> FusedKernel | None:
+        """The fused optimizer of torch that does `update` and the subtraction at once, if any."""
+        ...
+
+    def affine(self, group: Group) -> tuple[Any, Any] | None:
+        """(a, b) where `update` is u ← a · u + b · w."""
+        ...
+
+
+class Session(Protocol):
+    """The tensors of one bucket during one step. Lists that it gives may be computed later."""
+
+    params: TensorList
+    grads: TensorList
+
+    def adopt(self, u: TensorList) -> TensorList:
+        """The same list as one of this session; a borrowed one gets a workspace to move to."""
+        ...
+
+    def state(self, name: str, tensors: Sequence[Tensor]) -> TensorList:
+        """State as a list that is written in place."""
+        ...
+
+    def update(self, rule: Rule, u: TensorList, state: State, group: Group) -> TensorList:
+        """The update that the rule makes of u, computed now or when it is first read."""
+        ...
+
+    def scale(self, u: TensorList, factors: Factors, unchanged: bool) -> TensorList:
+        """The list with the factors of a norm rule; `unchanged`: all are known to be 1."""
+        ...
+
+    def writable_grads(self) -> TensorList:
+        """The gradients, to be written in place, once pending lists that read them are computed."""
+        ...
+
+    def write_grads(self, u: TensorList) -> None:
+        """Put a list into the memory of the gradients, unless it lies there."""
+        ...
+
+    def workspace(self, besides: TensorList) -> list[Tensor] | None:
+        """A kept buffer other than the one that `besides` lies in, or None."""
+        ...
+
+    def select(self, where: Sequence[int], key: Hashable, places: Sequence[int]) -> Session:
+        """A session of some of the tensors."""
+        ...
+
+    def branch(self) -> Session:
+        """A session of the same tensors for a second update, which does not use this workspace."""
+        ...
+
+    def subtract(self, u: TensorList) -> None:
+        """w ← w - u, by the end of the step."""
+        ...
+
+    def close(self) -> None:
+        """Finish the step; an update that was deferred and then dropped advances its state."""
+        ...
+
+
+class Engine(Protocol):
+    """The place where arithmetic is done, now or later; results depend on it by rounding alone."""
+
+    def check(self, device: torch.device) -> None:
+        """Raise a sentence where the engine cannot run on this device."""
+        ...
+
+    def open(
+        self,
+        key: Hashable,
+        places: Sequence[int],
+        params: Sequence[Tensor],
+        grads: Sequence[Tensor],
+    ) -> Session:
+        """A session for tensors that come under this key, at these places, in every step."""
+        ...
+
+
+def updated(rule: Rule, u: TensorList, state: State, group: Group) -> TensorList:
+    """The result of `update`; what it assigned to its state dict goes into the state.
+
+    State that it returns is borrowed.
+    """
+    before = dict(state)
+    out = rule.update(u, state, group)
+    if not isinstance(out, TensorList):
+        raise TypeError(
+            f"{type(rule).__name__}.update must return a TensorList, got {type(out).__name__}"
+        )
+    for name, values in state.items():
+        if name not in before:
+            raise KeyError(
+                f"{type(rule).__name__}.update set state[{name!r}], which init does not make; "
+                f"init makes {list(before)}"
+            )
+        if values is not before[name]:
+            before[name].copy_(values)
+    return out.borrow() if any([out is held for held in before.values()]) else out

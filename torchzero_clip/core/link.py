@@ -1,0 +1,92 @@
+"""Link: a transform at its place in an optimizer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from torchzero_clip.core.engine import Group
+from torchzero_clip.core.state import statistic
+
+
+class Link:
+    """A transform at its place: the path that names its state, and its keys in `param_groups`.
+
+    Args:
+        transform: A Transform, or a Description that one holds, such as a criterion.
+        path: The names from the chain to here, as in "Masked/ClipNorm".
+        children: The links of the descriptions inside the transform.
+    """
+
+    def __init__(self, transform: Any, path: str, children: tuple[Link, ...]) -> None:
+        self.transform = transform
+        self.path = path
+        self.children = children
+        self.keys: dict[str, str] = {}  # field -> key in param_groups; filled by GroupKeys
+        self._state_names: dict[str, bool] | None = None
+
+    def walk(self) -> Iterator[Link]:
+        """This link and all inside it."""
+        yield self
+        for child in self.children:
+            yield from child.walk()
+
+    def values(self, settings: Mapping[str, Any]) -> Group:
+        """The live values in one group; those of the links inside under their names."""
+        values = {name: self._value(name, settings[key]) for name, key in self.keys.items()}
+        for child in self.children:
+            values[child.path.rpartition("/")[2]] = child.values(settings)
+        return values
+
+    def _value(self, name: str, value: Any) -> Any:
+        """A live value in the kind of its field: 1 for a float is 1.0, so that engines see one."""
+        kind, _ = self.transform._kinds.get(name, (None, False))
+        return float(value) if kind is float and type(value) is int else value
+
+    # ------------------------------------------------------------------ its state
+
+    @property
+    def transforms(self) -> bool:
+        """Whether it is a transform: buckets are sent through no other description."""
+        return hasattr(self.transform, "step")
+
+    @property
+    def stateful(self) -> bool:
+        """Whether the link has state of single parameters."""
+        return self.transforms and bool(self.layout(torch.empty(1, device="meta")))
+
+    def state_names(self, param: Tensor) -> dict[str, bool]:
+        """The names that `init` makes, and whether their tensors have the shape of a parameter."""
+        if self._state_names is None:
+            example = torch.empty(2, 3, 5, 7, dtype=param.dtype, device="meta")
+            try:
+                made = self.transform.init(example)
+            except Exception:  # a rule for matrices alone, say
+                example = torch.empty_like(param, device="meta")
+                made = self.transform.init(example)
+            self._state_names = {
+                name: isinstance(value, Tensor) and value.shape == example.shape
+                for name, value in made.items()
+            }
+        return self._state_names
+
+    def new_state(self, param: Tensor) -> dict[str, Tensor]:
+        """The state of one parameter that `init` makes, under its full keys."""
+        return self._full(self.transform.init(param), param)
+
+    def layout(self, param: Tensor) -> dict[str, Tensor]:
+        """The state that the link may have for one parameter, as tensors without memory."""
+        if not self.transforms:
+            return {}
+        thin = torch.empty_like(param, device="meta")
+        return self._full(self.transform.per_parameter(thin), thin)
+
+    def group_values(self) -> dict[str, Any]:
+        """The values that the link's state in the chain dict of a group begins with."""
+        return self.transform.per_group() if self.transforms else {}
+
+    def _full(self, made: Mapping[str, Any], param: Tensor) -> dict[str, Tensor]:
+        return {f"{self.path}/{name}": statistic(value, param) for name, value in made.items()}

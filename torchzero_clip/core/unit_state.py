@@ -1,0 +1,126 @@
+"""The state of units, and its place: with their parameters, their group, or all groups."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor
+
+from torchzero_clip.core.bucket import Bucket
+from torchzero_clip.core.state import statistic, statistic_dtype
+from torchzero_clip.core.tensors import all_plain, share_memory, shared_memory, wide
+from torchzero_clip.core.unit_ids import layer_of
+
+UnitState: TypeAlias = dict[str, Tensor]
+"""The state of a norm rule: for each name that `init_unit` makes, a vector with an entry a unit."""
+Place: TypeAlias = "tuple[dict[str, Any], Tensor]"
+"""A dict that may hold the number of a unit, and a parameter that says its device and dtype."""
+
+
+class UnitStore:
+    """The numbers of units, as vectors while a rule works and in their dicts between steps.
+
+    A tensor's or a layer's number is in the state of its parameters, a group's in its chain dict, a
+    global one in the chain dict of every group.
+
+    Args:
+        buckets: The buckets of the units, in order.
+        scope: The kind of unit.
+        unit_of: The unit of each tensor.
+        layers: The layer of each unit, where the scope is "layer".
+    """
+
+    def __init__(
+        self,
+        buckets: Sequence[Bucket],
+        scope: Any,
+        unit_of: Sequence[int],
+        layers: Mapping[str, int],
+    ) -> None:
+        self.buckets, self.scope, self.unit_of, self.layers = buckets, scope, unit_of, layers
+        self.count = max(unit_of, default=-1) + 1
+        self.home = buckets[0].device
+        self.cells: dict[str, list[Tensor]] = {}
+
+    def load(self, made: Mapping[str, Any]) -> UnitState:
+        """A vector for each name, in float64; numbers that are missing begin as `made` says."""
+        path = self.buckets[0].bound.path
+        self.cells = {name: self._cells(f"{path}/{name}", value) for name, value in made.items()}
+        state: UnitState = {}
+        for name, cells in self.cells.items():
+            memory = shared_memory(cells)
+            if memory is None:
+                memory = torch.stack([cell.to(self.home) for cell in cells])
+            vector = memory.to(self.home, copy=True)
+            state[name] = vector.to(wide(self.home)) if vector.is_floating_point() else vector
+        return state
+
+    def store(self, state: UnitState) -> None:
+        """Write vectors back where the units' numbers are kept."""
+        for name, vector in state.items():
+            memory = shared_memory(self.cells[name])
+            if memory is not None:
+                memory.copy_(vector)
+            else:
+                torch._foreach_copy_(self.cells[name], list(vector.unbind(0)))
+
+    def _cells(self, key: str, value: Any) -> list[Tensor]:
+        """The tensor that holds the number of each unit; those of single tensors share memory."""
+        states = [state for bucket in self.buckets for state in bucket.param_states]
+        alone = self.scope is None and len({bucket.device for bucket in self.buckets}) == 1
+        if alone:
+            held = [state.get(key) for state in states]
+            there = [cell for cell in held if isinstance(cell, Tensor)]
+            ready = len(there) == len(held) and there[0].device == self.home
+            if ready and shared_memory(there) is not None:
+                return there
+        cells = [self._cell(key, value, places) for places in self._places(key)]
+        if alone and all_plain(cells) and all([cell._base is None for cell in cells]):
+            cells = share_memory(cells)
+            for state, cell in zip(states, cells, strict=True):
+                state[key] = cell
+        if self.scope == "global":
+            for group in self.buckets[0].step.groups:
+                group["chain"][key] = cells[0]
+        return cells
+
+    def _places(self, key: str) -> list[list[Place]]:
+        """The dicts that hold, or should hold, the number of each unit."""
+        places: list[list[Place]] = [[] for _ in range(self.count)]
+        units = iter(self.unit_of)
+        for bucket in self.buckets:
+            chain = bucket.group_state
+            if self.scope == "global":
+                chain = bucket.step.groups[0]["chain"]
+            for state, p in zip(bucket.param_states, bucket.originals, strict=True):
+                own = state if self.scope in (None, "layer") else chain
+                places[next(units)].append((own, p))
+        if self.scope == "layer":
+            self._add_idle(key, places)
+        return places
+
+    def _add_idle(self, key: str, places: list[list[Place]]) -> None:
+        """Members of the layers without a gradient now: their layer's number is theirs as well."""
+        step = self.buckets[0].step
+        busy = {id(state) for row in places for state, _ in row}
+        for group in step.groups:
+            for p, name in zip(group["params"], group["param_names"], strict=True):
+                unit = self.layers.get(layer_of(name))
+                state = {} if unit is None or step.states is None else step.states.get(p, {})
+                if unit is not None and key in state and id(state) not in busy:
+                    places[unit].append((state, p))
+
+    def _cell(self, key: str, value: Any, places: Sequence[Place]) -> Tensor:
+        """The tensor of one unit, made where it is missing; all its places hold the same one."""
+        state, param = next((row for row in places if key in row[0]), places[0])
+        held = state.get(key, value)
+        if key not in state or not isinstance(held, Tensor) or held.device != param.device:
+            double = any([statistic_dtype(p) == torch.float64 for _, p in places])
+            dtype = torch.float64 if double else torch.float32
+            held = statistic(held.clone() if isinstance(held, Tensor) else held, param, dtype)
+        for other, _ in places:
+            if other.get(key) is not held:
+                other[key] = held
+        return held

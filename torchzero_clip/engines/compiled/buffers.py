@@ -1,0 +1,133 @@
+"""Buffers: lists of tensors that programs read and write, remembered between steps.
+
+A buffer is compared with the tensors before it is used again: in every step their addresses,
+shapes, strides and dtypes are read afresh, so that no program writes where a tensor once was.
+"""
+
+from __future__ import annotations
+
+import operator
+from array import array
+from collections.abc import Hashable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from torchzero_clip.core.tensors import SHAPE, same_shapes
+
+MOST = 1000  # buffers that are remembered
+DTYPE = operator.attrgetter("dtype")
+
+
+class Buffer:
+    """A list of tensors that a trace reads and writes, with their addresses and forms."""
+
+    def __init__(self, tensors: Sequence[Tensor]) -> None:
+        self.tensors = list(tensors)
+        self.addresses, self.forms = _addresses(tensors), _forms(tensors)
+        self.dtype = tensors[0].dtype
+        self.contiguous = all(self.forms[1])
+        self._vectors: list[Tensor | None] | None = None
+        self._spans: tuple[dict[int, int], int] | None = None
+        self._fits: tuple[Buffer, bool] | None = None
+
+    def same(self, tensors: Sequence[Tensor]) -> bool:
+        """Whether these are the tensors, in the memory and of the form that they had."""
+        if len(tensors) != len(self.tensors) or not all(map(operator.is_, tensors, self.tensors)):
+            return False
+        return _addresses(tensors) == self.addresses and _forms(tensors) == self.forms
+
+    @property
+    def vectors(self) -> list[Tensor | None]:
+        """The same memory as vectors that are no views of the tensors; None where it has gaps."""
+        if self._vectors is None:
+            if self.contiguous:
+                self._vectors = [t.view(-1).data for t in self.tensors]
+            else:
+                self._vectors = [_vector(t) for t in self.tensors]
+        return self._vectors
+
+    @property
+    def spans(self) -> tuple[dict[int, int], int]:
+        """The addresses at which tensors begin and end, and how many are not empty."""
+        if self._spans is None:
+            extents = list(map(Tensor.numel if self.contiguous else _extent, self.tensors))
+            size = self.dtype.itemsize
+            ends = map(operator.add, self.addresses, [n * size for n in extents])
+            spans = dict(zip(self.addresses, ends, strict=True))
+            if 0 in extents:
+                spans = {start: end for start, end in spans.items() if start < end}
+            self._spans = (spans, len(extents) - extents.count(0))
+        return self._spans
+
+    def fits(self, params: Buffer) -> bool:
+        """Whether a program may work on these as on the parameters: equal shapes, own memory."""
+        if self is params:
+            return True
+        if self._fits is None or self._fits[0] is not params:
+            self._fits = (params, self._alike(params) and apart([params, self]))
+        return self._fits[1]
+
+    def _alike(self, params: Buffer) -> bool:
+        if not same_shapes(self.tensors, params.tensors):
+            return False
+        kinds = {(t.dtype, t.device) for t in self.tensors}
+        dtype, device = self.dtype, params.tensors[0].device
+        return kinds == {(dtype, device)} and (dtype.is_floating_point or dtype == torch.bool)
+
+
+class Buffers:
+    """The buffers that an engine remembers from step to step."""
+
+    def __init__(self) -> None:
+        self.known: dict[Hashable, Buffer] = {}
+
+    def find(self, key: Hashable, tensors: Sequence[Tensor]) -> Buffer:
+        """The buffer of the tensors that have this key in every step."""
+        buffer = self.known.get(key)
+        if buffer is None or not buffer.same(tensors):
+            if len(self.known) >= MOST:  # parameters come and go
+                self.known.clear()
+            buffer = self.known[key] = Buffer(tensors)
+        return buffer
+
+
+def apart(buffers: Sequence[Buffer]) -> bool:
+    """Whether no two tensors of these buffers share memory."""
+    ends: dict[int, int] = {}
+    for buffer in buffers:
+        ends.update(buffer.spans[0])
+    if len(ends) < sum([buffer.spans[1] for buffer in buffers]):
+        return False
+    starts = sorted(ends)
+    return all(map(operator.le, map(ends.__getitem__, starts), starts[1:]))
+
+
+def _addresses(tensors: Sequence[Tensor]) -> array[int]:
+    return array("Q", list(map(Tensor.data_ptr, tensors)))
+
+
+def _forms(tensors: Sequence[Tensor]) -> tuple[list[Any], ...]:
+    """All that says which memory tensors are, besides their addresses.
+
+    Of contiguous ones that is their size; shapes and strides are new tuples each time, which would
+    keep the garbage collector busy.
+    """
+    dtypes, contiguous = list(map(DTYPE, tensors)), list(map(Tensor.is_contiguous, tensors))
+    if all(contiguous):
+        return dtypes, contiguous, list(map(Tensor.numel, tensors))
+    return dtypes, contiguous, list(map(SHAPE, tensors)), list(map(Tensor.stride, tensors))
+
+
+def _extent(t: Tensor) -> int:
+    """The number of places from the first entry to the last in memory, both included."""
+    if not t.numel():
+        return 0
+    return 1 + sum([(n - 1) * step for n, step in zip(t.shape, t.stride(), strict=True)])
+
+
+def _vector(t: Tensor) -> Tensor | None:
+    order = sorted(range(t.dim()), key=t.stride, reverse=True)
+    t = t.permute(order)
+    return t.view(-1).data if t.is_contiguous() else None

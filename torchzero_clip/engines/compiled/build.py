@@ -1,0 +1,149 @@
+"""Libraries: a source in C++ becomes a function, built once and kept for the next process.
+
+Libraries lie in `~/.cache/torchzero_clip` or where TORCHZERO_CLIP_CACHE says. What lies there runs
+in this process, so the folder must be the user's own; the name of a library ends in the digest of
+its content, so that one that was cut short or exchanged is built again and never loaded.
+"""
+
+from __future__ import annotations
+
+import atexit
+import ctypes
+import hashlib
+import os
+import platform
+import shlex
+import shutil
+import stat
+import subprocess
+import tempfile
+import warnings
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+FLAGS = "-std=c++17 -O3 -march=native -fno-math-errno -fno-trapping-math -fopenmp -fPIC -shared"
+HEADERS = Path(__file__).parent  # of kernel.h
+OTHERS = stat.S_IWGRP | stat.S_IWOTH  # the bits with which others may write
+
+
+def compiler() -> list[str] | None:
+    """The command of the C++ compiler: the environment variable CXX, or the first that is found."""
+    given = os.environ.get("CXX", "")
+    try:
+        named = shlex.split(given)
+    except ValueError as error:
+        raise RuntimeError(
+            f"the environment variable CXX must be a command, as in CXX=g++, got {given!r}: {error}"
+        ) from None
+    found = [name for name in (named[:1] or ["g++", "c++", "clang++"]) if shutil.which(name)]
+    return [*(named or found[:1])] if found else None
+
+
+@cache
+def function(text: str) -> Any:
+    """The function of a source; None where it cannot be built or loaded, with a warning why."""
+    command = compiler()
+    if command is None:
+        return None
+    try:
+        return _function(text, command)
+    except (OSError, AttributeError, subprocess.CalledProcessError) as error:
+        why = getattr(error, "stderr", None) or str(error)
+        warnings.warn(
+            f"{shlex.join(command)} could not build a kernel, and torch's own compiler takes over, "
+            f"which is slower: {why.strip()[-500:]}",
+            stacklevel=2,
+        )
+        return None
+
+
+def _function(text: str, command: list[str]) -> Any:
+    """The function of a library, one that is kept or one that is built now."""
+    source = "\n".join([text, FLAGS, *command, _machine()])
+    name, folder = hashlib.sha256(source.encode()).hexdigest()[:24], _folder()
+    for library in folder.glob(f"{name}-*.so"):
+        try:
+            if library.name == _named(name, library):
+                return _load(library)
+        except (OSError, AttributeError):  # perhaps a system library that it needs has changed
+            pass
+        library.unlink(missing_ok=True)
+    library = _build(text, command, name, folder)
+    try:
+        return _load(library)
+    except (OSError, AttributeError):
+        library.unlink(missing_ok=True)
+        raise
+
+
+def _load(library: Path) -> Any:
+    loaded = ctypes.CDLL(str(library)).kernel
+    loaded.restype = None
+    return loaded
+
+
+def _build(text: str, command: list[str], name: str, folder: Path) -> Path:
+    """Build a library in a temporary folder and move it to its place in one operation."""
+    with tempfile.TemporaryDirectory(dir=folder) as room:
+        page, made = Path(room) / "kernel.cpp", Path(room) / "kernel.so"
+        page.write_text(text)
+        order = [*command, *FLAGS.split(), f"-I{HEADERS}", str(page), "-o", str(made)]
+        subprocess.run(order, capture_output=True, text=True, errors="replace", check=True)
+        if not made.is_file():
+            raise OSError("it ended without an error, and without a library")
+        made.chmod(0o700)
+        with made.open("rb") as file:  # a rename may reach the disk before what is renamed
+            os.fsync(file.fileno())
+        library = folder / _named(name, made)
+        os.replace(made, library)
+    return library
+
+
+def _named(name: str, library: Path) -> str:
+    """The name of a library with this content."""
+    return f"{name}-{hashlib.sha256(library.read_bytes()).hexdigest()[:24]}.so"
+
+
+@cache
+def _folder() -> Path:
+    """The folder of libraries; a temporary one, with a warning, where the usual one is refused."""
+    given = os.environ.get("TORCHZERO_CLIP_CACHE")
+    try:
+        home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+        folder = (Path(given) if given else home / "torchzero_clip").resolve()
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        why = _refused(folder)
+    except (OSError, RuntimeError) as error:  # no home, or none to write to
+        why = str(error)
+    if why is None:
+        return folder
+    folder = Path(tempfile.mkdtemp(prefix="torchzero_clip_"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    warnings.warn(
+        f"compiled kernels are not kept for the next process: {why}; name a folder of your own in "
+        "the environment variable TORCHZERO_CLIP_CACHE",
+        stacklevel=2,
+    )
+    return folder
+
+
+def _refused(folder: Path) -> str | None:
+    """The reason why libraries must not be kept in a folder, or None."""
+    held = folder.stat()
+    if hasattr(os, "geteuid") and held.st_uid != os.geteuid():
+        return f"{folder} belongs to another user, whose libraries would run here"
+    if held.st_mode & OTHERS:
+        return f"others can write to {folder}, whose libraries would run here (chmod go-w it)"
+    return None if os.access(folder, os.W_OK) else f"{folder} cannot be written to"
+
+
+@cache
+def _machine() -> str:
+    """The processor and C library, on which -march=native and loading depend."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        lines = []
+    known = [line for line in lines if line.startswith(("flags", "Features", "model name"))]
+    return "\n".join([platform.machine(), *platform.libc_ver(), *sorted(set(known))])

@@ -1,0 +1,178 @@
+"""Programs in C++, for parameters on CPU: a call does all tensors of a bucket, on torch's threads.
+
+Norms are added up in float64, in the pass that computes the values. kernel.h is what they
+all include.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+from array import array
+from collections.abc import Callable, Sequence
+from functools import cache
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from torchzero_clip.core.norms import NAMED
+from torchzero_clip.engines.compiled.build import HEADERS, function
+from torchzero_clip.engines.compiled.operators import OPERATORS
+from torchzero_clip.engines.compiled.program import Launch, Operand, Program
+
+Call = Callable[[Launch, Sequence[int]], "Tensor | None"]
+"""call(launch, sizes): run it for the first `sizes` entries of each tensor; the statistics."""
+
+SHARE = 2**15  # entries that are worth a thread
+TYPES = {
+    torch.float32: "float",
+    torch.float64: "double",
+    torch.bfloat16: "bfloat",
+    torch.float16: "half",
+    torch.bool: "bool",
+}
+"""The C++ types of the entries of buffers; arithmetic is in float or double."""
+VECTORS = {torch.float32: "float", torch.float64: "double", torch.bool: "bool"}
+SOURCE = """// with kernel.h {header}
+#include "kernel.h"
+
+static void entries(int64_t tensor, int64_t at, int64_t end, void *const *const *lists,
+                    const double *numbers, const void *const *vectors, double *out) {{
+    {constants}
+    auto entry = [=](int64_t j) {{
+        {lines}
+    }};
+    {loop}
+}}
+
+extern "C" void kernel(int64_t count, const int64_t *sizes, void *const *const *lists,
+                       const double *numbers, const void *const *vectors, double *out,
+                       int64_t threads) {{
+    share<{backward}>(entries, count, sizes, lists, numbers, vectors, out, threads);
+}}
+"""
+EACH = """#pragma omp simd
+    for (int64_t j = at; j < end; ++j) entry(j);"""
+ADDED = """double total = 0;
+    #pragma omp simd reduction(+: total)
+    for (int64_t j = at; j < end; ++j) total += entry(j);
+    *out = total;"""
+LARGEST = """uint32_t largest = 0;
+    #pragma omp simd reduction(max: largest)
+    for (int64_t j = at; j < end; ++j) largest = std::max(largest, entry(j));
+    *out = number(largest);"""
+MEASURED = {
+    NAMED["l1"]: (ADDED, "magnitude"),
+    NAMED["l2"]: (ADDED, "square"),
+    NAMED["linf"]: (LARGEST, "size"),
+}
+"""For each measure the loop that adds it up, and the function of an entry that is added."""
+
+
+@cache
+def _header() -> str:
+    """The digest of kernel.h: another header makes other libraries."""
+    return hashlib.sha256(Path(HEADERS, "kernel.h").read_bytes()).hexdigest()
+
+
+def source(program: Program) -> str | None:
+    """A program in C++, or None where it has dtypes or operators that only torch computes."""
+    if not (TYPES.keys() >= set(program.buffers) and VECTORS.keys() >= set(program.vectors)):
+        return None
+    values: list[str] = []  # their types
+    lines: list[str] = []
+    for name, operands in program.nodes:
+        line = _line(program, name, operands, values)
+        if line is None:
+            return None
+        lines.append(f"const {line[0]} v{len(values)} = {line[1]};")
+        values.append(line[0])
+    for i, value in program.stores:
+        lines.append(f"x{i}[j] = stored<{TYPES[program.buffers[i]]}>(v{value});")
+    loop = EACH
+    if program.measured is not None:
+        loop, how = MEASURED[program.measured[0]]
+        lines.append(f"return {how}(v{program.measured[1]});")
+    constants = []
+    for i, dtype in enumerate(program.buffers):
+        constants.append(f"{TYPES[dtype]} *const x{i} = ({TYPES[dtype]} *)lists[{i}][tensor];")
+    constants += [f"const double number{i} = numbers[{i}];" for i in range(program.numbers)]
+    for i, dtype in enumerate(program.vectors):
+        kind = VECTORS[dtype]
+        constants.append(f"const {kind} vector{i} = ((const {kind} *)vectors[{i}])[tensor];")
+    return SOURCE.format(
+        header=_header(),
+        constants="\n    ".join(constants),
+        lines="\n        ".join(lines),
+        loop=loop,
+        backward="true" if program.stores else "false",
+    )
+
+
+def _line(
+    program: Program, name: str, operands: tuple[Operand, ...], values: list[str]
+) -> tuple[str, str] | None:
+    """The type of a value and its expression."""
+    if name == "load":
+        i = operands[0][1]
+        return _wide(TYPES[program.buffers[i]]), f"load(x{i}[j])"
+    first = values[operands[0][1]]
+    if name == "to":
+        to = TYPES.get(getattr(torch, operands[1][1].removeprefix("torch.")))
+        if to is None:
+            return None
+        rounded = "v{}" if first == "bool" else f"load(stored<{to}>(v{{}}))"
+        return _wide(to), rounded.format(operands[0][1])
+    if first == "bool" and not OPERATORS[name].boolean:
+        return None
+    kinds = [values[which] for kind, which in operands if kind == "value"]
+    computed = first if first == "bool" else "double" if "double" in kinds else "float"
+    terms = []
+    for place, (kind, which) in enumerate(operands):
+        text = f"v{which}" if kind == "value" else f"{kind}{which}"
+        flag = name == "where" and place == 1
+        same = kind == "value" and values[which] == computed
+        terms.append(text if flag or same else f"{computed}({text})")
+    result = "bool" if OPERATORS[name].boolean else computed
+    return result, OPERATORS[name].cpp.format(*terms)
+
+
+def _wide(kind: str) -> str:
+    """The type that entries are computed in."""
+    return kind if kind in ("double", "bool") else "float"
+
+
+@cache
+def native(program: Program) -> Call | None:
+    """A program as a call, or None where it cannot be one."""
+    text = source(program)
+    kernel = None if text is None else function(text)
+    if kernel is None:
+        return None
+
+    def call(launch: Launch, sizes: Sequence[int]) -> Tensor | None:
+        count, total = len(sizes), sum(sizes)
+        threads = max(1, min(torch.get_num_threads(), total // SHARE))
+        lists = array("Q", [buffer.addresses.buffer_info()[0] for buffer in launch.buffers])
+        lengths = array("q", sizes)
+        vectors = array("Q", [vector.data_ptr() for vector in launch.vectors] or [0])
+        out = None
+        if program.measured is not None:
+            out = torch.zeros(threads, count, dtype=torch.float64, device="cpu")
+        arguments = (count, lengths.buffer_info()[0], lists.buffer_info()[0])
+        kernel(
+            *map(ctypes.c_void_p, arguments),
+            ctypes.c_void_p(launch.numbers.data_ptr()),
+            ctypes.c_void_p(vectors.buffer_info()[0]),
+            ctypes.c_void_p(0 if out is None else out.data_ptr()),
+            ctypes.c_void_p(threads),
+        )
+        if out is None:
+            return None
+        m = program.measured[0]  # type: ignore[index]
+        if m.kind == "max":
+            return out.amax(dim=0, keepdim=True)
+        return out.sum(dim=0, keepdim=True) ** (1 / m.p)
+
+    return call

@@ -1,0 +1,94 @@
+// What every kernel of the compiled engine includes: entries of all dtypes, the operators of
+// operators.py that C++ has no name for, and the sharing of tensors among threads.
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <omp.h>
+#include <type_traits>
+
+struct bfloat { uint16_t bits; };
+struct half { uint16_t bits; };
+static inline uint32_t bits(float x) {
+    uint32_t all;
+    std::memcpy(&all, &x, 4);
+    return all;
+}
+static inline float number(uint32_t bits) {
+    float value;
+    std::memcpy(&value, &bits, 4);
+    return value;
+}
+static inline float load(float x) { return x; }
+static inline double load(double x) { return x; }
+static inline bool load(bool x) { return x; }
+static inline float load(bfloat x) { return number(uint32_t(x.bits) << 16); }
+static inline float load(half x) {
+    const uint32_t size = uint32_t(x.bits & 0x7fff) << 13, sign = uint32_t(x.bits & 0x8000) << 16;
+    const uint32_t finite = bits(number(size) * 0x1p112f), endless = size | 0x7f800000;
+    return number((size < 0x0f800000 ? finite : endless) | sign);
+}
+static inline bfloat bfloat_of(float x) {
+    const uint32_t all = bits(x), rounded = (all + 0x7fff + ((all >> 16) & 1)) >> 16;
+    return bfloat{uint16_t(x != x ? 0x7fc0 : rounded)};
+}
+static inline half half_of(float x) {
+    const uint32_t all = bits(x), size = all & 0x7fffffff;
+    const uint32_t small = bits(number(size) + 0.5f) - 0x3f000000;  // rounded to what half has
+    const uint32_t usual = (size - 0x38000000 + 0xfff + ((size >> 13) & 1)) >> 13;
+    const uint32_t endless = size > 0x7f800000 ? 0x7e00 : 0x7c00;
+    const uint32_t value = size < 0x38800000 ? small : size < 0x477ff000 ? usual : endless;
+    return half{uint16_t(value | ((all >> 16) & 0x8000))};
+}
+template <class T, class V> static inline T stored(V x) {
+    if constexpr (std::is_same_v<T, bfloat>) return bfloat_of(float(x));
+    else if constexpr (std::is_same_v<T, half>) return half_of(float(x));
+    else return T(x);
+}
+// Spelt so that the compiler makes no branches: NaN where one of them is.
+template <class A, class B> static inline std::common_type_t<A, B> larger(A a, B b) {
+    const std::common_type_t<A, B> most = a > b ? a : b;
+    return a == a ? most : a;
+}
+template <class A, class B> static inline std::common_type_t<A, B> smaller(A a, B b) {
+    const std::common_type_t<A, B> least = a < b ? a : b;
+    return a == a ? least : a;
+}
+template <class T> static inline T sign(T x) { return T((x > 0) - (x < 0)); }
+template <class T> static inline T mix(T a, T b, T w) {
+    return std::fabs(w) < T(0.5) ? a + w * (b - a) : b - (b - a) * (1 - w);
+}
+static inline float longest(float a, float b) {
+    const bool endless = (std::fabs(a) == INFINITY) | (std::fabs(b) == INFINITY);
+    return endless ? INFINITY : float(std::sqrt(double(a) * a + double(b) * b));
+}
+static inline double longest(double a, double b) { return std::hypot(a, b); }
+static inline double magnitude(float x) { return std::fabs(double(x)); }
+static inline uint32_t size(float x) { return bits(x) & 0x7fffffff; }  // in order, NaN above all
+static inline double square(float x) { return double(x) * double(x); }
+
+// Calls entries(tensor, at, end, ..., out) for the parts of all tensors, each in one thread: every
+// thread takes an equal share of all entries. Backward, since the last ones a norm read are cached.
+template <bool backward, class Entries>
+static inline void share(Entries entries, int64_t count, const int64_t *sizes,
+                         void *const *const *lists, const double *numbers,
+                         const void *const *vectors, double *out, int64_t threads) {
+    int64_t total = 0;
+    for (int64_t i = 0; i < count; ++i) total += sizes[i];
+    #pragma omp parallel num_threads(threads)
+    {
+        const int64_t me = omp_get_thread_num(), all = omp_get_num_threads();
+        const int64_t from = total * me / all, to = total * (me + 1) / all;
+        int64_t start = backward ? total : 0;
+        for (int64_t k = 0; k < count; ++k) {
+            const int64_t i = backward ? count - 1 - k : k;
+            start -= backward ? sizes[i] : 0;
+            const int64_t at = std::max(from, start), end = std::min(to, start + sizes[i]);
+            if (at < end)
+                entries(i, at - start, end - start, lists, numbers, vectors, out + me * count + i);
+            start += backward ? 0 : sizes[i];
+        }
+    }
+}

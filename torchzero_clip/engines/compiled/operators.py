@@ -1,0 +1,42 @@
+"""Operators: the one table of what a program can do with an entry, in torch and in C++."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class Operator(NamedTuple):
+    """An operator of TensorList as an expression: {0} is the list itself, {1} the first operand."""
+
+    torch: str
+    cpp: str
+    boolean: bool = False
+    """Whether the result is true or false."""
+
+
+OPERATORS: dict[str, Operator] = {
+    "mul": Operator("{0} * {1}", "{0} * {1}"),
+    "div": Operator("{0} / {1}", "{0} / {1}"),
+    "add": Operator("{0} + {1}", "{0} + {1}"),
+    "sub": Operator("{0} - {1}", "{0} - {1}"),
+    "addcmul": Operator("{0} + {1} * {2}", "{0} + {1} * {2}"),
+    "lerp": Operator("torch.lerp({0}, {1}.to({0}.dtype), {2}.to({0}.dtype))", "mix({0}, {1}, {2})"),
+    "clamp_min": Operator("torch.maximum({0}, {1})", "larger({0}, {1})"),
+    "clamp_max": Operator("torch.minimum({0}, {1})", "smaller({0}, {1})"),
+    "where": Operator("torch.where({1}, {0}, {2})", "({1}) ? {0} : {2}"),
+    "hypot": Operator("torch.hypot({0}, {1})", "longest({0}, {1})"),
+    "neg": Operator("-{0}", "-{0}"),
+    "abs": Operator("torch.abs({0})", "std::fabs({0})"),
+    "sign": Operator("torch.sign({0})", "sign({0})"),
+    "sqrt": Operator("torch.sqrt({0})", "std::sqrt({0})"),
+    "reciprocal": Operator("torch.reciprocal({0})", "1 / {0}"),
+    "positive": Operator("{0} > 0", "{0} > 0", boolean=True),
+    "isfinite": Operator("torch.isfinite({0})", "{0} - {0} == 0", boolean=True),
+    "isinf": Operator("torch.isinf({0})", "std::fabs({0}) == INFINITY", boolean=True),
+    "isnan": Operator("torch.isnan({0})", "{0} != {0}", boolean=True),
+}
+"""The names of nodes in a trace, besides "load" (of a buffer) and "to" (another dtype)."""
+
+SYNONYMS = {"add_scaled": "addcmul"}
+"""Operators of TensorList that are another one here: a factor that is now 1, now a tensor,
+then shares a program."""

@@ -1,0 +1,216 @@
+"""Programs: what a trace recorded, as a function of the tensors of each buffer, in canonical names.
+
+Names are canonical, so that equal parts of traces are one program. `plain` runs it node by node;
+cpp.py and inductor.py compile it.
+"""
+
+from __future__ import annotations
+
+import linecache
+import zlib
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from functools import cache
+from typing import Any, NamedTuple, TypeAlias
+
+import torch
+from torch import Tensor
+
+from torchzero_clip.core.norms import Measure
+from torchzero_clip.engines.compiled.buffers import Buffer
+from torchzero_clip.engines.compiled.operators import OPERATORS
+
+Operand: TypeAlias = "tuple[str, Any]"
+"""A kind and which of it: ("value", node), ("buffer", i), ("number", i), ("scalar", i), ("vector",
+i) or ("dtype", name). Scalars are 0-dim tensors on the device; vectors have an entry a tensor."""
+Node: TypeAlias = "tuple[str, tuple[Operand, ...]]"
+"""An operator and its operands; the first is a value, or the buffer that is loaded."""
+Stores: TypeAlias = "Mapping[int, int]"
+"""The values that go into buffers: {buffer: value}."""
+Measured: TypeAlias = "tuple[Measure, int] | None"
+"""A measure and the value whose tensors it is taken of."""
+
+MOST = 1000  # programs that are remembered
+
+
+class Program(NamedTuple):
+    """A part of a trace: equal parts are compiled once in a process."""
+
+    nodes: tuple[Node, ...]
+    stores: tuple[tuple[int, int], ...]
+    """Pairs of a buffer and the value that goes there."""
+    measured: Measured
+    buffers: tuple[torch.dtype, ...]
+    vectors: tuple[torch.dtype, ...]
+    scalars: tuple[torch.dtype, ...]
+    device: torch.device
+
+    @property
+    def numbers(self) -> int:
+        """The count of Python numbers that it takes."""
+        operands = [operand for _, node in self.nodes for operand in node]
+        return max([which + 1 for kind, which in operands if kind == "number"], default=0)
+
+    def source(self, width: int) -> str:
+        """The function of `width` tensors of each buffer; it returns the values to be measured."""
+        inputs = ["numbers", *[f"vector{i}" for i in range(len(self.vectors))]]
+        inputs += [f"scalar{i}" for i in range(len(self.scalars))]
+        inputs += [f"x{i}_{lane}" for i in range(len(self.buffers)) for lane in range(width)]
+        body = ["number = numbers.unbind()"]
+        body += [f"vector{i} = vector{i}.unbind()" for i in range(len(self.vectors))]
+        for lane in range(width):
+            body += self._lane(lane)
+        if self.measured is not None:
+            values = [f"v{self.measured[1]}_{lane}" for lane in range(width)]
+            body.append(f"return [{', '.join(values)}]")
+        return "\n    ".join([f"def program({', '.join(inputs)}):", *body])
+
+    def _lane(self, lane: int) -> list[str]:
+        def term(operand: Operand) -> str:
+            kind, which = operand
+            return {
+                "buffer": f"x{which}_{lane}",
+                "value": f"v{which}_{lane}",
+                "number": f"number[{which}]",
+                "vector": f"vector{which}[{lane}]",
+                "dtype": str(which),
+            }.get(kind, f"{kind}{which}")
+
+        body = []
+        kept = [value for _, value in self.stores]
+        for i, (name, operands) in enumerate(self.nodes):
+            terms = [term(operand) for operand in operands]
+            if name == "load":
+                text = terms[0] + (".clone()" if i in kept else "")
+            elif name == "to":
+                text = f"{terms[0]}.to({terms[1]})"
+            else:
+                text = OPERATORS[name].torch.format(*terms)
+            body.append(f"v{i}_{lane} = {text}")
+        return body + [f"x{i}_{lane}.copy_(v{value}_{lane})" for i, value in self.stores]
+
+
+@cache
+def plain(program: Program, width: int) -> Callable[..., Any]:
+    """The function of a program, run node by node."""
+    source = program.source(width)
+    name = f"<torchzero_clip program {zlib.crc32(source.encode()):x}>"
+    linecache.cache[name] = (len(source), None, source.splitlines(keepends=True), name)
+    space: dict[str, Any] = {"torch": torch}
+    exec(compile(source, name, "exec"), space)
+    made: Callable[..., Any] = space["program"]
+    return made
+
+
+class Binding(NamedTuple):
+    """A program, and the buffers and operands of a trace that it takes, in its order."""
+
+    program: Program
+    buffers: tuple[int, ...]
+    numbers: tuple[int, ...]
+    vectors: tuple[int, ...]
+    scalars: tuple[int, ...]
+
+
+class Launch(NamedTuple):
+    """A program and the tensors and numbers that it is run with."""
+
+    program: Program
+    buffers: list[Buffer]
+    numbers: Tensor
+    vectors: list[Tensor]
+    scalars: list[Tensor]
+    sizes: list[int]
+    """The number of entries of each tensor."""
+
+    @property
+    def read(self) -> set[int]:
+        """The buffers that are read."""
+        return {operands[0][1] for name, operands in self.program.nodes if name == "load"}
+
+    @property
+    def written(self) -> set[int]:
+        """The buffers that are written."""
+        return {i for i, _ in self.program.stores}
+
+    def misfits(self) -> list[int]:
+        """The tensors with gaps in memory, or with another order in one buffer than in another."""
+        if all([buffer.contiguous for buffer in self.buffers]):
+            return []
+        return [i for i in range(len(self.sizes)) if not self._fits(i)]
+
+    def _fits(self, i: int) -> bool:
+        if any([buffer.vectors[i] is None for buffer in self.buffers]):
+            return False
+        some = [buffer.tensors[i] for buffer in self.buffers]
+        return len({t.stride() for t in some}) == 1 or all([t.is_contiguous() for t in some])
+
+    def plainly(self, i: int) -> Tensor | None:
+        """Run the program for the i-th tensors, node by node; returns the value to be measured."""
+        vectors = [vector[i : i + 1] for vector in self.vectors]
+        tensors = [torch.atleast_1d(buffer.tensors[i]) for buffer in self.buffers]
+        values = plain(self.program, 1)(self.numbers, *vectors, *self.scalars, *tensors)
+        return None if values is None else values[0]
+
+
+class Programs:
+    """The programs of an engine, by the nodes they were made of: that of a chain is found again."""
+
+    def __init__(self) -> None:
+        self.known: dict[Hashable, Binding] = {}
+
+    def find(
+        self,
+        nodes: Sequence[Node],
+        stores: Stores,
+        measured: Measured,
+        dtypes: Sequence[Sequence[torch.dtype]],
+        device: torch.device,
+    ) -> Binding:
+        """The program that makes these stores; `dtypes` of the buffers, vectors and scalars."""
+        key = (tuple(nodes), tuple(stores.items()), measured, *map(tuple, dtypes), device)
+        binding = self.known.get(key)
+        if binding is None:
+            if len(self.known) >= MOST:
+                self.known.clear()
+            binding = self.known[key] = bind(nodes, stores, measured, dtypes, device)
+        return binding
+
+
+def bind(
+    nodes: Sequence[Node],
+    stores: Stores,
+    measured: Measured,
+    dtypes: Sequence[Sequence[torch.dtype]],
+    device: torch.device,
+) -> Binding:
+    """A program of the nodes that these stores need, named in the order of use."""
+    needed = {*stores.values(), *([] if measured is None else [measured[1]])}
+    for i in range(len(nodes) - 1, -1, -1):
+        if i in needed:
+            needed |= {which for kind, which in nodes[i][1] if kind == "value"}
+    kinds = ("value", "buffer", "number", "vector", "scalar")
+    new: dict[str, dict[int, int]] = {kind: {} for kind in kinds}
+
+    def name(kind: str, which: Any) -> Operand:
+        return kind, new[kind].setdefault(which, len(new[kind])) if kind in new else which
+
+    lines = []
+    for i in sorted(needed):
+        lines.append((nodes[i][0], tuple([name(*operand) for operand in nodes[i][1]])))
+        name("value", i)
+    ends = [(name("buffer", i)[1], name("value", v)[1]) for i, v in stores.items()]
+    taken = {kind: tuple(new[kind]) for kind in kinds}
+    buffers, vectors, scalars = [
+        tuple([row[i] for i in taken[kind]])
+        for kind, row in zip(("buffer", "vector", "scalar"), dtypes, strict=True)
+    ]
+    program = Program(
+        tuple(lines),
+        tuple(sorted(ends)),
+        None if measured is None else (measured[0], new["value"][measured[1]]),
+        buffers,
+        vectors,
+        scalars,
+        device,
+    )
+    return Binding(program, *[taken[kind] for kind in kinds[1:]])

@@ -1,0 +1,126 @@
+"""Recordings: nodes, and the numbers, vectors and 0-dim tensors that they take."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from torchzero_clip.core.norms import numbers
+from torchzero_clip.core.tensorlist import TensorList
+from torchzero_clip.core.tensors import shared_memory
+from torchzero_clip.engines.compiled.operators import OPERATORS, SYNONYMS
+from torchzero_clip.engines.compiled.program import Node, Operand
+
+
+class Recording:
+    """What was asked of lists of `count` tensors on a device.
+
+    A node is (operator, operands): a value is computed from earlier ones, numbers, 0-dim tensors on
+    the device, and vectors with an entry a tensor.
+    """
+
+    def __init__(self, count: int, device: torch.device) -> None:
+        self.count, self.device = count, device
+        self.clear()
+
+    def clear(self) -> None:
+        self.nodes: list[Node] = []
+        self.dtypes: list[torch.dtype] = []
+        self.numbers: list[float] = []
+        self.scalars: list[Tensor] = []
+        self.vectors: list[Tensor] = []
+
+    def cast(self, value: int, dtype: torch.dtype) -> int:
+        """A value in another dtype."""
+        if self.dtypes[value] == dtype:
+            return value
+        return self.node("to", (("value", value), ("dtype", str(dtype))), dtype)
+
+    def add(
+        self, name: str, value: int, operands: Sequence[Any], keep_dtype: bool = False
+    ) -> int | None:
+        """A new value, or None where an operand is nothing that a program takes."""
+        if name == "add" and keep_dtype and isinstance(operands[0], TensorList):
+            name, operands = "addcmul", (operands[0], 1.0)
+        name = SYNONYMS.get(name, name)
+        boolean, mine = OPERATORS[name].boolean, self.dtypes[value]
+        found = [self.operand(x) for x in operands]
+        known = [x for x in found if x is not None]
+        if len(known) < len(found) or (mine == torch.bool and not boolean):
+            return None
+        if name == "div" and known[0][0] in ("vector", "number"):
+            name = "mul"  # a division of every entry takes as long as all the rest
+            self._invert(known[0])
+        dtype = mine
+        if name == "where":
+            known[1:] = [
+                ("value", self.cast(x[1], mine)) if x[0] == "value" else x for x in known[1:]
+            ]
+        else:
+            for kind, which in known:
+                dtype = torch.promote_types(dtype, self.dtypes[which]) if kind == "value" else dtype
+        made = self.node(name, (("value", value), *known), torch.bool if boolean else dtype)
+        return self.cast(made, mine) if keep_dtype else made
+
+    def operand(self, x: Any) -> Operand | None:
+        """An operand as nodes name it; None for tensors of other shapes, or of another's memory.
+
+        Those are read at once: they could change before the trace runs.
+        """
+        if isinstance(x, (int, float)):
+            self.numbers.append(float(x))
+            return "number", len(self.numbers) - 1
+        if isinstance(x, Tensor):
+            whole = x.numel() == 1 and x.shape != (self.count,)  # a model of one shares programs
+            return self._scalar(x.reshape(())) if whole else self._vector(x)
+        each = x.tensors if isinstance(x, TensorList) else x
+        if len(each) != self.count:
+            raise ValueError(
+                f"a list must have one entry for each of the {self.count} tensors, got "
+                f"{len(each)}: give a number, or a 0-dim tensor, for all"
+            )
+        if not any([isinstance(t, Tensor) for t in each]):
+            like = torch.empty(0, dtype=torch.float64, device=self.device)
+            return self._vector(numbers([float(t) for t in each], like))
+        if not all([isinstance(t, Tensor) and t.dim() == 0 for t in each]):
+            return None
+        vector = shared_memory(each)
+        return self._vector(torch.stack(list(each)) if vector is None else vector)
+
+    def _invert(self, operand: Operand) -> None:
+        kind, i = operand
+        if kind == "vector":
+            self.vectors[i] = self.vectors[i].to(torch.float64).reciprocal()
+        else:
+            x = self.numbers[i]
+            self.numbers[i] = 1 / x if x else math.copysign(math.inf, x)
+
+    def _vector(self, x: Tensor) -> Operand | None:
+        if x.shape != (self.count,):
+            raise ValueError(
+                f"a vector must have one number for each of the {self.count} tensors of the "
+                f"list, got shape {tuple(x.shape)}: give a number, or a 0-dim tensor, for all"
+            )
+        if x.is_complex():
+            return None
+        dtype = x.dtype if x.dtype in (torch.float32, torch.float64, torch.bool) else torch.float64
+        # a copy, since it may change before the trace runs
+        self.vectors.append(x.detach().to(self.device, dtype, copy=True).contiguous())
+        return "vector", len(self.vectors) - 1
+
+    def _scalar(self, x: Tensor) -> Operand | None:
+        if x.is_complex():
+            return None
+        if x.device.type == "cpu":
+            return self.operand(float(x))
+        self.scalars.append(x.detach().clone())
+        return "scalar", len(self.scalars) - 1
+
+    def node(self, name: str, operands: tuple[Operand, ...], dtype: torch.dtype) -> int:
+        self.nodes.append((name, operands))
+        self.dtypes.append(dtype)
+        return len(self.nodes) - 1

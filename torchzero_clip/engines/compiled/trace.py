@@ -1,0 +1,340 @@
+"""Traces: lists record their operators, and one program runs them later.
+
+A link runs as ever. Its lists are Traced: each operator adds a node to the trace of the bucket.
+When values are needed (a norm, the end of the step), one program does all that was recorded, in a
+single pass over memory. Nothing else knows that it happens.
+"""
+
+from __future__ import annotations
+
+import operator
+import weakref
+from collections.abc import Hashable, Sequence
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+
+from torchzero_clip.core.lazy import Lazy
+from torchzero_clip.core.norms import NAMED, Measure, numbers, statistics
+from torchzero_clip.core.state import state_dtype
+from torchzero_clip.core.tensorlist import TensorList
+from torchzero_clip.engines.compiled.buffers import Buffer
+from torchzero_clip.engines.compiled.program import (
+    Launch,
+    Measured,
+    Operand,
+    Stores,
+)
+from torchzero_clip.engines.compiled.recording import Recording
+from torchzero_clip.engines.compiled.runner import Runner
+
+PARAMETERS, GRADIENTS = 0, 1
+"""The ids of these buffers in every trace."""
+KEPT = 2  # spare buffers that are kept from step to step; more are made anew
+MEASURED = {(m.kind, m.p): m for m in (NAMED["l1"], NAMED["l2"], NAMED["linf"])}
+"""The measures that programs take, in float64."""
+SINGLE = (torch.float32, torch.bfloat16, torch.float16)
+
+
+L = TypeVar("L", bound=TensorList)
+
+
+class Traced(Lazy):
+    """A list on a trace: the values in a buffer, or a node whose values lie in no buffer yet."""
+
+    __slots__ = ("__weakref__", "_trace", "_value", "buffer")
+
+    def __init__(
+        self, trace: Trace, *, buffer: int | None = None, value: int = -1, owned: bool = True
+    ) -> None:
+        super().__init__()
+        self._trace, self.buffer, self._value, self.owned = trace, buffer, value, owned
+        trace.lists.add(self)
+
+    @property
+    def value(self) -> int:
+        """The node that holds the values now."""
+        return self._value if self.buffer is None else self._trace.load(self.buffer)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self._trace.dtypes[self.value]
+
+    @property
+    def pending(self) -> bool:
+        return self.buffer is None or self._trace.pending(self.buffer)
+
+    @property
+    def tensors(self) -> list[Tensor]:
+        """The tensors; all that was recorded is done, since they may be written from now on."""
+        if self.buffer in self._trace.current:
+            self._trace.run()
+        return self.compute()
+
+    @tensors.setter
+    def tensors(self, tensors: Sequence[Tensor]) -> None:
+        self.buffer = self._trace.hold(tensors)
+
+    def compute(self) -> list[Tensor]:
+        """The tensors, to be read."""
+        self._trace.run_others()
+        if self.pending:
+            self._trace.run()
+        assert self.buffer is not None
+        return self._trace.buffers[self.buffer].tensors
+
+    def __len__(self) -> int:
+        return self._trace.count
+
+    def statistics(self, m: Measure) -> Tensor:
+        return self._trace.measure(self, m)
+
+    def on(self, trace: Trace) -> bool:
+        """Whether this list is of that trace."""
+        return self._trace is trace
+
+    def forget(self) -> None:
+        """Let go of the values: no buffer needs to hold them."""
+        self.buffer, self.owned = PARAMETERS, False
+
+    # ------------------------------------------------------------------ memory
+
+    def borrow(self) -> Traced:
+        return self._like(Traced(self._trace, buffer=self.buffer, value=self._value, owned=False))
+
+    def own(self) -> Traced:
+        return self if self.owned else self._assign(self.value)
+
+    def to(self, dtype: torch.dtype) -> Traced:
+        if self.dtype == dtype:
+            return self
+        return Traced(self._trace, value=self._trace.cast(self.value, dtype))
+
+    def clone(self) -> Traced:
+        return self._like(Traced(self._trace, value=self.value))
+
+    def copy_(self, source: TensorList) -> TensorList:
+        if isinstance(source, Traced) and source.on(self._trace):
+            return self._assign(self._trace.cast(source.value, self.dtype))
+        if not self.owned:
+            self.tensors, self.owned = TensorList(self.tensors).copy_(source).tensors, True
+        else:
+            TensorList(self.tensors, owned=True).copy_(source)
+        return self
+
+    def _like(self, made: L) -> L:
+        made.measure = self.measure
+        return made
+
+    def _assign(self, value: int) -> Traced:
+        """Take a value: in the buffer that is this list's own, otherwise in none yet."""
+        if self.owned and self.buffer is not None:
+            self._trace.current[self.buffer] = value
+        else:
+            self.buffer, self._value, self.owned = None, value, True
+        return self
+
+    # ------------------------------------------------------------------ operators
+
+    def _new(self, name: str, *operands: Any) -> TensorList:
+        value = self._trace.add(name, self.value, operands)
+        if value is None:
+            return self._like(TensorList(self.tensors))._new(name, *operands)
+        return self._like(Traced(self._trace, value=value))
+
+    def _write(self, name: str, *operands: Any) -> TensorList:
+        if name == "clamp":
+            return self._write("clamp_min", operands[0])._write("clamp_max", operands[1])
+        if name == "addcmul" and operands[2:]:  # the product of all three, whatever the third is
+            operands = (operands[0].mul(operands[2]), operands[1])
+        value = self._trace.add(name, self.value, operands, keep_dtype=True)
+        if value is not None:
+            return self._assign(value)
+        dtype = self.dtype
+        out = TensorList(self.tensors, owned=self.owned)._write(name, *operands)
+        if not self.owned:
+            self.tensors, self.owned = out.to(dtype).tensors, True
+        return self
+
+
+class Trace(Recording):
+    """The recording of one bucket, and the buffers that its values lie in.
+
+    Traces of one `family` share memory: recording on one runs what the others recorded.
+    """
+
+    def __init__(
+        self,
+        runner: Runner,
+        key: Hashable,
+        places: Sequence[int],
+        params: Sequence[Tensor],
+        grads: Sequence[Tensor],
+        family: list[Trace],
+    ) -> None:
+        super().__init__(len(params), params[0].device)
+        self.runner, self.family, self.places, self.room = runner, family, list(places), key
+        self.key = (key, self.places[0], len(places), params[0].device, grads[0].dtype)
+        family.append(self)
+        self.buffers: list[Buffer] = [runner.buffers.find((self.key, "parameters"), params)]
+        self.buffers.append(Buffer(grads))
+        self.named = {PARAMETERS, GRADIENTS}  # what nobody else's list lies in
+        self.spares: list[int] = []  # buffers for values that have none
+        self.kept, self.state_dtype = 0, state_dtype(params[0])  # how many of them last
+        self.sizes = list(map(Tensor.numel, params))
+        self.lists: weakref.WeakSet[Traced] = weakref.WeakSet()
+
+    def clear(self) -> None:
+        super().clear()
+        self.current: dict[int, int] = {}  # the value that belongs into each buffer by now
+        self.loads: dict[int, int] = {}
+
+    def operand(self, x: Any) -> Operand | None:
+        if isinstance(x, Traced) and x.on(self):
+            return "value", x.value
+        return None if isinstance(x, Lazy) else super().operand(x)  # reading it might run this one
+
+    def node(self, name: str, operands: tuple[Operand, ...], dtype: torch.dtype) -> int:
+        if not self.nodes:
+            self.run_others()
+        return super().node(name, operands, dtype)
+
+    # ------------------------------------------------------------------ buffers
+
+    def hold(self, tensors: Sequence[Tensor], name: Hashable = None) -> int:
+        """The buffer of these tensors; those with a name are known from the step before."""
+        for i, buffer in enumerate(self.buffers):
+            if buffer.tensors[0] is tensors[0] and all(map(operator.is_, buffer.tensors, tensors)):
+                return i
+        found = self.runner.buffers.find((self.key, name), tensors) if name else Buffer(tensors)
+        self.buffers.append(found)
+        if name:
+            self.named.add(len(self.buffers) - 1)
+        return len(self.buffers) - 1
+
+    def record(
+        self, tensors: Sequence[Tensor], name: Hashable = None, owned: bool = True
+    ) -> TensorList:
+        """Tensors as a list of this trace; a plain one where they are not like the parameters."""
+        if len(tensors) == self.count:
+            i = self.hold(tensors, name)
+            if i == GRADIENTS or self.buffers[i].fits(self.buffers[PARAMETERS]):
+                return Traced(self, buffer=i, owned=owned)
+        return TensorList(tensors, owned=owned)
+
+    def load(self, buffer: int) -> int:
+        """The value that is in a buffer by now."""
+        if buffer not in self.current:
+            dtype = self.buffers[buffer].dtype
+            self.current[buffer] = self.loads[buffer] = self.node(
+                "load", (("buffer", buffer),), dtype
+            )
+        return self.current[buffer]
+
+    def pending(self, buffer: int) -> bool:
+        """Whether a recorded value is still to be written to this buffer."""
+        return buffer in self.current and self.current[buffer] != self.loads.get(buffer)
+
+    # ------------------------------------------------------------------ running
+
+    def run_others(self) -> None:
+        """Run the nodes of the other traces of this family."""
+        for trace in self.family:
+            if trace is not self and trace.nodes:
+                trace.run()
+
+    def run(self, measured: Measured = None) -> Tensor | None:
+        """Run what was recorded; then a buffer backs every list that is still referenced."""
+        used = {one.buffer for one in self.lists}
+        stores = {
+            i: value
+            for i, value in self.current.items()
+            if self.pending(i) and (i in used or i not in self.spares)
+        }
+        self._place(stores, used)
+        copied = {
+            i: self.nodes[value][1][0][1]
+            for i, value in stores.items()
+            if self.nodes[value][0] == "load"
+        }
+        stats = None
+        if measured or len(copied) < len(stores) or set(copied.values()) & set(stores):
+            stats = self._launch(stores, measured)
+        else:  # nothing but copies, which need no program
+            for i, source in copied.items():
+                torch._foreach_copy_(self.buffers[i].tensors, self.buffers[source].tensors)
+        self.clear()
+        return stats
+
+    def _place(self, stores: dict[int, int], used: set[int | None]) -> None:
+        """Give every list without memory a spare buffer, one for borrowed lists of a value."""
+        homeless = [one for one in self.lists if one.buffer is None]
+        given: dict[int, int] = {}
+        for one in sorted(homeless, key=lambda one: (one.value, not one.owned)):
+            value = one.value
+            if one.owned or value not in given:
+                given[value] = self._spare(self.dtypes[value], used)
+                stores[given[value]] = value
+                used.add(given[value])
+            one.buffer = given[value]
+
+    def _launch(self, stores: Stores, measured: Measured = None) -> Tensor | None:
+        rows = (self.buffers, self.vectors, self.scalars)
+        dtypes = [[one.dtype for one in row] for row in rows]
+        found = self.runner.programs.find(self.nodes, stores, measured, dtypes, self.device)
+        like = torch.empty(0, dtype=torch.float64, device=self.device)
+        launch = Launch(
+            found.program,
+            [self.buffers[i] for i in found.buffers],
+            numbers([self.numbers[i] for i in found.numbers] or [0.0], like),
+            [self.vectors[i] for i in found.vectors],
+            [self.scalars[i] for i in found.scalars],
+            self.sizes,
+        )
+        return self.runner.run(launch)
+
+    def measure(self, x: Traced, m: Measure) -> Tensor:
+        """The statistic of each tensor of a list, by the program that makes it where it can be."""
+        known = MEASURED.get((m.kind, m.p))
+        stats = None
+        if known is not None and self.device.type == "cpu" and x.dtype in SINGLE:
+            value = x.value
+            stats = self.run((known, value)) if x.pending else self._launch({}, (known, value))
+        return statistics(x.compute(), m) if stats is None else stats
+
+    def end(self) -> None:
+        """Run; lists that outlive the step get memory of their own: spare buffers are reused."""
+        self.run()
+        for one in list(self.lists):
+            if one.buffer in self.spares:
+                one.tensors = [t.clone() for t in one.compute()]
+
+    # ------------------------------------------------------------------ spare buffers
+
+    def _spare(self, dtype: torch.dtype, used: set[int | None]) -> int:
+        """A buffer that no list lies in: one that is kept, or new memory."""
+        for i in self.spares:
+            if i not in used and self.buffers[i].dtype == dtype and self._free(i):
+                return i
+        params = self.buffers[PARAMETERS].tensors
+        if self.device.type == "cpu" and self.kept < KEPT and dtype == self.state_dtype:
+            memory = self.runner.spare((self.room, self.kept), self.places, params)
+            self.spares.append(self.hold(memory, ("spare", self.kept)))
+            self.kept += 1
+            return self._spare(dtype, used)
+        self.spares.append(self.hold([torch.empty_like(t, dtype=dtype) for t in params]))
+        return self.spares[-1]
+
+    def _free(self, spare: int) -> bool:
+        """Whether none of this memory backs a list of another kind, or of another trace."""
+        others = [buffer for trace in self.family for buffer in trace.loose(self)]
+        addresses = {address for buffer in others for address in buffer.addresses}
+        return addresses.isdisjoint(filter(None, self.buffers[spare].addresses))
+
+    def loose(self, asked: Trace) -> list[Buffer]:
+        """The buffers of lists that may lie in kept memory, the spare ones of `asked` aside."""
+        lie_in = {one.buffer for one in self.lists} - {None, PARAMETERS, GRADIENTS}
+        if self is asked:
+            lie_in -= {*self.named, *self.spares}
+        return [self.buffers[i] for i in lie_in if i is not None]

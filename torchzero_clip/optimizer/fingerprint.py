@@ -1,0 +1,67 @@
+"""Fingerprints: numbers that tell two chains apart in a checkpoint."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from torchzero_clip.core.link import Link
+from torchzero_clip.core.transform import Transform
+
+MARK = "fingerprint"
+WITHOUT_DEFAULTS = 2**32  # added to the second number of a fingerprint, which others leave smaller
+
+
+def fingerprint(links: Sequence[Link]) -> list[int]:
+    """Numbers that tell two chains apart: of their links, and of their fixed arguments.
+
+    Arguments at their default do not count, so that a later release may add some.
+    """
+    names = [f"{link.path}:{type(link.transform).__name__}" for link in links]
+    rows = [(link.path, name, v) for link in links for name, v in _fixed(link.transform).items()]
+    fixed = [f"{path}/{name}={value!r}" for path, name, value in sorted(rows, key=lambda r: r[:2])]
+    first, second = [zlib.crc32("\n".join(lines).encode()) for lines in (names, fixed)]
+    return [first, second + WITHOUT_DEFAULTS]
+
+
+def other_arguments(theirs: Sequence[int], mine: Sequence[int]) -> bool:
+    """Whether two fingerprints tell of other fixed arguments.
+
+    One that counted the defaults too tells nothing: it cannot know of arguments added since.
+    """
+    return theirs[1:] != mine[1:] and not all([x < WITHOUT_DEFAULTS for x in theirs[1:]])
+
+
+def shared_start(links: Sequence[Link], params: Any, held: Mapping[str, Any]) -> dict[str, Any]:
+    """The chain dict of a new group: the fingerprint, and what a group of the same chain had.
+
+    The fingerprint is a tensor with a dimension, since distributed checkpointing takes from such
+    the device to load to, and there may be no other.
+    """
+    mine = fingerprint(links)
+    kept = held if marks(held)[:1] == mine[:1] else {}
+    devices = [p.device for p in params if p.device.type != "meta"]
+    device = devices[0] if devices else "cpu"
+    copied = {k: v.clone() if isinstance(v, Tensor) else v for k, v in kept.items()}
+    return {**copied, MARK: torch.tensor(mine, device=device)}
+
+
+def marks(shared: Mapping[str, Any]) -> list[int]:
+    """The fingerprint in a chain dict, or nothing."""
+    held = shared.get(MARK)
+    return held.tolist() if isinstance(held, Tensor) and held.dim() == 1 else []
+
+
+def _fixed(tfm: Any) -> dict[str, Any]:
+    """The arguments that cannot change, other than defaults; a function counts by its name."""
+    fields = {name: value for name, value in tfm.not_default().items() if name not in tfm.live}
+    inner = dict(tfm.children())
+    return {
+        name: getattr(value, "__qualname__", value)
+        for name, value in fields.items()
+        if not (inner and isinstance(value, (Transform, tuple, list, dict)))
+    }

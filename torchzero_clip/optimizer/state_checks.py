@@ -1,0 +1,150 @@
+"""Checks of what a checkpoint holds for a parameter and for a group."""
+
+from __future__ import annotations
+
+import numbers
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from torchzero_clip.core.link import Link
+from torchzero_clip.core.norm_rule import NormRule
+from torchzero_clip.core.state import statistic
+from torchzero_clip.core.transform import Transform
+from torchzero_clip.optimizer.keys import GroupKeys
+
+COUNTS = frozenset({"step", "count", "seen", "skipped", "consecutive", "begun"})
+"""GroupKeys of whole numbers in the state of our own links."""
+STATISTICS = {torch.float32, torch.float64}  # numbers are as wide as a unit's widest parameter
+
+
+def is_users(key: Any) -> bool:
+    """Whether a key of state is the user's, or a wrapper's: ours begin with a link's path."""
+    return not (isinstance(key, str) and "/" in key)
+
+
+def check_count(where: str, key: str, value: Any) -> None:
+    """Raise a sentence unless a count is a whole number that has not lost its way."""
+    if isinstance(value, Tensor) and value.is_meta:
+        return
+    one = value.item() if isinstance(value, Tensor) and value.numel() == 1 else value
+    if isinstance(one, (int, float)) and 0 <= one < 2**63 and one % 1 == 0:
+        return
+    raise ValueError(
+        f"the checkpoint has {one!r} for {key!r} of {where}, which counts: it must be a whole "
+        "number and at least 0"
+    )
+
+
+def check_kind(what: str, value: Any, kind: Any, words: str) -> None:
+    """Raise a sentence unless a value is of a kind, which `words` name."""
+    if not isinstance(value, kind):
+        raise ValueError(f"{what} must be {words}, got {type(value).__name__}")
+
+
+def check_state(
+    where: str,
+    held: Mapping[str, Any],
+    shared: Mapping[str, Any],
+    p: Tensor,
+    names: GroupKeys,
+    rows: Sequence[Sequence[Link]],
+) -> None:
+    """What is kept for one parameter."""
+    layouts = {link.path: link.layout(p) for link in names.links}
+    for row in rows:
+        expected = {key for link in row for key in layouts[link.path]}
+        common = {f"{link.path}/{name}" for link in row for name in link.group_values()}
+        missing = sorted((expected - held.keys()) | (common - shared.keys()))
+        if missing and not expected.isdisjoint(held):
+            raise ValueError(f"the checkpoint lacks {', '.join(map(repr, missing))} of {where}")
+    left = {key for key in held if not is_users(key)}
+    for link in names.links:
+        of_units = unit_names(link)
+        for key in left & layouts[link.path].keys():
+            own = key.rpartition("/")[2] not in of_units
+            _check_value(where, key, held[key], layouts[link.path][key], dtype=own)
+            _check_if_count(where, link, key, held[key])
+        left -= layouts[link.path].keys()
+    if left:
+        raise ValueError(f"the checkpoint has {sorted(left)} for {where}, which no link makes")
+
+
+def check_shared(
+    where: str, shared: Mapping[str, Any], params: Sequence[Tensor], names: GroupKeys
+) -> None:
+    """The part that is kept once for a group: numbers, and what rules of that scope make."""
+    left = {key for key in shared if not is_users(key)}
+    for link in names.links:
+        own = {k for k in left if k.rpartition("/")[0] == link.path}
+        made = {f"{link.path}/{name}": value for name, value in link.group_values().items()}
+        for key, value in made.items():
+            if own and params and key not in own:
+                raise ValueError(f"the checkpoint lacks {key!r} of {where}")
+            if own and params:
+                _check_value(where, key, shared[key], statistic(value, params[0]), dtype=False)
+        for key in own:
+            _check_if_count(where, link, key, shared[key])
+        left -= made.keys() if _is_plain(link) else own
+    if left:
+        raise ValueError(f"the checkpoint has {sorted(left)} for {where}, which no link makes")
+
+
+def _check_value(where: str, key: str, value: Any, example: Tensor, dtype: bool = True) -> None:
+    here = f"{key!r} of {where}"
+    if not isinstance(value, Tensor):
+        if example.dim() or not _is_number(value):
+            raise ValueError(
+                f"the checkpoint has {value!r} where {here} is a tensor of shape "
+                f"{tuple(example.shape)}"
+            )
+    elif value.shape != example.shape:
+        raise ValueError(
+            f"the checkpoint has shape {tuple(value.shape)} for {here}, here it is "
+            f"{tuple(example.shape)}"
+        )
+    elif value.dtype != example.dtype and (dtype or {value.dtype, example.dtype} != STATISTICS):
+        raise ValueError(
+            f"the checkpoint has dtype {value.dtype} for {here}, here it is {example.dtype}"
+        )
+
+
+def _is_number(value: Any) -> bool:
+    """Whether this is a number that a tensor can hold."""
+    try:
+        return isinstance(value, numbers.Real) and isinstance(float(value), float)
+    except OverflowError:
+        return False
+
+
+def _check_if_count(where: str, link: Link, key: str, value: Any) -> None:
+    ours = type(link.transform).__module__.partition(".")[0] == __name__.partition(".")[0]
+    if ours and key.rpartition("/")[2] in COUNTS:
+        check_count(where, key, value)
+
+
+def unit_names(link: Link) -> list[str]:
+    """The names of what a link keeps for units, which is as wide as their widest parameter."""
+    return list(getattr(link.transform, "init_unit", dict)())
+
+
+def rows_of(names: GroupKeys) -> list[list[Link]]:
+    """Links of which a parameter has the state of all or of none.
+
+    Those are one link, and plain links of the chain that follow each other.
+    """
+    tops = [link for link in names.links if "/" not in link.path]
+    rows = [[link] for link in names.links if link not in tops]
+    for before, link in zip([None, *tops], tops, strict=False):
+        if before is not None and _is_plain(before) and _is_plain(link):
+            rows[-1].append(link)
+        else:
+            rows.append([link])
+    return rows
+
+
+def _is_plain(link: Link) -> bool:
+    """Whether the link has no step of its own, so that it acts in every step and ends none."""
+    return getattr(type(link.transform), "step", None) in (Transform.step, NormRule.step)
