@@ -175,7 +175,9 @@ def test_a_compiler_that_does_not_work_is_a_sentence_also_where_libraries_are_ke
 
 def test_a_compiler_that_writes_no_library_leaves_none_behind(tmp_path: Path) -> None:
     script = tmp_path / "odd"
-    script.write_text('#!/bin/sh\nfor x in "$@"; do last=$x; done\necho nothing > "$last"\n')
+    lines = ["#!/bin/sh", 'for x in "$@"; do last=$x; done']
+    lines += ['case $last in *.so) echo nothing > "$last" ;; esac']  # and no file named --version
+    script.write_text("\n".join(lines) + "\n")
     script.chmod(0o700)
     run = step(tmp_path / "kept", CXX=str(script))
     assert re.search("could not build a kernel", run.stderr), run.stderr[-3000:]
