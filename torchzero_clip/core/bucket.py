@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, NoReturn
+from typing import Any
 
-import torch
 from torch import Tensor
 
 from torchzero_clip.core.engine import Engine, Group, Session, State
 from torchzero_clip.core.link import Link
-from torchzero_clip.core.norms.shards import Layout, aligned_grads, layout_of, local
-from torchzero_clip.core.state import state_dtype
+from torchzero_clip.core.norms.shards import aligned_grads, local
+from torchzero_clip.core.part import Part, Roster, label
 from torchzero_clip.core.tensorlist import TensorList
-from torchzero_clip.core.tensors import all_plain, same_shapes, share_memory
+from torchzero_clip.core.tensors import same_shapes, share_memory
 
 
 class Step:
@@ -25,6 +24,7 @@ class Step:
         record: The measurements of the links, by path; `metrics()` reads them.
         engine: Where arithmetic is done.
         process_group: Processes that hold the rest of the model.
+        roster: The parts of the groups, from the step before.
     """
 
     def __init__(
@@ -34,9 +34,11 @@ class Step:
         record: dict[str, Any],
         engine: Engine,
         process_group: Any = None,
+        roster: Roster | None = None,
     ) -> None:
         self.groups, self.states, self.record = groups, states, record
         self.engine, self.process_group = engine, process_group
+        self.roster = Roster() if roster is None else roster
         self.sessions: list[Session] = []
 
     def buckets(
@@ -52,66 +54,16 @@ class Step:
         out: list[Bucket] = []
         for index, group in enumerate(self.groups):
             params: list[Tensor] = group["params"]
-            grads: list[Any] = list(aligned_grads(params))
+            grads: list[Any] = aligned_grads(params)
             if wanted is not None:  # state can be made without gradients
-                where = [i for i, p in enumerate(params) if wanted(p)]
-                grads = [p if g is None else g for p, g in zip(params, grads, strict=True)]
-            else:
-                where = [i for i, grad in enumerate(grads) if grad is not None]
+                found = [p if g is None else g for p, g in zip(params, grads, strict=True)]
+                grads = [g if wanted(p) else None for p, g in zip(params, found, strict=True)]
             if gradient is not None:
-                for i in where:
-                    grads[i] = gradient(params[i])
-            names = group.get("param_names") or [None] * len(params)
-            for places in self._alike(index, params, grads, where):
-                rows = [(params[i], grads[i], names[i]) for i in places]
-                out.append(Bucket(self, index, places, *map(list, zip(*rows, strict=True))))
+                pairs = zip(params, grads, strict=True)
+                grads = [None if g is None else gradient(p) for p, g in pairs]
+            parts = self.roster.parts(index, group, grads)
+            out.extend([Bucket(self, part, part.of(grads)) for part in parts])
         return out
-
-    def _alike(
-        self, index: int, params: Sequence[Tensor], grads: Sequence[Any], where: list[int]
-    ) -> Iterable[list[int]]:
-        """The places of the tensors of each bucket: they share device and dtypes."""
-        if not where:
-            return []
-        here, theirs = [params[i] for i in where], [grads[i] for i in where]
-        if {grad.layout for grad in theirs} != {torch.strided}:
-            self._refuse_sparse(index, params, grads, where)
-        if not same_shapes(theirs, here):
-            self._refuse_shape(index, params, grads, where)
-        dtypes = {p.dtype for p in here}, {grad.dtype for grad in theirs}
-        together = all([p.is_cpu for p in here]) or len({p.device for p in here}) == 1
-        if together and len(dtypes[0]) == len(dtypes[1]) == 1:
-            return [where]
-        found: dict[Any, list[int]] = {}
-        for i, p, grad in zip(where, here, theirs, strict=True):
-            found.setdefault((p.device, p.dtype, grad.dtype), []).append(i)
-        return found.values()
-
-    def _refuse_sparse(
-        self, index: int, params: Sequence[Tensor], grads: Sequence[Any], where: list[int]
-    ) -> NoReturn:
-        i = next(i for i in where if grads[i].layout is not torch.strided)
-        raise TypeError(
-            f"sparse gradients are not supported, got one of shape {tuple(params[i].shape)} for "
-            f"{self.label(index, i)}: make the layer with sparse=False, or give it an optimizer "
-            "of its own without transforms, such as torch.optim.SparseAdam"
-        )
-
-    def _refuse_shape(
-        self, index: int, params: Sequence[Tensor], grads: Sequence[Any], where: list[int]
-    ) -> NoReturn:
-        i = next(i for i in where if grads[i].shape != params[i].shape)
-        raise ValueError(
-            f"{self.label(index, i)}: got a gradient of shape {tuple(grads[i].shape)} for a "
-            f"parameter of {tuple(params[i].shape)}: set the gradient to None when you change the "
-            "shape of a parameter"
-        )
-
-    def label(self, index: int, place: int) -> str:
-        """The name of a parameter in errors."""
-        names = self.groups[index].get("param_names")
-        name = f" ({names[place]})" if names else ""
-        return f"parameter {place} of group {index}{name}"
 
     def opened(self, session: Session) -> Session:
         """The session, to be closed with the step."""
@@ -133,31 +85,22 @@ class Bucket:
     links keep once for the group.
     """
 
-    def __init__(
-        self,
-        step: Step,
-        index: int,
-        places: Sequence[int],
-        params: Sequence[Tensor],
-        grads: Sequence[Tensor],
-        names: Sequence[str | None],
-    ) -> None:
-        self.step, self.index, self.names = step, index, list(names)
-        self.originals = list(params)  # as the optimizer holds them; links see what is here
-        self.places = list(places)  # where each parameter stands in its group
-        states = step.states
+    def __init__(self, step: Step, part: Part, grads: Sequence[Tensor]) -> None:
+        self.step = step
+        self._take(part)
+        states, params = step.states, part.originals
         self.param_states = [{} if states is None else states[p] for p in params]
-        self.layouts: list[Layout | None] = [None] * len(params)
-        if not all_plain(params):
-            self.layouts = [layout_of(p) for p in params]
+        if not part.plain:
             params, grads = [local(p) for p in params], [local(g) for g in grads]
-        self.device, self.dtype = params[0].device, params[0].dtype
-        self.state_dtype = state_dtype(params[0])
-        key = (index, self.device, self.dtype)
-        self.session = step.opened(step.engine.open(key, self.places, params, grads))
+        self.session = step.opened(step.engine.open(part.key, part.places, params, grads))
         self.link: Link | None = None
         self.produced = False  # whether a link has made an update: no longer the gradient
         self.update = self.session.adopt(self.session.grads.borrow())
+
+    def _take(self, part: Part) -> None:
+        self.part, self.index, self.places, self.names = part, part.index, part.places, part.names
+        self.originals, self.layouts, self.sizes = part.originals, part.layouts, part.sizes
+        self.device, self.dtype, self.state_dtype = part.device, part.dtype, part.state_dtype
 
     # ------------------------------------------------------------------ what a link sees
 
@@ -177,9 +120,14 @@ class Bucket:
         return self.step.groups[self.index]
 
     @property
+    def values(self) -> Group:
+        """The live values of the link."""
+        return self.bound.values(self.settings)
+
+    @property
     def group(self) -> Group:
         """The live values of the link, and the parameters and gradients as TensorLists."""
-        return {**self.bound.values(self.settings), "params": self.params, "grads": self.grads}
+        return {**self.values, "params": self.params, "grads": self.grads}
 
     @property
     def group_state(self) -> dict[str, Any]:
@@ -209,10 +157,9 @@ class Bucket:
     @property
     def state(self) -> State:
         """The link's tensors of every parameter; of sharded ones the parts on this rank."""
-        rows = self.held()
-        if any(self.layouts):
+        rows, path = self.held(), self.bound.path
+        if self.part.sharded:
             rows = {name: [local(t) for t in row] for name, row in rows.items()}
-        path = self.bound.path
         return {name: self.session.state(f"{path}/{name}", row) for name, row in rows.items()}
 
     def held(self) -> dict[str, list[Tensor]]:
@@ -239,7 +186,7 @@ class Bucket:
         rows = zip(self.places, self.originals, row, strict=True)
         place, p, t = next(one for one in rows if one[1].shape != one[2].shape)
         raise ValueError(
-            f"{self.step.label(self.index, place)} has shape {tuple(p.shape)} now, and state "
+            f"{label(self.index, self.settings, place)} has shape {tuple(p.shape)} now, and state "
             f"{key!r} of shape {tuple(t.shape)}: when you change the shape of a parameter, "
             "delete optimizer.state[p], or make a new optimizer"
         )
@@ -255,11 +202,6 @@ class Bucket:
         for i in new:
             self.param_states[i].update(link.new_state(self.originals[i]))
         share_vectors([self.param_states[i] for i in new], keys)
-
-    @property
-    def sizes(self) -> list[int]:
-        """The number of entries of each parameter, those on other ranks included."""
-        return list(map(Tensor.numel, self.originals))
 
     # ------------------------------------------------------------------ what a combinator does
 
@@ -282,9 +224,9 @@ class Bucket:
         """The bucket of some of the parameters."""
         some = [self.update.tensors[i] for i in where]
         other = self._copy()
-        for name in ("names", "param_states", "places", "originals", "layouts"):
-            setattr(other, name, [getattr(self, name)[i] for i in where])
-        key = (self.index, self.device, self.dtype)
+        other._take(self.part.select(where))
+        other.param_states = [self.param_states[i] for i in where]
+        key = self.part.key
         other.session = self.step.opened(self.session.select(where, key, other.places))
         other.update = other.session.adopt(TensorList(some, owned=self.update.owned))
         return other
@@ -312,8 +254,7 @@ class Bucket:
 
     def _copy(self) -> Bucket:
         other = object.__new__(Bucket)
-        for name, value in vars(self).items():
-            setattr(other, name, value)
+        vars(other).update(vars(self))
         return other
 
 

@@ -113,24 +113,26 @@ class NormRule(Transform):
             raise TypeError(
                 f"{type(self).__name__}.limit must return a tensor or a number, got None"
             )
-        bounds = [
-            limit if isinstance(limit, Tensor) else torch.full_like(norm, limit) for limit in limits
-        ]
-        ratios = [self._ratio(units, norm, limit) for limit in bounds]
+        ratios = [self._ratio(units, norm, limit) for limit in limits]
         for members, ratio in zip(units.groups, ratios, strict=True):
             for bucket in members:
                 bucket.u = units.divide(bucket, bucket.u.to(bucket.state_dtype), ratio)
-        units.record(norm, bounds, ratios)
+        units.record(norm, limits, ratios)
         return ratios
 
-    def _ratio(self, units: Units, norm: Tensor, limit: Tensor) -> Tensor:
+    def _ratio(self, units: Units, norm: Tensor, limit: Tensor | float) -> Tensor:
         """The divisor with which the norm meets the limit; 1 where a unit stays as it is."""
         ratio = units.ratio(norm, limit)
-        ratio = ratio if self.sets_norm else ratio.clamp(min=1)
-        untouched = (norm == 0) | (limit == math.inf)
-        if self.min_size > 1 or units.sliced:
+        if not self.sets_norm:
+            ratio = ratio.clamp(min=1)
+        untouched = norm == 0
+        if isinstance(limit, Tensor):
+            untouched = untouched | (limit == math.inf)
+        elif limit == math.inf:
+            untouched = torch.ones_like(untouched)
+        if self.min_size > 1 or units.partition.lengths is not None:
             untouched = untouched | units.smaller_than(self.min_size)
-        return torch.where(untouched, torch.ones_like(ratio), ratio)
+        return ratio.masked_fill(untouched, 1)
 
     def _remember(self, units: Units, norm: Tensor, clipped: Tensor, state: UnitState) -> None:
         """Store the state that `observe` returns, for the units whose norm is a number."""

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 import torch
 from torch import Tensor
 
-SHAPE = operator.attrgetter("shape")
+SHAPE, DTYPE, DEVICE, LAYOUT = map(operator.attrgetter, ("shape", "dtype", "device", "layout"))
 PLAIN = frozenset((Tensor, torch.nn.Parameter))
 SMALL = 2**12  # entries of a tensor that is not worth a call of its own, where there are
 MANY = 16  # of one shape

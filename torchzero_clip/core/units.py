@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Sequence
-from functools import partial
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -14,16 +12,16 @@ from torchzero_clip.core import norms
 from torchzero_clip.core.bucket import Bucket
 from torchzero_clip.core.combine import join, overall, statistics_of
 from torchzero_clip.core.engine import Group
+from torchzero_clip.core.lazy import Lazy
 from torchzero_clip.core.norms.shards import merge_shards
+from torchzero_clip.core.partition import Partition
 from torchzero_clip.core.state import statistic_dtype
-from torchzero_clip.core.tensorlist import TensorList
-from torchzero_clip.core.unit_ids import ids_of, layer_of
+from torchzero_clip.core.tensorlist import Operand, TensorList
 from torchzero_clip.core.unit_state import UnitState, UnitStore
-from torchzero_clip.core.unit_vectors import Joined, flags, of_first_group
 
 
 class Units:
-    """The partition of the tensors of some buckets: vectors have one entry a unit.
+    """The units of some buckets in one step: vectors have one entry a unit.
 
     A unit is a tensor, a slice of one, a layer, a group, or all tensors. Values of one parameter
     group are vectors over all units too; a tensor takes the entry of its unit.
@@ -44,76 +42,24 @@ class Units:
         dims: Callable[[Tensor], tuple[int, ...]] | None = None,
         name: str = "Units",
     ) -> None:
-        self.buckets = sorted(buckets, key=lambda bucket: bucket.index)
-        self.scope, self.order, self.name = scope, measure, name
-        self.home = self.buckets[0].device
-        params = [bucket.originals[0] for bucket in self.buckets]
-        double = torch.float64 in [statistic_dtype(p) for p in params]
-        self.dtype = torch.float64 if double else torch.float32
-        indexes = sorted({bucket.index for bucket in self.buckets})
-        self.groups = [[b for b in self.buckets if b.index == index] for index in indexes]
-        self.sliced = not (scope is None or isinstance(scope, str))
-        self.layouts = [layout for bucket in self.buckets for layout in bucket.layouts]
-        self.numel = [n for bucket in self.buckets for n in bucket.sizes]
-        self.first_group = [g for g, row in enumerate(self.groups) for b in row for _ in b.places]
+        self.buckets, self.order, self.name = list(buckets), measure, name
+        if len(buckets) > 1:
+            self.buckets.sort(key=lambda bucket: bucket.index)
+        parts = [bucket.part for bucket in self.buckets]
+        kind = tuple(scope) if isinstance(scope, list) else scope
+        self.partition: Partition = self.buckets[0].step.roster.kept(
+            (kind, dims, *parts), lambda: Partition(parts, scope, dims, name)
+        )
+        self.home, self.dtype, self.count = (
+            parts[0].device,
+            self.partition.dtype,
+            self.partition.count,
+        )
+        self.groups = [self.buckets]
+        if len(self.partition.indexes) > 1:
+            indexes = self.partition.indexes
+            self.groups = [[b for b in self.buckets if b.index == index] for index in indexes]
         self._stats: Tensor | None = None  # of the update, once it is measured
-        self.lengths: list[int] | None = None  # how many units each tensor is, where it is several
-        self.layers: dict[str, int] = {}
-        if self.sliced:
-            assert dims is not None
-            self._cut(dims)
-        else:
-            self._join()
-
-    # ------------------------------------------------------------------ the partition
-
-    def _join(self) -> None:
-        """Number the units of whole tensors."""
-        if self.scope is None:
-            self.unit_of = list(range(len(self.first_group)))  # of each tensor
-        elif self.scope == "global":
-            self.unit_of = [0] * len(self.first_group)
-        elif self.scope == "group":
-            self.unit_of = self.first_group
-        else:
-            layers = [self._layer(name) for bucket in self.buckets for name in bucket.names]
-            self.unit_of = [self.layers.setdefault(x, len(self.layers)) for x in layers]
-        self.count = max(self.unit_of) + 1
-        self.members: list[list[int]] = [[] for _ in range(self.count)]
-        for i, unit in enumerate(self.unit_of):
-            self.members[unit].append(i)
-        self.first_group = [self.first_group[row[0]] for row in self.members]  # of each unit
-        self.shared = len(self.groups) > 1 and self.scope in ("layer", "global")
-
-    def _layer(self, name: str | None) -> str:
-        if name is None:
-            raise ValueError(
-                f"{self.name}: dim='layer' needs to know the names of the parameters: pass "
-                "model.named_parameters() to the optimizer"
-            )
-        return layer_of(name)
-
-    def _cut(self, dims_of: Callable[[Tensor], tuple[int, ...]]) -> None:
-        """Number the slices; a tensor without the dims is one unit, of no size."""
-        tensors = [p for bucket in self.buckets for p in bucket.originals]
-        self.dims = [dims_of(t) for t in tensors]
-        self.slices = [
-            [1 if d in along or not along else n for d, n in enumerate(t.shape)]
-            for t, along in zip(tensors, self.dims, strict=True)
-        ]
-        self.lengths = [math.prod(shape) for shape in self.slices]
-        self.count, self.shared = sum(self.lengths), False
-        rows = zip(tensors, self.dims, strict=True)
-        self._sizes = [
-            math.prod([t.shape[d] for d in along if t.dim()]) if along else -1 for t, along in rows
-        ]
-
-    @property
-    def sizes(self) -> list[int]:
-        """The number of entries of each unit; of slices one number for each tensor."""
-        if self.lengths is not None:
-            return self._sizes
-        return [sum([self.numel[i] for i in row]) for row in self.members]
 
     # ------------------------------------------------------------------ what is measured
 
@@ -127,22 +73,21 @@ class Units:
         """The mean of every unit of the update, complex where some tensor is."""
         m = norms.NAMED["sum"]
         sums = self._statistics([bucket.u for bucket in self.buckets], m)
-        if self.lengths is None:
+        if self.partition.lengths is None:
             sums, sizes = self._joined(sums, m)
         else:
             sizes = self._entries(sums)
         assert sizes is not None
         mean = sums / sizes.clamp(min=1)
-        complex_ = any([bucket.dtype.is_complex for bucket in self.buckets])
-        return torch.complex(mean[0], mean[1]) if complex_ else mean[0]
+        return torch.complex(mean[0], mean[1]) if self.partition.complex else mean[0]
 
     def total(self) -> Tensor:
         """The norm of the whole update, as one."""
-        stats = None if self.sliced else self._flowing()
+        stats = None if self.partition.lengths else self._flowing()
         if stats is None:
             flowing = [bucket.u for bucket in self.buckets]
             stats = statistics_of(self.buckets, flowing, self.order)
-        return overall(self.buckets, stats, self.numel, self.order)
+        return overall(self.buckets, stats, self.partition.numel, self.order)
 
     def measure(self, tensors: TensorList) -> Tensor:
         """The norm of every unit of a list with a tensor for each parameter."""
@@ -160,7 +105,7 @@ class Units:
 
     def after(self, norm: Tensor, ratios: Sequence[Tensor]) -> Tensor:
         """The norms of the units once the tensors of each group are divided by its ratios."""
-        if not self.shared:
+        if not self.partition.shared:
             return norm / self.of_first_group(ratios) ** self.order.degree
         rows = [
             each.to(self.home, norm.dtype)
@@ -168,9 +113,8 @@ class Units:
             for bucket in members
             for each in self.as_list(bucket, ratio)
         ]
-        return self._finish(
-            norms.scaled(self._flowing(), torch.stack(rows), self.order), self.order
-        )
+        stats = norms.scaled(self._flowing(), torch.stack(rows), self.order)
+        return self._finish(stats, self.order)
 
     def finite(self, norm: Tensor) -> Tensor:
         """A flag a unit: whether its norm is a number, in the precision of state."""
@@ -178,11 +122,9 @@ class Units:
 
     def smaller_than(self, size: int) -> Tensor:
         """A flag a unit: whether it has fewer elements, as a tensor without the dims has."""
-        if size <= 1 and self.lengths is None:  # the norm of nothing is zero, which stays too
-            return flags([False] * self.count, self.home)
-        return flags([n < size or n < 0 for n in self.sizes], self.home, self.lengths)
+        return self.partition.smaller_than(size)
 
-    def ratio(self, norm: Tensor, limit: Tensor) -> Tensor:
+    def ratio(self, norm: Tensor, limit: Tensor | float) -> Tensor:
         """norm / limit in terms of the tensors: var grows with their square."""
         ratio = norm / limit
         return ratio.sqrt() if self.order.degree == 2 else ratio
@@ -195,7 +137,7 @@ class Units:
 
     def group(self, members: Sequence[Bucket]) -> Group:
         """The group that a rule sees; "params" and "grads" are those of all units, measurable."""
-        group = members[0].group
+        group = members[0].values
         for name in ("params", "grads"):
             group[name] = Joined([getattr(bucket, name) for bucket in self.buckets], self.measure)
         group["total"] = self.total
@@ -203,15 +145,15 @@ class Units:
 
     def of_first_group(self, vectors: Sequence[Tensor]) -> Tensor:
         """One vector from one a group: a unit in several groups has the entry of the first."""
-        return of_first_group(vectors, self.first_group, self.lengths)
+        return self.partition.of_first_group(vectors)
 
     # ------------------------------------------------------------------ verbs
 
     def divide(self, bucket: Bucket, u: TensorList, ratio: Tensor) -> TensorList:
         """u over the ratio of its units; where all are 1, u itself."""
-        factors = norms.divisions(ratio, bucket.state_dtype)
+        factors, unchanged = norms.divisions(ratio, bucket.state_dtype)
         operands = [(name, self.operand(bucket, x)) for name, x in factors]
-        return bucket.session.scale(u, operands, norms.all_ones(ratio))
+        return bucket.session.scale(u, operands, unchanged)
 
     def lerp_(self, name: str, weights: Sequence[Tensor], where: Tensor) -> None:
         """m ← m + weight · (u - m) for the state m with this name, in units where a flag is set.
@@ -226,60 +168,58 @@ class Units:
 
     def div_(self, name: str, ratio: Tensor) -> None:
         """m ← m / ratio, m the state with this name."""
+        unchanged = norms.all_ones(ratio)
         for bucket in self.buckets:
             factors = [("div", self.operand(bucket, ratio))]
-            bucket.session.scale(bucket.state[name], factors, norms.all_ones(ratio))
+            bucket.session.scale(bucket.state[name], factors, unchanged)
 
     def load(self, made: dict[str, Any]) -> UnitState:
         """The state of the units: for each name of `made` its values, stacked, in float64."""
-        self._store = UnitStore(self.buckets, self.scope, self.unit_of, self.layers)
+        self._store = UnitStore(self.buckets, self.partition)
         return self._store.load(made)
 
     def store(self, state: UnitState) -> None:
         """Write vectors back where the units' values are kept."""
         self._store.store(state)
 
-    def record(self, norm: Tensor, limits: Sequence[Tensor], ratios: Sequence[Tensor]) -> None:
+    def record(
+        self, norm: Tensor, limits: Sequence[Tensor | float], ratios: Sequence[Tensor]
+    ) -> None:
         """Leave norms, limits and ratios for `metrics()`, with the units that they are of."""
-        first, one = self.buckets[0], self.shared and self.scope == "global"
-        pick = partial(of_first_group, first_group=self.first_group, lengths=self.lengths)
-        ids = ids_of(self.buckets, self.scope, self.lengths)
-        first.step.record[first.bound.path] = (norm, limits, ratios, None if one else pick, ids)
+        step, link = self.buckets[0].step, self.buckets[0].bound
+        step.record[link.path] = UnitRecord(norm, limits, ratios, self.partition, step.groups)
 
     # ------------------------------------------------------------------ vectors as operands
 
-    def operand(self, bucket: Bucket, vector: Tensor) -> Tensor | list[Tensor]:
+    def operand(self, bucket: Bucket, vector: Tensor | float) -> Operand:
         """A vector as an operand for a bucket: one number for all, one a tensor, or slices."""
-        param = bucket.originals[0]
+        if not isinstance(vector, Tensor):
+            return vector
         if not bucket.dtype.is_complex and vector.is_complex():
             vector = vector.real
+        param, division = bucket.originals[0], self.partition
         dtype = bucket.state_dtype if vector.is_complex() else statistic_dtype(param)
         vector = vector.to(bucket.device, torch.bool if vector.dtype == torch.bool else dtype)
-        start, count = self._start(bucket), len(bucket.places)
-        if self.lengths is not None:
-            parts = vector.split(self.lengths)
-            slices = [parts[i].view(self.slices[i]) for i in range(start, start + count)]
+        start = division.starts[bucket.part]
+        end = start + len(bucket.places)
+        if division.lengths is not None:
+            parts = vector.split(division.lengths)
+            slices = [parts[i].view(division.slices[i]) for i in range(start, end)]
             rows = zip(slices, bucket.layouts, strict=True)
             return [part if layout is None else layout.part(part) for part, layout in rows]
-        units = self.unit_of[start : start + count]
-        if self.scope in ("group", "global"):
-            return vector[units[0]]
-        if units == list(range(start, start + count)):
-            return vector[start : start + count]
+        if division.scope is None:
+            return vector[start:end]
+        if division.scope in ("group", "global"):
+            return vector[division.unit_of[start]]
         entries = vector.unbind(0)
-        return [entries[unit] for unit in units]
+        return [entries[unit] for unit in division.unit_of[start:end]]
 
     def as_list(self, bucket: Bucket, vector: Tensor) -> TensorList:
         """A vector as one 0-dim tensor for each tensor of a bucket."""
-        each = self.operand(bucket, vector)
+        each: Any = self.operand(bucket, vector)
         if isinstance(each, Tensor):
             each = [each] * len(bucket.places) if each.dim() == 0 else list(each.unbind())
         return TensorList(each)
-
-    def _start(self, bucket: Bucket) -> int:
-        """The index of a bucket's first tensor among the tensors of all buckets."""
-        before = self.buckets[: self.buckets.index(bucket)]
-        return sum([len(other.places) for other in before])
 
     # ------------------------------------------------------------------ statistics
 
@@ -294,38 +234,67 @@ class Units:
 
     def _statistics(self, lists: Sequence[TensorList], m: norms.Measure) -> Tensor:
         """The statistics of lists: a column for each tensor, or for each slice."""
-        if self.lengths is None:
+        if self.partition.lengths is None:
             return statistics_of(self.buckets, lists, m)
-        rows = zip([t for some in lists for t in some], self.dims, strict=True)
-        parts = [norms.slice_statistics(t, dims, m).to(self.home) for t, dims in rows]
+        dims = self.partition.dims
+        rows = zip([t for some in lists for t in some], dims, strict=True)
+        parts = [norms.slice_statistics(t, along, m).to(self.home) for t, along in rows]
         lengths = [part.shape[1] for part in parts]
-        return merge_shards(torch.cat(parts, dim=1), lengths, self.layouts, [*self.dims], m)
+        return merge_shards(torch.cat(parts, dim=1), lengths, self.partition.layouts, [*dims], m)
 
     def _finish(self, stats: Tensor, m: norms.Measure) -> Tensor:
-        if self.lengths is not None:
+        if self.partition.lengths is not None:
             return norms.finish(stats, self._entries(stats) if m.counts else None, m)
         return norms.finish(*self._joined(stats, m), m)
 
     def _joined(self, stats: Tensor, m: norms.Measure) -> tuple[Tensor, Tensor | None]:
         """The statistics of tensors as those of units, and the numbers of their entries."""
-        positions = None
-        if self.scope in ("group", "global"):
-            grouped = self.scope == "group"
-            positions = [self.groups[g][0].index if grouped else 0 for g in self.first_group]
-        table = self._table(stats)
-        return join(table, self.members, self.numel, m, self.buckets[0], positions)
+        units, positions = self.partition, None
+        if units.scope in ("group", "global"):
+            grouped = units.scope == "group"
+            positions = [units.indexes[g] if grouped else 0 for g in units.first_group]
+        return join(self._table(stats), units.members, units.numel, m, self.buckets[0], positions)
 
     def _entries(self, like: Tensor) -> Tensor:
         """The number of entries of each slice."""
-        assert self.lengths is not None
-        rows = zip(self.sizes, self.lengths, strict=True)
+        assert self.partition.lengths is not None
+        rows = zip(self.partition.sizes, self.partition.lengths, strict=True)
         return torch.cat([torch.full_like(like[0, :1], size).expand(n) for size, n in rows])
 
     def _table(self, stats: Tensor) -> Tensor:
         """The columns as a (rows, units, tensors) table, short units filled with zeros."""
-        width = max([len(row) for row in self.members])
+        members = self.partition.members
+        width = max(map(len, members))
         if width == 1 or self.count == 1:
             return stats.view(len(stats), self.count, width)
         columns = [*stats.unbind(1), torch.zeros_like(stats[:, 0])]
-        order = [i for row in self.members for i in row + [-1] * (width - len(row))]
+        order = [i for row in members for i in row + [-1] * (width - len(row))]
         return torch.stack([columns[i] for i in order], 1).view(len(stats), self.count, width)
+
+
+class UnitRecord(NamedTuple):
+    """What a rule leaves for `metrics()`: vectors, those of limits and ratios for every group."""
+
+    norm: Tensor
+    limits: Sequence[Tensor | float]
+    ratios: Sequence[Tensor]
+    partition: Partition
+    groups: Sequence[Mapping[str, Any]]
+
+
+class Joined(Lazy):
+    """The lists of several buckets as one, put together when it is read; it can be measured."""
+
+    __slots__ = ("lists",)
+
+    def __init__(
+        self, lists: Sequence[TensorList], measure: Callable[[TensorList], Tensor]
+    ) -> None:
+        super().__init__()
+        self.lists, self.measure, self.owned = list(lists), measure, False
+
+    def __len__(self) -> int:
+        return sum(map(len, self.lists))
+
+    def compute(self) -> list[Tensor]:
+        return [t for some in self.lists for t in some]

@@ -8,7 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torchzero_clip.core.unit_ids import UnitIds
+from torchzero_clip.core.partition import UnitIds
+from torchzero_clip.core.units import UnitRecord
 
 
 def metrics_of(records: Mapping[str, Any]) -> dict[str, Any]:
@@ -18,9 +19,8 @@ def metrics_of(records: Mapping[str, Any]) -> dict[str, Any]:
         if isinstance(record, dict):
             out.update({f"{path}/{name}": value for name, value in record.items()})
             continue
-        norm, limits, ratios, pick, _ = record
-        limit, ratio = [pick(v) if pick else torch.cat(list(v)) for v in (limits, ratios)]
-        values = {"norm": norm, "limit": limit, "factor": 1 / ratio, "clipped": ratio > 1}
+        limit, ratio = _of_units(record)
+        values = {"norm": record.norm, "limit": limit, "factor": 1 / ratio, "clipped": ratio > 1}
         out.update({f"{path}/{name}": _plain(value) for name, value in values.items()})
     return out
 
@@ -30,7 +30,7 @@ def units_of(records: Mapping[str, Any]) -> dict[str, UnitIds]:
     out: dict[str, UnitIds] = {}
     for path, record in records.items():
         if not isinstance(record, dict):
-            ids: UnitIds = record[-1]
+            ids = record.partition.ids(record.groups)
             names = ["limit", "factor", "clipped"] + ["norm"] * (not ids.one_norm)
             out.update({f"{path}/{name}": ids for name in names})
     return out
@@ -57,6 +57,18 @@ def to_floats(metrics: Mapping[str, Any]) -> dict[str, float | list[float]]:
         out[name] = numbers[start] if value.dim() == 0 else numbers[start:end]
         start = end
     return out
+
+
+def _of_units(record: UnitRecord) -> list[Tensor]:
+    """Limits and ratios of the units, or of every group where the groups share one norm."""
+    units = record.partition
+    limits = [
+        limit if isinstance(limit, Tensor) else torch.full_like(record.norm, limit)
+        for limit in record.limits
+    ]
+    if units.shared and units.scope == "global":
+        return [torch.cat(limits), torch.cat(list(record.ratios))]
+    return [units.of_first_group(limits), units.of_first_group(record.ratios)]
 
 
 def _plain(value: Tensor) -> Tensor:

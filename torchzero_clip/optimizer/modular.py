@@ -14,6 +14,7 @@ from torchzero_clip.core.chain import Chain, bind, send
 from torchzero_clip.core.description import RESERVED
 from torchzero_clip.core.engine import Engine
 from torchzero_clip.core.norms.shards import refuse_flat
+from torchzero_clip.core.part import Roster
 from torchzero_clip.core.transform import Transform
 from torchzero_clip.engines import Compiled, Eager
 from torchzero_clip.optimizer.checkpoint import (
@@ -95,6 +96,7 @@ class Modular(Optimizer):
         self._seen_values: list[list[Any]] = []
         self._seen_dtypes: list[list[torch.dtype]] = []
         self._records: dict[str, Any] = {}
+        self._roster = Roster()
 
     # ------------------------------------------------------------------ the step
 
@@ -118,7 +120,9 @@ class Modular(Optimizer):
         else:
             self._records = {}
         engine = PLAIN if torch.compiler.is_compiling() else self.engine
-        return Step(self.param_groups, self.state, self._records, engine, self.process_group)
+        return Step(
+            self.param_groups, self.state, self._records, engine, self.process_group, self._roster
+        )
 
     def metrics(self) -> dict[str, Tensor]:
         """What the norm rules measured in the last step, under names such as "ClipNorm/norm".

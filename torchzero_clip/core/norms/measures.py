@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import torch
 from torch import Tensor
@@ -107,23 +107,37 @@ def scaled(stats: Tensor, ratio: Tensor, m: Measure) -> Tensor:
     return stats if m.kind == "count" else stats / ratio
 
 
-def divisions(ratio: Tensor, dtype: torch.dtype) -> list[tuple[str, Tensor]]:
-    """The factors and divisors that divide tensors of a dtype by `ratio`, one after another.
+def divisions(ratio: Tensor, dtype: torch.dtype) -> tuple[list[tuple[str, Any]], bool]:
+    """The factors and divisors that divide tensors of a dtype by `ratio`, one after another; and
+    whether all are known to be 1.
 
     A product, after an exact quotient where the dtype holds the ratio or its inverse badly or not
-    at all, so that no unit's bits depend on another's ratio. Where the ratio cannot be read it is
-    one quotient.
+    at all, so that no unit's bits depend on another's ratio. One number that can be read is a
+    number; where the ratio cannot be read it is one quotient.
     """
     if not readable(ratio):
-        return [("div", ratio)]
-    safe, most = safe_scale(ratio), 1e290 if dtype in DOUBLE else 1e30
-    low, high = [float(end) for end in torch.aminmax(safe)] if ratio.numel() else (1.0, 1.0)
+        return [("div", ratio)], False
+    most = 1e290 if dtype in DOUBLE else 1e30
+    low, high = _ends(ratio)
+    safe = ratio
+    if not (1 / most < low and high < most):
+        safe = safe_scale(ratio)
+        low, high = _ends(safe)
     if 1 / most < low and high < most:
-        return [("mul", ratio.reciprocal())]
+        inverse = 1 / low if ratio.numel() == 1 and safe is ratio else ratio.reciprocal()
+        return [("mul", inverse)], safe is ratio and low == high == 1
     first = torch.exp2((torch.log2(safe) / 2).floor())  # a power of two divides exactly
-    return [("div", first), ("mul", first / ratio)]
+    return [("div", first), ("mul", first / ratio)], False
 
 
 def all_ones(ratio: Tensor) -> bool:
     """Whether every entry is known to be 1: where a look costs nothing."""
-    return readable(ratio) and bool((ratio == 1).all())
+    return readable(ratio) and _ends(ratio) == (1, 1)
+
+
+def _ends(ratio: Tensor) -> tuple[float, float]:
+    """The smallest and the largest entry of a vector that can be read; NaN where one is."""
+    if ratio.numel() < 2:
+        return (ratio.item(),) * 2 if ratio.numel() else (1.0, 1.0)
+    low, high = torch.aminmax(ratio)
+    return low.item(), high.item()

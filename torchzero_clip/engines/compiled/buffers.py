@@ -14,10 +14,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torchzero_clip.core.tensors import SHAPE, same_shapes
+from torchzero_clip.core.tensors import DTYPE, SHAPE, same_shapes
 
 MOST = 1000  # buffers that are remembered
-DTYPE = operator.attrgetter("dtype")
 
 
 class Buffer:

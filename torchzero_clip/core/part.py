@@ -1,0 +1,155 @@
+"""Part: the parameters of a bucket, and what follows from them; kept from step to step."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from torchzero_clip.core.norms.shards import Layout, layout_of
+from torchzero_clip.core.state import state_dtype
+from torchzero_clip.core.tensors import DEVICE, DTYPE, LAYOUT, SHAPE, all_plain, same_shapes
+
+MOST = 64  # things that are kept
+
+
+class Part:
+    """Parameters of one group that share a device and a dtype, and whose gradients share one.
+
+    Args:
+        index: The group.
+        places: Where each parameter stands in its group.
+        names: The name of each parameter, or None.
+        params: The parameters as the optimizer holds them, whole or sharded.
+        grad_dtype: The dtype of their gradients.
+    """
+
+    def __init__(
+        self,
+        index: int,
+        places: Sequence[int],
+        names: Sequence[str | None],
+        params: Sequence[Tensor],
+        grad_dtype: torch.dtype,
+    ) -> None:
+        self.index, self.places, self.names = index, list(places), list(names)
+        self.originals, self.plain = list(params), all_plain(params)
+        self.layouts: list[Layout | None] = [None] * len(params)
+        if not self.plain:
+            self.layouts = [layout_of(p) for p in params]
+        self.sharded = any(self.layouts)
+        self.device, self.dtype, self.grad_dtype = params[0].device, params[0].dtype, grad_dtype
+        self.state_dtype = state_dtype(params[0])
+        self.shapes = [p.shape for p in params]
+        self.sizes = [p.numel() for p in params]  # entries on other ranks count
+        self.key = (index, self.device, self.dtype)
+        self._selected: dict[tuple[int, ...], Part] = {}
+
+    def same(self, group: Mapping[str, Any], grads: Sequence[Tensor]) -> bool:
+        """Whether the group has the same parameters here, in the form and kind that they had."""
+        params, grads, names = [self.of(row) for row in (group["params"], grads, _names(group))]
+        return (
+            self.plain
+            and self.names == names
+            and all(map(operator.is_, params, self.originals))
+            and all(map(operator.eq, map(SHAPE, params), self.shapes))
+            and all(map(operator.eq, map(SHAPE, grads), self.shapes))
+            and set(map(DTYPE, params)) == {self.dtype}
+            and set(map(DTYPE, grads)) == {self.grad_dtype}
+            and set(map(LAYOUT, grads)) == {torch.strided}
+            and set(map(DEVICE, params)) == {self.device}
+        )
+
+    def select(self, where: Sequence[int]) -> Part:
+        """The part of some of the parameters."""
+        key = tuple(where)
+        if key not in self._selected:
+            if len(self._selected) >= MOST:
+                self._selected.clear()
+            places, names = [self.places[i] for i in where], [self.names[i] for i in where]
+            params = [self.originals[i] for i in where]
+            self._selected[key] = Part(self.index, places, names, params, self.grad_dtype)
+        return self._selected[key]
+
+    def of(self, row: Sequence[Any]) -> Sequence[Any]:
+        """Of the values for every parameter of the group those of these."""
+        return row if len(row) == len(self.places) else [row[i] for i in self.places]
+
+
+class Roster:
+    """The parts of the groups, and what follows from them, kept while the parameters stay."""
+
+    def __init__(self) -> None:
+        self._known: dict[int, tuple[list[int], list[Part]]] = {}
+        self._kept: dict[Hashable, Any] = {}
+
+    def parts(self, index: int, group: Mapping[str, Any], grads: Sequence[Any]) -> list[Part]:
+        """The parts of a group's parameters that have a gradient."""
+        where = [i for i, grad in enumerate(grads) if grad is not None]
+        if torch.compiler.is_compiling():
+            return _divided(index, group, grads, where)
+        known, parts = self._known.get(index, (None, []))
+        if known != where or not all([part.same(group, grads) for part in parts]):
+            parts = _divided(index, group, grads, where)
+            self._known[index] = where, parts
+            self._kept.clear()
+        return parts
+
+    def kept(self, key: Hashable, make: Callable[[], Any]) -> Any:
+        """What was made under this key, which names the parts that it is of."""
+        if key not in self._kept:
+            if len(self._kept) >= MOST:
+                self._kept.clear()
+            self._kept[key] = make()
+        return self._kept[key]
+
+
+def _divided(
+    index: int, group: Mapping[str, Any], grads: Sequence[Any], where: Sequence[int]
+) -> list[Part]:
+    """The parameters that have a gradient, by their device and the dtypes."""
+    params, names = group["params"], _names(group)
+    _check_grads(index, group, grads, where)
+    found: dict[Any, list[int]] = {}
+    for i in where:
+        found.setdefault((params[i].device, params[i].dtype, grads[i].dtype), []).append(i)
+    return [
+        Part(index, some, [names[i] for i in some], [params[i] for i in some], kind[-1])
+        for kind, some in found.items()
+    ]
+
+
+def _check_grads(
+    index: int, group: Mapping[str, Any], grads: Sequence[Any], where: Sequence[int]
+) -> None:
+    """Raise a sentence for a sparse gradient, or one of another shape than its parameter."""
+    params = group["params"]
+    sparse = [i for i in where if grads[i].layout is not torch.strided]
+    if sparse:
+        i = sparse[0]
+        raise TypeError(
+            f"sparse gradients are not supported, got one of shape {tuple(params[i].shape)} for "
+            f"{label(index, group, i)}: make the layer with sparse=False, or give it an optimizer "
+            "of its own without transforms, such as torch.optim.SparseAdam"
+        )
+    if not same_shapes([grads[i] for i in where], [params[i] for i in where]):
+        i = next(i for i in where if grads[i].shape != params[i].shape)
+        raise ValueError(
+            f"{label(index, group, i)}: got a gradient of shape {tuple(grads[i].shape)} for a "
+            f"parameter of {tuple(params[i].shape)}: set the gradient to None when you change the "
+            "shape of a parameter"
+        )
+
+
+def label(index: int, group: Mapping[str, Any], place: int) -> str:
+    """The name of a parameter in errors."""
+    names = group.get("param_names")
+    name = f" ({names[place]})" if names else ""
+    return f"parameter {place} of group {index}{name}"
+
+
+def _names(group: Mapping[str, Any]) -> Sequence[str | None]:
+    return group.get("param_names") or [None] * len(group["params"])

@@ -1,0 +1,164 @@
+"""Partition: the division of tensors into units, which a norm rule measures together."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from torchzero_clip.core.norms import numbers
+from torchzero_clip.core.part import Part
+from torchzero_clip.core.state import statistic_dtype
+
+
+class Partition:
+    """The units of some parts: a unit is a tensor, a slice of one, a layer, a group, or all.
+
+    Args:
+        parts: The parts, by group.
+        scope: The kind of unit: None each tensor, "layer", "group", "global", else slices.
+        dims: The dims that the slices of a tensor run along, where units are slices.
+        name: The name of the rule in errors.
+    """
+
+    def __init__(
+        self,
+        parts: Sequence[Part],
+        scope: Any,
+        dims: Callable[[Tensor], tuple[int, ...]] | None,
+        name: str,
+    ) -> None:
+        self.parts, self.scope, self.name = parts, scope, name
+        self.home = parts[0].device
+        double = torch.float64 in [statistic_dtype(part.originals[0]) for part in parts]
+        self.dtype = torch.float64 if double else torch.float32
+        self.indexes = sorted({part.index for part in parts})  # the groups
+        self.layouts = [layout for part in parts for layout in part.layouts]
+        self.sharded = any(self.layouts)
+        self.complex = any([part.dtype.is_complex for part in parts])
+        self.numel = [n for part in parts for n in part.sizes]
+        ends = [sum([len(part.places) for part in parts[:i]]) for i in range(len(parts))]
+        self.starts = dict(zip(parts, ends, strict=True))  # of a part's tensors among all
+        groups = [self.indexes.index(part.index) for part in parts for _ in part.places]
+        self.lengths: list[int] | None = None  # how many units each tensor is, where it is several
+        self.layers: dict[str, int] = {}
+        if scope is None or isinstance(scope, str):
+            self._join(groups)
+        else:
+            assert dims is not None
+            self._cut(groups, dims)
+
+    def _join(self, groups: list[int]) -> None:
+        """Number the units of whole tensors."""
+        self.unit_of = {
+            "global": lambda: [0] * len(groups),
+            "group": lambda: groups,
+            "layer": self._layers,
+        }.get(self.scope, lambda: list(range(len(groups))))()
+        self.count = max(self.unit_of) + 1
+        self.members: list[list[int]] = [[] for _ in range(self.count)]
+        for i, unit in enumerate(self.unit_of):
+            self.members[unit].append(i)
+        self.first_group = [groups[row[0]] for row in self.members]  # of each unit
+        self.shared = len(self.indexes) > 1 and self.scope in ("layer", "global")
+        self.sizes = [sum([self.numel[i] for i in row]) for row in self.members]
+
+    def _layers(self) -> list[int]:
+        """The layer of each tensor, by the order in which layers come."""
+        names = [name for part in self.parts for name in part.names]
+        if None in names:
+            raise ValueError(
+                f"{self.name}: dim='layer' needs to know the names of the parameters: pass "
+                "model.named_parameters() to the optimizer"
+            )
+        layers = [layer_of(name) for name in names if name is not None]
+        return [self.layers.setdefault(layer, len(self.layers)) for layer in layers]
+
+    def _cut(self, groups: list[int], dims_of: Callable[[Tensor], tuple[int, ...]]) -> None:
+        """Number the slices; a tensor without the dims is one unit, of no size."""
+        tensors = [p for part in self.parts for p in part.originals]
+        self.dims = [dims_of(t) for t in tensors]
+        self.slices = [
+            [1 if d in along or not along else n for d, n in enumerate(t.shape)]
+            for t, along in zip(tensors, self.dims, strict=True)
+        ]
+        self.lengths = [math.prod(shape) for shape in self.slices]
+        self.count, self.shared, self.first_group = sum(self.lengths), False, groups
+        self.sizes = [  # of a slice of each tensor
+            math.prod([t.shape[d] for d in along if t.dim()]) if along else -1
+            for t, along in zip(tensors, self.dims, strict=True)
+        ]
+
+    # ------------------------------------------------------------------ vectors of known values
+
+    def smaller_than(self, size: int) -> Tensor:
+        """A flag a unit: whether it has fewer elements, as a tensor without the dims has."""
+        if size <= 1 and self.lengths is None:  # the norm of nothing is zero, which stays too
+            return self.flags([False] * self.count)
+        return self.flags([n < size or n < 0 for n in self.sizes])
+
+    def of_first_group(self, vectors: Sequence[Tensor]) -> Tensor:
+        """One vector from one a group: a unit in several groups has the entry of the first."""
+        out = vectors[0]
+        for g in range(1, len(vectors)):
+            mask = self.flags([first == g for first in self.first_group])
+            out = torch.where(mask.view(-1, *[1] * (out.dim() - 1)), vectors[g], out)
+        return out
+
+    def flags(self, values: Sequence[bool]) -> Tensor:
+        """A vector of known truths, one a unit or, where units are slices, one a tensor."""
+        if self.lengths is not None:
+            rows = zip(values, self.lengths, strict=True)
+            return torch.cat([torch.full((n,), v, device=self.home) for v, n in rows])
+        if not any(values):
+            return torch.zeros(len(values), dtype=torch.bool, device=self.home)
+        like = torch.empty(0, dtype=torch.float32, device=self.home)
+        return numbers([float(value) for value in values], like) > 0
+
+    # ------------------------------------------------------------------ who the units are
+
+    def ids(self, groups: Sequence[Mapping[str, Any]]) -> UnitIds:
+        """The identity of the units, in these groups."""
+        if self.scope in ("group", "global"):
+            rows = tuple([(g, (-1,), (f"group {g}",)) for g in self.indexes])
+            return UnitIds(rows, one_norm=self.scope == "global")
+        if self.scope == "layer":
+            first: dict[str, tuple[int, int]] = {}
+            for g, group in enumerate(groups):
+                for place, name in enumerate(group["param_names"]):
+                    first.setdefault(layer_of(name), (g, place))
+            return UnitIds(tuple([(first[x][0], (first[x][1],), (x,)) for x in self.layers]))
+        tensors = tuple([(x.index, tuple(x.places), tuple(x.names)) for x in self.parts])
+        return UnitIds(tensors, None if self.lengths is None else tuple(self.lengths))
+
+
+class UnitIds(NamedTuple):
+    """The identity of the units of one step: the same entry of two steps may belong to others.
+
+    `rows` are the index of a group, places in it and the names there; `lengths` is how many slices
+    each tensor has, where the units are slices; `one_norm`: the units are groups that share a norm.
+    """
+
+    rows: tuple[tuple[int, tuple[int, ...], tuple[str | None, ...]], ...]
+    lengths: tuple[int, ...] | None = None
+    one_norm: bool = False
+
+    def names(self) -> dict[tuple[int, int, int], str]:
+        """The name of each unit, under (group, place, slice), by which units are sorted."""
+        flat = [
+            (g, place, f"parameter {place} of group {g}" if name is None else name)
+            for g, places, names in self.rows
+            for place, name in zip(places, names, strict=True)
+        ]
+        if self.lengths is None:
+            return {(g, place, -1): name for g, place, name in flat}
+        rows = zip(flat, self.lengths, strict=True)
+        return {(g, place, i): f"{name}[{i}]" for (g, place, name), n in rows for i in range(n)}
+
+
+def layer_of(name: str) -> str:
+    """The module that a parameter belongs to: all of its name before the last dot."""
+    return name.rpartition(".")[0]
