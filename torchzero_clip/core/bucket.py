@@ -175,8 +175,9 @@ class Bucket:
                     f"{link.path}: init must make the same names for every parameter, "
                     f"{list(link.state_names(self.originals[0]))}"
                 ) from None
-            if like_params:
+            if like_params and key not in self.part.checked:
                 self._check_shapes(key, rows[name])
+                self.part.checked.add(key)  # until the shape of a parameter changes
         return rows
 
     def _check_shapes(self, key: str, row: Sequence[Tensor]) -> None:

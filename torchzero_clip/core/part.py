@@ -46,6 +46,7 @@ class Part:
         self.shapes = [p.shape for p in params]
         self.sizes = [p.numel() for p in params]  # entries on other ranks count
         self.key = (index, self.device, self.dtype)
+        self.checked: set[str] = set()  # the state that is known to have these shapes
         self._selected: dict[tuple[int, ...], Part] = {}
 
     def same(self, group: Mapping[str, Any], grads: Sequence[Tensor]) -> bool:

@@ -13,10 +13,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torchzero_clip.core.engine import Factors, FusedKernel, Group, Rule, State, updated
-from torchzero_clip.core.lazy import Lazy
-from torchzero_clip.core.tensorlist import TensorList
-from torchzero_clip.core.tensors import all_plain, same_shapes, shared_memory
+from torchzero_clip.core.engine import Factors, Group, Rule, State, updated
+from torchzero_clip.core.state import HALF
+from torchzero_clip.core.tensorlist import TensorList, Workspace
+from torchzero_clip.engines.fused import Fused, Scaled, share_memory, takes
 from torchzero_clip.engines.workspace import Workspaces
 
 CHUNK = 2**18  # numbers that are converted at a time
@@ -67,25 +67,31 @@ class EagerSession:
     def adopt(self, u: TensorList) -> TensorList:
         if u.owned or not self._keeps:
             return u
-        return TensorList(u.tensors, workspace=self._kept)
+        if self._defers and u.dtype in HALF:
+            return Narrow(u.tensors, self._widened, self._kept)
+        return self._movable(u)
 
     def state(self, name: str, tensors: Sequence[Tensor]) -> TensorList:
         return TensorList(tensors, owned=True)
 
     def update(self, rule: Rule, u: TensorList, state: State, group: Group) -> TensorList:
-        if self._defers:
-            if (scaled := self._affine(u, rule.affine(group))) is not None:
-                return scaled
-            if (kernel := self._kernel(rule, u, state, group)) is not None:
-                self._waiting.append(Fused(self._waiting, kernel, rule, u, state, group))
-                return self._waiting[-1]
-        return updated(rule, u, state, group)
+        if not self._defers:
+            return updated(rule, u, state, group)
+        if (factors := rule.affine(group)) is not None:
+            return self._affine(u, *factors) or updated(rule, u, state, group)
+        kernel = rule.fused(group)
+        numbers = kernel is not None and _numbers_only(group)
+        if kernel is None or not (numbers and takes(kernel, self.params.tensors, u, state)):
+            return updated(rule, u, state, group)
+        self._waiting.append(Fused(self._waiting, kernel, rule, u, state, group))
+        return self._waiting[-1]
 
     def scale(self, u: TensorList, factors: Factors, unchanged: bool) -> TensorList:
         if unchanged:
             return u
         (name, x), *more = factors
-        waits = self._defers and name == "mul" and not (more or u.owned)
+        settled = u.owned and not (isinstance(u, Scaled) and u.pending)
+        waits = self._defers and name == "mul" and not (more or settled)
         if waits and (number := _number(x)) is not None:
             return self._scaled(u, number, 0.0)
         for name, x in factors:
@@ -141,41 +147,28 @@ class EagerSession:
         self._compute_waiting()
         return self._engine.workspaces.like(self._key, self._places, self.params.tensors)
 
-    def _affine(self, u: TensorList, factors: tuple[Any, Any] | None) -> TensorList | None:
+    def _affine(self, u: TensorList, a: Any, b: Any) -> TensorList | None:
         """A Scaled list for a · u + b · w; None where a factor is on a device.
 
         Fused optimizers alone read their learning rate there, without a wait.
         """
-        if factors is None:
-            return None
-        a, b = [_number(x) for x in factors]
-        if a is not None and b is not None:
-            return self._scaled(u, a, b)
-        if b == 0 and isinstance(u, Fused) and u.pending:
-            return Scaled(u, factors[0], 0.0, self.params, self.adopt)
-        return None
+        numbers = _number(a), _number(b)
+        if numbers[0] is not None and numbers[1] is not None:
+            return self._scaled(u, numbers[0], numbers[1])
+        waits = numbers[1] == 0 and isinstance(u, Fused) and u.pending
+        return self._scaled(u, a, 0.0) if waits else None
 
-    def _scaled(self, u: TensorList, a: float, b: float) -> TensorList:
-        if isinstance(u, Scaled) and u.pending and not isinstance(u.a, Tensor):
-            return Scaled(u.source, a * u.a, a * u.b + b, self.params, self.adopt)
-        return Scaled(u, a, b, self.params, self.adopt)
+    def _scaled(self, u: TensorList, a: Any, b: float) -> Scaled:
+        if isinstance(u, Scaled):
+            return u.times(a, b)
+        return Scaled(u, a, b, self.params, u.dtype, self._movable)
 
-    def _kernel(self, rule: Rule, u: TensorList, state: State, group: Group) -> FusedKernel | None:
-        """The rule's fused optimizer, where it takes these tensors and numbers."""
-        kernel = rule.fused(group)
-        if kernel is None or not _numbers_only(group):
-            return None
-        params = self.params.tensors
-        lists = [u.tensors, *[state[name].tensors for name in kernel.state if name in state]]
-        fits = params[0].device.type in kernel.devices and all(
-            [same_shapes(some, params) or not any(map(Tensor.dim, some)) for some in lists]
-        )
-        dtypes = {t.dtype for some in (params, *lists) for t in some}
-        fits = fits and dtypes in ({torch.float32}, {torch.float64})
-        plain = [
-            all_plain(some) and all(map(Tensor.is_contiguous, some)) for some in (params, *lists)
-        ]
-        return kernel if fits and all(plain) else None
+    def _widened(self, u: TensorList, dtype: torch.dtype) -> Scaled:
+        return Scaled(u, 1.0, 0.0, self.params, dtype, self._movable)
+
+    def _movable(self, u: TensorList) -> TensorList:
+        """A borrowed list that moves to the workspace when it is written."""
+        return TensorList(u.tensors, workspace=self._kept if self._keeps else None)
 
     # ------------------------------------------------------------------ the last subtraction
 
@@ -186,7 +179,7 @@ class EagerSession:
             source.move(params, u.a, u.b)
             return
         rounds_once = u.dtype == self.params.dtype and (1e-30 < abs(u.a) < 1e30 or u.a == 0)
-        if not rounds_once or (u.b and _share_memory(params, source.tensors)):
+        if not rounds_once or (u.b and share_memory(params, source.tensors)):
             self._subtract(u.tensors, 1.0)
             return
         if u.b:
@@ -208,95 +201,22 @@ class EagerSession:
                 p.sub_(u, alpha=a)
 
 
-class Scaled(Lazy):
-    """a · source + b · parameters."""
+class Narrow(TensorList):
+    """A borrowed list of half precision: its conversion waits for the next pass."""
 
-    __slots__ = ("_adopt", "_params", "a", "b", "source")
-
-    def __init__(
-        self,
-        source: TensorList,
-        a: Any,
-        b: float,
-        params: TensorList,
-        adopt: Callable[[TensorList], TensorList],
-    ) -> None:
-        super().__init__()
-        self.source, self.a, self.b, self._params, self._adopt = source, a, b, params, adopt
-
-    def __len__(self) -> int:
-        return len(self.source)
-
-    @property
-    def dtype(self) -> torch.dtype:
-        return self.source.dtype
-
-    def compute(self) -> list[Tensor]:
-        source = self.source
-        u = source if source.owned else self._adopt(source.borrow())
-        u = u.mul_(self.a) if isinstance(self.a, Tensor) or self.a != 1 else u.own()
-        return u.add_(self._params, alpha=self.b).tensors if self.b else u.tensors
-
-
-class Fused(Lazy):
-    """A deferred update of a rule that torch has a fused optimizer for."""
-
-    __slots__ = ("_group", "_kernel", "_rule", "_state", "_u", "_waiting")
+    __slots__ = ("_widened",)
 
     def __init__(
         self,
-        waiting: list[Fused],
-        kernel: FusedKernel,
-        rule: Rule,
-        u: TensorList,
-        state: State,
-        group: Group,
+        tensors: Sequence[Tensor],
+        widened: Callable[[TensorList, torch.dtype], TensorList],
+        workspace: Workspace,
     ) -> None:
-        super().__init__()
-        self._waiting, self._kernel, self._rule = waiting, kernel, rule
-        self._u, self._state, self._group = u, state, group
+        super().__init__(tensors, workspace=workspace)
+        self._widened = widened
 
-    def __len__(self) -> int:
-        return len(self._u)
-
-    @property
-    def dtype(self) -> torch.dtype:
-        return self._u.dtype
-
-    def compute(self) -> list[Tensor]:
-        self._waiting.remove(self)  # to compute it may ask for the workspace that it reads
-        return updated(self._rule, self._u, self._state, self._group).own().tensors
-
-    def move(self, params: list[Tensor], a: Any, b: float) -> None:
-        """w ← (1 - b) w - a u, by the fused optimizer."""
-        kernel, decays = self._kernel, bool(self._kernel.decays and b and a != 0)
-        if b and not decays and _share_memory(params, self._u.tensors):
-            self._u = self._u.clone()
-        if b and not decays:
-            torch._foreach_mul_(params, 1 - b)
-        kernel.advance(self._state)
-        lists = [_listed(self._state, name) for name in kernel.state]
-        decay = b / a if decays else 0.0
-        kernel.function(params, self._u.tensors, *lists, lr=a, weight_decay=decay)
-        self._waiting.remove(self)
-        self.tensors = []  # it is used up
-
-
-def _listed(state: State, name: str) -> list[Tensor]:
-    """State as kernels take it: of counts that are equal and share a vector the first for all."""
-    tensors = state[name].tensors if name in state else []
-    vector = shared_memory(tensors) if tensors and not tensors[0].dim() else None
-    if vector is not None and vector.device.type == "cpu" and bool((vector == vector[0]).all()):
-        return [tensors[0]] * len(tensors)
-    return tensors
-
-
-def _share_memory(params: Sequence[Tensor], values: Sequence[Tensor]) -> bool:
-    """Whether the values to subtract lie in the memory of the parameters."""
-    if not all_plain(params):
-        return False
-    storages = {p.untyped_storage().data_ptr() for p in params}
-    return not storages.isdisjoint([u.untyped_storage().data_ptr() for u in values])
+    def to(self, dtype: torch.dtype) -> TensorList:
+        return self if self.owned or dtype == self.dtype else self._widened(self, dtype)
 
 
 def _number(x: Any) -> float | None:

@@ -24,6 +24,7 @@ from torchzero_clip.core.tensors import MANY, SMALL, all_plain, by_shape, wide
 
 ROW = 256  # a float32 sum of this many squares is right to 1e-7
 CHUNK = 2**16  # what is converted at a time
+FEW = 2**15  # numbers that are worth one call
 
 
 def statistics(tensors: Sequence[Tensor], m: Measure) -> Tensor:
@@ -60,12 +61,21 @@ def _powers(tensors: list[Tensor], p: float) -> Tensor:
         safe = safe_scale(biggest)
         real = [at_least_float32(t) for t in real]
         real = list(torch._foreach_div(real, list(safe.to(real[0].dtype).unbind())))
-        return torch.stack(torch._foreach_norm(real, p, dtype=wide(device))) * safe
-    return torch.stack(torch._foreach_norm(real, p, dtype=wide(device)))
+        return _joint_norms(real, p) * safe
+    return _joint_norms(real, p)
+
+
+def _joint_norms(tensors: list[Tensor], p: float) -> Tensor:
+    """The norms of tensors as one vector, summed in float64 where there is one."""
+    return torch.stack(torch._foreach_norm(tensors, p, dtype=wide(tensors[0].device)))
 
 
 def _powers_on_cpu(tensors: list[Tensor], p: float) -> Tensor:
-    """Small tensors many at a time, large ones in rows; redo what left the range."""
+    """A few small tensors at once, many of one shape together, large ones in rows; redo what left
+    the range.
+    """
+    if sum(map(Tensor.numel, tensors)) <= FEW and p <= 6 and tensors[0].dtype not in DOUBLE:
+        return _joint_norms([at_least_float32(t) for t in tensors], p)  # float64 holds the powers
     single, alike, large = _by_size(tensors, p)
     norms = torch.empty(len(tensors), dtype=torch.float64, device="cpu")
     if single:
@@ -148,7 +158,7 @@ def _joined(parts: list[list[Tensor]], p: float) -> Tensor:
 def _apart(parts: list[list[Tensor]], p: float) -> Tensor:
     """The norms of tensors from those of their parts."""
     flat = [t for some in parts for t in some]
-    norms = torch.stack(torch._foreach_norm(flat, p, dtype=torch.float64))
+    norms = _joint_norms(flat, p)
     if len(flat) == len(parts):
         return norms
     each = norms.split([len(some) for some in parts])

@@ -1,0 +1,201 @@
+"""Fused: updates that wait for the end of the chain, where a fused optimizer of torch does all.
+
+A fused optimizer takes gradients as they are, in the dtype of the parameters. Where they are still
+to be scaled, or to be converted from half precision, that is done for a few at a time, in memory
+small enough to stay in the cache: the pass over memory is saved.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from torchzero_clip.core.engine import FusedKernel, Group, Rule, State, updated
+from torchzero_clip.core.lazy import Lazy
+from torchzero_clip.core.norms import Measure
+from torchzero_clip.core.state import HALF
+from torchzero_clip.core.tensorlist import TensorList
+from torchzero_clip.core.tensors import DTYPE, all_plain, same_shapes
+
+BATCH = 2**18  # numbers that are scaled or converted at a time
+
+
+class Scaled(Lazy):
+    """a · source + b · parameters, in a dtype.
+
+    Args:
+        source: A list whose memory stays as it is until the step ends.
+        a: A number, or a 0-dim tensor.
+        b: A number.
+        params: The parameters.
+        dtype: The dtype of the result.
+        movable: The list of these tensors that moves to a workspace when it is written.
+    """
+
+    __slots__ = ("_dtype", "_movable", "_params", "a", "b", "source")
+
+    def __init__(
+        self,
+        source: TensorList,
+        a: Any,
+        b: float,
+        params: TensorList,
+        dtype: torch.dtype,
+        movable: Callable[[TensorList], TensorList],
+    ) -> None:
+        super().__init__()
+        self.source, self.a, self.b, self._params = source, a, b, params
+        self._dtype, self._movable = dtype, movable
+
+    def __len__(self) -> int:
+        return len(self.source)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self._dtype
+
+    def times(self, a: Any, b: float = 0.0) -> Scaled:
+        """a · self + b · parameters."""
+        if self.pending and not isinstance(self.a, Tensor):
+            return Scaled(
+                self.source, a * self.a, a * self.b + b, self._params, self._dtype, self._movable
+            )
+        return Scaled(self, a, b, self._params, self._dtype, self._movable)
+
+    def statistics(self, m: Measure) -> Tensor:
+        as_it_is = self.pending and not isinstance(self.a, Tensor) and (self.a, self.b) == (1, 0)
+        return self.source.statistics(m) if as_it_is else super().statistics(m)
+
+    def compute(self) -> list[Tensor]:
+        source = self.source
+        u = source if source.owned else self._movable(TensorList(source.tensors))
+        u = u.to(self._dtype)
+        u = u.mul_(self.a) if isinstance(self.a, Tensor) or self.a != 1 else u.own()
+        return u.add_(self._params, alpha=self.b).tensors if self.b else u.tensors
+
+
+class Fused(Lazy):
+    """A deferred update of a rule that torch has a fused optimizer for."""
+
+    __slots__ = ("_group", "_kernel", "_rule", "_state", "_u", "_waiting")
+
+    def __init__(
+        self,
+        waiting: list[Fused],
+        kernel: FusedKernel,
+        rule: Rule,
+        u: TensorList,
+        state: State,
+        group: Group,
+    ) -> None:
+        super().__init__()
+        self._waiting, self._kernel, self._rule = waiting, kernel, rule
+        self._u, self._state, self._group = u, state, group
+
+    def __len__(self) -> int:
+        return len(self._u)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self._u.dtype
+
+    def compute(self) -> list[Tensor]:
+        self._waiting.remove(self)  # to compute it may ask for the workspace that it reads
+        return updated(self._rule, self._u, self._state, self._group).own().tensors
+
+    def move(self, params: list[Tensor], a: Any, b: float) -> None:
+        """w ← (1 - b) w - a u, by the fused optimizer."""
+        kernel, decays = self._kernel, bool(self._kernel.decays and b and a != 0)
+        factor, grads = _factor_and_source(self._u)
+        shrinks = b and not decays
+        if shrinks and share_memory(params, grads):
+            grads = [grad.clone() for grad in grads]
+        kernel.advance(self._state)
+        lists = [self._state[n].tensors if n in self._state else [] for n in kernel.state]
+        decay = b / a if decays else 0.0
+        for w, *others in _prepared([params, grads, *lists], factor, self.dtype):
+            if shrinks:
+                torch._foreach_mul_(w, 1 - b)
+            kernel.function(w, *others, lr=a, weight_decay=decay)
+        self._waiting.remove(self)
+        self.tensors = []  # it is used up
+
+
+def takes(kernel: FusedKernel, params: list[Tensor], u: TensorList, state: State) -> bool:
+    """Whether the fused optimizer can be given these tensors: it trusts shapes and strides."""
+    dtype, (_, grads) = u.dtype, _factor_and_source(u)
+    held = [state[name].tensors for name in kernel.state if name in state]
+    mine, others = [*params, *grads], [t for some in held for t in some]
+    kinds = {dtype, *HALF} if params[0].is_cpu else {dtype}
+    return (
+        params[0].device.type in kernel.devices
+        and dtype in (torch.float32, torch.float64)
+        and kinds.issuperset(map(DTYPE, mine))
+        and {dtype}.issuperset(map(DTYPE, others))
+        and all_plain(mine + others)
+        and all(map(Tensor.is_contiguous, mine + others))
+        and all([same_shapes(x, params) or not any(map(Tensor.dim, x)) for x in (grads, *held)])
+    )
+
+
+def share_memory(params: Sequence[Tensor], values: Sequence[Tensor]) -> bool:
+    """Whether the values to subtract lie in the memory of the parameters."""
+    if not all_plain(params):
+        return False
+    storages = {p.untyped_storage().data_ptr() for p in params}
+    return not storages.isdisjoint([u.untyped_storage().data_ptr() for u in values])
+
+
+def _factor_and_source(u: TensorList) -> tuple[float, list[Tensor]]:
+    """A list as a number and the tensors to multiply by it."""
+    if isinstance(u, Scaled) and u.pending and not (u.b or isinstance(u.a, Tensor)):
+        return u.a, u.source.tensors
+    return 1.0, u.tensors
+
+
+# ---------------------------------------------------------------------- a few at a time
+
+
+def _prepared(
+    lists: list[list[Tensor]], factor: float, dtype: torch.dtype
+) -> Iterator[list[list[Tensor]]]:
+    """Parameters, gradients and state as a fused optimizer takes them: scaled, in one dtype."""
+    narrow = [some[0].dtype != dtype for some in lists[:2]]
+    if factor == 1 and not any(narrow):
+        yield lists
+        return
+    number = torch.tensor(factor, dtype=dtype, device=lists[0][0].device)
+    for params, grads, *state in _batches(lists):
+        u = [grad.to(dtype) for grad in grads] if narrow[1] else grads
+        u = u if factor == 1 else list(torch._foreach_mul(u, number))
+        w = [p.to(dtype) for p in params] if narrow[0] else params
+        yield [w, u, *state]
+        if narrow[0]:
+            torch._foreach_copy_(params, w)
+
+
+def _batches(lists: list[list[Tensor]]) -> Iterator[list[list[Tensor]]]:
+    """Some of the tensors at a time, up to BATCH numbers on CPU; a larger one in parts."""
+    begin, total = 0, 0
+    for i, t in enumerate(lists[0]):
+        total += t.numel()
+        if total <= BATCH or not t.is_cpu:
+            continue
+        if begin < i:
+            yield [some[begin:i] for some in lists]
+        begin, total = i, t.numel()
+        if total > BATCH:
+            parts = [[_cut(one, total) for one in some[i : i + 1]] for some in lists]
+            for j in range(-(-total // BATCH)):
+                yield [[cut[j] for cut in some] for some in parts]
+            begin, total = i + 1, 0
+    if begin < len(lists[0]):
+        yield [some[begin:] for some in lists]
+
+
+def _cut(t: Tensor, size: int) -> Sequence[Tensor]:
+    """The parts of a tensor; a single number goes with every part."""
+    return t.view(-1).split(BATCH) if t.dim() else [t] * -(-size // BATCH)
