@@ -18,10 +18,11 @@ def statistics_of(
 ) -> Tensor:
     """The statistic of every tensor, a column each; of a sharded one that of all its shards."""
     home = buckets[0].device
-    stats = torch.cat([some.statistics(m).to(home) for some in lists], dim=1)
-    layouts = [layout for bucket in buckets for layout in bucket.layouts]
-    if not any(layouts):
+    parts = [some.statistics(m).to(home) for some in lists]
+    stats = torch.cat(parts, dim=1) if len(parts) > 1 else parts[0]
+    if not any([bucket.part.sharded for bucket in buckets]):
         return stats
+    layouts = [layout for bucket in buckets for layout in bucket.layouts]
     return merge_shards(stats, [1] * len(layouts), layouts, [None] * len(layouts), m)
 
 

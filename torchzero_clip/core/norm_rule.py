@@ -125,14 +125,15 @@ class NormRule(Transform):
         ratio = units.ratio(norm, limit)
         if not self.sets_norm:
             ratio = ratio.clamp(min=1)
-        untouched = norm == 0
         if isinstance(limit, Tensor):
-            untouched = untouched | (limit == math.inf)
+            ratio = ratio.masked_fill((norm == 0) | (limit == math.inf), 1)
         elif limit == math.inf:
-            untouched = torch.ones_like(untouched)
-        if self.min_size > 1 or units.partition.lengths is not None:
-            untouched = untouched | units.smaller_than(self.min_size)
-        return ratio.masked_fill(untouched, 1)
+            ratio = torch.ones_like(ratio)
+        elif limit == 0 or self.sets_norm:  # otherwise 0 / limit is 0, and clamped
+            ratio = ratio.masked_fill(norm == 0, 1)
+        if self.min_size > 1 or units.map.lengths is not None:
+            ratio = ratio.masked_fill(units.smaller_than(self.min_size), 1)
+        return ratio
 
     def _remember(self, units: Units, norm: Tensor, clipped: Tensor, state: UnitState) -> None:
         """Store the state that `observe` returns, for the units whose norm is a number."""

@@ -20,7 +20,7 @@ from torchzero_clip.core.foreach import (
     write_vector,
 )
 from torchzero_clip.core.norms import Measure
-from torchzero_clip.core.tensors import MANY, PLAIN, SMALL, is_sharded, shared_memory, wide
+from torchzero_clip.core.tensors import FEW, PLAIN, SMALL, is_sharded, shared_memory, wide
 
 Operand: TypeAlias = "float | Tensor | TensorList | Sequence[Tensor]"
 """A number, a 0-dim tensor, a vector with a number for each tensor, a TensorList, or a list of one
@@ -233,7 +233,7 @@ class TensorList:
         """Numbers for many tensors on CPU as 0-dim tensors: torch would make one for every call."""
         first = self.tensors[0]
         number = isinstance(x[0] if isinstance(x, (list, tuple)) and x else x, (int, float))
-        if not number or len(self) < MANY or not first.dim():
+        if not number or len(self) < FEW or not first.dim():
             return x
         if first.device.type != "cpu" or type(first) not in PLAIN:
             return x

@@ -12,6 +12,7 @@ SHAPE, DTYPE, DEVICE, LAYOUT = map(operator.attrgetter, ("shape", "dtype", "devi
 PLAIN = frozenset((Tensor, torch.nn.Parameter))
 SMALL = 2**12  # entries of a tensor that is not worth a call of its own, where there are
 MANY = 16  # of one shape
+FEW = 4  # tensors for which a number is not worth a tensor
 
 
 def wide(device: torch.device) -> torch.dtype:

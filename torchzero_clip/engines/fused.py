@@ -129,14 +129,15 @@ def takes(kernel: FusedKernel, params: list[Tensor], u: TensorList, state: State
     dtype, (_, grads) = u.dtype, _factor_and_source(u)
     held = [state[name].tensors for name in kernel.state if name in state]
     mine, others = [*params, *grads], [t for some in held for t in some]
+    every = mine + others
     kinds = {dtype, *HALF} if params[0].is_cpu else {dtype}
     return (
         params[0].device.type in kernel.devices
         and dtype in (torch.float32, torch.float64)
         and kinds.issuperset(map(DTYPE, mine))
         and {dtype}.issuperset(map(DTYPE, others))
-        and all_plain(mine + others)
-        and all(map(Tensor.is_contiguous, mine + others))
+        and all_plain(every)
+        and all(map(Tensor.is_contiguous, every))
         and all([same_shapes(x, params) or not any(map(Tensor.dim, x)) for x in (grads, *held)])
     )
 

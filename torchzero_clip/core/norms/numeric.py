@@ -11,14 +11,14 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from torchzero_clip.core.tensors import all_plain
+from torchzero_clip.core.tensors import PLAIN
 
 DOUBLE = (torch.float64, torch.complex128)
 
 
 def readable(x: Tensor) -> bool:
     """Whether values can be read without waiting for a device: plain tensors on CPU."""
-    return x.device.type == "cpu" and not torch.compiler.is_compiling() and all_plain([x])
+    return x.is_cpu and type(x) in PLAIN and not torch.compiler.is_compiling()
 
 
 def at_least_float32(x: Tensor) -> Tensor:
@@ -33,9 +33,9 @@ def safe_scale(scale: Tensor) -> Tensor:
 
 def vector_norm(x: Tensor, p: float) -> Tensor:
     """p-norm along the last dim, in the range that its result has."""
-    if readable(x) and x.dtype == torch.float64:
+    if readable(x) and x.dtype == torch.float64 and p <= 6:
         norm = torch.linalg.vector_norm(x, p, dim=-1)
-        if p <= 6 and all([1e-40 < n < 1e40 for n in norm.flatten().tolist()]):
+        if all([1e-40 < n < 1e40 for n in norm.view(-1).tolist()]):
             return norm
     safe = safe_scale(x.amax(dim=-1, keepdim=True))
     return (torch.linalg.vector_norm(x / safe, p, dim=-1, keepdim=True) * safe).squeeze(-1)

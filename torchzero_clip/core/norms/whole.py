@@ -81,7 +81,7 @@ def _powers_on_cpu(tensors: list[Tensor], p: float) -> Tensor:
     if single:
         norms[single] = _apart([_chunks(tensors[i]) for i in single], p)
     if large:
-        norms[large] = _joined([_rows(tensors[i].view(-1), p) for i in large], p)
+        norms[large] = _joined([_rows(tensors[i], p) for i in large], p)
     for where in alike:
         norms[where] = _joint([tensors[i] for i in where], p)
     double = tensors[0].dtype == torch.float64
@@ -132,12 +132,14 @@ def _chunks(x: Tensor) -> list[Tensor]:
     return [at_least_float32(chunk) for chunk in x.view(-1).split(CHUNK)]
 
 
-def _rows(flat: Tensor, p: float) -> list[Tensor]:
-    """The norms of the rows of a vector, and of the entries after the last row."""
-    if p == 2 and flat.dtype == torch.float32:
-        whole = flat.numel() // ROW * ROW
-        rows = _row_norms(flat[:whole].view(-1, ROW), p)
-        return [rows] if whole == flat.numel() else [rows, flat[whole:]]
+def _rows(x: Tensor, p: float) -> list[Tensor]:
+    """The norms of the rows of a tensor in memory, and of the entries after the last row."""
+    whole = x.numel() // ROW * ROW
+    if p == 2 and x.dtype == torch.float32 and whole == x.numel():
+        return [_row_norms(x.view(-1, ROW), p)]
+    flat = x.view(-1)
+    if p == 2 and x.dtype == torch.float32:
+        return [_row_norms(flat[:whole].view(-1, ROW), p), flat[whole:]]
     room = SCRATCH.get(torch.float32)  # half precision is converted, and |x| taken, in the cache
     parts = []
     for piece in flat.split(PIECE):

@@ -1,4 +1,4 @@
-"""Partition: the division of tensors into units, which a norm rule measures together."""
+"""UnitMap: the division of tensors into units, which a norm rule measures together."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from torchzero_clip.core.part import Part
 from torchzero_clip.core.state import statistic_dtype
 
 
-class Partition:
+class UnitMap:
     """The units of some parts: a unit is a tensor, a slice of one, a layer, a group, or all.
 
     Args:
@@ -65,6 +65,11 @@ class Partition:
         self.first_group = [groups[row[0]] for row in self.members]  # of each unit
         self.shared = len(self.indexes) > 1 and self.scope in ("layer", "global")
         self.sizes = [sum([self.numel[i] for i in row]) for row in self.members]
+        self.width = max(map(len, self.members))  # tensors of the largest unit
+        self.positions: list[int] | None = None  # the group of each unit that may be in many ranks
+        if self.scope in ("group", "global"):
+            grouped = self.scope == "group"
+            self.positions = [self.indexes[g] if grouped else 0 for g in self.first_group]
 
     def _layers(self) -> list[int]:
         """The layer of each tensor, by the order in which layers come."""
