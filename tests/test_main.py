@@ -58,10 +58,10 @@ def test_every_rule_stands_under_its_folder_with_its_formula(
     for heading, lines in blocks(printed(capsys)).items():
         text = "\n".join(lines)
         for name in RULES:
-            if f"  {name} " in text:
+            if f"\n  {name} " in f"\n{text}":
                 found[name] = heading
                 formula = (inspect.getdoc(getattr(torchzero_clip, name)) or "").split("\n")[0]
-                rest = text.split(f"  {name} ")[1]
+                rest = f"\n{text}".split(f"\n  {name} ")[1]
                 assert "".join(rest.split()).startswith("".join(formula.split()))
     assert set(found) == RULES
     for name, heading in found.items():
