@@ -33,7 +33,10 @@ def groups_of(identity: Identity, params: Mapping[str, Any]) -> list[dict[str, A
 
 
 def moved(
-    identity: Identity, dtype: torch.dtype, make: Callable[[Any], torch.optim.Optimizer]
+    identity: Identity,
+    dtype: torch.dtype,
+    make: Callable[[Any], torch.optim.Optimizer],
+    each_step: Callable[[Any, int], None] | None = None,
 ) -> Trajectory:
     """The parameters after every step of an optimizer under a scheduler."""
     params = identity.inputs.parameters(dtype)
@@ -43,6 +46,8 @@ def moved(
     for i in range(STEPS):
         for name, grad in identity.inputs.gradients(i, dtype).items():
             params[name].grad = grad
+        if each_step is not None:
+            each_step(opt, i + 1)
         opt.step()
         scheduler.step()
         steps.append({name: p.detach().clone() for name, p in params.items()})
@@ -61,6 +66,19 @@ def rewritten(
         rewrite()
         steps.append({name: p.grad.clone() for name, p in params.items() if p.grad is not None})
     return stacked(steps)
+
+
+def judged(
+    identity: Identity, dtype: torch.dtype, make: Callable[[Any], Callable[[], float]]
+) -> Trajectory:
+    """The thresholds that a rule gives at every call."""
+    params = identity.inputs.parameters(dtype)
+    observe, out = make(groups_of(identity, params)), []
+    for i in range(STEPS):
+        for name, grad in identity.inputs.gradients(i, dtype).items():
+            params[name].grad = grad
+        out.append(observe())
+    return {"threshold": torch.tensor(out, dtype=torch.float64).unsqueeze(1)}
 
 
 def stacked(steps: list[dict[str, Tensor]]) -> Trajectory:
@@ -89,8 +107,10 @@ def by_optax(identity: Identity, dtype: torch.dtype) -> Trajectory:
             updates, state = tfm.update({n: grads[n] for n in names}, state, here)
             parts[j] = names, tfm, state
             out |= updates
-            params |= here if identity.gradients else optax.apply_updates(here, updates)
-        shown = out if identity.gradients else params
+            params |= (
+                here if (identity.compare == "gradients") else optax.apply_updates(here, updates)
+            )
+        shown = out if (identity.compare == "gradients") else params
         steps.append({n: torch.tensor(need("numpy").array(x)).to(dtype) for n, x in shown.items()})
     return stacked(steps)
 

@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from tests.identities.follow import Trajectory, by_optax, moved, rewritten
+from tests.identities.follow import Trajectory, by_optax, judged, moved, rewritten
 from tests.identities.inputs import Inputs
 from torchzero_clip import Chain, Clipper, Modular, Transform, named
 
@@ -35,7 +35,7 @@ IDENTITIES: dict[str, Identity] = {}
 """Every identity by its name."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Identity:
     """A sentence of the form "A then B is X", and all that its test needs.
 
@@ -48,7 +48,8 @@ class Identity:
         ours: Makes our chain of the options of the first group.
         groups: The options of the two groups, by the names that both sides use. Our chain is made
             with those of the first; those of the second are live values.
-        gradients: Compare what becomes of gradients, and not the parameters of an optimizer.
+        compare: The "parameters" of an optimizer, what becomes of "gradients", or "thresholds".
+        each_step: What our optimizer needs before every step, whose number it gets; counted from 1.
         inputs: What both are given.
         rtol: How far the two may be apart in each dtype, over the largest entry of the tensor.
         live: The official code is part of torch, and runs in every test; others are recorded.
@@ -61,7 +62,8 @@ class Identity:
     follow: Callable[[Identity, torch.dtype], Trajectory]
     ours: Callable[..., Transform]
     groups: tuple[Options, Options]
-    gradients: bool
+    compare: str
+    each_step: Callable[[Modular, int], None] | None
     inputs: Inputs
     rtol: Mapping[torch.dtype, float]
     live: bool
@@ -94,9 +96,13 @@ class Identity:
 
     def got(self, dtype: torch.dtype, **options: Any) -> Trajectory:
         """What our chain gives, with the options of Modular."""
-        if self.gradients:
+        if self.compare == "gradients":
             return rewritten(self, dtype, lambda groups: Clipper(own(groups), self.chain()).step)
-        return moved(self, dtype, lambda groups: Modular(own(groups), self.chain(), **options))
+        if self.compare == "thresholds":
+            seen = judged(self, dtype, lambda groups: limits(Clipper(own(groups), self.chain())))
+            return {name: numbers[1:] for name, numbers in seen.items()}  # those of the past
+        make = lambda groups: Modular(own(groups), self.chain(), **options)  # noqa: E731
+        return moved(self, dtype, make, self.each_step)
 
     def distance(self, dtype: torch.dtype, **options: Any) -> float:
         """How far ours is from theirs, over what is allowed: at most 1 where the claim is true."""
@@ -115,6 +121,17 @@ def own(groups: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return [{"params": first["params"]}, second]
 
 
+def limits(clipper: Clipper) -> Callable[[], float]:
+    """Steps, each of which gives the limit that it had."""
+
+    def step() -> float:
+        clipper.step()
+        (limit,) = [value for key, value in clipper.metrics().items() if key.endswith("/limit")]
+        return float(limit.flatten()[0])  # each group has one, and here they are equal
+
+    return step
+
+
 def apart(ours: Trajectory, theirs: Trajectory) -> float:
     """The largest difference in any step, over the largest entry of its tensor in that step."""
     assert ours.keys() == theirs.keys()
@@ -131,7 +148,7 @@ def apart(ours: Trajectory, theirs: Trajectory) -> float:
 # ---------------------------------------------------------------------- adding one
 
 
-def identity_by(follow: Callable[[Identity, torch.dtype], Trajectory], gradients: bool) -> Any:
+def identity_by(follow: Callable[[Identity, torch.dtype], Trajectory], compare: str) -> Any:
     def decorator(
         name: str,
         claim: str,
@@ -139,6 +156,7 @@ def identity_by(follow: Callable[[Identity, torch.dtype], Trajectory], gradients
         source: str,
         ours: Callable[..., Transform] | None = None,
         groups: tuple[Options, Options] = ({}, {}),
+        each_step: Callable[[Modular, int], None] | None = None,
         inputs: Inputs = INPUTS,
         rtol: Mapping[torch.dtype, float] = BOTH,
     ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
@@ -152,7 +170,8 @@ def identity_by(follow: Callable[[Identity, torch.dtype], Trajectory], gradients
                 follow=follow,
                 ours=ours or (lambda **options: named(name, **options)),
                 groups=groups,
-                gradients=gradients,
+                compare=compare,
+                each_step=each_step,
                 inputs=inputs,
                 rtol=rtol,
                 live=source.startswith("torch."),
@@ -164,16 +183,25 @@ def identity_by(follow: Callable[[Identity, torch.dtype], Trajectory], gradients
     return decorator
 
 
-optimizer = identity_by(lambda it, dtype: moved(it, dtype, it.theirs), gradients=False)
+optimizer = identity_by(lambda it, dtype: moved(it, dtype, it.theirs), "parameters")
 """theirs(groups) is an optimizer of torch's kind."""
 
-rewriter = identity_by(lambda it, dtype: rewritten(it, dtype, it.theirs), gradients=True)
+rewriter = identity_by(lambda it, dtype: rewritten(it, dtype, it.theirs), "gradients")
 """theirs(groups) is a function that rewrites the gradients in place."""
 
-transformation = identity_by(by_optax, gradients=False)
+
+def _before(identity: Identity, dtype: torch.dtype) -> Trajectory:
+    seen = judged(identity, dtype, identity.theirs)
+    return {name: numbers[:-1] for name, numbers in seen.items()}
+
+
+judge = identity_by(_before, "thresholds")
+"""theirs(groups) is a function that observes a step and gives the threshold from then on."""
+
+transformation = identity_by(by_optax, "parameters")
 """theirs(**options of a group) is a transformation of optax; its `lr` is a schedule."""
 
-gradient_transformation = identity_by(by_optax, gradients=True)
+gradient_transformation = identity_by(by_optax, "gradients")
 """theirs(**options of a group) is a transformation of optax whose updates are compared."""
 
 

@@ -66,5 +66,40 @@ def test_a_claim_without_a_test_fails_the_build(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     with pytest.raises(Abort):
-        site(tmp_path, "`Adam`, then `Sign`, is Adafactor {identity: adafactor}.")
-    assert "{identity: adafactor} has no test: add one to tests/identities/methods" in caplog.text
+        site(tmp_path, "`Adam`, then `Sign`, is nobody {identity: nobody}.")
+    assert "{identity: nobody} has no test: add one to tests/identities/methods" in caplog.text
+
+
+METHODS = "AdamW|LAMB|LARS|Lion|Signum|C-AdamW|Adafactor|StableAdamW|SPAM|AMSGrad|Nesterov"
+SAYS = r"\b(?:is|as in|that of|makes|gives|are)(?: \S+)? `?"
+THEIRS = rf"torch\.optim\.(?!Opt)\w+|torch\.nn\.utils\.\w+|(?:{METHODS})\b"
+CLAIM = re.compile(rf"{SAYS}(?:{THEIRS})|gradient centralization of|rule of the paper|paper's rule")
+
+
+def unmarked(text: str) -> Iterator[str]:
+    """Sentences that equate something with a method, and lead to no test."""
+    prose = re.sub(r"^ *```.*?^ *```|^:::.*?$|^ +>>> .*$", "", text, flags=re.M | re.S)
+    for sentence in re.split(r"(?<=[.:;|])\s|\n\n", MARK.sub("✓", prose)):
+        plain = " ".join(sentence.split())
+        if CLAIM.search(plain) and not re.search(r"✓|\bnot\b|tests/identities", plain):
+            yield plain
+
+
+@pytest.mark.parametrize(
+    "sentence",
+    [
+        "After Adam it is LAMB.",
+        "The running sum, exactly as in `torch.optim.SGD`.",
+        "Between the two it is decoupled, as in AdamW.",
+        "`dim` is that of torch. It is what\n`torch.nn.utils.clip_grad_norm_` does.",
+    ],
+)
+def test_a_claim_without_a_mark_is_found(sentence: str) -> None:
+    assert list(unmarked(sentence))
+    marked = sentence.rstrip(".") + " {identity: it}."
+    assert not list(unmarked(marked))
+
+
+def test_every_claim_has_a_mark() -> None:
+    found = {(where, claim) for where, text in texts() for claim in unmarked(text)}
+    assert found == set()
