@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 from dataclasses import dataclass
 
@@ -12,7 +13,8 @@ from torch.nn import Parameter
 STEPS = 20
 Shapes = tuple[tuple[str, tuple[int, ...]], ...]
 ORDINARY: Shapes = (
-    ("a.weight", (4, 3)), ("a.bias", (4,)), ("b.weight", (2, 3, 2, 2)), ("b.bias", (2,))
+    ("a.weight", (4, 3)), ("a.bias", (4,)),
+    ("b.weight", (2, 3, 2, 2)), ("b.one", (1,)), ("b.bias", (2,)),
 )  # fmt: skip
 MATRICES: Shapes = (
     ("a.wide", (3, 5)),
@@ -45,10 +47,10 @@ class Inputs:
     zero_step: bool = True
 
     def parameters(self, dtype: torch.dtype) -> dict[str, Parameter]:
-        values = {name: _drawn(name, -1, shape) for name, shape in self.shapes}
+        values = {name: _drawn(name, -1, shape).to(dtype, copy=True) for name, shape in self.shapes}
         if self.zero_start:
             values[self.group("b")[-1]].zero_()
-        return {name: Parameter(value.to(dtype)) for name, value in values.items()}
+        return {name: Parameter(value) for name, value in values.items()}
 
     def gradients(self, step: int, dtype: torch.dtype) -> dict[str, Tensor]:
         grads = {}
@@ -79,6 +81,7 @@ class Inputs:
         return hashlib.sha256(rounded.encode()).hexdigest()[:16]
 
 
+@functools.cache
 def _drawn(name: str, step: int, shape: tuple[int, ...]) -> Tensor:
     """Normal numbers that depend on the name and the step alone."""
     seed = int.from_bytes(hashlib.sha256(f"{name} {step}".encode()).digest()[:4], "big")
