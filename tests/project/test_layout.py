@@ -88,6 +88,7 @@ def test_an_imported_name_belongs_to_the_file_that_defines_it():
         ("optimizer/modular.py", "attach.py"),
         ("modules/descent/lr.py", "engines/eager.py"),
         ("modules/descent/lr.py", "modules/flow/when.py"),
+        ("published/classic.py", "optimizer/modular.py"),
     ],
 )
 def test_arrows_that_go_the_wrong_way_are_found(path, to, monkeypatch):
