@@ -48,6 +48,13 @@ def test_every_recording_belongs_to_an_identity() -> None:
     assert set(RECORDINGS.glob("*")) == kept
 
 
+@pytest.mark.parametrize("name", [name for name, it in IDENTITIES.items() if not it.live])
+def test_a_recording_says_what_made_it(name: str) -> None:
+    made_with = IDENTITIES[name].recording()["made_with"]
+    assert made_with["source"] == IDENTITIES[name].source, "record it again"
+    assert set(made_with) == {"source", "python", "torch"}
+
+
 def test_a_wrong_claim_is_found() -> None:
     """A hundred thousandth more, or a link less, and the chain is no longer the method."""
     lamb = IDENTITIES["lamb"]

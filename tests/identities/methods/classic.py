@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from tests.identities.identity import optimizer
-from torchzero_clip import named
+from torchzero_clip import LR, Chain, Momentum, RMSprop, Scale, WeightDecay, named
 
 DECAYED: Any = ({"lr": 0.05, "weight_decay": 0.1}, {"lr": 0.02, "weight_decay": 0.01})
 """The groups of most: with decay, and with other values."""
@@ -84,6 +84,22 @@ def rmsprop_centered(groups: Any) -> Any:
 
 
 @optimizer(
+    "rmsprop_momentum",
+    "`WeightDecay`, `RMSprop`, `Momentum`, `LR` is RMSprop with momentum",
+    source="torch.optim.RMSprop",
+    ours=lambda lr, weight_decay, alpha, momentum: Chain(
+        WeightDecay(weight_decay), RMSprop(alpha), Momentum(momentum), LR(lr)
+    ),
+    groups=(
+        {**DECAYED[0], "alpha": 0.9, "momentum": 0.8},
+        {**DECAYED[1], "alpha": 0.8, "momentum": 0.7},
+    ),
+)
+def rmsprop_momentum(groups: Any) -> Any:
+    return torch.optim.RMSprop(groups)
+
+
+@optimizer(
     "adam",
     "`WeightDecay`, then `Adam`, then `LR`, is Adam with an L2 penalty",
     source="torch.optim.Adam",
@@ -118,3 +134,14 @@ def amsgrad(groups: Any) -> Any:
 )
 def adamw(groups: Any) -> Any:
     return torch.optim.AdamW(groups)
+
+
+@optimizer(
+    "maximize",
+    "`Scale(-1)` in front of AdamW maximises",
+    source="torch.optim.AdamW",
+    ours=lambda **options: Chain(Scale(-1), named("adamw", **options)),
+    groups=DECAYED,
+)
+def maximize(groups: Any) -> Any:
+    return torch.optim.AdamW(groups, maximize=True)
