@@ -31,6 +31,14 @@ def test_the_chain_is_the_method(identity: Any, dtype: torch.dtype) -> None:
         assert identity.distance(dtype, **how) <= 1, f"{identity.claim}, with {how}"
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "name", [name for name, identity in IDENTITIES.items() if identity.compare == "parameters"]
+)
+def test_the_compiled_chain_is_the_method(name: str) -> None:
+    assert IDENTITIES[name].distance(torch.float32, compile=True) <= 1
+
+
 @pytest.mark.peers
 @pytest.mark.filterwarnings("ignore")  # theirs
 @recorded
