@@ -92,7 +92,7 @@ def recipe(name: str) -> Iterator[str]:
     """A published method: its arguments, the links of its chain with their formulas, its source."""
     about, _, reference = (inspect.getdoc(NAMES[name]) or "").partition("\n\nReference:\n")
     yield from signature(name, NAMES[name])
-    yield from ("", about, "")
+    yield from ("", MARK.sub("", about), "")
     yield from table([(repr(link), formula) for link, formula in links_of(NAMES[name]())])
     yield from ("", "Reference:", reference)
     yield from ("", f'Modular(model.parameters(), named("{name}")) is the optimizer.')

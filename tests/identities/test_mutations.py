@@ -19,6 +19,7 @@ def test_a_change_of_a_term_is_noticed() -> None:
     planned = list(mutate.plan([IDENTITIES[name] for name in ("adamw", "amsgrad", "lamb")]))
     files = {mutation.function.__code__.co_filename.split("/")[-1] for mutation, _ in planned}
     assert {"adam.py", "weight_decay.py", "trust_ratio.py", "lr.py", "large_batch.py"} <= files
+    planned = [(m, judges) for m, judges in planned if m.no_term is None]
     chosen = planned[:: len(planned) // 12]
     assert len(chosen) >= 12
     assert [str(m) for m, judges in chosen if mutate.survives(m, judges)] == []

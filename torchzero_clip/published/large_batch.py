@@ -39,6 +39,8 @@ def lamb(
 ) -> Chain:
     """Adam's direction with decay, scaled to the norm of each weight.
 
+    With `ClipNorm(1.0, dim="global")` in front it is the LAMB of timm {identity: lamb_timm}.
+
     Reference:
         You et al., "Large batch optimization for deep learning: training BERT in 76 minutes",
         arXiv 1904.00962; optax.lamb.
