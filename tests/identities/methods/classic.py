@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from tests.identities.identity import optimizer
-from torchzero_clip import LR, Chain, Momentum, RMSprop, Scale, WeightDecay, named
+from torchzero_clip import LR, Adam, Chain, Momentum, RMSprop, Scale, WeightDecay, named
 
 DECAYED: Any = ({"lr": 0.05, "weight_decay": 0.1}, {"lr": 0.02, "weight_decay": 0.01})
 """The groups of most: with decay, and with other values."""
@@ -145,3 +145,15 @@ def adamw(groups: Any) -> Any:
 )
 def maximize(groups: Any) -> Any:
     return torch.optim.AdamW(groups, maximize=True)
+
+
+@optimizer(
+    "scale",
+    "`Scale(s)` in front of `LR(lr)` is a learning rate of s · lr",
+    source="torch.optim.Adam",
+    ours=lambda lr, factor: Chain(Adam(), Scale(factor), LR(lr)),
+    groups=({"lr": 0.05, "factor": 0.3}, {"lr": 0.02, "factor": 2.0}),
+)
+def scale(groups: Any) -> Any:
+    rates = [{"params": g["params"], "lr": g["lr"] * g["factor"]} for g in groups]
+    return torch.optim.Adam(rates)
