@@ -36,6 +36,7 @@ ROOMS = {  # what the files of a room may import; the first name of a path is it
     "engines": {"core", "engines"},
     "optimizer": {"core", "engines", "optimizer"},
     "modules": {"core", "modules"},
+    "published": {"core", "modules", "published"},
 }
 INNER = ("core", "engines", "optimizer")
 SILENT = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT}

@@ -12,8 +12,9 @@ import pytest
 import torch
 
 import torchzero_clip
-from torchzero_clip.__main__ import main
+from torchzero_clip.__main__ import MARK, main
 from torchzero_clip.core import Description
+from torchzero_clip.published import NAMES, links_of
 
 ROOT = Path(__file__).parent.parent
 BASES = {"AdaptiveRule", "Chain", "Criterion", "NormRule", "TensorwiseTransform", "Transform"}
@@ -58,10 +59,10 @@ def test_every_rule_stands_under_its_folder_with_its_formula(
     for heading, lines in blocks(printed(capsys)).items():
         text = "\n".join(lines)
         for name in RULES:
-            if f"  {name} " in text:
+            if f"\n  {name} " in f"\n{text}":
                 found[name] = heading
                 formula = (inspect.getdoc(getattr(torchzero_clip, name)) or "").split("\n")[0]
-                rest = text.split(f"  {name} ")[1]
+                rest = f"\n{text}".split(f"\n  {name} ")[1]
                 assert "".join(rest.split()).startswith("".join(formula.split()))
     assert set(found) == RULES
     for name, heading in found.items():
@@ -92,7 +93,7 @@ def test_a_name_gets_its_signature_arguments_and_example(
     head = text.split("\n\n")[0]
     for parameter in inspect.signature(value).parameters.values():
         assert parameter.name in head
-    assert inspect.getdoc(value) in text
+    assert MARK.sub("", inspect.getdoc(value) or "") in text
     assert "Args:" in text
     assert ">>> " in text
     for live in getattr(value, "live", ()):
@@ -140,3 +141,26 @@ def test_it_runs_as_a_module_where_the_terminal_knows_ascii_alone() -> None:
     )
     assert done.stdout.startswith("Scale(factor")
     assert "u ? factor ? u" in done.stdout
+
+
+@pytest.mark.parametrize("name", sorted(NAMES))
+def test_a_published_name_gets_its_chain_link_by_link_and_its_reference(
+    name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = printed(capsys, name)
+    assert text.startswith(f"{name}(lr=")
+    for link, formula in links_of(NAMES[name]()):
+        (line,) = [row for row in text.splitlines() if row.startswith(f"  {link!r} ")]
+        assert formula.split()[0] in line
+    reference = (inspect.getdoc(NAMES[name]) or "").split("Reference:\n")[1]
+    assert reference.strip() in text
+    assert f'named("{name}")' in text
+
+
+def test_names_are_listed_with_what_they_are(capsys: pytest.CaptureFixture[str]) -> None:
+    lines = printed(capsys).split("Names people know, for named(...)\n")[1].splitlines()
+    assert {line.split()[0] for line in lines[: lines.index("")] if line[2] != " "} == set(NAMES)
+
+
+def test_a_misspelt_published_name_gets_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "did you mean 'lars'" in ended(capsys, "larz")[2]

@@ -31,6 +31,7 @@ from torchzero_clip.modules.clipping import *
 from torchzero_clip.modules.descent import *
 from torchzero_clip.modules.flow import *
 from torchzero_clip.optimizer import Modular, to_floats
+from torchzero_clip.published import named
 from torchzero_clip.recorder import Recorder
 from torchzero_clip.scheduling import schedule
 
@@ -58,6 +59,7 @@ __all__ = [
     "clip_grad_norm_",
     "clip_grad_percentile_",
     "clip_grad_value_",
+    "named",
     "normalize_grads_",
     "schedule",
     "spec",

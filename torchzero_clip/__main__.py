@@ -7,18 +7,21 @@ import difflib
 import inspect
 import io
 import platform
+import re
 import sys
 import textwrap
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from types import FunctionType
 
 import torch
 
 import torchzero_clip
+from torchzero_clip.published import NAMES, links_of
 
 WIDTH = 100
 public = partial(getattr, torchzero_clip)
+MARK = re.compile(r" *\{identity: \w+\}")  # leads to a test, where the documentation is built
 BASES = ("AdaptiveRule", "Criterion")  # of which rules are made
 
 
@@ -30,9 +33,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     name = parser.parse_args(arguments).name
     kinds = (type, FunctionType)
     known = {n.lower(): n for n in torchzero_clip.__all__ if isinstance(public(n), kinds)}
+    if name in NAMES:
+        print("\n".join(recipe(name)))
+        return
     if name is not None and name not in known.values():
-        near = difflib.get_close_matches(name.lower(), known, n=1, cutoff=0)
-        parser.error(f"there is no {name!r}: did you mean {known[near[0]]!r}?")
+        spelt = {n: n for n in NAMES} | known
+        near = difflib.get_close_matches(name.lower(), spelt, n=1, cutoff=0)
+        parser.error(f"there is no {name!r}: did you mean {spelt[near[0]]!r}?")
     print("\n".join(everything() if name is None else one(name)))
 
 
@@ -45,10 +52,11 @@ def everything() -> Iterator[str]:
         if inspect.isclass(public(name)) and where[1:2] == ["modules"] and name not in BASES:
             criterion = issubclass(public(name), torchzero_clip.Criterion)
             folder = "Criteria, for AdaptiveClip" if criterion else where[2].capitalize()
-            formula = (inspect.getdoc(public(name)) or "").split("\n")[0]
-            folders.setdefault(folder, []).append((name, formula))
+            folders.setdefault(folder, []).append((name, summary(public(name))))
     for folder in sorted(folders):
         yield from ("", folder, *table(folders[folder]))
+    named = [(name, summary(NAMES[name])) for name in sorted(NAMES)]
+    yield from ("", "Names people know, for named(...)", *table(named))
     yield from ("", "python -m torchzero_clip NAME says more about one of them.")
 
 
@@ -74,12 +82,32 @@ def table(rows: Sequence[tuple[str, str]]) -> Iterator[str]:
 
 def one(name: str) -> Iterator[str]:
     """A signature and its docstring."""
-    parameters = inspect.signature(public(name)).parameters.values()
-    bare = inspect.Signature([p.replace(annotation=p.empty) for p in parameters])
-    yield from textwrap.wrap(f"{name}{bare}", WIDTH, subsequent_indent=" " * (len(name) + 1))
+    yield from signature(name, public(name))
     if live := getattr(public(name), "live", ()):
         yield f"live, in param_groups: {', '.join(live)}"
-    yield from ("", inspect.getdoc(public(name)) or "")
+    yield from ("", MARK.sub("", inspect.getdoc(public(name)) or ""))
+
+
+def recipe(name: str) -> Iterator[str]:
+    """A published method: its arguments, the links of its chain with their formulas, its source."""
+    about, _, reference = (inspect.getdoc(NAMES[name]) or "").partition("\n\nReference:\n")
+    yield from signature(name, NAMES[name])
+    yield from ("", MARK.sub("", about), "")
+    yield from table([(repr(link), formula) for link, formula in links_of(NAMES[name]())])
+    yield from ("", "Reference:", reference)
+    yield from ("", f'Modular(model.parameters(), named("{name}")) is the optimizer.')
+
+
+def signature(name: str, value: Callable[..., object]) -> list[str]:
+    """A name and its arguments, without types."""
+    parameters = inspect.signature(value).parameters.values()
+    bare = inspect.Signature([p.replace(annotation=p.empty) for p in parameters])
+    return textwrap.wrap(f"{name}{bare}", WIDTH, subsequent_indent=" " * (len(name) + 1))
+
+
+def summary(value: object) -> str:
+    """The first line of a docstring."""
+    return (inspect.getdoc(value) or "").partition("\n")[0]
 
 
 if __name__ == "__main__":

@@ -205,9 +205,9 @@ def nan_to_num(xs: Vector, nan: Real = 0, posinf: Real = 0, neginf: Real = 0) ->
 
 
 def agc(g: Vector, w: Vector, clipping: Real = 0.01, eps: Real = 1e-3) -> list[Real]:
-    """g · min(1, clipping · max(‖w‖, eps) / max(‖g‖, 1e-6)): one unit of AGC, weights w."""
-    n, limit = max(norm(g), 1e-6), clipping * max(norm(w), eps)
-    return list(g) if n <= limit or limit == math.inf else _rescale(g, n, limit)
+    """g, or where ‖g‖ > limit = clipping · max(‖w‖, eps): g · limit / max(‖g‖, 1e-6), weights w."""
+    n, limit = norm(g), clipping * max(norm(w), eps)
+    return list(g) if n <= limit or limit == math.inf else _rescale(g, max(n, 1e-6), limit)
 
 
 # --- ties

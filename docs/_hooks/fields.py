@@ -6,6 +6,8 @@ import re
 
 import griffe
 
+from docs._hooks.identities import marked
+
 KINDS = {
     inspect.Parameter.POSITIONAL_OR_KEYWORD: griffe.ParameterKind.positional_or_keyword,
     inspect.Parameter.KEYWORD_ONLY: griffe.ParameterKind.keyword_only,
@@ -21,7 +23,7 @@ def tidy(text):
     formula, gap, rest = text.partition("\n\n")
     if "←" in formula:
         text = f"`{' '.join(formula.split())}`{gap}{rest}"
-    text = ARXIV.sub(r"[arXiv \1](https://arxiv.org/abs/\1)", text)
+    text = marked(ARXIV.sub(r"[arXiv \1](https://arxiv.org/abs/\1)", text))
     return text.replace("\nExample:\n", "\nExamples:\n")
 
 

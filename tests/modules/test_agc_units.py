@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
-from torchzero_clip import AGC, Clipper
+from torchzero_clip import AGC, Clipper, spec
 
 SHAPES: list[tuple[int, ...]] = [(), (1,), (5,), (4, 3), (2, 3, 2, 2)]
 
@@ -24,11 +24,12 @@ def clipped(p: Tensor, grad: Tensor, rule: AGC) -> Tensor:
 
 
 def by_the_paper(p: Tensor, grad: Tensor, clipping: float, eps: float) -> Tensor:
-    """g · min(1, clipping · max(‖w‖, eps) / max(‖g‖, 1e-6)), row by row; all of a vector is one."""
+    """g · limit / max(‖g‖, 1e-6) where ‖g‖ is larger, row by row; all of a vector is one."""
     g, w = grad.double(), p.double()
     g, w = [t.reshape(1, -1) if t.dim() < 2 else t.flatten(1) for t in (g, w)]
     most = clipping * w.norm(dim=1, keepdim=True).clamp(min=eps)
-    out = g * (most / g.norm(dim=1, keepdim=True).clamp(min=1e-6)).clamp(max=1)
+    norm = g.norm(dim=1, keepdim=True)
+    out = torch.where(norm > most, g * (most / norm.clamp(min=1e-6)), g)
     return out.reshape(grad.shape).float()
 
 
@@ -37,6 +38,15 @@ def by_the_paper(p: Tensor, grad: Tensor, clipping: float, eps: float) -> Tensor
 def test_every_unit_is_clipped_by_default(shape: tuple[int, ...], size: float) -> None:
     p, grad = torch.randn(shape), torch.randn(shape) * size
     torch.testing.assert_close(clipped(p, grad, AGC(0.05, 0.01)), by_the_paper(p, grad, 0.05, 0.01))
+
+
+@pytest.mark.parametrize(("norm", "left"), [(5e-8, 5e-8), (5e-7, 5e-8), (2e-6, 1e-7)])
+def test_a_tiny_gradient_within_its_limit_is_left_alone(norm: float, left: float) -> None:
+    """The limit is 1e-7 here, below the 1e-6 that a norm counts for at least where it clips."""
+    got = clipped(torch.zeros(2), torch.tensor([norm, 0.0]), AGC(1e-4, 1e-3))
+    assert got.tolist() == pytest.approx([left, 0.0], rel=1e-5)
+    exact = spec.agc([norm, 0.0], [0.0, 0.0], 1e-4, 1e-3)
+    assert exact == pytest.approx([left, 0.0], rel=1e-9)
 
 
 @pytest.mark.parametrize("dim", ["unit", None])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from typing import Any
 
@@ -10,7 +11,19 @@ import torch
 from torch.nn import Parameter
 
 import torchzero_clip
-from torchzero_clip import LR, Adam, ClipRMS, Modular, Momentum, TrustRatio, WeightDecay
+from tests.identities.identity import load
+from torchzero_clip import (
+    EMA,
+    LR,
+    Adam,
+    Chain,
+    ClipRMS,
+    Modular,
+    Momentum,
+    RMSprop,
+    TrustRatio,
+    WeightDecay,
+)
 
 
 def moved(gradients: list[float], *links: Any) -> float:
@@ -53,6 +66,27 @@ def test_lars_scales_before_its_momentum() -> None:
         trace = 0.9 * trace + 0.5 * 0.01 * w.norm() / u.norm() * u
         w = w - trace
     torch.testing.assert_close(p.detach(), w, rtol=1e-12, atol=1e-14)
+
+
+def far(name: str, ours: Any) -> bool:
+    """Whether another chain is not the method of this identity."""
+    wrong = dataclasses.replace(load()[name], ours=ours)
+    return wrong.distance(torch.float32) > 1000
+
+
+def test_trust_ratio_after_momentum_is_not_lars() -> None:
+    def after(lr: float, momentum: float, weight_decay: float, trust_coefficient: float) -> Any:
+        ratio = TrustRatio(trust_coefficient)
+        return Chain(WeightDecay(weight_decay), Momentum(momentum), ratio, LR(lr))
+
+    assert far("lars", after)
+
+
+def test_clip_rms_after_adam_is_not_adafactor() -> None:
+    def after(lr: float, beta: float) -> Any:
+        return Chain(RMSprop(0.0, 1e-30), EMA(beta), ClipRMS(1.0), LR(lr))
+
+    assert far("adafactor", after)
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from torchzero_clip.core import Group, Live, NormRule, Scope, UnitState
 
 
 class AGC(NormRule):
-    """u ← u · min(1, clipping · max(‖w‖, eps) / max(‖u‖, 1e-6)), unit by unit
+    """u ← u · limit / max(‖u‖, 1e-6) where ‖u‖ > limit = clipping · max(‖w‖, eps), unit by unit
 
     A unit is a row of a weight, all dims but the first; a bias, another vector and a single number
     are one unit each.
@@ -55,4 +55,4 @@ class AGC(NormRule):
 
     def limit(self, norm: Tensor, state: UnitState, group: Group) -> Tensor | float:
         limit = group["clipping"] * self.measure(group["params"]).clamp(min=group["eps"])
-        return torch.where(norm < 1e-6, limit * (norm / 1e-6), limit)
+        return torch.where((norm > limit) & (norm < 1e-6), limit * (norm / 1e-6), limit)

@@ -11,8 +11,8 @@ from torchzero_clip.core import Group, Live, NormRule, Scope, UnitState
 class TrustRatio(NormRule):
     """u ← u · coefficient · ‖w‖ / ‖u‖, and u where either norm is zero
 
-    After Adam and WeightDecay it is LAMB. LARS scales before its momentum: WeightDecay, TrustRatio,
-    LR, then Momentum.
+    After Adam and WeightDecay it is LAMB {identity: lamb}. LARS scales before its momentum:
+    WeightDecay, TrustRatio, LR, then Momentum {identity: lars}.
 
     Args:
         coefficient: The ratio of the norms that every step has.

@@ -10,8 +10,8 @@ from torchzero_clip.core import Bucket, NormRule, Scope
 class Centralize(NormRule):
     """u ← u - mean(u)
 
-    The gradient centralization of the paper takes the mean of each output unit: for torch's layout
-    (out, in, ...) that is `Centralize(dim=0, inverse_dims=True)`.
+    The gradient centralization of the paper takes the mean of each output unit, which for torch's
+    layout (out, in, ...) is `Centralize(dim=0, inverse_dims=True)` {identity: centralize}.
 
     Args:
         dim: What is averaged together, as in `ClipNorm`.

@@ -15,7 +15,7 @@ class ClipNorm(NormRule):
         ord: Which norm: a number, or "l1", "linf", "std", "mad" and the like.
         dim: What is measured together: `None` each tensor, an int or several ints each slice along
             these dims, "layer", "group", or "global" for all tensors at once, which is what
-            `torch.nn.utils.clip_grad_norm_` does.
+            `torch.nn.utils.clip_grad_norm_` does {identity: clip_grad_norm}.
         inverse_dims: Take all dims except those given.
         min_size: Units of fewer elements are left alone.
 

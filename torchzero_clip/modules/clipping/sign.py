@@ -10,8 +10,10 @@ from torchzero_clip.core import Group, State, TensorList, Transform
 class Sign(Transform):
     """u ← sign(u); NaN stays NaN
 
+    After `EMA` it is Signum {identity: signum}.
+
     Example:
-        >>> opt = Modular(model.parameters(), Momentum(0.9), Sign(), LR(1e-4))
+        >>> opt = Modular(model.parameters(), EMA(0.9), Sign(), LR(1e-4))
 
     Reference:
         Bernstein et al., "signSGD", arXiv 1802.04434.

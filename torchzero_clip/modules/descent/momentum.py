@@ -1,4 +1,4 @@
-"""Momentum: the running sum of updates, as in torch.optim.SGD."""
+"""Momentum: the running sum of updates."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from torchzero_clip.core import (
 class Momentum(Transform):
     """b ← momentum · b + (1 - dampening) u;   u ← b, or u + momentum · b with nesterov
 
-    The first update enters undamped, as in torch.
+    It is that of torch.optim.SGD {identity: sgd_dampening}: the first update enters undamped.
 
     Args:
         momentum: How much of the sum is kept a step.

@@ -10,8 +10,8 @@ from torchzero_clip.core import Group, Live, State, TensorList, Transform
 class WeightDecay(Transform):
     """u ← u + weight_decay · w
 
-    Its place says which kind: before Adam it is coupled (L2 regularisation), between Adam and LR it
-    is decoupled, as in AdamW.
+    Its place says which kind: before Adam it is coupled, L2 regularisation {identity: adam};
+    between Adam and LR it is decoupled, as in AdamW {identity: adamw}.
 
     Args:
         weight_decay: How much of the parameter joins the update.

@@ -1,0 +1,98 @@
+"""Marked claims, and the pages of names and identities that are made from the code.
+
+A page or a docstring writes `{identity: lamb}` after a sentence of the form "A then B is X". It
+becomes a link to the identity that holds the sentence, on `identities.md`; where there is no such
+test the build fails. A page asks for the lists with `<!-- names -->` and `<!-- identities -->`.
+"""
+
+import importlib
+import inspect
+import re
+import sys
+import textwrap
+from pathlib import Path
+
+from mkdocs.plugins import get_plugin_logger
+from mkdocs.utils import get_relative_url
+
+ROOT = Path(__file__).parents[2]
+sys.path.insert(0, str(ROOT))  # for the identities, which are tests
+
+logger = get_plugin_logger("identities")
+
+MARK = re.compile(r"\s*\{identity:\s*(\w+)\}")
+WAITING = re.compile(r'<a data-identity="(\w+)"></a>')
+ASKED = re.compile(r"^<!-- (names|identities) -->$", re.MULTILINE)
+ARXIV = re.compile(r"\barXiv (\d{4}\.\d{4,5})")
+PAGE = "identities/"
+
+
+def on_page_markdown(markdown, **_):
+    markdown = ASKED.sub(lambda match: {"names": names, "identities": listed}[match[1]](), markdown)
+    return marked(markdown)
+
+
+def marked(text):
+    """Text with a place for the link after each claim; docstrings pass here on their own way."""
+    return MARK.sub(r' <a data-identity="\1"></a>', text)
+
+
+def on_page_content(html, page, **_):
+    def link(match):
+        identity = identities().get(match[1])
+        if identity is None:
+            logger.warning(
+                "%s: {identity: %s} has no test: add one to tests/identities/methods, or take the "
+                "claim out",
+                page.file.src_uri, match[1],
+            )  # fmt: skip
+            return ""
+        url = get_relative_url(f"{PAGE}#{match[1]}", page.url)
+        return f'<a class="identity" href="{url}" title="{identity.where}">✓ test</a>'
+
+    return WAITING.sub(link, html)
+
+
+def identities():
+    return importlib.import_module("tests.identities.identity").load()
+
+
+def names():
+    """A section for each name: what it is, the links, the reference."""
+    published = importlib.import_module("torchzero_clip.published")
+    return "\n\n".join(section(name, recipe) for name, recipe in sorted(published.NAMES.items()))
+
+
+def section(name, recipe):
+    about, _, reference = inspect.getdoc(recipe).partition("\n\nReference:\n")
+    signature = inspect.signature(recipe)
+    bare = signature.replace(
+        parameters=[p.replace(annotation=p.empty) for p in signature.parameters.values()],
+        return_annotation=signature.empty,
+    )
+    links = importlib.import_module("torchzero_clip.published").links_of(recipe())
+    rows = [f"| `{link!r}` | `` {formula} `` |" for link, formula in links]
+    reference = ARXIV.sub(r"[arXiv \1](https://arxiv.org/abs/\1)", textwrap.dedent(reference))
+    table = "\n".join(["| link | |", "|---|---|", *rows])
+    call = f"```text\n{name}{bare}\n```"
+    held = f"Held by an identity {{identity: {name}}}"
+    return "\n\n".join([f"## {name}", call, about, table, f"{reference.strip()}\n\n{held}."])
+
+
+def listed():
+    """A section for each identity: the claim, what it is held against, and its test."""
+    parts = []
+    for name, it in sorted(identities().items()):
+        tolerance = ", ".join(f"{bound:g} in {kind(dtype)}" for dtype, bound in it.rtol.items())
+        held = "runs in every test" if it.live else "twenty steps of it are recorded"
+        test = inspect.getsource(it.theirs).rstrip()
+        parts.append(
+            f"## {name}\n\n{it.claim}.\n\nAgainst {it.source}; {held}. At most {tolerance} apart, "
+            f"over the largest entry of the tensor. `{it.where}`:\n\n"
+            f"``` {{ .python }}\n{test}\n```"
+        )
+    return "\n\n".join(parts)
+
+
+def kind(dtype):
+    return str(dtype).removeprefix("torch.")

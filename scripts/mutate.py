@@ -1,0 +1,358 @@
+"""Changes the terms of our rules one at a time, and counts the changes that no identity notices.
+
+    python scripts/mutate.py              # every term that an identity runs through
+    python scripts/mutate.py adamw lamb   # those of two identities
+
+Each operator, number, call and branch in the methods of a rule that runs during an identity is
+changed in place: plus to minus, a number to one more, a call to what it is called on. Then the
+identities that pass through that line run again, and one must fail. What survives is printed: a
+term that is held by nothing.
+"""
+
+from __future__ import annotations
+
+import ast
+import copy
+import functools
+import inspect
+import sys
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import CodeType, FrameType, FunctionType
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+import torch  # noqa: E402
+
+from tests.identities.identity import Identity, apart, load  # noqa: E402
+
+PACKAGE = ROOT / "torchzero_clip"
+ROOMS = (PACKAGE / "modules", PACKAGE / "published")
+
+OPERATORS: dict[type[ast.AST], type[ast.AST]] = {
+    ast.Add: ast.Sub, ast.Sub: ast.Add, ast.Mult: ast.Div, ast.Div: ast.Mult, ast.Pow: ast.Mult,
+    ast.Lt: ast.GtE, ast.GtE: ast.Lt, ast.Gt: ast.LtE, ast.LtE: ast.Gt,
+    ast.Eq: ast.NotEq, ast.NotEq: ast.Eq,
+}  # fmt: skip
+INVERSE = {"mul": "div", "div": "mul", "add": "sub", "sub": "add", "maximum": "minimum"}
+INVERSE |= {name + "_": other + "_" for name, other in INVERSE.items()}
+INVERSE |= {"minimum": "maximum", "minimum_": "maximum_"}
+KEPT = {"stack", "append", "items", "values", "super", "to", "borrow", "clone", "own", "dim"}
+"""Calls that compute nothing: what they are called on is the same numbers."""
+
+
+@dataclass(frozen=True)
+class Mutation:
+    """One change of one function, and the lines where it stands."""
+
+    function: FunctionType
+    code: CodeType
+    lines: range
+    said: str
+    change: str
+
+    def __str__(self) -> str:
+        file = Path(self.code.co_filename).relative_to(PACKAGE)
+        return f"{file}:{self.lines[0]} {self.function.__name__}: {self.said}  → {self.change}"
+
+    @property
+    def no_term(self) -> str | None:
+        """The entry of NOT_TERMS that it is of."""
+        file = Path(self.code.co_filename)
+        line = file.read_text().splitlines()[self.lines[0] - 1].strip()
+        words = [f"{file.name} {self.function.__name__}: {text}" for text in (self.said, line)]
+        for key in NOT_TERMS:
+            if key in self.said or any(text.startswith(key) for text in words):
+                return key
+        return None
+
+    @contextmanager
+    def applied(self) -> Iterator[None]:
+        before = self.function.__code__
+        self.function.__code__ = self.code
+        try:
+            yield
+        finally:
+            self.function.__code__ = before
+
+
+# ---------------------------------------------------------------------- what is changed
+
+
+def changes(node: ast.AST) -> Iterator[tuple[str, ast.AST]]:
+    """Other nodes for this one, each with a word about it."""
+    if isinstance(node, ast.BinOp) and type(node.op) in OPERATORS:
+        yield "another operator", replaced(node, op=OPERATORS[type(node.op)]())
+    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
+        yield "without its sign", node.operand
+    if isinstance(node, ast.Compare) and type(node.ops[0]) in OPERATORS:
+        yield "the other way round", replaced(node, ops=[OPERATORS[type(node.ops[0])]()])
+    if isinstance(node, ast.Constant) and type(node.value) in (int, float):
+        yield "one more", ast.Constant(node.value + 1)
+    if isinstance(node, (ast.If, ast.IfExp)):
+        yield "the other branch", replaced(node, test=ast.UnaryOp(ast.Not(), node.test))
+    if isinstance(node, ast.Tuple) and isinstance(node.ctx, ast.Store) and len(node.elts) == 2:
+        yield "in the other order", replaced(node, elts=node.elts[::-1])
+    if isinstance(node, ast.Call):
+        yield from changed_calls(node)
+
+
+def changed_calls(node: ast.Call) -> Iterator[tuple[str, ast.AST]]:
+    name = getattr(node.func, "attr", getattr(node.func, "id", ""))
+    for i, keyword in enumerate(node.keywords):
+        if keyword.arg in ("alpha", "value", "min", "max"):
+            fewer = node.keywords[:i] + node.keywords[i + 1 :]
+            yield f"without {keyword.arg}", replaced(node, keywords=fewer)
+    if name == "where" and len(node.args) == 3:
+        yield "branches exchanged", replaced(node, args=[node.args[0], *node.args[:0:-1]])
+    if name == "Chain":
+        for i in range(len(node.args)):
+            fewer = node.args[:i] + node.args[i + 1 :]
+            yield f"without {ast.unparse(node.args[i])}", replaced(node, args=fewer)
+        for i in range(len(node.args) - 1):
+            turned = [*node.args[:i], node.args[i + 1], node.args[i], *node.args[i + 2 :]]
+            yield f"link {i + 1} after the next", replaced(node, args=turned)
+    if isinstance(node.func, ast.Attribute) and not called_on_name(node.func, "torch", "math"):
+        if name in INVERSE:
+            yield "the inverse", replaced(node, func=replaced(node.func, attr=INVERSE[name]))
+        if name not in KEPT and not called_on_name(node.func, "self") and arithmetic(node.func):
+            yield "not called", node.func.value
+    if name.startswith("lerp") and len(node.args) == 2:
+        rest = ast.BinOp(ast.Constant(1), ast.Sub(), node.args[1])
+        yield "the other weight", replaced(node, args=[node.args[0], rest])
+
+
+def called_on_name(function: ast.Attribute, *names: str) -> bool:
+    return isinstance(function.value, ast.Name) and function.value.id in names
+
+
+def arithmetic(function: ast.Attribute) -> bool:
+    """Whether a method is one of tensors: all others lead to errors, which prove nothing."""
+    return hasattr(torch.Tensor, function.attr)
+
+
+def replaced(node: Any, **fields: Any) -> Any:
+    new = copy.copy(node)
+    for name, value in fields.items():
+        setattr(new, name, value)
+    return new
+
+
+class Change(ast.NodeTransformer):
+    """Puts one node in the place of another."""
+
+    def __init__(self, old: ast.AST, new: ast.AST) -> None:
+        self.old, self.new = old, new
+
+    def visit(self, node: ast.AST) -> Any:
+        if node is self.old:
+            return ast.fix_missing_locations(ast.copy_location(self.new, node))
+        return self.generic_visit(node)
+
+
+def mutations_of(function: FunctionType) -> Iterator[Mutation]:
+    """All changes of a function that leave its cells as they are."""
+    file = Path(function.__code__.co_filename)
+    source = definition(file, function.__code__.co_firstlineno)
+    for i, part in enumerate(ast.walk(source)):
+        for j, (what, _) in enumerate(changes(part)):
+            fresh = copy.deepcopy(source)
+            old = list(ast.walk(fresh))[i]
+            new = list(changes(old))[j][1]
+            code = compiled(Change(old, new).visit(fresh), function)
+            lines = range(part.lineno, part.end_lineno + 1)  # type: ignore[attr-defined]
+            yield Mutation(function, code, lines, ast.unparse(part).split("\n")[0], what)
+
+
+@functools.cache
+def definition(file: Path, first: int) -> ast.FunctionDef:
+    """The function that begins at a line, without decorators, types and docstring."""
+    for node in ast.walk(ast.parse(file.read_text())):
+        if isinstance(node, ast.FunctionDef) and first in (node.lineno, *decorators(node)):
+            node.decorator_list, node.returns = [], None
+            node.args.defaults, node.args.kw_defaults = [], []
+            for argument in ast.walk(node.args):
+                if isinstance(argument, ast.arg):
+                    argument.annotation = None
+            if ast.get_docstring(node):
+                node.body[0] = ast.copy_location(ast.Pass(), node.body[0])
+            return node
+    raise LookupError(f"no function begins at {file}:{first}")
+
+
+def decorators(node: ast.FunctionDef) -> list[int]:
+    return [decorator.lineno for decorator in node.decorator_list[:1]]
+
+
+def compiled(node: ast.FunctionDef, function: FunctionType) -> CodeType:
+    """The code of a changed function, as a method where it was one."""
+    outer: ast.stmt = node
+    if "__class__" in function.__code__.co_freevars:
+        outer = ast.ClassDef("_", [], [], [node], [])
+        ast.copy_location(outer, node)
+    module = compile(
+        ast.fix_missing_locations(ast.Module([outer], [])), function.__code__.co_filename, "exec"
+    )
+    (code,) = (c for c in codes(module) if c.co_name == node.name)
+    assert code.co_freevars == function.__code__.co_freevars
+    return code
+
+
+def codes(code: CodeType) -> Iterator[CodeType]:
+    yield code
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from codes(constant)
+
+
+# ---------------------------------------------------------------------- what notices it
+
+
+@functools.cache
+def expected(identity: Identity, dtype: torch.dtype) -> Any:
+    return identity.expected(dtype)
+
+
+def ways(identity: Identity) -> Iterator[tuple[torch.dtype, dict[str, Any]]]:
+    """Those in which the test of an identity runs our chain."""
+    for dtype in reversed(identity.rtol):  # the sharpest first
+        yield dtype, {}
+        if identity.compare == "parameters":
+            yield dtype, {"fused": False}
+
+
+def notices(identity: Identity) -> bool:
+    """Whether the test of an identity fails now."""
+    for dtype, options in ways(identity):
+        try:
+            far = apart(identity.got(dtype, **options), expected(identity, dtype))
+        except Exception:
+            return True
+        if not far <= identity.rtol[dtype]:
+            return True
+    return False
+
+
+Lines = dict[CodeType, set[int]]
+
+
+def lines_of(identity: Identity) -> Lines:
+    """The lines of our rules that run during the test of an identity."""
+    seen: Lines = {}
+
+    def trace(frame: FrameType, event: str, argument: Any) -> Any:
+        file = frame.f_code.co_filename
+        if not file.startswith(tuple(map(str, ROOMS))):
+            return None
+        seen.setdefault(frame.f_code, set()).add(frame.f_lineno)
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        for options in ({}, {"fused": False}):
+            if identity.compare == "parameters" or not options:
+                identity.got(torch.float32, **options)
+    finally:
+        sys.settrace(before)
+    return seen
+
+
+def functions() -> Iterator[FunctionType]:
+    """The functions and methods of the rules and of the published names."""
+    for name, module in sorted(sys.modules.items()):
+        if name.startswith(("torchzero_clip.modules.", "torchzero_clip.published.")):
+            for thing in vars(module).values():
+                if getattr(thing, "__module__", None) == name:
+                    inside = vars(thing).values() if inspect.isclass(thing) else [thing]
+                    for member in inside:
+                        found = member.fget if isinstance(member, property) else member
+                        if isinstance(found, FunctionType) and found.__module__ == name:
+                            yield found
+
+
+NOT_TERMS = {
+    "TIE": "how near two norms are equal, which tests/modules/test_ties.py holds",
+    "ada_gc.py limit: (self.total(group) / group['abs']).clamp": "a larger limit clips nothing",
+    "adaptive_rule.py init_unit: 0.0": "the first norm takes the place of the mean",
+    "adaptive_rule.py observe: 1": "a warm-up of none, which has no mean to start from",
+    "adaptive_rule.py observe: (count - 1).clamp": "the variance of one norm is 0 / 1",
+    "quantile.py limit: -1": "the last dim is dim 1",
+    "z_stat.py limit: usual": "how near a norm is to a spike",
+    "z_stat.py init_unit: 0.0": "the warm-up takes its place",
+    "spike_clip.py update: after.where": "what is no number never enters; official code lets it",
+    "sign.py update: t.sign_().masked": "NaN stays NaN",
+    "adagrad.py init": "of a complex parameter; the contract table has them",
+    "cautious.py step: 1 + bucket.dtype.is_complex": "complex numbers are pairs",
+    "cautious.py step: n * entries": "complex numbers are pairs",
+    "cautious.py step: 0": "complex numbers are pairs",
+    "cautious.py _agree: (u, grads)": "a product knows no order",
+    "cautious.py _agree: bucket.beside(u).sign_()": "the product of tiny numbers would be 0",
+    "ema.py init": "a count that nothing reads",
+    "momentum.py update: 0": "without dampening the share is 1",
+    "momentum.py fused": "when torch's kernel runs is a question of speed",
+    "orthogonalize.py update_tensor: u.flatten(1)": "torch's Muon takes matrices alone",
+    "orthogonalize.py update_tensor: out.reshape": "torch's Muon takes matrices alone",
+    "orthogonalize.py _size: 1": "a matrix without columns",
+    "orthogonalize.py orthogonal: x.shape": "which side is the smaller is a question of speed",
+    "orthogonalize.py orthogonal: 0": "which side is the smaller is a question of speed",
+    "orthogonalize.py orthogonal: matrix": "float32 on CPU, bfloat16 elsewhere",
+}
+"""What no identity can notice, and why: how the words of a change begin, or a name in them."""
+
+SKIPPED = ("check", "__init__", "named", "links_of", "published")
+"""Functions that no step passes: they check arguments, or look names up."""
+
+
+def plan(identities: Sequence[Identity]) -> Iterator[tuple[Mutation, list[Identity]]]:
+    """Each mutation of a line that runs, with the identities whose tests run it."""
+    running = {identity.name: lines_of(identity) for identity in identities}
+    for function in {f.__code__: f for f in functions()}.values():
+        inner = set(codes(function.__code__))
+        ran = {
+            name: set().union(*(lines for code, lines in seen.items() if code in inner))
+            for name, seen in running.items()
+        }
+        if function.__name__ in SKIPPED or not any(ran.values()):
+            continue
+        for mutation in mutations_of(function):
+            judges = [it for it in identities if ran[it.name] & set(mutation.lines)]
+            if judges:
+                yield mutation, judges
+
+
+def survives(mutation: Mutation, judges: Sequence[Identity]) -> bool:
+    with mutation.applied():
+        return not any(notices(identity) for identity in judges)
+
+
+def main(names: Sequence[str]) -> int:
+    warnings.simplefilter("ignore")
+    known = load()
+    identities = [known[name] for name in names] or list(known.values())
+    for identity in identities:
+        for dtype, options in ways(identity):
+            far = identity.distance(dtype, **options)
+            assert far <= 1, f"{identity.name} fails without any change"
+    tried, alive, excused = 0, 0, set()
+    for mutation, judges in plan(identities):
+        tried += 1
+        if survives(mutation, judges):
+            alive += mutation.no_term is None
+            excused |= {mutation.no_term} - {None}
+            why = NOT_TERMS.get(mutation.no_term or "", "")
+            print(f"no term   {mutation}: {why}" if why else f"SURVIVES  {mutation}", flush=True)
+    needless = [] if names else sorted(NOT_TERMS.keys() - excused)
+    for entry in needless:
+        print(f"NEEDLESS  {entry!r} in NOT_TERMS: nothing of it survives")
+    print(f"{tried} changes, {alive} survive")
+    return alive + len(needless)
+
+
+if __name__ == "__main__":
+    sys.exit(bool(main(sys.argv[1:])))

@@ -1,0 +1,159 @@
+"""The methods of torch.optim."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from tests.identities.identity import optimizer
+from torchzero_clip import LR, Adam, Chain, Momentum, RMSprop, Scale, WeightDecay, named
+
+DECAYED: Any = ({"lr": 0.05, "weight_decay": 0.1}, {"lr": 0.02, "weight_decay": 0.01})
+"""The groups of most: with decay, and with other values."""
+
+
+@optimizer("sgd", "`WeightDecay`, then `LR`, is SGD", source="torch.optim.SGD", groups=DECAYED)
+def sgd(groups: Any) -> Any:
+    return torch.optim.SGD(groups)
+
+
+@optimizer(
+    "sgd_dampening",
+    "`WeightDecay`, then `Momentum` with `dampening`, then `LR`, is SGD with momentum",
+    source="torch.optim.SGD",
+    ours=lambda **options: named("sgd", **options),
+    groups=(
+        {**DECAYED[0], "momentum": 0.9, "dampening": 0.4},
+        {**DECAYED[1], "momentum": 0.8, "dampening": -0.1},
+    ),
+)
+def sgd_dampening(groups: Any) -> Any:
+    return torch.optim.SGD(groups)
+
+
+@optimizer(
+    "sgd_nesterov",
+    "`WeightDecay`, then `Momentum(nesterov=True)`, then `LR`, is SGD with Nesterov's momentum",
+    source="torch.optim.SGD",
+    ours=lambda **options: named("sgd", nesterov=True, **options),
+    groups=({**DECAYED[0], "momentum": 0.9}, {**DECAYED[1], "momentum": 0.8}),
+)
+def sgd_nesterov(groups: Any) -> Any:
+    return torch.optim.SGD(groups, momentum=0.9, nesterov=True)
+
+
+@optimizer(
+    "adagrad",
+    "`WeightDecay`, then `Adagrad`, then `LR`, is Adagrad",
+    source="torch.optim.Adagrad",
+    groups=(
+        {**DECAYED[0], "lr_decay": 0.1, "eps": 1e-10, "initial_accumulator_value": 0.3},
+        {**DECAYED[1], "lr_decay": 0.0, "eps": 1e-3},
+    ),
+)
+def adagrad(groups: Any) -> Any:
+    return torch.optim.Adagrad(groups, initial_accumulator_value=0.3)
+
+
+@optimizer(
+    "rmsprop",
+    "`WeightDecay`, then `RMSprop`, then `LR`, is RMSprop",
+    source="torch.optim.RMSprop",
+    groups=(
+        {**DECAYED[0], "alpha": 0.9, "eps": 1e-8},
+        {**DECAYED[1], "alpha": 0.99, "eps": 1e-3},
+    ),
+)
+def rmsprop(groups: Any) -> Any:
+    return torch.optim.RMSprop(groups)
+
+
+@optimizer(
+    "rmsprop_centered",
+    "`RMSprop(centered=True, momentum=…)` is torch's, centered and with momentum",
+    source="torch.optim.RMSprop",
+    ours=lambda **options: named("rmsprop", momentum=0.8, centered=True, **options),
+    groups=(
+        {**DECAYED[0], "alpha": 0.9, "eps": 1e-3},
+        {**DECAYED[1], "alpha": 0.95, "eps": 1e-2},
+    ),
+)
+def rmsprop_centered(groups: Any) -> Any:
+    return torch.optim.RMSprop(groups, momentum=0.8, centered=True)
+
+
+@optimizer(
+    "rmsprop_momentum",
+    "`WeightDecay`, `RMSprop`, `Momentum`, `LR` is RMSprop with momentum",
+    source="torch.optim.RMSprop",
+    ours=lambda lr, weight_decay, alpha, momentum: Chain(
+        WeightDecay(weight_decay), RMSprop(alpha), Momentum(momentum), LR(lr)
+    ),
+    groups=(
+        {**DECAYED[0], "alpha": 0.9, "momentum": 0.8},
+        {**DECAYED[1], "alpha": 0.8, "momentum": 0.7},
+    ),
+)
+def rmsprop_momentum(groups: Any) -> Any:
+    return torch.optim.RMSprop(groups)
+
+
+@optimizer(
+    "adam",
+    "`WeightDecay`, then `Adam`, then `LR`, is Adam with an L2 penalty",
+    source="torch.optim.Adam",
+    groups=(
+        {**DECAYED[0], "betas": (0.9, 0.99), "eps": 1e-8},
+        {**DECAYED[1], "betas": (0.8, 0.95), "eps": 1e-3},
+    ),
+)
+def adam(groups: Any) -> Any:
+    return torch.optim.Adam(groups)
+
+
+@optimizer(
+    "amsgrad",
+    "`Adam(amsgrad=True)` is AMSGrad",
+    source="torch.optim.Adam",
+    ours=lambda **options: named("adam", amsgrad=True, **options),
+    groups=({**DECAYED[0], "betas": (0.9, 0.8)}, {**DECAYED[1], "betas": (0.8, 0.7)}),
+)
+def amsgrad(groups: Any) -> Any:
+    return torch.optim.Adam(groups, amsgrad=True)
+
+
+@optimizer(
+    "adamw",
+    "`Adam`, then `WeightDecay`, then `LR`, is AdamW",
+    source="torch.optim.AdamW",
+    groups=(
+        {**DECAYED[0], "betas": (0.9, 0.99), "eps": 1e-8},
+        {**DECAYED[1], "betas": (0.8, 0.95), "eps": 1e-3},
+    ),
+)
+def adamw(groups: Any) -> Any:
+    return torch.optim.AdamW(groups)
+
+
+@optimizer(
+    "maximize",
+    "`Scale(-1)` in front of AdamW maximises",
+    source="torch.optim.AdamW",
+    ours=lambda **options: Chain(Scale(-1), named("adamw", **options)),
+    groups=DECAYED,
+)
+def maximize(groups: Any) -> Any:
+    return torch.optim.AdamW(groups, maximize=True)
+
+
+@optimizer(
+    "scale",
+    "`Scale(s)` in front of `LR(lr)` is a learning rate of s · lr",
+    source="torch.optim.Adam",
+    ours=lambda lr, factor: Chain(Adam(), Scale(factor), LR(lr)),
+    groups=({"lr": 0.05, "factor": 0.3}, {"lr": 0.02, "factor": 2.0}),
+)
+def scale(groups: Any) -> Any:
+    rates = [{"params": g["params"], "lr": g["lr"] * g["factor"]} for g in groups]
+    return torch.optim.Adam(rates)

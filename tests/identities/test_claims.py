@@ -1,0 +1,142 @@
+"""What the documentation claims of other people's methods has a mark, and each mark a test."""
+
+from __future__ import annotations
+
+import importlib.util
+import inspect
+import pkgutil
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import torchzero_clip
+from tests.helpers import ROOT
+from tests.identities.identity import load
+from torchzero_clip.published import NAMES, links_of
+
+MARK = re.compile(r"\{identity: (\w+)\}")
+HOOK = ROOT / "docs" / "_hooks" / "identities.py"
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+
+
+def docstrings() -> Iterator[tuple[str, str]]:
+    """Where a docstring stands, and its text, for everything in the package."""
+    for info in pkgutil.walk_packages(torchzero_clip.__path__, "torchzero_clip."):
+        if info.name.endswith("__main__"):
+            continue
+        module = importlib.import_module(info.name)
+        yield info.name, module.__doc__ or ""
+        for name, thing in vars(module).items():
+            if getattr(thing, "__module__", None) == info.name:
+                yield f"{info.name}.{name}", inspect.getdoc(thing) or ""
+
+
+def texts() -> list[tuple[str, str]]:
+    pages = [(p.relative_to(ROOT).as_posix(), p.read_text()) for p in PAGES]
+    return [*pages, *docstrings()]
+
+
+def lists() -> Any:
+    """The hook that fills the pages of names and identities."""
+    tool("mkdocs")
+    source = importlib.util.spec_from_file_location("lists", HOOK)
+    assert source is not None
+    assert source.loader is not None
+    hook = importlib.util.module_from_spec(source)
+    source.loader.exec_module(hook)
+    return hook
+
+
+def test_the_page_of_names_has_every_name_with_its_links_and_its_identity() -> None:
+    page = lists().on_page_markdown((ROOT / "docs" / "named.md").read_text())
+    parts = {part.partition("\n")[0]: part for part in page.split("\n## ")[1:]}
+    assert parts.keys() == NAMES.keys()
+    for name, part in parts.items():
+        assert f'<a data-identity="{name}"></a>' in part
+        for link, formula in links_of(NAMES[name]()):
+            assert f"| `{link!r}` | `` {formula} `` |" in part
+
+
+def test_the_page_of_identities_has_every_claim_with_its_test() -> None:
+    page = lists().on_page_markdown((ROOT / "docs" / "identities.md").read_text())
+    parts = {part.partition("\n")[0]: part for part in page.split("\n## ")[1:]}
+    assert parts.keys() == load().keys()
+    for name, identity in load().items():
+        assert identity.claim in parts[name]
+        assert identity.source in parts[name]
+        assert f"def {identity.theirs.__name__}(" in parts[name]
+
+
+def test_every_mark_has_its_test() -> None:
+    known = load()
+    marks = {(where, name) for where, text in texts() for name in MARK.findall(text)}
+    assert marks
+    assert {mark for mark in marks if mark[1] not in known} == set()
+
+
+def tool(name: str) -> Any:
+    """A module of what builds the documentation, which the environments of peers lack."""
+    return pytest.importorskip(name, reason="mkdocs is not installed: it is in the extra dev")
+
+
+def site(folder: Path, text: str) -> str:
+    """The page that the hook makes of a text, in a strict build."""
+    build = tool("mkdocs.commands.build").build
+    load_config = tool("mkdocs.config").load_config
+    (folder / "docs").mkdir()
+    (folder / "docs" / "index.md").write_text(text)
+    (folder / "mkdocs.yml").write_text("site_name: claims")
+    build(load_config(str(folder / "mkdocs.yml"), plugins=[], hooks=[str(HOOK)], strict=True))
+    return (folder / "site" / "index.html").read_text()
+
+
+def test_a_claim_leads_to_its_test(tmp_path: Path) -> None:
+    page = site(tmp_path, "`Adam`, then `WeightDecay`, is AdamW {identity: adamw}.")
+    (link,) = re.findall(r'<a class="identity" href="(.+?)" title="(.+?)">', page)
+    assert link == ("identities/#adamw", "tests/identities/methods/classic.py::adamw")
+
+
+def test_a_claim_without_a_test_fails_the_build(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with pytest.raises(tool("mkdocs.exceptions").Abort):
+        site(tmp_path, "`Adam`, then `Sign`, is nobody {identity: nobody}.")
+    assert "{identity: nobody} has no test: add one to tests/identities/methods" in caplog.text
+
+
+METHODS = "AdamW|LAMB|LARS|Lion|Signum|C-AdamW|Adafactor|StableAdamW|SPAM|AMSGrad|Nesterov"
+SAYS = r"\b(?:is|as in|that of|makes|gives|are)(?: \S+)? `?"
+THEIRS = rf"torch\.optim\.(?!Opt)\w+|torch\.nn\.utils\.\w+|(?:{METHODS})\b"
+CLAIM = re.compile(rf"{SAYS}(?:{THEIRS})|gradient centralization of|rule of the paper|paper's rule")
+
+
+def unmarked(text: str) -> Iterator[str]:
+    """Sentences that equate something with a method, and lead to no test."""
+    prose = re.sub(r"^ *```.*?^ *```|^:::.*?$|^ +>>> .*$", "", text, flags=re.M | re.S)
+    for sentence in re.split(r"(?<=[.:;|])\s|\n\n", MARK.sub("✓", prose)):
+        plain = " ".join(sentence.split())
+        if CLAIM.search(plain) and not re.search(r"✓|\bnot\b|\(tests/", plain):
+            yield plain
+
+
+@pytest.mark.parametrize(
+    "sentence",
+    [
+        "After Adam it is LAMB.",
+        "The running sum, exactly as in `torch.optim.SGD`.",
+        "Between the two it is decoupled, as in AdamW.",
+        "`dim` is that of torch. It is what\n`torch.nn.utils.clip_grad_norm_` does.",
+    ],
+)
+def test_a_claim_without_a_mark_is_found(sentence: str) -> None:
+    assert list(unmarked(sentence))
+    marked = sentence.rstrip(".") + " {identity: it}."
+    assert not list(unmarked(marked))
+
+
+def test_every_claim_has_a_mark() -> None:
+    found = {(where, claim) for where, text in texts() for claim in unmarked(text)}
+    assert found == set()

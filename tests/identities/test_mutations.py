@@ -1,0 +1,49 @@
+"""No term of a rule can change without an identity that notices: what scripts/mutate.py counts."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import pytest
+import torch
+
+from scripts import mutate
+from tests.identities.identity import load
+
+IDENTITIES = load()
+
+
+def test_a_change_of_a_term_is_noticed() -> None:
+    """A few of the changes; all of them, of all rules, are a longer check."""
+    planned = list(mutate.plan([IDENTITIES[name] for name in ("adamw", "amsgrad", "lamb")]))
+    files = {mutation.function.__code__.co_filename.split("/")[-1] for mutation, _ in planned}
+    assert {"adam.py", "weight_decay.py", "trust_ratio.py", "lr.py", "large_batch.py"} <= files
+    planned = [(m, judges) for m, judges in planned if m.no_term is None]
+    chosen = planned[:: len(planned) // 12]
+    assert len(chosen) >= 12
+    assert [str(m) for m, judges in chosen if mutate.survives(m, judges)] == []
+    assert not mutate.notices(IDENTITIES["lamb"]), "a change was left behind"
+
+
+def test_what_no_identity_notices_survives() -> None:
+    """An identity that allows everything is no judge."""
+    blind = dataclasses.replace(IDENTITIES["sgd"], rtol={torch.float64: math.inf})
+    planned = list(mutate.plan([blind]))
+    assert planned
+    assert any(mutate.survives(m, judges) for m, judges in planned)
+
+
+def test_lines_that_do_not_run_are_not_changed() -> None:
+    """Adam's branch of AMSGrad is held by the identity that runs it."""
+    changed = {
+        name: {str(m) for m, _ in mutate.plan([IDENTITIES[name]])} for name in ("adam", "amsgrad")
+    }
+    of_amsgrad = {words for words in changed["amsgrad"] if ".maximum_" in words}
+    assert of_amsgrad
+    assert not of_amsgrad & changed["adam"]
+
+
+@pytest.mark.slow
+def test_no_change_survives(capsys: pytest.CaptureFixture[str]) -> None:
+    assert mutate.main([]) == 0, capsys.readouterr().out

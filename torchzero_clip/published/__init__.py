@@ -1,0 +1,16 @@
+"""Methods that people know by name, each a chain of links."""
+
+from torchzero_clip.published import classic, guarded, large_batch, matrices, signs
+from torchzero_clip.published.name import NAMES, links_of, named, published
+
+__all__ = [
+    "NAMES",
+    "classic",
+    "guarded",
+    "large_batch",
+    "links_of",
+    "matrices",
+    "named",
+    "published",
+    "signs",
+]

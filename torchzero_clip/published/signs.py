@@ -1,0 +1,33 @@
+"""Methods that step by signs, so that every entry moves equally far."""
+
+from __future__ import annotations
+
+from torchzero_clip.core import Chain
+from torchzero_clip.modules.clipping import Sign
+from torchzero_clip.modules.descent import EMA, LR, Lion, WeightDecay
+from torchzero_clip.published.name import published
+
+
+@published
+def lion(
+    lr: float = 1e-4,
+    betas: tuple[float, float] = (0.9, 0.99),
+    weight_decay: float = 0.0,
+) -> Chain:
+    """The sign of an interpolation between average and gradient, and a decay beside it.
+
+    Reference:
+        Chen et al., "Symbolic discovery of optimization algorithms", arXiv 2302.06675.
+    """
+    return Chain(Lion(betas), WeightDecay(weight_decay), LR(lr))
+
+
+@published
+def signum(lr: float = 1e-3, momentum: float = 0.9, weight_decay: float = 0.0) -> Chain:
+    """The sign of an average of gradients; with a momentum of 0 it is signSGD.
+
+    Reference:
+        Bernstein et al., "signSGD: compressed optimisation for non-convex problems",
+        arXiv 1802.04434.
+    """
+    return Chain(EMA(momentum), Sign(), WeightDecay(weight_decay), LR(lr))
