@@ -40,6 +40,7 @@ demo: $(INSTALLED) ## watch six chains train a small language model on corrupted
 
 bench: $(INSTALLED) ## time a step against torch's own optimizers
 	$(BIN)/python -m benchmarks.step $(ARGS)
+	$(BIN)/python -m benchmarks.small
 
 lint: $(INSTALLED) ## check style and formatting
 	$(BIN)/ruff check .

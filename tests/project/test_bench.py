@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import importlib
 import math
+import re
 import shutil
 import sys
 
@@ -12,7 +13,7 @@ import pytest
 import torch
 from torch.nn import Parameter
 
-from benchmarks import norms, overhead, versions
+from benchmarks import norms, overhead, small, versions
 from benchmarks.step import __main__ as command
 from benchmarks.step import bars, memory, timing
 from benchmarks.step.bars import Bar
@@ -322,3 +323,24 @@ def test_parameters_keep_their_place_when_a_contestant_drops_gradients():
     params[0].grad = None
     timing.refill(params, fresh)
     assert torch.equal(params[0].grad, fresh[0][1])
+
+
+def test_the_race_of_small_models_prints_ratios_and_bars(capsys, monkeypatch):
+    monkeypatch.setattr(small, "TURN", 0.0)
+    small.main(["--seconds", "0", "--races", "MLP, clip + Adam", "clip_grad_norm_, 12 tensors"])
+    out = capsys.readouterr().out
+    assert re.search(r"^MLP, clip \+ Adam +\d+ +default [\d.]+, compiled [\d.]+", out, re.M)
+    assert re.search(r"[\d.]+ ≤ 1.3 +clip_grad_norm_, 12 tensors, default$", out, re.M)
+
+
+@pytest.mark.parametrize("name", small.races())
+def test_small_races_compare_equal_steps(name):
+    race, ends = small.races()[name], {}
+    for who, build in race.contestants.items():
+        params = small.parameters(race.shapes[:8])
+        step = build(params)
+        step()
+        step()
+        ends[who] = [*params, *([p.grad for p in params] if "clip_grad" in name else [])]
+    for end in ends.values():
+        torch.testing.assert_close(end, ends[small.TORCH], rtol=1e-4, atol=1e-6)
