@@ -31,6 +31,7 @@ from torchzero_clip.modules.clipping import *
 from torchzero_clip.modules.descent import *
 from torchzero_clip.modules.flow import *
 from torchzero_clip.optimizer import Modular, to_floats
+from torchzero_clip.optimizer_class import optimizer_class
 from torchzero_clip.recorder import Recorder
 from torchzero_clip.scheduling import schedule
 
@@ -59,6 +60,7 @@ __all__ = [
     "clip_grad_percentile_",
     "clip_grad_value_",
     "normalize_grads_",
+    "optimizer_class",
     "schedule",
     "spec",
     "to_floats",
