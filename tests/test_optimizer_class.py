@@ -94,10 +94,19 @@ def test_options_of_modular_are_arguments_with_defaults_of_their_own():
 def test_its_signature_shows_names_and_defaults():
     shown = inspect.signature(optimizer_class(ClipNorm(0.5), Adam(), LR(1e-3), compile=True))
     assert str(shown) == (
-        "(params, *, max_norm=0.5, betas=(0.9, 0.999), eps=1e-08, lr=0.001, fused=True, "
+        "(params, lr=0.001, *, max_norm=0.5, betas=(0.9, 0.999), eps=1e-08, fused=True, "
         "compile=True, rounding='nearest', process_group=None)"
     )
     assert "ClipNorm/max_norm" not in str(inspect.signature(Clipped))
+
+
+def test_lr_may_come_second_as_in_every_optimizer_of_torch():
+    assert Clipped(params(), 0.25).param_groups[0]["lr"] == 0.25
+    assert Clipped(params(), None).param_groups[0]["lr"] == 1e-3
+    without = optimizer_class(ClipNorm(1.0))
+    assert "lr" not in inspect.signature(without).parameters
+    with pytest.raises(ValueError, match=r"no link of this chain reads it: add LR\(...\)"):
+        without(params(), 0.25)
 
 
 def test_what_is_off_asks_for_nothing():

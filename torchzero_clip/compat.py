@@ -41,8 +41,8 @@ def clip_grad_norm_(
     Args:
         parameters: One tensor, or an iterable of them.
         max_norm: The largest norm allowed.
-        norm_type: Which norm: any number, also negative, or "inf"; 0 counts the entries that are not
-            zero, where torch counts such tensors.
+        norm_type: Which norm: any number, also negative, or "inf"; 0 counts the entries that are
+            not zero, where torch counts such tensors.
         error_if_nonfinite: Raise where torch does: also where powers of the entries overflow though
             their norm would not. This waits for the device.
         foreach: Taken for torch's sake; there is one implementation.

@@ -54,9 +54,9 @@ class ChainOptimizer(Modular):
     own_chain: ClassVar[Chain]
     own_options: ClassVar[Mapping[str, Any]]
 
-    def __init__(self, params: Iterable[Any], **values: Any) -> None:
+    def __init__(self, params: Iterable[Any], lr: Any = None, **values: Any) -> None:
         options = {key: values.pop(key) for key in OPTIONS if key in values}
-        self._values = values
+        self._values = values if lr is None else {"lr": lr, **values}
         super().__init__(params, self.own_chain, **{**self.own_options, **options})
 
     def _build(self, chain: Chain, fused: bool, compile: bool, rounding: str) -> None:
@@ -96,13 +96,16 @@ def _known_or_new(key: str, chain: Chain, name: str, options: Mapping[str, Any])
 
 def _signature(defaults: Mapping[str, Any]) -> inspect.Signature:
     """Of such a class; a value whose key is no identifier is not shown."""
-    params = inspect.Parameter("params", inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    first = inspect.Parameter.POSITIONAL_OR_KEYWORD
+    lead = [inspect.Parameter("params", first)]
+    if "lr" in defaults:
+        lead.append(inspect.Parameter("lr", first, default=defaults["lr"]))
     keywords = [
         inspect.Parameter(key, inspect.Parameter.KEYWORD_ONLY, default=value)
         for key, value in defaults.items()
-        if key.isidentifier()
+        if key.isidentifier() and key != "lr"
     ]
-    return inspect.Signature([params, *keywords])
+    return inspect.Signature([*lead, *keywords])
 
 
 def _parts(cls: Any) -> Any:

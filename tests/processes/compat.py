@@ -1,4 +1,4 @@
-"""What `tests/test_compat.py` starts on two ranks: one norm for shards, stages, and no gradients."""
+"""What `tests/test_compat.py` starts on two ranks: one norm for shards, stages, and nothing."""
 
 from __future__ import annotations
 

@@ -21,6 +21,7 @@ import torch
 
 import torchzero_clip
 from tests.processes.launch import free_port
+from torchzero_clip import compat
 from torchzero_clip.core import Description
 
 ROOT = Path(__file__).parents[2]
@@ -210,9 +211,11 @@ def test_the_readme_starts_from_nothing() -> None:
 
 
 def public() -> set[str]:
-    """What a page must refer to; `attach` is the name of a module as well."""
-    names = {f"torchzero_clip.{name}" for name in torchzero_clip.__all__}
-    return names - {"torchzero_clip.attach"} | {"torchzero_clip.attach.attach"}
+    """What a page must refer to; some names are those of modules as well."""
+    modules = {"attach", "optimizer_class"}
+    names = {f"{name}.{name}" if name in modules else name for name in torchzero_clip.__all__}
+    names |= {f"compat.{name}" for name in compat.__all__}
+    return {f"torchzero_clip.{name}" for name in names}
 
 
 def test_every_public_name_has_a_page() -> None:
