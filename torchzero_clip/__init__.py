@@ -1,6 +1,6 @@
 """torchzero_clip: a chain of small transforms is an optimizer."""
 
-from torchzero_clip import spec
+from torchzero_clip import compat, spec
 from torchzero_clip.attach import Clipper, attach
 from torchzero_clip.core import (
     Bucket,
@@ -59,6 +59,7 @@ __all__ = [
     "clip_grad_norm_",
     "clip_grad_percentile_",
     "clip_grad_value_",
+    "compat",
     "normalize_grads_",
     "optimizer_class",
     "schedule",

@@ -1,8 +1,7 @@
-"""compat: torch's two functions that clip gradients, with torch's arguments and exact norms.
+"""torch's two functions that clip gradients, with torch's arguments and exact norms.
 
-    from torchzero_clip.compat import clip_grad_norm_, clip_grad_value_
-
-takes the place of the same line with `torch.nn.utils`, and every call stays right.
+`from torchzero_clip.compat import clip_grad_norm_, clip_grad_value_` takes the place of the same
+line with `torch.nn.utils`, and every call stays right.
 """
 
 from __future__ import annotations
@@ -54,7 +53,6 @@ def clip_grad_norm_(
         never a DTensor.
 
     Example:
-        >>> from torchzero_clip import compat
         >>> total = compat.clip_grad_norm_(model.parameters(), 1.0)
     """
     params, order = listed(parameters), float(norm_type)
@@ -91,7 +89,6 @@ def clip_grad_value_(parameters: Params, clip_value: float, foreach: bool | None
         foreach: Taken for torch's sake; there is one implementation.
 
     Example:
-        >>> from torchzero_clip import compat
         >>> compat.clip_grad_value_(model.parameters(), 0.5)
     """
     apply(ClipValue(float(clip_value), target="grad"), parameters)

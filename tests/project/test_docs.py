@@ -21,7 +21,6 @@ import torch
 
 import torchzero_clip
 from tests.processes.launch import free_port
-from torchzero_clip import compat
 from torchzero_clip.core import Description
 
 ROOT = Path(__file__).parents[2]
@@ -214,7 +213,6 @@ def public() -> set[str]:
     """What a page must refer to; some names are those of modules as well."""
     modules = {"attach", "optimizer_class"}
     names = {f"{name}.{name}" if name in modules else name for name in torchzero_clip.__all__}
-    names |= {f"compat.{name}" for name in compat.__all__}
     return {f"torchzero_clip.{name}" for name in names}
 
 
