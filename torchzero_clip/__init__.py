@@ -1,6 +1,6 @@
 """torchzero_clip: a chain of small transforms is an optimizer."""
 
-from torchzero_clip import spec
+from torchzero_clip import compat, spec
 from torchzero_clip.attach import Clipper, attach
 from torchzero_clip.core import (
     Bucket,
@@ -31,6 +31,7 @@ from torchzero_clip.modules.clipping import *
 from torchzero_clip.modules.descent import *
 from torchzero_clip.modules.flow import *
 from torchzero_clip.optimizer import Modular, to_floats
+from torchzero_clip.optimizer_class import optimizer_class
 from torchzero_clip.published import named
 from torchzero_clip.recorder import Recorder
 from torchzero_clip.scheduling import schedule
@@ -59,8 +60,10 @@ __all__ = [
     "clip_grad_norm_",
     "clip_grad_percentile_",
     "clip_grad_value_",
+    "compat",
     "named",
     "normalize_grads_",
+    "optimizer_class",
     "schedule",
     "spec",
     "to_floats",

@@ -20,6 +20,7 @@ from torchzero_clip.optimizer.keys import GroupKeys
 from torchzero_clip.optimizer.modular import evaluate
 
 PARAMS = ("params", "param_names")
+KEY = "torchzero_clip"  # of a handle's state in the state dict of its optimizer
 
 
 class Clipper(Modular):
@@ -90,9 +91,14 @@ class Attached(Clipper):
     """The handle that `attach` returns: a Clipper tied to an optimizer, and a context manager."""
 
     def __init__(
-        self, optimizer: Optimizer, *transforms: Transform, process_group: Any = None
+        self,
+        optimizer: Optimizer,
+        *transforms: Transform,
+        process_group: Any = None,
+        in_checkpoint: bool = False,
     ) -> None:
         self._optimizer = weakref.ref(optimizer)
+        self._in_checkpoint = in_checkpoint
         self._foreign = frozenset(optimizer.defaults)
         groups = [
             self._own_keys(group, GroupKeys(bind(Chain(*transforms))))
@@ -103,13 +109,19 @@ class Attached(Clipper):
         self._scales = optimizer.__dict__.get("_step_supports_amp_scaling")
         if getattr(optimizer, "_step_supports_amp_scaling", False):
             optimizer.__dict__["_step_supports_amp_scaling"] = False
-        self._hook = optimizer.register_step_pre_hook(self._before_step)
+        self._hooks = [
+            optimizer.register_step_pre_hook(self._before_step),
+            optimizer.register_load_state_dict_pre_hook(self._take_out),
+        ]
+        if in_checkpoint:
+            self._hooks.append(optimizer.register_state_dict_post_hook(self._put_in))
         optimizer.__dict__["_torchzero_clip"] = weakref.ref(self)
         optimizer.__dict__["__getstate__"] = partial(_state_of_a_copy, self._optimizer)
 
     def remove(self) -> None:
         """Leave the optimizer as it was."""
-        self._hook.remove()
+        for hook in self._hooks:
+            hook.remove()
         optimizer = self._optimizer()
         mine = optimizer is not None and optimizer.__dict__.get("_torchzero_clip")
         if optimizer is not None and mine and mine() is self:
@@ -154,6 +166,23 @@ class Attached(Clipper):
         if self._optimizer() is not None:
             self._follow()
         super().load_state_dict(state_dict)
+
+    def _put_in(self, _: Optimizer, given: dict[str, Any]) -> dict[str, Any]:
+        """The state dict of the optimizer with that of the rules in it."""
+        return {**given, KEY: self.state_dict()}
+
+    def _take_out(self, optimizer: Optimizer, given: dict[str, Any]) -> dict[str, Any] | None:
+        """Load the state of the rules from a state dict of the optimizer, and the rest goes on."""
+        if KEY in given:
+            self.load_state_dict(given[KEY])
+            return {key: value for key, value in given.items() if key != KEY}
+        if self._in_checkpoint:
+            warnings.warn(
+                f"this checkpoint of {type(optimizer).__name__} has nothing of its transforms, "
+                "which stay as they are: it was saved without attach(..., in_checkpoint=True)",
+                stacklevel=5,
+            )
+        return None
 
     def __getstate__(self) -> dict[str, Any]:
         raise TypeError(
@@ -201,7 +230,12 @@ def _state_of_a_copy(original: Callable[[], Optimizer | None]) -> Any:
     return type(optimizer).__getstate__(optimizer)  # type: ignore[attr-defined, unused-ignore]
 
 
-def attach(optimizer: Optimizer, *transforms: Transform, process_group: Any = None) -> Attached:
+def attach(
+    optimizer: Optimizer,
+    *transforms: Transform,
+    process_group: Any = None,
+    in_checkpoint: bool = False,
+) -> Attached:
     """Put transforms in front of any optimizer: they rewrite `.grad` before each of its steps.
 
     With a closure they act after every evaluation of it; under GradScaler they see unscaled
@@ -212,6 +246,9 @@ def attach(optimizer: Optimizer, *transforms: Transform, process_group: Any = No
         optimizer: Any torch optimizer but SparseAdam.
         *transforms: The chain, first to last.
         process_group: Processes that hold other parameters of the same model, as for `Modular`.
+        in_checkpoint: Put the state of the transforms into `optimizer.state_dict()`, under the key
+            "torchzero_clip"; otherwise save `handle.state_dict()` beside it. Loading takes it from
+            there in any case.
 
     Returns:
         A handle with `param_groups` (live values, one group for each of the optimizer's),
@@ -239,4 +276,14 @@ def attach(optimizer: Optimizer, *transforms: Transform, process_group: Any = No
         )
     if not transforms:
         raise ValueError("attach: give at least one transform, as in attach(optimizer, ZClip())")
-    return Attached(optimizer, *transforms, process_group=process_group)
+    handle = Attached(
+        optimizer, *transforms, process_group=process_group, in_checkpoint=in_checkpoint
+    )
+    if in_checkpoint and KEY not in optimizer.state_dict():
+        handle.remove()
+        raise TypeError(
+            f"attach: {type(optimizer).__name__}.state_dict() has a format of its own, in which "
+            "the state of the transforms has no place: leave in_checkpoint=False, and save "
+            "handle.state_dict() beside it"
+        )
+    return handle

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import torch
 from torch import Tensor
@@ -73,7 +73,7 @@ def clip_grad_norm_(
 @torch.no_grad()
 def clip_grad_value_(params: Params, value: float) -> None:
     """Clamp every entry of the gradients to ±value, as torch's own function does."""
-    _apply(ClipValue(value, target="grad"), params)
+    apply(ClipValue(value, target="grad"), params)
 
 
 @torch.no_grad()
@@ -98,7 +98,7 @@ def centralize_grads_(
     params: Params, dim: Scope = None, inverse_dims: bool = False, min_size: int = 2
 ) -> None:
     """Subtract its mean from every gradient; `dim=0, inverse_dims=True` is that of the paper."""
-    _apply(Centralize(dim, inverse_dims, min_size, target="grad"), params)
+    apply(Centralize(dim, inverse_dims, min_size, target="grad"), params)
 
 
 @torch.no_grad()
@@ -106,7 +106,7 @@ def clip_grad_percentile_(
     params: Params, percentile: float, dim: Literal["global"] | None = None
 ) -> None:
     """Clamp the entries of every gradient to the percentile of their magnitudes."""
-    _apply(ClipPercentile(percentile, dim, target="grad"), params)
+    apply(ClipPercentile(percentile, dim, target="grad"), params)
 
 
 class _Between(NormRule):
@@ -133,31 +133,37 @@ class _Between(NormRule):
 _Between.__name__ = "clip_grad_norm_"  # errors name what was called
 
 
-def _buckets(rule: Transform, params: Params) -> list[Bucket]:
-    """The gradients as the rule sees them."""
+def listed(params: Params) -> list[Tensor]:
+    """The parameters, of which there may be one."""
     if isinstance(params, torch.nn.Module):
         raise TypeError("a helper takes parameters, got a module: pass model.parameters()")
+    return [params] if isinstance(params, Tensor) else list(params)
+
+
+def buckets_of(rule: Transform, params: Params, process_group: Any = None) -> list[Bucket]:
+    """The gradients as the rule sees them."""
     if getattr(rule, "scope", None) == "layer":
         raise ValueError(
             "dim='layer' needs the names of the parameters, which a helper does not see: use "
             "Clipper(model.named_parameters(), ClipNorm(max_norm, dim='layer')).step()"
         )
-    tensors = [params] if isinstance(params, Tensor) else list(params)
+    tensors = listed(params)
     refuse_flat(tensors)
     (link,) = bind(Chain(rule))
     group = {"params": tensors, "chain": {}, **GroupKeys([link]).defaults}
-    step = Step([group], None, {}, PLAIN)
+    step = Step([group], None, {}, PLAIN, process_group)
     return [bucket.seen_by(link) for bucket in step.buckets()]
 
 
-def _apply(rule: Transform, params: Params) -> None:
-    if buckets := _buckets(rule, params):
+def apply(rule: Transform, params: Params) -> None:
+    """Apply a rule that needs no other."""
+    if buckets := buckets_of(rule, params):
         rule.step(buckets)
 
 
 def _apply_norm_rule(rule: NormRule, params: Params, error_if_nonfinite: bool = False) -> Tensor:
     """Apply the rule; returns the norm of everything before."""
-    buckets = _buckets(rule, params)
+    buckets = buckets_of(rule, params)
     if not buckets:
         return torch.zeros(())
     units = rule.units(buckets)

@@ -216,7 +216,7 @@ def _check_after_init(cls: type[Description]) -> None:
     @functools.wraps(init)
     def checked(self: Description, *args: Any, **kwargs: Any) -> None:
         if unknown := _unknown(init, kwargs):
-            raise TypeError(f"{cls.__name__}: {_no_argument(init, unknown[0])}")
+            raise TypeError(f"{cls.__name__}: {no_argument(init, unknown[0])}")
         init(self, *args, **kwargs)
         if type(self) is cls:
             for field in dataclasses.fields(cls):
@@ -237,7 +237,8 @@ def _unknown(init: Any, kwargs: dict[str, Any]) -> list[str]:
     return [name for name in kwargs if name not in known]
 
 
-def _no_argument(init: Any, name: str) -> str:
+def no_argument(init: Any, name: str) -> str:
+    """What to say of a name that a constructor does not take."""
     code = init.__code__
     known = list(code.co_varnames[1 : code.co_argcount + code.co_kwonlyargcount])
     near = difflib.get_close_matches(name, known, n=1)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numbers
 import operator
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from torchzero_clip.core.description import RESERVED, python_number
+from torchzero_clip.core.description import RESERVED, class_with, no_argument, python_number
 from torchzero_clip.core.link import Link
 
 SCHEDULER_KEYS = frozenset(
@@ -128,6 +128,17 @@ class GroupKeys:
                 'target="update" (a class that reads group["grads"] says so with '
                 "reads_grads = True)"
             )
+
+
+def refuse_arguments(owner: str, given: Mapping[str, Any], init: Any) -> None:
+    """Raise a sentence for keyword arguments that a constructor of optimizers does not take."""
+    for name, value in given.items():
+        if (link := class_with(name)) == "a link":
+            raise TypeError(f"{owner}: {no_argument(init, name)}")
+        raise TypeError(
+            f"{owner}: there is no argument {name!r}: put {link}({name}={value!r}) into the chain; "
+            f"where a framework passes {name}=, give it a class that optimizer_class(...) makes"
+        )
 
 
 def _check_link(link: Link, group: dict[str, Any]) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
+from typing_extensions import Never
 
 from torchzero_clip.core.bucket import Step
 from torchzero_clip.core.chain import Chain, bind, send
@@ -28,7 +29,7 @@ from torchzero_clip.optimizer.checkpoint import (
 )
 from torchzero_clip.optimizer.explain import explain
 from torchzero_clip.optimizer.fingerprint import shared_start
-from torchzero_clip.optimizer.keys import GroupKeys
+from torchzero_clip.optimizer.keys import GroupKeys, refuse_arguments
 from torchzero_clip.optimizer.metrics import metrics_of
 from torchzero_clip.optimizer.rounding import adapted, check_rounding, prepare, subtract, without
 
@@ -66,7 +67,9 @@ class Modular(Optimizer):
         compile: bool = False,
         rounding: str = "nearest",
         process_group: Any = None,
+        **others: Never,
     ) -> None:
+        refuse_arguments(type(self).__name__, others, Modular.__init__)
         if isinstance(params, torch.nn.Module):
             raise TypeError(
                 f"{type(self).__name__} takes parameters, got a module: pass model.parameters()"
@@ -261,6 +264,8 @@ class Modular(Optimizer):
             rounding = state.pop("rounding", "nearest")
             compile = state.pop("compile", False)
             self._build(state.pop("chain"), state.pop("fused"), compile, rounding)
+            known = state["defaults"].keys() & self.keys.defaults
+            self.keys.defaults.update({key: state["defaults"][key] for key in known})
         super().__setstate__(state)
 
 

@@ -1,0 +1,39 @@
+"""Chains under the names of torch's optimizers, for torch's own tests to train with."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torchzero_clip as tz
+from torchzero_clip import LR, WeightDecay, optimizer_class
+
+
+class Momentum(tz.Momentum):
+    """Takes what schedulers are tested with, momenta up to 7; ours must be below 1."""
+
+    def check(self) -> None: ...
+
+
+class Betas(tz.Adam):
+    """Takes what schedulers are tested with too."""
+
+    def check(self) -> None: ...
+
+
+class _Takes:
+    """The arguments with which torch's classes choose a kernel choose nothing here."""
+
+    def __init__(self, *args: Any, foreach: Any = None, fused: Any = None, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+
+
+class SGD(_Takes, optimizer_class(WeightDecay(0.0), Momentum(0.0), LR(1e-3))):  # type: ignore[misc]
+    """torch.optim.SGD"""
+
+
+class Adam(_Takes, optimizer_class(WeightDecay(0.0), Betas(), LR(1e-3))):  # type: ignore[misc]
+    """torch.optim.Adam"""
+
+
+class AdamW(_Takes, optimizer_class(Betas(), WeightDecay(0.01), LR(1e-3))):  # type: ignore[misc]
+    """torch.optim.AdamW"""

@@ -1,0 +1,70 @@
+"""What `tests/test_compat.py` starts on two ranks: one norm for shards, stages, and nothing."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+
+from tests.helpers import network
+from torchzero_clip import compat
+from torchzero_clip.core.norms.shards import full
+
+ORDERS = (2, 1, math.inf, -1, -math.inf)
+
+
+def filled(model: nn.Module) -> nn.Module:
+    """The model with gradients, the same on every rank."""
+    torch.manual_seed(3)
+    model(torch.randn(5, 4)).square().sum().backward()
+    return model
+
+
+def close(ours: Tensor, theirs: Tensor) -> None:
+    torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-7)
+
+
+def main() -> None:
+    dist.init_process_group("gloo")
+    rank, world = dist.get_rank(), dist.group.WORLD
+
+    for order in ORDERS:
+        whole, sharded = filled(network()), network()
+        fully_shard(sharded, mesh=init_device_mesh("cpu", (2,)))
+        filled(sharded)
+        want = nn.utils.clip_grad_norm_(whole.parameters(), 0.1, order)
+        close(compat.clip_grad_norm_(sharded.parameters(), 0.1, order), want)
+        for p, q in zip(sharded.parameters(), whole.parameters(), strict=True):
+            close(full(p.grad), q.grad)
+    print("shards")
+
+    for order in ORDERS:
+        whole, staged = filled(network()), filled(network())
+        want = nn.utils.clip_grad_norm_(whole.parameters(), 0.1, order)
+        mine = list(staged[2 * rank].parameters())  # the first and the last layer
+        close(compat.clip_grad_norm_(mine, 0.1, order, process_group=world), want)
+        for p, q in zip(mine, whole[2 * rank].parameters(), strict=True):
+            close(p.grad, q.grad)
+    print("stages")
+
+    for order in (2, -1):
+        params = list(filled(network()).parameters()) if rank else [nn.Parameter(torch.ones(2))]
+        want = nn.utils.clip_grad_norm_(filled(network()).parameters(), 0.1, order)
+        close(compat.clip_grad_norm_(params, 0.1, order, process_group=world), want)
+    print("nothing")
+
+    params = [nn.Parameter(torch.ones(2))]
+    params[0].grad = torch.tensor([math.inf if rank else 1.0, 1.0])
+    try:
+        compat.clip_grad_norm_(params, 1.0, error_if_nonfinite=True, process_group=world)
+    except RuntimeError:
+        print("error")
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,215 @@
+"""compat: torch's calls with the import changed give torch's results, or more exact ones."""
+
+from __future__ import annotations
+
+import inspect
+import math
+import random
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.utils import clip_grad
+
+from tests.processes.launch import on_ranks
+from torchzero_clip import compat
+
+inf, nan = math.inf, math.nan
+ORDERS = [0.5, 1, 1.5, 2, 3.5, "inf", inf, -0.5, -1, -2, -3.5, "-inf", -inf]
+
+
+def gradients(*grads: Any, dtype: torch.dtype = torch.float32) -> list[Tensor]:
+    """Parameters with these gradients; None for one that has none."""
+    made = []
+    for grad in grads:
+        value = None if grad is None else torch.as_tensor(grad, dtype=dtype).clone()
+        p = torch.zeros(2, dtype=dtype) if value is None else torch.zeros_like(value)
+        p.requires_grad_().grad = value
+        made.append(p)
+    return made
+
+
+def drawn(seed: int, dtype: torch.dtype) -> list[Tensor]:
+    """A model's gradients, of some shapes, no entry of them near zero."""
+    choose, rng = random.Random(seed), torch.Generator().manual_seed(seed)
+    shapes = [[choose.randint(1, 5) for _ in range(choose.randint(0, 3))] for _ in range(4)]
+    values = [torch.randn(shape, generator=rng, dtype=torch.float64) for shape in shapes]
+    return gradients(*[v + v.sign() for v in values], None, dtype=dtype)
+
+
+def grads_of(params: list[Tensor]) -> list[Tensor]:
+    return [p.grad for p in params if p.grad is not None]
+
+
+@pytest.mark.parametrize("name", compat.__all__)
+def test_arguments_and_defaults_are_those_of_torch(name):
+    ours = inspect.signature(getattr(compat, name)).parameters
+    theirs = inspect.signature(getattr(clip_grad, name)).parameters
+    more = [key for key in ours if key not in theirs]
+    assert more == (["process_group"] if name == "clip_grad_norm_" else [])
+    assert [(key, p.default) for key, p in ours.items() if key in theirs] == [
+        (key, p.default) for key, p in theirs.items()
+    ]
+    assert all(ours[key].kind is inspect.Parameter.KEYWORD_ONLY for key in more)
+
+
+@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
+def test_norms_of_every_order_are_those_of_torch(order, dtype):
+    """Half precisions against torch in float64: its own rounds the norm of every tensor."""
+    half = dtype.itemsize == 2
+    for seed in range(8):
+        ours = drawn(seed, dtype)
+        theirs = gradients(*[p.grad for p in ours], dtype=torch.float64 if half else dtype)
+        limit = 10.0 ** random.Random(seed).uniform(-2, 2)
+        got = compat.clip_grad_norm_(iter(ours), limit, order, foreach=False)
+        want = nn.utils.clip_grad_norm_(theirs, limit, order)
+        assert (got.shape, got.dtype, got.device) == ((), dtype, want.device)
+        eps = torch.finfo(dtype).eps
+        torch.testing.assert_close(got.double(), want.double(), rtol=4 * eps, atol=0)
+        for a, b in zip(grads_of(ours), grads_of(theirs), strict=True):  # it adds 1e-6 to the norm
+            torch.testing.assert_close(a.double(), b.double(), rtol=4 * eps + 2e-4, atol=0)
+
+
+@pytest.mark.parametrize("limit", [0.5, 1])
+def test_values_are_those_of_torch_to_the_bit(limit):
+    ours = drawn(0, torch.float32)
+    theirs = gradients(*[p.grad for p in ours])
+    assert compat.clip_grad_value_(ours, limit, foreach=True) is None
+    nn.utils.clip_grad_value_(theirs, limit)
+    assert all(map(torch.equal, grads_of(ours), grads_of(theirs)))
+
+
+def test_every_element_counts_and_all_gradients_are_one():
+    """Unlike our own helper, which leaves single entries alone and clips each tensor by itself."""
+    params = gradients([30.0], [0.0, 40.0])
+    assert compat.clip_grad_norm_(params, 1.0).item() == 50.0
+    torch.testing.assert_close(params[0].grad, torch.tensor([0.6]))
+    torch.testing.assert_close(params[1].grad, torch.tensor([0.0, 0.8]))
+
+
+@pytest.mark.parametrize("norm", [torch.tensor(1.0), "1", 1])
+def test_limits_are_whatever_float_takes(norm):
+    (p,) = gradients([3.0, 4.0])
+    assert compat.clip_grad_norm_(p, norm).item() == 5.0
+    compat.clip_grad_value_(p, torch.tensor(0.7))
+    torch.testing.assert_close(p.grad, torch.tensor([0.6, 0.7]))
+
+
+def test_no_gradients_give_zero_and_an_empty_generator_a_warning():
+    for params in ([], gradients(None)):
+        assert compat.clip_grad_norm_(params, 1.0).item() == 0.0
+        compat.clip_grad_value_(params, 1.0)
+    with pytest.warns(UserWarning, match="`parameters` is an empty generator") as seen:
+        total = compat.clip_grad_norm_((p for p in []), 1.0)
+    assert total.item() == 0.0
+    assert seen[0].filename == __file__
+
+
+def test_dtypes_of_a_mixed_model_are_joined_as_torch_joins_them():
+    for dtypes in [(torch.bfloat16, torch.float32), (torch.bfloat16, torch.float16)]:
+        ours = [gradients([3.0, 4.0], dtype=dtype)[0] for dtype in dtypes]
+        theirs = [gradients([3.0, 4.0], dtype=dtype)[0] for dtype in dtypes]
+        got, want = compat.clip_grad_norm_(ours, 1), nn.utils.clip_grad_norm_(theirs, 1)
+        assert got.dtype == want.dtype
+        assert got.item() == pytest.approx(math.sqrt(50), rel=1e-6)
+
+
+# ---------------------------------------------------------------------- more exact than torch
+
+
+def test_what_is_within_the_limit_keeps_every_bit():
+    params = gradients([3.0, 4.0])
+    compat.clip_grad_norm_(params, 5.0)
+    assert params[0].grad.tolist() == [3.0, 4.0]  # torch: 2.9999995
+
+
+@pytest.mark.parametrize("size", [1e30, 1e-30])
+def test_norms_neither_overflow_nor_vanish(size):
+    params = gradients([3.0 * size, 4.0 * size])
+    total = compat.clip_grad_norm_(params, size)
+    torch.testing.assert_close(total, torch.tensor(5.0 * size), rtol=1e-6, atol=0)
+    torch.testing.assert_close(
+        params[0].grad, torch.tensor([0.6 * size, 0.8 * size]), rtol=1e-6, atol=0
+    )
+
+
+def test_negative_orders_see_zeros_and_the_smallest_entries():
+    for grads, order, norm in [
+        ([4.0, 4.0], -1, 2.0),
+        ([4.0, 0.0], -1, 0.0),
+        ([4.0, -3.0], -inf, 3.0),
+        ([2e-42, 2e-42], -1, 1e-42),
+        ([inf, 4.0], -2, 4.0),
+    ]:
+        total = compat.clip_grad_norm_(gradients(grads), 1e9, order)
+        torch.testing.assert_close(total, torch.tensor(norm), rtol=1e-6, atol=0)
+    assert compat.clip_grad_norm_(gradients([nan, 1.0]), 1.0, -2).isnan()
+
+
+def test_a_norm_of_zero_leaves_gradients_alone():
+    params = gradients([4.0, 0.0])
+    compat.clip_grad_norm_(params, 1e-9, -1)
+    assert params[0].grad.tolist() == [4.0, 0.0]
+
+
+# ---------------------------------------------------------------------- trouble
+
+
+@pytest.mark.parametrize("order", [0.5, 2, inf, -2])
+@pytest.mark.parametrize("bad", [nan, inf, -inf])
+def test_an_error_is_raised_where_torch_raises_it_and_nothing_is_changed(order, bad):
+    ours, theirs = gradients([bad, bad], [1.0]), gradients([bad, bad], [1.0])
+
+    def error(call: Any, params: list[Tensor]) -> str:
+        try:
+            call(params, 1.0, order, error_if_nonfinite=True)
+        except RuntimeError as raised:
+            return str(raised)
+        return ""
+
+    assert error(compat.clip_grad_norm_, ours) == error(nn.utils.clip_grad_norm_, theirs)
+    if bad is nan:
+        assert str(ours[0].grad.tolist()) == "[nan, nan]"
+        assert ours[1].grad.tolist() == [1.0]
+
+
+@pytest.mark.parametrize("order", [2, 3.5, -2, -3.5, 1, 0.5, inf])
+def test_powers_that_overflow_are_an_error_as_in_torch_though_the_norm_is_finite(order):
+    raised = []
+    for call in (compat.clip_grad_norm_, nn.utils.clip_grad_norm_):
+        params = gradients([1e30, 1e30])
+        try:
+            call(params, 1.0, order, error_if_nonfinite=True)
+            raised.append(False)
+        except RuntimeError:
+            raised.append(True)
+    assert raised[0] == raised[1] == (order in (2, 3.5, -2, -3.5))
+
+
+@pytest.mark.parametrize("bad", [nan, inf])
+def test_without_the_error_trouble_goes_where_torch_lets_it_go(bad):
+    ours, theirs = gradients([bad, 1.0]), gradients([bad, 1.0])
+    assert str(compat.clip_grad_norm_(ours, 1.0)) == str(nn.utils.clip_grad_norm_(theirs, 1.0))
+    assert str(ours[0].grad) == str(theirs[0].grad)
+
+
+@pytest.mark.parametrize(
+    ("call", "sentence"),
+    [
+        (lambda p: compat.clip_grad_norm_(p, -1.0), "max_norm must be a number at least 0"),
+        (lambda p: compat.clip_grad_norm_(p, nan), "max_norm must be a number at least 0"),
+        (lambda p: compat.clip_grad_value_(p, -1.0), "value must be a number at least 0"),
+        (lambda p: compat.clip_grad_norm_(nn.Linear(1, 1), 1.0), "pass model.parameters()"),
+    ],
+)
+def test_what_torch_takes_in_silence_and_cannot_mean_is_a_sentence(call, sentence):
+    with pytest.raises((TypeError, ValueError), match=sentence):
+        call(gradients([3.0]))
+
+
+def test_several_processes_have_one_norm():
+    """Shards of FSDP2, stages of a pipeline, and a stage without gradients."""
+    for out in on_ranks(2, "-m", "tests.processes.compat"):
+        assert out.split() == ["shards", "stages", "nothing", "error"]

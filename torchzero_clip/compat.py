@@ -1,0 +1,123 @@
+"""torch's two functions that clip gradients, with torch's arguments and exact norms.
+
+`from torchzero_clip.compat import clip_grad_norm_, clip_grad_value_` takes the place of the same
+line with `torch.nn.utils`, and every call stays right.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import types
+import warnings
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from torchzero_clip.core import TensorList, Units
+from torchzero_clip.grads import Params, apply, buckets_of, listed
+from torchzero_clip.modules.clipping import ClipNorm, ClipValue
+
+__all__ = ["clip_grad_norm_", "clip_grad_value_"]
+
+
+@torch.no_grad()
+def clip_grad_norm_(
+    parameters: Params,
+    max_norm: float,
+    norm_type: float = 2.0,
+    error_if_nonfinite: bool = False,
+    foreach: bool | None = None,
+    *,
+    process_group: Any = None,
+) -> Tensor:
+    """Clip the norm of all gradients together, as `torch.nn.utils.clip_grad_norm_` does.
+
+    The norm is exact: it neither overflows nor loses small entries, it is whole where parameters
+    are shards, and gradients within the limit keep every bit.
+
+    Args:
+        parameters: One tensor, or an iterable of them.
+        max_norm: The largest norm allowed.
+        norm_type: Which norm: any number, also negative, or "inf"; 0 counts the entries that are
+            not zero, where torch counts such tensors.
+        error_if_nonfinite: Raise where torch does: also where powers of the entries overflow though
+            their norm would not. This waits for the device.
+        foreach: Taken for torch's sake; there is one implementation.
+        process_group: Processes that hold other parameters of the same model, the stages of a
+            pipeline: the norm is that of all.
+
+    Returns:
+        The norm before clipping, a 0-dim tensor on the device and of the dtype of the gradients;
+        never a DTensor.
+
+    Example:
+        >>> total = compat.clip_grad_norm_(model.parameters(), 1.0)
+    """
+    params, order = listed(parameters), float(norm_type)
+    if not params and isinstance(parameters, types.GeneratorType):
+        warnings.warn(
+            "`parameters` is an empty generator, no gradient clipping will occur.", stacklevel=3
+        )
+    grads = [p.grad for p in params if p.grad is not None]
+    if not grads and process_group is not None:
+        params = grads = [_nothing(params)]  # the others wait for the norm of what is here
+    if not grads:
+        return torch.tensor(0.0)
+    rule = ClipNorm(float(max_norm), ord=abs(order), dim="global", target="grad")
+    units = rule.units(buckets_of(rule, params, process_group))
+    norm = units.norm() if order >= 0 else _negative(units)
+    total = norm[0].to(grads[0].device, _dtype_of(grads))
+    if error_if_nonfinite and not _finite(total, order):
+        raise RuntimeError(
+            f"The total norm of order {order} for gradients from `parameters` is non-finite, so it "
+            "cannot be clipped. To disable this error and scale the gradients by the non-finite "
+            "norm anyway, set `error_if_nonfinite=False`"
+        )
+    rule.scale(units, norm, [float(max_norm)])
+    return total
+
+
+@torch.no_grad()
+def clip_grad_value_(parameters: Params, clip_value: float, foreach: bool | None = None) -> None:
+    """Clamp every entry of the gradients, as `torch.nn.utils.clip_grad_value_` does.
+
+    Args:
+        parameters: One tensor, or an iterable of them.
+        clip_value: The largest magnitude allowed.
+        foreach: Taken for torch's sake; there is one implementation.
+
+    Example:
+        >>> compat.clip_grad_value_(model.parameters(), 0.5)
+    """
+    apply(ClipValue(float(clip_value), target="grad"), parameters)
+
+
+def _nothing(params: list[Tensor]) -> Tensor:
+    """A parameter without entries, whose gradient has the norm 0."""
+    made = params[0].new_empty(0) if params else torch.empty(0)
+    made.grad = torch.empty_like(made)
+    return made
+
+
+def _dtype_of(grads: list[Tensor]) -> torch.dtype:
+    return functools.reduce(torch.promote_types, [g.dtype for g in grads]).to_real()
+
+
+def _negative(units: Units) -> Tensor:
+    """‖x‖₋ₚ = 1 / ‖1/x‖ₚ, for the p that the units are measured by."""
+    inverses = [
+        g.to(torch.promote_types(g.dtype, torch.float64)).reciprocal()
+        for bucket in units.buckets
+        for g in bucket.u
+    ]
+    return units.measure(TensorList(inverses)).reciprocal()
+
+
+def _finite(total: Tensor, order: float) -> bool:
+    """Whether torch's norm is finite: Σ|x|ᵖ must neither overflow nor, for p < 0, vanish."""
+    if not math.isfinite(order) or order == 0:
+        return bool(total.isfinite())
+    power = total.to(torch.promote_types(total.dtype, torch.float32)) ** order
+    return bool(total.isfinite() & (power.isfinite() if order > 0 else power != 0))

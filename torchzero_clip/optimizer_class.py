@@ -1,0 +1,118 @@
+"""optimizer_class: a chain as a class, for frameworks that make the optimizer themselves."""
+
+from __future__ import annotations
+
+import copyreg
+import inspect
+import uuid
+import weakref
+from collections.abc import Iterable, Mapping
+from typing import Any, ClassVar
+
+from torchzero_clip.core import Chain, Transform, bind
+from torchzero_clip.optimizer import Modular
+from torchzero_clip.optimizer.keys import GroupKeys
+
+OPTIONS = {"fused": True, "compile": False, "rounding": "nearest", "process_group": None}
+
+
+def optimizer_class(
+    *transforms: Transform, name: str = "ChainOptimizer", **options: Any
+) -> type[Modular]:
+    """A class of optimizers with this chain, called as `cls(params, lr=..., max_norm=...)`.
+
+    Its keyword arguments are the live values of the chain, by default the chain's own, and the
+    options of `Modular`. The class and its optimizers can be copied, pickled and sent to other
+    processes, wherever the class was made.
+
+    Args:
+        *transforms: The chain, first to last.
+        name: The name of the class, which some frameworks log.
+        **options: Other defaults for the options of `Modular`, as compile=True.
+
+    Example:
+        >>> ClippedAdam = optimizer_class(ClipNorm(1.0, dim="global"), Adam(), LR(1e-3))
+        >>> opt = ClippedAdam(model.parameters(), lr=3e-4)
+        >>> print(opt.param_groups[0]["lr"], opt.param_groups[0]["max_norm"])
+        0.0003 1.0
+    """
+    if unknown := options.keys() - OPTIONS:
+        raise TypeError(
+            f"optimizer_class takes transforms, name and {list(OPTIONS)}, got {min(unknown)!r}: "
+            "a live value is an argument of its transform, and then of the class"
+        )
+    if not transforms:
+        raise ValueError(
+            "optimizer_class needs at least one transform, as in optimizer_class(Adam(), LR(1e-3))"
+        )
+    return _known_or_new(uuid.uuid4().hex, Chain(*transforms), name, options)
+
+
+class ChainOptimizer(Modular):
+    """The base of the classes that `optimizer_class` makes."""
+
+    own_chain: ClassVar[Chain]
+    own_options: ClassVar[Mapping[str, Any]]
+
+    def __init__(self, params: Iterable[Any], lr: Any = None, **values: Any) -> None:
+        options = {key: values.pop(key) for key in OPTIONS if key in values}
+        self._values = values if lr is None else {"lr": lr, **values}
+        super().__init__(params, self.own_chain, **{**self.own_options, **options})
+
+    def _build(self, chain: Chain, fused: bool, compile: bool, rounding: str) -> None:
+        super()._build(chain, fused, compile, rounding)
+        values = vars(self).pop("_values", {})  # a copy has them in its defaults
+        self.keys.tidy(values)
+        for key in [key for key in values if key not in self.keys.defaults]:
+            if value := values.pop(key):  # what is off asks for nothing, as weight_decay=0
+                raise TypeError(
+                    f"{type(self).__name__}: there is no argument {key!r}, got {value!r}; it takes "
+                    f"{[*self.keys.defaults, *OPTIONS]}"
+                )
+        self.keys.defaults.update(values)
+
+
+class _Class(type):
+    """The type of the classes made here, by which pickle knows them."""
+
+
+_made: weakref.WeakValueDictionary[str, type[Modular]] = weakref.WeakValueDictionary()
+
+
+def _known_or_new(key: str, chain: Chain, name: str, options: Mapping[str, Any]) -> type[Modular]:
+    """The class with this key: a process has one, however often it is unpickled."""
+    if key not in _made:
+        body = {"key": key, "own_chain": chain, "own_options": options, "__module__": __name__}
+        body["__doc__"] = f"An optimizer with the chain {chain}."
+        body["__signature__"] = _signature(
+            {**GroupKeys(bind(chain)).defaults, **OPTIONS, **options}
+        )
+        made: Any = _Class(
+            name, (ChainOptimizer,), body
+        )  # a name of its own, or it may be gone already
+        _made[key] = made
+    return _made[key]
+
+
+def _signature(defaults: Mapping[str, Any]) -> inspect.Signature:
+    """Of such a class; a value whose key is no identifier is not shown."""
+    first = inspect.Parameter.POSITIONAL_OR_KEYWORD
+    lead = [inspect.Parameter("params", first)]
+    if "lr" in defaults:
+        lead.append(inspect.Parameter("lr", first, default=defaults["lr"]))
+    keywords = [
+        inspect.Parameter(key, inspect.Parameter.KEYWORD_ONLY, default=value)
+        for key, value in defaults.items()
+        if key.isidentifier() and key != "lr"
+    ]
+    return inspect.Signature([*lead, *keywords])
+
+
+def _parts(cls: Any) -> Any:
+    """What pickle keeps of a class: all of one made here, the name of one that inherits from it."""
+    if "key" not in vars(cls):
+        return cls.__qualname__
+    return _known_or_new, (cls.key, cls.own_chain, cls.__name__, cls.own_options)
+
+
+copyreg.pickle(_Class, _parts)
