@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Any, Literal, TypeAlias
+import functools
+from collections.abc import Callable, Iterable
+from typing import Any, Literal, TypeAlias, TypeVar
 
 import torch
 from torch import Tensor
@@ -21,12 +22,14 @@ from torchzero_clip.core import (
     UnitState,
     bind,
 )
+from torchzero_clip.core.link import Link
 from torchzero_clip.core.norms.shards import refuse_flat
 from torchzero_clip.modules.clipping import Centralize, ClipPercentile, ClipValue, Normalize
 from torchzero_clip.optimizer.keys import GroupKeys
 from torchzero_clip.optimizer.modular import PLAIN
 
 Params: TypeAlias = "Tensor | Iterable[Tensor]"
+R = TypeVar("R", bound=Transform)
 
 
 @torch.no_grad()
@@ -66,14 +69,14 @@ def clip_grad_norm_(
             f"clip_grad_norm_: min_norm must be at most max_norm, got min_norm={min_norm} and "
             f"max_norm={max_norm}"
         )
-    rule = _Between(min_norm, max_norm, ord, dim, inverse_dims, min_size, target="grad")
+    rule = rule_of(_Between, min_norm, max_norm, ord, dim, inverse_dims, min_size)
     return _apply_norm_rule(rule, params, error_if_nonfinite)
 
 
 @torch.no_grad()
 def clip_grad_value_(params: Params, value: float) -> None:
     """Clamp every entry of the gradients to ±value, as torch's own function does."""
-    apply(ClipValue(value, target="grad"), params)
+    apply(rule_of(ClipValue, value), params)
 
 
 @torch.no_grad()
@@ -89,7 +92,7 @@ def normalize_grads_(
 
     The arguments are those of `clip_grad_norm_`.
     """
-    rule = Normalize(norm_value, ord, dim, inverse_dims, min_size, target="grad")
+    rule = rule_of(Normalize, norm_value, ord, dim, inverse_dims, min_size)
     return _apply_norm_rule(rule, params)
 
 
@@ -98,7 +101,7 @@ def centralize_grads_(
     params: Params, dim: Scope = None, inverse_dims: bool = False, min_size: int = 2
 ) -> None:
     """Subtract its mean from every gradient; `dim=0, inverse_dims=True` is that of the paper."""
-    apply(Centralize(dim, inverse_dims, min_size, target="grad"), params)
+    apply(rule_of(Centralize, dim, inverse_dims, min_size), params)
 
 
 @torch.no_grad()
@@ -106,7 +109,7 @@ def clip_grad_percentile_(
     params: Params, percentile: float, dim: Literal["global"] | None = None
 ) -> None:
     """Clamp the entries of every gradient to the percentile of their magnitudes."""
-    apply(ClipPercentile(percentile, dim, target="grad"), params)
+    apply(rule_of(ClipPercentile, percentile, dim), params)
 
 
 class _Between(NormRule):
@@ -119,7 +122,9 @@ class _Between(NormRule):
     inverse_dims: bool = False
     min_size: int = 2
 
-    sets_norm = True
+    @property
+    def sets_norm(self) -> bool:  # type: ignore[override]
+        return self.min_norm is not None
 
     def check(self) -> None:
         super().check()
@@ -127,10 +132,32 @@ class _Between(NormRule):
         self.require("max_norm", at_least=0, optional=True)
 
     def limit(self, norm: Tensor, state: UnitState, group: Group) -> Tensor | float:
-        return norm.clamp(group["min_norm"], group["max_norm"])
+        low, high = group["min_norm"], group["max_norm"]
+        return high if low is None else norm.clamp(low, high)
 
 
 _Between.__name__ = "clip_grad_norm_"  # errors name what was called
+
+
+def rule_of(kind: Callable[..., R], *args: Any) -> R:
+    """A rule that rewrites gradients: one for all calls with equal arguments."""
+    try:
+        rule: R = _known(kind, *args)
+    except TypeError:  # arguments without a hash, or wrong ones
+        return kind(*args, target="grad")
+    return rule
+
+
+@functools.lru_cache(maxsize=64, typed=True)
+def _known(kind: Callable[..., Any], *args: Any) -> Any:
+    return kind(*args, target="grad")
+
+
+@functools.lru_cache(maxsize=64)
+def _bound(rule: Transform) -> tuple[Link, dict[str, Any]]:
+    """The link of a rule that is alone, and its live values."""
+    (link,) = bind(Chain(rule))
+    return link, GroupKeys([link]).defaults
 
 
 def listed(params: Params) -> list[Tensor]:
@@ -149,8 +176,8 @@ def buckets_of(rule: Transform, params: Params, process_group: Any = None) -> li
         )
     tensors = listed(params)
     refuse_flat(tensors)
-    (link,) = bind(Chain(rule))
-    group = {"params": tensors, "chain": {}, **GroupKeys([link]).defaults}
+    link, defaults = _bound(rule)
+    group = {"params": tensors, "chain": {}, **defaults}
     step = Step([group], None, {}, PLAIN, process_group)
     return [bucket.seen_by(link) for bucket in step.buckets()]
 
@@ -167,7 +194,8 @@ def _apply_norm_rule(rule: NormRule, params: Params, error_if_nonfinite: bool = 
     if not buckets:
         return torch.zeros(())
     units = rule.units(buckets)
-    norm, total = units.norm(), units.total().to(units.dtype)
+    norm = units.norm()
+    total = (norm[0] if rule.scope == "global" else units.total()).to(units.dtype)
     if error_if_nonfinite and not bool(torch.isfinite(total)):
         raise RuntimeError(
             f"clip_grad_norm_: the norm of the gradients is {total.item()}; with "
