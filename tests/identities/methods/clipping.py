@@ -130,12 +130,18 @@ def centralize(groups: Any) -> Any:
     return lambda: [official.centralized_gradient(p.grad) for p in params]
 
 
-def zclip_identity(name: str, ours: str, max_norm: float | None = None, **options: Any) -> Any:
+EXACT = "that scales by exactly its limit over the norm"
+AS_IT_IS = "with its `max_norm`, up to the 1e-6 that it adds to a norm"
+
+
+def zclip_identity(
+    name: str, ours: str, but: str, max_norm: float | None = None, **options: Any
+) -> Any:
     """An identity of one of the modes of ZClip."""
     values = {"alpha": 0.9, "z_thresh": 0.8, "max_norm": max_norm, "warmup_steps": 4}
     return rewriter(
         name,
-        f'`ZClip(mode="{ours}")` is ZClip',
+        f'`ZClip(mode="{ours}")` is ZClip {but}',
         source="bluorion-com/ZClip at 584ce4f, `ZClip`",
         ours=lambda **options: ZClip(mode=ours, **options),
         groups=(values, {}),
@@ -160,22 +166,22 @@ def zclip_step(groups: Any, exact: bool = True, **options: Any) -> Any:
     return lambda: rule.step(module)
 
 
-@zclip_identity("zclip", "adaptive")
+@zclip_identity("zclip", "adaptive", EXACT)
 def zclip(groups: Any) -> Any:
     return zclip_step(groups, mode="zscore", clip_option="adaptive_scaling")
 
 
-@zclip_identity("zclip_max_norm", "adaptive", max_norm=6.0, rtol=ADDS_EPS)
+@zclip_identity("zclip_max_norm", "adaptive", AS_IT_IS, max_norm=6.0, rtol=ADDS_EPS)
 def zclip_max_norm(groups: Any) -> Any:
     return zclip_step(groups, exact=False, mode="zscore", clip_option="adaptive_scaling")
 
 
-@zclip_identity("zclip_mean", "mean")
+@zclip_identity("zclip_mean", "mean", EXACT)
 def zclip_mean(groups: Any) -> Any:
     return zclip_step(groups, mode="zscore", clip_option="mean")
 
 
-@zclip_identity("zclip_percentile", "percentile")
+@zclip_identity("zclip_percentile", "percentile", EXACT)
 def zclip_percentile(groups: Any) -> Any:
     return zclip_step(groups, mode="percentile")
 
