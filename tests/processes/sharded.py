@@ -209,7 +209,8 @@ def constructions() -> Iterator[tuple[str, list[Transform], bool, int]]:
             if i and not EVERY and (row.cls, label) not in SCOPES:
                 continue
             steps = STEPS if i == 0 else 4
-            tail = [LR(1e-2)] if row.cls is not LR else []
+            own = any("lr" in tfm.live for tfm in make().walk())
+            tail = [] if own else [LR(1e-2)]
             yield f"{row.cls.__name__}[{label}]", [make(), *tail], row.matrices, steps
     clips: dict[str, Callable[[], list[Transform]]] = {
         "head": lambda: [ClipNorm(0.5, dim="global"), Adam(), WeightDecay(0.01), LR(1e-2)],
