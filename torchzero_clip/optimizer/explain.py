@@ -163,7 +163,9 @@ def _twin(optimizer: Any, make: Callable[..., Any]) -> Any:
 
 
 def _small(p: Tensor) -> Parameter:
-    shape = [SIZE >> (p.dim() - 1), *[2] * (p.dim() - 1)] if p.dim() else []
+    shape = [SIZE] * p.dim()
+    if p.dim() > 1:  # as many rows as it has, which blocks of them must add up to
+        shape = [len(p), max(2, SIZE // max(len(p), 1)), *[1] * (p.dim() - 2)]
     device = "cpu" if p.device.type == "meta" else p.device
     return Parameter(torch.full(shape, 0.01, dtype=p.dtype, device=device))
 

@@ -12,6 +12,7 @@ from torch import Tensor
 from torchzero_clip.core import Transform
 
 MOST = 2**28  # entries of a batch, for which memory is taken several times
+MOST_ON_CPU = 2**19  # of which a few copies fit into the cache
 
 
 def matrix_shape(rule: Transform, t: Tensor, stacks: bool | None) -> tuple[int, int, int]:
@@ -59,11 +60,12 @@ def in_batches(pieces: Sequence[Tensor], function: Callable[[Tensor], Any]) -> l
 
     Matrices with more rows than columns come as their transposes.
     """
+    most = MOST_ON_CPU if pieces and pieces[0].device.type == "cpu" else MOST
     lying = [x.mT if x.shape[1] > x.shape[2] else x for x in pieces]
     found: dict[tuple[int, ...], list[list[int]]] = {}
     for i, x in enumerate(lying):
         batches = found.setdefault(tuple(x.shape[1:]), [[]])
-        if sum([lying[j].numel() for j in batches[-1]]) + x.numel() > MOST and batches[-1]:
+        if sum([lying[j].numel() for j in batches[-1]]) + x.numel() > most and batches[-1]:
             batches.append([])
         batches[-1].append(i)
     out = list(pieces)

@@ -80,12 +80,12 @@ def newton_schulz(x: Tensor, schedule: Schedule) -> Tensor:
     In single precision on CPU wide matrices go by their Gram matrix, which is the same but for
     rounding: X is multiplied twice instead of at every step.
     """
-    wide = x.shape[2] >= GRAM_FROM * x.shape[1] and x.dtype in (torch.float32, torch.float64)
-    if wide and x.device.type == "cpu":
-        for some in _parts(schedule):
-            x = by_gram(x, some)
-        return x
-    return by_products(x, schedule)
+    if x.dtype not in (torch.float32, torch.float64) or x.device.type != "cpu":
+        return by_products(x, schedule)
+    wide = x.shape[2] >= GRAM_FROM * x.shape[1]
+    for some in _parts(schedule) if wide else [[triple] for triple in schedule]:
+        x = by_gram(x, some)  # of one step it spares a copy of X
+    return x
 
 
 def by_products(x: Tensor, schedule: Schedule) -> Tensor:
