@@ -15,11 +15,11 @@ import pytest
 
 import torchzero_clip as tz
 from tests.helpers import SHAPES
-from tests.modules.rows import adaptive, clipping, descent, flow
+from tests.modules.rows import adaptive, clipping, descent, flow, matrices
 from tests.modules.rows.row import Row
 from torchzero_clip import Transform
 
-ROWS = [*clipping.ROWS, *descent.ROWS, *adaptive.ROWS, *flow.ROWS]
+ROWS = [*clipping.ROWS, *descent.ROWS, *adaptive.ROWS, *flow.ROWS, *matrices.ROWS]
 # what a construction is written with: every class, and the functions that rows define
 NAMES: dict[str, Any] = {**vars(tz), **vars(adaptive), **vars(flow)}
 

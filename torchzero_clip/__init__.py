@@ -25,11 +25,12 @@ from torchzero_clip.grads import (
     clip_grad_value_,
     normalize_grads_,
 )
-from torchzero_clip.modules import adaptive, clipping, descent, flow
+from torchzero_clip.modules import adaptive, clipping, descent, flow, matrices
 from torchzero_clip.modules.adaptive import *
 from torchzero_clip.modules.clipping import *
 from torchzero_clip.modules.descent import *
 from torchzero_clip.modules.flow import *
+from torchzero_clip.modules.matrices import *
 from torchzero_clip.optimizer import Modular, to_floats
 from torchzero_clip.optimizer_class import optimizer_class
 from torchzero_clip.published import named
@@ -73,3 +74,4 @@ __all__ += adaptive.__all__
 __all__ += clipping.__all__
 __all__ += descent.__all__
 __all__ += flow.__all__
+__all__ += matrices.__all__

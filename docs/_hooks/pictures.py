@@ -2,7 +2,9 @@
 
 A page asks with `<!-- picture: ZClip() -->`; the picture takes the colours of the page. With
 `<!-- curve: Sign() -->` it gets what becomes of entries from -3 to 3, with
-`<!-- norm curve: AGC() -->` what becomes of norms up to 3, for a weight of norm 1.
+`<!-- norm curve: AGC() -->` what becomes of norms up to 3, for a weight of norm 1. With
+`<!-- singular values: Orthogonalize() -->` it gets those of a matrix of 48 x 64, and with
+`<!-- rows: EqualRows() -->` the norms of its rows.
 """
 
 import math
@@ -19,10 +21,13 @@ LEFT, TOP, WIDTH, HEIGHT = 44, 16, 632, 220
 
 CURVE = re.compile(r"<!-- (norm )?curve: (.+?) -->")
 POINTS, END = 241, 3.0
+MATRIX = re.compile(r"<!-- (singular values|rows): (.+?) -->")
+ROWS, COLUMNS = 48, 64
 
 
 def on_page_markdown(markdown, **_):
     markdown = CURVE.sub(lambda match: draw_curve(match[2], bool(match[1])), markdown)
+    markdown = MATRIX.sub(lambda match: draw_matrix(match[2], match[1]), markdown)
     return ASKED.sub(lambda match: draw(match[1]), markdown)
 
 
@@ -69,6 +74,51 @@ def draw_curve(rule, norms):
     svg = (
         f'<svg viewBox="0 0 {LEFT + WIDTH + 20} {TOP + HEIGHT + 30}" role="img" '
         f'aria-label="{label}">{"".join(parts)}</svg>'
+    )
+    return f'<figure class="picture">{svg}{caption}</figure>'
+
+
+def sizes(rule, what):
+    """The singular values, or the norms of the rows, of a matrix before the rule and after it."""
+    import torch
+
+    import torchzero_clip
+
+    source = torch.Generator().manual_seed(0)
+    grad = torch.randn(ROWS, COLUMNS, generator=source) / math.sqrt(COLUMNS)
+    grad *= torch.logspace(0.5, -1, ROWS).unsqueeze(1)
+    weight = torch.zeros_like(grad, requires_grad=True)
+    weight.grad = grad.clone()
+    torchzero_clip.Clipper([weight], eval(rule, vars(torchzero_clip))).step()
+    for matrix in (grad, weight.grad):
+        yield (torch.linalg.svdvals(matrix) if what != "rows" else matrix.norm(dim=1)).tolist()
+
+
+def draw_matrix(rule, what):
+    """What a rule makes of the singular values of a matrix, or of the norms of its rows."""
+    low, high = 0.01, 10.0
+
+    def at(i, y):
+        share = math.log(min(max(y, low), high) / low) / math.log(high / low)
+        return f"{LEFT + i / (ROWS - 1) * WIDTH:.1f},{TOP + (1 - share) * HEIGHT:.1f}"
+
+    parts = []
+    for tick in (0.01, 0.1, 1, 10):
+        y = at(0, tick).split(",")[1]
+        parts.append(f'<line class="grid" x1="{LEFT}" x2="{LEFT + WIDTH}" y1="{y}" y2="{y}"/>')
+        parts.append(f'<text x="{LEFT - 6}" y="{y}" dy="4" text-anchor="end">{tick:g}</text>')
+    for kind, values in zip(("before", "after"), sizes(rule, what), strict=True):
+        points = " ".join(at(i, y) for i, y in enumerate(values))
+        parts.append(f'<polyline class="{kind}" points="{points}"/>')
+    each = "the norm of each row" if what == "rows" else "each singular value"
+    label = escape(f"{each} of a matrix before and after {rule}")
+    svg = (
+        f'<svg viewBox="0 0 {LEFT + WIDTH + 20} {TOP + HEIGHT + 30}" role="img" '
+        f'aria-label="{label}">{"".join(parts)}</svg>'
+    )
+    caption = (
+        f'<figcaption>{each} of a matrix of {ROWS} x {COLUMNS}, <span class="before">before</span> '
+        f'and <span class="after">after</span> <code>{escape(rule)}</code>.</figcaption>'
     )
     return f'<figure class="picture">{svg}{caption}</figure>'
 

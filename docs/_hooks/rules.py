@@ -15,6 +15,7 @@ TITLES = {
     "clipping": "Clipping",
     "adaptive": "Adaptive",
     "descent": "Descent",
+    "matrices": "Matrices",
     "flow": "Flow and guards",
 }
 BASES = ("AdaptiveRule", "Criterion")  # of which rules are made

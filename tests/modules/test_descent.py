@@ -1,6 +1,5 @@
 """Chains follow torch.optim, and where torch has no such rule the formula written out here."""
 
-import importlib
 import math
 
 import pytest
@@ -15,12 +14,14 @@ from torchzero_clip import (
     Adam,
     Cautious,
     ClipNorm,
+    Clipper,
     Lion,
+    Masked,
     Modular,
     Momentum,
-    Orthogonalize,
     RMSprop,
     Scale,
+    Transform,
     Warmup,
     WeightDecay,
 )
@@ -382,137 +383,6 @@ def test_a_parameter_that_is_unfrozen_later_warms_up_as_well():
     assert seen == [(0.25, 0), (0.5, 0), (0.75, 0), (1, 0.25), (1, 0.5), (1, 0.75)]
 
 
-# --- Muon
-
-
-MUON = pytest.mark.skipif(not hasattr(torch.optim, "Muon"), reason="torch has it since 2.9")
-COEFFICIENTS = (3.4445, -4.7750, 2.0315)
-CLOSE = {"rtol": 1e-4, "atol": 1e-4}
-
-
-def newton_schulz(grad, coefficients, steps):
-    """In float64, without a rounding."""
-    a, b, c = coefficients
-    x = grad.double() / grad.double().norm()
-    for _ in range(steps):
-        gram = x @ x.T
-        x = a * x + (b * gram + c * gram @ gram) @ x
-    return x.float()
-
-
-@MUON
-@pytest.mark.parametrize("shape", [(8, 8), (16, 5), (5, 16), (1, 7), (64, 128)])
-@pytest.mark.parametrize("size", [1e-6, 1.0, 1e6])
-def test_orthogonalize_is_the_newton_schulz_of_torch(shape, size):
-    grad = torch.randn(shape, generator=torch.Generator().manual_seed(0)) * size
-    p = torch.zeros(shape, requires_grad=True)
-    p.grad = grad.clone()
-    Modular([p], Orthogonalize()).step()
-    torch.testing.assert_close(-p.detach(), newton_schulz(grad, COEFFICIENTS, 5), **CLOSE)
-    in_bfloat16 = importlib.import_module("torch.optim._muon")._zeropower_via_newtonschulz
-    rounded = in_bfloat16(grad, COEFFICIENTS, 5, 1e-7).float()
-    assert (-p.detach() - rounded).norm() < 0.05 * rounded.norm()
-
-
-@pytest.mark.parametrize("steps", [1, 3, 8])
-def test_orthogonalize_takes_the_steps_and_coefficients_it_is_given(steps):
-    grad = torch.randn(6, 9, generator=torch.Generator().manual_seed(0))
-    p = torch.zeros(6, 9, requires_grad=True)
-    p.grad = grad.clone()
-    coefficients = (2.0, -1.5, 0.5)
-    Modular([p], Orthogonalize(steps, coefficients)).step()
-    torch.testing.assert_close(-p.detach(), newton_schulz(grad, coefficients, steps), **CLOSE)
-
-
-def test_the_singular_values_come_near_one_and_the_vectors_stay():
-    grad = torch.randn(12, 20, generator=torch.Generator().manual_seed(4))
-    p = torch.zeros(12, 20, requires_grad=True)
-    p.grad = grad.clone()
-    Modular([p], Orthogonalize()).step()
-    u, s, v = torch.linalg.svd(-p.detach(), full_matrices=False)
-    assert s.min() > 0.6
-    assert s.max() < 1.3
-    u0, _, v0 = torch.linalg.svd(grad, full_matrices=False)
-    turned = (u0.T @ u @ torch.diag(s) @ v @ v0.T).diagonal()
-    assert turned.min() > 0.6  # every singular direction is kept, with its sign
-
-
-@pytest.mark.parametrize(
-    ("scale", "factor"), [(None, 1.0), ("original", 2.0), ("match_rms_adamw", 0.2 * math.sqrt(16))]
-)
-def test_scale_depends_on_the_shape(scale, factor):
-    grad = torch.randn(16, 4, generator=torch.Generator().manual_seed(0))
-    plain, scaled = torch.zeros(2, 16, 4).unbind()
-    for p, link in ((plain, Orthogonalize()), (scaled, Orthogonalize(scale=scale))):
-        p.grad = grad.clone()
-        Modular([p], link).step()
-    torch.testing.assert_close(scaled, plain * factor, rtol=1e-2, atol=1e-2)
-
-
-def test_more_dims_count_as_first_by_rest():
-    grad = torch.randn(6, 3, 2, 2, generator=torch.Generator().manual_seed(0))
-    conv, matrix = torch.zeros(6, 3, 2, 2), torch.zeros(6, 12)
-    conv.grad, matrix.grad = grad, grad.view(6, 12).clone()
-    for p in (conv, matrix):
-        Modular([p], Orthogonalize(scale="original")).step()
-    assert torch.equal(conv.view(6, 12), matrix)
-
-
-def test_a_vector_is_an_error_that_names_its_shape():
-    p = torch.zeros(3, requires_grad=True)
-    p.grad = torch.ones(3)
-    with pytest.raises(ValueError, match=r"Orthogonalize.*matrices.*\(3,\)"):
-        Modular([p], Orthogonalize()).step()
-
-
-def muon(grads, weights, lr, decay, nesterov, adjust):
-    """Muon in float64, without a rounding: the trajectory of one matrix."""
-    w, b = weights.double(), torch.zeros_like(weights, dtype=torch.float64)
-    rows, columns = w.shape
-    if adjust == "original":
-        size = math.sqrt(max(1, rows / columns))
-    else:
-        size = 0.2 * math.sqrt(max(rows, columns))
-    for grad in grads:
-        b = 0.95 * b + grad.double()
-        x = grad.double() + 0.95 * b if nesterov else b
-        w = w - lr * decay * w - lr * size * newton_schulz(x, COEFFICIENTS, 5)
-        yield w
-
-
-@MUON
-@pytest.mark.parametrize("adjust", ["original", "match_rms_adamw"])
-@pytest.mark.parametrize("nesterov", [True, False])
-@pytest.mark.parametrize("decay", [0.0, 0.5])
-def test_momentum_and_orthogonalize_are_muon(adjust, nesterov, decay):
-    """Nearer to Muon without rounding than torch's own Muon, whose errors are bfloat16's."""
-    shapes = [(8, 8), (16, 6), (5, 12)]
-    first = start(torch.float32, shapes)
-    ours, theirs = [w.clone() for w in first], [w.clone() for w in first]
-    links = Momentum(0.95, nesterov=nesterov), Orthogonalize(scale=adjust), WeightDecay(decay)
-    a = Modular(ours, *links, LR(0.02))
-    b = torch.optim.Muon(
-        theirs, lr=0.02, momentum=0.95, nesterov=nesterov, weight_decay=decay, adjust_lr_fn=adjust
-    )
-    gen = torch.Generator().manual_seed(0)
-    grads = [[torch.randn(s, generator=gen) for s in shapes] for _ in range(30)]
-    exact = zip(
-        *[
-            muon([row[i] for row in grads], w, 0.02, decay, nesterov, adjust)
-            for i, w in enumerate(first)
-        ],
-        strict=True,
-    )
-    for row, expected in zip(grads, exact, strict=True):
-        for p, q, g in zip(ours, theirs, row, strict=True):
-            p.grad, q.grad = g.clone(), g.clone()
-        a.step(), b.step()
-        for p, q, w, w0 in zip(ours, theirs, expected, first, strict=True):
-            rounding = (q - w).norm().item()
-            assert rounding < 0.05 * (w - w0).norm().item()
-            assert (p - w).norm().item() < 1e-3 * (w - w0).norm().item()
-
-
 @pytest.mark.parametrize("rule", [Adam, lambda: Warmup(1000), lambda: EMA(0.5, debias=True)])
 def test_counters_are_float32_whatever_the_default_dtype(rule):
     torch.set_default_dtype(torch.bfloat16)
@@ -526,3 +396,101 @@ def test_counters_are_float32_whatever_the_default_dtype(rule):
         torch.set_default_dtype(torch.float32)
     (steps,) = [value for key, value in opt.state[p].items() if key.endswith("/step")]
     assert steps.item() == 300
+
+
+# --- WeightDecay
+
+
+def moved(w, grad, *links):
+    """The update of a parameter after the links, by the way that runs their formulas."""
+    p = param(*w, grad=grad)
+    Modular([p], *links, LR(1.0), fused=False).step()
+    return (torch.tensor(w) - p.detach()).tolist()
+
+
+def test_cautious_decay_by_hand():
+    found = moved([2.0, 2.0], [0.1, -0.1], WeightDecay(0.1, cautious=True))
+    assert found == pytest.approx([0.3, -0.1])
+
+
+def test_cautious_decay_takes_entries_whose_product_is_zero_or_underflows():
+    found = moved([2.0, 1e-30, -1e-30], [0.0, 1e-30, 1e-30], WeightDecay(0.5, cautious=True))
+    assert found == pytest.approx([1.0, 1.5e-30, 1e-30])
+
+
+def test_decay_follows_the_learning_rate_from_the_largest_so_far():
+    p = param(1.0)
+    opt = Modular([p], WeightDecay(0.1, follows_lr=True), LR(0.5))
+    for lr, share in ((0.25, 1.0), (0.5, 1.0), (0.25, 0.5), (0.0, 0.0), (0.5, 1.0), (1.0, 1.0)):
+        p.data.fill_(1.0)
+        p.grad = torch.zeros(1)
+        opt.param_groups[0]["lr"] = lr
+        opt.step()
+        assert 1 - p.item() == pytest.approx(lr * 0.1 * share)
+
+
+def test_decay_that_follows_a_learning_rate_of_zero_decays_nothing_and_gives_no_nan():
+    p = param(1.0, grad=[1.0])
+    Modular([p], WeightDecay(0.1, follows_lr=True), LR(0.0)).step()
+    assert p.item() == 1.0
+
+
+@pytest.mark.parametrize("lr", [0.1, torch.tensor(0.1)])
+@pytest.mark.parametrize("options", [{}, {"fused": False}, {"compile": True}])
+def test_groups_follow_their_own_learning_rate(lr, options):
+    a, b = param(1.0, grad=[0.0]), param(1.0, grad=[0.0])
+    chain = [Adam(), WeightDecay(0.1, follows_lr=True), LR(lr)]
+    opt = Modular([{"params": [a]}, {"params": [b], "lr": 0.2}], *chain, **options)
+    opt.step()
+    opt.param_groups[1]["lr"] = 0.1
+    opt.step()
+    assert a.item() == pytest.approx((1 - 0.01) ** 2)
+    assert b.item() == pytest.approx((1 - 0.02) * (1 - 0.1 * 0.1 * 0.5))
+
+
+# --- live values of other links
+
+
+class Shows(Transform):
+    """Adds the learning rate of another link."""
+
+    reads = ("lr",)
+
+    def update(self, u, state, group):
+        return u.add_(group["lr"])
+
+
+@pytest.mark.parametrize("order", [(Shows(), LR(0.5)), (LR(0.5), Shows())])
+def test_a_rule_reads_the_live_value_that_another_link_owns(order):
+    p = param(0.0, grad=[0.0])
+    opt = Modular([p], *order)
+    opt.param_groups[0]["lr"] = 2  # as a float, like its owner's
+    opt.step()
+    assert -p.item() == pytest.approx(4.0 if isinstance(order[0], Shows) else 2.0)
+
+
+def test_a_link_inside_another_reads_it_too():
+    p = param(0.0, grad=[0.0])
+    Modular([p], Masked(Shows(), lambda name, p: True), LR(0.5)).step()
+    assert -p.item() == pytest.approx(0.25)
+
+
+def test_a_value_that_is_read_is_not_the_readers():
+    opt = Modular([param(0.0)], Shows(), LR(0.5))
+    assert [key for key in opt.param_groups[0] if key not in ("params", "chain")] == ["lr"]
+
+
+class ReadsBeta(Shows):
+    reads = ("beta",)
+
+
+def test_a_value_that_no_link_owns_is_an_error_at_construction():
+    with pytest.raises(ValueError, match=r"Shows reads lr, but no link .* owns it: add LR\(...\)"):
+        Modular([param(0.0)], Shows())
+    with pytest.raises(ValueError, match=r"WeightDecay reads lr.*: add LR"):
+        Clipper([param(0.0)], WeightDecay(0.1, follows_lr=True))
+
+
+def test_a_value_that_several_own_is_an_error_that_names_them():
+    with pytest.raises(ValueError, match=r"reads beta, which one link may own.*'EMA', 'EMA_2'"):
+        Modular([param(0.0)], EMA(0.5), ReadsBeta(), EMA(0.5))

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Iterator
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import Parameter
 
-from tests.helpers import Named, close, gradients, parameters, same, saved, set_grads, train
+from tests.helpers import Named, close, gradients, param, parameters, same, saved, set_grads, train
 from tests.modules.rows.flow import is_weight
 from torchzero_clip import (
     EMA,
@@ -28,6 +29,7 @@ from torchzero_clip import (
     Modular,
     Momentum,
     Noise,
+    Orthogonalize,
     Partition,
     Scale,
     Transform,
@@ -35,6 +37,7 @@ from torchzero_clip import (
     WeightDecay,
     When,
     ZClip,
+    matrices_and_rest,
 )
 
 SHAPES = {"a.weight": (3, 2), "a.bias": (3,), "b.weight": (2, 3), "b.bias": (2,)}
@@ -567,3 +570,94 @@ def test_early_state_of_a_nested_chain_is_what_the_first_steps_make():
     same(train(params, early), train(other, lazy))
     for n in params:
         assert set(early.state[params[n]]) == set(lazy.state[other[n]]), n
+
+
+# ---------------------------------------------------------------------- labels by name
+
+
+def labelled(labels, *names):
+    """The factor that each name gets, where "a" doubles and "b" triples."""
+    params = [(name, param(0.0, grad=[1.0])) for name in names]
+    Modular(params, Partition({"a": Scale(2.0), "b": Scale(3.0)}, labels), LR(1.0)).step()
+    return [round(-p.item()) for _, p in params]
+
+
+def test_labels_are_found_by_name_then_by_the_first_pattern_in_the_name():
+    labels = {r"head": "a", r"\.weight$": "b", "x.weight": "a", "": "b"}
+    assert labelled(labels, "head.weight", "x.weight", "y.weight", "z") == [2, 2, 3, 3]
+
+
+def test_a_name_that_no_pattern_finds_is_an_error_that_names_it():
+    with pytest.raises(ValueError, match=r"is found in 'tail', the name of a parameter.*: add one"):
+        labelled({"head": "a"}, "head", "tail")
+
+
+def test_patterns_need_names():
+    opt = Modular([param(0.0, grad=[1.0])], Partition({"a": Scale(2.0)}, {"": "a"}), LR(1.0))
+    with pytest.raises(ValueError, match=r"pass model.named_parameters\(\) to the optimizer"):
+        opt.step()
+
+
+def test_labels_by_name_survive_a_config():
+    chain = Chain(Partition({"a": Scale(2.0)}, {r"\.weight$": "a"}))
+    again = Chain.from_config(json.loads(json.dumps(chain.to_config())))
+    assert repr(again) == repr(chain)
+
+
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.norm = nn.LayerNorm(8)
+        self.qkv, self.out = nn.Linear(8, 24), nn.Linear(8, 8)
+
+
+class Language(nn.Module):
+    def __init__(self, tied):
+        super().__init__()
+        self.tokens, self.places = nn.Embedding(30, 8), nn.Embedding(8, 8)
+        self.blocks = nn.ModuleList([Block(), Block()])
+        self.head = nn.Linear(8, 30, bias=False)
+        if tied:
+            self.head.weight = self.tokens.weight
+
+
+def matrices(model, **kwargs):
+    return [name for name, kind in matrices_and_rest(model, **kwargs).items() if kind == "matrices"]
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_the_matrices_of_a_language_model_are_those_of_its_blocks(tied):
+    """Also where the width is the number of places, so that a layer looks like a head."""
+    model = Language(tied)
+    expected = [f"blocks.{i}.{name}.weight" for i in range(2) for name in ("qkv", "out")]
+    assert matrices(model) == expected
+    assert list(matrices_and_rest(model)) == [name for name, _ in model.named_parameters()]
+
+
+def test_the_head_of_another_model_is_its_last_layer_or_the_one_that_is_named():
+    model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.Linear(8, 8), nn.Linear(8, 2))
+    assert matrices(model) == ["0.weight", "2.weight"]
+    assert matrices(model, head="2") == ["0.weight", "3.weight"]
+    with pytest.raises(ValueError, match=r"no module 'top' to be the head; it has \['0', '1'"):
+        matrices_and_rest(model, head="top")
+
+
+def test_parameters_with_embed_in_their_name_are_the_rest():
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 2))
+    model.pos_embed = nn.Parameter(torch.zeros(1, 5, 4))
+    model.mix = nn.Parameter(torch.zeros(5, 4))
+    model.gain = nn.Parameter(torch.zeros(1, 1, 4))
+    assert matrices(model) == ["mix", "0.weight"]
+
+
+def test_matrices_and_rest_are_two_optimizers_in_one():
+    model = Language(tied=False)
+    muon = Chain(Momentum(0.95, nesterov=True), Orthogonalize(scale="match_rms_adamw"))
+    two = Partition({"matrices": muon, "rest": Adam()}, matrices_and_rest(model))
+    opt = Modular(model.named_parameters(), two, WeightDecay(0.1), LR(1e-2))
+    for p in model.parameters():
+        p.grad = torch.ones_like(p)
+    opt.step()
+    for name, p in model.named_parameters():
+        inside = {key.split("/")[1] for key in opt.state[p]}
+        assert inside == ({"matrices"} if name in matrices(model) else {"rest"})

@@ -182,8 +182,8 @@ def test_the_factor_is_what_every_tensor_was_scaled_by(case: Case):
         )
         assert norm.shape == factor.shape == clipped.shape
         assert clipped.equal(factor < 1)
-        if case.scope == "slices":
-            continue
+        if not (case.make().scope is None or isinstance(case.make().scope, str)):
+            continue  # slices have a factor each
         moved = {n: before[n] - p.detach().double() for n, p in params.items()}
         seen = {round((moved[n].norm() / g.double().norm()).item(), 3) for n, g in grads.items()}
         known = {round(f, 3) for f in factor.reshape(-1).tolist()}

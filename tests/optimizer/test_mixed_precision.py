@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn import Parameter
 
 from tests.helpers import equal, network, same
+from tests.modules.rows.row import with_lr
 from tests.table import ROWS
 from torchzero_clip import (
     LR,
@@ -437,8 +438,7 @@ def test_every_module_steps_under_a_grad_scaler(row):
     for _ in range(2):
         torch.manual_seed(0)
         models.append(torch.nn.Linear(4, 3, bias=False))
-        tail = [] if row.cls is LR else [LR(1e-2)]
-        opts.append(Modular(models[-1].named_parameters(), make(), *tail))
+        opts.append(Modular(models[-1].named_parameters(), *with_lr(make(), 1e-2)))
     scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10, growth_interval=10**6)
     for step in range(5):
         overflow = step == 2

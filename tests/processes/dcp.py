@@ -27,6 +27,7 @@ from torch.distributed.checkpoint.state_dict import (
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
+from tests.modules.rows.row import with_lr
 from tests.table import ROWS
 from torchzero_clip import (
     LR,
@@ -155,8 +156,7 @@ def modules() -> list[str]:
             torch.manual_seed(0)
             model: Any = nn.Sequential(nn.Linear(5, 8, bias=False), nn.Linear(8, 3, bias=False))
             fully_shard(model, mesh=line())
-            tail = [] if row.cls is LR else [LR(1e-2)]
-            return model, Modular(model.named_parameters(), make(), *tail)
+            return model, Modular(model.named_parameters(), *with_lr(make(), 1e-2))
 
         def half(model: Any, opt: Any, start: int) -> None:
             for step in range(start, start + 3):

@@ -27,6 +27,7 @@ from torch.distributed.tensor import DTensor, Shard
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.nn.parallel import DistributedDataParallel
 
+from tests.modules.rows.row import with_lr
 from tests.table import ROWS
 from torchzero_clip import (
     AGC,
@@ -209,8 +210,7 @@ def constructions() -> Iterator[tuple[str, list[Transform], bool, int]]:
             if i and not EVERY and (row.cls, label) not in SCOPES:
                 continue
             steps = STEPS if i == 0 else 4
-            tail = [LR(1e-2)] if row.cls is not LR else []
-            yield f"{row.cls.__name__}[{label}]", [make(), *tail], row.matrices, steps
+            yield f"{row.cls.__name__}[{label}]", with_lr(make(), 1e-2), row.matrices, steps
     clips: dict[str, Callable[[], list[Transform]]] = {
         "head": lambda: [ClipNorm(0.5, dim="global"), Adam(), WeightDecay(0.01), LR(1e-2)],
         "head/grad": lambda: [ClipNorm(0.5, dim="global", target="grad"), Adam(), LR(1e-2)],

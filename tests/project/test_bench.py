@@ -13,13 +13,14 @@ import pytest
 import torch
 from torch.nn import Parameter
 
-from benchmarks import norms, overhead, small, versions
+from benchmarks import muon, muon_clipping, norms, overhead, small, versions
 from benchmarks.step import __main__ as command
 from benchmarks.step import bars, memory, timing
 from benchmarks.step.bars import Bar
 from benchmarks.step.chains import COMPILED, HEADLINE, OURS, PEERS, RACES, Race, installed
 from benchmarks.step.shapes import SHAPES
 from benchmarks.step.timing import BARE, Result
+from tests.helpers import ROOT
 
 CONTESTANTS = [
     (chain, name)
@@ -344,3 +345,43 @@ def test_small_races_compare_equal_steps(name):
         ends[who] = [*params, *([p.grad for p in params] if "clip_grad" in name else [])]
     for end in ends.values():
         torch.testing.assert_close(end, ends[small.TORCH], rtol=1e-4, atol=1e-6)
+
+
+# ---------------------------------------------------------------------- Muon
+
+
+def test_the_page_about_muon_has_the_table_of_its_script():
+    assert "\n".join(muon_clipping.table()) in (ROOT / "docs" / "muon.md").read_text()
+
+
+PEERS_HERE = [name for name in muon.CONTESTANTS if name not in muon.PEERS]
+
+
+@pytest.mark.skipif(not hasattr(torch.optim, "Muon"), reason="torch has it since 2.9")
+def test_contestants_with_muon_do_what_ours_does():
+    ends = {}
+    for name in PEERS_HERE:
+        params = muon.parameters(muon.SETS["quick"], "cpu")
+        step = muon.CONTESTANTS[name](params)
+        step(), step()
+        ends[name] = [p.detach() for p in params]
+    start = [p.detach() for p in muon.parameters(muon.SETS["quick"], "cpu")]
+    for name, found in ends.items():
+        away = 0.15 if name == "torch.optim.Muon" else 1e-5  # which iterates in bfloat16
+        for p, q, w in zip(found, ends[muon.OURS], start, strict=True):
+            assert (p - q).norm() < away * (q - w).norm(), name
+
+
+def test_a_race_has_a_row_for_each_contestant_and_ours_beside_itself_is_one():
+    names = [muon.OURS, "torch.optim.Muon in float32"]
+    times = muon.race(muon.SETS["quick"], names, 2, "cpu")
+    assert {name: len(row) for name, row in times.items()} == dict.fromkeys(names, 2)
+    assert muon.report(times)[2].endswith("| 1.00 |")
+
+
+@pytest.mark.slow
+def test_owners_do_their_share_and_gathering_does_all():
+    rows = [line.split(" | ") for line in muon.ranks_report(2, muon.SETS["quick"])[2:]]
+    assert [row[4] for row in rows] == ["4 |", "4 |"]
+    assert 0.5 <= float(rows[0][2]) < 0.7
+    assert float(rows[1][2]) == 1.0

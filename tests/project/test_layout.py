@@ -165,7 +165,7 @@ def test_lambdas_and_comprehensions_count_as_part_of_their_function():
 
 
 def test_every_page_belongs_to_one_of_the_folders():
-    assert FOLDERS == ["adaptive", "clipping", "descent", "flow"]
+    assert FOLDERS == ["adaptive", "clipping", "descent", "flow", "matrices"]
     assert all(page.parent.parent == PACKAGE / "modules" for page in PAGES)
 
 

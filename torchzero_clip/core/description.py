@@ -134,10 +134,9 @@ class Description:
         """Numbers and truths must be what their annotation says, whatever `check` looks at."""
         for name, (kind, optional) in self._kinds.items():
             value = getattr(self, name)
-            if kind is bool and not isinstance(value, bool):
-                raise TypeError(
-                    f"{type(self).__name__}: {name} must be True or False, got {value!r}"
-                )
+            if kind is bool and not (isinstance(value, bool) or (optional and value is None)):
+                words = "True, False or None" if optional else "True or False"
+                raise TypeError(f"{type(self).__name__}: {name} must be {words}, got {value!r}")
             if kind is not bool:
                 self.require(name, integer=kind is int, optional=optional)
 

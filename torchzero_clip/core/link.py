@@ -26,6 +26,7 @@ class Link:
         self.path = path
         self.children = children
         self.keys: dict[str, str] = {}  # field -> key in param_groups; filled by GroupKeys
+        self.read: dict[str, Link] = {}  # live value of another -> the link that owns it
         self._state_names: dict[str, bool] | None = None
 
     def walk(self) -> Iterator[Link]:
@@ -37,6 +38,8 @@ class Link:
     def values(self, settings: Mapping[str, Any]) -> Group:
         """The live values in one group; those of the links inside under their names."""
         values = {name: self._value(name, settings[key]) for name, key in self.keys.items()}
+        for name, owner in self.read.items():
+            values[name] = owner._value(name, settings[owner.keys[name]])
         for child in self.children:
             values[child.path.rpartition("/")[2]] = child.values(settings)
         return values

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import field
 from typing import Any, ClassVar, Literal
 
@@ -12,6 +13,7 @@ from torchzero_clip.core.bucket import Bucket
 from torchzero_clip.core.description import Description
 from torchzero_clip.core.engine import FusedKernel, Group, Rule, State, updated
 from torchzero_clip.core.lazy import Lazy
+from torchzero_clip.core.norms.owners import by_owners
 from torchzero_clip.core.norms.shards import full, put
 from torchzero_clip.core.tensorlist import TensorList
 
@@ -51,6 +53,11 @@ class Transform(Description):
         """The transformed update of one bucket."""
         raise NotImplementedError(f"{type(self).__name__} has neither update nor step")
 
+    @property
+    def reads(self) -> tuple[str, ...]:
+        """Live values of other links that `group` has too, as "lr": one link must own each."""
+        return ()
+
     def fused(self, group: Group) -> FusedKernel | None:
         """The fused optimizer of torch that does `update` and the subtraction at once, if any."""
         return None
@@ -62,9 +69,13 @@ class Transform(Description):
     def step(self, buckets: list[Bucket]) -> list[Bucket]:
         """Transform the whole model; an empty list ends the step."""
         for bucket in buckets:
-            u = bucket.u.to(bucket.state_dtype)
-            bucket.u = bucket.session.update(self.rule(bucket), u, bucket.state, bucket.group)
+            u, group = bucket.u.to(bucket.state_dtype), self.group_of(bucket)
+            bucket.u = bucket.session.update(self.rule(bucket), u, bucket.state, group)
         return buckets
+
+    def group_of(self, bucket: Bucket) -> Group:
+        """The group that `update` sees."""
+        return bucket.group
 
     def prepare(self, buckets: list[Bucket]) -> list[Bucket]:
         """Make the state that `step` would make; returns what later links will see."""
@@ -119,9 +130,18 @@ class TensorwiseTransform(Transform):
         ]
         return TensorList(out)  # may be state: borrowed
 
+    def operations(self, param: Tensor) -> float:
+        """Floating-point operations for a parameter; above 0, where it is sharded, one rank does
+        them, its owner, and `update` sees it there, without state, parameters and gradients.
+        """
+        return 0.0
+
     def rule(self, bucket: Bucket) -> Rule:
-        """Sharded tensors are gathered, since the function of a part is not part of it."""
-        return Gathered(self, bucket) if any(bucket.layouts) else super().rule(bucket)
+        """Sharded tensors are made whole, since the function of a part is not part of it."""
+        if not any(bucket.layouts):
+            return super().rule(bucket)
+        costs = [self.operations(p) for p in bucket.originals]
+        return Owned(self, bucket, costs) if any(costs) else Gathered(self, bucket)
 
 
 class Pairs:
@@ -158,6 +178,30 @@ class Gathered:
             for stored, new in zip(row, whole[name], strict=True):
                 put(stored, new)
         return TensorList(bucket.parts(out))
+
+    def fused(self, group: Group) -> FusedKernel | None:
+        return None
+
+    def affine(self, group: Group) -> tuple[Any, Any] | None:
+        return None
+
+
+class Owned:
+    """A rule that sees whole tensors on the ranks that own them."""
+
+    def __init__(self, rule: TensorwiseTransform, bucket: Bucket, costs: Sequence[float]) -> None:
+        self.inner, self.bucket, self.costs = rule, bucket, costs
+
+    def update(self, u: TensorList, state: State, group: Group) -> TensorList:
+        live = {name: value for name, value in group.items() if name not in ("params", "grads")}
+
+        def work(whole: list[Tensor], where: list[int]) -> list[Tensor]:
+            names = [self.bucket.names[i] for i in where]
+            some = live | {"param_names": names}
+            return updated(self.inner, TensorList(whole, owned=True), {}, some).tensors
+
+        made = by_owners(u.tensors, self.bucket.layouts, self.costs, work)
+        return u.copy_(TensorList(made))
 
     def fused(self, group: Group) -> FusedKernel | None:
         return None

@@ -117,6 +117,16 @@ class Units:
         stats = norms.scaled(self._flowing(), torch.stack(rows), self.order)
         return self._finish(stats, self.order)
 
+    def over(self, norm: Tensor, dims_of: Callable[[Tensor], tuple[int, ...]]) -> Tensor:
+        """The root of the sum of squares over the slices of larger ones, at each slice.
+
+        `dims_of` says which dims those run along: all of a tensor, or the matrices of a stack.
+        """
+        assert self.map.lengths is not None
+        tensors = [p for bucket in self.buckets for p in bucket.originals]
+        rows = zip(norm.split(self.map.lengths), self.map.slices, tensors, strict=True)
+        return torch.cat([_over(part.view(shape), dims_of(t)) for part, shape, t in rows])
+
     def finite(self, norm: Tensor) -> Tensor:
         """A flag a unit: whether its norm is a number, in the precision of state."""
         return torch.isfinite(norm.to(self.dtype))
@@ -296,3 +306,11 @@ class Joined(Lazy):
 
     def compute(self) -> list[Tensor]:
         return [t for some in self.lists for t in some]
+
+
+def _over(grid: Tensor, dims: tuple[int, ...]) -> Tensor:
+    """The norms along some dims of a grid, at each of its entries."""
+    if not grid.numel():
+        return grid.flatten()
+    whole = torch.linalg.vector_norm(grid, dim=dims, keepdim=True)
+    return whole.expand_as(grid).flatten()

@@ -15,6 +15,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from torchzero_clip.core.chain import send
+from torchzero_clip.core.norms.owners import route
+from torchzero_clip.core.norms.shards import layout_of
+from torchzero_clip.core.transform import TensorwiseTransform
 from torchzero_clip.engines import Compiled
 from torchzero_clip.engines.compiled.program import Launch
 from torchzero_clip.optimizer.rounding import subtract
@@ -95,7 +98,8 @@ def explain(optimizer: Any, make: Callable[..., Any]) -> str:
     rows = [_row(label, traffic, numbers) for label, traffic in _watch(twin)]
     reads, writes = sum([row[1] for row in rows]), sum([row[2] for row in rows])
     width = max([len(row[0]) for row in rows])
-    lines = [repr(optimizer.chain)[len("Chain(") : -1], *_parameters(optimizer), ""]
+    told = [*_parameters(optimizer), *_owners(optimizer)]
+    lines = [repr(optimizer.chain)[len("Chain(") : -1], *told, ""]
     lines.append(f"{'':{width}}  reads  writes   bytes a number")
     lines += [f"{label:{width}}  {r:5.3g}  {w:6.3g}   {how}" for label, r, w, how in rows]
     kept = sum([t.numel() for t in twin.engine.workspaces.tensors()])
@@ -159,7 +163,9 @@ def _twin(optimizer: Any, make: Callable[..., Any]) -> Any:
 
 
 def _small(p: Tensor) -> Parameter:
-    shape = [SIZE >> (p.dim() - 1), *[2] * (p.dim() - 1)] if p.dim() else []
+    shape = [SIZE] * p.dim()
+    if p.dim() > 1:  # as many rows as it has, which blocks of them must add up to
+        shape = [len(p), max(2, SIZE // max(len(p), 1)), *[1] * (p.dim() - 2)]
     device = "cpu" if p.device.type == "meta" else p.device
     return Parameter(torch.full(shape, 0.01, dtype=p.dtype, device=device))
 
@@ -195,3 +201,20 @@ def _parameters(optimizer: Any) -> list[str]:
             found[kind] += 1
             sizes[kind] += math.prod(p.shape)
     return [f"{found[kind]} parameters, {sizes[kind]:,} numbers in {kind}" for kind in found]
+
+
+def _owners(optimizer: Any) -> Iterator[str]:
+    """A line for each link whose sharded matrices have owners, and what is gathered instead."""
+    params = [p for group in optimizer.param_groups for p in group["params"] if p.dim() > 1]
+    layouts = [layout for p in params if (layout := layout_of(p)) is not None and layout.split]
+    ranks = [len(route(layout)[1]) for layout in layouts]
+    for link in optimizer.keys.links:
+        needs = getattr(type(link.transform), "operations", TensorwiseTransform.operations)
+        if not layouts or needs is TensorwiseTransform.operations:
+            continue
+        owned, lost = [n for n in ranks if n], ranks.count(0)
+        among = " or ".join(map(str, sorted(set(owned))))
+        has = f"{len(owned)} have owners among {among} ranks" if owned else "none has an owner"
+        why = "that hold a part share no process group"
+        rest = f"; {lost} are gathered, since the ranks {why}" if lost else ""
+        yield f"{link.path}: of {len(ranks)} sharded matrices {has}{rest}"

@@ -51,6 +51,9 @@ class GroupKeys:
                 self.defaults[key] = getattr(link.transform, name)
             if len(links_) > 1:
                 self.ambiguous[name] = [f"{link.path}/{name}" for link in links_]
+        for link in self.links:
+            for name in getattr(link.transform, "reads", ()):
+                link.read[name] = _owner_for(link, name, owners.get(name, []))
 
     def tidy(self, group: dict[str, Any], later: bool = False) -> None:
         """Bring keys to the names in use, fill in defaults, refuse misspellings and the like.
@@ -139,6 +142,20 @@ def refuse_arguments(owner: str, given: Mapping[str, Any], init: Any) -> None:
             f"{owner}: there is no argument {name!r}: put {link}({name}={value!r}) into the chain; "
             f"where a framework passes {name}=, give it a class that optimizer_class(...) makes"
         )
+
+
+def _owner_for(link: Link, name: str, owners: Sequence[Link]) -> Link:
+    """The link whose live value another reads; raises unless there is one."""
+    if len(owners) == 1:
+        return owners[0]
+    if not owners:
+        hint = WELL_KNOWN.get(name, f"a link with {name}")
+        raise ValueError(
+            f"{link.path} reads {name}, but no link of this chain owns it: add {hint} to the chain"
+        )
+    raise ValueError(
+        f"{link.path} reads {name}, which one link may own, got {[other.path for other in owners]}"
+    )
 
 
 def _check_link(link: Link, group: dict[str, Any]) -> None:

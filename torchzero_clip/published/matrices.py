@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Literal
 
 from torchzero_clip.core import Chain
-from torchzero_clip.modules.descent import LR, Momentum, Orthogonalize, WeightDecay
+from torchzero_clip.modules.descent import LR, Momentum, WeightDecay
+from torchzero_clip.modules.matrices import Orthogonalize
 from torchzero_clip.published.name import published
 
 

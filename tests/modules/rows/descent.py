@@ -16,7 +16,6 @@ from torchzero_clip import (
     Chain,
     Lion,
     Momentum,
-    Orthogonalize,
     RMSprop,
     Scale,
     Warmup,
@@ -118,7 +117,10 @@ ROWS = [
     ),
     Row(
         WeightDecay,
-        good={"0.1": lambda: WeightDecay(0.1)},
+        good={
+            "0.1": lambda: WeightDecay(0.1),
+            "cautious": lambda: WeightDecay(0.1, cautious=True),
+        },
         args={"weight_decay": 0.1},
         bad=at_least("weight_decay", 0),
         loose={"none": lambda: WeightDecay(0.0)},
@@ -146,26 +148,5 @@ ROWS = [
         loose={"1": lambda: Warmup(1)},
         memory="free",
         per_entry=True,
-    ),
-    Row(
-        Orthogonalize,
-        good={
-            "default": Orthogonalize,
-            "original": lambda: Orthogonalize(3, scale="original"),
-            "rms": lambda: Orthogonalize(scale="match_rms_adamw"),
-            "muon": lambda: Chain(Momentum(0.95, nesterov=True), Orthogonalize()),
-        },
-        bad=[
-            *number("steps", 0, words="an integer at least 1"),
-            *number("steps", 2.5, error=TypeError, words="an integer at least 1"),
-            *number("eps", 0.0, -1.0, nan, words="a number above 0"),
-            *number("coefficients", (nan, 0.0, 0.0), words="3 numbers"),
-            ({"coefficients": (1.0, 2.0)}, ValueError, "coefficients"),
-            ({"scale": "muon"}, ValueError, "scale must be one of [None, 'original', 'match_rms"),
-        ],
-        complex="refuses",
-        matrices=True,
-        exact=False,
-        loops=30,
     ),
 ]

@@ -11,6 +11,7 @@ from torch import Tensor
 from tests.modules.rows.row import Bad, Row, at_least, number, steps
 from torchzero_clip import (
     EMA,
+    LR,
     Accumulate,
     Adam,
     Chain,
@@ -75,6 +76,19 @@ ROWS = [
         aims=False,
     ),
     Row(
+        Chain,
+        good={
+            "decay with lr": lambda: Chain(WeightDecay(0.1, follows_lr=True), LR(0.5)),
+            "cautious decay with lr": lambda: Chain(
+                WeightDecay(0.1, cautious=True, follows_lr=True), LR(0.5)
+            ),
+        },
+        memory="free",
+        per_entry=True,
+        adds=True,
+        aims=False,
+    ),
+    Row(
         Masked,
         good={
             "norm": lambda: Masked(ClipNorm(0.5), is_weight),
@@ -98,6 +112,10 @@ ROWS = [
             "chain": lambda: Partition(
                 {"weight": Chain(ClipNorm(0.5), Momentum()), "other": Scale(2.0)}, kind
             ),
+            "names": lambda: Partition(
+                {"weight": ClipNorm(0.5), "other": Scale(2.0)},
+                {r"\.weight$": "weight", "": "other"},
+            ),
         },
         args={"transforms": {"other": Scale(2.0)}, "labels": lambda name, p: "other"},
         bad=[
@@ -108,6 +126,8 @@ ROWS = [
             ),
             ({"transforms": {"a": "Scale"}}, TypeError, "transforms must be a dict of label and T"),
             ({"labels": "weight"}, TypeError, "labels must be a function, got 'weight'"),
+            ({"labels": {"*": "other"}}, ValueError, "the keys of labels must be names or regular"),
+            ({"labels": {3: "other"}}, ValueError, "the keys of labels must be names or regular"),
             ({"target": "grad"}, ValueError, "target belongs to the transforms inside, got 'grad'"),
         ],
         loose={"both": lambda: Partition({"weight": ClipNorm(1e9), "other": Scale(1.0)}, kind)},

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 import torch
 
-from torchzero_clip import Transform
+from torchzero_clip import LR, Transform
 
 inf, nan = math.inf, math.nan
 
@@ -68,6 +68,11 @@ class Row:
     """What a limit multiplies the kept numbers by, their rounding among denormals included."""
     measures: int = 1
     """How many lists of tensors the rule takes the norms of."""
+
+
+def with_lr(tfm: Transform, lr: float) -> list[Transform]:
+    """The transform and a learning rate, unless one inside has its own."""
+    return [tfm] if any("lr" in inner.live for inner in tfm.walk()) else [tfm, LR(lr)]
 
 
 def scopes(

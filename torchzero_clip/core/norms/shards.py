@@ -179,7 +179,7 @@ def merge_shards(
     pieces = list(stats.split(list(lengths), dim=1))
     for members in meshes.values():
         some = tuple([layout for i in members if (layout := layouts[i]) is not None])
-        groups, coordinates = _members(some)
+        groups, coordinates = ranks_of(some)
         plan = _plan(some, tuple([dims[i] for i in members]), coordinates, stats.device)
         mine = torch.cat([pieces[i] for i in members], dim=1)
         every = _gather(mine, groups, plan.width)
@@ -251,14 +251,12 @@ def _plan(
     return Plan(width, index.to(device), counts.to(device), tuple(lengths))
 
 
-def _members(layouts: Sequence[Layout]) -> tuple[list[Any], tuple[tuple[int, ...], ...]]:
+def ranks_of(layouts: Sequence[Layout]) -> tuple[list[Any], tuple[tuple[int, ...], ...]]:
     """The process groups to gather over, one after another, and whose columns come, in order."""
     distributed, mesh = torch.distributed, layouts[0].mesh
     dims = sorted(frozenset().union(*[layout.split for layout in layouts]))
-    if len(dims) > 1 and mesh.size() == distributed.get_world_size():
-        ranks = range(mesh.size())
-        every = [tuple((mesh.mesh == rank).nonzero()[0].tolist()) for rank in ranks]
-        return [distributed.group.WORLD], tuple(every)
+    if len(dims) > 1 and (every := all_coordinates(mesh)):
+        return [distributed.group.WORLD], every
     groups = [mesh.get_group(d) for d in dims]
     coordinates = [tuple(mesh.get_coordinate())]
     for d, group in zip(dims, groups, strict=True):
@@ -266,6 +264,18 @@ def _members(layouts: Sequence[Layout]) -> tuple[list[Any], tuple[tuple[int, ...
         places = [line.index(rank) for rank in distributed.get_process_group_ranks(group)]
         coordinates = [(*c[:d], place, *c[d + 1 :]) for place in places for c in coordinates]
     return groups, tuple(coordinates)
+
+
+def all_coordinates(mesh: Any) -> tuple[tuple[int, ...], ...]:
+    """The coordinate of every process, where all are on the mesh; otherwise none."""
+    world = torch.distributed.get_world_size()
+    return _coordinates(mesh) if mesh.size() == world else ()
+
+
+@functools.lru_cache(maxsize=64)
+def _coordinates(mesh: Any) -> tuple[tuple[int, ...], ...]:
+    found = [(mesh.mesh == rank).nonzero()[0].tolist() for rank in range(mesh.size())]
+    return tuple([tuple(coordinate) for coordinate in found])
 
 
 def _without(coordinate: Sequence[int], d: int) -> list[int]:

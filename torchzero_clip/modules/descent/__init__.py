@@ -7,7 +7,6 @@ from torchzero_clip.modules.descent.ema import EMA
 from torchzero_clip.modules.descent.lion import Lion
 from torchzero_clip.modules.descent.lr import LR
 from torchzero_clip.modules.descent.momentum import Momentum
-from torchzero_clip.modules.descent.orthogonalize import Orthogonalize
 from torchzero_clip.modules.descent.rmsprop import RMSprop
 from torchzero_clip.modules.descent.scale import Scale
 from torchzero_clip.modules.descent.warmup import Warmup
@@ -21,7 +20,6 @@ __all__ = [
     "Cautious",
     "Lion",
     "Momentum",
-    "Orthogonalize",
     "RMSprop",
     "Scale",
     "Warmup",

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
+from torch import Tensor
+
 from torchzero_clip.core import Group, Live, State, TensorList, Transform
+from torchzero_clip.core.state import statistic
 
 
 class WeightDecay(Transform):
@@ -15,22 +19,45 @@ class WeightDecay(Transform):
 
     Args:
         weight_decay: How much of the parameter joins the update.
+        cautious: Only the entries with u · w ≥ 0, whose update makes them smaller as well.
+        follows_lr: Times lr over the largest lr so far. The learning rate is another link's: since
+            `LR` multiplies the decay too, it falls with the square of a schedule.
 
     Example:
         >>> opt = Modular(model.parameters(), Adam(), WeightDecay(0.01), LR(1e-3))
 
     Reference:
-        Loshchilov, Hutter, "Decoupled weight decay regularization", arXiv 1711.05101.
+        Loshchilov, Hutter, "Decoupled weight decay regularization", arXiv 1711.05101. Cautious:
+        Chen et al., arXiv 2510.12402. With the learning rate: Defazio, "Why gradients rapidly
+        increase near the end of training", arXiv 2506.02285.
     """
 
     weight_decay: Live[float]
+    cautious: bool = False
+    follows_lr: bool = False
 
     def check(self) -> None:
         super().check()
         self.require("weight_decay", at_least=0)
 
-    def update(self, u: TensorList, state: State, group: Group) -> TensorList:
-        return u.add_(group["params"], alpha=group["weight_decay"])
+    @property
+    def reads(self) -> tuple[str, ...]:
+        return ("lr",) if self.follows_lr else ()
 
-    def affine(self, group: Group) -> tuple[Any, Any]:
-        return 1.0, group["weight_decay"]
+    def init(self, param: Tensor) -> dict[str, Tensor]:
+        return {"largest_lr": statistic(0.0, param)} if self.follows_lr else {}
+
+    def update(self, u: TensorList, state: State, group: Group) -> TensorList:
+        decay, w = group["weight_decay"], group["params"]
+        if self.follows_lr:
+            largest = state["largest_lr"].maximum_(group["lr"]).stack()
+            share = (group["lr"] / largest).clamp(max=1)
+            decay = decay * torch.where(largest > 0, share, torch.ones_like(share))
+        if self.cautious:
+            signs = u.sign().mul_(w.to(u.dtype).sign())
+            w = signs.add_(1).minimum_(1).mul_(w)  # w where the signs agree, or one is 0
+        return u.add_(w, alpha=decay)
+
+    def affine(self, group: Group) -> tuple[Any, Any] | None:
+        plain = not (self.cautious or self.follows_lr)
+        return (1.0, group["weight_decay"]) if plain else None

@@ -6,6 +6,7 @@ from torchzero_clip.modules.flow.guard import Guard
 from torchzero_clip.modules.flow.identity import Identity
 from torchzero_clip.modules.flow.lambda_ import Lambda
 from torchzero_clip.modules.flow.masked import Masked
+from torchzero_clip.modules.flow.matrices_and_rest import matrices_and_rest
 from torchzero_clip.modules.flow.noise import Noise
 from torchzero_clip.modules.flow.partition import Partition
 from torchzero_clip.modules.flow.skip_large import SkipLarge
@@ -22,4 +23,5 @@ __all__ = [
     "Partition",
     "SkipLarge",
     "When",
+    "matrices_and_rest",
 ]

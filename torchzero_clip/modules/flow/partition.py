@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from torch import Tensor
 
 from torchzero_clip.core import Bucket, Transform, send
+from torchzero_clip.core.names import by_name, check_patterns
 from torchzero_clip.modules.flow.masked import check_function, split
 
 
@@ -17,25 +18,28 @@ class Partition(Transform):
 
     Args:
         transforms: A transform or Chain for each label.
-        labels: The label of a parameter, from its name ("" unless the optimizer was given
-            `model.named_parameters()`) and value.
+        labels: The label of a parameter: a function of its name ("" unless the optimizer was given
+            `model.named_parameters()`) and value, or a dict of name or regular expression and
+            label, in which the first that is found in the name counts.
 
     Example:
         >>> muon = Chain(Momentum(0.95, nesterov=True), Orthogonalize(scale="match_rms_adamw"))
-        >>> kind = lambda name, p: "matrix" if p.dim() == 2 else "other"
-        >>> opt = Modular(
-        ...     model.parameters(), Partition({"matrix": muon, "other": Adam()}, kind), LR(1e-3)
-        ... )
+        >>> kinds = matrices_and_rest(model)
+        >>> two = Partition({"matrices": muon, "rest": Adam()}, kinds)
+        >>> opt = Modular(model.named_parameters(), two, LR(1e-3))
     """
 
     transforms: Mapping[str, Transform]
-    labels: Callable[[str, Tensor], str]
+    labels: Callable[[str, Tensor], str] | Mapping[str, str]
 
     inner = "branches"
 
     def check(self) -> None:
         super().check()
-        check_function(self, "labels")
+        if isinstance(self.labels, Mapping):
+            check_patterns(self, "labels")
+        else:
+            check_function(self, "labels")
         inner = self.transforms.values() if isinstance(self.transforms, Mapping) else [None]
         if not all(isinstance(tfm, Transform) for tfm in inner):
             raise TypeError(
@@ -65,10 +69,26 @@ class Partition(Transform):
         return split(buckets, lambda name, p: self._label(name, p) == label)[0]
 
     def _label(self, name: str, p: Tensor) -> str:
-        label = self.labels(name, p)
+        label = self._found(name, p) if isinstance(self.labels, Mapping) else self.labels(name, p)
         if label not in self.transforms:
             raise ValueError(
                 f"Partition: labels gave {label!r} for parameter {name!r} of shape "
                 f"{tuple(p.shape)}; the labels are {list(self.transforms)}"
             )
         return label
+
+    def _found(self, name: str, p: Tensor) -> str:
+        """The label that the dict has for a name."""
+        assert isinstance(self.labels, Mapping)
+        if (key := by_name(self.labels, name)) is not None and name:
+            return self.labels[key]
+        way = "add one" if name else "pass model.named_parameters() to the optimizer"
+        raise ValueError(
+            f"Partition: no name or regular expression of labels is found in {name!r}, the name of "
+            f"a parameter of shape {tuple(p.shape)}: {way}; labels has {_some(self.labels)}"
+        )
+
+
+def _some(labels: Mapping[str, str]) -> str:
+    """The first keys."""
+    return ", ".join([*map(repr, list(labels)[:5]), *["..."] * (len(labels) > 5)])

@@ -1,0 +1,89 @@
+"""Whole matrices: their singular values and their rows."""
+
+from __future__ import annotations
+
+import math
+
+from tests.modules.rows.row import Bad, Row, at_least, number, share
+from torchzero_clip import (
+    Chain,
+    ClipSpectral,
+    EqualRows,
+    Momentum,
+    NeuronNorm,
+    Orthogonalize,
+)
+
+inf, nan = math.inf, math.nan
+
+STACKS: list[Bad] = [({"stacks": 2}, TypeError, "stacks must be True, False or None, got 2")]
+
+ROWS = [
+    Row(
+        Orthogonalize,
+        good={
+            "default": Orthogonalize,
+            "original": lambda: Orthogonalize(3, scale="original"),
+            "rms": lambda: Orthogonalize(scale="match_rms_adamw"),
+            "muon": lambda: Chain(Momentum(0.95, nesterov=True), Orthogonalize()),
+            "polar express": lambda: Orthogonalize(5, "polar_express"),
+            "blocks": lambda: Orthogonalize(blocks={"conv": 2, r"head\.w": (1, 2)}),
+        },
+        bad=[
+            *number("steps", 0, words="an integer at least 1 or None"),
+            *number("steps", 2.5, error=TypeError, words="an integer at least 1 or None"),
+            *at_least("eps", 0),
+            ({"coefficients": (nan, 0.0, 0.0)}, ValueError, "coefficients must be one of ['quin"),
+            ({"coefficients": (1.0, 2.0)}, ValueError, "3 numbers, or 3 numbers for each step"),
+            ({"coefficients": ()}, ValueError, "coefficients must be one of ['quintic', 'polar"),
+            ({"coefficients": "cubic"}, ValueError, "for each step, got 'cubic'"),
+            ({"coefficients": None}, ValueError, "for each step, got None"),
+            ({"scale": "muon"}, ValueError, "scale must be one of [None, 'original', 'match_rms"),
+            ({"blocks": 3}, TypeError, "blocks must be a dict of name or regular expression and"),
+            ({"blocks": {"(": 3}}, ValueError, "the keys of blocks must be names or regular expr"),
+            *STACKS,
+        ],
+        complex="refuses",
+        matrices=True,
+        exact=False,
+        loops=30,
+    ),
+    Row(
+        ClipSpectral,
+        good={"0.5": lambda: ClipSpectral(0.5)},
+        args={"max_norm": 1.0},
+        bad=[*at_least("max_norm", 0), *STACKS],
+        loose={"1e9": lambda: ClipSpectral(1e9)},
+        complex="refuses",
+        matrices=True,
+        exact=False,
+        loops=30,
+    ),
+    Row(
+        EqualRows,
+        good={"default": EqualRows},
+        bad=STACKS,
+        nonfinite="scaled",
+        scope={"default": "tensor"},
+        complex="turns",
+        matrices=True,
+        loops=12,
+    ),
+    Row(
+        NeuronNorm,
+        good={
+            "default": NeuronNorm,
+            "longer": lambda: NeuronNorm(0.5, neurons="longer"),
+        },
+        bad=[
+            *share("beta"),
+            ({"neurons": "columns"}, ValueError, "neurons must be one of ['rows', 'longer'], got"),
+            *STACKS,
+        ],
+        memory="guarded",
+        scope={"default": "tensor", "longer": "tensor"},
+        complex="turns",
+        matrices=True,
+        loops=20,
+    ),
+]

@@ -1,0 +1,294 @@
+"""What `test_owners.py` starts on every rank: matrices that one rank each works on.
+
+torchrun --nproc-per-node 4 tests/processes/owners.py balance equal save load
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections import Counter
+from collections.abc import Callable, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
+from torch.utils.flop_counter import FlopCounterMode
+
+from torchzero_clip import (
+    LR,
+    Adam,
+    Chain,
+    ClipSpectral,
+    EqualRows,
+    Modular,
+    Momentum,
+    NeuronNorm,
+    Normalize,
+    Orthogonalize,
+    Partition,
+    Transform,
+    WeightDecay,
+)
+from torchzero_clip.core.norms import owners as exchange
+
+WIDTH = 32  # of GPT-2 small, 768 wide; the shapes are the same
+LAYERS = 12
+GPT2 = [(3 * WIDTH, WIDTH), (WIDTH, WIDTH), (4 * WIDTH, WIDTH), (WIDTH, 4 * WIDTH)]
+UNEVEN = [(5, 7), (3, 2), (7, 5), (9, 4), (1, 6), (2, 3), (5, 7)]  # and empty on some ranks
+
+
+def muon() -> list[Transform]:
+    return [Momentum(0.95, nesterov=True), Orthogonalize(scale="original"), WeightDecay(0.1)]
+
+
+def nanochat() -> list[Transform]:
+    """Momentum, equal rows, Polar Express, the norm √rows, neurons, cautious decay."""
+    return [
+        Momentum(0.95, nesterov=True, dampening=0.95),
+        EqualRows(),
+        Orthogonalize(5, "polar_express"),
+        Normalize(per_shape="sqrt_rows"),
+        NeuronNorm(0.9, neurons="longer"),
+        WeightDecay(0.1, cautious=True),
+    ]
+
+
+def drawn(shape: Sequence[int], seed: int) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+def sharded(t: Tensor, mesh: Any, placements: Sequence[Any]) -> Any:
+    return distribute_tensor(t, mesh, list(placements), src_data_rank=None)
+
+
+def both(
+    shapes: Sequence[Sequence[int]], mesh: Any, placements: Callable[[int], Sequence[Any]]
+) -> tuple[list[nn.Parameter], list[nn.Parameter]]:
+    """The same parameters plain and sharded."""
+    plain = [nn.Parameter(drawn(shape, i)) for i, shape in enumerate(shapes)]
+    split = [nn.Parameter(sharded(p.detach(), mesh, placements(i))) for i, p in enumerate(plain)]
+    return plain, split
+
+
+def give(params: Sequence[nn.Parameter], step: int) -> None:
+    """Set the gradients of a step, sharded as their parameters are."""
+    for i, p in enumerate(params):
+        grad = drawn(p.shape, 1000 * (step + 1) + i)
+        whole = isinstance(p, DTensor)
+        p.grad = sharded(grad, p.device_mesh, p.placements) if whole else grad
+
+
+def whole(t: Tensor) -> Tensor:
+    return t.full_tensor() if isinstance(t, DTensor) else t
+
+
+@contextmanager
+def counted(*names: str) -> Any:
+    """Counts calls of functions of torch.distributed, and the bytes that they send."""
+    calls: Counter[str] = Counter()
+    kept = {name: getattr(dist, name) for name in names}
+
+    def watch(name: str) -> Callable[..., Any]:
+        def call(out: Tensor, data: Tensor, *args: Any, **kwargs: Any) -> Any:
+            calls[name] += 1
+            calls["bytes"] += data.numel() * data.element_size()
+            return kept[name](out, data, *args, **kwargs)
+
+        return call
+
+    for name in names:
+        setattr(dist, name, watch(name))
+    try:
+        yield calls
+    finally:
+        for name, function in kept.items():
+            setattr(dist, name, function)
+
+
+def line() -> Any:
+    return init_device_mesh("cpu", (dist.get_world_size(),))
+
+
+def square() -> Any:
+    return init_device_mesh("cpu", (dist.get_world_size() // 2, 2), mesh_dim_names=("a", "b"))
+
+
+def operations(step: Callable[[], Any]) -> int:
+    with FlopCounterMode(display=False) as counter:
+        step()
+    return counter.get_total_flops()
+
+
+# ---------------------------------------------------------------------- what is checked
+
+
+def balance() -> list[str]:
+    """GPT-2's matrices: a fair share of the operations, two collectives for each shape."""
+    wrong = []
+    shapes = [shape for _ in range(LAYERS) for shape in GPT2]
+    for mesh, placements in ((line(), [Shard(0)]), (square(), [Replicate(), Shard(0)])):
+        plain, split = both(shapes, mesh, lambda i, found=placements: found)
+        opts = [Modular(params, *muon(), LR(0.02)) for params in (plain, split)]
+        for params, opt in zip((plain, split), opts, strict=True):
+            give(params, 0)
+            opt.step()
+            give(params, 1)
+        all_of_it = operations(opts[0].step)
+        with counted("all_to_all_single", "all_reduce", "all_gather_into_tensor") as calls:
+            mine = operations(opts[1].step)
+        share = torch.tensor([mine / all_of_it])
+        dist.all_reduce(share, dist.ReduceOp.MAX)
+        if not 0 < share.item() <= 1.1 / dist.get_world_size():
+            wrong.append(f"balance: {share.item():.3f} of the operations on one rank")
+        sent = calls.pop("bytes")
+        if "48 sharded matrices 48 have owners among 4 ranks" not in opts[1].explain():
+            wrong.append(opts[1].explain())
+        if calls != {"all_to_all_single": 2 * len(GPT2)}:
+            wrong.append(f"balance: {dict(calls)}")
+        most = 2 * 4 * sum(p.numel() for p in plain) / mesh.size(-1) * mesh.ndim
+        if sent > most:  # its part goes once, and what it made comes back to all that share it
+            wrong.append(f"balance: {sent} bytes sent, more than {most}")
+    return wrong
+
+
+def equal() -> list[str]:
+    """Sharded in every way a matrix can be, a step is what it is on one process."""
+    wrong = []
+    world = dist.get_world_size()
+    ways: dict[str, tuple[Any, Callable[[int], Sequence[Any]]]] = {
+        "rows": (line(), lambda i: [Shard(0)]),
+        "columns and whole": (line(), lambda i: [(Shard(0), Shard(1), Replicate())[i % 3]]),
+    }
+    if world == 4:
+        ways["HSDP"] = square(), lambda i: [Replicate(), Shard(0)]
+        ways["two dims"] = square(), lambda i: [Shard(0), Shard(1)]
+        ways["some"] = square(), lambda i: [Replicate(), Shard(i % 2)]
+        ways["half a mesh"] = square()["b"], lambda i: [Shard(0)]
+    for name, (mesh, placements) in ways.items():
+        for label, chain in {
+            "muon": muon(),
+            "nanochat": nanochat(),
+            "spectral": [Momentum(0.9), ClipSpectral(0.5)],
+            "blocks": [Orthogonalize(blocks={"^p0$": 3, "^p2$": 4, "^p4$": (2, 3)})],
+            "74": muon(),
+        }.items():
+            if label == "74" and name != "rows":
+                continue
+            shapes = [(8, 12)] * 74 if label == "74" else [*GPT2, *UNEVEN]
+            plain, split = both(shapes, mesh, placements)
+            opts = []
+            for params in (plain, split):
+                named = [(f"p{i}", p) for i, p in enumerate(params)]
+                opts.append(Modular(named, *chain, LR(0.02)))
+            for step in range(2):
+                for params, opt in zip((plain, split), opts, strict=True):
+                    give(params, step)
+                    opt.step()
+            away = max((a - whole(b)).abs().max().item() for a, b in zip(plain, split, strict=True))
+            if not away < 1e-5:
+                wrong.append(f"equal {name} {label}: off by {away:.1e}")
+    return wrong
+
+
+def gathered() -> list[str]:
+    """Where ranks that share a matrix share no group it is gathered, and comes out the same."""
+    known, exchange.all_coordinates = exchange.all_coordinates, lambda mesh: ()
+    try:
+        plain, split = both(
+            UNEVEN, square(), lambda i: [Shard(0), Shard(1) if i % 2 else Replicate()]
+        )
+        opts = [Modular(params, *muon(), LR(0.02)) for params in (plain, split)]
+        for params, opt in zip((plain, split), opts, strict=True):
+            give(params, 0)
+            with counted("all_to_all_single") as calls:
+                opt.step()
+        plan = opts[1].explain()
+    finally:
+        exchange.all_coordinates = known
+    if (
+        "7 sharded matrices 4 have owners among 2 ranks; 3 are gathered, since the ranks"
+        not in plan
+    ):
+        return [plan]
+    away = max((a - whole(b)).abs().max().item() for a, b in zip(plain, split, strict=True))
+    right = away < 1e-5 and calls["all_to_all_single"] == 2 * 3  # of the shapes that have owners
+    return [] if right else [f"gathered: off by {away:.1e}, {dict(calls)}"]
+
+
+def loads() -> list[str]:
+    """The dearest first, each to the rank with the least to do."""
+    found = exchange.owners([1.0, 5.0, 3.0, 3.0, 1.0, 0.0], 2)
+    return [] if found == [0, 0, 1, 1, 0, 1] else [f"loads: {found}"]
+
+
+def model_and_optimizer(mesh: Any) -> tuple[nn.Module, Modular]:
+    from torch.distributed.fsdp import fully_shard
+
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, 9), nn.Tanh(), nn.Linear(9, 5), nn.Linear(5, 5))
+    if mesh is not None:
+        fully_shard(model, mesh=mesh)
+    two = Partition({"a": Chain(*nanochat()), "b": Adam()}, {r"weight$": "a", "": "b"})
+    return model, Modular(model.named_parameters(), two, LR(0.02))
+
+
+def _checkpoint(folder: str, save: bool) -> list[str]:
+    """Save in the middle of a run, or load and compare every bit of state with what was saved."""
+    import torch.distributed.checkpoint as dcp
+    from torch.distributed.checkpoint.state_dict import (
+        get_optimizer_state_dict,
+        set_optimizer_state_dict,
+    )
+
+    model, opt = model_and_optimizer(line())
+    if save:
+        for step in range(3):
+            give(list(model.parameters()), step)
+            opt.step()
+    else:
+        opt.init_state()
+    state = get_optimizer_state_dict(model, opt)
+    full = os.path.join(folder, "full.pt")
+    if save:
+        dcp.save(state, checkpoint_id=os.path.join(folder, "dcp"))
+        kept = {
+            f"{n}/{k}": whole(v)
+            for n, p in model.named_parameters()
+            for k, v in opt.state[p].items()
+        }
+        if dist.get_rank() == 0:
+            torch.save(kept, full)
+        return []
+    dcp.load(state, checkpoint_id=os.path.join(folder, "dcp"))
+    set_optimizer_state_dict(model, opt, state)
+    kept, wrong = torch.load(full), []
+    for n, p in model.named_parameters():
+        for k, v in opt.state[p].items():
+            if not torch.equal(whole(v), kept.pop(f"{n}/{k}")):
+                wrong.append(f"load: {n}/{k} is another")
+    return [*wrong, *[f"load: {key} was lost" for key in kept]]
+
+
+CHECKS = {f.__name__: f for f in (balance, equal, gathered, loads)}
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    for name in sys.argv[1:]:
+        if name in ("save", "load"):
+            wrong = _checkpoint(os.environ["CHECKPOINT_FOLDER"], name == "save")
+        else:
+            wrong = CHECKS[name]()
+        print(f"{name}: {len(wrong)} wrong", *wrong, sep="\n", flush=True)
+    dist.barrier()
+    os._exit(0)  # gloo's threads may abort a process that ends in the usual way
+
+
+if __name__ == "__main__":
+    main()

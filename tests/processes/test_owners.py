@@ -1,0 +1,35 @@
+"""Sharded matrices have owners: `owners.py` runs on several processes."""
+
+import pytest
+
+from tests.processes.launch import on_ranks
+
+CHECKPOINT = pytest.mark.xdist_group("owners")  # one worker makes the checkpoint
+
+
+def ranks(n, *checks):
+    """Run checks on n processes; each prints that nothing was wrong."""
+    for out in on_ranks(n, "-m", "tests.processes.owners", *checks, limit=120):
+        assert out == "".join(f"{check}: 0 wrong\n" for check in checks)
+
+
+def test_a_rank_does_its_share_with_two_collectives_a_shape_and_all_comes_out_as_on_one():
+    ranks(4, "loads", "balance", "equal", "gathered")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """Where four processes have left a checkpoint in the middle of a run."""
+    made = tmp_path_factory.mktemp("owners")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("CHECKPOINT_FOLDER", str(made))
+        ranks(4, "save")
+    return str(made)
+
+
+@pytest.mark.slow
+@CHECKPOINT
+@pytest.mark.parametrize("n", [4, 2, 1])
+def test_a_checkpoint_of_four_is_loaded_bit_for_bit_by_fewer(folder, n, monkeypatch):
+    monkeypatch.setenv("CHECKPOINT_FOLDER", folder)
+    ranks(n, "load")

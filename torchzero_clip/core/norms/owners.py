@@ -1,0 +1,168 @@
+"""Owners: sharded tensors that one rank each works on, so that no work is done twice.
+
+The parts of a tensor go to its owner, which has it whole then, and what the owner makes of it comes
+back in parts: one `all_to_all_single` each way for all tensors of one shape. Shards may be uneven
+or empty, and nothing is padded. On a mesh of several dims that has all ranks, copies share the
+work.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from torchzero_clip.core.norms.shards import Layout, all_coordinates, ranks_of
+
+Coordinates = tuple[tuple[int, ...], ...]
+Work = Callable[[list[Tensor], list[int]], list[Tensor]]
+
+
+def by_owners(
+    parts: Sequence[Tensor],
+    layouts: Sequence[Layout | None],
+    costs: Sequence[float],
+    work: Work,
+) -> list[Tensor]:
+    """The parts here of what the work makes of whole tensors, each of them on one rank.
+
+    Args:
+        parts: Of each tensor what is here.
+        layouts: Of each tensor; those without a route to an owner are gathered on every rank.
+        costs: The operations that each tensor takes, by which the loads of ranks are balanced.
+        work: Called with whole tensors and their indexes; it returns a tensor for each.
+    """
+    out = list(parts)
+    routes: dict[Any, list[tuple[int, Layout]]] = {}
+    alone: list[int] = []
+    known: dict[Any, Coordinates] = {}
+    for i, layout in enumerate(layouts):
+        kind = None if layout is None else (layout.mesh, layout.split)
+        if layout is not None and kind not in known:
+            known[kind] = route(layout)[1]
+        if layout is not None and known[kind]:
+            routes.setdefault((layout.mesh, known[kind]), []).append((i, layout))
+        else:
+            alone.append(i)
+    if alone:
+        rows = [(parts[i], layouts[i]) for i in alone]
+        whole = [part if layout is None else layout.whole(part) for part, layout in rows]
+        for i, t in zip(alone, work(whole, alone), strict=True):
+            layout = layouts[i]
+            out[i] = t if layout is None else layout.part(t)
+    for (_, coordinates), some in routes.items():
+        ranks = owners([costs[i] for i, _ in some], len(coordinates))
+        batches: dict[tuple[int, ...], list[tuple[int, Layout, int]]] = {}
+        for (i, layout), rank in zip(some, ranks, strict=True):
+            batches.setdefault(layout.shape, []).append((i, layout, rank))
+        for batch in batches.values():
+            where = [i for i, _, _ in batch]
+            exchange = Exchange([layout for _, layout, _ in batch], [rank for *_, rank in batch])
+            whole = exchange.there([parts[i] for i in where])
+            made = work(whole, [where[k] for k in exchange.mine]) if whole else []
+            back = exchange.back(made, parts[where[0]])
+            for i, part in zip(where, back, strict=True):
+                out[i] = part
+    return out
+
+
+def owners(costs: Sequence[float], ranks: int) -> list[int]:
+    """The owner of each tensor: the dearest first, each to the rank that has the least to do."""
+    load, found = [0.0] * ranks, [0] * len(costs)
+    for i in sorted(range(len(costs)), key=lambda i: -costs[i]):
+        found[i] = min(range(ranks), key=load.__getitem__)
+        load[found[i]] += costs[i]
+    return found
+
+
+def route(layout: Layout) -> tuple[Any, Coordinates]:
+    """The process group that takes a tensor to an owner, and the coordinates of its ranks.
+
+    There are none for a tensor that is whole here, and for one that is split along two dims of a
+    mesh that has not all ranks, which share no one group.
+    """
+    if layout.split and layout.mesh.ndim > 1 and (every := all_coordinates(layout.mesh)):
+        return torch.distributed.group.WORLD, every
+    if len(layout.split) != 1:
+        return None, ()
+    groups, coordinates = ranks_of([layout])
+    return groups[0], coordinates
+
+
+class Exchange:
+    """The way of some tensors on one mesh to their owners and back.
+
+    Args:
+        layouts: Of each tensor.
+        owners: The place of the owner of each in the process group.
+    """
+
+    def __init__(self, layouts: Sequence[Layout], owners: Sequence[int]) -> None:
+        self.layouts, self.owners = layouts, owners
+        self.group, coordinates = route(layouts[0])
+        self.me, self.ranks = torch.distributed.get_rank(self.group), range(len(coordinates))
+        self.coordinates = coordinates
+        self.places = [_places(layout, coordinates) for layout in layouts]
+        self.mine = self._of(self.me)
+
+    def there(self, parts: Sequence[Tensor]) -> list[Tensor]:
+        """The whole tensors that this rank owns, from the parts of all that are here."""
+        sent = [[parts[k] for k in self._of(r) if self._sends(k, self.me, r)] for r in self.ranks]
+        come = [[k for k in self.mine if self._sends(k, r, self.me)] for r in self.ranks]
+        sizes = [[self.places[k][r][1] for k in come[r]] for r in self.ranks]
+        whole = {k: parts[0].new_empty(self.layouts[k].shape) for k in self.mine}
+        for r, pieces in enumerate(self._swap(sent, sizes, parts[0])):
+            for k, piece in zip(come[r], pieces, strict=True):
+                to = whole[k][self.places[k][r][0]]
+                to.copy_(piece.view(to.shape))
+        return list(whole.values())
+
+    def back(self, made: Sequence[Tensor], like: Tensor) -> list[Tensor]:
+        """The parts here of all tensors, from those that the owners made."""
+        rows = list(zip(self.mine, made, strict=True))
+        sent = [[t[self.places[k][r][0]] for k, t in rows] for r in self.ranks]
+        sizes = [[self.places[k][self.me][1] for k in self._of(r)] for r in self.ranks]
+        parts: dict[int, Tensor] = {}
+        for r, pieces in enumerate(self._swap(sent, sizes, like)):
+            for k, piece in zip(self._of(r), pieces, strict=True):
+                ends = self.layouts[k].extents(self.coordinates[self.me])
+                parts[k] = piece.view([stop - start for start, stop in ends])
+        return [parts[k] for k in range(len(self.layouts))]
+
+    def _of(self, rank: int) -> list[int]:
+        """The tensors that a rank owns."""
+        return [k for k, owner in enumerate(self.owners) if owner == rank]
+
+    def _sends(self, k: int, sender: int, owner: int) -> bool:
+        """Whether a rank sends its part to the owner: of equal copies the one beside it does."""
+        a, b = self.coordinates[sender], self.coordinates[owner]
+        return all([a[d] == b[d] for d in range(len(a)) if d not in self.layouts[k].split])
+
+    def _swap(
+        self, sent: Sequence[Sequence[Tensor]], sizes: Sequence[Sequence[int]], like: Tensor
+    ) -> list[list[Tensor]]:
+        """What each rank has sent here, as pieces of these sizes."""
+        flat = [t.reshape(-1) for some in sent for t in some]
+        data = torch.cat(flat) if flat else like.new_empty(0)
+        out = data.new_empty(sum(map(sum, sizes)))
+        counts = [sum([t.numel() for t in some]) for some in sent]
+        torch.distributed.all_to_all_single(
+            out, data, [sum(some) for some in sizes], counts, group=self.group
+        )
+        pieces = iter(out.split([n for some in sizes for n in some]))
+        return [[next(pieces) for _ in some] for some in sizes]
+
+
+@functools.lru_cache(maxsize=4096)
+def _places(layout: Layout, coordinates: Coordinates) -> tuple[tuple[tuple[slice, ...], int], ...]:
+    """Where the part of each rank lies in the whole tensor, and its number of entries."""
+    found = []
+    for coordinate in coordinates:
+        ends, count = layout.extents(coordinate), 1
+        for start, stop in ends:
+            count *= stop - start
+        found.append((tuple([slice(*end) for end in ends]), count))
+    return tuple(found)

@@ -1,0 +1,57 @@
+"""matrices_and_rest: which parameters of a model are for Muon."""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+
+EMBEDDINGS = (nn.Embedding, nn.EmbeddingBag)
+
+
+def matrices_and_rest(model: nn.Module, head: str | None = None) -> dict[str, str]:
+    """The label of every parameter, "matrices" or "rest", for `Partition`.
+
+    Matrices are the weights of two and more dims inside the model. The rest, which the Muon papers
+    leave to Adam, are vectors (biases, gains of norms), numbers, embeddings, whatever has "embed"
+    in its name, and the head with what is tied to it.
+
+    Args:
+        model: The module whose `named_parameters()` the optimizer gets.
+        head: The name of the module that makes the output. By default the linear layers with as
+            many outputs as the largest embedding has rows and, where there are none, the last layer
+            that has a weight of two and more dims.
+
+    Example:
+        >>> kinds = matrices_and_rest(model)
+        >>> muon = Chain(Momentum(0.95, nesterov=True), Orthogonalize(scale="match_rms_adamw"))
+        >>> two = Partition({"matrices": muon, "rest": Adam()}, kinds)
+        >>> opt = Modular(model.named_parameters(), two, LR(1e-3))
+    """
+    modules = dict(model.named_modules())
+    embeddings = [m for m in modules.values() if isinstance(m, EMBEDDINGS)]
+    if head is not None and head not in modules:
+        raise ValueError(
+            f"matrices_and_rest: the model has no module {head!r} to be the head; it has "
+            f"{[name for name in modules if name]}"
+        )
+    heads = _heads(model) if head is None else [modules[head]]
+    rest = {id(p) for m in [*embeddings, *heads] for p in m.parameters()}
+    return {
+        name: "rest" if id(p) in rest or _is_vector(p) or "embed" in name.lower() else "matrices"
+        for name, p in model.named_parameters()
+    }
+
+
+def _heads(model: nn.Module) -> list[nn.Module]:
+    """The layers that make the output."""
+    modules = list(model.modules())
+    words = max([m.num_embeddings for m in modules if isinstance(m, EMBEDDINGS)], default=0)
+    found = [m for m in modules if isinstance(m, nn.Linear) and m.out_features == words]
+    if found:
+        return [*found]
+    layers = [m for m in modules if not all(map(_is_vector, m.parameters(recurse=False)))]
+    return [m for m in layers if not isinstance(m, EMBEDDINGS)][-1:]
+
+
+def _is_vector(p: Tensor) -> bool:
+    """Whether fewer than two dims are longer than 1."""
+    return sum([n > 1 for n in p.shape]) < 2

@@ -1,0 +1,78 @@
+"""Batches: the matrices of a list, those of one shape as one tensor."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, NoReturn
+
+import torch
+from torch import Tensor
+
+from torchzero_clip.core import Transform
+
+MOST = 2**28  # entries of a batch, for which memory is taken several times
+MOST_ON_CPU = 2**19  # of which a few copies fit into the cache
+
+
+def matrix_shape(rule: Transform, t: Tensor, stacks: bool | None) -> tuple[int, int, int]:
+    """How many matrices a tensor is, and their rows and columns."""
+    if t.is_complex():
+        _refuse(rule, t)
+    check_shape(rule, t, stacks)
+    if t.dim() == 3 and stacks:
+        return t.shape[0], t.shape[1], t.shape[2]
+    return 1, t.shape[0], math.prod(t.shape[1:])
+
+
+def check_shape(rule: Transform, t: Tensor, stacks: bool | None) -> None:
+    """Raise a sentence for what is no matrix, or may be many."""
+    name = type(rule).__name__
+    if t.dim() < 2:
+        _refuse(rule, t)
+    if t.dim() == 3 and stacks is None:
+        raise ValueError(
+            f"{name}: a tensor of shape {tuple(t.shape)} may be a stack of matrices or one matrix: "
+            f"say {name}(stacks=True) for {t.shape[0]} matrices of {t.shape[1]} x {t.shape[2]}, or "
+            f"stacks=False for one of {t.shape[0]} x {t.shape[1] * t.shape[2]}"
+        )
+
+
+def _refuse(rule: Transform, t: Tensor) -> NoReturn:
+    raise ValueError(
+        f"{type(rule).__name__} takes real matrices, got shape {tuple(t.shape)} and {t.dtype}: "
+        "give other parameters to another rule, as in Partition or a second optimizer"
+    )
+
+
+def row_dims(t: Tensor, stacks: bool | None) -> tuple[int, ...]:
+    """The dims that a row of the matrices of a tensor runs along."""
+    return tuple(range(2 if stacks and t.dim() == 3 else 1, t.dim()))
+
+
+def matrix_dims(t: Tensor, stacks: bool | None) -> tuple[int, ...]:
+    """The dims that the matrices of a tensor run along."""
+    return tuple(range(1 if stacks and t.dim() == 3 else 0, t.dim()))
+
+
+def in_batches(pieces: Sequence[Tensor], function: Callable[[Tensor], Any]) -> list[Tensor]:
+    """The function of every piece, (count, rows, columns), those of one shape in one call.
+
+    Matrices with more rows than columns come as their transposes.
+    """
+    most = MOST_ON_CPU if pieces and pieces[0].device.type == "cpu" else MOST
+    lying = [x.mT if x.shape[1] > x.shape[2] else x for x in pieces]
+    found: dict[tuple[int, ...], list[list[int]]] = {}
+    for i, x in enumerate(lying):
+        batches = found.setdefault(tuple(x.shape[1:]), [[]])
+        if sum([lying[j].numel() for j in batches[-1]]) + x.numel() > most and batches[-1]:
+            batches.append([])
+        batches[-1].append(i)
+    out = list(pieces)
+    for batches in found.values():
+        for batch in batches:
+            some = [lying[i] for i in batch]
+            made = function(torch.cat(some)).split([len(x) for x in some])
+            for i, x in zip(batch, made, strict=True):
+                out[i] = x if lying[i] is pieces[i] else x.mT
+    return out

@@ -1,0 +1,50 @@
+"""Blocks: the rows of a fused matrix that are matrices of their own, such as heads."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor
+
+from torchzero_clip.core.names import by_name, check_patterns
+
+Cuts: TypeAlias = "int | Sequence[int] | None"
+Blocks: TypeAlias = "Mapping[str, Cuts] | Callable[[str, Tensor], Cuts] | None"
+"""How many equal blocks, or the rows of each: for a name or regular expression, or by a function
+of name and tensor."""
+
+
+def check_blocks(rule: Any) -> None:
+    """Raise a sentence unless `blocks` is of a kind that `block_rows` takes."""
+    if isinstance(rule.blocks, Mapping):
+        check_patterns(rule, "blocks")
+    elif rule.blocks is not None and not callable(rule.blocks):
+        raise TypeError(
+            f"{type(rule).__name__}: blocks must be a dict of name or regular expression and rows, "
+            f"or a function of name and tensor, got {rule.blocks!r}"
+        )
+
+
+def block_rows(rule: Any, name: str, t: Tensor, rows: int) -> list[int]:
+    """The rows of each block of a tensor whose matrices have so many rows."""
+    cuts: Any = None
+    if isinstance(rule.blocks, Mapping):
+        key = by_name(rule.blocks, name)
+        cuts = None if key is None else rule.blocks[key]
+    elif rule.blocks is not None:
+        cuts = rule.blocks(name, t)
+    count = 1 if cuts is None else cuts
+    sizes = [rows // count] * count if isinstance(count, int) and count > 0 else count
+    if not isinstance(sizes, (tuple, list)) or sum(sizes) != rows:
+        raise ValueError(
+            f"{type(rule).__name__}: blocks gave {cuts!r} for {name!r} of {rows} rows: it must be "
+            "a number that divides them, the rows of each block, or None"
+        )
+    return list(sizes)
+
+
+def joined(blocks: Sequence[Tensor]) -> Tensor:
+    """Blocks of rows as one."""
+    return blocks[0] if len(blocks) == 1 else torch.cat(list(blocks), dim=1)

@@ -1,0 +1,55 @@
+"""EqualRows: all rows of a matrix as long as their mean square."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from torchzero_clip.core import Bucket, NormRule, Scope
+from torchzero_clip.modules.matrices.batches import check_shape, matrix_dims, row_dims
+
+
+class EqualRows(NormRule):
+    """each row of u ← row · ‖u‖ / (√rows · ‖row‖)
+
+    The matrix keeps its norm; a row of zeros stays zero. Before `Orthogonalize` it evens out the
+    singular values, so that fewer iterations do.
+
+    Args:
+        stacks: Whether tensors of three dims are a stack of matrices (True) or (first, rest).
+
+    Example:
+        >>> muon = Momentum(0.95, nesterov=True), EqualRows(), Orthogonalize(scale="original")
+        >>> opt = Modular(matrices, *muon, LR(1e-3))
+
+    Reference:
+        MuonEq: "Balancing before orthogonalization with lightweight equilibration", arXiv
+        2603.28254.
+    """
+
+    stacks: bool | None = None
+
+    sets_norm = True
+
+    @property
+    def scope(self) -> Scope:
+        return ()
+
+    def dims(self, tensor: Tensor) -> tuple[int, ...]:
+        check_shape(self, tensor, self.stacks)
+        return row_dims(tensor, self.stacks)
+
+    def step(self, buckets: list[Bucket]) -> list[Bucket]:
+        units = self.units(buckets)
+        norm = units.norm()
+
+        def whole(rows: Tensor) -> Tensor:
+            return units.over(rows, lambda t: matrix_dims(t, self.stacks))
+
+        size = whole(norm)
+        limit = size / whole(torch.ones_like(norm))
+        limit = torch.where(size == math.inf, torch.zeros_like(limit), limit)
+        self.scale(units, norm, [limit] * len(units.groups))
+        return buckets

@@ -1,0 +1,119 @@
+"""Newton-Schulz: polynomials that drive the singular values of many matrices towards one."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor
+
+Triple: TypeAlias = tuple[float, float, float]
+Schedule: TypeAlias = Sequence[Triple]
+
+JORDAN: Triple = (3.4445, -4.7750, 2.0315)
+POLAR: Schedule = (
+    (8.28721201814563, -23.595886519098837, 17.300387312530933),
+    (4.107059111542203, -2.9478499167379106, 0.5448431082926601),
+    (3.9486908534822946, -2.908902115962949, 0.5518191394370137),
+    (3.3184196573706015, -2.488488024314874, 0.51004894012372),
+    (2.300652019954817, -1.6689039845747493, 0.4188073119525673),
+    (1.891301407787398, -1.2679958271945868, 0.37680408948524835),
+    (1.8750014808534479, -1.2500016453999487, 0.3750001645474248),
+    (1.875, -1.25, 0.375),
+)
+
+
+# the paper's safety factor of 1.01 divides x in every polynomial but the last, and the matrix too
+SAFE = [1.01**2, *[1.01] * (len(POLAR) - 2), 1.0]
+SCHEDULES: dict[str, Schedule] = {
+    "quintic": (JORDAN,) * 5,
+    "polar_express": [
+        (a / f, b / f**3, c / f**5) for f, (a, b, c) in zip(SAFE, POLAR, strict=True)
+    ],
+    "deepseek": (JORDAN,) * 8 + ((2.0, -1.5, 0.5),) * 2,
+}
+
+DEFAULT_STEPS = 5  # of one triple
+
+GRAM_FROM = 2  # columns a row from which the Gram matrix is cheaper on CPU
+GRAM_GROWTH = 2e5  # of what rounding leaves in it, after which it is made anew
+
+
+def schedule_of(coefficients: Any, steps: int | None) -> Schedule:
+    """The triple of every step, of a name, one triple, or one for each; the last repeats."""
+    named = isinstance(coefficients, str)
+    triples = SCHEDULES.get(coefficients) if named else coefficients
+    if _is_triple(triples):
+        triples, steps = (triples,), DEFAULT_STEPS if steps is None else steps
+    if not isinstance(triples, (tuple, list)) or not triples or not all(map(_is_triple, triples)):
+        raise ValueError(
+            f"coefficients must be one of {list(SCHEDULES)}, 3 numbers, or 3 numbers for each "
+            f"step, got {coefficients!r}"
+        )
+    steps = len(triples) if steps is None else steps
+    return [triples[min(i, len(triples) - 1)] for i in range(steps)]
+
+
+def _is_triple(x: Any) -> bool:
+    row = isinstance(x, (tuple, list)) and len(x) == 3
+    kinds = [isinstance(v, (int, float)) and not isinstance(v, bool) for v in x] if row else []
+    return row and all(kinds) and all(map(math.isfinite, x))
+
+
+def normalized(x: Tensor, eps: float = 0.0) -> Tensor:
+    """New matrices of norm one, whatever their size: squares of entries stay in range."""
+    if not x.numel():
+        return x.clone()
+    size = torch.linalg.vector_norm(x, math.inf, dim=(1, 2), keepdim=True)
+    size = torch.where(size > 0, size, torch.ones_like(size))
+    x = x / size
+    norm = torch.linalg.vector_norm(x, dim=(1, 2), keepdim=True)
+    norm = torch.maximum(norm, eps / size) if eps else norm
+    return x.div_(torch.where(norm > 0, norm, torch.ones_like(norm)))
+
+
+def newton_schulz(x: Tensor, schedule: Schedule) -> Tensor:
+    """X ← a X + (b A + c A²) X with A = X Xᵀ, for each triple (a, b, c), at least as wide as high.
+
+    In single precision on CPU wide matrices go by their Gram matrix, which is the same but for
+    rounding: X is multiplied twice instead of at every step.
+    """
+    if x.dtype not in (torch.float32, torch.float64) or x.device.type != "cpu":
+        return by_products(x, schedule)
+    wide = x.shape[2] >= GRAM_FROM * x.shape[1]
+    for some in _parts(schedule) if wide else [[triple] for triple in schedule]:
+        x = by_gram(x, some)  # of one step it spares a copy of X
+    return x
+
+
+def by_products(x: Tensor, schedule: Schedule) -> Tensor:
+    """The iteration on the matrices themselves."""
+    for a, b, c in schedule:
+        gram = x @ x.mT
+        x = torch.baddbmm(x, torch.baddbmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
+    return x
+
+
+def by_gram(x: Tensor, schedule: Schedule) -> Tensor:
+    """The iteration on A = X Xᵀ, which Q = … P₂ P₁ multiplies by from both sides."""
+    gram, product = x @ x.mT, None
+    for i, (a, b, c) in enumerate(schedule):
+        step = torch.baddbmm(gram, gram, gram, beta=b, alpha=c)
+        step.diagonal(dim1=1, dim2=2).add_(a)
+        product = step if product is None else step @ product
+        if i + 1 < len(schedule):
+            gram = gram @ step @ step
+    return x if product is None else product @ x
+
+
+def _parts(schedule: Schedule) -> Iterator[Schedule]:
+    """Runs of steps during which rounding in a Gram matrix, times a² a step, stays harmless."""
+    begin, growth = 0, 1.0
+    for i, (a, _, _) in enumerate(schedule):
+        if growth > GRAM_GROWTH:
+            yield schedule[begin:i]
+            begin, growth = i, 1.0
+        growth *= a * a
+    yield schedule[begin:]
