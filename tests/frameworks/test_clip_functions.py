@@ -112,7 +112,7 @@ def verl() -> None:
     fsdp_utils.fsdp2_clip_grad_norm_ = compat.clip_grad_norm_
     # the page ends
     compare(
-        lambda params, *args: theirs(params, *args),
+        theirs,
         lambda params, *args: fsdp_utils.fsdp2_clip_grad_norm_(params, *args),
         lambda: list(sharded().parameters()),
     )
