@@ -19,6 +19,7 @@ from torchzero_clip import (
     Orthogonalize,
     RMSprop,
     Scale,
+    StableAdam,
     Warmup,
     WeightDecay,
 )
@@ -57,6 +58,21 @@ ROWS = [
         memory="free",
         per_entry=True,
         squares=True,
+    ),
+    Row(
+        StableAdam,
+        good={
+            "default": StableAdam,
+            "decay": lambda: StableAdam((0.5, 0.9), 1e-3, 0.1),
+        },
+        bad=[
+            *shares("betas"),
+            *number("eps", 0.0, -1.0, nan, words="a number above 0"),
+            *at_least("weight_decay", 0),
+        ],
+        memory="free",
+        squares=True,
+        adds=True,
     ),
     Row(
         Momentum,

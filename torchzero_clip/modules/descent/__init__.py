@@ -10,6 +10,7 @@ from torchzero_clip.modules.descent.momentum import Momentum
 from torchzero_clip.modules.descent.orthogonalize import Orthogonalize
 from torchzero_clip.modules.descent.rmsprop import RMSprop
 from torchzero_clip.modules.descent.scale import Scale
+from torchzero_clip.modules.descent.stable_adam import StableAdam
 from torchzero_clip.modules.descent.warmup import Warmup
 from torchzero_clip.modules.descent.weight_decay import WeightDecay
 
@@ -24,6 +25,7 @@ __all__ = [
     "Orthogonalize",
     "RMSprop",
     "Scale",
+    "StableAdam",
     "Warmup",
     "WeightDecay",
 ]
