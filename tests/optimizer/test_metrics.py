@@ -18,6 +18,7 @@ from tests.table import GOOD, Case, over
 from torchzero_clip import (
     AGC,
     LR,
+    AdaClip,
     AdaGC,
     Adam,
     AdaptiveClip,
@@ -26,6 +27,7 @@ from torchzero_clip import (
     ClipNorm,
     ClipNormGrowth,
     ClipValue,
+    Graft,
     Guard,
     Masked,
     Modular,
@@ -161,7 +163,7 @@ def test_values_are_those_of_the_last_step():
     ]
 
 
-SHAPING = (Centralize, Standardize, StableAdam)  # they do more than a factor says
+SHAPING = (AdaClip, Centralize, Graft, StableAdam, Standardize)  # they do more than a factor says
 NORM_RULES = [
     case
     for case in GOOD

@@ -1,11 +1,13 @@
 """From the gradient to the step: averages, adaptive sizes, decay, the learning rate."""
 
+from torchzero_clip.modules.descent.ad_ema_mix import AdEMAMix
 from torchzero_clip.modules.descent.adagrad import Adagrad
 from torchzero_clip.modules.descent.adam import Adam
 from torchzero_clip.modules.descent.cautious import Cautious
 from torchzero_clip.modules.descent.ema import EMA
 from torchzero_clip.modules.descent.lion import Lion
 from torchzero_clip.modules.descent.lr import LR
+from torchzero_clip.modules.descent.mars import Mars
 from torchzero_clip.modules.descent.momentum import Momentum
 from torchzero_clip.modules.descent.orthogonalize import Orthogonalize
 from torchzero_clip.modules.descent.rmsprop import RMSprop
@@ -17,10 +19,12 @@ from torchzero_clip.modules.descent.weight_decay import WeightDecay
 __all__ = [
     "EMA",
     "LR",
+    "AdEMAMix",
     "Adagrad",
     "Adam",
     "Cautious",
     "Lion",
+    "Mars",
     "Momentum",
     "Orthogonalize",
     "RMSprop",
