@@ -17,7 +17,7 @@ TITLES = {
     "descent": "Descent",
     "flow": "Flow and guards",
 }
-BASES = ("AdaptiveRule", "Criterion")  # of which rules are made
+BASES = ("AdaptiveRule", "Criterion", "Heads")  # of which rules are made, or what they are told
 SETTINGS = [
     "eager",
     "`torch.compile`",

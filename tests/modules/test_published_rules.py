@@ -28,13 +28,16 @@ from torchzero_clip import (
     Clipper,
     ClipValue,
     Graft,
+    Hyperball,
     Identity,
     Mars,
     Masked,
+    MaxNorm,
     Modular,
     Momentum,
     Noise,
     Parallel,
+    Project,
     Quantile,
     Reset,
     Scale,
@@ -440,3 +443,91 @@ def test_graft_moves_as_far_as_the_one_and_remembers_both() -> None:
 def test_graft_does_not_hide_a_size_that_is_infinite() -> None:
     (out,) = outputs(Graft(Scale(inf), Sign()), [1.0, 2.0])
     assert out.isnan().all()
+
+
+# ---------------------------------------------------------------------- links after LR
+
+
+def stepped(weight: Any, gradient: Any, *links: Any, steps: int = 1) -> list[float]:
+    """A weight after steps with one gradient."""
+    p = Parameter(torch.tensor(weight, dtype=torch.float64))
+    opt = Modular([("layer.weight", p)], *links)
+    for _ in range(steps):
+        p.grad = torch.tensor(gradient, dtype=torch.float64)
+        opt.step()
+    return p.flatten().tolist()
+
+
+def test_a_link_after_lr_sees_the_step_and_where_it_leads() -> None:
+    seen = []
+
+    def note(w: Tensor) -> Tensor:
+        seen.append(w.tolist())
+        return w.clamp(min=0)
+
+    assert stepped([1.0, 1.0], [1.0, 4.0], LR(0.5), Project(note)) == [0.5, 0.0]
+    assert seen == [[0.5, -1.0]]
+
+
+def test_what_project_leaves_as_it_is_keeps_its_step_to_the_bit() -> None:
+    torch.manual_seed(0)
+    p, q = Parameter(torch.randn(50)), Parameter(torch.empty(50))
+    q.data.copy_(p.data)
+    ours = Modular([p], LR(0.1), Project(lambda w: w.clamp_(min=-0.5)))
+    plain = Modular([q], LR(0.1))
+    p.grad, q.grad = torch.ones(50), torch.ones(50)
+    ours.step()
+    plain.step()
+    inside = q > -0.5
+    assert p[inside].equal(q[inside])
+    assert p[~inside].tolist() == about([-0.5] * int((~inside).sum()))
+
+
+def test_max_norm_puts_the_weights_back_into_their_ball() -> None:
+    assert stepped([3.0, 4.0], [0.0, 0.0], LR(0.1), MaxNorm(1.0)) == about([0.6, 0.8])
+    assert stepped([3.0, 4.0], [-30.0, -40.0], LR(0.1), MaxNorm(10.0)) == about([6.0, 8.0])
+    assert stepped([3.0, 4.0], [-30.0, -40.0], LR(0.1), MaxNorm(11.0)) == [6.0, 8.0]
+
+
+def test_max_norm_holds_every_row_by_itself() -> None:
+    after = stepped(
+        [[3.0, 4.0], [0.3, 0.4]], [[0.0, 0.0], [0.0, 1.0]], LR(0.1), MaxNorm(1.0, dim=1)
+    )
+    assert after == about([0.6, 0.8, 0.3, 0.3])
+
+
+def test_max_norm_uses_the_limit_of_each_group() -> None:
+    p, q = (Parameter(torch.tensor([3.0, 4.0])) for _ in range(2))
+    groups = [{"params": [p]}, {"params": [q], "max_norm": 2.0}]
+    opt = Modular(groups, LR(0.1), MaxNorm(1.0))
+    p.grad, q.grad = torch.zeros(2), torch.zeros(2)
+    opt.step()
+    assert (p.norm().item(), q.norm().item()) == (about(1.0), about(2.0))
+
+
+def test_hyperball_turns_the_weights_and_keeps_their_norm() -> None:
+    after = stepped([3.0, 4.0], [1.0, 0.0], TrustRatio(1.0), LR(0.1), Hyperball())
+    assert after == about([2.649995, 4.239992], abs=1e-6)
+    after = stepped([3.0, 4.0], [1.0, 0.3], Adam(), TrustRatio(1.0), LR(0.1), Hyperball(), steps=50)
+    assert math.hypot(*after) == about(5.0)
+
+
+def test_hyperball_moves_back_to_its_first_norm_whatever_happens_outside() -> None:
+    p = Parameter(torch.tensor([3.0, 4.0]))
+    opt = Modular([p], LR(0.1), Hyperball())
+    p.grad = torch.zeros(2)
+    opt.step()
+    p.data.mul_(3)
+    opt.step()
+    assert p.tolist() == about([3.0, 4.0])
+
+
+def test_a_weight_of_zero_moves_freely_until_it_has_a_norm() -> None:
+    p = Parameter(torch.zeros(2, dtype=torch.float64))
+    opt = Modular([p], LR(1.0), Hyperball())
+    for gradient in ([-3.0, -4.0], [0.0, -4.0], [nan, 0.0]):
+        p.grad = torch.tensor(gradient, dtype=torch.float64)
+        opt.step()
+        if gradient == [0.0, -4.0]:
+            assert p.tolist() == about([3 * 5 / math.hypot(3, 8), 8 * 5 / math.hypot(3, 8)])
+    assert opt.state[p]["Hyperball/radius"] == about(5.0)

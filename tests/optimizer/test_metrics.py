@@ -29,7 +29,9 @@ from torchzero_clip import (
     ClipValue,
     Graft,
     Guard,
+    Hyperball,
     Masked,
+    MaxNorm,
     Modular,
     Normalize,
     NormRule,
@@ -163,7 +165,15 @@ def test_values_are_those_of_the_last_step():
     ]
 
 
-SHAPING = (AdaClip, Centralize, Graft, StableAdam, Standardize)  # they do more than a factor says
+SHAPING = (
+    AdaClip,
+    Centralize,
+    Graft,
+    Hyperball,
+    MaxNorm,
+    StableAdam,
+    Standardize,
+)  # they do more than a factor says
 NORM_RULES = [
     case
     for case in GOOD

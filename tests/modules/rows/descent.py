@@ -5,8 +5,20 @@ from __future__ import annotations
 import math
 
 import torch
+from torch import Tensor
 
-from tests.modules.rows.row import Row, at_least, number, share, shares
+from tests.modules.rows.row import (
+    BAD_ORD,
+    BAD_SLICES,
+    NO_SLICES,
+    Bad,
+    Row,
+    at_least,
+    number,
+    scopes,
+    share,
+    shares,
+)
 from torchzero_clip import (
     EMA,
     LR,
@@ -15,10 +27,15 @@ from torchzero_clip import (
     AdEMAMix,
     Cautious,
     Chain,
+    Heads,
+    Hyperball,
     Lion,
     Mars,
+    MaxNorm,
     Momentum,
     Orthogonalize,
+    Project,
+    QKClip,
     RMSprop,
     Scale,
     StableAdam,
@@ -27,6 +44,18 @@ from torchzero_clip import (
 )
 
 inf, nan = math.inf, math.nan
+
+STEPS: list[Bad] = [
+    ({"target": "grad"}, ValueError, "target must be 'update', the step that is subtracted, got"),
+]
+
+
+def heads(name: str, p: Tensor) -> Heads | None:
+    """Two heads of queries in every matrix with an even number of rows, two of keys in others."""
+    if p.dim() < 2 or not len(p) or len(p) % 2:
+        return None
+    maxima = torch.tensor([400.0, 50.0], device=p.device)
+    return Heads("query" if len(p) > 2 else "key", maxima, last=len(p) // 4)
 
 
 ROWS = [
@@ -225,5 +254,58 @@ ROWS = [
         matrices=True,
         exact=False,
         loops=30,
+    ),
+    Row(
+        MaxNorm,
+        good={
+            **scopes(lambda **kw: MaxNorm(0.5, **kw)),
+            "largest": lambda: MaxNorm(0.5, inf),
+        },
+        args={"max_norm": 1.0},
+        bad=[*at_least("max_norm", 0), *BAD_ORD, *BAD_SLICES, *STEPS],
+        loose={"1e9": lambda: MaxNorm(1e9)},
+        complex="turns",
+        adds=True,
+        aims=False,
+        loops=1,
+    ),
+    Row(
+        Hyperball,
+        good=scopes(lambda dim=None: Hyperball(dim), slices=False),
+        bad=[*NO_SLICES, *STEPS],
+        memory="free",
+        complex="turns",
+        adds=True,
+        aims=False,
+        loops=1,
+    ),
+    Row(
+        Project,
+        good={"relu": lambda: Project(torch.relu), "tanh": lambda: Project(torch.tanh)},
+        args={"fn": torch.relu},
+        bad=[({"fn": 2.0}, TypeError, "fn must be a function, got 2.0"), *STEPS],
+        loose={"clone": lambda: Project(torch.clone)},
+        complex="free",
+        adds=True,
+        aims=False,
+        per_entry=True,
+        loops=6,
+    ),
+    Row(
+        QKClip,
+        good={"heads": lambda: QKClip(heads), "low": lambda: QKClip(heads, 10.0, 0.2)},
+        args={"max_logits": heads},
+        bad=[
+            ({"max_logits": 400.0}, TypeError, "max_logits must be a function, got 400.0"),
+            *number("tau", 0.0, -1.0, nan, words="a number above 0"),
+            *number("alpha", -0.1, 1.1, nan, words="a number at least 0 and at most 1"),
+            *STEPS,
+        ],
+        loose={"1e9": lambda: QKClip(heads, 1e9)},
+        complex="refuses",
+        matrices=True,
+        adds=True,
+        aims=False,
+        loops=20,
     ),
 ]

@@ -5,11 +5,17 @@ from torchzero_clip.modules.descent.adagrad import Adagrad
 from torchzero_clip.modules.descent.adam import Adam
 from torchzero_clip.modules.descent.cautious import Cautious
 from torchzero_clip.modules.descent.ema import EMA
+from torchzero_clip.modules.descent.heads import Heads
+from torchzero_clip.modules.descent.hyperball import Hyperball
+from torchzero_clip.modules.descent.largest_logits import largest_logits
 from torchzero_clip.modules.descent.lion import Lion
 from torchzero_clip.modules.descent.lr import LR
 from torchzero_clip.modules.descent.mars import Mars
+from torchzero_clip.modules.descent.max_norm import MaxNorm
 from torchzero_clip.modules.descent.momentum import Momentum
 from torchzero_clip.modules.descent.orthogonalize import Orthogonalize
+from torchzero_clip.modules.descent.project import Project
+from torchzero_clip.modules.descent.qk_clip import QKClip
 from torchzero_clip.modules.descent.rmsprop import RMSprop
 from torchzero_clip.modules.descent.scale import Scale
 from torchzero_clip.modules.descent.stable_adam import StableAdam
@@ -23,13 +29,19 @@ __all__ = [
     "Adagrad",
     "Adam",
     "Cautious",
+    "Heads",
+    "Hyperball",
     "Lion",
     "Mars",
+    "MaxNorm",
     "Momentum",
     "Orthogonalize",
+    "Project",
+    "QKClip",
     "RMSprop",
     "Scale",
     "StableAdam",
     "Warmup",
     "WeightDecay",
+    "largest_logits",
 ]
