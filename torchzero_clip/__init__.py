@@ -31,6 +31,7 @@ from torchzero_clip.modules.clipping import *
 from torchzero_clip.modules.descent import *
 from torchzero_clip.modules.flow import *
 from torchzero_clip.optimizer import Modular, to_floats
+from torchzero_clip.per_example import PerExample, per_example_clip
 from torchzero_clip.published import named
 from torchzero_clip.recorder import Recorder
 from torchzero_clip.scheduling import schedule
@@ -46,6 +47,7 @@ __all__ = [
     "Live",
     "Modular",
     "NormRule",
+    "PerExample",
     "Recorder",
     "Scope",
     "State",
@@ -61,6 +63,7 @@ __all__ = [
     "clip_grad_value_",
     "named",
     "normalize_grads_",
+    "per_example_clip",
     "schedule",
     "spec",
     "to_floats",
