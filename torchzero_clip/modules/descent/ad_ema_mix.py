@@ -69,7 +69,7 @@ class AdEMAMix(Transform):
         if steps is None:
             return beta3
         first, last = [_half_life(torch.zeros_like(t) + beta) for beta in (beta1, beta3)]
-        middle = torch.lerp(first, last, (t / steps).clamp(max=1))
+        middle = torch.lerp(first, last, t / steps)
         return torch.where(t < steps, 0.5 ** (1 / middle), beta3)
 
 
