@@ -21,7 +21,7 @@ from torchzero_clip import Transform
 
 ROWS = [*clipping.ROWS, *descent.ROWS, *adaptive.ROWS, *flow.ROWS, *matrices.ROWS]
 # what a construction is written with: every class, and the functions that rows define
-NAMES: dict[str, Any] = {**vars(tz), **vars(adaptive), **vars(flow)}
+NAMES: dict[str, Any] = {**vars(tz), **vars(adaptive), **vars(descent), **vars(flow)}
 
 
 @dataclass(frozen=True)

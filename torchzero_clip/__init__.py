@@ -33,6 +33,7 @@ from torchzero_clip.modules.flow import *
 from torchzero_clip.modules.matrices import *
 from torchzero_clip.optimizer import Modular, to_floats
 from torchzero_clip.optimizer_class import optimizer_class
+from torchzero_clip.per_example import PerExample, per_example_clip
 from torchzero_clip.published import named
 from torchzero_clip.recorder import Recorder
 from torchzero_clip.scheduling import schedule
@@ -48,6 +49,7 @@ __all__ = [
     "Live",
     "Modular",
     "NormRule",
+    "PerExample",
     "Recorder",
     "Scope",
     "State",
@@ -65,6 +67,7 @@ __all__ = [
     "named",
     "normalize_grads_",
     "optimizer_class",
+    "per_example_clip",
     "schedule",
     "spec",
     "to_floats",

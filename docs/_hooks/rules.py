@@ -18,7 +18,7 @@ TITLES = {
     "matrices": "Matrices",
     "flow": "Flow and guards",
 }
-BASES = ("AdaptiveRule", "Criterion")  # of which rules are made
+BASES = ("AdaptiveRule", "Criterion", "Heads")  # of which rules are made, or what they are told
 SETTINGS = [
     "eager",
     "`torch.compile`",

@@ -113,7 +113,7 @@ def verl() -> None:
     # the page ends
     compare(
         theirs,
-        lambda params, *args: fsdp_utils.fsdp2_clip_grad_norm_(params, *args),
+        fsdp_utils.fsdp2_clip_grad_norm_,
         lambda: list(sharded().parameters()),
     )
     print("→ shards")

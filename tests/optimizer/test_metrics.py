@@ -18,6 +18,7 @@ from tests.table import GOOD, Case, over
 from torchzero_clip import (
     AGC,
     LR,
+    AdaClip,
     AdaGC,
     Adam,
     AdaptiveClip,
@@ -26,13 +27,17 @@ from torchzero_clip import (
     ClipNorm,
     ClipNormGrowth,
     ClipValue,
+    Graft,
     Guard,
+    Hyperball,
     Masked,
+    MaxNorm,
     Modular,
     Normalize,
     NormRule,
     Partition,
     SoftClip,
+    StableAdam,
     Standardize,
     TrustRatio,
     When,
@@ -160,7 +165,15 @@ def test_values_are_those_of_the_last_step():
     ]
 
 
-SHAPING = (Centralize, Standardize)  # they take a mean off, so no factor says what they did
+SHAPING = (
+    AdaClip,
+    Centralize,
+    Graft,
+    Hyperball,
+    MaxNorm,
+    StableAdam,
+    Standardize,
+)  # they do more than a factor says
 NORM_RULES = [
     case
     for case in GOOD

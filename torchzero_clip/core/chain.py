@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from torch import Tensor
@@ -88,11 +88,18 @@ def prepare(buckets: list[Bucket]) -> list[Bucket]:
     return run(buckets, init=True)
 
 
-def transformed(buckets: list[Bucket], lists: list[TensorList]) -> list[TensorList]:
-    """The lists after the transforms inside the link that the buckets are at, one for each."""
+def transformed(
+    buckets: list[Bucket], lists: list[TensorList], links: Sequence[Link] | None = None
+) -> list[TensorList]:
+    """The lists after the transforms inside the link that the buckets are at, one for each.
+
+    `links` are some of these transforms; all unless they are given.
+    """
     inner = [bucket.with_update(u) for bucket, u in zip(buckets, lists, strict=True)]
+    for link in buckets[0].bound.children if links is None else links:
+        inner = send(link, inner) if link.transforms else inner
     made: dict[tuple[int, int], Tensor] = {}
-    for bucket in run(inner):
+    for bucket in inner:
         for place, t in zip(bucket.places, bucket.update, strict=True):
             made[bucket.index, place] = t
     wanted = [[(bucket.index, place) for place in bucket.places] for bucket in buckets]

@@ -107,16 +107,26 @@ class NormRule(Transform):
     def per_group(self) -> dict[str, Any]:
         return self.init_unit() if self.scope in ("group", "global") else {}
 
-    def scale(self, units: Units, norm: Tensor, limits: Sequence[Tensor | float]) -> list[Tensor]:
-        """Bring every tensor to its group's limit; returns the divisors of each group."""
+    def scale(
+        self,
+        units: Units,
+        norm: Tensor,
+        limits: Sequence[Tensor | float],
+        updates: Sequence[TensorList] | None = None,
+    ) -> list[Tensor]:
+        """Bring every tensor to its group's limit; returns the divisors of each group.
+
+        `updates` are what is scaled, where it is not what flows: a list for each of units.buckets.
+        """
         if any([limit is None for limit in limits]):
             raise TypeError(
                 f"{type(self).__name__}.limit must return a tensor or a number, got None"
             )
         ratios = [self._ratio(units, norm, limit) for limit in limits]
+        flowing = iter(bucket.u for bucket in units.buckets) if updates is None else iter(updates)
         for members, ratio in zip(units.groups, ratios, strict=True):
             for bucket in members:
-                bucket.u = units.divide(bucket, bucket.u.to(bucket.state_dtype), ratio)
+                bucket.u = units.divide(bucket, next(flowing).to(bucket.state_dtype), ratio)
         units.record(norm, limits, ratios)
         return ratios
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from torchzero_clip.core import Chain
-from torchzero_clip.modules.adaptive import AdaGC
-from torchzero_clip.modules.descent import LR, Adam, Cautious, WeightDecay
+from torchzero_clip.modules.adaptive import AdaClip, AdaGC, AdaGN, SpikeClip
+from torchzero_clip.modules.descent import LR, Adam, Cautious, StableAdam, WeightDecay
+from torchzero_clip.modules.flow import Reset
 from torchzero_clip.published.name import published
 
 
@@ -43,3 +44,62 @@ def adagc(
     """
     clip = AdaGC(rel, abs, beta, warmup_steps)
     return Chain(clip, Adam(betas, eps), WeightDecay(weight_decay), LR(lr))
+
+
+@published
+def stable_adamw(
+    lr: float = 1e-3,
+    betas: tuple[float, float] = (0.9, 0.99),
+    eps: float = 1e-6,
+    weight_decay: float = 1e-2,
+) -> Chain:
+    """AdamW that steps shorter where gradients outgrow their own average, decay and all.
+
+    Reference:
+        Wortsman et al., "Stable and low-precision training for large-scale vision-language models",
+        arXiv 2304.13013; optimi.StableAdamW.
+    """
+    return Chain(StableAdam(betas, eps, weight_decay), LR(lr))
+
+
+@published
+def spam(
+    lr: float = 1e-3,
+    betas: tuple[float, float] = (0.9, 0.999),
+    eps: float = 1e-6,
+    threshold: float = 5000.0,
+    every: int = 500,
+    warmup: int = 150,
+    wait: int = 20,
+) -> Chain:
+    """Adam behind a clip of single entries; both forget all but the count of steps now and then.
+
+    Reference:
+        Huang et al., "SPAM: spike-aware Adam with momentum reset for stable LLM training",
+        arXiv 2501.06842.
+    """
+    links = Chain(SpikeClip(threshold, betas[1], wait), Adam(betas, eps))
+    return Chain(Reset(links, every, warmup, keep=("step",)), LR(lr))
+
+
+@published
+def stable_spam(
+    lr: float = 1e-3,
+    betas: tuple[float, float] = (0.9, 0.999),
+    eps: float = 1e-8,
+    weight_decay: float = 0.0,
+    gammas: tuple[float, float] = (0.7, 0.9),
+    theta: float = 0.999,
+    every: int = 1000,
+    past_only: bool = False,
+) -> Chain:
+    """AdamW that forgets now and then, behind a clip of entries and a damping of norms.
+
+    With `past_only=True` a spike does not raise the bound that it is cut to.
+
+    Reference:
+        Huang et al., "Stable-SPAM: how to train in 4-bit more stably than 16-bit Adam",
+        arXiv 2502.17055.
+    """
+    gradient = AdaClip(theta, past_only), AdaGN(gammas, eps)
+    return Chain(*gradient, Reset(Adam(betas, eps), every), WeightDecay(weight_decay), LR(lr))

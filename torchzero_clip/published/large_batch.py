@@ -46,3 +46,20 @@ def lamb(
         arXiv 1904.00962; optax.lamb.
     """
     return Chain(Adam(betas, eps), WeightDecay(weight_decay), TrustRatio(), LR(lr))
+
+
+@published
+def lambc(
+    lr: float = 1e-3,
+    betas: tuple[float, float] = (0.9, 0.999),
+    eps: float = 1e-6,
+    weight_decay: float = 0.01,
+    bounds: tuple[float, float] = (0.0, 1.0),
+) -> Chain:
+    """LAMB that makes no step longer than Adam's, since its ratio stays between two bounds.
+
+    Reference:
+        Fong et al., "Improving layer-wise adaptive rate methods using trust ratio clipping",
+        arXiv 2011.13584; timm.optim.Lamb with trust_clip=True.
+    """
+    return Chain(Adam(betas, eps), WeightDecay(weight_decay), TrustRatio(bounds=bounds), LR(lr))

@@ -47,3 +47,16 @@ def lamb(lr: Any, betas: Any, **options: Any) -> Any:
 )
 def lamb_timm(groups: Any) -> Any:
     return need("timm.optim").Lamb(groups, max_grad_norm=6.0)
+
+
+@optimizer(
+    "lambc",
+    "LAMB with `TrustRatio(bounds=(0, 1))` is LAMBC",
+    source="timm 1.0.31, `Lamb`",
+    groups=(
+        {"lr": 0.05, "betas": (0.9, 0.99), "eps": 1e-6, "weight_decay": 0.1},
+        {"lr": 0.02, "betas": (0.8, 0.95), "eps": 1e-3, "weight_decay": 0.01},
+    ),
+)
+def lambc(groups: Any) -> Any:
+    return need("timm.optim").Lamb(groups, max_grad_norm=None, trust_clip=True)

@@ -15,11 +15,14 @@ from tests.modules.rows.row import (
     number,
     scopes,
     share,
+    shares,
     steps,
 )
 from torchzero_clip import (
     AGC,
+    AdaClip,
     AdaGC,
+    AdaGN,
     AdaptiveClip,
     AutoClip,
     ClipNorm,
@@ -64,8 +67,20 @@ ROWS = [
     ),
     Row(
         TrustRatio,
-        good=scopes(lambda **kw: TrustRatio(0.1, **kw)),
-        bad=[*at_least("coefficient", 0), *BAD_SLICES],
+        good={
+            **scopes(lambda **kw: TrustRatio(0.1, **kw)),
+            "bounds": lambda: TrustRatio(bounds=(0.3, 1.0)),
+        },
+        bad=[
+            *at_least("coefficient", 0),
+            *BAD_SLICES,
+            *number("bounds", (-1.0, 1.0), (0.0, nan), words="2 numbers, each at least 0"),
+            *number("bounds", (None, 1.0), error=TypeError, words="2 numbers, each at least 0"),
+            ({"bounds": (1.0,)}, ValueError, "bounds must be 2 numbers, each at least 0"),
+            ({"bounds": 1.0}, TypeError, "bounds must be 2 numbers, each at least 0"),
+            ({"bounds": (2.0, 1.0)}, ValueError, "bounds must be low and high in order"),
+        ],
+        loose={"1": lambda: TrustRatio(bounds=(1.0, 1.0))},
         nonfinite="scaled",
         complex="turns",
     ),
@@ -86,6 +101,27 @@ ROWS = [
         memory="guarded",
         complex="turns",
         scope={"warming": "mixed"},
+    ),
+    Row(
+        AdaGN,
+        good=scopes(lambda dim=None: AdaGN((0.5, 0.8), dim=dim), slices=False),
+        bad=[*shares("betas"), *at_least("eps", 0), *NO_SLICES],
+        memory="guarded",
+        complex="turns",
+        amplifies=1e8,  # by 1 / eps at most
+    ),
+    Row(
+        AdaClip,
+        good={
+            "default": AdaClip,
+            "past": lambda: AdaClip(0.5),
+            "official": lambda: AdaClip(0.5, past_only=False),
+        },
+        bad=[*share("theta"), ({"past_only": 1}, TypeError, "past_only must be True or False")],
+        memory="guarded",
+        complex="turns",
+        amplifies=1e3,  # by 1 / (1 - theta)
+        loops=2,
     ),
     Row(
         AdaptiveClip,
@@ -178,9 +214,23 @@ ROWS = [
     Row(
         SpikeClip,
         good={"low": lambda: SpikeClip(2.0, 0.5), "default": SpikeClip},
-        bad=[*number("threshold", 0, -1.0, nan, words="a number above 0"), *share("beta")],
+        bad=[
+            *number("threshold", 0, -1.0, nan, words="a number above 0"),
+            *share("beta"),
+            *steps("wait", 0),
+        ],
         loose={"1e9": lambda: SpikeClip(1e9)},
         memory="guarded",
+        complex="refuses",
+        per_entry=True,
+        amplifies=100.0,
+        loops=8,
+    ),
+    Row(
+        SpikeClip,
+        good={"wait": lambda: SpikeClip(2.0, 0.5, wait=2)},
+        loose={"waiting": lambda: SpikeClip(1e-9, wait=9)},
+        memory="free",  # a step with a NaN counts
         complex="refuses",
         per_entry=True,
         amplifies=100.0,

@@ -3,30 +3,37 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from tests.modules.rows.row import Bad, Row, at_least, number, steps
+from tests.modules.rows.row import BAD_ORD, BAD_SLICES, Bad, Row, at_least, number, scopes, steps
 from torchzero_clip import (
     EMA,
     LR,
     Accumulate,
     Adam,
+    Carry,
     Chain,
     ClipNorm,
     ClipNormGrowth,
+    ClipValue,
     Freeze,
+    Graft,
     Guard,
     Identity,
     Lambda,
     Masked,
     Momentum,
     Noise,
+    Parallel,
     Partition,
+    Reset,
     Scale,
     SkipLarge,
+    TensorList,
     WeightDecay,
     When,
 )
@@ -38,6 +45,14 @@ INNER: list[Bad] = [
     ({"tfm": Scale}, TypeError, "tfm must be a Transform, got"),
     ({"target": "grad"}, ValueError, "target belongs to the transforms inside, got 'grad'"),
     ({"where": "weight"}, TypeError, "where must be a function, got 'weight'"),
+]
+
+
+KEEPS: list[Bad] = [
+    ({"tfm": Freeze(lambda name, p: True)}, ValueError, "must return an update for every param"),
+    ({"tfm": Chain(Scale(1), Accumulate(2))}, ValueError, "must return an update for every param"),
+    ({"tfm": Guard()}, ValueError, "must return an update for every parameter"),
+    ({"tfm": ClipNorm(1, target="grad")}, ValueError, "must return an update for every parameter"),
 ]
 
 
@@ -59,6 +74,13 @@ def never(*args: Any) -> bool:
 
 def odd(step: int) -> bool:
     return step % 2 == 1
+
+
+def total(u: Mapping[str, TensorList]) -> TensorList:
+    first, *others = u.values()
+    for other in others:
+        first.add_(other)
+    return first
 
 
 ROWS = [
@@ -134,6 +156,50 @@ ROWS = [
         aims=False,
     ),
     Row(
+        Parallel,
+        good={
+            "two": lambda: Parallel({"fast": EMA(0.5), "slow": EMA(0.9)}, total),
+            "clips": lambda: Parallel({"a": ClipNorm(0.5), "b": Identity()}, total),
+            "chain": lambda: Parallel({"a": Chain(ClipNorm(0.5), Momentum()), "b": Adam()}, total),
+        },
+        args={"transforms": {"a": Scale(2.0)}, "merge": total},
+        squares=True,
+        bad=[
+            ({"transforms": [Scale(2.0)]}, TypeError, "transforms must be a dict of name and Tran"),
+            ({"transforms": {"a": "Scale"}}, TypeError, "transforms must be a dict of name and Tr"),
+            ({"transforms": {}}, TypeError, "transforms must be a dict of name and Transform"),
+            ({"transforms": {"a": Freeze(never)}}, ValueError, "transforms must return an update"),
+            ({"merge": "sum"}, TypeError, "merge must be a function, got 'sum'"),
+            ({"target": "grad"}, ValueError, "target belongs to the transforms inside, got 'grad'"),
+        ],
+        loose={"one": lambda: Parallel({"a": ClipNorm(1e9)}, total)},
+        memory="free",
+        complex="free",
+        aims=False,
+    ),
+    Row(
+        Graft,
+        good={
+            **scopes(lambda **kw: Graft(EMA(0.5), Identity(), **kw)),
+            "two averages": lambda: Graft(EMA(0.5), Momentum()),
+            "chain": lambda: Graft(Chain(ClipNorm(0.5), Scale(2.0)), Momentum(), 1),
+        },
+        args={"norm_of": Scale(2.0), "direction_of": Scale(-1.0)},
+        bad=[
+            *BAD_SLICES,
+            *BAD_ORD,
+            ({"norm_of": "Adam"}, TypeError, "norm_of must be a Transform, got 'Adam'"),
+            ({"direction_of": Adam}, TypeError, "direction_of must be a Transform, got <class"),
+            ({"norm_of": Guard()}, ValueError, "norm_of must return an update for every param"),
+            ({"direction_of": Accumulate(2)}, ValueError, "direction_of must return an update"),
+            ({"target": "grad"}, ValueError, "target belongs to the transforms inside, got 'grad'"),
+        ],
+        memory="free",
+        complex="free",
+        aims=False,
+        measures=2,
+    ),
+    Row(
         When,
         good={
             "odd": lambda: When(odd, ClipNorm(0.5)),
@@ -145,6 +211,45 @@ ROWS = [
         memory="free",
         graphs=4,
         aims=False,
+    ),
+    Row(
+        Reset,
+        good={
+            "average": lambda: Reset(EMA(0.5), 3, 2),
+            "chain": lambda: Reset(Chain(ClipNormGrowth(dim="global"), Adam()), 3),
+            "keep": lambda: Reset(Adam(), 2, 1, ("step",)),
+        },
+        args={"tfm": Scale(2.0), "every": 3},
+        bad=[
+            *INNER[:3],
+            *steps("every", 1),
+            *steps("warmup", 0),
+            ({"keep": "step"}, TypeError, "keep must be names of state, got 'step'"),
+            ({"keep": (1,)}, TypeError, "keep must be names of state, got (1,)"),
+        ],
+        loose={"identity": lambda: Reset(Identity(), 2)},
+        scope={"chain": "mixed"},
+        loops=20,  # in the steps that begin anew
+        memory="free",
+        squares=True,
+        graphs=5,
+        aims=False,
+    ),
+    Row(
+        Carry,
+        good={
+            "value": lambda: Carry(ClipValue(0.5)),
+            "norm": lambda: Carry(ClipNorm(0.5)),
+            "chain": lambda: Carry(Chain(ClipNormGrowth(mul=1.1), Scale(0.5))),
+        },
+        args={"tfm": Scale(2.0)},
+        bad=[*INNER[:3], *KEEPS],
+        loose={"no clip": lambda: Carry(ClipNorm(1e9))},
+        memory="free",
+        complex="free",
+        adds=True,  # after a cut, what was cut off
+        aims=False,
+        loops=5,
     ),
     Row(
         Accumulate,

@@ -1,6 +1,8 @@
 """Limits that past norms set."""
 
+from torchzero_clip.modules.adaptive.ada_clip import AdaClip
 from torchzero_clip.modules.adaptive.ada_gc import AdaGC
+from torchzero_clip.modules.adaptive.ada_gn import AdaGN
 from torchzero_clip.modules.adaptive.adaptive_clip import AdaptiveClip
 from torchzero_clip.modules.adaptive.adaptive_rule import AdaptiveRule
 from torchzero_clip.modules.adaptive.agc import AGC
@@ -23,7 +25,9 @@ from torchzero_clip.modules.adaptive.z_stat import ZStat
 
 __all__ = [
     "AGC",
+    "AdaClip",
     "AdaGC",
+    "AdaGN",
     "AdaptiveClip",
     "AdaptiveRule",
     "AutoClip",

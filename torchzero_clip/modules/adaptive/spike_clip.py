@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from torchzero_clip.core import Group, Live, State, TensorList, Transform, zeros_like_state
+from torchzero_clip.core.state import state_dtype
 
 
 class SpikeClip(Transform):
@@ -16,6 +17,7 @@ class SpikeClip(Transform):
     Args:
         threshold: θ, how far above its average square an entry's square may be.
         beta: How much of v is kept a step.
+        wait: The first steps of each parameter that pass as they are, while v observes them.
 
     Example:
         >>> opt = Modular(model.parameters(), SpikeClip(), Adam(), LR(1e-3))
@@ -27,6 +29,7 @@ class SpikeClip(Transform):
 
     threshold: Live[float] = 5000.0
     beta: Live[float] = 0.999
+    wait: int = 0
 
     complex = "refuse"
 
@@ -34,15 +37,20 @@ class SpikeClip(Transform):
         super().check()
         self.require("threshold", above=0)
         self.require("beta", at_least=0, below=1)
+        self.require("wait", at_least=0, integer=True)
 
     def init(self, param: Tensor) -> dict[str, Tensor]:
-        return {"rms": zeros_like_state(param)}  # √v, whose range is that of u
+        seen = {"seen": param.new_zeros((), dtype=state_dtype(param))} if self.wait else {}
+        return {**seen, "rms": zeros_like_state(param)}  # √v, whose range is that of u
 
     def update(self, u: TensorList, state: State, group: Group) -> TensorList:
         rms, finite, beta = state["rms"], u.isfinite(), group["beta"]
         bound = rms.mul(group["threshold"] ** 0.5)
         for t, average in zip(bound, rms, strict=True):
             t.masked_fill_(average == 0, torch.inf)
+        if self.wait:
+            seen = state["seen"].add_(1).stack()
+            bound.add_(torch.where(seen <= self.wait, torch.inf, 0.0))
         u = u.minimum_(bound).maximum_(bound.neg())
         after = rms.mul(beta**0.5).hypot(u.mul((1 - beta) ** 0.5))
         rms.copy_(after.where(finite, rms))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -9,7 +11,7 @@ from torchzero_clip.core import Group, Live, NormRule, Scope, UnitState
 
 
 class TrustRatio(NormRule):
-    """u ← u · coefficient · ‖w‖ / ‖u‖, and u where either norm is zero
+    """u ← u · min(max(coefficient · ‖w‖ / ‖u‖, low), high), and u where either norm is zero
 
     After Adam and WeightDecay it is LAMB {identity: lamb}. LARS scales before its momentum:
     WeightDecay, TrustRatio, LR, then Momentum {identity: lars}.
@@ -19,26 +21,40 @@ class TrustRatio(NormRule):
         dim: What is measured together, as in `ClipNorm`.
         inverse_dims: Take all dims except those given.
         min_size: Units of fewer elements are left alone.
+        bounds: low and high, between which the factor stays.
 
     Example:
         >>> opt = Modular(model.parameters(), Adam(), WeightDecay(0.01), TrustRatio(), LR(1e-3))
 
     Reference:
         You et al., "Large batch training of convolutional networks", arXiv 1708.03888, and
-        "Large batch optimization for deep learning", arXiv 1904.00962.
+        "Large batch optimization for deep learning", arXiv 1904.00962; Fong et al., "Improving
+        layer-wise adaptive rate methods using trust ratio clipping", arXiv 2011.13584.
     """
 
     coefficient: Live[float] = 1.0
     dim: Scope = None
     inverse_dims: bool = False
     min_size: int = 1
+    bounds: Live[tuple[float, float]] = (0.0, math.inf)
 
     sets_norm = True
 
     def check(self) -> None:
         super().check()
         self.require("coefficient", at_least=0)
+        self.require("bounds", at_least=0, length=2)
+        low, high = self.bounds
+        if not isinstance(low, Tensor) and not isinstance(high, Tensor) and low > high:
+            raise ValueError(
+                f"TrustRatio: bounds must be low and high in order, got {self.bounds!r}"
+            )
 
     def limit(self, norm: Tensor, state: UnitState, group: Group) -> Tensor | float:
-        weight = self.measure(group["params"])
-        return torch.where(weight > 0, group["coefficient"] * weight, norm)
+        weight, (low, high) = self.measure(group["params"]), group["bounds"]
+        limit = group["coefficient"] * weight
+        share = limit / norm
+        factor = share.clamp(min=low).clamp(max=high)
+        held = (factor != share) & torch.isfinite(norm)  # an infinite norm has no share to raise
+        limit = torch.where(held, factor * norm, limit)
+        return torch.where(weight > 0, limit, norm)

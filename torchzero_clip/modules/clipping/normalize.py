@@ -8,7 +8,7 @@ from typing import Literal
 
 from torch import Tensor
 
-from torchzero_clip.core import Group, Live, NormRule, Ord, Scope, Units, UnitState
+from torchzero_clip.core import Group, Live, NormRule, Ord, Scope, TensorList, Units, UnitState
 from torchzero_clip.core.norms import numbers
 
 
@@ -53,12 +53,18 @@ class Normalize(NormRule):
     def limit(self, norm: Tensor, state: UnitState, group: Group) -> Tensor | float:
         return group["norm_value"]
 
-    def scale(self, units: Units, norm: Tensor, limits: Sequence[Tensor | float]) -> list[Tensor]:
+    def scale(
+        self,
+        units: Units,
+        norm: Tensor,
+        limits: Sequence[Tensor | float],
+        updates: Sequence[TensorList] | None = None,
+    ) -> list[Tensor]:
         if self.per_shape is not None:
             shapes = [p.shape for bucket in units.buckets for p in bucket.originals]
             factors = numbers([x for shape in shapes for x in self._factors(shape)], norm)
             limits = [limit * factors for limit in limits]
-        return super().scale(units, norm, limits)
+        return super().scale(units, norm, limits, updates)
 
     def _factors(self, shape: Sequence[int]) -> list[float]:
         """The factor of each unit of a tensor."""

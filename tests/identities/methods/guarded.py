@@ -1,0 +1,77 @@
+"""AdamW that is guarded against spikes."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+from tests.identities.follow import need, official_file
+from tests.identities.identity import optimizer
+from tests.identities.inputs import Inputs
+
+
+@optimizer(
+    "stable_adamw",
+    "`StableAdam`, `LR` is StableAdamW",
+    source="torch-optimi 0.3.3, `StableAdamW`",
+    groups=(
+        {"lr": 0.05, "betas": (0.9, 0.99), "eps": 1e-6, "weight_decay": 0.1},
+        {"lr": 0.02, "betas": (0.8, 0.95), "eps": 1e-3, "weight_decay": 0.0},
+    ),
+)
+def stable_adamw(groups: Any) -> Any:
+    theirs = [{**group, "beta1": group["betas"][0], "beta2": group["betas"][1]} for group in groups]
+    return need("optimi").StableAdamW(theirs, lr=0.0, foreach=False, triton=False)
+
+
+@optimizer(
+    "spam",
+    '`Reset` of `SpikeClip` and `Adam`, with `keep=("step",)`, then `LR`, is SPAM',
+    source="TianjinYellow/SPAM-Optimizer, `galore_torch/SPAM.py`",
+    groups=(
+        {
+            "lr": 0.05,
+            "betas": (0.9, 0.95),
+            "eps": 0.0,
+            "threshold": 300.0,
+            "every": 9,
+            "warmup": 4,
+            "wait": 4,
+        },
+        {"lr": 0.02, "betas": (0.8, 0.9), "beta": 0.9},
+    ),
+    # where an entry had no signal before the clip begins, theirs is held at zero until the next
+    # reset and ours moves; and theirs has no eps that could stand where ours does but 0
+    inputs=Inputs(zero_start=False),
+)
+def spam(groups: Any) -> Any:
+    module = official_file("TianjinYellow/SPAM-Optimizer", "galore_torch/SPAM.py")
+
+    class Quiet(module.AdamW):  # type: ignore[misc, name-defined]
+        def step(self, closure: Any = None) -> Any:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # its schedule asks torch in a way of old
+                return super().step(closure)
+
+    return Quiet(
+        groups, eps=0.0, threshold=300.0, DeltaT=9, warmup_steps=4, grad_accu_steps=4,
+        no_deprecation_warning=True,
+    )  # fmt: skip
+
+
+@optimizer(
+    "stable_spam",
+    "`AdaClip(past_only=False)`, `AdaGN`, `Reset(Adam())`, `WeightDecay`, `LR` is Stable-SPAM up "
+    "to its first reset",
+    source="TianjinYellow/StableSPAM, `galore_torch/stablespam.py`",
+    groups=(
+        {"lr": 0.05, "betas": (0.9, 0.99), "eps": 1e-6, "weight_decay": 0.1},
+        {"lr": 0.02, "weight_decay": 0.01},
+    ),
+    # zeros lower the bound of theirs; its reset steps once more with the old averages, debiased as
+    # if they were new, so no reset is among the steps
+    inputs=Inputs(zero_start=False, zero_step=False),
+)
+def stable_spam(groups: Any) -> Any:
+    module = official_file("TianjinYellow/StableSPAM", "galore_torch/stablespam.py")
+    return module.StableSPAM(groups, betas=(0.9, 0.99), eps=1e-6)

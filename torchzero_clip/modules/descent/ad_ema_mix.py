@@ -1,0 +1,77 @@
+"""AdEMAMix: Adam with a second, far slower average."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from torchzero_clip.core import Group, Live, State, TensorList, Transform, counter, zeros_like_state
+
+
+class AdEMAMix(Transform):
+    """u ← (m̂ + alpha · s) / (√v̂ + eps);   s ← β₃ s + (1 - β₃) u
+
+    m̂ and v̂ are the averages of `Adam`; s begins at zero and is not debiased.
+
+    Args:
+        betas: How much of m, v and s is kept a step.
+        alpha: How much of the slow average is added.
+        eps: Added to the denominator.
+        alpha_warmup: The steps in which alpha grows from 0, or None.
+        beta3_warmup: The steps in which the half-life of s grows from that of m, or None.
+
+    Example:
+        >>> mix = AdEMAMix(alpha=8.0, alpha_warmup=100_000, beta3_warmup=100_000)
+        >>> opt = Modular(model.parameters(), mix, WeightDecay(0.1), LR(1e-3))
+
+    Reference:
+        Pagliardini et al., "The AdEMAMix optimizer: better, faster, older", arXiv 2409.03137.
+    """
+
+    betas: Live[tuple[float, float, float]] = (0.9, 0.999, 0.9999)
+    alpha: Live[float] = 2.0
+    eps: Live[float] = 1e-8
+    alpha_warmup: Live[int | None] = None
+    beta3_warmup: Live[int | None] = None
+
+    def check(self) -> None:
+        super().check()
+        self.require("betas", at_least=0, below=1, length=3)
+        self.require("alpha", at_least=0)
+        self.require("eps", at_least=0)
+        self.require("alpha_warmup", at_least=1, integer=True, optional=True)
+        self.require("beta3_warmup", at_least=1, integer=True, optional=True)
+
+    def init(self, param: Tensor) -> dict[str, Tensor]:
+        averages = ("exp_avg", "exp_avg_slow", "exp_avg_sq")
+        return {"step": counter(param), **{name: zeros_like_state(param) for name in averages}}
+
+    def update(self, u: TensorList, state: State, group: Group) -> TensorList:
+        beta1, beta2, _ = group["betas"]
+        t = state["step"].add_(1).stack()
+        m = state["exp_avg"].lerp_(u, 1 - beta1)
+        slow = state["exp_avg_slow"].lerp_(u, 1 - self._beta3(t, group))
+        v = state["exp_avg_sq"].mul_(beta2).addcmul_(u, u, 1 - beta2)
+        mix = slow.mul(self._alpha(t, group)).add_(m.div(1 - beta1**t))
+        u = u.copy_(v).sqrt_().div_((1 - beta2**t).sqrt()).add_(group["eps"])
+        return u.reciprocal_().mul_(mix)
+
+    def _alpha(self, t: Tensor, group: Group) -> Any:
+        steps, alpha = group["alpha_warmup"], group["alpha"]
+        return alpha if steps is None else (t / steps).clamp(max=1) * alpha
+
+    def _beta3(self, t: Tensor, group: Group) -> Any:
+        """β₃ in step t: between β₁ and its last value the half-life grows by as much a step."""
+        steps, (beta1, _, beta3) = group["beta3_warmup"], group["betas"]
+        if steps is None:
+            return beta3
+        first, last = [_half_life(torch.zeros_like(t) + beta) for beta in (beta1, beta3)]
+        middle = torch.lerp(first, last, t / steps)
+        return torch.where(t < steps, 0.5 ** (1 / middle), beta3)
+
+
+def _half_life(beta: Tensor) -> Tensor:
+    return math.log(0.5) / torch.log(beta + 1e-8)  # the official code keeps log(0) away so

@@ -1,0 +1,53 @@
+"""Hyperball: weights that keep the norm they began with."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+
+from torchzero_clip.core import Bucket, NormRule, Scope
+from torchzero_clip.core.units import Joined
+from torchzero_clip.modules.descent.max_norm import check_last, project
+
+
+class Hyperball(NormRule):
+    """w ← R · w / ‖w‖ after the step, R the norm of w before the first: u ← w - R (w - u) / ‖w - u‖
+
+    Put it after LR, where the update is the step that will be subtracted. A unit that is zero has
+    no R yet, and moves freely, as one of a single entry does.
+
+    Args:
+        dim: What is measured together, as in `ClipNorm`, without slices.
+
+    Example:
+        >>> opt = Modular(model.parameters(), Adam(), TrustRatio(1.0), LR(1e-2), Hyperball())
+
+    Reference:
+        Wen et al., "Fantastic pretraining optimizers and where to find them II: Hyperball
+        optimization", arXiv 2606.16899.
+    """
+
+    dim: Scope = None
+
+    min_size = 2
+    sets_norm = True
+
+    def check(self) -> None:
+        super().check()
+        check_last(self)
+
+    def init_unit(self) -> dict[str, Any]:
+        return {"radius": 0.0}
+
+    def step(self, buckets: list[Bucket]) -> list[Bucket]:
+        units = self.units(buckets)
+        state = units.load(self.init_unit())
+        norm = units.measure(Joined([bucket.params for bucket in units.buckets], units.measure))
+        first = torch.where(units.finite(norm), norm, 0.0)
+        radius = torch.where(state["radius"] > 0, state["radius"], first)
+        units.store({"radius": radius})
+        limit = torch.where(radius > 0, radius, math.inf)
+        project(self, units, [limit] * len(units.groups))
+        return buckets

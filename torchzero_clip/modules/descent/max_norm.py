@@ -1,0 +1,69 @@
+"""MaxNorm: weights that stay in a ball."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import Tensor
+
+from torchzero_clip.core import Bucket, Live, NormRule, Ord, Scope, Units
+from torchzero_clip.core.units import Joined
+
+
+class MaxNorm(NormRule):
+    """w ← w · min(1, max_norm / ‖w‖) after the step: u ← w - (w - u) · min(1, max_norm / ‖w - u‖)
+
+    Put it after LR, where the update is the step that will be subtracted.
+
+    Args:
+        max_norm: The largest norm that the weights may have.
+        ord: Which norm: a number, or "l1", "linf", "std", "mad" and the like.
+        dim: What is measured together, as in `ClipNorm`: dim=1 each row of a matrix.
+        inverse_dims: Take all dims except those given: dim=0 then is each output unit.
+        min_size: Units of fewer elements are left alone.
+
+    Example:
+        >>> opt = Modular(model.parameters(), Adam(), LR(1e-3), MaxNorm(3.0, dim=1))
+
+    Reference:
+        Srivastava et al., "Dropout: a simple way to prevent neural networks from overfitting",
+        JMLR 15 (2014).
+    """
+
+    max_norm: Live[float]
+    ord: Ord = 2
+    dim: Scope = None
+    inverse_dims: bool = False
+    min_size: int = 1
+
+    def check(self) -> None:
+        super().check()
+        check_last(self)
+        self.require("max_norm", at_least=0)
+
+    def step(self, buckets: list[Bucket]) -> list[Bucket]:
+        units = self.units(buckets)
+        project(self, units, units.each("max_norm"))
+        return buckets
+
+
+def project(rule: NormRule, units: Units, limits: Sequence[Tensor | float]) -> None:
+    """Change the steps so that the weights end at the limits; units within theirs keep the step."""
+    steps = [bucket.u.to(bucket.state_dtype) for bucket in units.buckets]
+    pairs = zip(units.buckets, steps, strict=True)
+    ends = [bucket.params.to(bucket.state_dtype).sub(u) for bucket, u in pairs]
+    norm = units.measure(Joined(ends, units.measure))
+    ratios, before = rule.scale(units, norm, limits, ends), iter(steps)
+    for members, ratio in zip(units.groups, ratios, strict=True):
+        for bucket in members:
+            moved = bucket.params.to(bucket.state_dtype).sub(bucket.u)
+            bucket.u = moved.where(units.as_list(bucket, ratio != 1), next(before))
+
+
+def check_last(rule: NormRule) -> None:
+    """Raise a sentence for a target that no link after LR can have."""
+    if rule.target != "update":
+        raise ValueError(
+            f"{type(rule).__name__}: target must be 'update', the step that is subtracted, got "
+            f"{rule.target!r}"
+        )

@@ -1,0 +1,72 @@
+"""StableAdam: Adam that steps shorter where gradients outgrow their own average."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from torchzero_clip.core import Bucket, Live, NormRule, TensorList, counter, zeros_like_state
+from torchzero_clip.core.transform import pairs, unpaired
+from torchzero_clip.core.units import Joined
+
+
+class StableAdam(NormRule):
+    """u ← (m̂ / (√v̂ + eps) + weight_decay · w) / max(1, r);   r = RMS(u / √max(v̂, eps²))
+
+    m̂ and v̂ are the averages of `Adam`, this step's gradient included. r is taken over each tensor:
+    1 where gradients are as large as usual, and large in the first steps after they grow.
+
+    Args:
+        betas: How much of the two averages is kept a step.
+        eps: Added to the denominator, and the smallest √v̂ that r is measured with.
+        weight_decay: How much of the parameter joins the update, shortened with it. `WeightDecay`
+            after this link is the decay that is not.
+
+    Example:
+        >>> opt = Modular(model.parameters(), StableAdam(weight_decay=0.01), LR(1e-3))
+
+    Reference:
+        Wortsman et al., "Stable and low-precision training for large-scale vision-language models",
+        arXiv 2304.13013.
+    """
+
+    betas: Live[tuple[float, float]] = (0.9, 0.99)
+    eps: Live[float] = 1e-6
+    weight_decay: Live[float] = 0.0
+
+    ord = "rms"
+
+    def check(self) -> None:
+        super().check()
+        self.require("betas", at_least=0, below=1, length=2)
+        self.require("eps", above=0)
+        self.require("weight_decay", at_least=0)
+
+    def init(self, param: Tensor) -> dict[str, Tensor]:
+        return {
+            "step": counter(param),
+            "exp_avg": zeros_like_state(param),
+            "exp_avg_sq": zeros_like_state(param),
+        }
+
+    def step(self, buckets: list[Bucket]) -> list[Bucket]:
+        units = self.units(buckets)
+        updates, growth = zip(*[self._adam(bucket) for bucket in units.buckets], strict=True)
+        r = units.measure(Joined(growth, units.measure))
+        self.scale(units, r, [1.0] * len(units.groups), updates)
+        return buckets
+
+    def _adam(self, bucket: Bucket) -> tuple[TensorList, TensorList]:
+        """The update that is not yet shortened, and u / √max(v̂, eps²)."""
+        group, state = bucket.group, bucket.state
+        (beta1, beta2), eps = group["betas"], group["eps"]
+        u = pairs(bucket.u.to(bucket.state_dtype))
+        t = state["step"].add_(1).stack()
+        m = pairs(state["exp_avg"]).lerp_(u, 1 - beta1)
+        v = pairs(state["exp_avg_sq"]).mul_(beta2).addcmul_(u, u, 1 - beta2)
+        root = v.sqrt().div_((1 - beta2**t).sqrt())
+        growth = u.div(root.maximum(eps))
+        adam = root.add_(eps).mul_(1 - beta1**t).reciprocal_().mul_(m)
+        adam.add_(pairs(group["params"]), alpha=group["weight_decay"])
+        if not bucket.dtype.is_complex:
+            return adam, growth
+        return unpaired(adam), unpaired(growth.mul_(0.5**0.5))  # each is two entries of the mean

@@ -1,0 +1,52 @@
+"""Carry: what a rule cuts off comes back in the next step."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from torchzero_clip.core import Bucket, Transform, prepare, transformed, zeros_like_state
+from torchzero_clip.modules.flow.masked import check_inner, check_keeps
+
+
+class Carry(Transform):
+    """u ← tfm(u + c);   c ← u + c - tfm(u + c)
+
+    What is cut off is added to the next gradient, so that over many steps nothing is lost and no
+    direction is favoured. An entry that would become NaN or infinite leaves its c as it was.
+
+    Args:
+        tfm: A rule that clips, or a Chain. Guards, Freeze and Accumulate may not stand in it.
+
+    Example:
+        >>> opt = Modular(model.parameters(), Carry(ClipValue(0.01)), Momentum(0.9), LR(0.1))
+
+    Reference:
+        Elesedy, Hutter, "U-Clip: on-average unbiased stochastic gradient clipping",
+        arXiv 2302.02971.
+    """
+
+    tfm: Transform
+
+    inner = "chain"
+
+    def check(self) -> None:
+        super().check()
+        check_inner(self)
+        check_keeps(self, "tfm", self.tfm)
+
+    def init(self, param: Tensor) -> dict[str, Tensor]:
+        return {"carried": zeros_like_state(param)}
+
+    def prepare(self, buckets: list[Bucket]) -> list[Bucket]:
+        return prepare(buckets)
+
+    def step(self, buckets: list[Bucket]) -> list[Bucket]:
+        held = [bucket.state["carried"] for bucket in buckets]
+        pairs = zip(buckets, held, strict=True)
+        sums = [bucket.u.to(bucket.state_dtype).add_(c) for bucket, c in pairs]
+        cut = transformed(buckets, [total.borrow() for total in sums])
+        for bucket, c, total, u in zip(buckets, held, sums, cut, strict=True):
+            rest = total.sub(u)
+            c.copy_(rest.where(rest.isfinite(), c))
+            bucket.u = u
+        return buckets

@@ -1,0 +1,66 @@
+"""Parallel: several transforms of the same update, and what becomes of their results."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from torchzero_clip.core import Bucket, TensorList, Transform, send, transformed
+from torchzero_clip.modules.flow.masked import check_function, check_keeps
+
+
+class Parallel(Transform):
+    """u ← merge({name: tfm(u) for each of the transforms})
+
+    Every branch sees the update as it came. A branch is named in the keys of its hyperparameters,
+    as in "Parallel/fast/beta".
+
+    Args:
+        transforms: A transform or Chain for each name. Guards, Freeze and Accumulate may not stand
+            in them.
+        merge: A function of a dict with the TensorList of each branch, which returns one. It may
+            write any of them, and must treat every entry by itself.
+
+    Example:
+        >>> both = {"fast": EMA(0.9), "slow": EMA(0.999)}
+        >>> mean = Parallel(both, lambda u: u["fast"].add_(u["slow"]).mul_(0.5))
+        >>> opt = Modular(model.parameters(), mean, LR(0.1))
+    """
+
+    transforms: Mapping[str, Transform]
+    merge: Callable[[Mapping[str, TensorList]], TensorList]
+
+    inner = "branches"
+
+    def check(self) -> None:
+        super().check()
+        check_function(self, "merge")
+        inner = self.transforms.items() if isinstance(self.transforms, Mapping) else []
+        if not inner or not all(isinstance(tfm, Transform) for _, tfm in inner):
+            raise TypeError(
+                "Parallel: transforms must be a dict of name and Transform, got "
+                f"{self.transforms!r}"
+            )
+        if self.target != "update":
+            raise ValueError(
+                f"Parallel: target belongs to the transforms inside, got {self.target!r}"
+            )
+        for _, tfm in inner:
+            check_keeps(self, "transforms", tfm)
+
+    def prepare(self, buckets: list[Bucket]) -> list[Bucket]:
+        for link in buckets[0].bound.children:
+            send(link, buckets, init=True)
+        return buckets
+
+    def step(self, buckets: list[Bucket]) -> list[Bucket]:
+        flowing = [bucket.u.to(bucket.state_dtype) for bucket in buckets]
+        made = {
+            name: transformed(buckets, [u.borrow() for u in flowing], [link])
+            for name, link in zip(self.transforms, buckets[0].bound.children, strict=True)
+        }
+        for i, bucket in enumerate(buckets):
+            u = self.merge({name: lists[i] for name, lists in made.items()})
+            if not isinstance(u, TensorList):
+                raise TypeError(f"Parallel: merge must return a TensorList, got {type(u).__name__}")
+            bucket.u = u
+        return buckets

@@ -1,0 +1,100 @@
+"""Reset: what is inside forgets, now and then."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from torchzero_clip.core import Bucket, Transform, count_step, prepare, run
+from torchzero_clip.core.foreach import copy_into
+from torchzero_clip.core.state import statistic
+from torchzero_clip.core.tensors import wide
+from torchzero_clip.modules.flow.masked import check_inner
+
+
+class Reset(Transform):
+    """u ← tfm(u), whose state begins anew in every `every`-th step; then for k < warmup
+    u ← u · (1 - 0.99 (1 + cos(π k / (warmup + 1))) / 2), k the steps since then
+
+    Args:
+        tfm: A transform or a Chain.
+        every: The state begins anew in the steps whose number this divides; the first is 1.
+        warmup: The steps that begin small after that.
+        keep: The names of state that goes on, as in `keep=("step",)` for the count of `Adam`,
+            which then debiases as if its averages had not begun anew.
+
+    Example:
+        >>> spam = Reset(Chain(SpikeClip(5000.0), Adam()), every=500, warmup=150)
+        >>> opt = Modular(model.parameters(), spam, LR(1e-3))
+
+    Reference:
+        Huang et al., "SPAM: spike-aware Adam with momentum reset for stable LLM training",
+        arXiv 2501.06842.
+    """
+
+    tfm: Transform
+    every: int
+    warmup: int = 0
+    keep: tuple[str, ...] = ()
+
+    inner = "chain"
+
+    def check(self) -> None:
+        super().check()
+        check_inner(self)
+        self.require("every", at_least=1, integer=True)
+        self.require("warmup", at_least=0, integer=True)
+        if not isinstance(self.keep, (tuple, list)) or not all(
+            isinstance(name, str) for name in self.keep
+        ):
+            raise TypeError(f"Reset: keep must be names of state, got {self.keep!r}")
+
+    def prepare(self, buckets: list[Bucket]) -> list[Bucket]:
+        count_step(buckets, by=0)
+        return prepare(buckets)
+
+    def step(self, buckets: list[Bucket]) -> list[Bucket]:
+        t = count_step(buckets)
+        since = t % self.every
+        if since == 0:
+            self._begin_anew(buckets[0])
+        out = run(buckets)
+        if t >= self.every and since < self.warmup:
+            for bucket in out:
+                share = self._share(since, bucket.device)
+                bucket.u = bucket.u.to(bucket.state_dtype).mul_(share)
+        return out
+
+    def _share(self, k: int, device: torch.device) -> Tensor:
+        """The part that is left of an update: a tensor, so that a graph is not of one step."""
+        angle = torch.full((), k, dtype=wide(device), device=device) * math.pi / (self.warmup + 1)
+        return 1 - 0.99 * (1 + torch.cos(angle)) / 2
+
+    def _begin_anew(self, bucket: Bucket) -> None:
+        """Put all state inside back to its first values, that of idle parameters too."""
+        states = bucket.step.states or {}
+        for link in bucket.bound.walk():
+            if link is bucket.bound or not link.transforms:
+                continue
+            for group in bucket.step.groups:
+                self._put(group["chain"], link.path, link.group_values())
+                for p in group["params"]:
+                    if held := states.get(p):
+                        self._put(held, link.path, link.transform.per_parameter(p))
+
+    def _put(self, held: dict[str, Any], path: str, first: Mapping[str, Any]) -> None:
+        """Write first values where some are held; counts of steps, which have none, go."""
+        for key in [key for key in held if key.rpartition("/")[0] == path]:
+            name = key.rpartition("/")[2]
+            if name in self.keep:
+                continue
+            if name not in first:
+                del held[key]
+            elif isinstance(held[key], Tensor):
+                copy_into([held[key]], [statistic(first[name], held[key])])
+            else:
+                held[key] = first[name]
