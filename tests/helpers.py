@@ -16,7 +16,7 @@ from torch.nn import Parameter
 
 from torchzero_clip import Modular, Transform
 from torchzero_clip.core import Bucket, Step, send
-from torchzero_clip.optimizer.modular import PLAIN
+from torchzero_clip.optimizer.modular import AT_ONCE
 from torchzero_clip.optimizer.rounding import subtract
 
 ROOT = Path(__file__).parents[1]
@@ -195,7 +195,7 @@ def param(*values, dtype=torch.float32, grad=None):
 def prepared(opt: Modular) -> list[Bucket]:
     """The buckets of a step, as torch compiles it, with all state there."""
     opt.init_state()
-    return Step(opt.param_groups, opt.state, opt._records, PLAIN).buckets()
+    return Step(opt.param_groups, opt.state, opt._records, AT_ONCE).buckets()
 
 
 def chain_of(opt: Modular) -> Any:

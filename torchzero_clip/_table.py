@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, TypeAlias
 import torch
 from torch import Tensor
 
-from torchzero_clip.core.unit_map import UnitIds
+from torchzero_clip.core.division import UnitIds
 
 KEEPS = {"norm": "amax", "skipped": "amax", "limit": "amin"}  # by the last part; others the mean
 NOTHING = {"amax": -math.inf, "amin": math.inf, "sum": 0.0}

@@ -26,7 +26,7 @@ from torchzero_clip.core.link import Link
 from torchzero_clip.core.norms.shards import refuse_flat
 from torchzero_clip.modules.clipping import Centralize, ClipPercentile, ClipValue, Normalize
 from torchzero_clip.optimizer.keys import GroupKeys
-from torchzero_clip.optimizer.modular import PLAIN
+from torchzero_clip.optimizer.modular import AT_ONCE
 
 Params: TypeAlias = "Tensor | Iterable[Tensor]"
 R = TypeVar("R", bound=Transform)
@@ -178,7 +178,7 @@ def buckets_of(rule: Transform, params: Params, process_group: Any = None) -> li
     refuse_flat(tensors)
     link, defaults = _bound(rule)
     group = {"params": tensors, "chain": {}, **defaults}
-    step = Step([group], None, {}, PLAIN, process_group)
+    step = Step([group], None, {}, AT_ONCE, process_group)
     return [bucket.seen_by(link) for bucket in step.buckets()]
 
 

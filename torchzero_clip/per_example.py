@@ -11,7 +11,7 @@ from torch import Tensor
 from torchzero_clip.core import Chain, NormRule, Step, Transform, bind
 from torchzero_clip.optimizer.keys import GroupKeys
 from torchzero_clip.optimizer.metrics import metrics_of
-from torchzero_clip.optimizer.modular import PLAIN
+from torchzero_clip.optimizer.modular import AT_ONCE
 
 
 class PerExample(NamedTuple):
@@ -88,7 +88,7 @@ def _clip(
             names.append(f"{i}." if together else f"{i}/{name}")
     (link,) = bind(Chain(rule))
     group = {"params": tensors, "param_names": names, "chain": {}, **GroupKeys([link]).defaults}
-    step = Step([group], None, {}, PLAIN)
+    step = Step([group], None, {}, AT_ONCE)
     rule.step([bucket.seen_by(link) for bucket in step.buckets()])
     step.close()
     return torch.as_tensor(metrics_of(step.record)[f"{link.path}/clipped"]).reshape(-1)

@@ -16,7 +16,7 @@ from typing_extensions import Self
 from torchzero_clip._plot import draw
 from torchzero_clip._table import Series, Table
 from torchzero_clip.attach import Attached
-from torchzero_clip.core.unit_map import UnitIds
+from torchzero_clip.core.division import UnitIds
 from torchzero_clip.optimizer import Modular
 from torchzero_clip.optimizer.metrics import units_of
 

@@ -27,7 +27,8 @@ class NormRule(Transform):
 
     Write `limit`, and for a rule with memory `init_unit` and `observe`. All three see vectors, one
     entry a unit, so a rule never loops. Declare `ord`, `dim`, `inverse_dims` or `min_size` as
-    fields to make them arguments.
+    fields to make them arguments. What `init` makes, tensors like the parameters, is seen only by a
+    `step` of your own.
     """
 
     ord = cast(Ord, 2)
@@ -48,7 +49,10 @@ class NormRule(Transform):
         raise NotImplementedError(f"{type(self).__name__} has no limit")
 
     def observe(self, norm: Tensor, clipped: Tensor, state: UnitState, group: Group) -> UnitState:
-        """The state after a step with this norm, which the rule brought to `clipped`."""
+        """The state after a step with this norm, which the rule brought to `clipped`.
+
+        It is called for all units, and kept where both are finite. A norm may be zero.
+        """
         return {}
 
     def measure(self, tensors: TensorList) -> Tensor:
@@ -141,7 +145,7 @@ class NormRule(Transform):
             ratio = torch.ones_like(ratio)
         elif limit == 0 or self.sets_norm:  # otherwise 0 / limit is 0, and clamped
             ratio = ratio.masked_fill(norm == 0, 1)
-        if self.min_size > 1 or units.map.lengths is not None:
+        if self.min_size > 1 or units.division.lengths is not None:
             ratio = ratio.masked_fill(units.smaller_than(self.min_size), 1)
         return ratio
 

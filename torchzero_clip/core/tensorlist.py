@@ -37,7 +37,8 @@ class TensorList:
     to memory of its own, so that the lender does not change. Plain names make a new list.
 
     No method reads a device value on the host: a 0-dim tensor may stand wherever a number may.
-    Every method that computes goes through `_new` or `_write`, under the name of an operator.
+    Every method that computes goes through `_new` or `_write`, under the name of an operator: that
+    of `torch._foreach_<name>`, or of a row of STAND_INS in foreach.py.
     """
 
     __slots__ = ("measure", "owned", "tensors", "workspace")

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from torchzero_clip.core.bucket import Bucket
+from torchzero_clip.core.division import Division, layer_of
 from torchzero_clip.core.state import statistic, statistic_dtype
 from torchzero_clip.core.tensors import all_plain, share_memory, shared_memory, wide
-from torchzero_clip.core.unit_map import UnitMap, layer_of
 
 UnitState: TypeAlias = dict[str, Tensor]
 """The state of a norm rule: for each name that `init_unit` makes, a vector with an entry a unit."""
@@ -23,16 +23,16 @@ class UnitStore:
     """The numbers of units, as vectors while a rule works and in their dicts between steps.
 
     A tensor's or a layer's number is in the state of its parameters, a group's in its chain dict, a
-    global one in the chain dict of every group.
+    global one in the chain dict of every group: torch's `state_dict` saves them there.
 
     Args:
         buckets: The buckets of the units, in order.
-        map: The units.
+        division: The units.
     """
 
-    def __init__(self, buckets: Sequence[Bucket], map: UnitMap) -> None:
-        self.buckets, self.map, self.scope = buckets, map, map.scope
-        self.home = map.home
+    def __init__(self, buckets: Sequence[Bucket], division: Division) -> None:
+        self.buckets, self.division, self.scope = buckets, division, division.scope
+        self.home = division.home
         self.cells: dict[str, list[Tensor]] = {}
 
     def load(self, made: Mapping[str, Any]) -> UnitState:
@@ -79,8 +79,8 @@ class UnitStore:
 
     def _places(self, key: str) -> list[list[Place]]:
         """The dicts that hold, or should hold, the number of each unit."""
-        places: list[list[Place]] = [[] for _ in range(self.map.count)]
-        units = iter(self.map.unit_of)
+        places: list[list[Place]] = [[] for _ in range(self.division.count)]
+        units = iter(self.division.unit_of)
         for bucket in self.buckets:
             chain = bucket.group_state
             if self.scope == "global":
@@ -98,7 +98,7 @@ class UnitStore:
         busy = {id(state) for row in places for state, _ in row}
         for group in step.groups:
             for p, name in zip(group["params"], group["param_names"], strict=True):
-                unit = self.map.layers.get(layer_of(name))
+                unit = self.division.layers.get(layer_of(name))
                 state = {} if unit is None or step.states is None else step.states.get(p, {})
                 if unit is not None and key in state and id(state) not in busy:
                     places[unit].append((state, p))

@@ -12,12 +12,12 @@ from torch import Tensor
 from torchzero_clip.core import norms
 from torchzero_clip.core.bucket import Bucket
 from torchzero_clip.core.combine import join, overall, statistics_of
+from torchzero_clip.core.division import Division
 from torchzero_clip.core.engine import Group
 from torchzero_clip.core.lazy import Lazy
 from torchzero_clip.core.norms.shards import merge_shards
 from torchzero_clip.core.state import statistic_dtype
 from torchzero_clip.core.tensorlist import Operand, TensorList
-from torchzero_clip.core.unit_map import UnitMap
 from torchzero_clip.core.unit_state import UnitState, UnitStore
 
 
@@ -48,17 +48,17 @@ class Units:
             self.buckets.sort(key=lambda bucket: bucket.index)
         parts = [bucket.part for bucket in self.buckets]
         kind = tuple(scope) if isinstance(scope, list) else scope
-        self.map: UnitMap = self.buckets[0].step.roster.kept(
-            (kind, dims, *parts), lambda: UnitMap(parts, scope, dims, name)
+        self.division: Division = self.buckets[0].step.roster.kept(
+            (kind, dims, *parts), lambda: Division(parts, scope, dims, name)
         )
         self.home, self.dtype, self.count = (
             parts[0].device,
-            self.map.dtype,
-            self.map.count,
+            self.division.dtype,
+            self.division.count,
         )
         self.groups = [self.buckets]
-        if len(self.map.indexes) > 1:
-            indexes = self.map.indexes
+        if len(self.division.indexes) > 1:
+            indexes = self.division.indexes
             self.groups = [[b for b in self.buckets if b.index == index] for index in indexes]
         self._stats: Tensor | None = None  # of the update, once it is measured
 
@@ -74,21 +74,21 @@ class Units:
         """The mean of every unit of the update, complex where some tensor is."""
         m = norms.NAMED["sum"]
         sums = self._statistics([bucket.u for bucket in self.buckets], m)
-        if self.map.lengths is None:
+        if self.division.lengths is None:
             sums, sizes = self._joined(sums, m)
         else:
             sizes = self._entries(sums)
         assert sizes is not None
         mean = sums / sizes.clamp(min=1)
-        return torch.complex(mean[0], mean[1]) if self.map.complex else mean[0]
+        return torch.complex(mean[0], mean[1]) if self.division.complex else mean[0]
 
     def total(self) -> Tensor:
         """The norm of the whole update, as one."""
-        stats = None if self.map.lengths else self._flowing()
+        stats = None if self.division.lengths else self._flowing()
         if stats is None:
             flowing = [bucket.u for bucket in self.buckets]
             stats = statistics_of(self.buckets, flowing, self.order)
-        return overall(self.buckets, stats, self.map.numel, self.order)
+        return overall(self.buckets, stats, self.division.numel, self.order)
 
     def measure(self, tensors: TensorList) -> Tensor:
         """The norm of every unit of a list with a tensor for each parameter."""
@@ -106,7 +106,7 @@ class Units:
 
     def after(self, norm: Tensor, ratios: Sequence[Tensor]) -> Tensor:
         """The norms of the units once the tensors of each group are divided by its ratios."""
-        if not self.map.shared:
+        if not self.division.shared:
             return norm / self.of_first_group(ratios) ** self.order.degree
         rows = [
             each.to(self.home, norm.dtype)
@@ -122,9 +122,9 @@ class Units:
 
         `dims_of` says which dims those run along: all of a tensor, or the matrices of a stack.
         """
-        assert self.map.lengths is not None
+        assert self.division.lengths is not None
         tensors = [p for bucket in self.buckets for p in bucket.originals]
-        rows = zip(norm.split(self.map.lengths), self.map.slices, tensors, strict=True)
+        rows = zip(norm.split(self.division.lengths), self.division.slices, tensors, strict=True)
         return torch.cat([_over(part.view(shape), dims_of(t)) for part, shape, t in rows])
 
     def finite(self, norm: Tensor) -> Tensor:
@@ -133,7 +133,7 @@ class Units:
 
     def smaller_than(self, size: int) -> Tensor:
         """A flag a unit: whether it has fewer elements, as a tensor without the dims has."""
-        return self.map.smaller_than(size)
+        return self.division.smaller_than(size)
 
     def ratio(self, norm: Tensor, limit: Tensor | float) -> Tensor:
         """norm / limit in terms of the tensors: var grows with their square."""
@@ -156,7 +156,7 @@ class Units:
 
     def of_first_group(self, vectors: Sequence[Tensor]) -> Tensor:
         """One vector from one a group: a unit in several groups has the entry of the first."""
-        return self.map.of_first_group(vectors)
+        return self.division.of_first_group(vectors)
 
     # ------------------------------------------------------------------ verbs
 
@@ -186,7 +186,7 @@ class Units:
 
     def load(self, made: dict[str, Any]) -> UnitState:
         """The state of the units: for each name of `made` its values, stacked, in float64."""
-        self._store = UnitStore(self.buckets, self.map)
+        self._store = UnitStore(self.buckets, self.division)
         return self._store.load(made)
 
     def store(self, state: UnitState) -> None:
@@ -198,7 +198,7 @@ class Units:
     ) -> None:
         """Leave norms, limits and ratios for `metrics()`, with the units that they are of."""
         step, link = self.buckets[0].step, self.buckets[0].bound
-        step.record[link.path] = UnitRecord(norm, limits, ratios, self.map, step.groups)
+        step.record[link.path] = UnitRecord(norm, limits, ratios, self.division, step.groups)
 
     # ------------------------------------------------------------------ vectors as operands
 
@@ -209,7 +209,7 @@ class Units:
             return ctypes.c_float(vector).value if single else vector
         if not bucket.dtype.is_complex and vector.is_complex():
             vector = vector.real
-        param, division = bucket.originals[0], self.map
+        param, division = bucket.originals[0], self.division
         dtype = bucket.state_dtype if vector.is_complex() else statistic_dtype(param)
         vector = vector.to(bucket.device, torch.bool if vector.dtype == torch.bool else dtype)
         start = division.starts[bucket.part]
@@ -246,33 +246,33 @@ class Units:
 
     def _statistics(self, lists: Sequence[TensorList], m: norms.Measure) -> Tensor:
         """The statistics of lists: a column for each tensor, or for each slice."""
-        if self.map.lengths is None:
+        if self.division.lengths is None:
             return statistics_of(self.buckets, lists, m)
-        dims = self.map.dims
+        dims = self.division.dims
         rows = zip([t for some in lists for t in some], dims, strict=True)
         parts = [norms.slice_statistics(t, along, m).to(self.home) for t, along in rows]
         lengths = [part.shape[1] for part in parts]
-        return merge_shards(torch.cat(parts, dim=1), lengths, self.map.layouts, [*dims], m)
+        return merge_shards(torch.cat(parts, dim=1), lengths, self.division.layouts, [*dims], m)
 
     def _finish(self, stats: Tensor, m: norms.Measure) -> Tensor:
-        if self.map.lengths is not None:
+        if self.division.lengths is not None:
             return norms.finish(stats, self._entries(stats) if m.counts else None, m)
         return norms.finish(*self._joined(stats, m), m)
 
     def _joined(self, stats: Tensor, m: norms.Measure) -> tuple[Tensor, Tensor | None]:
         """The statistics of tensors as those of units, and the numbers of their entries."""
-        units, table = self.map, self._table(stats)
+        units, table = self.division, self._table(stats)
         return join(table, units.members, units.numel, m, self.buckets[0], units.positions)
 
     def _entries(self, like: Tensor) -> Tensor:
         """The number of entries of each slice."""
-        assert self.map.lengths is not None
-        rows = zip(self.map.sizes, self.map.lengths, strict=True)
+        assert self.division.lengths is not None
+        rows = zip(self.division.sizes, self.division.lengths, strict=True)
         return torch.cat([torch.full_like(like[0, :1], size).expand(n) for size, n in rows])
 
     def _table(self, stats: Tensor) -> Tensor:
         """The columns as a (rows, units, tensors) table, short units filled with zeros."""
-        members, width = self.map.members, self.map.width
+        members, width = self.division.members, self.division.width
         if width == 1 or self.count == 1:
             return stats.view(len(stats), self.count, width)
         columns = [*stats.unbind(1), torch.zeros_like(stats[:, 0])]
@@ -286,7 +286,7 @@ class UnitRecord(NamedTuple):
     norm: Tensor
     limits: Sequence[Tensor | float]
     ratios: Sequence[Tensor]
-    map: UnitMap
+    division: Division
     groups: Sequence[Mapping[str, Any]]
 
 

@@ -16,14 +16,15 @@ from torch import Tensor
 from torchzero_clip.core.engine import Factors, Group, Rule, State, updated
 from torchzero_clip.core.state import HALF
 from torchzero_clip.core.tensorlist import TensorList, Workspace
-from torchzero_clip.engines.fused import Fused, Scaled, share_memory, takes
+from torchzero_clip.engines.deferred import Fused, Scaled, overlap, takes
 from torchzero_clip.engines.workspace import Workspaces
 
 CHUNK = 2**18  # numbers that are converted at a time
 
 
 class Eager:
-    """The engine that computes at once, or where it saves a pass at the end of the step.
+    """The default engine: it puts off factors, rates and decays, and updates that torch has a fused
+    optimizer for (the rule's own `update` never runs then), and computes all else at once.
 
     Args:
         defers: False has every link compute its own result at once, by its own formula.
@@ -179,7 +180,7 @@ class EagerSession:
             source.move(params, u.a, u.b)
             return
         rounds_once = u.dtype == self.params.dtype and (1e-30 < abs(u.a) < 1e30 or u.a == 0)
-        if not rounds_once or (u.b and share_memory(params, source.tensors)):
+        if not rounds_once or (u.b and overlap(params, source.tensors)):
             self._subtract(u.tensors, 1.0)
             return
         if u.b:

@@ -1,4 +1,4 @@
-"""Checkpoints: checks of a state dict, and the dtypes that torch's loading changes."""
+"""Checkpoints: what is checked and restored on loading; saving is torch's own `state_dict`."""
 
 from __future__ import annotations
 

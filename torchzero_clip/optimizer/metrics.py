@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torchzero_clip.core.unit_map import UnitIds
+from torchzero_clip.core.division import UnitIds
 from torchzero_clip.core.units import UnitRecord
 
 
@@ -30,7 +30,7 @@ def units_of(records: Mapping[str, Any]) -> dict[str, UnitIds]:
     out: dict[str, UnitIds] = {}
     for path, record in records.items():
         if not isinstance(record, dict):
-            ids = record.map.ids(record.groups)
+            ids = record.division.ids(record.groups)
             names = ["limit", "factor", "clipped"] + ["norm"] * (not ids.one_norm)
             out.update({f"{path}/{name}": ids for name in names})
     return out
@@ -61,7 +61,7 @@ def to_floats(metrics: Mapping[str, Any]) -> dict[str, float | list[float]]:
 
 def _of_units(record: UnitRecord) -> list[Tensor]:
     """Limits and ratios of the units, or of every group where the groups share one norm."""
-    units = record.map
+    units = record.division
     limits = [
         limit if isinstance(limit, Tensor) else torch.full_like(record.norm, limit)
         for limit in record.limits

@@ -31,9 +31,15 @@ from torchzero_clip.optimizer.explain import explain
 from torchzero_clip.optimizer.fingerprint import shared_start
 from torchzero_clip.optimizer.keys import GroupKeys, refuse_arguments
 from torchzero_clip.optimizer.metrics import metrics_of
-from torchzero_clip.optimizer.rounding import adapted, check_rounding, prepare, subtract, without
+from torchzero_clip.optimizer.rounding import (
+    adapted,
+    check_rounding,
+    prepare_rounding,
+    subtract,
+    without,
+)
 
-PLAIN = Eager(defers=False, keeps=False)
+AT_ONCE = Eager(defers=False, keeps=False)
 """The engine of a step that torch compiles as a whole, and of the gradient helpers."""
 
 
@@ -110,7 +116,7 @@ class Modular(Optimizer):
         step = self._begin()
         buckets = step.buckets()
         for link in self.links:
-            buckets = send(link, buckets)  # none: it ends
+            buckets = send(link, buckets)  # an empty list ends the step
         subtract(buckets, self.rounding)
         step.close()
         return loss
@@ -122,7 +128,7 @@ class Modular(Optimizer):
             self._records.clear()
         else:
             self._records = {}
-        engine = PLAIN if torch.compiler.is_compiling() else self.engine
+        engine = AT_ONCE if torch.compiler.is_compiling() else self.engine
         return Step(
             self.param_groups, self.state, self._records, engine, self.process_group, self._roster
         )
@@ -158,7 +164,7 @@ class Modular(Optimizer):
         buckets = step.buckets(lambda p: p.requires_grad)
         for link in self.links:
             buckets = send(link, buckets, init=True)
-        prepare(buckets, self.rounding)
+        prepare_rounding(buckets, self.rounding)
         step.close()
 
     # ------------------------------------------------------------------ groups

@@ -1,4 +1,4 @@
-"""Rounding: how parameters of half precision take updates that their dtype would round away."""
+"""Rounding: the last subtraction, and how half precision takes what its dtype would round away."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def rounds(bucket: Bucket, rounding: str) -> bool:
     return rounding != "nearest" and bucket.dtype in DROPPED
 
 
-def prepare(buckets: Sequence[Bucket], rounding: str) -> None:
+def prepare_rounding(buckets: Sequence[Bucket], rounding: str) -> None:
     """Make the state of the rounding: a compensation a parameter, or the count of steps."""
     for bucket in buckets:
         if rounding == "stochastic" and rounds(bucket, rounding):
@@ -48,7 +48,7 @@ def prepare(buckets: Sequence[Bucket], rounding: str) -> None:
 
 def subtract(buckets: Sequence[Bucket], rounding: str) -> None:
     """w ← w - u, rounded to the precision of w."""
-    prepare(buckets, rounding)
+    prepare_rounding(buckets, rounding)
     half = []
     for bucket in buckets:
         if not rounds(bucket, rounding):

@@ -16,7 +16,7 @@ from torchzero_clip.core.transform import Transform
 from torchzero_clip.optimizer.keys import GroupKeys
 
 COUNTS = frozenset({"step", "count", "seen", "skipped", "consecutive", "begun"})
-"""GroupKeys of whole numbers in the state of our own links."""
+"""Names of whole numbers in the state of our own links."""
 STATISTICS = {torch.float32, torch.float64}  # numbers are as wide as a unit's widest parameter
 
 

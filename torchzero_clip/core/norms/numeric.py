@@ -1,7 +1,7 @@
 """What every file here asks of a tensor: may it be read, in which dtype is it summed, by what may
 it be divided.
 
-Reading a number back from a *CPU* tensor is free, so that here, and only here, it is done.
+Reading a number back from a *CPU* tensor is free: `readable` says where it may be done.
 """
 
 from __future__ import annotations

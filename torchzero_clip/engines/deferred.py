@@ -1,8 +1,9 @@
-"""Fused: updates that wait for the end of the chain, where a fused optimizer of torch does all.
+"""Deferred lists: Scaled, a · u + b · w, and Fused, an update left to a fused optimizer of torch.
 
-A fused optimizer takes gradients as they are, in the dtype of the parameters. Where they are still
-to be scaled, or to be converted from half precision, that is done for a few at a time, in memory
-small enough to stay in the cache: the pass over memory is saved.
+EagerSession decides what becomes one; `takes` may say no. A fused optimizer takes gradients as they
+are, in the dtype of the parameters. Where they are still to be scaled, or to be converted from half
+precision, that is done for a few at a time, so that they are still in the cache: a pass over memory
+is saved.
 """
 
 from __future__ import annotations
@@ -111,7 +112,7 @@ class Fused(Lazy):
         kernel, decays = self._kernel, bool(self._kernel.decays and b and a != 0)
         factor, grads = _factor_and_source(self._u)
         shrinks = b and not decays
-        if shrinks and share_memory(params, grads):
+        if shrinks and overlap(params, grads):
             grads = [grad.clone() for grad in grads]
         kernel.advance(self._state)
         lists = [self._state[n].tensors if n in self._state else [] for n in kernel.state]
@@ -142,7 +143,7 @@ def takes(kernel: FusedKernel, params: list[Tensor], u: TensorList, state: State
     )
 
 
-def share_memory(params: Sequence[Tensor], values: Sequence[Tensor]) -> bool:
+def overlap(params: Sequence[Tensor], values: Sequence[Tensor]) -> bool:
     """Whether the values to subtract lie in the memory of the parameters."""
     if not all_plain(params):
         return False

@@ -1,4 +1,4 @@
-"""UnitMap: the division of tensors into units, which a norm rule measures together."""
+"""Division: the division of tensors into units, which a norm rule measures together."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from torchzero_clip.core.part import Part
 from torchzero_clip.core.state import statistic_dtype
 
 
-class UnitMap:
+class Division:
     """The units of some parts: a unit is a tensor, a slice of one, a layer, a group, or all.
 
     Args:
