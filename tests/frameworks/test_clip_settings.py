@@ -22,6 +22,7 @@ from torchzero_clip import (
     Lion,
     Modular,
     Momentum,
+    StableAdam,
     Transform,
     WeightDecay,
 )
@@ -102,6 +103,10 @@ TRAINED: dict[str, tuple[Callable[[list[Parameter]], Any], list[Transform]]] = {
     "optimi AdamW decoupled": (
         optimi("AdamW", weight_decay=1e-3, decouple_lr=True),
         [Adam((0.9, 0.99), eps=1e-6), LR(1e-2), WeightDecay(1e-3)],
+    ),
+    "optimi StableAdamW": (
+        optimi("StableAdamW", weight_decay=0.1),
+        [StableAdam(weight_decay=0.1), LR(1e-2)],
     ),
     "optimi Lion": (optimi("Lion", weight_decay=0.1), [Lion(), WeightDecay(0.1), LR(1e-2)]),
     "optimi SGD": (optimi("SGD", momentum=0.9), [Momentum(0.9), LR(1e-2)]),
