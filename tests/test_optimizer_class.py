@@ -151,6 +151,8 @@ def test_what_makes_no_class_is_a_sentence():
         ({"lr": 1e-3}, r"give it a class that optimizer_class\(...\) makes"),
         ({"weight_decay": 0.1}, r"put WeightDecay\(weight_decay=0.1\) into the chain"),
         ({"max_norm": 1.0}, r"put ClipNorm\(max_norm=1.0\) into the chain"),
+        ({"betas": (0.8, 0.9)}, r"put Adam\(betas=\(0.8, 0.9\)\) into the chain"),
+        ({"maximize": True}, r"put Scale\(-1\) into the chain"),
         ({"compiled": True}, "did you mean 'compile'"),
         ({"foo": 1}, r"there is no argument 'foo'; it takes \['params', 'fused', 'compile'"),
     ],

@@ -136,10 +136,12 @@ class GroupKeys:
 def refuse_arguments(owner: str, given: Mapping[str, Any], init: Any) -> None:
     """Raise a sentence for keyword arguments that a constructor of optimizers does not take."""
     for name, value in given.items():
-        if (link := class_with(name)) == "a link":
+        link = WELL_KNOWN.get(name, f"{class_with(name)}(...)")
+        if link == "a link(...)":
             raise TypeError(f"{owner}: {no_argument(init, name)}")
+        link = link.replace("(...)", f"({name}={value!r})")
         raise TypeError(
-            f"{owner}: there is no argument {name!r}: put {link}({name}={value!r}) into the chain; "
+            f"{owner}: there is no argument {name!r}: put {link} into the chain; "
             f"where a framework passes {name}=, give it a class that optimizer_class(...) makes"
         )
 
