@@ -251,9 +251,9 @@ def no_argument(init: Any, name: str) -> str:
 
 def class_with(argument: str) -> str:
     """The name of the class that takes such an argument before its others, for advice."""
-    fields = {name: list(cls.__dataclass_fields__) for name, cls in Description.registry.items()}
-    places = {name: own.index(argument) for name, own in fields.items() if argument in own}
-    return min(places, key=places.__getitem__, default="a link")
+    fields = {name: [*cls.__dataclass_fields__] for name, cls in Description.registry.items()}
+    found = [(own.index(argument), name) for name, own in fields.items() if argument in own]
+    return min(found, default=(0, "a link"))[1]
 
 
 def _name_taken(cls: type[Description], field: dataclasses.Field[Any]) -> str | None:
