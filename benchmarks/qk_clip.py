@@ -96,7 +96,7 @@ def train(clip: bool, steps: int, tau: float = 100.0) -> Iterator[tuple[int, flo
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--steps", type=int, default=800)
+    parser.add_argument("--steps", type=int, default=1000)
     steps = parser.parse_args().steps
     runs = [list(train(clip, steps)) for clip in (False, True)]
     print("| step | largest logit | loss | with QKClip | loss |")

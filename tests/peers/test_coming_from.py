@@ -40,6 +40,7 @@ from torchzero_clip import (
     Modular,
     Normalize,
     NormalizeByEMA,
+    NormRule,
     Partition,
     Scale,
     Standardize,
@@ -49,6 +50,7 @@ from torchzero_clip import (
     attach,
     clip_grad_norm_,
     clip_grad_value_,
+    per_example_clip,
     spec,
     to_floats,
 )
@@ -202,11 +204,27 @@ OURS: dict[str, Callable[[], list[Any]]] = {
     ),
     "optax inject_hyperparams": rate_is_live,
     "optax MultiSteps": lambda: trained(Accumulate(2), ClipNorm(0.5, dim="global"), LR(0.1)),
+    "optax per_example_global_norm_clip": lambda: by_example(ClipNorm(1.25, dim="global")),
+    "optax per_example_layer_norm_clip": lambda: by_example(ClipNorm(1.25 / math.sqrt(2))),
     # torch
     "torch clip_grad_norm_": lambda: by_helper(clip_grad_norm_, 0.5, dim="global"),
     "torch clip_grad_norm_ inf": lambda: by_helper(clip_grad_norm_, 0.5, inf, dim="global"),
     "torch clip_grad_value_": lambda: by_helper(clip_grad_value_, 0.5),
 }
+
+
+def by_example(rule: NormRule) -> list[Any]:
+    """The sum of the clipped gradients of the steps, as examples of one batch."""
+
+    def loss_fn(params: dict[str, Tensor], *example: Tensor) -> Tensor:
+        return sum((p * x).sum() for p, x in zip(params.values(), example, strict=True))
+
+    rows = list(steps())
+    batch = [torch.stack([row[name] for row in rows]) for name in GRAD]
+    out = per_example_clip(loss_fn, parameters(), batch, rule)
+    units = len(rows) * (1 if rule.dim == "global" else len(GRAD))
+    sums = {name: grad * len(rows) for name, grad in out.grads.items()}
+    return [*numbers(sums), round(out.clipped.item() * units)]
 
 
 def limits(rule: Transform, sizes: list[float] = SIZES) -> list[float]:
@@ -550,6 +568,28 @@ RECORDED: dict[str, list[Any]] = {
         -0.92594,
     ],
     "optax MultiSteps": [0.97042, -1.8817, 0.46057, 0.05283, 3.99014, -0.94085, 0.44792, -0.98512],
+    "optax per_example_global_norm_clip": [
+        1.33235,
+        -5.32942,
+        1.77647,
+        8.88237,
+        0.44412,
+        -2.66471,
+        2.67321,
+        -0.76377,
+        9,
+    ],
+    "optax per_example_layer_norm_clip": [
+        0.97544,
+        -3.90177,
+        1.30059,
+        6.50296,
+        0.32515,
+        -1.95089,
+        6.73072,
+        -1.92306,
+        11,
+    ],
     "torch clip_grad_norm_": [
         0.05843,
         -0.23373,

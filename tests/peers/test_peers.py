@@ -150,6 +150,15 @@ def optax_once(make: Callable[[Any], Any], turn: bool = False) -> list[float]:
     return numbers(turned(from_jax(updates)))
 
 
+def optax_examples(kind: str) -> list[Any]:
+    """The sums of the clipped gradients of some examples, and how many were clipped."""
+    clip, rows = getattr(need("optax"), f"per_example_{kind}_norm_clip"), list(steps())
+    batch = to_jax({name: torch.stack([row[name] for row in rows]) for name in rows[0]})
+    sums, clipped = clip(list(batch.values()), 1.25)
+    count = sum(int(n) for n in clipped) if kind == "layer" else int(clipped)
+    return [*numbers(from_jax(dict(zip(batch, sums, strict=True)))), count]
+
+
 def optax_trained(
     make: Callable[[Any], Any],
     bad: tuple[int, ...] = (),
@@ -263,6 +272,8 @@ THEIRS: dict[str, Callable[[], list[Any]]] = {
     "optax MultiSteps": lambda: optax_trained(
         lambda o: o.MultiSteps(o.chain(o.clip_by_global_norm(0.5), o.sgd(0.1)), 2)
     ),
+    "optax per_example_global_norm_clip": lambda: optax_examples("global"),
+    "optax per_example_layer_norm_clip": lambda: optax_examples("layer"),
     "torch clip_grad_norm_": lambda: by_torch("clip_grad_norm_", 0.5),
     "torch clip_grad_norm_ inf": lambda: by_torch("clip_grad_norm_", 0.5, float("inf")),
     "torch clip_grad_value_": lambda: by_torch("clip_grad_value_", 0.5),

@@ -127,10 +127,10 @@ class NormRule(Transform):
                 f"{type(self).__name__}.limit must return a tensor or a number, got None"
             )
         ratios = [self._ratio(units, norm, limit) for limit in limits]
-        flowing = iter(bucket.u for bucket in units.buckets) if updates is None else iter(updates)
-        for members, ratio in zip(units.groups, ratios, strict=True):
-            for bucket in members:
-                bucket.u = units.divide(bucket, next(flowing).to(bucket.state_dtype), ratio)
+        divisors = [r for members, r in zip(units.groups, ratios, strict=True) for _ in members]
+        flowing = updates or [bucket.u for bucket in units.buckets]
+        for bucket, u, ratio in zip(units.buckets, flowing, divisors, strict=True):
+            bucket.u = units.divide(bucket, u.to(bucket.state_dtype), ratio)
         units.record(norm, limits, ratios)
         return ratios
 
