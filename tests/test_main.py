@@ -113,7 +113,7 @@ def test_every_public_class_and_function_can_be_asked_for(
 
 
 @pytest.mark.parametrize(
-    ("given", "meant"), [("clipnorm", "ClipNorm"), ("Adan", "Adam"), ("clip_grad", "clip_grad")]
+    ("given", "meant"), [("clipnorm", "ClipNorm"), ("Adamm", "Adam"), ("clip_grad", "clip_grad")]
 )
 def test_an_unknown_name_gets_the_nearest(
     given: str, meant: str, capsys: pytest.CaptureFixture[str]

@@ -33,7 +33,7 @@ def test_every_argument_of_a_name_changes_its_chain(name: str) -> None:
         assert repr(named(name, **given)) != repr(named(name, **usual)), argument
 
 
-OTHERS = {"scale": "match_rms_adamw"}
+OTHERS = {"scale": "match_rms_adamw", "alpha_warmup": 9, "beta3_warmup": 9}
 
 
 def changed(value: object) -> object:

@@ -22,8 +22,8 @@ from torchzero_clip.modules.matrices.newton_schulz import (
 class Orthogonalize(TensorwiseTransform):
     """u ← U Vᵀ of u = U S Vᵀ, nearly: X ← a X + (b A + c A²) X with A = X Xᵀ, step by step
 
-    After `Momentum(nesterov=True)` it is Muon. Tensors of four and more dims count as matrices of
-    shape (first, rest); give vectors to another rule, with `Partition`.
+    After `Momentum(nesterov=True)` it is Muon {identity: muon}. Tensors of four and more dims count
+    as matrices of shape (first, rest); give vectors to another rule, with `Partition`.
 
     Args:
         steps: Iterations, in bfloat16, on CPU in float32; None takes those of the coefficients.
