@@ -69,13 +69,9 @@ class Transform(Description):
     def step(self, buckets: list[Bucket]) -> list[Bucket]:
         """Transform the whole model; an empty list ends the step."""
         for bucket in buckets:
-            u, group = bucket.u.to(bucket.state_dtype), self.group_of(bucket)
-            bucket.u = bucket.session.update(self.rule(bucket), u, bucket.state, group)
+            u = bucket.u.to(bucket.state_dtype)
+            bucket.u = bucket.session.update(self.rule(bucket), u, bucket.state, bucket.group)
         return buckets
-
-    def group_of(self, bucket: Bucket) -> Group:
-        """The group that `update` sees."""
-        return bucket.group
 
     def prepare(self, buckets: list[Bucket]) -> list[Bucket]:
         """Make the state that `step` would make; returns what later links will see."""

@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import Literal
 
 from torchzero_clip.core import Chain
+from torchzero_clip.modules.clipping import Normalize
 from torchzero_clip.modules.descent import LR, Momentum, WeightDecay
-from torchzero_clip.modules.matrices import Orthogonalize
+from torchzero_clip.modules.matrices import EqualRows, NeuronNorm, Orthogonalize
 from torchzero_clip.published.name import published
 
 
@@ -28,3 +29,50 @@ def muon(
     """
     direction = Momentum(momentum, nesterov), Orthogonalize(scale=scale)
     return Chain(*direction, WeightDecay(weight_decay), LR(lr))
+
+
+@published
+def normuon(
+    lr: float = 0.02,
+    weight_decay: float = 0.0,
+    momentum: float = 0.95,
+    beta: float = 0.95,
+    nesterov: bool = True,
+) -> Chain:
+    """Muon whose neurons move about equally far; for matrices alone.
+
+    Reference:
+        Li et al., "NorMuon: making Muon more efficient and scalable", arXiv 2510.05491;
+        zichongli5/NorMuon.
+    """
+    direction = Momentum(momentum, nesterov), Orthogonalize(scale="original"), NeuronNorm(beta)
+    return Chain(*direction, WeightDecay(weight_decay), LR(lr))
+
+
+NANOCHAT = (  # Polar Express; the first divides by 1.01, as nanochat does with the matrix
+    (8.156554524902461 / 1.01, -22.48329292557795 / 1.01**3, 15.878769915207462 / 1.01**5),
+    (4.042929935166739, -2.808917465908714, 0.5000178451051316),
+    (3.8916678022926607, -2.772484153217685, 0.5060648178503393),
+    (3.285753657755655, -2.3681294933425376, 0.46449024233003106),
+    (2.3465413258596377, -1.7097828382687081, 0.42323551169305323),
+)
+
+
+@published
+def nanochat(
+    lr: float = 0.02,
+    weight_decay: float = 0.0,
+    momentum: float = 0.95,
+    beta: float = 0.9,
+) -> Chain:
+    """What nanochat does with matrices: MuonEq, Polar Express, Muon+, NorMuon, cautious decay.
+
+    It multiplies the decay of matrices with more rows than columns by √(rows / columns) too: give
+    them a group with such a `weight_decay`.
+
+    Reference:
+        karpathy/nanochat, `nanochat/optim.py`.
+    """
+    direction = Momentum(momentum, nesterov=True), EqualRows(), Orthogonalize(None, NANOCHAT)
+    neurons = Normalize(per_shape="sqrt_rows"), NeuronNorm(beta, neurons="longer")
+    return Chain(*direction, *neurons, WeightDecay(weight_decay, cautious=True), LR(lr))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+import types
 from typing import Any
 from unittest import mock
 
@@ -9,6 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from tests.identities.follow import official_file
 from tests.identities.identity import optimizer
 from tests.identities.inputs import MATRICES, Inputs
 from torchzero_clip import named
@@ -55,3 +58,51 @@ def muon(groups: Any) -> Any:
 )
 def muon_bfloat16(groups: Any) -> Any:
     return official_muon()(groups)
+
+
+@optimizer(
+    "normuon",
+    "Muon with `NeuronNorm` after `Orthogonalize` is NorMuon",
+    source="zichongli5/NorMuon, `SingleDeviceNorMuon`, its iteration in float32",
+    groups=GROUPS,
+    inputs=Inputs(MATRICES, size=100.0),  # it adds 1e-7 to norms and 1e-10 to √V
+    rtol={torch.float32: 1e-5, torch.float64: 1e-6},
+)
+def normuon(groups: Any) -> Any:
+    official: Any = official_file("zichongli5/NorMuon", "normuon.py").SingleDeviceNorMuon
+
+    class InOnePrecision(official):  # type: ignore[misc]
+        """The official steps, without the cast to bfloat16 in the iteration."""
+
+        def step(self, closure: Any = None) -> Any:
+            with mock.patch.object(Tensor, "bfloat16", Tensor.clone):
+                return super().step(closure)
+
+    return InOnePrecision(groups)
+
+
+@optimizer(
+    "nanochat",
+    "Momentum, `EqualRows`, Polar Express, `Normalize(per_shape=...)`, `NeuronNorm` and cautious "
+    "decay are what nanochat does with matrices",
+    source="karpathy/nanochat, `nanochat/optim.py`, in float32",
+    groups=(
+        {"lr": 0.05, "momentum": 0.9, "weight_decay": 0.0},  # here are the tall ones
+        {"lr": 0.02, "momentum": 0.8, "weight_decay": 0.1},
+    ),
+    inputs=Inputs(MATRICES, size=100.0),  # it adds 1e-6 to norms
+    rtol={torch.float32: 1e-5, torch.float64: 1e-6},
+)
+def nanochat(groups: Any) -> Any:
+    common: Any = types.ModuleType("nanochat.common")
+    common.COMPUTE_DTYPE = torch.float32
+    package = {"nanochat": types.ModuleType("nanochat"), "nanochat.common": common}
+    uncompiled = mock.patch.object(torch, "compile", return_value=lambda function: function)
+    with mock.patch.dict(sys.modules, package), uncompiled:
+        official = official_file("karpathy/nanochat", "nanochat/optim.py")
+    rows = [  # a group for each shape, as it asks for
+        {**group, "params": [p], "kind": "muon", "ns_steps": 5, "beta2": 0.9}
+        for group in groups
+        for p in group["params"]
+    ]
+    return official.MuonAdamW(rows)

@@ -68,8 +68,12 @@ class Orthogonalize(TensorwiseTransform):
         steps = len(schedule_of(self.coefficients, self.steps))
         return steps * count * short**2 * (4 * long + 2 * short)
 
-    def group_of(self, bucket: Bucket) -> Group:
-        return bucket.group | {"param_names": bucket.names}
+    def step(self, buckets: list[Bucket]) -> list[Bucket]:
+        for bucket in buckets:
+            u, group = bucket.u.to(bucket.state_dtype), bucket.group
+            group["param_names"] = bucket.names  # for blocks
+            bucket.u = bucket.session.update(self.rule(bucket), u, bucket.state, group)
+        return buckets
 
     def update(self, u: TensorList, state: State, group: Group) -> TensorList:
         cut = [self._cut(t, name) for t, name in zip(u, group["param_names"], strict=True)]
