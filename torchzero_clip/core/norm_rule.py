@@ -136,6 +136,8 @@ class NormRule(Transform):
 
     def _ratio(self, units: Units, norm: Tensor, limit: Tensor | float) -> Tensor:
         """The divisor with which the norm meets the limit; 1 where a unit stays as it is."""
+        if torch.compiler.is_compiling() and not isinstance(limit, Tensor):
+            limit = torch.full_like(norm, limit)  # to compare a number would fix it in the graph
         ratio = units.ratio(norm, limit)
         if not self.sets_norm:
             ratio = ratio.clamp(min=1)

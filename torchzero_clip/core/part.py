@@ -101,6 +101,8 @@ class Roster:
 
     def kept(self, key: Hashable, make: Callable[[], Any]) -> Any:
         """What was made under this key, which names the parts that it is of."""
+        if torch.compiler.is_compiling():  # its graph holds for all steps
+            return make()
         if key not in self._kept:
             if len(self._kept) >= MOST:
                 self._kept.clear()

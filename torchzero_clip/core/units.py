@@ -162,7 +162,8 @@ class Units:
 
     def divide(self, bucket: Bucket, u: TensorList, ratio: Tensor) -> TensorList:
         """u over the ratio of its units; where all are 1, u itself."""
-        factors, unchanged = norms.divisions(ratio, bucket.state_dtype)
+        joint = self.division.scope in ("group", "global")  # of a tensor it is always a vector
+        factors, unchanged = norms.divisions(ratio, bucket.state_dtype, number=joint)
         operands = [(name, self.operand(bucket, x)) for name, x in factors]
         return bucket.session.scale(u, operands, unchanged)
 

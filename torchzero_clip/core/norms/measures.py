@@ -107,13 +107,15 @@ def scaled(stats: Tensor, ratio: Tensor, m: Measure) -> Tensor:
     return stats if m.kind == "count" else stats / ratio
 
 
-def divisions(ratio: Tensor, dtype: torch.dtype) -> tuple[list[tuple[str, Any]], bool]:
+def divisions(
+    ratio: Tensor, dtype: torch.dtype, number: bool = False
+) -> tuple[list[tuple[str, Any]], bool]:
     """The factors and divisors that divide tensors of a dtype by `ratio`, one after another; and
     whether all are known to be 1.
 
     A product, after an exact quotient where the dtype holds the ratio or its inverse badly or not
-    at all, so that no unit's bits depend on another's ratio. One number that can be read is a
-    number; where the ratio cannot be read it is one quotient.
+    at all, so that no unit's bits depend on another's ratio. Where the ratio cannot be read it is
+    one quotient. The factor of a single unit may be a `number`.
     """
     if not readable(ratio):
         return [("div", ratio)], False
@@ -124,7 +126,8 @@ def divisions(ratio: Tensor, dtype: torch.dtype) -> tuple[list[tuple[str, Any]],
         safe = safe_scale(ratio)
         low, high = _ends(safe)
     if 1 / most < low and high < most:
-        inverse = 1 / low if ratio.numel() == 1 and safe is ratio else ratio.reciprocal()
+        single = number and ratio.numel() == 1 and safe is ratio
+        inverse = 1 / low if single else ratio.reciprocal()
         return [("mul", inverse)], safe is ratio and low == high == 1
     first = torch.exp2((torch.log2(safe) / 2).floor())  # a power of two divides exactly
     return [("div", first), ("mul", first / ratio)], False
