@@ -75,6 +75,15 @@ def every(where: Callable[[Case], Any] = lambda case: True) -> pytest.MarkDecora
     return over([case for case in GOOD if where(case)])
 
 
+def sampled(where: Callable[[Case], Any] = lambda case: True) -> pytest.MarkDecorator:
+    """Run a test for the first such construction of every class, for the others behind `slow`."""
+    cases = [case for case in GOOD if where(case)]
+    first = {case.cls: case for case in reversed(cases)}
+    marks = [() if first[case.cls] is case else (pytest.mark.slow,) for case in cases]
+    rows = [pytest.param(c, id=str(c), marks=mark) for c, mark in zip(cases, marks, strict=True)]
+    return pytest.mark.parametrize("case", rows)
+
+
 def other_values(tfm: Transform) -> dict[str, Any]:
     """Live values of the transform that differ from its own and that it takes."""
     values: dict[str, Any] = {}

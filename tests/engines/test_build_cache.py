@@ -91,7 +91,9 @@ def flip(library: Path) -> None:
     library.write_bytes(content)
 
 
-@pytest.mark.parametrize("damage", [cut, exchange, flip])
+@pytest.mark.parametrize(
+    "damage", [cut, *[pytest.param(x, marks=pytest.mark.slow) for x in (exchange, flip)]]
+)
 def test_a_damaged_library_is_built_again_and_then_kept(kept: Path, damage: object) -> None:
     for library in kept.glob("*.so"):
         damage(library)  # type: ignore[operator]
@@ -111,7 +113,9 @@ def test_a_library_that_is_whole_is_not_built_again(tmp_path: Path) -> None:
     assert (tmp_path / "calls").read_text() == calls
 
 
-@pytest.mark.parametrize("mode", [0o777, 0o775, 0o702])
+@pytest.mark.parametrize(
+    "mode", [0o702, *[pytest.param(x, marks=pytest.mark.slow) for x in (0o777, 0o775)]]
+)
 def test_a_folder_that_others_can_write_to_is_not_used(kept: Path, mode: int) -> None:
     kept.chmod(mode)
     before = sorted(kept.iterdir())
@@ -127,7 +131,7 @@ def test_the_folder_of_another_user_is_not_used(kept: Path) -> None:
     good(step(kept), f"{re.escape(str(kept))} belongs to another user")
 
 
-@pytest.mark.parametrize("mode", [0o700, 0o755])
+@pytest.mark.parametrize("mode", [pytest.param(0o700, marks=pytest.mark.slow), 0o755])
 def test_a_folder_that_others_can_only_read_is_used(kept: Path, mode: int) -> None:
     kept.chmod(mode)
     good(step(kept))
@@ -140,7 +144,9 @@ def test_a_temporary_folder_is_gone_with_its_process(kept: Path, tmp_path: Path)
     assert not list((tmp_path / "tmp").glob("torchzero_clip_*"))
 
 
-@pytest.mark.parametrize("given", [".", "kept", "a/../kept"])
+@pytest.mark.parametrize(
+    "given", ["a/../kept", *[pytest.param(x, marks=pytest.mark.slow) for x in (".", "kept")]]
+)
 def test_a_relative_folder_is_that_of_the_beginning(given: str, tmp_path: Path) -> None:
     start = tmp_path / "start"
     (start / "a").mkdir(parents=True, mode=0o700)
@@ -158,7 +164,7 @@ def test_a_relative_folder_is_that_of_the_beginning(given: str, tmp_path: Path) 
     [
         ('"g++', "the environment variable CXX must be a command, as in CXX=g\\+\\+, got '\"g"),
         ("there-is-no-such-compiler", "compile=True needs a C\\+\\+ compiler: install"),
-        ("/", "compile=True needs a C\\+\\+ compiler: install"),
+        pytest.param("/", "compile=True needs a C\\+\\+ compiler: install", marks=pytest.mark.slow),
         ("/bin/true", "compile=True: neither /bin/true nor torch could compile a kernel"),
         pytest.param("/bin/false", "neither /bin/false nor torch could", marks=pytest.mark.slow),
         pytest.param("g++ --no", "neither g\\+\\+ --no nor torch", marks=pytest.mark.slow),

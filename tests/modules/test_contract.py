@@ -31,7 +31,18 @@ from tests.helpers import (
     set_grads,
 )
 from tests.modules.rows.row import Row
-from tests.table import GOOD, LOOSE, ROWS, Case, concrete, every, other_values, over, required
+from tests.table import (
+    GOOD,
+    LOOSE,
+    ROWS,
+    Case,
+    concrete,
+    every,
+    other_values,
+    over,
+    required,
+    sampled,
+)
 from torchzero_clip import LR, Adam, Chain, ClipNorm, Modular, Momentum
 from torchzero_clip.core.norms import measure
 
@@ -842,7 +853,7 @@ def on_devices(case: Case) -> bool:
 
 
 @LIVE
-@every(on_devices)
+@sampled(on_devices)
 def test_no_value_on_the_device_is_read_by_the_host(case, live):
     """Tensors on the meta device have no values: reading one, or copying it away, raises."""
     params, opt = on("meta", case, "meta" if live else None)
@@ -857,7 +868,7 @@ def test_no_value_on_the_device_is_read_by_the_host(case, live):
     "live",
     [pytest.param(False, id="numbers", marks=pytest.mark.slow), pytest.param(True, id="tensors")],
 )
-@every(on_devices)
+@sampled(on_devices)
 def test_an_accelerator_is_neither_read_nor_mixed_with_the_host(case, live):
     """A fake CUDA device raises where a value is read or two devices meet in one operator."""
     with FakeTensorMode(), Index(), NoCopyToHost():
@@ -871,7 +882,7 @@ def test_an_accelerator_is_neither_read_nor_mixed_with_the_host(case, live):
             assert not isinstance(value, Tensor) or value.device.type == "cuda"
 
 
-@every(on_devices)
+@sampled(on_devices)
 def test_a_model_may_lie_on_two_devices(case):
     with FakeTensorMode(), Index(), NoCopyToHost():
         params, opt = on(lambda i: f"cuda:{i % 2}", case)
@@ -946,7 +957,7 @@ MEASURES = {"max": 1, "count": 1, "sum": 1, "spread": 3}  # no foreach operator 
 
 
 @pytest.mark.parametrize("device", ["cpu", "meta"])
-@every(lambda case: case.scope != "slices")
+@sampled(lambda case: case.scope != "slices")
 def test_the_number_of_operators_does_not_grow_with_the_number_of_tensors(case, device):
     if device == "meta" and not on_devices(case):
         pytest.skip("needs the values")

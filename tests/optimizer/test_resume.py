@@ -34,7 +34,7 @@ pytestmark = pytest.mark.xdist_group("resume")  # one worker makes the runs
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 # All that remember something; of the others, whose state is their live values, one each.
 CASES = [c for c in GOOD if c.memory != "none" or c.adds or c.label == next(iter(c.good))]
-BREAK, END = 12, 24
+BREAK, END = 8, 16
 RUNS = [(case, name) for case in CASES for name in DTYPES]
 
 
