@@ -73,11 +73,12 @@ def surroundings() -> Iterator[tuple[str, str]]:
 
 def table(rows: Sequence[tuple[str, str]]) -> Iterator[str]:
     """Two columns; the second goes on below itself where the line is full."""
-    wide = max(len(left) for left, _ in rows) + 4
+    wide = max([len(left) for left, _ in rows if len(left) < WIDTH // 2], default=0) + 4
     for left, right in rows:
         lines = textwrap.wrap(right, WIDTH - wide) or [""]
-        yield f"  {left:<{wide - 2}}{lines[0]}".rstrip()
-        yield from (" " * wide + line for line in lines[1:])
+        beside = [] if len(left) > wide - 4 else [lines.pop(0)]
+        yield f"  {left:<{wide - 2}}{''.join(beside)}".rstrip()
+        yield from (" " * wide + line for line in lines)
 
 
 def one(name: str) -> Iterator[str]:

@@ -53,7 +53,7 @@ def heads(name: str, p: Tensor) -> Heads | None:
     """Two heads of queries in every matrix with an even number of rows, two of keys in others."""
     if p.dim() < 2 or not len(p) or len(p) % 2:
         return None
-    maxima = torch.tensor([400.0, 50.0], device=p.device)
+    maxima = torch.arange(400.0, 0.0, -350.0, device=p.device)  # 400 and 50
     return Heads("query" if len(p) > 2 else "key", maxima, last=len(p) // 4)
 
 
