@@ -141,6 +141,8 @@ _Between.__name__ = "clip_grad_norm_"  # errors name what was called
 
 def rule_of(kind: Callable[..., R], *args: Any) -> R:
     """A rule that rewrites gradients: one for all calls with equal arguments."""
+    if torch.compiler.is_compiling():  # which warns of caches
+        return kind(*args, target="grad")
     try:
         rule: R = _known(kind, *args)
     except TypeError:  # arguments without a hash, or wrong ones
@@ -153,11 +155,13 @@ def _known(kind: Callable[..., Any], *args: Any) -> Any:
     return kind(*args, target="grad")
 
 
-@functools.lru_cache(maxsize=64)
-def _bound(rule: Transform) -> tuple[Link, dict[str, Any]]:
+def _alone(rule: Transform) -> tuple[Link, dict[str, Any]]:
     """The link of a rule that is alone, and its live values."""
     (link,) = bind(Chain(rule))
     return link, GroupKeys([link]).defaults
+
+
+_known_alone = functools.lru_cache(maxsize=64)(_alone)
 
 
 def listed(params: Params) -> list[Tensor]:
@@ -176,7 +180,7 @@ def buckets_of(rule: Transform, params: Params, process_group: Any = None) -> li
         )
     tensors = listed(params)
     refuse_flat(tensors)
-    link, defaults = _bound(rule)
+    link, defaults = (_alone if torch.compiler.is_compiling() else _known_alone)(rule)
     group = {"params": tensors, "chain": {}, **defaults}
     step = Step([group], None, {}, AT_ONCE, process_group)
     return [bucket.seen_by(link) for bucket in step.buckets()]

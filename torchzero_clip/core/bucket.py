@@ -51,6 +51,7 @@ class Step:
         `gradient` gives the first update of a parameter, where it is not its gradient.
         """
         self.close()  # deferred updates may be read again
+        self.roster.forget(len(self.groups))
         out: list[Bucket] = []
         for index, group in enumerate(self.groups):
             params: list[Tensor] = group["params"]

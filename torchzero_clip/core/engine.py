@@ -33,6 +33,7 @@ class FusedKernel:
         advance: Called with the state before it runs, to count the step.
         decays: Whether its `weight_decay` shrinks the parameters by lr · weight_decay first.
         devices: The devices that torch has it for.
+        numbers: The names of the lists that have one number a parameter; others are like these.
     """
 
     function: Callable[..., Any]
@@ -40,6 +41,7 @@ class FusedKernel:
     advance: Callable[[State], Any]
     decays: bool = True
     devices: tuple[str, ...] = ("cpu", "cuda")
+    numbers: tuple[str, ...] = ("step",)
 
 
 class Rule(Protocol):

@@ -99,6 +99,12 @@ class Roster:
             self._kept.clear()
         return parts
 
+    def forget(self, count: int) -> None:
+        """Let go of all groups but the first `count`."""
+        if len(self._known) > count:
+            self._known = {g: known for g, known in self._known.items() if g < count}
+            self._kept.clear()
+
     def kept(self, key: Hashable, make: Callable[[], Any]) -> Any:
         """What was made under this key, which names the parts that it is of."""
         if torch.compiler.is_compiling():  # its graph holds for all steps

@@ -128,8 +128,9 @@ class Fused(Lazy):
 def takes(kernel: FusedKernel, params: list[Tensor], u: TensorList, state: State) -> bool:
     """Whether the fused optimizer can be given these tensors: it trusts shapes and strides."""
     dtype, (_, grads) = u.dtype, _factor_and_source(u)
-    held = [state[name].tensors for name in kernel.state if name in state]
-    mine, others = [*params, *grads], [t for some in held for t in some]
+    held = {name: state[name].tensors for name in kernel.state if name in state}
+    alike = [grads, *[some for name, some in held.items() if name not in kernel.numbers]]
+    mine, others = [*params, *grads], [t for some in held.values() for t in some]
     every = mine + others
     kinds = {dtype, *HALF} if params[0].is_cpu else {dtype}
     return (
@@ -139,7 +140,8 @@ def takes(kernel: FusedKernel, params: list[Tensor], u: TensorList, state: State
         and {dtype}.issuperset(map(DTYPE, others))
         and all_plain(every)
         and all(map(Tensor.is_contiguous, every))
-        and all([same_shapes(x, params) or not any(map(Tensor.dim, x)) for x in (grads, *held)])
+        and all([len(some) == len(params) for some in (grads, *held.values())])
+        and all([same_shapes(some, params) for some in alike])
     )
 
 

@@ -63,7 +63,9 @@ def _of_units(record: UnitRecord) -> list[Tensor]:
     """Limits and ratios of the units, or of every group where the groups share one norm."""
     units = record.division
     limits = [
-        limit if isinstance(limit, Tensor) else torch.full_like(record.norm, limit)
+        limit.expand_as(record.norm)
+        if isinstance(limit, Tensor)
+        else torch.full_like(record.norm, limit)
         for limit in record.limits
     ]
     if units.shared and units.scope == "global":
