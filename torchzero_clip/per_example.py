@@ -17,7 +17,7 @@ from torchzero_clip.optimizer.modular import AT_ONCE
 class PerExample(NamedTuple):
     """What `per_example_clip` returns.
 
-    Args:
+    Attributes:
         grads: The mean of the clipped gradients, by the names of the parameters.
         clipped: The share of the examples that were clipped, or of their tensors, layers or slices
             where the rule measures those: a 0-dim tensor.

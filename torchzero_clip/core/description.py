@@ -250,9 +250,10 @@ def no_argument(init: Any, name: str) -> str:
 
 
 def class_with(argument: str) -> str:
-    """The name of the class that takes such an argument before its others, for advice."""
-    fields = {name: [*cls.__dataclass_fields__] for name, cls in Description.registry.items()}
-    found = [(own.index(argument), name) for name, own in fields.items() if argument in own]
+    """The name of our class that takes such an argument before its others, for advice."""
+    ours = [c for c in Description.registry.values() if c.__module__.startswith("torchzero_clip.")]
+    having = [(c.__name__, [*c.__dataclass_fields__]) for c in ours]
+    found = [(own.index(argument), name) for name, own in having if argument in own]
     return min(found, default=(0, "a link"))[1]
 
 

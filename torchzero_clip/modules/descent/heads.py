@@ -13,7 +13,7 @@ from torchzero_clip.core.tensors import wide
 class Heads(NamedTuple):
     """The rows of a weight or bias that make queries or keys, one head after another.
 
-    Args:
+    Attributes:
         role: What they make, "query" or "key".
         maxima: The largest logit of each head in this step, as a vector on the device. Where
             queries share keys, of each head of keys, and the rows of its queries follow each other.
