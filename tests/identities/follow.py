@@ -124,12 +124,12 @@ def need(name: str) -> Any:
     return pytest.importorskip(name, reason=f"{name} is not installed: see CONTRIBUTING.md")
 
 
-def official_file(repository: str, path: str) -> Any:
+def official_file(repository: str, path: str, name: str | None = None) -> Any:
     """A file of a public repository, as a module; the checkout lies in $OFFICIAL_CODE."""
     file = Path(os.environ.get("OFFICIAL_CODE", ""), repository, path)
     if not file.is_file():
         pytest.skip(f"no {repository}/{path} in the folder $OFFICIAL_CODE: see CONTRIBUTING.md")
-    spec = importlib.util.spec_from_file_location("official_" + file.stem, file)
+    spec = importlib.util.spec_from_file_location(name or "official_" + file.stem, file)
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)

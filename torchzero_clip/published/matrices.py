@@ -49,6 +49,43 @@ def normuon(
     return Chain(*direction, WeightDecay(weight_decay), LR(lr))
 
 
+@published
+def muoneq(
+    lr: float = 0.02,
+    weight_decay: float = 0.0,
+    momentum: float = 0.95,
+    nesterov: bool = True,
+) -> Chain:
+    """Muon of a momentum whose rows were made equal, MuonEq (R); for matrices alone.
+
+    Reference:
+        Chang et al., "MuonEq: balancing before orthogonalization with lightweight equilibration",
+        arXiv 2603.28254; MaeChd/muon-eq.
+    """
+    direction = Momentum(momentum, nesterov), EqualRows(), Orthogonalize()
+    return Chain(*direction, WeightDecay(weight_decay), LR(lr))
+
+
+@published
+def muon_plus(
+    lr: float = 1e-3,
+    weight_decay: float = 0.1,
+    momentum: float = 0.95,
+    nesterov: bool = True,
+) -> Chain:
+    """Muon whose rows, then columns, get norm one, Muon+ (row_col); for matrices alone.
+
+    Its authors also multiply what the rows and columns make, not the decay, by √(rows / columns).
+
+    Reference:
+        Zhang et al., "Muon+: towards better Muon via one additional normalization step", arXiv
+        2602.21545; K1seki221/MuonPlus.
+    """
+    lines = Normalize(dim=1), Normalize(dim=0)
+    direction = Momentum(momentum, nesterov), Orthogonalize(), *lines
+    return Chain(*direction, WeightDecay(weight_decay), LR(lr))
+
+
 NANOCHAT = (  # Polar Express; the first divides by 1.01, as nanochat does with the matrix
     (8.156554524902461 / 1.01, -22.48329292557795 / 1.01**3, 15.878769915207462 / 1.01**5),
     (4.042929935166739, -2.808917465908714, 0.5000178451051316),
@@ -65,7 +102,7 @@ def nanochat(
     momentum: float = 0.95,
     beta: float = 0.9,
 ) -> Chain:
-    """What nanochat does with matrices: MuonEq, Polar Express, Muon+, NorMuon, cautious decay.
+    """What nanochat does with matrices: MuonEq, Polar Express, a norm, NorMuon, cautious decay.
 
     It multiplies the decay of matrices with more rows than columns by √(rows / columns) too: give
     them a group with such a `weight_decay`.

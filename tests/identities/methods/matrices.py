@@ -82,6 +82,56 @@ def normuon(groups: Any) -> Any:
 
 
 @optimizer(
+    "muoneq",
+    "Muon with `EqualRows` in front of `Orthogonalize` is MuonEq (R)",
+    source="MaeChd/muon-eq, `CifarMuonEq`, which iterates in float32",
+    groups=GROUPS,
+    inputs=Inputs(MATRICES, size=1e4),  # it adds 1e-8 to squares of norms
+    rtol={torch.float32: 1e-5, torch.float64: 1e-5},
+)
+def muoneq(groups: Any) -> Any:
+    folder = "llm-opt-baseline-gpu/cifar10/optimizers"
+    package: Any = types.ModuleType("optimizers")
+    package.common = official_file("MaeChd/muon-eq", f"{folder}/common.py")
+    modules = {"optimizers": package, "optimizers.common": package.common}
+    with mock.patch.dict(sys.modules, modules):
+        official = official_file("MaeChd/muon-eq", f"{folder}/muoneq.py", "optimizers.muoneq")
+    rows = [{"wd": group["weight_decay"], **group} for group in groups]
+    return official.CifarMuonEq(rows, normalize_mode="row")
+
+
+@optimizer(
+    "muon_plus",
+    "Muon with `Normalize` over rows, then columns, after `Orthogonalize` is Muon+ (row_col)",
+    source="K1seki221/MuonPlus, `norm_mode=row_col`, `rms_scaling=False`, in one precision",
+    groups=GROUPS,
+    inputs=Inputs(MATRICES, size=100.0),  # it adds 1e-7 to norms and to squares of norms
+    rtol={torch.float32: 1e-5, torch.float64: 1e-5},
+)
+def muon_plus(groups: Any) -> Any:
+    optim: Any = types.ModuleType("utils.optim")
+    express: Any = types.ModuleType("utils.optim.polar_express")
+    express.PolarExpress = express.FastApplyPolarExpress = None  # other iterations
+    package = {"utils": types.ModuleType("utils"), "utils.optim": optim, express.__name__: express}
+    uncompiled = mock.patch.object(torch, "compile", lambda function: function)
+    with mock.patch.dict(sys.modules, package), uncompiled:
+        official = official_file("K1seki221/MuonPlus", "utils/optim/muon_plus.py")
+
+    class InOnePrecision(official.MuonPlus):  # type: ignore[misc,name-defined]
+        """The official steps, without the cast to bfloat16 in the iteration."""
+
+        def step(self, closure: Any = None) -> Any:
+            with mock.patch.object(Tensor, "bfloat16", Tensor.clone):
+                return super().step(closure)
+
+    names = [(f"weight{i}", p) for i, p in enumerate(p for g in groups for p in g["params"])]
+    opt = InOnePrecision(names, norm_mode="row_col", rms_scaling=False)
+    options = [{**opt.defaults, **group} for group in groups]  # it makes one group
+    opt.param_groups = options
+    return opt
+
+
+@optimizer(
     "nanochat",
     "Momentum, `EqualRows`, Polar Express, `Normalize(per_shape=...)`, `NeuronNorm` and cautious "
     "decay are what nanochat does with matrices",

@@ -99,7 +99,7 @@ ROWS = [
             **orders(lambda order: Normalize(2.0, order)),
             "zero": lambda: Normalize(0),
             "default": Normalize,
-            "muon+": lambda: Normalize(2.0, per_shape="sqrt_min"),
+            "sqrt_min": lambda: Normalize(2.0, per_shape="sqrt_min"),
             "stacks": lambda: Normalize(dim=(-2, -1), per_shape="sqrt_rows"),
         },
         bad=[
