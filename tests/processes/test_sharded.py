@@ -7,9 +7,10 @@ from tests.processes.launch import on_ranks
 slow = pytest.mark.slow
 
 
-def ranks(n, *settings, script="sharded"):
+def ranks(n, *settings, script="sharded", limit=60):
     """Run a script of this folder on n processes; returns what each printed."""
-    return on_ranks(n, "-m", f"tests.processes.{script}", *settings, limit=60 * len(settings))
+    limit *= max(len(settings), 1)
+    return on_ranks(n, "-m", f"tests.processes.{script}", *settings, limit=limit)
 
 
 def agreed(settings):
@@ -37,6 +38,12 @@ def test_every_construction_gives_on_two_processes_what_it_gives_on_one(setting)
 def test_four_processes_give_what_one_gives(setting):
     for out in ranks(4, setting):
         assert out == agreed([setting])
+
+
+@slow
+def test_logits_that_explode_in_a_sharded_model_are_held_as_in_a_whole_one():
+    for out in ranks(2, script="explode", limit=200):
+        assert out == agreed(["explode"])
 
 
 DCP = pytest.mark.xdist_group("dcp")  # one worker makes the checkpoint
