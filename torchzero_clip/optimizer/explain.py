@@ -217,4 +217,4 @@ def _owners(optimizer: Any) -> Iterator[str]:
         has = f"{len(owned)} have owners among {among} ranks" if owned else "none has an owner"
         why = "that hold a part share no process group"
         rest = f"; {lost} are gathered, since the ranks {why}" if lost else ""
-        yield f"{link.path}: of {len(ranks)} sharded matrices {has}{rest}"
+        yield f"{link.path}: of the model's {len(ranks)} sharded matrices {has}{rest}"
