@@ -71,15 +71,22 @@ def over(cases: Sequence[Case]) -> pytest.MarkDecorator:
 
 
 def every(where: Callable[[Case], Any] = lambda case: True) -> pytest.MarkDecorator:
-    """Run a test for every good construction of the table, or of the rows where it applies."""
-    return over([case for case in GOOD if where(case)])
+    """Run a test for every construction where it applies: for the first of each class and scope
+    among the quick tests, for the others behind `slow`."""
+    return _first_of_each(lambda case: (case.cls, case.scope), where)
 
 
 def sampled(where: Callable[[Case], Any] = lambda case: True) -> pytest.MarkDecorator:
-    """Run a test for the first such construction of every class, for the others behind `slow`."""
+    """The same, with the first of each class among the quick tests."""
+    return _first_of_each(lambda case: case.cls, where)
+
+
+def _first_of_each(
+    kind: Callable[[Case], Any], where: Callable[[Case], Any]
+) -> pytest.MarkDecorator:
     cases = [case for case in GOOD if where(case)]
-    first = {case.cls: case for case in reversed(cases)}
-    marks = [() if first[case.cls] is case else (pytest.mark.slow,) for case in cases]
+    first = {kind(case): case for case in reversed(cases)}
+    marks = [() if first[kind(case)] is case else (pytest.mark.slow,) for case in cases]
     rows = [pytest.param(c, id=str(c), marks=mark) for c, mark in zip(cases, marks, strict=True)]
     return pytest.mark.parametrize("case", rows)
 

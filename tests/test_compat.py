@@ -209,6 +209,7 @@ def test_what_torch_takes_in_silence_and_cannot_mean_is_a_sentence(call, sentenc
         call(gradients([3.0]))
 
 
+@pytest.mark.slow
 def test_several_processes_have_one_norm():
     """Shards of FSDP2, stages of a pipeline, and a stage without gradients."""
     for out in on_ranks(2, "-m", "tests.processes.compat"):

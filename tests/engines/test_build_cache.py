@@ -163,7 +163,9 @@ def test_a_relative_folder_is_that_of_the_beginning(given: str, tmp_path: Path) 
     ("command", "sentence"),
     [
         ('"g++', "the environment variable CXX must be a command, as in CXX=g\\+\\+, got '\"g"),
-        ("there-is-no-such-compiler", "compile=True needs a C\\+\\+ compiler: install"),
+        pytest.param(
+            "there-is-no-such-compiler", "needs a C\\+\\+ compiler: install", marks=pytest.mark.slow
+        ),
         pytest.param("/", "compile=True needs a C\\+\\+ compiler: install", marks=pytest.mark.slow),
         ("/bin/true", "compile=True: neither /bin/true nor torch could compile a kernel"),
         pytest.param("/bin/false", "neither /bin/false nor torch could", marks=pytest.mark.slow),
@@ -179,6 +181,7 @@ def test_a_compiler_that_does_not_work_is_a_sentence_also_where_libraries_are_ke
     assert sorted(path.suffix for path in kept.iterdir()) == [".so", ".so"]
 
 
+@pytest.mark.slow
 def test_a_compiler_that_writes_no_library_leaves_none_behind(tmp_path: Path) -> None:
     script = tmp_path / "odd"
     lines = ["#!/bin/sh", 'for x in "$@"; do last=$x; done']

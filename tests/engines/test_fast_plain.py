@@ -22,7 +22,7 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from tests.helpers import Named, gradients, parameters, set_grads
-from tests.table import GOOD, Case, over
+from tests.table import GOOD, Case, sampled
 from torchzero_clip import LR, Adam, Modular, Momentum, Transform, WeightDecay
 from torchzero_clip.engines import Compiled
 
@@ -181,7 +181,7 @@ PLACES: dict[str, Callable[[Transform], Chain]] = {
 
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("place", PLACES)
-@over(GOOD)
+@sampled()
 def test_a_fast_step_of_every_rule_is_the_plain_step(case: Case, place: str, way: str) -> None:
     chain = PLACES[place](case.make())
     if refused(chain, case.shapes):  # a guard stands first, or sees what another link has made
@@ -238,9 +238,20 @@ MATRICES = {"a.weight": (4, 3), "a.scale": (2, 5), "b.weight": (2, 3, 2, 2), "b.
 
 
 @pytest.mark.parametrize("way", WAYS)
-@settings(max_examples=200)
 @given(chain=chains())
 def test_a_fast_step_of_a_random_chain_is_the_plain_step(chain: list[Transform], way: str) -> None:
+    is_plain(chain, way)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("way", WAYS)
+@settings(max_examples=400)
+@given(chain=chains())
+def test_a_fast_step_of_many_random_chains(chain: list[Transform], way: str) -> None:
+    is_plain(chain, way)
+
+
+def is_plain(chain: list[Transform], way: str) -> None:
     note(", ".join(map(repr, chain)))
     assume(not refused(chain, MATRICES))
     compare(chain, MATRICES, way=way)

@@ -355,11 +355,11 @@ def test_after_spikes_a_threshold_is_back_within_its_horizon(name, size, count):
         ("P2Quantile", 100.0, 1, 1000),
         ("P2Quantile", 100.0, 10, 1000),
         ("P2Quantile median", 100.0, 10, 100),
-        ("P2Quantile median", 1e6, 1, 12_000),
+        pytest.param("P2Quantile median", 1e6, 1, 12_000, marks=pytest.mark.slow),
         ("EMAQuantile", 100.0, 1, 0),
         ("EMAQuantile", 100.0, 10, 1000),
-        ("EMAQuantile", 1e6, 1, 2000),
-        ("EMAQuantile", 1e6, 10, 17_000),
+        pytest.param("EMAQuantile", 1e6, 1, 2000, marks=pytest.mark.slow),
+        pytest.param("EMAQuantile", 1e6, 10, 17_000, marks=pytest.mark.slow),
     ],
 )
 def test_streaming_quantiles_need_longer_the_larger_the_spike(name, size, count, horizon):

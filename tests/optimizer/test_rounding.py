@@ -457,7 +457,10 @@ def test_attach_takes_no_rounding():
 # ---------------------------------------------------------------------- compiled
 
 
-@ROUNDINGS
+@pytest.mark.parametrize(
+    "rounding",
+    ["stochastic", *[pytest.param(x, marks=pytest.mark.slow) for x in ("nearest", "kahan")]],
+)
 def test_a_compiled_step_is_the_eager_step(rounding):
     torch._dynamo.reset()
     opts = [

@@ -55,7 +55,8 @@ def killed(folder: Path, kills: int, seconds: float) -> dict[str, Any]:
     return json.loads(done.stdout)
 
 
-@pytest.mark.parametrize("kills", [10, pytest.param(100, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("kills", [10, 100])
 def test_a_run_killed_at_random_moments_ends_as_one_that_was_not(kills, tmp_path):
     """With the recipe of docs/checkpoints.md no file is ever half written, no bit differs."""
     found = killed(tmp_path, kills, seconds=30 * kills)
@@ -96,7 +97,8 @@ def two_ranks(folder: Path, what: str, wait_for: int) -> list[list[str]]:
     return [out.splitlines() for out, _ in ends]
 
 
-@pytest.mark.parametrize("end", ["SIGKILL", pytest.param("SIGSTOP", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("end", ["SIGKILL", "SIGSTOP"])
 def test_a_lost_rank_is_an_error_on_the_others(end, tmp_path):
     """One process of FSDP2 is killed, or stands still, in a step: the other raises in time."""
     ((*before, last),) = two_ranks(tmp_path, end, wait_for=1)

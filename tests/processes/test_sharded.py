@@ -7,7 +7,7 @@ from tests.processes.launch import on_ranks
 slow = pytest.mark.slow
 
 
-def ranks(n, *settings, script="sharded", limit=60):
+def ranks(n, *settings, script="sharded", limit=120):
     """Run a script of this folder on n processes; returns what each printed."""
     limit *= max(len(settings), 1)
     return on_ranks(n, "-m", f"tests.processes.{script}", *settings, limit=limit)
@@ -18,7 +18,12 @@ def agreed(settings):
 
 
 @pytest.mark.parametrize(
-    "settings", [("ddp",), ("fsdp", "again"), ("tp", "stages", "flat")], ids="+".join
+    "settings",
+    [
+        ("fsdp", "again"),
+        *[pytest.param(x, marks=slow) for x in (("ddp",), ("tp", "stages", "flat"))],
+    ],
+    ids="+".join,
 )
 def test_two_processes_give_what_one_gives(settings):
     """For one construction of every rule, and for each scope of a norm."""
@@ -57,6 +62,7 @@ def saved(tmp_path_factory):
     return str(folder)
 
 
+@slow
 def test_every_form_of_a_distributed_state_dict_resumes_to_the_bit(tmp_path):
     for out in ranks(2, str(tmp_path), "memory", script="dcp"):
         assert out == agreed(["memory"])

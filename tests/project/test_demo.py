@@ -56,6 +56,7 @@ def outcome(result: Any) -> Any:
 # ------------------------------------------------------------------ the race
 
 
+@pytest.mark.slow
 def test_two_races_of_a_seed_are_the_same_bit_for_bit_and_another_seed_is_not(
     run: Callable[..., list[Any]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -280,6 +281,7 @@ def test_names_from_a_file_cannot_break_the_page(demo: ModuleType, tmp_path: Pat
     assert "<script" not in (tmp_path / "race.html").read_text(encoding="utf-8")
 
 
+@pytest.mark.slow
 def test_the_picture_is_the_same_for_the_same_race(demo: ModuleType, tmp_path: Path) -> None:
     pytest.importorskip("matplotlib", reason="the picture needs matplotlib")
     given = ["--steps", "4", "--chains", ONE, ADAM, "--out"]

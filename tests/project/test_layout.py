@@ -263,3 +263,10 @@ def test_importing_the_library_imports_torch_and_nothing_else():
     allowed = {"torch", "typing_extensions", PACKAGE.name} | sys.stdlib_module_names
     assert PACKAGE.name in loaded[1]
     assert loaded[1] - loaded[0] <= allowed
+
+
+@pytest.mark.xdist_group("groups")
+def test_workers_know_which_tests_belong_together(request):
+    """With pytest 9.2 xdist 3.8 forgets: what a group shares is then made by every worker."""
+    if request.config.getoption("loadgroup", False):
+        assert request.node.nodeid.endswith("@groups")

@@ -103,6 +103,7 @@ def test_the_large_size_learns_from_a_window() -> None:
 # ---------------------------------------------------------------------- the command
 
 
+@pytest.mark.slow
 def test_every_rule_meets_every_trouble(tmp_path: Path) -> None:
     command.main(["--out", str(tmp_path), *QUICK])
     rows = read(tmp_path / "which_rule.csv", Row)

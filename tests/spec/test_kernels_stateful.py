@@ -197,7 +197,10 @@ KERNELS = {
     "AutoClip window": auto_percentile("window"),
     "AutoClip ema": auto_percentile("ema"),
 }
-EVERY = pytest.mark.parametrize("name", KERNELS)
+EVERY = pytest.mark.parametrize(
+    "name",
+    [n if " " not in n else pytest.param(n, marks=pytest.mark.slow) for n in KERNELS],
+)  # of a rule with other arguments behind a space, the first alone is quick
 
 
 def close(expected: float) -> Any:
