@@ -17,6 +17,7 @@ from torch import Tensor
 
 from torchzero_clip.core.lazy import Lazy
 from torchzero_clip.core.norms import NAMED, Measure, numbers, statistics
+from torchzero_clip.core.skip import Skip
 from torchzero_clip.core.state import state_dtype
 from torchzero_clip.core.tensorlist import TensorList
 from torchzero_clip.engines.compiled.buffers import Buffer
@@ -70,7 +71,8 @@ class Traced(Lazy):
         """The tensors; all that was recorded is done, since they may be written from now on."""
         if self.buffer in self._trace.current:
             self._trace.run()
-        return self.compute()
+        found = self.compute()
+        return self._trace.lent(self.buffer) if self.owned and self.buffer is not None else found
 
     @tensors.setter
     def tensors(self, tensors: Sequence[Tensor]) -> None:
@@ -184,6 +186,7 @@ class Trace(Recording):
         self.kept, self.state_dtype = 0, state_dtype(params[0])  # how many of them last
         self.sizes = list(map(Tensor.numel, params))
         self.lists: weakref.WeakSet[Traced] = weakref.WeakSet()
+        self.skip: Skip | None = None
 
     def clear(self) -> None:
         super().clear()
@@ -232,6 +235,17 @@ class Trace(Recording):
             )
         return self.current[buffer]
 
+    def lent(self, buffer: int) -> list[Tensor]:
+        """The tensors of a buffer, to be written without a program."""
+        tensors = self.buffers[buffer].tensors
+        if self.skip is not None and self._lasts(buffer):
+            self.skip.hold(tensors)
+        return tensors
+
+    def _lasts(self, buffer: int) -> bool:
+        """Whether a buffer is state, the gradients or the parameters, which outlive the step."""
+        return buffer in self.named and buffer not in self.spares
+
     def pending(self, buffer: int) -> bool:
         """Whether a recorded value is still to be written to this buffer."""
         return buffer in self.current and self.current[buffer] != self.loads.get(buffer)
@@ -253,6 +267,8 @@ class Trace(Recording):
             if self.pending(i) and (i in used or i not in self.spares)
         }
         self._place(stores, used)
+        if self.skip is not None:
+            stores = self._guarded(stores, self.skip)
         copied = {
             i: self.nodes[value][1][0][1]
             for i, value in stores.items()
@@ -266,6 +282,21 @@ class Trace(Recording):
                 torch._foreach_copy_(self.buffers[i].tensors, self.buffers[source].tensors)
         self.clear()
         return stats
+
+    def _guarded(self, stores: dict[int, int], skip: Skip) -> dict[int, int]:
+        """Stores that leave what outlives the step as it was where the flag is set."""
+        lasting = [i for i in stores if self._lasts(i)]
+        if not lasting:
+            return stores
+        self.vectors.append(skip.on(self.device).expand(self.count).contiguous())
+        flag = ("vector", len(self.vectors) - 1)
+        guarded = dict(stores)
+        for i in lasting:
+            dtype = self.buffers[i].dtype
+            old = self.loads[i] if i in self.loads else self.node("load", (("buffer", i),), dtype)
+            new = self.cast(stores[i], dtype)
+            guarded[i] = self.node("where", (("value", old), flag, ("value", new)), dtype)
+        return guarded
 
     def _place(self, stores: dict[int, int], used: set[int | None]) -> None:
         """Give every list without memory a spare buffer, one for borrowed lists of a value."""
