@@ -25,7 +25,7 @@ class Skip:
         self.flag = flag
         self.why: str | None = None  # the host has read it
         self._on: dict[torch.device, Tensor] = {}
-        self._held: list[tuple[Tensor, Tensor]] = []
+        self._held: list[tuple[list[Tensor], list[Tensor]]] = []
 
     def add(self, flag: Tensor) -> None:
         """Skip the step where this flag is set, too."""
@@ -49,11 +49,13 @@ class Skip:
         """Keep values of tensors that are about to be written; in a skipped step they come back."""
         if self.why is None:  # otherwise the step is known to happen
             memory = shared_memory(tensors)
-            held = tensors if memory is None else [memory]
-            self._held += [(t, t.clone()) for t in held]
+            held = list(tensors) if memory is None else [memory]
+            self._held.append((held, [t.clone() for t in held]))
 
     def put_back(self) -> None:
         """Give held tensors their values back where the flag is set; the first ones last."""
         held, self._held = self._held, []
-        for t, old in reversed(held):
-            t.copy_(torch.where(self.on(t.device), old, t))
+        for tensors, before in reversed(held):
+            flag = self.on(tensors[0].device)
+            rows = zip(before, tensors, strict=True)
+            torch._foreach_copy_(tensors, [torch.where(flag, old, t) for old, t in rows])
