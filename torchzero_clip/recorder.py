@@ -272,11 +272,11 @@ def without_skipped(block: Block, measured: set[str]) -> Block:
         return block
     out = []
     for series, vector, steps, values in block:
-        kept = range(len(steps))
+        kept = list(range(len(steps)))
         if series.name in measured and series.name.rpartition("/")[0] not in guards:
             kept = [i for i, step in enumerate(steps) if step not in skipped]
         if kept:
-            out.append((series, vector, [steps[i] for i in kept], values[list(kept)]))
+            out.append((series, vector, [steps[i] for i in kept], values[kept]))
     return out
 
 

@@ -47,6 +47,7 @@ class Step:
         self.sessions: list[Session] = []
         self.skip: Skip | None = None
         self.loss = loss
+        self.measured: dict[Any, Tensor] = {}  # statistics of the gradients
 
     def buckets(
         self,
@@ -58,6 +59,7 @@ class Step:
         `gradient` gives the first update of a parameter, where it is not its gradient.
         """
         self.close()  # deferred updates may be read again
+        self.measured.clear()
         self.roster.forget(len(self.groups))
         out: list[Bucket] = []
         for index, group in enumerate(self.groups):
@@ -139,6 +141,7 @@ class Bucket:
         self.session = step.opened(step.engine.open(part.key, part.places, params, grads))
         self.link: Link | None = None
         self.produced = False  # whether a link has made an update: no longer the gradient
+        self.pristine = True  # whether no link has set the update
         self.update = self.session.adopt(self.session.grads.borrow())
 
     def _take(self, part: Part) -> None:
@@ -185,14 +188,16 @@ class Bucket:
         if self.bound.transform.target == "update":
             return self.update
         grads = self.session.writable_grads()
+        self.step.measured.clear()
         if self.produced and self.update.tensors[0] is grads.tensors[0]:
             self.update = self.update.own()  # a limit that was not reached
         return grads
 
     @u.setter
     def u(self, value: TensorList) -> None:
-        tfm = self.bound.transform
+        tfm, self.pristine = self.bound.transform, False
         if tfm.target == "grad":
+            self.step.measured.clear()
             self.session.write_grads(value)
         else:
             self.produced = self.produced or not tfm.passes_gradient
@@ -261,7 +266,7 @@ class Bucket:
     def with_update(self, u: TensorList) -> Bucket:
         """A bucket of the same parameters with another update, for a chain inside a link."""
         other = self._copy()
-        other.session = self.step.opened(self.session.branch())
+        other.session, other.pristine = self.step.opened(self.session.branch()), False
         other.update = other.session.adopt(u)
         return other
 

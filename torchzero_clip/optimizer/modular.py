@@ -129,7 +129,7 @@ class Modular(Optimizer):
         else:
             self._records = {}
         engine = AT_ONCE if torch.compiler.is_compiling() else self.engine
-        loss = self._reported.pop("loss", one_number(loss))
+        loss = self._reported.pop("loss", None if loss is None else one_number(loss))
         more = self.process_group, self._roster, loss
         return Step(self.param_groups, self.state, self._records, engine, *more)
 
@@ -147,12 +147,7 @@ class Modular(Optimizer):
             raise TypeError(f"report: loss must be a number or a tensor of one, got {loss!r}")
 
     def skipped(self) -> bool:
-        """Whether a guard skipped the last step. It waits for the device.
-
-        Example:
-            >>> if not opt.skipped():
-            ...     scheduler.step()
-        """
+        """Whether a guard skipped the last step. It waits for the device."""
         records = [record for record in self._records.values() if isinstance(record, dict)]
         return any([bool(record.get("why", 0)) for record in records])
 

@@ -21,12 +21,7 @@ from torchzero_clip.core.skip import Skip
 from torchzero_clip.core.state import state_dtype
 from torchzero_clip.core.tensorlist import TensorList
 from torchzero_clip.engines.compiled.buffers import Buffer
-from torchzero_clip.engines.compiled.program import (
-    Launch,
-    Measured,
-    Operand,
-    Stores,
-)
+from torchzero_clip.engines.compiled.program import Launch, Measured, Operand, Stores
 from torchzero_clip.engines.compiled.recording import Recording
 from torchzero_clip.engines.compiled.runner import Runner
 
@@ -230,21 +225,15 @@ class Trace(Recording):
         """The value that is in a buffer by now."""
         if buffer not in self.current:
             dtype = self.buffers[buffer].dtype
-            self.current[buffer] = self.loads[buffer] = self.node(
-                "load", (("buffer", buffer),), dtype
-            )
+            loaded = self.node("load", (("buffer", buffer),), dtype)
+            self.current[buffer] = self.loads[buffer] = loaded
         return self.current[buffer]
 
     def lent(self, buffer: int) -> list[Tensor]:
         """The tensors of a buffer, to be written without a program."""
-        tensors = self.buffers[buffer].tensors
-        if self.skip is not None and self._lasts(buffer):
-            self.skip.hold(tensors)
-        return tensors
-
-    def _lasts(self, buffer: int) -> bool:
-        """Whether a buffer is state, the gradients or the parameters, which outlive the step."""
-        return buffer in self.named and buffer not in self.spares
+        if self.skip is not None and buffer in self.named.difference(self.spares):
+            self.skip.hold(self.buffers[buffer].tensors)
+        return self.buffers[buffer].tensors
 
     def pending(self, buffer: int) -> bool:
         """Whether a recorded value is still to be written to this buffer."""
@@ -261,19 +250,15 @@ class Trace(Recording):
     def run(self, measured: Measured = None) -> Tensor | None:
         """Run what was recorded; then a buffer backs every list that is still referenced."""
         used = {one.buffer for one in self.lists}
-        stores = {
-            i: value
-            for i, value in self.current.items()
-            if self.pending(i) and (i in used or i not in self.spares)
-        }
+        due = [i for i in self.current if self.pending(i) and (i in used or i not in self.spares)]
+        stores = {i: self.current[i] for i in due}
         self._place(stores, used)
-        if self.skip is not None:
-            stores = self._guarded(stores, self.skip)
-        copied = {
-            i: self.nodes[value][1][0][1]
-            for i, value in stores.items()
-            if self.nodes[value][0] == "load"
-        }
+        lasting = sorted(stores.keys() & self.named.difference(self.spares))
+        if self.skip is not None and lasting:
+            dtypes = {i: self.buffers[i].dtype for i in lasting}
+            stores |= self.unless(self.skip.on(self.device), dtypes, self.loads, stores)
+        made = {i: self.nodes[value] for i, value in stores.items()}
+        copied = {i: node[1][0][1] for i, node in made.items() if node[0] == "load"}
         stats = None
         if measured or len(copied) < len(stores) or set(copied.values()) & set(stores):
             stats = self._launch(stores, measured)
@@ -282,21 +267,6 @@ class Trace(Recording):
                 torch._foreach_copy_(self.buffers[i].tensors, self.buffers[source].tensors)
         self.clear()
         return stats
-
-    def _guarded(self, stores: dict[int, int], skip: Skip) -> dict[int, int]:
-        """Stores that leave what outlives the step as it was where the flag is set."""
-        lasting = [i for i in stores if self._lasts(i)]
-        if not lasting:
-            return stores
-        self.vectors.append(skip.on(self.device).expand(self.count).contiguous())
-        flag = ("vector", len(self.vectors) - 1)
-        guarded = dict(stores)
-        for i in lasting:
-            dtype = self.buffers[i].dtype
-            old = self.loads[i] if i in self.loads else self.node("load", (("buffer", i),), dtype)
-            new = self.cast(stores[i], dtype)
-            guarded[i] = self.node("where", (("value", old), flag, ("value", new)), dtype)
-        return guarded
 
     def _place(self, stores: dict[int, int], used: set[int | None]) -> None:
         """Give every list without memory a spare buffer, one for borrowed lists of a value."""

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from torchzero_clip.core import Bucket, Group, UnitState
 from torchzero_clip.core.norms import largest
-from torchzero_clip.modules.flow.step_guard import NONFINITE, Seen, _StepGuard
+from torchzero_clip.modules.flow.step_guard import NONFINITE, _Seen, _StepGuard
 
 
 class Guard(_StepGuard):
@@ -46,7 +46,7 @@ class Guard(_StepGuard):
     def init_unit(self) -> dict[str, Any]:
         return super().init_unit() if self.on_nonfinite == "skip" else {}
 
-    def judge(self, seen: Seen, state: UnitState, group: Group) -> Tensor:
+    def judge(self, seen: _Seen, state: UnitState, group: Group) -> Tensor:
         return torch.where(torch.isfinite(seen.norm), 0, NONFINITE)
 
     def step(self, buckets: list[Bucket]) -> list[Bucket]:

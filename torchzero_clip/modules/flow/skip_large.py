@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from torchzero_clip.core import Group, Live, UnitState
-from torchzero_clip.modules.flow.step_guard import LARGE, NONFINITE, Seen, _StepGuard
+from torchzero_clip.modules.flow.step_guard import LARGE, NONFINITE, _Seen, _StepGuard
 
 
 class SkipLarge(_StepGuard):
@@ -33,7 +33,7 @@ class SkipLarge(_StepGuard):
         self.require("max_norm", at_least=0)
         self.require("max_consecutive", at_least=1, integer=True, optional=True)
 
-    def judge(self, seen: Seen, state: UnitState, group: Group) -> Tensor:
+    def judge(self, seen: _Seen, state: UnitState, group: Group) -> Tensor:
         norm = seen.norm
         why = torch.where(torch.isfinite(norm), LARGE, NONFINITE)
         return torch.where(norm <= group["max_norm"], 0, why)

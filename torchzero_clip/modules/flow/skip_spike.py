@@ -10,7 +10,7 @@ from torch import Tensor
 
 from torchzero_clip.core import Group, Live, UnitState
 from torchzero_clip.core.norms.numeric import safe_scale
-from torchzero_clip.modules.flow.step_guard import LOSS, NONFINITE, SPIKE, Seen, _StepGuard
+from torchzero_clip.modules.flow.step_guard import LOSS, NONFINITE, SPIKE, _Seen, _StepGuard
 
 TIE = 1e-12  # of the mean: a spread that rounding alone makes
 
@@ -63,7 +63,7 @@ class SkipSpike(_StepGuard):
         empty = torch.full((self.window,), math.nan, dtype=torch.float32)
         return {**super().init_unit(), "norms": empty, "losses": empty.clone()}
 
-    def judge(self, seen: Seen, state: UnitState, group: Group) -> Tensor:
+    def judge(self, seen: _Seen, state: UnitState, group: Group) -> Tensor:
         norm, loss = seen.norm, seen.loss
         why = torch.where(self._spikes(norm, state["norms"], group["sigmas"]), SPIKE, 0)
         broken = ~torch.isfinite(norm)
@@ -85,7 +85,7 @@ class SkipSpike(_StepGuard):
         limited = (count >= self.least) & (std > TIE * mean.abs())
         return limited & (x / scale[:, 0] - mean > sigmas * std)
 
-    def remember(self, seen: Seen, bad: Tensor, state: UnitState) -> UnitState:
+    def remember(self, seen: _Seen, bad: Tensor, state: UnitState) -> UnitState:
         enters = ~bad | (state["consecutive"] > self.patience) | self.keep_skipped
         kept = {"norms": _pushed(state["norms"], seen.norm, enters)}
         if seen.loss is not None:

@@ -15,14 +15,14 @@ NONFINITE, LARGE, SPIKE, LOSS = 1, 2, 3, 4
 """What `metrics()` says of why a step was skipped; 0 of one that was not."""
 
 
-class Seen(NamedTuple):
-    """What a guard judges, equal on all ranks: vectors of one entry."""
+class _Seen(NamedTuple):
+    """What a guard judges, equal on all ranks, in vectors of one entry: the norm of all gradients;
+    where the guard asks for it the loss, and whether some rank was told one, or None.
+    """
 
     norm: Tensor
-    """The norm of all gradients."""
-    loss: Tensor | None
-    """The loss, NaN where no rank was told one; None in a single process."""
-    told: Tensor | None
+    loss: Tensor | None = None
+    told: Tensor | None = None
 
 
 class _StepGuard(Transform):
@@ -39,15 +39,13 @@ class _StepGuard(Transform):
     def init_unit(self) -> dict[str, Any]:
         return {"skipped": 0.0, "consecutive": 0.0}
 
-    def judge(self, seen: Seen, state: UnitState, group: Group) -> Tensor:
+    def judge(self, seen: _Seen, state: UnitState, group: Group) -> Tensor:
         """Why the step is skipped, as a number; 0 where it happens."""
         raise NotImplementedError(f"{type(self).__name__} has no judge")
 
-    def remember(self, seen: Seen, bad: Tensor, state: UnitState) -> UnitState:
+    def remember(self, seen: _Seen, bad: Tensor, state: UnitState) -> UnitState:
         """The state after the step, beside the counts."""
         return {}
-
-    # ------------------------------------------------------------------ what the guards share
 
     def per_group(self) -> dict[str, Any]:
         return self.init_unit()
@@ -73,42 +71,37 @@ class _StepGuard(Transform):
         units.store(state)
         counts = {name: state[name][0].float() for name in ("skipped", "consecutive")}
         step.record[buckets[0].bound.path] = {**counts, "why": why[0].float()}
-        step.skip_where(bad[0])
         self._give_up(units, state["consecutive"])
+        step.skip_where(bad[0])
         return buckets
 
-    def seen(self, units: Units) -> Seen:
+    def seen(self, units: Units) -> _Seen:
         """The norm and the loss: the largest norm of all ranks, and the mean of their losses."""
-        bucket, norm = units.buckets[0], units.norm()
-        given = bucket.step.loss if self.judges_loss else None
-        loss = None if given is None else torch.as_tensor(given, device=units.home).to(norm)
-        told = None if loss is None else torch.ones_like(norm, dtype=torch.bool)
-        if self._agree(units):
-            return Seen(norm, None if loss is None else loss.view(1), told)
-        zero = torch.zeros_like(norm)
-        mine = [norm, zero if loss is None else loss.view(1), zero if loss is None else zero + 1]
-        norms, losses, ranks = gather(torch.cat(mine), None).unbind(1)
-        return Seen(norms.amax(0, True), losses.sum(0, True) / ranks.sum(), ranks.any().view(1))
+        norm, given = units.norm(), units.buckets[0].step.loss if self.judges_loss else None
+        zero, told = torch.zeros_like(norm), torch.full_like(norm, given is not None)
+        loss = zero if given is None else torch.as_tensor(given, device=units.home).to(norm).view(1)
+        if self._alone(units):
+            return _Seen(norm) if given is None else _Seen(norm, loss, told > 0)
+        norms, losses, ranks = gather(torch.cat([norm, loss, told]), None).unbind(1)
+        return _Seen(norms.amax(0, True), losses.sum(0, True) / ranks.sum(), ranks.sum(0, True) > 0)
 
-    def _agree(self, units: Units) -> bool:
-        """Whether all ranks have the same norm, and no loss to share: there may be one alone."""
-        distributed = torch.distributed
-        if not (distributed.is_available() and distributed.is_initialized()):
+    def _alone(self, units: Units) -> bool:
+        """Whether other ranks know no more: all have joined in the norm, or there is one rank."""
+        ranks = torch.distributed
+        if not (ranks.is_available() and ranks.is_initialized()):
             return True
-        world, group = distributed.get_world_size(), units.buckets[0].step.process_group
+        world, group = ranks.get_world_size(), units.buckets[0].step.process_group
         layouts = [layout for bucket in units.buckets for layout in bucket.layouts]
         joined = [layout.mesh.size() for layout in layouts if layout is not None and layout.split]
-        joined += [] if group is None else [distributed.get_world_size(group)]
+        joined += [] if group is None else [ranks.get_world_size(group)]
         return world == 1 or (world in joined and not self.judges_loss)
 
     def _counts(self, state: UnitState, bad: Tensor) -> UnitState:
         """The counts after the step. A row that is too long stays until the host has seen it."""
         row, most = state["consecutive"], getattr(self, "max_consecutive", None)
-        ended = torch.zeros_like(row) if most is None else torch.where(row >= most, row, 0)
-        return {
-            "skipped": state["skipped"] + bad,
-            "consecutive": torch.where(bad, row + 1, ended),
-        }
+        kept = torch.zeros_like(row) if most is None else torch.where(row >= most, row, 0)
+        row = torch.where(bad, row + 1, kept)
+        return {"skipped": state["skipped"] + bad, "consecutive": row}
 
     def _give_up(self, units: Units, row: Tensor) -> None:
         """Raise after a row that is too long. The host looks once in as many steps."""
