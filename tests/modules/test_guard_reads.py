@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import math
+import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -49,6 +50,8 @@ GUARDS: dict[str, Callable[[], Transform]] = {
     "assert": lambda: Guard("assert"),
 }
 EVERY_GUARD = pytest.mark.parametrize("kind", GUARDS)
+EVERY_SKIP = pytest.mark.parametrize("kind", ["Guard", "SkipLarge", "SkipSpike"])
+"""On CPU an assertion of the device is a look."""
 Links = Sequence[Transform]
 FUSED: dict[str, Callable[[], Links]] = {  # a fused optimizer of torch is the end
     "clip and AdamW": lambda: [ClipNorm(1.0, dim="global"), Adam(), WeightDecay(0.1), LR(0.01)],
@@ -59,6 +62,7 @@ OTHERS: dict[str, Callable[[], Links]] = {  # eager, they are written by operato
     "Lion": lambda: [Lion(), LR(0.01)],
     "RMSprop": lambda: [ClipNorm(1.0), RMSprop(), LR(0.01)],
     "no state": lambda: [ClipNorm(1.0), LR(0.01)],
+    "the gradients": lambda: [ClipNorm(1.0, target="grad"), ClipNorm(0.5, dim="global"), Adam()],
     "after Adam": lambda: [Adam(), ClipNorm(1.0), LR(0.01), Warmup(5)],
 }
 COUNTING: dict[str, Callable[[], Links]] = {  # Python does another thing in another step
@@ -99,20 +103,16 @@ def reads(*links: Transform, way: str) -> int:
     return counter.count
 
 
-@EVERY_GUARD
+@EVERY_SKIP
 @pytest.mark.parametrize("chain", FUSED)
 @pytest.mark.parametrize("way", ["fused", "recorded"])
 def test_a_guard_adds_no_read(kind, chain, way):
-    if kind == "assert":  # on CPU an assertion of the device is a look
-        pytest.skip("see test_on_an_accelerator_nothing_is_read")
     assert reads(GUARDS[kind](), *FUSED[chain](), way=way) == reads(*FUSED[chain](), way=way)
 
 
-@EVERY_GUARD
+@EVERY_SKIP
 @pytest.mark.parametrize("chain", OTHERS)
 def test_compiled_it_adds_none_whatever_comes_after_it(kind, chain):
-    if kind == "assert":
-        pytest.skip("see test_on_an_accelerator_nothing_is_read")
     links = OTHERS[chain]
     assert reads(GUARDS[kind](), *links(), way="recorded") == reads(*links(), way="recorded")
 
@@ -188,6 +188,16 @@ def test_explain_names_what_the_host_waits_for(links, options, why):
     guard = SkipLarge(1.0, max_consecutive=1)  # below the gradients that are watched
     text = Modular(torch.nn.Linear(300, 4).parameters(), guard, *links, **options).explain()
     assert text.endswith(why)
+
+
+@pytest.mark.parametrize("compile", [False, True])
+def test_guards_and_the_clip_after_them_measure_the_gradients_once(compile):
+    guards = Guard(), SkipLarge(50.0), SkipSpike()
+    chain = *guards, ClipNorm(1.0, dim="global"), Adam(), LR(0.1)
+    text = Modular(torch.nn.Linear(300, 400).parameters(), *chain, compile=compile).explain()
+    assert re.findall(r"^(\w+) +(\d+)", text, re.M)[:4] == [
+        ("Guard", "4"), ("SkipLarge", "0"), ("SkipSpike", "0"), ("ClipNorm", "0"),
+    ]  # fmt: skip
 
 
 def test_explain_says_nothing_of_a_chain_without_guards():

@@ -244,6 +244,7 @@ class Units:
             shared = self.division.lengths is None and not torch.compiler.is_compiling()
             for bucket in self.buckets:
                 shared = shared and bucket.pristine and not bucket.update.owned
+                shared = shared and bucket.bound.transform.target == "update"
             self._stats = known.get(key) if shared else None
             if self._stats is None:
                 self._stats = self._statistics(flowing, self.order)

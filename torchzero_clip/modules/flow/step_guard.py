@@ -11,14 +11,11 @@ from torchzero_clip.core import Bucket, Group, Transform, Units, UnitState, keep
 from torchzero_clip.core.norms import NAMED
 from torchzero_clip.core.norms.shards import gather
 
-NONFINITE, LARGE, SPIKE, LOSS = 1, 2, 3, 4
-"""What `metrics()` says of why a step was skipped; 0 of one that was not."""
+NONFINITE, LARGE, SPIKE, LOSS = 1, 2, 3, 4  # why a step is skipped; 0 where it happens
 
 
 class _Seen(NamedTuple):
-    """What a guard judges, equal on all ranks, in vectors of one entry: the norm of all gradients;
-    where the guard asks for it the loss, and whether some rank was told one, or None.
-    """
+    """What a guard judges, equal on all ranks: vectors of one entry, or None for no loss."""
 
     norm: Tensor
     loss: Tensor | None = None
@@ -91,10 +88,12 @@ class _StepGuard(Transform):
         if not (ranks.is_available() and ranks.is_initialized()):
             return True
         world, group = ranks.get_world_size(), units.buckets[0].step.process_group
-        layouts = [layout for bucket in units.buckets for layout in bucket.layouts]
-        joined = [layout.mesh.size() for layout in layouts if layout is not None and layout.split]
-        joined += [] if group is None else [ranks.get_world_size(group)]
-        return world == 1 or (world in joined and not self.judges_loss)
+        if group is not None:
+            joined = {ranks.get_world_size(group)}
+        else:  # gradients that are whole might differ in their last bits
+            layouts = [layout for bucket in units.buckets for layout in bucket.layouts]
+            joined = {x.mesh.size() if x is not None and x.split else 0 for x in layouts}
+        return world == 1 or (joined == {world} and not self.judges_loss)
 
     def _counts(self, state: UnitState, bad: Tensor) -> UnitState:
         """The counts after the step. A row that is too long stays until the host has seen it."""
