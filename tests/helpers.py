@@ -41,6 +41,7 @@ class Probe(Transform):
     seen: dict[int, Tensor] = field(default_factory=dict)
 
     def step(self, buckets: list[Any]) -> list[Any]:
+        buckets[0].step.read_skip("a skipped step has nothing to show")
         for bucket in buckets:
             for p, u in zip(bucket.params.tensors, bucket.update.tensors, strict=True):
                 self.seen[id(p)] = u.clone()
@@ -202,8 +203,10 @@ def chain_of(opt: Modular) -> Any:
     """What happens to buckets in a step, with nothing of groups and keys around it."""
 
     def run(buckets: list[Bucket]) -> None:
+        step = buckets[0].step
         for link in opt.links:
             buckets = send(link, buckets)
         subtract(buckets, opt.rounding)
+        step.close()
 
     return run

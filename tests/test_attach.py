@@ -599,7 +599,7 @@ def test_an_attached_guard_skips_the_step_of_the_optimizer():
     opt.step()
     same(before, model.state_dict())
     assert not opt.state
-    assert to_floats(handle.metrics()) == {"Guard/skipped": 1}
+    assert set(to_floats(handle.metrics()).values()) == {1}
 
 
 # ---------------------------------------------------------------------- Clipper

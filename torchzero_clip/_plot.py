@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.ticker import MaxNLocator
 
-    from torchzero_clip._table import Column, Table
+    from torchzero_clip._table import GUARD, Column, Table
 
 # Okabe and Ito's colours: told apart by colour-blind readers, and by their grey in print
 BLUE, ORANGE, GREEN, PURPLE = "#0072B2", "#D55E00", "#009E73", "#CC79A7"
@@ -38,7 +38,7 @@ def draw(table: Table, path: str | PathLike[str], title: str | None) -> None:
         if all(name[: -len("norm")] + kind in columns for kind in KINDS)
     }
     measured = {f"{rule}/{kind}" for rule in rules for kind in KINDS}
-    logged = [n for n in columns if n not in measured and not n.endswith("/skipped")]
+    logged = [n for n in columns if n not in measured and n.split("/")[-1] not in GUARD]
 
     panels: list[tuple[float, Callable[[Axes], None]]] = []
     panels += [(1.1, partial(curve, table, name)) for name in logged]

@@ -11,7 +11,9 @@ from torch import Tensor
 
 from torchzero_clip.core.division import UnitIds
 
-KEEPS = {"norm": "amax", "skipped": "amax", "limit": "amin"}  # by the last part; others the mean
+GUARD = ("skipped", "consecutive", "why")
+KEEPS = {"norm": "amax", "limit": "amin", **dict.fromkeys(GUARD, "amax")}  # others the mean
+"""How several steps become one row, by the last part of a name."""
 NOTHING = {"amax": -math.inf, "amin": math.inf, "sum": 0.0}
 
 Entries: TypeAlias = dict[tuple[int, int, int], str]
@@ -31,6 +33,10 @@ class Series(NamedTuple):
         return {(-1, -1, i): str(i) for i in range(width)}
 
 
+Block: TypeAlias = "list[tuple[Series, bool, list[int], Tensor]]"
+"""For each series whether it is of vectors, its steps, and their values as rows."""
+
+
 class Table:
     """Rows of `stride` steps each, the newest perhaps of fewer, and a column for each name."""
 
@@ -47,7 +53,7 @@ class Table:
         """How many numbers there are in all."""
         return sum(column.values.numel() for column in self.columns.values())
 
-    def add(self, last: int, block: list[tuple[Series, bool, list[int], Tensor]]) -> None:
+    def add(self, last: int, block: Block) -> None:
         """Add the steps up to `last`, and what was measured in them."""
         rows, first = len(self), self.last + 1
         self.steps = torch.cat([self.steps, torch.arange(first, last + 1)])

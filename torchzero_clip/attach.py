@@ -17,7 +17,7 @@ from torchzero_clip.core.combine import total_norm
 from torchzero_clip.core.norms.shards import local
 from torchzero_clip.optimizer import Modular
 from torchzero_clip.optimizer.keys import GroupKeys
-from torchzero_clip.optimizer.modular import evaluate
+from torchzero_clip.optimizer.modular import evaluate, one_number
 
 PARAMS = ("params", "param_names")
 KEY = "torchzero_clip"  # of a handle's state in the state dict of its optimizer
@@ -55,24 +55,24 @@ class Clipper(Modular):
         With a closure it is called first, and its loss returned.
         """
         loss = evaluate(closure)
-        step = self._begin()
-        buckets = self._in_place(step.buckets())
-        total = total_norm(buckets, [b.grads for b in buckets]) if buckets else torch.zeros(())
-        waiting = {p for bucket in buckets for p in bucket.originals}
-        for link in self.links:
-            buckets = send(link, buckets)
-        for bucket in buckets:
-            rows = zip(bucket.originals, bucket.layouts, bucket.update, strict=True)
-            for p, layout, u in rows:
-                waiting.discard(p)
-                if p.grad is None:
-                    new = u.to(p.dtype, copy=True)
-                    p.grad = new if layout is None else layout.wrap(new)
-                elif u is not (grad := local(p.grad)):
-                    grad.copy_(u)
+        with self._begin(loss) as step:
+            buckets = self._in_place(step.buckets())
+            total = total_norm(buckets, [b.grads for b in buckets]) if buckets else torch.zeros(())
+            waiting = {p for bucket in buckets for p in bucket.originals}
+            for link in self.links:
+                buckets = send(link, buckets)
+                step.read_skip("gradients are left out on the host")
+            for bucket in buckets:
+                rows = zip(bucket.originals, bucket.layouts, bucket.update, strict=True)
+                for p, layout, u in rows:
+                    waiting.discard(p)
+                    if p.grad is None:
+                        new = u.to(p.dtype, copy=True)
+                        p.grad = new if layout is None else layout.wrap(new)
+                    elif u is not (grad := local(p.grad)):
+                        grad.copy_(u)
         for p in waiting:
             p.grad = None
-        step.close()
         return total.to(torch.float32) if closure is None else loss
 
     def _in_place(self, buckets: list[Bucket]) -> list[Bucket]:
@@ -136,9 +136,9 @@ class Attached(Clipper):
     def __exit__(self, *_: object) -> None:
         self.remove()
 
-    def _begin(self) -> Step:
+    def _begin(self, loss: Any = None) -> Step:
         self._follow()
-        return super()._begin()
+        return super()._begin(loss)
 
     def _follow(self) -> None:
         """Take over parameters that were added to the optimizer, or exchanged in it."""
@@ -207,6 +207,7 @@ class Attached(Clipper):
 
         def clipped_closure() -> Any:
             loss = closure()
+            self._reported.setdefault("loss", one_number(loss))
             self.step()
             return loss
 

@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 from typing_extensions import Self
 
 from torchzero_clip._plot import draw
-from torchzero_clip._table import Series, Table
+from torchzero_clip._table import Block, Series, Table
 from torchzero_clip.attach import Attached
 from torchzero_clip.core.division import UnitIds
 from torchzero_clip.optimizer import Modular
@@ -76,6 +76,7 @@ class Recorder:
         self._held = 0  # how many numbers that is
         self._table = Table()
         self._window = Table()  # since the last call of the callback
+        self._measured: set[str] = set()  # names that came from metrics
         self._rules = weakref.ref(optimizer)
         self._last: object = None  # the records that the last row came from
         steps = optimizer._optimizer() if isinstance(optimizer, Attached) else optimizer
@@ -105,7 +106,9 @@ class Recorder:
         self._logged = []
         if rules is not None and rules._records is not self._last:  # a detached handle is silent
             self._last = rules._records
-            self._wait(rules.metrics(), units_of(rules._records))
+            metrics = rules.metrics()
+            self._measured.update(metrics)
+            self._wait(metrics, units_of(rules._records))
         due = self.callback is not None and self._step % self.every == 0
         if due or self._step - self._table.last >= BLOCK or self._held >= BLOCK_NUMBERS:
             self._flush()
@@ -124,7 +127,7 @@ class Recorder:
 
     def _flush(self) -> None:
         """Bring what waits on the device to the host."""
-        block = fetch(self._waiting)
+        block = without_skipped(fetch(self._waiting), self._measured)
         self._waiting, self._held = [], 0
         self._table.add(self._step, block)
         self._fit()
@@ -257,9 +260,27 @@ def number(name: str, value: Any) -> float | Tensor:
         ) from None
 
 
-def fetch(
-    waiting: list[tuple[int, Series, Any]],
-) -> list[tuple[Series, bool, list[int], Tensor]]:
+def without_skipped(block: Block, measured: set[str]) -> Block:
+    """What was measured, less what rules made of gradients in steps that a guard skipped."""
+    skipped, guards = set(), set()
+    for series, _, steps, values in block:
+        guard, _, name = series.name.rpartition("/")
+        if name == "why" and series.name in measured:
+            guards.add(guard)
+            skipped |= {s for s, why in zip(steps, values[:, 0].tolist(), strict=True) if why}
+    if not skipped:
+        return block
+    out = []
+    for series, vector, steps, values in block:
+        kept = list(range(len(steps)))
+        if series.name in measured and series.name.rpartition("/")[0] not in guards:
+            kept = [i for i, step in enumerate(steps) if step not in skipped]
+        if kept:
+            out.append((series, vector, [steps[i] for i in kept], values[kept]))
+    return out
+
+
+def fetch(waiting: list[tuple[int, Series, Any]]) -> Block:
     """For each series and shape its steps, and their values as rows, on the host."""
     groups: dict[tuple[Any, ...], tuple[list[int], list[Any]]] = {}
     for step, series, value in waiting:

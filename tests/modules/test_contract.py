@@ -149,7 +149,7 @@ BAD = pytest.mark.parametrize("bad", BAD_VALUES)
 SICK = "embed.weight"
 
 
-@every(lambda case: case.nonfinite != "raises")
+@every(lambda case: case.nonfinite not in ("raises", "stops"))
 def test_a_non_finite_entry_stays_inside_its_unit(case):
     healthy = growing(case, 2)
     expected = flow(case.make(), parameters(case.shapes), healthy)[1]
@@ -230,6 +230,19 @@ def test_a_rule_that_raises_names_the_parameter_and_changes_nothing(case, bad):
     set_grads(params, with_bad(gradients(case.shapes), SICK, bad))
     with pytest.raises(RuntimeError, match=rf"{case.cls.__name__}.*\['{SICK}'\]"):
         opt.step()
+    same(params, before)
+    assert not any(opt.state.values())
+
+
+@BAD
+@every(lambda case: case.nonfinite == "stops")
+def test_a_rule_that_stops_the_program_does_so_before_anything_changes(case, bad):
+    params = parameters(case.shapes)
+    before = {name: p.detach().clone() for name, p in params.items()}
+    opt = Modular(params.items(), case.make(), Momentum(), LR(0.1))
+    set_grads(params, with_bad(gradients(case.shapes), SICK, bad))
+    with pytest.raises(RuntimeError, match=f"{case.cls.__name__}: NaN or infinite gradients"):
+        opt.step()  # on CPU, where an assertion of the device is an error
     same(params, before)
     assert not any(opt.state.values())
 

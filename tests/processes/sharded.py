@@ -40,9 +40,11 @@ from torchzero_clip import (
     ClipNormByEMA,
     ClipNormGrowth,
     Clipper,
+    Guard,
     Modular,
     Momentum,
     SkipLarge,
+    SkipSpike,
     Transform,
     WeightDecay,
     ZClip,
@@ -219,6 +221,7 @@ def constructions() -> Iterator[tuple[str, list[Transform], bool, int]]:
         "agc": lambda: [AGC(0.01), Centralize(dim=0, inverse_dims=True), Momentum(0.9), LR(0.1)],
         "ema": lambda: [ClipNormByEMA(0.9, ord=3), LR(0.1)],
         "skip": lambda: [SkipLarge(60.0), Adam(), LR(1e-2)],
+        "guards": lambda: [Guard(), SkipSpike(8, 0.5, 2), ClipNorm(1.0), Adam(), LR(1e-2)],
     }
     for name, make in clips.items():
         yield name, make(), False, STEPS
@@ -313,7 +316,9 @@ def helpers(setting: str) -> list[str]:
 
 
 def collectives(setting: str) -> list[str]:
-    """One for each rule and mesh, whatever the number of tensors."""
+    """One for each rule and mesh, whatever the number of tensors; guards need one of their own
+    only where some gradient is whole.
+    """
     calls: list[Any] = []
     name = "all_gather_single" if hasattr(dist, "all_gather_single") else "all_gather_into_tensor"
     original = getattr(dist, name)
@@ -325,14 +330,17 @@ def collectives(setting: str) -> list[str]:
     _, wrapped = SETTINGS[setting]()
     params = [p for _, p in named(wrapped)]
     same_gradients(params, params, 0)
-    opt = Modular(params, ClipNorm(1.0, dim="global"), ClipNorm(0.1), Adam(), LR(1e-3))
+    guards = [Guard(), SkipLarge(60.0)]
+    opt = Modular(params, *guards, ClipNorm(1.0, dim="global"), ClipNorm(0.1), Adam(), LR(1e-3))
     setattr(dist, name, counted)
     try:
         opt.step()
     finally:
         setattr(dist, name, original)
-    meshes = {layout.mesh for p in params if (layout := layout_of(p)) and layout.split}
-    expected = 2 * len(meshes)
+    layouts = [layout_of(p) for p in params]
+    meshes = {layout.mesh for layout in layouts if layout and layout.split}
+    whole = any([layout is None or not layout.split for layout in layouts])
+    expected = 2 * len(meshes) + whole * len(guards)
     return (
         [] if len(calls) == expected else [f"{setting}: {len(calls)} collectives, not {expected}"]
     )
@@ -348,6 +356,7 @@ def stages() -> list[str]:
         "spread": lambda: [ClipNorm(0.1, "std", dim="global"), LR(0.1)],
         "mean": lambda: [Centralize(dim="global"), LR(0.1)],
         "large": lambda: [SkipLarge(60.0), ClipNorm(0.1), Adam(), LR(0.1)],
+        "spike": lambda: [Guard(), SkipSpike(8, 0.5, 2), ClipNorm(0.1), Adam(), LR(0.1)],
     }
     for name, make in chains.items():
         plain, split = twins(Net)

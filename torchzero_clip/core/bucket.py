@@ -11,12 +11,15 @@ from torchzero_clip.core.engine import Engine, Group, Session, State
 from torchzero_clip.core.link import Link
 from torchzero_clip.core.norms.shards import aligned_grads, local
 from torchzero_clip.core.part import Part, Roster, label
+from torchzero_clip.core.skip import Skip, Skipped
 from torchzero_clip.core.tensorlist import TensorList
 from torchzero_clip.core.tensors import same_shapes, share_memory
 
 
 class Step:
     """A step: what all its buckets share. It opens and closes their sessions.
+
+    As a context manager it closes them at the end, and ends early where it is skipped.
 
     Args:
         groups: The parameter groups.
@@ -25,6 +28,7 @@ class Step:
         engine: Where arithmetic is done.
         process_group: Processes that hold the rest of the model.
         roster: The parts of the groups, from the step before.
+        loss: The loss that was reported for the step.
     """
 
     def __init__(
@@ -35,11 +39,15 @@ class Step:
         engine: Engine,
         process_group: Any = None,
         roster: Roster | None = None,
+        loss: Tensor | float | None = None,
     ) -> None:
         self.groups, self.states, self.record = groups, states, record
         self.engine, self.process_group = engine, process_group
         self.roster = Roster() if roster is None else roster
         self.sessions: list[Session] = []
+        self.skip: Skip | None = None
+        self.loss = loss
+        self.measured: dict[Any, Tensor] = {}  # statistics of the gradients
 
     def buckets(
         self,
@@ -51,6 +59,7 @@ class Step:
         `gradient` gives the first update of a parameter, where it is not its gradient.
         """
         self.close()  # deferred updates may be read again
+        self.measured.clear()
         self.roster.forget(len(self.groups))
         out: list[Bucket] = []
         for index, group in enumerate(self.groups):
@@ -68,14 +77,50 @@ class Step:
 
     def opened(self, session: Session) -> Session:
         """The session, to be closed with the step."""
+        session.skip = self.skip
         self.sessions.append(session)
         return session
+
+    def skip_where(self, flag: Tensor) -> None:
+        """Leave everything as it was where this flag is set, from here to the end of the step."""
+        if self.skip is not None:
+            self.skip.add(flag)
+            return
+        self.skip = Skip(flag)
+        for session in self.sessions:
+            session.skip = self.skip
+
+    def hold(self, tensors: Sequence[Tensor]) -> None:
+        """Let tensors that are written by hand come back where the step is skipped."""
+        if self.skip is not None:
+            self.skip.hold(tensors)
+
+    def read_skip(self, why: str) -> None:
+        """Wait for the flag where the step may be skipped, and end the step where it is set."""
+        if self.skip is not None:
+            self.skip.read(why)
 
     def close(self) -> None:
         """Close all sessions: updates that were deferred and then dropped are computed."""
         for session in self.sessions:
             session.close()
         self.sessions.clear()
+        if self.skip is not None:
+            self.skip.put_back()
+
+    def __enter__(self) -> Step:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> bool:
+        if kind is None:
+            try:
+                self.close()
+            except Skipped as skipped:
+                kind = type(skipped)
+        self.sessions.clear()
+        if kind is Skipped and self.skip is not None:
+            self.skip.put_back()
+        return kind is Skipped
 
 
 class Bucket:
@@ -96,6 +141,7 @@ class Bucket:
         self.session = step.opened(step.engine.open(part.key, part.places, params, grads))
         self.link: Link | None = None
         self.produced = False  # whether a link has made an update: no longer the gradient
+        self.pristine = True  # whether no link has set the update
         self.update = self.session.adopt(self.session.grads.borrow())
 
     def _take(self, part: Part) -> None:
@@ -142,14 +188,16 @@ class Bucket:
         if self.bound.transform.target == "update":
             return self.update
         grads = self.session.writable_grads()
+        self.step.measured.clear()
         if self.produced and self.update.tensors[0] is grads.tensors[0]:
             self.update = self.update.own()  # a limit that was not reached
         return grads
 
     @u.setter
     def u(self, value: TensorList) -> None:
-        tfm = self.bound.transform
+        tfm, self.pristine = self.bound.transform, False
         if tfm.target == "grad":
+            self.step.measured.clear()
             self.session.write_grads(value)
         else:
             self.produced = self.produced or not tfm.passes_gradient
@@ -218,7 +266,7 @@ class Bucket:
     def with_update(self, u: TensorList) -> Bucket:
         """A bucket of the same parameters with another update, for a chain inside a link."""
         other = self._copy()
-        other.session = self.step.opened(self.session.branch())
+        other.session, other.pristine = self.step.opened(self.session.branch()), False
         other.update = other.session.adopt(u)
         return other
 
@@ -273,6 +321,7 @@ def share_vectors(states: Sequence[dict[str, Any]], keys: Iterable[str]) -> None
 def count_step(buckets: Sequence[Bucket], name: str = "step", by: int = 1) -> int:
     """The count of steps of this link, this one included: a number kept in every group."""
     path, groups = f"{buckets[0].bound.path}/{name}", buckets[0].step.groups
+    buckets[0].step.read_skip(f"{buckets[0].bound.path} counts the steps that happen")
     count = int(groups[0]["chain"].get(path, 0)) + by
     keep_number(buckets, name, count)
     return count

@@ -12,6 +12,7 @@ from typing import Any, Protocol, TypeAlias
 import torch
 from torch import Tensor
 
+from torchzero_clip.core.skip import Skip
 from torchzero_clip.core.tensorlist import Operand, TensorList
 
 State: TypeAlias = dict[str, TensorList]
@@ -27,8 +28,8 @@ class FusedKernel:
     """One of torch's fused optimizers: a kernel that computes the update and subtracts it.
 
     Args:
-        function: Called with the parameters, the updates, the lists of `state`, `lr` and
-            `weight_decay`.
+        function: Called with the parameters, the updates, the lists of `state`, `lr`,
+            `weight_decay`, and behind a guard `found_inf`: it changes nothing where that is 1.
         state: The names of the lists that it takes, in its order; one that is missing is empty.
         advance: Called with the state before it runs, to count the step.
         decays: Whether its `weight_decay` shrinks the parameters by lr · weight_decay first.
@@ -65,6 +66,8 @@ class Session(Protocol):
 
     params: TensorList
     grads: TensorList
+    skip: Skip | None
+    """The flag of a step that may be skipped: what is written from now on stays as it was there."""
 
     def adopt(self, u: TensorList) -> TensorList:
         """The same list as one of this session; a borrowed one gets a workspace to move to."""

@@ -14,7 +14,7 @@ from torchzero_clip.core.description import Description
 from torchzero_clip.core.engine import FusedKernel, Group, Rule, State, updated
 from torchzero_clip.core.lazy import Lazy
 from torchzero_clip.core.norms.owners import by_owners
-from torchzero_clip.core.norms.shards import full, put
+from torchzero_clip.core.norms.shards import full, local, put
 from torchzero_clip.core.tensorlist import TensorList
 
 
@@ -171,6 +171,7 @@ class Gathered:
         flowing = TensorList(bucket.whole(u.own()), owned=True)
         out = updated(self.inner, flowing, whole, group)
         for name, row in held.items():
+            bucket.step.hold([local(stored) for stored in row])
             for stored, new in zip(row, whole[name], strict=True):
                 put(stored, new)
         return TensorList(bucket.parts(out))

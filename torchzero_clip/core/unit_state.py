@@ -39,23 +39,28 @@ class UnitStore:
         """A vector for each name, in float64; numbers that are missing begin as `made` says."""
         path = self.buckets[0].bound.path
         self.cells = {name: self._cells(f"{path}/{name}", value) for name, value in made.items()}
-        state: UnitState = {}
-        for name, cells in self.cells.items():
-            memory = shared_memory(cells)
-            if memory is None:
-                memory = torch.stack([cell.to(self.home) for cell in cells])
-            vector = memory.to(self.home, copy=True)
-            state[name] = vector.to(wide(self.home)) if vector.is_floating_point() else vector
-        return state
+        return {name: self._vector(cells) for name, cells in self.cells.items()}
 
     def store(self, state: UnitState) -> None:
         """Write vectors back where the units' numbers are kept."""
+        skip = self.buckets[0].step.skip
         for name, vector in state.items():
-            memory = shared_memory(self.cells[name])
+            cells = self.cells[name]
+            if skip is not None:  # now, since a guard that comes next has no say in what this was
+                vector = torch.where(skip.on(self.home), self._vector(cells), vector)
+            memory = shared_memory(cells)
             if memory is not None:
                 memory.copy_(vector)
             else:
-                torch._foreach_copy_(self.cells[name], list(vector.unbind(0)))
+                torch._foreach_copy_(cells, list(vector.unbind(0)))
+
+    def _vector(self, cells: list[Tensor]) -> Tensor:
+        """A copy of the numbers of units as one vector."""
+        memory = shared_memory(cells)
+        if memory is None:
+            memory = torch.stack([cell.to(self.home) for cell in cells])
+        vector = memory.to(self.home, copy=True)
+        return vector.to(wide(self.home)) if vector.is_floating_point() else vector
 
     def _cells(self, key: str, value: Any) -> list[Tensor]:
         """The tensor that holds the number of each unit; those of single tensors share memory."""

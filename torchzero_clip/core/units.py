@@ -237,9 +237,19 @@ class Units:
     # ------------------------------------------------------------------ statistics
 
     def _flowing(self) -> Tensor:
-        """The statistics of the update, measured once."""
+        """The statistics of the update, measured once; of the gradients by the first that asks."""
         if self._stats is None:
-            self._stats = self._statistics([bucket.u for bucket in self.buckets], self.order)
+            known, key = self.buckets[0].step.measured, (self.order, *self.division.parts)
+            flowing = [bucket.u for bucket in self.buckets]
+            shared = self.division.lengths is None and not torch.compiler.is_compiling()
+            for bucket in self.buckets:
+                shared = shared and bucket.pristine and not bucket.update.owned
+                shared = shared and bucket.bound.transform.target == "update"
+            self._stats = known.get(key) if shared else None
+            if self._stats is None:
+                self._stats = self._statistics(flowing, self.order)
+            if shared:
+                known[key] = self._stats
         return self._stats
 
     def _norms_of(self, lists: Sequence[TensorList]) -> Tensor:

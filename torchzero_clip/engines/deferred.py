@@ -17,6 +17,7 @@ from torch import Tensor
 from torchzero_clip.core.engine import FusedKernel, Group, Rule, State, updated
 from torchzero_clip.core.lazy import Lazy
 from torchzero_clip.core.norms import Measure
+from torchzero_clip.core.skip import Skip
 from torchzero_clip.core.state import HALF
 from torchzero_clip.core.tensorlist import TensorList
 from torchzero_clip.core.tensors import DTYPE, all_plain, same_shapes
@@ -78,6 +79,32 @@ class Scaled(Lazy):
         return u.add_(self._params, alpha=self.b).tensors if self.b else u.tensors
 
 
+class Guarded(Lazy):
+    """State of a step that may be skipped: what reads or writes it has it made safe first.
+
+    Args:
+        held: The tensors, for a fused optimizer that looks at the flag by itself.
+        guard: Called before anybody else sees them.
+    """
+
+    __slots__ = ("_guard", "held")
+
+    def __init__(self, held: Sequence[Tensor], guard: Callable[[], None]) -> None:
+        super().__init__()
+        self.held, self._guard = list(held), guard
+
+    def __len__(self) -> int:
+        return len(self.held)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.held[0].dtype
+
+    def compute(self) -> list[Tensor]:
+        self._guard()
+        return self.held
+
+
 class Fused(Lazy):
     """A deferred update of a rule that torch has a fused optimizer for."""
 
@@ -107,7 +134,7 @@ class Fused(Lazy):
         self._waiting.remove(self)  # to compute it may ask for the workspace that it reads
         return updated(self._rule, self._u, self._state, self._group).own().tensors
 
-    def move(self, params: list[Tensor], a: Any, b: float) -> None:
+    def move(self, params: list[Tensor], a: Any, b: float, skip: Skip | None) -> None:
         """w ← (1 - b) w - a u, by the fused optimizer."""
         kernel, decays = self._kernel, bool(self._kernel.decays and b and a != 0)
         factor, grads = _factor_and_source(self._u)
@@ -115,12 +142,17 @@ class Fused(Lazy):
         if shrinks and overlap(params, grads):
             grads = [grad.clone() for grad in grads]
         kernel.advance(self._state)
-        lists = [self._state[n].tensors if n in self._state else [] for n in kernel.state]
-        decay = b / a if decays else 0.0
+        lists = [_held(self._state[n]) if n in self._state else [] for n in kernel.state]
+        rest: Any = 1 - b
+        options = {"lr": a, "weight_decay": b / a if decays else 0.0}
+        if skip is not None:
+            flag = skip.on(params[0].device)
+            options["found_inf"] = flag.to(torch.float32)
+            rest = torch.where(flag, 1.0, rest).to(params[0].dtype) if shrinks else rest
         for w, *others in _prepared([params, grads, *lists], factor, self.dtype):
             if shrinks:
-                torch._foreach_mul_(w, 1 - b)
-            kernel.function(w, *others, lr=a, weight_decay=decay)
+                torch._foreach_mul_(w, rest)
+            kernel.function(w, *others, **options)
         self._waiting.remove(self)
         self.tensors = []  # it is used up
 
@@ -128,7 +160,7 @@ class Fused(Lazy):
 def takes(kernel: FusedKernel, params: list[Tensor], u: TensorList, state: State) -> bool:
     """Whether the fused optimizer can be given these tensors: it trusts shapes and strides."""
     dtype, (_, grads) = u.dtype, _factor_and_source(u)
-    held = {name: state[name].tensors for name in kernel.state if name in state}
+    held = {name: _held(state[name]) for name in kernel.state if name in state}
     alike = [grads, *[some for name, some in held.items() if name not in kernel.numbers]]
     mine, others = [*params, *grads], [t for some in held.values() for t in some]
     every = mine + others
@@ -151,6 +183,11 @@ def overlap(params: Sequence[Tensor], values: Sequence[Tensor]) -> bool:
         return False
     storages = {p.untyped_storage().data_ptr() for p in params}
     return not storages.isdisjoint([u.untyped_storage().data_ptr() for u in values])
+
+
+def _held(state: TensorList) -> list[Tensor]:
+    """The tensors of state for a fused optimizer."""
+    return state.held if isinstance(state, Guarded) else state.tensors
 
 
 def _factor_and_source(u: TensorList) -> tuple[float, list[Tensor]]:

@@ -14,9 +14,10 @@ import torch
 from torch import Tensor
 
 from torchzero_clip.core.engine import Factors, Group, Rule, State, updated
+from torchzero_clip.core.skip import Skip
 from torchzero_clip.core.state import HALF
 from torchzero_clip.core.tensorlist import TensorList, Workspace
-from torchzero_clip.engines.deferred import Fused, Scaled, overlap, takes
+from torchzero_clip.engines.deferred import Fused, Guarded, Scaled, overlap, takes
 from torchzero_clip.engines.workspace import Workspaces
 
 CHUNK = 2**18  # numbers that are converted at a time
@@ -29,10 +30,12 @@ class Eager:
     Args:
         defers: False has every link compute its own result at once, by its own formula.
         keeps: False keeps no workspace from step to step.
+        reads: Wait for the flag of a step that may be skipped, where no fused optimizer looks at
+            it; False has copies of what is written come back instead.
     """
 
-    def __init__(self, defers: bool = True, keeps: bool = True) -> None:
-        self.defers, self.keeps = defers, keeps
+    def __init__(self, defers: bool = True, keeps: bool = True, reads: bool = True) -> None:
+        self.defers, self.keeps, self.reads = defers, keeps, reads
         self.workspaces = Workspaces()
 
     def check(self, device: torch.device) -> None:
@@ -60,6 +63,7 @@ class EagerSession:
         grads: Sequence[Tensor],
     ) -> None:
         self.params, self.grads = TensorList(params), TensorList(grads)
+        self.skip: Skip | None = None
         self._engine, self._key, self._places = engine, key, places
         self._waiting: list[Fused] = []  # updates that are still to be computed
         self._defers = engine.defers
@@ -73,6 +77,12 @@ class EagerSession:
         return self._movable(u)
 
     def state(self, name: str, tensors: Sequence[Tensor]) -> TensorList:
+        if self.skip is not None and tensors[0].dim() and self._defers:
+            return Guarded(tensors, lambda: self._guard(f"{name} is written at once", tensors))
+        if self.skip is not None and tensors[0].dim():
+            self._guard(f"{name} is written at once", tensors)
+        elif self.skip is not None:
+            self.skip.hold(tensors)
         return TensorList(tensors, owned=True)
 
     def update(self, rule: Rule, u: TensorList, state: State, group: Group) -> TensorList:
@@ -101,6 +111,7 @@ class EagerSession:
 
     def writable_grads(self) -> TensorList:
         self._compute_waiting()
+        self._guard("gradients are written at once", self.grads.tensors)
         return TensorList(self.grads.tensors, owned=True)
 
     def write_grads(self, u: TensorList) -> None:
@@ -127,8 +138,11 @@ class EagerSession:
         return other
 
     def subtract(self, u: TensorList) -> None:
+        source = u.source if isinstance(u, Scaled) and u.pending else u
+        if not (isinstance(source, Fused) and source.pending):
+            self._guard("no fused optimizer is at the end", self.params.tensors)
         if isinstance(u, Fused) and u.pending:
-            u.move(self.params.tensors, 1.0, 0.0)
+            u.move(self.params.tensors, 1.0, 0.0, self.skip)
         elif isinstance(u, Scaled) and u.pending:
             self._subtract_scaled(u)
         else:
@@ -136,6 +150,13 @@ class EagerSession:
 
     def close(self) -> None:
         self._compute_waiting()
+
+    def _guard(self, why: str, tensors: Sequence[Tensor]) -> None:
+        """Make sure that these tensors stay as they are in a step that is skipped."""
+        if self.skip is not None and self._engine.reads:
+            self.skip.read(why)
+        elif self.skip is not None:
+            self.skip.hold(tensors)
 
     # ------------------------------------------------------------------ deferred updates
 
@@ -177,7 +198,7 @@ class EagerSession:
         """w ← (1 - b) w - a u, with torch's fused optimizer where u waits for it."""
         params, source = self.params.tensors, u.source
         if isinstance(source, Fused) and source.pending:
-            source.move(params, u.a, u.b)
+            source.move(params, u.a, u.b, self.skip)
             return
         rounds_once = u.dtype == self.params.dtype and (1e-30 < abs(u.a) < 1e30 or u.a == 0)
         if not rounds_once or (u.b and overlap(params, source.tensors)):

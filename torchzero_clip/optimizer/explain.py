@@ -17,6 +17,7 @@ from torch.utils._pytree import tree_leaves
 from torchzero_clip.core.chain import send
 from torchzero_clip.core.norms.owners import route
 from torchzero_clip.core.norms.shards import layout_of
+from torchzero_clip.core.skip import Skip
 from torchzero_clip.core.transform import TensorwiseTransform
 from torchzero_clip.engines import Compiled
 from torchzero_clip.engines.compiled.program import Launch
@@ -90,12 +91,11 @@ class Traffic(TorchDispatchMode):
 def explain(optimizer: Any, make: Callable[..., Any]) -> str:
     """The plan of a chain: for each link the passes over memory, in bytes for each number."""
     twin = _twin(optimizer, make)
-    for _ in range(3):
+    for _ in range(4):
         _give_gradients(twin)
-        twin.step()
-    _give_gradients(twin)
+        watched, skip = _watch(twin)
     numbers = sum([p.numel() for group in twin.param_groups for p in group["params"]])
-    rows = [_row(label, traffic, numbers) for label, traffic in _watch(twin)]
+    rows = [_row(label, traffic, numbers) for label, traffic in watched]
     reads, writes = sum([row[1] for row in rows]), sum([row[2] for row in rows])
     width = max([len(row[0]) for row in rows])
     told = [*_parameters(optimizer), *_owners(optimizer)]
@@ -105,23 +105,32 @@ def explain(optimizer: Any, make: Callable[..., Any]) -> str:
     kept = sum([t.numel() for t in twin.engine.workspaces.tensors()])
     size = f"{kept / numbers:.3g} of the parameters' size" if kept else "none"
     lines.append(f"{'in all':{width}}  {reads:5.3g}  {writes:6.3g}")
-    return "\n".join([*lines, "", f"Memory kept between steps, besides the state: {size}."])
+    ends = [f"Memory kept between steps, besides the state: {size}."]
+    if skip is not None and skip.why is None:
+        ends.append("Whether a step is skipped stays on the device.")
+    elif skip is not None:
+        ends.append(f"The host waits in each step for whether it is skipped: {skip.why}.")
+    return "\n".join([*lines, "", *ends])
 
 
-def _watch(twin: Any) -> Iterator[tuple[str, Traffic]]:
-    """The links of a step, each with the traffic that it made; the last row is the end."""
-    places = _places(twin)
-    with torch.no_grad():
-        step = twin._begin()
+def _watch(twin: Any) -> tuple[list[tuple[str, Traffic]], Skip | None]:
+    """The links of a step that happens, each with the traffic that it made, and the end; and the
+    flag that guards left.
+    """
+    places, rows = _places(twin), []
+    with torch.no_grad(), twin._begin() as step:
         buckets = step.buckets()
         for link in twin.links:
             with _watching(twin, places) as traffic:
                 buckets = send(link, buckets)
-            yield link.path, traffic
+            rows.append((link.path, traffic))
+            if step.skip is not None:
+                step.skip.flag.zero_()
         with _watching(twin, places) as traffic:
             subtract(buckets, twin.rounding)
             step.close()
-        yield "the end", traffic
+        rows.append(("the end", traffic))
+    return rows, step.skip
 
 
 def _watching(twin: Any, places: dict[int, str]) -> Traffic:
@@ -156,6 +165,9 @@ def _twin(optimizer: Any, make: Callable[..., Any]) -> Any:
         live = {key: group[key] for key in optimizer.keys.defaults}
         groups.append({**live, "params": [(name, _small(p)) for name, p in rows]})
     twin = make(groups, *optimizer.chain, fused=optimizer.fused, rounding=optimizer.rounding)
+    for link in twin.links:
+        if hasattr(link.transform, "max_consecutive"):  # the gradients here are all bad
+            link.transform = link.transform.with_values({"max_consecutive": None})
     if isinstance(optimizer.engine, Compiled):
         twin.engine = Compiled()
         twin.engine.backend = "plain"  # nothing is compiled for a look

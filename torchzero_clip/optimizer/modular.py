@@ -39,7 +39,7 @@ from torchzero_clip.optimizer.rounding import (
     without,
 )
 
-AT_ONCE = Eager(defers=False, keeps=False)
+AT_ONCE = Eager(defers=False, keeps=False, reads=False)
 """The engine of a step that torch compiles as a whole, and of the gradient helpers."""
 
 
@@ -105,6 +105,7 @@ class Modular(Optimizer):
         self._seen_values: list[list[Any]] = []
         self._seen_dtypes: list[list[torch.dtype]] = []
         self._records: dict[str, Any] = {}
+        self._reported: dict[str, Any] = {}  # of the next step
         self._roster = Roster()
 
     # ------------------------------------------------------------------ the step
@@ -113,25 +114,42 @@ class Modular(Optimizer):
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Send the gradients through the chain and move the parameters."""
         loss = evaluate(closure)
-        step = self._begin()
-        buckets = step.buckets()
-        for link in self.links:
-            buckets = send(link, buckets)  # an empty list ends the step
-        subtract(buckets, self.rounding)
-        step.close()
+        with self._begin(loss) as step:
+            buckets = step.buckets()
+            for link in self.links:
+                buckets = send(link, buckets)  # an empty list ends the step
+            subtract(buckets, self.rounding)
         return loss
 
-    def _begin(self) -> Step:
-        """A new Step, after the checks of keys and live values."""
+    def _begin(self, loss: Any = None) -> Step:
+        """A new Step, after the checks of keys and live values. A loss of no number is none."""
         self._check_keys()
         if torch.compiler.is_compiling():  # it forgets what is set on an optimizer, not in a dict
             self._records.clear()
         else:
             self._records = {}
         engine = AT_ONCE if torch.compiler.is_compiling() else self.engine
-        return Step(
-            self.param_groups, self.state, self._records, engine, self.process_group, self._roster
-        )
+        loss = self._reported.pop("loss", None if loss is None else one_number(loss))
+        more = self.process_group, self._roster, loss
+        return Step(self.param_groups, self.state, self._records, engine, *more)
+
+    def report(self, *, loss: Tensor | float) -> None:
+        """Tell the guards of the next step its loss, which they see on the device.
+
+        A closure's loss they see by themselves.
+
+        Example:
+            >>> opt.report(loss=loss)
+            >>> opt.step()
+        """
+        self._reported["loss"] = one_number(loss)
+        if self._reported["loss"] is None:
+            raise TypeError(f"report: loss must be a number or a tensor of one, got {loss!r}")
+
+    def skipped(self) -> bool:
+        """Whether a guard skipped the last step. It waits for the device."""
+        records = [record for record in self._records.values() if isinstance(record, dict)]
+        return any([bool(record.get("why", 0)) for record in records])
 
     def metrics(self) -> dict[str, Tensor]:
         """What the norm rules measured in the last step, under names such as "ClipNorm/norm".
@@ -160,12 +178,11 @@ class Modular(Optimizer):
         Distributed checkpointing takes a fake step to make state, which moves counters; with this
         it need not.
         """
-        step = self._begin()
-        buckets = step.buckets(lambda p: p.requires_grad)
-        for link in self.links:
-            buckets = send(link, buckets, init=True)
-        prepare_rounding(buckets, self.rounding)
-        step.close()
+        with self._begin() as step:
+            buckets = step.buckets(lambda p: p.requires_grad)
+            for link in self.links:
+                buckets = send(link, buckets, init=True)
+            prepare_rounding(buckets, self.rounding)
 
     # ------------------------------------------------------------------ groups
 
@@ -273,6 +290,13 @@ class Modular(Optimizer):
             known = state["defaults"].keys() & self.keys.defaults
             self.keys.defaults.update({key: state["defaults"][key] for key in known})
         super().__setstate__(state)
+
+
+def one_number(loss: Any) -> Tensor | float | None:
+    """A loss as a number or a tensor that needs no gradient; None where it is no number."""
+    if isinstance(loss, Tensor) and loss.numel() == 1 and not loss.is_complex():
+        return loss.detach().reshape(())
+    return float(loss) if isinstance(loss, (int, float)) else None
 
 
 def evaluate(closure: Callable[[], Any] | None) -> Any:

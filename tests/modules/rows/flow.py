@@ -33,6 +33,7 @@ from torchzero_clip import (
     Reset,
     Scale,
     SkipLarge,
+    SkipSpike,
     TensorList,
     WeightDecay,
     When,
@@ -327,9 +328,13 @@ ROWS = [
         memory="guarded",
         scope={"skip": "global"},
         nonfinite="hidden",
-        reads_host=True,
-        traces=False,
-        loops=2,
+        reads_host=True,  # where no fused optimizer comes after it: see modules/test_guard_reads.py
+    ),
+    Row(
+        Guard,
+        good={"assert": lambda: Guard("assert")},
+        scope={"assert": "global"},
+        nonfinite="stops",
     ),
     Row(
         Guard,
@@ -352,7 +357,24 @@ ROWS = [
         memory="guarded",
         scope={"huge": "global", "some": "global"},
         nonfinite="hidden",
-        reads_host=True,
-        traces=False,
+        reads_host=True,  # where no fused optimizer comes after it: see modules/test_guard_reads.py
+    ),
+    Row(
+        SkipSpike,
+        good={"new": SkipSpike, "soon": lambda: SkipSpike(window=4, least=2, sigmas=1.0)},
+        bad=[
+            *at_least("sigmas", 0),
+            ({"window": 1}, ValueError, "window must be an integer at least 2"),
+            ({"least": 1}, ValueError, "least must be an integer at least 2 and at most 128"),
+            ({"least": 129}, ValueError, "least must be an integer at least 2 and at most 128"),
+            ({"patience": -1}, ValueError, "patience must be an integer at least 0"),
+            ({"keep_skipped": 1}, TypeError, "keep_skipped must be True or False"),
+            ({"max_consecutive": 0}, ValueError, "max_consecutive must be an integer at least 1"),
+        ],
+        loose={"inf": lambda: SkipSpike(sigmas=inf)},
+        memory="guarded",
+        scope={"new": "global", "soon": "global"},
+        nonfinite="hidden",
+        reads_host=True,  # where no fused optimizer comes after it: see modules/test_guard_reads.py
     ),
 ]

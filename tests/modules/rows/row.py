@@ -35,9 +35,10 @@ class Row:
 
     memory: Literal["none", "guarded", "free"] = "none"
     """guarded: a step with a NaN or an infinity is as if it had not been; free: as in torch."""
-    nonfinite: Literal["scaled", "shown", "entry", "hidden", "raises", "free"] = "free"
+    nonfinite: Literal["scaled", "shown", "entry", "hidden", "raises", "stops", "free"] = "free"
     """Stateless rules: an infinite norm makes finite entries 0 and infinite ones NaN (scaled), the
-    unit shows that something was wrong (shown), each entry is for itself (entry)."""
+    unit shows that something was wrong (shown), each entry is for itself (entry); the device stops
+    the program (stops)."""
     complex: Literal["turns", "pairs", "refuses", "free"] = "pairs"
     """turns: a rotation of all entries rotates the result; pairs: as pairs of real numbers."""
     scope: Mapping[str, str] = field(default_factory=dict)

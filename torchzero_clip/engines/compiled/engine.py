@@ -12,6 +12,7 @@ from torch.autograd.graph import increment_version
 
 from torchzero_clip.core.engine import Factors, Group, Rule, Session, State, updated
 from torchzero_clip.core.norms import statistics
+from torchzero_clip.core.skip import Skip
 from torchzero_clip.core.tensorlist import TensorList
 from torchzero_clip.core.tensors import all_plain, same_shapes
 from torchzero_clip.engines.compiled.buffers import Buffers, apart
@@ -39,7 +40,7 @@ class Compiled:
         self.watch = watch
         self.devices: set[str] = set()  # kinds that programs can be compiled for
         self.buffers, self.programs, self.workspaces = Buffers(), Programs(), Workspaces()
-        self.eager = Eager()  # for tensors that no program takes
+        self.eager = Eager(reads=False)  # for tensors that no program takes
 
     def check(self, device: torch.device) -> None:
         """Raise a sentence where nothing can compile for this kind of device."""
@@ -129,6 +130,14 @@ class CompiledSession:
         self.params: TensorList = Traced(trace, buffer=PARAMETERS, owned=False)
         self.grads: TensorList = Traced(trace, buffer=GRADIENTS, owned=False)
 
+    @property
+    def skip(self) -> Skip | None:
+        return self._trace.skip
+
+    @skip.setter
+    def skip(self, skip: Skip | None) -> None:
+        self._trace.skip = skip
+
     def adopt(self, u: TensorList) -> TensorList:
         if isinstance(u, Traced) and u.on(self._trace):
             return u
@@ -137,7 +146,10 @@ class CompiledSession:
         return made
 
     def state(self, name: str, tensors: Sequence[Tensor]) -> TensorList:
-        return self._trace.record(tensors, name)
+        made = self._trace.record(tensors, name)
+        if self.skip is not None and not isinstance(made, Traced):
+            self.skip.hold(tensors)
+        return made
 
     def update(self, rule: Rule, u: TensorList, state: State, group: Group) -> TensorList:
         return self.adopt(updated(rule, self.adopt(u), state, _undecided(group)))
@@ -175,7 +187,7 @@ class CompiledSession:
             u.forget()
         else:
             self._trace.run()
-            torch._foreach_sub_(self._trace.buffers[PARAMETERS].tensors, u.tensors)
+            torch._foreach_sub_(self._trace.lent(PARAMETERS), u.tensors)
 
     def close(self) -> None:
         self._trace.end()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -119,6 +119,25 @@ class Recording:
             return self.operand(float(x))
         self.scalars.append(x.detach().clone())
         return "scalar", len(self.scalars) - 1
+
+    def unless(
+        self,
+        flag: Tensor,
+        dtypes: Mapping[int, torch.dtype],
+        loads: Mapping[int, int],
+        stores: Mapping[int, int],
+    ) -> dict[int, int]:
+        """For these buffers the value that is stored, or what is there already where a flag is set.
+
+        `loads` are the values that were there, as far as they are known.
+        """
+        self.vectors.append(flag.expand(self.count).contiguous())
+        which, out = ("vector", len(self.vectors) - 1), {}
+        for i, dtype in dtypes.items():
+            old = loads[i] if i in loads else self.node("load", (("buffer", i),), dtype)
+            new = self.cast(stores[i], dtype)
+            out[i] = self.node("where", (("value", old), which, ("value", new)), dtype)
+        return out
 
     def node(self, name: str, operands: tuple[Operand, ...], dtype: torch.dtype) -> int:
         self.nodes.append((name, operands))

@@ -17,15 +17,11 @@ from torch import Tensor
 
 from torchzero_clip.core.lazy import Lazy
 from torchzero_clip.core.norms import NAMED, Measure, numbers, statistics
+from torchzero_clip.core.skip import Skip
 from torchzero_clip.core.state import state_dtype
 from torchzero_clip.core.tensorlist import TensorList
 from torchzero_clip.engines.compiled.buffers import Buffer
-from torchzero_clip.engines.compiled.program import (
-    Launch,
-    Measured,
-    Operand,
-    Stores,
-)
+from torchzero_clip.engines.compiled.program import Launch, Measured, Operand, Stores
 from torchzero_clip.engines.compiled.recording import Recording
 from torchzero_clip.engines.compiled.runner import Runner
 
@@ -70,7 +66,8 @@ class Traced(Lazy):
         """The tensors; all that was recorded is done, since they may be written from now on."""
         if self.buffer in self._trace.current:
             self._trace.run()
-        return self.compute()
+        found = self.compute()
+        return self._trace.lent(self.buffer) if self.owned and self.buffer is not None else found
 
     @tensors.setter
     def tensors(self, tensors: Sequence[Tensor]) -> None:
@@ -184,6 +181,7 @@ class Trace(Recording):
         self.kept, self.state_dtype = 0, state_dtype(params[0])  # how many of them last
         self.sizes = list(map(Tensor.numel, params))
         self.lists: weakref.WeakSet[Traced] = weakref.WeakSet()
+        self.skip: Skip | None = None
 
     def clear(self) -> None:
         super().clear()
@@ -227,10 +225,15 @@ class Trace(Recording):
         """The value that is in a buffer by now."""
         if buffer not in self.current:
             dtype = self.buffers[buffer].dtype
-            self.current[buffer] = self.loads[buffer] = self.node(
-                "load", (("buffer", buffer),), dtype
-            )
+            loaded = self.node("load", (("buffer", buffer),), dtype)
+            self.current[buffer] = self.loads[buffer] = loaded
         return self.current[buffer]
+
+    def lent(self, buffer: int) -> list[Tensor]:
+        """The tensors of a buffer, to be written without a program."""
+        if self.skip is not None and buffer in self.named.difference(self.spares):
+            self.skip.hold(self.buffers[buffer].tensors)
+        return self.buffers[buffer].tensors
 
     def pending(self, buffer: int) -> bool:
         """Whether a recorded value is still to be written to this buffer."""
@@ -247,17 +250,15 @@ class Trace(Recording):
     def run(self, measured: Measured = None) -> Tensor | None:
         """Run what was recorded; then a buffer backs every list that is still referenced."""
         used = {one.buffer for one in self.lists}
-        stores = {
-            i: value
-            for i, value in self.current.items()
-            if self.pending(i) and (i in used or i not in self.spares)
-        }
+        due = [i for i in self.current if self.pending(i) and (i in used or i not in self.spares)]
+        stores = {i: self.current[i] for i in due}
         self._place(stores, used)
-        copied = {
-            i: self.nodes[value][1][0][1]
-            for i, value in stores.items()
-            if self.nodes[value][0] == "load"
-        }
+        lasting = sorted(stores.keys() & self.named.difference(self.spares))
+        if self.skip is not None and lasting:
+            dtypes = {i: self.buffers[i].dtype for i in lasting}
+            stores |= self.unless(self.skip.on(self.device), dtypes, self.loads, stores)
+        made = {i: self.nodes[value] for i, value in stores.items()}
+        copied = {i: node[1][0][1] for i, node in made.items() if node[0] == "load"}
         stats = None
         if measured or len(copied) < len(stores) or set(copied.values()) & set(stores):
             stats = self._launch(stores, measured)

@@ -14,6 +14,7 @@ from torchzero_clip.modules.flow.parallel import Parallel
 from torchzero_clip.modules.flow.partition import Partition
 from torchzero_clip.modules.flow.reset import Reset
 from torchzero_clip.modules.flow.skip_large import SkipLarge
+from torchzero_clip.modules.flow.skip_spike import SkipSpike
 from torchzero_clip.modules.flow.when import When
 
 __all__ = [
@@ -30,6 +31,7 @@ __all__ = [
     "Partition",
     "Reset",
     "SkipLarge",
+    "SkipSpike",
     "When",
     "matrices_and_rest",
 ]

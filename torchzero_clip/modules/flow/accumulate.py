@@ -48,9 +48,10 @@ class Accumulate(Transform):
         return buckets
 
     def step(self, buckets: list[Bucket]) -> list[Bucket]:
+        count = count_step(buckets)
         for bucket in buckets:
             self._add(bucket)
-        if count_step(buckets) % self.steps:
+        if count % self.steps:
             return []
         return self._means(buckets[0].step, buckets[0].bound.path)
 

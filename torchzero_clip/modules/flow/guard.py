@@ -2,32 +2,37 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 import torch
+from torch import Tensor
 
-from torchzero_clip.core import Bucket
+from torchzero_clip.core import Bucket, Group, UnitState
 from torchzero_clip.core.norms import largest
-from torchzero_clip.modules.flow.step_guard import _StepGuard, anywhere
+from torchzero_clip.modules.flow.step_guard import NONFINITE, _Seen, _StepGuard
 
 
 class Guard(_StepGuard):
-    """Skip the step (or zero the entries, or raise) where a gradient is NaN or infinite
+    """Skip the step (or zero the entries, raise, or stop) where a gradient is NaN or infinite
 
     It stands first. A skipped step leaves parameters, state and step counts of all other links as
-    they were; only `metrics()["Guard/skipped"]` moves. All ranks agree. "skip" and "raise" read one
-    number on the host each step; "zero" does not.
+    they were; only the metrics "Guard/skipped", "Guard/consecutive" and "Guard/why" move. All
+    ranks agree. The host waits for nothing, but for "raise", which reads one number each step.
 
     Args:
-        on_nonfinite: "skip", "zero" or "raise", which names the parameters.
-        max_consecutive: Raise after so many skipped steps in a row, or None.
+        on_nonfinite: "skip", "zero", "raise", which names the parameters, or "assert", where the
+            device stops the program.
+        max_consecutive: Raise after so many skipped steps in a row, or None. The host looks once in
+            as many steps, and so may be late by as many.
 
     Example:
         >>> opt = Modular(model.parameters(), Guard(), ClipNorm(1.0), Adam(), LR(1e-3))
     """
 
-    on_nonfinite: Literal["skip", "zero", "raise"] = "skip"
+    on_nonfinite: Literal["skip", "zero", "raise", "assert"] = "skip"
     max_consecutive: int | None = None
+
+    reason = "NaN or infinite gradients"
 
     @property
     def passes_gradient(self) -> bool:  # type: ignore[override] # here it depends on an argument
@@ -35,23 +40,45 @@ class Guard(_StepGuard):
 
     def check(self) -> None:
         super().check()
-        self.require_one_of("on_nonfinite", ("skip", "zero", "raise"))
+        self.require_one_of("on_nonfinite", ("skip", "zero", "raise", "assert"))
         self.require("max_consecutive", at_least=1, integer=True, optional=True)
 
+    def init_unit(self) -> dict[str, Any]:
+        return super().init_unit() if self.on_nonfinite == "skip" else {}
+
+    def judge(self, seen: _Seen, state: UnitState, group: Group) -> Tensor:
+        return torch.where(torch.isfinite(seen.norm), 0, NONFINITE)
+
     def step(self, buckets: list[Bucket]) -> list[Bucket]:
-        if self.on_nonfinite == "zero":
+        if self.on_nonfinite == "skip":
+            return super().step(buckets)
+        if self.on_nonfinite == "assert":
+            fine = torch.isfinite(self.seen(self.units(buckets)).norm[0])
+            torch._assert_async(fine, f"Guard: {self.reason}")
+        elif self.on_nonfinite == "raise":
+            self._raise(buckets)
+        else:
             for bucket in buckets:
                 bucket.u = bucket.u.where(bucket.u.isfinite(), 0.0)
-            return buckets
+        return buckets
+
+    def _raise(self, buckets: list[Bucket]) -> None:
+        """Raise an error with the names of the parameters, where a gradient is bad on any rank."""
         bad = ~torch.isfinite(torch.cat([largest(bucket.u.tensors) for bucket in buckets]))
-        if not anywhere(bad.any()):
-            return self.passed(buckets)
-        if self.on_nonfinite == "raise":
-            names = [
-                name or f"parameter {place} of group {bucket.index}"
-                for bucket in buckets
-                for name, place in zip(bucket.names, bucket.places, strict=True)
-            ]
-            wrong = [name for name, is_bad in zip(names, bad.tolist(), strict=True) if is_bad]
-            raise RuntimeError(f"Guard: NaN or infinite gradients in {wrong or 'another rank'}")
-        return self.skipped(buckets, "NaN or infinite gradients")
+        if not _anywhere(bad.any()):
+            return
+        names = [
+            name or f"parameter {place} of group {bucket.index}"
+            for bucket in buckets
+            for name, place in zip(bucket.names, bucket.places, strict=True)
+        ]
+        wrong = [name for name, is_bad in zip(names, bad.tolist(), strict=True) if is_bad]
+        raise RuntimeError(f"Guard: {self.reason} in {wrong or 'another rank'}")
+
+
+def _anywhere(flag: Tensor) -> bool:
+    """Whether a flag is set on this rank or on another."""
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        flag = flag.to(torch.int32)
+        torch.distributed.all_reduce(flag, torch.distributed.ReduceOp.MAX)
+    return bool(flag)

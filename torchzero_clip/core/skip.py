@@ -1,0 +1,61 @@
+"""Skip: a flag on the device, set where a step must leave everything as it was."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from torchzero_clip.core.tensors import shared_memory
+
+
+class Skipped(Exception):
+    """Raised where the flag was read and is set: it ends the step, and nobody else sees it."""
+
+
+class Skip:
+    """The flag of a step that a guard may have skipped.
+
+    Whoever writes state, gradients or parameters looks at it on the device (`on`), has the values
+    that it is about to write come back (`hold`), or waits for it on the host (`read`).
+    """
+
+    def __init__(self, flag: Tensor) -> None:
+        self.flag = flag
+        self.why: str | None = None  # the host has read it
+        self._on: dict[torch.device, Tensor] = {}
+        self._held: list[tuple[list[Tensor], list[Tensor]]] = []
+
+    def add(self, flag: Tensor) -> None:
+        """Skip the step where this flag is set, too."""
+        self.flag, self.why = self.flag | flag.to(self.flag.device), None
+        self._on.clear()
+
+    def on(self, device: torch.device) -> Tensor:
+        """The flag on a device."""
+        if device not in self._on:
+            self._on[device] = self.flag.to(device)
+        return self._on[device]
+
+    def read(self, why: str) -> None:
+        """Wait for the flag, once a step, and end the step where it is set."""
+        if self.why is None:
+            self.why = why
+            if self.flag.item():
+                raise Skipped
+
+    def hold(self, tensors: Sequence[Tensor]) -> None:
+        """Keep values of tensors that are about to be written; in a skipped step they come back."""
+        if self.why is None:  # otherwise the step is known to happen
+            memory = shared_memory(tensors)
+            held = list(tensors) if memory is None else [memory]
+            self._held.append((held, [t.clone() for t in held]))
+
+    def put_back(self) -> None:
+        """Give held tensors their values back where the flag is set; the first ones last."""
+        held, self._held = self._held, []
+        for tensors, before in reversed(held):
+            flag = self.on(tensors[0].device)
+            rows = zip(before, tensors, strict=True)
+            torch._foreach_copy_(tensors, [torch.where(flag, old, t) for old, t in rows])
