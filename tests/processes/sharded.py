@@ -356,7 +356,7 @@ def stages() -> list[str]:
         "spread": lambda: [ClipNorm(0.1, "std", dim="global"), LR(0.1)],
         "mean": lambda: [Centralize(dim="global"), LR(0.1)],
         "large": lambda: [SkipLarge(60.0), ClipNorm(0.1), Adam(), LR(0.1)],
-        "spike": lambda: [Guard(), SkipSpike(8, 0.5, 2), ClipNorm(0.1), Adam(), LR(0.1)],
+        "spike": lambda: [Guard(), SkipSpike(8, 0.5, 2), ZClip(), Adam(), LR(0.1)],
     }
     for name, make in chains.items():
         plain, split = twins(Net)
