@@ -10,11 +10,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from torchzero_clip._table import GUARD
+
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.ticker import MaxNLocator
 
-    from torchzero_clip._table import GUARD, Column, Table
+    from torchzero_clip._table import Column, Table
 
 # Okabe and Ito's colours: told apart by colour-blind readers, and by their grey in print
 BLUE, ORANGE, GREEN, PURPLE = "#0072B2", "#D55E00", "#009E73", "#CC79A7"

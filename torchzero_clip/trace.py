@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 from typing_extensions import Self
 
+from torchzero_clip._table import GUARD
 from torchzero_clip.recorder import Recorder
 
 
@@ -118,7 +119,7 @@ class Trace:
         if not units:
             raise ValueError(f"Trace: there is no column {name!r}; there are {list(columns)}")
         steps = columns["step"].tolist() if "step" in columns else [1.0, 2.0]
-        measured = ("norm", "limit", "factor", "clipped", "skipped")
+        measured = {"norm", "limit", "factor", "clipped", *GUARD}
         return cls(
             torch.stack([columns[key] for key in units], 1),
             [key[len(name) + 1 :] or "0" for key in units],
@@ -126,7 +127,7 @@ class Trace:
             {
                 key: values
                 for key, values in columns.items()
-                if key not in (*units, "step") and not set(key.split("/")) & {*measured}
+                if key not in (*units, "step") and not set(key.split("/")) & measured
             },
             int(steps[1] - steps[0]) if len(steps) > 1 else 1,
         )

@@ -81,7 +81,8 @@ def walk(usual: Usual, rule: str, place: str, grads: Tensor) -> Walked:
         opt.step()
         steps[step] = start - flat
         flat.copy_(start)
-        if seen["after"]:  # a guard may have ended the step
+        skipped = any(x > 0 for name, x in opt.metrics().items() if name.endswith("/why"))
+        if not skipped:
             came = torch.cat(seen["before"]) if front else row
             left = torch.cat(seen["after"]).view(runs, SIZE)
             touched[step] = differs(left, came.view(runs, SIZE)).any(1).float()
