@@ -13,7 +13,7 @@ INSTALLED := $(VENV)/.installed
 export NO_MKDOCS_2_WARNING := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help install test test-slow demo bench lint format types docs docs-serve wheel smoke check clean
+.PHONY: help install test test-slow demo bench atlas lint format types docs docs-serve wheel smoke check clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{ printf "  make %-12s %s\n", $$1, $$2 }'
@@ -41,6 +41,9 @@ demo: $(INSTALLED) ## watch six chains train a small language model on corrupted
 bench: $(INSTALLED) ## time a step against torch's own optimizers
 	$(BIN)/python -m benchmarks.step $(ARGS)
 	$(BIN)/python -m benchmarks.small
+
+atlas: $(INSTALLED) ## what every rule does to every trouble of the gradient
+	$(BIN)/python -m benchmarks.atlas $(ARGS)
 
 lint: $(INSTALLED) ## check style and formatting
 	$(BIN)/ruff check .

@@ -36,7 +36,9 @@ from torchzero_clip.optimizer_class import optimizer_class
 from torchzero_clip.per_example import PerExample, per_example_clip
 from torchzero_clip.published import named
 from torchzero_clip.recorder import Recorder
+from torchzero_clip.replay import Replay, replay
 from torchzero_clip.scheduling import schedule
+from torchzero_clip.trace import Trace
 
 __version__ = "0.1.0"
 
@@ -51,10 +53,12 @@ __all__ = [
     "NormRule",
     "PerExample",
     "Recorder",
+    "Replay",
     "Scope",
     "State",
     "TensorList",
     "TensorwiseTransform",
+    "Trace",
     "Transform",
     "UnitState",
     "Units",
@@ -68,6 +72,7 @@ __all__ = [
     "normalize_grads_",
     "optimizer_class",
     "per_example_clip",
+    "replay",
     "schedule",
     "spec",
     "to_floats",

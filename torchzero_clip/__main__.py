@@ -1,4 +1,4 @@
-"""python -m torchzero_clip: the versions here and the rules there are, or one rule."""
+"""python -m torchzero_clip: the versions here and the rules there are, one rule, or a replay."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from types import FunctionType
 import torch
 
 import torchzero_clip
+from torchzero_clip._replay_command import command
 from torchzero_clip.published import NAMES, links_of
 
 WIDTH = 100
@@ -27,7 +28,15 @@ BASES = ("AdaptiveRule", "Criterion")  # of which rules are made
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Print what was asked for; an unknown name ends in a sentence and exit code 2."""
-    parser = argparse.ArgumentParser("python -m torchzero_clip")
+    arguments = sys.argv[1:] if arguments is None else arguments
+    if arguments[:1] == ["replay"]:
+        for line in command(arguments[1:]):
+            print(line)
+        return
+    parser = argparse.ArgumentParser(
+        "python -m torchzero_clip",
+        epilog="python -m torchzero_clip replay run.csv: what rules would have done to its norms.",
+    )
     parser.add_argument("name", nargs="?", help="show this rule or function, not the list of all")
     parser.add_argument("--version", action="version", version=torchzero_clip.__version__)
     name = parser.parse_args(arguments).name

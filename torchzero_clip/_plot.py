@@ -10,11 +10,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from torchzero_clip._table import GUARD
+
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.ticker import MaxNLocator
 
-    from torchzero_clip._table import GUARD, Column, Table
+    from torchzero_clip._table import Column, Table
 
 # Okabe and Ito's colours: told apart by colour-blind readers, and by their grey in print
 BLUE, ORANGE, GREEN, PURPLE = "#0072B2", "#D55E00", "#009E73", "#CC79A7"
@@ -25,10 +27,17 @@ BINS = 60  # at most, that the share of clipped steps is counted in, of 8 rows e
 FURTHEST = 100.0  # at most, the ratio of norm and limit where the colours of a map end
 
 
-def draw(table: Table, path: str | PathLike[str], title: str | None) -> None:
+def draw(
+    table: Table, path: str | PathLike[str], title: str | None, caller: str = "Recorder"
+) -> None:
     """Panels one above the other: what was logged, each rule, and how often it clipped."""
-    from matplotlib.figure import Figure
-
+    try:
+        from matplotlib.figure import Figure
+    except ModuleNotFoundError:
+        raise ModuleNotFoundError(
+            f'{caller}: plot needs matplotlib: pip install "torchzero-clip[plot]"',
+            name="matplotlib",
+        ) from None
     if not len(table):
         raise ValueError("Recorder: there is nothing to plot before the first step")
     columns = table.columns

@@ -204,13 +204,6 @@ class Recorder:
         Norms and limits of each rule, or a map of its units; how often it clipped; and everything
         that was logged.
         """
-        try:
-            import matplotlib  # noqa: F401
-        except ModuleNotFoundError:
-            raise ModuleNotFoundError(
-                'Recorder: plot needs matplotlib: pip install "torchzero-clip[plot]"',
-                name="matplotlib",
-            ) from None
         draw(self._read(), path, title)
 
     # ------------------------------------------------------------------ saving and loading

@@ -1,0 +1,62 @@
+"""The command: see the package."""
+
+from __future__ import annotations
+
+import argparse
+import csv
+from collections.abc import Iterable
+from dataclasses import asdict, fields
+from pathlib import Path
+
+import torch
+
+import benchmarks.traces
+from benchmarks.traces.judge import Line, judge
+from benchmarks.traces.runs import STEPS, TRAININGS, record
+from torchzero_clip import Trace
+
+RESULTS = Path(__file__).parents[1] / "results"
+TRACES = RESULTS / "traces"
+
+
+def load(name: str) -> Trace:
+    """A recorded trace, by the name of its training."""
+    return Trace.read(TRACES / f"{name}.csv.gz")
+
+
+def write(file: Path, lines: Iterable[Line]) -> None:
+    with file.open("w", newline="", encoding="utf-8") as out:
+        rows = csv.DictWriter(out, [f.name for f in fields(Line)], lineterminator="\n")
+        rows.writeheader()
+        rows.writerows(map(asdict, lines))
+
+
+def main(given: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(
+        description=(benchmarks.traces.__doc__ or "").split("\n")[0],
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+    )
+    add = parser.add_argument
+    add("what", choices=["record", "judge"], help="train, or replay what was recorded")
+    add("--runs", nargs="+", choices=TRAININGS, default=list(TRAININGS), metavar="RUN")
+    add("--steps", type=int, default=STEPS, help="of every training")
+    add("--out", type=Path, help="the folder for traces, or the file for what came of judging")
+    options = parser.parse_args(given)
+    torch.set_num_threads(1)  # models as small as these gain nothing from more
+    if options.what == "record":
+        folder = options.out or TRACES
+        folder.mkdir(exist_ok=True)
+        for name in options.runs:
+            trace = record(TRAININGS[name], options.steps)
+            trace.write(folder / f"{name}.csv.gz", TRAININGS[name].digits)
+            print(f"{name}: {trace}", flush=True)
+    else:
+        lines = []
+        for name in options.runs:
+            lines += judge(name, load(name))
+            print(f"{name}: {len(load(name))} steps", flush=True)
+        write(options.out or RESULTS / "replay.csv", lines)
+
+
+if __name__ == "__main__":
+    main()

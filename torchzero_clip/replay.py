@@ -1,0 +1,213 @@
+"""Replay: what a norm rule would have done to the norms of a recorded run."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from functools import partial
+from os import PathLike
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import Parameter
+
+from torchzero_clip._plot import draw
+from torchzero_clip._table import Series, Table
+from torchzero_clip.attach import Clipper
+from torchzero_clip.core import NormRule, Transform, UnitState
+from torchzero_clip.core.division import layer_of
+from torchzero_clip.trace import Trace
+
+SCOPES = (None, "layer", "group", "global")
+ONE_FOR_ALL = ("q", "percentile")  # a quantile of many units is the same for all
+
+
+def replay(trace: Trace, *rules: NormRule) -> Replay:
+    """What each of these rules would have done to the norms of a trace, without training.
+
+    Open loop: the norms are those of the run that was recorded, whatever a rule would have made of
+    it. A rule must be about 2-norms of tensors, layers or everything, and ask for nothing else: not
+    for weights, as `TrustRatio` does, and not for averages of gradients, as `ClipNormByEMA` does.
+
+    Args:
+        trace: The norms.
+        *rules: Each by itself; they are no chain.
+
+    Example:
+        >>> trace = Trace(torch.rand(100, 2))
+        >>> done = replay(trace, ZClip(max_norm=None), AutoClip())
+        >>> done.clipped.double().mean(0)
+    """
+    if not rules:
+        raise ValueError("replay: give one rule or more, such as ZClip()")
+    check(rules)
+    made: dict[str, dict[str, Tensor]] = {repr(rule): {} for rule in rules}
+    for alike in kinds(rules):
+        made.update(zip(map(repr, alike), run(trace, alike), strict=True))
+    return Replay(trace, made)
+
+
+class Replay:
+    """What rules would have done: for each, by its spelling, `norm`, `limit`, `factor`, `clipped`.
+
+    Each is steps by units, as `Modular.metrics()` of every step: NaN where no unit had a gradient.
+    """
+
+    def __init__(self, trace: Trace, metrics: dict[str, dict[str, Tensor]]) -> None:
+        self.trace, self.metrics = trace, metrics
+
+    @property
+    def clipped(self) -> Tensor:
+        """Steps by rules: whether a rule would have clipped anything."""
+        return torch.stack([made["clipped"].any(1) for made in self.metrics.values()], 1)
+
+    def alarms(self) -> tuple[Tensor, Tensor]:
+        """For each rule the share of good steps that it clips, and of known spikes that it misses.
+
+        The trace must know its spikes. A spike is missed where nothing at all is clipped.
+        """
+        spikes = self.trace.spikes
+        if spikes is None:
+            raise ValueError(
+                "Replay: alarms needs a trace that knows its spikes: log spike=1 where there is "
+                "one, and spike=0 elsewhere"
+            )
+        clipped = self.clipped.double()
+        return clipped[~spikes].mean(0), 1 - clipped[spikes].mean(0)
+
+    def plot(self, path: str | PathLike[str], title: str | None = None) -> None:
+        """Draw norms, limits and clipped steps of each rule, as `Recorder.plot` does."""
+        table, end = Table(), len(self.trace)
+        table.add(
+            end,
+            [
+                (Series(f"{rule}/{kind}", None), False, [*range(1, end + 1)], values.double())
+                for rule, made in self.metrics.items()
+                for kind, values in made.items()
+            ],
+        )
+        table.steps, table.stride = table.steps * self.trace.stride, self.trace.stride
+        draw(table, path, title, "Replay")
+
+
+def check(rules: Sequence[NormRule]) -> None:
+    """Raise a sentence unless all rules can be replayed."""
+    for rule in rules:
+        if not isinstance(rule, NormRule):
+            raise TypeError(f"replay: takes rules about norms, such as ZClip(), got {rule!r}")
+        own = type(rule).step is not NormRule.step or type(rule).init is not Transform.init
+        if own or rule.ord != 2 or rule.scope not in SCOPES or rule.min_size > 1:
+            raise ValueError(
+                f"replay: {rule!r} needs more than the 2-norms of tensors, layers or everything, "
+                "which is all that a recorded run has"
+            )
+
+
+def kinds(rules: Sequence[NormRule]) -> list[list[NormRule]]:
+    """The rules that differ in live numbers alone: they run at once, as units do."""
+    found: dict[str, list[NormRule]] = {}
+    for rule in rules:
+        fixed = [(k, v) for k, v in vars(rule).items() if not is_sensitivity(rule, k)]
+        found.setdefault(repr((type(rule), fixed)), []).append(rule)
+    return list(found.values())
+
+
+def is_sensitivity(rule: NormRule, name: str) -> bool:
+    """Whether it is a number of which every unit may have its own."""
+    live = name in rule.live and name not in ONE_FOR_ALL
+    return live and type(getattr(rule, name)) is float
+
+
+class Recorded(dict[str, Any]):
+    """The values that a rule may read; of tensors there are none."""
+
+    def __missing__(self, key: str) -> Any:
+        raise ValueError(
+            f"replay: the rule reads group[{key!r}], which a recorded run does not have"
+        )
+
+
+@torch.inference_mode()
+def run(trace: Trace, rules: Sequence[NormRule]) -> list[dict[str, Tensor]]:
+    """Rules of one kind over all steps, each with units of its own."""
+    norms, known = together(trace, rules[0])
+    shape, seen = norms.shape, known.repeat(1, len(rules))
+    rounded, totals = norms.float().double().repeat(1, len(rules)), trace.total
+    group = group_of(rules, shape[1])
+    if rules[0].init_unit():
+        limits, ratios = walk(rules[0], group, rounded, seen, totals)
+    else:  # steps are as independent as units
+        group["total"] = lambda: totals.unsqueeze(1)
+        limit = rules[0].limit(rounded, {}, group)
+        limits = torch.as_tensor(limit, dtype=torch.float64).expand_as(rounded)
+        ratios = divisors(rules[0], rounded, limits)
+    made = {"norm": rounded, "limit": limits, "factor": 1 / ratios}
+    shown = {name: values.masked_fill(~seen, math.nan) for name, values in made.items()}
+    shown["clipped"] = (ratios > 1) & seen
+    parts = {name: values.split(shape[1], dim=1) for name, values in shown.items()}
+    return [{name: parts[name][i].clone() for name in parts} for i in range(len(rules))]
+
+
+def walk(
+    rule: NormRule, group: Recorded, norms: Tensor, known: Tensor, totals: Tensor
+) -> tuple[Tensor, Tensor]:
+    """The limits and divisors of a rule with memory: what `NormRule.step` does, step by step.
+
+    The state is kept in float32, as it is beside parameters in float32.
+    """
+    state: UnitState = {
+        name: torch.stack([torch.as_tensor(value)] * norms.shape[1]).float()
+        for name, value in rule.init_unit().items()
+    }
+    seen = known & torch.isfinite(norms)
+    limits, ratios = torch.empty_like(norms), torch.empty_like(norms)
+    for step, norm in enumerate(norms):
+        group["total"] = partial(totals.__getitem__, step)
+        wide = {name: value.double() for name, value in state.items()}
+        limits[step] = rule.limit(norm, wide, group)
+        ratios[step] = divisors(rule, norm, limits[step])
+        clipped = norm / ratios[step]
+        finite = seen[step] & torch.isfinite(clipped)
+        for name, value in rule.observe(norm, clipped, dict(wide), group).items():
+            mask = finite.view(-1, *[1] * (value.dim() - 1))
+            state[name] = torch.where(mask, value, wide[name]).float()
+    return limits, ratios
+
+
+def divisors(rule: NormRule, norm: Tensor, limit: Tensor) -> Tensor:
+    """What brings norms to their limits; 1 where they stay."""
+    ratio = norm / limit if rule.sets_norm else (norm / limit).clamp(min=1)
+    return ratio.masked_fill((norm == 0) | (limit == math.inf), 1)
+
+
+def group_of(rules: Sequence[NormRule], units: int) -> Recorded:
+    """The live values that the rules see; where they differ, an entry for each rule's units."""
+    groups = []
+    for rule in rules:
+        opt = Clipper([("recorded", Parameter(torch.zeros(1)))], rule)
+        groups.append(opt.links[0].values(opt.param_groups[0]))
+    group = Recorded(groups[0])
+    for name in group:
+        if is_sensitivity(rules[0], name) and len(rules) > 1:
+            values = torch.tensor([other[name] for other in groups], dtype=torch.float64)
+            group[name] = values.repeat_interleave(units)
+    return group
+
+
+def together(trace: Trace, rule: NormRule) -> tuple[Tensor, Tensor]:
+    """The norms of the units of a rule, and where they are known."""
+    if rule.scope is None:
+        return trace.norms, trace.known
+    if rule.scope != "layer":
+        return trace.total.unsqueeze(1), trace.known.any(1, keepdim=True)
+    if all(name.isdigit() for name in trace.names):
+        raise ValueError("replay: dim='layer' needs a trace with the names of the parameters")
+    layers: dict[str, list[int]] = {}
+    for i, name in enumerate(trace.names):
+        layers.setdefault(layer_of(name), []).append(i)
+    parts = [Trace(trace.norms[:, own], None, trace.known[:, own]) for own in layers.values()]
+    return (
+        torch.stack([part.total for part in parts], 1),
+        torch.stack([part.known.any(1) for part in parts], 1),
+    )
