@@ -29,6 +29,7 @@ SETTINGS = [
     "AMP",
     "DCP",
     "bf16",
+    "release",
 ]
 ASKED = re.compile(r"^<!-- (rules|criteria|settings)(?:: (\w+))? -->$", re.MULTILINE)
 
@@ -87,6 +88,14 @@ def classes(folder):
     return sorted(found, key=str.lower)
 
 
+def released(entry):
+    """Whether the constructions of a row look at no more than a tensor: all, some or none."""
+    transform = public("Transform")
+    rules = [[x for x in make().walk() if isinstance(x, transform)] for make in entry.good.values()]
+    near = [all(x.reach == "tensor" for x in some) for some in rules]
+    return "✓" if all(near) else "✓ ²" if any(near) else "no ²"
+
+
 def public(name):
     return getattr(importlib.import_module("torchzero_clip"), name)
 
@@ -111,6 +120,7 @@ def settings():
             cells[1] = "no"
         elif entry.graphs > 1:
             cells[1] = "✓ ¹"
+        cells[-1] = released(entry)
         shown = name if name == "Chain" else f"[{name}]({link(name)})"
         lines.append(f"| {shown} | " + " | ".join(cells) + " |")
     return "\n".join(lines)

@@ -10,7 +10,7 @@ from torchzero_clip.core.norm_rule import NormRule, Scope
 from torchzero_clip.core.norms import Ord
 from torchzero_clip.core.state import counter, zeros_like_state
 from torchzero_clip.core.tensorlist import TensorList
-from torchzero_clip.core.transform import TensorwiseTransform, Transform
+from torchzero_clip.core.transform import Reach, TensorwiseTransform, Transform
 from torchzero_clip.core.unit_state import UnitState
 from torchzero_clip.core.units import Units
 
@@ -23,6 +23,7 @@ __all__ = [
     "Live",
     "NormRule",
     "Ord",
+    "Reach",
     "Scope",
     "State",
     "Step",

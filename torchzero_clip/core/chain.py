@@ -21,6 +21,7 @@ class Chain(Transform):
     links: tuple[Transform, ...]
 
     inner = "chain"
+    reach = "tensor"
 
     def __init__(self, *links: Transform, name: str | None = None) -> None:
         self.links, self.name = tuple(links), name
@@ -71,8 +72,8 @@ def send(link: Link, buckets: list[Bucket], init: bool = False) -> list[Bucket]:
     seen = [bucket.seen_by(link) for bucket in buckets]
     for bucket in seen:
         bucket.make_state()
-    transform: Transform = link.transform
-    return transform.prepare(seen) if init else transform.step(seen)
+    acts: Transform = link.acts
+    return acts.prepare(seen) if init else acts.step(seen)
 
 
 def run(buckets: list[Bucket], init: bool = False) -> list[Bucket]:

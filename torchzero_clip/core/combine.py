@@ -19,7 +19,11 @@ def statistics_of(
     """The statistic of every tensor, a column each; of a sharded one that of all its shards."""
     home = buckets[0].device
     parts = [some.statistics(m).to(home) for some in lists]
-    stats = torch.cat(parts, dim=1) if len(parts) > 1 else parts[0]
+    return of_all_shards(buckets, torch.cat(parts, dim=1) if len(parts) > 1 else parts[0], m)
+
+
+def of_all_shards(buckets: Sequence[Bucket], stats: Tensor, m: norms.Measure) -> Tensor:
+    """The statistics of whole tensors from those of the parts here."""
     if not any([bucket.part.sharded for bucket in buckets]):
         return stats
     layouts = [layout for bucket in buckets for layout in bucket.layouts]

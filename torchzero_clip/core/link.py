@@ -23,6 +23,7 @@ class Link:
 
     def __init__(self, transform: Any, path: str, children: tuple[Link, ...]) -> None:
         self.transform = transform
+        self.acts = transform  # what buckets are sent through, which an optimizer may replace
         self.path = path
         self.children = children
         self.keys: dict[str, str] = {}  # field -> key in param_groups; filled by GroupKeys
@@ -66,10 +67,10 @@ class Link:
         if self._state_names is None:
             example = torch.empty(2, 3, 5, 7, dtype=param.dtype, device="meta")
             try:
-                made = self.transform.init(example)
+                made = self.acts.init(example)
             except Exception:  # a rule for matrices alone, say
                 example = torch.empty_like(param, device="meta")
-                made = self.transform.init(example)
+                made = self.acts.init(example)
             self._state_names = {
                 name: isinstance(value, Tensor) and value.shape == example.shape
                 for name, value in made.items()
@@ -78,18 +79,18 @@ class Link:
 
     def new_state(self, param: Tensor) -> dict[str, Tensor]:
         """The state of one parameter that `init` makes, under its full keys."""
-        return self._full(self.transform.init(param), param)
+        return self._full(self.acts.init(param), param)
 
     def layout(self, param: Tensor) -> dict[str, Tensor]:
         """The state that the link may have for one parameter, as tensors without memory."""
         if not self.transforms:
             return {}
         thin = torch.empty_like(param, device="meta")
-        return self._full(self.transform.per_parameter(thin), thin)
+        return self._full(self.acts.per_parameter(thin), thin)
 
     def group_values(self) -> dict[str, Any]:
         """The values that the link's state in the chain dict of a group begins with."""
-        return self.transform.per_group() if self.transforms else {}
+        return self.acts.per_group() if self.transforms else {}
 
     def _full(self, made: Mapping[str, Any], param: Tensor) -> dict[str, Tensor]:
         return {f"{self.path}/{name}": statistic(value, param) for name, value in made.items()}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, Literal, TypeAlias, cast
 
 import torch
@@ -14,7 +14,7 @@ from torchzero_clip.core.bucket import Bucket
 from torchzero_clip.core.engine import Group
 from torchzero_clip.core.norms import Ord
 from torchzero_clip.core.tensorlist import TensorList
-from torchzero_clip.core.transform import Transform
+from torchzero_clip.core.transform import Reach, Transform
 from torchzero_clip.core.unit_state import UnitState
 from torchzero_clip.core.units import Units
 
@@ -74,6 +74,13 @@ class NormRule(Transform):
     # ------------------------------------------------------------------ what the core does
 
     @property
+    def reach(self) -> Reach:
+        """A tensor at most where the units are tensors or slices."""
+        if not isinstance(self.scope, str):
+            return "tensor"
+        return "model" if self.scope == "global" else self.scope
+
+    @property
     def scope(self) -> Scope:
         """`dim`, or "global" where the rule spells it otherwise."""
         return self.dim
@@ -88,16 +95,26 @@ class NormRule(Transform):
         return Units(buckets, self.scope, order, self.dims, type(self).__name__)
 
     def step(self, buckets: list[Bucket]) -> list[Bucket]:
-        units, made = self.units(buckets), self.init_unit()
-        norm = units.norm()
+        self._bring(self.units(buckets), self.scale)
+        return buckets
+
+    def decide(self, units: Units) -> list[Tensor]:
+        """The divisors of each group for the norms of this step; nothing is divided by them."""
+        return self._bring(units, self._ratios)
+
+    def _bring(
+        self, units: Units, scale: Callable[[Units, Tensor, list[Tensor | float]], list[Tensor]]
+    ) -> list[Tensor]:
+        """Bring the units to their limits, and remember the norms."""
+        made, norm = self.init_unit(), units.norm()
         state = units.load(made) if made else {}
         if state:  # compare with the past in the precision that it was kept in
             norm = norm.to(units.dtype).to(norm.dtype)
         limits = [self.limit(norm, state, units.group(members)) for members in units.groups]
-        ratios = self.scale(units, norm, limits)
+        ratios = scale(units, norm, limits)
         if state:
             self._remember(units, norm, units.after(norm, ratios), state)
-        return buckets
+        return ratios
 
     def prepare(self, buckets: list[Bucket]) -> list[Bucket]:
         if made := self.init_unit():
@@ -122,15 +139,20 @@ class NormRule(Transform):
 
         `updates` are what is scaled, where it is not what flows: a list for each of units.buckets.
         """
+        ratios = self._ratios(units, norm, limits)
+        divisors = [r for members, r in zip(units.groups, ratios, strict=True) for _ in members]
+        flowing = updates or [bucket.u for bucket in units.buckets]
+        for bucket, u, ratio in zip(units.buckets, flowing, divisors, strict=True):
+            bucket.u = units.divide(bucket, u.to(bucket.state_dtype), ratio)
+        return ratios
+
+    def _ratios(self, units: Units, norm: Tensor, limits: Sequence[Tensor | float]) -> list[Tensor]:
+        """The divisors of each group, left for `metrics()`."""
         if any([limit is None for limit in limits]):
             raise TypeError(
                 f"{type(self).__name__}.limit must return a tensor or a number, got None"
             )
         ratios = [self._ratio(units, norm, limit) for limit in limits]
-        divisors = [r for members, r in zip(units.groups, ratios, strict=True) for _ in members]
-        flowing = updates or [bucket.u for bucket in units.buckets]
-        for bucket, u, ratio in zip(units.buckets, flowing, divisors, strict=True):
-            bucket.u = units.divide(bucket, u.to(bucket.state_dtype), ratio)
         units.record(norm, limits, ratios)
         return ratios
 

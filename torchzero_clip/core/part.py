@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
@@ -14,6 +14,8 @@ from torchzero_clip.core.state import state_dtype
 from torchzero_clip.core.tensors import DEVICE, DTYPE, LAYOUT, SHAPE, all_plain, same_shapes
 
 MOST = 64  # things that are kept
+Grads: TypeAlias = "Sequence[Any] | Mapping[int, Any]"
+"""The gradients of a group by the places of their parameters."""
 
 
 class Part:
@@ -99,6 +101,16 @@ class Roster:
             self._kept.clear()
         return parts
 
+    def part(self, index: int, group: Mapping[str, Any], place: int, grad: Tensor) -> Part:
+        """The part of one parameter, for a roster that is of this one alone."""
+        _, known = self._known.get(index, (None, []))
+        mine = {"params": [group["params"][place]], "param_names": [_names(group)[place]]}
+        if not (known and known[0].places == [place] and known[0].same(mine, [grad])):
+            known = _divided(index, group, {place: grad}, [place])
+            self._known[index] = [place], known
+            self._kept.clear()
+        return known[0]
+
     def forget(self, count: int) -> None:
         """Let go of all groups but the first `count`."""
         if len(self._known) > count:
@@ -117,7 +129,7 @@ class Roster:
 
 
 def _divided(
-    index: int, group: Mapping[str, Any], grads: Sequence[Any], where: Sequence[int]
+    index: int, group: Mapping[str, Any], grads: Grads, where: Sequence[int]
 ) -> list[Part]:
     """The parameters that have a gradient, by their device and the dtypes."""
     params, names = group["params"], _names(group)
@@ -131,9 +143,7 @@ def _divided(
     ]
 
 
-def _check_grads(
-    index: int, group: Mapping[str, Any], grads: Sequence[Any], where: Sequence[int]
-) -> None:
+def _check_grads(index: int, group: Mapping[str, Any], grads: Grads, where: Sequence[int]) -> None:
     """Raise a sentence for a sparse gradient, or one of another shape than its parameter."""
     params = group["params"]
     sparse = [i for i in where if grads[i].layout is not torch.strided]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import field
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, TypeAlias
 
 import torch
 from torch import Tensor
@@ -16,6 +16,9 @@ from torchzero_clip.core.lazy import Lazy
 from torchzero_clip.core.norms.owners import by_owners
 from torchzero_clip.core.norms.shards import full, local, put
 from torchzero_clip.core.tensorlist import TensorList
+
+Reach: TypeAlias = Literal["tensor", "layer", "group", "model"]
+"""What a rule takes together: at most a tensor, or more."""
 
 
 class Transform(Description):
@@ -52,6 +55,13 @@ class Transform(Description):
     def update(self, u: TensorList, state: State, group: Group) -> TensorList:
         """The transformed update of one bucket."""
         raise NotImplementedError(f"{type(self).__name__} has neither update nor step")
+
+    @property
+    def reach(self) -> Reach:
+        """How far the rule looks, transforms inside it aside: what gets one tensor at a time, as
+        `release` does, takes rules that reach no further. One that writes `step` must say so.
+        """
+        return "tensor" if type(self).step is Transform.step else "model"
 
     @property
     def reads(self) -> tuple[str, ...]:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from torchzero_clip.core import norms
 from torchzero_clip.core.bucket import Bucket
-from torchzero_clip.core.combine import join, overall, statistics_of
+from torchzero_clip.core.combine import join, of_all_shards, overall, statistics_of
 from torchzero_clip.core.division import Division
 from torchzero_clip.core.engine import Group
 from torchzero_clip.core.lazy import Lazy
@@ -69,6 +69,10 @@ class Units:
         if name is None:
             return self._finish(self._flowing(), self.order)
         return self._norms_of([bucket.state[name] for bucket in self.buckets])
+
+    def take(self, stats: Tensor) -> None:
+        """Take the statistics of the update, a column for each tensor, as they were measured."""
+        self._stats = of_all_shards(self.buckets, stats, self.order)
 
     def mean(self) -> Tensor:
         """The mean of every unit of the update, complex where some tensor is."""

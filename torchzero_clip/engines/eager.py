@@ -102,7 +102,8 @@ class EagerSession:
             return u
         (name, x), *more = factors
         settled = u.owned and not (isinstance(u, Scaled) and u.pending)
-        waits = self._defers and name == "mul" and not (more or settled)
+        each = isinstance(x, Tensor) and x.dim() > 0  # of one tensor alone it is no number either
+        waits = self._defers and name == "mul" and not (more or settled or each)
         if waits and (number := _number(x)) is not None:
             return self._scaled(u, number, 0.0)
         for name, x in factors:

@@ -24,7 +24,6 @@ from torchzero_clip.core.tensors import MANY, SMALL, all_plain, by_shape, wide
 
 ROW = 256  # a float32 sum of this many squares is right to 1e-7
 CHUNK = 2**16  # what is converted at a time
-FEW = 2**15  # numbers that are worth one call
 
 
 def statistics(tensors: Sequence[Tensor], m: Measure) -> Tensor:
@@ -71,12 +70,17 @@ def _joint_norms(tensors: list[Tensor], p: float) -> Tensor:
 
 
 def _powers_on_cpu(tensors: list[Tensor], p: float) -> Tensor:
-    """A few small tensors at once, many of one shape together, large ones in rows; redo what left
-    the range.
+    """Short ones by torch, many of one shape together, large ones in rows; redo what left the
+    range.
+
+    Nothing but a tensor itself decides what is computed for it, so that its norm has the same bits
+    whatever is measured beside it.
     """
-    if sum(map(Tensor.numel, tensors)) <= FEW and p <= 6 and tensors[0].dtype not in DOUBLE:
-        return _joint_norms([at_least_float32(t) for t in tensors], p)  # float64 holds the powers
+    tensors = [t.contiguous() if t.numel() <= SMALL else t for t in tensors]
     single, alike, large = _by_size(tensors, p)
+    holds = p <= 6 and tensors[0].dtype not in DOUBLE  # float64 holds the powers
+    if holds and len(single) == len(tensors):
+        return _apart([_chunks(t) for t in tensors], p)
     norms = torch.empty(len(tensors), dtype=torch.float64, device="cpu")
     if single:
         norms[single] = _apart([_chunks(tensors[i]) for i in single], p)
@@ -84,12 +88,17 @@ def _powers_on_cpu(tensors: list[Tensor], p: float) -> Tensor:
         norms[large] = _joined([_rows(tensors[i], p) for i in large], p)
     for where in alike:
         norms[where] = _joint([tensors[i] for i in where], p)
-    double = tensors[0].dtype == torch.float64
-    low, high = (-280.0, 300.0) if double or not (alike or large) else (-25.0, 35.0)
-    within = (norms > 10.0 ** max(low / p, -300)) & (norms < 10.0 ** min(high / p, 300))
+    within = _between(norms, -25.0 / p, 35.0 / p)
     for i in [] if bool(within.all()) else (~within).nonzero().flatten().tolist():
-        norms[i] = _rescaled(tensors[i], p)
+        in_float64 = i in single or tensors[i].numel() <= ROW
+        if not in_float64 or not _between(norms[i], -280.0 / p, 300.0 / p):
+            norms[i] = _rescaled(tensors[i], p)
     return norms
+
+
+def _between(norms: Tensor, low: float, high: float) -> Tensor:
+    """Where norms lie between two powers of ten."""
+    return (norms > 10.0 ** max(low, -300)) & (norms < 10.0 ** min(high, 300))
 
 
 def _by_size(tensors: list[Tensor], p: float) -> tuple[list[int], list[list[int]], list[int]]:
@@ -100,19 +109,25 @@ def _by_size(tensors: list[Tensor], p: float) -> tuple[list[int], list[list[int]
     alike: list[list[int]] = []
     large: list[int] = []
     for shape, some in by_shape(tensors).items():
-        if shape.numel() > SMALL:
+        n = shape.numel()
+        if n > SMALL:
             for i in some:
                 (large if tensors[i].is_contiguous() else single).append(i)
-        elif len(some) >= MANY and (shape.numel() <= ROW or shape.numel() % ROW == 0):
+        elif n > ROW and n % ROW:
+            single += some
+        elif len(some) >= MANY:
             alike.append(some)
         else:
-            single += some
+            (single if n <= ROW else large).extend(some)
     return single, alike, large
 
 
 def _joint(tensors: list[Tensor], p: float) -> Tensor:
-    """The norms of tensors of one shape."""
-    rows = [_row_norms(some, p).double() for some in _stacked_rows(tensors)]
+    """The norms of tensors of one shape, short ones in float64, as torch does one."""
+    stacks = list(_stacked_rows(tensors))
+    if tensors[0].numel() > ROW:
+        stacks = [_row_norms(some, p) for some in stacks]
+    rows = [some.double().flatten(1) for some in stacks]
     return torch.cat([torch.linalg.vector_norm(some, p, dim=1) for some in rows])
 
 
@@ -214,13 +229,15 @@ def _sums(tensors: list[Tensor], dtype: torch.dtype) -> Tensor:
     """Many small tensors of one shape at once."""
     if not (readable(tensors[0]) and all_plain(tensors)):
         return torch.stack([_sum(t, dtype) for t in tensors])
+    tensors = [at_least_float32(t).contiguous() if t.numel() <= SMALL else t for t in tensors]
     single, alike, large = _by_size(tensors, 1)
     sums = torch.empty(len(tensors), dtype=dtype, device="cpu")
     for i in single + large:
         sums[i] = _sum(tensors[i], dtype)
     for where in alike:
-        rows = _stacked_rows([tensors[i] for i in where])
-        sums[where] = torch.cat([some.sum(dim=-1).sum(dim=1, dtype=dtype) for some in rows])
+        rows = list(_stacked_rows([tensors[i] for i in where]))
+        each = [some.sum(dim=-1, dtype=dtype if some.shape[2] < ROW else None) for some in rows]
+        sums[where] = torch.cat([some.sum(dim=1, dtype=dtype) for some in each])
     return sums
 
 
@@ -235,14 +252,25 @@ def _sum(x: Tensor, dtype: torch.dtype) -> Tensor:
 
 def _spread(tensors: list[Tensor]) -> Tensor:
     """Mean (real and imaginary part) and √M2 of each tensor: at once where one chunk holds it."""
-    whole = [t.dtype not in DOUBLE and not t.is_complex() for t in tensors]
-    if all(whole) and (not readable(tensors[0]) or max([t.numel() for t in tensors]) <= CHUNK):
-        dtype = wide(tensors[0].device)
-        rows = [torch.var_mean(t.to(dtype), correction=0) for t in tensors]
+    small = [i for i, t in enumerate(tensors) if _at_once(t)]
+    dtype = wide(tensors[0].device)
+    out = torch.empty(3, len(tensors), dtype=dtype, device=tensors[0].device)
+    if small:
+        rows = [torch.var_mean(tensors[i].to(dtype), correction=0) for i in small]
         var, mean = torch.stack([x for row in rows for x in row]).view(-1, 2).unbind(1)
-        m2 = var * numbers([t.numel() for t in tensors], var)
-        return torch.stack([mean, torch.zeros_like(mean), m2.sqrt()])
-    return torch.stack([_moments(t) for t in tensors], dim=1)
+        m2 = var * numbers([tensors[i].numel() for i in small], var)
+        made = torch.stack([mean, torch.zeros_like(mean), m2.sqrt()])
+        if len(small) == len(tensors):
+            return made
+        out[:, small] = made
+    for i in set(range(len(tensors))) - set(small):
+        out[:, i] = _moments(tensors[i])
+    return out
+
+
+def _at_once(t: Tensor) -> bool:
+    plain = t.dtype not in DOUBLE and not t.is_complex()
+    return plain and (not readable(t) or t.numel() <= CHUNK)
 
 
 def _moments(x: Tensor) -> Tensor:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torchzero_clip.core import Group, Live, NormRule, Scope, UnitState
+from torchzero_clip.core import Group, Live, NormRule, Reach, Scope, UnitState
 from torchzero_clip.modules.adaptive.criterion import blend
 
 
@@ -39,6 +39,10 @@ class AdaGC(NormRule):
     beta: Live[float] = 0.98
     warmup_steps: int = 100
     dim: Scope = None
+
+    @property
+    def reach(self) -> Reach:
+        return "model" if self.warmup_steps > 1 else super().reach
 
     def check(self) -> None:
         super().check()

@@ -7,7 +7,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from torchzero_clip.core import Group, NormRule, UnitState
+from torchzero_clip.core import Group, NormRule, Reach, UnitState
 from torchzero_clip.modules.adaptive.criterion import Criterion
 
 
@@ -20,6 +20,11 @@ class AdaptiveRule(NormRule):
     warmup_steps = 20
     warmup = cast("NormRule | None", None)
     open_fields = ("warmup", "warmup_steps")
+
+    @property
+    def reach(self) -> Reach:
+        total = self.warmup is not None and self.warmup.dim != self.dim and self.warmup_steps > 0
+        return "model" if total else super().reach
 
     def judge(self) -> Criterion:
         """The criterion."""

@@ -6,7 +6,7 @@ from typing import Literal
 
 from torch import Tensor
 
-from torchzero_clip.core import Bucket, Live, TensorList, Transform
+from torchzero_clip.core import Bucket, Live, Reach, TensorList, Transform
 from torchzero_clip.core.norms import percentile
 
 
@@ -27,6 +27,10 @@ class ClipPercentile(Transform):
     dim: Literal["global"] | None = None
 
     complex = "refuse"
+
+    @property
+    def reach(self) -> Reach:
+        return "tensor" if self.dim is None else "model"
 
     def check(self) -> None:
         super().check()

@@ -44,6 +44,7 @@ class ClipValueByEMA(Transform):
     ema_tfm: Transform | None = None
 
     complex = "refuse"
+    reach = "tensor"
 
     def check(self) -> None:
         super().check()

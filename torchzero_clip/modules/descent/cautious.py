@@ -22,6 +22,7 @@ class Cautious(Transform):
     """
 
     reads_grads = True
+    reach = "tensor"
 
     def step(self, buckets: list[Bucket]) -> list[Bucket]:
         agree = [self._agree(bucket) for bucket in buckets]

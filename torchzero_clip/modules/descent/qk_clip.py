@@ -39,6 +39,7 @@ class QKClip(Transform):
     alpha: Live[float] = 0.5
 
     complex = "refuse"
+    reach = "tensor"
 
     def check(self) -> None:
         super().check()

@@ -28,6 +28,7 @@ class Carry(Transform):
     tfm: Transform
 
     inner = "chain"
+    reach = "tensor"
 
     def check(self) -> None:
         super().check()

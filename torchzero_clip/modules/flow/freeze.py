@@ -28,6 +28,7 @@ class Freeze(Transform):
 
     passes_gradient = True
     drops = True
+    reach = "tensor"
 
     def check(self) -> None:
         super().check()

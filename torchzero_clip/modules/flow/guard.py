@@ -7,7 +7,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from torchzero_clip.core import Bucket, Group, UnitState
+from torchzero_clip.core import Bucket, Group, Reach, UnitState
 from torchzero_clip.core.norms import largest
 from torchzero_clip.modules.flow.step_guard import NONFINITE, _Seen, _StepGuard
 
@@ -37,6 +37,10 @@ class Guard(_StepGuard):
     @property
     def passes_gradient(self) -> bool:  # type: ignore[override] # here it depends on an argument
         return self.on_nonfinite != "zero" or self.target == "grad"
+
+    @property
+    def reach(self) -> Reach:
+        return "tensor" if self.on_nonfinite == "zero" else "model"
 
     def check(self) -> None:
         super().check()

@@ -14,6 +14,7 @@ class Identity(Transform):
     """
 
     passes_gradient = True
+    reach = "tensor"
 
     def step(self, buckets: list[Bucket]) -> list[Bucket]:
         return buckets

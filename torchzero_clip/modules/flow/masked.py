@@ -29,6 +29,7 @@ class Masked(Transform):
     where: Callable[[str, Tensor], bool]
 
     inner = "chain"
+    reach = "tensor"
 
     def check(self) -> None:
         super().check()

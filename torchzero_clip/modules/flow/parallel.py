@@ -30,6 +30,7 @@ class Parallel(Transform):
     merge: Callable[[Mapping[str, TensorList]], TensorList]
 
     inner = "branches"
+    reach = "tensor"
 
     def check(self) -> None:
         super().check()

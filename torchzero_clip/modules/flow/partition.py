@@ -33,6 +33,7 @@ class Partition(Transform):
     labels: Callable[[str, Tensor], str] | Mapping[str, str]
 
     inner = "branches"
+    reach = "tensor"
 
     def check(self) -> None:
         super().check()

@@ -42,6 +42,7 @@ class Reset(Transform):
     keep: tuple[str, ...] = ()
 
     inner = "chain"
+    reach = "tensor"
 
     def check(self) -> None:
         super().check()
@@ -84,7 +85,7 @@ class Reset(Transform):
                 self._put(group["chain"], link.path, link.group_values())
                 for p in group["params"]:
                     if held := states.get(p):
-                        self._put(held, link.path, link.transform.per_parameter(p))
+                        self._put(held, link.path, link.acts.per_parameter(p))
 
     def _put(self, held: dict[str, Any], path: str, first: Mapping[str, Any]) -> None:
         """Write first values where some are held; counts of steps, which have none, go."""

@@ -24,6 +24,7 @@ class When(Transform):
     tfm: Transform
 
     inner = "chain"
+    reach = "tensor"
 
     def check(self) -> None:
         super().check()

@@ -51,6 +51,8 @@ class Orthogonalize(TensorwiseTransform):
     stacks: bool | None = None
     blocks: Blocks = None
 
+    reach = "tensor"
+
     def check(self) -> None:
         super().check()
         self.require("steps", at_least=1, integer=True, optional=True)
