@@ -43,6 +43,8 @@ class Clipper(Modular):
         >>> optimizer.step()
     """
 
+    _measures = True  # whether somebody takes what `step` returns
+
     def __init__(
         self, params: Iterable[Any], *transforms: Transform, process_group: Any = None
     ) -> None:
@@ -57,7 +59,9 @@ class Clipper(Modular):
         loss = evaluate(closure)
         with self._begin(loss) as step:
             buckets = self._in_place(step.buckets())
-            total = total_norm(buckets, [b.grads for b in buckets]) if buckets else torch.zeros(())
+            total = torch.zeros(())
+            if buckets and self._measures:
+                total = total_norm(buckets, [b.grads for b in buckets])
             waiting = {p for bucket in buckets for p in bucket.originals}
             for link in self.links:
                 buckets = send(link, buckets)
@@ -195,6 +199,14 @@ class Attached(Clipper):
         known = {*PARAMS, *names.defaults, *names.aliases} - self._foreign
         return {key: group[key] for key in group if key in known}
 
+    def _act(self) -> None:
+        """Rewrite the gradients before a step of the optimizer, which takes no norm."""
+        self._measures = False
+        try:
+            self.step()
+        finally:
+            self._measures = True
+
     def _before_step(
         self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
@@ -202,13 +214,13 @@ class Attached(Clipper):
         given = args[1:] if args and args[0] is optimizer else args
         closure = kwargs.get("closure", given[0] if given else None)
         if closure is None:
-            self.step()
+            self._act()
             return None
 
         def clipped_closure() -> Any:
             loss = closure()
             self._reported.setdefault("loss", one_number(loss))
-            self.step()
+            self._act()
             return loss
 
         if "closure" in kwargs:

@@ -99,6 +99,12 @@ class Division:
 
     # ------------------------------------------------------------------ vectors of known values
 
+    def has_smaller_than(self, size: int) -> bool:
+        """Whether `smaller_than` is true of a unit."""
+        return (size > 1 or self.lengths is not None) and any(
+            [n < size or n < 0 for n in self.sizes]
+        )
+
     def smaller_than(self, size: int) -> Tensor:
         """A flag a unit: whether it has fewer elements, as a tensor without the dims has."""
         if size <= 1 and self.lengths is None:  # the norm of nothing is zero, which stays too

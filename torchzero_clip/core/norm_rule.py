@@ -169,7 +169,7 @@ class NormRule(Transform):
             ratio = torch.ones_like(ratio)
         elif limit == 0 or self.sets_norm:  # otherwise 0 / limit is 0, and clamped
             ratio = ratio.masked_fill(norm == 0, 1)
-        if self.min_size > 1 or units.division.lengths is not None:
+        if units.division.has_smaller_than(self.min_size):
             ratio = ratio.masked_fill(units.smaller_than(self.min_size), 1)
         return ratio
 

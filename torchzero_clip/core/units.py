@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -209,9 +208,8 @@ class Units:
 
     def operand(self, bucket: Bucket, vector: Tensor | float) -> Operand:
         """A vector as an operand for a bucket: one number for all, one a tensor, or slices."""
-        if not isinstance(vector, Tensor):  # rounded as an entry of a vector would be
-            single = bucket.state_dtype in (torch.float32, torch.complex64)
-            return ctypes.c_float(vector).value if single else vector
+        if not isinstance(vector, Tensor):
+            return vector
         if not bucket.dtype.is_complex and vector.is_complex():
             vector = vector.real
         param, division = bucket.originals[0], self.division

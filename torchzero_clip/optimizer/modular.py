@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -31,6 +31,7 @@ from torchzero_clip.optimizer.explain import explain
 from torchzero_clip.optimizer.fingerprint import shared_start
 from torchzero_clip.optimizer.keys import GroupKeys, refuse_arguments
 from torchzero_clip.optimizer.metrics import metrics_of
+from torchzero_clip.optimizer.replay import Replays
 from torchzero_clip.optimizer.rounding import (
     adapted,
     check_rounding,
@@ -107,6 +108,10 @@ class Modular(Optimizer):
         self._records: dict[str, Any] = {}
         self._reported: dict[str, Any] = {}  # of the next step
         self._roster = Roster()
+        self._replays: Replays | None = None
+        if isinstance(self.engine, Compiled) and rounding == "nearest":
+            replays = Replays(self.links, self.keys, self.engine)
+            self._replays = replays if replays.possible else None
 
     # ------------------------------------------------------------------ the step
 
@@ -114,12 +119,33 @@ class Modular(Optimizer):
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Send the gradients through the chain and move the parameters."""
         loss = evaluate(closure)
-        with self._begin(loss) as step:
+        if self._replays is not None and self._replayable():
+            self._check_keys()
+            self._reported.clear()  # no guard is there to ask for it
+            given = self.param_groups, self.state, self._seen_values, self._roster
+            self._records = self._replays.step(*given, self._anew)
+        else:
+            self._run(self._begin(loss))
+        return loss
+
+    def _replayable(self) -> bool:
+        """Whether this step may be done from a tape: no compiler and nobody else looks on."""
+        watched = isinstance(self.engine, Compiled) and self.engine.watch is not None
+        return not (watched or self.process_group is not None or torch.compiler.is_compiling())
+
+    def _run(self, step: Step) -> None:
+        """Send the gradients of a step through the chain."""
+        with step:
             buckets = step.buckets()
             for link in self.links:
                 buckets = send(link, buckets)  # an empty list ends the step
             subtract(buckets, self.rounding)
-        return loss
+
+    def _anew(self, groups: Sequence[dict[str, Any]]) -> dict[str, Any]:
+        """Run a step of these groups, whose live values are checked; returns what was measured."""
+        step = Step(groups, self.state, {}, self.engine, roster=self._roster)
+        self._run(step)
+        return step.record
 
     def _begin(self, loss: Any = None) -> Step:
         """A new Step, after the checks of keys and live values. A loss of no number is none."""

@@ -6,6 +6,7 @@ p-norms, a maximum, a count, a sum, or mean and √M2 for std and var. Sums are 
 
 from __future__ import annotations
 
+import ctypes
 import math
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
@@ -13,7 +14,13 @@ from typing import Any, Literal, TypeAlias
 import torch
 from torch import Tensor
 
-from torchzero_clip.core.norms.numeric import DOUBLE, readable, safe_scale, vector_norm
+from torchzero_clip.core.norms.numeric import (
+    DOUBLE,
+    as_one_operator,
+    readable,
+    safe_scale,
+    vector_norm,
+)
 
 Ord: TypeAlias = "float | str"
 
@@ -107,6 +114,7 @@ def scaled(stats: Tensor, ratio: Tensor, m: Measure) -> Tensor:
     return stats if m.kind == "count" else stats / ratio
 
 
+@as_one_operator
 def divisions(
     ratio: Tensor, dtype: torch.dtype, number: bool = False
 ) -> tuple[list[tuple[str, Any]], bool]:
@@ -115,7 +123,7 @@ def divisions(
 
     A product, after an exact quotient where the dtype holds the ratio or its inverse badly or not
     at all, so that no unit's bits depend on another's ratio. Where the ratio cannot be read it is
-    one quotient. The factor of a single unit may be a `number`.
+    one quotient. The factor of a single unit may be a `number`, rounded to the dtype.
     """
     if not readable(ratio):
         return [("div", ratio)], False
@@ -127,10 +135,26 @@ def divisions(
         low, high = _ends(safe)
     if 1 / most < low and high < most:
         single = number and ratio.numel() == 1 and safe is ratio
-        inverse = 1 / low if single else ratio.reciprocal()
+        inverse = _rounded(1 / low, dtype) if single else ratio.reciprocal()
         return [("mul", inverse)], safe is ratio and low == high == 1
     first = torch.exp2((torch.log2(safe) / 2).floor())  # a power of two divides exactly
     return [("div", first), ("mul", first / ratio)], False
+
+
+def in_two(ratio: Tensor, dtype: torch.dtype, number: bool = False) -> tuple[Any, Any]:
+    """`divisions` as a divisor and a factor whatever the ratio is, the divisor mostly 1; as numbers
+    where the ratio is to be one.
+    """
+    (*first, (_, rest)), _ = divisions(ratio, dtype, number)
+    divisor = first[0][1] if first else 1.0 if number else torch.ones_like(rest)
+    if not number:
+        return divisor, rest
+    return _rounded(float(divisor), dtype), _rounded(float(rest), dtype)
+
+
+def _rounded(x: float, dtype: torch.dtype) -> float:
+    """A number as an entry of a tensor would be."""
+    return ctypes.c_float(x).value if dtype in (torch.float32, torch.complex64) else x
 
 
 def all_ones(ratio: Tensor) -> bool:

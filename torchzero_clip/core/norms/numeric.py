@@ -6,14 +6,18 @@ Reading a number back from a *CPU* tensor is free: `readable` says where it may 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor
+from torch.overrides import handle_torch_function, has_torch_function_unary
 
 from torchzero_clip.core.tensors import PLAIN
 
 DOUBLE = (torch.float64, torch.complex128)
+F = TypeVar("F", bound=Callable[..., Any])
 
 
 def readable(x: Tensor) -> bool:
@@ -31,6 +35,19 @@ def safe_scale(scale: Tensor) -> Tensor:
     return torch.where((scale > 0) & torch.isfinite(scale), scale, torch.ones_like(scale))
 
 
+def as_one_operator(f: F) -> F:
+    """A function that may look at what tensors hold: a TorchFunctionMode sees it as a whole."""
+
+    @functools.wraps(f)
+    def seen(x: Any, *args: Any, **kwargs: Any) -> Any:
+        if torch.compiler.is_compiling() or not has_torch_function_unary(x):
+            return f(x, *args, **kwargs)
+        return handle_torch_function(seen, (x,), x, *args, **kwargs)
+
+    return cast(F, seen)
+
+
+@as_one_operator
 def vector_norm(x: Tensor, p: float) -> Tensor:
     """p-norm along the last dim, in the range that its result has."""
     if readable(x) and x.dtype == torch.float64 and p <= 6:

@@ -14,6 +14,7 @@ from torch import Tensor
 from torchzero_clip.core.norms.measures import NAMED, Measure
 from torchzero_clip.core.norms.numeric import (
     DOUBLE,
+    as_one_operator,
     at_least_float32,
     numbers,
     readable,
@@ -26,6 +27,7 @@ ROW = 256  # a float32 sum of this many squares is right to 1e-7
 CHUNK = 2**16  # what is converted at a time
 
 
+@as_one_operator
 def statistics(tensors: Sequence[Tensor], m: Measure) -> Tensor:
     """The statistic of each tensor, a column each, in float64."""
     filled = list(tensors)

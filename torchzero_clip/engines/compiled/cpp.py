@@ -151,28 +151,32 @@ def native(program: Program) -> Call | None:
     if kernel is None:
         return None
 
+    kernel.argtypes = [ctypes.c_void_p] * 7
+
     def call(launch: Launch, sizes: Sequence[int]) -> Tensor | None:
-        count, total = len(sizes), sum(sizes)
-        threads = max(1, min(torch.get_num_threads(), total // SHARE))
+        count = len(sizes)
+        threads = max(1, min(torch.get_num_threads(), sum(sizes) // SHARE))
         lists = array("Q", [buffer.addresses.buffer_info()[0] for buffer in launch.buffers])
         lengths = array("q", sizes)
         vectors = array("Q", [vector.data_ptr() for vector in launch.vectors] or [0])
         out = None
         if program.measured is not None:
             out = torch.zeros(threads, count, dtype=torch.float64, device="cpu")
-        arguments = (count, lengths.buffer_info()[0], lists.buffer_info()[0])
         kernel(
-            *map(ctypes.c_void_p, arguments),
-            ctypes.c_void_p(launch.numbers.data_ptr()),
-            ctypes.c_void_p(vectors.buffer_info()[0]),
-            ctypes.c_void_p(0 if out is None else out.data_ptr()),
-            ctypes.c_void_p(threads),
+            count,
+            lengths.buffer_info()[0],
+            lists.buffer_info()[0],
+            launch.numbers.data_ptr(),
+            vectors.buffer_info()[0],
+            0 if out is None else out.data_ptr(),
+            threads,
         )
         if out is None:
             return None
         m = program.measured[0]  # type: ignore[index]
         if m.kind == "max":
             return out.amax(dim=0, keepdim=True)
-        return out.sum(dim=0, keepdim=True) ** (1 / m.p)
+        total = out if threads == 1 else out.sum(dim=0, keepdim=True)
+        return total if m.p == 1 else total.pow_(1 / m.p)
 
     return call

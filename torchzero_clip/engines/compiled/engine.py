@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from typing import Any, Literal
 
 import torch
@@ -13,12 +13,13 @@ from torch.autograd.graph import increment_version
 from torchzero_clip.core.engine import Factors, Group, Rule, Session, State, updated
 from torchzero_clip.core.norms import statistics
 from torchzero_clip.core.skip import Skip
-from torchzero_clip.core.tensorlist import TensorList
+from torchzero_clip.core.tensorlist import Operand, TensorList
 from torchzero_clip.core.tensors import all_plain, same_shapes
 from torchzero_clip.engines.compiled.buffers import Buffers, apart
 from torchzero_clip.engines.compiled.cpp import Call, native
 from torchzero_clip.engines.compiled.inductor import in_batches, missing
 from torchzero_clip.engines.compiled.program import Launch, Programs
+from torchzero_clip.engines.compiled.tape import Tape
 from torchzero_clip.engines.compiled.trace import GRADIENTS, PARAMETERS, Trace, Traced
 from torchzero_clip.engines.eager import Eager
 from torchzero_clip.engines.workspace import Workspaces
@@ -41,6 +42,7 @@ class Compiled:
         self.devices: set[str] = set()  # kinds that programs can be compiled for
         self.buffers, self.programs, self.workspaces = Buffers(), Programs(), Workspaces()
         self.eager = Eager(reads=False)  # for tensors that no program takes
+        self.tape: Tape | None = None  # of the step that runs, where it is to be repeated
 
     def check(self, device: torch.device) -> None:
         """Raise a sentence where nothing can compile for this kind of device."""
@@ -64,13 +66,18 @@ class Compiled:
         """
         odd = torch.compiler.is_compiling() or params[0].is_complex()
         if odd or not all_plain([*params, *grads]):
-            return self.eager.open(key, places, params, grads)
+            return self._eagerly(key, places, params, grads)
         self.check(params[0].device)
         _refuse_other_shapes(params, grads)
         trace = Trace(self, key, places, params, grads, [])
         if not apart([trace.buffers[PARAMETERS], trace.buffers[GRADIENTS]]):
-            return self.eager.open(key, places, params, grads)
+            return self._eagerly(key, places, params, grads)
         return CompiledSession(trace)
+
+    def _eagerly(self, *args: Any) -> Session:
+        if self.tape is not None:
+            self.tape.refuse("some tensors are no program's")
+        return self.eager.open(*args)
 
     def spare(self, key: Hashable, places: Sequence[int], params: Sequence[Tensor]) -> list[Tensor]:
         """Memory like the parameters that is kept under this key."""
@@ -80,8 +87,11 @@ class Compiled:
 
     def run(self, launch: Launch) -> Tensor | None:
         """Run a program; returns the statistics of what it measures, or None where it cannot."""
-        with nullcontext() if self.watch is None else self.watch(launch):
+        if self.watch is None:
             stats = self._run(launch)
+        else:
+            with self.watch(launch):
+                stats = self._run(launch)
         for i in launch.written:  # autograd looks at versions, which programs do not move
             increment_version(launch.buffers[i].tensors)
         return stats
@@ -156,6 +166,8 @@ class CompiledSession:
 
     def scale(self, u: TensorList, factors: Factors, unchanged: bool) -> TensorList:
         u = self.adopt(u)
+        if len(factors) == 1 and (one := _ones_like(factors[0][1])) is not None:
+            factors = [("div", one), *factors]  # as for a ratio that no dtype holds the inverse of
         for name, x in factors:  # by 1, too: a step that clips and one that does not share programs
             u = u.mul_(x) if name == "mul" else u.div_(x)
         return u
@@ -172,6 +184,8 @@ class CompiledSession:
 
     def select(self, where: Sequence[int], key: Hashable, places: Sequence[int]) -> CompiledSession:
         trace = self._trace
+        if trace.runner.tape is not None:
+            trace.runner.tape.refuse("a link sees some of the tensors")
         trace.run()
         params, grads = [trace.buffers[i].tensors for i in (PARAMETERS, GRADIENTS)]
         some = [params[i] for i in where], [grads[i] for i in where]
@@ -191,6 +205,16 @@ class CompiledSession:
 
     def close(self) -> None:
         self._trace.end()
+
+
+def _ones_like(x: Operand) -> Operand | None:
+    """1 in the kind of a factor; None for tensors of several numbers."""
+    if isinstance(x, Tensor):
+        return torch.ones_like(x)
+    if isinstance(x, (int, float)):
+        return 1.0
+    each = [t for t in x if isinstance(t, Tensor)]
+    return None if any([t.dim() for t in each]) else [torch.ones_like(t) for t in each]
 
 
 def _undecided(group: Group) -> Group:

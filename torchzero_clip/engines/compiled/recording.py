@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -16,6 +16,23 @@ from torchzero_clip.engines.compiled.operators import OPERATORS, SYNONYMS
 from torchzero_clip.engines.compiled.program import Node, Operand
 
 
+class Noted(float):
+    """A number that a tape knows by a name, which is how the function of the tape finds it."""
+
+    name: str
+    tape: Any
+
+    def __new__(cls, value: float, name: str, tape: Any = None) -> Noted:
+        made = super().__new__(cls, value)
+        made.name, made.tape = name, tape
+        return made
+
+
+def inverse(x: float) -> float:
+    """1 / x, infinite for 0."""
+    return 1 / x if x else math.copysign(math.inf, x)
+
+
 class Recording:
     """What was asked of lists of `count` tensors on a device.
 
@@ -25,6 +42,7 @@ class Recording:
 
     def __init__(self, count: int, device: torch.device) -> None:
         self.count, self.device = count, device
+        self.read: Callable[[Tensor], float] = float  # the number in a CPU tensor
         self.clear()
 
     def clear(self) -> None:
@@ -72,7 +90,7 @@ class Recording:
         Those are read at once: they could change before the trace runs.
         """
         if isinstance(x, (int, float)):
-            self.numbers.append(float(x))
+            self.numbers.append(x if isinstance(x, float) else float(x))
             return "number", len(self.numbers) - 1
         if isinstance(x, Tensor):
             whole = x.numel() == 1 and x.shape != (self.count,)  # a model of one shares programs
@@ -97,7 +115,7 @@ class Recording:
             self.vectors[i] = self.vectors[i].to(torch.float64).reciprocal()
         else:
             x = self.numbers[i]
-            self.numbers[i] = 1 / x if x else math.copysign(math.inf, x)
+            self.numbers[i] = x.tape.inverse(x) if isinstance(x, Noted) else inverse(x)
 
     def _vector(self, x: Tensor) -> Operand | None:
         if x.shape != (self.count,):
@@ -116,7 +134,7 @@ class Recording:
         if x.is_complex():
             return None
         if x.device.type == "cpu":
-            return self.operand(float(x))
+            return self.operand(self.read(x))
         self.scalars.append(x.detach().clone())
         return "scalar", len(self.scalars) - 1
 

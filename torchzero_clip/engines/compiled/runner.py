@@ -9,6 +9,7 @@ from torch import Tensor
 
 from torchzero_clip.engines.compiled.buffers import Buffers
 from torchzero_clip.engines.compiled.program import Launch, Programs
+from torchzero_clip.engines.compiled.tape import Tape
 
 
 class Runner(Protocol):
@@ -16,6 +17,7 @@ class Runner(Protocol):
 
     buffers: Buffers
     programs: Programs
+    tape: Tape | None
 
     def spare(self, key: Hashable, places: Sequence[int], params: Sequence[Tensor]) -> list[Tensor]:
         """Memory like the parameters that is kept under this key."""

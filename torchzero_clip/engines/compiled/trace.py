@@ -174,14 +174,17 @@ class Trace(Recording):
         self.runner, self.family, self.places, self.room = runner, family, list(places), key
         self.key = (key, self.places[0], len(places), params[0].device, grads[0].dtype)
         family.append(self)
-        self.buffers: list[Buffer] = [runner.buffers.find((self.key, "parameters"), params)]
-        self.buffers.append(Buffer(grads))
+        kept = runner.buffers.find((self.key, "parameters"), params)
+        self.buffers: list[Buffer] = [kept, Buffer(grads)]
         self.named = {PARAMETERS, GRADIENTS}  # what nobody else's list lies in
         self.spares: list[int] = []  # buffers for values that have none
         self.kept, self.state_dtype = 0, state_dtype(params[0])  # how many of them last
-        self.sizes = list(map(Tensor.numel, params))
+        self.sizes, self.tape = list(map(Tensor.numel, params)), runner.tape
         self.lists: weakref.WeakSet[Traced] = weakref.WeakSet()
         self.skip: Skip | None = None
+        if self.tape is not None:
+            self.read = self.tape.read
+            self.tape.open(*self.buffers)
 
     def clear(self) -> None:
         super().clear()
@@ -207,18 +210,18 @@ class Trace(Recording):
                 return i
         found = self.runner.buffers.find((self.key, name), tensors) if name else Buffer(tensors)
         self.buffers.append(found)
-        if name:
-            self.named.add(len(self.buffers) - 1)
+        self.named |= {len(self.buffers) - 1} if name else set()
+        if name and self.tape is not None:
+            self.tape.know(found)
         return len(self.buffers) - 1
 
     def record(
         self, tensors: Sequence[Tensor], name: Hashable = None, owned: bool = True
     ) -> TensorList:
         """Tensors as a list of this trace; a plain one where they are not like the parameters."""
-        if len(tensors) == self.count:
-            i = self.hold(tensors, name)
-            if i == GRADIENTS or self.buffers[i].fits(self.buffers[PARAMETERS]):
-                return Traced(self, buffer=i, owned=owned)
+        i = self.hold(tensors, name) if len(tensors) == self.count else None
+        if i == GRADIENTS or (i is not None and self.buffers[i].fits(self.buffers[PARAMETERS])):
+            return Traced(self, buffer=i, owned=owned)
         return TensorList(tensors, owned=owned)
 
     def load(self, buffer: int) -> int:
@@ -243,9 +246,8 @@ class Trace(Recording):
 
     def run_others(self) -> None:
         """Run the nodes of the other traces of this family."""
-        for trace in self.family:
-            if trace is not self and trace.nodes:
-                trace.run()
+        for trace in [other for other in self.family if other is not self and other.nodes]:
+            trace.run()
 
     def run(self, measured: Measured = None) -> Tensor | None:
         """Run what was recorded; then a buffer backs every list that is still referenced."""
@@ -281,35 +283,35 @@ class Trace(Recording):
             one.buffer = given[value]
 
     def _launch(self, stores: Stores, measured: Measured = None) -> Tensor | None:
-        rows = (self.buffers, self.vectors, self.scalars)
-        dtypes = [[one.dtype for one in row] for row in rows]
+        dtypes = [[x.dtype for x in row] for row in (self.buffers, self.vectors, self.scalars)]
         found = self.runner.programs.find(self.nodes, stores, measured, dtypes, self.device)
         like = torch.empty(0, dtype=torch.float64, device=self.device)
+        given = [self.numbers[i] for i in found.numbers]
         launch = Launch(
             found.program,
             [self.buffers[i] for i in found.buffers],
-            numbers([self.numbers[i] for i in found.numbers] or [0.0], like),
+            numbers(given or [0.0], like),
             [self.vectors[i] for i in found.vectors],
             [self.scalars[i] for i in found.scalars],
             self.sizes,
         )
-        return self.runner.run(launch)
+        run = self.runner.run
+        return run(launch) if self.tape is None else self.tape.launch(run, launch, given)
 
     def measure(self, x: Traced, m: Measure) -> Tensor:
         """The statistic of each tensor of a list, by the program that makes it where it can be."""
         known = MEASURED.get((m.kind, m.p))
         stats = None
         if known is not None and self.device.type == "cpu" and x.dtype in SINGLE:
-            value = x.value
-            stats = self.run((known, value)) if x.pending else self._launch({}, (known, value))
+            wanted = known, x.value
+            stats = self.run(wanted) if x.pending else self._launch({}, wanted)
         return statistics(x.compute(), m) if stats is None else stats
 
     def end(self) -> None:
         """Run; lists that outlive the step get memory of their own: spare buffers are reused."""
         self.run()
-        for one in list(self.lists):
-            if one.buffer in self.spares:
-                one.tensors = [t.clone() for t in one.compute()]
+        for one in [one for one in self.lists if one.buffer in self.spares]:
+            one.tensors = [t.clone() for t in one.compute()]
 
     # ------------------------------------------------------------------ spare buffers
 
@@ -330,12 +332,11 @@ class Trace(Recording):
     def _free(self, spare: int) -> bool:
         """Whether none of this memory backs a list of another kind, or of another trace."""
         others = [buffer for trace in self.family for buffer in trace.loose(self)]
-        addresses = {address for buffer in others for address in buffer.addresses}
-        return addresses.isdisjoint(filter(None, self.buffers[spare].addresses))
+        mine = set(filter(None, self.buffers[spare].addresses))
+        return all([mine.isdisjoint(buffer.addresses) for buffer in others])
 
     def loose(self, asked: Trace) -> list[Buffer]:
         """The buffers of lists that may lie in kept memory, the spare ones of `asked` aside."""
         lie_in = {one.buffer for one in self.lists} - {None, PARAMETERS, GRADIENTS}
-        if self is asked:
-            lie_in -= {*self.named, *self.spares}
+        lie_in -= {*self.named, *self.spares} if self is asked else set()
         return [self.buffers[i] for i in lie_in if i is not None]

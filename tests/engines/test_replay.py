@@ -1,0 +1,478 @@
+"""compile=True: a step that is done again from a tape is, bit for bit, the step done anew."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import Parameter
+
+from tests.helpers import equal
+from tests.modules.rows.row import with_lr
+from tests.table import Case, every
+from torchzero_clip import (
+    LR,
+    Accumulate,
+    AdaGC,
+    Adam,
+    ClipNorm,
+    ClipValue,
+    Group,
+    Lambda,
+    Live,
+    Masked,
+    Modular,
+    Momentum,
+    Noise,
+    NormRule,
+    State,
+    TensorList,
+    Transform,
+    UnitState,
+    WeightDecay,
+    When,
+    ZClip,
+)
+from torchzero_clip.engines.compiled import inductor
+from torchzero_clip.engines.compiled.tape import Tape
+from torchzero_clip.optimizer.replay import repeatable
+
+SHAPES = [(5, 4), (4,), (), (3, 4), (0,), (1,)]
+Chain = Sequence[Transform]
+Change = Callable[[Modular], Any]
+
+
+def headline() -> Chain:
+    return ClipNorm(1.0, dim="global"), Adam(), WeightDecay(0.1), LR(1e-2)
+
+
+def model(chain: Chain, shapes: Sequence[tuple[int, ...]] = SHAPES, **options: Any) -> Modular:
+    """A model in two groups, whose programs run node by node."""
+    generator = torch.Generator().manual_seed(0)
+    params = [Parameter(torch.randn(shape, generator=generator)) for shape in shapes]
+    named = [(f"layer{i // 2}.{i}", p) for i, p in enumerate(params)]
+    groups = [{"params": named[:2]}, {"params": named[2:]}]
+    opt = Modular([g for g in groups if g["params"]], *chain, compile=True, **options)
+    opt.engine.backend = "plain"  # type: ignore[attr-defined]
+    return opt
+
+
+def params_of(opt: Modular) -> list[Parameter]:
+    return [p for group in opt.param_groups for p in group["params"]]
+
+
+def give(opt: Modular, seed: int, scale: float = 1.0) -> None:
+    """New gradients in new memory."""
+    generator = torch.Generator().manual_seed(seed)
+    for p in params_of(opt):
+        p.grad = scale * torch.randn(p.shape, generator=generator).to(p.dtype)
+
+
+def holds(opt: Modular) -> list[Any]:
+    """All that a step may have changed."""
+    rows = [[p, p.grad, opt.state.get(p)] for p in params_of(opt)]
+    return [rows, [group["chain"] for group in opt.param_groups], opt.metrics()]
+
+
+class Twins:
+    """The same optimizer twice: one replays, the other does every step anew."""
+
+    def __init__(self, chain: Callable[[], Chain], **options: Any) -> None:
+        self.both = [model(chain(), **options) for _ in range(2)]
+        self.fast, self.slow = self.both
+        assert self.fast._replays is not None
+        self.slow._replays = None
+        self.count = 0
+
+    @property
+    def replays(self) -> int:
+        assert self.fast._replays is not None
+        return self.fast._replays.count
+
+    def step(self, change: Change | None = None, scale: float = 1.0) -> bool:
+        """A step of both, which must agree; returns whether it was a replay."""
+        before = self.replays
+        for opt in self.both:
+            give(opt, self.count, scale)
+            if change is not None:
+                change(opt)
+            opt.step()
+        self.count += 1
+        assert equal(holds(self.fast), holds(self.slow))
+        return self.replays == before + 1
+
+    def warm(self, steps: int = 4) -> Twins:
+        """Steps until the last is a replay."""
+        assert [self.step() for _ in range(steps)][-1]
+        return self
+
+    def recovers(self) -> bool:
+        """Whether replays come back after some steps."""
+        return any([self.step() for _ in range(6)])
+
+
+CHAINS: dict[str, Callable[[], Chain]] = {
+    "headline": headline,
+    "memory": lambda: [ZClip(warmup_steps=2), Adam(amsgrad=True), LR(1e-2)],
+    "memory of tensors": lambda: [AdaGC(warmup_steps=1), Momentum(0.9, nesterov=True), LR(1e-2)],
+    "gradients": lambda: [ClipNorm(0.5, target="grad"), ClipValue(0.1, target="grad"), LR(1e-2)],
+    "two norms": lambda: [ClipNorm(1.0), Adam(), ClipNorm(0.1, dim="global"), LR(1e-2)],
+    "other orders": lambda: [ClipNorm(1.0, ord=3), Adam(), ClipNorm(0.1, ord="std"), LR(1e-2)],
+    "layers": lambda: [ClipNorm(0.3, dim="layer"), LR(1e-2)],
+}
+
+
+@pytest.mark.parametrize("name", CHAINS)
+def test_replays_are_the_steps_bit_for_bit_whatever_the_gradients_are(name: str) -> None:
+    twins = Twins(CHAINS[name])
+    scales = [1.0, 1.0, 1.0, 1e-3, 100.0, 0.0, 1e32, 1e-30, float("nan"), float("inf"), 1.0]
+    done = [twins.step(scale=scale) for scale in scales]
+    assert done == [False, False] + [True] * (len(scales) - 2)
+
+
+@every(lambda case: repeatable(case.make()))
+def test_every_rule_that_replays_does_so_bit_for_bit(case: Case) -> None:
+    """The tested property: what `Replays` takes for repeatable is so."""
+    twins = Twins(lambda: with_lr(case.make(), 0.1), shapes=[*case.shapes.values()])
+    for i, scale in enumerate([1.0, 2.0, 0.5, 1e-4, 50.0, 1.0, 0.0, float("inf"), 1.0]):
+
+        def change(opt: Modular, factor: float = 1 - 0.05 * i) -> None:
+            opt.param_groups[0]["lr"] = 0.1 * factor
+
+        twins.step(change, scale)
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning")
+@pytest.mark.parametrize("backend", ["native", pytest.param("torch", marks=pytest.mark.slow)])
+def test_compiled_programs_are_replayed_too(monkeypatch: pytest.MonkeyPatch, backend: str) -> None:
+    monkeypatch.setattr(inductor, "BATCH", 3)
+    twins = Twins(headline)
+    for opt in twins.both:
+        opt.engine.backend = backend  # type: ignore[attr-defined]
+    assert [twins.step(scale=scale) for scale in (1.0, 1.0, 1e-3, 100.0, 1e32)][2:] == [True] * 3
+
+
+@pytest.mark.parametrize("name", ["headline", "memory", "gradients"])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.float16], ids=str)
+def test_in_every_dtype(name: str, dtype: torch.dtype) -> None:
+    twins = Twins(CHAINS[name])
+    for opt in twins.both:
+        for p in params_of(opt):
+            p.data = p.data.to(dtype)
+    assert twins.recovers()
+
+
+def test_a_scheduler_in_every_step_keeps_the_tape() -> None:
+    twins = Twins(headline)
+    schedulers = [torch.optim.lr_scheduler.ExponentialLR(opt, 0.9) for opt in twins.both]
+    done = []
+    for _ in range(8):
+        done.append(twins.step())
+        for scheduler in schedulers:
+            scheduler.step()
+    assert done == [False] * 2 + [True] * 6
+
+
+def test_betas_and_decay_may_change_too() -> None:
+    twins = Twins(headline).warm()
+
+    def other(opt: Modular) -> None:
+        opt.param_groups[1].update(betas=(0.5, 0.25), weight_decay=0.0, eps=1e-3)
+
+    assert twins.step(other)
+
+
+def test_a_limit_that_changes_is_recorded_anew_and_seldom_if_it_does_so_in_every_step() -> None:
+    twins = Twins(headline).warm()
+
+    def at(limit: float) -> Change:
+        return lambda opt: [group.update(max_norm=limit) for group in opt.param_groups]
+
+    assert not twins.step(at(0.25))
+    assert twins.recovers()
+    recorded = []
+    for i in range(40):
+        taken = twins.fast._replays._tape  # type: ignore[union-attr]
+        twins.step(at(0.5 + i // 2))
+        recorded.append(twins.fast._replays._tape not in (None, taken))  # type: ignore[union-attr]
+    assert sum(recorded) < 8
+
+
+def frozen(opt: Modular) -> None:
+    params_of(opt)[1].grad = None
+
+
+def swapped(opt: Modular) -> None:
+    group = opt.param_groups[1]
+    new = Parameter(group["params"][0].detach() + 1)
+    new.grad = torch.ones_like(new)
+    group["params"][0] = new
+
+
+def moved(opt: Modular) -> None:
+    p = params_of(opt)[0]
+    p.data = p.data.clone()
+
+
+def strided(opt: Modular) -> None:
+    p = params_of(opt)[0]
+    p.data = p.data.t().contiguous().t()
+
+
+def resized(opt: Modular) -> None:
+    p = params_of(opt)[0]
+    opt.state.pop(p)
+    p.data, p.grad = torch.ones(7, 2), torch.ones(7, 2)
+
+
+def emptied(opt: Modular) -> None:
+    opt.state.clear()
+
+
+def without_state(opt: Modular) -> None:
+    del opt.state[params_of(opt)[3]]
+
+
+def other_state(opt: Modular) -> None:
+    state = opt.state[params_of(opt)[0]]
+    state["Adam/exp_avg"] = torch.full_like(state["Adam/exp_avg"], 0.5)
+
+
+def other_step(opt: Modular) -> None:
+    for p in params_of(opt)[:2]:
+        opt.state[p]["Adam/step"] = torch.tensor(100.0)
+
+
+def moved_state(opt: Modular) -> None:
+    average = opt.state[params_of(opt)[0]]["Adam/exp_avg"]
+    average.data = torch.full_like(average, 0.5)
+
+
+def loaded(opt: Modular) -> None:
+    saved = copy.deepcopy(opt.state_dict())
+    for state in saved["state"].values():
+        state["Adam/exp_avg"].mul_(2)
+    opt.load_state_dict(saved)
+
+
+def lr_as_tensor(opt: Modular) -> None:
+    for group in opt.param_groups:
+        group["lr"] = torch.tensor(0.5)
+
+
+def lr_as_int(opt: Modular) -> None:
+    opt.param_groups[0]["lr"] = 1
+
+
+def another_group(opt: Modular) -> None:
+    new = Parameter(torch.ones(3))
+    new.grad = torch.ones(3)
+    opt.add_param_group({"params": [("new.0", new)]})
+
+
+def shared_gradients(opt: Modular) -> None:
+    p, q = params_of(opt)[1], params_of(opt)[0]
+    assert q.grad is not None
+    p.grad = q.grad[0]
+
+
+def gaps(opt: Modular) -> None:
+    p = params_of(opt)[0]
+    p.grad = torch.arange(40.0).view(5, 8)[:, ::2]
+
+
+def no_gradients(opt: Modular) -> None:
+    opt.zero_grad()
+
+
+CHANGES: list[Change] = [
+    frozen,
+    swapped,
+    moved,
+    strided,
+    resized,
+    emptied,
+    without_state,
+    other_state,
+    other_step,
+    moved_state,
+    loaded,
+    lr_as_int,
+    another_group,
+    shared_gradients,
+    no_gradients,
+]
+
+
+@pytest.mark.parametrize("change", CHANGES, ids=lambda change: change.__name__)
+def test_what_is_not_as_it_was_is_done_anew(change: Change) -> None:
+    twins = Twins(headline).warm()
+    assert not twins.step(change)
+    assert twins.recovers()
+
+
+@pytest.mark.parametrize("change", [gaps, lambda opt: opt.zero_grad(set_to_none=False)])
+def test_gradients_may_lie_anywhere(change: Change) -> None:
+    assert Twins(headline).warm().step(change)
+
+
+def test_a_live_value_in_a_tensor_runs_anew_until_it_is_a_number_again() -> None:
+    twins = Twins(headline).warm()
+    assert not any([twins.step(lr_as_tensor) for _ in range(4)])
+    numbers: Change = lambda opt: [group.update(lr=0.1) for group in opt.param_groups]  # noqa: E731
+    assert any([twins.step(numbers) for _ in range(4)])
+
+
+def test_a_parameter_in_place_is_read_afresh() -> None:
+    twins = Twins(headline).warm()
+
+    @torch.no_grad()
+    def reset(opt: Modular) -> None:
+        for p in params_of(opt):
+            p.fill_(0.5)
+            opt.state[p]["Adam/exp_avg"].zero_()
+
+    assert twins.step(reset)
+
+
+def test_state_of_a_unit_in_another_tensor_is_seen() -> None:
+    twins = Twins(CHAINS["memory"]).warm(5)
+
+    def change(opt: Modular) -> None:
+        for group in opt.param_groups:
+            held = {k: v for k, v in group["chain"].items() if k.startswith("ZClip")}
+            group["chain"].update({key: value * 2 for key, value in held.items()})
+
+    assert not twins.step(change)
+    assert twins.recovers()
+
+
+class Mine(Transform):
+    """A rule whose update is another each time."""
+
+    calls: int = 0
+
+    def update(self, u: TensorList, state: State, group: Group) -> TensorList:
+        vars(self)["calls"] += 1
+        return u.mul_(self.calls)
+
+
+class Limit(NormRule):
+    max_norm: Live[float]
+
+    def limit(self, norm: Tensor, state: UnitState, group: Group) -> Tensor | float:
+        return float(norm.sum()) / 2
+
+
+def even(step: int) -> bool:
+    return step % 2 == 0
+
+
+def matrices(name: str, p: Tensor) -> bool:
+    return p.dim() > 1
+
+
+NOT = [
+    lambda: When(even, ClipNorm(1.0)),
+    lambda: Accumulate(2),
+    lambda: Noise(0.1),
+    lambda: Lambda(torch.tanh),
+    lambda: Masked(ClipNorm(1.0), matrices),
+    Mine,
+    lambda: Limit(1.0),
+]
+
+
+@pytest.mark.parametrize("make", NOT)
+def test_links_whose_code_may_differ_from_step_to_step_are_never_replayed(make: Any) -> None:
+    assert model([make(), LR(0.1)])._replays is None
+
+
+def test_rounding_of_half_precision_draws_and_is_not_replayed() -> None:
+    assert model(headline(), rounding="stochastic")._replays is None
+
+
+def test_gradients_are_let_go_between_steps() -> None:
+    opt = Twins(headline).warm().fast
+    grads = [weakref.ref(p.grad) for p in params_of(opt)]
+    opt.zero_grad()
+    gc.collect()
+    assert not any([ref() is not None for ref in grads])
+
+
+def test_versions_move_as_autograd_wants() -> None:
+    twins = Twins(headline).warm()
+    before = [p._version for p in params_of(twins.fast)]
+    assert twins.step()
+    assert all([p._version > old for p, old in zip(params_of(twins.fast), before, strict=True)])
+
+
+# ---------------------------------------------------------------------- the tape itself
+
+
+X = torch.tensor([1.0, 2.0])
+
+
+@pytest.mark.parametrize(
+    "act",
+    [
+        lambda x: x.tolist(),
+        lambda x: bool(x.sum() > 0),
+        lambda x: x.sum().item(),
+        lambda x: float(x[0]),
+        lambda x: torch.equal(x, x),
+        lambda x: x.numpy(),
+        lambda x: x[x > 1],
+        lambda x: x.nonzero(),
+        lambda x: torch.rand(2) + x,
+        lambda x: x.clone().uniform_(),
+        lambda x: torch.add(x, x, out=torch.empty(2)),
+    ],
+)
+def test_a_tape_refuses_what_it_could_not_repeat(act: Callable[[Tensor], Any]) -> None:
+    tape = Tape()
+    with tape:
+        act(X)
+    assert tape.refused
+
+
+def test_a_tape_knows_tensors_that_were_there_before() -> None:
+    tape, known = Tape(), torch.ones(2)
+    with tape:
+        made = known * 2 + 1
+        known.add_(made)
+    assert tape.refused is None
+    assert [leaf is known for leaf in tape.leaves] == [True]
+    again = tape.function([made])
+    (out,) = again([], [], lambda launch: None)
+    assert equal(out, torch.full((2,), 9.0))
+    assert equal(known, torch.full((2,), 13.0))
+
+
+def test_a_copy_of_what_changes_under_another_name_stays_a_copy() -> None:
+    known, tape = torch.ones(4), Tape()
+    part = known[:2]
+    with tape:
+        before = part.detach().clone()
+        known.add_(1)
+        made = before * 1
+    (out,) = tape.function([made])([], [], lambda launch: None)
+    assert equal(out, torch.full((2,), 2.0))
+    assert equal(part, torch.full((2,), 3.0))
+
+
+def test_what_is_written_to_is_made_again_for_every_replay() -> None:
+    tape = Tape()
+    with tape:
+        made = torch.zeros(2)
+        made[0].add_(1)
+    again = tape.function([made])
+    for _ in range(2):
+        (out,) = again([], [], lambda launch: None)
+        assert equal(out, torch.tensor([1.0, 0.0]))

@@ -1,0 +1,217 @@
+"""Replays: a compiled step that is like the one before is done again from a tape of it.
+
+What the tape takes for granted is looked at before each replay: which parameters have gradients,
+the kinds of live values, and the identity, address and form of all tensors of state. Another step
+runs anew, and is recorded where a second one like it comes.
+
+A link may be replayed where its Python code sees nothing but lists, vectors and live values: one of
+ours that leaves `step` as it is.
+"""
+
+from __future__ import annotations
+
+import itertools
+import operator
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from torch import Tensor
+
+from torchzero_clip.core.link import Link
+from torchzero_clip.core.norm_rule import NormRule
+from torchzero_clip.core.part import Part, Roster
+from torchzero_clip.core.transform import TensorwiseTransform, Transform
+from torchzero_clip.core.units import UnitRecord
+from torchzero_clip.engines import Compiled
+from torchzero_clip.engines.compiled.recording import Noted
+from torchzero_clip.engines.compiled.repeated import Repeated
+from torchzero_clip.engines.compiled.tape import Tape
+from torchzero_clip.optimizer.keys import GroupKeys
+from torchzero_clip.optimizer.premises import Premises, alike
+
+OURS = __name__.partition(".")[0]
+SELDOM = 1000  # steps alike before what could not be recorded is tried again
+OFTEN = 16  # replays that make up for a recording
+FIXED = (int, bool, float, str, type(None))
+
+Groups = Sequence[dict[str, Any]]
+States = Mapping[Tensor, dict[str, Any]]
+Records = dict[str, Any]
+Anew = Callable[[Groups], Records]
+
+
+class Replays:
+    """The tape of an optimizer's steps.
+
+    Args:
+        links: The chain.
+        keys: The keys of its live values.
+        engine: The engine that runs it.
+    """
+
+    def __init__(self, links: Sequence[Link], keys: GroupKeys, engine: Compiled) -> None:
+        self.possible = all([repeatable(link.transform) for link in links])
+        self.count = 0  # replays of the tape
+        self._engine, self._free = engine, _free(links, keys)
+        self._values = Values([], [])
+        self._like: Any = None  # the parts of the last step, and the kinds of its live values
+        self._alike, self._wait = 0, 1  # steps that were like it, and how many it takes
+        self._tape: tuple[Premises, Repeated, Records] | None = None
+
+    def step(
+        self,
+        groups: Groups,
+        states: States,
+        values: Sequence[Sequence[Any]],
+        roster: Roster,
+        anew: Anew,
+    ) -> Records:
+        """Do a step again, or `anew`; returns what the links measured.
+
+        `values` are the live values of each group, in the order of the keys.
+        """
+        parts, grads = _parts(groups, roster)
+        flat = list(itertools.chain(*values))
+        if not self._values.same(flat):
+            self._values = Values(flat, list(self._free.values()) * len(groups))
+        like = parts, self._values.kinds
+        self._alike = self._alike + 1 if like == self._like else 0
+        self._like = like
+        if self._tape is not None:
+            premises, repeated, records = self._tape
+            buffers = premises.gradients(grads) if self._alike else None
+            if buffers is not None and premises.hold(parts, groups, states):
+                self.count += 1
+                measured = iter(repeated(self._values.numbers, buffers, self._engine.run))
+                return {path: _filled(x, measured, groups) for path, x in records.items()}
+            self._tape, self._alike = None, 0
+            self._wait = 1 if self.count >= OFTEN else min(2 * self._wait, SELDOM)
+        able = parts and self._values.kinds is not None and all(map(_able, parts))
+        if not able or self._alike < self._wait or not alike(parts, states):
+            return anew(groups)
+        return self._record(parts, groups, states, anew)
+
+    def _record(
+        self,
+        parts: Sequence[Part],
+        groups: Groups,
+        states: States,
+        anew: Callable[[Groups], Records],
+    ) -> Records:
+        """A step anew, from which later ones may be repeated."""
+        premises, tape = Premises(parts, groups, states), Tape()
+        names = map("live[{}]".format, itertools.count())
+        self._engine.tape = tape
+        try:
+            with tape:
+                records = anew([{**group, **self._named(group, names)} for group in groups])
+        finally:
+            self._engine.tape = None
+        self.count = 0
+        records = {path: _filled(x, iter(_tensors(x)), groups) for path, x in records.items()}
+        if tape.refused is not None or not premises.knows(tape.leaves):
+            self._wait = SELDOM
+        elif premises.hold(parts, groups, states):  # now as before the step
+            repeated = tape.function([t for x in records.values() for t in _tensors(x)])
+            empty = {path: _filled(x, itertools.repeat(None), ()) for path, x in records.items()}
+            self._tape = premises, repeated, empty
+        return records
+
+    def _named(self, group: Mapping[str, Any], names: Any) -> dict[str, Any]:
+        """The live values of a group that may change, as numbers that a tape knows."""
+        free = {key: group[key] for key, free in self._free.items() if free}
+        return {
+            key: tuple([Noted(x, next(names)) for x in value])
+            if type(value) is tuple
+            else Noted(value, next(names))
+            for key, value in free.items()
+            if _numeric(value)
+        }
+
+
+class Values:
+    """The live values of a step.
+
+    Attributes:
+        numbers: Those that a tape takes afresh.
+        kinds: What must stay as it is for a tape; None where there are tensors and the like.
+    """
+
+    def __init__(self, values: Sequence[Any], free: Sequence[bool]) -> None:
+        self._values = values
+        self.numbers: list[float] = []
+        self.kinds: list[Any] | None = []
+        for value, may_change in zip(values, free, strict=True):
+            each = value if type(value) is tuple else (value,)
+            if may_change and _numeric(value):
+                self.numbers += each
+                self.kinds.append((type(value), len(each)))
+            elif all([type(x) in FIXED for x in each]):
+                self.kinds.append((type(value), repr(value)))
+            else:
+                self.kinds = None
+                break
+
+    def same(self, values: Sequence[Any]) -> bool:
+        """Whether these are the same objects."""
+        return len(values) == len(self._values) and all(map(operator.is_, values, self._values))
+
+
+def _numeric(value: Any) -> bool:
+    """Whether a live value is a float, or a tuple of them."""
+    return type(value) is float or (
+        type(value) is tuple and bool(value) and all([type(x) is float for x in value])
+    )
+
+
+def repeatable(tfm: Any) -> bool:
+    """Whether the code of a transform does the same in every step: ours, no function of a user."""
+    inside = list(tfm.walk())
+    given = [value for one in inside for value in vars(one).values() if callable(value)]
+    known = [getattr(x, "__module__", None) or "" for x in [*map(type, inside), *given]]
+    return (
+        type(tfm).step in (Transform.step, NormRule.step)
+        and not isinstance(tfm, TensorwiseTransform)
+        and all([name.partition(".")[0] == OURS for name in known])
+    )
+
+
+def _free(links: Sequence[Link], keys: GroupKeys) -> dict[str, bool]:
+    """For each key whether it may change: `update` alone sees it, as a tensor."""
+    plain = [link for link in links if type(link.transform).step is Transform.step]
+    others = [link for link in keys.links if link not in plain]
+    fixed = {key for link in others for key in link.keys.values()}
+    fixed |= {owner.keys[name] for link in others for name, owner in link.read.items()}
+    return {key: key not in fixed for key in keys.defaults}
+
+
+def _parts(groups: Groups, roster: Roster) -> tuple[list[Part], list[Sequence[Tensor]]]:
+    """The parts of the parameters with a gradient, and their gradients."""
+    roster.forget(len(groups))
+    parts: list[Part] = []
+    grads: list[Sequence[Tensor]] = []
+    for index, group in enumerate(groups):
+        row = [p.grad for p in group["params"]]
+        some = roster.parts(index, group, row)
+        parts += some
+        grads += [part.of(row) for part in some]
+    return parts, grads
+
+
+def _able(part: Part) -> bool:
+    return part.plain and part.device.type == "cpu"
+
+
+def _tensors(record: Any) -> list[Tensor]:
+    """The tensors of what a norm rule measured, in order."""
+    return [x for x in (record.norm, *record.limits, *record.ratios) if isinstance(x, Tensor)]
+
+
+def _filled(record: UnitRecord, tensors: Any, groups: Groups) -> UnitRecord:
+    """The same record with other tensors, in order, and of these groups."""
+
+    def other(x: Any) -> Any:
+        return next(tensors) if x is None or isinstance(x, Tensor) else x
+
+    rows = other(record.norm), list(map(other, record.limits)), list(map(other, record.ratios))
+    return UnitRecord(*rows, record.division, groups)
