@@ -171,7 +171,7 @@ class File:
         yield "        for group in self.param_groups:"
         for condition, key in dict.fromkeys(found):
             yield f"            if {condition}:"
-            yield f'                raise ValueError("write this file anew for such a {key}")'
+            yield f'                raise ValueError("write this file anew for such a {key.rpartition("/")[2]}")'
 
     def _state(self, number: int, context: Context, made: dict[str, str]) -> Iterator[str]:
         name = "_state" if number == 1 else f"_state_{number}"
@@ -241,13 +241,13 @@ OF_LAYERS = '''    def _of_layers(self, key: str, start: Any, layers: dict[str, 
         return [held[layer] for layer in layers]'''
 LOAD = '''    def load_state_dict(self, given: dict[str, Any]) -> None:
         super().load_state_dict(given)  # which casts state to the dtype of p
-        for group, saved in zip(self.param_groups, given["param_groups"], strict=True):
-            for p, i in zip(group["params"], saved["params"], strict=True):
-                for key, x in given["state"].get(i, {}).items():
-                    self.state[p][key] = x.to(p.device, copy=True)'''
+        for i, p in enumerate([p for g in self.param_groups for p in g["params"]]):
+            for key, x in given["state"].get(i, {}).items():
+                self.state[p][key] = x.to(p.device, copy=True)'''
 TENSORS = '''def _tensors(group: dict[str, Any]) -> tuple[list[Any], list[Tensor]]:
     """The parameters that have a gradient, and these, in float32 at least."""
     ps = [p for p in group["params"] if p.grad is not None]
+    assert not any(p.is_complex() for p in ps), "complex parameters need the library"
     return ps, [p.grad.to(torch.promote_types(p.dtype, torch.float32)) for p in ps]'''
 
 

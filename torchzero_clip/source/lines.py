@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -162,7 +163,7 @@ class Lines:
         while len(text := self._statement(op)) > WIDTH - len(INDENT) * self.indent or "\0" in text:
             largest = self._largest(op)
             if largest is None:
-                text = self._number_apart(op) or self._zipped(text)
+                text = self._exploded(self._number_apart(op) or self._zipped(text))
                 break
             self.inline.discard(largest)
             assert largest.made is not None
@@ -199,8 +200,25 @@ class Lines:
             return text
         name = self._name(op.out)
         if op.out.kind == "list" and self.types[name] != op.out.elements:
-            text = f"tuple({text[1:-1]})" if op.each else f"{self.types[name]}({text})"
+            text = f"tuple({text[1:-1]})"  # of its name, which was a tuple before
         return f"{name} = {text}"
+
+    def _exploded(self, text: str) -> str:
+        """A call with an operand a line, where it is too long for one."""
+        tree = ast.parse(text).body[0] if "\n" not in text else None
+        call = getattr(tree, "value", None)
+        short = len(text) <= WIDTH - len(INDENT) * self.indent
+        if short or not isinstance(call, ast.Call) or not call.args:
+            return text
+        first, last = call.args[0], [*call.args, *[key.value for key in call.keywords]][-1]
+        if isinstance(first, ast.GeneratorExp):
+            return text
+        encoded = text.encode()
+        parts = [ast.unparse(x) for x in call.args]
+        parts += [f"{key.arg}={ast.unparse(key.value)}" for key in call.keywords]
+        head = encoded[: first.col_offset].decode()
+        assert last is not None
+        return "\n".join([head, *[f"{INDENT}{_double(part)}," for part in parts], ")"])
 
     def _number_apart(self, op: Op) -> str | None:
         """The statement with a name for the longest expression of numbers in it."""
@@ -393,24 +411,23 @@ class Lines:
             base = "kept"
         kind = value.elements if value.kind == "list" else value.kind
         name, count = base, 1
-        while not self._free(name, kind):
+        while not self._free(name, kind, value.made is not None and value.made.each):
             count += 1
             name = f"{base}_{count}"
         value.name, self.names[name] = name, value
         self.types.setdefault(name, kind)
         return name
 
-    def _free(self, name: str, kind: str) -> bool:
+    def _free(self, name: str, kind: str, each: bool) -> bool:
         if name in TAKEN:
             return False
         held = self.names.get(name)
         if held is None:
             return True
-        if (self.types[name] in ("list", "tuple")) != (kind in ("list", "tuple")):
+        adapts = each and self.types[name] == "tuple" and kind == "list"
+        if self.types[name] != kind and not adapts:
             return False
         if held in self.crossing or held.made is None or held.made.repeats:
-            return False
-        if self.types[name] == "list" and kind == "tuple" and held.made.stays:
             return False
         if held.made.phase != self.phase:  # it may be read in another round of this loop
             return max([op.phase for op in self._users(held)], default=0) < self.phase
@@ -436,4 +453,6 @@ class Lines:
         self.lines.append(INDENT * self.indent + text)
 
 
-assert Callable and Names
+def _double(text: str) -> str:
+    """Python with its strings in double quotes; none of ours has a quote in it."""
+    return text.replace("'", '"')
