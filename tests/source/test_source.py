@@ -234,7 +234,9 @@ def test_a_link_that_rewrites_the_gradients_does_so_here_too(rule: Transform) ->
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("chain", [HEADLINE, (ZClip(), Adam(), LR(1e-3)), (ClipNormGrowth(), Adam())])
+@pytest.mark.parametrize(
+    "chain", [HEADLINE, (ZClip(), Adam(), LR(1e-3)), (ClipNormGrowth(), Adam())]
+)
 def test_it_works_under_torch_compile(chain: Any) -> None:
     ours, theirs = parameters(), parameters()
     cls = written(Modular(list(ours.items()), *chain).to_source())
@@ -280,7 +282,10 @@ def accepted(folder: Path) -> None:
         ["mypy", "--strict", "--config-file=", "--no-error-summary"],
     ):
         found = subprocess.run(
-            [sys.executable, "-m", *arguments, str(folder)], capture_output=True, text=True
+            [sys.executable, "-m", *arguments, str(folder)],
+            capture_output=True,
+            text=True,
+            check=False,
         )
         assert found.returncode == 0, found.stdout + found.stderr
 
@@ -339,11 +344,11 @@ def test_a_value_that_the_chain_decides_by_must_stay_of_its_kind() -> None:
     """A branch that was not taken is not in the file; the file says so."""
     opt = written(Modular([torch.zeros(1)], Momentum()).to_source())([torch.zeros(1)])
     opt.param_groups[0]["dampening"] = 0.5
-    with pytest.raises(ValueError, match="write this file anew for such a dampening"):
+    with pytest.raises(ValueError, match="write this file anew for another dampening"):
         opt.step()
     opt = written(Modular([torch.zeros(1)], ClipNormGrowth()).to_source())([torch.zeros(1)])
     opt.param_groups[0]["add"] = 0.5
-    with pytest.raises(ValueError, match="write this file anew for such a add"):
+    with pytest.raises(ValueError, match="write this file anew for another add"):
         opt.step()
 
 

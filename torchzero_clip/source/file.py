@@ -79,7 +79,13 @@ class File:
         functions = self.trace.functions
         modules = sorted({"torch"} | functions.imports | ({"math"} if "math." in code else set()))
         plain = [f"import {m}" for m in modules if m != "torch"]
-        top = [*self._head(), *plain, "from collections.abc import Callable, Iterable", "from typing import Any", ""]
+        top = [
+            *self._head(),
+            *plain,
+            "from collections.abc import Callable, Iterable",
+            "from typing import Any",
+            "",
+        ]
         top += ["import torch", "from torch import Tensor"]
         first, *helpers = [text for text in self._helpers() if text]
         blocks = [first, *["\n".join(lines) for lines in functions.texts.values()], *helpers]
@@ -128,7 +134,9 @@ class File:
         yield "    def __init__("
         yield "        self,"
         yield "        params: Iterable[Any],"
-        arguments = {key: key.replace("/", "_") for key, x in self.defaults.items() if x is not None}
+        arguments = {
+            key: key.replace("/", "_") for key, x in self.defaults.items() if x is not None
+        }
         for key, argument in arguments.items():
             value = self.defaults[key]
             yield f"        {argument}: {_type(value)} = {constant(value, str)},"
@@ -163,15 +171,15 @@ class File:
         for key, value in self.defaults.items():
             if value is None:
                 found.append((f'group["{key}"] is not None', key))
-        for key, symbol, write, holds in self.trace.recorder.assumed:
-            text = write(self.lines._text)[0]
-            found.append((f"not {text}" if holds and symbol not in OPPOSITE else text.replace(*OPPOSITE[symbol]) if holds else text, key))
+        for key, write in self.trace.recorder.broken:
+            found.append((write(self.lines.live_text)[0], key))
         if not found:
             return
         yield "        for group in self.param_groups:"
         for condition, key in dict.fromkeys(found):
             yield f"            if {condition}:"
-            yield f'                raise ValueError("write this file anew for such a {key.rpartition("/")[2]}")'
+            name = key.rpartition("/")[2]
+            yield f'                raise ValueError("write this file anew for another {name}")'
 
     def _state(self, number: int, context: Context, made: dict[str, str]) -> Iterator[str]:
         name = "_state" if number == 1 else f"_state_{number}"
@@ -190,7 +198,6 @@ class File:
         yield "        return state"
 
 
-OPPOSITE = {"eq": (" == ", " != "), "ne": (" != ", " == ")}
 CHOSEN = '''def _chosen(row: list[Any] | tuple[Any, ...], flags: list[bool]) -> list[Any]:
     """The entries that have a flag."""
     return [x for x, flag in zip(row, flags, strict=True) if flag]'''
@@ -223,7 +230,7 @@ SHARED = '''    def _shared(self, key: str, start: Any) -> Tensor:
         for group in self.param_groups:
             group["chain"] = {**group["chain"], key: held}
         return held'''
-OF_LAYERS = '''    def _of_layers(self, key: str, start: Any, layers: dict[str, int]) -> list[Tensor]:
+OF_LAYERS = '''    def _of_layers(self, key: str, start: Any, layers: Any) -> list[Tensor]:
         """A number of each layer, which its parameters hold."""
         held: dict[str, Tensor] = {}
         rows = [
@@ -239,11 +246,11 @@ OF_LAYERS = '''    def _of_layers(self, key: str, start: Any, layers: dict[str, 
                 made = torch.tensor(start, dtype=torch.float64, device=p.device)
                 self.state[p][key] = held.setdefault(layer, made)
         return [held[layer] for layer in layers]'''
-LOAD = '''    def load_state_dict(self, given: dict[str, Any]) -> None:
+LOAD = """    def load_state_dict(self, given: dict[str, Any]) -> None:
         super().load_state_dict(given)  # which casts state to the dtype of p
         for i, p in enumerate([p for g in self.param_groups for p in g["params"]]):
             for key, x in given["state"].get(i, {}).items():
-                self.state[p][key] = x.to(p.device, copy=True)'''
+                self.state[p][key] = x.to(p.device, copy=True)"""
 TENSORS = '''def _tensors(group: dict[str, Any]) -> tuple[list[Any], list[Tensor]]:
     """The parameters that have a gradient, and these, in float32 at least."""
     ps = [p for p in group["params"] if p.grad is not None]
@@ -284,4 +291,3 @@ def _plain(value: Any) -> Any:
     if isinstance(value, (tuple, list)):
         return tuple(_plain(x) for x in value)
     return value
-

@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import ast
-import builtins
-import importlib
 import inspect
 import io
 import linecache
 import tokenize
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
 from torchzero_clip.source.values import SourceError
-
-TYPES = {"str": "str", "bool": "bool"}
 
 
 class Functions:
@@ -29,7 +25,6 @@ class Functions:
     def flag(self, where: Any) -> str:
         """The flags of parameters where a condition holds."""
         name = self.copy(where, "bool")
-        self.names_of = True
         return f"[{name}(*named) for named in _named(group)]"
 
     def label(self, labels: Any, label: str) -> str:
@@ -63,7 +58,9 @@ class Functions:
         if not isinstance(function, FunctionType):
             raise SourceError(f"{function!r} is no function that Python code defines")
         node = _node(function)
-        name = f"_{function.__name__.strip('_')}" if isinstance(node, ast.FunctionDef) else "_chosen"
+        name = (
+            f"_{function.__name__.strip('_')}" if isinstance(node, ast.FunctionDef) else "_chosen"
+        )
         while name in self.texts:
             name += "_2"
         self.names[id(function)] = name
@@ -127,8 +124,8 @@ def _node(function: FunctionType) -> ast.FunctionDef | ast.Lambda:
         if first == code.co_firstlineno and _same(node, code):
             return node
     raise SourceError(
-        f"the text of the function {function.__name__!r} cannot be read: define it with def, at the "
-        "top of a module"
+        f"the text of the function {function.__name__!r} cannot be read: define it with def, at "
+        "the top of a module"
     )
 
 
@@ -147,6 +144,3 @@ def _quoted(text: str) -> str:
 def _same(node: ast.FunctionDef | ast.Lambda, code: CodeType) -> bool:
     names = tuple(a.arg for a in node.args.args)
     return names == code.co_varnames[: code.co_argcount] and len(names) == 2
-
-
-assert builtins and importlib and Callable and TYPES

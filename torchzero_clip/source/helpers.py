@@ -31,9 +31,7 @@ class Helpers:
 
     def norm(self, m: Measure) -> str:
         """The norm of several tensors as one."""
-        known = {measure(name): helper for name, helper in NAMES.items()}
-        base = known.get(m, f"_norm_{m.p:g}".replace(".", "_"))
-        p = f"{m.p:g}"
+        base, p = name_of(m), f"{m.p:g}"
         if m.kind == "power":
             lines = [f"norms = torch._foreach_norm(tensors, {p}, dtype=torch.float64)"]
             whole = f"torch.linalg.vector_norm(torch.stack(norms), {p})"
@@ -65,7 +63,6 @@ class Helpers:
 
     def slices(self, rule: NormRule, m: Measure | None) -> str:
         """The norm, or the mean, of each slice of a tensor."""
-        lines = [f"n, dims = x.dim(), {dims_of(rule)}"]
         lines = [*_dims(rule), "if not dims:"]
         lines += ["    return x.new_zeros([1] * n, dtype=torch.float64)"]
         keep = "dims, keepdim=True"
@@ -93,7 +90,7 @@ class Helpers:
             lines += [f"    return x.sum({keep}, dtype=torch.float64) * 0"]
             lines += [f"return x.double().{'std' if m.root else 'var'}({keep})"]
         about = f"The {'mean' if m is None else _words(m)} of each slice, in float64."
-        base = "_mean_each" if m is None else f"{self_name(m)}_each"
+        base = "_mean_each" if m is None else f"{name_of(m)}_each"
         return self.need(base, _function(["def NAME(x: Tensor) -> Tensor:"], about, lines))
 
     def small(self, rule: NormRule, size: int) -> str:
@@ -105,11 +102,6 @@ class Helpers:
 
     def layers(self) -> str:
         """Tensors by layer."""
-        head = [
-            "def NAME(",
-            "    tensors: list[Tensor], layers: list[str]",
-            ") -> list[list[Tensor]]:",
-        ]
         head = ["def NAME(tensors: list[Tensor], layers: list[str]) -> list[list[Tensor]]:"]
         lines = ["found: dict[str, list[Tensor]] = {}"]
         lines += ["for x, layer in zip(tensors, layers, strict=True):"]
@@ -122,10 +114,13 @@ class Helpers:
         lines += ["if not len(sizes):", "    return sizes.new_zeros(())"]
         lines += ["return sizes.kthvalue(int(p * (len(sizes) - 1) / 100) + 1).values"]
         about = "The p-th percentile of the magnitudes, the nearest below."
-        return self.need("_percentile", _function(["def NAME(x: Tensor, p: float) -> Tensor:"], about, lines))
+        return self.need(
+            "_percentile", _function(["def NAME(x: Tensor, p: float) -> Tensor:"], about, lines)
+        )
 
 
-def self_name(m: Measure) -> str:
+def name_of(m: Measure) -> str:
+    """The name of the helper for a norm."""
     known = {measure(name): helper for name, helper in NAMES.items()}
     return known.get(m, f"_norm_{m.p:g}".replace(".", "_"))
 
@@ -141,7 +136,9 @@ def _words(m: Measure) -> str:
     if m.kind != "power":
         return known[m.kind]
     if m.mean:
-        return {2.0: "root mean square", 1.0: "mean magnitude"}.get(m.p, f"power mean of order {m.p:g}")
+        return {2.0: "root mean square", 1.0: "mean magnitude"}.get(
+            m.p, f"power mean of order {m.p:g}"
+        )
     return "norm" if m.p == 2 else f"norm of order {m.p:g}"
 
 
@@ -152,8 +149,16 @@ def _dims(rule: NormRule) -> list[str]:
 def dims_of(rule: NormRule) -> str:
     """The dims that the slices of a tensor `x` of n dims run along, as an expression."""
     dim = rule.dim
-    asked = [dim] if isinstance(dim, int) else [d for d in dim if isinstance(d, int)] if isinstance(dim, (tuple, list)) else []
-    asked_text = f"({', '.join(map(str, asked))},)" if len(asked) == 1 else f"({', '.join(map(str, asked))})"
+    asked = (
+        [dim]
+        if isinstance(dim, int)
+        else [d for d in dim if isinstance(d, int)]
+        if isinstance(dim, (tuple, list))
+        else []
+    )
+    asked_text = (
+        f"({', '.join(map(str, asked))},)" if len(asked) == 1 else f"({', '.join(map(str, asked))})"
+    )
     candidates = [
         f"tuple(sorted({{d % n for d in {asked_text} if -n <= d < n}}))",
         f"tuple(d for d in range(n) if d not in {asked_text})",

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from torchzero_clip.source import schedule
-from torchzero_clip.source.values import ATOM, Context, Names, Op, Value, operand
+from torchzero_clip.source.values import ATOM, Context, Op, Value, operand
 
 WIDTH = 88
 TAKEN = {"group", "groups", "first", "loss", "closure", "self", "torch", "state", "key", "rows"}
@@ -26,7 +26,13 @@ class Lines:
         state: The contexts that have state.
     """
 
-    def __init__(self, ops: Sequence[Op], about: dict[str, list[str]], state: Any, tuples: dict[str, list[str]]) -> None:
+    def __init__(
+        self,
+        ops: Sequence[Op],
+        about: dict[str, list[str]],
+        state: Any,
+        tuples: dict[str, list[str]],
+    ) -> None:
         self.about, self.state, self.tuples = about, state, tuples
         ops = schedule.stepped(schedule.rebound(schedule.needed(ops)))
         schedule.phases(ops)
@@ -63,9 +69,9 @@ class Lines:
         """The values of groups that a later phase reads."""
         found = []
         for op in self.ops:
-            if op.out is not None and not op.joint:
-                if any(user.phase != op.phase for user in self.readers.get(op.out, [])):
-                    found.append(op.out)
+            users = self.readers.get(op.out, []) if op.out is not None else []
+            if op.out is not None and not op.joint and any(u.phase != op.phase for u in users):
+                found.append(op.out)
         return found
 
     def _phase(self, phase: int, ops: Sequence[Op]) -> None:
@@ -77,7 +83,6 @@ class Lines:
             return
         made = [op.out for op in ops if op.out in self.crossing]
         taken = self._taken(ops)
-        gathered = [op for op in self.inputs if self._gathered(op) and self._phase_of(op) == phase]
         for value in made:
             assert value is not None
             self._name(value)
@@ -92,7 +97,6 @@ class Lines:
             self._line(loop)
         else:
             self._line(f"for group in {'groups' if self.joint else 'self.param_groups'}:")
-        assert not gathered
         self.indent = 3
         if not self.joint:
             params = self._name(self._of("params", Context()))
@@ -104,17 +108,16 @@ class Lines:
         self._body(ops)
 
     def _taken(self, ops: Sequence[Op]) -> list[Value]:
-        return [v for v in self.crossing if v.made is not None and v.made.phase < self.phase
-                and any(user in self._whole(ops) for user in self.readers.get(v, []))]
+        return [
+            v
+            for v in self.crossing
+            if v.made is not None
+            and v.made.phase < self.phase
+            and any(user in self._whole(ops) for user in self.readers.get(v, []))
+        ]
 
     def _whole(self, ops: Sequence[Op]) -> set[Op]:
         return {op for op in self.ops if op.phase == self.phase and not op.joint} | set(ops)
-
-    def _gathered(self, op: Op) -> bool:
-        return False
-
-    def _phase_of(self, op: Op) -> int:
-        return op.phase
 
     def _body(self, ops: Sequence[Op]) -> None:
         block: list[Op] = []
@@ -264,10 +267,11 @@ class Lines:
         if value.kind != "list":
             return self._text(value)
         if value in self.inline and value.made is not None and value.made.each:
-            text, binds = value.made.write(lambda v: self._element(v, lists))
-            return text if binds >= ATOM else text
+            return value.made.write(lambda v: self._element(v, lists))[0]
         if value not in lists:
-            free = (letter for letter in ("x", "y", "z", "v", "w", "s") if letter not in lists.values())
+            free = (
+                letter for letter in ("x", "y", "z", "v", "w", "s") if letter not in lists.values()
+            )
             wished = LETTERS.get(value.hint.rstrip("_0123456789"), "")
             lists[value] = wished if wished and wished not in lists.values() else next(free)
         return lists[value]
@@ -278,6 +282,12 @@ class Lines:
         if value in self.inline and value.made is not None:
             return self._expression(value.made)
         return value.name or self._name(value)
+
+    def live_text(self, value: Value) -> str:
+        """A live value, where its tuple is not taken apart."""
+        assert value.live is not None
+        key, index = value.live
+        return f'group["{key}"]' if index is None else f'group["{key}"][{index}]'
 
     def _live(self, value: Value) -> str:
         assert value.live is not None
@@ -308,7 +318,9 @@ class Lines:
         """The expression inside an operation that becomes a line: the shortest that does."""
         inner = sorted(self._inside(op), key=lambda v: len(self._text(v)))
         over = len(self._statement(op)) - WIDTH + len(INDENT) * self.indent
-        return next((v for v in inner if len(self._text(v)) - 6 > over), inner[-1] if inner else None)
+        return next(
+            (v for v in inner if len(self._text(v)) - 6 > over), inner[-1] if inner else None
+        )
 
     def _inside(self, op: Op) -> Iterator[Value]:
         for value in op.operands():
@@ -343,8 +355,8 @@ class Lines:
         if op.takes in ("params", "grads", "layer") and outer is not None:
             whole = self._of(op.takes, outer)
             assert op.context.flags is not None
-            self._input(whole), self._input(op.context.flags)
-            letter = LETTERS[op.takes]
+            self._input(whole)
+            self._input(op.context.flags)
             self._line(f"{name} = _chosen({whole.name}, {op.context.flags.name})")
             return
         if op.takes == "layer":
@@ -396,9 +408,7 @@ class Lines:
         for value in op.args:
             if value.live is not None:
                 yield value
-            elif value.numeric and value.made is not None:
-                yield from self._live_in(value.made)
-            elif value in self.inline and value.made is not None:
+            elif (value.numeric or value in self.inline) and value.made is not None:
                 yield from self._live_in(value.made)
 
     # ------------------------------------------------------------------ names, comments

@@ -9,8 +9,6 @@ from typing import Any
 from torch import Tensor
 
 from torchzero_clip.source.values import (
-    ATOM,
-    BINARY,
     COMPARISONS,
     UNARY,
     Names,
@@ -35,13 +33,8 @@ class Traced:
     value: Value
     notice: Notice
 
-    def __float__(self) -> float:
-        raise SourceError("it reads a live value as a number on the host")
-
-    __int__ = __index__ = __float__  # type: ignore[assignment]
-
     def __bool__(self) -> bool:
-        return bool(self != 0)
+        return bool(self != 0)  # type: ignore[comparison-overlap]
 
     def __hash__(self) -> int:
         return hash(plain(self))
@@ -53,6 +46,10 @@ class TracedFloat(Traced, float):
 
 class TracedInt(Traced, int):
     """A live value, or the size of a tensor."""
+
+
+def _waits(self: Traced) -> Any:
+    raise SourceError("it reads a live value as a number on the host")
 
 
 def plain(x: Any) -> Any:
@@ -84,7 +81,7 @@ def _operands(a: Any, b: Any) -> tuple[Any, Any]:
 
 
 def _arithmetic(symbol: str, reflected: bool) -> Any:
-    function = {
+    function: Callable[[Any, Any], Any] = {
         "add": lambda a, b: a + b,
         "sub": lambda a, b: a - b,
         "mul": lambda a, b: a * b,
@@ -108,7 +105,7 @@ def _arithmetic(symbol: str, reflected: bool) -> Any:
 
 
 def _comparison(symbol: str) -> Any:
-    function = {
+    function: Callable[[Any, Any], Any] = {
         "eq": lambda a, b: a == b,
         "ne": lambda a, b: a != b,
         "lt": lambda a, b: a < b,
@@ -145,7 +142,7 @@ for kind in (TracedFloat, TracedInt):
         setattr(kind, f"__r{symbol}__", _arithmetic(symbol, reflected=True))
     for symbol in COMPARISONS:
         setattr(kind, f"__{symbol}__", _comparison(symbol))
-    kind.__neg__ = _negative  # type: ignore[assignment, method-assign]
+    for name in ("__float__", "__int__", "__index__"):
+        setattr(kind, name, _waits)
+    kind.__neg__ = _negative  # type: ignore[method-assign, assignment]
     kind.__hash__ = Traced.__hash__  # type: ignore[method-assign]
-
-assert ATOM and BINARY

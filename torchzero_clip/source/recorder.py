@@ -37,6 +37,8 @@ from torchzero_clip.source.values import (
 )
 
 WAITS = ("__bool__", "item", "tolist", "__float__", "__int__", "__index__", "nonzero", "__len__")
+OPPOSITE = {"eq": "ne", "ne": "eq", "lt": "ge", "ge": "lt", "gt": "le", "le": "gt"}
+Write = Callable[[Names], tuple[str, int]]
 FACTORIES = ("arange", "zeros", "ones", "full", "tensor", "linspace", "empty", "as_tensor")
 
 
@@ -51,7 +53,7 @@ class Recorder(TorchFunctionMode):
         self.joins = False  # whether a rule about entries takes those of all groups together
         self.helpers, self.layer_of = Helpers(), Layers(self)
         self.uniform: dict[str, None] = {}  # live values that all groups must share
-        self.assumed: list[tuple[str, str, Callable[[Names], tuple[str, int]], bool]] = []
+        self.broken: list[tuple[str, Write]] = []  # a key, and what may not be of its value
         self.like: Value | None = None  # whose device constants of a rule are on
         self.flowing: Value | None = None  # whose dtype the update has
 
@@ -97,16 +99,16 @@ class Recorder(TorchFunctionMode):
     def gathered(self, value: Value) -> Value:
         """The lists of all groups as one."""
         made = Value("list", hint=value.hint)
-        write = lambda names: (names(value), ATOM)  # noqa: E731
+        write = lambda names: (names(value), ATOM)
         self.add(write, [value], made, joint=True, gathers=True, small=True)
         return made
 
     def notice(self, symbol: str, value: Value, other: Any, holds: bool) -> None:
         """A comparison of a live value, which decides what the file does."""
-        if value.kind != "sizes":
-            write = lambda names: binary(symbol, value, other, names)  # noqa: E731
-            keys = [leaf.live[0] for leaf in _leaves(value) if leaf.live]
-            self.assumed.append((keys[0] if keys else self.link, symbol, write, holds))
+        keys = [leaf.live[0] for leaf in _leaves(value) if leaf.live]
+        if keys:
+            wrong = OPPOSITE[symbol] if holds else symbol
+            self.broken.append((keys[0], lambda names: binary(wrong, value, other, names)))
 
     def live(self, key: str, value: Any) -> Any:
         """A live value, or a tuple of them, as numbers that remember it."""
@@ -151,9 +153,7 @@ class Recorder(TorchFunctionMode):
 
     # ------------------------------------------------------------------ functions of torch
 
-    def __torch_function__(
-        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if self.paused:
             return func(*args, **kwargs)
@@ -168,9 +168,8 @@ class Recorder(TorchFunctionMode):
             return self._numel(args[0])
         if base == "to":
             return self._to(func, args, kwargs)
-        if base == "__getitem__" and isinstance(args[1], slice) and args[0].dim():
-            if args[1].indices(len(args[0])) == (0, len(args[0]), 1):
-                return args[0]  # a part of a vector that is all of it
+        if base == "__getitem__" and _is_all(*args):
+            return args[0]
         if base == "view" and not args[0].dim():
             return args[0]  # one number, where rules expect a vector
         if base == "tensor" and not found and isinstance(args[0], (list, tuple)):
@@ -198,9 +197,11 @@ class Recorder(TorchFunctionMode):
         lists = [value for value in found if value.kind in ("list", "sizes")]
         over = args[0] if args else None
         if base == "stack" and lists and len(args) == 1 and not kwargs:
-            return self._made("tensor", out, lambda n: self._text(name, base, args, kwargs, n), found)
+            return self._made(
+                "tensor", out, lambda n: self._text(name, base, args, kwargs, n), found
+            )
         if base == "unbind" and len(args) == 1 and not kwargs and found[0].kind == "tensor":
-            write = lambda n: (_method(over, "unbind", n, self), ATOM)  # noqa: E731
+            write = lambda n: (_method(over, "unbind", n, self), ATOM)
             self._made("list", out[0], write, found, unbinds=True)
             value = self.known[id(out[0])][1]
             value.elements = "tuple"
@@ -209,9 +210,9 @@ class Recorder(TorchFunctionMode):
             size, u = args[0][0].value, self.flowing
             assert u is not None
             self.add(lambda n: operand(size, n), found, inner := Value("list"), each=True)
-            write = lambda n: (f"torch.tensor({n(inner)}, device={n(u)}[0].device)", ATOM)  # noqa: E731
+            write = lambda n: (f"torch.tensor({n(inner)}, device={n(u)}[0].device)", ATOM)
             return self._made("tensor", out, write, [inner, u])
-        write = lambda n: self._text(name, base, args, kwargs, n)  # noqa: E731
+        write = lambda n: self._text(name, base, args, kwargs, n)
         if foreach:
             self._made("list", out[0], write, found, foreach=True, clones=base == "_foreach_clone")
             self.known[id(out[0])][1].elements = "tuple"
@@ -230,9 +231,7 @@ class Recorder(TorchFunctionMode):
                 self._made(kind, t, _part(write, part), found, each=bool(lists))
         return out
 
-    def _made(
-        self, kind: Any, out: Tensor, write: Any, found: list[Value], **kinds: Any
-    ) -> Tensor:
+    def _made(self, kind: Any, out: Tensor, write: Any, found: list[Value], **kinds: Any) -> Tensor:
         self.add(write, found, value := Value(kind), **kinds)
         assert value is not None
         return self.learn(out, value)
@@ -246,9 +245,20 @@ class Recorder(TorchFunctionMode):
         if written is None:
             raise SourceError(f"it writes a tensor that is no state, with {base}")
         each = bool(lists) and not base.startswith("_foreach_")
-        write = lambda n: self._text(name, base, args, kwargs, n)  # noqa: E731
-        self.add(write, found, writes=[written], effect=True, each=each, foreach=not each, alone=len(args) == 1 and not each, copies=base == "_foreach_copy_" and len(found) == 2,
-            scales=base == "_foreach_mul_" and isinstance(args[1], Traced) and found[-1].live is not None)
+        write = lambda n: self._text(name, base, args, kwargs, n)
+        self.add(
+            write,
+            found,
+            writes=[written],
+            effect=True,
+            each=each,
+            foreach=not each,
+            alone=len(args) == 1 and not each,
+            copies=base == "_foreach_copy_" and len(found) == 2,
+            scales=base == "_foreach_mul_"
+            and isinstance(args[1], Traced)
+            and found[-1].live is not None,
+        )
 
     def _repeated(self, args: Any) -> Any:
         """Operands of a list operator: one tensor for all becomes a list of it."""
@@ -290,18 +300,20 @@ class Recorder(TorchFunctionMode):
             return out
         if value.kind == "tensor":
             if args[0].dtype in (torch.bool, torch.float32) and out.dtype == torch.float64:
-                return self._made("tensor", out, lambda n: (_method(args[0], "double", n, self), ATOM), [value])
+                return self._made(
+                    "tensor", out, lambda n: (_method(args[0], "double", n, self), ATOM), [value]
+                )
             return args[0]
         made, u = value.made, self.flowing
         assert u is not None
         if made is not None and made.unbinds:
             vector = made.args[0]  # of an unbound vector: that converts it at once
             dtype = self.dtype()
-            write = lambda n: (f"{wrapped(vector, n)}.to({n(dtype)}).unbind()", ATOM)  # noqa: E731
+            write = lambda n: (f"{wrapped(vector, n)}.to({n(dtype)}).unbind()", ATOM)
             self._made("list", out, write, [vector, dtype])
             self.known[id(out)][1].elements = "tuple"
             return out
-        write = lambda n: (f"{wrapped(value, n)}.to({n(u)}.dtype)", ATOM)  # noqa: E731
+        write = lambda n: (f"{wrapped(value, n)}.to({n(u)}.dtype)", ATOM)
         return self._made("list", out, write, [value, u], each=True)
 
     def dtype(self) -> Value:
@@ -330,7 +342,9 @@ class Recorder(TorchFunctionMode):
 
     def _text(self, name: str, base: str, args: Any, kwargs: Any, names: Names) -> tuple[str, int]:
         args = [self._shown(x) for x in args]
-        kwargs = {key: self._shown(x) for key, x in kwargs.items() if key != "dtype" or base == "norm"}
+        kwargs = {
+            key: self._shown(x) for key, x in kwargs.items() if key != "dtype" or base == "norm"
+        }
         kwargs = {key: x for key, x in kwargs.items() if not (key == "alpha" and x == 1)}
         if isinstance(device := kwargs.get("device"), torch.device):
             kwargs["device"] = Raw(f"{names(self.like)}.device" if self.like else repr(str(device)))
@@ -369,7 +383,9 @@ class Recorder(TorchFunctionMode):
     def watch(self, frame: FrameType, event: str, arg: Any) -> None:
         """Give values the names that a rule gives them, when one of its functions returns."""
         module = frame.f_globals.get("__name__", "")
-        if event != "return" or module.startswith(("torchzero_clip.core", "torchzero_clip.source", "torch.")):
+        if event != "return" or module.startswith(
+            ("torchzero_clip.core", "torchzero_clip.source", "torch.")
+        ):
             return
         code = frame.f_code
         given = code.co_varnames[: code.co_argcount]
@@ -390,7 +406,7 @@ class Layers(dict[Context, Value]):
 
     def __missing__(self, context: Context) -> Value:
         made = Value("list", hint="layer")
-        write = lambda names: ("", ATOM)  # noqa: E731
+        write = lambda names: ("", ATOM)
         self.recorder.add(write, [], made, repeats=True, joint=False, takes="layer")
         self[context] = made
         return made
@@ -403,6 +419,12 @@ def _leaves(value: Value) -> Iterator[Value]:
     elif value.made is not None:
         for x in value.made.args:
             yield from _leaves(x)
+
+
+def _is_all(x: Tensor, index: Any) -> bool:
+    """Whether a part of a vector is all of it."""
+    sliced = isinstance(index, slice) and x.dim() > 0
+    return sliced and index.indices(len(x)) == (0, len(x), 1)
 
 
 def _times(value: Value, over: Value) -> Callable[[Names], tuple[str, int]]:
@@ -425,6 +447,7 @@ def _plain(x: Any) -> Any:
 
 
 def wrapped(x: Any, names: Names) -> str:
+    """An operand of what binds more tightly than any operator."""
     text, binds = operand(x, names)
     return text if binds >= ATOM else f"({text})"
 
@@ -439,5 +462,3 @@ def _part(write: Any, part: str) -> Any:
         return f"{text}{part}" if binds >= ATOM else f"({text}){part}", ATOM
 
     return written
-
-

@@ -33,7 +33,13 @@ def rebound(ops: Sequence[Op]) -> list[Op]:
         if last is not None and last.clones and op.alone and op.effect and op.args == [last.out]:
             out[-1] = _instead(last, op)
             continue
-        if last is not None and last.copies and op.foreach and op.effect and op.args == last.args[:1]:
+        if (
+            last is not None
+            and last.copies
+            and op.foreach
+            and op.effect
+            and op.args == last.args[:1]
+        ):
             x, y = last.args
             own = x.root is None and x not in roots and x.made is not None and x.made.foreach
             if own and x.made is not None and not x.made.repeats:
@@ -47,13 +53,16 @@ def stepped(ops: list[Op]) -> list[Op]:
     """A factor just before the end becomes that of the last subtraction."""
     if len(ops) < 2 or not ops[-2].scales or ops[-2].args[0] is not ops[-1].args[1]:
         return ops
-    u, factor = ops[-2].args
+    factor = ops[-2].args[1]
 
     def write(names: Names) -> tuple[str, int]:
         text, binds = ops[-1].write(names)
         return f"{text[:-1]}, alpha={operand(factor, names)[0]})", binds
 
-    return [*ops[:-2], replace(ops[-1], write=write, args=[*ops[-1].args, factor], link=ops[-2].link)]
+    return [
+        *ops[:-2],
+        replace(ops[-1], write=write, args=[*ops[-1].args, factor], link=ops[-2].link),
+    ]
 
 
 def _instead(clone: Op, op: Op) -> Op:
@@ -111,7 +120,9 @@ def phases(ops: Sequence[Op]) -> None:
     for i in reversed(range(len(ops))):  # as late as may be: fewer values go from loop to loop
         op = ops[i]
         if not (op.effect or op.repeats or op.lasting) and after[i]:
-            op.phase = max(op.phase, min(ops[k].phase - (ops[k].joint != op.joint) for k in after[i]))
+            op.phase = max(
+                op.phase, min(ops[k].phase - (ops[k].joint != op.joint) for k in after[i])
+            )
 
 
 def uses(ops: Iterable[Op]) -> dict[Value, list[Op]]:

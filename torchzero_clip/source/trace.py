@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 from unittest.mock import patch
@@ -12,17 +12,17 @@ from unittest.mock import patch
 import torch
 from torch import Tensor
 
-from torchzero_clip.core import Bucket, NormRule, Step, TensorList, Transform, norms, send
+from torchzero_clip.core import Bucket, NormRule, Step, TensorList, norms, send
 from torchzero_clip.core.chain import Chain
 from torchzero_clip.core.link import Link
-from torchzero_clip.core.unit_state import UnitState
 from torchzero_clip.engines import Eager
 from torchzero_clip.modules.clipping import clip_percentile
 from torchzero_clip.modules.flow import Masked, Partition
 from torchzero_clip.source.functions import Functions
+from torchzero_clip.source.numbers import traced
 from torchzero_clip.source.recorder import Recorder
 from torchzero_clip.source.units import SourceUnits
-from torchzero_clip.source.values import ATOM, Context, Names, Op, SourceError, Value, operand
+from torchzero_clip.source.values import ATOM, Context, Op, SourceError, Value, constant, operand
 
 SHAPE = (2, 3)
 ENGINE = Eager(defers=False, keeps=False)
@@ -50,7 +50,7 @@ class Trace:
                 bucket = self._send(link, bucket)
             params, u = self._values(bucket)
             self.recorder.link = ""
-            write = lambda n: (f"torch._foreach_sub_({n(params)}, {n(u)})", ATOM)  # noqa: E731
+            write = lambda n: (f"torch._foreach_sub_({n(params)}, {n(u)})", ATOM)
             self.recorder.add(write, [params, u], writes=[params], effect=True, foreach=True)
         return self.recorder.ops
 
@@ -90,7 +90,7 @@ class Trace:
             made = Value("list", hint="u")
             flags = context.flags
             assert flags is not None
-            write = lambda n: (f"_chosen({n(value)}, {n(flags)})", ATOM)  # noqa: E731
+            write = lambda n: (f"_chosen({n(value)}, {n(flags)})", ATOM)
             recorder.add(write, [value, flags], made, always=True, stays=True)
             made.root = value
             bucket.update = TensorList([recorder.learn(u, made)], owned=outer.update.owned)
@@ -100,7 +100,9 @@ class Trace:
 
     def _input(self, tensor: Tensor, takes: str, **kinds: Any) -> Value:
         made = Value("list", hint=takes)
-        self.recorder.add(lambda n: ("", ATOM), [], made, repeats=True, joint=False, takes=takes, **kinds)
+        self.recorder.add(
+            lambda n: ("", ATOM), [], made, repeats=True, joint=False, takes=takes, **kinds
+        )
         self.recorder.learn(tensor, made)
         return made
 
@@ -118,7 +120,9 @@ class Trace:
             return self._inside(link, link.children, bucket, flags)
         if isinstance(rule, Partition):
             for (label, _), child in zip(rule.transforms.items(), link.children, strict=True):
-                bucket = self._inside(link, [child], bucket, self.functions.label(rule.labels, label))
+                bucket = self._inside(
+                    link, [child], bucket, self.functions.label(rule.labels, label)
+                )
             return bucket
         self.recorder.link = link.path
         self.recorder.joins = getattr(rule, "dim", None) == "global"
@@ -142,8 +146,9 @@ class Trace:
     def _write_back(self, bucket: Bucket) -> None:
         """Gradients that were converted are written where they came from."""
         params, grads = [self.recorder.knows(x.tensors[0]) for x in (bucket.params, bucket.grads)]
-        assert params is not None and grads is not None
-        write = lambda n: (f"torch._foreach_copy_([p.grad for p in {n(params)}], {n(grads)})", ATOM)  # noqa: E501, E731
+        assert params is not None
+        assert grads is not None
+        write = lambda n: (f"torch._foreach_copy_([p.grad for p in {n(params)}], {n(grads)})", ATOM)
         self.recorder.add(write, [params, grads], writes=[params], effect=True, foreach=True)
 
     def _with_units(self, link: Link) -> Link:
@@ -161,8 +166,6 @@ class Trace:
 
             vars(rule)["units"] = of
             vars(rule)["_ratio"] = lambda units, norm, limit: units.divisor(norm, limit)
-        elif not hasattr(rule, "update"):
-            return made
         return made
 
     def _inside(self, link: Link, children: Sequence[Link], bucket: Bucket, text: Any) -> Bucket:
@@ -185,7 +188,7 @@ class Trace:
             inner = self._send(child, inner)
         _, u = self._values(inner)
         recorder.link = link.path
-        write = lambda n: (f"_put({n(u)}, {n(whole)}, {n(flags)})", ATOM)  # noqa: E731
+        write = lambda n: (f"_put({n(u)}, {n(whole)}, {n(flags)})", ATOM)
         slots = Value("list", hint="u", root=whole)
         recorder.add(write, [u, whole, flags], writes=[whole, slots], effect=True, stays=True)
         recorder.context = outer
@@ -219,11 +222,11 @@ class Trace:
         self._begin(key, values.pop(), dtype, like=bool(x.dim()))
 
     def _begin(self, key: str, start: Any, dtype: str, like: bool) -> None:
-        from torchzero_clip.source.values import constant
-
         number = constant(float(start), lambda v: "")
         if like:
-            text = f"torch.full_like(p, {number}{dtype})" if start else f"torch.zeros_like(p{dtype})"
+            text = (
+                f"torch.full_like(p, {number}{dtype})" if start else f"torch.zeros_like(p{dtype})"
+            )
         else:
             text = f"torch.full((), {number}{dtype}, device=p.device)"
             text = text if start else f"torch.zeros((){dtype}, device=p.device)"
@@ -242,8 +245,6 @@ class Trace:
         with recorder.resting():
             flat = start.flatten().tolist() if isinstance(start, Tensor) else [float(start)]
             cell = torch.tensor(flat if isinstance(start, Tensor) else flat[0], dtype=torch.float32)
-        from torchzero_clip.source.values import constant
-
         text = constant(flat if isinstance(start, Tensor) else flat[0], lambda v: "")
         same = len(set(map(str, flat))) == 1
         if len(flat) > 1 and not same and flat == [flat[0] + i for i in range(len(flat))]:
@@ -259,13 +260,15 @@ class Trace:
         held = Value("tensor", hint=f"{name}_cell")
         kinds: dict[str, Any] = {"lasting": True, "stays": True}
         if units.scope == "group":
-            write = lambda n: (f'_of_group(group, "{key}", {text})', ATOM)  # noqa: E731
+            write = lambda n: (f'_of_group(group, "{key}", {text})', ATOM)
             recorder.add(write, [], held, joint=False, **kinds)
         elif units.scope == "global":
-            recorder.add(lambda n: (f'self._shared("{key}", {text})', ATOM), [], held, joint=True, **kinds)
+            recorder.add(
+                lambda n: (f'self._shared("{key}", {text})', ATOM), [], held, joint=True, **kinds
+            )
         else:
             index = units._index()
-            write = lambda n: (f'self._of_layers("{key}", {text}, {n(index)})', ATOM)  # noqa: E731
+            write = lambda n: (f'self._of_layers("{key}", {text}, {n(index)})', ATOM)
             recorder.add(write, [index], held, joint=True, **kinds)
             held.kind, held.hint = "list", f"{name}_cells"
         recorder.learn(cell, held)
@@ -299,8 +302,6 @@ def _leaves(recorder: Recorder) -> Iterator[None]:
             kind = recorder.dtype()
             value = Value("number")
             value.made = Op(lambda n: (f"torch.finfo({n(kind)}).eps", ATOM), [kind], value)
-            from torchzero_clip.source.numbers import traced
-
             self.eps = traced(2.0**-23, value, recorder.notice)
 
     def statistics(tensors: Sequence[Tensor], m: norms.Measure) -> Tensor:
@@ -308,7 +309,7 @@ def _leaves(recorder: Recorder) -> Iterator[None]:
         if value is None or m.kind != "sum":
             raise SourceError(f"it takes statistics of its own, {m.kind}")
         made = Value("tensor", hint="sums")
-        write = lambda n: (f"torch.stack([x.sum(dtype=torch.float64) for x in {n(value)}])", ATOM)  # noqa: E731
+        write = lambda n: (f"torch.stack([x.sum(dtype=torch.float64) for x in {n(value)}])", ATOM)
         recorder.add(write, [value], made)
         return _Sums([recorder.learn(torch.ones(1, dtype=torch.float64), made)])  # type: ignore[return-value]
 
@@ -317,16 +318,26 @@ def _leaves(recorder: Recorder) -> Iterator[None]:
         assert value is not None
         helper = recorder.helpers.percentile()
         whole = recorder.joins
-        text = lambda n: (f"{helper}({n(value)}, {operand(p if q is None else q, n)[0]})", ATOM)  # noqa: E731
+        text = lambda n: (f"{helper}({n(value)}, {operand(p if q is None else q, n)[0]})", ATOM)
         args = [value] + ([] if q is None else [q])
         if not whole:
             recorder.add(text, args, made := Value("list"), each=True)
         else:
             over = Value("list", hint=value.hint)
-            recorder.add(lambda n: (n(value), ATOM), [value], over, joint=True, gathers=True, small=True)
+            recorder.add(
+                lambda n: (n(value), ATOM), [value], over, joint=True, gathers=True, small=True
+            )
             every = Value("tensor", hint="every")
-            recorder.add(lambda n: (f"torch.cat([x.flatten() for x in {n(over)}])", ATOM), [over], every, joint=True)
-            write = lambda n: (f"{helper}({n(every)}, {operand(p if q is None else q, n)[0]})", ATOM)  # noqa: E731
+            recorder.add(
+                lambda n: (f"torch.cat([x.flatten() for x in {n(over)}])", ATOM),
+                [over],
+                every,
+                joint=True,
+            )
+            write = lambda n: (
+                f"{helper}({n(every)}, {operand(p if q is None else q, n)[0]})",
+                ATOM,
+            )
             recorder.add(write, [every, *args[1:]], made := Value("tensor"))
         with recorder.resting():
             return recorder.learn(torch.full((), 0.1), made)
@@ -354,6 +365,3 @@ class _Sums(list[Tensor]):
 
     def to(self, *_: Any) -> _Sums:
         return self
-
-
-assert Callable and UnitState and Transform and Names

@@ -21,6 +21,7 @@ from torchzero_clip.source.recorder import Recorder, wrapped
 from torchzero_clip.source.values import ATOM, Names, Value, operand
 
 WIDE = torch.float64
+Text = Callable[[Names], str]
 
 
 class SourceUnits:
@@ -35,7 +36,12 @@ class SourceUnits:
     """
 
     def __init__(
-        self, recorder: Recorder, rule: NormRule, buckets: Sequence[Bucket], order: Measure, store: Any
+        self,
+        recorder: Recorder,
+        rule: NormRule,
+        buckets: Sequence[Bucket],
+        order: Measure,
+        store: Any,
     ) -> None:
         self.recorder, self.rule, self.buckets, self.order = recorder, rule, list(buckets), order
         scope = rule.scope
@@ -84,7 +90,7 @@ class SourceUnits:
             return self._each(helpers.slices(self.rule, m), hint, u)
         if self.scope == "tensor" and m.kind == "power" and not m.mean:
             value, p = self.value(u), f"{m.p:g}"
-            norms = lambda n: f"torch._foreach_norm({n(value)}, {p}, dtype=torch.float64)"  # noqa: E731
+            norms: Text = lambda n: f"torch._foreach_norm({n(value)}, {p}, dtype=torch.float64)"
             return self._made(hint, [value], lambda n: f"torch.stack({norms(n)})", (1,))
         if m.kind == "power" and not m.mean and self.single:
             return self._joined(u, hint)
@@ -95,33 +101,45 @@ class SourceUnits:
         value, p = self.value(u), f"{self.order.p:g}"
         over = self.every(value) if self.joint else value
         norms = Value("list", elements="tuple")
-        write = lambda n: (f"torch._foreach_norm({n(over)}, {p}, dtype=torch.float64)", ATOM)  # noqa: E731
+        write = lambda n: (f"torch._foreach_norm({n(over)}, {p}, dtype=torch.float64)", ATOM)
         self.recorder.add(write, [over], norms, joint=self.joint)
         whole = "" if p == "2" else p
-        return self._made(hint, [norms], lambda n: f"torch.stack({n(norms)}).norm({whole})", (), joint=self.joint)
+        return self._made(
+            hint, [norms], lambda n: f"torch.stack({n(norms)}).norm({whole})", (), joint=self.joint
+        )
 
     def _measured(self, helper: str, u: TensorList, hint: str) -> Tensor:
         """What a helper for lists gives for each unit."""
         value = self.value(u)
         if self.scope == "tensor":
-            each = lambda n: f"torch.stack([{helper}([x]) for x in {n(value)}])"  # noqa: E731
+            each: Text = lambda n: f"torch.stack([{helper}([x]) for x in {n(value)}])"
             return self._made(hint, [value], each, (1,))
         if self.scope == "layer":
             every, layers = self.every(value), self._layers()
             apart = self.recorder.helpers.layers()
-            stack = lambda n: f"torch.stack([{helper}(some) for some in {apart}({n(every)}, {n(layers)})])"  # noqa: E501, E731
+            stack: Text = lambda n: (
+                f"torch.stack([{helper}(some) for some in {apart}({n(every)}, {n(layers)})])"
+            )
             return self._made(hint, [every, layers], stack, (1,), joint=True)
         over = self.every(value) if self.joint else value
-        text = lambda n: f"{helper}({n(over)})" + ("" if self.single else ".view(1)")  # noqa: E731
+        text: Text = lambda n: f"{helper}({n(over)})" + ("" if self.single else ".view(1)")
         return self._made(hint, [over], text, () if self.single else (1,), joint=self.joint)
 
     def _each(self, helper: str, hint: str, u: TensorList) -> Tensor:
         """What a helper gives for the slices of each tensor."""
         value, shape = self.value(u), [1] * u.tensors[0].dim()
-        return self._made(hint, [value], lambda n: f"{helper}({n(value)})", shape, "list", each=True)
+        return self._made(
+            hint, [value], lambda n: f"{helper}({n(value)})", shape, "list", each=True
+        )
 
     def _made(
-        self, hint: str, args: list[Value], text: Callable[[Names], str], shape: Any, kind: Any = "tensor", **kinds: Any
+        self,
+        hint: str,
+        args: list[Value],
+        text: Callable[[Names], str],
+        shape: Any,
+        kind: Any = "tensor",
+        **kinds: Any,
     ) -> Tensor:
         made = Value(kind, hint=hint)
         self.recorder.add(lambda n: (text(n), ATOM), args, made, **kinds)
@@ -141,7 +159,7 @@ class SourceUnits:
         of_state = value.made is not None and value.made.takes == "state"
         if self.recorder.context.flags is not None or of_state:
             some = Value("list", hint=value.hint, root=value)
-            write = lambda n: (f"list({n(value)})", ATOM)  # noqa: E731
+            write = lambda n: (f"list({n(value)})", ATOM)
             self.recorder.add(write, [value], some, always=True, stays=True)
             return self.recorder.gathered(some)
         return self.recorder.gathered(value)
@@ -165,7 +183,7 @@ class SourceUnits:
             return self._known["index"]
         every = self._layers()
         made = self._known["index"] = Value("tensor", hint="index")
-        write = lambda n: (f"{{k: i for i, k in enumerate(dict.fromkeys({n(every)}))}}", ATOM)  # noqa: E731
+        write = lambda n: (f"{{k: i for i, k in enumerate(dict.fromkeys({n(every)}))}}", ATOM)
         self.recorder.add(write, [every], made, joint=True)
         return made
 
@@ -191,24 +209,33 @@ class SourceUnits:
 
     def _counted(self, value: Value, size: int) -> Tensor:
         like = self.recorder.like
-        device = lambda n: f", device={n(like)}.device" if like is not None else ""  # noqa: E731
+        device: Text = lambda n: f", device={n(like)}.device" if like is not None else ""
         args = [value] + ([like] if like is not None else [])
         if self.scope == "tensor":
-            text = lambda n: f"torch.tensor([x.numel() < {size} for x in {n(value)}]{device(n)})"  # noqa: E731
+            text: Text = lambda n: (
+                f"torch.tensor([x.numel() < {size} for x in {n(value)}]{device(n)})"
+            )
             return self._made("small", args, text, (1,))
         if self.scope == "layer":
             every, layers = self.every(value), self._layers()
             apart = self.recorder.helpers.layers()
             sizes = Value("tensor", hint="sizes")
-            total = lambda n: f"[sum([x.numel() for x in some]) for some in {apart}({n(every)}, {n(layers)})]"  # noqa: E501, E731
+            total: Text = lambda n: (
+                f"[sum([x.numel() for x in some]) for some in {apart}({n(every)}, {n(layers)})]"
+            )
             self.recorder.add(lambda n: (total(n), ATOM), [every, layers], sizes, joint=True)
         else:
             over = self.every(value) if self.joint else value
             sizes = Value("tensor", hint="size")
-            self.recorder.add(lambda n: (f"sum([x.numel() for x in {n(over)}])", ATOM), [over], sizes, joint=self.joint)  # noqa: E501
-        text = lambda n: f"torch.tensor({n(sizes)}{device(n)}) < {size}"  # noqa: E731
+            self.recorder.add(
+                lambda n: (f"sum([x.numel() for x in {n(over)}])", ATOM),
+                [over],
+                sizes,
+                joint=self.joint,
+            )
+        small: Text = lambda n: f"torch.tensor({n(sizes)}{device(n)}) < {size}"
         shape = () if self.single else (1,)
-        return self._made("small", [sizes, *args[1:]], text, shape, joint=self.joint)
+        return self._made("small", [sizes, *args[1:]], small, shape, joint=self.joint)
 
     def ratio(self, norm: Tensor, limit: Tensor | float) -> Tensor:
         ratio = norm / limit
@@ -261,7 +288,9 @@ class SourceUnits:
             return vectors[0]
         if self.scope == "layer":  # which may lie in several groups
             keys = self.buckets[0].bound.walk()
-            self.recorder.uniform |= dict.fromkeys(key for link in keys for key in link.keys.values())
+            self.recorder.uniform |= dict.fromkeys(
+                key for link in keys for key in link.keys.values()
+            )
         return self.recorder.learn(vectors[0].clone(), self.recorder.of_first(value))
 
     # ------------------------------------------------------------------ verbs
@@ -317,7 +346,7 @@ class SourceUnits:
     def _of_layers(self, vector: Tensor) -> Tensor:
         value, layer, index = self.value_of(vector), self._layer(), self._index()
         made = Value("list")
-        write = lambda n: (f"{wrapped(value, n)}[{n(index)}[{n(layer)}]]", ATOM)  # noqa: E731
+        write = lambda n: (f"{wrapped(value, n)}[{n(index)}[{n(layer)}]]", ATOM)
         self.recorder.add(write, [value, layer, index], made, each=True)
         return self.recorder.learn(vector[0].clone(), made)
 
@@ -329,7 +358,7 @@ class SourceUnits:
             else:  # one number for all
                 value, u = self.value_of(each), self.value(bucket.u)
                 made = Value("list")
-                write = lambda n: (f"[{n(value)}] * len({n(u)})", ATOM)  # noqa: E731
+                write = lambda n: (f"[{n(value)}] * len({n(u)})", ATOM)
                 self.recorder.add(write, [value, u], made)
                 each = [self.recorder.learn(each.clone(), made)]
         return TensorList(each)
