@@ -231,11 +231,26 @@ class Lines:
         longest = max(some, key=lambda v: len(operand(v, self._text)[0]))
         text = operand(longest, self._text)[0]
         name = longest.hint or "factor"
+        if len(f"{name} = {text}") > WIDTH - len(INDENT) * self.indent:
+            text = self._leaves_apart(longest)
         self._line(f"{name} = {text}")
         longest.name = name
         found = self._statement(op)
         longest.name = ""
         return found
+
+    def _leaves_apart(self, number: Value) -> str:
+        """An expression of live values, which get names before it."""
+        names: dict[tuple[str, int | None], str] = {}
+
+        def named(value: Value) -> str:
+            assert value.live is not None
+            if value.live not in names:
+                names[value.live] = value.live[0].rpartition("/")[2]
+                self._line(f"{names[value.live]} = {self._live(value)}")
+            return names[value.live]
+
+        return operand(number, named)[0]
 
     def _zipped(self, text: str) -> str:
         """A comprehension whose lists come from a line before it."""

@@ -18,7 +18,7 @@ from torchzero_clip.core.norms import Measure
 from torchzero_clip.core.units import Joined
 from torchzero_clip.source.numbers import plain
 from torchzero_clip.source.recorder import Recorder, wrapped
-from torchzero_clip.source.values import ATOM, Names, Value, operand
+from torchzero_clip.source.values import ATOM, Names, SourceError, Value, operand
 
 WIDE = torch.float64
 Text = Callable[[Names], str]
@@ -160,7 +160,9 @@ class SourceUnits:
         if self.recorder.context.flags is not None or of_state:
             some = Value("list", hint=value.hint, root=value)
             write = lambda n: (f"list({n(value)})", ATOM)
-            self.recorder.add(write, [value], some, always=True, stays=True)
+            made = value.made
+            always = made is None or made.repeats or made.always
+            self.recorder.add(write, [value], some, always=always, stays=True)
             return self.recorder.gathered(some)
         return self.recorder.gathered(value)
 
@@ -168,6 +170,8 @@ class SourceUnits:
 
     def _layer(self) -> Value:
         """The layer of each parameter."""
+        if self.recorder.context.flags is not None:
+            raise SourceError("its layers would be those of some of the parameters")
         return self.recorder.layer_of[self.recorder.context]
 
     def _layers(self) -> Value:
@@ -320,7 +324,8 @@ class SourceUnits:
             if self.scope in ("tensor", "layer"):
                 x = torch.stack([cell]).to(WIDE)
             else:
-                x = cell.to(WIDE) if self.single else cell.to(WIDE).unsqueeze(0)
+                x = cell.to(WIDE).clone()  # which is written while it is read
+                x = x if self.single else x.unsqueeze(0)
             state[name] = self._hinted(x, name)
         return state
 
