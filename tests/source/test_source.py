@@ -399,3 +399,90 @@ def test_the_command_line_says_what_it_takes(capsys: Any) -> None:
             main(arguments)
         assert stop.value.code == 2
         assert words in capsys.readouterr().err
+
+
+# ---------------------------------------------------------------------- what torch asks
+
+
+CHECKED = {
+    "headline": HEADLINE,
+    "momentum": (ClipNormGrowth(), Momentum(), LR(1e-2)),
+    "spikes": (ZClip(warmup_steps=3), Adam(), WeightDecay(0.01), LR(1e-3)),
+}
+each = pytest.mark.parametrize("chain", CHECKED.values(), ids=CHECKED)
+
+
+def trained(chain: Any, steps: int = 4) -> tuple[Any, Any, dict[str, Any]]:
+    """The class of a chain, an optimizer after some steps, and its parameters."""
+    params = parameters()
+    cls = written(Modular(list(params.items()), *chain).to_source())
+    opt = cls(params.values())
+    for step in range(steps):
+        set_grads(params, gradients(seed=step))
+        opt.step()
+    return cls, opt, params
+
+
+@each
+def test_a_closure_is_evaluated_with_gradients_and_its_loss_returned(chain: Any) -> None:
+    _, opt, params = trained(chain)
+
+    def closure() -> Tensor:
+        opt.zero_grad()
+        loss = torch.stack([p.square().sum() for p in params.values()]).sum()
+        loss.backward()
+        return loss
+
+    first = opt.step(closure)
+    assert first.requires_grad
+    for _ in range(20):
+        last = opt.step(closure)
+    assert last < first
+
+
+@each
+def test_copies_and_pickles_go_on_as_the_original(chain: Any) -> None:
+    _, opt, params = trained(chain)
+    twin, others = copy.deepcopy((opt, params))
+    for step in range(4, 8):
+        set_grads(params, gradients(seed=step)), set_grads(others, gradients(seed=step))
+        opt.step(), twin.step()
+    assert equal([p.detach() for p in params.values()], [p.detach() for p in others.values()])
+    assert equal(opt.state_dict(), twin.state_dict())
+
+
+@each
+def test_a_saved_state_dict_loads_with_weights_only_and_leaves_the_loaded_one_alone(
+    chain: Any,
+) -> None:
+    cls, opt, params = trained(chain)
+    given = saved(opt.state_dict())
+    kept = copy.deepcopy(given)
+    others = copy.deepcopy(params)
+    other = cls(others.values())
+    other.load_state_dict(given)
+    assert equal(other.state_dict(), opt.state_dict())
+    for step in range(4, 8):
+        set_grads(params, gradients(seed=step)), set_grads(others, gradients(seed=step))
+        opt.step(), other.step()
+    assert equal([p.detach() for p in params.values()], [p.detach() for p in others.values()])
+    assert equal(given, kept)
+
+
+@each
+def test_schedulers_hooks_later_groups_and_steps_without_gradients(chain: Any) -> None:
+    _, opt, params = trained(chain)
+    calls: list[str] = []
+    opt.register_step_pre_hook(lambda *_: calls.append("before"))
+    opt.register_step_post_hook(lambda *_: calls.append("after"))
+    scheduler = torch.optim.lr_scheduler.ExponentialLR(opt, 0.5)
+    lr, late = opt.param_groups[0]["lr"], torch.nn.Parameter(torch.ones(3))
+    opt.add_param_group({"params": [late], "lr": 0.5})
+    late.grad = torch.ones(3)
+    opt.step(), scheduler.step()
+    assert opt.param_groups[0]["lr"] == lr * 0.5
+    assert (late < 1).all()
+    assert calls == ["before", "after"]
+    before = [p.detach().clone() for p in params.values()]
+    opt.zero_grad(), opt.step()
+    assert equal(before, [p.detach() for p in params.values()])
