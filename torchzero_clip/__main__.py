@@ -19,6 +19,7 @@ import torch
 import torchzero_clip
 from torchzero_clip._replay_command import command
 from torchzero_clip.published import NAMES, links_of
+from torchzero_clip.source import SourceError
 
 WIDTH = 100
 public = partial(getattr, torchzero_clip)
@@ -39,9 +40,19 @@ def main(arguments: Sequence[str] | None = None) -> None:
     )
     parser.add_argument("name", nargs="?", help="show this rule or function, not the list of all")
     parser.add_argument("--version", action="version", version=torchzero_clip.__version__)
-    name = parser.parse_args(arguments).name
+    parser.add_argument("--source", action="store_true", help="print NAME as a file of plain torch")
+    given = parser.parse_args(arguments)
+    name = given.name
     kinds = (type, FunctionType)
     known = {n.lower(): n for n in torchzero_clip.__all__ if isinstance(public(n), kinds)}
+    if given.source and name in NAMES:
+        try:
+            print(source_of(NAMES[name]()), end="")
+        except SourceError as error:
+            parser.error(str(error))
+        return
+    if given.source and (name is None or name in known.values()):
+        parser.error(f"--source takes a name that named(...) knows, such as lamb, got {name!r}")
     if name in NAMES:
         print("\n".join(recipe(name)))
         return
@@ -106,6 +117,11 @@ def recipe(name: str) -> Iterator[str]:
     yield from table([(repr(link), formula) for link, formula in links_of(NAMES[name]())])
     yield from ("", "Reference:", reference)
     yield from ("", f'Modular(model.parameters(), named("{name}")) is the optimizer.')
+
+
+def source_of(chain: torchzero_clip.Chain) -> str:
+    """A chain as a file of plain torch."""
+    return torchzero_clip.Modular([torch.nn.Parameter(torch.zeros(1))], chain).to_source()
 
 
 def signature(name: str, value: Callable[..., object]) -> list[str]:

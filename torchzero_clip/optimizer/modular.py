@@ -28,7 +28,7 @@ from torchzero_clip.optimizer.checkpoint import (
     without_users,
 )
 from torchzero_clip.optimizer.explain import explain
-from torchzero_clip.optimizer.fingerprint import shared_start
+from torchzero_clip.optimizer.fingerprint import fingerprint, shared_start
 from torchzero_clip.optimizer.keys import GroupKeys, refuse_arguments
 from torchzero_clip.optimizer.metrics import metrics_of
 from torchzero_clip.optimizer.replay import Replays
@@ -39,6 +39,7 @@ from torchzero_clip.optimizer.rounding import (
     subtract,
     without,
 )
+from torchzero_clip.source import to_source
 
 AT_ONCE = Eager(defers=False, keeps=False, reads=False)
 """The engine of a step that torch compiles as a whole, and of the gradient helpers."""
@@ -196,6 +197,21 @@ class Modular(Optimizer):
             >>> print(opt.explain())
         """
         return explain(self, Modular)
+
+    def to_source(self, name: str = "MyOptimizer") -> str:
+        """The chain as one file of plain torch, with a class of this name.
+
+        The file imports torch alone. Its groups have the same keys, and its state dict and this
+        optimizer's load into each other. Links that cannot be written so are a SourceError.
+
+        Args:
+            name: What the class is called.
+
+        Example:
+            >>> print(opt.to_source("ClippedAdam"))
+        """
+        mark = fingerprint(self.keys.links)
+        return to_source(self.chain, self.links, self.defaults, mark, name)
 
     @torch.no_grad()
     def init_state(self) -> None:

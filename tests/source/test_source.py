@@ -1,0 +1,488 @@
+"""A chain as a file of plain torch: it does what the plain engine does, step by step."""
+
+from __future__ import annotations
+
+import copy
+import random
+import subprocess
+import sys
+import types
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from tests.helpers import ROOT, SHAPES, equal, gradients, network, parameters, saved, set_grads
+from tests.modules.rows.row import with_lr
+from tests.table import GOOD, Case, other_values
+from torchzero_clip import (
+    EMA,
+    LR,
+    Accumulate,
+    Adam,
+    Chain,
+    ClipNorm,
+    ClipNormGrowth,
+    Group,
+    Guard,
+    Live,
+    Masked,
+    Modular,
+    Momentum,
+    Normalize,
+    Orthogonalize,
+    Partition,
+    QKClip,
+    Scale,
+    State,
+    TensorList,
+    Transform,
+    WeightDecay,
+    ZClip,
+    named,
+    zeros_like_state,
+)
+from torchzero_clip.published import NAMES
+from torchzero_clip.source import SourceError
+
+HEADLINE = ClipNorm(1.0, dim="global"), Adam(), LR(1e-3)
+FOLDERS = ("clipping", "descent", "adaptive")
+OTHERS = ("Chain", "Identity", "Masked", "Partition")
+REFUSED = {  # and what the sentence says of it
+    "QKClip-heads": "asks for the name",
+    "QKClip-low": "asks for the name",
+    "Normalize-muon+": "from the shapes of parameters",
+    "Normalize-stacks": "from the shapes of parameters",
+}
+TAKEN = [
+    case
+    for case in GOOD
+    if case.cls.__module__.split(".")[2] in FOLDERS or case.cls.__name__ in OTHERS
+    if str(case) not in REFUSED
+]
+TOLERANCE = {torch.float32: 1e-6, torch.float64: 1e-12}
+STEPS = 20
+
+
+def sampled(cases: list[Any], every: int) -> list[Any]:
+    """One of so many; the others behind `slow`."""
+    marks = [() if i % every == 0 else (pytest.mark.slow,) for i in range(len(cases))]
+    pairs = zip(cases, marks, strict=True)
+    return [pytest.param(case, marks=mark, id=str(case)) for case, mark in pairs]
+
+
+def written(text: str, name: str = "MyOptimizer") -> Any:
+    """The class that a file defines."""
+    module = sys.modules["written"] = types.ModuleType("written")  # where torch.compile looks
+    exec(compile(text, "written.py", "exec"), vars(module))
+    return vars(module)[name]
+
+
+def groups(params: dict[str, Any], own: dict[str, Any] | None = None) -> list[dict[str, Any]]:
+    """The parameters in two groups, which share a layer; the second has live values of its own."""
+    rows = list(params.items())
+    return [{"params": rows[:4]}, {"params": rows[4:], **(own or {})}]
+
+
+def compare(
+    chain: list[Transform],
+    shapes: dict[str, tuple[int, ...]],
+    dtype: torch.dtype,
+    own: dict[str, Any] | None = None,
+) -> None:
+    """20 steps of the plain engine and of the file; half-way each takes the other's state dict."""
+    ours, theirs = parameters(shapes, dtype=dtype), parameters(shapes, dtype=dtype)
+
+    def library() -> Modular:
+        return Modular(groups(ours, own), *chain, fused=False)
+
+    cls = written(library().to_source())
+    a, b = library(), cls(groups(theirs, own))
+    for step in range(STEPS):
+        if step == STEPS // 2:
+            states = saved(a.state_dict()), saved(b.state_dict())
+            a, b = library(), cls(groups(theirs, own))
+            a.load_state_dict(states[1]), b.load_state_dict(states[0])
+        grads: dict[str, Tensor | None] = {**gradients(shapes, step, dtype, (1, 0.1, 10)[step % 3])}
+        if step in (3, 4):
+            grads[list(grads)[1]] = None
+        set_grads(ours, {name: None if g is None else g.clone() for name, g in grads.items()})
+        set_grads(theirs, {name: None if g is None else g.clone() for name, g in grads.items()})
+        a.step(), b.step()
+        for name, p in ours.items():
+            largest = max(p.abs().max().item(), 1.0)
+            away = (p - theirs[name]).abs().max().item() / largest
+            assert away <= TOLERANCE[dtype], f"step {step}, {name}: {away}"
+
+
+# ---------------------------------------------------------------------- the same steps
+
+
+@pytest.mark.parametrize("case", sampled(TAKEN, 8))
+@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
+def test_twenty_steps_and_state_dicts_both_ways(case: Case, dtype: torch.dtype) -> None:
+    compare(with_lr(case.make(), 0.05), case.shapes, dtype)
+
+
+def is_matrix(name: str, p: Tensor) -> bool:
+    return p.dim() >= 2
+
+
+def label(name: str, p: Tensor) -> str:
+    return "matrix" if is_matrix(name, p) else "other"
+
+
+def random_chain(seed: int) -> list[Transform]:
+    """A few rules of the table, some for a part of the parameters, then descent."""
+    rng = random.Random(seed)
+    plain = [case for case in TAKEN if case.cls.__module__.split(".")[2] != "flow"]
+    clips = [case for case in plain if case.cls.__module__.split(".")[2] != "descent"]
+    links: list[Transform] = [rng.choice(clips).make() for _ in range(rng.randint(0, 2))]
+    links += [rng.choice(plain).make()]
+    learns = [link for link in links if type(link).__module__.split(".")[2] == "adaptive"]
+    links = learns[:1] or links  # norms that another rule made equal deviate by rounding alone
+    kind = rng.randrange(4)
+    if kind == 0:
+        links[0] = Masked(links[0], is_matrix)
+    if kind == 1:
+        links[-1] = Partition({"matrix": links[-1], "other": Scale(0.5)}, label)
+    if kind == 2:
+        links = [Masked(Chain(*links), is_matrix)]
+    links += [rng.choice([Adam, Momentum, EMA])()]
+    links += [WeightDecay(0.1)] * rng.randint(0, 1)
+    inner = [one for link in links for one in link.walk()]
+    if any(isinstance(one, (Masked, Partition)) for one in inner):
+        links = [link for link in links if not _of_layers(link)] or [Masked(Scale(2.0), is_matrix)]
+    has_lr = any("lr" in inner.live for link in links for inner in link.walk())
+    return links if has_lr else [*links, LR(0.02)]
+
+
+def _of_layers(link: Transform) -> bool:
+    return any(getattr(one, "dim", None) == "layer" for one in link.walk())
+
+
+@pytest.mark.parametrize("seed", sampled(list(range(100)), 10))
+@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
+def test_random_chains(seed: int, dtype: torch.dtype) -> None:
+    compare(random_chain(seed), SHAPES, dtype)
+
+
+@pytest.mark.parametrize("name", ["adamw", "lamb", "lars", "adagc", "mars_adamw"])
+def test_groups_have_live_values_of_their_own(name: str) -> None:
+    """As they stand in the group in every step."""
+    chain = named(name)
+    own = {
+        key: value
+        for link in Modular([torch.zeros(1)], chain).links
+        for key, value in other_values(link.transform).items()
+    }
+    compare([chain], SHAPES, torch.float64, own)
+
+
+def test_a_live_value_that_changes_is_read_in_the_next_step() -> None:
+    ours, theirs = parameters(), parameters()
+    a = Modular(list(ours.items()), *HEADLINE)
+    b = written(a.to_source())(list(theirs.items()))
+    for step in range(6):
+        for opt in (a, b):
+            opt.param_groups[0].update(lr=0.1 / (1 + step), max_norm=0.5 + step, betas=(0.8, 0.9))
+        set_grads(ours, gradients(seed=step)), set_grads(theirs, gradients(seed=step))
+        a.step(), b.step()
+    torch.testing.assert_close(ours, theirs, rtol=2e-6, atol=1e-7)
+
+
+def test_half_precision_keeps_its_state_in_float32() -> None:
+    """Also through a checkpoint, which torch would cast to the parameter's dtype."""
+    ours, theirs = parameters(dtype=torch.bfloat16), parameters(dtype=torch.bfloat16)
+    a = Modular(list(ours.items()), *HEADLINE, fused=False)
+    b = written(a.to_source())(list(theirs.items()))
+    for step in range(8):
+        if step == 4:
+            b.load_state_dict(copy.deepcopy(b.state_dict()))
+        set_grads(ours, gradients(seed=step, dtype=torch.bfloat16))
+        set_grads(theirs, gradients(seed=step, dtype=torch.bfloat16))
+        a.step(), b.step()
+    state = b.state[theirs["embed.weight"]]
+    assert {t.dtype for t in state.values()} == {torch.float32}
+    assert equal([p.detach() for p in ours.values()], [p.detach() for p in theirs.values()])
+
+
+class Grokfast(Transform):
+    """m ← β m + (1 - β) u;   u ← u + gain · m"""
+
+    beta: Live[float] = 0.98
+    gain: Live[float] = 2.0
+
+    def init(self, param: Tensor) -> dict[str, Tensor]:
+        return {"slow": zeros_like_state(param)}
+
+    def update(self, u: TensorList, state: State, group: Group) -> TensorList:
+        slow = state["slow"].lerp_(u, 1 - group["beta"])
+        return u.add_(slow, alpha=group["gain"])
+
+
+def test_a_rule_of_ones_own_is_written_from_its_update() -> None:
+    compare([Grokfast(gain=1.5), Adam(), LR(1e-2)], SHAPES, torch.float64)
+    text = Modular([torch.zeros(1)], Grokfast()).to_source()
+    assert "# Grokfast: m ← β m + (1 - β) u; u ← u + gain · m" in text
+    assert 'torch._foreach_lerp_(slow, grads, 1 - group["beta"])' in text
+
+
+@pytest.mark.parametrize("rule", [ClipNorm(0.3, target="grad"), ClipNormGrowth(target="grad")])
+def test_a_link_that_rewrites_the_gradients_does_so_here_too(rule: Transform) -> None:
+    ours, theirs = parameters(), parameters()
+    a = Modular(list(ours.items()), rule, LR(0.1), fused=False)
+    b = written(a.to_source())(list(theirs.items()))
+    for step in range(4):
+        set_grads(ours, gradients(seed=step)), set_grads(theirs, gradients(seed=step))
+        a.step(), b.step()
+        for name, p in ours.items():
+            torch.testing.assert_close(p.grad, theirs[name].grad)
+    torch.testing.assert_close(ours, theirs)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "chain", [HEADLINE, (ZClip(), Adam(), LR(1e-3)), (ClipNormGrowth(), Adam())]
+)
+def test_it_works_under_torch_compile(chain: Any) -> None:
+    ours, theirs = parameters(), parameters()
+    cls = written(Modular(list(ours.items()), *chain).to_source())
+    a, b = cls(list(ours.items())), cls(list(theirs.items()))
+    step = torch.compile(b.step, backend="aot_eager")
+    for i in range(4):
+        set_grads(ours, gradients(seed=i)), set_grads(theirs, gradients(seed=i))
+        a.step(), step()
+    torch.testing.assert_close(ours, theirs, rtol=2e-6, atol=1e-7)
+
+
+# ---------------------------------------------------------------------- the file
+
+
+def test_the_headline_chain_is_eighty_lines_without_an_import_of_ours() -> None:
+    text = Modular([torch.zeros(1)], *HEADLINE).to_source("ClippedAdam")
+    assert len(text.splitlines()) <= 80
+    assert "import torchzero_clip" not in text
+    assert "from torchzero_clip" not in text
+    assert "class ClippedAdam(torch.optim.Optimizer):" in text
+    assert "ClipNorm(max_norm=1.0, dim='global'), Adam(), LR(lr=0.001)" in text
+    assert "MIT License" in text
+    assert "# ClipNorm: u ← u · min(1, max_norm / ‖u‖)" in text
+
+
+def test_the_docs_show_the_headline_file_whole() -> None:
+    text = Modular([torch.zeros(1)], *HEADLINE).to_source("ClippedAdam")
+    assert text in (ROOT / "docs" / "source.md").read_text()
+
+
+def write_all(folder: Path, chains: dict[str, Any]) -> None:
+    for name, chain in chains.items():
+        opt = Modular(list(parameters().items()), *chain)
+        (folder / f"{name}.py").write_text(opt.to_source(), encoding="utf-8")
+
+
+def accepted(folder: Path) -> None:
+    """By ruff, as formatted for lines of 88 and of 100 and by our own rules, and by mypy."""
+    for arguments in (
+        ["ruff", "format", "--isolated", "--check"],
+        ["ruff", "format", "--isolated", "--check", "--line-length=100"],
+        ["ruff", "check", "--config", str(ROOT / "pyproject.toml"), "--ignore", "D"],
+        ["mypy", "--strict", "--config-file=", "--no-error-summary"],
+    ):
+        found = subprocess.run(
+            [sys.executable, "-m", *arguments, str(folder)],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert found.returncode == 0, found.stdout + found.stderr
+
+
+def test_ruff_and_mypy_accept_files(tmp_path: Path) -> None:
+    chains: dict[str, Any] = {"headline": HEADLINE}
+    for name in ("lamb", "adagc", "stable_adamw"):
+        chains[name] = [named(name)]
+    for i in range(0, 100, 20):
+        chains[f"random{i}"] = random_chain(i)
+    write_all(tmp_path, chains)
+    accepted(tmp_path)
+
+
+@pytest.mark.slow
+def test_ruff_and_mypy_accept_all_files(tmp_path: Path) -> None:
+    chains: dict[str, Any] = {}
+    for i, case in enumerate(TAKEN):
+        chains[f"case{i}"] = with_lr(case.make(), 0.05)
+    for i in range(100):
+        chains[f"random{i}"] = random_chain(i)
+    write_all(tmp_path, chains)
+    accepted(tmp_path)
+
+
+# ---------------------------------------------------------------------- sentences
+
+
+REFUSALS = [case for case in GOOD if str(case) in REFUSED]
+
+
+@pytest.mark.parametrize("case", REFUSALS, ids=str)
+def test_what_a_file_has_no_words_for_is_a_sentence(case: Case) -> None:
+    with pytest.raises(SourceError, match=f"cannot be written.*{REFUSED[str(case)]}.*use the lib"):
+        Modular(list(parameters().items()), case.make()).to_source()
+
+
+@pytest.mark.parametrize("rule", [Guard(), Accumulate(2), Orthogonalize()], ids=repr)
+def test_links_that_end_steps_or_ask_for_more_are_refused(rule: Transform) -> None:
+    with pytest.raises(SourceError, match="cannot be written as a file of plain torch"):
+        Modular(list(parameters({"a.weight": (3, 4)}).items()), rule, LR(0.1)).to_source()
+
+
+def test_a_mask_that_captures_more_than_plain_values_is_refused() -> None:
+    model = network()
+    with pytest.raises(SourceError, match="uses 'model', which is no plain value"):
+        Modular(model.parameters(), Masked(Scale(2.0), lambda name, p: p is model)).to_source()
+
+
+def test_the_name_must_be_one_of_a_class() -> None:
+    with pytest.raises(ValueError, match="name must be the name of a class, got 'my class'"):
+        Modular([torch.zeros(1)], LR(0.1)).to_source("my class")
+
+
+def test_a_value_that_the_chain_decides_by_must_stay_of_its_kind() -> None:
+    """A branch that was not taken is not in the file; the file says so."""
+    opt = written(Modular([torch.zeros(1)], Momentum()).to_source())([torch.zeros(1)])
+    opt.param_groups[0]["dampening"] = 0.5
+    with pytest.raises(ValueError, match="write this file anew for another dampening"):
+        opt.step()
+    opt = written(Modular([torch.zeros(1)], ClipNormGrowth()).to_source())([torch.zeros(1)])
+    opt.param_groups[0]["add"] = 0.5
+    with pytest.raises(ValueError, match="write this file anew for another add"):
+        opt.step()
+
+
+def test_complex_parameters_are_refused() -> None:
+    cls = written(Modular([torch.zeros(1)], *HEADLINE).to_source())
+    p = torch.zeros(2, dtype=torch.complex64, requires_grad=True)
+    p.grad = torch.ones_like(p)
+    with pytest.raises(AssertionError, match="complex parameters need the library"):
+        cls([p]).step()
+
+
+def test_per_shape_is_the_only_thing_of_normalize_that_is_refused() -> None:
+    compare([Normalize(dim="global"), LR(0.1)], SHAPES, torch.float64)
+    assert isinstance(QKClip, type)
+
+
+# ---------------------------------------------------------------------- the command line
+
+
+@pytest.mark.parametrize("name", ["lamb", "adamw", "lars", "lion", "adagc"])
+def test_the_command_line_writes_named_chains(name: str, capsys: Any) -> None:
+    from torchzero_clip.__main__ import main
+
+    main(["--source", name])
+    text = capsys.readouterr().out
+    assert text == Modular([torch.zeros(1)], NAMES[name]()).to_source()
+
+
+def test_the_command_line_says_what_it_takes(capsys: Any) -> None:
+    from torchzero_clip.__main__ import main
+
+    for arguments, words in (
+        (["--source"], "--source takes a name that named(...) knows"),
+        (["--source", "ClipNorm"], "--source takes a name that named(...) knows"),
+        (["--source", "muon"], "cannot be written as a file of plain torch"),
+    ):
+        with pytest.raises(SystemExit) as stop:
+            main(arguments)
+        assert stop.value.code == 2
+        assert words in capsys.readouterr().err
+
+
+# ---------------------------------------------------------------------- what torch asks
+
+
+CHECKED = {
+    "headline": HEADLINE,
+    "momentum": (ClipNormGrowth(), Momentum(), LR(1e-2)),
+    "spikes": (ZClip(warmup_steps=3), Adam(), WeightDecay(0.01), LR(1e-3)),
+}
+each = pytest.mark.parametrize("chain", CHECKED.values(), ids=CHECKED)
+
+
+def trained(chain: Any, steps: int = 4) -> tuple[Any, Any, dict[str, Any]]:
+    """The class of a chain, an optimizer after some steps, and its parameters."""
+    params = parameters()
+    cls = written(Modular(list(params.items()), *chain).to_source())
+    opt = cls(params.values())
+    for step in range(steps):
+        set_grads(params, gradients(seed=step))
+        opt.step()
+    return cls, opt, params
+
+
+@each
+def test_a_closure_is_evaluated_with_gradients_and_its_loss_returned(chain: Any) -> None:
+    _, opt, params = trained(chain)
+
+    def closure() -> Tensor:
+        opt.zero_grad()
+        loss = torch.stack([p.square().sum() for p in params.values()]).sum()
+        loss.backward()
+        return loss
+
+    first = opt.step(closure)
+    assert first.requires_grad
+    for _ in range(20):
+        last = opt.step(closure)
+    assert last < first
+
+
+@each
+def test_copies_and_pickles_go_on_as_the_original(chain: Any) -> None:
+    _, opt, params = trained(chain)
+    twin, others = copy.deepcopy((opt, params))
+    for step in range(4, 8):
+        set_grads(params, gradients(seed=step)), set_grads(others, gradients(seed=step))
+        opt.step(), twin.step()
+    assert equal([p.detach() for p in params.values()], [p.detach() for p in others.values()])
+    assert equal(opt.state_dict(), twin.state_dict())
+
+
+@each
+def test_a_saved_state_dict_loads_with_weights_only_and_leaves_the_loaded_one_alone(
+    chain: Any,
+) -> None:
+    cls, opt, params = trained(chain)
+    given = saved(opt.state_dict())
+    kept = copy.deepcopy(given)
+    others = copy.deepcopy(params)
+    other = cls(others.values())
+    other.load_state_dict(given)
+    assert equal(other.state_dict(), opt.state_dict())
+    for step in range(4, 8):
+        set_grads(params, gradients(seed=step)), set_grads(others, gradients(seed=step))
+        opt.step(), other.step()
+    assert equal([p.detach() for p in params.values()], [p.detach() for p in others.values()])
+    assert equal(given, kept)
+
+
+@each
+def test_schedulers_hooks_later_groups_and_steps_without_gradients(chain: Any) -> None:
+    _, opt, params = trained(chain)
+    calls: list[str] = []
+    opt.register_step_pre_hook(lambda *_: calls.append("before"))
+    opt.register_step_post_hook(lambda *_: calls.append("after"))
+    scheduler = torch.optim.lr_scheduler.ExponentialLR(opt, 0.5)
+    lr, late = opt.param_groups[0]["lr"], torch.nn.Parameter(torch.ones(3))
+    opt.add_param_group({"params": [late], "lr": 0.5})
+    late.grad = torch.ones(3)
+    opt.step(), scheduler.step()
+    assert opt.param_groups[0]["lr"] == lr * 0.5
+    assert (late < 1).all()
+    assert calls == ["before", "after"]
+    before = [p.detach().clone() for p in params.values()]
+    opt.zero_grad(), opt.step()
+    assert equal(before, [p.detach() for p in params.values()])

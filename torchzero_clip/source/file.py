@@ -1,0 +1,293 @@
+"""File: the text of an optimizer of plain torch, from the trace of a chain."""
+
+from __future__ import annotations
+
+import inspect
+import keyword
+import textwrap
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from torch import Tensor
+
+from torchzero_clip.core import Chain
+from torchzero_clip.core.link import Link
+from torchzero_clip.source.lines import Lines
+from torchzero_clip.source.trace import Trace
+from torchzero_clip.source.values import Context, Value, constant
+
+WIDTH = 88
+
+
+def to_source(
+    chain: Chain, links: Sequence[Link], live: Mapping[str, Any], mark: Sequence[int], name: str
+) -> str:
+    """A chain as a file.
+
+    Args:
+        chain: What the file says of where it came from.
+        links: The links that the chain is bound to.
+        live: The live values, by their keys in groups.
+        mark: What tells the chain from others in a checkpoint.
+        name: What the class is called.
+    """
+    if not (isinstance(name, str) and name.isidentifier() and not keyword.iskeyword(name)):
+        raise ValueError(f"to_source: name must be the name of a class, got {name!r}")
+    return File(chain, links, live, mark, name).text()
+
+
+class File:
+    """The file of one chain; the arguments are those of `to_source`."""
+
+    def __init__(
+        self, chain: Chain, links: Sequence[Link], live: Mapping[str, Any], mark: Any, name: str
+    ) -> None:
+        self.chain, self.mark, self.name = chain, list(mark), name
+        self.defaults = {key: _plain(value) for key, value in live.items()}
+        self.trace = Trace(links, {})
+        number = self.trace.recorder.live
+        self.trace.settings = {key: number(key, value) for key, value in self.defaults.items()}
+        ops = self.trace.run()
+        about = {link.path: self._about(link) for top in links for link in top.walk()}
+        self.lines = Lines(ops, about, self.trace.state, self._tuples())
+        self.body = self.lines.write()
+        self.helpers = self.trace.recorder.helpers.texts
+        self.checks = list(self._checks())
+
+    def _tuples(self) -> dict[str, list[str]]:
+        """The names of tuples of live values, where the rules give them some."""
+        found = {}
+        for key, value in self.trace.settings.items():
+            if isinstance(value, tuple):
+                names = [getattr(x, "value", Value("number")).hint or "_" for x in value]
+                if any(name != "_" for name in names):
+                    found[key] = names
+        return found
+
+    def _about(self, link: Link) -> list[str]:
+        """The comment above the lines of a link: its name and formula."""
+        formula = (inspect.getdoc(type(link.transform)) or "").partition("\n\n")[0]
+        text = f"{link.path}: {' '.join(formula.split())}"
+        return textwrap.wrap(text, 100 - 14, break_long_words=False)
+
+    # ------------------------------------------------------------------ text
+
+    def text(self) -> str:
+        """The whole file."""
+        body = [*self._class()]
+        code = "\n".join(body) + "\n".join(self.helpers.values())
+        functions = self.trace.functions
+        modules = sorted({"torch"} | functions.imports | ({"math"} if "math." in code else set()))
+        plain = [f"import {m}" for m in modules if m != "torch"]
+        top = [
+            *self._head(),
+            *plain,
+            "from collections.abc import Callable, Iterable",
+            "from typing import Any",
+            "",
+        ]
+        top += ["import torch", "from torch import Tensor"]
+        first, *helpers = [text for text in self._helpers() if text]
+        blocks = [first, *["\n".join(lines) for lines in functions.texts.values()], *helpers]
+        blocks = [text for text in blocks if text]
+        blocks += ["\n".join(body)]
+        return "\n\n\n".join(["\n".join(top), *blocks]) + "\n"
+
+    def _head(self) -> Iterator[str]:
+        chain = _chain([repr(link) for link in _flat(self.chain)])
+        yield f'"""{chain[0]}' + (" as plain torch." if len(chain) == 1 else "")
+        yield from chain[1:]
+        yield ""
+        yield 'Written by torchzero_clip, MIT License; sharded parameters need the library."""'
+        yield ""
+
+    def _helpers(self) -> Iterator[str]:
+        yield TENSORS
+        used = "\n".join(self.body)
+        if "_layers(group)" in used:
+            yield LAYERS
+        if "_named(group)" in used:
+            yield NAMED
+        for name, text in (("_chosen", CHOSEN), ("_put", PUT), ("_of_group", OF_GROUP)):
+            if f"{name}(" in used:
+                yield text
+        yield from self.helpers.values()
+
+    def _class(self) -> Iterator[str]:
+        yield f"class {self.name}(torch.optim.Optimizer):"
+        yield from self._init()
+        yield ""
+        yield from self._step()
+        for number, (context, made) in enumerate(self.trace.state.items(), 1):
+            yield ""
+            yield from self._state(number, context, made)
+        used = "\n".join(self.body)
+        for name, text in (("_shared", SHARED), ("_of_layers", OF_LAYERS)):
+            if f"self.{name}(" in used:
+                yield ""
+                yield from text.split("\n")
+        if self.trace.state:
+            yield ""
+            yield from LOAD.split("\n")
+
+    def _init(self) -> Iterator[str]:
+        yield "    def __init__("
+        yield "        self,"
+        yield "        params: Iterable[Any],"
+        arguments = {
+            key: key.replace("/", "_") for key, x in self.defaults.items() if x is not None
+        }
+        for key, argument in arguments.items():
+            value = self.defaults[key]
+            yield f"        {argument}: {_type(value)} = {constant(value, str)},"
+        yield "    ) -> None:"
+        pairs = [f'"{key}": {arguments.get(key, "None")}' for key in self.defaults]
+        one = f"        live = {{{', '.join(pairs)}}}"
+        if len(one) <= WIDTH:
+            yield one
+        else:
+            yield "        live = {"
+            yield from (f"            {pair}," for pair in pairs)
+            yield "        }"
+        yield f'        chain = {{"fingerprint": torch.tensor({self.mark})}}'
+        yield '        super().__init__(params, {**live, "chain": chain})'
+
+    def _step(self) -> Iterator[str]:
+        yield "    @torch.no_grad()"
+        yield "    def step(self, closure: Callable[[], Any] | None = None) -> Any:"
+        yield "        loss = None if closure is None else torch.enable_grad()(closure)()"
+        yield from self.checks
+        if self.lines.joint:
+            yield "        if not (groups := [g for g in self.param_groups if _tensors(g)[0]]):"
+            yield "            return loss"
+            if 'first["' in "\n".join(self.body):
+                yield "        first = groups[0]"
+        yield from self.body
+        yield "        return loss"
+
+    def _checks(self) -> Iterator[str]:
+        """What live values must be, since the chain decides by them."""
+        found: list[tuple[str, str]] = []
+        for key, value in self.defaults.items():
+            if value is None:
+                found.append((f'group["{key}"] is not None', key))
+        for key, write in self.trace.recorder.broken:
+            found.append((write(self.lines.live_text)[0], key))
+        if not found:
+            return
+        yield "        for group in self.param_groups:"
+        for condition, key in dict.fromkeys(found):
+            yield f"            if {condition}:"
+            name = key.rpartition("/")[2]
+            yield f'                raise ValueError("write this file anew for another {name}")'
+
+    def _state(self, number: int, context: Context, made: dict[str, str]) -> Iterator[str]:
+        name = "_state" if number == 1 else f"_state_{number}"
+        yield f"    def {name}(self, p: Tensor) -> dict[str, Tensor]:"
+        yield "        state: dict[str, Tensor] = self.state[p]"
+        first = next(iter(made))
+        yield f'        if "{first}" not in state:'
+        if any("=dtype" in text for text in made.values()):
+            yield "            dtype = torch.promote_types(p.dtype, torch.float32)"
+        for key, text in made.items():
+            line = f'            state["{key}"] = {text}'
+            if len(line) > WIDTH:
+                yield f'            key = "{key}"'
+                line = f"            state[key] = {text}"
+            yield line
+        yield "        return state"
+
+
+CHOSEN = '''def _chosen(row: list[Any] | tuple[Any, ...], flags: list[bool]) -> list[Any]:
+    """The entries that have a flag."""
+    return [x for x, flag in zip(row, flags, strict=True) if flag]'''
+PUT = '''def _put(some: list[Any] | tuple[Any, ...], row: list[Any], flags: list[bool]) -> None:
+    """Put entries where the flags are."""
+    rest = iter(some)
+    row[:] = [next(rest) if flag else x for x, flag in zip(row, flags, strict=True)]'''
+OF_GROUP = '''def _of_group(group: dict[str, Any], key: str, start: Any) -> Tensor:
+    """A number that a group holds."""
+    if key not in group["chain"]:
+        device = group["params"][0].device
+        made = torch.tensor(start, dtype=torch.float64, device=device)
+        group["chain"] = {**group["chain"], key: made}
+    held: Tensor = group["chain"][key]
+    return held'''
+LAYERS = '''def _layers(group: dict[str, Any]) -> list[str]:
+    """The layer of each parameter that has a gradient."""
+    rows = zip(group["param_names"], group["params"], strict=True)
+    return [name.rpartition(".")[0] for name, p in rows if p.grad is not None]'''
+NAMED = '''def _named(group: dict[str, Any]) -> list[tuple[str, Tensor]]:
+    """The parameters that have a gradient, with their names."""
+    names = group.get("param_names") or [""] * len(group["params"])
+    rows = zip(names, group["params"], strict=True)
+    return [(name, p) for name, p in rows if p.grad is not None]'''
+SHARED = '''    def _shared(self, key: str, start: Any) -> Tensor:
+        """A number that all groups hold."""
+        device = self.param_groups[0]["params"][0].device
+        made = torch.tensor(start, dtype=torch.float64, device=device)
+        held: Tensor = self.param_groups[0]["chain"].get(key, made)
+        for group in self.param_groups:
+            group["chain"] = {**group["chain"], key: held}
+        return held'''
+OF_LAYERS = '''    def _of_layers(self, key: str, start: Any, layers: Any) -> list[Tensor]:
+        """A number of each layer, which its parameters hold."""
+        held: dict[str, Tensor] = {}
+        rows = [
+            (name.rpartition(".")[0], p)
+            for group in self.param_groups
+            for name, p in zip(group["param_names"], group["params"], strict=True)
+        ]
+        for layer, p in rows:
+            if key in self.state.get(p, {}):
+                held.setdefault(layer, self.state[p][key])
+        for layer, p in rows:
+            if layer in layers and (p.grad is not None or key in self.state.get(p, {})):
+                made = torch.tensor(start, dtype=torch.float64, device=p.device)
+                self.state[p][key] = held.setdefault(layer, made)
+        return [held[layer] for layer in layers]'''
+LOAD = """    def load_state_dict(self, given: dict[str, Any]) -> None:
+        super().load_state_dict(given)  # which casts state to the dtype of p
+        for i, p in enumerate([p for g in self.param_groups for p in g["params"]]):
+            for key, x in given["state"].get(i, {}).items():
+                self.state[p][key] = x.to(p.device, copy=True)"""
+TENSORS = '''def _tensors(group: dict[str, Any]) -> tuple[list[Any], list[Tensor]]:
+    """The parameters that have a gradient, and these, in float32 at least."""
+    ps = [p for p in group["params"] if p.grad is not None]
+    assert not any(p.is_complex() for p in ps), "complex parameters need the library"
+    return ps, [p.grad.to(torch.promote_types(p.dtype, torch.float32)) for p in ps]'''
+
+
+def _flat(chain: Chain) -> Iterator[Any]:
+    """The links of a chain; unnamed chains in it dissolve."""
+    for link in chain:
+        if isinstance(link, Chain) and link.name is None:
+            yield from _flat(link)
+        else:
+            yield link
+
+
+def _chain(links: list[str]) -> list[str]:
+    """The links of a chain, as one would write them."""
+    whole = f"Chain({', '.join(links)})"
+    if len(whole) <= WIDTH - 4:
+        return [whole]
+    return ["Chain(", *[f"    {link}," for link in links], ")"]
+
+
+def _short(text: str) -> str:
+    return text if len(text) < 70 else f"{text[:66]} ..."
+
+
+def _type(value: Any) -> str:
+    if isinstance(value, tuple):
+        return f"tuple[{', '.join([_type(x) for x in value])}]"
+    return "int" if type(value) is int else "float"
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Tensor):
+        return value.item()
+    if isinstance(value, (tuple, list)):
+        return tuple(_plain(x) for x in value)
+    return value

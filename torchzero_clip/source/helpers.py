@@ -1,0 +1,178 @@
+"""Helpers: the few plain functions that stand above the class in a file."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from torchzero_clip.core import NormRule
+from torchzero_clip.core.norms import Measure, measure
+from torchzero_clip.source.values import SourceError
+
+NAMES = {"l2": "_norm", "rms": "_rms", "mad": "_mad", "linf": "_largest", "l0": "_count"}
+NAMES |= {"std": "_std", "var": "_var", "sum": "_sum"}
+
+
+class Helpers:
+    """The helpers that a file needs, each written once."""
+
+    def __init__(self) -> None:
+        self.texts: dict[str, str] = {}  # by name
+
+    def need(self, base: str, text: str) -> str:
+        """The name of a helper; `NAME` in the text is where it goes."""
+        name, count = base, 1
+        while self.texts.get(name, text.replace("NAME", name)) != text.replace("NAME", name):
+            count += 1
+            name = f"{base}_{count}"
+        self.texts[name] = text.replace("NAME", name)
+        return name
+
+    def norm(self, m: Measure) -> str:
+        """The norm of several tensors as one."""
+        base, p = name_of(m), f"{m.p:g}"
+        if m.kind == "power":
+            lines = [f"norms = torch._foreach_norm(tensors, {p}, dtype=torch.float64)"]
+            whole = f"torch.linalg.vector_norm(torch.stack(norms), {p})"
+            if m.mean:
+                lines += ["count = max(sum([x.numel() for x in tensors]), 1)"]
+                whole += " / count" if m.p == 1 else f" / count**{1 / m.p:g}"
+            lines += [f"norm: Tensor = {whole}", "return norm"]
+        elif m.kind == "max":
+            lines = ["return torch.stack(torch._foreach_norm(tensors, torch.inf)).max().double()"]
+        elif m.kind == "count":
+            lines = ["return torch.stack([x.count_nonzero() for x in tensors]).sum().double()"]
+        else:
+            lines = ["flat = torch.cat([x.double().flatten() for x in tensors])"]
+            if m.kind == "sum":
+                lines += ["return flat.sum().abs()"]
+            else:
+                lines += ["if len(flat) < 2:", "    return flat.new_zeros(())"]
+                lines += [f"return flat.{'std' if m.root else 'var'}()"]
+        return self._of_lists(base, f"The {_words(m)} of tensors as one, summed in float64.", lines)
+
+    def mean(self) -> str:
+        """The mean of several tensors as one."""
+        lines = ["return torch.cat([x.flatten() for x in tensors]).mean(dtype=torch.float64)"]
+        return self._of_lists("_mean", "The mean of tensors as one, summed in float64.", lines)
+
+    def _of_lists(self, base: str, about: str, lines: list[str]) -> str:
+        head = ["def NAME(tensors: list[Tensor] | tuple[Tensor, ...]) -> Tensor:"]
+        return self.need(base, _function(head, about, lines))
+
+    def slices(self, rule: NormRule, m: Measure | None) -> str:
+        """The norm, or the mean, of each slice of a tensor."""
+        lines = [*_dims(rule), "if not dims:"]
+        lines += ["    return x.new_zeros([1] * n, dtype=torch.float64)"]
+        keep = "dims, keepdim=True"
+        if m is None:
+            lines += [f"return x.mean({keep}, dtype=torch.float64)"]
+        elif m.kind == "power":
+            p = f"{m.p:g}"
+            norm = f"torch.linalg.vector_norm(x, {p}, dims, True, dtype=torch.float64)"
+            if m.mean:
+                lines += [f"norm: Tensor = {norm}"]
+                power = "" if m.p == 1 else f" ** {1 / m.p:g}"
+                size = "x.numel() / norm.numel()"
+                lines += [f"size: float = ({size}){power}" if power else f"size = {size}"]
+                lines += ["return norm / size"]
+            else:
+                lines += [f"norm: Tensor = {norm}", "return norm"]
+        elif m.kind == "max":
+            lines += [f"return x.abs().amax({keep}).double()"]
+        elif m.kind == "count":
+            lines += [f"return (x != 0).sum({keep}).double()"]
+        elif m.kind == "sum":
+            lines += [f"return x.sum({keep}, dtype=torch.float64).abs()"]
+        else:
+            lines += [f"if x.numel() < 2 * x.sum({keep}).numel():"]
+            lines += [f"    return x.sum({keep}, dtype=torch.float64) * 0"]
+            lines += [f"return x.double().{'std' if m.root else 'var'}({keep})"]
+        about = f"The {'mean' if m is None else _words(m)} of each slice, in float64."
+        base = "_mean_each" if m is None else f"{name_of(m)}_each"
+        return self.need(base, _function(["def NAME(x: Tensor) -> Tensor:"], about, lines))
+
+    def small(self, rule: NormRule, size: int) -> str:
+        """Whether the slices of a tensor have fewer entries."""
+        lines = [*_dims(rule), "entries = math.prod([x.shape[d] for d in dims]) if dims else 0"]
+        lines += [f"return torch.tensor(entries < {size}, device=x.device)"]
+        about = f"Whether a slice has fewer than {size} entries."
+        return self.need("_small", _function(["def NAME(x: Tensor) -> Tensor:"], about, lines))
+
+    def layers(self) -> str:
+        """Tensors by layer."""
+        head = ["def NAME(tensors: list[Tensor], layers: list[str]) -> list[list[Tensor]]:"]
+        lines = ["found: dict[str, list[Tensor]] = {}"]
+        lines += ["for x, layer in zip(tensors, layers, strict=True):"]
+        lines += ["    found.setdefault(layer, []).append(x)", "return list(found.values())"]
+        return self.need("_by_layer", _function(head, "The tensors of each layer.", lines))
+
+    def percentile(self) -> str:
+        """A percentile of magnitudes."""
+        lines = ["sizes = x.abs().flatten()"]
+        lines += ["if not len(sizes):", "    return sizes.new_zeros(())"]
+        lines += ["return sizes.kthvalue(int(p * (len(sizes) - 1) / 100) + 1).values"]
+        about = "The p-th percentile of the magnitudes, the nearest below."
+        return self.need(
+            "_percentile", _function(["def NAME(x: Tensor, p: float) -> Tensor:"], about, lines)
+        )
+
+
+def name_of(m: Measure) -> str:
+    """The name of the helper for a norm."""
+    known = {measure(name): helper for name, helper in NAMES.items()}
+    return known.get(m, f"_norm_{m.p:g}".replace(".", "_"))
+
+
+def _function(head: list[str], about: str, lines: list[str]) -> str:
+    return "\n".join([*head, f'    """{about}"""', *[f"    {line}" for line in lines]])
+
+
+def _words(m: Measure) -> str:
+    known = {"max": "largest magnitude", "count": "number of entries other than 0", "sum": "sum"}
+    if m.kind == "spread":
+        return "standard deviation" if m.root else "variance"
+    if m.kind != "power":
+        return known[m.kind]
+    if m.mean:
+        return {2.0: "root mean square", 1.0: "mean magnitude"}.get(
+            m.p, f"power mean of order {m.p:g}"
+        )
+    return "norm" if m.p == 2 else f"norm of order {m.p:g}"
+
+
+def _dims(rule: NormRule) -> list[str]:
+    return ["n = x.dim()", f"dims = {dims_of(rule)}"]
+
+
+def dims_of(rule: NormRule) -> str:
+    """The dims that the slices of a tensor `x` of n dims run along, as an expression."""
+    dim = rule.dim
+    asked = (
+        [dim]
+        if isinstance(dim, int)
+        else [d for d in dim if isinstance(d, int)]
+        if isinstance(dim, (tuple, list))
+        else []
+    )
+    asked_text = (
+        f"({', '.join(map(str, asked))},)" if len(asked) == 1 else f"({', '.join(map(str, asked))})"
+    )
+    candidates = [
+        f"tuple(sorted({{d % n for d in {asked_text} if -n <= d < n}}))",
+        f"tuple(d for d in range(n) if d not in {asked_text})",
+        f"tuple(d for d in range(n) if d not in {asked_text} and d - n not in {asked_text})",
+        "tuple(range(1, n)) or (0,)",
+        "tuple(range(max(n, 1)))",
+        "tuple(range(1, n))",
+        "tuple(range(n)) if n > 1 else ()",
+    ]
+    for text in candidates:
+        if all(_tried(text, n) == rule.dims(torch.empty([2] * n)) for n in range(7)):
+            return text
+    raise SourceError(f"a file has no words for the slices of {rule!r}")
+
+
+def _tried(text: str, n: int) -> Any:
+    return eval(text, {"n": n})
