@@ -13,7 +13,13 @@ from torchzero_clip.core import Chain, Transform, bind
 from torchzero_clip.optimizer import Modular
 from torchzero_clip.optimizer.keys import GroupKeys
 
-OPTIONS = {"fused": True, "compile": False, "rounding": "nearest", "process_group": None}
+OPTIONS = {
+    "fused": True,
+    "compile": False,
+    "rounding": "nearest",
+    "state_dtype": "float32",
+    "process_group": None,
+}
 
 
 def optimizer_class(
@@ -59,8 +65,8 @@ class ChainOptimizer(Modular):
         self._values = values if lr is None else {"lr": lr, **values}
         super().__init__(params, self.own_chain, **{**self.own_options, **options})
 
-    def _build(self, chain: Chain, fused: bool, compile: bool, rounding: str) -> None:
-        super()._build(chain, fused, compile, rounding)
+    def _build(self, chain: Chain, *options: Any) -> None:
+        super()._build(chain, *options)
         values = vars(self).pop("_values", {})  # a copy has them in its defaults
         self.keys.tidy(values)
         for key in [key for key in values if key not in self.keys.defaults]:

@@ -16,6 +16,7 @@ from torchzero_clip.core.engine import Engine, Session
 from torchzero_clip.core.link import Link
 from torchzero_clip.core.norms.shards import aligned_grads
 from torchzero_clip.core.part import Roster, label
+from torchzero_clip.core.stochastic import prepare_draws
 from torchzero_clip.core.units import UnitRecord
 from torchzero_clip.engines import Compiled, Eager
 from torchzero_clip.modules.clipping import Normalize
@@ -48,7 +49,7 @@ def release(
         limit: "last step" lets rules about norms look further, as `ClipNorm(1.0, dim="global")`:
             they scale by the factor that the norm of the step before asks for, in the first step
             by 1.
-        **options: As for `Modular`: fused, compile, rounding, process_group.
+        **options: As for `Modular`: fused, compile, rounding, state_dtype, process_group.
 
     Returns:
         A `Modular` with two more members: `last_backward`, False while the gradients of several
@@ -89,8 +90,10 @@ class Released(Modular):
         self._running: Running | None = None
         super().__init__(params, *transforms, **options)
 
-    def _build(self, chain: Chain, fused: bool, compile: bool, rounding: str) -> None:
-        super()._build(chain, fused, compile, rounding)
+    def _build(
+        self, chain: Chain, fused: bool, compile: bool, rounding: str, state_dtype: str
+    ) -> None:
+        super()._build(chain, fused, compile, rounding, state_dtype)
         self.engine = OneAtATime(Compiled()) if compile else Eager(defers=fused, keeps=False)
         self._late = [LastStep(link) for link in _too_far(self.links, self._limit)]
 
@@ -137,18 +140,22 @@ class Released(Modular):
         roster, record = self._rosters.setdefault(p, Roster()), dict[str, Any]()
         part = roster.part(index, group, place, grad)
         step = Step(running.groups, self.state, record, self.engine, None, roster)
+        step.drawn = running.drawn
         buckets = [Bucket(step, part, [grad])]
         for link in self.links:
             buckets = send(link, buckets)
         subtract(buckets, self.rounding)
         step.close()
         p.grad = None
+        running.drawn = step.drawn
         running.leave(index, place, p, record)
 
     def _start(self) -> Running:
         """The step on its way, begun if none is."""
         if self._running is None:
             self._begin()  # checks keys and live values
+            if any([link.narrow for link in self.keys.links]):
+                prepare_draws(self.param_groups)
             self._running = Running(self.param_groups)
         return self._running
 
@@ -246,6 +253,7 @@ class Running:
         pairs = zip(groups, self.left, strict=True)
         self.groups = [{**g, "params": left, "chain": Held(g["chain"])} for g, left in pairs]
         self.records: dict[tuple[int, int], dict[str, Any]] = {}
+        self.drawn = False  # whether the step is counted among those that round state
 
     def leave(self, index: int, place: int, p: Tensor, record: dict[str, Any]) -> None:
         """Note that a parameter has moved."""

@@ -10,6 +10,7 @@ gradients on plain parameters and on the wrapped ones, and whatever they leave m
 from __future__ import annotations
 
 import functools
+import itertools
 import os
 import sys
 import tempfile
@@ -45,6 +46,7 @@ from torchzero_clip import (
     Momentum,
     SkipLarge,
     SkipSpike,
+    TensorwiseTransform,
     Transform,
     WeightDecay,
     ZClip,
@@ -250,6 +252,45 @@ def compare(setting: str) -> list[str]:
     return wrong
 
 
+class Slow(TensorwiseTransform):
+    """m ← 0.9 m + 0.1 u;   u ← m, of whole tensors"""
+
+    def init(self, param: Tensor) -> dict[str, Tensor]:
+        return {"m": torch.zeros_like(param)}
+
+    def update_tensor(self, u: Tensor, state: dict[str, Tensor], group: Any) -> Tensor:
+        return state["m"].lerp_(u, 0.1).clone()
+
+
+def narrow(setting: str) -> list[str]:
+    """State in bfloat16 is rounded alike, to the bit, however the parameters are sharded."""
+    wrong: list[str] = []
+    chains: dict[str, Callable[[], list[Transform]]] = {
+        "adam": lambda: [Adam(), LR(1e-2)],
+        "average": lambda: [ClipNormByEMA(0.9, max_ema_growth=None), LR(0.1)],
+        "tensorwise": lambda: [Slow(), LR(0.1)],
+    }
+    for (name, make), compile in itertools.product(chains.items(), (False, True)):
+        plain, wrapped = SETTINGS[setting]()
+        sides = [named(plain), named(wrapped)]
+        opts = [Modular(s, *make(), compile=compile, state_dtype="bfloat16") for s in sides]
+        for opt in opts if compile else ():
+            opt.engine.backend = "plain"
+        params = [[p for _, p in side] for side in sides]
+        for step in range(5):
+            same_gradients(*params, step)
+            for opt in opts:
+                opt.step()
+        found = [everything(opt, some) for opt, some in zip(opts, params, strict=True)]
+        states = [{k: x for k, x in one.items() if k.startswith("s")} for one in found]
+        halves = [x for x in states[0].values() if x.dtype == torch.bfloat16]
+        if not halves or not all([x.float().isfinite().all() and x.any() for x in halves]):
+            wrong.append(f"{setting} narrow {name}: nothing was kept in bfloat16")
+        if text := differ(*states, 0, 0) or differ(*found, 2e-6, 1e-6):
+            wrong.append(f"{setting} narrow {name}, compile={compile}: {text}")
+    return wrong
+
+
 def train(setting: str) -> list[str]:
     """The wrapped model's own gradients, in float64: its sums have another order."""
     torch.set_default_dtype(torch.float64)
@@ -449,7 +490,7 @@ def main() -> None:
         if setting in ALONE:
             wrong = ALONE[setting]()
         else:
-            checks = (train, helpers, collectives, compare)
+            checks = (train, helpers, narrow, collectives, compare)
             wrong = [line for check in checks for line in check(setting)]
         print(f"{setting}: {len(wrong)} wrong", *wrong, sep="\n", flush=True)
     dist.barrier()

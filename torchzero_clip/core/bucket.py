@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from torchzero_clip.core.engine import Engine, Group, Session, State
@@ -12,6 +13,14 @@ from torchzero_clip.core.link import Link
 from torchzero_clip.core.norms.shards import aligned_grads, local
 from torchzero_clip.core.part import Part, Roster, label
 from torchzero_clip.core.skip import Skip, Skipped
+from torchzero_clip.core.stochastic import (
+    SEED,
+    STEP,
+    Bits,
+    Rounding,
+    mix_,
+    prepare_draws,
+)
 from torchzero_clip.core.tensorlist import TensorList
 from torchzero_clip.core.tensors import same_shapes, share_memory
 
@@ -48,6 +57,7 @@ class Step:
         self.skip: Skip | None = None
         self.loss = loss
         self.measured: dict[Any, Tensor] = {}  # statistics of the gradients
+        self.drawn = False  # whether this step is among those that round state
 
     def buckets(
         self,
@@ -99,6 +109,17 @@ class Step:
         """Wait for the flag where the step may be skipped, and end the step where it is set."""
         if self.skip is not None:
             self.skip.read(why)
+
+    def draw(self, index: int) -> tuple[int, Tensor]:
+        """The seed of a group, and the count of the steps that rounded state, this one included."""
+        if not self.drawn:
+            prepare_draws(self.groups)
+            for group in self.groups:
+                self.hold([group["chain"][STEP]])
+                group["chain"][STEP].add_(1)
+            self.drawn = True
+        chain = self.groups[index]["chain"]
+        return chain[SEED], chain[STEP]
 
     def close(self) -> None:
         """Close all sessions: updates that were deferred and then dropped are computed."""
@@ -207,9 +228,36 @@ class Bucket:
     def state(self) -> State:
         """The link's tensors of every parameter; of sharded ones the parts on this rank."""
         rows, path = self.held(), self.bound.path
+        roundings = self._roundings(rows) if self.bound.narrow else {}
         if self.part.sharded:
             rows = {name: [local(t) for t in row] for name, row in rows.items()}
-        return {name: self.session.state(f"{path}/{name}", row) for name, row in rows.items()}
+        return {
+            name: self.session.state(f"{path}/{name}", row, roundings.get(name))
+            for name, row in rows.items()
+        }
+
+    def _roundings(self, rows: Mapping[str, Sequence[Tensor]]) -> dict[str, Rounding]:
+        """How the state that is kept in bfloat16 is rounded."""
+        like_params = self.bound.state_names(self.originals[0])
+        made: dict[str, Rounding] = {}
+        names = [n for n, row in rows.items() if like_params[n] and row[0].dtype == torch.bfloat16]
+        if not names:
+            return {}
+        seed, step = self.step.draw(self.index)
+        now = mix_(step.to(self.device, copy=True))
+        for i in range(0, len(names), 2):  # a hash has bits for two
+            keys = self.part.keys(self.bound.number, i, seed)
+            bits = Bits(keys ^ now, self.part.elements)
+            made |= {name: Rounding(bits, half) for half, name in enumerate(names[i : i + 2])}
+        return made
+
+    def settle(self) -> None:
+        """Round what the link has written to state in bfloat16; `bucket.state` is read anew then.
+
+        It happens by itself when the link is done. Before, where others are to read the state.
+        """
+        if self.bound.narrow:
+            self.session.settle(self.bound.path)
 
     def held(self) -> dict[str, list[Tensor]]:
         """The link's tensors of every parameter, whole or sharded, as the optimizer holds them."""
@@ -249,6 +297,8 @@ class Bucket:
             return
         keys = [f"{link.path}/{name}" for name in names]
         new = [i for i, state in enumerate(self.param_states) if keys[0] not in state]
+        if link.narrow:
+            prepare_draws(self.step.groups)
         for i in new:
             self.param_states[i].update(link.new_state(self.originals[i]))
         share_vectors([self.param_states[i] for i in new], keys)

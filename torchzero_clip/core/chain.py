@@ -73,7 +73,10 @@ def send(link: Link, buckets: list[Bucket], init: bool = False) -> list[Bucket]:
     for bucket in seen:
         bucket.make_state()
     acts: Transform = link.acts
-    return acts.prepare(seen) if init else acts.step(seen)
+    buckets = acts.prepare(seen) if init else acts.step(seen)
+    for bucket in seen:
+        bucket.settle()
+    return buckets
 
 
 def run(buckets: list[Bucket], init: bool = False) -> list[Bucket]:
@@ -113,15 +116,20 @@ def transformed(
     return [TensorList([made[key] for key in keys]) for keys in wanted]
 
 
-def bind(parent: Description, path: str = "") -> tuple[Link, ...]:
-    """The links of the descriptions inside one, named and numbered; unnamed chains dissolve."""
+def bind(parent: Description, path: str = "", narrow: bool = False) -> tuple[Link, ...]:
+    """The links of the descriptions inside one, named and numbered; unnamed chains dissolve.
+
+    `narrow`: whether those that do not say themselves keep their state in bfloat16.
+    """
     links: list[Link] = []
     used: dict[str, int] = {}
     for label, child in _flat(parent):
         base = label or getattr(child, "name", None) or type(child).__name__
         used[base] = used.get(base, 0) + 1
         own = path + (base if used[base] == 1 else f"{base}_{used[base]}")
-        links.append(Link(child, own, bind(child, own + "/")))
+        asked = getattr(child, "state_dtype", None)
+        mine = narrow if asked is None else asked == "bfloat16"
+        links.append(Link(child, own, bind(child, own + "/", mine), mine))
     if len({link.path for link in links}) < len(links):
         raise ValueError(f"two links have the same name: {sorted(link.path for link in links)}")
     return tuple(links)

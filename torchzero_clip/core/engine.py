@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from torchzero_clip.core.skip import Skip
+from torchzero_clip.core.stochastic import Rounding
 from torchzero_clip.core.tensorlist import Operand, TensorList
 
 State: TypeAlias = dict[str, TensorList]
@@ -48,6 +49,11 @@ class FusedKernel:
 class Rule(Protocol):
     """All that an engine knows of a transform."""
 
+    @property
+    def separable(self) -> bool:
+        """Whether the update of some of the tensors is that of all, for these."""
+        ...
+
     def update(self, u: TensorList, state: State, group: Group) -> TensorList:
         """The transformed update of one bucket."""
         ...
@@ -73,8 +79,18 @@ class Session(Protocol):
         """The same list as one of this session; a borrowed one gets a workspace to move to."""
         ...
 
-    def state(self, name: str, tensors: Sequence[Tensor]) -> TensorList:
-        """State as a list that is written in place."""
+    def state(
+        self, name: str, tensors: Sequence[Tensor], rounding: Rounding | None = None
+    ) -> TensorList:
+        """State as a list that is written in place.
+
+        With a rounding it is kept in bfloat16: the list is in float32, and the same for a name
+        until it is settled.
+        """
+        ...
+
+    def settle(self, path: str) -> None:
+        """Round the state of the link at this path, once for all that was done to it."""
         ...
 
     def update(self, rule: Rule, u: TensorList, state: State, group: Group) -> TensorList:

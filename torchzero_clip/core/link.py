@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -19,13 +20,17 @@ class Link:
         transform: A Transform, or a Description that one holds, such as a criterion.
         path: The names from the chain to here, as in "Masked/ClipNorm".
         children: The links of the descriptions inside the transform.
+        narrow: Whether float32 state in the shape of a parameter is kept in bfloat16.
     """
 
-    def __init__(self, transform: Any, path: str, children: tuple[Link, ...]) -> None:
+    def __init__(
+        self, transform: Any, path: str, children: tuple[Link, ...], narrow: bool = False
+    ) -> None:
         self.transform = transform
         self.acts = transform  # what buckets are sent through, which an optimizer may replace
-        self.path = path
+        self.path, self.number = path, zlib.crc32(path.encode())
         self.children = children
+        self.narrow = narrow
         self.keys: dict[str, str] = {}  # field -> key in param_groups; filled by GroupKeys
         self.read: dict[str, Link] = {}  # live value of another -> the link that owns it
         self._state_names: dict[str, bool] | None = None
@@ -93,4 +98,9 @@ class Link:
         return self.acts.per_group() if self.transforms else {}
 
     def _full(self, made: Mapping[str, Any], param: Tensor) -> dict[str, Tensor]:
-        return {f"{self.path}/{name}": statistic(value, param) for name, value in made.items()}
+        full = {f"{self.path}/{name}": statistic(value, param) for name, value in made.items()}
+        for name, like_params in self.state_names(param).items() if self.narrow else ():
+            key = f"{self.path}/{name}"
+            if like_params and full[key].dtype == torch.float32:
+                full[key] = full[key].to(torch.bfloat16)
+        return full

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from torchzero_clip.core.norms.shards import Layout, layout_of
 from torchzero_clip.core.state import state_dtype
+from torchzero_clip.core.stochastic import Elements, keys_of
 from torchzero_clip.core.tensors import DEVICE, DTYPE, LAYOUT, SHAPE, all_plain, same_shapes
 
 MOST = 64  # things that are kept
@@ -50,6 +51,21 @@ class Part:
         self.key = (index, self.device, self.dtype)
         self.checked: set[str] = set()  # the state that is known to have these shapes
         self._selected: dict[tuple[int, ...], Part] = {}
+        self._keys: dict[tuple[int, ...], Tensor] = {}
+        self._elements: Elements | None = None
+
+    def keys(self, *numbers: int) -> Tensor:
+        """A whole number for each parameter, a hash of its place and of some numbers."""
+        if numbers not in self._keys:
+            self._keys[numbers] = keys_of(self.places, (self.index, *numbers), self.device)
+        return self._keys[numbers]
+
+    @property
+    def elements(self) -> Elements:
+        """The elements of the parameters."""
+        if self._elements is None:
+            self._elements = Elements(self.originals, self.layouts)
+        return self._elements
 
     def same(self, group: Mapping[str, Any], grads: Sequence[Tensor]) -> bool:
         """Whether the group has the same parameters here, in the form and kind that they had."""

@@ -9,6 +9,8 @@ from torch import Tensor
 
 DOUBLE = (torch.float64, torch.complex128)
 HALF = (torch.float16, torch.bfloat16)
+STATE_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+"""The dtypes that float32 state in the shape of a parameter may be kept in, by name."""
 
 
 def state_dtype(param: Tensor) -> torch.dtype:

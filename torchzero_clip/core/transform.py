@@ -14,7 +14,8 @@ from torchzero_clip.core.description import Description
 from torchzero_clip.core.engine import FusedKernel, Group, Rule, State, updated
 from torchzero_clip.core.lazy import Lazy
 from torchzero_clip.core.norms.owners import by_owners
-from torchzero_clip.core.norms.shards import full, local, put
+from torchzero_clip.core.norms.shards import full, like
+from torchzero_clip.core.state import STATE_DTYPES
 from torchzero_clip.core.tensorlist import TensorList
 
 Reach: TypeAlias = Literal["tensor", "layer", "group", "model"]
@@ -27,10 +28,13 @@ class Transform(Description):
     Args:
         target: "update" transforms the update on its way; "grad" rewrites `p.grad` itself.
         name: Stands in the names of state and hyperparameters instead of the class name.
+        state_dtype: "bfloat16" or "float32" for state in the shape of the parameters, here and in
+            transforms inside; None as the optimizer says.
     """
 
     target: Literal["update", "grad"] = field(default="update", kw_only=True)
     name: str | None = field(default=None, kw_only=True)
+    state_dtype: Literal["float32", "bfloat16"] | None = field(default=None, kw_only=True)
 
     reads_grads: ClassVar[bool] = False
     """Set where `update` reads `group["grads"]`, so that target="grad" links before it matter."""
@@ -47,6 +51,8 @@ class Transform(Description):
     """State entries that are Python numbers; loading does not turn them into tensors."""
     complex: ClassVar[Literal["pairs", "whole", "refuse"]] = "pairs"
     """How `update` meets complex tensors: as pairs of real numbers, as they are, or not at all."""
+    separable: ClassVar[bool] = True
+    """Cleared where `update` looks from one tensor at another, so that it must see all at once."""
 
     def init(self, param: Tensor) -> dict[str, Tensor]:
         """The state of one parameter when its first gradient comes."""
@@ -112,6 +118,7 @@ class Transform(Description):
 
     def check(self) -> None:
         self.require_one_of("target", ("update", "grad"))
+        self.require_one_of("state_dtype", (None, *STATE_DTYPES))
         if self.name is not None and (not isinstance(self.name, str) or "/" in self.name):
             raise ValueError(
                 f"{type(self).__name__}: name must be a string without '/', got {self.name!r}"
@@ -150,7 +157,19 @@ class TensorwiseTransform(Transform):
         return Owned(self, bucket, costs) if any(costs) else Gathered(self, bucket)
 
 
-class Pairs:
+class Wrapped:
+    """A rule around another one, which no kernel does, and which sees all tensors at once."""
+
+    separable = False
+
+    def fused(self, group: Group) -> FusedKernel | None:
+        return None
+
+    def affine(self, group: Group) -> tuple[Any, Any] | None:
+        return None
+
+
+class Pairs(Wrapped):
     """A rule that sees complex tensors as real ones with a last dim of two."""
 
     def __init__(self, rule: Transform) -> None:
@@ -161,14 +180,8 @@ class Pairs:
         group |= {"params": pairs(group["params"]), "grads": pairs(group["grads"])}
         return unpaired(updated(self.inner, pairs(u), real, group))
 
-    def fused(self, group: Group) -> FusedKernel | None:
-        return None
 
-    def affine(self, group: Group) -> tuple[Any, Any] | None:
-        return None
-
-
-class Gathered:
+class Gathered(Wrapped):
     """A rule that sees whole tensors where this process holds a part of each."""
 
     def __init__(self, rule: TensorwiseTransform, bucket: Bucket) -> None:
@@ -177,23 +190,19 @@ class Gathered:
     def update(self, u: TensorList, state: State, group: Group) -> TensorList:
         bucket, held = self.bucket, self.bucket.held()
         group |= {name: Whole(bucket, group[name]) for name in ("params", "grads")}
-        whole = {name: TensorList([full(t) for t in row], owned=True) for name, row in held.items()}
+        whole = {
+            name: TensorList([full(t).to(state[name].dtype) for t in row], owned=True)
+            for name, row in held.items()
+        }
         flowing = TensorList(bucket.whole(u.own()), owned=True)
         out = updated(self.inner, flowing, whole, group)
         for name, row in held.items():
-            bucket.step.hold([local(stored) for stored in row])
-            for stored, new in zip(row, whole[name], strict=True):
-                put(stored, new)
+            pairs = zip(row, whole[name], strict=True)
+            state[name].copy_(TensorList([like(stored, new) for stored, new in pairs]))
         return TensorList(bucket.parts(out))
 
-    def fused(self, group: Group) -> FusedKernel | None:
-        return None
 
-    def affine(self, group: Group) -> tuple[Any, Any] | None:
-        return None
-
-
-class Owned:
+class Owned(Wrapped):
     """A rule that sees whole tensors on the ranks that own them."""
 
     def __init__(self, rule: TensorwiseTransform, bucket: Bucket, costs: Sequence[float]) -> None:
@@ -209,12 +218,6 @@ class Owned:
 
         made = by_owners(u.tensors, self.bucket.layouts, self.costs, work)
         return u.copy_(TensorList(made))
-
-    def fused(self, group: Group) -> FusedKernel | None:
-        return None
-
-    def affine(self, group: Group) -> tuple[Any, Any] | None:
-        return None
 
 
 class Whole(Lazy):

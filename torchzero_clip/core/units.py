@@ -180,6 +180,7 @@ class Units:
                 m = bucket.state[name]
                 u = bucket.u.to(bucket.state_dtype).where(self.as_list(bucket, where), m)
                 m.lerp_(u, self.as_list(bucket, weight))
+                bucket.settle()
 
     def div_(self, name: str, ratio: Tensor) -> None:
         """m ← m / ratio, m the state with this name."""
@@ -187,6 +188,7 @@ class Units:
         for bucket in self.buckets:
             factors = [("div", self.operand(bucket, ratio))]
             bucket.session.scale(bucket.state[name], factors, unchanged)
+            bucket.settle()
 
     def load(self, made: dict[str, Any]) -> UnitState:
         """The state of the units: for each name of `made` its values, stacked, in float64."""

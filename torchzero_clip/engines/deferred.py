@@ -14,15 +14,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torchzero_clip.core.engine import FusedKernel, Group, Rule, State, updated
+from torchzero_clip.core.engine import FusedKernel, Group, Rule, State
 from torchzero_clip.core.lazy import Lazy
 from torchzero_clip.core.norms import Measure
 from torchzero_clip.core.skip import Skip
 from torchzero_clip.core.state import HALF
 from torchzero_clip.core.tensorlist import TensorList
 from torchzero_clip.core.tensors import DTYPE, all_plain, same_shapes
-
-BATCH = 2**18  # numbers that are scaled or converted at a time
+from torchzero_clip.engines.kept import LARGE, Kept, batches, updated_by_turns
 
 
 class Scaled(Lazy):
@@ -132,7 +131,7 @@ class Fused(Lazy):
 
     def compute(self) -> list[Tensor]:
         self._waiting.remove(self)  # to compute it may ask for the workspace that it reads
-        return updated(self._rule, self._u, self._state, self._group).own().tensors
+        return updated_by_turns(self._rule, self._u, self._state, self._group).own().tensors
 
     def move(self, params: list[Tensor], a: Any, b: float, skip: Skip | None) -> None:
         """w ← (1 - b) w - a u, by the fused optimizer."""
@@ -142,14 +141,14 @@ class Fused(Lazy):
         if shrinks and overlap(params, grads):
             grads = [grad.clone() for grad in grads]
         kernel.advance(self._state)
-        lists = [_held(self._state[n]) if n in self._state else [] for n in kernel.state]
+        lists = [self._state.get(n, TensorList([])) for n in kernel.state]
         rest: Any = 1 - b
         options = {"lr": a, "weight_decay": b / a if decays else 0.0}
         if skip is not None:
             flag = skip.on(params[0].device)
             options["found_inf"] = flag.to(torch.float32)
             rest = torch.where(flag, 1.0, rest).to(params[0].dtype) if shrinks else rest
-        for w, *others in _prepared([params, grads, *lists], factor, self.dtype):
+        for w, *others in _prepared(params, grads, lists, factor, self.dtype):
             if shrinks:
                 torch._foreach_mul_(w, rest)
             kernel.function(w, *others, **options)
@@ -160,10 +159,12 @@ class Fused(Lazy):
 def takes(kernel: FusedKernel, params: list[Tensor], u: TensorList, state: State) -> bool:
     """Whether the fused optimizer can be given these tensors: it trusts shapes and strides."""
     dtype, (_, grads) = u.dtype, _factor_and_source(u)
-    held = {name: _held(state[name]) for name in kernel.state if name in state}
+    held = {name: stored(state[name]) for name in kernel.state if name in state}
     alike = [grads, *[some for name, some in held.items() if name not in kernel.numbers]]
+    kept = [some for name in held if isinstance(some := state[name], Kept)]
     mine, others = [*params, *grads], [t for some in held.values() for t in some]
     every = mine + others
+    others = [t for t in others if not kept or t.dtype != torch.bfloat16]
     kinds = {dtype, *HALF} if params[0].is_cpu else {dtype}
     return (
         params[0].device.type in kernel.devices
@@ -174,7 +175,15 @@ def takes(kernel: FusedKernel, params: list[Tensor], u: TensorList, state: State
         and all(map(Tensor.is_contiguous, every))
         and all([len(some) == len(params) for some in (grads, *held.values())])
         and all([same_shapes(some, params) for some in alike])
+        and all([some.in_order(some.stored) for some in kept])
     )
+
+
+def stored(held: TensorList) -> list[Tensor]:
+    """The tensors of state as they are kept."""
+    if isinstance(held, Kept):
+        return held.stored
+    return held.held if isinstance(held, Guarded) else held.tensors
 
 
 def overlap(params: Sequence[Tensor], values: Sequence[Tensor]) -> bool:
@@ -183,11 +192,6 @@ def overlap(params: Sequence[Tensor], values: Sequence[Tensor]) -> bool:
         return False
     storages = {p.untyped_storage().data_ptr() for p in params}
     return not storages.isdisjoint([u.untyped_storage().data_ptr() for u in values])
-
-
-def _held(state: TensorList) -> list[Tensor]:
-    """The tensors of state for a fused optimizer."""
-    return state.held if isinstance(state, Guarded) else state.tensors
 
 
 def _factor_and_source(u: TensorList) -> tuple[float, list[Tensor]]:
@@ -201,42 +205,30 @@ def _factor_and_source(u: TensorList) -> tuple[float, list[Tensor]]:
 
 
 def _prepared(
-    lists: list[list[Tensor]], factor: float, dtype: torch.dtype
+    params: list[Tensor],
+    grads: list[Tensor],
+    state: Sequence[TensorList],
+    factor: float,
+    dtype: torch.dtype,
 ) -> Iterator[list[list[Tensor]]]:
     """Parameters, gradients and state as a fused optimizer takes them: scaled, in one dtype."""
+    lists = [params, grads, *map(stored, state)]
     narrow = [some[0].dtype != dtype for some in lists[:2]]
-    if factor == 1 and not any(narrow):
+    kept = [held if isinstance(held, Kept) else None for held in state]
+    widens = kept.count(None) < len(kept)
+    if factor == 1 and not (any(narrow) or widens):
         yield lists
         return
-    number = torch.tensor(factor, dtype=dtype, device=lists[0][0].device)
-    for params, grads, *state in _batches(lists):
-        u = [grad.to(dtype) for grad in grads] if narrow[1] else grads
+    number = torch.tensor(factor, dtype=dtype, device=params[0].device)
+    for where, (some, changes, *held) in batches(lists, LARGE if widens else None):
+        u = [grad.to(dtype) for grad in changes] if narrow[1] else changes
         u = u if factor == 1 else list(torch._foreach_mul(u, number))
-        w = [p.to(dtype) for p in params] if narrow[0] else params
-        yield [w, u, *state]
+        w = [p.to(dtype) for p in some] if narrow[0] else some
+        rows = list(zip(kept, held, strict=True))
+        wide = [row if k is None else [t.float() for t in row] for k, row in rows]
+        yield [w, u, *wide]
         if narrow[0]:
-            torch._foreach_copy_(params, w)
-
-
-def _batches(lists: list[list[Tensor]]) -> Iterator[list[list[Tensor]]]:
-    """Some of the tensors at a time, up to BATCH numbers on CPU; a larger one in parts."""
-    begin, total = 0, 0
-    for i, t in enumerate(lists[0]):
-        total += t.numel()
-        if total <= BATCH or not t.is_cpu:
-            continue
-        if begin < i:
-            yield [some[begin:i] for some in lists]
-        begin, total = i, t.numel()
-        if total > BATCH:
-            parts = [[_cut(one, total) for one in some[i : i + 1]] for some in lists]
-            for j in range(-(-total // BATCH)):
-                yield [[cut[j] for cut in some] for some in parts]
-            begin, total = i + 1, 0
-    if begin < len(lists[0]):
-        yield [some[begin:] for some in lists]
-
-
-def _cut(t: Tensor, size: int) -> Sequence[Tensor]:
-    """The parts of a tensor; a single number goes with every part."""
-    return t.view(-1).split(BATCH) if t.dim() else [t] * -(-size // BATCH)
+            torch._foreach_copy_(some, w)
+        for (k, row), values in zip(rows, wide, strict=True):
+            if k is not None:
+                k.rounding.store(where, [t.view(-1) for t in row], [t.view(-1) for t in values])

@@ -8,6 +8,7 @@ kernel does all that is left.
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -16,8 +17,10 @@ from torch import Tensor
 from torchzero_clip.core.engine import Factors, Group, Rule, State, updated
 from torchzero_clip.core.skip import Skip
 from torchzero_clip.core.state import HALF
+from torchzero_clip.core.stochastic import Rounding
 from torchzero_clip.core.tensorlist import TensorList, Workspace
 from torchzero_clip.engines.deferred import Fused, Guarded, Scaled, overlap, takes
+from torchzero_clip.engines.kept import Kept, settle, updated_by_turns
 from torchzero_clip.engines.workspace import Workspaces
 
 CHUNK = 2**18  # numbers that are converted at a time
@@ -66,6 +69,7 @@ class EagerSession:
         self.skip: Skip | None = None
         self._engine, self._key, self._places = engine, key, places
         self._waiting: list[Fused] = []  # updates that are still to be computed
+        self._kept_state: dict[str, Kept] = {}  # until it is settled
         self._defers = engine.defers
         self._keeps = engine.keeps and params[0].device.type == "cpu"  # fresh memory is dear there
 
@@ -76,24 +80,36 @@ class EagerSession:
             return Narrow(u.tensors, self._widened, self._kept)
         return self._movable(u)
 
-    def state(self, name: str, tensors: Sequence[Tensor]) -> TensorList:
-        if self.skip is not None and tensors[0].dim() and self._defers:
-            return Guarded(tensors, lambda: self._guard(f"{name} is written at once", tensors))
+    def state(
+        self, name: str, tensors: Sequence[Tensor], rounding: Rounding | None = None
+    ) -> TensorList:
+        if name in self._kept_state:
+            return self._kept_state[name]
+        guard, waits = partial(self._guard, f"{name} is written at once", tensors), False
         if self.skip is not None and tensors[0].dim():
-            self._guard(f"{name} is written at once", tensors)
+            waits = self._defers
+            if not waits:
+                guard()
         elif self.skip is not None:
             self.skip.hold(tensors)
-        return TensorList(tensors, owned=True)
+        if rounding is not None:
+            self._kept_state[name] = Kept(tensors, rounding, guard if waits else None)
+            return self._kept_state[name]
+        return Guarded(tensors, guard) if waits else TensorList(tensors, owned=True)
+
+    def settle(self, path: str) -> None:
+        names = [name for name in self._kept_state if name.rpartition("/")[0] == path]
+        settle([self._kept_state.pop(name) for name in names])
 
     def update(self, rule: Rule, u: TensorList, state: State, group: Group) -> TensorList:
         if not self._defers:
-            return updated(rule, u, state, group)
+            return updated_by_turns(rule, u, state, group)
         if (factors := rule.affine(group)) is not None:
             return self._affine(u, *factors) or updated(rule, u, state, group)
         kernel = rule.fused(group)
         numbers = kernel is not None and _numbers_only(group)
         if kernel is None or not (numbers and takes(kernel, self.params.tensors, u, state)):
-            return updated(rule, u, state, group)
+            return updated_by_turns(rule, u, state, group)
         self._waiting.append(Fused(self._waiting, kernel, rule, u, state, group))
         return self._waiting[-1]
 

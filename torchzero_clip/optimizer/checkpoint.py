@@ -11,7 +11,9 @@ from torch import Tensor
 
 from torchzero_clip.core.bucket import share_vectors
 from torchzero_clip.core.description import RESERVED
+from torchzero_clip.core.link import Link
 from torchzero_clip.core.norms.shards import local
+from torchzero_clip.core.stochastic import DRAWS
 from torchzero_clip.optimizer.fingerprint import (
     fingerprint,
     marks,
@@ -19,6 +21,8 @@ from torchzero_clip.optimizer.fingerprint import (
 )
 from torchzero_clip.optimizer.keys import GroupKeys
 from torchzero_clip.optimizer.state_checks import (
+    WIDTHS,
+    check_count,
     check_kind,
     check_shared,
     check_state,
@@ -172,7 +176,7 @@ def restore_state(
             if is_users(key):
                 state[p][key] = value if key == "step" else _moved(value, p.device)
             elif isinstance(value, Tensor):
-                state[p][key] = value.to(device=p.device)
+                state[p][key] = value.to(p.device, _kept_dtype(key, value, p, names))
             elif key not in plain:
                 layouts = [link.layout(p) for link in names.links]
                 example = next(row[key] for row in layouts if key in row)
@@ -184,6 +188,27 @@ def restore_state(
                 kinds.setdefault((p.device, p.dtype), []).append(state[p])
         for memories in kinds.values():
             share_vectors(memories, memories[0])
+
+
+def keep_draws(given: Mapping[str, Any], seen: Mapping[str, Any], links: Sequence[Link]) -> None:
+    """Take over the seed and the count of steps where state is rounded here, too."""
+    if not any([link.narrow for link in links]):
+        return
+    for group, source in zip(seen["param_groups"], given["param_groups"], strict=True):
+        for key in DRAWS:
+            if key in source["chain"]:
+                check_count("a group", key, source["chain"][key])
+                group["chain"][key] = source["chain"][key]
+
+
+def _kept_dtype(key: str, value: Tensor, p: Tensor, names: GroupKeys) -> torch.dtype:
+    """The dtype that a tensor of a checkpoint has here: state may come wider or narrower."""
+    if value.dtype in WIDTHS and value.shape == p.shape:
+        path = key.rpartition("/")[0]
+        examples = [link.layout(p) for link in names.links if link.path == path]
+        example = next((row[key] for row in examples if key in row), value)
+        return example.dtype if example.dtype in WIDTHS else value.dtype
+    return value.dtype
 
 
 def _moved(value: Any, device: torch.device) -> Any:

@@ -164,7 +164,8 @@ def _twin(optimizer: Any, make: Callable[..., Any]) -> Any:
         left -= len(rows)
         live = {key: group[key] for key in optimizer.keys.defaults}
         groups.append({**live, "params": [(name, _small(p)) for name, p in rows]})
-    twin = make(groups, *optimizer.chain, fused=optimizer.fused, rounding=optimizer.rounding)
+    options = {name: getattr(optimizer, name) for name in ("fused", "rounding", "state_dtype")}
+    twin = make(groups, *optimizer.chain, **options)
     for link in twin.links:
         if hasattr(link.transform, "max_consecutive"):  # the gradients here are all bad
             link.transform = link.transform.with_values({"max_consecutive": None})

@@ -57,8 +57,12 @@ def marks(shared: Mapping[str, Any]) -> list[int]:
 
 
 def _fixed(tfm: Any) -> dict[str, Any]:
-    """The arguments that cannot change, other than defaults; a function counts by its name."""
-    fields = {name: value for name, value in tfm.not_default().items() if name not in tfm.live}
+    """The arguments that cannot change, other than defaults; a function counts by its name.
+
+    State may be loaded in either of its dtypes.
+    """
+    others = {*tfm.live, "state_dtype"}
+    fields = {name: value for name, value in tfm.not_default().items() if name not in others}
     inner = dict(tfm.children())
     return {
         name: getattr(value, "__qualname__", value)

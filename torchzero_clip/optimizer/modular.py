@@ -23,6 +23,7 @@ from torchzero_clip.optimizer.checkpoint import (
     check_dtypes,
     check_form,
     complete,
+    keep_draws,
     restore_state,
     with_live_values,
     without_users,
@@ -35,6 +36,7 @@ from torchzero_clip.optimizer.replay import Replays
 from torchzero_clip.optimizer.rounding import (
     adapted,
     check_rounding,
+    check_state_dtype,
     prepare_rounding,
     subtract,
     without,
@@ -60,6 +62,9 @@ class Modular(Optimizer):
             again for no change of a live value or of which parameters have gradients.
         rounding: How parameters in bfloat16 and float16 take the update: "nearest", "stochastic" or
             "kahan", which do not lose what is smaller than half a unit in the last place.
+        state_dtype: "bfloat16" keeps state in the shape of the parameters in half the memory,
+            rounded up or down at random; links compute with it in float32. Numbers, as norms and
+            counts, stay in float32. A link may say otherwise with its own `state_dtype`.
         process_group: Processes that hold other parameters of the same model, the stages of a
             pipeline: norms of a group and of all are taken over all of them.
 
@@ -74,6 +79,7 @@ class Modular(Optimizer):
         fused: bool = True,
         compile: bool = False,
         rounding: str = "nearest",
+        state_dtype: str = "float32",
         process_group: Any = None,
         **others: Never,
     ) -> None:
@@ -88,19 +94,23 @@ class Modular(Optimizer):
                 "model.parameters(), and the chain after it"
             )
         rounding = check_rounding(type(self).__name__, rounding)
-        self._build(Chain(*transforms), fused, compile, rounding)
+        check_state_dtype(type(self).__name__, state_dtype)
+        self._build(Chain(*transforms), fused, compile, rounding, state_dtype)
         self.process_group = process_group
         super().__init__(params, dict(self.keys.defaults))
 
-    def _build(self, chain: Chain, fused: bool, compile: bool, rounding: str) -> None:
+    def _build(
+        self, chain: Chain, fused: bool, compile: bool, rounding: str, state_dtype: str
+    ) -> None:
         if not len(chain):
             raise ValueError(
                 f"{type(self).__name__} needs at least one transform: "
                 "give ClipNorm(1.0), Adam(), LR(1e-3) and the like after the parameters"
             )
         self.chain, self.fused, self.rounding = chain, fused, rounding
+        self.state_dtype = state_dtype
         self.engine: Engine = Compiled() if compile else Eager(defers=fused)
-        self.links = bind(chain)
+        self.links = bind(chain, narrow=state_dtype == "bfloat16")
         self.keys = GroupKeys(self.links)
         self.keys.check_structure(self.links)
         self._seen_keys: list[frozenset[str]] = []
@@ -286,6 +296,7 @@ class Modular(Optimizer):
             given = with_live_values(given, self.param_groups, self.keys)
             check_checkpoint(without(given), self.param_groups, self.keys, repr(self.chain))
             seen.update(adapted(given, self.param_groups, self.rounding))
+            keep_draws(given, seen, self.keys.links)
             return without_users(seen)
 
         def restore(_: Optimizer) -> None:
@@ -301,8 +312,9 @@ class Modular(Optimizer):
             after.remove()
 
     def __repr__(self) -> str:
-        rounding = [f"rounding={self.rounding!r}"] if self.rounding != "nearest" else []
-        lines = [f"{type(self).__name__}({', '.join([*map(repr, self.chain), *rounding])})"]
+        options = [f"rounding={self.rounding!r}"] if self.rounding != "nearest" else []
+        options += [f"state_dtype={self.state_dtype!r}"] if self.state_dtype != "float32" else []
+        lines = [f"{type(self).__name__}({', '.join([*map(repr, self.chain), *options])})"]
         for i, group in enumerate(self.param_groups):
             shown = {key: value for key, value in group.items() if key not in RESERVED}
             lines.append(f"  group {i}: {len(group['params'])} parameters, {shown}")
@@ -319,6 +331,7 @@ class Modular(Optimizer):
             "fused": self.fused,
             "compile": isinstance(self.engine, Compiled),
             "rounding": self.rounding,
+            "state_dtype": self.state_dtype,
         }
         return {**super().__getstate__(), **mine}
 
@@ -328,7 +341,8 @@ class Modular(Optimizer):
             self.process_group = None
             rounding = state.pop("rounding", "nearest")
             compile = state.pop("compile", False)
-            self._build(state.pop("chain"), state.pop("fused"), compile, rounding)
+            narrow = state.pop("state_dtype", "float32")
+            self._build(state.pop("chain"), state.pop("fused"), compile, rounding, narrow)
             known = state["defaults"].keys() & self.keys.defaults
             self.keys.defaults.update({key: state["defaults"][key] for key in known})
         super().__setstate__(state)

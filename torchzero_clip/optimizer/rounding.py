@@ -13,13 +13,13 @@ from torch import Tensor
 
 from torchzero_clip.core.bucket import Bucket
 from torchzero_clip.core.norms.shards import Layout, local
+from torchzero_clip.core.state import STATE_DTYPES
+from torchzero_clip.core.stochastic import DRAWS, DROPPED, carried
 from torchzero_clip.optimizer.state_checks import check_count
 
 KINDS = ("nearest", "stochastic", "kahan")
 COMPENSATION = "rounding/compensation"  # in the state of a parameter
 STEP = "rounding/step"  # in the chain of a group
-DROPPED = {torch.bfloat16: 16, torch.float16: 13}  # the bits that float32 has more
-SCALE = {torch.bfloat16: 1.0, torch.float16: 2.0**-112}  # see _stochastic
 
 
 def check_rounding(owner: str, rounding: Any) -> str:
@@ -27,6 +27,14 @@ def check_rounding(owner: str, rounding: Any) -> str:
     if not isinstance(rounding, str) or rounding not in KINDS:
         raise ValueError(f"{owner}: rounding must be one of {KINDS}, got {rounding!r}")
     return rounding
+
+
+def check_state_dtype(owner: str, state_dtype: Any) -> None:
+    """Raise a sentence unless state can be kept so."""
+    if not isinstance(state_dtype, str) or state_dtype not in STATE_DTYPES:
+        raise ValueError(
+            f"{owner}: state_dtype must be one of {tuple(STATE_DTYPES)}, got {state_dtype!r}"
+        )
 
 
 def rounds(bucket: Bucket, rounding: str) -> bool:
@@ -87,16 +95,9 @@ def _kahan(w: Tensor, u: Tensor, lost: Tensor) -> None:
 
 
 def _stochastic(x: Tensor, dtype: torch.dtype, generator: torch.Generator) -> Tensor:
-    """Float32 numbers at one of their two neighbours in `dtype`, at the nearer more often.
-
-    Noise in the bits that are dropped carries into those that stay as often as it should. Float16
-    has denormals below 2^-14 where float32 has them below 2^-126: 2^-112 makes these the same.
-    """
-    bits, scale = DROPPED[dtype], SCALE[dtype]
-    scaled = x.mul(scale) if scale != 1 else x
-    noise = torch.empty_like(x, dtype=torch.int32).random_(0, 2**bits, generator=generator)
-    carried = noise.add_(scaled.view(torch.int32)).bitwise_and_(-(2**bits)).view(torch.float32)
-    return torch.where(x.isnan(), x, carried.div_(scale))
+    """Float32 numbers at one of their two neighbours in `dtype`, at the nearer more often."""
+    noise = torch.empty_like(x, dtype=torch.int32)
+    return carried(x, noise.random_(0, 2 ** DROPPED[dtype], generator=generator), dtype)
 
 
 def _seed(*numbers: int) -> int:
@@ -127,7 +128,8 @@ def without(given: Any) -> Any:
     groups = [dict(group) for group in given["param_groups"]]
     for group in groups:
         if isinstance(group.get("chain"), Mapping):
-            group["chain"] = {key: x for key, x in group["chain"].items() if key != STEP}
+            chain = group["chain"].items()
+            group["chain"] = {key: x for key, x in chain if key not in (STEP, *DRAWS)}
     return {**given, "state": state, "param_groups": groups}
 
 

@@ -17,6 +17,7 @@ from torchzero_clip.optimizer.keys import GroupKeys
 
 COUNTS = frozenset({"step", "count", "seen", "skipped", "consecutive", "begun"})
 """Names of whole numbers in the state of our own links."""
+WIDTHS = {torch.float32, torch.bfloat16}  # state in the shape of a parameter is in either
 STATISTICS = {torch.float32, torch.float64}  # numbers are as wide as a unit's widest parameter
 
 
@@ -64,8 +65,10 @@ def check_state(
     for link in names.links:
         of_units = unit_names(link)
         for key in left & layouts[link.path].keys():
-            own = key.rpartition("/")[2] not in of_units
-            _check_value(where, key, held[key], layouts[link.path][key], dtype=own)
+            example = layouts[link.path][key]
+            kinds = WIDTHS if example.shape == p.shape else set()
+            kinds = STATISTICS if key.rpartition("/")[2] in of_units else kinds
+            _check_value(where, key, held[key], example, kinds)
             _check_if_count(where, link, key, held[key])
         left -= layouts[link.path].keys()
     if left:
@@ -84,7 +87,7 @@ def check_shared(
             if own and params and key not in own:
                 raise ValueError(f"the checkpoint lacks {key!r} of {where}")
             if own and params:
-                _check_value(where, key, shared[key], statistic(value, params[0]), dtype=False)
+                _check_value(where, key, shared[key], statistic(value, params[0]), STATISTICS)
         for key in own:
             _check_if_count(where, link, key, shared[key])
         left -= made.keys() if _is_plain(link) else own
@@ -92,7 +95,8 @@ def check_shared(
         raise ValueError(f"the checkpoint has {sorted(left)} for {where}, which no link makes")
 
 
-def _check_value(where: str, key: str, value: Any, example: Tensor, dtype: bool = True) -> None:
+def _check_value(where: str, key: str, value: Any, example: Tensor, kinds: Any) -> None:
+    """Raise a sentence where a value has another form than the example; `kinds` load as another."""
     here = f"{key!r} of {where}"
     if not isinstance(value, Tensor):
         if example.dim() or not _is_number(value):
@@ -105,7 +109,7 @@ def _check_value(where: str, key: str, value: Any, example: Tensor, dtype: bool 
             f"the checkpoint has shape {tuple(value.shape)} for {here}, here it is "
             f"{tuple(example.shape)}"
         )
-    elif value.dtype != example.dtype and (dtype or {value.dtype, example.dtype} != STATISTICS):
+    elif value.dtype != example.dtype and not {value.dtype, example.dtype} <= kinds:
         raise ValueError(
             f"the checkpoint has dtype {value.dtype} for {here}, here it is {example.dtype}"
         )

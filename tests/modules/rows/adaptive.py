@@ -225,6 +225,7 @@ ROWS = [
         per_entry=True,
         amplifies=100.0,
         loops=8,
+        keeps=("rms",),
     ),
     Row(
         SpikeClip,
@@ -235,5 +236,6 @@ ROWS = [
         per_entry=True,
         amplifies=100.0,
         loops=8,
+        keeps=("rms",),
     ),
 ]

@@ -240,6 +240,7 @@ ROWS = [
         complex="refuses",
         per_entry=True,
         loops=9,
+        keeps=("previous",),
     ),
     Row(
         ClipNormByEMA,
@@ -257,6 +258,7 @@ ROWS = [
         complex="turns",
         loops=1,
         measures=2,
+        keeps=("ema",),
     ),
     Row(
         NormalizeByEMA,
@@ -271,6 +273,7 @@ ROWS = [
         complex="turns",
         loops=1,
         measures=2,
+        keeps=("ema",),
     ),
     Row(
         ClipValueByEMA,
@@ -295,5 +298,6 @@ ROWS = [
         complex="refuses",
         per_entry=True,
         loops=14,
+        keeps=("ema",),
     ),
 ]

@@ -88,6 +88,7 @@ ROWS = [
         memory="free",
         per_entry=True,
         squares=True,
+        keeps=("exp_avg", "exp_avg_sq", "max_exp_avg_sq"),
     ),
     Row(
         AdEMAMix,
@@ -120,6 +121,7 @@ ROWS = [
         per_entry=True,
         squares=True,
         loops=1,
+        keeps=("exp_avg", "exp_avg_slow", "exp_avg_sq"),
     ),
     Row(
         Mars,
@@ -128,6 +130,7 @@ ROWS = [
         loose={"0": lambda: Mars(gamma=0.0)},
         memory="free",
         per_entry=True,
+        keeps=("previous",),
     ),
     Row(
         StableAdam,
@@ -143,6 +146,7 @@ ROWS = [
         memory="free",
         squares=True,
         adds=True,
+        keeps=("exp_avg", "exp_avg_sq"),
     ),
     Row(
         Momentum,
@@ -161,6 +165,7 @@ ROWS = [
         loose={"none": lambda: Momentum(0.0)},
         memory="free",
         per_entry=True,
+        keeps=("momentum_buffer",),
     ),
     Row(
         RMSprop,
@@ -174,6 +179,7 @@ ROWS = [
         memory="free",
         per_entry=True,
         squares=True,
+        keeps=("square_avg", "grad_avg", "momentum_buffer"),
     ),
     Row(
         Adagrad,
@@ -186,6 +192,7 @@ ROWS = [
         memory="free",
         per_entry=True,
         squares=True,
+        keeps=("sum",),
     ),
     Row(
         Lion,
@@ -193,6 +200,7 @@ ROWS = [
         bad=shares("betas"),
         memory="free",
         per_entry=True,
+        keeps=("exp_avg",),
     ),
     Row(
         EMA,
@@ -201,6 +209,7 @@ ROWS = [
         loose={"none": lambda: EMA(0.0)},
         memory="free",
         per_entry=True,
+        keeps=("ema",),
     ),
     Row(
         WeightDecay,

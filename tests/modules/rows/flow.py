@@ -251,6 +251,7 @@ ROWS = [
         adds=True,  # after a cut, what was cut off
         aims=False,
         loops=5,
+        keeps=("carried",),
     ),
     Row(
         Accumulate,
@@ -266,6 +267,7 @@ ROWS = [
         per_entry=True,
         aims=False,
         loops=1,
+        keeps=("sum",),
     ),
     Row(
         Freeze,

@@ -69,6 +69,8 @@ class Row:
     """What a limit multiplies the kept numbers by, their rounding among denormals included."""
     measures: int = 1
     """How many lists of tensors the rule takes the norms of."""
+    keeps: tuple[str, ...] = ()
+    """The names of its state in the shape of the parameters, which may be in bfloat16."""
 
 
 def with_lr(tfm: Transform, lr: float) -> list[Transform]:

@@ -110,11 +110,10 @@ def full(tensor: Tensor) -> Tensor:
     return tensor if layout is None else layout.whole(local(tensor))
 
 
-def put(tensor: Tensor, whole: Tensor) -> None:
-    """Write a whole tensor, as `full` gives it, into the part on this rank."""
+def like(tensor: Tensor, whole: Tensor) -> Tensor:
+    """Of a whole tensor, as `full` gives it, the part that this rank has of the other."""
     layout = layout_of(tensor)
-    if tensor is not whole:
-        local(tensor).copy_(whole if layout is None else layout.part(whole))
+    return whole if layout is None else layout.part(whole)
 
 
 def aligned_grads(params: Sequence[Tensor]) -> list[Tensor | None]:

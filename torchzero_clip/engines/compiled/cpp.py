@@ -34,6 +34,7 @@ TYPES = {
 }
 """The C++ types of the entries of buffers; arithmetic is in float or double."""
 VECTORS = {torch.float32: "float", torch.float64: "double", torch.bool: "bool"}
+VECTORS |= {torch.int32: "int32_t"}
 SOURCE = """// with kernel.h {header}
 #include "kernel.h"
 
@@ -89,7 +90,9 @@ def source(program: Program) -> str | None:
         lines.append(f"const {line[0]} v{len(values)} = {line[1]};")
         values.append(line[0])
     for i, value in program.stores:
-        lines.append(f"x{i}[j] = stored<{TYPES[program.buffers[i]]}>(v{value});")
+        kept = program.nodes[value][0] == "round"
+        how = "cut" if kept else f"stored<{TYPES[program.buffers[i]]}>"
+        lines.append(f"x{i}[j] = {how}(v{value});")
     loop = EACH
     if program.measured is not None:
         loop, how = MEASURED[program.measured[0]]
@@ -117,6 +120,9 @@ def _line(
     if name == "load":
         i = operands[0][1]
         return _wide(TYPES[program.buffers[i]]), f"load(x{i}[j])"
+    if name == "round":
+        value, key, start, half = [which for _, which in operands]
+        return "float", f"rounded<{half}>(v{value}, vector{key}, vector{start}, j)"
     first = values[operands[0][1]]
     if name == "to":
         to = TYPES.get(getattr(torch, operands[1][1].removeprefix("torch.")))

@@ -13,6 +13,7 @@ from torch.autograd.graph import increment_version
 from torchzero_clip.core.engine import Factors, Group, Rule, Session, State, updated
 from torchzero_clip.core.norms import statistics
 from torchzero_clip.core.skip import Skip
+from torchzero_clip.core.stochastic import Rounding
 from torchzero_clip.core.tensorlist import Operand, TensorList
 from torchzero_clip.core.tensors import all_plain, same_shapes
 from torchzero_clip.engines.compiled.buffers import Buffers, apart
@@ -22,6 +23,7 @@ from torchzero_clip.engines.compiled.program import Launch, Programs
 from torchzero_clip.engines.compiled.tape import Tape
 from torchzero_clip.engines.compiled.trace import GRADIENTS, PARAMETERS, Trace, Traced
 from torchzero_clip.engines.eager import Eager
+from torchzero_clip.engines.kept import Kept, settle
 from torchzero_clip.engines.workspace import Workspaces
 
 
@@ -132,6 +134,9 @@ class Compiled:
         return statistics([value for value in values if value is not None], m)
 
 
+FLOAT32 = ("dtype", str(torch.float32))
+
+
 class CompiledSession:
     """The tensors of one bucket during one step, on one trace."""
 
@@ -139,6 +144,7 @@ class CompiledSession:
         self._trace = trace
         self.params: TensorList = Traced(trace, buffer=PARAMETERS, owned=False)
         self.grads: TensorList = Traced(trace, buffer=GRADIENTS, owned=False)
+        self._kept_state: dict[str, tuple[TensorList, TensorList, Rounding]] = {}  # until settled
 
     @property
     def skip(self) -> Skip | None:
@@ -155,11 +161,39 @@ class CompiledSession:
         made.measure = u.measure
         return made
 
-    def state(self, name: str, tensors: Sequence[Tensor]) -> TensorList:
-        made = self._trace.record(tensors, name)
-        if self.skip is not None and not isinstance(made, Traced):
+    def state(
+        self, name: str, tensors: Sequence[Tensor], rounding: Rounding | None = None
+    ) -> TensorList:
+        if rounding is not None and name in self._kept_state:
+            return self._kept_state[name][0]
+        stored = self._trace.record(tensors, name)
+        traced = isinstance(stored, Traced)
+        if self.skip is not None and not traced:
             self.skip.hold(tensors)
-        return made
+        if rounding is None:
+            return stored
+        wide = stored.to(torch.float32) if traced else Kept(tensors, rounding)
+        self._kept_state[name] = wide, stored, rounding
+        return wide
+
+    def settle(self, path: str) -> None:
+        for name in [name for name in self._kept_state if name.rpartition("/")[0] == path]:
+            wide, stored, rounding = self._kept_state.pop(name)
+            if isinstance(wide, Kept):
+                settle([wide])
+            elif isinstance(wide, Traced) and isinstance(stored, Traced):
+                self._round(wide, stored, rounding)
+
+    def _round(self, wide: Traced, stored: Traced, rounding: Rounding) -> None:
+        """Round a list, where it has changed, into the buffer of the stored one."""
+        trace, bits, value = self._trace, rounding.bits, wide.value
+        if trace.nodes[value] == ("to", (("value", stored.value), FLOAT32)):
+            return
+        assert stored.buffer is not None
+        trace.elements = bits.elements
+        vectors = trace.whole(bits.keys), trace.whole(bits.elements.starts)
+        operands = (("value", value), *vectors, ("half", rounding.half))
+        trace.current[stored.buffer] = trace.node("round", operands, torch.bfloat16)
 
     def update(self, rule: Rule, u: TensorList, state: State, group: Group) -> TensorList:
         return self.adopt(updated(rule, self.adopt(u), state, _undecided(group)))

@@ -34,6 +34,19 @@ static inline bfloat bfloat_of(float x) {
     const uint32_t all = bits(x), rounded = (all + 0x7fff + ((all >> 16) & 1)) >> 16;
     return bfloat{uint16_t(x != x ? 0x7fc0 : rounded)};
 }
+// The bits that stochastic.py draws, and the neighbour of x that they choose.
+static inline uint32_t mixed(uint32_t x) {
+    x *= 0x7feb352d;
+    x = (x ^ (x >> 15)) * 0x846ca68b;
+    return x ^ (x >> 16);
+}
+template <int half>
+static inline float rounded(float x, int32_t key, int32_t start, int64_t j) {
+    const uint32_t all = mixed(uint32_t(key) ^ (uint32_t(start) + uint32_t(j)));
+    const uint32_t noise = half ? all >> 16 : all & 0xffff;
+    return x != x ? x : number((bits(x) + noise) & 0xffff0000);
+}
+static inline bfloat cut(float x) { return bfloat{uint16_t(bits(x) >> 16)}; }
 static inline half half_of(float x) {
     const uint32_t all = bits(x), size = all & 0x7fffffff;
     const uint32_t small = bits(number(size) + 0.5f) - 0x3f000000;  // rounded to what half has

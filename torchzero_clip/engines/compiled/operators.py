@@ -35,7 +35,8 @@ OPERATORS: dict[str, Operator] = {
     "isinf": Operator("torch.isinf({0})", "std::fabs({0}) == INFINITY", boolean=True),
     "isnan": Operator("torch.isnan({0})", "{0} != {0}", boolean=True),
 }
-"""The names of nodes in a trace, besides "load" (of a buffer) and "to" (another dtype)."""
+"""The names of nodes in a trace, besides "load" (of a buffer), "to" (another dtype) and "round" (to
+bfloat16, up or down by the bits of a key and of each element)."""
 
 SYNONYMS = {"add_scaled": "addcmul"}
 """Operators of TensorList that are another one here: a factor that is now 1, now a tensor,

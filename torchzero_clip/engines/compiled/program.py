@@ -16,12 +16,14 @@ import torch
 from torch import Tensor
 
 from torchzero_clip.core.norms import Measure
+from torchzero_clip.core.stochastic import Elements, rounded
 from torchzero_clip.engines.compiled.buffers import Buffer
 from torchzero_clip.engines.compiled.operators import OPERATORS
 
 Operand: TypeAlias = "tuple[str, Any]"
 """A kind and which of it: ("value", node), ("buffer", i), ("number", i), ("scalar", i), ("vector",
-i) or ("dtype", name). Scalars are 0-dim tensors on the device; vectors have an entry a tensor."""
+i), ("dtype", name) or ("half", 0 or 1) of random bits. Scalars are 0-dim tensors on the device;
+vectors have an entry a tensor."""
 Node: TypeAlias = "tuple[str, tuple[Operand, ...]]"
 """An operator and its operands; the first is a value, or the buffer that is loaded."""
 Stores: TypeAlias = "Mapping[int, int]"
@@ -73,6 +75,7 @@ class Program(NamedTuple):
                 "number": f"number[{which}]",
                 "vector": f"vector{which}[{lane}]",
                 "dtype": str(which),
+                "half": str(which),
             }.get(kind, f"{kind}{which}")
 
         body = []
@@ -83,6 +86,8 @@ class Program(NamedTuple):
                 text = terms[0] + (".clone()" if i in kept else "")
             elif name == "to":
                 text = f"{terms[0]}.to({terms[1]})"
+            elif name == "round":
+                text = f"rounded({', '.join(terms)})"
             else:
                 text = OPERATORS[name].torch.format(*terms)
             body.append(f"v{i}_{lane} = {text}")
@@ -95,7 +100,7 @@ def plain(program: Program, width: int) -> Callable[..., Any]:
     source = program.source(width)
     name = f"<torchzero_clip program {zlib.crc32(source.encode()):x}>"
     linecache.cache[name] = (len(source), None, source.splitlines(keepends=True), name)
-    space: dict[str, Any] = {"torch": torch}
+    space: dict[str, Any] = {"torch": torch, "rounded": rounded}
     exec(compile(source, name, "exec"), space)
     made: Callable[..., Any] = space["program"]
     return made
@@ -121,6 +126,8 @@ class Launch(NamedTuple):
     scalars: list[Tensor]
     sizes: list[int]
     """The number of entries of each tensor."""
+    elements: Elements | None = None
+    """The places of entries in whole parameters, where some are rounded by them."""
 
     @property
     def read(self) -> set[int]:
@@ -134,7 +141,8 @@ class Launch(NamedTuple):
 
     def misfits(self) -> list[int]:
         """The tensors with gaps in memory, or with another order in one buffer than in another."""
-        if all([buffer.contiguous for buffer in self.buffers]):
+        in_order = self.elements is None or self.elements.contiguous
+        if in_order and all([buffer.contiguous for buffer in self.buffers]):
             return []
         return [i for i in range(len(self.sizes)) if not self._fits(i)]
 
@@ -142,14 +150,23 @@ class Launch(NamedTuple):
         if any([buffer.vectors[i] is None for buffer in self.buffers]):
             return False
         some = [buffer.tensors[i] for buffer in self.buffers]
+        if self.elements is not None and not self.elements.follow(i, some[0]):
+            return False
         return len({t.stride() for t in some}) == 1 or all([t.is_contiguous() for t in some])
 
     def plainly(self, i: int) -> Tensor | None:
         """Run the program for the i-th tensors, node by node; returns the value to be measured."""
-        vectors = [vector[i : i + 1] for vector in self.vectors]
+        vectors = [self._entry(vector, i) for vector in self.vectors]
         tensors = [torch.atleast_1d(buffer.tensors[i]) for buffer in self.buffers]
         values = plain(self.program, 1)(self.numbers, *vectors, *self.scalars, *tensors)
         return None if values is None else values[0]
+
+    def _entry(self, vector: Tensor, i: int) -> Tensor:
+        """A vector of one entry, that of the i-th tensors; for all their elements a row of them."""
+        if self.elements is None or vector is not self.elements.starts:
+            return vector[i : i + 1]
+        like = self.buffers[0].tensors[i]
+        return torch.atleast_1d(self.elements.index(i, like)).unsqueeze(0)
 
 
 class Programs:

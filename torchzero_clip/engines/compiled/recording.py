@@ -130,6 +130,12 @@ class Recording:
         self.vectors.append(x.detach().to(self.device, dtype, copy=True).contiguous())
         return "vector", len(self.vectors) - 1
 
+    def whole(self, x: Tensor) -> Operand:
+        """A vector of whole numbers, which stay as they are."""
+        known = [i for i, vector in enumerate(self.vectors) if vector is x]
+        self.vectors += [] if known else [x]
+        return "vector", known[0] if known else len(self.vectors) - 1
+
     def _scalar(self, x: Tensor) -> Operand | None:
         if x.is_complex():
             return None

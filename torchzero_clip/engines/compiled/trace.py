@@ -19,6 +19,7 @@ from torchzero_clip.core.lazy import Lazy
 from torchzero_clip.core.norms import NAMED, Measure, numbers, statistics
 from torchzero_clip.core.skip import Skip
 from torchzero_clip.core.state import state_dtype
+from torchzero_clip.core.stochastic import Elements
 from torchzero_clip.core.tensorlist import TensorList
 from torchzero_clip.engines.compiled.buffers import Buffer
 from torchzero_clip.engines.compiled.program import Launch, Measured, Operand, Stores
@@ -185,6 +186,7 @@ class Trace(Recording):
         if self.tape is not None:
             self.read = self.tape.read
             self.tape.open(*self.buffers)
+        self.elements: Elements | None = None  # of the parameters, where state is rounded
 
     def clear(self) -> None:
         super().clear()
@@ -294,6 +296,7 @@ class Trace(Recording):
             [self.vectors[i] for i in found.vectors],
             [self.scalars[i] for i in found.scalars],
             self.sizes,
+            self.elements,
         )
         run = self.runner.run
         return run(launch) if self.tape is None else self.tape.launch(run, launch, given)

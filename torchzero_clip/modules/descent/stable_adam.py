@@ -67,6 +67,7 @@ class StableAdam(NormRule):
         growth = u.div(root.maximum(eps))
         adam = root.add_(eps).mul_(1 - beta1**t).reciprocal_().mul_(m)
         adam.add_(pairs(group["params"]), alpha=group["weight_decay"])
+        bucket.settle()
         if not bucket.dtype.is_complex:
             return adam, growth
         return unpaired(adam), unpaired(growth.mul_(0.5**0.5))  # each is two entries of the mean

@@ -58,10 +58,12 @@ class Accumulate(Transform):
     def _add(self, bucket: Bucket) -> None:
         """Take the update into the sums; those of the last large step begin anew."""
         key, sums = f"{bucket.bound.path}/begun", bucket.state["sum"]
-        rows = zip(sums, bucket.param_states, strict=True)
-        for t in [t for t, state in rows if not state.get(key)]:
-            t.zero_()
+        begun = [bool(state.get(key)) for state in bucket.param_states]
+        if not all(begun):
+            for t in [t for t, on in zip(sums, begun, strict=True) if not on]:
+                t.zero_()
         sums.add_(bucket.u)
+        bucket.settle()
         for state in bucket.param_states:
             state[key] = 1
 

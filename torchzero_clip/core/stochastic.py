@@ -1,0 +1,198 @@
+"""Stochastic rounding of state: float32 numbers in bfloat16, up or down as random bits decide.
+
+The bits are a hash of a seed, the step, the parameter and the element. So they are the same in
+every engine and however a parameter is sharded, and a run that goes on from a checkpoint has those
+that it would have had.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple, TypeAlias
+
+import torch
+from torch import Tensor
+
+from torchzero_clip.core.norms.shards import Layout, local
+
+DRAWS = SEED, STEP = "state/seed", "state/step"  # in the chain of every group
+DROPPED = {torch.bfloat16: 16, torch.float16: 13}  # the bits that float32 has more
+SCALE = {torch.bfloat16: 1.0, torch.float16: 2.0**-112}  # see `carried`
+
+
+def mix_(x: Tensor) -> Tensor:
+    """A hash of whole numbers of 32 bits, by the factors of lowbias32; kernel.h has the same."""
+    x = x.mul_(0x7FEB352D)
+    x = x.bitwise_xor_((x >> 15).bitwise_and_(0x1FFFF)).mul_(0x846CA68B - 2**32)
+    return x.bitwise_xor_((x >> 16).bitwise_and_(0xFFFF))
+
+
+def carried(x: Tensor, noise: Tensor, dtype: torch.dtype) -> Tensor:
+    """Float32 numbers at one of their two neighbours in `dtype`, at the nearer more often.
+
+    Noise in the bits that are dropped carries into those that stay as often as it should. Float16
+    has denormals below 2^-14 where float32 has them below 2^-126: 2^-112 makes these the same.
+    """
+    bits, scale = DROPPED[dtype], SCALE[dtype]
+    scaled = x.mul(scale) if scale != 1 else x
+    sums = noise.add_(scaled.view(torch.int32)).bitwise_and_(-(2**bits)).view(torch.float32)
+    sums = sums.div_(scale) if scale != 1 else sums
+    return torch.maximum(sums, torch.minimum(sums, x))  # NaN where x is
+
+
+def rounded(x: Tensor, key: Tensor, start: Tensor, half: int) -> Tensor:
+    """Float32 numbers in bfloat16, rounded up or down by one half of a hash of key and element.
+
+    `start` is the first of the elements, which then are one after another, or all of them.
+    """
+    if start.dim() == 0:
+        start = start + torch.arange(x.numel(), dtype=torch.int32, device=x.device).view(x.shape)
+    return _rounded(x, mix_(start ^ key), half)
+
+
+def _rounded(x: Tensor, bits: Tensor, half: int) -> Tensor:
+    noise = (bits >> 16).bitwise_and_(0xFFFF) if half else bits.bitwise_and(0xFFFF)
+    return carried(x, noise, torch.bfloat16).to(torch.bfloat16)
+
+
+class Elements:
+    """The elements of parameters: the place that each entry has in the memory of the whole one.
+
+    Args:
+        params: The parameters, whole or sharded.
+        layouts: Of each parameter, where it is sharded.
+    """
+
+    def __init__(self, params: Sequence[Tensor], layouts: Sequence[Layout | None]) -> None:
+        self.strides = [_strides(p.shape, p.stride()) for p in params]
+        rows = zip([local(p).shape for p in params], self.strides, strict=True)
+        forms = [(shape, _contiguous(shape), whole) for shape, whole in rows]
+        self.contiguous = all([_in_order(*form) for form in forms])
+        """Whether the elements of contiguous tensors like these are in order in their memory."""
+        starts = [
+            _start(layout, strides) for layout, strides in zip(layouts, self.strides, strict=True)
+        ]
+        self.starts = torch.tensor(starts, dtype=torch.int32, device=params[0].device)
+
+    def follow(self, i: int, t: Tensor) -> bool:
+        """Whether the elements of a tensor like the i-th are one after another in its memory."""
+        return _in_order(t.shape, t.stride(), self.strides[i])
+
+    def index(self, i: int, t: Tensor) -> Tensor:
+        """The element of every entry of a tensor like the i-th."""
+        out = self.starts[i].to(torch.int64)
+        for d, (n, stride) in enumerate(zip(t.shape, self.strides[i], strict=True)):
+            along = torch.arange(n, device=t.device) * stride
+            out = out + along.view(-1, *[1] * (t.dim() - d - 1))
+        return out.to(torch.int32)
+
+
+Where: TypeAlias = "Sequence[tuple[int, int]]"
+"""Parts of tensors: which tensor, and where in its memory each begins; several parts are whole."""
+
+
+class Bits:
+    """The random bits of a step for some parameters, 32 for each element.
+
+    Args:
+        keys: A whole number for each parameter.
+        elements: The elements of the parameters.
+    """
+
+    def __init__(self, keys: Tensor, elements: Elements) -> None:
+        self.keys, self.elements = keys, elements
+        self._last: tuple[Where, Tensor] = (), keys
+
+    def of(self, where: Where, sizes: Sequence[int]) -> Tensor:
+        """The bits of parts of these sizes, as a vector that two states ask for in turn."""
+        if self._last[0] != where:
+            self._last = where, self._make(where, sizes)
+        return self._last[1]
+
+    def _make(self, where: Where, sizes: Sequence[int]) -> Tensor:
+        (first, at), count, total = where[0], len(where), sum(sizes)
+        keys, starts = [x[first : first + count] for x in (self.keys, self.elements.starts)]
+        places = torch.arange(total, dtype=torch.int32, device=keys.device)
+        if count > 1:
+            ends = list(itertools.accumulate(sizes, initial=0))
+            begins, repeats = torch.tensor([ends[:-1], sizes], device=keys.device)
+            rows = torch.stack([keys, (starts - begins).to(torch.int32)])
+            keys, starts = rows.repeat_interleave(repeats, dim=1, output_size=total).unbind()
+        return mix_(places.add_(starts).add_(at).bitwise_xor_(keys))
+
+
+class Rounding(NamedTuple):
+    """How the state of one name of some parameters is rounded in this step."""
+
+    bits: Bits
+    half: int
+    """Which 16 of the bits are its own."""
+
+    def store(self, where: Where, targets: list[Tensor], values: list[Tensor]) -> None:
+        """Round vectors, parts of tensors as they lie in memory, into bfloat16."""
+        sizes = [t.numel() for t in targets]
+        x = values[0] if len(values) == 1 else torch.cat(values)
+        made = _rounded(x, self.bits.of(where, sizes), self.half)
+        torch._foreach_copy_(targets, list(made.split(sizes)))
+
+    def store_whole(self, i: int, target: Tensor, values: Tensor) -> None:
+        """Round the i-th tensor, whatever the order of its elements in memory."""
+        index = self.bits.elements.index(i, target)
+        target.copy_(_rounded(values, mix_(index ^ self.bits.keys[i]), self.half))
+
+
+def keys_of(places: Sequence[int], numbers: Sequence[int], device: torch.device) -> Tensor:
+    """A whole number for each place, a hash of it and of some numbers."""
+    keys = torch.tensor(places, dtype=torch.int32, device=device)
+    for number in numbers:
+        keys = mix_(keys.bitwise_xor_(_signed(number)))
+    return keys
+
+
+def prepare_draws(groups: Sequence[Mapping[str, Any]]) -> None:
+    """Put the seed and the count of steps into the groups that have none."""
+    for group in groups:
+        chain = group["chain"]
+        if STEP not in chain:
+            device = group["params"][0].device if group["params"] else "cpu"
+            chain[STEP] = torch.zeros((), dtype=torch.int32, device=device)
+            chain.setdefault(SEED, 0)
+
+
+def _contiguous(shape: Sequence[int]) -> tuple[int, ...]:
+    """The strides of a contiguous tensor."""
+    out = [1]
+    for n in reversed(shape[1:]):
+        out.append(out[-1] * max(n, 1))
+    return tuple(reversed(out)) if len(shape) else ()
+
+
+def _strides(shape: Sequence[int], strides: tuple[int, ...]) -> tuple[int, ...]:
+    """The strides of a whole parameter, without gaps."""
+    if strides == _contiguous(shape):
+        return strides
+    return torch.empty_like(torch.empty_strided(shape, strides, device="meta")).stride()
+
+
+def _in_order(shape: Sequence[int], strides: Sequence[int], whole: Sequence[int]) -> bool:
+    """Whether memory of these strides goes by those of a whole."""
+    rows = [row for row in zip(shape, strides, whole, strict=True) if row[0] > 1]
+    last = sum([(n - 1) * stride for n, stride, _ in rows])
+    numel = math.prod(shape)
+    return last < max(numel, 1) and all([stride == wanted for _, stride, wanted in rows])
+
+
+def _start(layout: Layout | None, strides: Sequence[int]) -> int:
+    """The first element of the part that is here, as a whole number of 32 bits."""
+    if layout is None:
+        return 0
+    ends = layout.extents(layout.mesh.get_coordinate())
+    first = sum([begin * stride for (begin, _), stride in zip(ends, strides, strict=True)])
+    return _signed(first)
+
+
+def _signed(x: int) -> int:
+    """A whole number of 32 bits, as int32 has it."""
+    return (x + 2**31) % 2**32 - 2**31
