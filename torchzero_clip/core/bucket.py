@@ -13,16 +13,10 @@ from torchzero_clip.core.link import Link
 from torchzero_clip.core.norms.shards import aligned_grads, local
 from torchzero_clip.core.part import Part, Roster, label
 from torchzero_clip.core.skip import Skip, Skipped
-from torchzero_clip.core.stochastic import (
-    SEED,
-    STEP,
-    Bits,
-    Rounding,
-    mix_,
-    prepare_draws,
-)
+from torchzero_clip.core.state import share_vectors
+from torchzero_clip.core.stochastic import SEED, STEP, Bits, Rounding, mix_, prepare_draws
 from torchzero_clip.core.tensorlist import TensorList
-from torchzero_clip.core.tensors import same_shapes, share_memory
+from torchzero_clip.core.tensors import same_shapes
 
 
 class Step:
@@ -356,28 +350,3 @@ class Bucket:
         other = object.__new__(Bucket)
         vars(other).update(vars(self))
         return other
-
-
-def share_vectors(states: Sequence[dict[str, Any]], keys: Iterable[str]) -> None:
-    """Make the 0-dim tensors under each key the entries of one vector."""
-    for key in keys:
-        some = [state for state in states if isinstance(state.get(key), Tensor)]
-        row = [state[key] for state in some]
-        if row and not any(map(Tensor.dim, row)) and len(set(map(id, row))) == len(row):
-            for state, t in zip(some, share_memory(row), strict=True):
-                state[key] = t
-
-
-def count_step(buckets: Sequence[Bucket], name: str = "step", by: int = 1) -> int:
-    """The count of steps of this link, this one included: a number kept in every group."""
-    path, groups = f"{buckets[0].bound.path}/{name}", buckets[0].step.groups
-    buckets[0].step.read_skip(f"{buckets[0].bound.path} counts the steps that happen")
-    count = int(groups[0]["chain"].get(path, 0)) + by
-    keep_number(buckets, name, count)
-    return count
-
-
-def keep_number(buckets: Sequence[Bucket], name: str, value: int) -> None:
-    """Keep a number of this link in every group."""
-    for group in buckets[0].step.groups:
-        group["chain"][f"{buckets[0].bound.path}/{name}"] = value

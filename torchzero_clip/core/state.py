@@ -1,11 +1,14 @@
-"""State: its dtypes, and the tensors that it begins with."""
+"""State: its dtypes, and the tensors that it begins with and is held in."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
+
+from torchzero_clip.core.tensors import share_memory
 
 DOUBLE = (torch.float64, torch.complex128)
 HALF = (torch.float16, torch.bfloat16)
@@ -38,3 +41,13 @@ def statistic(value: Any, param: Tensor, dtype: torch.dtype | None = None) -> Te
     if isinstance(value, Tensor):
         return value.to(param.device, dtype if dtype is not None else value.dtype)
     return torch.full((), value, dtype=dtype or statistic_dtype(param), device=param.device)
+
+
+def share_vectors(states: Sequence[dict[str, Any]], keys: Iterable[str]) -> None:
+    """Make the 0-dim tensors under each key the entries of one vector."""
+    for key in keys:
+        some = [state for state in states if isinstance(state.get(key), Tensor)]
+        row = [state[key] for state in some]
+        if row and not any(map(Tensor.dim, row)) and len(set(map(id, row))) == len(row):
+            for state, t in zip(some, share_memory(row), strict=True):
+                state[key] = t

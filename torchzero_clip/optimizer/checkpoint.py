@@ -9,10 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torchzero_clip.core.bucket import share_vectors
 from torchzero_clip.core.description import RESERVED
 from torchzero_clip.core.link import Link
 from torchzero_clip.core.norms.shards import local
+from torchzero_clip.core.state import share_vectors
 from torchzero_clip.core.stochastic import DRAWS
 from torchzero_clip.optimizer.fingerprint import (
     fingerprint,
