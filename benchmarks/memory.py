@@ -204,6 +204,7 @@ def everything() -> int:
 def measure(name: str, size: str, rounds: int, device: str) -> Row:
     """Train with a combination."""
     width, layers, words, length = SETS[size]
+    before = everything()
     torch.manual_seed(0)
     model = GPT(width, layers, words, length).to(device)
     params = list(model.parameters())
@@ -225,7 +226,7 @@ def measure(name: str, size: str, rounds: int, device: str) -> Row:
     for _ in range(WARM_UP):
         train()
     held = [x for state in opt.state.values() for x in state.values()]
-    start = everything()
+    start = everything() - before
     kept = start - stored([*params, *held, tokens])
     peak, works = watched(train, device)
     times = []

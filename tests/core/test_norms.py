@@ -490,3 +490,19 @@ def test_nan_is_the_largest_of_all_percentiles():
     assert norms.percentile([x[6:]], 100.0) == inf
     assert norms.percentile([x, x.double()], 50.0).dtype == torch.float64
     assert norms.percentile([x[:0]], 50.0) == 0
+
+
+BESIDE = [(1,), (7,), (192,), (256,), (300,), (768,), (32, 32), (64, 64), (65, 64), (128, 256)]
+
+
+@pytest.mark.parametrize("order", [1, 2, 3, "linf", "l0", "mad", "std", "var", "sum"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64], ids=str)
+def test_a_norm_has_the_same_bits_whatever_is_measured_beside_it(order, dtype):
+    """Alone, with many of its shape, with large ones, and with some that leave the range."""
+    generator, m = torch.Generator().manual_seed(0), norms.measure(order)
+    drawn = [torch.randn(shape, generator=generator) for shape in BESIDE for _ in range(17)]
+    drawn += [*[t.t() for t in drawn if t.dim() > 1][:3], torch.randn(300, 300)]
+    tensors = [t.mul(10.0 ** -(i % 40)).to(dtype) for i, t in enumerate(drawn)]
+    together = norms.statistics(tensors, m)
+    alone = torch.cat([norms.statistics([t], m) for t in tensors], dim=1)
+    assert together.equal(alone)
