@@ -155,7 +155,7 @@ class Trace:
         """The link with a rule that measures units as the file will."""
         made = copy.copy(link)
         made.children = tuple(self._with_units(child) for child in link.children)
-        rule = made.transform = copy.copy(link.transform)
+        rule = made.acts = made.transform = copy.copy(link.transform)
         if isinstance(rule, NormRule):
             order = norms.measure(rule.ord)
             units: list[SourceUnits] = []
