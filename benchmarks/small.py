@@ -119,29 +119,31 @@ def parameters(shapes: Shapes) -> list[Parameter]:
     return params
 
 
-def run(race: Small, seconds: float) -> dict[str, list[float]]:
+def run(
+    race: Small, seconds: float, clock: Callable[[], float] = time.perf_counter
+) -> dict[str, list[float]]:
     """The seconds of a step of every contestant, round by round."""
     steps = {name: build(parameters(race.shapes)) for name, build in race.contestants.items()}
     counts = {}
     for name, step in steps.items():
         for _ in range(5):
             step()
-        counts[name] = max(1, round(TURN / timed(step, 1)))
+        counts[name] = max(1, round(TURN / timed(step, 1, clock)))
     gc.collect()
     times: dict[str, list[float]] = {name: [] for name in steps}
     order, end = list(steps), time.perf_counter() + seconds
     while time.perf_counter() < end or len(times[TORCH]) < 7:
         random.shuffle(order)
         for name in order:
-            times[name].append(timed(steps[name], counts[name]))
+            times[name].append(timed(steps[name], counts[name], clock))
     return times
 
 
-def timed(step: Step, count: int) -> float:
-    begin = time.perf_counter()
+def timed(step: Step, count: int, clock: Callable[[], float]) -> float:
+    begin = clock()
     for _ in range(count):
         step()
-    return (time.perf_counter() - begin) / count
+    return (clock() - begin) / count
 
 
 def main(given: Sequence[str] | None = None) -> None:
@@ -151,12 +153,16 @@ def main(given: Sequence[str] | None = None) -> None:
     )
     parser.add_argument("--races", nargs="+", choices=known, default=list(known))
     parser.add_argument("--seconds", type=float, default=5.0, help="for each race")
+    parser.add_argument(
+        "--cpu", action="store_true", help="CPU time of this process, for a busy machine"
+    )
     args = parser.parse_args(given)
+    clock = time.process_time if args.cpu else time.perf_counter
     torch.set_num_threads(1)
     bars = []
     print(f"{'race':<34}{'torch, µs':>10}   of that")
     for name in args.races:
-        times = run(known[name], args.seconds)
+        times = run(known[name], args.seconds, clock)
         base = statistics.median(times[TORCH])
         ratios = {
             who: statistics.median([a / b for a, b in zip(rows, times[TORCH], strict=True)])
