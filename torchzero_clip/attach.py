@@ -17,7 +17,7 @@ from torchzero_clip.core.combine import total_norm
 from torchzero_clip.core.norms.shards import local
 from torchzero_clip.optimizer import Modular
 from torchzero_clip.optimizer.keys import GroupKeys
-from torchzero_clip.optimizer.modular import evaluate, one_number
+from torchzero_clip.optimizer.loss import evaluate, one_number
 
 PARAMS = ("params", "param_names")
 KEY = "torchzero_clip"  # of a handle's state in the state dict of its optimizer

@@ -31,6 +31,7 @@ from torchzero_clip.optimizer.checkpoint import (
 from torchzero_clip.optimizer.explain import explain
 from torchzero_clip.optimizer.fingerprint import fingerprint, shared_start
 from torchzero_clip.optimizer.keys import GroupKeys, refuse_arguments
+from torchzero_clip.optimizer.loss import evaluate, one_number
 from torchzero_clip.optimizer.metrics import metrics_of
 from torchzero_clip.optimizer.replay import Replays
 from torchzero_clip.optimizer.rounding import (
@@ -346,21 +347,6 @@ class Modular(Optimizer):
             known = state["defaults"].keys() & self.keys.defaults
             self.keys.defaults.update({key: state["defaults"][key] for key in known})
         super().__setstate__(state)
-
-
-def one_number(loss: Any) -> Tensor | float | None:
-    """A loss as a number or a tensor that needs no gradient; None where it is no number."""
-    if isinstance(loss, Tensor) and loss.numel() == 1 and not loss.is_complex():
-        return loss.detach().reshape(())
-    return float(loss) if isinstance(loss, (int, float)) else None
-
-
-def evaluate(closure: Callable[[], Any] | None) -> Any:
-    """The loss of a closure, with gradients."""
-    if closure is None:
-        return None
-    with torch.enable_grad():
-        return closure()
 
 
 def _of_group(g: int, check: Callable[..., Any], *args: Any) -> Any:
