@@ -11,12 +11,11 @@ from torch import Tensor
 from torchzero_clip.core.engine import Engine, Group, Session, State
 from torchzero_clip.core.link import Link
 from torchzero_clip.core.norms.shards import aligned_grads, local
-from torchzero_clip.core.part import Part, Roster, label
+from torchzero_clip.core.part import Part, Roster
 from torchzero_clip.core.skip import Skip, Skipped
 from torchzero_clip.core.state import share_vectors
 from torchzero_clip.core.stochastic import SEED, STEP, Bits, Rounding, mix_, prepare_draws
 from torchzero_clip.core.tensorlist import TensorList
-from torchzero_clip.core.tensors import same_shapes
 
 
 class Step:
@@ -267,21 +266,8 @@ class Bucket:
                     f"{list(link.state_names(self.originals[0]))}"
                 ) from None
             if like_params and key not in self.part.checked:
-                self._check_shapes(key, rows[name])
-                self.part.checked.add(key)  # until the shape of a parameter changes
+                self.part.check_shapes(key, rows[name], self.settings)
         return rows
-
-    def _check_shapes(self, key: str, row: Sequence[Tensor]) -> None:
-        """Raise before memory is touched where a parameter has changed its shape."""
-        if same_shapes(row, self.originals):
-            return
-        rows = zip(self.places, self.originals, row, strict=True)
-        place, p, t = next(one for one in rows if one[1].shape != one[2].shape)
-        raise ValueError(
-            f"{label(self.index, self.settings, place)} has shape {tuple(p.shape)} now, and state "
-            f"{key!r} of shape {tuple(t.shape)}: when you change the shape of a parameter, "
-            "delete optimizer.state[p], or make a new optimizer"
-        )
 
     def make_state(self) -> None:
         """Make the link's state for the parameters that have none yet."""

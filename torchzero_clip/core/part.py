@@ -82,6 +82,19 @@ class Part:
             and set(map(DEVICE, params)) == {self.device}
         )
 
+    def check_shapes(self, key: str, row: Sequence[Tensor], group: Mapping[str, Any]) -> None:
+        """Raise before memory is touched where a parameter has another shape than its state."""
+        if same_shapes(row, self.originals):
+            self.checked.add(key)  # until the shape of a parameter changes
+            return
+        rows = zip(self.places, self.originals, row, strict=True)
+        place, p, t = next(one for one in rows if one[1].shape != one[2].shape)
+        raise ValueError(
+            f"{label(self.index, group, place)} has shape {tuple(p.shape)} now, and state "
+            f"{key!r} of shape {tuple(t.shape)}: when you change the shape of a parameter, "
+            "delete optimizer.state[p], or make a new optimizer"
+        )
+
     def select(self, where: Sequence[int]) -> Part:
         """The part of some of the parameters."""
         key = tuple(where)
