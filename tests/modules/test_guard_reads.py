@@ -208,11 +208,11 @@ def test_explain_says_nothing_of_a_chain_without_guards():
 # ---------------------------------------------------------------------- a long run
 
 
-def sequence(steps: int, seed: int = 0) -> list[tuple[Tensor, float]]:
-    """Gradients, and what spoils a hundredth of them each: NaN, and a factor of 1e6."""
-    generator = torch.Generator().manual_seed(seed)
+def sequence(steps: int, share: float = 0.05) -> list[tuple[Tensor, float]]:
+    """Gradients, and what spoils such a share of them each: NaN, and a factor of 1e6."""
+    generator = torch.Generator().manual_seed(0)
     drawn = torch.rand(steps, generator=generator).tolist()
-    spoils = [nan if x < 0.01 else 1e6 if 0.01 < x < 0.02 and i > 64 else 1.0
+    spoils = [nan if x < share else 1e6 if x < 2 * share and i > 64 else 1.0
               for i, x in enumerate(drawn)]  # fmt: skip
     return [(torch.randn(20, generator=generator), spoil) for spoil in spoils]
 
@@ -230,14 +230,9 @@ LONG: dict[str, Callable[[], Links]] = {**FUSED, **OTHERS}
 WAYS = ["fused", "plain", "recorded", pytest.param("native", marks=pytest.mark.slow)]
 
 
-@pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("chain", LONG)
-@pytest.mark.parametrize("steps", [300, pytest.param(10_000, marks=pytest.mark.slow)])
-def test_a_run_with_bad_steps_is_the_run_without_them(steps, chain, way):
-    given = sequence(steps)
+def check(given: Sequence[tuple[Tensor, float]], chain: str, way: str) -> None:
+    """A run with bad steps behind guards, and one without both, leave the same."""
     good = [row for row in given if row[1] == 1]
-    skipped = len(given) - len(good)
-    assert skipped > steps / 100
     p, opt = follow(given, way, [Guard(), SkipSpike(), *LONG[chain]()])
     expected, other = follow(good, way, LONG[chain]())
     same(p, expected)
@@ -245,7 +240,21 @@ def test_a_run_with_bad_steps_is_the_run_without_them(steps, chain, way):
     assert mine.keys() == theirs.keys()
     same(dict(mine), dict(theirs))
     held = opt.param_groups[0]["chain"]
-    assert held["Guard/skipped"] + held["SkipSpike/skipped"] == skipped
+    assert held["Guard/skipped"] > 0
+    assert held["SkipSpike/skipped"] > 0
+    assert held["Guard/skipped"] + held["SkipSpike/skipped"] == len(given) - len(good)
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("chain", LONG)
+def test_a_run_with_bad_steps_is_the_run_without_them(chain, way):
+    check(sequence(120), chain, way)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("way", ["fused", "plain", "native"])
+def test_ten_thousand_steps_of_which_two_in_a_hundred_are_bad(way):
+    check(sequence(10_000, share=0.01), "clip and AdamW", way)
 
 
 @pytest.mark.parametrize("way", ["fused", "plain", "recorded"])
@@ -255,7 +264,7 @@ def test_a_run_goes_on_from_a_checkpoint_as_if_it_had_not_ended(way):
         SkipSpike(window=8, least=4),
         *FUSED["ZClip and momentum"](),
     ]
-    given, end = sequence(200, seed=1), 100
+    given, end = sequence(120), 80
     given[20], given[end - 1], given[end] = [(given[0][0], bad) for bad in (1e6, nan, 1e6)]
     whole, _ = follow(given, way, chain)
     first, opt = follow(given[:end], way, chain)
