@@ -41,6 +41,7 @@ from torchzero_clip import (
 )
 from torchzero_clip.engines.compiled import inductor
 from torchzero_clip.engines.compiled.tape import Tape
+from torchzero_clip.optimizer import replay
 from torchzero_clip.optimizer.replay import repeatable
 
 SHAPES = [(5, 4), (4,), (), (3, 4), (0,), (1,)]
@@ -396,6 +397,29 @@ def test_links_whose_code_may_differ_from_step_to_step_are_never_replayed(make: 
 
 def test_rounding_of_half_precision_draws_and_is_not_replayed() -> None:
     assert model(headline(), rounding="stochastic")._replays is None
+
+
+@pytest.mark.parametrize("why", ["refused", "state that moves", "gradients that share memory"])
+def test_what_cannot_be_repeated_is_recorded_ever_more_seldom(
+    monkeypatch: pytest.MonkeyPatch, why: str
+) -> None:
+    twins, taken = Twins(headline), []
+
+    class Taken(Tape):
+        def __init__(self) -> None:
+            super().__init__()
+            taken.append(self)
+            if why == "refused":
+                self.refuse(why)
+
+    def restless(opt: Modular) -> None:
+        for state in opt.state.values():
+            state["Adam/exp_avg"] = state["Adam/exp_avg"].clone()
+
+    changes = {"state that moves": restless, "gradients that share memory": shared_gradients}
+    monkeypatch.setattr(replay, "Tape", Taken)
+    assert not any([twins.step(changes.get(why)) for _ in range(40)])
+    assert 1 <= len(taken) <= (1 if why != "state that moves" else 12)
 
 
 def test_gradients_are_let_go_between_steps() -> None:

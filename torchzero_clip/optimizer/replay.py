@@ -107,14 +107,15 @@ class Replays:
                 records = anew([{**group, **self._named(group, names)} for group in groups])
         finally:
             self._engine.tape = None
-        self.count = 0
+        self.count, again = 0, self._wait
+        self._alike, self._wait = 0, min(2 * self._wait, SELDOM)  # unless it can be repeated
         records = {path: _filled(x, iter(_tensors(x)), groups) for path, x in records.items()}
         if tape.refused is not None or not premises.knows(tape.leaves):
             self._wait = SELDOM
         elif premises.hold(parts, groups, states):  # now as before the step
             repeated = tape.function([t for x in records.values() for t in _tensors(x)])
             empty = {path: _filled(x, itertools.repeat(None), ()) for path, x in records.items()}
-            self._tape = premises, repeated, empty
+            self._tape, self._wait, self._alike = (premises, repeated, empty), again, 1
         return records
 
     def _named(self, group: Mapping[str, Any], names: Any) -> dict[str, Any]:
