@@ -289,15 +289,11 @@ class Trace(Recording):
         found = self.runner.programs.find(self.nodes, stores, measured, dtypes, self.device)
         like = torch.empty(0, dtype=torch.float64, device=self.device)
         given = [self.numbers[i] for i in found.numbers]
-        launch = Launch(
-            found.program,
-            [self.buffers[i] for i in found.buffers],
-            numbers(given or [0.0], like),
-            [self.vectors[i] for i in found.vectors],
-            [self.scalars[i] for i in found.scalars],
-            self.sizes,
-            self.elements,
-        )
+        buffers = [self.buffers[i] for i in found.buffers]
+        vectors = [self.vectors[i] for i in found.vectors]
+        scalars = [self.scalars[i] for i in found.scalars]
+        sent = numbers(given or [0.0], like)
+        launch = Launch(found.program, buffers, sent, vectors, scalars, self.sizes, self.elements)
         run = self.runner.run
         return run(launch) if self.tape is None else self.tape.launch(run, launch, given)
 
