@@ -270,7 +270,7 @@ def _flat(chain: Chain) -> Iterator[Any]:
 def _chain(links: list[str]) -> list[str]:
     """The links of a chain, as one would write them."""
     whole = f"Chain({', '.join(links)})"
-    if len(whole) <= WIDTH - 4:
+    if len(whole) <= WIDTH - 4 - len(" as plain torch."):
         return [whole]
     return ["Chain(", *[f"    {link}," for link in links], ")"]
 
