@@ -33,7 +33,7 @@ from torchzero_clip.optimizer.fingerprint import fingerprint, shared_start
 from torchzero_clip.optimizer.keys import GroupKeys, refuse_arguments
 from torchzero_clip.optimizer.loss import evaluate, one_number
 from torchzero_clip.optimizer.metrics import metrics_of
-from torchzero_clip.optimizer.replay import Replays
+from torchzero_clip.optimizer.repeats import Repeats
 from torchzero_clip.optimizer.rounding import (
     adapted,
     check_rounding,
@@ -120,10 +120,10 @@ class Modular(Optimizer):
         self._records: dict[str, Any] = {}
         self._reported: dict[str, Any] = {}  # of the next step
         self._roster = Roster()
-        self._replays: Replays | None = None
+        self._repeats: Repeats | None = None
         if isinstance(self.engine, Compiled) and rounding == "nearest":
-            replays = Replays(self.links, self.keys, self.engine)
-            self._replays = replays if replays.possible else None
+            repeats = Repeats(self.links, self.keys, self.engine)
+            self._repeats = repeats if repeats.possible else None
 
     # ------------------------------------------------------------------ the step
 
@@ -131,16 +131,16 @@ class Modular(Optimizer):
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Send the gradients through the chain and move the parameters."""
         loss = evaluate(closure)
-        if self._replays is not None and self._replayable():
+        if self._repeats is not None and self._repeatable():
             self._check_keys()
             self._reported.clear()  # no guard is there to ask for it
             given = self.param_groups, self.state, self._seen_values, self._roster
-            self._records = self._replays.step(*given, self._anew)
+            self._records = self._repeats.step(*given, self._anew)
         else:
             self._run(self._begin(loss))
         return loss
 
-    def _replayable(self) -> bool:
+    def _repeatable(self) -> bool:
         """Whether this step may be done from a tape: no compiler and nobody else looks on."""
         watched = isinstance(self.engine, Compiled) and self.engine.watch is not None
         return not (watched or self.process_group is not None or torch.compiler.is_compiling())

@@ -17,7 +17,7 @@ States = Mapping[Tensor, Mapping[str, Any]]
 
 
 class Premises:
-    """The tensors of a step, by identity, address and form; they are compared before a replay.
+    """The tensors of a step, by identity, address and form; they are compared before a repeat.
 
     Gradients are others in every step: of theirs the form and that they lie apart from the
     parameters is compared.

@@ -41,8 +41,8 @@ from torchzero_clip import (
 )
 from torchzero_clip.engines.compiled import inductor
 from torchzero_clip.engines.compiled.tape import Tape
-from torchzero_clip.optimizer import replay
-from torchzero_clip.optimizer.replay import repeatable
+from torchzero_clip.optimizer import repeats
+from torchzero_clip.optimizer.repeats import repeatable
 
 SHAPES = [(5, 4), (4,), (), (3, 4), (0,), (1,)]
 Chain = Sequence[Transform]
@@ -82,23 +82,23 @@ def holds(opt: Modular) -> list[Any]:
 
 
 class Twins:
-    """The same optimizer twice: one replays, the other does every step anew."""
+    """The same optimizer twice: one repeats, the other does every step anew."""
 
     def __init__(self, chain: Callable[[], Chain], **options: Any) -> None:
         self.both = [model(chain(), **options) for _ in range(2)]
         self.fast, self.slow = self.both
-        assert self.fast._replays is not None
-        self.slow._replays = None
+        assert self.fast._repeats is not None
+        self.slow._repeats = None
         self.count = 0
 
     @property
-    def replays(self) -> int:
-        assert self.fast._replays is not None
-        return self.fast._replays.count
+    def repeats(self) -> int:
+        assert self.fast._repeats is not None
+        return self.fast._repeats.count
 
     def step(self, change: Change | None = None, scale: float = 1.0) -> bool:
-        """A step of both, which must agree; returns whether it was a replay."""
-        before = self.replays
+        """A step of both, which must agree; returns whether it was a repeat."""
+        before = self.repeats
         for opt in self.both:
             give(opt, self.count, scale)
             if change is not None:
@@ -106,15 +106,15 @@ class Twins:
             opt.step()
         self.count += 1
         assert equal(holds(self.fast), holds(self.slow))
-        return self.replays == before + 1
+        return self.repeats == before + 1
 
     def warm(self, steps: int = 4) -> Twins:
-        """Steps until the last is a replay."""
+        """Steps until the last is a repeat."""
         assert [self.step() for _ in range(steps)][-1]
         return self
 
     def recovers(self) -> bool:
-        """Whether replays come back after some steps."""
+        """Whether repeats come back after some steps."""
         return any([self.step() for _ in range(6)])
 
 
@@ -130,7 +130,7 @@ CHAINS: dict[str, Callable[[], Chain]] = {
 
 
 @pytest.mark.parametrize("name", CHAINS)
-def test_replays_are_the_steps_bit_for_bit_whatever_the_gradients_are(name: str) -> None:
+def test_repeats_are_the_steps_bit_for_bit_whatever_the_gradients_are(name: str) -> None:
     twins = Twins(CHAINS[name])
     scales = [1.0, 1.0, 1.0, 1e-3, 100.0, 0.0, 1e32, 1e-30, float("nan"), float("inf"), 1.0]
     done = [twins.step(scale=scale) for scale in scales]
@@ -138,8 +138,8 @@ def test_replays_are_the_steps_bit_for_bit_whatever_the_gradients_are(name: str)
 
 
 @every(lambda case: repeatable(case.make()))
-def test_every_rule_that_replays_does_so_bit_for_bit(case: Case) -> None:
-    """The tested property: what `Replays` takes for repeatable is so."""
+def test_every_rule_that_repeats_does_so_bit_for_bit(case: Case) -> None:
+    """The tested property: what `Repeats` takes for repeatable is so."""
     twins = Twins(lambda: with_lr(case.make(), 0.1), shapes=[*case.shapes.values()])
     for i, scale in enumerate([1.0, 2.0, 0.5, 1e-4, 50.0, 1.0, 0.0, float("inf"), 1.0]):
 
@@ -151,7 +151,7 @@ def test_every_rule_that_replays_does_so_bit_for_bit(case: Case) -> None:
 
 @pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning")
 @pytest.mark.parametrize("backend", ["native", pytest.param("torch", marks=pytest.mark.slow)])
-def test_compiled_programs_are_replayed_too(monkeypatch: pytest.MonkeyPatch, backend: str) -> None:
+def test_compiled_programs_are_repeated_too(monkeypatch: pytest.MonkeyPatch, backend: str) -> None:
     monkeypatch.setattr(inductor, "BATCH", 3)
     twins = Twins(headline)
     for opt in twins.both:
@@ -199,9 +199,9 @@ def test_a_limit_that_changes_is_recorded_anew_and_seldom_if_it_does_so_in_every
     assert twins.recovers()
     recorded = []
     for i in range(40):
-        taken = twins.fast._replays._tape  # type: ignore[union-attr]
+        taken = twins.fast._repeats._tape  # type: ignore[union-attr]
         twins.step(at(0.5 + i // 2))
-        recorded.append(twins.fast._replays._tape not in (None, taken))  # type: ignore[union-attr]
+        recorded.append(twins.fast._repeats._tape not in (None, taken))  # type: ignore[union-attr]
     assert sum(recorded) < 8
 
 
@@ -391,12 +391,12 @@ NOT = [
 
 
 @pytest.mark.parametrize("make", NOT)
-def test_links_whose_code_may_differ_from_step_to_step_are_never_replayed(make: Any) -> None:
-    assert model([make(), LR(0.1)])._replays is None
+def test_links_whose_code_may_differ_from_step_to_step_are_never_repeated(make: Any) -> None:
+    assert model([make(), LR(0.1)])._repeats is None
 
 
-def test_rounding_of_half_precision_draws_and_is_not_replayed() -> None:
-    assert model(headline(), rounding="stochastic")._replays is None
+def test_rounding_of_half_precision_draws_and_is_not_repeated() -> None:
+    assert model(headline(), rounding="stochastic")._repeats is None
 
 
 @pytest.mark.parametrize("why", ["refused", "state that moves", "gradients that share memory"])
@@ -417,7 +417,7 @@ def test_what_cannot_be_repeated_is_recorded_ever_more_seldom(
             state["Adam/exp_avg"] = state["Adam/exp_avg"].clone()
 
     changes = {"state that moves": restless, "gradients that share memory": shared_gradients}
-    monkeypatch.setattr(replay, "Tape", Taken)
+    monkeypatch.setattr(repeats, "Tape", Taken)
     assert not any([twins.step(changes.get(why)) for _ in range(40)])
     assert 1 <= len(taken) <= (1 if why != "state that moves" else 12)
 

@@ -1,10 +1,10 @@
-"""Replays: a compiled step that is like the one before is done again from a tape of it.
+"""Repeats: a compiled step that is like the one before is done again from a tape of it.
 
-What the tape takes for granted is looked at before each replay: which parameters have gradients,
+What the tape takes for granted is looked at before each repeat: which parameters have gradients,
 the kinds of live values, and the identity, address and form of all tensors of state. Another step
 runs anew, and is recorded where a second one like it comes.
 
-A link may be replayed where its Python code sees nothing but lists, vectors and live values: one of
+A link may be repeated where its Python code sees nothing but lists, vectors and live values: one of
 ours that leaves `step` as it is.
 """
 
@@ -31,7 +31,7 @@ from torchzero_clip.optimizer.premises import Premises, alike
 
 OURS = __name__.partition(".")[0]
 SELDOM = 1000  # steps alike before what could not be recorded is tried again
-OFTEN = 16  # replays that make up for a recording
+OFTEN = 16  # repeats that make up for a recording
 FIXED = (int, bool, float, str, type(None))
 
 Groups = Sequence[dict[str, Any]]
@@ -40,7 +40,7 @@ Records = dict[str, Any]
 Anew = Callable[[Groups], Records]
 
 
-class Replays:
+class Repeats:
     """The tape of an optimizer's steps.
 
     Args:
@@ -51,7 +51,7 @@ class Replays:
 
     def __init__(self, links: Sequence[Link], keys: GroupKeys, engine: Compiled) -> None:
         self.possible = all([repeatable(link.transform) for link in links])
-        self.count = 0  # replays of the tape
+        self.count = 0  # repeats of the tape
         self._engine, self._free = engine, _free(links, keys)
         self._values = Values([], [])
         self._like: Any = None  # the parts of the last step, and the kinds of its live values
