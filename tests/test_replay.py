@@ -37,7 +37,7 @@ from torchzero_clip import (
     replay,
 )
 from torchzero_clip.__main__ import main
-from torchzero_clip.replay import kinds
+from torchzero_clip.replaying import kinds
 
 NAMES = ["a.weight", "a.bias", "b.weight"]
 RULES = [

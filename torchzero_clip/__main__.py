@@ -44,19 +44,20 @@ def main(arguments: Sequence[str] | None = None) -> None:
     given = parser.parse_args(arguments)
     name = given.name
     kinds = (type, FunctionType)
-    known = {n.lower(): n for n in torchzero_clip.__all__ if isinstance(public(n), kinds)}
+    shown = [n for n in torchzero_clip.__all__ if isinstance(public(n), kinds)]
+    known = {n.lower(): n for n in shown}
     if given.source and name in NAMES:
         try:
             print(source_of(NAMES[name]()), end="")
         except SourceError as error:
             parser.error(str(error))
         return
-    if given.source and (name is None or name in known.values()):
+    if given.source and (name is None or name in shown):
         parser.error(f"--source takes a name that named(...) knows, such as lamb, got {name!r}")
     if name in NAMES:
         print("\n".join(recipe(name)))
         return
-    if name is not None and name not in known.values():
+    if name is not None and name not in shown:
         spelt = {n: n for n in NAMES} | known
         near = difflib.get_close_matches(name.lower(), spelt, n=1, cutoff=0)
         parser.error(f"there is no {name!r}: did you mean {spelt[near[0]]!r}?")

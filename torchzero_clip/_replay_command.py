@@ -12,7 +12,7 @@ import torch
 
 from torchzero_clip.core import NormRule, from_config
 from torchzero_clip.core.description import Description
-from torchzero_clip.replay import replay
+from torchzero_clip.replaying import replay
 from torchzero_clip.trace import Trace
 
 RULES = ("ZClip(max_norm=None)", "AutoClip()", "ClipNormGrowth(dim='global')", "AdaGC()")

@@ -195,7 +195,7 @@ def test_explain_names_what_the_host_waits_for(links, options, why):
 def test_guards_and_the_clip_after_them_measure_the_gradients_once(compile):
     guards = Guard(), SkipLarge(50.0), SkipSpike()
     chain = *guards, ClipNorm(1.0, dim="global"), Adam(), LR(0.1)
-    text = Modular(torch.nn.Linear(300, 400).parameters(), *chain, compile=compile).explain()
+    text = Modular(torch.nn.Linear(300, 512).parameters(), *chain, compile=compile).explain()
     assert re.findall(r"^(\w+) +(\d+)", text, re.M)[:4] == [
         ("Guard", "4"), ("SkipLarge", "0"), ("SkipSpike", "0"), ("ClipNorm", "0"),
     ]  # fmt: skip

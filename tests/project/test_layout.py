@@ -242,10 +242,9 @@ RULES = [
 
 @pytest.mark.parametrize("name", RULES)
 def test_every_argument_of_a_rule_is_documented(name):
-    arguments = inspect.signature(getattr(tz, name)).parameters
-    assert [
-        a for a in arguments if a not in ("target", "name") and f"{a}:" not in docstring(name)
-    ] == []
+    arguments = inspect.signature(getattr(tz, name)).parameters.keys()
+    own = arguments - {"target", "name", "state_dtype"}  # those of every rule are on Transform
+    assert [a for a in own if f"{a}:" not in docstring(name)] == []
 
 
 def test_the_package_is_marked_as_typed():

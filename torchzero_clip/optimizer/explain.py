@@ -165,7 +165,7 @@ def _twin(optimizer: Any, make: Callable[..., Any]) -> Any:
         live = {key: group[key] for key in optimizer.keys.defaults}
         groups.append({**live, "params": [(name, _small(p)) for name, p in rows]})
     options = {name: getattr(optimizer, name) for name in ("fused", "rounding", "state_dtype")}
-    twin = make(groups, *optimizer.chain, **options)
+    twin = make(groups, *map(_patient, optimizer.chain), **options)
     for link in twin.links:
         if hasattr(link.transform, "max_consecutive"):  # the gradients here are all bad
             link.transform = link.transform.with_values({"max_consecutive": None})
@@ -173,6 +173,11 @@ def _twin(optimizer: Any, make: Callable[..., Any]) -> Any:
         twin.engine = Compiled()
         twin.engine.backend = "plain"  # nothing is compiled for a look
     return twin
+
+
+def _patient(tfm: Any) -> Any:
+    """A guard that never gives up: the gradients of all steps are too large."""
+    return tfm.with_values({"max_consecutive": None}) if tfm.goes_first else tfm
 
 
 def _small(p: Tensor) -> Parameter:
