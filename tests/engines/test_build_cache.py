@@ -113,6 +113,7 @@ def test_a_library_that_is_whole_is_not_built_again(tmp_path: Path) -> None:
     assert (tmp_path / "calls").read_text() == calls
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "mode", [0o702, *[pytest.param(x, marks=pytest.mark.slow) for x in (0o777, 0o775)]]
 )
@@ -167,7 +168,11 @@ def test_a_relative_folder_is_that_of_the_beginning(given: str, tmp_path: Path) 
             "there-is-no-such-compiler", "needs a C\\+\\+ compiler: install", marks=pytest.mark.slow
         ),
         pytest.param("/", "compile=True needs a C\\+\\+ compiler: install", marks=pytest.mark.slow),
-        ("/bin/true", "compile=True: neither /bin/true nor torch could compile a kernel"),
+        pytest.param(
+            "/bin/true",
+            "compile=True: neither /bin/true nor torch could compile a kernel",
+            marks=pytest.mark.slow,
+        ),
         pytest.param("/bin/false", "neither /bin/false nor torch could", marks=pytest.mark.slow),
         pytest.param("g++ --no", "neither g\\+\\+ --no nor torch", marks=pytest.mark.slow),
     ],

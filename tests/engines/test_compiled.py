@@ -14,7 +14,7 @@ from torch.nn import Parameter
 
 import torchzero_clip as tz
 from tests.helpers import gradients, parameters, set_grads
-from tests.table import GOOD, Case, over
+from tests.table import Case, sampled
 from torchzero_clip import (
     LR,
     Accumulate,
@@ -129,7 +129,7 @@ def never(*_: Any) -> None:
     raise AssertionError("this should have been done in C++")
 
 
-@over(GOOD)
+@sampled()
 def test_every_rule_compiles(monkeypatch: pytest.MonkeyPatch, case: Case) -> None:
     """Before Adam, where it has to leave an update, from equal state in every step."""
     monkeypatch.setattr(engine, "in_batches", never)

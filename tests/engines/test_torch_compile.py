@@ -91,13 +91,13 @@ def check(case: Case) -> None:
     assert 1 <= counter.frame_count <= case.graphs
 
 
-@over(HEADLINES)
+@over(HEADLINES[::3])
 def test_a_chain_is_one_graph_compiled_once_and_equal_to_eager(case):
     check(case)
 
 
 @pytest.mark.slow
-@over([case for case in TRACED if case not in HEADLINES])
+@over([case for case in TRACED if case not in HEADLINES[::3]])
 def test_every_other_construction_is_one_graph_compiled_once_and_equal_to_eager(case):
     check(case)
 

@@ -297,7 +297,17 @@ def test_roundings_of_half_precision_know_of_no_skipped_step(rounding, way):
     same(*runs)
 
 
-@pytest.mark.parametrize("links", [*FUSED, "Adagrad"])
+@pytest.mark.parametrize(
+    "links",
+    [
+        "clip and AdamW",
+        *[
+            pytest.param(x, marks=pytest.mark.slow)
+            for x in (*FUSED, "Adagrad")
+            if x != "clip and AdamW"
+        ],
+    ],
+)
 def test_as_one_graph_of_torch_a_skipped_step_changes_nothing(links):
     chain = FUSED[links]() if links in FUSED else [Adagrad(), LR(0.1)]
     params = parameters()

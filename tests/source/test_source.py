@@ -300,6 +300,7 @@ def accepted(folder: Path) -> None:
         assert found.returncode == 0, found.stdout + found.stderr
 
 
+@pytest.mark.slow
 def test_ruff_and_mypy_accept_files(tmp_path: Path) -> None:
     chains: dict[str, Any] = {"headline": HEADLINE}
     for name in ("lamb", "adagc", "stable_adamw"):
