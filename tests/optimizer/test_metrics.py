@@ -354,7 +354,7 @@ def test_memory_does_not_grow_with_the_steps():
     for _ in range(20):
         opt.step()
         opt.metrics()
-    assert tensors() == before
+    assert tensors() <= before  # others' garbage may go meanwhile
 
 
 def test_what_a_step_measured_is_let_go_by_the_next():
