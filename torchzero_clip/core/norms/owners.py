@@ -49,7 +49,7 @@ def by_owners(
             alone.append(i)
     if alone:
         rows = [(parts[i], layouts[i]) for i in alone]
-        whole = [part if layout is None else layout.whole(part) for part, layout in rows]
+        whole = [part.clone() if layout is None else layout.whole(part) for part, layout in rows]
         for i, t in zip(alone, work(whole, alone), strict=True):
             layout = layouts[i]
             out[i] = t if layout is None else layout.part(t)
