@@ -21,6 +21,7 @@ from torchzero_clip import (
     Orthogonalize,
     WeightDecay,
 )
+from torchzero_clip.core.norms.owners import by_owners
 from torchzero_clip.modules.matrices.newton_schulz import (
     SCHEDULES,
     by_products,
@@ -528,3 +529,10 @@ def test_matrix_rules_agree_with_a_network_in_channels_last():
     p.grad = grad.flatten(1)
     Modular([p], EqualRows(), Orthogonalize(), NeuronNorm(), LR(1.0)).step()
     close((model.weight - before).detach().flatten(1), p.detach(), rtol=1e-4, atol=1e-5)
+
+
+def test_a_whole_matrix_beside_sharded_ones_is_not_written_to() -> None:
+    gradient = torch.ones(2, 2)
+    (made,) = by_owners([gradient], [None], [1.0], lambda whole, _: [t.mul_(2) for t in whole])
+    assert made.tolist() == [[2, 2], [2, 2]]
+    assert gradient.tolist() == [[1, 1], [1, 1]]

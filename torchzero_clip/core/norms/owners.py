@@ -33,7 +33,8 @@ def by_owners(
         parts: Of each tensor what is here.
         layouts: Of each tensor; those without a route to an owner are gathered on every rank.
         costs: The operations that each tensor takes, by which the loads of ranks are balanced.
-        work: Called with whole tensors and their indexes; it returns a tensor for each.
+        work: Called with whole tensors in memory that it may write to, and their indexes; it
+            returns a tensor for each.
     """
     out = list(parts)
     routes: dict[Any, list[tuple[int, Layout]]] = {}
