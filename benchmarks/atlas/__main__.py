@@ -8,7 +8,8 @@ from pathlib import Path
 
 import benchmarks.atlas
 from benchmarks.atlas.rules import CASES, PLACES, RULES
-from benchmarks.atlas.runs import Curve, Row, read, run, write
+from benchmarks.atlas.runs import Curve, Row, run
+from benchmarks.rows import read, write
 
 RESULTS = Path(__file__).parents[1] / "results"
 
@@ -48,10 +49,10 @@ def merge(file: Path, made: Sequence[Row | Curve]) -> None:
     """Write what was made in the place of what the file has of these cases; it keeps the rest."""
     found = {case: [row for row in made if (row.rule, row.place) == case] for case in CASES}
     again = {(row.rule, row.place) for row in made}
-    for row in read(file, type(made[0])) if file.exists() else []:
+    for row in read(file, type(made[0])):
         if (row.rule, row.place) not in again:
             found.setdefault((row.rule, row.place), []).append(row)
-    write(file, [row for case in CASES for row in found[case]])
+    write(file, type(made[0]), [row for case in CASES for row in found[case]])
 
 
 if __name__ == "__main__":

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass
 from functools import cache
 from multiprocessing import get_context
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -29,6 +27,7 @@ from benchmarks.atlas.gradients import (
     twin_name,
 )
 from benchmarks.atlas.rules import AFTER_ADAM, PLACES, RULES, Usual
+from benchmarks.rows import digits
 from torchzero_clip import Chain, Lambda, Modular, Transform
 
 WEIGHTS = 200.0  # the length of the weights where that of a gradient is 1
@@ -146,11 +145,6 @@ class Curve:
     sizes: str
 
 
-def digits(value: float) -> float:
-    """Four digits: what the files hold is what is computed with."""
-    return float(f"{value:.4g}")
-
-
 def measured(case: tuple[str, str]) -> tuple[list[Row], list[Curve]]:
     """All troubles of a rule at a place."""
     torch.set_num_threads(1)  # vectors as short as these gain nothing from more
@@ -232,19 +226,3 @@ def run(cases: Sequence[tuple[str, str]], workers: int) -> Iterable[tuple[list[R
         return
     with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
         yield from pool.map(measured, cases)
-
-
-def write(file: Path, rows: Sequence[Any]) -> None:
-    with file.open("w", newline="", encoding="utf-8") as out:
-        lines = csv.DictWriter(out, [f.name for f in fields(rows[0])], lineterminator="\n")
-        lines.writeheader()
-        lines.writerows(map(asdict, rows))
-
-
-def read(file: Path, kind: type[Any]) -> list[Any]:
-    types = {"float": float, "str": str}
-    with file.open(newline="", encoding="utf-8") as lines:
-        return [
-            kind(**{f.name: types[str(f.type)](line[f.name]) for f in fields(kind)})
-            for line in csv.DictReader(lines)
-        ]

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import benchmarks.guide
 from benchmarks.guide.report import table
-from benchmarks.guide.runs import read, work
+from benchmarks.guide.runs import Row, work
+from benchmarks.rows import read
 
 ROOT = Path(__file__).parents[2]
 
@@ -23,7 +24,7 @@ def main(given: list[str] | None = None) -> None:
     add("--out", type=Path, default=ROOT / "benchmarks" / "results" / "guide.csv")
     options = parser.parse_args(given)
     if options.table:
-        print(table(read(options.out)))
+        print(table(read(options.out, Row)))
     else:
         text = ROOT / "examples" / "data" / "harbour.txt"
         print(f"{work(options.out, text, options.minutes)} runs in {options.out}")

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import csv
 import math
 import statistics
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
+from benchmarks.rows import read, write
 from benchmarks.which_rule.runs import Case, digits, train
 from benchmarks.which_rule.troubles import SIZES, TROUBLES, Trouble
 from torchzero_clip import (
@@ -106,17 +106,6 @@ def key(row: Row) -> tuple[str, str, float, int]:
     return row.trouble, row.method, row.rate, row.seed
 
 
-def read(file: Path) -> list[Row]:
-    if not file.exists():
-        return []
-    kinds = {"str": str, "int": int, "float": float}
-    with file.open(newline="", encoding="utf-8") as lines:
-        return [
-            Row(**{f.name: kinds[str(f.type)](row[f.name]) for f in fields(Row)})
-            for row in csv.DictReader(lines)
-        ]
-
-
 def one(case: Case, trouble: str, method: str, rate: float, seed: int) -> Row:
     """A run from its seed: weights, batches and trouble are those of all methods."""
     task = case.make(trouble, seed)
@@ -160,15 +149,14 @@ def work(file: Path, text: Path, minutes: float) -> int:
     """Add runs to the file until the time is over or nothing is missing; how many there are."""
     torch.set_num_threads(1)  # models as small as these gain nothing from more
     end = time.monotonic() + 60 * minutes
-    case, rows = Case(SIZES["small"], text, torch.device("cpu")), read(file)
-    with file.open("a", newline="", encoding="utf-8") as out:
-        lines = csv.DictWriter(out, [f.name for f in fields(Row)], lineterminator="\n")
-        if not rows:
-            lines.writeheader()
+    case, rows = Case(SIZES["small"], text, torch.device("cpu")), read(file, Row)
+
+    def made() -> Iterator[Row]:
         for wanted in missing(rows):
             if time.monotonic() > end:
                 break
             rows.append(one(case, *wanted))
-            lines.writerow(asdict(rows[-1]))
-            out.flush()
+            yield rows[-1]
+
+    write(file, Row, made(), more=True)
     return len(rows)

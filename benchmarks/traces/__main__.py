@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import csv
-from collections.abc import Iterable
-from dataclasses import asdict, fields
 from pathlib import Path
 
 import torch
 
 import benchmarks.traces
+from benchmarks.rows import write
 from benchmarks.traces.judge import Line, judge
 from benchmarks.traces.runs import STEPS, TRAININGS, record
 from torchzero_clip import Trace
@@ -22,13 +20,6 @@ TRACES = RESULTS / "traces"
 def load(name: str) -> Trace:
     """A recorded trace, by the name of its training."""
     return Trace.read(TRACES / f"{name}.csv.gz")
-
-
-def write(file: Path, lines: Iterable[Line]) -> None:
-    with file.open("w", newline="", encoding="utf-8") as out:
-        rows = csv.DictWriter(out, [f.name for f in fields(Line)], lineterminator="\n")
-        rows.writeheader()
-        rows.writerows(map(asdict, lines))
 
 
 def main(given: list[str] | None = None) -> None:
@@ -55,7 +46,7 @@ def main(given: list[str] | None = None) -> None:
         for name in options.runs:
             lines += judge(name, load(name))
             print(f"{name}: {len(load(name))} steps", flush=True)
-        write(options.out or RESULTS / "replay.csv", lines)
+        write(options.out or RESULTS / "replay.csv", Line, lines)
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
+from benchmarks.rows import digits
 from torchzero_clip import (
     AdaGC,
     AutoClip,
@@ -46,10 +47,6 @@ class Line:
     rule: str
     false: float
     missed: float
-
-
-def digits(value: float) -> float:
-    return float(f"{value:.4g}")
 
 
 def judge(name: str, trace: Trace, families: Sequence[str] = (*FAMILIES,)) -> Iterator[Line]:

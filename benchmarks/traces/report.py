@@ -2,27 +2,15 @@
 
 from __future__ import annotations
 
-import csv
 import math
 from collections.abc import Sequence
-from dataclasses import fields
-from pathlib import Path
 
-from benchmarks.traces.__main__ import RESULTS, load
+from benchmarks.traces.__main__ import load
 from benchmarks.traces.judge import FAMILIES, Line
 from benchmarks.traces.runs import TRAININGS
 
 DEFAULTS = dict(zip(FAMILIES, (2.0, 2.5, 3.0, 95.0, 1.5, 1.05), strict=True))
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#777777")
-
-
-def read(file: Path = RESULTS / "replay.csv") -> list[Line]:
-    kinds = {"float": float, "str": str}
-    with file.open(newline="", encoding="utf-8") as lines:
-        return [
-            Line(**{f.name: kinds[str(f.type)](row[f.name]) for f in fields(Line)})
-            for row in csv.DictReader(lines)
-        ]
 
 
 def percent(share: float) -> str:

@@ -12,6 +12,7 @@ from functools import cache
 from pathlib import Path
 
 DOCS = Path(__file__).parents[1]
+RESULTS = DOCS.parent / "benchmarks" / "results"
 ASKED = re.compile(r"^<!-- (atlas|replay): (\w+) -->$", re.MULTILINE)
 sys.path.insert(0, str(DOCS.parent))  # for the benchmarks
 
@@ -45,8 +46,8 @@ def atlas(wanted):
 
 
 def replay(wanted):
-    report = module("benchmarks.traces.report")
-    lines = report.read()
+    report, rows = module("benchmarks.traces.report"), module("benchmarks.rows")
+    lines = rows.read(RESULTS / "replay.csv", report.Line)
     if wanted in ("traces", "defaults"):
         return getattr(report, wanted)(lines)
     return report.picture(lines, wanted)
@@ -57,11 +58,10 @@ KINDS = {"atlas": atlas, "replay": replay}
 
 @cache
 def atlas_results():
-    runs = module("benchmarks.atlas.runs")
-    folder = DOCS.parent / "benchmarks" / "results"
+    runs, rows = module("benchmarks.atlas.runs"), module("benchmarks.rows")
     return (
-        runs.read(folder / "atlas.csv", runs.Row),
-        runs.read(folder / "atlas_curves.csv", runs.Curve),
+        rows.read(RESULTS / "atlas.csv", runs.Row),
+        rows.read(RESULTS / "atlas_curves.csv", runs.Curve),
     )
 
 

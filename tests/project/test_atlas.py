@@ -20,7 +20,8 @@ from benchmarks.atlas.gradients import (
 )
 from benchmarks.atlas.report import claims, complete, picture, sentences, table
 from benchmarks.atlas.rules import CASES, RULES, Usual
-from benchmarks.atlas.runs import Curve, Row, apart, back, measured, read, walk
+from benchmarks.atlas.runs import Curve, Row, apart, back, measured, walk
+from benchmarks.rows import read
 
 ROWS: list[Row] = read(RESULTS / "atlas.csv", Row)
 CURVES: list[Curve] = read(RESULTS / "atlas_curves.csv", Curve)

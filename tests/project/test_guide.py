@@ -14,7 +14,8 @@ from benchmarks.guide import runs
 from benchmarks.guide.__main__ import main
 from benchmarks.guide.paired import doubled_ranks, holm, interval, wilcoxon
 from benchmarks.guide.report import compare
-from benchmarks.guide.runs import GRID, METHODS, TUNING, Row, best, one, read
+from benchmarks.guide.runs import GRID, METHODS, TUNING, Row, best, one
+from benchmarks.rows import read
 from benchmarks.which_rule.__main__ import TEXT
 from benchmarks.which_rule.runs import Case
 from benchmarks.which_rule.troubles import SIZES
@@ -119,11 +120,11 @@ def test_work_goes_on_where_it_stopped(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.setattr(runs, "TROUBLES", ["bad batches"])
     with pytest.raises(KeyboardInterrupt):
         runs.work(file, TEXT, minutes=10.0)
-    assert [runs.key(row) for row in read(file)] == started[:3]
+    assert [runs.key(row) for row in read(file, Row)] == started[:3]
     assert runs.work(file, TEXT, minutes=0.0) == 3
     total = len(METHODS) * (len(GRID) * len(TUNING) + len(runs.SEEDS))
     assert runs.work(file, TEXT, minutes=10.0) == total
-    assert len({runs.key(row) for row in read(file)}) == total == len(started) - 1
+    assert len({runs.key(row) for row in read(file, Row)}) == total == len(started) - 1
     main(["--table", "--out", str(file)])
 
 

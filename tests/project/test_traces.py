@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 import torch
 
+from benchmarks.rows import read
 from benchmarks.traces import __main__ as command
-from benchmarks.traces.judge import EVERY, FAMILIES, FIRST, PLANTED, judge, planted
-from benchmarks.traces.report import DEFAULTS, read
+from benchmarks.traces.judge import EVERY, FAMILIES, FIRST, PLANTED, Line, judge, planted
+from benchmarks.traces.report import DEFAULTS
 from benchmarks.traces.runs import TRAININGS, Poles, record
 from torchzero_clip import Trace
 
@@ -33,7 +34,7 @@ def test_all_traces_together_are_small() -> None:
 
 
 def test_the_results_are_complete_and_what_the_traces_give() -> None:
-    lines = read()
+    lines = read(command.RESULTS / "replay.csv", Line)
     every = [(n, f, x) for n in TRAININGS for f, (values, _) in FAMILIES.items() for x in values]
     assert [(x.trace, x.family, x.sensitivity) for x in lines] == every
     assert all(sensitivity in FAMILIES[family][0] for family, sensitivity in DEFAULTS.items())
@@ -47,7 +48,11 @@ def test_the_results_are_complete_and_what_the_traces_give() -> None:
 
 
 def test_what_the_page_says_of_them_holds() -> None:
-    lines = {(x.trace, x.family): x for x in read() if x.sensitivity == DEFAULTS[x.family]}
+    lines = {
+        (x.trace, x.family): x
+        for x in read(command.RESULTS / "replay.csv", Line)
+        if x.sensitivity == DEFAULTS[x.family]
+    }
     calm = lines["language_trouble", "ClipNorm, in medians"]
     moving = lines["ppo", "ClipNorm, in medians"]
     assert calm.missed == 0

@@ -14,6 +14,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from examples.write_your_own import Grokfast
 from tests.helpers import ROOT, SHAPES, equal, gradients, network, parameters, saved, set_grads
 from tests.modules.rows.row import with_lr
 from tests.table import GOOD, Case, other_values
@@ -25,9 +26,7 @@ from torchzero_clip import (
     Chain,
     ClipNorm,
     ClipNormGrowth,
-    Group,
     Guard,
-    Live,
     Masked,
     Modular,
     Momentum,
@@ -36,13 +35,10 @@ from torchzero_clip import (
     Partition,
     QKClip,
     Scale,
-    State,
-    TensorList,
     Transform,
     WeightDecay,
     ZClip,
     named,
-    zeros_like_state,
 )
 from torchzero_clip.published import NAMES
 from torchzero_clip.source import SourceError
@@ -207,20 +203,6 @@ def test_half_precision_keeps_its_state_in_float32() -> None:
     state = b.state[theirs["embed.weight"]]
     assert {t.dtype for t in state.values()} == {torch.float32}
     assert equal([p.detach() for p in ours.values()], [p.detach() for p in theirs.values()])
-
-
-class Grokfast(Transform):
-    """m ← β m + (1 - β) u;   u ← u + gain · m"""
-
-    beta: Live[float] = 0.98
-    gain: Live[float] = 2.0
-
-    def init(self, param: Tensor) -> dict[str, Tensor]:
-        return {"slow": zeros_like_state(param)}
-
-    def update(self, u: TensorList, state: State, group: Group) -> TensorList:
-        slow = state["slow"].lerp_(u, 1 - group["beta"])
-        return u.add_(slow, alpha=group["gain"])
 
 
 def test_a_rule_of_ones_own_is_written_from_its_update() -> None:
