@@ -358,8 +358,11 @@ class LastStep:
         for bucket in buckets:
             columns = bucket.u.statistics(measure).unbind(1)
             self.columns.update(zip(bucket.originals, columns, strict=True))
-            factors = norms.divisions(bucket.state["divisor"].stack(), bucket.state_dtype)
-            bucket.u = bucket.session.scale(bucket.u.to(bucket.state_dtype), *factors)
+            u, ratio = bucket.u.to(bucket.state_dtype), bucket.state["divisor"].stack()
+            divisions = norms.in_two if bucket.session.in_two else norms.divisions
+            for name, x in divisions(ratio, bucket.state_dtype):
+                u = bucket.session.scale(u, name, x)
+            bucket.u = u
         return buckets
 
     def decide(self, step: Step) -> None:

@@ -38,7 +38,7 @@ from torchzero_clip import (
 )
 from torchzero_clip.engines import Compiled
 from torchzero_clip.engines.compiled import buffers, build, cpp, engine, inductor, trace
-from torchzero_clip.engines.compiled.buffers import Buffer
+from torchzero_clip.engines.buffers import Buffer
 from torchzero_clip.engines.compiled.operators import OPERATORS
 from torchzero_clip.engines.compiled.program import Launch, Program
 

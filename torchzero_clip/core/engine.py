@@ -20,8 +20,6 @@ State: TypeAlias = dict[str, TensorList]
 """The state that `update` gets: for each name that `init` makes, a tensor for each parameter."""
 Group: TypeAlias = dict[str, Any]
 """The live values by name, and the TensorLists "params" and "grads"."""
-Factors: TypeAlias = "Sequence[tuple[str, Operand]]"
-"""Factors and divisors of a list, one after another: pairs of "mul" or "div" and the operand."""
 
 
 @dataclass(frozen=True)
@@ -74,6 +72,8 @@ class Session(Protocol):
     grads: TensorList
     skip: Skip | None
     """The flag of a step that may be skipped: what is written from now on stays as it was there."""
+    in_two: bool
+    """Whether a norm rule scales twice in every step, by ones too: nothing hangs on the ratio."""
 
     def adopt(self, u: TensorList) -> TensorList:
         """The same list as one of this session; a borrowed one gets a workspace to move to."""
@@ -97,8 +97,8 @@ class Session(Protocol):
         """The update that the rule makes of u, computed now or when it is first read."""
         ...
 
-    def scale(self, u: TensorList, factors: Factors, unchanged: bool) -> TensorList:
-        """The list with the factors of a norm rule; `unchanged`: all are known to be 1."""
+    def scale(self, u: TensorList, name: str, x: Operand) -> TensorList:
+        """The list times a factor of a norm rule, or over a divisor: "mul" or "div"."""
         ...
 
     def writable_grads(self) -> TensorList:

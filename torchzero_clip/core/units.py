@@ -165,10 +165,14 @@ class Units:
 
     def divide(self, bucket: Bucket, u: TensorList, ratio: Tensor) -> TensorList:
         """u over the ratio of its units; where all are 1, u itself."""
-        joint = self.division.scope in ("group", "global")  # of a tensor it is always a vector
-        factors, unchanged = norms.divisions(ratio, bucket.state_dtype, number=joint)
-        operands = [(name, self.operand(bucket, x)) for name, x in factors]
-        return bucket.session.scale(u, operands, unchanged)
+        division = self.division
+        number = division.scope in ("group", "global")  # of a tensor it is always a vector
+        if number and self.count > 1:
+            ratio = ratio[division.unit_of[division.starts[bucket.part]]].view(1)
+        divisions = norms.in_two if bucket.session.in_two else norms.divisions
+        for name, x in divisions(ratio, bucket.state_dtype, number):
+            u = bucket.session.scale(u, name, self.operand(bucket, x))
+        return u
 
     def lerp_(self, name: str, weights: Sequence[Tensor], where: Tensor) -> None:
         """m ← m + weight · (u - m) for the state m with this name, in units where a flag is set.
@@ -184,10 +188,9 @@ class Units:
 
     def div_(self, name: str, ratio: Tensor) -> None:
         """m ← m / ratio, m the state with this name."""
-        unchanged = norms.all_ones(ratio)
         for bucket in self.buckets:
-            factors = [("div", self.operand(bucket, ratio))]
-            bucket.session.scale(bucket.state[name], factors, unchanged)
+            if bucket.session.in_two or not norms.all_ones(ratio):
+                bucket.session.scale(bucket.state[name], "div", self.operand(bucket, ratio))
             bucket.settle()
 
     def load(self, made: dict[str, Any]) -> UnitState:
@@ -227,7 +230,7 @@ class Units:
         if division.scope is None:
             return vector[start:end]
         if division.scope in ("group", "global"):
-            return vector[division.unit_of[start]]
+            return vector[0 if len(vector) == 1 else division.unit_of[start]]
         entries = vector.unbind(0)
         return [entries[unit] for unit in division.unit_of[start:end]]
 

@@ -9,11 +9,13 @@ is saved.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from torchzero_clip.core import norms
 from torchzero_clip.core.engine import FusedKernel, Group, Rule, State
 from torchzero_clip.core.lazy import Lazy
 from torchzero_clip.core.norms import Measure
@@ -21,7 +23,8 @@ from torchzero_clip.core.skip import Skip
 from torchzero_clip.core.state import HALF
 from torchzero_clip.core.tensorlist import TensorList
 from torchzero_clip.core.tensors import DTYPE, all_plain, same_shapes
-from torchzero_clip.engines.kept import LARGE, Kept, batches, updated_by_turns
+from torchzero_clip.engines.noted import Noted
+from torchzero_clip.engines.kept import BATCH, LARGE, Kept, batches, updated_by_turns
 
 
 class Scaled(Lazy):
@@ -61,20 +64,23 @@ class Scaled(Lazy):
     def times(self, a: Any, b: float = 0.0) -> Scaled:
         """a · self + b · parameters."""
         if self.pending and not isinstance(self.a, Tensor):
-            return Scaled(
-                self.source, a * self.a, a * self.b + b, self._params, self._dtype, self._movable
-            )
+            b = a * self.b + b if self.b else b
+            return Scaled(self.source, a * self.a, b, self._params, self._dtype, self._movable)
         return Scaled(self, a, b, self._params, self._dtype, self._movable)
 
     def statistics(self, m: Measure) -> Tensor:
-        as_it_is = self.pending and not isinstance(self.a, Tensor) and (self.a, self.b) == (1, 0)
-        return self.source.statistics(m) if as_it_is else super().statistics(m)
+        return self.source.statistics(m) if self.pending and self._unscaled else super().statistics(m)
+
+    @property
+    def _unscaled(self) -> bool:
+        return type(self.a) is float and (self.a, self.b) == (1, 0)
 
     def compute(self) -> list[Tensor]:
         source = self.source
         u = source if source.owned else self._movable(TensorList(source.tensors))
         u = u.to(self._dtype)
-        u = u.mul_(self.a) if isinstance(self.a, Tensor) or self.a != 1 else u.own()
+        one = type(self.a) is float and self.a == 1
+        u = u.mul_(self.a) if isinstance(self.a, Tensor) else u.own() if one else times(u, self.a)
         return u.add_(self._params, alpha=self.b).tensors if self.b else u.tensors
 
 
@@ -143,15 +149,18 @@ class Fused(Lazy):
         kernel.advance(self._state)
         lists = [self._state.get(n, TensorList([])) for n in kernel.state]
         rest: Any = 1 - b
+        function = kernel.function
         options = {"lr": a, "weight_decay": b / a if decays else 0.0}
+        if isinstance(function, partial):
+            function, options = function.func, {**function.keywords, **options}
         if skip is not None:
             flag = skip.on(params[0].device)
             options["found_inf"] = flag.to(torch.float32)
             rest = torch.where(flag, 1.0, rest).to(params[0].dtype) if shrinks else rest
-        for w, *others in _prepared(params, grads, lists, factor, self.dtype):
-            if shrinks:
-                torch._foreach_mul_(w, rest)
-            kernel.function(w, *others, **options)
+        kept = [some if isinstance(some, Kept) else None for some in lists]
+        stored_lists = list(map(stored, lists))
+        rest = rest if shrinks else None
+        fused_(params, grads, stored_lists, kept, factor, rest, function, self.dtype, **options)
         self._waiting.remove(self)
         self.tensors = []  # it is used up
 
@@ -201,28 +210,87 @@ def _factor_and_source(u: TensorList) -> tuple[float, list[Tensor]]:
     return 1.0, u.tensors
 
 
+# ---------------------------------------------------------------------- numbers of any size
+
+
+def times(u: TensorList, factor: float) -> TensorList:
+    """The list times a number, which may be larger or smaller than the dtype holds well."""
+    if isinstance(factor, Noted):
+        for name, x in factor.tape.halves(factor, u.dtype):
+            u = u.mul_(x) if name == "mul" else u.div_(x)
+        return u
+    rest, divisor = norms.halves(factor, u.dtype)
+    u = u.mul_(rest)
+    return u if divisor == 1 else u.div_(divisor)
+
+
+def _products(tensors: list[Tensor], factor: float, dtype: torch.dtype) -> list[Tensor]:
+    """New tensors, those given times a number of any size."""
+    rest, divisor = norms.halves(factor, dtype)
+    number = torch.tensor(rest, dtype=dtype, device=tensors[0].device)
+    made = list(torch._foreach_mul(tensors, number))
+    if divisor != 1:
+        torch._foreach_div_(made, divisor)
+    return made
+
+
+@norms.as_one_operator
+def subtract_(params: list[Tensor], values: Sequence[Tensor], factor: float, in_parts: bool) -> None:
+    """w ← w - factor · u; half precision in parts, since torch makes float32 copies of both."""
+    rest, divisor = norms.halves(factor, params[0].dtype)
+    if divisor != 1:
+        values = torch._foreach_div([u.to(params[0].dtype) for u in values], divisor)
+    if params[0].dtype == values[0].dtype or not in_parts:
+        torch._foreach_sub_(params, list(values), alpha=rest)
+        return
+    for p, u in zip(params, values, strict=True):
+        if p.numel() > BATCH and p.is_contiguous() and u.is_contiguous():
+            for some, change in zip(p.view(-1).split(BATCH), u.view(-1).split(BATCH), strict=True):
+                some.sub_(change, alpha=rest)
+        else:
+            p.sub_(u, alpha=rest)
+
+
 # ---------------------------------------------------------------------- a few at a time
+
+
+@norms.as_one_operator
+def fused_(
+    params: list[Tensor],
+    grads: list[Tensor],
+    state: list[list[Tensor]],
+    kept: list[Kept | None],
+    factor: float,
+    rest: Any,
+    function: Callable[..., Any],
+    dtype: torch.dtype,
+    **options: Any,
+) -> None:
+    """Call a fused optimizer with gradients times a factor, once the parameters have shrunk."""
+    for w, *others in _prepared(params, grads, state, kept, factor, dtype):
+        if rest is not None:
+            torch._foreach_mul_(w, rest)
+        function(w, *others, **options)
 
 
 def _prepared(
     params: list[Tensor],
     grads: list[Tensor],
-    state: Sequence[TensorList],
+    state: list[list[Tensor]],
+    kept: list[Kept | None],
     factor: float,
     dtype: torch.dtype,
 ) -> Iterator[list[list[Tensor]]]:
     """Parameters, gradients and state as a fused optimizer takes them: scaled, in one dtype."""
-    lists = [params, grads, *map(stored, state)]
+    lists = [params, grads, *state]
     narrow = [some[0].dtype != dtype for some in lists[:2]]
-    kept = [held if isinstance(held, Kept) else None for held in state]
     widens = kept.count(None) < len(kept)
     if factor == 1 and not (any(narrow) or widens):
         yield lists
         return
-    number = torch.tensor(factor, dtype=dtype, device=params[0].device)
     for where, (some, changes, *held) in batches(lists, LARGE if widens else None):
         u = [grad.to(dtype) for grad in changes] if narrow[1] else changes
-        u = u if factor == 1 else list(torch._foreach_mul(u, number))
+        u = u if factor == 1 else _products(u, factor, dtype)
         w = [p.to(dtype) for p in some] if narrow[0] else some
         rows = list(zip(kept, held, strict=True))
         wide = [row if k is None else [t.float() for t in row] for k, row in rows]

@@ -14,16 +14,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torchzero_clip.core.engine import Factors, Group, Rule, State, updated
+from torchzero_clip.core.engine import Group, Rule, State, updated
 from torchzero_clip.core.skip import Skip
 from torchzero_clip.core.state import HALF
 from torchzero_clip.core.stochastic import Rounding
-from torchzero_clip.core.tensorlist import TensorList, Workspace
-from torchzero_clip.engines.deferred import Fused, Guarded, Scaled, overlap, takes
+from torchzero_clip.core.tensorlist import Operand, TensorList, Workspace
+from torchzero_clip.engines.buffers import Buffer
+from torchzero_clip.engines.deferred import Fused, Guarded, Scaled, overlap, subtract_, takes, times
 from torchzero_clip.engines.kept import Kept, settle, updated_by_turns
+from torchzero_clip.engines.tape import Tape
 from torchzero_clip.engines.workspace import Workspaces
-
-CHUNK = 2**18  # numbers that are converted at a time
 
 
 class Eager:
@@ -37,9 +37,15 @@ class Eager:
             it; False has copies of what is written come back instead.
     """
 
+    steady = False
+    """Whether a step is repeated whatever its ratios and the strides of gradients are."""
+    repeats = 2**24
+    """The numbers that a model may have for its steps to be repeated: then Python costs little."""
+
     def __init__(self, defers: bool = True, keeps: bool = True, reads: bool = True) -> None:
         self.defers, self.keeps, self.reads = defers, keeps, reads
         self.workspaces = Workspaces()
+        self.tape: Tape | None = None  # of the step that runs, where it is to be repeated
 
     def check(self, device: torch.device) -> None:
         """Raise nothing: this engine runs on every device."""
@@ -68,6 +74,9 @@ class EagerSession:
         self.params, self.grads = TensorList(params), TensorList(grads)
         self.skip: Skip | None = None
         self._engine, self._key, self._places = engine, key, places
+        self.in_two = engine.tape is not None
+        if engine.tape is not None:
+            engine.tape.open(Buffer(params), Buffer(grads))
         self._waiting: list[Fused] = []  # updates that are still to be computed
         self._kept_state: dict[str, Kept] = {}  # until it is settled
         self._defers = engine.defers
@@ -113,18 +122,11 @@ class EagerSession:
         self._waiting.append(Fused(self._waiting, kernel, rule, u, state, group))
         return self._waiting[-1]
 
-    def scale(self, u: TensorList, factors: Factors, unchanged: bool) -> TensorList:
-        if unchanged:
-            return u
-        (name, x), *more = factors
+    def scale(self, u: TensorList, name: str, x: Operand) -> TensorList:
+        if not (name == "mul" and isinstance(x, float)):
+            return u.mul_(x) if name == "mul" else u.div_(x)
         settled = u.owned and not (isinstance(u, Scaled) and u.pending)
-        each = isinstance(x, Tensor) and x.dim() > 0  # of one tensor alone it is no number either
-        waits = self._defers and name == "mul" and not (more or settled or each)
-        if waits and (number := _number(x)) is not None:
-            return self._scaled(u, number, 0.0)
-        for name, x in factors:
-            u = u.mul_(x) if name == "mul" else u.div_(x)
-        return u
+        return times(u, x) if settled or not self._defers else self._scaled(u, x, 0.0)
 
     def writable_grads(self) -> TensorList:
         self._compute_waiting()
@@ -184,7 +186,14 @@ class EagerSession:
     def _kept(self) -> list[Tensor] | None:
         """The workspace of these tensors, once no deferred update reads it."""
         self._compute_waiting()
-        return self._engine.workspaces.like(self._key, self._places, self.params.tensors)
+        like = self._key, self._places, self.params.tensors
+        tape = self._engine.tape
+        if tape is None:
+            return self._engine.workspaces.like(*like)
+        with tape.paused():
+            kept = self._engine.workspaces.like(*like)
+        tape.know(Buffer(kept))
+        return kept
 
     def _affine(self, u: TensorList, a: Any, b: Any) -> TensorList | None:
         """A Scaled list for a · u + b · w; None where a factor is on a device.
@@ -217,8 +226,7 @@ class EagerSession:
         if isinstance(source, Fused) and source.pending:
             source.move(params, u.a, u.b, self.skip)
             return
-        rounds_once = u.dtype == self.params.dtype and (1e-30 < abs(u.a) < 1e30 or u.a == 0)
-        if not rounds_once or (u.b and overlap(params, source.tensors)):
+        if u.dtype != self.params.dtype or (u.b and overlap(params, source.tensors)):
             self._subtract(u.tensors, 1.0)
             return
         if u.b:
@@ -226,18 +234,8 @@ class EagerSession:
         self._subtract(source.tensors, u.a)
 
     def _subtract(self, values: Sequence[Tensor], a: float) -> None:
-        """w ← w - a u; half precision in parts, since torch makes float32 copies of both."""
-        params = self.params.tensors
-        if params[0].dtype == values[0].dtype or not self._keeps:
-            torch._foreach_sub_(params, list(values), alpha=a)
-            return
-        for p, u in zip(params, values, strict=True):
-            if p.numel() > CHUNK and p.is_contiguous() and u.is_contiguous():
-                rows = zip(p.view(-1).split(CHUNK), u.view(-1).split(CHUNK), strict=True)
-                for some, change in rows:
-                    some.sub_(change, alpha=a)
-            else:
-                p.sub_(u, alpha=a)
+        """w ← w - a u."""
+        subtract_(self.params.tensors, values, a, in_parts=self._keeps)
 
 
 class Narrow(TensorList):

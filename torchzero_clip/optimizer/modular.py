@@ -121,7 +121,7 @@ class Modular(Optimizer):
         self._reported: dict[str, Any] = {}  # of the next step
         self._roster = Roster()
         self._repeats: Repeats | None = None
-        if isinstance(self.engine, Compiled) and rounding == "nearest":
+        if (compile or fused) and rounding == "nearest":
             repeats = Repeats(self.links, self.keys, self.engine)
             self._repeats = repeats if repeats.possible else None
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from torchzero_clip.core.part import Part
 from torchzero_clip.core.tensors import all_plain
-from torchzero_clip.engines.compiled.buffers import Buffer, apart
+from torchzero_clip.engines.buffers import Buffer, apart
 
 Groups = Sequence[Mapping[str, Any]]
 States = Mapping[Tensor, Mapping[str, Any]]
@@ -20,10 +20,16 @@ class Premises:
     """The tensors of a step, by identity, address and form; they are compared before a repeat.
 
     Gradients are others in every step: of theirs the form and that they lie apart from the
-    parameters is compared.
+    parameters is compared, and strides with those of `grads` where these are given.
     """
 
-    def __init__(self, parts: Sequence[Part], groups: Groups, states: States) -> None:
+    def __init__(
+        self,
+        parts: Sequence[Part],
+        groups: Groups,
+        states: States,
+        grads: Sequence[Sequence[Tensor]] | None,
+    ) -> None:
         self._parts = list(parts)
         self._params = [Buffer(part.originals) for part in parts]
         self._names = [_names(part, states) for part in parts]
@@ -31,6 +37,7 @@ class Premises:
         self._others = _others(groups)
         self._bases: list[tuple[Tensor, int]] = []
         self._apart: list[Any] = [None] * len(parts)  # the gradients that are known to lie apart
+        self._forms = None if grads is None else [Buffer(row).forms for row in grads]
 
     def knows(self, leaves: Sequence[Tensor]) -> bool:
         """Whether these are tensors of state, or those that some of them are views of."""
@@ -55,6 +62,8 @@ class Premises:
         if not all(map(all_plain, grads)):
             return None
         buffers = list(map(Buffer, grads))
+        if self._forms is not None and [buffer.forms for buffer in buffers] != self._forms:
+            return None
         for i, buffer in enumerate(buffers):
             where = buffer.addresses, buffer.forms
             if where != self._apart[i]:

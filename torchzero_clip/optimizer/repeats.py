@@ -1,4 +1,4 @@
-"""Repeats: a compiled step that is like the one before is done again from a tape of it.
+"""Repeats: a step that is like the one before is done again from a tape of it.
 
 What the tape takes for granted is looked at before each repeat: which parameters have gradients,
 the kinds of live values, and the identity, address and form of all tensors of state. Another step
@@ -22,10 +22,10 @@ from torchzero_clip.core.norm_rule import NormRule
 from torchzero_clip.core.part import Part, Roster
 from torchzero_clip.core.transform import TensorwiseTransform, Transform
 from torchzero_clip.core.units import UnitRecord
-from torchzero_clip.engines import Compiled
-from torchzero_clip.engines.compiled.recording import Noted
-from torchzero_clip.engines.compiled.repeated import Repeated
-from torchzero_clip.engines.compiled.tape import Tape
+from torchzero_clip.engines import Compiled, Eager
+from torchzero_clip.engines.noted import Noted
+from torchzero_clip.engines.repeated import Repeated
+from torchzero_clip.engines.tape import Tape
 from torchzero_clip.optimizer.keys import GroupKeys
 from torchzero_clip.optimizer.premises import Premises, alike
 
@@ -46,11 +46,12 @@ class Repeats:
     Args:
         links: The chain.
         keys: The keys of its live values.
-        engine: The engine that runs it.
+        engine: The engine that runs it, which says what it repeats.
     """
 
-    def __init__(self, links: Sequence[Link], keys: GroupKeys, engine: Compiled) -> None:
-        self.possible = all([repeatable(link.transform) for link in links])
+    def __init__(self, links: Sequence[Link], keys: GroupKeys, engine: Eager | Compiled) -> None:
+        narrow = any([link.narrow for link in keys.links])  # each step rounds in its own way
+        self.possible = not narrow and all([repeatable(link.transform) for link in links])
         self.count = 0  # repeats of the tape
         self._engine, self._free = engine, _free(links, keys)
         self._values = Values([], [])
@@ -80,33 +81,39 @@ class Repeats:
         if self._tape is not None:
             premises, repeated, records = self._tape
             buffers = premises.gradients(grads) if self._alike else None
-            if buffers is not None and premises.hold(parts, groups, states):
+            same = buffers is not None and premises.hold(parts, groups, states)
+            if same and repeated.holds(self._values.numbers):
                 self.count += 1
-                measured = iter(repeated(self._values.numbers, buffers, self._engine.run))
+                measured = iter(repeated(buffers))
                 return {path: _filled(x, measured, groups) for path, x in records.items()}
             self._tape, self._alike = None, 0
             self._wait = 1 if self.count >= OFTEN else min(2 * self._wait, SELDOM)
         able = parts and self._values.kinds is not None and all(map(_able, parts))
         if not able or self._alike < self._wait or not alike(parts, states):
             return anew(groups)
-        return self._record(parts, groups, states, anew)
+        if sum([sum(part.sizes) for part in parts]) > self._engine.repeats:
+            self._wait = SELDOM
+            return anew(groups)
+        return self._record(parts, grads, groups, states, anew)
 
     def _record(
         self,
         parts: Sequence[Part],
+        grads: Sequence[Sequence[Tensor]],
         groups: Groups,
         states: States,
         anew: Callable[[Groups], Records],
     ) -> Records:
         """A step anew, from which later ones may be repeated."""
-        premises, tape = Premises(parts, groups, states), Tape()
-        names = map("live[{}]".format, itertools.count())
-        self._engine.tape = tape
+        engine, names = self._engine, map("live[{}]".format, itertools.count())
+        premises = Premises(parts, groups, states, None if engine.steady else grads)
+        tape = Tape(engine.steady)
+        engine.tape = tape
         try:
             with tape:
-                records = anew([{**group, **self._named(group, names)} for group in groups])
+                records = anew([{**g, **self._named(g, names, tape)} for g in groups])
         finally:
-            self._engine.tape = None
+            engine.tape = None
         self.count, again = 0, self._wait
         self._alike, self._wait = 0, min(2 * self._wait, SELDOM)  # unless it can be repeated
         records = {path: _filled(x, iter(_tensors(x)), groups) for path, x in records.items()}
@@ -115,16 +122,17 @@ class Repeats:
         elif premises.hold(parts, groups, states):  # now as before the step
             repeated = tape.function([t for x in records.values() for t in _tensors(x)])
             empty = {path: _filled(x, itertools.repeat(None), ()) for path, x in records.items()}
-            self._tape, self._wait, self._alike = (premises, repeated, empty), again, 1
+            if repeated is not None:
+                self._tape, self._wait, self._alike = (premises, repeated, empty), again, 1
         return records
 
-    def _named(self, group: Mapping[str, Any], names: Any) -> dict[str, Any]:
+    def _named(self, group: Mapping[str, Any], names: Any, tape: Tape) -> dict[str, Any]:
         """The live values of a group that may change, as numbers that a tape knows."""
         free = {key: group[key] for key, free in self._free.items() if free}
         return {
-            key: tuple([Noted(x, next(names)) for x in value])
+            key: tuple([Noted(x, next(names), tape) for x in value])
             if type(value) is tuple
-            else Noted(value, next(names))
+            else Noted(value, next(names), tape)
             for key, value in free.items()
             if _numeric(value)
         }

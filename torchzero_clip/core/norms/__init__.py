@@ -4,26 +4,35 @@ from torchzero_clip.core.norms.measures import (
     NAMED,
     Measure,
     Ord,
+    Divisions,
     all_ones,
     divisions,
+    factor_of,
     finish,
+    halves,
+    in_range,
     in_two,
     measure,
     merge,
     scaled,
 )
-from torchzero_clip.core.norms.numeric import numbers, readable
+from torchzero_clip.core.norms.numeric import as_one_operator, numbers, readable
 from torchzero_clip.core.norms.percentile import percentile
 from torchzero_clip.core.norms.slices import slice_statistics
 from torchzero_clip.core.norms.whole import largest, statistics
 
 __all__ = [
     "NAMED",
+    "Divisions",
     "Measure",
     "Ord",
     "all_ones",
+    "as_one_operator",
     "divisions",
+    "factor_of",
     "finish",
+    "halves",
+    "in_range",
     "in_two",
     "largest",
     "measure",

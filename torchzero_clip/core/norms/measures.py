@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
@@ -114,47 +115,68 @@ def scaled(stats: Tensor, ratio: Tensor, m: Measure) -> Tensor:
     return stats if m.kind == "count" else stats / ratio
 
 
-@as_one_operator
-def divisions(
-    ratio: Tensor, dtype: torch.dtype, number: bool = False
-) -> tuple[list[tuple[str, Any]], bool]:
-    """The factors and divisors that divide tensors of a dtype by `ratio`, one after another; and
-    whether all are known to be 1.
+Divisions: TypeAlias = "Iterable[tuple[str, Any]]"
+"""Factors and divisors of tensors, one after another: pairs of "mul" or "div" and the operand."""
 
-    A product, after an exact quotient where the dtype holds the ratio or its inverse badly or not
-    at all, so that no unit's bits depend on another's ratio. Where the ratio cannot be read it is
-    one quotient. The factor of a single unit may be a `number`, rounded to the dtype.
+
+def divisions(ratio: Tensor, dtype: torch.dtype, number: bool = False) -> Divisions:
+    """The factors and divisors that divide tensors of a dtype by `ratio`; none where all are 1.
+
+    A product, and an exact quotient where the dtype holds the ratio or its inverse badly or not at
+    all, so that no unit's bits depend on another's ratio. Where the ratio cannot be read it is one
+    quotient. The factor of a single unit may be a `number` of any size.
     """
     if not readable(ratio):
-        return [("div", ratio)], False
-    most = 1e290 if dtype in DOUBLE else 1e30
+        return [("div", ratio)]
     low, high = _ends(ratio)
-    safe = ratio
-    if not (1 / most < low and high < most):
-        safe = safe_scale(ratio)
-        low, high = _ends(safe)
-    if 1 / most < low and high < most:
-        single = number and ratio.numel() == 1 and safe is ratio
-        inverse = _rounded(1 / low, dtype) if single else ratio.reciprocal()
-        return [("mul", inverse)], safe is ratio and low == high == 1
-    first = torch.exp2((torch.log2(safe) / 2).floor())  # a power of two divides exactly
-    return [("div", first), ("mul", first / ratio)], False
+    if low == high == 1:
+        return []
+    if number and ratio.numel() == 1:
+        return [("mul", factor_of(ratio, dtype))]
+    if in_range(low, dtype) and in_range(high, dtype):
+        return [("mul", ratio.reciprocal())]
+    (_, rest), (_, divisor) = in_two(ratio, dtype)
+    return [("mul", rest)] if all_ones(divisor) else [("mul", rest), ("div", divisor)]
 
 
-def in_two(ratio: Tensor, dtype: torch.dtype, number: bool = False) -> tuple[Any, Any]:
-    """`divisions` as a divisor and a factor whatever the ratio is, the divisor mostly 1; as numbers
-    where the ratio is to be one.
+@as_one_operator
+def in_two(ratio: Tensor, dtype: torch.dtype, number: bool = False) -> Divisions:
+    """`divisions` in the same form whatever the ratio is: a factor, and a divisor that mostly is 1.
+
+    The factor is `factor_of` the ratio where that is to be a number, divided by the divisor.
     """
-    (*first, (_, rest)), _ = divisions(ratio, dtype, number)
-    divisor = first[0][1] if first else 1.0 if number else torch.ones_like(rest)
-    if not number:
-        return divisor, rest
-    return _rounded(float(divisor), dtype), _rounded(float(rest), dtype)
+    if not readable(ratio):
+        return [("div", ratio)]
+    if number and ratio.numel() == 1:
+        rest, divisor = halves(factor_of(ratio, dtype), dtype)
+        return [("mul", rest), ("div", divisor)]
+    divisor, safe = torch.ones_like(ratio), safe_scale(ratio)
+    if not all([in_range(end, dtype) for end in _ends(safe)]):
+        divisor = torch.exp2((torch.log2(safe) / 2).floor())  # a power of two divides exactly
+    return [("mul", divisor / ratio), ("div", divisor)]
 
 
-def _rounded(x: float, dtype: torch.dtype) -> float:
-    """A number as an entry of a tensor would be."""
-    return ctypes.c_float(x).value if dtype in (torch.float32, torch.complex64) else x
+@as_one_operator
+def factor_of(ratio: Tensor, dtype: torch.dtype) -> float:
+    """1 / ratio of a single ratio, rounded as an entry of a tensor would be where that holds it."""
+    x = ratio.item()
+    factor = 1 / x if x else math.copysign(math.inf, x)
+    single = dtype in (torch.float32, torch.complex64) and in_range(factor, dtype)
+    return ctypes.c_float(factor).value if single else factor
+
+
+def halves(factor: float, dtype: torch.dtype) -> tuple[float, float]:
+    """A factor as one that the dtype holds well, and a power of two to divide by: mostly 1."""
+    if in_range(factor, dtype) or not factor or not math.isfinite(factor):
+        return factor, 1.0
+    divisor = 2.0 ** -math.floor(math.log2(abs(factor)) / 2)
+    return factor * divisor, divisor
+
+
+def in_range(x: float, dtype: torch.dtype) -> bool:
+    """Whether a dtype holds a number and its inverse."""
+    most = 1e290 if dtype in DOUBLE else 1e30
+    return 1 / most < abs(x) < most
 
 
 def all_ones(ratio: Tensor) -> bool:

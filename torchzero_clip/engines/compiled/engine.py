@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Literal
@@ -10,17 +11,17 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import increment_version
 
-from torchzero_clip.core.engine import Factors, Group, Rule, Session, State, updated
+from torchzero_clip.core.engine import Group, Rule, Session, State, updated
 from torchzero_clip.core.norms import statistics
 from torchzero_clip.core.skip import Skip
 from torchzero_clip.core.stochastic import Rounding
 from torchzero_clip.core.tensorlist import Operand, TensorList
 from torchzero_clip.core.tensors import all_plain, same_shapes
-from torchzero_clip.engines.compiled.buffers import Buffers, apart
+from torchzero_clip.engines.buffers import Buffers, apart
 from torchzero_clip.engines.compiled.cpp import Call, native
 from torchzero_clip.engines.compiled.inductor import in_batches, missing
 from torchzero_clip.engines.compiled.program import Launch, Programs
-from torchzero_clip.engines.compiled.tape import Tape
+from torchzero_clip.engines.tape import Tape
 from torchzero_clip.engines.compiled.trace import GRADIENTS, PARAMETERS, Trace, Traced
 from torchzero_clip.engines.eager import Eager
 from torchzero_clip.engines.kept import Kept, settle
@@ -34,6 +35,10 @@ class Compiled:
         watch: A context manager that surrounds every launch; `explain` counts bytes with it.
     """
 
+    steady = True
+    """Whether a step is repeated whatever its ratios and the strides of gradients are."""
+    repeats = math.inf
+    """The numbers that a model may have for its steps to be repeated."""
     backend: Literal["native", "torch", "plain"] = "native"
     """The way programs run on CPU: as our own C++, by torch's compiler, or node by node."""
 
@@ -140,6 +145,8 @@ FLOAT32 = ("dtype", str(torch.float32))
 class CompiledSession:
     """The tensors of one bucket during one step, on one trace."""
 
+    in_two = True  # a step that clips and one that does not share programs
+
     def __init__(self, trace: Trace) -> None:
         self._trace = trace
         self.params: TensorList = Traced(trace, buffer=PARAMETERS, owned=False)
@@ -198,13 +205,9 @@ class CompiledSession:
     def update(self, rule: Rule, u: TensorList, state: State, group: Group) -> TensorList:
         return self.adopt(updated(rule, self.adopt(u), state, _undecided(group)))
 
-    def scale(self, u: TensorList, factors: Factors, unchanged: bool) -> TensorList:
+    def scale(self, u: TensorList, name: str, x: Operand) -> TensorList:
         u = self.adopt(u)
-        if len(factors) == 1 and (one := _ones_like(factors[0][1])) is not None:
-            factors = [("div", one), *factors]  # as for a ratio that no dtype holds the inverse of
-        for name, x in factors:  # by 1, too: a step that clips and one that does not share programs
-            u = u.mul_(x) if name == "mul" else u.div_(x)
-        return u
+        return u.mul_(x) if name == "mul" else u.div_(x)
 
     def writable_grads(self) -> TensorList:
         return Traced(self._trace, buffer=GRADIENTS)
@@ -239,16 +242,6 @@ class CompiledSession:
 
     def close(self) -> None:
         self._trace.end()
-
-
-def _ones_like(x: Operand) -> Operand | None:
-    """1 in the kind of a factor; None for tensors of several numbers."""
-    if isinstance(x, Tensor):
-        return torch.ones_like(x)
-    if isinstance(x, (int, float)):
-        return 1.0
-    each = [t for t in x if isinstance(t, Tensor)]
-    return None if any([t.dim() for t in each]) else [torch.ones_like(t) for t in each]
 
 
 def _undecided(group: Group) -> Group:

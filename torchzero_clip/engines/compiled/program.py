@@ -17,7 +17,7 @@ from torch import Tensor
 
 from torchzero_clip.core.norms import Measure
 from torchzero_clip.core.stochastic import Elements, rounded
-from torchzero_clip.engines.compiled.buffers import Buffer
+from torchzero_clip.engines.buffers import Buffer
 from torchzero_clip.engines.compiled.operators import OPERATORS
 
 Operand: TypeAlias = "tuple[str, Any]"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -14,23 +13,7 @@ from torchzero_clip.core.tensorlist import TensorList
 from torchzero_clip.core.tensors import shared_memory
 from torchzero_clip.engines.compiled.operators import OPERATORS, SYNONYMS
 from torchzero_clip.engines.compiled.program import Node, Operand
-
-
-class Noted(float):
-    """A number that a tape knows by a name, which is how the function of the tape finds it."""
-
-    name: str
-    tape: Any
-
-    def __new__(cls, value: float, name: str, tape: Any = None) -> Noted:
-        made = super().__new__(cls, value)
-        made.name, made.tape = name, tape
-        return made
-
-
-def inverse(x: float) -> float:
-    """1 / x, infinite for 0."""
-    return 1 / x if x else math.copysign(math.inf, x)
+from torchzero_clip.engines.noted import inverse
 
 
 class Recording:
@@ -114,8 +97,7 @@ class Recording:
         if kind == "vector":
             self.vectors[i] = self.vectors[i].to(torch.float64).reciprocal()
         else:
-            x = self.numbers[i]
-            self.numbers[i] = x.tape.inverse(x) if isinstance(x, Noted) else inverse(x)
+            self.numbers[i] = inverse(self.numbers[i])
 
     def _vector(self, x: Tensor) -> Operand | None:
         if x.shape != (self.count,):

@@ -7,9 +7,9 @@ from typing import Protocol
 
 from torch import Tensor
 
-from torchzero_clip.engines.compiled.buffers import Buffers
+from torchzero_clip.engines.buffers import Buffers
 from torchzero_clip.engines.compiled.program import Launch, Programs
-from torchzero_clip.engines.compiled.tape import Tape
+from torchzero_clip.engines.tape import Tape
 
 
 class Runner(Protocol):

@@ -21,7 +21,8 @@ from torchzero_clip.core.skip import Skip
 from torchzero_clip.core.state import state_dtype
 from torchzero_clip.core.stochastic import Elements
 from torchzero_clip.core.tensorlist import TensorList
-from torchzero_clip.engines.compiled.buffers import Buffer
+from torchzero_clip.engines.buffers import Buffer
+from torchzero_clip.engines.compiled.again import launched
 from torchzero_clip.engines.compiled.program import Launch, Measured, Operand, Stores
 from torchzero_clip.engines.compiled.recording import Recording
 from torchzero_clip.engines.compiled.runner import Runner
@@ -295,7 +296,7 @@ class Trace(Recording):
         sent = numbers(given or [0.0], like)
         launch = Launch(found.program, buffers, sent, vectors, scalars, self.sizes, self.elements)
         run = self.runner.run
-        return run(launch) if self.tape is None else self.tape.launch(run, launch, given)
+        return run(launch) if self.tape is None else launched(self.tape, run, launch, given)
 
     def measure(self, x: Traced, m: Measure) -> Tensor:
         """The statistic of each tensor of a list, by the program that makes it where it can be."""

@@ -3,23 +3,21 @@
 from __future__ import annotations
 
 import re
-import struct
 from array import array
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-import torch
 from torch import Tensor
 
-from torchzero_clip.engines.compiled.buffers import Buffer
-from torchzero_clip.engines.compiled.program import Launch
-from torchzero_clip.engines.compiled.recording import inverse
+from torchzero_clip.engines.buffers import Buffer
+from torchzero_clip.engines.noted import inverse
 
 
 class Line(NamedTuple):
-    """An assignment of the function: its text, and the names that it makes, uses and changes.
+    """A line of the function: its text, and the names that it makes, uses and changes.
 
-    `copies` is the name whose values the one that it makes has, in the same form.
+    `copies` is the name whose values the one that it makes has, in the same form. One that is
+    `expected` is a condition: where it does not hold the step cannot be repeated.
     """
 
     text: str
@@ -27,6 +25,7 @@ class Line(NamedTuple):
     uses: frozenset[str]
     changes: frozenset[str] = frozenset()
     copies: str | None = None
+    expected: bool = False
 
 
 class Repeated:
@@ -34,41 +33,20 @@ class Repeated:
 
     def __init__(self, early: Callable[..., Any], late: Callable[..., Any]) -> None:
         self._early, self._late = early, late
+        self._numbers: Sequence[float] = ()
         self._live, self._made = b"", ()
 
-    def __call__(
-        self,
-        live: Sequence[float],
-        gradients: Sequence[Buffer],
-        run: Callable[[Launch], Tensor | None],
-    ) -> list[Tensor]:
-        """Do the step again with these live values and gradients."""
+    def holds(self, live: Sequence[float]) -> bool:
+        """Whether the step can be repeated with these live values."""
         bits = array("d", live).tobytes()
         if bits != self._live:
-            self._made, self._live = self._early(live), bits
-        out: list[Tensor] = self._late(self._made, gradients, run)
+            self._numbers, self._made, self._live = live, self._early(live), bits
+        return self._made is not None
+
+    def __call__(self, gradients: Sequence[Buffer]) -> list[Tensor]:
+        """Do the step again with these gradients, and the live values that were asked for."""
+        out: list[Tensor] = self._late(self._numbers, self._made, gradients)
         return out
-
-
-class Again:
-    """A launch with other tensors and numbers."""
-
-    def __init__(self, launch: Launch, count: int) -> None:
-        self._launch, self._form = launch._replace(buffers=[], vectors=[], scalars=[]), f"{count}d"
-        self._memory = bytearray(8 * max(count, 1))
-        self._numbers = torch.frombuffer(self._memory, dtype=torch.float64)
-
-    def __call__(
-        self,
-        run: Callable[[Launch], Tensor | None],
-        buffers: list[Buffer],
-        numbers: Sequence[float],
-        vectors: list[Tensor],
-        scalars: list[Tensor],
-    ) -> Tensor | None:
-        struct.pack_into(self._form, self._memory, 0, *numbers)
-        program, sizes = self._launch.program, self._launch.sizes
-        return run(Launch(program, buffers, self._numbers, vectors, scalars, sizes))
 
 
 def repeated(
@@ -77,18 +55,21 @@ def repeated(
     returned: str,
     wanted: set[str],
     at_home: set[str],
-) -> Repeated:
-    """The function of lines that returns this, for which some names are wanted.
+) -> Repeated | None:
+    """The function of lines that returns this, for which some names are wanted; None where they
+    expect something of the gradients.
 
     `space` has what the lines find by name; what is `at_home` may change under several names.
     """
     lines = _needed(_without_copies(lines, wanted | at_home), wanted)
     first = _of_live_values(lines)
     rest = [line for line in lines if line not in first]
+    if any([line.expected for line in rest]):
+        return None
     shared = listed(sorted({name for line in first for name in line.makes}))
     early = ["def early(live):", *[line.text for line in first], f"return ({shared})"]
-    late = ["def late(early, gradients, run):", *([f"{shared} = early"] if shared else [])]
-    late += [*[line.text for line in rest], f"return {returned}"]
+    late = ["def late(live, early, gradients):", *([f"{shared} = early"] if shared else [])]
+    late += [*_let_go(rest, wanted), f"return {returned}"]
     found = {**space, "inverse": inverse}
     for text in (early, late):
         exec(compile("\n    ".join(text), "<torchzero_clip tape>", "exec"), found)
@@ -100,11 +81,16 @@ def listed(names: Sequence[str]) -> str:
     return "".join([f"{name}, " for name in names])
 
 
+def base(name: str) -> str:
+    """The variable that a name begins with: v1 of v1[2]."""
+    return re.split(r"[.\[]", name, maxsplit=1)[0]
+
+
 def _needed(lines: Sequence[Line], wanted: set[str]) -> list[Line]:
-    """The lines that make what is wanted, and those that change memory."""
+    """The lines that make what is wanted, and those that change memory or expect something."""
     wanted, kept = set(wanted), []
     for line in reversed(lines):
-        if line.changes or not wanted.isdisjoint(line.makes):
+        if line.changes or line.expected or not wanted.isdisjoint(line.makes):
             wanted |= line.uses
             kept.append(line)
     return kept[::-1]
@@ -118,8 +104,8 @@ def _without_copies(lines: Sequence[Line], kept: set[str]) -> list[Line]:
         text, uses, copies = line.text, line.uses, line.copies
         if not known.keys().isdisjoint(uses):
             text = "".join([known.get(word, word) for word in re.split(r"(\W)", text)])
-            uses = frozenset([known.get(name, name) for name in uses])
-            copies = known.get(copies or "", copies)
+            others = [known.get(name, name) for name in uses]
+            uses, copies = frozenset([*others, *map(base, others)]), known.get(copies or "", copies)
         makes = set(line.makes)
         if copies and written.isdisjoint({copies, *makes}) and kept.isdisjoint({copies, *makes}):
             known |= dict.fromkeys(makes, copies)
@@ -133,7 +119,7 @@ def _of_live_values(lines: Sequence[Line]) -> list[Line]:
     written, known = _written(lines), set[str]()
     found = []
     for line in lines:
-        mine = all([name in known or name.startswith("live") for name in line.uses])
+        mine = all([name in known or base(name) in (*known, "live") for name in line.uses])
         if mine and not line.changes and written.isdisjoint({*line.makes, *line.uses}):
             known |= {*line.makes}
             found.append(line)
@@ -149,3 +135,16 @@ def _written(lines: Sequence[Line]) -> set[str]:
         elif not written.isdisjoint(line.makes):
             written |= line.uses
     return written
+
+
+def _let_go(lines: Sequence[Line], wanted: set[str]) -> list[str]:
+    """The texts of lines; tensors that were made are let go where nothing uses them any more."""
+    made = {name for line in lines for name in line.makes if name.startswith("v")}
+    seen = set(map(base, wanted))
+    out: list[str] = []
+    for line in reversed(lines):
+        last = (made & {*line.makes, *map(base, line.uses)}) - seen
+        seen |= last
+        out += [f"{' = '.join(sorted(last))} = None"] if last else []
+        out.append(line.text)
+    return out[::-1]
