@@ -37,8 +37,8 @@ from torchzero_clip import (
     ZClip,
 )
 from torchzero_clip.engines import Compiled
-from torchzero_clip.engines.compiled import buffers, build, cpp, engine, inductor, trace
 from torchzero_clip.engines.buffers import Buffer
+from torchzero_clip.engines.compiled import buffers, build, cpp, engine, inductor, trace
 from torchzero_clip.engines.compiled.operators import OPERATORS
 from torchzero_clip.engines.compiled.program import Launch, Program
 

@@ -23,8 +23,8 @@ from torchzero_clip.core.skip import Skip
 from torchzero_clip.core.state import HALF
 from torchzero_clip.core.tensorlist import TensorList
 from torchzero_clip.core.tensors import DTYPE, all_plain, same_shapes
-from torchzero_clip.engines.noted import Noted
 from torchzero_clip.engines.kept import BATCH, LARGE, Kept, batches, updated_by_turns
+from torchzero_clip.engines.noted import Noted
 
 
 class Scaled(Lazy):
@@ -69,11 +69,8 @@ class Scaled(Lazy):
         return Scaled(self, a, b, self._params, self._dtype, self._movable)
 
     def statistics(self, m: Measure) -> Tensor:
-        return self.source.statistics(m) if self.pending and self._unscaled else super().statistics(m)
-
-    @property
-    def _unscaled(self) -> bool:
-        return type(self.a) is float and (self.a, self.b) == (1, 0)
+        alone = type(self.a) is float and (self.a, self.b) == (1, 0)
+        return self.source.statistics(m) if self.pending and alone else super().statistics(m)
 
     def compute(self) -> list[Tensor]:
         source = self.source
@@ -149,7 +146,7 @@ class Fused(Lazy):
         kernel.advance(self._state)
         lists = [self._state.get(n, TensorList([])) for n in kernel.state]
         rest: Any = 1 - b
-        function = kernel.function
+        function: Any = kernel.function
         options = {"lr": a, "weight_decay": b / a if decays else 0.0}
         if isinstance(function, partial):
             function, options = function.func, {**function.keywords, **options}
@@ -235,7 +232,9 @@ def _products(tensors: list[Tensor], factor: float, dtype: torch.dtype) -> list[
 
 
 @norms.as_one_operator
-def subtract_(params: list[Tensor], values: Sequence[Tensor], factor: float, in_parts: bool) -> None:
+def subtract_(
+    params: list[Tensor], values: Sequence[Tensor], factor: float, in_parts: bool
+) -> None:
     """w ← w - factor · u; half precision in parts, since torch makes float32 copies of both."""
     rest, divisor = norms.halves(factor, params[0].dtype)
     if divisor != 1:

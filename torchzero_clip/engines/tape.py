@@ -185,7 +185,7 @@ class Tape(TorchFunctionMode):
         if number and ratio.numel() == 1:
             with self.paused():
                 value = norms.factor_of(ratio, dtype)
-            function = self._constant(norms.factor_of.__wrapped__)
+            function = self._constant(norms.factor_of)
             factor = self.compute(f"{function}({{0}}, {{1}})", (ratio, dtype), value)
             yield from self.halves(factor, dtype) if self.steady else [("mul", factor)]
             return
@@ -196,7 +196,7 @@ class Tape(TorchFunctionMode):
         with self._where("{} is not None", made[1]):
             yield "div", made[1]
 
-    def halves(self, factor: Noted, dtype: torch.dtype) -> Iterator[tuple[str, float]]:
+    def halves(self, factor: float, dtype: torch.dtype) -> Iterator[tuple[str, float]]:
         """`norms.halves` of a number, noted, as a factor and a divisor."""
         if self._inside:
             yield from zip(("mul", "div"), norms.halves(float(factor), dtype), strict=True)
@@ -276,12 +276,13 @@ class Tape(TorchFunctionMode):
         return self._constant(x)
 
     def _list(self, x: Sequence[Any], uses: set[str]) -> str:
-        """A list by its name, where it is one that was made, or that stays."""
+        """A list as the function spells it: by its name where it was made, or lasts."""
         terms = [self._term(item, uses) for item in x]
         key = tuple(map(id, x))
-        if key not in self._lists and x and all([base(term) in self._space for term in terms]):
+        tensors = bool(x) and all([isinstance(item, Tensor) for item in x])
+        if tensors and key not in self._lists and all([base(t) in self._space for t in terms]):
             self._lists[key] = self._constant(list(x))
-        if x and key in self._lists:
+        if tensors and key in self._lists:
             uses.add(base(self._lists[key]))
             return self._lists[key]
         return f"[{', '.join(terms)}]" if type(x) is list else f"({listed(terms)})"
@@ -319,9 +320,7 @@ class Tape(TorchFunctionMode):
         made = [t for x in self._held for t in (x if isinstance(x, (list, tuple)) else [x])]
         tensors = [t for t in (*self._lasting, *made) if isinstance(t, Tensor)]
         storages = {t.untyped_storage().data_ptr() for t in self._lasting}
-        return {
-            self._names[id(t)] for t in tensors if t.untyped_storage().data_ptr() in storages
-        }
+        return {self._names[id(t)] for t in tensors if t.untyped_storage().data_ptr() in storages}
 
 
 def _two(ratio: Tensor, dtype: torch.dtype) -> list[Any]:

@@ -81,8 +81,8 @@ class Repeats:
         if self._tape is not None:
             premises, repeated, records = self._tape
             buffers = premises.gradients(grads) if self._alike else None
-            same = buffers is not None and premises.hold(parts, groups, states)
-            if same and repeated.holds(self._values.numbers):
+            same = premises.hold(parts, groups, states) and repeated.holds(self._values.numbers)
+            if buffers is not None and same:
                 self.count += 1
                 measured = iter(repeated(buffers))
                 return {path: _filled(x, measured, groups) for path, x in records.items()}

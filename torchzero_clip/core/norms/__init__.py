@@ -2,9 +2,9 @@
 
 from torchzero_clip.core.norms.measures import (
     NAMED,
+    Divisions,
     Measure,
     Ord,
-    Divisions,
     all_ones,
     divisions,
     factor_of,

@@ -148,8 +148,7 @@ def in_two(ratio: Tensor, dtype: torch.dtype, number: bool = False) -> Divisions
     if not readable(ratio):
         return [("div", ratio)]
     if number and ratio.numel() == 1:
-        rest, divisor = halves(factor_of(ratio, dtype), dtype)
-        return [("mul", rest), ("div", divisor)]
+        return list(zip(("mul", "div"), halves(factor_of(ratio, dtype), dtype), strict=True))
     divisor, safe = torch.ones_like(ratio), safe_scale(ratio)
     if not all([in_range(end, dtype) for end in _ends(safe)]):
         divisor = torch.exp2((torch.log2(safe) / 2).floor())  # a power of two divides exactly

@@ -21,10 +21,10 @@ from torchzero_clip.engines.buffers import Buffers, apart
 from torchzero_clip.engines.compiled.cpp import Call, native
 from torchzero_clip.engines.compiled.inductor import in_batches, missing
 from torchzero_clip.engines.compiled.program import Launch, Programs
-from torchzero_clip.engines.tape import Tape
 from torchzero_clip.engines.compiled.trace import GRADIENTS, PARAMETERS, Trace, Traced
 from torchzero_clip.engines.eager import Eager
 from torchzero_clip.engines.kept import Kept, settle
+from torchzero_clip.engines.tape import Tape
 from torchzero_clip.engines.workspace import Workspaces
 
 
