@@ -9,6 +9,7 @@ from functools import partial
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.optim import Optimizer
 from typing_extensions import Self
 
@@ -20,6 +21,7 @@ from torchzero_clip.optimizer.keys import GroupKeys
 from torchzero_clip.optimizer.loss import evaluate, one_number
 
 PARAMS = ("params", "param_names")
+TOTAL = "total norm"  # among what the links of a Clipper measured
 KEY = "torchzero_clip"  # of a handle's state in the state dict of its optimizer
 
 
@@ -43,6 +45,7 @@ class Clipper(Modular):
         >>> optimizer.step()
     """
 
+    _repeats_plain = True
     _measures = True  # whether somebody takes what `step` returns
 
     def __init__(
@@ -57,11 +60,18 @@ class Clipper(Modular):
         With a closure it is called first, and its loss returned.
         """
         loss = evaluate(closure)
-        with self._begin(loss) as step:
+        self._advance(loss)
+        total: Tensor = self._records.pop(TOTAL)
+        return total if closure is None else loss
+
+    def _run(self, step: Step) -> None:
+        """Send the gradients of a step through the chain, and write what comes out back."""
+        with step:
             buckets = self._in_place(step.buckets())
             total = torch.zeros(())
             if buckets and self._measures:
                 total = total_norm(buckets, [b.grads for b in buckets])
+            step.record[TOTAL] = total.to(torch.float32)
             waiting = {p for bucket in buckets for p in bucket.originals}
             for link in self.links:
                 buckets = send(link, buckets)
@@ -77,7 +87,6 @@ class Clipper(Modular):
                         grad.copy_(u)
         for p in waiting:
             p.grad = None
-        return total.to(torch.float32) if closure is None else loss
 
     def _in_place(self, buckets: list[Bucket]) -> list[Bucket]:
         """The update may as well flow in the memory of the gradients."""
@@ -140,9 +149,12 @@ class Attached(Clipper):
     def __exit__(self, *_: object) -> None:
         self.remove()
 
-    def _begin(self, loss: Any = None) -> Step:
+    def _check_keys(self) -> None:
         self._follow()
-        return super()._begin(loss)
+        super()._check_keys()
+
+    def _repeatable(self) -> bool:
+        return not self._measures and super()._repeatable()
 
     def _follow(self) -> None:
         """Take over parameters that were added to the optimizer, or exchanged in it."""

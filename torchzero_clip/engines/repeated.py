@@ -34,7 +34,8 @@ class Repeated:
     def __init__(self, early: Callable[..., Any], late: Callable[..., Any]) -> None:
         self._early, self._late = early, late
         self._numbers: Sequence[float] = ()
-        self._live, self._made = b"", ()
+        self._live: bytes | None = None
+        self._made: Any = None
 
     def holds(self, live: Sequence[float]) -> bool:
         """Whether the step can be repeated with these live values."""

@@ -95,7 +95,7 @@ class Tape(TorchFunctionMode):
             self.refuse(f"{name} is another each time")
         elif not all([isinstance(x, Tensor) for x in made]):
             self.refuse(f"{name} looks at what a tensor holds")
-        elif name.startswith("_fused"):
+        elif name.startswith("_fused") or name == "__set__":
             self.refuse(f"{name} writes to several arguments")
         elif name.startswith("__i") and name != "__invert__":
             self.refuse(f"{name} may or may not write in place")

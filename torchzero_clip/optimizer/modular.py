@@ -73,6 +73,8 @@ class Modular(Optimizer):
         >>> opt = Modular(model.parameters(), ClipNorm(1.0), Adam(), LR(1e-3))
     """
 
+    _repeats_plain = False  # whether steps of links by their own formulas are repeated, too
+
     def __init__(
         self,
         params: Iterable[Any],
@@ -121,7 +123,7 @@ class Modular(Optimizer):
         self._reported: dict[str, Any] = {}  # of the next step
         self._roster = Roster()
         self._repeats: Repeats | None = None
-        if (compile or fused) and rounding == "nearest":
+        if (compile or fused or self._repeats_plain) and rounding == "nearest":
             repeats = Repeats(self.links, self.keys, self.engine)
             self._repeats = repeats if repeats.possible else None
 
@@ -131,6 +133,11 @@ class Modular(Optimizer):
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Send the gradients through the chain and move the parameters."""
         loss = evaluate(closure)
+        self._advance(loss)
+        return loss
+
+    def _advance(self, loss: Any) -> None:
+        """A step, done from the tape of an earlier one where it is like that."""
         if self._repeats is not None and self._repeatable():
             self._check_keys()
             self._reported.clear()  # no guard is there to ask for it
@@ -138,7 +145,6 @@ class Modular(Optimizer):
             self._records = self._repeats.step(*given, self._anew)
         else:
             self._run(self._begin(loss))
-        return loss
 
     def _repeatable(self) -> bool:
         """Whether this step may be done from a tape: no compiler and nobody else looks on."""

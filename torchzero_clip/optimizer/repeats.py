@@ -212,12 +212,16 @@ def _able(part: Part) -> bool:
 
 
 def _tensors(record: Any) -> list[Tensor]:
-    """The tensors of what a norm rule measured, in order."""
+    """The tensors of what a norm rule measured, in order, or the one that is all."""
+    if isinstance(record, Tensor):
+        return [record]
     return [x for x in (record.norm, *record.limits, *record.ratios) if isinstance(x, Tensor)]
 
 
-def _filled(record: UnitRecord, tensors: Any, groups: Groups) -> UnitRecord:
+def _filled(record: Any, tensors: Any, groups: Groups) -> Any:
     """The same record with other tensors, in order, and of these groups."""
+    if not isinstance(record, UnitRecord):
+        return next(tensors)
 
     def other(x: Any) -> Any:
         return next(tensors) if x is None or isinstance(x, Tensor) else x

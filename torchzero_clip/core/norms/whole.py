@@ -104,9 +104,15 @@ def _few(tensors: list[Tensor], in_rows: list[int], p: float) -> Tensor | None:
     """The norms of a few small tensors in one call, to the same bits; None out of range."""
     if p != 2 or tensors[0].dtype != torch.float32 or max(map(Tensor.numel, tensors)) > SMALL:
         return None
-    parts = tensors.copy()
-    for i in in_rows:
-        parts[i] = _row_norms(tensors[i].view(-1, ROW), p)
+    parts, flat = tensors.copy(), [tensors[i].view(-1) for i in in_rows]
+    counts = [len(t) // ROW for t in flat]
+    if sum(counts) * ROW > PIECE:
+        return None
+    if flat:  # a copy costs less than a call for each
+        together = torch.cat(flat, out=SCRATCH.get(flat[0].dtype)[: sum(counts) * ROW])
+        of_rows = _row_norms(together.view(-1, ROW), p).split(counts)
+        for i, some in zip(in_rows, of_rows, strict=True):
+            parts[i] = some
     norms = _joint_norms(parts, p)
     return norms if all([10.0**-12.5 < norm < 10.0**17.5 for norm in norms.tolist()]) else None
 
