@@ -145,20 +145,21 @@ def _by_size(tensors: list[Tensor], p: float) -> tuple[list[int], list[list[int]
 
 def _joint(tensors: list[Tensor], p: float) -> Tensor:
     """The norms of tensors of one shape, short ones in float64, as torch does one."""
-    stacks = list(_stacked_rows(tensors))
-    if tensors[0].numel() > ROW:
-        stacks = [_row_norms(some, p) for some in stacks]
-    rows = [some.double().flatten(1) for some in stacks]
-    return torch.cat([torch.linalg.vector_norm(some, p, dim=1) for some in rows])
+    norms = []
+    for some in _stacks(tensors):
+        rows = some if some.shape[1] <= ROW else _row_norms(some.view(len(some), -1, ROW), p)
+        norms.append(torch.linalg.vector_norm(rows.double(), p, dim=1))
+    return torch.cat(norms)
 
 
-def _stacked_rows(tensors: list[Tensor]) -> Iterator[Tensor]:
-    """Tensors of one shape as (tensors, rows, entries): a copy costs less than a call for each."""
+def _stacks(tensors: list[Tensor]) -> Iterator[Tensor]:
+    """Tensors of one shape as rows, PIECE numbers at a time: a copy costs less than a call for
+    each. They all lie in the same memory, so one is used before the next comes.
+    """
     n = tensors[0].numel()
-    many, width = PIECE // n, min(n, ROW)
-    for begin in range(0, len(tensors), many):
-        some = at_least_float32(SCRATCH.stack(tensors[begin : begin + many]))
-        yield some.view(len(some), -1, width)
+    for begin in range(0, len(tensors), PIECE // n):
+        some = SCRATCH.stack(tensors[begin : begin + PIECE // n])
+        yield at_least_float32(some).view(len(some), n)
 
 
 def _chunks(x: Tensor) -> list[Tensor]:
@@ -219,17 +220,14 @@ def _maxima(tensors: list[Tensor]) -> Tensor:
     real = _moduli(tensors, math.inf)
     if readable(real[0]) and all_plain(real):
         if len({(t.shape, t.dtype) for t in real}) == 1 and real[0].numel() <= SMALL:
-            many = PIECE // real[0].numel()
-            stacks = [real[begin : begin + many] for begin in range(0, len(real), many)]
-            return torch.cat([_largest_of_rows(SCRATCH.stack(some)) for some in stacks])
+            return torch.cat([_largest_of_rows(some) for some in _stacks(real)])
         ends = [end for t in real for end in torch.aminmax(t)]  # _foreach_norm takes ten times that
         return torch.stack(ends).view(-1, 2).abs().amax(dim=1).double()
     return torch.stack(torch._foreach_norm(real, math.inf)).to(wide(real[0].device))
 
 
-def _largest_of_rows(x: Tensor) -> Tensor:
+def _largest_of_rows(rows: Tensor) -> Tensor:
     """torch's aminmax along a dim takes twenty times its amax and amin."""
-    rows = x.view(len(x), -1)
     return torch.maximum(rows.amax(dim=1), rows.amin(dim=1).neg()).double()
 
 
@@ -256,10 +254,16 @@ def _sums(tensors: list[Tensor], dtype: torch.dtype) -> Tensor:
     for i in single + large:
         sums[i] = _sum(tensors[i], dtype)
     for where in alike:
-        rows = list(_stacked_rows([tensors[i] for i in where]))
-        each = [some.sum(dim=-1, dtype=dtype if some.shape[2] < ROW else None) for some in rows]
-        sums[where] = torch.cat([some.sum(dim=1, dtype=dtype) for some in each])
+        stacks = _stacks([tensors[i] for i in where])
+        sums[where] = torch.cat([_sums_of_rows(some, dtype) for some in stacks])
     return sums
+
+
+def _sums_of_rows(rows: Tensor, dtype: torch.dtype) -> Tensor:
+    """As `_sum` adds up each."""
+    if rows.shape[1] < ROW:
+        return rows.sum(dim=1, dtype=dtype)
+    return rows.view(len(rows), -1, ROW).sum(dim=2).sum(dim=1, dtype=dtype)
 
 
 def _sum(x: Tensor, dtype: torch.dtype) -> Tensor:
