@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import importlib
 import importlib.util
+import inspect
 import os
 import socket
 import statistics
@@ -34,6 +35,7 @@ from torchzero_clip import LR, Modular, Momentum, Orthogonalize, WeightDecay
 
 Shapes = list[tuple[int, int]]
 Step = Callable[[], Any]
+Make = Callable[[list[Parameter]], Step]
 
 BLOCK: Shapes = [(2304, 768), (768, 768), (3072, 768), (768, 3072)]
 SETS: dict[str, Shapes] = {
@@ -62,59 +64,87 @@ def ours(params: Any, **options: Any) -> Modular:
     return Modular(params, *muon, WeightDecay(DECAY), LR(LR_), **options)
 
 
-def by_torch(params: list[Parameter]) -> Step:
+def torch_muon(params: list[Parameter]) -> Step:
     step: Step = torch.optim.Muon(params, lr=LR_, weight_decay=DECAY).step
     return step
 
 
-def in_float32(params: list[Parameter]) -> Step:
-    """torch.optim.Muon with its iteration in single precision."""
-    module = importlib.import_module("torch.optim._muon")
-    step, iteration = by_torch(params), module._zeropower_via_newtonschulz
-
-    class Single:
-        """A gradient whose `bfloat16` stays single."""
-
-        def __init__(self, grad: Tensor) -> None:
-            self.grad, self.shape = grad, grad.shape
-
-        def bfloat16(self) -> Tensor:
-            return self.grad.clone()
-
-        def size(self, d: int) -> int:
-            return self.grad.size(d)
-
-    def run() -> None:
-        module._zeropower_via_newtonschulz = lambda grad, *args: iteration(Single(grad), *args)
-        try:
-            step()
-        finally:
-            module._zeropower_via_newtonschulz = iteration
-
-    return run
-
-
-def by_pytorch_optimizer(params: list[Parameter]) -> Step:
+def pytorch_optimizer_muon(params: list[Parameter]) -> Step:
     module = importlib.import_module("pytorch_optimizer")
-    step: Step = module.Muon([{"params": params, "use_muon": True}], lr=LR_).step
+    groups = [{"params": params, "use_muon": True, "weight_decay": DECAY}]
+    step: Step = module.Muon(groups, lr=LR_).step
     return step
 
 
-def by_heavyball(params: list[Parameter]) -> Step:
+def heavyball_muon(params: list[Parameter]) -> Step:
     module = importlib.import_module("heavyball")
     step: Step = module.Muon(params, lr=LR_, weight_decay=DECAY).step
     return step
 
 
-CONTESTANTS: dict[str, Callable[[list[Parameter]], Step]] = {
+def heavyball_eager(params: list[Parameter]) -> Step:
+    """heavyball without its torch.compile."""
+    utils = importlib.import_module("heavyball.utils")
+    return swapped(utils, "compile_mode", None, heavyball_muon(params))
+
+
+def compiled(make: Make) -> Make:
+    return lambda params: torch.compile(make(params))
+
+
+def swapped(module: Any, name: str, value: Any, step: Step) -> Step:
+    """A step during which a module has another value under a name."""
+
+    def run() -> None:
+        known = getattr(module, name)
+        setattr(module, name, value)
+        try:
+            step()
+        finally:
+            setattr(module, name, known)
+
+    return run
+
+
+def in_float32(make: Make, place: str, name: str, narrow: str, single: str) -> Make:
+    """With the iteration in single precision: a word of the source of a function is another."""
+
+    def build(params: list[Parameter]) -> Step:
+        module = importlib.import_module(place)
+        function = inspect.unwrap(getattr(module, name))
+        space = dict(function.__globals__)
+        exec(inspect.getsource(function).replace(narrow, single), space)
+        return swapped(module, name, space[name], make(params))
+
+    return build
+
+
+TORCH = "torch.optim._muon", "_zeropower_via_newtonschulz", "bfloat16()", "clone()"
+PYTORCH_OPTIMIZER = (
+    "pytorch_optimizer.optimizer.muon.base",
+    "zero_power_via_newton_schulz_5",
+    "torch.bfloat16",
+    "torch.float32",
+)
+HEAVYBALL = "heavyball.utils", "zeropower_via_newtonschulz5", "stochastic_round_(G)", "G.clone()"
+CONTESTANTS: dict[str, Make] = {
     OURS: lambda params: ours(params).step,
     "ours, compile=True": lambda params: ours(params, compile=True).step,
-    "torch.optim.Muon in float32": in_float32,
-    "torch.optim.Muon": by_torch,
-    "pytorch_optimizer Muon": by_pytorch_optimizer,
-    "heavyball Muon": by_heavyball,
+    "torch.optim.Muon in float32": in_float32(torch_muon, *TORCH),
+    "torch.optim.Muon in float32, compiled": in_float32(compiled(torch_muon), *TORCH),
+    "pytorch_optimizer Muon in float32": in_float32(pytorch_optimizer_muon, *PYTORCH_OPTIMIZER),
+    "heavyball Muon in float32": in_float32(heavyball_eager, *HEAVYBALL),
+    "heavyball Muon in float32, compiled": in_float32(heavyball_muon, *HEAVYBALL),
+    "torch.optim.Muon": torch_muon,
+    "pytorch_optimizer Muon": pytorch_optimizer_muon,
+    "heavyball Muon": heavyball_eager,
 }
-PEERS = {"pytorch_optimizer Muon": "pytorch_optimizer", "heavyball Muon": "heavyball"}
+PEERS = "pytorch_optimizer", "heavyball"
+
+
+def installed(name: str) -> bool:
+    package = name.split(maxsplit=1)[0]
+    return package not in PEERS or importlib.util.find_spec(package) is not None
 
 
 def race(shapes: Shapes, names: list[str], rounds: int, device: str) -> dict[str, list[float]]:
@@ -233,8 +263,8 @@ def main() -> None:
     if options.what == "ranks":
         print(*ranks_report(options.ranks, shapes), sep="\n")
         return
-    here = [n for n in CONTESTANTS if n not in PEERS or importlib.util.find_spec(PEERS[n])]
-    names = [n for n in here if options.only is None or n == OURS or n in options.only]
+    only = options.only or CONTESTANTS
+    names = [name for name in CONTESTANTS if name == OURS or (name in only and installed(name))]
     device = "cuda" if torch.cuda.is_available() else "cpu"
     print(
         f"{options.set} on {device}, {torch.get_num_threads()} threads, torch {torch.__version__}"

@@ -192,6 +192,7 @@ def test_every_engine_has_the_same_bits(chain, memory):
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning")
 def test_torchs_compiler_has_the_same_bits():
     runs = [train(optimizer(*CHAINS["adam"](), engine=e), range(4)) for e in ("plain", "torch")]
     for name in ("Adam/exp_avg", "Adam/exp_avg_sq"):
