@@ -113,6 +113,7 @@ class Bits:
 
     def __init__(self, keys: Tensor, elements: Elements) -> None:
         self.keys, self.elements = keys, elements
+        self._places = torch.empty(0, dtype=torch.int32, device=keys.device)
         self._where: Where = ()
         self._halves: dict[int, Tensor] = {}
 
@@ -134,7 +135,8 @@ class Bits:
         """The elements of parts, with the keys of their parameters."""
         (first, at), count, total = where[0], len(where), sum(sizes)
         keys, starts = [x[first : first + count] for x in (self.keys, self.elements.starts)]
-        places = torch.arange(total, dtype=torch.int32, device=keys.device)
+        if len(self._places) < total:
+            self._places = torch.arange(total, dtype=torch.int32, device=keys.device)
         if count == 1:
             starts = starts + _signed(at)
         else:
@@ -142,7 +144,7 @@ class Bits:
             begins, repeats = torch.tensor([ends[:-1], sizes], device=keys.device)
             rows = torch.stack([keys, (starts - begins).to(torch.int32)])
             keys, starts = rows.repeat_interleave(repeats, dim=1, output_size=total).unbind()
-        return places.add_(starts).bitwise_xor_(keys)
+        return (self._places[:total] + starts).bitwise_xor_(keys)
 
 
 class Rounding(NamedTuple):
