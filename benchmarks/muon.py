@@ -3,6 +3,7 @@
     python -m benchmarks.muon time --set gpt2           # GPT-2 small's 48 matrices
     python -m benchmarks.muon time --set equal          # 74 matrices of 256 x 256
     python -m benchmarks.muon time --set block          # the four matrices of one block of GPT-2
+    python -m benchmarks.muon batches --set equal       # one call for a shape beside parts of it
     python -m benchmarks.muon ranks --ranks 4           # GPT-2 small's matrices under FSDP2
 
 On CPU torch.optim.Muon iterates in bfloat16, which takes minutes where processors have no
@@ -32,10 +33,12 @@ from torch.nn import Parameter
 from torch.utils.flop_counter import FlopCounterMode
 
 from torchzero_clip import LR, Modular, Momentum, Orthogonalize, WeightDecay
+from torchzero_clip.modules.matrices import batches
 
 Shapes = list[tuple[int, int]]
 Step = Callable[[], Any]
 Make = Callable[[list[Parameter]], Step]
+Clock = Callable[[], float]
 
 BLOCK: Shapes = [(2304, 768), (768, 768), (3072, 768), (768, 3072)]
 SETS: dict[str, Shapes] = {
@@ -147,19 +150,36 @@ def installed(name: str) -> bool:
     return package not in PEERS or importlib.util.find_spec(package) is not None
 
 
-def race(shapes: Shapes, names: list[str], rounds: int, device: str) -> dict[str, list[float]]:
+def race(
+    steps: dict[str, Step], rounds: int, device: str, clock: Clock = time.perf_counter
+) -> dict[str, list[float]]:
     """The seconds of each step, by contestant."""
-    steps = {name: CONTESTANTS[name](parameters(shapes, device)) for name in names}
-    times: dict[str, list[float]] = {name: [] for name in names}
+    times: dict[str, list[float]] = {name: [] for name in steps}
     for turn in range(rounds + 1):
         for name, step in steps.items():
             _wait(device)
-            start = time.perf_counter()
+            start = clock()
             step()
             _wait(device)
             if turn:
-                times[name].append(time.perf_counter() - start)
+                times[name].append(clock() - start)
     return times
+
+
+def contestants(shapes: Shapes, names: list[str], device: str) -> dict[str, Step]:
+    return {name: CONTESTANTS[name](parameters(shapes, device)) for name in names}
+
+
+def in_parts(shapes: Shapes, device: str) -> dict[str, Step]:
+    """Ours, with batches as they are and with others of at most so many entries."""
+    most = batches.MOST_ON_CPU
+    sizes = {f"at most {n} entries": n for n in (most // 8, most, 8 * most)}
+    found = {OURS: most, **sizes, "one call for a shape": batches.MOST}
+    make = CONTESTANTS[OURS]
+    return {
+        name: swapped(batches, "MOST_ON_CPU", n, make(parameters(shapes, device)))
+        for name, n in found.items()
+    }
 
 
 def _wait(device: str) -> None:
@@ -253,23 +273,33 @@ def ranks_report(ranks: int, shapes: Shapes) -> list[str]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("what", choices=["time", "ranks"])
+    parser.add_argument("what", choices=["time", "batches", "ranks"])
     parser.add_argument("--set", default="gpt2", choices=SETS)
     parser.add_argument("--only", nargs="*", help="contestants beside ours", default=None)
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument(
+        "--cpu", action="store_true", help="CPU time of one thread, for a busy machine"
+    )
     parser.add_argument("--ranks", type=int, default=4)
     options = parser.parse_args()
     shapes = SETS[options.set]
     if options.what == "ranks":
         print(*ranks_report(options.ranks, shapes), sep="\n")
         return
-    only = options.only or CONTESTANTS
-    names = [name for name in CONTESTANTS if name == OURS or (name in only and installed(name))]
+    if options.cpu:
+        torch.set_num_threads(1)
     device = "cuda" if torch.cuda.is_available() else "cpu"
+    if options.what == "batches":
+        steps = in_parts(shapes, device)
+    else:
+        only = options.only or CONTESTANTS
+        names = [name for name in CONTESTANTS if name == OURS or (name in only and installed(name))]
+        steps = contestants(shapes, names, device)
+    clock = time.process_time if options.cpu else time.perf_counter
     print(
         f"{options.set} on {device}, {torch.get_num_threads()} threads, torch {torch.__version__}"
     )
-    print(*report(race(shapes, names, options.rounds, device)), sep="\n")
+    print(*report(race(steps, options.rounds, device, clock)), sep="\n")
 
 
 if __name__ == "__main__":

@@ -355,7 +355,11 @@ def test_the_page_about_muon_has_the_table_of_its_script():
     assert "\n".join(muon_clipping.table()) in (ROOT / "docs" / "muon.md").read_text()
 
 
-PEERS_HERE = [name for name in muon.CONTESTANTS if name not in muon.PEERS]
+PEERS_HERE = [
+    name
+    for name in muon.CONTESTANTS
+    if not (name.startswith(muon.PEERS) or name.endswith("compiled"))
+]
 
 
 @pytest.mark.skipif(not hasattr(torch.optim, "Muon"), reason="torch has it since 2.9")
@@ -375,9 +379,10 @@ def test_contestants_with_muon_do_what_ours_does():
 
 def test_a_race_has_a_row_for_each_contestant_and_ours_beside_itself_is_one():
     names = [muon.OURS, "torch.optim.Muon in float32"]
-    times = muon.race(muon.SETS["quick"], names, 2, "cpu")
+    times = muon.race(muon.contestants(muon.SETS["quick"], names, "cpu"), 2, "cpu")
     assert {name: len(row) for name, row in times.items()} == dict.fromkeys(names, 2)
     assert muon.report(times)[2].endswith("| 1.00 |")
+    assert muon.OURS in muon.race(muon.in_parts(muon.SETS["quick"], "cpu"), 1, "cpu")
 
 
 @pytest.mark.slow
