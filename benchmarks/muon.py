@@ -80,8 +80,15 @@ def pytorch_optimizer_muon(params: list[Parameter]) -> Step:
 
 
 def heavyball_muon(params: list[Parameter]) -> Step:
+    """heavyball's, which drops gradients: each step has them again."""
     module = importlib.import_module("heavyball")
-    step: Step = module.Muon(params, lr=LR_, weight_decay=DECAY).step
+    opt, grads = module.Muon(params, lr=LR_, weight_decay=DECAY), [p.grad for p in params]
+
+    def step() -> None:
+        for p, grad in zip(params, grads, strict=True):
+            p.grad = grad
+        opt.step()
+
     return step
 
 

@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch.nn import Parameter
 
-from benchmarks import muon, muon_clipping, norms, overhead, small, versions
+from benchmarks import muon, muon_clipping, norms, overhead, small, state_dtype, versions
 from benchmarks.step import __main__ as command
 from benchmarks.step import bars, memory, timing
 from benchmarks.step.bars import Bar
@@ -391,3 +391,15 @@ def test_owners_do_their_share_and_gathering_does_all():
     assert [row[4] for row in rows] == ["4 |", "4 |"]
     assert 0.5 <= float(rows[0][2]) < 0.7
     assert float(rows[1][2]) == 1.0
+
+
+# ---------------------------------------------------------------------- what is added to a step
+
+
+def test_steps_that_alternate_have_the_ratio_of_their_times():
+    now = [0.0]
+
+    def takes(seconds):
+        return lambda: now.__setitem__(0, now[0] + seconds)
+
+    assert state_dtype.ratio(takes(3.0), takes(1.5), 4, lambda: now[0]) == "2.00 (2.00 to 2.00)"
