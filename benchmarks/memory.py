@@ -31,7 +31,17 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.profiler import ProfilerActivity, profile, record_function
 
-from torchzero_clip import LR, Adam, ClipNorm, Modular, Momentum, WeightDecay, release
+from torchzero_clip import (
+    LR,
+    Adam,
+    ClipNorm,
+    Guard,
+    Modular,
+    Momentum,
+    SkipSpike,
+    WeightDecay,
+    release,
+)
 
 RATE, DECAY = 1e-4, 0.1
 WARM_UP = 2
@@ -141,9 +151,23 @@ def optimi(model: nn.Module, gradient_release: bool) -> Any:
     return opt
 
 
+def torchao(model: nn.Module) -> Any:
+    lib = importlib.import_module("torchao.optim")
+    return lib.AdamW8bit(model.parameters(), RATE, weight_decay=DECAY)
+
+
+def heavyball(model: nn.Module) -> Any:
+    """Without its torch.compile, as the others are."""
+    lib = importlib.import_module("heavyball")
+    lib.utils.compile_mode = None
+    return lib.AdamW(model.parameters(), RATE, weight_decay=DECAY)
+
+
+SMALL: dict[str, Any] = {"state_dtype": "bfloat16"}
 ADAMW = (Adam(), WeightDecay(DECAY), LR(RATE))
 CLIPPED = (ClipNorm(1.0, dim="global"), *ADAMW)
 EACH = (ClipNorm(1.0), *ADAMW)
+GUARDED = (Guard(), SkipSpike(), *CLIPPED)
 COMBINATIONS: dict[str, Make] = {  # a name of each, and what makes its optimizer of a model
     "no optimizer, gradients dropped": Nothing,
     "torch AdamW, foreach": lambda model: torch_adamw(model, foreach=True),
@@ -152,23 +176,33 @@ COMBINATIONS: dict[str, Make] = {  # a name of each, and what makes its optimize
     "torch AdamW, one in each hook": InHooks,
     "optimi AdamW": lambda model: optimi(model, False),
     "optimi AdamW, gradient release": lambda model: optimi(model, True),
+    "torchao AdamW8bit": torchao,
+    "heavyball AdamW": heavyball,
     "AdamW": modular(*ADAMW),
+    "AdamW, small state": modular(*ADAMW, **SMALL),
     "AdamW, released": released(*ADAMW),
     "AdamW, released, compiled": released(*ADAMW, compile=True),
+    "AdamW, released, small state": released(*ADAMW, **SMALL),
+    "AdamW, released, small state, compiled": released(*ADAMW, compile=True, **SMALL),
     "global clip + AdamW": modular(*CLIPPED),
     "global clip + AdamW, compiled": modular(*CLIPPED, compile=True),
+    "global clip + AdamW, small state": modular(*CLIPPED, **SMALL),
+    "global clip + AdamW, small state, compiled": modular(*CLIPPED, compile=True, **SMALL),
+    "guards, global clip + AdamW": modular(*GUARDED),
+    "guards, global clip + AdamW, compiled": modular(*GUARDED, compile=True),
+    "guards, global clip + AdamW, small state, compiled": modular(*GUARDED, compile=True, **SMALL),
     "global clip of the last step + AdamW, released": released(*CLIPPED, limit="last step"),
     "clip of each tensor + AdamW": modular(*EACH),
     "clip of each tensor + AdamW, released": released(*EACH),
     "clip of each tensor + AdamW, released, compiled": released(*EACH, compile=True),
     "clip of each tensor + SGD, released": released(ClipNorm(1.0), Momentum(0.9), LR(RATE)),
 }
-PEERS = {"optimi": "optimi"}  # the first word of a name, and the package that it needs
+PEERS = "optimi", "torchao", "heavyball"  # packages, the first words of names
 
 
 def installed(name: str) -> bool:
-    package = PEERS.get(name.split(maxsplit=1)[0])
-    return package is None or importlib.util.find_spec(package) is not None
+    package = name.split(maxsplit=1)[0]
+    return package not in PEERS or importlib.util.find_spec(package) is not None
 
 
 # ---------------------------------------------------------------------- measuring
@@ -193,6 +227,16 @@ def stored(tensors: Iterable[Any]) -> int:
             storage = t.untyped_storage()
             found[storage.data_ptr()] = storage.nbytes()
     return sum(found.values())
+
+
+def plain(held: Any) -> list[Tensor]:
+    """The tensors of what an optimizer holds; of other classes those that they are made of."""
+    if isinstance(held, Tensor):
+        made_of = held.__tensor_flatten__()[0] if hasattr(held, "__tensor_flatten__") else ()
+        return plain([getattr(held, name) for name in made_of]) if made_of else [held]
+    if isinstance(held, dict):
+        held = list(held.values())
+    return [t for x in held for t in plain(x)] if isinstance(held, (list, tuple)) else []
 
 
 def everything() -> int:
@@ -225,7 +269,8 @@ def measure(name: str, size: str, rounds: int, device: str) -> Row:
 
     for _ in range(WARM_UP):
         train()
-    held = [x for state in opt.state.values() for x in state.values()]
+    every = set(map(id, params))  # some optimizers keep their groups there
+    held = [t for t in plain([dict(s) for s in opt.state.values()]) if id(t) not in every]
     start = everything() - before
     kept = start - stored([*params, *held, tokens])
     peak, works = watched(train, device)
@@ -305,7 +350,7 @@ def main() -> None:
     print(f"{'':{width}}", *[f"{column:>10}" for column in COLUMNS], f"{'ms a step':>10}")
     for name in names:
         if not installed(name):
-            print(f"{name:{width}}  {PEERS[name.split()[0]]} is not installed")
+            print(f"{name:{width}}  {name.split()[0]} is not installed")
             continue
         own = ["--set", args.set, "--time", str(args.time), "--device", args.device]
         command = [sys.executable, "-m", "benchmarks.memory", "--json", "--only", name, *own]

@@ -3,6 +3,7 @@
     python -m benchmarks.muon time --set gpt2           # GPT-2 small's 48 matrices
     python -m benchmarks.muon time --set equal          # 74 matrices of 256 x 256
     python -m benchmarks.muon time --set block          # the four matrices of one block of GPT-2
+    python -m benchmarks.muon batches --set equal       # one call for a shape beside parts of it
     python -m benchmarks.muon ranks --ranks 4           # GPT-2 small's matrices under FSDP2
 
 On CPU torch.optim.Muon iterates in bfloat16, which takes minutes where processors have no
@@ -15,6 +16,7 @@ from __future__ import annotations
 import argparse
 import importlib
 import importlib.util
+import inspect
 import os
 import socket
 import statistics
@@ -31,9 +33,12 @@ from torch.nn import Parameter
 from torch.utils.flop_counter import FlopCounterMode
 
 from torchzero_clip import LR, Modular, Momentum, Orthogonalize, WeightDecay
+from torchzero_clip.modules.matrices import batches
 
 Shapes = list[tuple[int, int]]
 Step = Callable[[], Any]
+Make = Callable[[list[Parameter]], Step]
+Clock = Callable[[], float]
 
 BLOCK: Shapes = [(2304, 768), (768, 768), (3072, 768), (768, 3072)]
 SETS: dict[str, Shapes] = {
@@ -62,74 +67,126 @@ def ours(params: Any, **options: Any) -> Modular:
     return Modular(params, *muon, WeightDecay(DECAY), LR(LR_), **options)
 
 
-def by_torch(params: list[Parameter]) -> Step:
+def torch_muon(params: list[Parameter]) -> Step:
     step: Step = torch.optim.Muon(params, lr=LR_, weight_decay=DECAY).step
     return step
 
 
-def in_float32(params: list[Parameter]) -> Step:
-    """torch.optim.Muon with its iteration in single precision."""
-    module = importlib.import_module("torch.optim._muon")
-    step, iteration = by_torch(params), module._zeropower_via_newtonschulz
+def pytorch_optimizer_muon(params: list[Parameter]) -> Step:
+    module = importlib.import_module("pytorch_optimizer")
+    groups = [{"params": params, "use_muon": True, "weight_decay": DECAY}]
+    step: Step = module.Muon(groups, lr=LR_).step
+    return step
 
-    class Single:
-        """A gradient whose `bfloat16` stays single."""
 
-        def __init__(self, grad: Tensor) -> None:
-            self.grad, self.shape = grad, grad.shape
+def heavyball_muon(params: list[Parameter]) -> Step:
+    """heavyball's, which drops gradients: each step has them again."""
+    module = importlib.import_module("heavyball")
+    opt, grads = module.Muon(params, lr=LR_, weight_decay=DECAY), [p.grad for p in params]
 
-        def bfloat16(self) -> Tensor:
-            return self.grad.clone()
+    def step() -> None:
+        for p, grad in zip(params, grads, strict=True):
+            p.grad = grad
+        opt.step()
 
-        def size(self, d: int) -> int:
-            return self.grad.size(d)
+    return step
+
+
+def heavyball_eager(params: list[Parameter]) -> Step:
+    """heavyball without its torch.compile."""
+    utils = importlib.import_module("heavyball.utils")
+    return swapped(utils, "compile_mode", None, heavyball_muon(params))
+
+
+def compiled(make: Make) -> Make:
+    return lambda params: torch.compile(make(params))
+
+
+def swapped(module: Any, name: str, value: Any, step: Step) -> Step:
+    """A step during which a module has another value under a name."""
 
     def run() -> None:
-        module._zeropower_via_newtonschulz = lambda grad, *args: iteration(Single(grad), *args)
+        known = getattr(module, name)
+        setattr(module, name, value)
         try:
             step()
         finally:
-            module._zeropower_via_newtonschulz = iteration
+            setattr(module, name, known)
 
     return run
 
 
-def by_pytorch_optimizer(params: list[Parameter]) -> Step:
-    module = importlib.import_module("pytorch_optimizer")
-    step: Step = module.Muon([{"params": params, "use_muon": True}], lr=LR_).step
-    return step
+def in_float32(make: Make, place: str, name: str, narrow: str, single: str) -> Make:
+    """With the iteration in single precision: a word of the source of a function is another."""
+
+    def build(params: list[Parameter]) -> Step:
+        module = importlib.import_module(place)
+        function = inspect.unwrap(getattr(module, name))
+        space = dict(function.__globals__)
+        exec(inspect.getsource(function).replace(narrow, single), space)
+        return swapped(module, name, space[name], make(params))
+
+    return build
 
 
-def by_heavyball(params: list[Parameter]) -> Step:
-    module = importlib.import_module("heavyball")
-    step: Step = module.Muon(params, lr=LR_, weight_decay=DECAY).step
-    return step
-
-
-CONTESTANTS: dict[str, Callable[[list[Parameter]], Step]] = {
+TORCH = "torch.optim._muon", "_zeropower_via_newtonschulz", "bfloat16()", "clone()"
+PYTORCH_OPTIMIZER = (
+    "pytorch_optimizer.optimizer.muon.base",
+    "zero_power_via_newton_schulz_5",
+    "torch.bfloat16",
+    "torch.float32",
+)
+HEAVYBALL = "heavyball.utils", "zeropower_via_newtonschulz5", "stochastic_round_(G)", "G.clone()"
+CONTESTANTS: dict[str, Make] = {
     OURS: lambda params: ours(params).step,
     "ours, compile=True": lambda params: ours(params, compile=True).step,
-    "torch.optim.Muon in float32": in_float32,
-    "torch.optim.Muon": by_torch,
-    "pytorch_optimizer Muon": by_pytorch_optimizer,
-    "heavyball Muon": by_heavyball,
+    "torch.optim.Muon in float32": in_float32(torch_muon, *TORCH),
+    "torch.optim.Muon in float32, compiled": in_float32(compiled(torch_muon), *TORCH),
+    "pytorch_optimizer Muon in float32": in_float32(pytorch_optimizer_muon, *PYTORCH_OPTIMIZER),
+    "heavyball Muon in float32": in_float32(heavyball_eager, *HEAVYBALL),
+    "heavyball Muon in float32, compiled": in_float32(heavyball_muon, *HEAVYBALL),
+    "torch.optim.Muon": torch_muon,
+    "pytorch_optimizer Muon": pytorch_optimizer_muon,
+    "heavyball Muon": heavyball_eager,
 }
-PEERS = {"pytorch_optimizer Muon": "pytorch_optimizer", "heavyball Muon": "heavyball"}
+PEERS = "pytorch_optimizer", "heavyball"
 
 
-def race(shapes: Shapes, names: list[str], rounds: int, device: str) -> dict[str, list[float]]:
+def installed(name: str) -> bool:
+    package = name.split(maxsplit=1)[0]
+    return package not in PEERS or importlib.util.find_spec(package) is not None
+
+
+def race(
+    steps: dict[str, Step], rounds: int, device: str, clock: Clock = time.perf_counter
+) -> dict[str, list[float]]:
     """The seconds of each step, by contestant."""
-    steps = {name: CONTESTANTS[name](parameters(shapes, device)) for name in names}
-    times: dict[str, list[float]] = {name: [] for name in names}
+    times: dict[str, list[float]] = {name: [] for name in steps}
     for turn in range(rounds + 1):
         for name, step in steps.items():
             _wait(device)
-            start = time.perf_counter()
+            start = clock()
             step()
             _wait(device)
             if turn:
-                times[name].append(time.perf_counter() - start)
+                times[name].append(clock() - start)
     return times
+
+
+def contestants(shapes: Shapes, names: list[str], device: str) -> dict[str, Step]:
+    return {name: CONTESTANTS[name](parameters(shapes, device)) for name in names}
+
+
+def in_parts(shapes: Shapes, device: str) -> dict[str, Step]:
+    """Ours, with batches as they are and with others of at most so many entries."""
+    most = batches.MOST_ON_CPU
+    sizes = {f"at most {n} entries": n for n in (most // 8, most, 8 * most)}
+    found = {OURS: most, **sizes, "one call for a shape": batches.MOST}
+    make = CONTESTANTS[OURS]
+    return {
+        name: swapped(batches, "MOST_ON_CPU", n, make(parameters(shapes, device)))
+        for name, n in found.items()
+    }
 
 
 def _wait(device: str) -> None:
@@ -223,23 +280,33 @@ def ranks_report(ranks: int, shapes: Shapes) -> list[str]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("what", choices=["time", "ranks"])
+    parser.add_argument("what", choices=["time", "batches", "ranks"])
     parser.add_argument("--set", default="gpt2", choices=SETS)
     parser.add_argument("--only", nargs="*", help="contestants beside ours", default=None)
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument(
+        "--cpu", action="store_true", help="CPU time of one thread, for a busy machine"
+    )
     parser.add_argument("--ranks", type=int, default=4)
     options = parser.parse_args()
     shapes = SETS[options.set]
     if options.what == "ranks":
         print(*ranks_report(options.ranks, shapes), sep="\n")
         return
-    here = [n for n in CONTESTANTS if n not in PEERS or importlib.util.find_spec(PEERS[n])]
-    names = [n for n in here if options.only is None or n == OURS or n in options.only]
+    if options.cpu:
+        torch.set_num_threads(1)
     device = "cuda" if torch.cuda.is_available() else "cpu"
+    if options.what == "batches":
+        steps = in_parts(shapes, device)
+    else:
+        only = options.only or CONTESTANTS
+        names = [name for name in CONTESTANTS if name == OURS or (name in only and installed(name))]
+        steps = contestants(shapes, names, device)
+    clock = time.process_time if options.cpu else time.perf_counter
     print(
         f"{options.set} on {device}, {torch.get_num_threads()} threads, torch {torch.__version__}"
     )
-    print(*report(race(shapes, names, options.rounds, device)), sep="\n")
+    print(*report(race(steps, options.rounds, device, clock)), sep="\n")
 
 
 if __name__ == "__main__":

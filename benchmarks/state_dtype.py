@@ -31,6 +31,9 @@ from race.model import LanguageModel
 RATE, CLIP = 2e-3, 1.0
 Task = tuple[nn.Module, Callable[[], Tensor], Callable[[], float]]
 """A model, the loss of its next batch, and its loss on what it has not seen."""
+Step = Callable[[], Any]
+Clock = Callable[[], float]
+BUSY = "CPU time of one thread, for a busy machine"
 
 
 class Optimizer:
@@ -149,7 +152,7 @@ CHAINS: dict[str, Callable[[], list[Transform]]] = {
 }
 
 
-def optimizer(chain: str, **options: Any) -> Modular:
+def optimizer(chain: str, *before: Transform, **options: Any) -> Modular:
     """The optimizer of a model of 34 million parameters, four layers as wide as GPT-2's."""
     d, generator = 768, torch.Generator().manual_seed(0)
     layer = [(3 * d, d), (d, d), (4 * d, d), (d, 4 * d), (3 * d,), (4 * d,), (d,), (d,)]
@@ -159,25 +162,37 @@ def optimizer(chain: str, **options: Any) -> Modular:
     ]
     for p in params:
         p.grad = torch.randn(p.shape, generator=generator)
-    return Modular(params, *CHAINS[chain](), **options)
+    return Modular(params, *before, *CHAINS[chain](), **options)
 
 
-def times(chain: str, rounds: int, **options: Any) -> str:
-    """The ratio of the time of a step to that with state in float32, median and quartiles."""
-    opts = [optimizer(chain, state_dtype=d, **options) for d in ("float32", "bfloat16")]
-    for _ in range(3):
-        for opt in opts:
-            opt.step()
+def times(chain: str, rounds: int, clock: Clock, **options: Any) -> str:
+    """The ratio of the time of a step to that with state in float32."""
+    opts = [optimizer(chain, state_dtype=d, **options) for d in ("bfloat16", "float32")]
+    return ratio(opts[0].step, opts[1].step, rounds, clock)
+
+
+def ratio(one: Step, other: Step, rounds: int, clock: Clock = time.perf_counter) -> str:
+    """The time of a step over that of another, which it alternates with: median and quartiles."""
+    steps = one, other
+    for step in steps * 3:
+        step()
     ratios = []
     for i in range(rounds):
         taken = {}
         for which in (0, 1) if i % 2 else (1, 0):
-            begin = time.perf_counter()
-            opts[which].step()
-            taken[which] = time.perf_counter() - begin
-        ratios.append(taken[1] / taken[0])
+            begin = clock()
+            steps[which]()
+            taken[which] = clock() - begin
+        ratios.append(taken[0] / taken[1])
     low, middle, high = statistics.quantiles(ratios, n=4)
     return f"{middle:.2f} ({low:.2f} to {high:.2f})"
+
+
+def clock_of(cpu: bool) -> Clock:
+    """The clock on the wall, or the CPU time of this process, which has one thread then."""
+    if cpu:
+        torch.set_num_threads(1)
+    return time.process_time if cpu else time.perf_counter
 
 
 def main() -> None:
@@ -186,11 +201,15 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--time", action="store_true")
     parser.add_argument("--rounds", type=int, default=30, help="of steps that are timed")
+    parser.add_argument("--chain", choices=CHAINS, nargs="+", default=list(CHAINS))
+    parser.add_argument("--cpu", action="store_true", help=BUSY)
     args = parser.parse_args()
     if args.time:
+        clock = clock_of(args.cpu)
         print("| | `compile=True` | eager |\n|---|---|---|")
-        for chain in CHAINS:
-            ratios = times(chain, args.rounds, compile=True), times(chain, args.rounds // 5)
+        for chain in args.chain:
+            compiled = times(chain, args.rounds, clock, compile=True)
+            ratios = compiled, times(chain, args.rounds // 3, clock)
             print(f"| {chain} | {' | '.join(ratios)} |", flush=True)
         return
     for task in (language_model, regression):

@@ -29,7 +29,9 @@ SETTINGS = [
     "AMP",
     "DCP",
     "bf16",
+    "guards",
     "release",
+    "small state",
 ]
 ASKED = re.compile(r"^<!-- (rules|criteria|settings)(?:: (\w+))? -->$", re.MULTILINE)
 
@@ -114,13 +116,19 @@ def settings():
     table = importlib.import_module("tests.table")
     lines = ["| | " + " | ".join(SETTINGS) + " |", "|---|" + ":-:|" * len(SETTINGS)]
     last = {entry.cls.__name__: entry for entry in table.ROWS}
+    keeps = {entry.cls: entry.keeps for entry in table.ROWS}
     for name, entry in sorted(last.items()):
-        cells = ["✓"] * len(SETTINGS)
+        cells = dict.fromkeys(SETTINGS, "✓")
         if not entry.traces:
-            cells[1] = "no"
+            cells["`torch.compile`"] = "no"
         elif entry.graphs > 1:
-            cells[1] = "✓ ¹"
-        cells[-1] = released(entry)
+            cells["`torch.compile`"] = "✓ ¹"
+        cells["release"] = released(entry)
+        made = [make() for make in entry.good.values()]
+        if all(x.goes_first for x in made):
+            cells["guards"] = "–"
+        if not any(keeps.get(type(tfm)) for x in made for tfm in x.walk()):
+            cells["small state"] = "–"
         shown = name if name == "Chain" else f"[{name}]({link(name)})"
-        lines.append(f"| {shown} | " + " | ".join(cells) + " |")
+        lines.append(f"| {shown} | " + " | ".join(cells.values()) + " |")
     return "\n".join(lines)

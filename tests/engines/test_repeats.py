@@ -151,6 +151,19 @@ def other(value: float) -> float:
     return (1.01 if value >= 1 else 0.95) * value
 
 
+@pytest.mark.parametrize("name", ["headline", "memory", "memory of tensors"])
+def test_small_state_is_rounded_in_repeats_as_in_steps(name: str, way: bool) -> None:
+    if not way:  # torch's operators see it a few at a time
+        assert model(CHAINS[name](), state_dtype="bfloat16")._repeats is None
+        return
+    twins = Twins(CHAINS[name], state_dtype="bfloat16")
+    scales = [1.0, 1.0, 1.0, 1e-3, 100.0, 0.0, 1e32, float("nan"), 1.0]
+    done = [twins.step(scale=scale) for scale in scales]
+    assert done == [False, False] + [True] * (len(scales) - 2)
+    draws = [opt.param_groups[0]["chain"]["state/step"].item() for opt in twins.both]
+    assert draws == [len(scales)] * 2
+
+
 @every(lambda case: repeatable(case.make()))
 def test_every_rule_that_repeats_does_so_bit_for_bit(case: Case) -> None:
     """The tested property: what `Repeats` takes for repeatable is so."""

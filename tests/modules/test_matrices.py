@@ -22,6 +22,7 @@ from torchzero_clip import (
     WeightDecay,
 )
 from torchzero_clip.core.norms.owners import by_owners
+from torchzero_clip.modules.matrices.batches import in_batches
 from torchzero_clip.modules.matrices.newton_schulz import (
     SCHEDULES,
     by_products,
@@ -305,6 +306,20 @@ def test_74_equal_matrices_are_one_chain_of_products():
     one, many = products(drawn(8, 12)), products(*drawn(74, 8, 12).unbind())
     assert many == one
     assert sum(one.values()) == 15  # five steps of three
+
+
+@pytest.mark.parametrize(("device", "calls"), [("meta", [74]), ("cpu", [8] * 9 + [2])])
+def test_large_equal_matrices_are_one_call_too_but_on_cpu_as_many_as_fit_into_the_cache(
+    device, calls
+):
+    found = []
+
+    def function(x):
+        found.append(len(x))
+        return x
+
+    in_batches([torch.empty(1, 256, 256, device=device)] * 74, function)
+    assert found == calls
 
 
 def test_a_tall_matrix_goes_with_those_that_lie():

@@ -358,7 +358,7 @@ def helpers(setting: str) -> list[str]:
 
 def collectives(setting: str) -> list[str]:
     """One for each rule and mesh, whatever the number of tensors; guards need one of their own
-    only where some gradient is whole.
+    only where some gradient is whole, or on the mesh of a part of the ranks.
     """
     calls: list[Any] = []
     name = "all_gather_single" if hasattr(dist, "all_gather_single") else "all_gather_into_tensor"
@@ -380,8 +380,8 @@ def collectives(setting: str) -> list[str]:
         setattr(dist, name, original)
     layouts = [layout_of(p) for p in params]
     meshes = {layout.mesh for layout in layouts if layout and layout.split}
-    whole = any([layout is None or not layout.split for layout in layouts])
-    expected = 2 * len(meshes) + whole * len(guards)
+    found = {x.mesh.size() if x is not None and x.split else 0 for x in layouts}
+    expected = 2 * len(meshes) + (found != {dist.get_world_size()}) * len(guards)
     return (
         [] if len(calls) == expected else [f"{setting}: {len(calls)} collectives, not {expected}"]
     )

@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch.nn import Parameter
 
-from benchmarks import muon, muon_clipping, norms, overhead, small, versions
+from benchmarks import muon, muon_clipping, norms, overhead, small, state_dtype, versions
 from benchmarks.step import __main__ as command
 from benchmarks.step import bars, memory, timing
 from benchmarks.step.bars import Bar
@@ -355,7 +355,11 @@ def test_the_page_about_muon_has_the_table_of_its_script():
     assert "\n".join(muon_clipping.table()) in (ROOT / "docs" / "muon.md").read_text()
 
 
-PEERS_HERE = [name for name in muon.CONTESTANTS if name not in muon.PEERS]
+PEERS_HERE = [
+    name
+    for name in muon.CONTESTANTS
+    if not (name.startswith(muon.PEERS) or name.endswith("compiled"))
+]
 
 
 @pytest.mark.skipif(not hasattr(torch.optim, "Muon"), reason="torch has it since 2.9")
@@ -375,9 +379,10 @@ def test_contestants_with_muon_do_what_ours_does():
 
 def test_a_race_has_a_row_for_each_contestant_and_ours_beside_itself_is_one():
     names = [muon.OURS, "torch.optim.Muon in float32"]
-    times = muon.race(muon.SETS["quick"], names, 2, "cpu")
+    times = muon.race(muon.contestants(muon.SETS["quick"], names, "cpu"), 2, "cpu")
     assert {name: len(row) for name, row in times.items()} == dict.fromkeys(names, 2)
     assert muon.report(times)[2].endswith("| 1.00 |")
+    assert muon.OURS in muon.race(muon.in_parts(muon.SETS["quick"], "cpu"), 1, "cpu")
 
 
 @pytest.mark.slow
@@ -386,3 +391,15 @@ def test_owners_do_their_share_and_gathering_does_all():
     assert [row[4] for row in rows] == ["4 |", "4 |"]
     assert 0.5 <= float(rows[0][2]) < 0.7
     assert float(rows[1][2]) == 1.0
+
+
+# ---------------------------------------------------------------------- what is added to a step
+
+
+def test_steps_that_alternate_have_the_ratio_of_their_times():
+    now = [0.0]
+
+    def takes(seconds):
+        return lambda: now.__setitem__(0, now[0] + seconds)
+
+    assert state_dtype.ratio(takes(3.0), takes(1.5), 4, lambda: now[0]) == "2.00 (2.00 to 2.00)"

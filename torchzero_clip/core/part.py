@@ -67,6 +67,11 @@ class Part:
             self._elements = Elements(self.originals, self.layouts)
         return self._elements
 
+    @property
+    def vectors(self) -> list[Tensor]:
+        """The numbers of each parameter that are kept from step to step, and never change."""
+        return [*self._keys.values(), *([self._elements.starts] if self._elements else [])]
+
     def same(self, group: Mapping[str, Any], grads: Sequence[Tensor]) -> bool:
         """Whether the group has the same parameters here, in the form and kind that they had."""
         params, grads, names = [self.of(row) for row in (group["params"], grads, _names(group))]

@@ -24,9 +24,24 @@ SCALE = {torch.bfloat16: 1.0, torch.float16: 2.0**-112}  # see `carried`
 
 def mix_(x: Tensor) -> Tensor:
     """A hash of whole numbers of 32 bits, by the factors of lowbias32; kernel.h has the same."""
+    x = _stirred(x)
+    return x.bitwise_xor_(_high(x))
+
+
+def halves_(x: Tensor) -> tuple[Tensor, Tensor]:
+    """The lower and the upper half of that hash."""
+    x = _stirred(x)
+    high = _high(x)
+    return x.bitwise_xor_(high).bitwise_and_(0xFFFF), high
+
+
+def _stirred(x: Tensor) -> Tensor:
     x = x.mul_(0x7FEB352D)
-    x = x.bitwise_xor_((x >> 15).bitwise_and_(0x1FFFF)).mul_(0x846CA68B - 2**32)
-    return x.bitwise_xor_((x >> 16).bitwise_and_(0xFFFF))
+    return x.bitwise_xor_((x >> 15).bitwise_and_(0x1FFFF)).mul_(0x846CA68B - 2**32)
+
+
+def _high(x: Tensor) -> Tensor:
+    return (x >> 16).bitwise_and_(0xFFFF)
 
 
 def carried(x: Tensor, noise: Tensor, dtype: torch.dtype) -> Tensor:
@@ -39,7 +54,7 @@ def carried(x: Tensor, noise: Tensor, dtype: torch.dtype) -> Tensor:
     scaled = x.mul(scale) if scale != 1 else x
     sums = noise.add_(scaled.view(torch.int32)).bitwise_and_(-(2**bits)).view(torch.float32)
     sums = sums.div_(scale) if scale != 1 else sums
-    return torch.maximum(sums, torch.minimum(sums, x))  # NaN where x is
+    return sums.clamp_(x, sums)  # NaN where x is
 
 
 def rounded(x: Tensor, key: Tensor, start: Tensor, half: int) -> Tensor:
@@ -49,12 +64,7 @@ def rounded(x: Tensor, key: Tensor, start: Tensor, half: int) -> Tensor:
     """
     if start.dim() == 0:
         start = start + torch.arange(x.numel(), dtype=torch.int32, device=x.device).view(x.shape)
-    return _rounded(x, mix_(start ^ key), half)
-
-
-def _rounded(x: Tensor, bits: Tensor, half: int) -> Tensor:
-    noise = (bits >> 16).bitwise_and_(0xFFFF) if half else bits.bitwise_and(0xFFFF)
-    return carried(x, noise, torch.bfloat16).to(torch.bfloat16)
+    return carried(x, halves_(start ^ key)[half], torch.bfloat16).to(torch.bfloat16)
 
 
 class Elements:
@@ -103,24 +113,38 @@ class Bits:
 
     def __init__(self, keys: Tensor, elements: Elements) -> None:
         self.keys, self.elements = keys, elements
-        self._last: tuple[Where, Tensor] = (), keys
+        self._places = torch.empty(0, dtype=torch.int32, device=keys.device)
+        self._where: Where = ()
+        self._halves: dict[int, Tensor] = {}
 
-    def of(self, where: Where, sizes: Sequence[int]) -> Tensor:
-        """The bits of parts of these sizes, as a vector that two states ask for in turn."""
-        if self._last[0] != where:
-            self._last = where, self._make(where, sizes)
-        return self._last[1]
+    def take(self, where: Where, sizes: Sequence[int], half: int) -> Tensor:
+        """One half of the bits of parts of these sizes, a vector to write to.
 
-    def _make(self, where: Where, sizes: Sequence[int]) -> Tensor:
+        The other half is kept for the state that asks next.
+        """
+        if self._where != where or half not in self._halves:
+            self._where = where
+            self._halves = dict(enumerate(halves_(self._mixed(where, sizes))))
+        return self._halves.pop(half)
+
+    def take_whole(self, i: int, like: Tensor, half: int) -> Tensor:
+        """The same for the i-th parameter, whatever the order of its elements in memory."""
+        return halves_(self.elements.index(i, like) ^ self.keys[i])[half]
+
+    def _mixed(self, where: Where, sizes: Sequence[int]) -> Tensor:
+        """The elements of parts, with the keys of their parameters."""
         (first, at), count, total = where[0], len(where), sum(sizes)
         keys, starts = [x[first : first + count] for x in (self.keys, self.elements.starts)]
-        places = torch.arange(total, dtype=torch.int32, device=keys.device)
-        if count > 1:
+        if len(self._places) < total:
+            self._places = torch.arange(total, dtype=torch.int32, device=keys.device)
+        if count == 1:
+            starts = starts + _signed(at)
+        else:
             ends = list(itertools.accumulate(sizes, initial=0))
             begins, repeats = torch.tensor([ends[:-1], sizes], device=keys.device)
             rows = torch.stack([keys, (starts - begins).to(torch.int32)])
             keys, starts = rows.repeat_interleave(repeats, dim=1, output_size=total).unbind()
-        return mix_(places.add_(starts).add_(at).bitwise_xor_(keys))
+        return (self._places[:total] + starts).bitwise_xor_(keys)
 
 
 class Rounding(NamedTuple):
@@ -134,13 +158,13 @@ class Rounding(NamedTuple):
         """Round vectors, parts of tensors as they lie in memory, into bfloat16."""
         sizes = [t.numel() for t in targets]
         x = values[0] if len(values) == 1 else torch.cat(values)
-        made = _rounded(x, self.bits.of(where, sizes), self.half)
+        made = carried(x, self.bits.take(where, sizes, self.half), torch.bfloat16)
         torch._foreach_copy_(targets, list(made.split(sizes)))
 
     def store_whole(self, i: int, target: Tensor, values: Tensor) -> None:
         """Round the i-th tensor, whatever the order of its elements in memory."""
-        index = self.bits.elements.index(i, target)
-        target.copy_(_rounded(values, mix_(index ^ self.bits.keys[i]), self.half))
+        noise = self.bits.take_whole(i, target, self.half)
+        target.copy_(carried(values, noise, torch.bfloat16))
 
 
 def keys_of(places: Sequence[int], numbers: Sequence[int], device: torch.device) -> Tensor:

@@ -40,8 +40,9 @@ class Premises:
         self._forms = None if grads is None else [Buffer(row).forms for row in grads]
 
     def knows(self, leaves: Sequence[Tensor]) -> bool:
-        """Whether these are tensors of state, or those that some of them are views of."""
-        known = {id(t) for t in self._held.tensors}
+        """Whether these are tensors of state or of parts, or those that some are views of."""
+        vectors = [t for part in self._parts for t in part.vectors]
+        known = {id(t) for t in [*self._held.tensors, *vectors]}
         bases = {id(t._base): t._base for t in self._held.tensors if t._base is not None}
         self._bases = [(base, base.data_ptr()) for base in bases.values()]
         return all([id(leaf) in known or id(leaf) in bases for leaf in leaves])

@@ -50,7 +50,7 @@ class Repeats:
     """
 
     def __init__(self, links: Sequence[Link], keys: GroupKeys, engine: Eager | Compiled) -> None:
-        narrow = any([link.narrow for link in keys.links])  # each step rounds in its own way
+        narrow = any([link.narrow for link in keys.links]) and not engine.steady
         self.possible = not narrow and all([repeatable(link.transform) for link in links])
         self.count = 0  # repeats of the tape
         self._engine, self._free = engine, _free(links, keys)
