@@ -39,7 +39,6 @@ class Division:
         self.layouts = [layout for part in parts for layout in part.layouts]
         self.sharded = any(self.layouts)
         self.complex = any([part.dtype.is_complex for part in parts])
-        self.numel = [n for part in parts for n in part.sizes]
         ends = [sum([len(part.places) for part in parts[:i]]) for i in range(len(parts))]
         self.starts = dict(zip(parts, ends, strict=True))  # of a part's tensors among all
         groups = [self.indexes.index(part.index) for part in parts for _ in part.places]
@@ -64,8 +63,10 @@ class Division:
             self.members[unit].append(i)
         self.first_group = [groups[row[0]] for row in self.members]  # of each unit
         self.shared = len(self.indexes) > 1 and self.scope in ("layer", "global")
-        self.sizes = [sum([self.numel[i] for i in row]) for row in self.members]
-        self.width = max(map(len, self.members))  # tensors of the largest unit
+        numel = [n for part in self.parts for n in part.sizes]
+        rows = [[numel[i] for i in row] for row in self.members]
+        self.sizes, self.width = list(map(sum, rows)), max(map(len, rows))
+        self.entries = [n for row in rows for n in row + [0] * (self.width - len(row))]
         self.positions: list[int] | None = None  # the group of each unit that may be in many ranks
         if self.scope in ("group", "global"):
             grouped = self.scope == "group"

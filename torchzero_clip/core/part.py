@@ -40,9 +40,7 @@ class Part:
     ) -> None:
         self.index, self.places, self.names = index, list(places), list(names)
         self.originals, self.plain = list(params), all_plain(params)
-        self.layouts: list[Layout | None] = [None] * len(params)
-        if not self.plain:
-            self.layouts = [layout_of(p) for p in params]
+        self.layouts: list[Layout | None] = list(map(layout_of, params))
         self.sharded = any(self.layouts)
         self.device, self.dtype, self.grad_dtype = params[0].device, params[0].dtype, grad_dtype
         self.state_dtype = state_dtype(params[0])

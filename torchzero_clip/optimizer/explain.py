@@ -165,19 +165,15 @@ def _twin(optimizer: Any, make: Callable[..., Any]) -> Any:
         live = {key: group[key] for key in optimizer.keys.defaults}
         groups.append({**live, "params": [(name, _small(p)) for name, p in rows]})
     options = {name: getattr(optimizer, name) for name in ("fused", "rounding", "state_dtype")}
-    twin = make(groups, *map(_patient, optimizer.chain), **options)
+    twin = make(groups, *optimizer.chain, **options)
     for link in twin.links:
-        if hasattr(link.transform, "max_consecutive"):  # the gradients here are all bad
-            link.transform = link.transform.with_values({"max_consecutive": None})
+        if link.transform.goes_first:  # a guard, which never gives up here: all gradients are bad
+            patient = link.transform.with_values({"max_consecutive": None})
+            link.transform = link.acts = patient
     if isinstance(optimizer.engine, Compiled):
         twin.engine = Compiled()
         twin.engine.backend = "plain"  # nothing is compiled for a look
     return twin
-
-
-def _patient(tfm: Any) -> Any:
-    """A guard that never gives up: the gradients of all steps are too large."""
-    return tfm.with_values({"max_consecutive": None}) if tfm.goes_first else tfm
 
 
 def _small(p: Tensor) -> Parameter:

@@ -32,11 +32,6 @@ class Layout:
     shape: tuple[int, ...]
 
     @property
-    def numel(self) -> int:
-        """The number of entries of all parts."""
-        return math.prod(self.shape)
-
-    @property
     def split(self) -> frozenset[int]:
         """The dims of the mesh that the tensor is split over."""
         return frozenset([i for i, p in enumerate(self.placements) if _is_split(p)])
@@ -104,15 +99,13 @@ def local(tensor: Tensor) -> Tensor:
     return part.wait() if hasattr(part, "trigger_wait") else part
 
 
-def full(tensor: Tensor) -> Tensor:
-    """A DTensor gathered from all ranks."""
-    layout = layout_of(tensor)
-    return tensor if layout is None else layout.whole(local(tensor))
+def whole_of(part: Tensor, layout: Layout | None) -> Tensor:
+    """The tensor of which this is the part here; one without a layout is all here."""
+    return part if layout is None else layout.whole(part)
 
 
-def like(tensor: Tensor, whole: Tensor) -> Tensor:
-    """Of a whole tensor, as `full` gives it, the part that this rank has of the other."""
-    layout = layout_of(tensor)
+def part_of(whole: Tensor, layout: Layout | None) -> Tensor:
+    """The part here of a whole tensor."""
     return whole if layout is None else layout.part(whole)
 
 
