@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 import torch
 from torch import Tensor
@@ -19,6 +19,7 @@ from torchzero_clip.core.foreach import (
     vector_operand,
 )
 from torchzero_clip.core.norms import Measure
+from torchzero_clip.core.state import statistic_dtype
 from torchzero_clip.core.tensors import FEW, PLAIN, SMALL, is_sharded, shared_memory, wide
 
 Operand: TypeAlias = "float | Tensor | TensorList | Sequence[Tensor]"
@@ -26,6 +27,7 @@ Operand: TypeAlias = "float | Tensor | TensorList | Sequence[Tensor]"
 (broadcastable) tensor for each."""
 Workspace: TypeAlias = "Callable[[], list[Tensor] | None] | None"
 """A function that gives memory kept from step to step for a list to move to, or None."""
+L = TypeVar("L", bound="TensorList")
 
 
 class TensorList:
@@ -80,7 +82,7 @@ class TensorList:
 
     def borrow(self) -> TensorList:
         """The same tensors, to be copied before they are written."""
-        return self._made(self.tensors, owned=False)
+        return self._like(TensorList(self.tensors))
 
     def own(self) -> TensorList:
         """Move to memory of this list's own, unless it lies there already."""
@@ -94,7 +96,7 @@ class TensorList:
 
     def clone(self) -> TensorList:
         """A new list with the same values."""
-        return self._made(copies(self.tensors, self.dtype), owned=True)
+        return self._like(TensorList(copies(self.tensors, self.dtype), owned=True))
 
     def copy_(self, source: TensorList) -> TensorList:
         """Take the values of `source`, keeping this list's dtype."""
@@ -120,9 +122,8 @@ class TensorList:
         self.tensors, self.owned, self.workspace = list(tensors), True, None
         return self
 
-    def _made(self, tensors: Sequence[Tensor], owned: bool) -> TensorList:
-        """A list that was made from this one, and is measured as it is."""
-        made = TensorList(tensors, owned=owned)
+    def _like(self, made: L) -> L:
+        """The list that was made from this one, to be measured as this one is."""
         made.measure = self.measure
         return made
 
@@ -132,7 +133,8 @@ class TensorList:
         """Run an operator into a new list."""
         if name in STAND_INS:
             return self._stand_in(name, *operands)
-        return self._made(foreach(name, self.tensors, self._arguments(name, operands)), True)
+        made = foreach(name, self.tensors, self._arguments(name, operands))
+        return self._like(TensorList(made, owned=True))
 
     def _write(self, name: str, *operands: Any) -> TensorList:
         """Run an operator in place, or into new memory where this memory is borrowed."""
@@ -179,7 +181,7 @@ class TensorList:
         out = [STAND_INS[name](*row) for row in zip(self.tensors, *rows, strict=True)]
         given = [self.tensors, *rows] if name == "where" else []
         new = [one is not old for row in given for one, old in zip(out, row, strict=True)]
-        return self._made(out, owned=all(new))
+        return self._like(TensorList(out, owned=all(new)))
 
     # ------------------------------------------------------------------ operands
 
@@ -225,8 +227,7 @@ class TensorList:
             return x
         if first.device.type != "cpu" or type(first) not in PLAIN:
             return x
-        double = first.dtype in (torch.float64, torch.complex128)
-        numbers = torch.tensor(x, dtype=torch.float64 if double else torch.float32, device="cpu")
+        numbers = torch.tensor(x, dtype=statistic_dtype(first), device="cpu")
         return numbers if numbers.dim() == 0 else list(numbers.unbind())
 
     # ------------------------------------------------------------------ arithmetic
@@ -343,7 +344,7 @@ class TensorList:
 
     def map(self, fn: Callable[[Tensor], Tensor]) -> TensorList:
         """A new list: `fn` of each tensor."""
-        return self._made([fn(t) for t in self.tensors], owned=True)
+        return self._like(TensorList([fn(t) for t in self.tensors], owned=True))
 
     def stack(self) -> Tensor:
         """One vector of these 0-dim tensors, in float64 (float32 where the device has none)."""

@@ -35,8 +35,8 @@ class Traffic(TorchDispatchMode):
         super().__init__()  # type: ignore[no-untyped-call]
         self.places = places  # storage -> what it holds
         self.read = self.written = 0
-        self.where: Counter[str] = Counter()
-        self.operators: Counter[str] = Counter()
+        self.where: set[str] = set()
+        self.operators: set[str] = set()
         self.inside = False  # in a compiled program, which is one pass whatever it is made of
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -50,23 +50,30 @@ class Traffic(TorchDispatchMode):
         named = dict(zip([a.name for a in arguments], args, strict=False)) | kwargs
         if named.get("grad_scale") is None:  # fused kernels write gradients when they scale them
             written.discard("grads")
-        touched = 0
+        touched = False
         for key, value in named.items():
             only = key in written and (key == "out" or name in ONLY_WRITE)
-            touched += self.count(value, reads=not only, writes=key in written)
+            touched |= self.count(value, reads=not only, writes=key in written)
         if makes:
-            touched += self.count(out, reads=False, writes=True)
+            touched |= self.count(out, reads=False, writes=True)
         if touched:
-            self.operators[name] += 1
+            self.operators.add(name)
         return out
 
-    def count(self, value: Any, reads: bool, writes: bool) -> int:
-        """Count the tensors that are as large as a parameter; small ones stay in the cache."""
-        total = 0
-        for t in tree_leaves(value):
-            if isinstance(t, Tensor) and t.numel() >= SIZE // 2:
-                total += self._count(t, reads, writes)
-        return total
+    def count(self, value: Any, reads: bool, writes: bool) -> bool:
+        """Count the tensors that are as large as a parameter; small ones stay in the cache.
+
+        Returns whether there are any.
+        """
+        tensors = [t for t in tree_leaves(value) if isinstance(t, Tensor)]
+        large = [t for t in tensors if t.numel() >= SIZE // 2]
+        for t in large:
+            size, storage = t.numel() * t.element_size(), t.untyped_storage().data_ptr()
+            self.read += size * reads
+            self.written += size * writes
+            if writes:
+                self.where.add(self.places.get(storage, "new memory"))
+        return bool(large)
 
     @contextmanager
     def launch(self, launch: Launch) -> Iterator[None]:
@@ -74,18 +81,10 @@ class Traffic(TorchDispatchMode):
         for i, buffer in enumerate(launch.buffers):
             reads, writes = i in launch.read, i in launch.written
             self.count(buffer.tensors, reads=reads, writes=writes)
-        self.operators["one compiled kernel"] += 1
+        self.operators.add("one compiled kernel")
         self.inside = True
         yield
         self.inside = False
-
-    def _count(self, t: Tensor, reads: bool, writes: bool) -> int:
-        storage, bytes_ = t.untyped_storage().data_ptr(), t.numel() * t.element_size()
-        self.read += bytes_ * reads
-        self.written += bytes_ * writes
-        if writes:
-            self.where[self.places.get(storage, "new memory")] += 1
-        return bytes_ * (reads + writes)
 
 
 def explain(optimizer: Any, make: Callable[..., Any]) -> str:

@@ -21,19 +21,12 @@ COMPENSATION = "rounding/compensation"  # in the state of a parameter
 STEP = "rounding/step"  # in the chain of a group
 
 
-def check_rounding(owner: str, rounding: Any) -> str:
-    """The rounding, if there is one of this name; otherwise raise a sentence."""
-    if not isinstance(rounding, str) or rounding not in KINDS:
-        raise ValueError(f"{owner}: rounding must be one of {KINDS}, got {rounding!r}")
-    return rounding
-
-
-def check_state_dtype(owner: str, state_dtype: Any) -> None:
-    """Raise a sentence unless state can be kept so."""
-    if not isinstance(state_dtype, str) or state_dtype not in STATE_DTYPES:
-        raise ValueError(
-            f"{owner}: state_dtype must be one of {tuple(STATE_DTYPES)}, got {state_dtype!r}"
-        )
+def check_options(owner: str, rounding: Any, state_dtype: Any) -> None:
+    """Raise a sentence unless there is such a rounding, and state can be kept so."""
+    rows = ("rounding", rounding, KINDS), ("state_dtype", state_dtype, tuple(STATE_DTYPES))
+    for name, given, choices in rows:
+        if not isinstance(given, str) or given not in choices:
+            raise ValueError(f"{owner}: {name} must be one of {choices}, got {given!r}")
 
 
 def rounds(bucket: Bucket, rounding: str) -> bool:
@@ -86,7 +79,7 @@ def _draw_and_subtract(buckets: Sequence[Bucket]) -> None:
 
 
 def _kahan(w: Tensor, u: Tensor, lost: Tensor) -> None:
-    """Subtract u, and what rounding has lost so far; keep what it loses now."""
+    """Subtract u and the `lost` part of earlier roundings; `lost` becomes that of this one."""
     before, change = w.float(), lost - u
     w.add_(change)
     change.add_(before.sub_(w))  # the step that was meant, less the step that was made

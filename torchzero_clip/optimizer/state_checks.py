@@ -105,7 +105,7 @@ def check_state(
     names: GroupKeys,
     rows: Sequence[Sequence[Link]],
 ) -> None:
-    """What is kept for one parameter."""
+    """Raise a sentence unless this is the state of a parameter: all that links need, no more."""
     known = entries(p, names)
     for row in rows:
         expected = {key for key, entry in known.items() if entry.link in row}
@@ -124,7 +124,7 @@ def check_state(
 def check_shared(
     where: str, shared: Mapping[str, Any], params: Sequence[Tensor], names: GroupKeys
 ) -> None:
-    """The part that is kept once for a group: numbers, and what rules of that scope make."""
+    """Raise a sentence unless this is the state that links keep once for a group."""
     left = {key for key in shared if not is_users(key)}
     for link in names.links:
         own = {k for k in left if k.rpartition("/")[0] == link.path}

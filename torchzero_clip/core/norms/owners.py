@@ -33,7 +33,7 @@ def by_owners(
     costs: Sequence[float],
     work: Work,
 ) -> list[Tensor]:
-    """The parts here of what the work makes of whole tensors, each of them on one rank.
+    """Work on whole tensors, each on the rank that owns it; returns the parts here of the results.
 
     Args:
         parts: Of each tensor what is here.

@@ -13,7 +13,6 @@ from torch import Tensor
 
 from torchzero_clip.core.norms.measures import NAMED, Measure
 from torchzero_clip.core.norms.numeric import (
-    DOUBLE,
     as_one_operator,
     at_least_float32,
     numbers,
@@ -21,6 +20,7 @@ from torchzero_clip.core.norms.numeric import (
     safe_scale,
 )
 from torchzero_clip.core.norms.scratch import PIECE, SCRATCH
+from torchzero_clip.core.state import DOUBLE
 from torchzero_clip.core.tensors import MANY, SMALL, all_plain, by_shape, wide
 
 ROW = 256  # a float32 sum of this many squares is right to 1e-7
@@ -72,8 +72,8 @@ def _joint_norms(tensors: list[Tensor], p: float) -> Tensor:
 
 
 def _powers_on_cpu(tensors: list[Tensor], p: float) -> Tensor:
-    """Short ones by torch, many of one shape together, large ones in rows; redo what left the
-    range.
+    """p-norms: short tensors by torch, many of one shape together, large ones in rows; those that
+    left the range again.
 
     Nothing but a tensor itself decides what is computed for it, so that its norm has the same bits
     whatever is measured beside it.
@@ -239,7 +239,7 @@ def totals(tensors: Sequence[Tensor]) -> Tensor:
 
 
 def _sums(tensors: list[Tensor], dtype: torch.dtype) -> Tensor:
-    """Many small tensors of one shape at once."""
+    """The sum of each tensor; of many small ones of one shape at once."""
     if not (readable(tensors[0]) and all_plain(tensors)):
         return torch.stack([_sum(t, dtype) for t in tensors])
     tensors = [at_least_float32(t).contiguous() if t.numel() <= SMALL else t for t in tensors]
@@ -254,14 +254,14 @@ def _sums(tensors: list[Tensor], dtype: torch.dtype) -> Tensor:
 
 
 def _sums_of_rows(rows: Tensor, dtype: torch.dtype) -> Tensor:
-    """As `_sum` adds up each."""
+    """The sum of each row, added up as `_sum` does."""
     if rows.shape[1] < ROW:
         return rows.sum(dim=1, dtype=dtype)
     return rows.view(len(rows), -1, ROW).sum(dim=2).sum(dim=1, dtype=dtype)
 
 
 def _sum(x: Tensor, dtype: torch.dtype) -> Tensor:
-    """Rows in float32, which is right to 1e-7 of what is added up, their sums in float64."""
+    """The sum of a tensor: rows in float32, right to 1e-7 of their magnitudes, then in float64."""
     whole = x.numel() // ROW * ROW
     if x.dtype != torch.float32 or not (readable(x) and whole and x.is_contiguous()):
         return x.sum(dtype=dtype)
@@ -295,11 +295,9 @@ def _at_once(t: Tensor) -> bool:
 def _moments(x: Tensor) -> Tensor:
     """Mean (of the real and the imaginary part) and √M2, in two passes over float64 chunks."""
     dtype, n = wide(x.device), x.numel()
-    scale = (
-        safe_scale(x.abs().amax()).to(dtype)
-        if x.dtype in DOUBLE
-        else torch.ones((), dtype=dtype, device=x.device)
-    )
+    scale = torch.ones((), dtype=dtype, device=x.device)
+    if x.dtype in DOUBLE:
+        scale = safe_scale(x.abs().amax()).to(dtype)
     means: list[Tensor] = []
     m2 = torch.zeros((), dtype=dtype, device=x.device)
     for part in [x.real, x.imag] if x.is_complex() else [x]:
