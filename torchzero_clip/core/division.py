@@ -42,6 +42,7 @@ class Division:
         ends = [sum([len(part.places) for part in parts[:i]]) for i in range(len(parts))]
         self.starts = dict(zip(parts, ends, strict=True))  # of a part's tensors among all
         groups = [self.indexes.index(part.index) for part in parts for _ in part.places]
+        self.dims: list[Any] = [None] * len(groups)  # of each tensor those along its slices
         self.lengths: list[int] | None = None  # how many units each tensor is, where it is several
         self.layers: dict[str, int] = {}
         if scope is None or isinstance(scope, str):

@@ -11,11 +11,10 @@ from torch import Tensor
 
 from torchzero_clip.core import norms
 from torchzero_clip.core.bucket import Bucket
-from torchzero_clip.core.combine import across, of_all_shards, statistics_of
 from torchzero_clip.core.division import Division
 from torchzero_clip.core.engine import Group
 from torchzero_clip.core.lazy import Lazy
-from torchzero_clip.core.norms.shards import merge_shards, part_of
+from torchzero_clip.core.norms.shards import across, merge_shards, part_of
 from torchzero_clip.core.state import statistic_dtype
 from torchzero_clip.core.tensorlist import Operand, TensorList
 from torchzero_clip.core.unit_state import UnitState, UnitStore
@@ -66,12 +65,12 @@ class Units:
 
     def take(self, stats: Tensor) -> None:
         """Take the statistics of the update, a column for each tensor, as they were measured."""
-        self._stats = of_all_shards(self.buckets, stats, self.order)
+        self._stats = self._of_all_shards([stats], self.order)
 
     def mean(self) -> Tensor:
         """The mean of every unit of the update, complex where some tensor is."""
         m = norms.NAMED["sum"]
-        sums = self._statistics([bucket.u for bucket in self.buckets], m)
+        sums = self.statistics([bucket.u for bucket in self.buckets], m)
         if self.division.lengths is None:
             sums, sizes = self._joined(sums, m)
         else:
@@ -89,7 +88,7 @@ class Units:
 
     def norms_of(self, lists: Sequence[TensorList]) -> Tensor:
         """The norm of every unit of these lists, one for each bucket."""
-        return self._finish(self._statistics(lists, self.order), self.order)
+        return self._finish(self.statistics(lists, self.order), self.order)
 
     def measure(self, tensors: TensorList) -> Tensor:
         """The norm of every unit of a list with a tensor for each parameter."""
@@ -248,20 +247,28 @@ class Units:
                 shared = shared and bucket.bound.transform.target == "update"
             self._stats = known.get(key) if shared else None
             if self._stats is None:
-                self._stats = self._statistics(flowing, self.order)
+                self._stats = self.statistics(flowing, self.order)
             if shared:
                 known[key] = self._stats
         return self._stats
 
-    def _statistics(self, lists: Sequence[TensorList], m: norms.Measure) -> Tensor:
+    def statistics(self, lists: Sequence[TensorList], m: norms.Measure) -> Tensor:
         """The statistics of lists: a column for each tensor, or for each slice."""
         if self.division.lengths is None:
-            return statistics_of(self.buckets, lists, m)
-        dims = self.division.dims
-        rows = zip([t for some in lists for t in some], dims, strict=True)
-        parts = [norms.slice_statistics(t, along, m).to(self.home) for t, along in rows]
-        lengths = [part.shape[1] for part in parts]
-        return merge_shards(torch.cat(parts, dim=1), lengths, self.division.layouts, [*dims], m)
+            return self._of_all_shards([some.statistics(m) for some in lists], m)
+        rows = zip([t for some in lists for t in some], self.division.dims, strict=True)
+        return self._of_all_shards([norms.slice_statistics(t, along, m) for t, along in rows], m)
+
+    def _of_all_shards(self, parts: Sequence[Tensor], m: norms.Measure) -> Tensor:
+        """The statistics of whole tensors, or of their slices, from those of the parts here."""
+        division = self.division
+        stats = parts[0] if len(parts) == 1 else torch.cat([x.to(self.home) for x in parts], dim=1)
+        if not division.sharded:
+            return stats
+        lengths = [1] * stats.shape[1]
+        if division.lengths is not None:
+            lengths = [part.shape[1] for part in parts]
+        return merge_shards(stats, lengths, division.layouts, division.dims, m)
 
     def _finish(self, stats: Tensor, m: norms.Measure) -> Tensor:
         if self.division.lengths is not None:

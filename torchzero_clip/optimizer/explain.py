@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -90,10 +88,12 @@ class Traffic(TorchDispatchMode):
 def explain(optimizer: Any, make: Callable[..., Any]) -> str:
     """The plan of a chain: for each link the passes over memory, in bytes for each number."""
     twin = _twin(optimizer, make)
+    params = _params(twin)
     for _ in range(4):
-        _give_gradients(twin)
+        for p in params:
+            p.grad = torch.full_like(p, 100.0)  # so that limits bite
         watched, skip = _watch(twin)
-    numbers = sum([p.numel() for group in twin.param_groups for p in group["params"]])
+    numbers = sum(map(Tensor.numel, params))
     rows = [_row(label, traffic, numbers) for label, traffic in watched]
     reads, writes = sum([row[1] for row in rows]), sum([row[2] for row in rows])
     width = max([len(row[0]) for row in rows])
@@ -143,14 +143,12 @@ def _row(label: str, traffic: Traffic, numbers: int) -> tuple[str, float, float,
     read, written = traffic.read / numbers, traffic.written / numbers
     operators = ", ".join(sorted(traffic.operators))
     where = " and ".join(sorted(traffic.where))
-    if label == "the end":
-        how = f"writes {where}: {operators}" if written else "nothing is left to do"
-    elif not traffic.operators:
-        how = "nothing yet: it joins a later pass"
-    elif written:
+    if written:
         how = f"writes {where}: {operators}"
+    elif label == "the end":
+        how = "nothing is left to do"
     else:
-        how = f"measures: {operators}"
+        how = f"measures: {operators}" if operators else "nothing yet: it joins a later pass"
     return label, read, written, how
 
 
@@ -183,10 +181,8 @@ def _small(p: Tensor) -> Parameter:
     return Parameter(torch.full(shape, 0.01, dtype=p.dtype, device=device))
 
 
-def _give_gradients(twin: Any) -> None:
-    for group in twin.param_groups:
-        for p in group["params"]:
-            p.grad = torch.full_like(p, 100.0)  # so that limits bite
+def _params(optimizer: Any) -> list[Tensor]:
+    return [p for group in optimizer.param_groups for p in group["params"]]
 
 
 def _places(twin: Any) -> dict[int, str]:
@@ -197,7 +193,7 @@ def _places(twin: Any) -> dict[int, str]:
         rows = [t for t in tensors if isinstance(t, Tensor)]
         places.update({t.untyped_storage().data_ptr(): what for t in rows})
 
-    params = [p for group in twin.param_groups for p in group["params"]]
+    params = _params(twin)
     hold([value for p in params for value in twin.state[p].values()], "state")
     hold(twin.engine.workspaces.tensors(), "a kept buffer")
     hold([p.grad for p in params], "the gradients")
@@ -206,20 +202,19 @@ def _places(twin: Any) -> dict[int, str]:
 
 
 def _parameters(optimizer: Any) -> list[str]:
-    found: Counter[str] = Counter()
-    sizes: Counter[str] = Counter()
-    for group in optimizer.param_groups:
-        for p in group["params"]:
-            kind = f"{str(p.dtype).removeprefix('torch.')} on {p.device.type}"
-            found[kind] += 1
-            sizes[kind] += math.prod(p.shape)
-    return [f"{found[kind]} parameters, {sizes[kind]:,} numbers in {kind}" for kind in found]
+    sizes: dict[str, list[int]] = {}
+    for p in _params(optimizer):
+        kind = f"{str(p.dtype).removeprefix('torch.')} on {p.device.type}"
+        sizes.setdefault(kind, []).append(p.numel())
+    return [
+        f"{len(each)} parameters, {sum(each):,} numbers in {kind}" for kind, each in sizes.items()
+    ]
 
 
 def _owners(optimizer: Any) -> Iterator[str]:
     """A line for each link whose sharded matrices have owners, and what is gathered instead."""
-    params = [p for group in optimizer.param_groups for p in group["params"] if p.dim() > 1]
-    layouts = [layout for p in params if (layout := layout_of(p)) is not None and layout.split]
+    matrices = [p for p in _params(optimizer) if p.dim() > 1]
+    layouts = [layout for p in matrices if (layout := layout_of(p)) is not None and layout.split]
     ranks = [len(route(layout)[1]) for layout in layouts]
     for link in optimizer.keys.links:
         needs = getattr(type(link.transform), "operations", TensorwiseTransform.operations)

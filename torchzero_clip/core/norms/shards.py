@@ -190,6 +190,21 @@ def gather(column: Tensor, group: Any) -> Tensor:
     return out.view(-1, *column.shape)
 
 
+def across(
+    stats: Tensor, sizes: Tensor, m: Measure, positions: Sequence[int], count: int, group: Any
+) -> tuple[Tensor, Tensor]:
+    """Statistics and sizes of units that go on in the other processes of a group.
+
+    `positions` are those of the units here among the `count` that there may be in all.
+    """
+    mine = dict(zip(positions, torch.cat([stats, sizes.unsqueeze(0)]).unbind(1), strict=True))
+    none = torch.zeros(len(stats) + 1, dtype=stats.dtype, device=stats.device)
+    columns = [mine.get(i, none) for i in range(count)]
+    every = gather(torch.stack(columns, dim=1), group).permute(1, 2, 0)
+    here = torch.stack([every[:, i] for i in positions], dim=1)
+    return merge(here[:-1], here[-1], m), here[-1].sum(dim=1)
+
+
 def _gather(mine: Tensor, groups: Sequence[Any], width: int) -> Tensor:
     """The columns of all ranks side by side, and a last one of zeros."""
     rows = len(mine)
