@@ -279,7 +279,8 @@ class Bucket:
             prepare_draws(self.step.groups)
         for i in new:
             self.param_states[i].update(link.new_state(self.originals[i]))
-        share_vectors([self.param_states[i] for i in new], keys)
+        if new:
+            share_vectors([self.param_states[i] for i in new], keys)
 
     # ------------------------------------------------------------------ what a combinator does
 

@@ -132,7 +132,9 @@ class Units:
 
     def smaller_than(self, size: int) -> Tensor:
         """A flag a unit: whether it has fewer elements, as a tensor without the dims has."""
-        return self.division.smaller_than(size)
+        small = self.division.smaller_than(size)
+        none = torch.zeros(self.count, dtype=torch.bool, device=self.home)
+        return none if small is None else small
 
     def ratio(self, norm: Tensor, limit: Tensor | float) -> Tensor:
         """norm / limit in terms of the tensors: var grows with their square."""
@@ -277,7 +279,11 @@ class Units:
 
     def _joined(self, stats: Tensor, m: norms.Measure) -> tuple[Tensor, Tensor | None]:
         """The statistics of tensors as those of units, and the numbers of their entries."""
-        units, step, table = self.division, self.buckets[0].step, self._table(stats)
+        units, step = self.division, self.buckets[0].step
+        if units.width > 1 and units.count > 1:  # short units are filled with zeros
+            columns = [*stats.unbind(1), torch.zeros_like(stats[:, 0])]
+            stats = torch.stack([columns[i] for i in units.columns], 1)
+        table = stats.view(len(stats), units.count, units.width)
         group = None if units.positions is None else step.process_group
         if not (m.counts or m.kind == "sum" or group is not None):
             return norms.merge(table, None, m), None
@@ -292,15 +298,6 @@ class Units:
         assert self.division.lengths is not None
         rows = zip(self.division.sizes, self.division.lengths, strict=True)
         return torch.cat([torch.full_like(like[0, :1], size).expand(n) for size, n in rows])
-
-    def _table(self, stats: Tensor) -> Tensor:
-        """The columns as a (rows, units, tensors) table, short units filled with zeros."""
-        members, width = self.division.members, self.division.width
-        if width == 1 or self.count == 1:
-            return stats.view(len(stats), self.count, width)
-        columns = [*stats.unbind(1), torch.zeros_like(stats[:, 0])]
-        order = [i for row in members for i in row + [-1] * (width - len(row))]
-        return torch.stack([columns[i] for i in order], 1).view(len(stats), self.count, width)
 
 
 class UnitRecord(NamedTuple):

@@ -34,8 +34,9 @@ from torchzero_clip.optimizer.state_checks import (
 
 def complete(given: Any, names: GroupKeys) -> Any:
     """The state dict with "state", which distributed checkpointing drops where it is empty."""
-    kept = isinstance(given, Mapping) and not any([link.stateful for link in names.links])
-    return {"state": {}, **given} if kept else given
+    p = torch.empty(1, device="meta")
+    bare = isinstance(given, Mapping) and not any([link.layout(p) for link in names.links])
+    return {"state": {}, **given} if bare else given
 
 
 def check_form(given: Any, param_groups: Sequence[dict[str, Any]]) -> None:
