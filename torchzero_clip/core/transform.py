@@ -14,7 +14,7 @@ from torchzero_clip.core.description import Description
 from torchzero_clip.core.engine import FusedKernel, Group, Rule, State, updated
 from torchzero_clip.core.lazy import Lazy
 from torchzero_clip.core.norms.owners import by_owners
-from torchzero_clip.core.norms.shards import layout_of, local, part_of, whole_of
+from torchzero_clip.core.norms.shards import full, layout_of, part_of
 from torchzero_clip.core.state import STATE_DTYPES
 from torchzero_clip.core.tensorlist import TensorList
 
@@ -192,7 +192,7 @@ class Gathered(Wrapped):
         group |= {name: Whole(bucket, group[name]) for name in ("params", "grads")}
         whole: State = {}
         for name, row in held.items():
-            gathered = [whole_of(local(t), layout_of(t)).to(state[name].dtype) for t in row]
+            gathered = [full(t).to(state[name].dtype) for t in row]
             whole[name] = TensorList(gathered, owned=True)
         flowing = TensorList(bucket.whole(u.own()), owned=True)
         out = updated(self.inner, flowing, whole, group)

@@ -109,6 +109,11 @@ def part_of(whole: Tensor, layout: Layout | None) -> Tensor:
     return whole if layout is None else layout.part(whole)
 
 
+def full(tensor: Tensor) -> Tensor:
+    """A DTensor gathered from all ranks."""
+    return whole_of(local(tensor), layout_of(tensor))
+
+
 def aligned_grads(params: Sequence[Tensor]) -> list[Tensor | None]:
     """The gradients of parameters, sharded as these are.
 
