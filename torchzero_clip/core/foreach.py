@@ -35,11 +35,6 @@ STAND_INS: dict[str, Callable[..., Tensor]] = {
 }
 
 
-def one_number(x: Tensor) -> Tensor:
-    """A tensor of one number, which is one for all, as torch takes it."""
-    return x.reshape(()) if x.dim() else x
-
-
 def vector_operand(x: Any, vector: Tensor) -> Any:
     """An operand for the vector that 0-dim tensors share, as foreach takes it; None for others."""
     if isinstance(x, Tensor) and x.dim() < 2:

@@ -15,7 +15,6 @@ from torchzero_clip.core.foreach import (
     copies,
     copy_into,
     foreach,
-    one_number,
     vector_operand,
 )
 from torchzero_clip.core.norms import Measure
@@ -209,7 +208,7 @@ class TensorList:
         if not isinstance(x, Tensor):
             return x
         if x.numel() == 1:
-            x, first = one_number(x), self.tensors[0]
+            x, first = x.reshape(()) if x.dim() else x, self.tensors[0]
             as_it_is = as_it_is and x.device == first.device and not is_sharded(first)
             return x if as_it_is else [x] * len(self)
         if x.shape != (len(self),):

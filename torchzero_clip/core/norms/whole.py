@@ -80,35 +80,25 @@ def _powers_on_cpu(tensors: list[Tensor], p: float) -> Tensor:
     """
     tensors = [t.contiguous() if t.numel() <= SMALL else t for t in tensors]
     single, alike, large = _by_size(tensors, p)
-    holds = p <= 6 and tensors[0].dtype not in DOUBLE  # float64 holds the powers
-    if holds and len(single) == len(tensors):
-        return _apart([_chunks(t) for t in tensors], p)
-    if holds and not alike and (norms := _few(tensors, large, p)) is not None:
-        return norms
-    norms = torch.empty(len(tensors), dtype=torch.float64, device="cpu")
-    if single:
-        norms[single] = _apart([_chunks(tensors[i]) for i in single], p)
-    if large:
-        norms[large] = _joined([_rows(tensors[i], p) for i in large], p)
-    for where in alike:
-        norms[where] = _joint([tensors[i] for i in where], p)
+    vectors = {i: _chunks(tensors[i], p) for i in single}
+    vectors |= {i: _rows(tensors[i], p) for i in large}
+    apart = [vectors[i] for i in sorted(vectors)]
+    if alike:
+        norms = torch.empty(len(tensors), dtype=torch.float64, device="cpu")
+        for where in alike:
+            norms[where] = _joint([tensors[i] for i in where], p)
+        if apart:
+            norms[sorted(vectors)] = _joint_norms(apart, p)
+    else:
+        norms = _joint_norms(apart, p)
+    if len(single) == len(tensors) and p <= 6 and tensors[0].dtype not in DOUBLE:
+        return norms  # float64 holds the powers
     within = _between(norms, -25.0 / p, 35.0 / p)
     for i in [] if bool(within.all()) else (~within).nonzero().flatten().tolist():
         in_float64 = i in single or tensors[i].numel() <= ROW
         if not in_float64 or not _between(norms[i], -280.0 / p, 300.0 / p):
             norms[i] = _rescaled(tensors[i], p)
     return norms
-
-
-def _few(tensors: list[Tensor], in_rows: list[int], p: float) -> Tensor | None:
-    """The norms of a few small tensors in one call, to the same bits; None out of range."""
-    if p != 2 or tensors[0].dtype != torch.float32 or max(map(Tensor.numel, tensors)) > SMALL:
-        return None
-    parts = tensors.copy()
-    for i in in_rows:
-        parts[i] = _row_norms(tensors[i].view(-1, ROW), p)
-    norms = _joint_norms(parts, p)
-    return norms if bool(_between(norms, -25.0 / p, 35.0 / p).all()) else None
 
 
 def _between(norms: Tensor, low: float, high: float) -> Tensor:
@@ -156,46 +146,26 @@ def _stacks(tensors: list[Tensor]) -> Iterator[Tensor]:
         yield at_least_float32(some).view(len(some), n)
 
 
-def _chunks(x: Tensor) -> list[Tensor]:
-    """The parts of a tensor that are converted to float64 at a time."""
+def _chunks(x: Tensor, p: float) -> Tensor:
+    """A vector with the norm of a tensor: itself, or the norms of parts that are cached."""
     if x.numel() <= CHUNK or not x.is_contiguous():
-        return [at_least_float32(x)]
-    return [at_least_float32(chunk) for chunk in x.view(-1).split(CHUNK)]
+        return at_least_float32(x)
+    return _joint_norms([at_least_float32(part) for part in x.view(-1).split(CHUNK)], p)
 
 
-def _rows(x: Tensor, p: float) -> list[Tensor]:
-    """The norms of the rows of a tensor in memory, and of the entries after the last row."""
-    whole = x.numel() // ROW * ROW
-    if p == 2 and x.dtype == torch.float32 and whole == x.numel():
-        return [_row_norms(x.view(-1, ROW), p)]
-    flat = x.view(-1)
+def _rows(x: Tensor, p: float) -> Tensor:
+    """A vector with the norm of a tensor: the norms of its rows, and the entries after the last."""
+    flat, parts = x.view(-1), []
     if p == 2 and x.dtype == torch.float32:
-        return [_row_norms(flat[:whole].view(-1, ROW), p), flat[whole:]]
+        whole = len(flat) // ROW * ROW
+        rows = _row_norms(flat[:whole].view(-1, ROW), p)
+        return rows if whole == len(flat) else torch.cat([rows, flat[whole:]])
     room = SCRATCH.get(torch.float32)  # half precision is converted, and |x| taken, in the cache
-    parts = []
     for piece in flat.split(PIECE):
         whole = len(piece) // ROW * ROW
         here = room[: len(piece)].copy_(piece)
-        rest = [here[whole:].clone()] if whole < len(piece) else []
-        parts += [_row_norms(here[:whole].view(-1, ROW), p), *rest]
-    return parts
-
-
-def _joined(parts: list[list[Tensor]], p: float) -> Tensor:
-    """The norms of vectors from those of their rows, which are few enough to copy."""
-    whole = torch.cat([t for some in parts for t in some]).double()
-    each = whole.split([sum([len(t) for t in some]) for some in parts])
-    return torch.stack(torch._foreach_norm(list(each), p))
-
-
-def _apart(parts: list[list[Tensor]], p: float) -> Tensor:
-    """The norms of tensors from those of their parts."""
-    flat = [t for some in parts for t in some]
-    norms = _joint_norms(flat, p)
-    if len(flat) == len(parts):
-        return norms
-    each = norms.split([len(some) for some in parts])
-    return torch.stack(torch._foreach_norm(list(each), p))
+        parts += [_row_norms(here[:whole].view(-1, ROW), p), here[whole:].clone()]
+    return torch.cat(parts)
 
 
 def _row_norms(rows: Tensor, p: float) -> Tensor:
