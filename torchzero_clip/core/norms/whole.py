@@ -155,16 +155,18 @@ def _chunks(x: Tensor, p: float) -> Tensor:
 
 def _rows(x: Tensor, p: float) -> Tensor:
     """A vector with the norm of a tensor: the norms of its rows, and the entries after the last."""
-    flat, parts = x.view(-1), []
     if p == 2 and x.dtype == torch.float32:
-        whole = len(flat) // ROW * ROW
-        rows = _row_norms(flat[:whole].view(-1, ROW), p)
-        return rows if whole == len(flat) else torch.cat([rows, flat[whole:]])
+        n = x.numel() // ROW * ROW
+        if n == x.numel():
+            return _row_norms(x.view(-1, ROW), p)
+        flat = x.view(-1)
+        return torch.cat([_row_norms(flat[:n].view(-1, ROW), p), flat[n:]])
     room = SCRATCH.get(torch.float32)  # half precision is converted, and |x| taken, in the cache
-    for piece in flat.split(PIECE):
-        whole = len(piece) // ROW * ROW
+    parts = []
+    for piece in x.view(-1).split(PIECE):
+        n = len(piece) // ROW * ROW
         here = room[: len(piece)].copy_(piece)
-        parts += [_row_norms(here[:whole].view(-1, ROW), p), here[whole:].clone()]
+        parts += [_row_norms(here[:n].view(-1, ROW), p), here[n:].clone()]
     return torch.cat(parts)
 
 
