@@ -13,8 +13,8 @@ from torch import Tensor
 from torch.optim import Optimizer
 from typing_extensions import Self
 
-from torchzero_clip.core import Bucket, Chain, Step, Transform, bind, send
-from torchzero_clip.core.combine import total_norm
+from torchzero_clip.core import Bucket, Chain, Step, Transform, Units, bind, send
+from torchzero_clip.core.norms import NAMED
 from torchzero_clip.core.norms.shards import local
 from torchzero_clip.optimizer import Modular
 from torchzero_clip.optimizer.keys import GroupKeys
@@ -70,7 +70,8 @@ class Clipper(Modular):
             buckets = self._in_place(step.buckets())
             total = torch.zeros(())
             if buckets and self._measures:
-                total = total_norm(buckets, [b.grads for b in buckets])
+                units = Units(buckets, "global", NAMED["l2"])
+                total = units.norms_of([bucket.grads for bucket in units.buckets])[0]
             step.record[TOTAL] = total.to(torch.float32)
             waiting = {p for bucket in buckets for p in bucket.originals}
             for link in self.links:

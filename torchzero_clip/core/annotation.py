@@ -13,8 +13,13 @@ Live = Annotated[T, "torchzero_clip.Live"]
 
 
 def is_live(cls: type, name: str, hint: Any) -> bool:
-    """Whether a field's annotation is Live[...]; text may be left that cannot be evaluated."""
-    outermost, anywhere = _marks(cls, hint)
+    """Whether a field's annotation, as far as it was `evaluated`, is Live[...]."""
+    if isinstance(hint, str):  # a local name, or one imported under TYPE_CHECKING
+        tree = ast.parse(hint, mode="eval").body
+        found = [node for node in ast.walk(tree) if _says_live(node)]
+        outermost, anywhere = tree in found, bool(found)
+    else:
+        outermost, anywhere = _is_mark(hint), _has_mark(hint)
     if anywhere and not outermost:
         raise TypeError(
             f"{cls.__name__}: the annotation of '{name}' has Live inside another type; "
@@ -39,16 +44,6 @@ def kind_of(hint: Any) -> tuple[type, bool] | None:
     options = [option for option in get_args(inner) or (inner,) if option is not type(None)]
     known = len(options) == 1 and options[0] in (float, int, bool)
     return (options[0], len(get_args(inner)) > 1) if known else None
-
-
-def _marks(cls: type, hint: Any) -> tuple[bool, bool]:
-    """Whether Live is the outermost of an annotation, and whether it is anywhere in it."""
-    hint = evaluated(cls, hint)
-    if isinstance(hint, str):  # a local name, or one imported under TYPE_CHECKING
-        tree = ast.parse(hint, mode="eval").body
-        found = [node for node in ast.walk(tree) if _says_live(node)]
-        return bool(found) and found[0] is tree, bool(found)
-    return _is_mark(hint), _has_mark(hint)
 
 
 def _is_mark(hint: Any) -> bool:

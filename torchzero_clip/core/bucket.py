@@ -10,7 +10,7 @@ from torch import Tensor
 
 from torchzero_clip.core.engine import Engine, Group, Session, State
 from torchzero_clip.core.link import Link
-from torchzero_clip.core.norms.shards import aligned_grads, local
+from torchzero_clip.core.norms.shards import aligned_grads, local, part_of, whole_of
 from torchzero_clip.core.part import Part, Roster
 from torchzero_clip.core.skip import Skip, Skipped
 from torchzero_clip.core.state import share_vectors
@@ -129,8 +129,8 @@ class Step:
         if kind is None:
             try:
                 self.close()
-            except Skipped as skipped:
-                kind = type(skipped)
+            except Skipped:
+                kind = Skipped
         self.sessions.clear()
         if kind is Skipped and self.skip is not None:
             self.skip.put_back()
@@ -145,15 +145,18 @@ class Bucket:
     links keep once for the group.
     """
 
+    bound: Link
+    """The link that sees this bucket: see `seen_by`."""
+
     def __init__(self, step: Step, part: Part, grads: Sequence[Tensor]) -> None:
         self.step = step
         self._take(part)
+        self.settings = step.groups[part.index]
         states, params = step.states, part.originals
         self.param_states = [{} if states is None else states[p] for p in params]
         if not part.plain:
             params, grads = [local(p) for p in params], [local(g) for g in grads]
         self.session = step.opened(step.engine.open(part.key, part.places, params, grads))
-        self.link: Link | None = None
         self.produced = False  # whether a link has made an update: no longer the gradient
         self.pristine = True  # whether no link has set the update
         self.update = self.session.adopt(self.session.grads.borrow())
@@ -174,11 +177,6 @@ class Bucket:
     def grads(self) -> TensorList:
         """The gradients, borrowed."""
         return self.session.grads.borrow()
-
-    @property
-    def settings(self) -> dict[str, Any]:
-        """The parameter group itself."""
-        return self.step.groups[self.index]
 
     @property
     def values(self) -> Group:
@@ -281,14 +279,15 @@ class Bucket:
             prepare_draws(self.step.groups)
         for i in new:
             self.param_states[i].update(link.new_state(self.originals[i]))
-        share_vectors([self.param_states[i] for i in new], keys)
+        if new:
+            share_vectors([self.param_states[i] for i in new], keys)
 
     # ------------------------------------------------------------------ what a combinator does
 
     def seen_by(self, link: Link) -> Bucket:
         """The same bucket as another link sees it."""
         other = self._copy()
-        other.link = link
+        other.bound = link
         if not self.update.owned:  # the other bucket's writes must not reach this one
             other.update = self.session.adopt(self.update.borrow())
         return other
@@ -319,18 +318,12 @@ class Bucket:
     def whole(self, tensors: Iterable[Tensor]) -> list[Tensor]:
         """Tensors like the parameters, gathered from all ranks where they are sharded."""
         rows = zip(tensors, self.layouts, strict=True)
-        return [t if layout is None else layout.whole(t) for t, layout in rows]
+        return [whole_of(t, layout) for t, layout in rows]
 
     def parts(self, tensors: Iterable[Tensor]) -> list[Tensor]:
         """The parts on this rank of whole tensors like the parameters."""
         rows = zip(tensors, self.layouts, strict=True)
-        return [t if layout is None else layout.part(t) for t, layout in rows]
-
-    @property
-    def bound(self) -> Link:
-        """The link that sees this bucket."""
-        assert self.link is not None, "a bucket is read through a link: bucket.seen_by(link)"
-        return self.link
+        return [part_of(t, layout) for t, layout in rows]
 
     def _copy(self) -> Bucket:
         other = object.__new__(Bucket)

@@ -59,20 +59,16 @@ class Description:
         for field in own:
             live = [name for name in live if name != field.name]
             cls._kinds.pop(field.name, None)
-            if kind := kind_of(evaluated(cls, field.type)):
+            hint = evaluated(cls, field.type)
+            if kind := kind_of(hint):
                 cls._kinds[field.name] = kind
-            if is_live(cls, field.name, field.type):
+            if is_live(cls, field.name, hint):
                 if field.name in RESERVED:
                     raise TypeError(f"{cls.__name__}: '{field.name}' is taken in param_groups")
                 live.append(field.name)
         cls.live = tuple(live)
-        known = cls.registry.get(cls.__name__)
-        ours = __name__.partition(".")[0]
-        if (
-            known is None
-            or not known.__module__.startswith(ours)
-            or cls.__module__.startswith(ours)
-        ):
+        known, ours = cls.registry.setdefault(cls.__name__, cls), __name__.partition(".")[0]
+        if cls.__module__.startswith(ours) or not known.__module__.startswith(ours):
             cls.registry[cls.__name__] = cls  # a class elsewhere does not change what rules name
         _check_after_init(cls)
 

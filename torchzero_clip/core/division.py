@@ -39,10 +39,10 @@ class Division:
         self.layouts = [layout for part in parts for layout in part.layouts]
         self.sharded = any(self.layouts)
         self.complex = any([part.dtype.is_complex for part in parts])
-        self.numel = [n for part in parts for n in part.sizes]
         ends = [sum([len(part.places) for part in parts[:i]]) for i in range(len(parts))]
         self.starts = dict(zip(parts, ends, strict=True))  # of a part's tensors among all
         groups = [self.indexes.index(part.index) for part in parts for _ in part.places]
+        self.dims: list[Any] = [None] * len(groups)  # of each tensor those along its slices
         self.lengths: list[int] | None = None  # how many units each tensor is, where it is several
         self.layers: dict[str, int] = {}
         if scope is None or isinstance(scope, str):
@@ -59,13 +59,16 @@ class Division:
             "layer": self._layers,
         }.get(self.scope, lambda: list(range(len(groups))))()
         self.count = max(self.unit_of) + 1
-        self.members: list[list[int]] = [[] for _ in range(self.count)]
+        members: list[list[int]] = [[] for _ in range(self.count)]
         for i, unit in enumerate(self.unit_of):
-            self.members[unit].append(i)
-        self.first_group = [groups[row[0]] for row in self.members]  # of each unit
+            members[unit].append(i)
+        self.first_group = [groups[row[0]] for row in members]  # of each unit
         self.shared = len(self.indexes) > 1 and self.scope in ("layer", "global")
-        self.sizes = [sum([self.numel[i] for i in row]) for row in self.members]
-        self.width = max(map(len, self.members))  # tensors of the largest unit
+        numel = [n for part in self.parts for n in part.sizes]
+        self.sizes = [sum([numel[i] for i in row]) for row in members]
+        self.width = max(map(len, members))  # tensors of the largest unit
+        self.columns = [i for row in members for i in row + [-1] * (self.width - len(row))]
+        self.entries = [0 if i < 0 else numel[i] for i in self.columns]
         self.positions: list[int] | None = None  # the group of each unit that may be in many ranks
         if self.scope in ("group", "global"):
             grouped = self.scope == "group"
@@ -99,17 +102,12 @@ class Division:
 
     # ------------------------------------------------------------------ vectors of known values
 
-    def has_smaller_than(self, size: int) -> bool:
-        """Whether `smaller_than` is true of a unit."""
-        return (size > 1 or self.lengths is not None) and any(
-            [n < size or n < 0 for n in self.sizes]
-        )
-
-    def smaller_than(self, size: int) -> Tensor:
-        """A flag a unit: whether it has fewer elements, as a tensor without the dims has."""
+    def smaller_than(self, size: int) -> Tensor | None:
+        """A flag a unit where some are smaller, as tensors without the dims are; otherwise None."""
         if size <= 1 and self.lengths is None:  # the norm of nothing is zero, which stays too
-            return self.flags([False] * self.count)
-        return self.flags([n < size or n < 0 for n in self.sizes])
+            return None
+        small = [n < size or n < 0 for n in self.sizes]
+        return self.flags(small) if any(small) else None
 
     def of_first_group(self, vectors: Sequence[Tensor]) -> Tensor:
         """One vector from one a group: a unit in several groups has the entry of the first."""

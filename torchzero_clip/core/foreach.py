@@ -35,30 +35,23 @@ STAND_INS: dict[str, Callable[..., Tensor]] = {
 }
 
 
-def one_number(x: Tensor) -> Tensor:
-    """A tensor of one number, which is one for all, as torch takes it."""
-    return x.reshape(()) if x.dim() else x
+def vector_operand(x: Any, vector: Tensor) -> Any:
+    """An operand for the vector that 0-dim tensors share, as foreach takes it; None for others."""
+    if isinstance(x, Tensor) and x.dim() < 2:
+        return [x.to(vector.dtype)]
+    return x if isinstance(x, (int, float)) else None
 
 
-def fits_vector(x: Any) -> bool:
-    """Whether an operand of 0-dim tensors does for the vector that they share."""
-    return isinstance(x, (int, float)) or (isinstance(x, Tensor) and x.dim() < 2)
-
-
-def write_vector(name: str, vector: Tensor, operands: Sequence[Any]) -> None:
-    """Run an operator on numbers that share their memory, as one."""
-    args: list[Any] = [x.to(vector.dtype) if isinstance(x, Tensor) else x for x in operands]
+def foreach(name: str, tensors: list[Tensor], args: Sequence[Any], in_place: bool = False) -> Any:
+    """The tensors that torch's foreach operator of this name makes, or nothing where it writes."""
+    if name == "clamp":
+        made = foreach("clamp_min", tensors, args[:1], in_place)
+        foreach("clamp_max", tensors if in_place else made, args[1:], in_place=True)
+        return made
+    options = {}
     if name == "add_scaled":
-        vector.add_(args[0], alpha=args[1])
-    elif name == "addcmul":
-        vector.addcmul_(*args[:2], value=args[2] if args[2:] else 1)
-    else:
-        getattr(vector, name + "_")(*args)
-
-
-def foreach(name: str, tensors: list[Tensor], *args: Any, **kwargs: Any) -> Any:
-    """What torch's foreach operator of this name makes."""
-    return getattr(torch, "_foreach_" + name)(tensors, *args, **kwargs)
+        name, args, options = "add", args[:1], {"alpha": args[1]}
+    return getattr(torch, f"_foreach_{name}{'_' * in_place}")(tensors, *args, **options)
 
 
 def copies(tensors: Sequence[Tensor], dtype: torch.dtype) -> list[Tensor]:

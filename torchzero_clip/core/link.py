@@ -62,11 +62,6 @@ class Link:
         """Whether it is a transform: buckets are sent through no other description."""
         return hasattr(self.transform, "step")
 
-    @property
-    def stateful(self) -> bool:
-        """Whether the link has state of single parameters."""
-        return self.transforms and bool(self.layout(torch.empty(1, device="meta")))
-
     def state_names(self, param: Tensor) -> dict[str, bool]:
         """The names that `init` makes, and whether their tensors have the shape of a parameter."""
         if self._state_names is None:

@@ -86,8 +86,10 @@ class NormRule(Transform):
         return self.dim
 
     def dims(self, tensor: Tensor) -> tuple[int, ...]:
-        """The dims that the slices of one tensor run along, where the scope is slices."""
-        return dims_of(tensor, self.dim, self.inverse_dims)
+        """The dims that slices of a tensor run along; those that the tensor lacks are ignored."""
+        n, dim = tensor.dim(), cast(Any, self.dim)
+        mine = {d % n for d in ([dim] if isinstance(dim, int) else dim) if -n <= d < n}
+        return tuple([d for d in range(n) if (d in mine) != self.inverse_dims])
 
     def units(self, buckets: Sequence[Bucket]) -> Units:
         """The units of the rule's scope, and the verbs to work on them."""
@@ -169,9 +171,8 @@ class NormRule(Transform):
             ratio = torch.ones_like(ratio)
         elif limit == 0 or self.sets_norm:  # otherwise 0 / limit is 0, and clamped
             ratio = ratio.masked_fill(norm == 0, 1)
-        if units.division.has_smaller_than(self.min_size):
-            ratio = ratio.masked_fill(units.smaller_than(self.min_size), 1)
-        return ratio
+        small = units.division.smaller_than(self.min_size)
+        return ratio if small is None else ratio.masked_fill(small, 1)
 
     def _remember(self, units: Units, norm: Tensor, clipped: Tensor, state: UnitState) -> None:
         """Store the state that `observe` returns, for the units whose norm is a number."""
@@ -223,11 +224,3 @@ def check_dim(rule: Transform, dim: Any, inverse_dims: bool) -> None:
         raise TypeError(f"{name}: dim must be an int or a sequence of ints, got {dim!r}")
     if inverse_dims and whole:
         raise ValueError(f"{name}: inverse_dims=True needs dim to be ints, got dim={dim!r}")
-
-
-def dims_of(tensor: Tensor, dim: Any, inverse: bool) -> tuple[int, ...]:
-    """The dims of one tensor that a slice runs along; dims that the tensor lacks are ignored."""
-    n = tensor.dim()
-    asked = [dim] if isinstance(dim, int) else list(dim)
-    mine = {d % n for d in asked if -n <= d < n}
-    return tuple([d for d in range(n) if (d in mine) != inverse])

@@ -1,4 +1,4 @@
-"""Part: the parameters of a bucket, and what follows from them; kept from step to step."""
+"""Part: the parameters of a bucket, their shapes, layouts and names, kept from step to step."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from torchzero_clip.core.state import state_dtype
 from torchzero_clip.core.stochastic import Elements, keys_of
 from torchzero_clip.core.tensors import DEVICE, DTYPE, LAYOUT, SHAPE, all_plain, same_shapes
 
-MOST = 64  # things that are kept
+MOST = 64  # selections of a part, and values of a roster, that are kept
 Grads: TypeAlias = "Sequence[Any] | Mapping[int, Any]"
 """The gradients of a group by the places of their parameters."""
 
@@ -40,9 +40,7 @@ class Part:
     ) -> None:
         self.index, self.places, self.names = index, list(places), list(names)
         self.originals, self.plain = list(params), all_plain(params)
-        self.layouts: list[Layout | None] = [None] * len(params)
-        if not self.plain:
-            self.layouts = [layout_of(p) for p in params]
+        self.layouts: list[Layout | None] = list(map(layout_of, params))
         self.sharded = any(self.layouts)
         self.device, self.dtype, self.grad_dtype = params[0].device, params[0].dtype, grad_dtype
         self.state_dtype = state_dtype(params[0])
@@ -117,7 +115,7 @@ class Part:
 
 
 class Roster:
-    """The parts of the groups, and what follows from them, kept while the parameters stay."""
+    """The parts of the groups, and values made of them, kept while the parameters stay."""
 
     def __init__(self) -> None:
         self._known: dict[int, tuple[list[int], list[Part]]] = {}
@@ -152,7 +150,7 @@ class Roster:
             self._kept.clear()
 
     def kept(self, key: Hashable, make: Callable[[], Any]) -> Any:
-        """What was made under this key, which names the parts that it is of."""
+        """The value that was made under this key, which names the parts that it is of."""
         if torch.compiler.is_compiling():  # its graph holds for all steps
             return make()
         if key not in self._kept:

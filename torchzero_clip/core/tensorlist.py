@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 import torch
 from torch import Tensor
@@ -14,12 +14,11 @@ from torchzero_clip.core.foreach import (
     STAND_INS,
     copies,
     copy_into,
-    fits_vector,
     foreach,
-    one_number,
-    write_vector,
+    vector_operand,
 )
 from torchzero_clip.core.norms import Measure
+from torchzero_clip.core.state import statistic_dtype
 from torchzero_clip.core.tensors import FEW, PLAIN, SMALL, is_sharded, shared_memory, wide
 
 Operand: TypeAlias = "float | Tensor | TensorList | Sequence[Tensor]"
@@ -27,6 +26,7 @@ Operand: TypeAlias = "float | Tensor | TensorList | Sequence[Tensor]"
 (broadcastable) tensor for each."""
 Workspace: TypeAlias = "Callable[[], list[Tensor] | None] | None"
 """A function that gives memory kept from step to step for a list to move to, or None."""
+L = TypeVar("L", bound="TensorList")
 
 
 class TensorList:
@@ -81,7 +81,7 @@ class TensorList:
 
     def borrow(self) -> TensorList:
         """The same tensors, to be copied before they are written."""
-        return self._made(self.tensors, owned=False)
+        return self._like(TensorList(self.tensors))
 
     def own(self) -> TensorList:
         """Move to memory of this list's own, unless it lies there already."""
@@ -95,7 +95,7 @@ class TensorList:
 
     def clone(self) -> TensorList:
         """A new list with the same values."""
-        return self._made(copies(self.tensors, self.dtype), owned=True)
+        return self._like(TensorList(copies(self.tensors, self.dtype), owned=True))
 
     def copy_(self, source: TensorList) -> TensorList:
         """Take the values of `source`, keeping this list's dtype."""
@@ -121,9 +121,8 @@ class TensorList:
         self.tensors, self.owned, self.workspace = list(tensors), True, None
         return self
 
-    def _made(self, tensors: Sequence[Tensor], owned: bool) -> TensorList:
-        """A list that was made from this one, and is measured as it is."""
-        made = TensorList(tensors, owned=owned)
+    def _like(self, made: L) -> L:
+        """The list that was made from this one, to be measured as this one is."""
         made.measure = self.measure
         return made
 
@@ -133,39 +132,30 @@ class TensorList:
         """Run an operator into a new list."""
         if name in STAND_INS:
             return self._stand_in(name, *operands)
-        return self._made(foreach(name, self.tensors, *self._arguments(name, operands)), True)
+        made = foreach(name, self.tensors, self._arguments(name, operands))
+        return self._like(TensorList(made, owned=True))
 
     def _write(self, name: str, *operands: Any) -> TensorList:
         """Run an operator in place, or into new memory where this memory is borrowed."""
         if not self.owned and self._write_elsewhere(name, operands):
             return self
         vector = self.own()._vector()
-        if vector is not None and all([fits_vector(x) for x in operands]):
-            write_vector(name, vector, operands)
-        elif name == "clamp":
-            foreach("clamp_min_", self.tensors, *self._arguments("clamp_min", operands[:1]))
-            foreach("clamp_max_", self.tensors, *self._arguments("clamp_max", operands[1:]))
-        elif name == "add_scaled":
-            foreach("add_", self.tensors, self._each(operands[0]), alpha=operands[1])
+        args = [] if vector is None else [vector_operand(x, vector) for x in operands]
+        if vector is None or any([x is None for x in args]):
+            foreach(name, self.tensors, self._arguments(name, operands), in_place=True)
         else:
-            foreach(name + "_", self.tensors, *self._arguments(name, operands))
+            foreach(name, [vector], args, in_place=True)
         return self
 
     def _write_elsewhere(self, name: str, operands: Sequence[Any]) -> bool:
         """Run an operator from borrowed memory straight into other memory: one pass, not two."""
         if self.workspace is not None:
             return name in OUT and self._fill(getattr(torch, name), operands)
-        if name == "add_scaled":
-            memory = foreach("add", self.tensors, self._each(operands[0]), alpha=operands[1])
-        elif name == "clamp":
-            memory = self._new("clamp_min", operands[0])._write("clamp_max", operands[1]).tensors
-        else:
-            args = self._arguments(name, operands)
-            firsts = [x[0] if isinstance(x, (list, tuple)) and x else x for x in args]
-            if any([isinstance(x, Tensor) and x.dtype != self.dtype for x in firsts]):
-                return False  # the dtype of 0-dim tensors would change; in place it cannot
-            memory = foreach(name, self.tensors, *args)
-        self._become(memory)
+        args = self._arguments(name, operands)
+        firsts = [x[0] if isinstance(x, (list, tuple)) and x else x for x in args]
+        if any([isinstance(x, Tensor) and x.dtype != self.dtype for x in firsts]):
+            return False  # the dtype of 0-dim tensors would change; in place it cannot
+        self._become(foreach(name, self.tensors, args))
         return True
 
     def _fill(self, operator: Callable[..., Any], operands: Sequence[Any]) -> bool:
@@ -190,45 +180,43 @@ class TensorList:
         out = [STAND_INS[name](*row) for row in zip(self.tensors, *rows, strict=True)]
         given = [self.tensors, *rows] if name == "where" else []
         new = [one is not old for row in given for one, old in zip(out, row, strict=True)]
-        return self._made(out, owned=all(new))
+        return self._like(TensorList(out, owned=all(new)))
 
     # ------------------------------------------------------------------ operands
 
     def _row(self, x: Operand) -> list[Any]:
         """An operand as one for each tensor."""
-        each = self._each(x)
+        each = self._operand(x)
         return list(each) if isinstance(each, (list, tuple)) else [each] * len(self)
 
-    def _arguments(self, name: str, operands: Sequence[Any]) -> tuple[Any, ...]:
-        """Operands as torch takes them."""
-        if name in ("mul", "div"):
-            return tuple([self._scale(x) for x in operands])
-        if name in ("add", "sub"):
-            return (self._each(self._as_tensors(operands[0])),)
-        if name == "lerp":
-            return self._each(operands[0]), self._weight(operands[1])
-        return tuple([self._each(x) for x in operands])
+    def _arguments(self, name: str, operands: Sequence[Any]) -> list[Any]:
+        """Operands as torch's foreach operators take them."""
+        if name in ("mul", "div", "add", "sub"):
+            operands = [self._as_tensors(x) for x in operands]
+        args = [self._operand(x, as_it_is=name in ("mul", "div")) for x in operands]
+        if name == "lerp" and not isinstance(args[1], (int, float)):  # which insists on one dtype
+            args[1] = [w.to(t.dtype) for w, t in zip(args[1], self.tensors, strict=True)]
+        return args
 
-    def _each(self, x: Operand) -> Any:
-        """An operand for each tensor, where an operator would read a 0-dim one on the host."""
+    def _operand(self, x: Operand, as_it_is: bool = False) -> Any:
+        """A number, or a tensor for each: operators but mul and div read a 0-dim one on the host.
+
+        Those two take it `as_it_is`, where it is on their device.
+        """
         if isinstance(x, TensorList):
             return x.tensors
-        if isinstance(x, Tensor):
-            if x.numel() != 1 and x.shape != (len(self),):
-                raise ValueError(
-                    f"a vector must have one number for each of the {len(self)} tensors of the "
-                    f"list, got shape {tuple(x.shape)}: give a number, or a 0-dim tensor, for all"
-                )
-            return [one_number(x)] * len(self) if x.numel() == 1 else list(x.unbind())
-        return x
-
-    def _scale(self, x: Operand) -> Any:
-        """An operand for mul and div, which take a 0-dim tensor of their own device as it is."""
-        x, first = self._as_tensors(x), self.tensors[0]
-        if isinstance(x, Tensor) and x.numel() == 1 and not is_sharded(first):
-            x = one_number(x)
-            return x if x.device == first.device else [x] * len(self)
-        return self._each(x)
+        if not isinstance(x, Tensor):
+            return x
+        if x.numel() == 1:
+            x, first = x.reshape(()) if x.dim() else x, self.tensors[0]
+            as_it_is = as_it_is and x.device == first.device and not is_sharded(first)
+            return x if as_it_is else [x] * len(self)
+        if x.shape != (len(self),):
+            raise ValueError(
+                f"a vector must have one number for each of the {len(self)} tensors of the "
+                f"list, got shape {tuple(x.shape)}: give a number, or a 0-dim tensor, for all"
+            )
+        return list(x.unbind())
 
     def _as_tensors(self, x: Operand) -> Operand:
         """Numbers for many tensors on CPU as 0-dim tensors: torch would make one for every call."""
@@ -238,16 +226,8 @@ class TensorList:
             return x
         if first.device.type != "cpu" or type(first) not in PLAIN:
             return x
-        double = first.dtype in (torch.float64, torch.complex128)
-        numbers = torch.tensor(x, dtype=torch.float64 if double else torch.float32, device="cpu")
+        numbers = torch.tensor(x, dtype=statistic_dtype(first), device="cpu")
         return numbers if numbers.dim() == 0 else list(numbers.unbind())
-
-    def _weight(self, x: Operand) -> Any:
-        """An operand for lerp, which insists on one dtype."""
-        each = self._each(x)
-        if isinstance(each, (int, float)):
-            return each
-        return [w.to(t.dtype) for w, t in zip(each, self.tensors, strict=True)]
 
     # ------------------------------------------------------------------ arithmetic
 
@@ -363,7 +343,7 @@ class TensorList:
 
     def map(self, fn: Callable[[Tensor], Tensor]) -> TensorList:
         """A new list: `fn` of each tensor."""
-        return self._made([fn(t) for t in self.tensors], owned=True)
+        return self._like(TensorList([fn(t) for t in self.tensors], owned=True))
 
     def stack(self) -> Tensor:
         """One vector of these 0-dim tensors, in float64 (float32 where the device has none)."""

@@ -14,7 +14,7 @@ from torchzero_clip.core.description import Description
 from torchzero_clip.core.engine import FusedKernel, Group, Rule, State, updated
 from torchzero_clip.core.lazy import Lazy
 from torchzero_clip.core.norms.owners import by_owners
-from torchzero_clip.core.norms.shards import full, like
+from torchzero_clip.core.norms.shards import full, layout_of, part_of
 from torchzero_clip.core.state import STATE_DTYPES
 from torchzero_clip.core.tensorlist import TensorList
 
@@ -190,15 +190,15 @@ class Gathered(Wrapped):
     def update(self, u: TensorList, state: State, group: Group) -> TensorList:
         bucket, held = self.bucket, self.bucket.held()
         group |= {name: Whole(bucket, group[name]) for name in ("params", "grads")}
-        whole = {
-            name: TensorList([full(t).to(state[name].dtype) for t in row], owned=True)
-            for name, row in held.items()
-        }
+        whole: State = {}
+        for name, row in held.items():
+            gathered = [full(t).to(state[name].dtype) for t in row]
+            whole[name] = TensorList(gathered, owned=True)
         flowing = TensorList(bucket.whole(u.own()), owned=True)
         out = updated(self.inner, flowing, whole, group)
         for name, row in held.items():
-            pairs = zip(row, whole[name], strict=True)
-            state[name].copy_(TensorList([like(stored, new) for stored, new in pairs]))
+            pairs = zip(whole[name], row, strict=True)
+            state[name].copy_(TensorList([part_of(new, layout_of(old)) for new, old in pairs]))
         return TensorList(bucket.parts(out))
 
 

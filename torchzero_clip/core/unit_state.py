@@ -11,7 +11,7 @@ from torch import Tensor
 from torchzero_clip.core.bucket import Bucket
 from torchzero_clip.core.division import Division, layer_of
 from torchzero_clip.core.state import statistic, statistic_dtype
-from torchzero_clip.core.tensors import all_plain, share_memory, shared_memory, wide
+from torchzero_clip.core.tensors import share_memory, shared_memory, wide
 
 UnitState: TypeAlias = dict[str, Tensor]
 """The state of a norm rule: for each name that `init_unit` makes, a vector with an entry a unit."""
@@ -73,7 +73,7 @@ class UnitStore:
             if ready and shared_memory(there) is not None:
                 return there
         cells = [self._cell(key, value, places) for places in self._places(key)]
-        if alone and all_plain(cells) and all([cell._base is None for cell in cells]):
+        if alone:
             cells = share_memory(cells)
             for state, cell in zip(states, cells, strict=True):
                 state[key] = cell

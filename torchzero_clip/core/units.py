@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -10,11 +11,10 @@ from torch import Tensor
 
 from torchzero_clip.core import norms
 from torchzero_clip.core.bucket import Bucket
-from torchzero_clip.core.combine import join, of_all_shards, overall, statistics_of
 from torchzero_clip.core.division import Division
 from torchzero_clip.core.engine import Group
 from torchzero_clip.core.lazy import Lazy
-from torchzero_clip.core.norms.shards import merge_shards
+from torchzero_clip.core.norms.shards import across, merge_shards, part_of
 from torchzero_clip.core.state import statistic_dtype
 from torchzero_clip.core.tensorlist import Operand, TensorList
 from torchzero_clip.core.unit_state import UnitState, UnitStore
@@ -50,15 +50,9 @@ class Units:
         self.division: Division = self.buckets[0].step.roster.kept(
             (kind, dims, *parts), lambda: Division(parts, scope, dims, name)
         )
-        self.home, self.dtype, self.count = (
-            parts[0].device,
-            self.division.dtype,
-            self.division.count,
-        )
-        self.groups = [self.buckets]
-        if len(self.division.indexes) > 1:
-            indexes = self.division.indexes
-            self.groups = [[b for b in self.buckets if b.index == index] for index in indexes]
+        units = self.division
+        self.home, self.dtype, self.count = units.home, units.dtype, units.count
+        self.groups = [[b for b in self.buckets if b.index == index] for index in units.indexes]
         self._stats: Tensor | None = None  # of the update, once it is measured
 
     # ------------------------------------------------------------------ what is measured
@@ -67,16 +61,16 @@ class Units:
         """The norm of every unit of the update, or of the state with this name."""
         if name is None:
             return self._finish(self._flowing(), self.order)
-        return self._norms_of([bucket.state[name] for bucket in self.buckets])
+        return self.norms_of([bucket.state[name] for bucket in self.buckets])
 
     def take(self, stats: Tensor) -> None:
         """Take the statistics of the update, a column for each tensor, as they were measured."""
-        self._stats = of_all_shards(self.buckets, stats, self.order)
+        self._stats = self._of_all_shards([stats], self.order)
 
     def mean(self) -> Tensor:
         """The mean of every unit of the update, complex where some tensor is."""
         m = norms.NAMED["sum"]
-        sums = self._statistics([bucket.u for bucket in self.buckets], m)
+        sums = self.statistics([bucket.u for bucket in self.buckets], m)
         if self.division.lengths is None:
             sums, sizes = self._joined(sums, m)
         else:
@@ -87,25 +81,27 @@ class Units:
 
     def total(self) -> Tensor:
         """The norm of the whole update, as one."""
-        stats = None if self.division.lengths else self._flowing()
-        if stats is None:
-            flowing = [bucket.u for bucket in self.buckets]
-            stats = statistics_of(self.buckets, flowing, self.order)
-        return overall(self.buckets, stats, self.division.numel, self.order)
+        whole = Units(self.buckets, "global", self.order, name=self.name)
+        if self.division.lengths is None:
+            whole._stats = self._flowing()
+        return whole.norm()[0]
+
+    def norms_of(self, lists: Sequence[TensorList]) -> Tensor:
+        """The norm of every unit of these lists, one for each bucket."""
+        return self._finish(self.statistics(lists, self.order), self.order)
 
     def measure(self, tensors: TensorList) -> Tensor:
         """The norm of every unit of a list with a tensor for each parameter."""
         if isinstance(tensors, Joined) and tensors.pending:
-            return self._norms_of(tensors.lists)
+            return self.norms_of(tensors.lists)
         counts = [len(bucket.places) for bucket in self.buckets]
         if len(tensors) != sum(counts):
             raise ValueError(
                 f"{self.name}.measure takes lists with a tensor for each of the {sum(counts)} "
                 f"parameters that the rule sees, got {len(tensors)}"
             )
-        ends = [sum(counts[: i + 1]) for i in range(len(counts))]
-        rows = zip(ends, counts, strict=True)
-        return self._norms_of([TensorList(tensors.tensors[end - n : end]) for end, n in rows])
+        each = iter(tensors.tensors)
+        return self.norms_of([TensorList(list(itertools.islice(each, n))) for n in counts])
 
     def after(self, norm: Tensor, ratios: Sequence[Tensor]) -> Tensor:
         """The norms of the units once the tensors of each group are divided by its ratios."""
@@ -136,7 +132,9 @@ class Units:
 
     def smaller_than(self, size: int) -> Tensor:
         """A flag a unit: whether it has fewer elements, as a tensor without the dims has."""
-        return self.division.smaller_than(size)
+        small = self.division.smaller_than(size)
+        none = torch.zeros(self.count, dtype=torch.bool, device=self.home)
+        return none if small is None else small
 
     def ratio(self, norm: Tensor, limit: Tensor | float) -> Tensor:
         """norm / limit in terms of the tensors: var grows with their square."""
@@ -226,7 +224,7 @@ class Units:
             parts = vector.split(division.lengths)
             slices = [parts[i].view(division.slices[i]) for i in range(start, end)]
             rows = zip(slices, bucket.layouts, strict=True)
-            return [part if layout is None else layout.part(part) for part, layout in rows]
+            return [part_of(x, layout) for x, layout in rows]
         if division.scope is None:
             return vector[start:end]
         if division.scope in ("group", "global"):
@@ -254,23 +252,28 @@ class Units:
                 shared = shared and bucket.bound.transform.target == "update"
             self._stats = known.get(key) if shared else None
             if self._stats is None:
-                self._stats = self._statistics(flowing, self.order)
+                self._stats = self.statistics(flowing, self.order)
             if shared:
                 known[key] = self._stats
         return self._stats
 
-    def _norms_of(self, lists: Sequence[TensorList]) -> Tensor:
-        return self._finish(self._statistics(lists, self.order), self.order)
-
-    def _statistics(self, lists: Sequence[TensorList], m: norms.Measure) -> Tensor:
+    def statistics(self, lists: Sequence[TensorList], m: norms.Measure) -> Tensor:
         """The statistics of lists: a column for each tensor, or for each slice."""
         if self.division.lengths is None:
-            return statistics_of(self.buckets, lists, m)
-        dims = self.division.dims
-        rows = zip([t for some in lists for t in some], dims, strict=True)
-        parts = [norms.slice_statistics(t, along, m).to(self.home) for t, along in rows]
-        lengths = [part.shape[1] for part in parts]
-        return merge_shards(torch.cat(parts, dim=1), lengths, self.division.layouts, [*dims], m)
+            return self._of_all_shards([some.statistics(m) for some in lists], m)
+        rows = zip([t for some in lists for t in some], self.division.dims, strict=True)
+        return self._of_all_shards([norms.slice_statistics(t, along, m) for t, along in rows], m)
+
+    def _of_all_shards(self, parts: Sequence[Tensor], m: norms.Measure) -> Tensor:
+        """The statistics of whole tensors, or of their slices, from those of the parts here."""
+        division = self.division
+        stats = parts[0] if len(parts) == 1 else torch.cat([x.to(self.home) for x in parts], dim=1)
+        if not division.sharded:
+            return stats
+        lengths = [1] * stats.shape[1]
+        if division.lengths is not None:
+            lengths = [part.shape[1] for part in parts]
+        return merge_shards(stats, lengths, division.layouts, division.dims, m)
 
     def _finish(self, stats: Tensor, m: norms.Measure) -> Tensor:
         if self.division.lengths is not None:
@@ -279,23 +282,25 @@ class Units:
 
     def _joined(self, stats: Tensor, m: norms.Measure) -> tuple[Tensor, Tensor | None]:
         """The statistics of tensors as those of units, and the numbers of their entries."""
-        units, table = self.division, self._table(stats)
-        return join(table, units.members, units.numel, m, self.buckets[0], units.positions)
+        units, step = self.division, self.buckets[0].step
+        if units.width > 1 and units.count > 1:  # short units are filled with zeros
+            columns = [*stats.unbind(1), torch.zeros_like(stats[:, 0])]
+            stats = torch.stack([columns[i] for i in units.columns], 1)
+        table = stats.view(len(stats), units.count, units.width)
+        group = None if units.positions is None else step.process_group
+        if not (m.counts or m.kind == "sum" or group is not None):
+            return norms.merge(table, None, m), None
+        counts = norms.numbers(units.entries, table).view(-1, units.width)
+        stats, sizes = norms.merge(table, counts, m), counts.sum(dim=1)
+        if units.positions is None or group is None:
+            return stats, sizes
+        return across(stats, sizes, m, units.positions, max(len(step.groups), 1), group)
 
     def _entries(self, like: Tensor) -> Tensor:
         """The number of entries of each slice."""
         assert self.division.lengths is not None
         rows = zip(self.division.sizes, self.division.lengths, strict=True)
         return torch.cat([torch.full_like(like[0, :1], size).expand(n) for size, n in rows])
-
-    def _table(self, stats: Tensor) -> Tensor:
-        """The columns as a (rows, units, tensors) table, short units filled with zeros."""
-        members, width = self.division.members, self.division.width
-        if width == 1 or self.count == 1:
-            return stats.view(len(stats), self.count, width)
-        columns = [*stats.unbind(1), torch.zeros_like(stats[:, 0])]
-        order = [i for row in members for i in row + [-1] * (width - len(row))]
-        return torch.stack([columns[i] for i in order], 1).view(len(stats), self.count, width)
 
 
 class UnitRecord(NamedTuple):

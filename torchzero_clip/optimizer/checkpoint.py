@@ -14,28 +14,29 @@ from torchzero_clip.core.link import Link
 from torchzero_clip.core.norms.shards import local
 from torchzero_clip.core.state import share_vectors
 from torchzero_clip.core.stochastic import DRAWS
-from torchzero_clip.optimizer.fingerprint import (
-    fingerprint,
-    marks,
-    other_arguments,
-)
+from torchzero_clip.optimizer.fingerprint import fingerprint, marks, other_arguments
 from torchzero_clip.optimizer.keys import GroupKeys
 from torchzero_clip.optimizer.state_checks import (
+    STATISTICS,
     WIDTHS,
-    check_count,
+    Entry,
     check_kind,
     check_shared,
     check_state,
+    entries,
     is_users,
+    numbered,
     rows_of,
-    unit_names,
+    take_counts,
+    with_keys,
 )
 
 
 def complete(given: Any, names: GroupKeys) -> Any:
     """The state dict with "state", which distributed checkpointing drops where it is empty."""
-    kept = isinstance(given, Mapping) and not any([link.stateful for link in names.links])
-    return {"state": {}, **given} if kept else given
+    p = torch.empty(1, device="meta")
+    bare = isinstance(given, Mapping) and not any([link.layout(p) for link in names.links])
+    return {"state": {}, **given} if bare else given
 
 
 def check_form(given: Any, param_groups: Sequence[dict[str, Any]]) -> None:
@@ -90,14 +91,7 @@ def with_live_values(
 
 def without_users(given: Mapping[str, Any]) -> dict[str, Any]:
     """A checkpoint without the keys of users, whose values torch would cast or take apart."""
-    indexes = {index for group in given["param_groups"] for index in group["params"]}
-    state = {
-        index: {key: value for key, value in held.items() if not is_users(key)}
-        if index in indexes
-        else held
-        for index, held in given["state"].items()
-    }
-    return {**given, "state": state}
+    return with_keys(given, lambda key: not is_users(key))
 
 
 def check_dtypes(
@@ -106,14 +100,10 @@ def check_dtypes(
     """Raise a sentence where state has no longer the dtype that its parameter asks for."""
     for g, group in enumerate(param_groups):
         for i, p in enumerate(group["params"]):
-            for link in names.links if state.get(p) else ():
-                for key, example in link.layout(p).items():
-                    held = state[p].get(key)
-                    own = isinstance(held, Tensor) and key.rpartition("/")[2] not in unit_names(
-                        link
-                    )
-                    if not own or held.dtype == example.dtype:
-                        continue
+            for key, entry in entries(p, names).items() if state.get(p) else ():
+                held = state[p].get(key)
+                own = isinstance(held, Tensor) and entry.kinds is not STATISTICS
+                if own and held.dtype != entry.example.dtype:
                     raise TypeError(
                         f"parameter {i} of group {g} is {p.dtype} now, and its state {key!r} still "
                         f"{held.dtype}: convert a model before its optimizer is made, or let the "
@@ -126,7 +116,6 @@ def check_checkpoint(
 ) -> None:
     """Raise a sentence unless every value has its name, shape and dtype, and none became NaN."""
     groups = given["param_groups"]
-    numbered = _numbered(groups, param_groups)
     mine, rows = fingerprint(names.links), rows_of(names)
     changed = False
     for g, group in enumerate(groups):
@@ -151,7 +140,7 @@ def check_checkpoint(
         for index, p in zip(group["params"], params, strict=True):
             if held := given["state"].get(index):
                 check_state(f"parameter {index}", held, shared, p, names, rows)
-    _refuse_nan(given, numbered, names)
+    _refuse_nan(given, param_groups, names)
     if changed:
         warnings.warn(
             f"the checkpoint was saved by a chain with other fixed arguments than {chain}",
@@ -166,21 +155,15 @@ def restore_state(
     names: GroupKeys,
 ) -> None:
     """Give state its own dtype back: torch casts it to the parameter's."""
-    plain = {
-        f"{link.path}/{name}"
-        for link in names.links
-        for name in getattr(link.transform, "numbers", ())
-    }
-    for index, p in _numbered(given["param_groups"], param_groups):
-        for key, value in given["state"].get(index, {}).items():
+    for _, p, held in numbered(given, param_groups):
+        known = entries(p, names)
+        for key, value in held.items():
             if is_users(key):
                 state[p][key] = value if key == "step" else _moved(value, p.device)
             elif isinstance(value, Tensor):
-                state[p][key] = value.to(p.device, _kept_dtype(key, value, p, names))
-            elif key not in plain:
-                layouts = [link.layout(p) for link in names.links]
-                example = next(row[key] for row in layouts if key in row)
-                state[p][key] = torch.full_like(example, value, device=p.device)
+                state[p][key] = value.to(p.device, _loaded_dtype(value, p, known.get(key)))
+            elif key.rpartition("/")[2] not in known[key].link.transform.numbers:
+                state[p][key] = torch.full_like(known[key].example, value, device=p.device)
     for group in param_groups:
         kinds: dict[Any, list[dict[str, Any]]] = {}
         for p in group["params"]:
@@ -192,22 +175,14 @@ def restore_state(
 
 def keep_draws(given: Mapping[str, Any], seen: Mapping[str, Any], links: Sequence[Link]) -> None:
     """Take over the seed and the count of steps where state is rounded here, too."""
-    if not any([link.narrow for link in links]):
-        return
-    for group, source in zip(seen["param_groups"], given["param_groups"], strict=True):
-        for key in DRAWS:
-            if key in source["chain"]:
-                check_count("a group", key, source["chain"][key])
-                group["chain"][key] = source["chain"][key]
+    if any([link.narrow for link in links]):
+        take_counts(given, seen, DRAWS)
 
 
-def _kept_dtype(key: str, value: Tensor, p: Tensor, names: GroupKeys) -> torch.dtype:
+def _loaded_dtype(value: Tensor, p: Tensor, entry: Entry | None) -> torch.dtype:
     """The dtype that a tensor of a checkpoint has here: state may come wider or narrower."""
-    if value.dtype in WIDTHS and value.shape == p.shape:
-        path = key.rpartition("/")[0]
-        examples = [link.layout(p) for link in names.links if link.path == path]
-        example = next((row[key] for row in examples if key in row), value)
-        return example.dtype if example.dtype in WIDTHS else value.dtype
+    if entry is not None and value.shape == p.shape and value.dtype in WIDTHS:
+        return entry.example.dtype if entry.example.dtype in WIDTHS else value.dtype
     return value.dtype
 
 
@@ -231,13 +206,13 @@ def _contents(given: Mapping[str, Any], group: Mapping[str, Any]) -> str:
 
 
 def _refuse_nan(
-    given: Mapping[str, Any], pairs: list[tuple[Any, Tensor]], names: GroupKeys
+    given: Mapping[str, Any], param_groups: Sequence[dict[str, Any]], names: GroupKeys
 ) -> None:
     """Raise where a value of state became NaN; waits for each device once."""
     kept: list[tuple[str, str, Any, Tensor | None]] = [
         (f"parameter {index}", key, value, p)
-        for index, p in pairs
-        for key, value in given["state"].get(index, {}).items()
+        for index, p, held in numbered(given, param_groups)
+        for key, value in held.items()
     ]
     for g, group in enumerate(given["param_groups"]):
         kept += [(f"group {g}", key, value, None) for key, value in group["chain"].items()]
@@ -276,8 +251,3 @@ def _starts_as_nan(key: str, p: Tensor | None, names: GroupKeys) -> bool:
     rule = next(link.transform for link in names.links if link.path == path)
     made = rule.per_group() if p is None else rule.per_parameter(p)
     return name in made and bool(torch.as_tensor(made[name]).isnan().any())
-
-
-def _numbered(groups: Any, param_groups: Any) -> list[tuple[Any, Tensor]]:
-    pairs = zip(groups, param_groups, strict=True)
-    return [(i, p) for a, b in pairs for i, p in zip(a["params"], b["params"], strict=True)]

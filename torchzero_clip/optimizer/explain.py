@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -35,8 +33,8 @@ class Traffic(TorchDispatchMode):
         super().__init__()  # type: ignore[no-untyped-call]
         self.places = places  # storage -> what it holds
         self.read = self.written = 0
-        self.where: Counter[str] = Counter()
-        self.operators: Counter[str] = Counter()
+        self.where: set[str] = set()
+        self.operators: set[str] = set()
         self.inside = False  # in a compiled program, which is one pass whatever it is made of
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -50,23 +48,30 @@ class Traffic(TorchDispatchMode):
         named = dict(zip([a.name for a in arguments], args, strict=False)) | kwargs
         if named.get("grad_scale") is None:  # fused kernels write gradients when they scale them
             written.discard("grads")
-        touched = 0
+        touched = False
         for key, value in named.items():
             only = key in written and (key == "out" or name in ONLY_WRITE)
-            touched += self.count(value, reads=not only, writes=key in written)
+            touched |= self.count(value, reads=not only, writes=key in written)
         if makes:
-            touched += self.count(out, reads=False, writes=True)
+            touched |= self.count(out, reads=False, writes=True)
         if touched:
-            self.operators[name] += 1
+            self.operators.add(name)
         return out
 
-    def count(self, value: Any, reads: bool, writes: bool) -> int:
-        """Count the tensors that are as large as a parameter; small ones stay in the cache."""
-        total = 0
-        for t in tree_leaves(value):
-            if isinstance(t, Tensor) and t.numel() >= SIZE // 2:
-                total += self._count(t, reads, writes)
-        return total
+    def count(self, value: Any, reads: bool, writes: bool) -> bool:
+        """Count the tensors that are as large as a parameter; small ones stay in the cache.
+
+        Returns whether there are any.
+        """
+        tensors = [t for t in tree_leaves(value) if isinstance(t, Tensor)]
+        large = [t for t in tensors if t.numel() >= SIZE // 2]
+        for t in large:
+            size, storage = t.numel() * t.element_size(), t.untyped_storage().data_ptr()
+            self.read += size * reads
+            self.written += size * writes
+            if writes:
+                self.where.add(self.places.get(storage, "new memory"))
+        return bool(large)
 
     @contextmanager
     def launch(self, launch: Launch) -> Iterator[None]:
@@ -74,27 +79,21 @@ class Traffic(TorchDispatchMode):
         for i, buffer in enumerate(launch.buffers):
             reads, writes = i in launch.read, i in launch.written
             self.count(buffer.tensors, reads=reads, writes=writes)
-        self.operators["one compiled kernel"] += 1
+        self.operators.add("one compiled kernel")
         self.inside = True
         yield
         self.inside = False
-
-    def _count(self, t: Tensor, reads: bool, writes: bool) -> int:
-        storage, bytes_ = t.untyped_storage().data_ptr(), t.numel() * t.element_size()
-        self.read += bytes_ * reads
-        self.written += bytes_ * writes
-        if writes:
-            self.where[self.places.get(storage, "new memory")] += 1
-        return bytes_ * (reads + writes)
 
 
 def explain(optimizer: Any, make: Callable[..., Any]) -> str:
     """The plan of a chain: for each link the passes over memory, in bytes for each number."""
     twin = _twin(optimizer, make)
+    params = _params(twin)
     for _ in range(4):
-        _give_gradients(twin)
+        for p in params:
+            p.grad = torch.full_like(p, 100.0)  # so that limits bite
         watched, skip = _watch(twin)
-    numbers = sum([p.numel() for group in twin.param_groups for p in group["params"]])
+    numbers = sum(map(Tensor.numel, params))
     rows = [_row(label, traffic, numbers) for label, traffic in watched]
     reads, writes = sum([row[1] for row in rows]), sum([row[2] for row in rows])
     width = max([len(row[0]) for row in rows])
@@ -144,14 +143,12 @@ def _row(label: str, traffic: Traffic, numbers: int) -> tuple[str, float, float,
     read, written = traffic.read / numbers, traffic.written / numbers
     operators = ", ".join(sorted(traffic.operators))
     where = " and ".join(sorted(traffic.where))
-    if label == "the end":
-        how = f"writes {where}: {operators}" if written else "nothing is left to do"
-    elif not traffic.operators:
-        how = "nothing yet: it joins a later pass"
-    elif written:
+    if written:
         how = f"writes {where}: {operators}"
+    elif label == "the end":
+        how = "nothing is left to do"
     else:
-        how = f"measures: {operators}"
+        how = f"measures: {operators}" if operators else "nothing yet: it joins a later pass"
     return label, read, written, how
 
 
@@ -165,19 +162,15 @@ def _twin(optimizer: Any, make: Callable[..., Any]) -> Any:
         live = {key: group[key] for key in optimizer.keys.defaults}
         groups.append({**live, "params": [(name, _small(p)) for name, p in rows]})
     options = {name: getattr(optimizer, name) for name in ("fused", "rounding", "state_dtype")}
-    twin = make(groups, *map(_patient, optimizer.chain), **options)
+    twin = make(groups, *optimizer.chain, **options)
     for link in twin.links:
-        if hasattr(link.transform, "max_consecutive"):  # the gradients here are all bad
-            link.transform = link.transform.with_values({"max_consecutive": None})
+        if link.transform.goes_first:  # a guard, which never gives up here: all gradients are bad
+            patient = link.transform.with_values({"max_consecutive": None})
+            link.transform = link.acts = patient
     if isinstance(optimizer.engine, Compiled):
         twin.engine = Compiled()
         twin.engine.backend = "plain"  # nothing is compiled for a look
     return twin
-
-
-def _patient(tfm: Any) -> Any:
-    """A guard that never gives up: the gradients of all steps are too large."""
-    return tfm.with_values({"max_consecutive": None}) if tfm.goes_first else tfm
 
 
 def _small(p: Tensor) -> Parameter:
@@ -188,10 +181,8 @@ def _small(p: Tensor) -> Parameter:
     return Parameter(torch.full(shape, 0.01, dtype=p.dtype, device=device))
 
 
-def _give_gradients(twin: Any) -> None:
-    for group in twin.param_groups:
-        for p in group["params"]:
-            p.grad = torch.full_like(p, 100.0)  # so that limits bite
+def _params(optimizer: Any) -> list[Tensor]:
+    return [p for group in optimizer.param_groups for p in group["params"]]
 
 
 def _places(twin: Any) -> dict[int, str]:
@@ -202,7 +193,7 @@ def _places(twin: Any) -> dict[int, str]:
         rows = [t for t in tensors if isinstance(t, Tensor)]
         places.update({t.untyped_storage().data_ptr(): what for t in rows})
 
-    params = [p for group in twin.param_groups for p in group["params"]]
+    params = _params(twin)
     hold([value for p in params for value in twin.state[p].values()], "state")
     hold(twin.engine.workspaces.tensors(), "a kept buffer")
     hold([p.grad for p in params], "the gradients")
@@ -211,20 +202,19 @@ def _places(twin: Any) -> dict[int, str]:
 
 
 def _parameters(optimizer: Any) -> list[str]:
-    found: Counter[str] = Counter()
-    sizes: Counter[str] = Counter()
-    for group in optimizer.param_groups:
-        for p in group["params"]:
-            kind = f"{str(p.dtype).removeprefix('torch.')} on {p.device.type}"
-            found[kind] += 1
-            sizes[kind] += math.prod(p.shape)
-    return [f"{found[kind]} parameters, {sizes[kind]:,} numbers in {kind}" for kind in found]
+    sizes: dict[str, list[int]] = {}
+    for p in _params(optimizer):
+        kind = f"{str(p.dtype).removeprefix('torch.')} on {p.device.type}"
+        sizes.setdefault(kind, []).append(p.numel())
+    return [
+        f"{len(each)} parameters, {sum(each):,} numbers in {kind}" for kind, each in sizes.items()
+    ]
 
 
 def _owners(optimizer: Any) -> Iterator[str]:
     """A line for each link whose sharded matrices have owners, and what is gathered instead."""
-    params = [p for group in optimizer.param_groups for p in group["params"] if p.dim() > 1]
-    layouts = [layout for p in params if (layout := layout_of(p)) is not None and layout.split]
+    matrices = [p for p in _params(optimizer) if p.dim() > 1]
+    layouts = [layout for p in matrices if (layout := layout_of(p)) is not None and layout.split]
     ranks = [len(route(layout)[1]) for layout in layouts]
     for link in optimizer.keys.links:
         needs = getattr(type(link.transform), "operations", TensorwiseTransform.operations)

@@ -36,8 +36,7 @@ from torchzero_clip.optimizer.metrics import metrics_of
 from torchzero_clip.optimizer.repeats import Repeats
 from torchzero_clip.optimizer.rounding import (
     adapted,
-    check_rounding,
-    check_state_dtype,
+    check_options,
     prepare_rounding,
     subtract,
     without,
@@ -96,8 +95,7 @@ class Modular(Optimizer):
                 f"{type(self).__name__} takes the parameters first, got {params!r}: pass "
                 "model.parameters(), and the chain after it"
             )
-        rounding = check_rounding(type(self).__name__, rounding)
-        check_state_dtype(type(self).__name__, state_dtype)
+        check_options(type(self).__name__, rounding, state_dtype)
         self._build(Chain(*transforms), fused, compile, rounding, state_dtype)
         self.process_group = process_group
         super().__init__(params, dict(self.keys.defaults))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import numbers
 import warnings
 import zlib
 from collections.abc import Mapping, Sequence
@@ -15,26 +14,19 @@ from torchzero_clip.core.bucket import Bucket
 from torchzero_clip.core.norms.shards import Layout, local
 from torchzero_clip.core.state import STATE_DTYPES
 from torchzero_clip.core.stochastic import DRAWS, DROPPED, carried
-from torchzero_clip.optimizer.state_checks import check_count
+from torchzero_clip.optimizer.state_checks import check_value, numbered, take_counts, with_keys
 
 KINDS = ("nearest", "stochastic", "kahan")
 COMPENSATION = "rounding/compensation"  # in the state of a parameter
 STEP = "rounding/step"  # in the chain of a group
 
 
-def check_rounding(owner: str, rounding: Any) -> str:
-    """The rounding, if there is one of this name; otherwise raise a sentence."""
-    if not isinstance(rounding, str) or rounding not in KINDS:
-        raise ValueError(f"{owner}: rounding must be one of {KINDS}, got {rounding!r}")
-    return rounding
-
-
-def check_state_dtype(owner: str, state_dtype: Any) -> None:
-    """Raise a sentence unless state can be kept so."""
-    if not isinstance(state_dtype, str) or state_dtype not in STATE_DTYPES:
-        raise ValueError(
-            f"{owner}: state_dtype must be one of {tuple(STATE_DTYPES)}, got {state_dtype!r}"
-        )
+def check_options(owner: str, rounding: Any, state_dtype: Any) -> None:
+    """Raise a sentence unless there is such a rounding, and state can be kept so."""
+    rows = ("rounding", rounding, KINDS), ("state_dtype", state_dtype, tuple(STATE_DTYPES))
+    for name, given, choices in rows:
+        if not isinstance(given, str) or given not in choices:
+            raise ValueError(f"{owner}: {name} must be one of {choices}, got {given!r}")
 
 
 def rounds(bucket: Bucket, rounding: str) -> bool:
@@ -87,7 +79,7 @@ def _draw_and_subtract(buckets: Sequence[Bucket]) -> None:
 
 
 def _kahan(w: Tensor, u: Tensor, lost: Tensor) -> None:
-    """Subtract u, and what rounding has lost so far; keep what it loses now."""
+    """Subtract u and the `lost` part of earlier roundings; `lost` becomes that of this one."""
     before, change = w.float(), lost - u
     w.add_(change)
     change.add_(before.sub_(w))  # the step that was meant, less the step that was made
@@ -118,34 +110,29 @@ def _shard(layout: Layout | None) -> list[int]:
 
 def without(given: Any) -> Any:
     """A checkpoint without the state of roundings."""
-    indexes = {index for group in given["param_groups"] for index in group["params"]}
-    state = {
-        index: {key: value for key, value in held.items() if key != COMPENSATION}
-        if index in indexes
-        else held
-        for index, held in given["state"].items()
-    }
+    kept = with_keys(given, lambda key: key != COMPENSATION)
     groups = [dict(group) for group in given["param_groups"]]
     for group in groups:
         if isinstance(group.get("chain"), Mapping):
             chain = group["chain"].items()
             group["chain"] = {key: x for key, x in chain if key not in (STEP, *DRAWS)}
-    return {**given, "state": state, "param_groups": groups}
+    return {**kept, "param_groups": groups}
 
 
 def adapted(
     given: Mapping[str, Any], param_groups: Sequence[Mapping[str, Any]], rounding: str
 ) -> dict[str, Any]:
     """A checkpoint with the state that this rounding needs; warns where another one saved it."""
-    out, rows = without(given), _rows(given, param_groups)
+    out, rows = without(given), list(numbered(given, param_groups))
     half = [row for row in rows if row[1].dtype in DROPPED]
     for index, p, held in half:
         if rounding == "kahan" and COMPENSATION in held:
-            out["state"][index][COMPENSATION] = _checked(held[COMPENSATION], p, index)
-    for group, source in zip(out["param_groups"], given["param_groups"], strict=True):
-        if rounding == "stochastic" and STEP in source["chain"]:
-            check_count("a group", STEP, source["chain"][STEP])
-            group["chain"][STEP] = source["chain"][STEP]
+            value = held[COMPENSATION]
+            example = torch.empty_like(p, dtype=torch.bfloat16, device="meta")
+            check_value(f"parameter {index}", COMPENSATION, value, example)
+            out["state"][index][COMPENSATION] = torch.as_tensor(value, dtype=torch.bfloat16)
+    if rounding == "stochastic":
+        take_counts(given, out, [STEP])
     here = rounding if half else "nearest"
     saved = here
     if any([COMPENSATION in held for _, _, held in rows]):
@@ -162,24 +149,3 @@ def adapted(
             stacklevel=5,
         )
     return out
-
-
-def _rows(
-    given: Mapping[str, Any], param_groups: Sequence[Mapping[str, Any]]
-) -> list[tuple[Any, Tensor, Mapping[str, Any]]]:
-    """Every parameter with its index in the checkpoint, and what that holds for it."""
-    pairs = zip(given["param_groups"], param_groups, strict=True)
-    numbered = [pair for a, b in pairs for pair in zip(a["params"], b["params"], strict=True)]
-    return [(index, p, given["state"].get(index, {})) for index, p in numbered]
-
-
-def _checked(value: Any, p: Tensor, index: Any) -> Tensor:
-    if isinstance(value, numbers.Real) and not p.dim():
-        return torch.tensor(float(value), dtype=torch.bfloat16)
-    found = (getattr(value, "dtype", type(value)), tuple(getattr(value, "shape", ())))
-    if found != (torch.bfloat16, tuple(p.shape)):
-        raise ValueError(
-            f"the checkpoint has {found[0]} of shape {found[1]} for {COMPENSATION!r} of parameter "
-            f"{index}, here it is torch.bfloat16 of shape {tuple(p.shape)}"
-        )
-    return value

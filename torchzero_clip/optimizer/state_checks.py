@@ -1,10 +1,10 @@
-"""Checks of what a checkpoint holds for a parameter and for a group."""
+"""The layout of a checkpoint: what links keep for a parameter and a group, and checks of that."""
 
 from __future__ import annotations
 
 import numbers
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -21,9 +21,61 @@ WIDTHS = {torch.float32, torch.bfloat16}  # state in the shape of a parameter is
 STATISTICS = {torch.float32, torch.float64}  # numbers are as wide as a unit's widest parameter
 
 
+class Entry(NamedTuple):
+    """The kind of value that a link keeps under one key of a parameter's state.
+
+    Attributes:
+        link: The link that keeps it.
+        example: A tensor like it, without memory.
+        kinds: Dtypes that load as each other.
+    """
+
+    link: Link
+    example: Tensor
+    kinds: set[torch.dtype]
+
+
+def entries(p: Tensor, names: GroupKeys) -> dict[str, Entry]:
+    """All that the links may keep for a parameter, by key."""
+    made: dict[str, Entry] = {}
+    for link in names.links:
+        of_units: dict[str, Any] = getattr(link.transform, "init_unit", dict)()
+        for key, example in link.layout(p).items():
+            kinds = WIDTHS if example.shape == p.shape else set()
+            kinds = STATISTICS if key.rpartition("/")[2] in of_units else kinds
+            made[key] = Entry(link, example, kinds)
+    return made
+
+
+def numbered(
+    given: Mapping[str, Any], param_groups: Sequence[Mapping[str, Any]]
+) -> Iterator[tuple[Any, Tensor, Mapping[str, Any]]]:
+    """Every parameter with its index in the checkpoint, and what that holds for it."""
+    for theirs, ours in zip(given["param_groups"], param_groups, strict=True):
+        for index, p in zip(theirs["params"], ours["params"], strict=True):
+            yield index, p, given["state"].get(index, {})
+
+
+def with_keys(given: Mapping[str, Any], wanted: Callable[[Any], bool]) -> dict[str, Any]:
+    """A checkpoint with those entries of its parameters' state whose keys are wanted."""
+    state = dict(given["state"])
+    for index in [index for group in given["param_groups"] for index in group["params"]]:
+        if index in state:
+            state[index] = {key: x for key, x in state[index].items() if wanted(key)}
+    return {**given, "state": state}
+
+
 def is_users(key: Any) -> bool:
     """Whether a key of state is the user's, or a wrapper's: ours begin with a link's path."""
     return not (isinstance(key, str) and "/" in key)
+
+
+def take_counts(given: Mapping[str, Any], seen: Mapping[str, Any], keys: Sequence[str]) -> None:
+    """Copy these counts from the groups of one checkpoint to another's, where they are there."""
+    for group, source in zip(seen["param_groups"], given["param_groups"], strict=True):
+        for key in [key for key in keys if key in source["chain"]]:
+            check_count("a group", key, source["chain"][key])
+            group["chain"][key] = source["chain"][key]
 
 
 def check_count(where: str, key: str, value: Any) -> None:
@@ -53,32 +105,26 @@ def check_state(
     names: GroupKeys,
     rows: Sequence[Sequence[Link]],
 ) -> None:
-    """What is kept for one parameter."""
-    layouts = {link.path: link.layout(p) for link in names.links}
+    """Raise a sentence unless this is the state of a parameter: all that links need, no more."""
+    known = entries(p, names)
     for row in rows:
-        expected = {key for link in row for key in layouts[link.path]}
+        expected = {key for key, entry in known.items() if entry.link in row}
         common = {f"{link.path}/{name}" for link in row for name in link.group_values()}
         missing = sorted((expected - held.keys()) | (common - shared.keys()))
         if missing and not expected.isdisjoint(held):
             raise ValueError(f"the checkpoint lacks {', '.join(map(repr, missing))} of {where}")
-    left = {key for key in held if not is_users(key)}
-    for link in names.links:
-        of_units = unit_names(link)
-        for key in left & layouts[link.path].keys():
-            example = layouts[link.path][key]
-            kinds = WIDTHS if example.shape == p.shape else set()
-            kinds = STATISTICS if key.rpartition("/")[2] in of_units else kinds
-            _check_value(where, key, held[key], example, kinds)
+    for key, (link, example, kinds) in known.items():
+        if key in held:
+            check_value(where, key, held[key], example, kinds)
             _check_if_count(where, link, key, held[key])
-        left -= layouts[link.path].keys()
-    if left:
+    if left := {key for key in held if not is_users(key)} - known.keys():
         raise ValueError(f"the checkpoint has {sorted(left)} for {where}, which no link makes")
 
 
 def check_shared(
     where: str, shared: Mapping[str, Any], params: Sequence[Tensor], names: GroupKeys
 ) -> None:
-    """The part that is kept once for a group: numbers, and what rules of that scope make."""
+    """Raise a sentence unless this is the state that links keep once for a group."""
     left = {key for key in shared if not is_users(key)}
     for link in names.links:
         own = {k for k in left if k.rpartition("/")[0] == link.path}
@@ -87,7 +133,7 @@ def check_shared(
             if own and params and key not in own:
                 raise ValueError(f"the checkpoint lacks {key!r} of {where}")
             if own and params:
-                _check_value(where, key, shared[key], statistic(value, params[0]), STATISTICS)
+                check_value(where, key, shared[key], statistic(value, params[0]), STATISTICS)
         for key in own:
             _check_if_count(where, link, key, shared[key])
         left -= made.keys() if _is_plain(link) else own
@@ -95,7 +141,9 @@ def check_shared(
         raise ValueError(f"the checkpoint has {sorted(left)} for {where}, which no link makes")
 
 
-def _check_value(where: str, key: str, value: Any, example: Tensor, kinds: Any) -> None:
+def check_value(
+    where: str, key: str, value: Any, example: Tensor, kinds: Any = frozenset()
+) -> None:
     """Raise a sentence where a value has another form than the example; `kinds` load as another."""
     here = f"{key!r} of {where}"
     if not isinstance(value, Tensor):
@@ -127,11 +175,6 @@ def _check_if_count(where: str, link: Link, key: str, value: Any) -> None:
     ours = type(link.transform).__module__.partition(".")[0] == __name__.partition(".")[0]
     if ours and key.rpartition("/")[2] in COUNTS:
         check_count(where, key, value)
-
-
-def unit_names(link: Link) -> list[str]:
-    """The names of what a link keeps for units, which is as wide as their widest parameter."""
-    return list(getattr(link.transform, "init_unit", dict)())
 
 
 def rows_of(names: GroupKeys) -> list[list[Link]]:

@@ -67,6 +67,9 @@ class SourceUnits:
     def measure(self, tensors: TensorList) -> Tensor:
         return self._norm(tensors.lists[0] if isinstance(tensors, Joined) else tensors, "")
 
+    def norms_of(self, lists: Sequence[TensorList]) -> Tensor:
+        return self._norm(lists[0], "")
+
     def after(self, norm: Tensor, ratios: Sequence[Tensor]) -> Tensor:
         if self.joint:  # groups may have other ratios
             return self._norm(self.buckets[0].u, "clipped")

@@ -16,12 +16,12 @@ import torch
 from torch import Tensor
 
 from torchzero_clip.core.norms.numeric import (
-    DOUBLE,
     as_one_operator,
     readable,
     safe_scale,
     vector_norm,
 )
+from torchzero_clip.core.state import DOUBLE
 
 Ord: TypeAlias = "float | str"
 

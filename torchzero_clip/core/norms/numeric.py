@@ -1,5 +1,4 @@
-"""What every file here asks of a tensor: may it be read, in which dtype is it summed, by what may
-it be divided.
+"""Questions to a tensor: may it be read, in which dtype is it summed, by which scale is it divided.
 
 Reading a number back from a *CPU* tensor is free: `readable` says where it may be done.
 """
@@ -14,9 +13,9 @@ import torch
 from torch import Tensor
 from torch.overrides import handle_torch_function, has_torch_function_unary
 
+from torchzero_clip.core.state import HALF
 from torchzero_clip.core.tensors import PLAIN
 
-DOUBLE = (torch.float64, torch.complex128)
 F = TypeVar("F", bound=Callable[..., Any])
 
 
@@ -27,7 +26,7 @@ def readable(x: Tensor) -> bool:
 
 def at_least_float32(x: Tensor) -> Tensor:
     """At least float32: on CPU, dtype= alone would still sum in half precision."""
-    return x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
+    return x.float() if x.dtype in HALF else x
 
 
 def safe_scale(scale: Tensor) -> Tensor:

@@ -15,7 +15,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torchzero_clip.core.norms.shards import Layout, all_coordinates, ranks_of
+from torchzero_clip.core.norms.shards import (
+    Layout,
+    all_coordinates,
+    part_of,
+    ranks_of,
+    whole_of,
+)
 
 Coordinates = tuple[tuple[int, ...], ...]
 Work = Callable[[list[Tensor], list[int]], list[Tensor]]
@@ -27,7 +33,7 @@ def by_owners(
     costs: Sequence[float],
     work: Work,
 ) -> list[Tensor]:
-    """The parts here of what the work makes of whole tensors, each of them on one rank.
+    """Work on whole tensors, each on the rank that owns it; returns the parts here of the results.
 
     Args:
         parts: Of each tensor what is here.
@@ -49,11 +55,9 @@ def by_owners(
         else:
             alone.append(i)
     if alone:
-        rows = [(parts[i], layouts[i]) for i in alone]
-        whole = [part.clone() if layout is None else layout.whole(part) for part, layout in rows]
+        whole = [whole_of(parts[i].clone(), layouts[i]) for i in alone]
         for i, t in zip(alone, work(whole, alone), strict=True):
-            layout = layouts[i]
-            out[i] = t if layout is None else layout.part(t)
+            out[i] = part_of(t, layouts[i])
     for (_, coordinates), some in routes.items():
         ranks = owners([costs[i] for i, _ in some], len(coordinates))
         batches: dict[tuple[int, ...], list[tuple[int, Layout, int]]] = {}

@@ -32,11 +32,6 @@ class Layout:
     shape: tuple[int, ...]
 
     @property
-    def numel(self) -> int:
-        """The number of entries of all parts."""
-        return math.prod(self.shape)
-
-    @property
     def split(self) -> frozenset[int]:
         """The dims of the mesh that the tensor is split over."""
         return frozenset([i for i, p in enumerate(self.placements) if _is_split(p)])
@@ -104,16 +99,19 @@ def local(tensor: Tensor) -> Tensor:
     return part.wait() if hasattr(part, "trigger_wait") else part
 
 
+def whole_of(part: Tensor, layout: Layout | None) -> Tensor:
+    """The tensor of which this is the part here; one without a layout is all here."""
+    return part if layout is None else layout.whole(part)
+
+
+def part_of(whole: Tensor, layout: Layout | None) -> Tensor:
+    """The part here of a whole tensor."""
+    return whole if layout is None else layout.part(whole)
+
+
 def full(tensor: Tensor) -> Tensor:
     """A DTensor gathered from all ranks."""
-    layout = layout_of(tensor)
-    return tensor if layout is None else layout.whole(local(tensor))
-
-
-def like(tensor: Tensor, whole: Tensor) -> Tensor:
-    """Of a whole tensor, as `full` gives it, the part that this rank has of the other."""
-    layout = layout_of(tensor)
-    return whole if layout is None else layout.part(whole)
+    return whole_of(local(tensor), layout_of(tensor))
 
 
 def aligned_grads(params: Sequence[Tensor]) -> list[Tensor | None]:
@@ -195,6 +193,21 @@ def gather(column: Tensor, group: Any) -> Tensor:
     out = column.new_empty(distributed.get_world_size(group) * column.numel())
     collect(out, column.reshape(-1), group=group)
     return out.view(-1, *column.shape)
+
+
+def across(
+    stats: Tensor, sizes: Tensor, m: Measure, positions: Sequence[int], count: int, group: Any
+) -> tuple[Tensor, Tensor]:
+    """Statistics and sizes of units that go on in the other processes of a group.
+
+    `positions` are those of the units here among the `count` that there may be in all.
+    """
+    mine = dict(zip(positions, torch.cat([stats, sizes.unsqueeze(0)]).unbind(1), strict=True))
+    none = torch.zeros(len(stats) + 1, dtype=stats.dtype, device=stats.device)
+    columns = [mine.get(i, none) for i in range(count)]
+    every = gather(torch.stack(columns, dim=1), group).permute(1, 2, 0)
+    here = torch.stack([every[:, i] for i in positions], dim=1)
+    return merge(here[:-1], here[-1], m), here[-1].sum(dim=1)
 
 
 def _gather(mine: Tensor, groups: Sequence[Any], width: int) -> Tensor:

@@ -13,7 +13,6 @@ from torch import Tensor
 
 from torchzero_clip.core.norms.measures import NAMED, Measure
 from torchzero_clip.core.norms.numeric import (
-    DOUBLE,
     as_one_operator,
     at_least_float32,
     numbers,
@@ -21,6 +20,7 @@ from torchzero_clip.core.norms.numeric import (
     safe_scale,
 )
 from torchzero_clip.core.norms.scratch import PIECE, SCRATCH
+from torchzero_clip.core.state import DOUBLE
 from torchzero_clip.core.tensors import MANY, SMALL, all_plain, by_shape, wide
 
 ROW = 256  # a float32 sum of this many squares is right to 1e-7
@@ -72,49 +72,47 @@ def _joint_norms(tensors: list[Tensor], p: float) -> Tensor:
 
 
 def _powers_on_cpu(tensors: list[Tensor], p: float) -> Tensor:
-    """Short ones by torch, many of one shape together, large ones in rows; redo what left the
-    range.
+    """p-norms: short tensors by torch, many of one shape together, large ones in rows; those that
+    left the range again.
 
     Nothing but a tensor itself decides what is computed for it, so that its norm has the same bits
     whatever is measured beside it.
     """
     tensors = [t.contiguous() if t.numel() <= SMALL else t for t in tensors]
     single, alike, large = _by_size(tensors, p)
-    holds = p <= 6 and tensors[0].dtype not in DOUBLE  # float64 holds the powers
-    if holds and len(single) == len(tensors):
-        return _apart([_chunks(t) for t in tensors], p)
-    if holds and not alike and (norms := _few(tensors, large, p)) is not None:
+    vectors = {i: _chunks(tensors[i], p) for i in single}
+    vectors |= dict(zip(large, _rows_of([tensors[i] for i in large], p), strict=True))
+    apart = [vectors[i] for i in sorted(vectors)]
+    if alike:
+        norms = torch.empty(len(tensors), dtype=torch.float64, device="cpu")
+        for where in alike:
+            norms[where] = _joint([tensors[i] for i in where], p)
+        if apart:
+            norms[sorted(vectors)] = _joint_norms(apart, p)
+    else:
+        norms = _joint_norms(apart, p)
+    if len(single) == len(tensors) and p <= 6 and tensors[0].dtype not in DOUBLE:
+        return norms  # float64 holds the powers
+    low, high = [end.item() for end in torch.aminmax(norms)]
+    if 10.0 ** (-25.0 / p) < low and high < 10.0 ** (35.0 / p):
         return norms
-    norms = torch.empty(len(tensors), dtype=torch.float64, device="cpu")
-    if single:
-        norms[single] = _apart([_chunks(tensors[i]) for i in single], p)
-    if large:
-        norms[large] = _joined([_rows(tensors[i], p) for i in large], p)
-    for where in alike:
-        norms[where] = _joint([tensors[i] for i in where], p)
     within = _between(norms, -25.0 / p, 35.0 / p)
-    for i in [] if bool(within.all()) else (~within).nonzero().flatten().tolist():
+    for i in (~within).nonzero().flatten().tolist():
         in_float64 = i in single or tensors[i].numel() <= ROW
         if not in_float64 or not _between(norms[i], -280.0 / p, 300.0 / p):
             norms[i] = _rescaled(tensors[i], p)
     return norms
 
 
-def _few(tensors: list[Tensor], in_rows: list[int], p: float) -> Tensor | None:
-    """The norms of a few small tensors in one call, to the same bits; None out of range."""
-    if p != 2 or tensors[0].dtype != torch.float32 or max(map(Tensor.numel, tensors)) > SMALL:
-        return None
-    parts, flat = tensors.copy(), [tensors[i].view(-1) for i in in_rows]
-    counts = [len(t) // ROW for t in flat]
-    if sum(counts) * ROW > PIECE:
-        return None
-    if flat:  # a copy costs less than a call for each
-        together = torch.cat(flat, out=SCRATCH.get(flat[0].dtype)[: sum(counts) * ROW])
-        of_rows = _row_norms(together.view(-1, ROW), p).split(counts)
-        for i, some in zip(in_rows, of_rows, strict=True):
-            parts[i] = some
-    norms = _joint_norms(parts, p)
-    return norms if all([10.0**-12.5 < norm < 10.0**17.5 for norm in norms.tolist()]) else None
+def _rows_of(tensors: list[Tensor], p: float) -> list[Tensor]:
+    """Vectors with the norms of tensors; small ones are copied, which costs less than a call each.
+    """
+    small = [t.view(-1) for t in tensors if t.numel() <= SMALL and t.dtype == torch.float32]
+    total = sum(map(len, small))
+    if p != 2 or len(small) < len(tensors) or len(small) < 2 or total > PIECE:
+        return [_rows(t, p) for t in tensors]
+    together = torch.cat(small, out=SCRATCH.get(torch.float32)[:total]).view(-1, ROW)
+    return list(_row_norms(together, p).split([len(t) // ROW for t in small]))
 
 
 def _between(norms: Tensor, low: float, high: float) -> Tensor:
@@ -162,46 +160,28 @@ def _stacks(tensors: list[Tensor]) -> Iterator[Tensor]:
         yield at_least_float32(some).view(len(some), n)
 
 
-def _chunks(x: Tensor) -> list[Tensor]:
-    """The parts of a tensor that are converted to float64 at a time."""
+def _chunks(x: Tensor, p: float) -> Tensor:
+    """A vector with the norm of a tensor: itself, or the norms of parts that are cached."""
     if x.numel() <= CHUNK or not x.is_contiguous():
-        return [at_least_float32(x)]
-    return [at_least_float32(chunk) for chunk in x.view(-1).split(CHUNK)]
+        return at_least_float32(x)
+    return _joint_norms([at_least_float32(part) for part in x.view(-1).split(CHUNK)], p)
 
 
-def _rows(x: Tensor, p: float) -> list[Tensor]:
-    """The norms of the rows of a tensor in memory, and of the entries after the last row."""
-    whole = x.numel() // ROW * ROW
-    if p == 2 and x.dtype == torch.float32 and whole == x.numel():
-        return [_row_norms(x.view(-1, ROW), p)]
-    flat = x.view(-1)
+def _rows(x: Tensor, p: float) -> Tensor:
+    """A vector with the norm of a tensor: the norms of its rows, and the entries after the last."""
     if p == 2 and x.dtype == torch.float32:
-        return [_row_norms(flat[:whole].view(-1, ROW), p), flat[whole:]]
+        n = x.numel() // ROW * ROW
+        if n == x.numel():
+            return _row_norms(x.view(-1, ROW), p)
+        flat = x.view(-1)
+        return torch.cat([_row_norms(flat[:n].view(-1, ROW), p), flat[n:]])
     room = SCRATCH.get(torch.float32)  # half precision is converted, and |x| taken, in the cache
     parts = []
-    for piece in flat.split(PIECE):
-        whole = len(piece) // ROW * ROW
+    for piece in x.view(-1).split(PIECE):
+        n = len(piece) // ROW * ROW
         here = room[: len(piece)].copy_(piece)
-        rest = [here[whole:].clone()] if whole < len(piece) else []
-        parts += [_row_norms(here[:whole].view(-1, ROW), p), *rest]
-    return parts
-
-
-def _joined(parts: list[list[Tensor]], p: float) -> Tensor:
-    """The norms of vectors from those of their rows, which are few enough to copy."""
-    whole = torch.cat([t for some in parts for t in some]).double()
-    each = whole.split([sum([len(t) for t in some]) for some in parts])
-    return torch.stack(torch._foreach_norm(list(each), p))
-
-
-def _apart(parts: list[list[Tensor]], p: float) -> Tensor:
-    """The norms of tensors from those of their parts."""
-    flat = [t for some in parts for t in some]
-    norms = _joint_norms(flat, p)
-    if len(flat) == len(parts):
-        return norms
-    each = norms.split([len(some) for some in parts])
-    return torch.stack(torch._foreach_norm(list(each), p))
+        parts += [_row_norms(here[:n].view(-1, ROW), p), here[n:].clone()]
+    return torch.cat(parts)
 
 
 def _row_norms(rows: Tensor, p: float) -> Tensor:
@@ -245,7 +225,7 @@ def totals(tensors: Sequence[Tensor]) -> Tensor:
 
 
 def _sums(tensors: list[Tensor], dtype: torch.dtype) -> Tensor:
-    """Many small tensors of one shape at once."""
+    """The sum of each tensor; of many small ones of one shape at once."""
     if not (readable(tensors[0]) and all_plain(tensors)):
         return torch.stack([_sum(t, dtype) for t in tensors])
     tensors = [at_least_float32(t).contiguous() if t.numel() <= SMALL else t for t in tensors]
@@ -260,14 +240,14 @@ def _sums(tensors: list[Tensor], dtype: torch.dtype) -> Tensor:
 
 
 def _sums_of_rows(rows: Tensor, dtype: torch.dtype) -> Tensor:
-    """As `_sum` adds up each."""
+    """The sum of each row, added up as `_sum` does."""
     if rows.shape[1] < ROW:
         return rows.sum(dim=1, dtype=dtype)
     return rows.view(len(rows), -1, ROW).sum(dim=2).sum(dim=1, dtype=dtype)
 
 
 def _sum(x: Tensor, dtype: torch.dtype) -> Tensor:
-    """Rows in float32, which is right to 1e-7 of what is added up, their sums in float64."""
+    """The sum of a tensor: rows in float32, right to 1e-7 of their magnitudes, then in float64."""
     whole = x.numel() // ROW * ROW
     if x.dtype != torch.float32 or not (readable(x) and whole and x.is_contiguous()):
         return x.sum(dtype=dtype)
@@ -301,11 +281,9 @@ def _at_once(t: Tensor) -> bool:
 def _moments(x: Tensor) -> Tensor:
     """Mean (of the real and the imaginary part) and √M2, in two passes over float64 chunks."""
     dtype, n = wide(x.device), x.numel()
-    scale = (
-        safe_scale(x.abs().amax()).to(dtype)
-        if x.dtype in DOUBLE
-        else torch.ones((), dtype=dtype, device=x.device)
-    )
+    scale = torch.ones((), dtype=dtype, device=x.device)
+    if x.dtype in DOUBLE:
+        scale = safe_scale(x.abs().amax()).to(dtype)
     means: list[Tensor] = []
     m2 = torch.zeros((), dtype=dtype, device=x.device)
     for part in [x.real, x.imag] if x.is_complex() else [x]:

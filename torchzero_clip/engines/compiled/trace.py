@@ -10,7 +10,7 @@ from __future__ import annotations
 import operator
 import weakref
 from collections.abc import Hashable, Sequence
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -33,9 +33,6 @@ KEPT = 2  # spare buffers that are kept from step to step; more are made anew
 MEASURED = {(m.kind, m.p): m for m in (NAMED["l1"], NAMED["l2"], NAMED["linf"])}
 """The measures that programs take, in float64."""
 SINGLE = (torch.float32, torch.bfloat16, torch.float16)
-
-
-L = TypeVar("L", bound=TensorList)
 
 
 class Traced(Lazy):
@@ -121,10 +118,6 @@ class Traced(Lazy):
         else:
             TensorList(self.tensors, owned=True).copy_(source)
         return self
-
-    def _like(self, made: L) -> L:
-        made.measure = self.measure
-        return made
 
     def _assign(self, value: int) -> Traced:
         """Take a value: in the buffer that is this list's own, otherwise in none yet."""

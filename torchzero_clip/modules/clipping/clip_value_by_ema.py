@@ -2,23 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
-from torchzero_clip.core import (
-    Bucket,
-    Group,
-    Live,
-    State,
-    TensorList,
-    Transform,
-    prepare,
-    transformed,
-    zeros_like_state,
-)
+from torchzero_clip.core import Bucket, Group, Live, State, TensorList, Transform, zeros_like_state
+from torchzero_clip.core.chain import prepare, transformed
 
 
 class ClipValueByEMA(Transform):
@@ -31,8 +21,8 @@ class ClipValueByEMA(Transform):
         beta: How much of the average is kept a step.
         ema_init: Start the average at "zeros" or at the first "update".
         ema_tfm: A transform or Chain of them that makes the bound from m; m itself is unharmed. The
-            bound is the magnitude of what it returns. Guards, Freeze and Accumulate may not stand
-            in it, nor a class of your own that says `drops = True`.
+            bound is the magnitude of what it returns. Nothing in it may drop parameters or end the
+            step, as Freeze, Accumulate and guards do, and a class that says `drops = True`.
 
     Example:
         >>> clip = ClipValueByEMA(0.99, ema_tfm=Scale(2.0))
@@ -50,10 +40,8 @@ class ClipValueByEMA(Transform):
         super().check()
         self.require("beta", at_least=0, below=1)
         self.require_one_of("ema_init", ("zeros", "update"))
-        if self.ema_tfm is not None:
-            self._check_inner(self.ema_tfm)
-
-    def _check_inner(self, tfm: Any) -> None:
+        if (tfm := self.ema_tfm) is None:
+            return
         if not isinstance(tfm, Transform):
             raise TypeError(f"ClipValueByEMA: ema_tfm must be a Transform or None, got {tfm!r}")
         inner = [one for one in tfm.walk() if isinstance(one, Transform)]
@@ -61,16 +49,16 @@ class ClipValueByEMA(Transform):
             raise ValueError(
                 "ClipValueByEMA: ema_tfm makes a bound of every average in every step, so nothing "
                 'in it may have target="grad", drop parameters or end the step, as Freeze, '
-                f"Accumulate and the guards do, got {tfm!r}: put those in front of ClipValueByEMA"
+                f"Accumulate and guards do, got {tfm!r}: put those in front of it"
             )
 
     def init(self, param: Tensor) -> dict[str, Tensor]:
-        start = 0.0 if self.ema_init == "zeros" else math.inf  # inf: no average, so no bound yet
+        start = 0.0 if self.ema_init == "zeros" else torch.inf  # inf: no average, so no bound yet
         return {"ema": torch.full_like(zeros_like_state(param), start)}
 
     def prepare(self, buckets: list[Bucket]) -> list[Bucket]:
         prepare(buckets)
-        return super().prepare(buckets)
+        return buckets
 
     def update(self, u: TensorList, state: State, group: Group) -> TensorList:
         ema = self._average(group["beta"], u, state)
@@ -81,9 +69,11 @@ class ClipValueByEMA(Transform):
             return super().step(buckets)
         for bucket in buckets:
             self.refuse_complex(bucket)
-            u = bucket.u.to(bucket.state_dtype)
-            self._average(bucket.group["beta"], u, bucket.state)
-        bounds = transformed(buckets, [self._start(bucket) for bucket in buckets])
+            self._average(bucket.group["beta"], bucket.u.to(bucket.state_dtype), bucket.state)
+        averages = [bucket.beside(bucket.state["ema"]).own() for bucket in buckets]
+        for t in [t for average in averages for t in average]:
+            t.nan_to_num_(torch.nan, posinf=0.0)  # where there is none yet
+        bounds = transformed(buckets, averages)
         for bucket, made in zip(buckets, bounds, strict=True):
             ema, u = bucket.state["ema"], bucket.u.to(bucket.state_dtype)
             bound = ema.where(ema.isinf(), made.abs())
@@ -97,10 +87,3 @@ class ClipValueByEMA(Transform):
         if self.ema_init == "zeros":
             return ema.lerp_(size, 1 - beta)
         return ema.copy_(size.where(ema.isinf(), ema.lerp(size, 1 - beta)))
-
-    def _start(self, bucket: Bucket) -> TensorList:
-        """m for `ema_tfm`, zeros where there is none yet."""
-        copy = bucket.beside(bucket.state["ema"]).own()
-        for t in copy:
-            t.nan_to_num_(torch.nan, posinf=0.0)
-        return copy

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from torchzero_clip.core import Bucket, TensorList, Transform
-from torchzero_clip.core.combine import statistics_of
+from torchzero_clip.core import Bucket, TensorList, Transform, Units
 from torchzero_clip.core.norms import measure, numbers
 from torchzero_clip.core.transform import pairs, unpaired
 
@@ -25,10 +24,10 @@ class Cautious(Transform):
     reach = "tensor"
 
     def step(self, buckets: list[Bucket]) -> list[Bucket]:
-        agree = [self._agree(bucket) for bucket in buckets]
-        kept = statistics_of(buckets, agree, measure("sum"))[0]
-        start = 0
-        for bucket, mask in zip(buckets, agree, strict=True):
+        units = Units(buckets, None, measure("sum"), name="Cautious")
+        agree = [self._agree(bucket) for bucket in units.buckets]
+        kept, start = units.statistics(agree, units.order)[0], 0
+        for bucket, mask in zip(units.buckets, agree, strict=True):
             entries = 1 + bucket.dtype.is_complex  # a complex number is a pair
             here = kept[start : (start := start + len(mask))].to(mask.tensors[0])
             size = numbers([max(n * entries, 1) for n in bucket.sizes], here)

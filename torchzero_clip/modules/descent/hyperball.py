@@ -8,7 +8,6 @@ from typing import Any
 import torch
 
 from torchzero_clip.core import Bucket, NormRule, Scope
-from torchzero_clip.core.units import Joined
 from torchzero_clip.modules.descent.max_norm import check_last, project
 
 
@@ -44,7 +43,7 @@ class Hyperball(NormRule):
     def step(self, buckets: list[Bucket]) -> list[Bucket]:
         units = self.units(buckets)
         state = units.load(self.init_unit())
-        norm = units.measure(Joined([bucket.params for bucket in units.buckets], units.measure))
+        norm = units.norms_of([bucket.params for bucket in units.buckets])
         first = torch.where(units.finite(norm), norm, 0.0)
         radius = torch.where(state["radius"] > 0, state["radius"], first)
         units.store({"radius": radius})

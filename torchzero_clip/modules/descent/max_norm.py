@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from torchzero_clip.core import Bucket, Live, NormRule, Ord, Scope, Units
-from torchzero_clip.core.units import Joined
 
 
 class MaxNorm(NormRule):
@@ -52,7 +51,7 @@ def project(rule: NormRule, units: Units, limits: Sequence[Tensor | float]) -> N
     steps = [bucket.u.to(bucket.state_dtype) for bucket in units.buckets]
     pairs = zip(units.buckets, steps, strict=True)
     ends = [bucket.params.to(bucket.state_dtype).sub(u) for bucket, u in pairs]
-    norm = units.measure(Joined(ends, units.measure))
+    norm = units.norms_of(ends)
     ratios, before = rule.scale(units, norm, limits, ends), iter(steps)
     for members, ratio in zip(units.groups, ratios, strict=True):
         for bucket in members:

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from torchzero_clip.core import Bucket, Live, TensorList, Transform
+from torchzero_clip.core.norms.shards import part_of
 from torchzero_clip.core.tensors import wide
 from torchzero_clip.modules.descent.heads import Heads, row_factors
 
@@ -79,7 +80,7 @@ class QKClip(Transform):
             end = stop
         factor = torch.cat([*parts, one.expand(rows - end)])
         factor = factor.view(-1, *[1] * (p.dim() - 1)).to(bucket.state_dtype)
-        return factor if layout is None else layout.part(factor)
+        return part_of(factor, layout)
 
 
 def _shrunk(w: Tensor, step: Tensor, factor: Tensor) -> Tensor:

@@ -6,7 +6,6 @@ from torch import Tensor
 
 from torchzero_clip.core import Bucket, Live, NormRule, TensorList, counter, zeros_like_state
 from torchzero_clip.core.transform import pairs, unpaired
-from torchzero_clip.core.units import Joined
 
 
 class StableAdam(NormRule):
@@ -51,7 +50,7 @@ class StableAdam(NormRule):
     def step(self, buckets: list[Bucket]) -> list[Bucket]:
         units = self.units(buckets)
         updates, growth = zip(*[self._adam(bucket) for bucket in units.buckets], strict=True)
-        r = units.measure(Joined(growth, units.measure))
+        r = units.norms_of(growth)
         self.scale(units, r, [1.0] * len(units.groups), updates)
         return buckets
 

@@ -17,7 +17,6 @@ from torchzero_clip.core import (
     send,
     transformed,
 )
-from torchzero_clip.core.units import Joined
 from torchzero_clip.modules.flow.masked import check_keeps
 
 
@@ -79,8 +78,8 @@ class Graft(NormRule):
             transformed(units.buckets, [u.borrow() for u in flowing], [link])
             for link in buckets[0].bound.children
         ]
-        size = units.measure(Joined(sizes, units.measure))
+        size = units.norms_of(sizes)
         size = torch.where(torch.isinf(size), math.nan, size)  # no limit would leave d as it is
-        norm = units.measure(Joined(directions, units.measure))
+        norm = units.norms_of(directions)
         self.scale(units, norm, [size] * len(units.groups), directions)
         return buckets
