@@ -126,6 +126,13 @@ class Units:
         rows = zip(norm.split(self.division.lengths), self.division.slices, tensors, strict=True)
         return torch.cat([_over(part.view(shape), dims_of(t)) for part, shape, t in rows])
 
+    def of_shapes(self, like: Tensor, number: Callable[..., float], *args: Any) -> Tensor:
+        """A vector like another: number(shape, *args) for each tensor, at each of its units."""
+        shapes = [p.shape for bucket in self.buckets for p in bucket.originals]
+        counts = self.division.lengths or [1] * len(shapes)
+        rows = zip(shapes, counts, strict=True)
+        return norms.numbers([x for shape, n in rows for x in [number(shape, *args)] * n], like)
+
     def finite(self, norm: Tensor) -> Tensor:
         """A flag a unit: whether its norm is a number, in the precision of state."""
         return torch.isfinite(norm.to(self.dtype))

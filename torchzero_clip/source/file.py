@@ -230,31 +230,29 @@ SHARED = '''    def _shared(self, key: str, start: Any) -> Tensor:
         for group in self.param_groups:
             group["chain"] = {**group["chain"], key: held}
         return held'''
-OF_LAYERS = '''    def _of_layers(self, key: str, start: Any, layers: Any) -> list[Tensor]:
+OF_LAYERS = '''    def _of_layers(
+        self, key: str, start: Any, layers: list[str], params: list[Any]
+    ) -> list[Tensor]:
         """A number of each layer, which its parameters hold."""
         held: dict[str, Tensor] = {}
-        rows = [
-            (name.rpartition(".")[0], p)
-            for group in self.param_groups
-            for name, p in zip(group["param_names"], group["params"], strict=True)
-        ]
-        for layer, p in rows:
-            if key in self.state.get(p, {}):
-                held.setdefault(layer, self.state[p][key])
-        for layer, p in rows:
-            if layer in layers and (p.grad is not None or key in self.state.get(p, {})):
-                made = torch.tensor(start, dtype=torch.float64, device=p.device)
-                self.state[p][key] = held.setdefault(layer, made)
-        return [held[layer] for layer in layers]'''
+        for group in self.param_groups:
+            for name, p in zip(group["param_names"], group["params"], strict=True):
+                if key in self.state.get(p, {}):
+                    x = held.setdefault(name.rpartition(".")[0], self.state[p][key])
+                    self.state[p][key] = x
+        for layer, p in zip(layers, params, strict=True):
+            made = torch.tensor(start, dtype=torch.float64, device=p.device)
+            self.state[p][key] = held.setdefault(layer, made)
+        return [held[layer] for layer in dict.fromkeys(layers)]'''
 LOAD = """    def load_state_dict(self, given: dict[str, Any]) -> None:
         super().load_state_dict(given)  # which casts state to the dtype of p
         for i, p in enumerate([p for g in self.param_groups for p in g["params"]]):
             for key, x in given["state"].get(i, {}).items():
-                self.state[p][key] = x.to(p.device, copy=True)"""
+                self.state[p][key] = torch.as_tensor(x).to(p.device, copy=True)"""
 TENSORS = '''def _tensors(group: dict[str, Any]) -> tuple[list[Any], list[Tensor]]:
     """The parameters that have a gradient, and these, in float32 at least."""
     ps = [p for p in group["params"] if p.grad is not None]
-    assert not any(p.is_complex() for p in ps), "complex parameters need the library"
+    assert not any(p.is_complex() or p.grad.is_sparse for p in ps), "use the library"
     return ps, [p.grad.to(torch.promote_types(p.dtype, torch.float32)) for p in ps]'''
 
 

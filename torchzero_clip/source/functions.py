@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
-from torchzero_clip.source.values import SourceError
+from torchzero_clip.source.values import SourceError, quoted
 
 
 class Functions:
@@ -33,10 +33,10 @@ class Functions:
             name = self._table(labels)
         else:
             name = self.copy(labels, "str")
-        return f'[{name}(*named) == "{label}" for named in _named(group)]'
+        return f"[{name}(*named) == {quoted(label)} for named in _named(group)]"
 
     def _table(self, labels: Mapping[str, str]) -> str:
-        rows = [f'    "{key}": "{value}",' for key, value in labels.items()]
+        rows = [f"    {quoted(key)}: {quoted(label)}," for key, label in labels.items()]
         self.imports.add("re")
         self.texts["LABELS"] = ["LABELS = {", *rows, "}"]
         self.texts["_label"] = [
@@ -51,13 +51,20 @@ class Functions:
         ]
         return "_label"
 
-    def copy(self, function: Any, returns: str) -> str:
-        """The name of a function in the file, whose text is read from where it is defined."""
+    def copy(self, function: Any, returns: str = "") -> str:
+        """The name of a function in the file, whose text is read from where it is defined.
+
+        With `returns`, it takes a name and a parameter; else it is one of ours.
+        """
         if id(function) in self.names:
             return self.names[id(function)]
         if not isinstance(function, FunctionType):
             raise SourceError(f"{function!r} is no function that Python code defines")
+        if not returns:
+            return self._verbatim(function)
         node = _node(function)
+        if len(node.args.args) != 2:
+            raise SourceError(f"the function {function.__name__!r} does not take (name, parameter)")
         name = (
             f"_{function.__name__.strip('_')}" if isinstance(node, ast.FunctionDef) else "_chosen"
         )
@@ -65,7 +72,7 @@ class Functions:
             name += "_2"
         self.names[id(function)] = name
         self.texts[name] = []
-        known = self._outside(function)
+        known = self._outside(function, returns)
         args = [a.arg for a in node.args.args]
         head = f"def {name}({args[0]}: str, {args[1]}: Tensor) -> {returns}:"
         body = node.body if isinstance(node, ast.FunctionDef) else [ast.Return(node.body)]
@@ -76,7 +83,15 @@ class Functions:
         self.texts[name] = [*head.split("\n"), *[f"    {line}" for line in lines.split("\n")]]
         return name
 
-    def _outside(self, function: FunctionType) -> dict[str, str]:
+    def _verbatim(self, function: FunctionType) -> str:
+        """The name of a function at the top of a page of ours, as it stands there."""
+        lines = inspect.getsource(function).rstrip().split("\n")
+        known = self._outside(function, "")
+        assert all(key == value for key, value in known.items()), "it uses constants of its page"
+        self.texts[function.__name__] = lines
+        return function.__name__
+
+    def _outside(self, function: FunctionType, returns: str) -> dict[str, str]:
         """What a function uses of its module, as names in the file."""
         captured = inspect.getclosurevars(function)
         found: dict[str, str] = {}
@@ -85,7 +100,7 @@ class Functions:
                 self.imports.add(value.__name__)
                 found[name] = value.__name__
             elif isinstance(value, FunctionType):
-                found[name] = self.copy(value, "bool")
+                found[name] = self.copy(value, returns and "bool")
             elif isinstance(value, (int, float, str, bool, tuple)) and _plain(value):
                 found[name] = repr(value)
             else:
@@ -143,4 +158,4 @@ def _quoted(text: str) -> str:
 
 def _same(node: ast.FunctionDef | ast.Lambda, code: CodeType) -> bool:
     names = tuple(a.arg for a in node.args.args)
-    return names == code.co_varnames[: code.co_argcount] and len(names) == 2
+    return names == code.co_varnames[: code.co_argcount]

@@ -12,7 +12,7 @@ from torchzero_clip.source.values import ATOM, Context, Op, Value, operand
 
 WIDTH = 88
 TAKEN = {"group", "groups", "first", "loss", "closure", "self", "torch", "state", "key", "rows"}
-TAKEN |= {"x", "y", "z", "v", "w", "s", "t_", "p", "g", "k"}
+TAKEN |= {"i", "x", "y", "z", "v", "w", "s", "t_", "p", "g", "k"}
 LETTERS = {"params": "p", "grads": "g", "layer": "k"}
 INDENT = "    "
 
@@ -78,23 +78,24 @@ class Lines:
         self.phase, self.ready, self.unpacked = phase, set(), {}
         self.indent = 2
         if ops[0].joint:
-            for op in ops:
-                self._op(op)
+            self._body(ops)
             return
         made = [op.out for op in ops if op.out in self.crossing]
         taken = self._taken(ops)
         for value in made:
             assert value is not None
-            self._name(value)
+            guarded = value.made is not None and self._guard(value.made) is not None
+            self._name(value, fresh=guarded)
             self._line(f"all_{value.name}: list[Any] = []")
         if taken:
             names = ", ".join(["group", *[self._text(value) for value in taken]])
             lists = ", ".join(["groups", *[f"all_{value.name}" for value in taken]])
             loop = f"for {names} in zip({lists}, strict=True):"
-            if len(loop) > WIDTH - len(INDENT) * self.indent:
-                self._line(f"rows = zip({lists}, strict=True)")
-                loop = f"for {names} in rows:"
-            self._line(loop)
+            if len(loop) <= WIDTH - len(INDENT) * self.indent:
+                self._line(loop)
+            else:
+                self._line("for i, group in enumerate(groups):")
+                self.lines += [f"{INDENT * 3}{v.name} = all_{v.name}[i]" for v in taken]
         else:
             self._line(f"for group in {'groups' if self.joint else 'self.param_groups'}:")
         self.indent = 3
@@ -143,16 +144,23 @@ class Lines:
                 self._input(value)
         late = [op.out for op in ops if op.out in self.crossing and op.out is not None]
         for value in late:
-            self._line(f"{self._name(value)}: Any = []")
-        assert guard.flags is not None
-        self._input(guard.flags)
-        self._line(f"if any({guard.flags.name}):")
-        self.indent += 1
+            self._line(f"{value.name}: Any = []")
+        self._line(f"if any({self._flags(guard, ops[0])}):")
+        self.indent, before = self.indent + 1, set(self.ready)
         for op in ops:
             self._op(op)
-        self.indent -= 1
+        self.indent, self.ready = self.indent - 1, before
         for value in late:
             self._line(f"all_{value.name}.append({value.name})")
+
+    def _flags(self, guard: Context, op: Op) -> str:
+        """What is true where the parameters of a context are there: in a group, or in all."""
+        assert guard.flags is not None
+        if not op.joint:
+            self._input(guard.flags)
+            return guard.flags.name
+        lists = [v for v in self.crossing if v.kind == "list" and v.context == guard]
+        return f"all_{next(v.name for v in lists if v.name)}"
 
     # ------------------------------------------------------------------ statements
 
@@ -377,11 +385,11 @@ class Lines:
         if op.takes == "layer":
             self._line(f"{name} = _layers(group)")
             return
-        params = self._of("params", op.context)
-        self._input(params)
         if op.takes == "flags":
-            self._line(f"{name} = {op.write(self._text)[0].format(params=params.name)}")
+            self._line(f"{name} = {self._among(op.context, op.write(self._text)[0])}")
         elif op.takes == "state":
+            params = self._of("params", op.context)
+            self._input(params)
             key = op.write(self._text)[0]
             number = list(self.state).index(op.context)
             held = "state" if not number else f"state_{number + 1}"
@@ -394,6 +402,13 @@ class Lines:
                 self._line(f'key = "{key}"')
                 line = f"{name} = [s[key] for s in {held}]"
             self._line(line)
+
+    def _among(self, context: Context, flags: str) -> str:
+        """Flags of all parameters of a group, as those of the parameters in a context."""
+        if context.flags is None or context.outer is None:
+            return flags
+        self._input(context.flags)
+        return f"_chosen({self._among(context.outer, flags)}, {context.flags.name})"
 
     def _of(self, takes: str, context: Context) -> Value:
         for op in self.inputs:
@@ -428,7 +443,8 @@ class Lines:
 
     # ------------------------------------------------------------------ names, comments
 
-    def _name(self, value: Value) -> str:
+    def _name(self, value: Value, fresh: bool = False) -> str:
+        """The name of a value; a fresh one is of no value before."""
         if value.name:
             return value.name
         base = value.hint or {"list": "xs", "tensor": "n"}.get(value.kind, "xs")
@@ -436,7 +452,8 @@ class Lines:
             base = "kept"
         kind = value.elements if value.kind == "list" else value.kind
         name, count = base, 1
-        while not self._free(name, kind, value.made is not None and value.made.each):
+        each = value.made is not None and value.made.each
+        while not self._free(name, kind, each) or (fresh and name in self.names):
             count += 1
             name = f"{base}_{count}"
         value.name, self.names[name] = name, value

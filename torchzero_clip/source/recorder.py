@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode, resolve_name
 
 from torchzero_clip.core import TensorList
+from torchzero_clip.source.functions import Functions
 from torchzero_clip.source.helpers import Helpers
 from torchzero_clip.source.numbers import Traced, plain, traced
 from torchzero_clip.source.values import (
@@ -51,7 +52,8 @@ class Recorder(TorchFunctionMode):
         self.known: dict[int, tuple[Any, Value]] = {}
         self.context, self.link, self.paused = Context(), "", False
         self.joins = False  # whether a rule about entries takes those of all groups together
-        self.helpers, self.layer_of = Helpers(), Layers(self)
+        self.helpers, self.functions = Helpers(), Functions()
+        self.layer_of = Layers(self)
         self.uniform: dict[str, None] = {}  # live values that all groups must share
         self.broken: list[tuple[str, Write]] = []  # a key, and what may not be of its value
         self.like: Value | None = None  # whose device constants of a rule are on

@@ -106,7 +106,8 @@ def phases(ops: Sequence[Op]) -> None:
     """Give each operation its phase: even ones are for all groups, odd ones loops over them."""
     before, last = depends(ops), 1
     for i, op in enumerate(ops):
-        op.phase = 0 if op.joint else 1 if op.repeats else last
+        first = 0 if op.context.flags is None else 2  # a mask asks groups for parameters before
+        op.phase = first if op.joint else 1 if op.repeats else last
         for j in before[i]:
             if not ops[j].repeats or op.joint:
                 op.phase = max(op.phase, ops[j].phase + (ops[j].joint != op.joint))

@@ -18,7 +18,6 @@ from torchzero_clip.core.link import Link
 from torchzero_clip.engines import Eager
 from torchzero_clip.modules.clipping import clip_percentile
 from torchzero_clip.modules.flow import Masked, Partition
-from torchzero_clip.source.functions import Functions
 from torchzero_clip.source.numbers import traced
 from torchzero_clip.source.recorder import Recorder
 from torchzero_clip.source.units import SourceUnits
@@ -37,7 +36,8 @@ class Trace:
     """
 
     def __init__(self, links: Sequence[Link], settings: dict[str, Any]) -> None:
-        self.recorder, self.functions = Recorder(), Functions()
+        self.recorder = Recorder()
+        self.functions = self.recorder.functions
         self.links, self.settings = links, settings
         self.state: dict[Context, dict[str, str]] = {}  # what each parameter begins with, by key
         self.step: Step | None = None
@@ -267,9 +267,9 @@ class Trace:
                 lambda n: (f'self._shared("{key}", {text})', ATOM), [], held, joint=True, **kinds
             )
         else:
-            index = units._index()
-            write = lambda n: (f'self._of_layers("{key}", {text}, {n(index)})', ATOM)
-            recorder.add(write, [index], held, joint=True, **kinds)
+            layers, params = units.layers(), units.params()
+            write = lambda n: (f'self._of_layers("{key}", {text}, {n(layers)}, {n(params)})', ATOM)
+            recorder.add(write, [layers, params], held, joint=True, **kinds)
             held.kind, held.hint = "list", f"{name}_cells"
         recorder.learn(cell, held)
         return cell

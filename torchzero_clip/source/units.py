@@ -18,7 +18,7 @@ from torchzero_clip.core.norms import Measure
 from torchzero_clip.core.units import Joined
 from torchzero_clip.source.numbers import plain
 from torchzero_clip.source.recorder import Recorder, wrapped
-from torchzero_clip.source.values import ATOM, Names, SourceError, Value, operand
+from torchzero_clip.source.values import ATOM, Names, Value, constant, operand
 
 WIDE = torch.float64
 Text = Callable[[Names], str]
@@ -118,7 +118,7 @@ class SourceUnits:
             each: Text = lambda n: f"torch.stack([{helper}([x]) for x in {n(value)}])"
             return self._made(hint, [value], each, (1,))
         if self.scope == "layer":
-            every, layers = self.every(value), self._layers()
+            every, layers = self.every(value), self.layers()
             apart = self.recorder.helpers.layers()
             stack: Text = lambda n: (
                 f"torch.stack([{helper}(some) for some in {apart}({n(every)}, {n(layers)})])"
@@ -173,26 +173,45 @@ class SourceUnits:
 
     def _layer(self) -> Value:
         """The layer of each parameter."""
-        if self.recorder.context.flags is not None:
-            raise SourceError("its layers would be those of some of the parameters")
         return self.recorder.layer_of[self.recorder.context]
 
-    def _layers(self) -> Value:
+    def layers(self) -> Value:
         """The layers of the parameters of all groups."""
         if "layers" not in self._known:
             self._known["layers"] = self.every(self._layer())
             self._known["layers"].hint = "layers"
         return self._known["layers"]
 
+    def params(self) -> Value:
+        """The parameters of all groups."""
+        if "params" not in self._known:
+            self._known["params"] = self.every(self.value(self.buckets[0].params))
+        return self._known["params"]
+
     def _index(self) -> Value:
         """The number of each layer, by its name."""
         if "index" in self._known:
             return self._known["index"]
-        every = self._layers()
+        every = self.layers()
         made = self._known["index"] = Value("tensor", hint="index")
         write = lambda n: (f"{{k: i for i, k in enumerate(dict.fromkeys({n(every)}))}}", ATOM)
         self.recorder.add(write, [every], made, joint=True)
         return made
+
+    def of_shapes(self, like: Tensor, function: Any, *args: Any) -> Tensor:
+        """What a function says of each tensor's shape, at each of its units."""
+        value, u = self.value_of(like), self.value(self.buckets[0].u)
+        name = self.recorder.functions.copy(function)
+        given = "".join([f", {constant(x, lambda v: '')}" for x in args])
+        if self.sliced:
+            write: Text = lambda n: f"{name}({n(u)}.shape{given})"
+            return self._made("factor", [u], write, like.shape, "list", each=True)
+        each = Value("list", hint="factors")
+        self.recorder.add(lambda n: (f"{name}({n(u)}.shape{given})", ATOM), [u], each, each=True)
+        text: Text = lambda n: (
+            f"torch.tensor({n(each)}, dtype=torch.float64, device={n(value)}.device)"
+        )
+        return self._made("factors", [each, value], text, like.shape)
 
     # ------------------------------------------------------------------ flags and ratios
 
@@ -224,7 +243,7 @@ class SourceUnits:
             )
             return self._made("small", args, text, (1,))
         if self.scope == "layer":
-            every, layers = self.every(value), self._layers()
+            every, layers = self.every(value), self.layers()
             apart = self.recorder.helpers.layers()
             sizes = Value("tensor", hint="sizes")
             total: Text = lambda n: (

@@ -210,9 +210,17 @@ def constant(x: Any, names: Names) -> str:
         return ":".join(ends)
     if isinstance(x, float) and not math.isfinite(x):
         return "torch.nan" if x != x else "torch.inf" if x > 0 else "-torch.inf"
-    if isinstance(x, (torch.dtype, bool, int, float, str)) or x is None:
-        return repr(x).replace("'", '"')
+    if isinstance(x, str):
+        return quoted(x)
+    if isinstance(x, (torch.dtype, bool, int, float)) or x is None:
+        return repr(x)
     raise SourceError(f"a file has no words for {x!r}")
+
+
+def quoted(text: str) -> str:
+    """A string as formatters write it."""
+    shown = repr(text)
+    return f'"{shown[1:-1]}"' if shown[0] == "'" and '"' not in text else shown
 
 
 def call(name: str, args: Sequence[Any], kwargs: dict[str, Any], names: Names) -> tuple[str, int]:

@@ -6,10 +6,10 @@ import math
 from collections.abc import Sequence
 from typing import Literal
 
+import torch
 from torch import Tensor
 
 from torchzero_clip.core import Group, Live, NormRule, Ord, Scope, TensorList, Units, UnitState
-from torchzero_clip.core.norms import numbers
 
 
 class Normalize(NormRule):
@@ -61,16 +61,14 @@ class Normalize(NormRule):
         updates: Sequence[TensorList] | None = None,
     ) -> list[Tensor]:
         if self.per_shape is not None:
-            shapes = [p.shape for bucket in units.buckets for p in bucket.originals]
-            factors = numbers([x for shape in shapes for x in self._factors(shape)], norm)
+            stacks, least = self.dim is not None, self.per_shape == "sqrt_min"
+            factors = units.of_shapes(norm, _factor_of_shape, stacks, least)
             limits = [limit * factors for limit in limits]
         return super().scale(units, norm, limits, updates)
 
-    def _factors(self, shape: Sequence[int]) -> list[float]:
-        """The factor of each unit of a tensor."""
-        count, split = 1, 1
-        if self.dim is not None:
-            split = max(len(shape) - 1, 1)
-            count = math.prod(shape[: split - 1])
-        rows, columns = math.prod(shape[split - 1 : split]), math.prod(shape[split:])
-        return [math.sqrt(min(rows, columns) if self.per_shape == "sqrt_min" else rows)] * count
+
+def _factor_of_shape(shape: torch.Size, stacks: bool, least: bool) -> float:
+    """√rows of a matrix or of a stack of them, or √min(rows, columns)."""
+    first = max(len(shape) - 2, 0) if stacks else 0
+    rows, columns = math.prod(shape[first : first + 1]), math.prod(shape[first + 1 :])
+    return math.sqrt(min(rows, columns) if least else rows)
