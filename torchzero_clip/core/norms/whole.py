@@ -105,8 +105,7 @@ def _powers_on_cpu(tensors: list[Tensor], p: float) -> Tensor:
 
 
 def _rows_of(tensors: list[Tensor], p: float) -> list[Tensor]:
-    """Vectors with the norms of tensors; small ones are copied, which costs less than a call each.
-    """
+    """Vectors with the norms of tensors: to copy small ones costs less than a call for each."""
     small = [t.view(-1) for t in tensors if t.numel() <= SMALL and t.dtype == torch.float32]
     total = sum(map(len, small))
     if p != 2 or len(small) < len(tensors) or len(small) < 2 or total > PIECE:
