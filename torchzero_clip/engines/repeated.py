@@ -74,7 +74,7 @@ def repeated(
     found = {**space, "inverse": inverse}
     for text in (early, late):
         exec(compile("\n    ".join(text), "<torchzero_clip tape>", "exec"), found)
-    return Repeated(found["early"], found["late"])
+    return Repeated(found.pop("early"), found.pop("late"))  # else they would hold each other
 
 
 def listed(names: Sequence[str]) -> str:

@@ -315,6 +315,13 @@ class Tape(TorchFunctionMode):
         returned = self._term(list(outputs), wanted)
         return repeated(self._lines, self._space, returned, wanted, self._at_home())
 
+    def close(self) -> None:
+        """Let go of everything; what noted numbers still hold is empty."""
+        for held in vars(self).values():
+            if isinstance(held, (list, dict)):
+                held.clear()
+        self._inside = True
+
     def _at_home(self) -> set[str]:
         """The names of tensors in memory that was there before."""
         made = [t for x in self._held for t in (x if isinstance(x, (list, tuple)) else [x])]

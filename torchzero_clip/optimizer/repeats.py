@@ -81,8 +81,8 @@ class Repeats:
         if self._tape is not None:
             premises, repeated, records = self._tape
             buffers = premises.gradients(grads) if self._alike else None
-            same = premises.hold(parts, groups, states) and repeated.holds(self._values.numbers)
-            if buffers is not None and same:
+            same = buffers is not None and premises.hold(parts, groups, states)
+            if buffers is not None and same and repeated.holds(self._values.numbers):
                 self.count += 1
                 measured = iter(repeated(buffers))
                 return {path: _filled(x, measured, groups) for path, x in records.items()}
@@ -124,6 +124,7 @@ class Repeats:
             empty = {path: _filled(x, itertools.repeat(None), ()) for path, x in records.items()}
             if repeated is not None:
                 self._tape, self._wait, self._alike = (premises, repeated, empty), again, 1
+        tape.close()
         return records
 
     def _named(self, group: Mapping[str, Any], names: Any, tape: Tape) -> dict[str, Any]:
