@@ -107,11 +107,12 @@ def _powers_on_cpu(tensors: list[Tensor], p: float) -> Tensor:
 def _rows_of(tensors: list[Tensor], p: float) -> list[Tensor]:
     """Vectors with the norms of tensors: to copy small ones costs less than a call for each."""
     small = [t.view(-1) for t in tensors if t.numel() <= SMALL and t.dtype == torch.float32]
-    total = sum(map(len, small))
+    counts = [t.numel() // ROW for t in small]
+    total = ROW * sum(counts)
     if p != 2 or len(small) < len(tensors) or len(small) < 2 or total > PIECE:
         return [_rows(t, p) for t in tensors]
     together = torch.cat(small, out=SCRATCH.get(torch.float32)[:total]).view(-1, ROW)
-    return list(_row_norms(together, p).split([len(t) // ROW for t in small]))
+    return list(_row_norms(together, p).split(counts))
 
 
 def _between(norms: Tensor, low: float, high: float) -> Tensor:
