@@ -470,6 +470,25 @@ def test_gradients_are_let_go_between_steps() -> None:
     assert not any([ref() is not None for ref in grads])
 
 
+def test_an_optimizer_that_repeats_goes_with_the_last_that_holds_it(way: bool) -> None:
+    gc.collect()
+    gc.disable()
+    try:
+        opt = model(headline())
+        for i in range(4):
+            give(opt, i)
+            opt.step()
+        assert opt._repeats is not None
+        assert opt._repeats.count
+        held = weakref.ref(opt), weakref.ref(params_of(opt)[0])
+        del opt
+        if way:  # traces and their lists know each other
+            gc.collect()
+        assert [ref() for ref in held] == [None, None]
+    finally:
+        gc.enable()
+
+
 def test_versions_move_as_autograd_wants() -> None:
     twins = Twins(lambda: [ClipNorm(1.0), LR(0.1)]).warm()  # torch's fused ones do not care
     before = [p._version for p in params_of(twins.fast)]
