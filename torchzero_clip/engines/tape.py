@@ -190,8 +190,8 @@ class Tape(TorchFunctionMode):
             yield from self.halves(factor, dtype) if self.steady else [("mul", factor)]
             return
         with self.paused():
-            made = _two(ratio, dtype)
-        self.note(_two if self.steady else _two_or_one, (ratio, dtype), made)
+            made = _pair(ratio, dtype, True)
+        self.note(_pair, (ratio, dtype, self.steady), made)
         yield "mul", made[0]
         with self._where("{} is not None", made[1]):
             yield "div", made[1]
@@ -330,14 +330,10 @@ class Tape(TorchFunctionMode):
         return {self._names[id(t)] for t in tensors if t.untyped_storage().data_ptr() in storages}
 
 
-def _two(ratio: Tensor, dtype: torch.dtype) -> list[Any]:
-    return [x for _, x in norms.in_two(ratio, dtype)]
-
-
-def _two_or_one(ratio: Tensor, dtype: torch.dtype) -> list[Any]:
-    """The factor and the divisor, the latter None where it is 1."""
-    rest, divisor = _two(ratio, dtype)
-    return [rest, None if norms.all_ones(divisor) else divisor]
+def _pair(ratio: Tensor, dtype: torch.dtype, always: bool) -> list[Any]:
+    """The factor and the divisor; unless `always`, None for one that is 1."""
+    rest, divisor = [x for _, x in norms.in_two(ratio, dtype)]
+    return [rest, divisor if always or not norms.all_ones(divisor) else None]
 
 
 def _same_form(x: Any, y: Any) -> bool:
