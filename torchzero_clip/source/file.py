@@ -12,11 +12,12 @@ from torch import Tensor
 
 from torchzero_clip.core import Chain
 from torchzero_clip.core.link import Link
+from torchzero_clip.source.expressions import by_key
+from torchzero_clip.source.fixed import FUNCTIONS, METHODS
 from torchzero_clip.source.lines import Lines
+from torchzero_clip.source.page import WIDTH
 from torchzero_clip.source.trace import Trace
 from torchzero_clip.source.values import Context, Value, constant
-
-WIDTH = 88
 
 
 def to_source(
@@ -45,11 +46,11 @@ class File:
         self.chain, self.mark, self.name = chain, list(mark), name
         self.defaults = {key: _plain(value) for key, value in live.items()}
         self.trace = Trace(links, {})
-        number = self.trace.recorder.live
+        number = self.trace.recorder.live.value
         self.trace.settings = {key: number(key, value) for key, value in self.defaults.items()}
         ops = self.trace.run()
         about = {link.path: self._about(link) for top in links for link in top.walk()}
-        self.lines = Lines(ops, about, self.trace.state, self._tuples())
+        self.lines = Lines(ops, about, self.trace.state.texts, self._tuples())
         self.body = self.lines.write()
         self.helpers = self.trace.recorder.helpers.texts
         self.checks = list(self._checks())
@@ -102,14 +103,9 @@ class File:
         yield ""
 
     def _helpers(self) -> Iterator[str]:
-        yield TENSORS
         used = "\n".join(self.body)
-        if "_layers(group)" in used:
-            yield LAYERS
-        if "_named(group)" in used:
-            yield NAMED
-        for name, text in (("_chosen", CHOSEN), ("_put", PUT), ("_of_group", OF_GROUP)):
-            if f"{name}(" in used:
+        for name, text in FUNCTIONS.items():
+            if name == "_tensors" or f"{name}(" in used:
                 yield text
         yield from self.helpers.values()
 
@@ -118,17 +114,14 @@ class File:
         yield from self._init()
         yield ""
         yield from self._step()
-        for number, (context, made) in enumerate(self.trace.state.items(), 1):
+        for number, (context, made) in enumerate(self.trace.state.texts.items(), 1):
             yield ""
             yield from self._state(number, context, made)
         used = "\n".join(self.body)
-        for name, text in (("_shared", SHARED), ("_of_layers", OF_LAYERS)):
-            if f"self.{name}(" in used:
+        for name, text in METHODS.items():
+            if f"self.{name}(" in used or (name == "load_state_dict" and self.trace.state.texts):
                 yield ""
                 yield from text.split("\n")
-        if self.trace.state:
-            yield ""
-            yield from LOAD.split("\n")
 
     def _init(self) -> Iterator[str]:
         yield "    def __init__("
@@ -171,8 +164,8 @@ class File:
         for key, value in self.defaults.items():
             if value is None:
                 found.append((f'group["{key}"] is not None', key))
-        for key, write in self.trace.recorder.broken:
-            found.append((write(self.lines.live_text)[0], key))
+        for key, write in self.trace.recorder.live.broken:
+            found.append((write(by_key)[0], key))
         if not found:
             return
         yield "        for group in self.param_groups:"
@@ -196,64 +189,6 @@ class File:
                 line = f"            state[key] = {text}"
             yield line
         yield "        return state"
-
-
-CHOSEN = '''def _chosen(row: list[Any] | tuple[Any, ...], flags: list[bool]) -> list[Any]:
-    """The entries that have a flag."""
-    return [x for x, flag in zip(row, flags, strict=True) if flag]'''
-PUT = '''def _put(some: list[Any] | tuple[Any, ...], row: list[Any], flags: list[bool]) -> None:
-    """Put entries where the flags are."""
-    rest = iter(some)
-    row[:] = [next(rest) if flag else x for x, flag in zip(row, flags, strict=True)]'''
-OF_GROUP = '''def _of_group(group: dict[str, Any], key: str, start: Any) -> Tensor:
-    """A number that a group holds."""
-    if key not in group["chain"]:
-        device = group["params"][0].device
-        made = torch.tensor(start, dtype=torch.float64, device=device)
-        group["chain"] = {**group["chain"], key: made}
-    held: Tensor = group["chain"][key]
-    return held'''
-LAYERS = '''def _layers(group: dict[str, Any]) -> list[str]:
-    """The layer of each parameter that has a gradient."""
-    rows = zip(group["param_names"], group["params"], strict=True)
-    return [name.rpartition(".")[0] for name, p in rows if p.grad is not None]'''
-NAMED = '''def _named(group: dict[str, Any]) -> list[tuple[str, Tensor]]:
-    """The parameters that have a gradient, with their names."""
-    names = group.get("param_names") or [""] * len(group["params"])
-    rows = zip(names, group["params"], strict=True)
-    return [(name, p) for name, p in rows if p.grad is not None]'''
-SHARED = '''    def _shared(self, key: str, start: Any) -> Tensor:
-        """A number that all groups hold."""
-        device = self.param_groups[0]["params"][0].device
-        made = torch.tensor(start, dtype=torch.float64, device=device)
-        held: Tensor = self.param_groups[0]["chain"].get(key, made)
-        for group in self.param_groups:
-            group["chain"] = {**group["chain"], key: held}
-        return held'''
-OF_LAYERS = '''    def _of_layers(
-        self, key: str, start: Any, layers: list[str], params: list[Any]
-    ) -> list[Tensor]:
-        """A number of each layer, which its parameters hold."""
-        held: dict[str, Tensor] = {}
-        for group in self.param_groups:
-            for name, p in zip(group["param_names"], group["params"], strict=True):
-                if key in self.state.get(p, {}):
-                    x = held.setdefault(name.rpartition(".")[0], self.state[p][key])
-                    self.state[p][key] = x
-        for layer, p in zip(layers, params, strict=True):
-            made = torch.tensor(start, dtype=torch.float64, device=p.device)
-            self.state[p][key] = held.setdefault(layer, made)
-        return [held[layer] for layer in dict.fromkeys(layers)]'''
-LOAD = """    def load_state_dict(self, given: dict[str, Any]) -> None:
-        super().load_state_dict(given)  # which casts state to the dtype of p
-        for i, p in enumerate([p for g in self.param_groups for p in g["params"]]):
-            for key, x in given["state"].get(i, {}).items():
-                self.state[p][key] = torch.as_tensor(x).to(p.device, copy=True)"""
-TENSORS = '''def _tensors(group: dict[str, Any]) -> tuple[list[Any], list[Tensor]]:
-    """The parameters that have a gradient, and these, in float32 at least."""
-    ps = [p for p in group["params"] if p.grad is not None]
-    assert not any(p.is_complex() or p.grad.is_sparse for p in ps), "use the library"
-    return ps, [p.grad.to(torch.promote_types(p.dtype, torch.float32)) for p in ps]'''
 
 
 def _flat(chain: Chain) -> Iterator[Any]:

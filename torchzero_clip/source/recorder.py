@@ -9,37 +9,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from types import FrameType
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.overrides import TorchFunctionMode, resolve_name
+from torch.overrides import TorchFunctionMode
 
-from torchzero_clip.core import TensorList
 from torchzero_clip.source.functions import Functions
 from torchzero_clip.source.helpers import Helpers
-from torchzero_clip.source.numbers import Traced, plain, traced
-from torchzero_clip.source.values import (
-    ATOM,
-    BINARY,
-    COMPARISONS,
-    PRODUCT,
-    UNARY,
-    Context,
-    Names,
-    Op,
-    Raw,
-    SourceError,
-    Value,
-    binary,
-    call,
-    operand,
-)
+from torchzero_clip.source.live import Live
+from torchzero_clip.source.numbers import Traced, plain
+from torchzero_clip.source.values import ATOM, Context, Names, Op, SourceError, Value, operand
+from torchzero_clip.source.wording import called, method, name_of, part, repeated, wrapped
 
 WAITS = ("__bool__", "item", "tolist", "__float__", "__int__", "__index__", "nonzero", "__len__")
-OPPOSITE = {"eq": "ne", "ne": "eq", "lt": "ge", "ge": "lt", "gt": "le", "le": "gt"}
-Write = Callable[[Names], tuple[str, int]]
 FACTORIES = ("arange", "zeros", "ones", "full", "tensor", "linspace", "empty", "as_tensor")
 
 
@@ -52,10 +35,8 @@ class Recorder(TorchFunctionMode):
         self.known: dict[int, tuple[Any, Value]] = {}
         self.context, self.link, self.paused = Context(), "", False
         self.joins = False  # whether a rule about entries takes those of all groups together
-        self.helpers, self.functions = Helpers(), Functions()
-        self.layer_of = Layers(self)
-        self.uniform: dict[str, None] = {}  # live values that all groups must share
-        self.broken: list[tuple[str, Write]] = []  # a key, and what may not be of its value
+        self.helpers, self.functions, self.live = Helpers(), Functions(), Live()
+        self.layers: dict[Context, Value] = {}
         self.like: Value | None = None  # whose device constants of a rule are on
         self.flowing: Value | None = None  # whose dtype the update has
 
@@ -88,16 +69,6 @@ class Recorder(TorchFunctionMode):
         self.ops.append(op)
         return out
 
-    def input(
-        self, tensor: Tensor, hint: str, write: Callable[[Names], str], *args: Value, **kinds: Any
-    ) -> Value:
-        """A list that each step begins with."""
-        value = Value("list", hint=hint)
-        kinds = {"repeats": True, "joint": False, **kinds}
-        self.add(lambda names: (write(names), ATOM), args, value, **kinds)
-        self.learn(tensor, value)
-        return value
-
     def gathered(self, value: Value) -> Value:
         """The lists of all groups as one."""
         made = Value("list", hint=value.hint)
@@ -105,44 +76,13 @@ class Recorder(TorchFunctionMode):
         self.add(write, [value], made, joint=True, gathers=True, small=True)
         return made
 
-    def notice(self, symbol: str, value: Value, other: Any, holds: bool) -> None:
-        """A comparison of a live value, which decides what the file does."""
-        keys = [leaf.live[0] for leaf in _leaves(value) if leaf.live]
-        if keys:
-            wrong = OPPOSITE[symbol] if holds else symbol
-            self.broken.append((keys[0], lambda names: binary(wrong, value, other, names)))
-
-    def live(self, key: str, value: Any) -> Any:
-        """A live value, or a tuple of them, as numbers that remember it."""
-        if isinstance(value, (tuple, list)):
-            return tuple([self._leaf(key, i, x) for i, x in enumerate(value)])
-        return self._leaf(key, None, value)
-
-    def _leaf(self, key: str, index: int | None, value: Any) -> Any:
-        if isinstance(value, Tensor):
-            value = value.item()
-        if not isinstance(value, (int, float)):
-            return value
-        leaf = Value("number", live=(key, index))
-        leaf.made = Op(lambda names: (names(leaf), ATOM), [], leaf)
-        return traced(value, leaf, self.notice)
-
-    def of_first(self, value: Value, known: dict[Value, Value] | None = None) -> Value:
-        """The same as a value of all groups, with the live values of the first."""
-        known = {} if known is None else known
-        if value.joint or value in known:
-            return known.get(value, value)
-        if value.kind != "tensor" or value.made is None:
-            raise SourceError("it has one number for all groups, from a list of each")
-        made, old = Value("tensor", hint=value.hint), value.made
-        args = [x if x.numeric else self.of_first(x, known) for x in old.args]
-
-        def write(names: Names) -> tuple[str, int]:
-            return old.write(lambda v: f"first{names(v)[5:]}" if v.live else names(known.get(v, v)))
-
-        known[value] = made
-        self.add(write, args, made, joint=True)
-        return made
+    def layer(self) -> Value:
+        """The layer of each parameter of this context."""
+        if self.context not in self.layers:
+            self.layers[self.context] = Value("list", hint="layer")
+            out, kinds = self.layers[self.context], {"repeats": True, "takes": "layer"}
+            self.add(lambda names: ("", ATOM), [], out, joint=False, **kinds)
+        return self.layers[self.context]
 
     @contextmanager
     def resting(self) -> Iterator[None]:
@@ -159,7 +99,7 @@ class Recorder(TorchFunctionMode):
         kwargs = kwargs or {}
         if self.paused:
             return func(*args, **kwargs)
-        name = _name(func)
+        name = name_of(func)
         base = name.rpartition(".")[2]
         found = list(self._values([*args, *kwargs.values()]))
         if not found and base not in FACTORIES:
@@ -197,14 +137,11 @@ class Recorder(TorchFunctionMode):
         args = self._repeated(args) if foreach else args
         found = list(self._values([*args, *kwargs.values()])) if foreach else found
         lists = [value for value in found if value.kind in ("list", "sizes")]
-        over = args[0] if args else None
+        write = self._call(name, args, kwargs)
         if base == "stack" and lists and len(args) == 1 and not kwargs:
-            return self._made(
-                "tensor", out, lambda n: self._text(name, base, args, kwargs, n), found
-            )
+            return self._made("tensor", out, write, found)
         if base == "unbind" and len(args) == 1 and not kwargs and found[0].kind == "tensor":
-            write = lambda n: (_method(over, "unbind", n, self), ATOM)
-            self._made("list", out[0], write, found, unbinds=True)
+            self._made("list", out[0], method(found[0], "unbind"), found, unbinds=True)
             value = self.known[id(out[0])][1]
             value.elements = "tuple"
             return out
@@ -214,7 +151,6 @@ class Recorder(TorchFunctionMode):
             self.add(lambda n: operand(size, n), found, inner := Value("list"), each=True)
             write = lambda n: (f"torch.tensor({n(inner)}, device={n(u)}[0].device)", ATOM)
             return self._made("tensor", out, write, [inner, u])
-        write = lambda n: self._text(name, base, args, kwargs, n)
         if foreach:
             self._made("list", out[0], write, found, foreach=True, clones=base == "_foreach_clone")
             self.known[id(out[0])][1].elements = "tuple"
@@ -229,8 +165,8 @@ class Recorder(TorchFunctionMode):
             if type(out).__module__ == "torch.return_types":
                 fields = [f".{f}" for f in ("values", "indices") if hasattr(out, f)]
             for i, t in enumerate(out):
-                part = fields[i] if fields else f"[{i}]"
-                self._made(kind, t, _part(write, part), found, each=bool(lists))
+                one = part(write, fields[i] if fields else f"[{i}]")
+                self._made(kind, t, one, found, each=bool(lists))
         return out
 
     def _made(self, kind: Any, out: Tensor, write: Any, found: list[Value], **kinds: Any) -> Tensor:
@@ -247,9 +183,8 @@ class Recorder(TorchFunctionMode):
         if written is None:
             raise SourceError(f"it writes a tensor that is no state, with {base}")
         each = bool(lists) and not base.startswith("_foreach_")
-        write = lambda n: self._text(name, base, args, kwargs, n)
         self.add(
-            write,
+            self._call(name, args, kwargs),
             found,
             writes=[written],
             effect=True,
@@ -271,7 +206,7 @@ class Recorder(TorchFunctionMode):
                 over = self.flowing
                 assert over is not None
                 made = Value("list")
-                self.add(_times(value, over), [value, over], made)
+                self.add(repeated(value, over), [value, over], made)
                 with self.resting():
                     x = [self.learn(x[0].clone(), made)]
             out.append(x)
@@ -286,9 +221,8 @@ class Recorder(TorchFunctionMode):
 
     def size(self, value: Value, count: int) -> Any:
         """The number of entries of each tensor of a list."""
-        made = Value("sizes")
-        made.made = Op(lambda names: (f"{names(value)}.numel()", ATOM), [value], made)
-        return traced(count, made, self.notice)
+        write = lambda names: (f"{names(value)}.numel()", ATOM)
+        return self.live.number(count, Value("sizes"), write, (value,))
 
     def _to(self, func: Any, args: Any, kwargs: Any) -> Any:
         """Conversions: statistics are float64 throughout, and lists have the update's dtype."""
@@ -302,9 +236,7 @@ class Recorder(TorchFunctionMode):
             return out
         if value.kind == "tensor":
             if args[0].dtype in (torch.bool, torch.float32) and out.dtype == torch.float64:
-                return self._made(
-                    "tensor", out, lambda n: (_method(args[0], "double", n, self), ATOM), [value]
-                )
+                return self._made("tensor", out, method(value, "double"), [value])
             return args[0]
         made, u = value.made, self.flowing
         assert u is not None
@@ -340,38 +272,11 @@ class Recorder(TorchFunctionMode):
             elif (value := self.knows(x)) is not None:
                 yield value
 
-    # ------------------------------------------------------------------ as text
-
-    def _text(self, name: str, base: str, args: Any, kwargs: Any, names: Names) -> tuple[str, int]:
-        args = [self._shown(x) for x in args]
-        kwargs = {
-            key: self._shown(x) for key, x in kwargs.items() if key != "dtype" or base == "norm"
-        }
-        kwargs = {key: x for key, x in kwargs.items() if not (key == "alpha" and x == 1)}
-        if isinstance(device := kwargs.get("device"), torch.device):
-            kwargs["device"] = Raw(f"{names(self.like)}.device" if self.like else repr(str(device)))
-        bare = base.strip("_")
-        reflected = bare[1:] if bare.startswith("r") and bare[1:] in BINARY else ""
-        plain_name = bare in ("add", "sub", "mul", "div", *COMPARISONS)
-        if (base.startswith("__") or plain_name) and not name.startswith("torch._"):
-            if reflected:
-                return binary(reflected, args[1], args[0], names)
-            if bare in BINARY and len(args) == 2 and not kwargs:
-                return binary(bare, args[0], args[1], names)
-        if base in ("__neg__", "neg") and name.startswith("torch.Tensor"):
-            text, binds = operand(args[0], names)
-            return (f"-{text}" if binds >= UNARY else f"-({text})"), UNARY
-        if base == "__invert__":
-            text, binds = operand(args[0], names)
-            return (f"~{text}" if binds >= UNARY else f"~({text})"), UNARY
-        if base == "__getitem__":
-            index = args[1] if isinstance(args[1], tuple) else (args[1],)
-            inner = ", ".join([operand(x, names)[0] for x in index])
-            return f"{wrapped(args[0], names)}[{inner}]", ATOM
-        if name.startswith("torch.Tensor."):
-            made, binds = call(base, args[1:], kwargs, names)
-            return f"{wrapped(args[0], names)}.{made}", binds
-        return call(name, args, kwargs, names)
+    def _call(self, name: str, args: Any, kwargs: Any) -> Callable[[Names], tuple[str, int]]:
+        """How a call is written, with values in the place of tensors and numbers."""
+        operands = [self._shown(x) for x in args]
+        named = {key: self._shown(x) for key, x in kwargs.items()}
+        return lambda names: called(name, operands, named, self.like, names)
 
     def _shown(self, x: Any) -> Any:
         """Operands with their values in the place of tensors and numbers."""
@@ -380,64 +285,11 @@ class Recorder(TorchFunctionMode):
         value = self.knows(x)
         return x if value is None else value
 
-    # ------------------------------------------------------------------ names
-
-    def watch(self, frame: FrameType, event: str, arg: Any) -> None:
-        """Give values the names that a rule gives them, when one of its functions returns."""
-        module = frame.f_globals.get("__name__", "")
-        if event != "return" or module.startswith(
-            ("torchzero_clip.core", "torchzero_clip.source", "torch.")
-        ):
-            return
-        code = frame.f_code
-        given = code.co_varnames[: code.co_argcount]
-        for name, x in frame.f_locals.items():
-            value = self.knows(x.tensors[0] if isinstance(x, TensorList) and len(x) else x)
-            if value is None or value.hint or (name in given and name != "u"):
-                continue
-            if name.isidentifier() and name != "_":
-                value.hint = name
-
-
-class Layers(dict[Context, Value]):
-    """The layers of the parameters of each context, where a rule asks for them."""
-
-    def __init__(self, recorder: Recorder) -> None:
-        super().__init__()
-        self.recorder = recorder
-
-    def __missing__(self, context: Context) -> Value:
-        made = Value("list", hint="layer")
-        write = lambda names: ("", ATOM)
-        self.recorder.add(write, [], made, repeats=True, joint=False, takes="layer")
-        self[context] = made
-        return made
-
-
-def _leaves(value: Value) -> Iterator[Value]:
-    """The live values in an expression of numbers."""
-    if value.live is not None:
-        yield value
-    elif value.made is not None:
-        for x in value.made.args:
-            yield from _leaves(x)
-
 
 def _is_all(x: Tensor, index: Any) -> bool:
     """Whether a part of a vector is all of it."""
     sliced = isinstance(index, slice) and x.dim() > 0
     return sliced and index.indices(len(x)) == (0, len(x), 1)
-
-
-def _times(value: Value, over: Value) -> Callable[[Names], tuple[str, int]]:
-    return lambda names: (f"[{names(value)}] * len({names(over)})", PRODUCT)
-
-
-def _name(func: Any) -> str:
-    name = resolve_name(func) or getattr(func, "__name__", repr(func))
-    if name.startswith("torch."):
-        return name
-    return f"torch.{name}" if hasattr(torch, name) else name
 
 
 def _plain(x: Any) -> Any:
@@ -446,21 +298,3 @@ def _plain(x: Any) -> Any:
     if isinstance(x, dict):
         return {key: _plain(item) for key, item in x.items()}
     return plain(x)
-
-
-def wrapped(x: Any, names: Names) -> str:
-    """An operand of what binds more tightly than any operator."""
-    text, binds = operand(x, names)
-    return text if binds >= ATOM else f"({text})"
-
-
-def _method(x: Any, method: str, names: Names, recorder: Recorder) -> str:
-    return f"{wrapped(recorder.knows(x), names)}.{method}()"
-
-
-def _part(write: Any, part: str) -> Any:
-    def written(names: Names) -> tuple[str, int]:
-        text, binds = write(names)
-        return f"{text}{part}" if binds >= ATOM else f"({text}){part}", ATOM
-
-    return written

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
 from torchzero_clip.source.values import Names, Op, Value, operand
@@ -133,6 +133,15 @@ def uses(ops: Iterable[Op]) -> dict[Value, list[Op]]:
         for value in op.operands():
             found.setdefault(value, []).append(op)
     return found
+
+
+def crossing(ops: Sequence[Op]) -> Iterator[Value]:
+    """The values of groups that a later phase reads."""
+    readers = uses(ops)
+    for op in ops:
+        users = readers.get(op.out, []) if op.out is not None and not op.joint else []
+        if op.out is not None and any(user.phase != op.phase for user in users):
+            yield op.out
 
 
 def inlined(ops: Sequence[Op]) -> set[Value]:

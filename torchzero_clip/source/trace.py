@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import copy
-import sys
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Sequence
 from typing import Any
-from unittest.mock import patch
 
 import torch
 from torch import Tensor
@@ -16,12 +13,12 @@ from torchzero_clip.core import Bucket, NormRule, Step, TensorList, norms, send
 from torchzero_clip.core.chain import Chain
 from torchzero_clip.core.link import Link
 from torchzero_clip.engines import Eager
-from torchzero_clip.modules.clipping import clip_percentile
 from torchzero_clip.modules.flow import Masked, Partition
-from torchzero_clip.source.numbers import traced
 from torchzero_clip.source.recorder import Recorder
+from torchzero_clip.source.stand_ins import NoNames, hints, stand_ins
+from torchzero_clip.source.state import State
 from torchzero_clip.source.units import SourceUnits
-from torchzero_clip.source.values import ATOM, Context, Op, SourceError, Value, constant, operand
+from torchzero_clip.source.values import ATOM, Context, Op, SourceError, Value
 
 SHAPE = (2, 3)
 ENGINE = Eager(defers=False, keeps=False)
@@ -39,12 +36,11 @@ class Trace:
         self.recorder = Recorder()
         self.functions = self.recorder.functions
         self.links, self.settings = links, settings
-        self.state: dict[Context, dict[str, str]] = {}  # what each parameter begins with, by key
-        self.step: Step | None = None
+        self.state = State(self.recorder)
 
     def run(self) -> list[Op]:
         """The operations of the step."""
-        with _leaves(self.recorder), _profiled(self.recorder), self.recorder:
+        with stand_ins(self.recorder), hints(self.recorder), self.recorder:
             bucket = self._bucket(Context(), None)
             for link in self.links:
                 bucket = self._send(link, bucket)
@@ -74,7 +70,7 @@ class Trace:
             state: dict[Tensor, dict[str, Any]] = {p: {}}
             step = Step([group], state, {}, ENGINE)
             bucket = step.buckets()[0]
-            bucket.names = _NoNames()
+            bucket.names = NoNames()
         grads = bucket.session.grads.tensors[0]
         recorder.context = context
         self._input(bucket.session.params.tensors[0], "params")
@@ -128,7 +124,7 @@ class Trace:
         self.recorder.joins = getattr(rule, "dim", None) == "global"
         for inner in link.walk():
             if inner.transforms:
-                self._make_state(inner, bucket)
+                self.state.make(inner, bucket)
         replaced = self._with_units(link)
         before = self.recorder.flowing
         try:
@@ -161,7 +157,7 @@ class Trace:
             units: list[SourceUnits] = []
 
             def of(buckets: Sequence[Bucket]) -> SourceUnits:
-                units.append(SourceUnits(self.recorder, rule, buckets, order, self._cell))
+                units.append(SourceUnits(self.recorder, rule, buckets, order, self.state.cell))
                 return units[-1]
 
             vars(rule)["units"] = of
@@ -174,7 +170,7 @@ class Trace:
         recorder.link = link.path
         flags = Value("list", hint="here")
         recorder.add(lambda n: (text, ATOM), [], flags, repeats=True, joint=False, takes="flags")
-        context = Context(f"{outer.path}/{len(self.state)}.{len(recorder.ops)}", flags, outer)
+        context = Context(f"{outer.path}/{len(self.state.texts)}.{len(recorder.ops)}", flags, outer)
         _, before = self._values(bucket)
         whole = Value("list", hint="u")
         recorder.add(lambda n: (f"list({n(before)})", ATOM), [before], whole, stays=True)
@@ -197,171 +193,6 @@ class Trace:
         recorder.flowing = whole
         return outside
 
-    # ------------------------------------------------------------------ state
-
-    def _make_state(self, link: Link, bucket: Bucket) -> None:
-        """The link's tensors for the parameter, and how the file makes them."""
-        with self.recorder.resting():
-            p = bucket.originals[0]
-            link.state_names(p)
-            made = link.new_state(p)
-            double = link.new_state(torch.nn.Parameter(p.detach().double()))
-        for key, x in made.items():
-            x = x.clone()
-            bucket.param_states[0][key] = x
-            self._keep(key, x, double[key])
-            self.recorder.link = link.path
-            self._list(key, x)
-
-    def _keep(self, key: str, x: Tensor, double: Tensor) -> None:
-        """How the file makes a tensor of state."""
-        values = set(x.flatten().tolist())
-        if len(values) != 1 or x.shape not in ((), torch.Size(SHAPE)):
-            raise SourceError(f"state {key!r} begins with other than one value")
-        dtype = ", dtype=dtype" if double.dtype == torch.float64 else ", dtype=torch.float32"
-        self._begin(key, values.pop(), dtype, like=bool(x.dim()))
-
-    def _begin(self, key: str, start: Any, dtype: str, like: bool) -> None:
-        number = constant(float(start), lambda v: "")
-        if like:
-            text = (
-                f"torch.full_like(p, {number}{dtype})" if start else f"torch.zeros_like(p{dtype})"
-            )
-        else:
-            text = f"torch.full((), {number}{dtype}, device=p.device)"
-            text = text if start else f"torch.zeros((){dtype}, device=p.device)"
-        self.state.setdefault(self.recorder.context, {})[key] = text
-
-    def _list(self, key: str, x: Tensor) -> Value:
-        hint = key.rpartition("/")[2]
-        made = Value("list", hint=hint)
-        self.recorder.add(lambda n: (key, ATOM), [], made, repeats=True, joint=False, takes="state")
-        self.recorder.learn(x, made)
-        return made
-
-    def _cell(self, units: SourceUnits, name: str, start: Any) -> Tensor:
-        """The tensor that holds a number of each unit."""
-        key, recorder = f"{units.path}/{name}", self.recorder
-        with recorder.resting():
-            flat = start.flatten().tolist() if isinstance(start, Tensor) else [float(start)]
-            cell = torch.tensor(flat if isinstance(start, Tensor) else flat[0], dtype=torch.float32)
-        text = constant(flat if isinstance(start, Tensor) else flat[0], lambda v: "")
-        same = len(set(map(str, flat))) == 1
-        if len(flat) > 1 and not same and flat == [flat[0] + i for i in range(len(flat))]:
-            text = f"range({flat[0]:g}, {flat[-1] + 1:g})"
-        if isinstance(start, Tensor) and same:
-            text = f"{constant(flat[0], lambda v: '')}] * {len(flat)}"
-            text = f"[{text}"
-        if units.scope == "tensor":
-            made = f"torch.tensor({text}, dtype=dtype, device=p.device)"
-            self.state.setdefault(recorder.context, {})[key] = made
-            self._list(key, cell)
-            return cell
-        held = Value("tensor", hint=f"{name}_cell")
-        kinds: dict[str, Any] = {"lasting": True, "stays": True}
-        if units.scope == "group":
-            write = lambda n: (f'_of_group(group, "{key}", {text})', ATOM)
-            recorder.add(write, [], held, joint=False, **kinds)
-        elif units.scope == "global":
-            recorder.add(
-                lambda n: (f'self._shared("{key}", {text})', ATOM), [], held, joint=True, **kinds
-            )
-        else:
-            layers, params = units.layers(), units.params()
-            write = lambda n: (f'self._of_layers("{key}", {text}, {n(layers)}, {n(params)})', ATOM)
-            recorder.add(write, [layers, params], held, joint=True, **kinds)
-            held.kind, held.hint = "list", f"{name}_cells"
-        recorder.learn(cell, held)
-        return cell
-
 
 def _sentence(link: Link, why: str) -> str:
     return f"{link.path} cannot be written as a file of plain torch: {why}; use the library for it"
-
-
-# ---------------------------------------------------------------------- while it runs
-
-
-@contextmanager
-def _profiled(recorder: Recorder) -> Iterator[None]:
-    """Values get the names that rules give them."""
-    before = sys.getprofile()
-    sys.setprofile(recorder.watch)
-    try:
-        yield
-    finally:
-        sys.setprofile(before)
-
-
-@contextmanager
-def _leaves(recorder: Recorder) -> Iterator[None]:
-    """What the core computes in a way of its own, the file does in plain lines."""
-
-    class Info:
-        def __init__(self, dtype: torch.dtype) -> None:
-            kind = recorder.dtype()
-            value = Value("number")
-            value.made = Op(lambda n: (f"torch.finfo({n(kind)}).eps", ATOM), [kind], value)
-            self.eps = traced(2.0**-23, value, recorder.notice)
-
-    def statistics(tensors: Sequence[Tensor], m: norms.Measure) -> Tensor:
-        value = recorder.knows(tensors[0])
-        if value is None or m.kind != "sum":
-            raise SourceError(f"it takes statistics of its own, {m.kind}")
-        made = Value("tensor", hint="sums")
-        write = lambda n: (f"torch.stack([x.sum(dtype=torch.float64) for x in {n(value)}])", ATOM)
-        recorder.add(write, [value], made)
-        return _Sums([recorder.learn(torch.ones(1, dtype=torch.float64), made)])  # type: ignore[return-value]
-
-    def percentile(tensors: Sequence[Tensor], p: Any) -> Tensor:
-        value, q = recorder.knows(tensors[0]), recorder.knows(p)
-        assert value is not None
-        helper = recorder.helpers.percentile()
-        whole = recorder.joins
-        text = lambda n: (f"{helper}({n(value)}, {operand(p if q is None else q, n)[0]})", ATOM)
-        args = [value] + ([] if q is None else [q])
-        if not whole:
-            recorder.add(text, args, made := Value("list"), each=True)
-        else:
-            over = Value("list", hint=value.hint)
-            recorder.add(
-                lambda n: (n(value), ATOM), [value], over, joint=True, gathers=True, small=True
-            )
-            every = Value("tensor", hint="every")
-            recorder.add(
-                lambda n: (f"torch.cat([x.flatten() for x in {n(over)}])", ATOM),
-                [over],
-                every,
-                joint=True,
-            )
-            write = lambda n: (
-                f"{helper}({n(every)}, {operand(p if q is None else q, n)[0]})",
-                ATOM,
-            )
-            recorder.add(write, [every, *args[1:]], made := Value("tensor"))
-        with recorder.resting():
-            return recorder.learn(torch.full((), 0.1), made)
-
-    with ExitStack() as stack:
-        stack.enter_context(patch.object(clip_percentile, "percentile", percentile))
-        stack.enter_context(patch.object(norms, "readable", lambda x: False))
-        stack.enter_context(patch.object(norms, "statistics", statistics))
-        stack.enter_context(patch.object(torch, "finfo", Info))
-        yield
-
-
-class _NoNames(list[Any]):
-    """The names of parameters, which a file has only where it chooses parameters."""
-
-    def __getitem__(self, index: Any) -> Any:
-        raise SourceError("it asks for the name of every parameter in every step")
-
-    def __iter__(self) -> Any:
-        return self[0]
-
-
-class _Sums(list[Tensor]):
-    """Statistics with one row, as they are read."""
-
-    def to(self, *_: Any) -> _Sums:
-        return self

@@ -12,6 +12,8 @@ import torch
 Kind = Literal["list", "tensor", "number", "sizes"]
 Names = Callable[["Value"], str]
 """How an operation writes one of its operands."""
+Write = Callable[[Names], tuple[str, int]]
+"""How an operation is written, and how tightly its operator binds."""
 ATOM, UNARY, PRODUCT, SUM, SHIFT, AND, OR, COMPARE = range(16, 0, -2)
 BINARY = {
     "add": ("+", SUM),
@@ -111,7 +113,7 @@ class Op:
         joint, context, link: Where it stands.
     """
 
-    write: Callable[[Names], tuple[str, int]]
+    write: Write
     args: list[Value]
     out: Value | None = None
     writes: list[Value] = field(default_factory=list)

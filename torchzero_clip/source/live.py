@@ -1,0 +1,56 @@
+"""Live: the live values of an optimizer, as numbers that remember what was done with them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from torch import Tensor
+
+from torchzero_clip.source.numbers import traced
+from torchzero_clip.source.values import ATOM, Names, Op, Value, binary
+
+OPPOSITE = {"eq": "ne", "ne": "eq", "lt": "ge", "ge": "lt", "gt": "le", "le": "gt"}
+
+
+class Live:
+    """Makes traced numbers, and notes what the chain decided by one."""
+
+    def __init__(self) -> None:
+        self.broken: list[tuple[str, Callable[[Names], tuple[str, int]]]] = []
+        """A key, and what may not be of its value, since the file has one way alone."""
+
+    def value(self, key: str, value: Any) -> Any:
+        """A live value, or a tuple of them, as numbers."""
+        if isinstance(value, (tuple, list)):
+            return tuple([self._number(key, i, x) for i, x in enumerate(value)])
+        return self._number(key, None, value)
+
+    def _number(self, key: str, index: int | None, value: Any) -> Any:
+        if isinstance(value, Tensor):
+            value = value.item()
+        if not isinstance(value, (int, float)):
+            return value
+        leaf = Value("number", live=(key, index))
+        return self.number(value, leaf, lambda names: (names(leaf), ATOM))
+
+    def number(self, number: Any, value: Value, write: Any, args: tuple[Value, ...] = ()) -> Any:
+        """A number that is an expression of values."""
+        value.made = Op(write, list(args), value)
+        return traced(number, value, self._compared)
+
+    def _compared(self, symbol: str, value: Value, other: Any, holds: bool) -> None:
+        """A comparison of a live value decides what the file does."""
+        keys = [leaf.live[0] for leaf in _leaves(value) if leaf.live]
+        if keys:
+            wrong = OPPOSITE[symbol] if holds else symbol
+            self.broken.append((keys[0], lambda names: binary(wrong, value, other, names)))
+
+
+def _leaves(value: Value) -> Iterator[Value]:
+    """The live values in an expression of numbers."""
+    if value.live is not None:
+        yield value
+    elif value.made is not None:
+        for x in value.made.args:
+            yield from _leaves(x)

@@ -1,0 +1,119 @@
+"""Stand-ins: what takes the place of our norms, of names and of torch.finfo while a chain runs."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from types import FrameType
+from typing import Any
+from unittest.mock import patch
+
+import torch
+from torch import Tensor
+
+from torchzero_clip.core import TensorList, norms
+from torchzero_clip.modules.clipping import clip_percentile
+from torchzero_clip.source.recorder import Recorder
+from torchzero_clip.source.values import ATOM, SourceError, Value, operand
+
+
+@contextmanager
+def hints(recorder: Recorder) -> Iterator[None]:
+    """Values get the names that rules give them."""
+
+    def watch(frame: FrameType, event: str, arg: Any) -> None:
+        """Give values the names that a rule gives them, when one of its functions returns."""
+        module = frame.f_globals.get("__name__", "")
+        if event != "return" or module.startswith(
+            ("torchzero_clip.core", "torchzero_clip.source", "torch.")
+        ):
+            return
+        code = frame.f_code
+        given = code.co_varnames[: code.co_argcount]
+        for name, x in frame.f_locals.items():
+            value = recorder.knows(x.tensors[0] if isinstance(x, TensorList) and len(x) else x)
+            if value is None or value.hint or (name in given and name != "u"):
+                continue
+            if name.isidentifier() and name != "_":
+                value.hint = name
+
+    before = sys.getprofile()
+    sys.setprofile(watch)
+    try:
+        yield
+    finally:
+        sys.setprofile(before)
+
+
+@contextmanager
+def stand_ins(recorder: Recorder) -> Iterator[None]:
+    """What the core computes in a way of its own, the file does in plain lines."""
+
+    class Info:
+        def __init__(self, dtype: torch.dtype) -> None:
+            kind = recorder.dtype()
+            write = lambda n: (f"torch.finfo({n(kind)}).eps", ATOM)
+            self.eps = recorder.live.number(2.0**-23, Value("number"), write, (kind,))
+
+    def statistics(tensors: Sequence[Tensor], m: norms.Measure) -> Tensor:
+        value = recorder.knows(tensors[0])
+        if value is None or m.kind != "sum":
+            raise SourceError(f"it takes statistics of its own, {m.kind}")
+        made = Value("tensor", hint="sums")
+        write = lambda n: (f"torch.stack([x.sum(dtype=torch.float64) for x in {n(value)}])", ATOM)
+        recorder.add(write, [value], made)
+        return _Sums([recorder.learn(torch.ones(1, dtype=torch.float64), made)])  # type: ignore[return-value]
+
+    def percentile(tensors: Sequence[Tensor], p: Any) -> Tensor:
+        value, q = recorder.knows(tensors[0]), recorder.knows(p)
+        assert value is not None
+        helper = recorder.helpers.percentile()
+        whole = recorder.joins
+        text = lambda n: (f"{helper}({n(value)}, {operand(p if q is None else q, n)[0]})", ATOM)
+        args = [value] + ([] if q is None else [q])
+        if not whole:
+            recorder.add(text, args, made := Value("list"), each=True)
+        else:
+            over = Value("list", hint=value.hint)
+            recorder.add(
+                lambda n: (n(value), ATOM), [value], over, joint=True, gathers=True, small=True
+            )
+            every = Value("tensor", hint="every")
+            recorder.add(
+                lambda n: (f"torch.cat([x.flatten() for x in {n(over)}])", ATOM),
+                [over],
+                every,
+                joint=True,
+            )
+            write = lambda n: (
+                f"{helper}({n(every)}, {operand(p if q is None else q, n)[0]})",
+                ATOM,
+            )
+            recorder.add(write, [every, *args[1:]], made := Value("tensor"))
+        with recorder.resting():
+            return recorder.learn(torch.full((), 0.1), made)
+
+    with ExitStack() as stack:
+        stack.enter_context(patch.object(clip_percentile, "percentile", percentile))
+        stack.enter_context(patch.object(norms, "readable", lambda x: False))
+        stack.enter_context(patch.object(norms, "statistics", statistics))
+        stack.enter_context(patch.object(torch, "finfo", Info))
+        yield
+
+
+class NoNames(list[Any]):
+    """The names of parameters, which a file has only where it chooses parameters."""
+
+    def __getitem__(self, index: Any) -> Any:
+        raise SourceError("it asks for the name of every parameter in every step")
+
+    def __iter__(self) -> Any:
+        return self[0]
+
+
+class _Sums(list[Tensor]):
+    """Statistics with one row, as they are read."""
+
+    def to(self, *_: Any) -> _Sums:
+        return self

@@ -1,0 +1,98 @@
+"""State: how the file makes the tensors that a parameter, a group or a layer keeps."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from torchzero_clip.core import Bucket
+from torchzero_clip.core.link import Link
+from torchzero_clip.source.recorder import Recorder
+from torchzero_clip.source.units import SourceUnits
+from torchzero_clip.source.values import ATOM, Context, SourceError, Value, constant
+
+
+class State:
+    """The state of parameters, as the texts that make it, and of units.
+
+    Args:
+        recorder: What writes the lines.
+    """
+
+    def __init__(self, recorder: Recorder) -> None:
+        self.recorder = recorder
+        self.texts: dict[Context, dict[str, str]] = {}  # what each parameter begins with, by key
+
+    def make(self, link: Link, bucket: Bucket) -> None:
+        """The link's tensors for the parameter, and how the file makes them."""
+        with self.recorder.resting():
+            p = bucket.originals[0]
+            link.state_names(p)
+            made = link.new_state(p)
+            double = link.new_state(torch.nn.Parameter(p.detach().double()))
+        for key, x in made.items():
+            x = x.clone()
+            bucket.param_states[0][key] = x
+            if len(set(x.flatten().tolist())) != 1 or x.shape not in ((), p.shape):
+                raise SourceError(f"state {key!r} begins with other than one value")
+            dtype = "dtype" if double[key].dtype == torch.float64 else "torch.float32"
+            start = x.flatten()[0].item()
+            self.texts.setdefault(self.recorder.context, {})[key] = _beginning(x, start, dtype)
+            self.recorder.link = link.path
+            self._list(key, x)
+
+    def _list(self, key: str, x: Tensor) -> Value:
+        hint = key.rpartition("/")[2]
+        made = Value("list", hint=hint)
+        self.recorder.add(lambda n: (key, ATOM), [], made, repeats=True, joint=False, takes="state")
+        self.recorder.learn(x, made)
+        return made
+
+    def cell(self, units: SourceUnits, name: str, start: Any) -> Tensor:
+        """The tensor that holds a number of each unit."""
+        key, recorder = f"{units.path}/{name}", self.recorder
+        with recorder.resting():
+            flat = start.flatten().tolist() if isinstance(start, Tensor) else [float(start)]
+            cell = torch.tensor(flat if isinstance(start, Tensor) else flat[0], dtype=torch.float32)
+        text = _start(flat if isinstance(start, Tensor) else flat[0])
+        if units.scope == "tensor":
+            made = f"torch.tensor({text}, dtype=dtype, device=p.device)"
+            self.texts.setdefault(recorder.context, {})[key] = made
+            self._list(key, cell)
+            return cell
+        held = Value("tensor", hint=f"{name}_cell")
+        kinds: dict[str, Any] = {"lasting": True, "stays": True}
+        if units.scope == "group":
+            write = lambda n: (f'_of_group(group, "{key}", {text})', ATOM)
+            recorder.add(write, [], held, joint=False, **kinds)
+        elif units.scope == "global":
+            recorder.add(
+                lambda n: (f'self._shared("{key}", {text})', ATOM), [], held, joint=True, **kinds
+            )
+        else:
+            layers, params = units.layers(), units.params()
+            write = lambda n: (f'self._of_layers("{key}", {text}, {n(layers)}, {n(params)})', ATOM)
+            recorder.add(write, [layers, params], held, joint=True, **kinds)
+            held.kind, held.hint = "list", f"{name}_cells"
+        recorder.learn(cell, held)
+        return cell
+
+
+def _beginning(x: Tensor, start: float, dtype: str) -> str:
+    """The expression that makes a tensor of state, of the parameter's shape or a number."""
+    number = "" if start == 0 else f", {constant(float(start), lambda v: '')}"
+    name = "full" if number else "zeros"
+    if x.dim():
+        return f"torch.{name}_like(p{number}, dtype={dtype})"
+    return f"torch.{name}((){number}, dtype={dtype}, device=p.device)"
+
+
+def _start(x: Any) -> str:
+    """A number, or the numbers of a vector in a short form where there is one."""
+    if isinstance(x, list) and len(set(map(str, x))) == 1:
+        return f"[{constant(x[0], lambda v: '')}] * {len(x)}"
+    if isinstance(x, list) and x == [x[0] + i for i in range(len(x))]:
+        return f"range({x[0]:g}, {x[-1] + 1:g})"
+    return constant(x, lambda v: "")
