@@ -130,6 +130,8 @@ class File:
         arguments = {
             key: key.replace("/", "_") for key, x in self.defaults.items() if x is not None
         }
+        given = self.trace.functions.given
+        yield from (f"        {name}: Callable[[str, Tensor], Any]," for name in given)
         for key, argument in arguments.items():
             value = self.defaults[key]
             yield f"        {argument}: {_type(value)} = {constant(value, str)},"
@@ -144,6 +146,7 @@ class File:
             yield "        }"
         yield f'        chain = {{"fingerprint": torch.tensor({self.mark})}}'
         yield '        super().__init__(params, {**live, "chain": chain})'
+        yield from (f"        self.{name} = {name}" for name in given)
 
     def _step(self) -> Iterator[str]:
         yield "    @torch.no_grad()"

@@ -21,6 +21,14 @@ class Functions:
         self.texts: dict[str, list[str]] = {}  # by name: the lines before formatting
         self.names: dict[int, str] = {}
         self.imports: set[str] = set()
+        self.given: list[str] = []  # what the class takes of the user
+
+    def asked(self, name: str) -> str:
+        """A function that is given to the class, since it knows tensors of the model."""
+        if name in self.given:
+            raise SourceError(f"two links have a function {name}")
+        self.given.append(name)
+        return f"self.{name}"
 
     def flag(self, where: Any) -> str:
         """The flags of parameters where a condition holds."""

@@ -72,7 +72,7 @@ class Inputs:
         brings: dict[str, Callable[[Op, str], str]] = {"state": self._state, "flags": self._flags}
         name = self.names.of(value)
         text = brings.get(op.takes, self._part)(op, name)
-        if not self.page.fits(f"{name} = {text}"):
+        if '"' in text and not self.page.fits(f"{name} = {text}"):
             key = text.split('"')[1]
             self.page.line(f'key = "{key}"')
             text = text.replace(f'"{key}"', "key")
@@ -88,14 +88,16 @@ class Inputs:
         return f"_chosen({whole.name}, {op.context.flags.name})"
 
     def _flags(self, op: Op, name: str) -> str:
-        return self._among(op.context, op.write(self.expressions.text)[0])
-
-    def _among(self, context: Context, flags: str) -> str:
-        """Flags of all parameters of a group, as those of the parameters in a context."""
-        if context.flags is None or context.outer is None:
-            return flags
-        self.bring(context.flags)
-        return f"_chosen({self._among(context.outer, flags)}, {context.flags.name})"
+        """Flags of all parameters of a group, then of those that each mask outside has left."""
+        text, context, masks = op.write(self.expressions.text)[0], op.context, []
+        while context.flags is not None and context.outer is not None:
+            self.bring(context.flags)
+            masks.append(context.flags)
+            context = context.outer
+        for flags in reversed(masks):
+            self.page.line(f"{name} = {text}")
+            text = f"_chosen({name}, {flags.name})"
+        return text
 
     def _state(self, op: Op, name: str) -> str:
         """A list from the states of parameters, which one line gets."""

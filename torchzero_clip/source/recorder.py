@@ -76,6 +76,13 @@ class Recorder(TorchFunctionMode):
         self.add(write, [value], made, joint=True, gathers=True, small=True)
         return made
 
+    def named(self, number: Traced, name: str) -> Value:
+        """A live value, with a line that gives it a name."""
+        made = Value("tensor", hint=name)
+        write = lambda names: operand(number.value, names)
+        self.add(write, [number.value], made, stays=True)
+        return made
+
     def layer(self) -> Value:
         """The layer of each parameter of this context."""
         if self.context not in self.layers:

@@ -12,8 +12,9 @@ from unittest.mock import patch
 import torch
 from torch import Tensor
 
-from torchzero_clip.core import TensorList, norms
+from torchzero_clip.core import Bucket, TensorList, norms
 from torchzero_clip.modules.clipping import clip_percentile
+from torchzero_clip.modules.descent import heads, qk_clip
 from torchzero_clip.source.recorder import Recorder
 from torchzero_clip.source.values import ATOM, SourceError, Value, operand
 
@@ -94,7 +95,23 @@ def stand_ins(recorder: Recorder) -> Iterator[None]:
         with recorder.resting():
             return recorder.learn(torch.full((), 0.1), made)
 
+    def shrink(bucket: Bucket, max_logits: Any) -> TensorList:
+        found, made = Value("list", hint="heads"), Value("list", hint="u")
+        asked = recorder.functions.asked("max_logits")
+        text = f"[{asked}(*named) for named in _named(group)]"
+        recorder.add(lambda n: (text, ATOM), [], found, repeats=True, joint=False, takes="flags")
+        numbers = [recorder.named(bucket.group[key], key) for key in ("tau", "alpha")]
+        params, u = recorder.knows(bucket.params.tensors[0]), recorder.knows(bucket.u.tensors[0])
+        assert params is not None
+        assert u is not None
+        args, name = [found, params, u, *numbers], recorder.functions.copy(heads.shrunk)
+        write = lambda n: (f"{name}({', '.join([n(x) for x in args])})", ATOM)
+        recorder.add(write, args, made, each=True)
+        with recorder.resting():
+            return TensorList([recorder.learn(bucket.u.tensors[0].clone(), made)])
+
     with ExitStack() as stack:
+        stack.enter_context(patch.object(qk_clip, "shrink", shrink))
         stack.enter_context(patch.object(clip_percentile, "percentile", percentile))
         stack.enter_context(patch.object(norms, "readable", lambda x: False))
         stack.enter_context(patch.object(norms, "statistics", statistics))

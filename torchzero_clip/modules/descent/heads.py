@@ -29,23 +29,61 @@ class Heads(NamedTuple):
     rows: tuple[int, int] | None = None
 
 
-def row_factors(heads: Heads, rows: int, group: dict[str, Any], name: str) -> Tensor:
+def row_factors(
+    found: Any,
+    shape: tuple[int, ...],
+    tau: float,
+    alpha: float,
+    name: str,
+) -> Tensor:
+    """What each row of a parameter with these heads is multiplied by."""
+    heads = [found] if hasattr(found, "role") else list(found)
+    one = torch.ones(())
+    parts, end = [], 0
+    for some in sorted(heads, key=lambda some: some.rows or (0, shape[0])):
+        start, stop = some.rows or (0, shape[0])
+        factors = head_factors(some, stop - start, tau, alpha, name)
+        parts += [one.to(factors).expand(start - end), factors]
+        end = stop
+    factor = torch.cat([*parts, one.to(parts[-1]).expand(shape[0] - end)])
+    return factor.view(-1, *[1] * (len(shape) - 1))
+
+
+def head_factors(some: Any, rows: int, tau: float, alpha: float, name: str) -> Tensor:
     """What each of the rows of some heads is multiplied by."""
-    maxima = heads.maxima.detach().to(wide(heads.maxima.device))
+    maxima = some.maxima.detach().to(wide(some.maxima.device))
     count = maxima.numel()
     size = rows // max(count, 1)
-    if maxima.dim() != 1 or size * count != rows or not 0 <= heads.last <= size:
+    if maxima.dim() != 1 or size * count != rows or not 0 <= some.last <= size:
         raise ValueError(
             "QKClip: maxima must be a vector with a number for each head, a count that "
-            f"divides the {rows} rows of {name!r}, and last at most the rows of a head, got "
-            f"shape {tuple(maxima.shape)} and last={heads.last}"
+            f"divides the {rows} rows of {name!r}, and last at most the rows of a head, "
+            f"got shape {tuple(maxima.shape)} and last={some.last}"
         )
-    if heads.role not in ("query", "key"):
-        raise ValueError(f"QKClip: role must be 'query' or 'key', got {heads.role!r}")
+    if some.role not in ("query", "key"):
+        raise ValueError(f"QKClip: role must be 'query' or 'key', got {some.role!r}")
     known = (maxima > 0) & torch.isfinite(maxima)
-    gamma = (group["tau"] / torch.where(known, maxima, group["tau"])).clamp(max=1)
-    query, alpha = heads.role == "query", group["alpha"]
-    main = gamma ** (alpha if query else 1 - alpha)
-    rest = gamma if query else torch.ones_like(gamma)
-    parts = [main.unsqueeze(1).expand(-1, size - heads.last)]
-    return torch.cat([*parts, rest.unsqueeze(1).expand(-1, heads.last)], dim=1).flatten()
+    gamma = (tau / torch.where(known, maxima, tau)).clamp(max=1)
+    main = gamma ** (alpha if some.role == "query" else 1 - alpha)
+    rest = gamma if some.role == "query" else torch.ones_like(gamma)
+    parts = [main.unsqueeze(1).expand(-1, size - some.last)]
+    return torch.cat([*parts, rest.unsqueeze(1).expand(-1, some.last)], dim=1).flatten()
+
+
+def shrunk(
+    found: Any,
+    w: Tensor,
+    step: Tensor,
+    tau: float,
+    alpha: float,
+    name: str = "",
+    layout: Any = None,
+) -> Tensor:
+    """The step that ends at (w - step) · factor; where that is 1, the step itself."""
+    if not found:
+        return step
+    shape = tuple(w.shape if layout is None else layout.shape)
+    factor = row_factors(found, shape, tau, alpha, name)
+    factor = (factor if layout is None else layout.part(factor)).to(step.dtype)
+    w = w.to(step.dtype)
+    return torch.where(factor == 1, step, w - factor * (w - step))

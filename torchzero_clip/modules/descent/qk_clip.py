@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
-import torch
 from torch import Tensor
 
 from torchzero_clip.core import Bucket, Live, TensorList, Transform
-from torchzero_clip.core.norms.shards import part_of
-from torchzero_clip.core.tensors import wide
-from torchzero_clip.modules.descent.heads import Heads, row_factors
+from torchzero_clip.modules.descent.heads import Heads, shrunk
 
 
 class QKClip(Transform):
@@ -56,34 +54,17 @@ class QKClip(Transform):
     def step(self, buckets: list[Bucket]) -> list[Bucket]:
         for bucket in buckets:
             self.refuse_complex(bucket)
-            factors = [self._factor(bucket, i) for i in range(len(bucket.places))]
-            if any(factor is not None for factor in factors):
-                u, params = bucket.u.to(bucket.state_dtype), bucket.params.tensors
-                rows = zip(u, params, factors, strict=True)
-                out = [step if f is None else _shrunk(w, step, f) for step, w, f in rows]
-                bucket.u = TensorList(out, owned=u.owned)
+            bucket.u = shrink(bucket, self.max_logits)
         return buckets
 
-    def _factor(self, bucket: Bucket, i: int) -> Tensor | None:
-        """What each row of a parameter is multiplied by, of a sharded one each row here."""
-        p, name, layout = bucket.originals[i], bucket.names[i] or "", bucket.layouts[i]
-        found = self.max_logits(name, p)
-        if found is None:
-            return None
-        group, heads = bucket.group, [found] if isinstance(found, Heads) else list(found)
-        rows, parts, end = p.shape[0], [], 0
-        one = torch.ones((), dtype=wide(bucket.device), device=bucket.device)
-        for start, stop, some in sorted(
-            [(*(some.rows or (0, rows)), some) for some in heads], key=lambda row: row[:2]
-        ):
-            parts += [one.expand(start - end), row_factors(some, stop - start, group, name)]
-            end = stop
-        factor = torch.cat([*parts, one.expand(rows - end)])
-        factor = factor.view(-1, *[1] * (p.dim() - 1)).to(bucket.state_dtype)
-        return part_of(factor, layout)
 
-
-def _shrunk(w: Tensor, step: Tensor, factor: Tensor) -> Tensor:
-    """The step that ends at (w - step) · factor; where that is 1, the step itself."""
-    w = w.to(step.dtype)
-    return torch.where(factor == 1, step, w - factor * (w - step))
+def shrink(bucket: Bucket, max_logits: Callable[[str, Tensor], Any]) -> TensorList:
+    """The steps of a bucket, those of heads such that the weights shrink."""
+    pairs = zip(bucket.names, bucket.originals, strict=True)
+    found = [max_logits(name or "", p) for name, p in pairs]
+    if not any(found):
+        return bucket.u
+    u, live = bucket.u.to(bucket.state_dtype), (bucket.group["tau"], bucket.group["alpha"])
+    rows = zip(found, bucket.params.tensors, u, bucket.names, bucket.layouts, strict=True)
+    out = [shrunk(some, w, step, *live, name or "", layout) for some, w, step, name, layout in rows]
+    return TensorList(out, owned=u.owned)
