@@ -20,17 +20,6 @@ def wide(device: torch.device) -> torch.dtype:
     return torch.float32 if device.type == "mps" else torch.float64
 
 
-def by_shape(tensors: Sequence[Tensor]) -> dict[torch.Size, list[int]]:
-    """The indexes of the tensors of each shape."""
-    shapes = [t.shape for t in tensors]
-    if shapes.count(shapes[0]) == len(shapes):
-        return {shapes[0]: list(range(len(shapes)))}
-    found: dict[torch.Size, list[int]] = {}
-    for i, shape in enumerate(shapes):
-        found.setdefault(shape, []).append(i)
-    return found
-
-
 def same_shapes(some: Sequence[Tensor], others: Sequence[Tensor]) -> bool:
     """Whether tensors have the shapes of others, one by one, without a list of either."""
     if torch.compiler.is_compiling():  # which does not trace an attrgetter

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -21,7 +22,7 @@ from torchzero_clip.core.norms.numeric import (
 )
 from torchzero_clip.core.norms.scratch import PIECE, SCRATCH
 from torchzero_clip.core.state import DOUBLE
-from torchzero_clip.core.tensors import MANY, SMALL, all_plain, by_shape, wide
+from torchzero_clip.core.tensors import MANY, SHAPE, SMALL, all_plain, wide
 
 ROW = 256  # a float32 sum of this many squares is right to 1e-7
 CHUNK = 2**16  # what is converted at a time
@@ -78,19 +79,22 @@ def _powers_on_cpu(tensors: list[Tensor], p: float) -> Tensor:
     Nothing but a tensor itself decides what is computed for it, so that its norm has the same bits
     whatever is measured beside it.
     """
-    tensors = [t.contiguous() if t.numel() <= SMALL else t for t in tensors]
+    if not all(map(Tensor.is_contiguous, tensors)):
+        tensors = [t.contiguous() if t.numel() <= SMALL else t for t in tensors]
     single, alike, large = _by_size(tensors, p)
-    vectors = {i: _chunks(tensors[i], p) for i in single}
-    vectors |= dict(zip(large, _rows_of([tensors[i] for i in large], p), strict=True))
-    apart = [vectors[i] for i in sorted(vectors)]
+    vectors = list(tensors)
+    for i in single:
+        vectors[i] = _chunks(tensors[i], p)
+    for i in large:
+        vectors[i] = _rows(tensors[i], p)
     if alike:
         norms = torch.empty(len(tensors), dtype=torch.float64, device="cpu")
         for where in alike:
             norms[where] = _joint([tensors[i] for i in where], p)
-        if apart:
-            norms[sorted(vectors)] = _joint_norms(apart, p)
+        if apart := sorted([*single, *large]):
+            norms[apart] = _joint_norms([vectors[i] for i in apart], p)
     else:
-        norms = _joint_norms(apart, p)
+        norms = _joint_norms(vectors, p)
     if len(single) == len(tensors) and p <= 6 and tensors[0].dtype not in DOUBLE:
         return norms  # float64 holds the powers
     low, high = [end.item() for end in torch.aminmax(norms)]
@@ -104,17 +108,6 @@ def _powers_on_cpu(tensors: list[Tensor], p: float) -> Tensor:
     return norms
 
 
-def _rows_of(tensors: list[Tensor], p: float) -> list[Tensor]:
-    """Vectors with the norms of tensors: to copy small ones costs less than a call for each."""
-    small = [t.view(-1) for t in tensors if t.numel() <= SMALL and t.dtype == torch.float32]
-    counts = [t.numel() // ROW for t in small]
-    total = ROW * sum(counts)
-    if p != 2 or len(small) < len(tensors) or len(small) < 2 or total > PIECE:
-        return [_rows(t, p) for t in tensors]
-    together = torch.cat(small, out=SCRATCH.get(torch.float32)[:total]).view(-1, ROW)
-    return list(_row_norms(together, p).split(counts))
-
-
 def _between(norms: Tensor, low: float, high: float) -> Tensor:
     """Where norms lie between two powers of ten."""
     return (norms > 10.0 ** max(low, -300)) & (norms < 10.0 ** min(high, 300))
@@ -122,16 +115,28 @@ def _between(norms: Tensor, low: float, high: float) -> Tensor:
 
 def _by_size(tensors: list[Tensor], p: float) -> tuple[list[int], list[list[int]], list[int]]:
     """The indexes of tensors for torch, of many of one shape, and of those cut in rows."""
-    if p not in (1, 2) or tensors[0].dtype == torch.float64:
-        return list(range(len(tensors))), [], []
+    forms = tuple(map(SHAPE, tensors)), tuple(map(Tensor.is_contiguous, tensors))
+    return _divided(*forms, tensors[0].dtype == torch.float64 or p not in (1, 2))
+
+
+@lru_cache(maxsize=256)
+def _divided(
+    shapes: Sequence[torch.Size], contiguous: Sequence[bool], whole: bool
+) -> tuple[list[int], list[list[int]], list[int]]:
+    """`_by_size` of tensors of these shapes; `whole`: all are for torch."""
+    if whole:
+        return list(range(len(shapes))), [], []
     single: list[int] = []
     alike: list[list[int]] = []
     large: list[int] = []
-    for shape, some in by_shape(tensors).items():
+    by_shape: dict[torch.Size, list[int]] = {}
+    for i, shape in enumerate(shapes):
+        by_shape.setdefault(shape, []).append(i)
+    for shape, some in by_shape.items():
         n = shape.numel()
         if n > SMALL:
             for i in some:
-                (large if tensors[i].is_contiguous() else single).append(i)
+                (large if contiguous[i] else single).append(i)
         elif n > ROW and n % ROW:
             single += some
         elif len(some) >= MANY:
