@@ -152,7 +152,9 @@ def table(rows: tuple[Row, ...], trouble: str) -> str:
         cells = [cell(made.get((trouble, method, other))) for other in (none, FIXED)]
         rate = f"{best(rows, trouble, method):g}"
         lines.append((method, rate, middle_loss([*found.values()]), *cells))
-    return markdown(("", "rate", "loss", "against no clipping", "against `global 1`"), lines)
+    head = ("", "rate", "loss", "against no clipping", "against `global 1`")
+    seeds = min(len(losses(rows, trouble, method)) for method in CASES[trouble])
+    return f"Of {seeds} seeds, the same for all methods:\n\n{markdown(head, lines)}"
 
 
 def cell(comparison: Comparison | None) -> str:
