@@ -98,7 +98,7 @@ def compare(rows: tuple[Row, ...]) -> dict[tuple[str, str, str], Comparison]:
         seeds = sorted(own.keys() & theirs.keys())
         if len(seeds) < 2:
             continue
-        away = [min(own[s], WORST) - min(theirs[s], WORST) for s in seeds]
+        away = [round(min(own[s], WORST) - min(theirs[s], WORST), 6) for s in seeds]  # of 4 digits
         median = middle(torch.tensor(away, dtype=torch.float64)).item()
         made[trouble, method, other] = Comparison(
             trouble, method, other, len(seeds), median, *interval(away), wilcoxon(away)

@@ -161,6 +161,14 @@ def test_runs_are_compared_as_pairs_of_one_seed_and_corrected_for_their_number()
     assert (third.method, third.other) == ("Adam, AGC", "Adam, global 1")
 
 
+def test_differences_are_of_the_digits_that_the_file_has() -> None:
+    tuned = dict(zip(GRID, (2.0, 1.0, 2.0), strict=True))
+    rows = rows_of("bad batches", "Adam, no clipping", tuned, [1.413, 1.5, 1.7])
+    rows += rows_of("bad batches", "Adam, global 1", tuned, [1.412, 1.499, 1.699])
+    (only,) = compare(tuple(rows)).values()
+    assert (only.median, only.low, only.high) == (-0.001, -0.001, -0.001)
+
+
 def test_a_run_that_diverged_is_worse_than_any_that_did_not() -> None:
     tuned = dict(zip(GRID, (2.0, 1.0, 2.0), strict=True))
     rows = rows_of("bad batches", "SGD, no clipping", tuned, [math.inf] * 10)
