@@ -43,6 +43,7 @@ from torchzero_clip import (
     Reset,
     Sign,
     SkipLarge,
+    SkipSpike,
     SoftClip,
     SpikeClip,
     StableAdam,
@@ -159,6 +160,7 @@ RULES: dict[str, Entry] = {
     "SkipLarge": entry(
         "SkipLarge", lambda x: SkipLarge(10 * x.norm), places=ON_GRADIENTS, together=True
     ),
+    "SkipSpike": entry("SkipSpike", lambda x: SkipSpike(), places=ON_GRADIENTS, together=True),
     # what makes Adam stable
     "Cautious": entry("Cautious", lambda x: Cautious(), places=(AFTER_ADAM,)),
     "StableAdam": entry("StableAdam", lambda x: StableAdam(), places=(INSTEAD,)),

@@ -6,11 +6,8 @@ import argparse
 from pathlib import Path
 
 import benchmarks.guide
-from benchmarks.guide.report import table
-from benchmarks.guide.runs import Row, work
-from benchmarks.rows import read
-
-ROOT = Path(__file__).parents[2]
+from benchmarks.guide.report import FILE, results, tables
+from benchmarks.guide.runs import work
 
 
 def main(given: list[str] | None = None) -> None:
@@ -20,14 +17,14 @@ def main(given: list[str] | None = None) -> None:
     )
     add = parser.add_argument
     add("--minutes", type=float, default=60.0, help="when to stop")
-    add("--table", action="store_true", help="run nothing, print the comparisons so far")
-    add("--out", type=Path, default=ROOT / "benchmarks" / "results" / "guide.csv")
+    add("--table", action="store_true", help="run nothing, print what the file says")
+    add("--out", type=Path, default=FILE, help="the file that runs are added to")
     options = parser.parse_args(given)
     if options.table:
-        print(table(read(options.out, Row)))
+        for name, text in tables(results(options.out)).items():
+            print(f"{name}\n\n{text}\n")
     else:
-        text = ROOT / "examples" / "data" / "harbour.txt"
-        print(f"{work(options.out, text, options.minutes)} runs in {options.out}")
+        print(f"{work(options.out, options.minutes)} runs in {options.out}")
 
 
 if __name__ == "__main__":

@@ -1,19 +1,40 @@
-"""Comparisons of pairs, with intervals and corrected for their number."""
+"""Comparisons of pairs, with intervals and corrected for their number, as tables and sentences."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+import re
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
 
 import torch
 
 from benchmarks.guide.paired import holm, interval, middle, wilcoxon
-from benchmarks.guide.runs import METHODS, SEEDS, Row, best
-from benchmarks.which_rule.troubles import TROUBLES
+from benchmarks.guide.runs import (
+    BEYOND,
+    CASES,
+    METHODS,
+    SEEDS,
+    SIZE,
+    TEXT,
+    TUNING,
+    Row,
+    best,
+)
+from benchmarks.guide.troubles import TROUBLES
+from benchmarks.rows import read
 
+FILE = Path(__file__).parents[1] / "results" / "guide.csv"
 WORST = 1e6  # a run that diverged counts as this loss: worse than any other
 CHANCE = 0.05
+FIXED = "Adam, global 1"  # what the other rules of Adam are compared with, too
+NONE = "Adam, no clipping"
+PAIRS = (  # other comparisons
+    ("Adam, AdaGC", "Adam, AdaGC, global"),
+    ("Muon, clip inside", "Muon, clip outside"),
+)
 
 
 @dataclass
@@ -32,36 +53,65 @@ class Comparison:
     @property
     def verdict(self) -> str:
         """Who is better, if anybody."""
-        if self.chance > CHANCE:
+        if self.chance > CHANCE or self.median == 0:
             return "no difference"
         return "better" if self.median < 0 else "worse"
 
+    def __str__(self) -> str:
+        """The difference with its interval; in words where there is none."""
+        span = f"{signed(self.low)} to {signed(self.high)}"
+        if self.verdict == "no difference":
+            return f"no difference ({span})"
+        return f"{self.verdict}, {signed(self.median)} ({span})"
 
-def compare(rows: Sequence[Row]) -> list[Comparison]:
-    """Every method against no clipping of its optimizer, corrected over all of them."""
-    made = []
-    for trouble in TROUBLES:
-        for method in METHODS:
-            other = f"{method.split(',')[0]}, no clipping"
-            other = other if other in METHODS else "Adam, no clipping"
-            own, theirs = losses(rows, trouble, method), losses(rows, trouble, other)
-            seeds = sorted(own.keys() & theirs.keys())
-            if method == other or len(seeds) < 2:
-                continue
-            away = [min(own[s], WORST) - min(theirs[s], WORST) for s in seeds]
-            median = middle(torch.tensor(away, dtype=torch.float64)).item()
-            low, high = interval(away)
-            made.append(
-                Comparison(trouble, method, other, len(seeds), median, low, high, wilcoxon(away))
-            )
-    for comparison, chance in zip(made, holm([x.chance for x in made]), strict=True):
+
+@cache
+def results(file: Path = FILE) -> tuple[Row, ...]:
+    """The runs so far."""
+    return tuple(read(file, Row))
+
+
+def wanted() -> Iterator[tuple[str, str, str]]:
+    """All comparisons: with no clipping of the same optimizer, with a fixed limit, and others."""
+    for trouble, methods in CASES.items():
+        for method in methods:
+            none = f"{optimizer_of(method)}, no clipping"
+            if method != none:
+                yield trouble, method, none
+            if optimizer_of(method).startswith("Adam") and method not in (FIXED, NONE):
+                yield trouble, method, FIXED
+        yield from ((trouble, *pair) for pair in PAIRS if {*pair} <= {*methods})
+
+
+def optimizer_of(method: str) -> str:
+    """What stands behind the rule; what is more than Adam itself is compared with Adam."""
+    first, *rest = method.split(",")
+    return first if rest else "Adam"
+
+
+@cache
+def compare(rows: tuple[Row, ...]) -> dict[tuple[str, str, str], Comparison]:
+    """Every comparison that has pairs, corrected over all of them."""
+    made = {}
+    for trouble, method, other in wanted():
+        own, theirs = losses(rows, trouble, method), losses(rows, trouble, other)
+        seeds = sorted(own.keys() & theirs.keys())
+        if len(seeds) < 2:
+            continue
+        away = [round(min(own[s], WORST) - min(theirs[s], WORST), 6) for s in seeds]  # of 4 digits
+        median = middle(torch.tensor(away, dtype=torch.float64)).item()
+        made[trouble, method, other] = Comparison(
+            trouble, method, other, len(seeds), median, *interval(away), wilcoxon(away)
+        )
+    chances = holm([x.chance for x in made.values()])
+    for comparison, chance in zip(made.values(), chances, strict=True):
         comparison.chance = chance
     return made
 
 
 def losses(rows: Sequence[Row], trouble: str, method: str) -> dict[int, float]:
     """The losses by seed, at the rate that tuning chose."""
-    rate = best([*rows], trouble, method)
+    rate = best(rows, trouble, method)
     return {
         row.seed: row.final_loss
         for row in rows
@@ -69,17 +119,85 @@ def losses(rows: Sequence[Row], trouble: str, method: str) -> dict[int, float]:
     }
 
 
-def number(loss: float) -> str:
-    return "diverged" if abs(loss) > WORST / 2 or math.isinf(loss) else f"{loss:+.3g}"
+# ---------------------------------------------------------------------- tables
 
 
-def table(rows: Sequence[Row]) -> str:
-    lines = [
-        "| trouble | method | against | pairs | difference | 95 % | p, Holm | |",
-        "|---|---|---|---:|---:|---|---:|---|",
-    ]
-    for x in compare(rows):
-        cells = [x.trouble, x.method, x.other, str(x.pairs), number(x.median)]
-        cells += [f"{number(x.low)} to {number(x.high)}", f"{x.chance:.2g}", x.verdict]
-        lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join(lines)
+def signed(loss: float) -> str:
+    if abs(loss) > WORST / 2:
+        return f"{'-' if loss < 0 else '+'}∞".replace("-", "−")
+    return "0" if loss == 0 else f"{loss:+.2g}".replace("-", "−")
+
+
+def middle_loss(found: Sequence[float]) -> str:
+    """The median of losses, and how many are none."""
+    lost = sum(map(math.isinf, found))
+    median = middle(torch.tensor([min(loss, WORST) for loss in found], dtype=torch.float64)).item()
+    text = "∞" if median > WORST / 2 else f"{median:.3g}"
+    return f"{text}, {lost} of {len(found)} diverged" if lost else text
+
+
+def markdown(head: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
+    rows = [head, ["---"] * len(head), *lines]
+    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
+
+
+def table(rows: tuple[Row, ...], trouble: str) -> str:
+    """The methods of a trouble: their loss, and how far it is from others of the same seeds."""
+    made, lines = compare(rows), []
+    for method in CASES[trouble]:
+        found = losses(rows, trouble, method)
+        if not found:
+            continue
+        none = f"{optimizer_of(method)}, no clipping"
+        cells = [cell(made.get((trouble, method, other))) for other in (none, FIXED)]
+        rate = f"{best(rows, trouble, method):g}"
+        lines.append((method, rate, middle_loss([*found.values()]), *cells))
+    head = ("", "rate", "loss", "against no clipping", "against `global 1`")
+    seeds = min(len(losses(rows, trouble, method)) for method in CASES[trouble])
+    return f"Of {seeds} seeds, the same for all methods:\n\n{markdown(head, lines)}"
+
+
+def cell(comparison: Comparison | None) -> str:
+    return "" if comparison is None else f"{comparison}; p = {comparison.chance:.2g}"
+
+
+def others(rows: tuple[Row, ...]) -> str:
+    """The comparisons that no table of a trouble has."""
+    found = [x for (_, *pair), x in compare(rows).items() if tuple(pair) in PAIRS]
+    lines = [(x.trouble, x.method, x.other, cell(x)) for x in found]
+    return markdown(("trouble", "", "against", ""), lines)
+
+
+def chains(rows: tuple[Row, ...]) -> str:
+    """What the methods are."""
+    task = TROUBLES["bad batches"](SIZE, TEXT, 0)
+    lines = []
+    for name, make in METHODS.items():
+        spelled = re.sub(r"labels=\{.*?\}", "labels=matrices_and_rest(model)", repr(make(task)))
+        lines.append((name, f"`{spelled}`"))
+    return markdown(("", "before `LR`"), lines)
+
+
+def budget(rows: tuple[Row, ...]) -> str:
+    """What was run for each trouble, and how often the best rate was the last one tried."""
+    lines = []
+    for trouble, methods in CASES.items():
+        seeds = [len(losses(rows, trouble, method)) for method in methods]
+        rates = [best(rows, trouble, method) for method in methods]
+        ends = sum(rate in BEYOND.values() for rate in rates)
+        tuning = sum(row.trouble == trouble and row.seed in TUNING for row in rows)
+        counts = (len(methods), tuning, sum(seeds), min(seeds), ends)
+        lines.append((trouble, *map(str, counts)))
+    head = ("trouble", "methods", "tuning runs", "result runs", "seeds", "rates 0.1 or 10")
+    return markdown(head, lines)
+
+
+def tables(rows: tuple[Row, ...]) -> dict[str, str]:
+    """All that the page asks for, by name."""
+    return {
+        "budget": budget(rows),
+        "count": f"{len(compare(rows))} comparisons",
+        "chains": chains(rows),
+        **{trouble.replace(" ", "_"): table(rows, trouble) for trouble in CASES},
+        "others": others(rows),
+    }

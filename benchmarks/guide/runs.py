@@ -5,15 +5,15 @@ from __future__ import annotations
 import math
 import statistics
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 
 import torch
 
-from benchmarks.rows import read, write
-from benchmarks.which_rule.runs import Case, digits, train
-from benchmarks.which_rule.troubles import SIZES, TROUBLES, Trouble
+from benchmarks.guide.troubles import TROUBLES, Nothing, Size
+from benchmarks.rows import digits, read, write
 from torchzero_clip import (
     AGC,
     LR,
@@ -26,72 +26,86 @@ from torchzero_clip import (
     ClipNorm,
     ClipNormByEMA,
     ClipNormGrowth,
+    Modular,
     Momentum,
     Orthogonalize,
     Partition,
     Reset,
+    SkipSpike,
     SpikeClip,
     StableAdam,
     Transform,
+    Warmup,
+    WeightDecay,
     ZClip,
     matrices_and_rest,
 )
 
-TUNING = (100, 101, 102)  # the seeds that learning rates are chosen on
+TEXT = Path(__file__).parents[2] / "examples" / "data" / "harbour.txt"
+TUNING = (100, 101)  # the seeds that learning rates are chosen on
 SEEDS = range(20)  # those of the results
-GRID = (0.1, 0.3, 1.0, 3.0)  # in terms of the rate of *Which rule?*, which is for no clipping
-NEVER = ClipNorm(math.inf, dim="global")  # measures, as the other rules do
-
-
-def adam(*rule: Transform) -> Callable[[Trouble], list[Transform]]:
-    return lambda task: [*rule, Adam()]
-
-
-def sgd(*rule: Transform) -> Callable[[Trouble], list[Transform]]:
-    return lambda task: [*rule, Momentum(0.9)]
-
-
-def muon(
-    outside: Transform | None = None, inside: Transform | None = None
-) -> Callable[[Trouble], list[Transform]]:
-    """Muon for matrices, Adam for the rest; a clip in front of both, or in front of each."""
-
-    def make(task: Trouble) -> list[Transform]:
-        front = [] if inside is None else [inside]
-        matrices = Chain(
-            *front, Momentum(0.95, nesterov=True), Orthogonalize(scale="match_rms_adamw")
-        )
-        parts = {"matrices": matrices, "rest": Chain(*front, Adam())}
-        return [outside or NEVER, Partition(parts, matrices_and_rest(task.model))]
-
-    return make
-
+GRID = (0.3, 1.0, 3.0)  # times the rate of the trouble, which is for no clipping
+BEYOND = {0.3: 0.1, 3.0: 10.0}  # tried as well where that end of the grid is best
+SIZE = Size(layers=1, context=16, batch=8)
+STEPS = 200
+TESTS = 5  # ten steps apart, the last at the end
 
 LIMIT = ClipNorm(1.0, dim="global")
 RULES: dict[str, tuple[Transform, ...]] = {
-    "no clipping": (NEVER,),
+    "no clipping": (),
     "global 1": (LIMIT,),
     "each tensor 1": (ClipNorm(1.0),),
     "AGC": (AGC(),),
     "AdaGC": (AdaGC(),),
-    "ZClip, at most 1": (ZClip(),),
-    "AutoClip, 10 %, warmed": (AutoClip("percentile", 10.0, warmup=LIMIT),),
+    "AdaGC, global": (AdaGC(dim="global"),),
+    "ZClip": (ZClip(),),
+    "AutoClip, 10 %": (AutoClip("percentile", 10.0, warmup=LIMIT),),
     "ClipNormByEMA": (ClipNormByEMA(),),
     "ClipNormGrowth": (ClipNormGrowth(),),
+    "SkipSpike": (SkipSpike(),),
 }
-METHODS: dict[str, Callable[[Trouble], list[Transform]]] = {
-    **{f"Adam, {name}": adam(*rule) for name, rule in RULES.items()},
-    **{f"SGD, {name}": sgd(*rule) for name, rule in RULES.items()},
-    "StableAdam": lambda task: [NEVER, StableAdam()],
-    "SPAM": lambda task: [NEVER, Reset(Chain(SpikeClip(wait=20), Adam()), 500, 150)],
-    "Stable-SPAM": lambda task: [NEVER, AdaClip(), AdaGN(), Reset(Adam(), 1000)],
-    "Muon, no clipping": muon(),
-    "Muon, clip outside": muon(outside=LIMIT),
-    "Muon, clip inside": muon(inside=LIMIT),
+SPAM = Reset(Chain(SpikeClip(5000.0, wait=20), Adam()), every=50, warmup=15, keep=("step",))
+STABLE_SPAM = (AdaClip(), AdaGN(), Reset(Adam(), every=100))
+
+
+def muon(task: Nothing, outside: Sequence[Transform], inside: Sequence[Transform]) -> Chain:
+    """Muon for matrices, Adam for the rest; a clip in front of both, or in front of each."""
+    matrices = Chain(*inside, Momentum(0.95, nesterov=True), Orthogonalize(scale="match_rms_adamw"))
+    parts = {"matrices": matrices, "rest": Chain(*inside, Adam())}
+    return Chain(*outside, Partition(parts, matrices_and_rest(task.model)))
+
+
+def adamw(*rule: Transform) -> Chain:
+    """What is said to make clipping unneeded, around a model with layer norms."""
+    return Chain(*rule, Adam(), WeightDecay(0.1), Warmup(40))
+
+
+METHODS: dict[str, Callable[[Nothing], Chain]] = {
+    **{f"Adam, {name}": lambda task, r=rule: Chain(*r, Adam()) for name, rule in RULES.items()},
+    "StableAdam": lambda task: Chain(StableAdam()),
+    "SPAM": lambda task: Chain(SPAM),
+    "Stable-SPAM": lambda task: Chain(*STABLE_SPAM),
+    "AdamW with warm-up, no clipping": lambda task: adamw(),
+    "AdamW with warm-up, global 1": lambda task: adamw(LIMIT),
+    **{
+        f"SGD, {name}": lambda task, r=RULES[name]: Chain(*r, Momentum(0.9))
+        for name in ("no clipping", "global 1", "AGC")
+    },
+    "Muon, no clipping": lambda task: muon(task, (), ()),
+    "Muon, clip outside": lambda task: muon(task, (LIMIT,), ()),
+    "Muon, clip inside": lambda task: muon(task, (), (LIMIT,)),
+}
+CASES: dict[str, tuple[str, ...]] = {  # the methods of each trouble, in the order of running
+    "bad batches": (*METHODS,),
+    "nothing wrong": (
+        *(f"Adam, {name}" for name in ("no clipping", "global 1", "ZClip")),
+        *("AdamW with warm-up, no clipping", "AdamW with warm-up, global 1"),
+        *("Muon, no clipping", "Muon, clip outside"),
+    ),
 }
 
 
-@dataclass
+@dataclass(frozen=True)
 class Row:
     """A line of guide.csv: a run. The rate is a multiple of the trouble's own."""
 
@@ -106,56 +120,84 @@ def key(row: Row) -> tuple[str, str, float, int]:
     return row.trouble, row.method, row.rate, row.seed
 
 
-def one(case: Case, trouble: str, method: str, rate: float, seed: int) -> Row:
+def one(trouble: str, method: str, rate: float, seed: int, steps: int = STEPS) -> Row:
     """A run from its seed: weights, batches and trouble are those of all methods."""
-    task = case.make(trouble, seed)
-    optimizer = "SGD" if method.startswith("SGD") else "Adam"
-    chain = Chain(*METHODS[method](task), LR(rate * task.rate(optimizer)))
-    run = train(task, chain, case.length(trouble))
-    return Row(trouble, method, rate, seed, digits(run.final))
+    torch.manual_seed(seed)
+    task = TROUBLES[trouble](SIZE, TEXT, seed)
+    lr = rate * task.rates["SGD" if method.startswith("SGD") else "Adam"]
+    opt = Modular(task.model.named_parameters(), *METHODS[method](task), LR(lr))
+    return Row(trouble, method, rate, seed, digits(train(task, opt, steps)))
 
 
-def best(rows: list[Row], trouble: str, method: str) -> float | None:
-    """The rate with the smallest median over the seeds of tuning, once all of them are there."""
-    losses: dict[float, list[float]] = {rate: [] for rate in GRID}
+def train(task: Nothing, opt: Modular, steps: int) -> float:
+    """The median of the last tests; infinite where that is far worse than guessing."""
+    tests = []
+    for left in reversed(range(steps)):
+        loss, clean = task.losses()
+        if not math.isfinite(clean.item()):
+            return math.inf
+        opt.zero_grad()
+        loss.backward()
+        opt.report(loss=loss)
+        opt.step()
+        if left % 10 == 0 and left < 10 * TESTS:
+            tests.append(task.test().item())
+    final = statistics.median(tests) if all(map(math.isfinite, tests)) else math.inf
+    return final if final <= 2 * task.chance else math.inf
+
+
+def tuned(rows: Sequence[Row], trouble: str, method: str) -> dict[float, float]:
+    """The mean loss of the seeds of tuning, for each rate that all of them have run."""
+    losses: dict[float, list[float]] = {}
     for row in rows:
         if (row.trouble, row.method) == (trouble, method) and row.seed in TUNING:
-            losses[row.rate].append(row.final_loss)
-    if any(len(found) < len(TUNING) for found in losses.values()):
-        return None
-    return min(losses, key=lambda rate: statistics.median(losses[rate]))
+            losses.setdefault(row.rate, []).append(row.final_loss)
+    return {rate: statistics.mean(x) for rate, x in losses.items() if len(x) == len(TUNING)}
 
 
-def missing(rows: list[Row]) -> Iterator[tuple[str, str, float, int]]:
-    """What has to run next: first tuning, then results seed by seed, so that any part is paired.
+def beyond(means: dict[float, float]) -> tuple[float, ...]:
+    """What is tuned as well, once the grid is."""
+    end = min(GRID, key=means.__getitem__) if means.keys() >= {*GRID} else None
+    return (BEYOND[end],) if end in BEYOND else ()
+
+
+def best(rows: Sequence[Row], trouble: str, method: str) -> float | None:
+    """The rate with the smallest mean loss, once all that has to be tuned is there."""
+    means = tuned(rows, trouble, method)
+    wanted = (*GRID, *beyond(means))
+    return min(wanted, key=means.__getitem__) if means.keys() >= {*wanted} else None
+
+
+def missing(rows: Sequence[Row]) -> Iterator[tuple[str, str, float, int]]:
+    """What has to run next: the tuning of a trouble, then its results seed by seed, so that any
+    part is of pairs.
 
     `rows` may grow while this is read.
     """
     done = {key(row) for row in rows}
-    pairs = [(trouble, method) for trouble in TROUBLES for method in METHODS]
-    for trouble, method in pairs:
-        for rate in GRID:
-            for seed in TUNING:
-                if (trouble, method, rate, seed) not in done:
-                    yield trouble, method, rate, seed
-    for seed in SEEDS:
-        for trouble, method in pairs:
-            rate = best(rows, trouble, method)
-            if rate is not None and (trouble, method, rate, seed) not in done:
-                yield trouble, method, rate, seed
+    for trouble, methods in CASES.items():
+        wanted: Iterator[tuple[str, str, float, int]]
+        wanted = ((trouble, method, *x) for method in methods for x in product(GRID, TUNING))
+        yield from (x for x in wanted if x not in done)
+        for method in methods:
+            outer = beyond(tuned(rows, trouble, method))
+            wanted = ((trouble, method, *x) for x in product(outer, TUNING))
+            yield from (x for x in wanted if x not in done)
+        rates = {method: best(rows, trouble, method) for method in methods}
+        wanted = ((trouble, method, rates[method], seed) for seed in SEEDS for method in methods)
+        yield from (x for x in wanted if x not in done)
 
 
-def work(file: Path, text: Path, minutes: float) -> int:
+def work(file: Path, minutes: float) -> int:
     """Add runs to the file until the time is over or nothing is missing; how many there are."""
     torch.set_num_threads(1)  # models as small as these gain nothing from more
-    end = time.monotonic() + 60 * minutes
-    case, rows = Case(SIZES["small"], text, torch.device("cpu")), read(file, Row)
+    end, rows = time.monotonic() + 60 * minutes, read(file, Row)
 
     def made() -> Iterator[Row]:
         for wanted in missing(rows):
             if time.monotonic() > end:
                 break
-            rows.append(one(case, *wanted))
+            rows.append(one(*wanted))
             yield rows[-1]
 
     write(file, Row, made(), more=True)

@@ -11,11 +11,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from benchmarks.which_rule.troubles import SIZES, BadBatches, Nothing, Recurrent
+from benchmarks.guide.troubles import BadBatches, Nothing, Recurrent, Size
 from torchzero_clip import LR, Adam, ClipNorm, Modular, Recorder, Trace
 
 TEXT = Path(__file__).parents[2] / "examples" / "data" / "harbour.txt"
-CPU = torch.device("cpu")
 STEPS = 2000
 SEED = 0
 MEASURE = ClipNorm(math.inf, name="gradient")  # the norm of each tensor, and nothing else
@@ -54,11 +53,11 @@ def record(training: Training, steps: int = STEPS) -> Trace:
 
 
 def language(trouble: bool) -> Callable[[], tuple[nn.Module, Losses]]:
-    """The transformer of `benchmarks.which_rule`; with trouble one batch in fifty is noise."""
+    """The transformer of `benchmarks.guide` with two layers; one batch in fifty may be noise."""
 
     def make() -> tuple[nn.Module, Losses]:
         kind = BadBatches if trouble else Nothing
-        task = kind(SIZES["small"], TEXT, CPU, SEED, calm=False)
+        task = kind(Size(), TEXT, SEED)
 
         def losses() -> Losses:
             while True:
@@ -72,7 +71,7 @@ def language(trouble: bool) -> Callable[[], tuple[nn.Module, Losses]]:
 
 def recurrent() -> tuple[nn.Module, Losses]:
     """A recurrent network of rectified units on the same text, in windows of 64 letters."""
-    task = Nothing(SIZES["small"], TEXT, CPU, SEED, calm=True)
+    task = Nothing(Size(), TEXT, SEED)
     task.model = nn.Sequential(nn.Embedding(task.letters, 64), Recurrent(64, 64, task.letters, 1.0))
 
     def losses() -> Losses:
@@ -233,7 +232,7 @@ def play(net: Actor, poles: Poles) -> list[Tensor]:
 
 TRAININGS: dict[str, Training] = {
     "language": Training(
-        "the transformer of *Which rule?* on the harbour's log, nothing wrong",
+        "a transformer of two layers on the harbour's log, nothing wrong",
         language(False), 0.01,
     ),
     "language_trouble": Training(

@@ -1,8 +1,15 @@
 """Fills pages from result files, while the docs are built.
 
-A page asks with `<!-- atlas: table -->`, `troubles`, `settings` or `sentences`, or with
-`<!-- replay: traces -->`, `defaults` or the name of a trace for a picture. The page of each rule in
-the atlas gets its picture.
+A page asks with `<!-- atlas: table -->`, `troubles`, `settings` or `sentences`, with
+`<!-- replay: traces -->`, `defaults` or the name of a trace for a picture, or with
+`<!-- guide: … -->` and a name that `python -m benchmarks.guide --table` prints, or `picture_` and
+a trouble. Within a sentence
+
+    <!-- effect: trouble | method | other -->         is a comparison of the guide,
+    <!-- cell: rule | place | trouble | column -->    a cell of the atlas,
+    <!-- alarms: trace | family -->                   what a replay found.
+
+The page of each rule in the atlas gets its picture.
 """
 
 import importlib
@@ -13,12 +20,14 @@ from pathlib import Path
 
 DOCS = Path(__file__).parents[1]
 RESULTS = DOCS.parent / "benchmarks" / "results"
-ASKED = re.compile(r"^<!-- (atlas|replay): (\w+) -->$", re.MULTILINE)
+ASKED = re.compile(r"^<!-- (atlas|replay|guide): (\w+) -->$", re.MULTILINE)
+NUMBER = re.compile(r"<!-- (effect|cell|alarms): (.+?) -->")
 sys.path.insert(0, str(DOCS.parent))  # for the benchmarks
 
 
 def on_page_markdown(markdown, page, **_):
     filled = ASKED.sub(lambda match: KINDS[match[1]](match[2]), markdown)
+    filled = NUMBER.sub(lambda match: NUMBERS[match[1]](*match[2].split(" | ")), filled)
     source = page.file.src_uri
     if source.startswith("modules/") and source != "modules/index.md":
         filled += picture(Path(source).stem.replace("_", ""))
@@ -46,14 +55,42 @@ def atlas(wanted):
 
 
 def replay(wanted):
-    report, rows = module("benchmarks.traces.report"), module("benchmarks.rows")
-    lines = rows.read(RESULTS / "replay.csv", report.Line)
+    report, lines = module("benchmarks.traces.report"), replays()
     if wanted in ("traces", "defaults"):
         return getattr(report, wanted)(lines)
     return report.picture(lines, wanted)
 
 
-KINDS = {"atlas": atlas, "replay": replay}
+def guide(wanted):
+    report, drawing = module("benchmarks.guide.report"), module("benchmarks.guide.picture")
+    rows = report.results()
+    if wanted.startswith("picture_"):
+        return drawing.picture(rows, wanted.removeprefix("picture_").replace("_", " "))
+    return report.tables(rows)[wanted]
+
+
+def effect(*wanted):
+    report = module("benchmarks.guide.report")
+    return str(report.compare(report.results())[wanted])
+
+
+def cell(rule, place, trouble, column):
+    report, (rows, _) = module("benchmarks.atlas.report"), atlas_results()
+    return report.cells(report.find(rows, rule, place, trouble))[column]
+
+
+def alarms(trace, family):
+    report = module("benchmarks.traces.report")
+    (line,) = [
+        line
+        for line in replays()
+        if (line.trace, line.family, line.sensitivity) == (trace, family, report.DEFAULTS[family])
+    ]
+    return f"{report.percent(line.false)} false alarms, {report.percent(line.missed)} missed"
+
+
+NUMBERS = {"effect": effect, "cell": cell, "alarms": alarms}
+KINDS = {"atlas": atlas, "replay": replay, "guide": guide}
 
 
 @cache
@@ -63,6 +100,12 @@ def atlas_results():
         rows.read(RESULTS / "atlas.csv", runs.Row),
         rows.read(RESULTS / "atlas_curves.csv", runs.Curve),
     )
+
+
+@cache
+def replays():
+    line = module("benchmarks.traces.report").Line
+    return module("benchmarks.rows").read(RESULTS / "replay.csv", line)
 
 
 @cache

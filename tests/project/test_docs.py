@@ -234,7 +234,7 @@ def test_pages_document_nothing_that_is_gone() -> None:
 
 
 def slug(heading: str) -> str:
-    plain = re.sub(r"[`*]|\]\([^)]*\)|\[", "", heading)
+    plain = re.sub(r"[`*]|\]\([^)]*\)|\[| \{ .*\}$", "", heading)
     return re.sub(r"[-\s]+", "-", re.sub(r"[^\w\s-]", "", plain).strip().lower())
 
 

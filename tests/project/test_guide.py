@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import importlib.util
 import itertools
 import math
 import random
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -13,12 +15,36 @@ import torch
 from benchmarks.guide import runs
 from benchmarks.guide.__main__ import main
 from benchmarks.guide.paired import doubled_ranks, holm, interval, wilcoxon
-from benchmarks.guide.report import compare
-from benchmarks.guide.runs import GRID, METHODS, TUNING, Row, best, one
+from benchmarks.guide.picture import picture
+from benchmarks.guide.report import compare, losses, results, tables, wanted
+from benchmarks.guide.runs import (
+    BEYOND,
+    CASES,
+    GRID,
+    METHODS,
+    SEEDS,
+    SIZE,
+    TEXT,
+    TUNING,
+    Row,
+    best,
+    beyond,
+    one,
+)
+from benchmarks.guide.troubles import BadBatches, Nothing
 from benchmarks.rows import read
-from benchmarks.which_rule.__main__ import TEXT
-from benchmarks.which_rule.runs import Case
-from benchmarks.which_rule.troubles import SIZES
+
+DOCS = Path(__file__).parents[2] / "docs"
+source = importlib.util.spec_from_file_location("evidence", DOCS / "_hooks" / "evidence.py")
+assert source is not None
+assert source.loader is not None
+evidence = importlib.util.module_from_spec(source)
+source.loader.exec_module(evidence)
+
+
+def page_of(name: str) -> SimpleNamespace:
+    return SimpleNamespace(file=SimpleNamespace(src_uri=name))
+
 
 # ---------------------------------------------------------------------- statistics
 
@@ -68,6 +94,26 @@ def test_the_interval_holds_the_median_as_often_as_it_says() -> None:
     assert interval([2.5] * 5) == (2.5, 2.5)
 
 
+# ---------------------------------------------------------------------- the troubles
+
+
+def test_bad_batches_are_noise_to_learn_from_and_clean_to_be_judged_by() -> None:
+    torch.manual_seed(0)
+    bad = BadBatches(SIZE, TEXT, seed=0)
+    bad.share = 1.0
+    loss, clean = bad.losses()
+    assert loss > 9 * clean
+    assert not clean.requires_grad
+
+
+def test_no_letter_is_both_learned_and_held_out() -> None:
+    task = Nothing(SIZE, TEXT, seed=0)
+    letters = len(TEXT.read_text())
+    learned = len(task.windows) + SIZE.context  # windows begin one letter apart
+    tested = (letters - SIZE.context) // 10 + SIZE.context
+    assert learned + tested <= letters
+
+
 # ---------------------------------------------------------------------- the runs
 
 
@@ -82,53 +128,151 @@ def rows_of(
 
 
 def test_a_rate_is_chosen_on_seeds_that_no_result_uses() -> None:
-    tuned = dict(zip(GRID, (3.0, 1.0, 2.0, math.inf), strict=True))
+    tuned = dict(zip(GRID, (3.0, 1.0, math.inf), strict=True))
     rows = rows_of("bad batches", "StableAdam", tuned, [0.0])
     assert best(rows, "bad batches", "StableAdam") == GRID[1]
     assert best(rows[1:], "bad batches", "StableAdam") is None
-    assert not set(TUNING) & set(runs.SEEDS)
+    assert not set(TUNING) & set(SEEDS)
+
+
+def test_where_an_end_of_the_grid_is_best_what_lies_beyond_is_tuned_as_well() -> None:
+    tuned = dict(zip(GRID, (3.0, 2.0, 1.0), strict=True))
+    assert (beyond(tuned), beyond({GRID[0]: 1.0})) == ((10.0,), ())
+    rows = rows_of("bad batches", "StableAdam", tuned, [])
+    assert best(rows, "bad batches", "StableAdam") is None
+    for loss, rate in ((0.5, 10.0), (1.5, GRID[-1])):
+        more = [Row("bad batches", "StableAdam", 10.0, seed, loss) for seed in TUNING]
+        assert best(rows + more, "bad batches", "StableAdam") == rate
 
 
 def test_runs_are_compared_as_pairs_of_one_seed_and_corrected_for_their_number() -> None:
-    tuned = dict.fromkeys(GRID, 1.0)
+    tuned = dict(zip(GRID, (2.0, 1.0, 2.0), strict=True))
     noise = [10.0 * seed for seed in range(20)]  # between seeds, far more than between methods
+    small = [x + 1 + (-1) ** i * 0.1 * i for i, x in enumerate(noise)]
     rows = rows_of("bad batches", "Adam, no clipping", tuned, [x + 1 for x in noise])
     rows += rows_of("bad batches", "Adam, global 1", tuned, noise)
-    rows += rows_of(
-        "bad batches",
-        "Adam, AGC",
-        tuned,
-        [x + 1 + (-1) ** i * 0.1 * i for i, x in enumerate(noise)],
-    )
-    first, second = compare(rows)
+    rows += rows_of("bad batches", "Adam, AGC", tuned, small)
+    first, second, third = compare(tuple(rows)).values()
     assert (first.method, first.other, first.pairs) == ("Adam, global 1", "Adam, no clipping", 20)
     assert (first.median, first.low, first.high) == (-1.0, -1.0, -1.0)
-    assert first.chance == pytest.approx(2 * 2 / 2**20)
-    assert (first.verdict, second.verdict) == ("better", "no difference")
+    assert first.chance == pytest.approx(3 * 2 / 2**20)
+    assert str(first) == "better, −1 (−1 to −1)"
+    assert second.verdict == "no difference"
+    assert (third.method, third.other) == ("Adam, AGC", "Adam, global 1")
+
+
+def test_differences_are_of_the_digits_that_the_file_has() -> None:
+    tuned = dict(zip(GRID, (2.0, 1.0, 2.0), strict=True))
+    rows = rows_of("bad batches", "Adam, no clipping", tuned, [1.413, 1.5, 1.7])
+    rows += rows_of("bad batches", "Adam, global 1", tuned, [1.412, 1.499, 1.699])
+    (only,) = compare(tuple(rows)).values()
+    assert (only.median, only.low, only.high) == (-0.001, -0.001, -0.001)
+
+
+def test_a_run_that_diverged_is_worse_than_any_that_did_not() -> None:
+    tuned = dict(zip(GRID, (2.0, 1.0, 2.0), strict=True))
+    rows = rows_of("bad batches", "SGD, no clipping", tuned, [math.inf] * 10)
+    rows += rows_of("bad batches", "SGD, global 1", tuned, [3.0] * 10)
+    (only,) = compare(tuple(rows)).values()
+    assert str(only) == "better, −∞ (−∞ to −∞)"
+    assert "∞, 10 of 10 diverged" in tables(tuple(rows))["bad_batches"]
 
 
 def test_work_goes_on_where_it_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file, started = tmp_path / "guide.csv", []
 
-    def stub(case: Case, *wanted: object) -> Row:
+    def stub(*wanted: object) -> Row:
         started.append(wanted)
         if len(started) == 4:
             raise KeyboardInterrupt
         return Row(*wanted, 1.0)
 
     monkeypatch.setattr(runs, "one", stub)
-    monkeypatch.setattr(runs, "TROUBLES", ["bad batches"])
+    monkeypatch.setattr(runs, "CASES", {"bad batches": ("Adam, global 1", "SPAM")})
     with pytest.raises(KeyboardInterrupt):
-        runs.work(file, TEXT, minutes=10.0)
+        runs.work(file, minutes=10.0)
     assert [runs.key(row) for row in read(file, Row)] == started[:3]
-    assert runs.work(file, TEXT, minutes=0.0) == 3
-    total = len(METHODS) * (len(GRID) * len(TUNING) + len(runs.SEEDS))
-    assert runs.work(file, TEXT, minutes=10.0) == total
+    assert runs.work(file, minutes=0.0) == 3
+    total = 2 * ((len(GRID) + 1) * len(TUNING) + len(SEEDS))
+    assert runs.work(file, minutes=10.0) == total
     assert len({runs.key(row) for row in read(file, Row)}) == total == len(started) - 1
     main(["--table", "--out", str(file)])
 
 
 @pytest.mark.parametrize("method", METHODS)
 def test_every_method_trains(method: str) -> None:
-    case = Case(SIZES["small"], TEXT, torch.device("cpu"), steps=2)
-    assert math.isfinite(one(case, "bad batches", method, 1.0, 0).final_loss)
+    assert math.isfinite(one("bad batches", method, 1.0, 0, steps=2).final_loss)
+
+
+def test_a_run_can_be_repeated() -> None:
+    first, second = (one("bad batches", "Adam, AdaGC", 1.0, 0, steps=20) for _ in range(2))
+    assert first == second
+
+
+# ---------------------------------------------------------------------- the results
+
+
+@pytest.mark.parametrize("trouble", CASES)
+def test_a_picture_has_an_interval_for_each_comparison_with_no_clipping(trouble: str) -> None:
+    drawn = picture(results(), trouble)
+    with_none = [m for t, m, other in wanted() if t == trouble and other.endswith("no clipping")]
+    assert drawn.count("<circle") == len(with_none)
+    assert "nan" not in drawn
+
+
+def test_the_results_are_of_the_methods_and_rates_that_the_code_has() -> None:
+    rows = results()
+    assert len({runs.key(row) for row in rows}) == len(rows)
+    for row in rows:
+        assert row.method in CASES[row.trouble]
+        tuning = row.seed in TUNING and row.rate in (*GRID, *BEYOND.values())
+        assert tuning or (row.seed in SEEDS and row.rate == best(rows, row.trouble, row.method))
+
+
+def test_all_methods_of_a_trouble_have_the_same_seeds() -> None:
+    rows = results()
+    for trouble, methods in CASES.items():
+        first, *others = (set(losses(rows, trouble, method)) for method in methods)
+        assert all(other == first for other in others)
+    assert set(compare(rows)) == set(wanted())
+
+
+@pytest.mark.parametrize("page", ["guide.md", "which_rule.md"])
+def test_a_page_shows_what_the_command_prints(
+    page: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    main(["--table"])
+    printed, text = capsys.readouterr().out, (DOCS / page).read_text()
+    shown = evidence.on_page_markdown(text, page_of(page))
+    assert "<!--" not in shown
+    names = [name for kind, name in evidence.ASKED.findall(text) if kind == "guide"]
+    for name in names:
+        if not name.startswith("picture_"):
+            assert tables(results())[name] in printed
+            assert tables(results())[name] in shown
+    for kind, asked in evidence.NUMBER.findall(text):
+        if kind == "effect":
+            assert str(compare(results())[tuple(asked.split(" | "))]) in printed
+
+
+def test_what_the_pages_say_of_the_comparisons_holds() -> None:
+    made = compare(results())
+    limit, none, decayed = "Adam, global 1", "Adam, no clipping", "AdamW with warm-up"
+    better = [
+        (limit, none),
+        (f"{decayed}, global 1", f"{decayed}, no clipping"),
+        ("SGD, global 1", "SGD, no clipping"),
+        ("Muon, clip outside", "Muon, no clipping"),
+    ]
+    worse = ["StableAdam", "SPAM", "Stable-SPAM", "Adam, SkipSpike", "Adam, each tensor 1"]
+    follow = ["ZClip", "AutoClip, 10 %", "ClipNormGrowth", "ClipNormByEMA", "AdaGC", "AGC"]
+    assert all(made[("bad batches", *pair)].verdict == "better" for pair in better)
+    assert all(made["bad batches", x, limit].verdict == "worse" for x in (*worse, "Adam, AdaGC"))
+    assert made["bad batches", f"{decayed}, no clipping", limit].verdict == "worse"
+    assert made["bad batches", "Adam, AdaGC", "Adam, AdaGC, global"].verdict == "worse"
+    for rule in follow:
+        found = made["bad batches", f"Adam, {rule}", limit]
+        assert found.verdict != "better" or found.median > -0.01
+    for pair in better[:2]:
+        assert made[("nothing wrong", *pair)].verdict == "no difference"
+    assert all(map(math.isinf, losses(results(), "bad batches", "SGD, no clipping").values()))

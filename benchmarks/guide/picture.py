@@ -1,0 +1,51 @@
+"""A trouble's comparisons as intervals."""
+
+from __future__ import annotations
+
+from html import escape
+
+from benchmarks.guide.report import CASES, WORST, compare, losses, optimizer_of, signed
+from benchmarks.guide.runs import Row
+
+LEFT, WIDTH, TOP, LINE = 215, 460, 10, 24
+INK, FAINT = "var(--md-accent-fg-color)", "var(--md-default-fg-color--lightest)"
+
+
+def picture(rows: tuple[Row, ...], trouble: str) -> str:
+    """The difference from no clipping, a line with its interval for each method."""
+    made = compare(rows)
+    keys = [(trouble, m, f"{optimizer_of(m)}, no clipping") for m in CASES[trouble]]
+    found = [made[key] for key in keys if key in made]
+    ends = [x for one in found for x in (one.low, one.high, 0.0) if abs(x) < WORST / 2]
+    low, high = min(ends), max(ends)
+    edge, bottom = 0.06 * (high - low), TOP + LINE * len(found)
+
+    def across(x: float) -> str:
+        share = (min(max(x, low - edge), high + edge) - low + edge) / (high - low + 2 * edge)
+        return f"{LEFT + WIDTH * share:.1f}"
+
+    parts = []
+    for tick in (low, 0.0, high):
+        x = across(tick)
+        if tick and abs(float(x) - float(across(0.0))) < 50:
+            continue  # no room for its label
+        parts.append(f'<path d="M{x} {TOP}V{bottom}" style="stroke:{FAINT}"/>')
+        parts.append(f'<text x="{x}" y="{bottom + 16}" text-anchor="middle">{signed(tick)}</text>')
+    for i, one in enumerate(found):
+        y = TOP + LINE * i + LINE // 2
+        seeds = f"{len(losses(rows, trouble, one.method))} seeds"
+        parts.append(
+            f'<text x="{LEFT - 10}" y="{y + 4}" text-anchor="end">{escape(one.method)}'
+            f"<title>{escape(str(one))}, {seeds}</title></text>"
+        )
+        fill = "none" if one.verdict == "no difference" else INK
+        parts.append(f'<path d="M{across(one.low)} {y}H{across(one.high)}" style="stroke:{INK}"/>')
+        style = f"fill:{fill};stroke:{INK}"
+        parts.append(f'<circle cx="{across(one.median)}" cy="{y}" r="4" style="{style}"/>')
+    return (
+        f'<figure class="picture">\n<svg viewBox="0 0 {LEFT + WIDTH + 25} {bottom + 24}" '
+        f'role="img" aria-label="Differences from no clipping: {trouble}">{"".join(parts)}</svg>\n'
+        "<figcaption>The difference in loss from no clipping, the median of pairs and its 95 % "
+        "interval: left of 0 is better. A hollow dot is no difference; at the left edge no "
+        "clipping diverges.</figcaption>\n</figure>"
+    )
