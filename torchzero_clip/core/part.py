@@ -67,14 +67,8 @@ class Part:
 
     @property
     def vectors(self) -> list[Tensor]:
-        """The numbers of each parameter that are kept from step to step, and never change.
-
-        There are none where elements are in another order in memory: a tape would not see that.
-        """
-        elements = self._elements
-        if elements is None or not elements.contiguous:
-            return []
-        return [*self._keys.values(), elements.starts]
+        """The numbers of each parameter that are kept from step to step, and never change."""
+        return [*self._keys.values(), *([self._elements.starts] if self._elements else [])]
 
     def same(self, group: Mapping[str, Any], grads: Sequence[Tensor]) -> bool:
         """Whether the group has the same parameters here, in the form and kind that they had."""

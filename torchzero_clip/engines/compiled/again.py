@@ -32,8 +32,10 @@ class Again:
         scalars: list[Tensor],
     ) -> Tensor | None:
         struct.pack_into(self._form, self._memory, 0, *numbers)
-        program, sizes = self._launch.program, self._launch.sizes
-        return self._run(Launch(program, buffers, self._numbers, vectors, scalars, sizes))
+        program, sizes, elements = self._launch.program, self._launch.sizes, self._launch.elements
+        return self._run(
+            Launch(program, buffers, self._numbers, vectors, scalars, sizes, elements)
+        )
 
 
 def launched(tape: Tape, run: Run, launch: Launch, numbers: Sequence[float]) -> Tensor | None:
