@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -22,6 +22,7 @@ from benchmarks.guide.runs import (
     TUNING,
     Row,
     best,
+    tuning,
 )
 from benchmarks.guide.troubles import TROUBLES
 from benchmarks.rows import read
@@ -179,17 +180,27 @@ def chains(rows: tuple[Row, ...]) -> str:
 
 
 def budget(rows: tuple[Row, ...]) -> str:
-    """What was run for each trouble, and how often the best rate was the last one tried."""
+    """What was run for each trouble, and how sure the choice of rates is: how often the best one
+    was the last one tried, and how often the seeds of tuning would have chosen different ones."""
     lines = []
     for trouble, methods in CASES.items():
         seeds = [len(losses(rows, trouble, method)) for method in methods]
         rates = [best(rows, trouble, method) for method in methods]
         ends = sum(rate in BEYOND.values() for rate in rates)
-        tuning = sum(row.trouble == trouble and row.seed in TUNING for row in rows)
-        counts = (len(methods), tuning, sum(seeds), min(seeds), ends)
+        split = sum(disagree(tuning(rows, trouble, method)) for method in methods)
+        runs = sum(row.trouble == trouble and row.seed in TUNING for row in rows)
+        counts = (len(methods), runs, sum(seeds), min(seeds), ends, split)
         lines.append((trouble, *map(str, counts)))
-    head = ("trouble", "methods", "tuning runs", "result runs", "seeds", "rates 0.1 or 10")
-    return markdown(head, lines)
+    head = ("trouble", "methods", "tuning runs", "result runs", "seeds")
+    return markdown((*head, "rates 0.1 or 10", "tuning seeds disagree"), lines)
+
+
+def disagree(found: Mapping[float, tuple[float, ...]]) -> bool:
+    """Whether the seeds of tuning, each alone, would choose different rates."""
+    choices = {
+        min(found, key=lambda rate: found[rate][i], default=None) for i in range(len(TUNING))
+    }
+    return len(choices) > 1
 
 
 def tables(rows: tuple[Row, ...]) -> dict[str, str]:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import torch
 
-from benchmarks.guide.troubles import TROUBLES, Nothing, Size
+from benchmarks.guide.troubles import TROUBLES, Size, Trouble
 from benchmarks.rows import digits, read, write
 from torchzero_clip import (
     AGC,
@@ -47,7 +47,6 @@ SEEDS = range(20)  # those of the results
 GRID = (0.3, 1.0, 3.0)  # times the rate of the trouble, which is for no clipping
 BEYOND = {0.3: 0.1, 3.0: 10.0}  # tried as well where that end of the grid is best
 SIZE = Size(layers=1, context=16, batch=8)
-STEPS = 200
 TESTS = 5  # ten steps apart, the last at the end
 
 LIMIT = ClipNorm(1.0, dim="global")
@@ -68,7 +67,7 @@ SPAM = Reset(Chain(SpikeClip(5000.0, wait=20), Adam()), every=50, warmup=15, kee
 STABLE_SPAM = (AdaClip(), AdaGN(), Reset(Adam(), every=100))
 
 
-def muon(task: Nothing, outside: Sequence[Transform], inside: Sequence[Transform]) -> Chain:
+def muon(task: Trouble, outside: Sequence[Transform], inside: Sequence[Transform]) -> Chain:
     """Muon for matrices, Adam for the rest; a clip in front of both, or in front of each."""
     matrices = Chain(*inside, Momentum(0.95, nesterov=True), Orthogonalize(scale="match_rms_adamw"))
     parts = {"matrices": matrices, "rest": Chain(*inside, Adam())}
@@ -80,7 +79,7 @@ def adamw(*rule: Transform) -> Chain:
     return Chain(*rule, Adam(), WeightDecay(0.1), Warmup(40))
 
 
-METHODS: dict[str, Callable[[Nothing], Chain]] = {
+METHODS: dict[str, Callable[[Trouble], Chain]] = {
     **{f"Adam, {name}": lambda task, r=rule: Chain(*r, Adam()) for name, rule in RULES.items()},
     "StableAdam": lambda task: Chain(StableAdam()),
     "SPAM": lambda task: Chain(SPAM),
@@ -95,6 +94,12 @@ METHODS: dict[str, Callable[[Nothing], Chain]] = {
     "Muon, clip outside": lambda task: muon(task, (LIMIT,), ()),
     "Muon, clip inside": lambda task: muon(task, (), (LIMIT,)),
 }
+OTHERS = (  # for models without layer norms
+    *(f"Adam, {name}" for name in RULES if name not in ("ClipNormGrowth", "SkipSpike")),
+    *("AdamW with warm-up, no clipping", "AdamW with warm-up, global 1"),
+    *("SGD, no clipping", "SGD, global 1"),
+    *("Muon, no clipping", "Muon, clip outside"),
+)
 CASES: dict[str, tuple[str, ...]] = {  # the methods of each trouble, in the order of running
     "bad batches": (*METHODS,),
     "nothing wrong": (
@@ -102,6 +107,8 @@ CASES: dict[str, tuple[str, ...]] = {  # the methods of each trouble, in the ord
         *("AdamW with warm-up, no clipping", "AdamW with warm-up, global 1"),
         *("Muon, no clipping", "Muon, clip outside"),
     ),
+    "exploding": OTHERS,
+    "heavy tails": OTHERS,
 }
 
 
@@ -120,16 +127,16 @@ def key(row: Row) -> tuple[str, str, float, int]:
     return row.trouble, row.method, row.rate, row.seed
 
 
-def one(trouble: str, method: str, rate: float, seed: int, steps: int = STEPS) -> Row:
+def one(trouble: str, method: str, rate: float, seed: int, steps: int | None = None) -> Row:
     """A run from its seed: weights, batches and trouble are those of all methods."""
     torch.manual_seed(seed)
     task = TROUBLES[trouble](SIZE, TEXT, seed)
     lr = rate * task.rates["SGD" if method.startswith("SGD") else "Adam"]
     opt = Modular(task.model.named_parameters(), *METHODS[method](task), LR(lr))
-    return Row(trouble, method, rate, seed, digits(train(task, opt, steps)))
+    return Row(trouble, method, rate, seed, digits(train(task, opt, steps or task.steps)))
 
 
-def train(task: Nothing, opt: Modular, steps: int) -> float:
+def train(task: Trouble, opt: Modular, steps: int) -> float:
     """The median of the last tests; infinite where that is far worse than guessing."""
     tests = []
     for left in reversed(range(steps)):
@@ -146,13 +153,22 @@ def train(task: Nothing, opt: Modular, steps: int) -> float:
     return final if final <= 2 * task.chance else math.inf
 
 
-def tuned(rows: Sequence[Row], trouble: str, method: str) -> dict[float, float]:
-    """The mean loss of the seeds of tuning, for each rate that all of them have run."""
-    losses: dict[float, list[float]] = {}
+def tuning(rows: Sequence[Row], trouble: str, method: str) -> dict[float, tuple[float, ...]]:
+    """The losses of the seeds of tuning, for each rate that all of them have run."""
+    losses: dict[float, dict[int, float]] = {}
     for row in rows:
         if (row.trouble, row.method) == (trouble, method) and row.seed in TUNING:
-            losses.setdefault(row.rate, []).append(row.final_loss)
-    return {rate: statistics.mean(x) for rate, x in losses.items() if len(x) == len(TUNING)}
+            losses.setdefault(row.rate, {})[row.seed] = row.final_loss
+    return {
+        rate: tuple(found[seed] for seed in TUNING)
+        for rate, found in losses.items()
+        if len(found) == len(TUNING)
+    }
+
+
+def tuned(rows: Sequence[Row], trouble: str, method: str) -> dict[float, float]:
+    """The mean loss of each rate."""
+    return {rate: statistics.mean(x) for rate, x in tuning(rows, trouble, method).items()}
 
 
 def beyond(means: dict[float, float]) -> tuple[float, ...]:

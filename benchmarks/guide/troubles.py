@@ -73,22 +73,45 @@ class Recurrent(nn.Module):
         return self.out(self.rnn(x)[0])
 
 
-class Nothing:
-    """A transformer learns to continue a text, and nothing is wrong."""
+class Trouble:
+    """A model, batches, and what goes wrong."""
 
-    rates: ClassVar = {"Adam": 0.01, "SGD": 0.3}  # good ones without clipping and trouble
+    rates: ClassVar[dict[str, float]]  # good ones without clipping and trouble
+    steps = 200
+    chance: float  # the loss of guessing without looking
+    model: nn.Module
 
     def __init__(self, size: Size, text: Path, seed: int) -> None:
         self.size, self.source = size, torch.Generator().manual_seed(seed)
+
+    def losses(self) -> tuple[Tensor, Tensor]:
+        """The loss of a batch to train on, and what it would be without the trouble."""
+        raise NotImplementedError
+
+    def test(self) -> Tensor:
+        """The loss on held-out data without the trouble."""
+        raise NotImplementedError
+
+
+class Nothing(Trouble):
+    """A transformer learns to continue a text, and nothing is wrong."""
+
+    rates: ClassVar = {"Adam": 0.01, "SGD": 0.3}
+
+    def __init__(self, size: Size, text: Path, seed: int) -> None:
+        super().__init__(size, text, seed)
         letters = text.read_text()
         known = {letter: code for code, letter in enumerate(sorted(set(letters)))}
         windows = torch.tensor([known[letter] for letter in letters]).unfold(0, size.context + 1, 1)
         held_out = len(windows) // 10
         self.letters = len(known)
-        self.chance = math.log(self.letters)  # the loss of guessing without looking
+        self.chance = math.log(self.letters)
         self.windows = windows[: -held_out - size.context]
         self.held_out = windows[-held_out :: max(held_out // 64, 1)]
-        self.model = Transformer(self.letters, size)
+        self.model = self.make()
+
+    def make(self) -> nn.Module:
+        return Transformer(self.letters, self.size)
 
     def batch(self) -> Tensor:
         where = torch.randint(len(self.windows), (self.size.batch,), generator=self.source)
@@ -99,12 +122,10 @@ class Nothing:
         return F.cross_entropy(logits.flatten(0, 1), windows[:, 1:].flatten())
 
     def losses(self) -> tuple[Tensor, Tensor]:
-        """The loss of a batch to train on, and what it would be without the trouble."""
         loss = self.loss(self.batch())
         return loss, loss.detach()
 
     def test(self) -> Tensor:
-        """The loss on held-out data without the trouble."""
         with torch.no_grad():
             return self.loss(self.held_out)
 
@@ -126,4 +147,57 @@ class BadBatches(Nothing):
         return 10 ** (1 + 2 * size) * self.loss(noise), clean
 
 
-TROUBLES: dict[str, type[Nothing]] = {"bad batches": BadBatches, "nothing wrong": Nothing}
+class Exploding(Nothing):
+    """A recurrent network learns the text; its matrix begins at 1.2 times the identity."""
+
+    rates: ClassVar = {"Adam": 0.01, "SGD": 0.1}
+    gain = 1.2
+
+    def make(self) -> nn.Module:
+        width = 2 * self.size.width
+        network = Recurrent(width, width, self.letters, self.gain)
+        return nn.Sequential(nn.Embedding(self.letters, width), network)
+
+
+class HeavyTails(Trouble):
+    """A smooth function to learn from labels with noise of Student's t, 1.2 degrees of freedom."""
+
+    rates: ClassVar = {"Adam": 0.003, "SGD": 0.1}
+    steps = 500
+    noise, degrees, inputs = 0.5, 1.2, 4
+
+    def __init__(self, size: Size, text: Path, seed: int) -> None:
+        super().__init__(size, text, seed)
+        width = 2 * size.width
+        layers = [nn.Linear(self.inputs, width), nn.Tanh(), nn.Linear(width, width), nn.Tanh()]
+        self.model = nn.Sequential(*layers, nn.Linear(width, 1))
+        self.directions = torch.randn(self.inputs, 2, generator=self.source)
+        self.held_out = self.points(1024)
+        self.chance = self.held_out[1].var().item()
+
+    def points(self, many: int) -> tuple[Tensor, Tensor]:
+        x = torch.randn(many, self.inputs, generator=self.source)
+        return x, torch.sin(x @ self.directions).sum(1, keepdim=True)
+
+    def errors(self, many: int) -> Tensor:
+        """Student's t: a normal over the root of a chi-square over its degrees of freedom."""
+        normal = torch.randn(many, 1, generator=self.source)
+        gamma = torch._standard_gamma(torch.full((many, 1), self.degrees / 2), self.source)
+        return self.noise * normal / (2 * gamma / self.degrees).sqrt()
+
+    def losses(self) -> tuple[Tensor, Tensor]:
+        x, y = self.points(2 * self.size.batch)
+        guess, errors = self.model(x), self.errors(len(y))
+        return F.mse_loss(guess, y + errors), F.mse_loss(guess, y).detach()
+
+    def test(self) -> Tensor:
+        with torch.no_grad():
+            return F.mse_loss(self.model(self.held_out[0]), self.held_out[1])
+
+
+TROUBLES: dict[str, type[Trouble]] = {
+    "bad batches": BadBatches,
+    "nothing wrong": Nothing,
+    "exploding": Exploding,
+    "heavy tails": HeavyTails,
+}
