@@ -36,9 +36,9 @@ from torchzero_clip import (
     WeightDecay,
     ZClip,
 )
-from torchzero_clip.engines import Compiled
+from torchzero_clip.engines import Compiled, buffers
 from torchzero_clip.engines.buffers import Buffer
-from torchzero_clip.engines.compiled import buffers, build, cpp, engine, inductor, trace
+from torchzero_clip.engines.compiled import build, cpp, engine, inductor, trace
 from torchzero_clip.engines.compiled.operators import OPERATORS
 from torchzero_clip.engines.compiled.program import Launch, Program
 

@@ -147,7 +147,9 @@ class Tape(TorchFunctionMode):
     ) -> None:
         makes = () if name is None else (name,)
         if self._only is not None:
-            text, uses, copies = f"if {self._only[0]}: {text}", {*uses, *self._only[1]}, None
+            only, names = self._only
+            text = f"if {only}: {text}" if name is None else f"{text} if {only} else None"
+            uses, copies = {*uses, *names}, None
         self._lines.append(Line(text, makes, frozenset(uses), frozenset(changes), copies))
 
     # ------------------------------------------------------------------ numbers
@@ -191,6 +193,10 @@ class Tape(TorchFunctionMode):
             return
         with self.paused():
             made = _pair(ratio, dtype, True)
+            same = norms.all_ones(ratio)
+        if same and not self.steady:
+            self.refuse("nothing is scaled, and no memory is kept for that")
+            return
         self.note(_pair, (ratio, dtype, self.steady), made)
         yield "mul", made[0]
         with self._where("{} is not None", made[1]):

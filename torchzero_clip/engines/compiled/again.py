@@ -33,9 +33,7 @@ class Again:
     ) -> Tensor | None:
         struct.pack_into(self._form, self._memory, 0, *numbers)
         program, sizes, elements = self._launch.program, self._launch.sizes, self._launch.elements
-        return self._run(
-            Launch(program, buffers, self._numbers, vectors, scalars, sizes, elements)
-        )
+        return self._run(Launch(program, buffers, self._numbers, vectors, scalars, sizes, elements))
 
 
 def launched(tape: Tape, run: Run, launch: Launch, numbers: Sequence[float]) -> Tensor | None:

@@ -38,14 +38,13 @@ def row_factors(
 ) -> Tensor:
     """What each row of a parameter with these heads is multiplied by."""
     heads = [found] if hasattr(found, "role") else list(found)
-    one = torch.ones(())
     parts, end = [], 0
     for some in sorted(heads, key=lambda some: some.rows or (0, shape[0])):
         start, stop = some.rows or (0, shape[0])
         factors = head_factors(some, stop - start, tau, alpha, name)
-        parts += [one.to(factors).expand(start - end), factors]
+        parts += [factors.new_ones(start - end), factors]
         end = stop
-    factor = torch.cat([*parts, one.to(parts[-1]).expand(shape[0] - end)])
+    factor = torch.cat([*parts, parts[-1].new_ones(shape[0] - end)])
     return factor.view(-1, *[1] * (len(shape) - 1))
 
 
