@@ -18,21 +18,9 @@ from torch.overrides import TorchFunctionMode
 
 from torchzero_clip.core import norms
 from torchzero_clip.engines.buffers import Buffer
+from torchzero_clip.engines.calls import QUICKER, copies, tells_a_fact, why_not
 from torchzero_clip.engines.noted import Noted
 from torchzero_clip.engines.repeated import Line, Repeated, base, listed, repeated
-
-FACTS = """data_ptr dim element_size is_complex is_contiguous is_floating_point nelement numel
-promote_types result_type size storage_offset stride untyped_storage __hash__ __len__"""
-"""Functions that tell of a tensor what does not change while its form and its home do not."""
-UNKNOWN = """argwhere masked_select nonzero unique unique_consecutive bernoulli bernoulli_ cauchy_
-exponential_ geometric_ log_normal_ multinomial normal normal_ poisson random_ uniform_ rand
-rand_like randint randint_like randn randn_like randperm"""
-"""Functions whose result is of a form that hangs on values, or is another each time."""
-HOMES = ("_base", "grad")
-"""Attributes that are tensors which were there before."""
-COPIES = ("clone", "contiguous", "detach", "reshape", "to", "view")
-QUICKER = {Tensor.__rsub__: torch.rsub}
-"""Functions of torch that do the same with less Python around it."""
 
 
 class Tape(TorchFunctionMode):
@@ -82,23 +70,11 @@ class Tape(TorchFunctionMode):
 
     def _look(self, func: Any, args: Any, kwargs: dict[str, Any], out: Any) -> None:
         """Note what a function of torch did, or refuse it."""
-        name = getattr(func, "__name__", "")
-        if name == "__get__":
-            attribute = func.__self__.__name__
-            if attribute in HOMES or not isinstance(out, Tensor):
-                return
-        made = out if isinstance(out, (tuple, list)) else () if out is None else (out,)
-        if name in FACTS.split():
+        if tells_a_fact(func, out):
             return
-        indexes = args[1:2] if name in ("__getitem__", "__setitem__") else ()
-        if name in UNKNOWN.split() or any([isinstance(x, Tensor) for x in indexes]):
-            self.refuse(f"{name} is another each time")
-        elif not all([isinstance(x, Tensor) for x in made]):
-            self.refuse(f"{name} looks at what a tensor holds")
-        elif name.startswith("_fused") or name == "__set__":
-            self.refuse(f"{name} writes to several arguments")
-        elif name.startswith("__i") and name != "__invert__":
-            self.refuse(f"{name} may or may not write in place")
+        name = getattr(func, "__name__", "")
+        if (why := why_not(name, args, out)) is not None:
+            self.refuse(why)
         else:
             ours = hasattr(func, "__wrapped__")
             changes: set[str] = set()
@@ -108,8 +84,8 @@ class Tape(TorchFunctionMode):
             if "out" in kwargs:
                 self._term(kwargs["out"], changes)
             func = QUICKER.get(func, func.__wrapped__ if ours else func)
-            copied = name in COPIES and _same_form(args[0], out)
-            self.note(func, args, out, kwargs, changes, args[0] if copied else None)
+            copied = args[0] if copies(name, args[0] if args else None, out) else None
+            self.note(func, args, out, kwargs, changes, copied)
 
     def note(
         self,
@@ -340,7 +316,3 @@ def _pair(ratio: Tensor, dtype: torch.dtype, always: bool) -> list[Any]:
     """The factor and the divisor; unless `always`, None for one that is 1."""
     rest, divisor = [x for _, x in norms.in_two(ratio, dtype)]
     return [rest, divisor if always or not norms.all_ones(divisor) else None]
-
-
-def _same_form(x: Any, y: Any) -> bool:
-    return (x.dtype, x.shape, x.stride(), x.device) == (y.dtype, y.shape, y.stride(), y.device)
