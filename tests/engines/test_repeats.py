@@ -40,6 +40,7 @@ from torchzero_clip import (
     ZClip,
 )
 from torchzero_clip.engines.compiled import inductor
+from torchzero_clip.engines.noted import Noted
 from torchzero_clip.engines.tape import Tape
 from torchzero_clip.optimizer import repeats
 from torchzero_clip.optimizer.repeats import repeatable
@@ -558,3 +559,35 @@ def test_what_is_written_to_is_made_again_for_every_replay() -> None:
     for _ in range(2):
         (out,) = again([])
         assert equal(out, torch.tensor([1.0, 0.0]))
+
+
+def test_numbers_are_computed_again_from_live_ones() -> None:
+    tape = Tape()
+    lr, decay = [Noted(x, f"live[{i}]", tape) for i, x in enumerate((0.1, 0.5))]
+    with tape:
+        made = torch.ones(2) * ((1 - lr) / 2 + abs(-decay) ** 2)
+    again = tape.function([made])
+    assert again is not None
+    for live in ((0.1, 0.5), (0.2, 1.0)):
+        assert again.holds(live)
+        (out,) = again([])
+        assert equal(out, torch.full((2,), (1 - live[0]) / 2 + live[1] ** 2))
+
+
+@pytest.mark.parametrize("compare", [lambda x: x > 0, bool, lambda x: x != 0, lambda x: not x <= 0])
+def test_a_step_is_repeated_where_a_comparison_comes_out_as_it_did(
+    compare: Callable[[float], bool],
+) -> None:
+    tape = Tape()
+    with tape:
+        made = torch.ones(2) * (2.0 if compare(Noted(0.5, "live[0]", tape)) else 3.0)
+    again = tape.function([made])
+    assert again is not None
+    assert [again.holds([x]) for x in (0.5, 0.25, 0.0, 1.0)] == [True, True, False, True]
+
+
+def test_what_hangs_on_a_number_that_was_read_cannot_be_repeated() -> None:
+    tape, known = Tape(), torch.tensor(2.0)
+    with tape:
+        made = torch.ones(2) * (2.0 if tape.read(known) > 1 else 3.0)
+    assert tape.function([made]) is None
