@@ -749,3 +749,41 @@ def test_a_handle_is_not_copied():
     handle = attach(torch.optim.SGD([param(0.0)], lr=0.0), ClipNorm(1.0))
     with pytest.raises(TypeError, match="belongs to its optimizer"):
         copy.deepcopy(handle)
+
+
+@pytest.mark.parametrize("scale", [1e-3, 1.0, 1e33])
+@pytest.mark.parametrize(
+    "rules",
+    [
+        lambda: [ClipNorm(1.0, dim="global")],
+        lambda: [ZClip(warmup_steps=2), WeightDecay(0.1)],
+        lambda: [ClipNorm(0.5), ClipValue(0.1)],
+        lambda: [Momentum(0.9), Normalize(1.0)],
+    ],
+)
+def test_steps_of_a_clipper_and_a_handle_that_repeat_are_those_done_anew(
+    rules: Callable[[], list[Any]], scale: float
+) -> None:
+    found = []
+    for repeats in (True, False):
+        model, other = network(), network()
+        clipper = Clipper(model.parameters(), *rules())
+        optimizer = torch.optim.SGD(other.parameters(), lr=1e-3)
+        handle = attach(optimizer, *rules())
+        for one in () if repeats else (clipper, handle):
+            one._repeats = None
+        seen: list[Tensor] = []
+        for i, x in enumerate(batches(6)):
+            for net in (model, other):
+                backward(net, x)
+                for p in net.parameters():
+                    assert p.grad is not None
+                    p.grad.mul_(scale if i > 2 else 1.0)
+            seen += [clipper.step(), *[p.grad.clone() for p in model.parameters()]]
+            optimizer.step()
+            seen += [*[p.detach().clone() for p in other.parameters()], *handle.metrics().values()]
+        counts = [one._repeats.count for one in (clipper, handle) if one._repeats is not None]
+        assert all(counts)
+        assert len(counts) == (2 if repeats else 0)
+        found.append(seen)
+    same(*found)
