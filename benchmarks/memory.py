@@ -223,7 +223,7 @@ def stored(tensors: Iterable[Any]) -> int:
     """The bytes of the memory that some tensors lie in."""
     found = {}
     for t in tensors:
-        if isinstance(t, Tensor) and t.device.type != "meta":
+        if isinstance(t, Tensor) and t.device.type != "meta" and t.layout == torch.strided:
             storage = t.untyped_storage()
             found[storage.data_ptr()] = storage.nbytes()
     return sum(found.values())
