@@ -359,10 +359,7 @@ class LastStep:
             columns = bucket.u.statistics(measure).unbind(1)
             self.columns.update(zip(bucket.originals, columns, strict=True))
             u, ratio = bucket.u.to(bucket.state_dtype), bucket.state["divisor"].stack()
-            divisions = norms.in_two if bucket.session.in_two else norms.divisions
-            for name, x in divisions(ratio, bucket.state_dtype):
-                u = bucket.session.scale(u, name, x)
-            bucket.u = u
+            bucket.u = bucket.divide(u, ratio)
         return buckets
 
     def decide(self, step: Step) -> None:

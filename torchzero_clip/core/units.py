@@ -174,10 +174,7 @@ class Units:
         number = division.scope in ("group", "global")  # of a tensor it is always a vector
         if number and self.count > 1:
             ratio = ratio[division.unit_of[division.starts[bucket.part]]].view(1)
-        divisions = norms.in_two if bucket.session.in_two else norms.divisions
-        for name, x in divisions(ratio, bucket.state_dtype, number):
-            u = bucket.session.scale(u, name, self.operand(bucket, x))
-        return u
+        return bucket.divide(u, ratio, lambda x: self.operand(bucket, x), number)
 
     def lerp_(self, name: str, weights: Sequence[Tensor], where: Tensor) -> None:
         """m ← m + weight · (u - m) for the state m with this name, in units where a flag is set.
