@@ -10,7 +10,7 @@ from torch import Tensor
 
 from torchzero_clip import ClipNorm, Modular, Normalize
 from torchzero_clip.core import norms
-from torchzero_clip.core.norms import slices, whole
+from torchzero_clip.core.norms import rows, slices
 
 inf, nan = math.inf, math.nan
 
@@ -509,10 +509,14 @@ def test_a_norm_has_the_same_bits_whatever_is_measured_beside_it(order, dtype):
 
 
 @pytest.mark.parametrize("order", [1, 2, "linf", "mad", "sum"])
-@pytest.mark.parametrize("shape", [(64, 64), (64,)], ids=str)
-def test_more_tensors_of_one_shape_than_are_stacked_at_a_time(order, shape, monkeypatch):
-    """Each stack lies in the memory of the one before, which must be measured by then."""
-    monkeypatch.setattr(whole, "PIECE", 2**14)
-    tensors, m = [random(shape, seed=i) * (1 + i) for i in range(300)], norms.measure(order)
+@pytest.mark.parametrize(
+    "shapes", [[(64, 64)], [(64,)], [(3, 50), (64, 64), (), (65, 64)]], ids=str
+)
+def test_more_short_tensors_than_are_copied_at_a_time(order, shapes, monkeypatch):
+    """Each batch lies in the memory of the one before, which must be measured by then."""
+    monkeypatch.setattr(rows, "ROOM", 2**14)
+    monkeypatch.setattr(rows, "LAYOUTS", rows.Layouts())
+    tensors = [random(shapes[i % len(shapes)], seed=i) * (1 + i) for i in range(300)]
+    m = norms.measure(order)
     alone = torch.cat([norms.statistics([t], m) for t in tensors], dim=1)
     assert norms.statistics(tensors, m).equal(alone)

@@ -6,8 +6,7 @@ Only compiled kernels on CPU add up norms of their own, of order 1, 2 and inf.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
-from functools import lru_cache
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -20,11 +19,10 @@ from torchzero_clip.core.norms.numeric import (
     readable,
     safe_scale,
 )
-from torchzero_clip.core.norms.scratch import PIECE, SCRATCH
+from torchzero_clip.core.norms.rows import LAYOUTS, LINF, POWERS, ROW, SUM, reduced
 from torchzero_clip.core.state import DOUBLE
-from torchzero_clip.core.tensors import MANY, SHAPE, SMALL, all_plain, wide
+from torchzero_clip.core.tensors import all_plain, wide
 
-ROW = 256  # a float32 sum of this many squares is right to 1e-7
 CHUNK = 2**16  # what is converted at a time
 
 
@@ -53,12 +51,16 @@ def largest(tensors: Sequence[Tensor]) -> Tensor:
 
 def _powers(tensors: list[Tensor], p: float) -> Tensor:
     real = _moduli(tensors, p)
-    device = real[0].device
+    cpu, double = real[0].is_cpu, real[0].dtype in DOUBLE
     if readable(real[0]) and all_plain(real):
-        return _powers_on_cpu(real, p)
-    if device.type == "cpu":
+        if p in POWERS and not double:
+            return reduced(real, POWERS[p], lambda some: _long_powers(some, p))
+        norms = _joint_norms([_chunks(t, p) for t in real], p)
+        in_float64 = p <= 6 and not double  # which holds the powers
+        return norms if in_float64 else _in_range(norms, real, p, -280, 300)
+    if cpu:
         real = [at_least_float32(t) for t in real]
-    if p > 6 or real[0].dtype == torch.float64:  # even float64 sums may leave the range
+    if p > 6 or double:  # even float64 sums may leave the range
         biggest = _maxima(real)
         safe = safe_scale(biggest)
         real = [at_least_float32(t) for t in real]
@@ -72,97 +74,35 @@ def _joint_norms(tensors: list[Tensor], p: float) -> Tensor:
     return torch.stack(torch._foreach_norm(tensors, p, dtype=wide(tensors[0].device)))
 
 
-def _powers_on_cpu(tensors: list[Tensor], p: float) -> Tensor:
-    """p-norms: short tensors by torch, many of one shape together, large ones in rows; those that
-    left the range again.
+def _long_powers(tensors: list[Tensor], p: float) -> Tensor:
+    """p-norms of tensors of many entries, most of them from those of rows in float32."""
+    vectors = [_rows(t, p) if t.is_contiguous() else _chunks(t, p) for t in tensors]
+    return _in_range(_norms_of_vectors(vectors, p), tensors, p, -25, 35)
 
-    Nothing but a tensor itself decides what is computed for it, so that its norm has the same bits
-    whatever is measured beside it.
-    """
-    if not all(map(Tensor.is_contiguous, tensors)):
-        tensors = [t.contiguous() if t.numel() <= SMALL else t for t in tensors]
-    single, alike, large = _by_size(tensors, p)
-    vectors = list(tensors)
-    for i in single:
-        vectors[i] = _chunks(tensors[i], p)
-    for i in large:
-        vectors[i] = _rows(tensors[i], p)
-    if alike:
-        norms = torch.empty(len(tensors), dtype=torch.float64, device="cpu")
-        for where in alike:
-            norms[where] = _joint([tensors[i] for i in where], p)
-        if apart := sorted([*single, *large]):
-            norms[apart] = _joint_norms([vectors[i] for i in apart], p)
-    else:
-        norms = _joint_norms(vectors, p)
-    if len(single) == len(tensors) and p <= 6 and tensors[0].dtype not in DOUBLE:
-        return norms  # float64 holds the powers
-    low, high = [end.item() for end in torch.aminmax(norms)]
-    if 10.0 ** (-25.0 / p) < low and high < 10.0 ** (35.0 / p):
-        return norms
-    within = _between(norms, -25.0 / p, 35.0 / p)
-    for i in (~within).nonzero().flatten().tolist():
-        in_float64 = i in single or tensors[i].numel() <= ROW
-        if not in_float64 or not _between(norms[i], -280.0 / p, 300.0 / p):
-            norms[i] = _rescaled(tensors[i], p)
+
+def _norms_of_vectors(vectors: list[Tensor], p: float) -> Tensor:
+    """The norm of each vector, of those that are short in one call."""
+    lengths = [v.numel() for v in vectors]
+    norms = torch.empty(len(vectors), dtype=torch.float64, device="cpu")
+    short = [i for i, n in enumerate(lengths) if n <= 2**10]
+    long = [i for i, n in enumerate(lengths) if n > 2**10]
+    if short:
+        joined = torch.cat([vectors[i] for i in short])
+        norms[short] = POWERS[p].joined(joined, torch.tensor([lengths[i] for i in short]))
+    if long:
+        norms[long] = _joint_norms([vectors[i] for i in long], p)
     return norms
 
 
-def _between(norms: Tensor, low: float, high: float) -> Tensor:
-    """Where norms lie between two powers of ten."""
-    return (norms > 10.0 ** max(low, -300)) & (norms < 10.0 ** min(high, 300))
-
-
-def _by_size(tensors: list[Tensor], p: float) -> tuple[list[int], list[list[int]], list[int]]:
-    """The indexes of tensors for torch, of many of one shape, and of those cut in rows."""
-    forms = tuple(map(SHAPE, tensors)), tuple(map(Tensor.is_contiguous, tensors))
-    return _divided(*forms, tensors[0].dtype == torch.float64 or p not in (1, 2))
-
-
-@lru_cache(maxsize=256)
-def _divided(
-    shapes: Sequence[torch.Size], contiguous: Sequence[bool], whole: bool
-) -> tuple[list[int], list[list[int]], list[int]]:
-    """`_by_size` of tensors of these shapes; `whole`: all are for torch."""
-    if whole:
-        return list(range(len(shapes))), [], []
-    single: list[int] = []
-    alike: list[list[int]] = []
-    large: list[int] = []
-    by_shape: dict[torch.Size, list[int]] = {}
-    for i, shape in enumerate(shapes):
-        by_shape.setdefault(shape, []).append(i)
-    for shape, some in by_shape.items():
-        n = shape.numel()
-        if n > SMALL:
-            for i in some:
-                (large if contiguous[i] else single).append(i)
-        elif n > ROW and n % ROW:
-            single += some
-        elif len(some) >= MANY:
-            alike.append(some)
-        else:
-            (single if n <= ROW else large).extend(some)
-    return single, alike, large
-
-
-def _joint(tensors: list[Tensor], p: float) -> Tensor:
-    """The norms of tensors of one shape, short ones in float64, as torch does one."""
-    norms = []
-    for some in _stacks(tensors):
-        rows = some if some.shape[1] <= ROW else _row_norms(some.view(len(some), -1, ROW), p)
-        norms.append(torch.linalg.vector_norm(rows.double(), p, dim=1))
-    return torch.cat(norms)
-
-
-def _stacks(tensors: list[Tensor]) -> Iterator[Tensor]:
-    """Tensors of one shape as rows, PIECE numbers at a time: a copy costs less than a call for
-    each. They all lie in the same memory, so one is used before the next comes.
-    """
-    n = tensors[0].numel()
-    for begin in range(0, len(tensors), PIECE // n):
-        some = SCRATCH.stack(tensors[begin : begin + PIECE // n])
-        yield at_least_float32(some).view(len(some), n)
+def _in_range(norms: Tensor, tensors: list[Tensor], p: float, low: float, high: float) -> Tensor:
+    """p-norms, those again whose powers of p are not between two powers of ten."""
+    least, most = [10.0 ** max(min(end / p, 300), -300) for end in (low, high)]
+    smallest, largest = torch.aminmax(norms)
+    if least < smallest.item() and largest.item() < most:
+        return norms
+    beyond = (~((norms > least) & (norms < most))).nonzero().flatten()
+    norms[beyond] = _rescaled([tensors[i] for i in beyond.tolist()], p)
+    return norms
 
 
 def _chunks(x: Tensor, p: float) -> Tensor:
@@ -174,46 +114,36 @@ def _chunks(x: Tensor, p: float) -> Tensor:
 
 def _rows(x: Tensor, p: float) -> Tensor:
     """A vector with the norm of a tensor: the norms of its rows, and the entries after the last."""
+    flat, n = x.view(-1), x.numel() // ROW * ROW
     if p == 2 and x.dtype == torch.float32:
-        n = x.numel() // ROW * ROW
-        if n == x.numel():
-            return _row_norms(x.view(-1, ROW), p)
-        flat = x.view(-1)
-        return torch.cat([_row_norms(flat[:n].view(-1, ROW), p), flat[n:]])
-    room = SCRATCH.get(torch.float32)  # half precision is converted, and |x| taken, in the cache
-    parts = []
-    for piece in x.view(-1).split(PIECE):
-        n = len(piece) // ROW * ROW
-        here = room[: len(piece)].copy_(piece)
-        parts += [_row_norms(here[:n].view(-1, ROW), p), here[n:].clone()]
+        rows = POWERS[p].of_rows(flat[:n].view(-1, ROW))
+        return rows if n == len(flat) else torch.cat([rows, flat[n:]])
+    parts, room = [], LAYOUTS.memory.view(torch.float32)
+    for piece in flat.split(len(room)):  # half precision is converted, and |x| taken, in the cache
+        n, here = len(piece) // ROW * ROW, room[: len(piece)].copy_(piece)
+        parts += [(POWERS[p]).of_rows(here[:n].view(-1, ROW)), here[n:].abs()]
     return torch.cat(parts)
 
 
-def _row_norms(rows: Tensor, p: float) -> Tensor:
-    """The norms of rows of their own memory: torch's order 1 takes four times its sum."""
-    return rows.abs_().sum(dim=-1) if p == 1 else torch.linalg.vector_norm(rows, p, dim=-1)
-
-
-def _rescaled(x: Tensor, p: float) -> Tensor:
-    biggest = _maxima([x])[0]
-    if biggest == 0 or not biggest.isfinite():
-        return biggest
-    return torch.linalg.vector_norm(x.double() / biggest, p) * biggest
+def _rescaled(tensors: list[Tensor], p: float) -> Tensor:
+    """p-norms of tensors over their largest entry, where that is a number to divide by."""
+    norms = _maxima(tensors)
+    for i in ((norms > 0) & norms.isfinite()).nonzero().flatten().tolist():
+        norms[i] = torch.linalg.vector_norm(tensors[i].double() / norms[i], p) * norms[i]
+    return norms
 
 
 def _maxima(tensors: list[Tensor]) -> Tensor:
     real = _moduli(tensors, math.inf)
     if readable(real[0]) and all_plain(real):
-        if len({(t.shape, t.dtype) for t in real}) == 1 and real[0].numel() <= SMALL:
-            return torch.cat([_largest_of_rows(some) for some in _stacks(real)])
-        ends = [end for t in real for end in torch.aminmax(t)]  # _foreach_norm takes ten times that
-        return torch.stack(ends).view(-1, 2).abs().amax(dim=1).double()
+        return reduced(real, LINF, _largest)
     return torch.stack(torch._foreach_norm(real, math.inf)).to(wide(real[0].device))
 
 
-def _largest_of_rows(rows: Tensor) -> Tensor:
-    """torch's aminmax along a dim takes twenty times its amax and amin."""
-    return torch.maximum(rows.amax(dim=1), rows.amin(dim=1).neg()).double()
+def _largest(tensors: list[Tensor]) -> Tensor:
+    """The largest magnitude of each tensor: _foreach_norm takes ten times that."""
+    ends = [end for t in tensors for end in torch.aminmax(t)]
+    return torch.stack(ends).view(-1, 2).abs().amax(dim=1).double()
 
 
 def totals(tensors: Sequence[Tensor]) -> Tensor:
@@ -230,25 +160,14 @@ def totals(tensors: Sequence[Tensor]) -> Tensor:
 
 
 def _sums(tensors: list[Tensor], dtype: torch.dtype) -> Tensor:
-    """The sum of each tensor; of many small ones of one shape at once."""
-    if not (readable(tensors[0]) and all_plain(tensors)):
-        return torch.stack([_sum(t, dtype) for t in tensors])
-    tensors = [at_least_float32(t).contiguous() if t.numel() <= SMALL else t for t in tensors]
-    single, alike, large = _by_size(tensors, 1)
-    sums = torch.empty(len(tensors), dtype=dtype, device="cpu")
-    for i in single + large:
-        sums[i] = _sum(tensors[i], dtype)
-    for where in alike:
-        stacks = _stacks([tensors[i] for i in where])
-        sums[where] = torch.cat([_sums_of_rows(some, dtype) for some in stacks])
-    return sums
+    """The sum of each tensor."""
+    if readable(tensors[0]) and all_plain(tensors):
+        return reduced(tensors, SUM, lambda some: _sums_apart(some, dtype))
+    return _sums_apart(tensors, dtype)
 
 
-def _sums_of_rows(rows: Tensor, dtype: torch.dtype) -> Tensor:
-    """The sum of each row, added up as `_sum` does."""
-    if rows.shape[1] < ROW:
-        return rows.sum(dim=1, dtype=dtype)
-    return rows.view(len(rows), -1, ROW).sum(dim=2).sum(dim=1, dtype=dtype)
+def _sums_apart(tensors: list[Tensor], dtype: torch.dtype) -> Tensor:
+    return torch.stack([_sum(t, dtype) for t in tensors])
 
 
 def _sum(x: Tensor, dtype: torch.dtype) -> Tensor:

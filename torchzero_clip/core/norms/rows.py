@@ -1,0 +1,120 @@
+"""Rows: short tensors on CPU side by side in scratch memory, which torch reduces in one call.
+
+A copy in float64, filled up with zeros to whole rows, takes less than a call for each tensor.
+Nothing but a tensor itself decides what is computed for it, so that its norm has the same bits
+whatever is measured beside it.
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections.abc import Callable, Sequence
+from typing import Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from torchzero_clip.core.tensors import SHAPE
+
+ROW = 256
+PIECE = 2**20  # numbers that are worked on at a time
+ROOM = 2**18  # numbers that scratch memory holds
+SHORT = 2**12  # entries of a tensor that is copied
+
+
+class Reduction(NamedTuple):
+    """What a row becomes, one number, and how those of a tensor are joined."""
+
+    of_rows: Callable[[Tensor], Tensor]  # it may write to them
+    how: Literal["sum", "max"] = "sum"
+    power: float = 1.0  # of the numbers, in the sum
+
+    def joined(self, numbers: Tensor, lengths: Tensor) -> Tensor:
+        """Each of some lengths of numbers as one, in float64."""
+        powers = numbers.double() if self.power == 1 else numbers.double() ** self.power
+        out = torch.segment_reduce(powers, self.how, lengths=lengths, unsafe=True)
+        return out if self.power == 1 else out ** (1 / self.power)
+
+
+POWERS: dict[float, Reduction] = {  # torch's own 1-norm takes four times the sum
+    1: Reduction(lambda rows: rows.abs_().sum(dim=1)),
+    2: Reduction(lambda rows: torch.linalg.vector_norm(rows, 2, dim=1), power=2),
+}
+LINF = Reduction(lambda rows: rows.abs_().amax(dim=1), "max")
+SUM = Reduction(lambda rows: rows.sum(dim=1))
+
+
+def reduced(
+    tensors: Sequence[Tensor], to: Reduction, long: Callable[[list[Tensor]], Tensor]
+) -> Tensor:
+    """A number for each tensor, in float64; `long` makes those of tensors that are not copied."""
+    layout = LAYOUTS.of(tensors)
+    numbers = [
+        to.joined(to.of_rows(batch.copy(tensors)), batch.lengths) for batch in layout.batches
+    ]
+    if layout.long:
+        numbers.append(long([tensors[i] for i in layout.long]))
+    joined = numbers[0] if len(numbers) == 1 else torch.cat(numbers)
+    return joined if layout.order is None else joined[layout.order]
+
+
+class Batch:
+    """Short tensors that are copied together: their places in a list, and in scratch memory."""
+
+    def __init__(self, indexes: list[int], shapes: Sequence[torch.Size], memory: Tensor) -> None:
+        counts = [rows_of(shapes[i]) for i in indexes]
+        self.indexes, self.rows = indexes, memory[: sum(counts) * ROW].view(-1, ROW)
+        parts = zip(indexes, self.rows.split(counts), strict=True)
+        self.places = [part.view(-1)[: shapes[i].numel()].view(shapes[i]) for i, part in parts]
+        self.full = sum(map(Tensor.numel, self.places)) == self.rows.numel()
+        self.lengths = torch.tensor(counts)
+
+    def copy(self, tensors: Sequence[Tensor]) -> Tensor:
+        """The rows of these tensors."""
+        if not self.full:
+            self.rows.zero_()
+        torch._foreach_copy_(self.places, [tensors[i] for i in self.indexes])
+        return self.rows
+
+
+class Layout:
+    """The batches of the short ones among tensors of some shapes, and the places of the others."""
+
+    def __init__(self, shapes: Sequence[torch.Size], memory: Tensor) -> None:
+        sizes = [shape.numel() for shape in shapes]
+        short = [i for i, n in enumerate(sizes) if n <= SHORT]
+        self.long = [i for i, n in enumerate(sizes) if n > SHORT]
+        ends = dict(
+            zip(short, itertools.accumulate(rows_of(shapes[i]) for i in short), strict=True)
+        )
+        batches = itertools.groupby(short, key=lambda i: ends[i] * ROW // (ROOM - SHORT))
+        self.batches = [Batch(list(some), shapes, memory) for _, some in batches]
+        order = torch.tensor(short + self.long).argsort()
+        self.order = None if bool((order.diff() == 1).all()) else order
+
+
+def rows_of(shape: torch.Size) -> int:
+    """The number of rows that hold a tensor."""
+    return -(-shape.numel() // ROW)
+
+
+class Layouts(threading.local):
+    """The scratch memory of a thread, and the layouts of tensors in it."""
+
+    def __init__(self) -> None:
+        with torch.inference_mode(False):  # memory that is written outside of it as well
+            self.memory = torch.empty(ROOM, dtype=torch.float64, device="cpu")
+        self.known: dict[tuple[torch.Size, ...], Layout] = {}
+
+    def of(self, tensors: Sequence[Tensor]) -> Layout:
+        """The layout of tensors."""
+        shapes = tuple(map(SHAPE, tensors))
+        if shapes not in self.known:
+            if len(self.known) == 64:
+                self.known.clear()
+            self.known[shapes] = Layout(shapes, self.memory)
+        return self.known[shapes]
+
+
+LAYOUTS = Layouts()
