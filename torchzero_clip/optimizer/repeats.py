@@ -20,6 +20,7 @@ from torch import Tensor
 from torchzero_clip.core.link import Link
 from torchzero_clip.core.norm_rule import NormRule
 from torchzero_clip.core.part import Part, Roster
+from torchzero_clip.core.tensors import all_plain
 from torchzero_clip.core.transform import TensorwiseTransform, Transform
 from torchzero_clip.core.units import UnitRecord
 from torchzero_clip.engines import Compiled, Eager
@@ -57,7 +58,7 @@ class Repeats:
         self._values = Values([], [])
         self._like: Any = None  # the parts of the last step, and the kinds of its live values
         self._alike, self._wait = 0, 1  # steps that were like it, and how many it takes
-        self._tape: tuple[Premises, Repeated, Records] | None = None
+        self._tape: tuple[Premises, Any, Repeated, Records] | None = None
 
     def step(
         self,
@@ -71,42 +72,40 @@ class Repeats:
 
         `values` are the live values of each group, in the order of the keys.
         """
-        parts, grads = _parts(groups, roster)
         flat = list(itertools.chain(*values))
         if not self._values.same(flat):
             self._values = Values(flat, list(self._free.values()) * len(groups))
-        like = parts, self._values.kinds
-        self._alike = self._alike + 1 if like == self._like else 0
-        self._like = like
+        kinds, broken = self._values.kinds, self._tape is not None
         if self._tape is not None:
-            premises, repeated, records = self._tape
-            buffers = premises.gradients(grads) if self._alike else None
-            same = buffers is not None and premises.hold(parts, groups, states)
-            if buffers is not None and same and repeated.holds(self._values.numbers):
+            premises, known, repeated, records = self._tape
+            grads = premises.hold(groups, states) if kinds == known else None
+            if grads is not None and repeated.holds(self._values.numbers):
                 self.count += 1
-                measured = iter(repeated(buffers))
+                measured = iter(repeated(grads))
                 return {path: _filled(x, measured, groups) for path, x in records.items()}
-            self._tape, self._alike = None, 0
+            self._tape = None
             self._wait = 1 if self.count >= OFTEN else min(2 * self._wait, SELDOM)
-        able = parts and self._values.kinds is not None and all(map(_able, parts))
+        parts = _parts(groups, roster)
+        self._alike = self._alike + 1 if (parts, kinds) == self._like and not broken else 0
+        self._like = parts, kinds
+        able = parts and kinds is not None and all(map(_able, parts))
         if not able or self._alike < self._wait or not alike(parts, states):
             return anew(groups)
         if sum([sum(part.sizes) for part in parts]) > self._engine.repeats:
             self._wait = SELDOM
             return anew(groups)
-        return self._record(parts, grads, groups, states, anew)
+        return self._record(parts, groups, states, anew)
 
     def _record(
         self,
         parts: Sequence[Part],
-        grads: Sequence[Sequence[Tensor]],
         groups: Groups,
         states: States,
         anew: Callable[[Groups], Records],
     ) -> Records:
         """A step anew, from which later ones may be repeated."""
         engine, names = self._engine, map("live[{}]".format, itertools.count())
-        premises = Premises(parts, groups, states, None if engine.steady else grads)
+        premises = Premises(parts, groups, states, strided=not engine.steady)
         tape = Tape(engine.steady)
         engine.tape = tape
         try:
@@ -119,11 +118,12 @@ class Repeats:
         records = {path: _filled(x, iter(_tensors(x)), groups) for path, x in records.items()}
         if tape.refused is not None or not premises.knows(tape.leaves):
             self._wait = SELDOM
-        elif premises.hold(parts, groups, states):  # now as before the step
+        elif premises.hold(groups, states) is not None:  # now as before the step
             repeated = tape.function([t for x in records.values() for t in _tensors(x)])
             empty = {path: _filled(x, itertools.repeat(None), ()) for path, x in records.items()}
             if repeated is not None:
-                self._tape, self._wait, self._alike = (premises, repeated, empty), again, 1
+                self._tape = premises, self._values.kinds, repeated, empty
+                self._wait = again
         tape.close()
         return records
 
@@ -195,21 +195,18 @@ def _free(links: Sequence[Link], keys: GroupKeys) -> dict[str, bool]:
     return {key: key not in fixed for key in keys.defaults}
 
 
-def _parts(groups: Groups, roster: Roster) -> tuple[list[Part], list[Sequence[Tensor]]]:
-    """The parts of the parameters with a gradient, and their gradients."""
+def _parts(groups: Groups, roster: Roster) -> list[Part]:
+    """The parts of the parameters with a gradient."""
     roster.forget(len(groups))
     parts: list[Part] = []
-    grads: list[Sequence[Tensor]] = []
     for index, group in enumerate(groups):
-        row = [p.grad for p in group["params"]]
-        some = roster.parts(index, group, row)
-        parts += some
-        grads += [part.of(row) for part in some]
-    return parts, grads
+        parts += roster.parts(index, group, [p.grad for p in group["params"]])
+    return parts
 
 
 def _able(part: Part) -> bool:
-    return part.plain and part.device.type == "cpu"
+    on_cpu = part.plain and part.device.type == "cpu"
+    return on_cpu and all_plain([p.grad for p in part.originals if p.grad is not None])
 
 
 def _tensors(record: Any) -> list[Tensor]:

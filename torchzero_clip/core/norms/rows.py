@@ -28,18 +28,19 @@ class Reduction(NamedTuple):
 
     of_rows: Callable[[Tensor], Tensor]  # it may write to them
     how: Literal["sum", "max"] = "sum"
-    power: float = 1.0  # of the numbers, in the sum
+    squares: bool = False  # whether the root of a sum of squares is taken
 
     def joined(self, numbers: Tensor, lengths: Tensor) -> Tensor:
         """Each of some lengths of numbers as one, in float64."""
-        powers = numbers.double() if self.power == 1 else numbers.double() ** self.power
-        out = torch.segment_reduce(powers, self.how, lengths=lengths, unsafe=True)
-        return out if self.power == 1 else out ** (1 / self.power)
+        numbers = numbers.double()
+        if self.squares:
+            return torch.segment_reduce(numbers * numbers, self.how, lengths=lengths).sqrt_()
+        return torch.segment_reduce(numbers, self.how, lengths=lengths)
 
 
 POWERS: dict[float, Reduction] = {  # torch's own 1-norm takes four times the sum
     1: Reduction(lambda rows: rows.abs_().sum(dim=1)),
-    2: Reduction(lambda rows: torch.linalg.vector_norm(rows, 2, dim=1), power=2),
+    2: Reduction(lambda rows: torch.linalg.vector_norm(rows, 2, dim=1), squares=True),
 }
 LINF = Reduction(lambda rows: rows.abs_().amax(dim=1), "max")
 SUM = Reduction(lambda rows: rows.sum(dim=1))
