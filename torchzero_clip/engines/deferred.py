@@ -213,7 +213,7 @@ def _factor_and_source(u: TensorList) -> tuple[float, list[Tensor]]:
 def times(u: TensorList, factor: float) -> TensorList:
     """The list times a number, which may be larger or smaller than the dtype holds well."""
     if isinstance(factor, Noted):
-        for name, x in factor.tape.halves(factor, u.dtype):
+        for name, x in factor.tape.halves(factor, u.dtype, in_place=u.owned):
             u = u.mul_(x) if name == "mul" else u.div_(x)
         return u
     rest, divisor = norms.halves(factor, u.dtype)
@@ -224,7 +224,7 @@ def times(u: TensorList, factor: float) -> TensorList:
 def _products(tensors: list[Tensor], factor: float, dtype: torch.dtype) -> list[Tensor]:
     """New tensors, those given times a number of any size."""
     rest, divisor = norms.halves(factor, dtype)
-    number = torch.tensor(rest, dtype=dtype, device=tensors[0].device)
+    number = torch.full((), rest, dtype=dtype, device=tensors[0].device)
     made = list(torch._foreach_mul(tensors, number))
     if divisor != 1:
         torch._foreach_div_(made, divisor)

@@ -17,7 +17,9 @@ class Notes(Protocol):
         """The value of an expression, in which {0} and {1} stand for the operands."""
         ...
 
-    def halves(self, factor: float, dtype: torch.dtype) -> Iterator[tuple[str, float]]:
+    def halves(
+        self, factor: float, dtype: torch.dtype, in_place: bool = False
+    ) -> Iterator[tuple[str, float]]:
         """`norms.halves` of a number as a factor and a divisor."""
         ...
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from array import array
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from torch import Tensor
 
@@ -28,11 +28,24 @@ class Line(NamedTuple):
     expected: bool = False
 
 
-class Repeated:
-    """The function of a tape, in two parts: what hangs on live values alone, and the rest."""
+class Gradients(Protocol):
+    """The gradients of a bucket."""
 
-    def __init__(self, early: Callable[..., Any], late: Callable[..., Any]) -> None:
-        self._early, self._late = early, late
+    @property
+    def tensors(self) -> list[Tensor]: ...
+
+
+class Repeated:
+    """The function of a tape, in two parts: what hangs on live values alone, and the rest.
+
+    Attributes:
+        keeps_tensors: Whether there are tensors that it finds by itself.
+    """
+
+    def __init__(
+        self, early: Callable[..., Any], late: Callable[..., Any], keeps_tensors: bool
+    ) -> None:
+        self._early, self._late, self.keeps_tensors = early, late, keeps_tensors
         self._numbers: Sequence[float] = ()
         self._live: bytes | None = None
         self._made: Any = None
@@ -44,7 +57,7 @@ class Repeated:
             self._numbers, self._made, self._live = live, self._early(live), bits
         return self._made is not None
 
-    def __call__(self, gradients: Sequence[Buffer]) -> list[Tensor]:
+    def __call__(self, gradients: Sequence[Gradients]) -> list[Tensor]:
         """Do the step again with these gradients, and the live values that were asked for."""
         out: list[Tensor] = self._late(self._numbers, self._made, gradients)
         return out
@@ -71,10 +84,19 @@ def repeated(
     early = ["def early(live):", *[line.text for line in first], f"return ({shared})"]
     late = ["def late(live, early, gradients):", *([f"{shared} = early"] if shared else [])]
     late += [*_let_go(rest, wanted), f"return {returned}"]
-    found = {**space, "inverse": inverse}
-    for text in (early, late):
-        exec(compile("\n    ".join(text), "<torchzero_clip tape>", "exec"), found)
-    return Repeated(found.pop("early"), found.pop("late"))  # else they would hold each other
+    texts = ["\n    ".join(text) for text in (early, late)]
+    words = set(re.findall(r"\w+", " ".join(texts)))
+    found = {name: x for name, x in space.items() if name in words}
+    keeps = any([isinstance(t, (Tensor, Buffer)) for x in found.values() for t in _inside(x)])
+    found["inverse"] = inverse
+    for text in texts:
+        exec(compile(text, "<torchzero_clip tape>", "exec"), found)
+    return Repeated(found.pop("early"), found.pop("late"), keeps)  # else they would hold each other
+
+
+def _inside(x: Any) -> Sequence[Any]:
+    """What a list holds, or the thing itself."""
+    return x if isinstance(x, (list, tuple)) else [x]
 
 
 def listed(names: Sequence[str]) -> str:

@@ -9,7 +9,7 @@ what a tensor holds.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -178,8 +178,13 @@ class Tape(TorchFunctionMode):
         with self._where("{} is not None", made[1]):
             yield "div", made[1]
 
-    def halves(self, factor: float, dtype: torch.dtype) -> Iterator[tuple[str, float]]:
-        """`norms.halves` of a number, noted, as a factor and a divisor."""
+    def halves(
+        self, factor: float, dtype: torch.dtype, in_place: bool = False
+    ) -> Iterator[tuple[str, float]]:
+        """`norms.halves` of a number, noted, as a factor and a divisor.
+
+        What is multiplied `in_place` stays as it is where the factor is 1.
+        """
         if self._inside:
             yield from zip(("mul", "div"), norms.halves(float(factor), dtype), strict=True)
             return
@@ -188,7 +193,8 @@ class Tape(TorchFunctionMode):
             self.compute(f"{text}[{i}]", (factor, dtype), x)
             for i, x in enumerate(norms.halves(float(factor), dtype))
         ]
-        yield "mul", rest
+        with self._where("{} != 1", rest) if in_place else nullcontext():
+            yield "mul", rest
         with self._where("{} != 1", divisor):
             yield "div", divisor
 

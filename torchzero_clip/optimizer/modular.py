@@ -18,6 +18,7 @@ from torchzero_clip.core.norms.shards import refuse_flat
 from torchzero_clip.core.part import Roster
 from torchzero_clip.core.transform import Transform
 from torchzero_clip.engines import Compiled, Eager
+from torchzero_clip.optimizer.by_form import AT_ONCE
 from torchzero_clip.optimizer.checkpoint import (
     check_checkpoint,
     check_dtypes,
@@ -42,9 +43,6 @@ from torchzero_clip.optimizer.rounding import (
     without,
 )
 from torchzero_clip.source import to_source
-
-AT_ONCE = Eager(defers=False, keeps=False, reads=False)
-"""The engine of a step that torch compiles as a whole, and of the gradient helpers."""
 
 
 class Modular(Optimizer):
