@@ -114,14 +114,16 @@ def _chunks(x: Tensor, p: float) -> Tensor:
 
 def _rows(x: Tensor, p: float) -> Tensor:
     """A vector with the norm of a tensor: the norms of its rows, and the entries after the last."""
-    flat, n = x.view(-1), x.numel() // ROW * ROW
+    n = x.numel() // ROW * ROW
     if p == 2 and x.dtype == torch.float32:
-        rows = POWERS[p].of_rows(flat[:n].view(-1, ROW))
-        return rows if n == len(flat) else torch.cat([rows, flat[n:]])
+        if n == x.numel():
+            return POWERS[p].of_rows(x.view(-1, ROW))
+        flat = x.view(-1)
+        return torch.cat([POWERS[p].of_rows(flat[:n].view(-1, ROW)), flat[n:]])
     parts, room = [], LAYOUTS.memory.view(torch.float32)
-    for piece in flat.split(len(room)):  # half precision is converted, and |x| taken, in the cache
+    for piece in x.view(-1).split(len(room)):  # to convert half precision, and take |x|, in cache
         n, here = len(piece) // ROW * ROW, room[: len(piece)].copy_(piece)
-        parts += [(POWERS[p]).of_rows(here[:n].view(-1, ROW)), here[n:].abs()]
+        parts += [POWERS[p].of_rows(here[:n].view(-1, ROW)), here[n:].abs()]
     return torch.cat(parts)
 
 
