@@ -366,7 +366,8 @@ class LastStep:
         """The divisors for the next step, from all that has flowed in this one."""
         if not self.columns:
             return
-        buckets = [bucket.seen_by(self.link) for bucket in step.buckets(self.columns.__contains__)]
+        moved = step.buckets(lambda p: p if p in self.columns else None)
+        buckets = [bucket.seen_by(self.link) for bucket in moved]
         units = self.rule.units(buckets)
         columns = [self.columns[p] for bucket in units.buckets for p in bucket.originals]
         units.take(torch.stack([column.to(units.home) for column in columns], dim=1))

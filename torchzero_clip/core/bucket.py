@@ -45,36 +45,22 @@ class Step:
         loss: Tensor | float | None = None,
     ) -> None:
         self.groups, self.states, self.record = groups, states, record
-        self.engine, self.process_group = engine, process_group
+        self.engine, self.process_group, self.loss = engine, process_group, loss
         self.roster = Roster() if roster is None else roster
         self.sessions: list[Session] = []
-        self.skip: Skip | None = None
-        self.loss = loss
+        self.skip = Skip()
         self.measured: dict[Any, Tensor] = {}  # statistics of the gradients
         self.drawn = False  # whether this step is among those that round state
 
-    def buckets(
-        self,
-        wanted: Callable[[Tensor], bool] | None = None,
-        gradient: Callable[[Tensor], Tensor] | None = None,
-    ) -> list[Bucket]:
-        """Buckets of the parameters that have a gradient, or that are `wanted`.
-
-        `gradient` gives the first update of a parameter, where it is not its gradient.
-        """
+    def buckets(self, gradient: Callable[[Tensor], Tensor | None] | None = None) -> list[Bucket]:
+        """Buckets of the parameters that have a gradient: their own, unless another is given."""
         self.close()  # deferred updates may be read again
         self.measured.clear()
         self.roster.forget(len(self.groups))
         out: list[Bucket] = []
         for index, group in enumerate(self.groups):
             params: list[Tensor] = group["params"]
-            grads: list[Any] = aligned_grads(params)
-            if wanted is not None:  # state can be made without gradients
-                found = [p if g is None else g for p, g in zip(params, grads, strict=True)]
-                grads = [g if wanted(p) else None for p, g in zip(params, found, strict=True)]
-            if gradient is not None:
-                pairs = zip(params, grads, strict=True)
-                grads = [None if g is None else gradient(p) for p, g in pairs]
+            grads = aligned_grads(params) if gradient is None else list(map(gradient, params))
             parts = self.roster.parts(index, group, grads)
             out.extend([Bucket(self, part, part.of(grads)) for part in parts])
         return out
@@ -85,31 +71,12 @@ class Step:
         self.sessions.append(session)
         return session
 
-    def skip_where(self, flag: Tensor) -> None:
-        """Leave everything as it was where this flag is set, from here to the end of the step."""
-        if self.skip is not None:
-            self.skip.add(flag)
-            return
-        self.skip = Skip(flag)
-        for session in self.sessions:
-            session.skip = self.skip
-
-    def hold(self, tensors: Sequence[Tensor]) -> None:
-        """Let tensors that are written by hand come back where the step is skipped."""
-        if self.skip is not None:
-            self.skip.hold(tensors)
-
-    def read_skip(self, why: str) -> None:
-        """Wait for the flag where the step may be skipped, and end the step where it is set."""
-        if self.skip is not None:
-            self.skip.read(why)
-
     def draw(self, index: int) -> tuple[int, Tensor]:
         """The seed of a group, and the count of the steps that rounded state, this one included."""
         if not self.drawn:
             prepare_draws(self.groups)
             for group in self.groups:
-                self.hold([group["chain"][STEP]])
+                self.skip.hold([group["chain"][STEP]])
                 group["chain"][STEP].add_(1)
             self.drawn = True
         chain = self.groups[index]["chain"]
@@ -120,8 +87,7 @@ class Step:
         for session in self.sessions:
             session.close()
         self.sessions.clear()
-        if self.skip is not None:
-            self.skip.put_back()
+        self.skip.put_back()
 
     def __enter__(self) -> Step:
         return self
@@ -133,7 +99,7 @@ class Step:
             except Skipped:
                 kind = Skipped
         self.sessions.clear()
-        if kind is Skipped and self.skip is not None:
+        if kind is Skipped:
             self.skip.put_back()
         return kind is Skipped
 

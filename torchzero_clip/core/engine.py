@@ -66,8 +66,8 @@ class Session(Protocol):
 
     params: TensorList
     grads: TensorList
-    skip: Skip | None
-    """The flag of a step that may be skipped: what is written from now on stays as it was there."""
+    skip: Skip
+    """The flag of the step: what is written once there is one stays as it was where it is set."""
     in_two: bool
     """Whether a norm rule scales twice in every step, by ones too: nothing hangs on the ratio."""
 

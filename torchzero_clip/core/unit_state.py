@@ -46,7 +46,7 @@ class UnitStore:
         skip = self.buckets[0].step.skip
         for name, vector in state.items():
             cells = self.cells[name]
-            if skip is not None:  # now, since a guard that comes next has no say in what this was
+            if skip:  # now, since a guard that comes next has no say in what this was
                 vector = torch.where(skip.on(self.home), self._vector(cells), vector)
             memory = shared_memory(cells)
             if memory is not None:
