@@ -139,7 +139,7 @@ class Released(Modular):
         (grad,) = aligned_grads([p])
         assert grad is not None
         roster, record = self._rosters.setdefault(p, Roster()), dict[str, Any]()
-        part = roster.part(index, group, place, grad)
+        (part,) = roster.parts(index, group, {place: grad})
         step = Step(running.groups, self.state, record, self.engine, None, roster)
         step.drawn = running.drawn
         buckets = [Bucket(step, part, [grad])]

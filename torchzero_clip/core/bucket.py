@@ -270,7 +270,8 @@ class Bucket:
         """The bucket of some of the parameters."""
         some = [self.update.tensors[i] for i in where]
         other = self._copy()
-        other._take(self.part.select(where))
+        kept = (self.part, *where)
+        other._take(self.step.roster.kept(kept, lambda: self.part.select(where)))
         other.param_states = [self.param_states[i] for i in where]
         key = self.part.key
         other.session = self.step.opened(self.session.select(where, key, other.places))
