@@ -74,7 +74,6 @@ class Step:
     def draw(self, index: int) -> tuple[int, Tensor]:
         """The seed of a group, and the count of the steps that rounded state, this one included."""
         if not self.drawn:
-            prepare_draws(self.groups)
             for group in self.groups:
                 self.skip.hold([group["chain"][STEP]])
                 group["chain"][STEP].add_(1)
@@ -253,29 +252,23 @@ class Bucket:
 
     def seen_by(self, link: Link) -> Bucket:
         """The same bucket as another link sees it."""
-        other = self._copy()
-        other.bound = link
-        if not self.update.owned:  # the other bucket's writes must not reach this one
-            other.update = self.session.adopt(self.update.borrow())
-        return other
+        u = self.update  # the other bucket's writes must not reach what this one has borrowed
+        return self._but(bound=link, update=u if u.owned else self.session.adopt(u.borrow()))
 
     def with_update(self, u: TensorList) -> Bucket:
         """A bucket of the same parameters with another update, for a chain inside a link."""
-        other = self._copy()
-        other.session, other.pristine = self.step.opened(self.session.branch()), False
-        other.update = other.session.adopt(u)
-        return other
+        session = self.step.opened(self.session.branch())
+        return self._but(session=session, pristine=False, update=session.adopt(u))
 
     def select(self, where: Sequence[int]) -> Bucket:
         """The bucket of some of the parameters."""
-        some = [self.update.tensors[i] for i in where]
-        other = self._copy()
+        some = TensorList([self.update.tensors[i] for i in where], owned=self.update.owned)
         kept = (self.part, *where)
-        other._take(self.step.roster.kept(kept, lambda: self.part.select(where)))
+        part: Part = self.step.roster.kept(kept, lambda: self.part.select(where))
+        session = self.step.opened(self.session.select(where, part.key, part.places))
+        other = self._but(session=session, update=session.adopt(some))
         other.param_states = [self.param_states[i] for i in where]
-        key = self.part.key
-        other.session = self.step.opened(self.session.select(where, key, other.places))
-        other.update = other.session.adopt(TensorList(some, owned=self.update.owned))
+        other._take(part)
         return other
 
     def beside(self, tensors: TensorList) -> TensorList:
@@ -306,7 +299,23 @@ class Bucket:
         rows = zip(tensors, self.layouts, strict=True)
         return [part_of(t, layout) for t, layout in rows]
 
-    def _copy(self) -> Bucket:
+    def _but(self, **changes: Any) -> Bucket:
+        """A copy with some attributes changed."""
         other = object.__new__(Bucket)
-        vars(other).update(vars(self))
+        vars(other).update({**vars(self), **changes})
         return other
+
+
+def count_step(buckets: Sequence[Bucket], name: str = "step", by: int = 1) -> int:
+    """The count of steps of this link, this one included: a number kept in every group."""
+    path, step = buckets[0].bound.path, buckets[0].step
+    step.skip.read(f"{path} counts the steps that happen")
+    count = int(step.groups[0]["chain"].get(f"{path}/{name}", 0)) + by
+    keep_number(buckets, name, count)
+    return count
+
+
+def keep_number(buckets: Sequence[Bucket], name: str, value: int) -> None:
+    """Keep a number of this link in every group."""
+    for group in buckets[0].step.groups:
+        group["chain"][f"{buckets[0].bound.path}/{name}"] = value
