@@ -41,7 +41,7 @@ class Probe(Transform):
     seen: dict[int, Tensor] = field(default_factory=dict)
 
     def step(self, buckets: list[Any]) -> list[Any]:
-        buckets[0].step.read_skip("a skipped step has nothing to show")
+        buckets[0].step.skip.read("a skipped step has nothing to show")
         for bucket in buckets:
             for p, u in zip(bucket.params.tensors, bucket.update.tensors, strict=True):
                 self.seen[id(p)] = u.clone()

@@ -139,7 +139,7 @@ class Released(Modular):
         (grad,) = aligned_grads([p])
         assert grad is not None
         roster, record = self._rosters.setdefault(p, Roster()), dict[str, Any]()
-        part = roster.part(index, group, place, grad)
+        (part,) = roster.parts(index, group, {place: grad})
         step = Step(running.groups, self.state, record, self.engine, None, roster)
         step.drawn = running.drawn
         buckets = [Bucket(step, part, [grad])]
@@ -366,7 +366,8 @@ class LastStep:
         """The divisors for the next step, from all that has flowed in this one."""
         if not self.columns:
             return
-        buckets = [bucket.seen_by(self.link) for bucket in step.buckets(self.columns.__contains__)]
+        moved = step.buckets(lambda p: p if p in self.columns else None)
+        buckets = [bucket.seen_by(self.link) for bucket in moved]
         units = self.rule.units(buckets)
         columns = [self.columns[p] for bucket in units.buckets for p in bucket.originals]
         units.take(torch.stack([column.to(units.home) for column in columns], dim=1))

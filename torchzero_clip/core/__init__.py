@@ -1,10 +1,9 @@
 """The contract: what an author writes, and what a step passes through."""
 
 from torchzero_clip.core.annotation import Live
-from torchzero_clip.core.bucket import Bucket, Step
+from torchzero_clip.core.bucket import Bucket, Step, count_step, keep_number
 from torchzero_clip.core.chain import Chain, bind, prepare, run, send, transformed
 from torchzero_clip.core.config import from_config, to_config
-from torchzero_clip.core.counts import count_step, keep_number
 from torchzero_clip.core.description import Description
 from torchzero_clip.core.engine import FusedKernel, Group, State
 from torchzero_clip.core.norm_rule import NormRule, Scope

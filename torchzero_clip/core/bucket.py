@@ -45,36 +45,22 @@ class Step:
         loss: Tensor | float | None = None,
     ) -> None:
         self.groups, self.states, self.record = groups, states, record
-        self.engine, self.process_group = engine, process_group
+        self.engine, self.process_group, self.loss = engine, process_group, loss
         self.roster = Roster() if roster is None else roster
         self.sessions: list[Session] = []
-        self.skip: Skip | None = None
-        self.loss = loss
+        self.skip = Skip()
         self.measured: dict[Any, Tensor] = {}  # statistics of the gradients
         self.drawn = False  # whether this step is among those that round state
 
-    def buckets(
-        self,
-        wanted: Callable[[Tensor], bool] | None = None,
-        gradient: Callable[[Tensor], Tensor] | None = None,
-    ) -> list[Bucket]:
-        """Buckets of the parameters that have a gradient, or that are `wanted`.
-
-        `gradient` gives the first update of a parameter, where it is not its gradient.
-        """
+    def buckets(self, gradient: Callable[[Tensor], Tensor | None] | None = None) -> list[Bucket]:
+        """Buckets of the parameters that have a gradient: their own, unless another is given."""
         self.close()  # deferred updates may be read again
         self.measured.clear()
         self.roster.forget(len(self.groups))
         out: list[Bucket] = []
         for index, group in enumerate(self.groups):
             params: list[Tensor] = group["params"]
-            grads: list[Any] = aligned_grads(params)
-            if wanted is not None:  # state can be made without gradients
-                found = [p if g is None else g for p, g in zip(params, grads, strict=True)]
-                grads = [g if wanted(p) else None for p, g in zip(params, found, strict=True)]
-            if gradient is not None:
-                pairs = zip(params, grads, strict=True)
-                grads = [None if g is None else gradient(p) for p, g in pairs]
+            grads = aligned_grads(params) if gradient is None else list(map(gradient, params))
             parts = self.roster.parts(index, group, grads)
             out.extend([Bucket(self, part, part.of(grads)) for part in parts])
         return out
@@ -85,31 +71,11 @@ class Step:
         self.sessions.append(session)
         return session
 
-    def skip_where(self, flag: Tensor) -> None:
-        """Leave everything as it was where this flag is set, from here to the end of the step."""
-        if self.skip is not None:
-            self.skip.add(flag)
-            return
-        self.skip = Skip(flag)
-        for session in self.sessions:
-            session.skip = self.skip
-
-    def hold(self, tensors: Sequence[Tensor]) -> None:
-        """Let tensors that are written by hand come back where the step is skipped."""
-        if self.skip is not None:
-            self.skip.hold(tensors)
-
-    def read_skip(self, why: str) -> None:
-        """Wait for the flag where the step may be skipped, and end the step where it is set."""
-        if self.skip is not None:
-            self.skip.read(why)
-
     def draw(self, index: int) -> tuple[int, Tensor]:
         """The seed of a group, and the count of the steps that rounded state, this one included."""
         if not self.drawn:
-            prepare_draws(self.groups)
             for group in self.groups:
-                self.hold([group["chain"][STEP]])
+                self.skip.hold([group["chain"][STEP]])
                 group["chain"][STEP].add_(1)
             self.drawn = True
         chain = self.groups[index]["chain"]
@@ -120,8 +86,7 @@ class Step:
         for session in self.sessions:
             session.close()
         self.sessions.clear()
-        if self.skip is not None:
-            self.skip.put_back()
+        self.skip.put_back()
 
     def __enter__(self) -> Step:
         return self
@@ -133,7 +98,7 @@ class Step:
             except Skipped:
                 kind = Skipped
         self.sessions.clear()
-        if kind is Skipped and self.skip is not None:
+        if kind is Skipped:
             self.skip.put_back()
         return kind is Skipped
 
@@ -287,28 +252,23 @@ class Bucket:
 
     def seen_by(self, link: Link) -> Bucket:
         """The same bucket as another link sees it."""
-        other = self._copy()
-        other.bound = link
-        if not self.update.owned:  # the other bucket's writes must not reach this one
-            other.update = self.session.adopt(self.update.borrow())
-        return other
+        u = self.update  # the other bucket's writes must not reach what this one has borrowed
+        return self._but(bound=link, update=u if u.owned else self.session.adopt(u.borrow()))
 
     def with_update(self, u: TensorList) -> Bucket:
         """A bucket of the same parameters with another update, for a chain inside a link."""
-        other = self._copy()
-        other.session, other.pristine = self.step.opened(self.session.branch()), False
-        other.update = other.session.adopt(u)
-        return other
+        session = self.step.opened(self.session.branch())
+        return self._but(session=session, pristine=False, update=session.adopt(u))
 
     def select(self, where: Sequence[int]) -> Bucket:
         """The bucket of some of the parameters."""
-        some = [self.update.tensors[i] for i in where]
-        other = self._copy()
-        other._take(self.part.select(where))
+        some = TensorList([self.update.tensors[i] for i in where], owned=self.update.owned)
+        kept = (self.part, *where)
+        part: Part = self.step.roster.kept(kept, lambda: self.part.select(where))
+        session = self.step.opened(self.session.select(where, part.key, part.places))
+        other = self._but(session=session, update=session.adopt(some))
         other.param_states = [self.param_states[i] for i in where]
-        key = self.part.key
-        other.session = self.step.opened(self.session.select(where, key, other.places))
-        other.update = other.session.adopt(TensorList(some, owned=self.update.owned))
+        other._take(part)
         return other
 
     def beside(self, tensors: TensorList) -> TensorList:
@@ -339,7 +299,23 @@ class Bucket:
         rows = zip(tensors, self.layouts, strict=True)
         return [part_of(t, layout) for t, layout in rows]
 
-    def _copy(self) -> Bucket:
+    def _but(self, **changes: Any) -> Bucket:
+        """A copy with some attributes changed."""
         other = object.__new__(Bucket)
-        vars(other).update(vars(self))
+        vars(other).update({**vars(self), **changes})
         return other
+
+
+def count_step(buckets: Sequence[Bucket], name: str = "step", by: int = 1) -> int:
+    """The count of steps of this link, this one included: a number kept in every group."""
+    path, step = buckets[0].bound.path, buckets[0].step
+    step.skip.read(f"{path} counts the steps that happen")
+    count = int(step.groups[0]["chain"].get(f"{path}/{name}", 0)) + by
+    keep_number(buckets, name, count)
+    return count
+
+
+def keep_number(buckets: Sequence[Bucket], name: str, value: int) -> None:
+    """Keep a number of this link in every group."""
+    for group in buckets[0].step.groups:
+        group["chain"][f"{buckets[0].bound.path}/{name}"] = value

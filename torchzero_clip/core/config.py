@@ -2,34 +2,32 @@
 
 from __future__ import annotations
 
-import difflib
 import importlib
 import inspect
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from torch import Tensor
 
 from torchzero_clip.core.description import Description
-
-VARIADIC = inspect.Parameter.VAR_POSITIONAL
+from torchzero_clip.core.names import hint
 
 
 def to_config(value: Any) -> Any:
     """Plain data for a description, or for a value that may be an argument of one."""
     if isinstance(value, Description):
-        items, kind = getattr(value, "links", None), type(value).__name__
+        kind, inside = type(value).__name__, getattr(value, "links", None)
         arguments = {name: to_config(arg) for name, arg in value.arguments().items()}
-        if items is None:
+        if inside is None:
             return {"type": kind, **arguments}
-        links = [to_config(item) for item in items]
-        kind = kind if _takes_links(type(value)) else "Chain"
-        return (
-            links
-            if kind == "Chain" and links and not arguments  # an empty list is an empty tuple
-            else {"type": kind, "links": links, **arguments}
-        )
+        links = [to_config(link) for link in inside]
+        taken = inspect.signature(type(value)).parameters.values()
+        preset = not any(p.kind is p.VAR_POSITIONAL for p in taken)  # it makes its links itself
+        kind = "Chain" if preset else kind
+        if kind == "Chain" and links and not arguments:  # an empty list is an empty tuple
+            return links
+        return {"type": kind, "links": links, **arguments}
     if isinstance(value, Tensor):
         return to_config(value.item())
     if isinstance(value, float) and not math.isfinite(value):
@@ -57,56 +55,51 @@ def from_config(config: Any) -> Any:
     if isinstance(config, str):
         return make(config, {})
     if _is_pair(config):
-        return make(config[0], {name: _value(arg) for name, arg in config[1].items()})
+        return make(*config)
     if isinstance(config, (list, tuple)):
-        return make("Chain", {}, [from_config(item) for item in config])
-    if isinstance(config, Mapping) and "type" in config:
+        return make("Chain", {}, config)
+    if _has_type(config):
         rest = {name: arg for name, arg in config.items() if name not in ("type", "links")}
-        links = [from_config(item) for item in config.get("links", [])]
-        return make(config["type"], {name: _value(arg) for name, arg in rest.items()}, links)
+        return make(config["type"], rest, config.get("links", ()))
     raise TypeError(
         "a config is a name, a (name, arguments) pair, a dict with 'type', or a list of those, got "
         f"{config!r}"
     )
 
 
-def make(name: str, arguments: Mapping[str, Any], links: Any = ()) -> Any:
-    """A description by the name of its class."""
+def make(name: str, arguments: Mapping[str, Any], links: Iterable[Any] = ()) -> Any:
+    """A description by the name of its class, with arguments and links as plain data."""
+    inside = [from_config(link) for link in links]
+    values = {key: _value(arg) for key, arg in arguments.items()}
     if name not in Description.registry:
-        raise ValueError(f"unknown transform {name!r}{_hint(name, Description.registry)}")
+        raise ValueError(f"unknown transform {name!r}{hint(name, Description.registry)}")
     cls = Description.registry[name]
     signature = inspect.signature(cls)
     known = list(signature.parameters)
-    for key in arguments:
+    for key in values:
         if key not in known:
-            raise ValueError(f"{name} has no argument {key!r}{_hint(key, known)}; it has {known}")
-    for key, parameter in signature.parameters.items():
-        if (
-            key not in arguments
-            and parameter.default is parameter.empty
-            and parameter.kind != VARIADIC
-        ):
+            raise ValueError(f"{name} has no argument {key!r}{hint(key, known)}; it has {known}")
+    for key, p in signature.parameters.items():
+        if key not in values and p.default is p.empty and p.kind is not p.VAR_POSITIONAL:
             raise ValueError(f"{name} needs the argument {key!r}; it has {known}")
-    return cls(*links, **arguments)
+    return cls(*inside, **values)
 
 
 def _value(config: Any) -> Any:
     """An argument from plain data: marked dicts become the values that `to_config` marked."""
-    if isinstance(config, Mapping):
-        if "type" in config:
-            return from_config(config)
-        if "number" in config:
-            return float(config["number"])
-        if "function" in config:
-            return _function(config["function"])
-        if config.keys() == {"tuple"}:
-            return tuple(_value(item) for item in config["tuple"])
-        if "dict" in config:
-            return {key: _value(item) for key, item in config["dict"]}
-        return {key: _value(item) for key, item in config.items()}
-    if isinstance(config, list) and _reads_as_chain(config):
+    if _has_type(config) or (isinstance(config, list) and _reads_as_chain(config)):
         return from_config(config)
-    return tuple(_value(item) for item in config) if isinstance(config, list) else config
+    if isinstance(config, list):
+        return tuple(map(_value, config))
+    if not isinstance(config, Mapping):
+        return config
+    if "number" in config:
+        return float(config["number"])
+    if "function" in config:
+        return _function(config["function"])
+    if config.keys() == {"tuple"}:
+        return tuple(map(_value, config["tuple"]))
+    return {key: _value(item) for key, item in config.get("dict", config.items())}
 
 
 def _reads_as_chain(items: list[Any]) -> bool:
@@ -115,12 +108,13 @@ def _reads_as_chain(items: list[Any]) -> bool:
 
 
 def _is_transform(config: Any) -> bool:
-    named = isinstance(config, Mapping) and "type" in config
-    return named or isinstance(config, Description) or _is_pair(config) or _is_name(config)
+    if isinstance(config, str):
+        return config in Description.registry
+    return isinstance(config, Description) or _has_type(config) or _is_pair(config)
 
 
-def _is_name(config: Any) -> bool:
-    return isinstance(config, str) and config in Description.registry
+def _has_type(config: Any) -> bool:
+    return isinstance(config, Mapping) and "type" in config
 
 
 def _is_pair(config: Any) -> bool:
@@ -128,12 +122,6 @@ def _is_pair(config: Any) -> bool:
     if not pair or not isinstance(config[0], str) or not isinstance(config[1], Mapping):
         return False
     return "type" not in config[1]  # else a chain of two
-
-
-def _takes_links(cls: type) -> bool:
-    """Whether a chain of this class is made from its links; a preset makes them itself."""
-    parameters = inspect.signature(cls).parameters.values()
-    return any(p.kind is p.VAR_POSITIONAL for p in parameters)
 
 
 def _address(function: Any) -> str:
@@ -156,8 +144,3 @@ def _function(address: str) -> Any:
     for part in path.split("."):
         found = getattr(found, part)
     return found
-
-
-def _hint(name: str, known: Any) -> str:
-    close = difflib.get_close_matches(name, list(known), n=1)
-    return f": did you mean {close[0]!r}?" if close else ""

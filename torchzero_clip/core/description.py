@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-import difflib
 import functools
 import inspect
 import itertools
@@ -20,6 +19,7 @@ from torch import Tensor
 from typing_extensions import Self, dataclass_transform
 
 from torchzero_clip.core.annotation import evaluated, is_live, kind_of
+from torchzero_clip.core.names import hint
 
 RESERVED = frozenset({"params", "param_names", "grads", "chain"})
 
@@ -59,10 +59,10 @@ class Description:
         for field in own:
             live = [name for name in live if name != field.name]
             cls._kinds.pop(field.name, None)
-            hint = evaluated(cls, field.type)
-            if kind := kind_of(hint):
+            annotation = evaluated(cls, field.type)
+            if kind := kind_of(annotation):
                 cls._kinds[field.name] = kind
-            if is_live(cls, field.name, hint):
+            if is_live(cls, field.name, annotation):
                 if field.name in RESERVED:
                     raise TypeError(f"{cls.__name__}: '{field.name}' is taken in param_groups")
                 live.append(field.name)
@@ -206,12 +206,14 @@ def python_number(value: Any) -> Any:
 
 def _check_after_init(cls: type[Description]) -> None:
     """Wrap `cls.__init__` so that the finished object is checked, once, and then sealed."""
-    init = cls.__init__
+    init: Any = cls.__init__
+    takes_all = init.__code__.co_flags & inspect.CO_VARKEYWORDS
 
     @functools.wraps(init)
     def checked(self: Description, *args: Any, **kwargs: Any) -> None:
-        if unknown := _unknown(init, kwargs):
-            raise TypeError(f"{cls.__name__}: {no_argument(init, unknown[0])}")
+        for name in () if takes_all else kwargs:
+            if name not in _arguments(init):
+                raise TypeError(f"{cls.__name__}: {no_argument(init, name)}")
         init(self, *args, **kwargs)
         if type(self) is cls:
             for field in dataclasses.fields(cls):
@@ -223,22 +225,17 @@ def _check_after_init(cls: type[Description]) -> None:
     cls.__init__ = checked  # type: ignore[method-assign, assignment]
 
 
-def _unknown(init: Any, kwargs: dict[str, Any]) -> list[str]:
-    """The names that a constructor does not take."""
+def _arguments(init: Any) -> list[str]:
+    """The names that a constructor takes."""
     code = init.__code__
-    if code.co_flags & inspect.CO_VARKEYWORDS:
-        return []
-    known = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
-    return [name for name in kwargs if name not in known]
+    return list(code.co_varnames[1 : code.co_argcount + code.co_kwonlyargcount])
 
 
 def no_argument(init: Any, name: str) -> str:
     """What to say of a name that a constructor does not take."""
-    code = init.__code__
-    known = list(code.co_varnames[1 : code.co_argcount + code.co_kwonlyargcount])
-    near = difflib.get_close_matches(name, known, n=1)
-    if near:
-        return f"there is no argument {name!r}: did you mean {near[0]!r}?"
+    known = _arguments(init)
+    if near := hint(name, known):
+        return f"there is no argument {name!r}{near}"
     if name in ("lr", "learning_rate", "weight_decay"):
         link = class_with("weight_decay" if name == "weight_decay" else "lr")
         return f"there is no argument {name!r}: put {link}(...) into the chain"

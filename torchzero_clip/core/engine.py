@@ -50,19 +50,15 @@ class Rule(Protocol):
     @property
     def separable(self) -> bool:
         """Whether the update of some of the tensors is that of all, for these."""
-        ...
 
     def update(self, u: TensorList, state: State, group: Group) -> TensorList:
         """The transformed update of one bucket."""
-        ...
 
     def fused(self, group: Group) -> FusedKernel | None:
         """The fused optimizer of torch that does `update` and the subtraction at once, if any."""
-        ...
 
     def affine(self, group: Group) -> tuple[Any, Any] | None:
         """(a, b) where `update` is u ← a · u + b · w."""
-        ...
 
 
 class Session(Protocol):
@@ -70,14 +66,13 @@ class Session(Protocol):
 
     params: TensorList
     grads: TensorList
-    skip: Skip | None
-    """The flag of a step that may be skipped: what is written from now on stays as it was there."""
+    skip: Skip
+    """The flag of the step: what is written once there is one stays as it was where it is set."""
     in_two: bool
     """Whether a norm rule scales twice in every step, by ones too: nothing hangs on the ratio."""
 
     def adopt(self, u: TensorList) -> TensorList:
         """The same list as one of this session; a borrowed one gets a workspace to move to."""
-        ...
 
     def state(
         self, name: str, tensors: Sequence[Tensor], rounding: Rounding | None = None
@@ -87,47 +82,36 @@ class Session(Protocol):
         With a rounding it is kept in bfloat16: the list is in float32, and the same for a name
         until it is settled.
         """
-        ...
 
     def settle(self, path: str) -> None:
         """Round the state of the link at this path, once for all that was done to it."""
-        ...
 
     def update(self, rule: Rule, u: TensorList, state: State, group: Group) -> TensorList:
         """The update that the rule makes of u, computed now or when it is first read."""
-        ...
 
     def scale(self, u: TensorList, name: str, x: Operand) -> TensorList:
         """The list times a factor of a norm rule, or over a divisor: "mul" or "div"."""
-        ...
 
     def writable_grads(self) -> TensorList:
         """The gradients, to be written in place, once pending lists that read them are computed."""
-        ...
 
     def write_grads(self, u: TensorList) -> None:
         """Put a list into the memory of the gradients, unless it lies there."""
-        ...
 
     def workspace(self, besides: TensorList) -> list[Tensor] | None:
         """A kept buffer other than the one that `besides` lies in, or None."""
-        ...
 
     def select(self, where: Sequence[int], key: Hashable, places: Sequence[int]) -> Session:
         """A session of some of the tensors."""
-        ...
 
     def branch(self) -> Session:
         """A session of the same tensors for a second update, which does not use this workspace."""
-        ...
 
     def subtract(self, u: TensorList) -> None:
         """w ← w - u, by the end of the step."""
-        ...
 
     def close(self) -> None:
         """Finish the step; an update that was deferred and then dropped advances its state."""
-        ...
 
 
 class Engine(Protocol):
@@ -135,7 +119,6 @@ class Engine(Protocol):
 
     def check(self, device: torch.device) -> None:
         """Raise a sentence where the engine cannot run on this device."""
-        ...
 
     def open(
         self,
@@ -145,7 +128,6 @@ class Engine(Protocol):
         grads: Sequence[Tensor],
     ) -> Session:
         """A session for tensors that come under this key, at these places, in every step."""
-        ...
 
 
 def updated(rule: Rule, u: TensorList, state: State, group: Group) -> TensorList:

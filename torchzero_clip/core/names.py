@@ -1,10 +1,11 @@
-"""Names: choices by the name of a parameter, or by a regular expression that finds it."""
+"""Names: choices by the name of a parameter or a pattern in it, and names that are misspelt."""
 
 from __future__ import annotations
 
+import difflib
 import functools
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 
@@ -24,6 +25,12 @@ def check_patterns(rule: Any, field: str) -> None:
                 f"{type(rule).__name__}: the keys of {field} must be names or regular expressions, "
                 f"got {given!r}; {key!r} is neither: {error}"
             ) from None
+
+
+def hint(name: str, known: Iterable[str]) -> str:
+    """The end of a sentence about a name that is unknown: the one that may have been meant."""
+    near = difflib.get_close_matches(name, list(known), n=1)
+    return f": did you mean {near[0]!r}?" if near else ""
 
 
 @functools.lru_cache(maxsize=2**16)

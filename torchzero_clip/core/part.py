@@ -14,7 +14,7 @@ from torchzero_clip.core.state import state_dtype
 from torchzero_clip.core.stochastic import Elements, keys_of
 from torchzero_clip.core.tensors import DEVICE, DTYPE, LAYOUT, SHAPE, all_plain, same_shapes
 
-MOST = 64  # selections of a part, and values of a roster, that are kept
+MOST = 64  # values that a roster keeps
 Grads: TypeAlias = "Sequence[Any] | Mapping[int, Any]"
 """The gradients of a group by the places of their parameters."""
 
@@ -48,7 +48,6 @@ class Part:
         self.sizes = [p.numel() for p in params]  # entries on other ranks count
         self.key = (index, self.device, self.dtype)
         self.checked: set[str] = set()  # the state that is known to have these shapes
-        self._selected: dict[tuple[int, ...], Part] = {}
         self._keys: dict[tuple[int, ...], Tensor] = {}
         self._elements: Elements | None = None
 
@@ -70,7 +69,7 @@ class Part:
         """The numbers of each parameter that are kept from step to step, and never change."""
         return [*self._keys.values(), *([self._elements.starts] if self._elements else [])]
 
-    def same(self, group: Mapping[str, Any], grads: Sequence[Tensor]) -> bool:
+    def same(self, group: Mapping[str, Any], grads: Grads) -> bool:
         """Whether the group has the same parameters here, in the form and kind that they had."""
         params, grads, names = [self.of(row) for row in (group["params"], grads, _names(group))]
         return (
@@ -100,18 +99,15 @@ class Part:
 
     def select(self, where: Sequence[int]) -> Part:
         """The part of some of the parameters."""
-        key = tuple(where)
-        if key not in self._selected:
-            if len(self._selected) >= MOST:
-                self._selected.clear()
-            places, names = [self.places[i] for i in where], [self.names[i] for i in where]
-            params = [self.originals[i] for i in where]
-            self._selected[key] = Part(self.index, places, names, params, self.grad_dtype)
-        return self._selected[key]
+        places, names = [self.places[i] for i in where], [self.names[i] for i in where]
+        params = [self.originals[i] for i in where]
+        return Part(self.index, places, names, params, self.grad_dtype)
 
-    def of(self, row: Sequence[Any]) -> Sequence[Any]:
+    def of(self, row: Grads) -> Sequence[Any]:
         """Of the values for every parameter of the group those of these."""
-        return row if len(row) == len(self.places) else [row[i] for i in self.places]
+        if isinstance(row, Mapping) or len(row) != len(self.places):
+            return [row[i] for i in self.places]
+        return row
 
 
 class Roster:
@@ -121,9 +117,10 @@ class Roster:
         self._known: dict[int, tuple[list[int], list[Part]]] = {}
         self._kept: dict[Hashable, Any] = {}
 
-    def parts(self, index: int, group: Mapping[str, Any], grads: Sequence[Any]) -> list[Part]:
+    def parts(self, index: int, group: Mapping[str, Any], grads: Grads) -> list[Part]:
         """The parts of a group's parameters that have a gradient."""
-        where = [i for i, grad in enumerate(grads) if grad is not None]
+        rows = grads.items() if isinstance(grads, Mapping) else enumerate(grads)
+        where = [i for i, grad in rows if grad is not None]
         if torch.compiler.is_compiling():
             return _divided(index, group, grads, where)
         known, parts = self._known.get(index, (None, []))
@@ -132,16 +129,6 @@ class Roster:
             self._known[index] = where, parts
             self._kept.clear()
         return parts
-
-    def part(self, index: int, group: Mapping[str, Any], place: int, grad: Tensor) -> Part:
-        """The part of one parameter, for a roster that is of this one alone."""
-        _, known = self._known.get(index, (None, []))
-        mine = {"params": [group["params"][place]], "param_names": [_names(group)[place]]}
-        if not (known and known[0].places == [place] and known[0].same(mine, [grad])):
-            known = _divided(index, group, {place: grad}, [place])
-            self._known[index] = [place], known
-            self._kept.clear()
-        return known[0]
 
     def forget(self, count: int) -> None:
         """Let go of all groups but the first `count`."""

@@ -76,9 +76,10 @@ class Elements:
     """
 
     def __init__(self, params: Sequence[Tensor], layouts: Sequence[Layout | None]) -> None:
-        self.strides = [_strides(p.shape, p.stride()) for p in params]
+        alike = [torch.empty_strided(p.shape, p.stride(), device="meta") for p in params]
+        self.strides = [torch.empty_like(t).stride() for t in alike]  # those have no gaps
         rows = zip([local(p).shape for p in params], self.strides, strict=True)
-        forms = [(shape, _contiguous(shape), whole) for shape, whole in rows]
+        forms = [(n, torch.empty(n, device="meta").stride(), whole) for n, whole in rows]
         self.contiguous = all([_in_order(*form) for form in forms])
         """Whether the elements of contiguous tensors like these are in order in their memory."""
         starts = [
@@ -183,21 +184,6 @@ def prepare_draws(groups: Sequence[Mapping[str, Any]]) -> None:
             device = group["params"][0].device if group["params"] else "cpu"
             chain[STEP] = torch.zeros((), dtype=torch.int32, device=device)
             chain.setdefault(SEED, 0)
-
-
-def _contiguous(shape: Sequence[int]) -> tuple[int, ...]:
-    """The strides of a contiguous tensor."""
-    out = [1]
-    for n in reversed(shape[1:]):
-        out.append(out[-1] * max(n, 1))
-    return tuple(reversed(out)) if len(shape) else ()
-
-
-def _strides(shape: Sequence[int], strides: tuple[int, ...]) -> tuple[int, ...]:
-    """The strides of a whole parameter, without gaps."""
-    if strides == _contiguous(shape):
-        return strides
-    return torch.empty_like(torch.empty_strided(shape, strides, device="meta")).stride()
 
 
 def _in_order(shape: Sequence[int], strides: Sequence[int], whole: Sequence[int]) -> bool:

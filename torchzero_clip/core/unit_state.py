@@ -46,7 +46,7 @@ class UnitStore:
         skip = self.buckets[0].step.skip
         for name, vector in state.items():
             cells = self.cells[name]
-            if skip is not None:  # now, since a guard that comes next has no say in what this was
+            if skip:  # now, since a guard that comes next has no say in what this was
                 vector = torch.where(skip.on(self.home), self._vector(cells), vector)
             memory = shared_memory(cells)
             if memory is not None:
@@ -85,14 +85,11 @@ class UnitStore:
     def _places(self, key: str) -> list[list[Place]]:
         """The dicts that hold, or should hold, the number of each unit."""
         places: list[list[Place]] = [[] for _ in range(self.division.count)]
-        units = iter(self.division.unit_of)
+        first, units = self.buckets[0].step.groups[0]["chain"], iter(self.division.unit_of)
         for bucket in self.buckets:
-            chain = bucket.group_state
-            if self.scope == "global":
-                chain = bucket.step.groups[0]["chain"]
+            joint = {"group": bucket.group_state, "global": first}
             for state, p in zip(bucket.param_states, bucket.originals, strict=True):
-                own = state if self.scope in (None, "layer") else chain
-                places[next(units)].append((own, p))
+                places[next(units)].append((joint.get(self.scope, state), p))
         if self.scope == "layer":
             self._add_idle(key, places)
         return places

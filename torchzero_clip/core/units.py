@@ -70,11 +70,7 @@ class Units:
     def mean(self) -> Tensor:
         """The mean of every unit of the update, complex where some tensor is."""
         m = norms.NAMED["sum"]
-        sums = self.statistics([bucket.u for bucket in self.buckets], m)
-        if self.division.lengths is None:
-            sums, sizes = self._joined(sums, m)
-        else:
-            sizes = self._entries(sums)
+        sums, sizes = self._joined(self.statistics([bucket.u for bucket in self.buckets], m), m)
         assert sizes is not None
         mean = sums / sizes.clamp(min=1)
         return torch.complex(mean[0], mean[1]) if self.division.complex else mean[0]
@@ -280,19 +276,19 @@ class Units:
         return merge_shards(stats, lengths, division.layouts, division.dims, m)
 
     def _finish(self, stats: Tensor, m: norms.Measure) -> Tensor:
-        if self.division.lengths is not None:
-            return norms.finish(stats, self._entries(stats) if m.counts else None, m)
         return norms.finish(*self._joined(stats, m), m)
 
     def _joined(self, stats: Tensor, m: norms.Measure) -> tuple[Tensor, Tensor | None]:
-        """The statistics of tensors as those of units, and the numbers of their entries."""
-        units, step = self.division, self.buckets[0].step
+        """The statistics of tensors or slices as those of units, and the numbers of entries."""
+        units, step, sized = self.division, self.buckets[0].step, m.counts or m.kind == "sum"
+        if units.lengths is not None:
+            return stats, self._entries(stats) if sized else None
         if units.width > 1 and units.count > 1:  # short units are filled with zeros
             columns = [*stats.unbind(1), torch.zeros_like(stats[:, 0])]
             stats = torch.stack([columns[i] for i in units.columns], 1)
         table = stats.view(len(stats), units.count, units.width)
         group = None if units.positions is None else step.process_group
-        if not (m.counts or m.kind == "sum" or group is not None):
+        if not (sized or group is not None):
             return norms.merge(table, None, m), None
         counts = norms.numbers(units.entries, table).view(-1, units.width)
         stats, sizes = norms.merge(table, counts, m), counts.sum(dim=1)

@@ -136,7 +136,7 @@ class Fused(Lazy):
         self._waiting.remove(self)  # to compute it may ask for the workspace that it reads
         return updated_by_turns(self._rule, self._u, self._state, self._group).own().tensors
 
-    def move(self, params: list[Tensor], a: Any, b: float, skip: Skip | None) -> None:
+    def move(self, params: list[Tensor], a: Any, b: float, skip: Skip) -> None:
         """w ← (1 - b) w - a u, by the fused optimizer."""
         kernel, decays = self._kernel, bool(self._kernel.decays and b and a != 0)
         factor, grads = _factor_and_source(self._u)
@@ -150,7 +150,7 @@ class Fused(Lazy):
         options = {"lr": a, "weight_decay": b / a if decays else 0.0}
         if isinstance(function, partial):
             function, options = function.func, {**function.keywords, **options}
-        if skip is not None:
+        if skip:
             flag = skip.on(params[0].device)
             options["found_inf"] = flag.to(torch.float32)
             rest = torch.where(flag, 1.0, rest).to(params[0].dtype) if shrinks else rest

@@ -72,7 +72,7 @@ class EagerSession:
         grads: Sequence[Tensor],
     ) -> None:
         self.params, self.grads = TensorList(params), TensorList(grads)
-        self.skip: Skip | None = None
+        self.skip = Skip()
         self._engine, self._key, self._places = engine, key, places
         self.in_two = engine.tape is not None
         if engine.tape is not None:
@@ -95,11 +95,11 @@ class EagerSession:
         if name in self._kept_state:
             return self._kept_state[name]
         guard, waits = partial(self._guard, f"{name} is written at once", tensors), False
-        if self.skip is not None and tensors[0].dim():
+        if self.skip and tensors[0].dim():
             waits = self._defers
             if not waits:
                 guard()
-        elif self.skip is not None:
+        else:
             self.skip.hold(tensors)
         if rounding is not None:
             self._kept_state[name] = Kept(tensors, rounding, guard if waits else None)
@@ -172,9 +172,9 @@ class EagerSession:
 
     def _guard(self, why: str, tensors: Sequence[Tensor]) -> None:
         """Make sure that these tensors stay as they are in a step that is skipped."""
-        if self.skip is not None and self._engine.reads:
+        if self._engine.reads:
             self.skip.read(why)
-        elif self.skip is not None:
+        else:
             self.skip.hold(tensors)
 
     # ------------------------------------------------------------------ deferred updates

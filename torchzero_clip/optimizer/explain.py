@@ -105,14 +105,14 @@ def explain(optimizer: Any, make: Callable[..., Any]) -> str:
     size = f"{kept / numbers:.3g} of the parameters' size" if kept else "none"
     lines.append(f"{'in all':{width}}  {reads:5.3g}  {writes:6.3g}")
     ends = [f"Memory kept between steps, besides the state: {size}."]
-    if skip is not None and skip.why is None:
+    if skip and skip.why is None:
         ends.append("Whether a step is skipped stays on the device.")
-    elif skip is not None:
+    elif skip:
         ends.append(f"The host waits in each step for whether it is skipped: {skip.why}.")
     return "\n".join([*lines, "", *ends])
 
 
-def _watch(twin: Any) -> tuple[list[tuple[str, Traffic]], Skip | None]:
+def _watch(twin: Any) -> tuple[list[tuple[str, Traffic]], Skip]:
     """The links of a step that happens, each with the traffic that it made, and the end; and the
     flag that guards left.
     """
@@ -123,7 +123,7 @@ def _watch(twin: Any) -> tuple[list[tuple[str, Traffic]], Skip | None]:
             with _watching(twin, places) as traffic:
                 buckets = send(link, buckets)
             rows.append((link.path, traffic))
-            if step.skip is not None:
+            if step.skip.flag is not None:
                 step.skip.flag.zero_()
         with _watching(twin, places) as traffic:
             subtract(buckets, twin.rounding)

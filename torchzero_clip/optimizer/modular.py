@@ -234,7 +234,7 @@ class Modular(Optimizer):
         it need not.
         """
         with self._begin() as step:
-            buckets = step.buckets(lambda p: p.requires_grad)
+            buckets = step.buckets(lambda p: p if p.requires_grad else None)
             for link in self.links:
                 buckets = send(link, buckets, init=True)
             prepare_rounding(buckets, self.rounding)

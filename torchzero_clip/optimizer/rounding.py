@@ -57,7 +57,7 @@ def subtract(buckets: Sequence[Bucket], rounding: str) -> None:
             half.append(bucket)
         else:
             lost = [local(state[COMPENSATION]) for state in bucket.param_states]
-            bucket.step.hold([*bucket.params, *lost])
+            bucket.step.skip.hold([*bucket.params, *lost])
             for w, u, state in zip(bucket.params, bucket.update, bucket.param_states, strict=True):
                 _kahan(w, u.float(), local(state[COMPENSATION]))
     if half:
@@ -66,7 +66,7 @@ def subtract(buckets: Sequence[Bucket], rounding: str) -> None:
 
 def _draw_and_subtract(buckets: Sequence[Bucket]) -> None:
     groups = buckets[0].step.groups
-    buckets[0].step.read_skip('rounding="stochastic" counts the steps that happen')
+    buckets[0].step.skip.read('rounding="stochastic" counts the steps that happen')
     step = int(groups[0]["chain"].get(STEP, 0)) + 1
     for group in groups:
         group["chain"][STEP] = step

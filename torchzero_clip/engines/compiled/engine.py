@@ -154,11 +154,11 @@ class CompiledSession:
         self._kept_state: dict[str, tuple[TensorList, TensorList, Rounding]] = {}  # until settled
 
     @property
-    def skip(self) -> Skip | None:
+    def skip(self) -> Skip:
         return self._trace.skip
 
     @skip.setter
-    def skip(self, skip: Skip | None) -> None:
+    def skip(self, skip: Skip) -> None:
         self._trace.skip = skip
 
     def adopt(self, u: TensorList) -> TensorList:
@@ -175,7 +175,7 @@ class CompiledSession:
             return self._kept_state[name][0]
         stored = self._trace.record(tensors, name)
         traced = isinstance(stored, Traced)
-        if self.skip is not None and not traced:
+        if not traced:
             self.skip.hold(tensors)
         if rounding is None:
             return stored

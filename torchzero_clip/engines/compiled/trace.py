@@ -176,7 +176,7 @@ class Trace(Recording):
         self.kept, self.state_dtype = 0, state_dtype(params[0])  # how many of them last
         self.sizes, self.tape = list(map(Tensor.numel, params)), runner.tape
         self.lists: weakref.WeakSet[Traced] = weakref.WeakSet()
-        self.skip: Skip | None = None
+        self.skip = Skip()
         if self.tape is not None:
             self.read = self.tape.read
             self.tape.open(*self.buffers)
@@ -230,7 +230,7 @@ class Trace(Recording):
 
     def lent(self, buffer: int) -> list[Tensor]:
         """The tensors of a buffer, to be written without a program."""
-        if self.skip is not None and buffer in self.named.difference(self.spares):
+        if buffer in self.named.difference(self.spares):
             self.skip.hold(self.buffers[buffer].tensors)
         return self.buffers[buffer].tensors
 
@@ -252,7 +252,7 @@ class Trace(Recording):
         stores = {i: self.current[i] for i in due}
         self._place(stores, used)
         lasting = sorted(stores.keys() & self.named.difference(self.spares))
-        if self.skip is not None and lasting:
+        if self.skip and lasting:
             dtypes = {i: self.buffers[i].dtype for i in lasting}
             stores |= self.unless(self.skip.on(self.device), dtypes, self.loads, stores)
         made = {i: self.nodes[value] for i, value in stores.items()}

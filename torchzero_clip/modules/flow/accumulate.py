@@ -70,10 +70,12 @@ class Accumulate(Transform):
     def _means(self, step: Step, path: str) -> list[Bucket]:
         """Buckets of all parameters that have had a gradient, which may be None by now."""
         states = step.states or {}
-        buckets = step.buckets(
-            lambda p: bool(states.get(p, {}).get(f"{path}/begun")),
-            lambda p: states[p][f"{path}/sum"],
-        )
+
+        def total(p: Tensor) -> Tensor | None:
+            held = states.get(p, {})
+            return held[f"{path}/sum"] if held.get(f"{path}/begun") else None
+
+        buckets = step.buckets(total)
         for bucket in buckets:
             bucket.session.write_grads(bucket.session.writable_grads().div_(self.steps))
             for state in bucket.param_states:

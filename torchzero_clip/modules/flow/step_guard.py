@@ -60,7 +60,7 @@ class _StepGuard(Transform):
         units, step = self.units(buckets), buckets[0].step
         seen, before = self.seen(units), units.load(self.init_unit())
         why = self.judge(seen, before, buckets[0].group)
-        if step.skip is not None:  # a guard before this one has skipped it
+        if step.skip:  # a guard before this one has skipped it
             why = torch.where(step.skip.on(units.home), 0, why)
         bad = why > 0
         state = {**before, **self._counts(before, bad)}
@@ -69,7 +69,7 @@ class _StepGuard(Transform):
         counts = {name: state[name][0].float() for name in ("skipped", "consecutive")}
         step.record[buckets[0].bound.path] = {**counts, "why": why[0].float()}
         self._give_up(units, state["consecutive"])
-        step.skip_where(bad[0])
+        step.skip.add(bad[0])
         return buckets
 
     def seen(self, units: Units) -> _Seen:

@@ -81,7 +81,7 @@ class NeuronNorm(NormRule):
         average = torch.lerp(norm.square(), rms.square(), units.of_first_group(betas))
         rms = torch.where(units.finite(size), average.sqrt(), rms)
         parts = rms.split([t.numel() for t in held])
-        buckets[0].step.hold(held)
+        buckets[0].step.skip.hold(held)
         torch._foreach_copy_(held, [part.view_as(t) for part, t in zip(parts, held, strict=True)])
         new = norm / (rms + EPS)
         limit = new * (size / whole(new))
