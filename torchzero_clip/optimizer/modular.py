@@ -145,9 +145,8 @@ class Modular(Optimizer):
             self._run(self._begin(loss))
 
     def _repeatable(self) -> bool:
-        """Whether this step may be done from a tape: no compiler and nobody else looks on."""
-        watched = isinstance(self.engine, Compiled) and self.engine.watch is not None
-        return not (watched or self.process_group is not None or torch.compiler.is_compiling())
+        """Whether this step may be done from a tape: no compiler looks on, and no other process."""
+        return self.process_group is None and not torch.compiler.is_compiling()
 
     def _run(self, step: Step) -> None:
         """Send the gradients of a step through the chain."""
