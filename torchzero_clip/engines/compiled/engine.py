@@ -13,7 +13,7 @@ from torchzero_clip.core.engine import Group, Rule, Session, State, updated
 from torchzero_clip.core.skip import Skip
 from torchzero_clip.core.stochastic import Rounding
 from torchzero_clip.core.tensorlist import Operand, TensorList
-from torchzero_clip.core.tensors import all_plain, same_shapes
+from torchzero_clip.core.tensors import all_plain
 from torchzero_clip.engines.buffers import apart
 from torchzero_clip.engines.compiled.inductor import missing
 from torchzero_clip.engines.compiled.runner import Runner
@@ -59,7 +59,6 @@ class Compiled(Runner):
         if odd or not all_plain([*params, *grads]):
             return self._eagerly(key, places, params, grads)
         self.check(params[0].device)
-        _refuse_other_shapes(params, grads)
         trace = Trace(self, key, places, params, grads, [])
         if not apart([trace.buffers[PARAMETERS], trace.buffers[GRADIENTS]]):
             return self._eagerly(key, places, params, grads)
@@ -187,15 +186,3 @@ def _undecided_value(value: Any) -> Any:
     if not isinstance(value, float):
         return value
     return torch.tensor(value, dtype=torch.float64, device="cpu")
-
-
-def _refuse_other_shapes(params: Sequence[Tensor], grads: Sequence[Tensor]) -> None:
-    """Raise before memory is touched where a gradient is of another shape."""
-    if same_shapes(grads, params):
-        return
-    pairs = zip(params, grads, strict=True)
-    p, g = next((p, g) for p, g in pairs if p.shape != g.shape)
-    raise ValueError(
-        f"got a gradient of shape {tuple(g.shape)} for a parameter of {tuple(p.shape)}: set the "
-        "gradient to None when you change a parameter"
-    )

@@ -32,6 +32,18 @@ Measured: TypeAlias = "tuple[Measure, int] | None"
 
 TAKEN = ("buffer", "number", "vector", "scalar")
 """The kinds of operands that a launch gives."""
+TERMS = {
+    "value": "v{}_{lane}",
+    "buffer": "x{}_{lane}",
+    "number": "number[{}]",
+    "scalar": "scalar{}",
+    "vector": "vector{}[{lane}]",
+    "dtype": "{}",
+    "half": "{}",
+}
+"""Operands in the plain function of a program."""
+OTHERS = {"load": "{0}", "to": "{0}.to({1})", "round": "rounded({0}, {1}, {2}, {3})"}
+"""The nodes there that are no operators."""
 MOST = 1000  # programs that are remembered
 
 
@@ -68,29 +80,11 @@ class Program(NamedTuple):
         return "\n    ".join([f"def program({', '.join(inputs)}):", *body])
 
     def _lane(self, lane: int) -> list[str]:
-        def term(operand: Operand) -> str:
-            kind, which = operand
-            return {
-                "buffer": f"x{which}_{lane}",
-                "value": f"v{which}_{lane}",
-                "number": f"number[{which}]",
-                "vector": f"vector{which}[{lane}]",
-                "dtype": str(which),
-                "half": str(which),
-            }.get(kind, f"{kind}{which}")
-
-        body = []
-        kept = [value for _, value in self.stores]
+        body, kept = [], [value for _, value in self.stores]
         for i, (name, operands) in enumerate(self.nodes):
-            terms = [term(operand) for operand in operands]
-            if name == "load":
-                text = terms[0] + (".clone()" if i in kept else "")
-            elif name == "to":
-                text = f"{terms[0]}.to({terms[1]})"
-            elif name == "round":
-                text = f"rounded({', '.join(terms)})"
-            else:
-                text = OPERATORS[name].torch.format(*terms)
+            terms = [TERMS[kind].format(which, lane=lane) for kind, which in operands]
+            text = (OTHERS.get(name) or OPERATORS[name].torch).format(*terms)
+            text += ".clone()" if name == "load" and i in kept else ""
             body.append(f"v{i}_{lane} = {text}")
         return body + [f"x{i}_{lane}.copy_(v{value}_{lane})" for i, value in self.stores]
 

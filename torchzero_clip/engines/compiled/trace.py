@@ -112,10 +112,9 @@ class Traced(Lazy):
     def copy_(self, source: TensorList) -> TensorList:
         if isinstance(source, Traced) and source.on(self._trace):
             return self._assign(self._trace.cast(source.value, self.dtype))
+        out = TensorList(self.tensors, owned=self.owned).copy_(source)
         if not self.owned:
-            self.tensors, self.owned = TensorList(self.tensors).copy_(source).tensors, True
-        else:
-            TensorList(self.tensors, owned=True).copy_(source)
+            self.tensors, self.owned = out.tensors, True
         return self
 
     def _assign(self, value: int) -> Traced:
