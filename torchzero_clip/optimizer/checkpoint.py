@@ -18,10 +18,10 @@ from torchzero_clip.optimizer.keys import GroupKeys
 from torchzero_clip.optimizer.layout import (
     ROUNDING,
     STATISTICS,
+    Entry,
     Layout,
     check_count,
     is_links,
-    is_users,
 )
 from torchzero_clip.optimizer.rounding import COMPENSATION, STEP
 
@@ -119,26 +119,18 @@ class Checkpoint:
             )
 
     def for_torch(self) -> dict[str, Any]:
-        """What torch loads: no keys of users, whose values it would cast or take apart."""
-        state = dict(self.state)
-        for index, _, held in self.rows():
-            if held:
-                state[index] = {key: x for key, x in held.items() if not is_users(key)}
-        return {**self.given, "state": state, "param_groups": self.groups}
+        """What torch loads: no state of parameters, which it would cast to their dtype."""
+        mine = {index for index, _, _ in self.rows()}
+        rest = {key: held for key, held in self.state.items() if key not in mine}  # a wrapper's
+        return {**self.given, "state": rest, "param_groups": self.groups}
 
-    def restore(self, state: Mapping[Tensor, dict[str, Any]]) -> None:
-        """Give state that torch has loaded its own dtype back, which is not the parameter's."""
-        for _, p, held in self.rows():
-            known = self.layout.of_parameter(p)
-            for key, value in held.items():
-                if is_users(key):
-                    state[p][key] = value if key == "step" else _moved(value, p.device)
-                elif isinstance(value, Tensor):
-                    example, kinds, _ = known[key]
-                    dtype = value.dtype if kinds is STATISTICS else example.dtype
-                    state[p][key] = value.to(p.device, dtype)
-                elif not known[key].stays_number(key):
-                    state[p][key] = torch.full_like(known[key].example, value, device=p.device)
+    def restore(self, state: dict[Tensor, dict[str, Any]]) -> None:
+        """Put the state of parameters where torch has loaded the rest."""
+        for index, p, held in self.rows():
+            if index in self.state:
+                known = self.layout.of_parameter(p)
+                rows = [(key, value, known.get(key)) for key, value in held.items()]
+                state[p] = {key: _loaded(key, value, p, entry) for key, value, entry in rows}
         for group in self.param_groups:
             alike: dict[Any, list[dict[str, Any]]] = {}
             for p in group["params"]:
@@ -222,6 +214,15 @@ def _check_kind(what: str, value: Any, kind: Any, words: str) -> None:
     """Raise a sentence unless a value is of a kind, which `words` name."""
     if not isinstance(value, kind):
         raise ValueError(f"{what} must be {words}, got {type(value).__name__}")
+
+
+def _loaded(key: str, value: Any, p: Tensor, entry: Entry | None) -> Any:
+    """A value of a checkpoint as it is kept here: on the device, and in the dtype of its kind."""
+    if entry is None:  # a user's
+        return value if key == "step" else _moved(value, p.device)
+    if isinstance(value, Tensor):
+        return value.to(p.device, value.dtype if entry.kinds is STATISTICS else entry.example.dtype)
+    return value if entry.is_number(key) else torch.full_like(entry.example, value, device=p.device)
 
 
 def _moved(value: Any, device: torch.device) -> Any:

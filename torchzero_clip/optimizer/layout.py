@@ -60,7 +60,7 @@ class Entry(NamedTuple):
                 f"the checkpoint has dtype {value.dtype} for {here}, here it is {example.dtype}"
             )
 
-    def stays_number(self, key: str) -> bool:
+    def is_number(self, key: str) -> bool:
         """Whether this is a Python number, which never was on a device."""
         return self.link is not None and key.rpartition("/")[2] in self.link.transform.numbers
 
@@ -70,6 +70,7 @@ class Layout:
 
     def __init__(self, links: Sequence[Link], rounding: str) -> None:
         self.links, self.rounding = links, rounding
+        self._rows = _rows(links)
 
     def of_parameter(self, p: Tensor) -> dict[str, Entry]:
         """What may be kept for a parameter, by key."""
@@ -109,7 +110,7 @@ class Layout:
         `shared` is the state of its group.
         """
         known = self.of_parameter(p)
-        for row in self._rows():
+        for row in self._rows:
             expected = {key for key, entry in known.items() if entry.link in row}
             common = {f"{link.path}/{name}" for link in row for name in link.group_values()}
             missing = sorted((expected - held.keys()) | (common - shared.keys()))
@@ -144,20 +145,6 @@ class Layout:
         rule = next(link.transform for link in self.links if link.path == path)
         made = rule.per_group() if p is None else rule.per_parameter(p)
         return name in made and bool(torch.as_tensor(made[name]).isnan().any())
-
-    def _rows(self) -> list[list[Link]]:
-        """Links of which a parameter has the state of all or of none.
-
-        Those are one link, and plain links of the chain that follow each other.
-        """
-        tops = [link for link in self.links if "/" not in link.path]
-        rows = [[link] for link in self.links if link not in tops]
-        for before, link in zip([None, *tops], tops, strict=False):
-            if before is not None and _is_plain(before) and _is_plain(link):
-                rows[-1].append(link)
-            else:
-                rows.append([link])
-        return rows
 
 
 def is_users(key: Any) -> bool:
@@ -200,6 +187,21 @@ def _is_number(value: Any) -> bool:
         return isinstance(value, numbers.Real) and isinstance(float(value), float)
     except OverflowError:
         return False
+
+
+def _rows(links: Sequence[Link]) -> list[list[Link]]:
+    """Links of which a parameter has the state of all or of none.
+
+    Those are one link, and plain links of the chain that follow each other.
+    """
+    tops = [link for link in links if "/" not in link.path]
+    rows = [[link] for link in links if link not in tops]
+    for before, link in zip([None, *tops], tops, strict=False):
+        if before is not None and _is_plain(before) and _is_plain(link):
+            rows[-1].append(link)
+        else:
+            rows.append([link])
+    return rows
 
 
 def _is_plain(link: Link) -> bool:
