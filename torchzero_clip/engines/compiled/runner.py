@@ -31,7 +31,27 @@ class Runner:
         self.tape: Tape | None = None  # of the step that runs, where it is to be repeated
 
     def run(self, launch: Launch) -> Tensor | None:
-        """Run a program; returns the statistics of what it measures, or None where it cannot."""
+        """Run a program, and note it where the step is to be repeated.
+
+        Returns the statistics of what it measures, or None where it cannot.
+        """
+        tape, fixed = self.tape, (launch.program, launch.sizes, launch.elements)
+        if tape is None:
+            return self._watched(launch)
+        with tape.paused():
+            stats = self._watched(launch)
+
+        def again(*given: Any) -> Tensor | None:
+            return self.run(Launch(*fixed, *given))
+
+        if all(map(tape.knows, launch.buffers)):
+            given = launch.buffers, launch.numbers, launch.vectors, launch.scalars
+            tape.note(again, given, stats, changes={"memory"})
+        else:
+            tape.refuse("a list lies in memory that does not last")
+        return stats
+
+    def _watched(self, launch: Launch) -> Tensor | None:
         with self.watch(launch):
             stats = self._run(launch)
         for i in launch.written:  # autograd looks at versions, which programs do not move
