@@ -38,7 +38,7 @@ from torchzero_clip import (
 )
 from torchzero_clip.engines import Compiled, buffers
 from torchzero_clip.engines.buffers import Buffer
-from torchzero_clip.engines.compiled import build, cpp, engine, inductor, trace
+from torchzero_clip.engines.compiled import build, cpp, inductor, runner, trace
 from torchzero_clip.engines.compiled.operators import OPERATORS
 from torchzero_clip.engines.compiled.program import Launch, Program
 
@@ -132,7 +132,7 @@ def never(*_: Any) -> None:
 @sampled()
 def test_every_rule_compiles(monkeypatch: pytest.MonkeyPatch, case: Case) -> None:
     """Before Adam, where it has to leave an update, from equal state in every step."""
-    monkeypatch.setattr(engine, "in_batches", never)
+    monkeypatch.setattr(runner, "in_batches", never)
     tail = [Adam()] if any("lr" in link.live for link in case.make().walk()) else [Adam(), LR(0.01)]
     made = []
     for options in ({"compile": True}, {"fused": False}):
@@ -188,10 +188,9 @@ def test_an_operator_in_cpp_is_that_of_torch(name: str, last: str, dtype: torch.
     for backend in ("native", "plain"):
         lists[2] = torch.zeros(len(x), dtype=out)
         some = [Buffer([t]) for t in lists]
-        number = torch.tensor([0.3], dtype=torch.float64)
-        launch = Launch(program, some, number, vectors, [], [len(x)])
+        launch = Launch(program, [len(x)], None, some, [0.3], vectors, [])
         if backend == "plain":
-            launch.plainly(0)
+            launch.plainly([0])
         else:
             run = cpp.native(program)
             assert run is not None, "this operator is not done in C++"
@@ -224,8 +223,8 @@ def test_half_precision_is_read_and_rounded_as_torch_does(dtype: torch.dtype) ->
             (("load", (("buffer", 0),)),), ((1, 0),), None, (source.dtype, target), (), (),
             torch.device("cpu"),
         )  # fmt: skip
-        number = torch.zeros(1, dtype=torch.float64)
-        launch = Launch(program, [Buffer([source]), Buffer([out])], number, [], [], [len(source)])
+        buffers = [Buffer([source]), Buffer([out])]
+        launch = Launch(program, [len(source)], None, buffers, [], [], [])
         run = cpp.native(program)
         assert run is not None
         run(launch, [len(source)])
@@ -797,7 +796,7 @@ def anew(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> Callable[[], None]:
     def forget() -> None:
         for room, name in ((cpp, "native"), (build, "function"), (build, "_folder")):
             monkeypatch.setattr(room, name, cache(getattr(room, name).__wrapped__))
-        monkeypatch.setattr(engine, "native", cpp.native)
+        monkeypatch.setattr(runner, "native", cpp.native)
         monkeypatch.setattr(cpp, "function", build.function)
 
     forget()

@@ -3,43 +3,175 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from torchzero_clip.core.description import RESERVED
-from torchzero_clip.core.link import Link
 from torchzero_clip.core.norms.shards import local
 from torchzero_clip.core.state import share_vectors
-from torchzero_clip.core.stochastic import DRAWS
+from torchzero_clip.core.stochastic import DRAWS, DROPPED
 from torchzero_clip.optimizer.fingerprint import fingerprint, marks, other_arguments
 from torchzero_clip.optimizer.keys import GroupKeys
-from torchzero_clip.optimizer.state_checks import (
+from torchzero_clip.optimizer.layout import (
+    ROUNDING,
     STATISTICS,
-    WIDTHS,
     Entry,
-    check_kind,
-    check_shared,
-    check_state,
-    entries,
-    is_users,
-    numbered,
-    rows_of,
-    take_counts,
-    with_keys,
+    Layout,
+    check_count,
+    is_links,
 )
+from torchzero_clip.optimizer.rounding import COMPENSATION, STEP
+
+Groups = Sequence[Mapping[str, Any]]
 
 
-def complete(given: Any, names: GroupKeys) -> Any:
-    """The state dict with "state", which distributed checkpointing drops where it is empty."""
-    p = torch.empty(1, device="meta")
-    bare = isinstance(given, Mapping) and not any([link.layout(p) for link in names.links])
-    return {"state": {}, **given} if bare else given
+class Checkpoint:
+    """A state dict that an optimizer with these groups is to load; raises unless it is one in form.
+
+    Args:
+        given: The state dict.
+        param_groups: The groups of the optimizer.
+        keys: The keys of its live values. Those that the checkpoint lacks stay as they are here.
+        layout: What the optimizer keeps.
+    """
+
+    def __init__(self, given: Any, param_groups: Groups, keys: GroupKeys, layout: Layout) -> None:
+        bare = not layout.of_parameter(torch.empty(1, device="meta"))
+        if isinstance(given, Mapping) and bare:  # distributed checkpointing drops what is empty
+            given = {"state": {}, **given}
+        _check_form(given, param_groups)
+        self.given, self.param_groups, self.keys, self.layout = given, param_groups, keys, layout
+        self.state, self.groups = dict(given["state"]), list(map(dict, given["param_groups"]))
+        for group, here in zip(self.groups, param_groups, strict=True):
+            known = {keys.aliases.get(key, key) for key in group}
+            left = [key for key in keys.defaults if key in here and key not in known]
+            group.update({key: here[key] for key in left})
+
+    def rows(self) -> Iterator[tuple[Any, Tensor, Mapping[str, Any]]]:
+        """Every parameter with its index in the checkpoint, and what that holds for it."""
+        for theirs, ours in zip(self.groups, self.param_groups, strict=True):
+            for index, p in zip(theirs["params"], ours["params"], strict=True):
+                yield index, p, self.state.get(index, {})
+
+    def check(self, chain: str) -> None:
+        """Raise a sentence unless all values have their name, shape and dtype, and none is NaN."""
+        mine = fingerprint(self.keys.links)
+        changed = False
+        for g, group in enumerate(self.groups):
+            shared = group.get("chain")
+            if not isinstance(shared, dict):
+                raise ValueError(
+                    f"group {g} of the checkpoint has no 'chain': it was saved by another kind of "
+                    "optimizer, whose state this chain cannot read"
+                )
+            if marks(shared)[:1] != mine[:1]:
+                raise ValueError(
+                    f"the checkpoint was saved by another chain, with {self._contents(group)}; "
+                    f"this one is {chain}"
+                )
+            try:
+                self.keys.tidy(dict(group), later=True)
+            except (TypeError, ValueError) as error:
+                raise ValueError(f"group {g} of the checkpoint: {error}") from None
+            changed = changed or other_arguments(marks(shared), mine)
+            params = self.param_groups[g]["params"]
+            self.layout.check_group(f"group {g}", shared, params)
+            for index, p in zip(group["params"], params, strict=True):
+                if held := self.state.get(index):
+                    self.layout.check_parameter(f"parameter {index}", held, shared, p)
+        self._refuse_nan()
+        if changed:
+            warnings.warn(
+                f"the checkpoint was saved by a chain with other fixed arguments than {chain}",
+                stacklevel=5,
+            )
+
+    def adapt(self) -> None:
+        """Keep of roundings what is needed here; warn where parameters were saved with another."""
+        rounding = self.layout.rounding
+        rows = list(self.rows())
+        counts = [STEP] if rounding == "stochastic" else []
+        counts += DRAWS if any([link.narrow for link in self.keys.links]) else ()
+        half = [held for _, p, held in rows if p.dtype in DROPPED]
+        here = rounding if half else "nearest"
+        saved = "nearest" if any(half) else here
+        if any([STEP in group["chain"] for group in self.groups]):
+            saved = "stochastic"
+        if any([COMPENSATION in held for _, _, held in rows]):
+            saved = "kahan"
+        for group in self.groups:
+            chain = group["chain"].items()
+            group["chain"] = {k: x for k, x in chain if k in counts or k not in ROUNDING}
+            for key in [key for key in counts if key in group["chain"]]:
+                check_count("a group", key, group["chain"][key])
+        for index, p, held in rows:
+            if COMPENSATION in held and COMPENSATION not in self.layout.of_parameter(p):
+                self.state[index] = {k: x for k, x in held.items() if k != COMPENSATION}
+        if saved != here:
+            end = {saved: "its compensation is dropped", here: "the compensation starts at zero"}
+            warnings.warn(
+                f"the checkpoint was saved with rounding={saved!r}, the parameters here have "
+                f"rounding={here!r}" + (f": {end['kahan']}" if "kahan" in end else ""),
+                stacklevel=5,
+            )
+
+    def for_torch(self) -> dict[str, Any]:
+        """What torch loads: no state of parameters, which it would cast to their dtype."""
+        mine = {index for index, _, _ in self.rows()}
+        rest = {key: held for key, held in self.state.items() if key not in mine}  # a wrapper's
+        return {**self.given, "state": rest, "param_groups": self.groups}
+
+    def restore(self, state: dict[Tensor, dict[str, Any]]) -> None:
+        """Put the state of parameters where torch has loaded the rest."""
+        for index, p, held in self.rows():
+            if index in self.state:
+                known = self.layout.of_parameter(p)
+                rows = [(key, value, known.get(key)) for key, value in held.items()]
+                state[p] = {key: _loaded(key, value, p, entry) for key, value, entry in rows}
+        for group in self.param_groups:
+            alike: dict[Any, list[dict[str, Any]]] = {}
+            for p in group["params"]:
+                if p in state:
+                    alike.setdefault((p.device, p.dtype), []).append(state[p])
+            for memories in alike.values():
+                share_vectors(memories, memories[0])
+
+    def _contents(self, group: Mapping[str, Any]) -> str:
+        """The live values and state of another chain's checkpoint, for the sentence about it."""
+        live = sorted(set(group) - RESERVED)
+        rows = [self.state.get(index, {}) for index in group["params"]] + [group["chain"]]
+        held = {key.rpartition("/")[0] for row in rows for key in row if is_links(key)}
+        return f"hyperparameters {live} and state of {sorted(held)}"
+
+    def _refuse_nan(self) -> None:
+        """Raise where a value of state became NaN; waits for each device once."""
+        kept: list[tuple[str, str, Any, Tensor | None]] = [
+            (f"parameter {index}", key, value, p)
+            for index, p, held in self.rows()
+            for key, value in held.items()
+        ]
+        for g, group in enumerate(self.groups):
+            kept += [(f"group {g}", key, value, None) for key, value in group["chain"].items()]
+        kept = [row for row in kept if is_links(row[1])]
+        nans = _are_nan([value for _, _, value, _ in kept])
+        broken = [
+            f"{key!r} of {where}"
+            for (where, key, _, p), nan in zip(kept, nans, strict=True)
+            if nan and not self.layout.starts_as_nan(key, p)
+        ]
+        if broken:
+            more = f" and {len(broken) - 1} more" if len(broken) > 1 else ""
+            raise ValueError(
+                f"the checkpoint has NaN in {broken[0]}{more}: a run that goes on from it gives "
+                "NaN, so load an earlier one; to load it all the same, put numbers in their place "
+                "first, for example with torch.nan_to_num_"
+            )
 
 
-def check_form(given: Any, param_groups: Sequence[dict[str, Any]]) -> None:
+def _check_form(given: Any, param_groups: Groups) -> None:
     """Raise a sentence unless this is a state dict in form, with groups like these."""
     if not isinstance(given, Mapping) or not {"state", "param_groups"} <= given.keys():
         found = sorted(map(str, given)) if isinstance(given, Mapping) else type(given).__name__
@@ -48,13 +180,13 @@ def check_form(given: Any, param_groups: Sequence[dict[str, Any]]) -> None:
             f"{found}"
         )
     state, groups = given["state"], given["param_groups"]
-    check_kind("'state' of the checkpoint", state, Mapping, "a dict")
-    check_kind("'param_groups' of the checkpoint", groups, (list, tuple), "a list")
+    _check_kind("'state' of the checkpoint", state, Mapping, "a dict")
+    _check_kind("'param_groups' of the checkpoint", groups, (list, tuple), "a list")
     for g, group in enumerate(groups):
-        check_kind(f"group {g} of the checkpoint", group, Mapping, "a dict")
+        _check_kind(f"group {g} of the checkpoint", group, Mapping, "a dict")
         if odd := [key for key in group if not isinstance(key, str)]:
             raise ValueError(f"the keys of group {g} of the checkpoint must be names, got {odd}")
-        check_kind(f"'params' of group {g}", group.get("params", ()), (list, tuple), "a list")
+        _check_kind(f"'params' of group {g}", group.get("params", ()), (list, tuple), "a list")
     ours = [len(group["params"]) for group in param_groups]
     theirs = [len(group.get("params", ())) for group in groups]
     if ours != theirs:
@@ -75,115 +207,22 @@ def check_form(given: Any, param_groups: Sequence[dict[str, Any]]) -> None:
             "its groups"
         )
     for index in indexes:
-        check_kind(f"the state of parameter {index}", state.get(index, {}), Mapping, "a dict")
+        _check_kind(f"the state of parameter {index}", state.get(index, {}), Mapping, "a dict")
 
 
-def with_live_values(
-    given: Mapping[str, Any], param_groups: Sequence[dict[str, Any]], names: GroupKeys
-) -> dict[str, Any]:
-    """A checkpoint with the live values that it lacks, as they are in the groups here."""
-    groups = [dict(group) for group in given["param_groups"]]
-    for group, here in zip(groups, param_groups, strict=True):
-        known = {names.aliases.get(key, key) for key in group}
-        group.update({key: here[key] for key in names.defaults if key in here and key not in known})
-    return {**given, "param_groups": groups}
+def _check_kind(what: str, value: Any, kind: Any, words: str) -> None:
+    """Raise a sentence unless a value is of a kind, which `words` name."""
+    if not isinstance(value, kind):
+        raise ValueError(f"{what} must be {words}, got {type(value).__name__}")
 
 
-def without_users(given: Mapping[str, Any]) -> dict[str, Any]:
-    """A checkpoint without the keys of users, whose values torch would cast or take apart."""
-    return with_keys(given, lambda key: not is_users(key))
-
-
-def check_dtypes(
-    param_groups: Sequence[dict[str, Any]], state: Mapping[Tensor, Any], names: GroupKeys
-) -> None:
-    """Raise a sentence where state has no longer the dtype that its parameter asks for."""
-    for g, group in enumerate(param_groups):
-        for i, p in enumerate(group["params"]):
-            for key, entry in entries(p, names).items() if state.get(p) else ():
-                held = state[p].get(key)
-                own = isinstance(held, Tensor) and entry.kinds is not STATISTICS
-                if own and held.dtype != entry.example.dtype:
-                    raise TypeError(
-                        f"parameter {i} of group {g} is {p.dtype} now, and its state {key!r} still "
-                        f"{held.dtype}: convert a model before its optimizer is made, or let the "
-                        "state begin anew with optimizer.state.clear()"
-                    )
-
-
-def check_checkpoint(
-    given: Mapping[str, Any], param_groups: Sequence[dict[str, Any]], names: GroupKeys, chain: str
-) -> None:
-    """Raise a sentence unless every value has its name, shape and dtype, and none became NaN."""
-    groups = given["param_groups"]
-    mine, rows = fingerprint(names.links), rows_of(names)
-    changed = False
-    for g, group in enumerate(groups):
-        shared = group.get("chain")
-        if not isinstance(shared, dict):
-            raise ValueError(
-                f"group {g} of the checkpoint has no 'chain': it was saved by another kind of "
-                "optimizer, whose state this chain cannot read"
-            )
-        if marks(shared)[:1] != mine[:1]:
-            raise ValueError(
-                f"the checkpoint was saved by another chain, with {_contents(given, group)}; this "
-                f"one is {chain}"
-            )
-        try:
-            names.tidy(dict(group), later=True)
-        except (TypeError, ValueError) as error:
-            raise ValueError(f"group {g} of the checkpoint: {error}") from None
-        changed = changed or other_arguments(marks(shared), mine)
-        params = param_groups[g]["params"]
-        check_shared(f"group {g}", shared, params, names)
-        for index, p in zip(group["params"], params, strict=True):
-            if held := given["state"].get(index):
-                check_state(f"parameter {index}", held, shared, p, names, rows)
-    _refuse_nan(given, param_groups, names)
-    if changed:
-        warnings.warn(
-            f"the checkpoint was saved by a chain with other fixed arguments than {chain}",
-            stacklevel=5,
-        )
-
-
-def restore_state(
-    given: Mapping[str, Any],
-    param_groups: Sequence[dict[str, Any]],
-    state: Mapping[Tensor, dict[str, Any]],
-    names: GroupKeys,
-) -> None:
-    """Give state its own dtype back: torch casts it to the parameter's."""
-    for _, p, held in numbered(given, param_groups):
-        known = entries(p, names)
-        for key, value in held.items():
-            if is_users(key):
-                state[p][key] = value if key == "step" else _moved(value, p.device)
-            elif isinstance(value, Tensor):
-                state[p][key] = value.to(p.device, _loaded_dtype(value, p, known.get(key)))
-            elif key.rpartition("/")[2] not in known[key].link.transform.numbers:
-                state[p][key] = torch.full_like(known[key].example, value, device=p.device)
-    for group in param_groups:
-        kinds: dict[Any, list[dict[str, Any]]] = {}
-        for p in group["params"]:
-            if p in state:
-                kinds.setdefault((p.device, p.dtype), []).append(state[p])
-        for memories in kinds.values():
-            share_vectors(memories, memories[0])
-
-
-def keep_draws(given: Mapping[str, Any], seen: Mapping[str, Any], links: Sequence[Link]) -> None:
-    """Take over the seed and the count of steps where state is rounded here, too."""
-    if any([link.narrow for link in links]):
-        take_counts(given, seen, DRAWS)
-
-
-def _loaded_dtype(value: Tensor, p: Tensor, entry: Entry | None) -> torch.dtype:
-    """The dtype that a tensor of a checkpoint has here: state may come wider or narrower."""
-    if entry is not None and value.shape == p.shape and value.dtype in WIDTHS:
-        return entry.example.dtype if entry.example.dtype in WIDTHS else value.dtype
-    return value.dtype
+def _loaded(key: str, value: Any, p: Tensor, entry: Entry | None) -> Any:
+    """A value of a checkpoint as it is kept here: on the device, and in the dtype of its kind."""
+    if entry is None:  # a user's
+        return value if key == "step" else _moved(value, p.device)
+    if isinstance(value, Tensor):
+        return value.to(p.device, value.dtype if entry.kinds is STATISTICS else entry.example.dtype)
+    return value if entry.is_number(key) else torch.full_like(entry.example, value, device=p.device)
 
 
 def _moved(value: Any, device: torch.device) -> Any:
@@ -195,40 +234,6 @@ def _moved(value: Any, device: torch.device) -> Any:
     if type(value) in (list, tuple):
         return type(value)([_moved(inner, device) for inner in value])
     return value
-
-
-def _contents(given: Mapping[str, Any], group: Mapping[str, Any]) -> str:
-    """The live values and state of another chain's checkpoint, for the sentence about it."""
-    live = sorted(set(group) - RESERVED)
-    rows = [given["state"].get(index, {}) for index in group["params"]] + [group["chain"]]
-    held = {key.rpartition("/")[0] for row in rows for key in row if not is_users(key)}
-    return f"hyperparameters {live} and state of {sorted(held)}"
-
-
-def _refuse_nan(
-    given: Mapping[str, Any], param_groups: Sequence[dict[str, Any]], names: GroupKeys
-) -> None:
-    """Raise where a value of state became NaN; waits for each device once."""
-    kept: list[tuple[str, str, Any, Tensor | None]] = [
-        (f"parameter {index}", key, value, p)
-        for index, p, held in numbered(given, param_groups)
-        for key, value in held.items()
-    ]
-    for g, group in enumerate(given["param_groups"]):
-        kept += [(f"group {g}", key, value, None) for key, value in group["chain"].items()]
-    kept = [row for row in kept if not is_users(row[1])]
-    broken = [
-        f"{key!r} of {where}"
-        for (where, key, _, p), nan in zip(kept, _are_nan([row[2] for row in kept]), strict=True)
-        if nan and not _starts_as_nan(key, p, names)
-    ]
-    if broken:
-        more = f" and {len(broken) - 1} more" if len(broken) > 1 else ""
-        raise ValueError(
-            f"the checkpoint has NaN in {broken[0]}{more}: a run that goes on from it gives NaN, "
-            "so load an earlier one; to load it all the same, put numbers in their place first, "
-            "for example with torch.nan_to_num_"
-        )
 
 
 def _are_nan(values: Sequence[Any]) -> list[bool]:
@@ -243,11 +248,3 @@ def _are_nan(values: Sequence[Any]) -> list[bool]:
         for i, flag in zip(where, flags.tolist(), strict=True):
             found[i] = flag
     return found
-
-
-def _starts_as_nan(key: str, p: Tensor | None, names: GroupKeys) -> bool:
-    """Whether this state is NaN until something is known, as the places of an empty window."""
-    path, _, name = key.rpartition("/")
-    rule = next(link.transform for link in names.links if link.path == path)
-    made = rule.per_group() if p is None else rule.per_parameter(p)
-    return name in made and bool(torch.as_tensor(made[name]).isnan().any())

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -23,15 +23,24 @@ from torchzero_clip.optimizer.rounding import subtract
 
 SIZE = 2**13  # numbers in a parameter that stands for a large one
 MOST = 64  # parameters that stand for all
+END, KERNEL = "the end", "one compiled kernel"
 ONLY_WRITE = ("copy_", "zero_", "fill_")
 
 
 class Traffic(TorchDispatchMode):
-    """Counts the bytes that operators read and write, and in which memory."""
+    """Counts the bytes that operators read and write during a part of a step.
 
-    def __init__(self, places: dict[int, str]) -> None:
+    Args:
+        label: The part, as the plan names it.
+        places: For each storage the words for what it holds.
+        engine: The engine that runs the step.
+    """
+
+    def __init__(self, label: str, places: dict[int, str], engine: Any) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.places = places  # storage -> what it holds
+        self.label, self.places = label, places
+        if isinstance(engine, Compiled):
+            engine.watch = self.launch
         self.read = self.written = 0
         self.where: set[str] = set()
         self.operators: set[str] = set()
@@ -48,41 +57,46 @@ class Traffic(TorchDispatchMode):
         named = dict(zip([a.name for a in arguments], args, strict=False)) | kwargs
         if named.get("grad_scale") is None:  # fused kernels write gradients when they scale them
             written.discard("grads")
-        touched = False
         for key, value in named.items():
             only = key in written and (key == "out" or name in ONLY_WRITE)
-            touched |= self.count(value, reads=not only, writes=key in written)
+            self.count(name, value, reads=not only, writes=key in written)
         if makes:
-            touched |= self.count(out, reads=False, writes=True)
-        if touched:
-            self.operators.add(name)
+            self.count(name, out, reads=False, writes=True)
         return out
 
-    def count(self, value: Any, reads: bool, writes: bool) -> bool:
-        """Count the tensors that are as large as a parameter; small ones stay in the cache.
-
-        Returns whether there are any.
-        """
+    def count(self, name: str, value: Any, reads: bool, writes: bool) -> None:
+        """Count the tensors that are as large as a parameter; small ones stay in the cache."""
         tensors = [t for t in tree_leaves(value) if isinstance(t, Tensor)]
-        large = [t for t in tensors if t.numel() >= SIZE // 2]
-        for t in large:
+        for t in [t for t in tensors if t.numel() >= SIZE // 2]:
             size, storage = t.numel() * t.element_size(), t.untyped_storage().data_ptr()
+            self.operators.add(name)
             self.read += size * reads
             self.written += size * writes
             if writes:
                 self.where.add(self.places.get(storage, "new memory"))
-        return bool(large)
 
     @contextmanager
     def launch(self, launch: Launch) -> Iterator[None]:
         """Count the buffers of a program, and not the operators that it is made of here."""
         for i, buffer in enumerate(launch.buffers):
             reads, writes = i in launch.read, i in launch.written
-            self.count(buffer.tensors, reads=reads, writes=writes)
-        self.operators.add("one compiled kernel")
+            self.count(KERNEL, buffer.tensors, reads=reads, writes=writes)
+        self.operators.add(KERNEL)
         self.inside = True
         yield
         self.inside = False
+
+    def row(self, width: int, numbers: int) -> str:
+        """The line about this part, in bytes for each number."""
+        operators = ", ".join(sorted(self.operators))
+        if self.written:
+            how = f"writes {' and '.join(sorted(self.where))}: {operators}"
+        elif self.label == END:
+            how = "nothing is left to do"
+        else:
+            how = f"measures: {operators}" if operators else "nothing yet: it joins a later pass"
+        read, written = self.read / numbers, self.written / numbers
+        return f"{self.label:{width}}  {read:5.3g}  {written:6.3g}   {how}"
 
 
 def explain(optimizer: Any, make: Callable[..., Any]) -> str:
@@ -92,15 +106,14 @@ def explain(optimizer: Any, make: Callable[..., Any]) -> str:
     for _ in range(4):
         for p in params:
             p.grad = torch.full_like(p, 100.0)  # so that limits bite
-        watched, skip = _watch(twin)
-    numbers = sum(map(Tensor.numel, params))
-    rows = [_row(label, traffic, numbers) for label, traffic in watched]
-    reads, writes = sum([row[1] for row in rows]), sum([row[2] for row in rows])
-    width = max([len(row[0]) for row in rows])
+        parts, skip = _watch(twin)
+    numbers, width = sum(map(Tensor.numel, params)), max([len(part.label) for part in parts])
+    reads = sum([part.read for part in parts]) / numbers
+    writes = sum([part.written for part in parts]) / numbers
     told = [*_parameters(optimizer), *_owners(optimizer)]
     lines = [repr(optimizer.chain)[len("Chain(") : -1], *told, ""]
     lines.append(f"{'':{width}}  reads  writes   bytes a number")
-    lines += [f"{label:{width}}  {r:5.3g}  {w:6.3g}   {how}" for label, r, w, how in rows]
+    lines += [part.row(width, numbers) for part in parts]
     kept = sum([t.numel() for t in twin.engine.workspaces.tensors()])
     size = f"{kept / numbers:.3g} of the parameters' size" if kept else "none"
     lines.append(f"{'in all':{width}}  {reads:5.3g}  {writes:6.3g}")
@@ -112,44 +125,23 @@ def explain(optimizer: Any, make: Callable[..., Any]) -> str:
     return "\n".join([*lines, "", *ends])
 
 
-def _watch(twin: Any) -> tuple[list[tuple[str, Traffic]], Skip]:
-    """The links of a step that happens, each with the traffic that it made, and the end; and the
-    flag that guards left.
+def _watch(twin: Any) -> tuple[list[Traffic], Skip]:
+    """The traffic of each link of a step that happens, and of its end; and the flag that guards
+    left.
     """
-    places, rows = _places(twin), []
+    places, parts = _places(twin), []
     with torch.no_grad(), twin._begin() as step:
         buckets = step.buckets()
         for link in twin.links:
-            with _watching(twin, places) as traffic:
+            with Traffic(link.path, places, twin.engine) as traffic:
                 buckets = send(link, buckets)
-            rows.append((link.path, traffic))
+            parts.append(traffic)
             if step.skip.flag is not None:
                 step.skip.flag.zero_()
-        with _watching(twin, places) as traffic:
+        with Traffic(END, places, twin.engine) as traffic:
             subtract(buckets, twin.rounding)
             step.close()
-        rows.append(("the end", traffic))
-    return rows, step.skip
-
-
-def _watching(twin: Any, places: dict[int, str]) -> Traffic:
-    traffic = Traffic(places)
-    if isinstance(twin.engine, Compiled):
-        twin.engine.watch = traffic.launch
-    return traffic
-
-
-def _row(label: str, traffic: Traffic, numbers: int) -> tuple[str, float, float, str]:
-    read, written = traffic.read / numbers, traffic.written / numbers
-    operators = ", ".join(sorted(traffic.operators))
-    where = " and ".join(sorted(traffic.where))
-    if written:
-        how = f"writes {where}: {operators}"
-    elif label == "the end":
-        how = "nothing is left to do"
-    else:
-        how = f"measures: {operators}" if operators else "nothing yet: it joins a later pass"
-    return label, read, written, how
+    return [*parts, traffic], step.skip
 
 
 def _twin(optimizer: Any, make: Callable[..., Any]) -> Any:
@@ -187,18 +179,15 @@ def _params(optimizer: Any) -> list[Tensor]:
 
 def _places(twin: Any) -> dict[int, str]:
     """The words for each storage: state, a kept buffer, the gradients or the parameters."""
-    places: dict[int, str] = {}
-
-    def hold(tensors: Sequence[Any], what: str) -> None:
-        rows = [t for t in tensors if isinstance(t, Tensor)]
-        places.update({t.untyped_storage().data_ptr(): what for t in rows})
-
     params = _params(twin)
-    hold([value for p in params for value in twin.state[p].values()], "state")
-    hold(twin.engine.workspaces.tensors(), "a kept buffer")
-    hold([p.grad for p in params], "the gradients")
-    hold(params, "the parameters")
-    return places
+    rows: dict[str, list[Any]] = {
+        "state": [value for p in params for value in twin.state[p].values()],
+        "a kept buffer": twin.engine.workspaces.tensors(),
+        "the gradients": [p.grad for p in params],
+        "the parameters": params,
+    }
+    held = [(t, words) for words, row in rows.items() for t in row if isinstance(t, Tensor)]
+    return {t.untyped_storage().data_ptr(): words for t, words in held}
 
 
 def _parameters(optimizer: Any) -> list[str]:

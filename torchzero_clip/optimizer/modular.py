@@ -19,29 +19,15 @@ from torchzero_clip.core.part import Roster
 from torchzero_clip.core.transform import Transform
 from torchzero_clip.engines import Compiled, Eager
 from torchzero_clip.optimizer.by_form import AT_ONCE
-from torchzero_clip.optimizer.checkpoint import (
-    check_checkpoint,
-    check_dtypes,
-    check_form,
-    complete,
-    keep_draws,
-    restore_state,
-    with_live_values,
-    without_users,
-)
+from torchzero_clip.optimizer.checkpoint import Checkpoint
 from torchzero_clip.optimizer.explain import explain
 from torchzero_clip.optimizer.fingerprint import fingerprint, shared_start
 from torchzero_clip.optimizer.keys import GroupKeys, refuse_arguments
+from torchzero_clip.optimizer.layout import Layout
 from torchzero_clip.optimizer.loss import evaluate, one_number
 from torchzero_clip.optimizer.metrics import metrics_of
 from torchzero_clip.optimizer.repeats import Repeats
-from torchzero_clip.optimizer.rounding import (
-    adapted,
-    check_options,
-    prepare_rounding,
-    subtract,
-    without,
-)
+from torchzero_clip.optimizer.rounding import check_options, prepare_rounding, subtract
 from torchzero_clip.source import to_source
 
 
@@ -112,6 +98,7 @@ class Modular(Optimizer):
         self.links = bind(chain, narrow=state_dtype == "bfloat16")
         self.keys = GroupKeys(self.links)
         self.keys.check_structure(self.links)
+        self.layout = Layout(self.keys.links, rounding)
         self._seen_keys: list[frozenset[str]] = []
         self._seen_values: list[list[Any]] = []
         self._seen_dtypes: list[list[torch.dtype]] = []
@@ -143,9 +130,8 @@ class Modular(Optimizer):
             self._run(self._begin(loss))
 
     def _repeatable(self) -> bool:
-        """Whether this step may be done from a tape: no compiler and nobody else looks on."""
-        watched = isinstance(self.engine, Compiled) and self.engine.watch is not None
-        return not (watched or self.process_group is not None or torch.compiler.is_compiling())
+        """Whether this step may be done from a tape: no compiler looks on, and no other process."""
+        return self.process_group is None and not torch.compiler.is_compiling()
 
     def _run(self, step: Step) -> None:
         """Send the gradients of a step through the chain."""
@@ -258,7 +244,7 @@ class Modular(Optimizer):
         dtypes = [[p.dtype for p in group["params"][:1]] for group in self.param_groups]
         if dtypes != self._seen_dtypes:
             if self._seen_dtypes:  # before the first step there is no state, or it was checked
-                check_dtypes(self.param_groups, self.state, self.keys)
+                self.layout.check_dtypes(self.param_groups, self.state)
             self._seen_dtypes = dtypes
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
@@ -269,41 +255,41 @@ class Modular(Optimizer):
         self.keys.tidy(group)
         held = group.pop("chain", {})
         super().add_param_group(group)
-        params = self.param_groups[-1]["params"]
+        group = self.param_groups[-1]
         try:
-            refuse_flat(params)
-            for p in params:
-                self.engine.check(p.device)
+            self._check_params(group)
         except Exception:
             self.param_groups.pop()
             raise
-        self.param_groups[-1]["chain"] = shared_start(self.keys.links, params, held)
-        if "param_names" not in self.param_groups[-1]:
-            for link in self.keys.links:
-                if getattr(link.transform, "scope", None) == "layer":
-                    self.param_groups.pop()
-                    raise ValueError(
-                        f"{link.path}: dim='layer' needs to know the names of the parameters: pass "
-                        "model.named_parameters() instead of model.parameters()"
-                    )
+        group["chain"] = shared_start(self.keys.links, group["params"], held)
+
+    def _check_params(self, group: dict[str, Any]) -> None:
+        """Raise a sentence where the chain cannot take the parameters of a group."""
+        refuse_flat(group["params"])
+        for p in group["params"]:
+            self.engine.check(p.device)
+        for link in self.keys.links:
+            if getattr(link.transform, "scope", None) == "layer" and "param_names" not in group:
+                raise ValueError(
+                    f"{link.path}: dim='layer' needs to know the names of the parameters: pass "
+                    "model.named_parameters() instead of model.parameters()"
+                )
 
     # ------------------------------------------------------------------ saving and loading
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load a state dict of the same chain; raises before anything changes if it is another."""
-        seen: dict[str, Any] = {}
+        loading: list[Checkpoint] = []
 
         def look(_: Optimizer, given: dict[str, Any]) -> dict[str, Any]:
-            given = complete(given, self.keys)
-            check_form(given, self.param_groups)
-            given = with_live_values(given, self.param_groups, self.keys)
-            check_checkpoint(without(given), self.param_groups, self.keys, repr(self.chain))
-            seen.update(adapted(given, self.param_groups, self.rounding))
-            keep_draws(given, seen, self.keys.links)
-            return without_users(seen)
+            checkpoint = Checkpoint(given, self.param_groups, self.keys, self.layout)
+            checkpoint.check(repr(self.chain))
+            checkpoint.adapt()
+            loading.append(checkpoint)
+            return checkpoint.for_torch()
 
         def restore(_: Optimizer) -> None:
-            restore_state(seen, self.param_groups, self.state, self.keys)
+            loading[0].restore(self.state)
             self._seen_keys = []
 
         before = self.register_load_state_dict_pre_hook(look)

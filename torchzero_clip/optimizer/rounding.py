@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import warnings
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -13,8 +12,7 @@ from torch import Tensor
 from torchzero_clip.core.bucket import Bucket
 from torchzero_clip.core.norms.shards import Layout, local
 from torchzero_clip.core.state import STATE_DTYPES
-from torchzero_clip.core.stochastic import DRAWS, DROPPED, carried
-from torchzero_clip.optimizer.state_checks import check_value, numbered, take_counts, with_keys
+from torchzero_clip.core.stochastic import DROPPED, carried
 
 KINDS = ("nearest", "stochastic", "kahan")
 COMPENSATION = "rounding/compensation"  # in the state of a parameter
@@ -37,13 +35,14 @@ def rounds(bucket: Bucket, rounding: str) -> bool:
 def prepare_rounding(buckets: Sequence[Bucket], rounding: str) -> None:
     """Make the state of the rounding: a compensation a parameter, or the count of steps."""
     for bucket in buckets:
-        if rounding == "stochastic" and rounds(bucket, rounding):
-            for group in bucket.step.groups:
-                group["chain"].setdefault(STEP, 0)
-        if rounding == "kahan" and rounds(bucket, rounding):
-            for p, state in zip(bucket.originals, bucket.param_states, strict=True):
-                if COMPENSATION not in state:  # bfloat16: float16 has no range below its own ulp
-                    state[COMPENSATION] = torch.zeros_like(p, dtype=torch.bfloat16)
+        if not rounds(bucket, rounding):
+            continue
+        for group in bucket.step.groups if rounding == "stochastic" else ():
+            group["chain"].setdefault(STEP, 0)
+        for p, state in zip(bucket.originals, bucket.param_states, strict=True):
+            if rounding == "kahan" and COMPENSATION not in state:
+                # bfloat16: float16 has no range below its own ulp
+                state[COMPENSATION] = torch.zeros_like(p, dtype=torch.bfloat16)
 
 
 def subtract(buckets: Sequence[Bucket], rounding: str) -> None:
@@ -103,49 +102,3 @@ def _shard(layout: Layout | None) -> list[int]:
         return []
     coordinate = layout.mesh.get_coordinate()
     return [coordinate[i] for i in sorted(layout.split)]
-
-
-# ---------------------------------------------------------------------- loading
-
-
-def without(given: Any) -> Any:
-    """A checkpoint without the state of roundings."""
-    kept = with_keys(given, lambda key: key != COMPENSATION)
-    groups = [dict(group) for group in given["param_groups"]]
-    for group in groups:
-        if isinstance(group.get("chain"), Mapping):
-            chain = group["chain"].items()
-            group["chain"] = {key: x for key, x in chain if key not in (STEP, *DRAWS)}
-    return {**kept, "param_groups": groups}
-
-
-def adapted(
-    given: Mapping[str, Any], param_groups: Sequence[Mapping[str, Any]], rounding: str
-) -> dict[str, Any]:
-    """A checkpoint with the state that this rounding needs; warns where another one saved it."""
-    out, rows = without(given), list(numbered(given, param_groups))
-    half = [row for row in rows if row[1].dtype in DROPPED]
-    for index, p, held in half:
-        if rounding == "kahan" and COMPENSATION in held:
-            value = held[COMPENSATION]
-            example = torch.empty_like(p, dtype=torch.bfloat16, device="meta")
-            check_value(f"parameter {index}", COMPENSATION, value, example)
-            out["state"][index][COMPENSATION] = torch.as_tensor(value, dtype=torch.bfloat16)
-    if rounding == "stochastic":
-        take_counts(given, out, [STEP])
-    here = rounding if half else "nearest"
-    saved = here
-    if any([COMPENSATION in held for _, _, held in rows]):
-        saved = "kahan"
-    elif any([STEP in group["chain"] for group in given["param_groups"]]):
-        saved = "stochastic"
-    elif any([held for _, _, held in half]):
-        saved = "nearest"
-    if saved != here:
-        end = {saved: "its compensation is dropped", here: "the compensation starts at zero"}
-        warnings.warn(
-            f"the checkpoint was saved with rounding={saved!r}, the parameters here have "
-            f"rounding={here!r}" + (f": {end['kahan']}" if "kahan" in end else ""),
-            stacklevel=5,
-        )
-    return out

@@ -164,7 +164,8 @@ def native(program: Program) -> Call | None:
         threads = max(1, min(torch.get_num_threads(), sum(sizes) // SHARE))
         lists = array("Q", [buffer.addresses.buffer_info()[0] for buffer in launch.buffers])
         lengths = array("q", sizes)
-        vectors = array("Q", [vector.data_ptr() for vector in launch.vectors] or [0])
+        numbers = array("d", launch.numbers)
+        vectors = array("Q", [vector.data_ptr() for vector in launch.vectors])
         out = None
         if program.measured is not None:
             out = torch.zeros(threads, count, dtype=torch.float64, device="cpu")
@@ -172,7 +173,7 @@ def native(program: Program) -> Call | None:
             count,
             lengths.buffer_info()[0],
             lists.buffer_info()[0],
-            launch.numbers.data_ptr(),
+            numbers.buffer_info()[0],
             vectors.buffer_info()[0],
             0 if out is None else out.data_ptr(),
             threads,

@@ -3,53 +3,37 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Hashable, Iterable, Sequence
-from contextlib import AbstractContextManager
-from typing import Any, Literal
+from collections.abc import Hashable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.graph import increment_version
 
 from torchzero_clip.core.engine import Group, Rule, Session, State, updated
-from torchzero_clip.core.norms import statistics
 from torchzero_clip.core.skip import Skip
 from torchzero_clip.core.stochastic import Rounding
 from torchzero_clip.core.tensorlist import Operand, TensorList
-from torchzero_clip.core.tensors import all_plain, same_shapes
-from torchzero_clip.engines.buffers import Buffers, apart
-from torchzero_clip.engines.compiled.cpp import Call, native
-from torchzero_clip.engines.compiled.inductor import in_batches, missing
-from torchzero_clip.engines.compiled.program import Launch, Programs
+from torchzero_clip.core.tensors import all_plain
+from torchzero_clip.engines.buffers import apart
+from torchzero_clip.engines.compiled.inductor import missing
+from torchzero_clip.engines.compiled.runner import Runner
 from torchzero_clip.engines.compiled.trace import GRADIENTS, PARAMETERS, Trace, Traced
 from torchzero_clip.engines.eager import Eager
 from torchzero_clip.engines.kept import Kept, settle
-from torchzero_clip.engines.tape import Tape
-from torchzero_clip.engines.workspace import Workspaces
 
 
-class Compiled:
-    """The engine that records operators, and runs them in compiled programs.
-
-    Args:
-        watch: A context manager that surrounds every launch; `explain` counts bytes with it.
-    """
+class Compiled(Runner):
+    """The engine that records operators, and runs them in compiled programs."""
 
     steady = True
     """Whether a step is repeated whatever its ratios and the strides of gradients are."""
     repeats = math.inf
     """The numbers that a model may have for its steps to be repeated."""
-    backend: Literal["native", "torch", "plain"] = "native"
-    """The way programs run on CPU: as our own C++, by torch's compiler, or node by node."""
 
-    def __init__(
-        self, watch: Callable[[Launch], AbstractContextManager[Any]] | None = None
-    ) -> None:
-        self.watch = watch
+    def __init__(self) -> None:
+        super().__init__()
         self.devices: set[str] = set()  # kinds that programs can be compiled for
-        self.buffers, self.programs, self.workspaces = Buffers(), Programs(), Workspaces()
         self.eager = Eager(reads=False)  # for tensors that no program takes
-        self.tape: Tape | None = None  # of the step that runs, where it is to be repeated
 
     def check(self, device: torch.device) -> None:
         """Raise a sentence where nothing can compile for this kind of device."""
@@ -75,7 +59,6 @@ class Compiled:
         if odd or not all_plain([*params, *grads]):
             return self._eagerly(key, places, params, grads)
         self.check(params[0].device)
-        _refuse_other_shapes(params, grads)
         trace = Trace(self, key, places, params, grads, [])
         if not apart([trace.buffers[PARAMETERS], trace.buffers[GRADIENTS]]):
             return self._eagerly(key, places, params, grads)
@@ -85,58 +68,6 @@ class Compiled:
         if self.tape is not None:
             self.tape.refuse("some tensors are no program's")
         return self.eager.open(*args)
-
-    def spare(self, key: Hashable, places: Sequence[int], params: Sequence[Tensor]) -> list[Tensor]:
-        """Memory like the parameters that is kept under this key."""
-        return self.workspaces.like(key, places, params)
-
-    # ------------------------------------------------------------------ running programs
-
-    def run(self, launch: Launch) -> Tensor | None:
-        """Run a program; returns the statistics of what it measures, or None where it cannot."""
-        if self.watch is None:
-            stats = self._run(launch)
-        else:
-            with self.watch(launch):
-                stats = self._run(launch)
-        for i in launch.written:  # autograd looks at versions, which programs do not move
-            increment_version(launch.buffers[i].tensors)
-        return stats
-
-    def _run(self, launch: Launch) -> Tensor | None:
-        if self.backend == "plain":
-            return self._plainly(launch, range(len(launch.sizes)))
-        if (call := self._native(launch)) is not None:
-            return self._natively(launch, call)
-        if launch.program.stores:
-            launch = launch._replace(program=launch.program._replace(measured=None))
-            odd = {*launch.misfits(), *[i for i, n in enumerate(launch.sizes) if n < 2]}
-            in_batches(launch, [i for i in range(len(launch.sizes)) if i not in odd])
-            self._plainly(launch, odd)  # torch would compile those of one number apart
-        return None
-
-    def _native(self, launch: Launch) -> Call | None:
-        """The program in C++, where there is one."""
-        here = self.backend == "native" and launch.program.device.type == "cpu"
-        return native(launch.program) if here else None
-
-    def _natively(self, launch: Launch, call: Call) -> Tensor | None:
-        odd = launch.misfits()
-        sizes = [0 if i in odd else n for i, n in enumerate(launch.sizes)] if odd else launch.sizes
-        stats = call(launch, sizes)
-        if odd:
-            some = self._plainly(launch, odd)
-            if stats is not None and some is not None:
-                stats[:, odd] = some
-        return stats
-
-    def _plainly(self, launch: Launch, some: Iterable[int]) -> Tensor | None:
-        """Run a program for these tensors, node by node."""
-        values = [launch.plainly(i) for i in some]
-        if launch.program.measured is None:
-            return None
-        m = launch.program.measured[0]
-        return statistics([value for value in values if value is not None], m)
 
 
 FLOAT32 = ("dtype", str(torch.float32))
@@ -255,15 +186,3 @@ def _undecided_value(value: Any) -> Any:
     if not isinstance(value, float):
         return value
     return torch.tensor(value, dtype=torch.float64, device="cpu")
-
-
-def _refuse_other_shapes(params: Sequence[Tensor], grads: Sequence[Tensor]) -> None:
-    """Raise before memory is touched where a gradient is of another shape."""
-    if same_shapes(grads, params):
-        return
-    pairs = zip(params, grads, strict=True)
-    p, g = next((p, g) for p, g in pairs if p.shape != g.shape)
-    raise ValueError(
-        f"got a gradient of shape {tuple(g.shape)} for a parameter of {tuple(p.shape)}: set the "
-        "gradient to None when you change a parameter"
-    )

@@ -73,7 +73,7 @@ def _batch(launch: Launch, some: list[int]) -> None:
         if some[-1] - some[0] == len(some) - 1:
             parts = [vector[some[0] : some[-1] + 1]]
         vectors.append(torch.cat([*parts, vector.new_ones(missing)]))
-    compiled(launch.program, BATCH)(launch.numbers, *vectors, *launch.scalars, *tensors)
+    compiled(launch.program, BATCH)(launch.sent, *vectors, *launch.scalars, *tensors)
 
 
 def missing(kind: str) -> str | None:

@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import linecache
 import zlib
-from collections.abc import Callable, Hashable, Mapping, Sequence
-from functools import cache
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from functools import cache, cached_property, lru_cache
 from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
 
-from torchzero_clip.core.norms import Measure
+from torchzero_clip.core.norms import Measure, numbers, statistics
 from torchzero_clip.core.stochastic import Elements, rounded
 from torchzero_clip.engines.buffers import Buffer
 from torchzero_clip.engines.compiled.operators import OPERATORS
@@ -26,11 +27,23 @@ i), ("dtype", name) or ("half", 0 or 1) of random bits. Scalars are 0-dim tensor
 vectors have an entry a tensor."""
 Node: TypeAlias = "tuple[str, tuple[Operand, ...]]"
 """An operator and its operands; the first is a value, or the buffer that is loaded."""
-Stores: TypeAlias = "Mapping[int, int]"
-"""The values that go into buffers: {buffer: value}."""
 Measured: TypeAlias = "tuple[Measure, int] | None"
 """A measure and the value whose tensors it is taken of."""
 
+TAKEN = ("buffer", "number", "vector", "scalar")
+"""The kinds of operands that a launch gives."""
+TERMS = {
+    "value": "v{}_{lane}",
+    "buffer": "x{}_{lane}",
+    "number": "number[{}]",
+    "scalar": "scalar{}",
+    "vector": "vector{}[{lane}]",
+    "dtype": "{}",
+    "half": "{}",
+}
+"""Operands in the plain function of a program."""
+OTHERS = {"load": "{0}", "to": "{0}.to({1})", "round": "rounded({0}, {1}, {2}, {3})"}
+"""The nodes there that are no operators."""
 MOST = 1000  # programs that are remembered
 
 
@@ -67,29 +80,11 @@ class Program(NamedTuple):
         return "\n    ".join([f"def program({', '.join(inputs)}):", *body])
 
     def _lane(self, lane: int) -> list[str]:
-        def term(operand: Operand) -> str:
-            kind, which = operand
-            return {
-                "buffer": f"x{which}_{lane}",
-                "value": f"v{which}_{lane}",
-                "number": f"number[{which}]",
-                "vector": f"vector{which}[{lane}]",
-                "dtype": str(which),
-                "half": str(which),
-            }.get(kind, f"{kind}{which}")
-
-        body = []
-        kept = [value for _, value in self.stores]
+        body, kept = [], [value for _, value in self.stores]
         for i, (name, operands) in enumerate(self.nodes):
-            terms = [term(operand) for operand in operands]
-            if name == "load":
-                text = terms[0] + (".clone()" if i in kept else "")
-            elif name == "to":
-                text = f"{terms[0]}.to({terms[1]})"
-            elif name == "round":
-                text = f"rounded({', '.join(terms)})"
-            else:
-                text = OPERATORS[name].torch.format(*terms)
+            terms = [TERMS[kind].format(which, lane=lane) for kind, which in operands]
+            text = (OTHERS.get(name) or OPERATORS[name].torch).format(*terms)
+            text += ".clone()" if name == "load" and i in kept else ""
             body.append(f"v{i}_{lane} = {text}")
         return body + [f"x{i}_{lane}.copy_(v{value}_{lane})" for i, value in self.stores]
 
@@ -106,28 +101,28 @@ def plain(program: Program, width: int) -> Callable[..., Any]:
     return made
 
 
-class Binding(NamedTuple):
-    """A program, and the buffers and operands of a trace that it takes, in its order."""
+@dataclass
+class Launch:
+    """A program and the tensors and numbers that it is run with.
+
+    Attributes:
+        sizes: The number of entries of each tensor.
+        elements: The places of entries in whole parameters, where some are rounded by them.
+    """
 
     program: Program
-    buffers: tuple[int, ...]
-    numbers: tuple[int, ...]
-    vectors: tuple[int, ...]
-    scalars: tuple[int, ...]
-
-
-class Launch(NamedTuple):
-    """A program and the tensors and numbers that it is run with."""
-
-    program: Program
+    sizes: list[int]
+    elements: Elements | None
     buffers: list[Buffer]
-    numbers: Tensor
+    numbers: Sequence[float]
     vectors: list[Tensor]
     scalars: list[Tensor]
-    sizes: list[int]
-    """The number of entries of each tensor."""
-    elements: Elements | None = None
-    """The places of entries in whole parameters, where some are rounded by them."""
+
+    @cached_property
+    def sent(self) -> Tensor:
+        """The numbers, on the device."""
+        like = torch.empty(0, dtype=torch.float64, device=self.program.device)
+        return numbers(self.numbers or [0.0], like)
 
     @property
     def read(self) -> set[int]:
@@ -154,12 +149,16 @@ class Launch(NamedTuple):
             return False
         return len({t.stride() for t in some}) == 1 or all([t.is_contiguous() for t in some])
 
-    def plainly(self, i: int) -> Tensor | None:
-        """Run the program for the i-th tensors, node by node; returns the value to be measured."""
-        vectors = [self._entry(vector, i) for vector in self.vectors]
-        tensors = [torch.atleast_1d(buffer.tensors[i]) for buffer in self.buffers]
-        values = plain(self.program, 1)(self.numbers, *vectors, *self.scalars, *tensors)
-        return None if values is None else values[0]
+    def plainly(self, some: Collection[int]) -> Tensor | None:
+        """Run the program for these tensors, node by node; returns the statistics of them."""
+        function = plain(self.program, 1)
+        values: list[Tensor] = []
+        for i in some:
+            vectors = [self._entry(vector, i) for vector in self.vectors]
+            tensors = [torch.atleast_1d(buffer.tensors[i]) for buffer in self.buffers]
+            values += function(self.sent, *vectors, *self.scalars, *tensors) or []
+        measured = self.program.measured
+        return None if measured is None or not some else statistics(values, measured[0])
 
     def _entry(self, vector: Tensor, i: int) -> Tensor:
         """A vector of one entry, that of the i-th tensors; for all their elements a row of them."""
@@ -169,44 +168,24 @@ class Launch(NamedTuple):
         return torch.atleast_1d(self.elements.index(i, like)).unsqueeze(0)
 
 
-class Programs:
-    """The programs of an engine, by the nodes they were made of: that of a chain is found again."""
-
-    def __init__(self) -> None:
-        self.known: dict[Hashable, Binding] = {}
-
-    def find(
-        self,
-        nodes: Sequence[Node],
-        stores: Stores,
-        measured: Measured,
-        dtypes: Sequence[Sequence[torch.dtype]],
-        device: torch.device,
-    ) -> Binding:
-        """The program that makes these stores; `dtypes` of the buffers, vectors and scalars."""
-        key = (tuple(nodes), tuple(stores.items()), measured, *map(tuple, dtypes), device)
-        binding = self.known.get(key)
-        if binding is None:
-            if len(self.known) >= MOST:
-                self.known.clear()
-            binding = self.known[key] = bind(nodes, stores, measured, dtypes, device)
-        return binding
-
-
+@lru_cache(MOST)
 def bind(
     nodes: Sequence[Node],
-    stores: Stores,
+    stores: Sequence[tuple[int, int]],
     measured: Measured,
     dtypes: Sequence[Sequence[torch.dtype]],
     device: torch.device,
-) -> Binding:
-    """A program of the nodes that these stores need, named in the order of use."""
-    needed = {*stores.values(), *([] if measured is None else [measured[1]])}
+) -> tuple[Program, list[tuple[int, ...]]]:
+    """A program of the nodes that these stores need, named in the order of use.
+
+    `dtypes` are those of the buffers, vectors and scalars. Comes with the buffers, numbers, vectors
+    and scalars of the trace that it takes, in its order.
+    """
+    needed = {value for _, value in (*stores, *([] if measured is None else [measured]))}
     for i in range(len(nodes) - 1, -1, -1):
         if i in needed:
             needed |= {which for kind, which in nodes[i][1] if kind == "value"}
-    kinds = ("value", "buffer", "number", "vector", "scalar")
-    new: dict[str, dict[int, int]] = {kind: {} for kind in kinds}
+    new: dict[str, dict[int, int]] = {kind: {} for kind in ("value", *TAKEN)}
 
     def name(kind: str, which: Any) -> Operand:
         return kind, new[kind].setdefault(which, len(new[kind])) if kind in new else which
@@ -215,19 +194,10 @@ def bind(
     for i in sorted(needed):
         lines.append((nodes[i][0], tuple([name(*operand) for operand in nodes[i][1]])))
         name("value", i)
-    ends = [(name("buffer", i)[1], name("value", v)[1]) for i, v in stores.items()]
-    taken = {kind: tuple(new[kind]) for kind in kinds}
-    buffers, vectors, scalars = [
-        tuple([row[i] for i in taken[kind]])
-        for kind, row in zip(("buffer", "vector", "scalar"), dtypes, strict=True)
-    ]
-    program = Program(
-        tuple(lines),
-        tuple(sorted(ends)),
-        None if measured is None else (measured[0], new["value"][measured[1]]),
-        buffers,
-        vectors,
-        scalars,
-        device,
-    )
-    return Binding(program, *[taken[kind] for kind in kinds[1:]])
+    ends = [(name("buffer", i)[1], name("value", v)[1]) for i, v in stores]
+    taken = {kind: tuple(new[kind]) for kind in TAKEN}
+    rows = zip(("buffer", "vector", "scalar"), dtypes, strict=True)
+    buffers, vectors, scalars = [tuple([row[i] for i in taken[kind]]) for kind, row in rows]
+    end = None if measured is None else (measured[0], new["value"][measured[1]])
+    made = tuple(lines), tuple(sorted(ends)), end
+    return Program(*made, buffers, vectors, scalars, device), list(taken.values())

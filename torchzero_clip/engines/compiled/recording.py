@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -113,7 +113,7 @@ class Recording:
         return "vector", len(self.vectors) - 1
 
     def whole(self, x: Tensor) -> Operand:
-        """A vector of whole numbers, which stay as they are."""
+        """A vector of whole numbers or flags, which stay as they are."""
         known = [i for i, vector in enumerate(self.vectors) if vector is x]
         self.vectors += [] if known else [x]
         return "vector", known[0] if known else len(self.vectors) - 1
@@ -125,25 +125,6 @@ class Recording:
             return self.operand(self.read(x))
         self.scalars.append(x.detach().clone())
         return "scalar", len(self.scalars) - 1
-
-    def unless(
-        self,
-        flag: Tensor,
-        dtypes: Mapping[int, torch.dtype],
-        loads: Mapping[int, int],
-        stores: Mapping[int, int],
-    ) -> dict[int, int]:
-        """For these buffers the value that is stored, or what is there already where a flag is set.
-
-        `loads` are the values that were there, as far as they are known.
-        """
-        self.vectors.append(flag.expand(self.count).contiguous())
-        which, out = ("vector", len(self.vectors) - 1), {}
-        for i, dtype in dtypes.items():
-            old = loads[i] if i in loads else self.node("load", (("buffer", i),), dtype)
-            new = self.cast(stores[i], dtype)
-            out[i] = self.node("where", (("value", old), which, ("value", new)), dtype)
-        return out
 
     def node(self, name: str, operands: tuple[Operand, ...], dtype: torch.dtype) -> int:
         self.nodes.append((name, operands))

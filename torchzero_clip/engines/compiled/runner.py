@@ -1,28 +1,79 @@
-"""Runner: the interface between a trace and the engine that runs its programs."""
+"""Runner: runs programs, and keeps what they need from step to step."""
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
-from typing import Protocol
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
+from typing import Any, Literal
 
 from torch import Tensor
+from torch.autograd.graph import increment_version
 
 from torchzero_clip.engines.buffers import Buffers
-from torchzero_clip.engines.compiled.program import Launch, Programs
+from torchzero_clip.engines.compiled.cpp import native
+from torchzero_clip.engines.compiled.inductor import in_batches
+from torchzero_clip.engines.compiled.program import Launch
 from torchzero_clip.engines.tape import Tape
+from torchzero_clip.engines.workspace import Workspaces
 
 
-class Runner(Protocol):
+class Runner:
     """All that a trace knows of its engine."""
 
-    buffers: Buffers
-    programs: Programs
-    tape: Tape | None
+    backend: Literal["native", "torch", "plain"] = "native"
+    """The way programs run on CPU: as our own C++, by torch's compiler, or node by node."""
+    watch: Callable[[Launch], AbstractContextManager[Any]] = nullcontext
+    """A context manager that surrounds every launch; `explain` counts bytes with it."""
 
-    def spare(self, key: Hashable, places: Sequence[int], params: Sequence[Tensor]) -> list[Tensor]:
-        """Memory like the parameters that is kept under this key."""
-        ...
+    def __init__(self) -> None:
+        self.buffers, self.workspaces = Buffers(), Workspaces()
+        self.tape: Tape | None = None  # of the step that runs, where it is to be repeated
 
     def run(self, launch: Launch) -> Tensor | None:
-        """Run a program; returns the statistics of what it measures, where it can."""
-        ...
+        """Run a program, and note it where the step is to be repeated.
+
+        Returns the statistics of what it measures, or None where it cannot.
+        """
+        tape, fixed = self.tape, (launch.program, launch.sizes, launch.elements)
+        if tape is None:
+            return self._watched(launch)
+        with tape.paused():
+            stats = self._watched(launch)
+
+        def again(*given: Any) -> Tensor | None:
+            return self.run(Launch(*fixed, *given))
+
+        if all(map(tape.knows, launch.buffers)):
+            given = launch.buffers, launch.numbers, launch.vectors, launch.scalars
+            tape.note(again, given, stats, changes={"memory"})
+        else:
+            tape.refuse("a list lies in memory that does not last")
+        return stats
+
+    def _watched(self, launch: Launch) -> Tensor | None:
+        with self.watch(launch):
+            stats = self._run(launch)
+        for i in launch.written:  # autograd looks at versions, which programs do not move
+            increment_version(launch.buffers[i].tensors)
+        return stats
+
+    def _run(self, launch: Launch) -> Tensor | None:
+        program, sizes, every = launch.program, launch.sizes, range(len(launch.sizes))
+        if self.backend == "plain":
+            return launch.plainly(every)
+        here = self.backend == "native" and program.device.type == "cpu"
+        if here and (call := native(program)) is not None:
+            odd = launch.misfits()
+            stats = call(launch, [0 if i in odd else sizes[i] for i in every] if odd else sizes)
+            some = launch.plainly(odd)
+            if stats is not None and some is not None:
+                stats[:, odd] = some
+            return stats
+        if program.stores:  # torch measures what they hold
+            launch = replace(launch, program=program._replace(measured=None))
+            single = [i for i in every if sizes[i] < 2]  # torch would compile those apart
+            apart = {*launch.misfits(), *single}
+            in_batches(launch, [i for i in every if i not in apart])
+            launch.plainly(apart)
+        return None

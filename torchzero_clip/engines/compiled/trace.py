@@ -16,14 +16,13 @@ import torch
 from torch import Tensor
 
 from torchzero_clip.core.lazy import Lazy
-from torchzero_clip.core.norms import NAMED, Measure, numbers, statistics
+from torchzero_clip.core.norms import NAMED, Measure, statistics
 from torchzero_clip.core.skip import Skip
 from torchzero_clip.core.state import state_dtype
 from torchzero_clip.core.stochastic import Elements
 from torchzero_clip.core.tensorlist import TensorList
 from torchzero_clip.engines.buffers import Buffer
-from torchzero_clip.engines.compiled.again import launched
-from torchzero_clip.engines.compiled.program import Launch, Measured, Operand, Stores
+from torchzero_clip.engines.compiled.program import Launch, Measured, Operand, bind
 from torchzero_clip.engines.compiled.recording import Recording
 from torchzero_clip.engines.compiled.runner import Runner
 
@@ -113,10 +112,9 @@ class Traced(Lazy):
     def copy_(self, source: TensorList) -> TensorList:
         if isinstance(source, Traced) and source.on(self._trace):
             return self._assign(self._trace.cast(source.value, self.dtype))
+        out = TensorList(self.tensors, owned=self.owned).copy_(source)
         if not self.owned:
-            self.tensors, self.owned = TensorList(self.tensors).copy_(source).tensors, True
-        else:
-            TensorList(self.tensors, owned=True).copy_(source)
+            self.tensors, self.owned = out.tensors, True
         return self
 
     def _assign(self, value: int) -> Traced:
@@ -171,7 +169,7 @@ class Trace(Recording):
         family.append(self)
         kept = runner.buffers.find((self.key, "parameters"), params)
         self.buffers: list[Buffer] = [kept, Buffer(grads)]
-        self.named = {PARAMETERS, GRADIENTS}  # what nobody else's list lies in
+        self.lasting = {PARAMETERS, GRADIENTS}  # and state: no list of another value lies there
         self.spares: list[int] = []  # buffers for values that have none
         self.kept, self.state_dtype = 0, state_dtype(params[0])  # how many of them last
         self.sizes, self.tape = list(map(Tensor.numel, params)), runner.tape
@@ -206,7 +204,6 @@ class Trace(Recording):
                 return i
         found = self.runner.buffers.find((self.key, name), tensors) if name else Buffer(tensors)
         self.buffers.append(found)
-        self.named |= {len(self.buffers) - 1} if name else set()
         if name and self.tape is not None:
             self.tape.know(found)
         return len(self.buffers) - 1
@@ -216,9 +213,10 @@ class Trace(Recording):
     ) -> TensorList:
         """Tensors as a list of this trace; a plain one where they are not like the parameters."""
         i = self.hold(tensors, name) if len(tensors) == self.count else None
-        if i == GRADIENTS or (i is not None and self.buffers[i].fits(self.buffers[PARAMETERS])):
-            return Traced(self, buffer=i, owned=owned)
-        return TensorList(tensors, owned=owned)
+        if i is None or (i != GRADIENTS and not self.buffers[i].fits(self.buffers[PARAMETERS])):
+            return TensorList(tensors, owned=owned)
+        self.lasting |= {i} if name else set()
+        return Traced(self, buffer=i, owned=owned)
 
     def load(self, buffer: int) -> int:
         """The value that is in a buffer by now."""
@@ -230,7 +228,7 @@ class Trace(Recording):
 
     def lent(self, buffer: int) -> list[Tensor]:
         """The tensors of a buffer, to be written without a program."""
-        if buffer in self.named.difference(self.spares):
+        if self.skip and buffer in self.lasting:
             self.skip.hold(self.buffers[buffer].tensors)
         return self.buffers[buffer].tensors
 
@@ -251,10 +249,8 @@ class Trace(Recording):
         due = [i for i in self.current if self.pending(i) and (i in used or i not in self.spares)]
         stores = {i: self.current[i] for i in due}
         self._place(stores, used)
-        lasting = sorted(stores.keys() & self.named.difference(self.spares))
-        if self.skip and lasting:
-            dtypes = {i: self.buffers[i].dtype for i in lasting}
-            stores |= self.unless(self.skip.on(self.device), dtypes, self.loads, stores)
+        if self.skip and not self.lasting.isdisjoint(stores):
+            self._unless(self.skip.on(self.device), stores)
         made = {i: self.nodes[value] for i, value in stores.items()}
         copied = {i: node[1][0][1] for i, node in made.items() if node[0] == "load"}
         stats = None
@@ -278,18 +274,22 @@ class Trace(Recording):
                 used.add(given[value])
             one.buffer = given[value]
 
-    def _launch(self, stores: Stores, measured: Measured = None) -> Tensor | None:
-        dtypes = [[x.dtype for x in row] for row in (self.buffers, self.vectors, self.scalars)]
-        found = self.runner.programs.find(self.nodes, stores, measured, dtypes, self.device)
-        like = torch.empty(0, dtype=torch.float64, device=self.device)
-        given = [self.numbers[i] for i in found.numbers]
-        buffers = [self.buffers[i] for i in found.buffers]
-        vectors = [self.vectors[i] for i in found.vectors]
-        scalars = [self.scalars[i] for i in found.scalars]
-        sent = numbers(given or [0.0], like)
-        launch = Launch(found.program, buffers, sent, vectors, scalars, self.sizes, self.elements)
-        run = self.runner.run
-        return run(launch) if self.tape is None else launched(self.tape, run, launch, given)
+    def _unless(self, flag: Tensor, stores: dict[int, int]) -> None:
+        """Store what is there already, where a flag is set, in the buffers that last."""
+        which = self.whole(flag.expand(self.count).contiguous())
+        for i in sorted(stores.keys() & self.lasting):
+            dtype = self.buffers[i].dtype
+            old = self.loads[i] if i in self.loads else self.node("load", (("buffer", i),), dtype)
+            new = self.cast(stores[i], dtype)
+            stores[i] = self.node("where", (("value", old), which, ("value", new)), dtype)
+
+    def _launch(self, stores: dict[int, int], measured: Measured = None) -> Tensor | None:
+        rows: list[list[Any]] = [self.buffers, self.numbers, self.vectors, self.scalars]
+        dtypes = tuple([tuple([x.dtype for x in row]) for row in (rows[0], *rows[2:])])
+        what = tuple(self.nodes), tuple(stores.items()), measured
+        program, taken = bind(*what, dtypes, self.device)
+        given = [[row[i] for i in some] for row, some in zip(rows, taken, strict=True)]
+        return self.runner.run(Launch(program, self.sizes, self.elements, *given))
 
     def measure(self, x: Traced, m: Measure) -> Tensor:
         """The statistic of each tensor of a list, by the program that makes it where it can be."""
@@ -315,7 +315,7 @@ class Trace(Recording):
                 return i
         params = self.buffers[PARAMETERS].tensors
         if self.device.type == "cpu" and self.kept < KEPT and dtype == self.state_dtype:
-            memory = self.runner.spare((self.room, self.kept), self.places, params)
+            memory = self.runner.workspaces.like((self.room, self.kept), self.places, params)
             self.spares.append(self.hold(memory, ("spare", self.kept)))
             self.kept += 1
             return self._spare(dtype, used)
@@ -331,5 +331,5 @@ class Trace(Recording):
     def loose(self, asked: Trace) -> list[Buffer]:
         """The buffers of lists that may lie in kept memory, the spare ones of `asked` aside."""
         lie_in = {one.buffer for one in self.lists} - {None, PARAMETERS, GRADIENTS}
-        lie_in -= {*self.named, *self.spares} if self is asked else set()
+        lie_in -= {*self.lasting, *self.spares} if self is asked else set()
         return [self.buffers[i] for i in lie_in if i is not None]

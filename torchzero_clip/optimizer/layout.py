@@ -1,0 +1,209 @@
+"""Layout: what an optimizer keeps for a parameter and a group, and checks of such state."""
+
+from __future__ import annotations
+
+import numbers
+from collections.abc import Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from torchzero_clip.core.link import Link
+from torchzero_clip.core.norm_rule import NormRule
+from torchzero_clip.core.state import statistic
+from torchzero_clip.core.stochastic import DRAWS, DROPPED
+from torchzero_clip.core.transform import Transform
+from torchzero_clip.optimizer.rounding import COMPENSATION, STEP
+
+COUNTS = frozenset({"step", "count", "seen", "skipped", "consecutive", "begun"})
+"""Names of whole numbers in the state of our own links."""
+WIDTHS = frozenset({torch.float32, torch.bfloat16})
+"""The dtypes of state in the shape of a parameter, which load as each other."""
+STATISTICS = frozenset({torch.float32, torch.float64})
+"""Those of numbers, which are as wide as a unit's widest parameter."""
+OURS = __name__.partition(".")[0]
+ROUNDING = frozenset({COMPENSATION, STEP, *DRAWS})
+"""Keys that no link keeps, but the rounding of parameters and state."""
+
+
+class Entry(NamedTuple):
+    """The kind of value that is kept under one key.
+
+    Attributes:
+        example: A tensor like it, without memory.
+        kinds: Dtypes that load as each other.
+        link: The link that keeps it; none keeps the compensation of a rounding.
+    """
+
+    example: Tensor
+    kinds: AbstractSet[torch.dtype] = frozenset()
+    link: Link | None = None
+
+    def check(self, where: str, key: str, value: Any) -> None:
+        """Raise a sentence where a value has another form than the example."""
+        here, example = f"{key!r} of {where}", self.example
+        if not isinstance(value, Tensor):
+            if example.dim() or not _is_number(value):
+                raise ValueError(
+                    f"the checkpoint has {value!r} where {here} is a tensor of shape "
+                    f"{tuple(example.shape)}"
+                )
+        elif value.shape != example.shape:
+            raise ValueError(
+                f"the checkpoint has shape {tuple(value.shape)} for {here}, here it is "
+                f"{tuple(example.shape)}"
+            )
+        elif value.dtype != example.dtype and not {value.dtype, example.dtype} <= self.kinds:
+            raise ValueError(
+                f"the checkpoint has dtype {value.dtype} for {here}, here it is {example.dtype}"
+            )
+
+    def is_number(self, key: str) -> bool:
+        """Whether this is a Python number, which never was on a device."""
+        return self.link is not None and key.rpartition("/")[2] in self.link.transform.numbers
+
+
+class Layout:
+    """All that the links of a chain may keep, and a rounding of parameters."""
+
+    def __init__(self, links: Sequence[Link], rounding: str) -> None:
+        self.links, self.rounding = links, rounding
+        self._rows = _rows(links)
+
+    def of_parameter(self, p: Tensor) -> dict[str, Entry]:
+        """What may be kept for a parameter, by key."""
+        made: dict[str, Entry] = {}
+        for link in self.links:
+            of_units: dict[str, Any] = getattr(link.transform, "init_unit", dict)()
+            for key, example in link.layout(p).items():
+                kinds = WIDTHS if example.shape == p.shape else frozenset()
+                kinds = STATISTICS if key.rpartition("/")[2] in of_units else kinds
+                made[key] = Entry(example, kinds, link)
+        if self.rounding == "kahan" and p.dtype in DROPPED:
+            example = torch.empty_like(p, dtype=torch.bfloat16, device="meta")
+            made[COMPENSATION] = Entry(example)
+        return made
+
+    def check_dtypes(
+        self, param_groups: Sequence[Mapping[str, Any]], state: Mapping[Tensor, Any]
+    ) -> None:
+        """Raise a sentence where state has no longer the dtype that its parameter asks for."""
+        for g, group in enumerate(param_groups):
+            for i, p in enumerate(group["params"]):
+                for key, entry in self.of_parameter(p).items() if state.get(p) else ():
+                    held = state[p].get(key)
+                    own = isinstance(held, Tensor) and entry.kinds is not STATISTICS
+                    if own and held.dtype != entry.example.dtype:
+                        raise TypeError(
+                            f"parameter {i} of group {g} is {p.dtype} now, and its state {key!r} "
+                            f"still {held.dtype}: convert a model before its optimizer is made, or "
+                            "let the state begin anew with optimizer.state.clear()"
+                        )
+
+    def check_parameter(
+        self, where: str, held: Mapping[str, Any], shared: Mapping[str, Any], p: Tensor
+    ) -> None:
+        """Raise a sentence unless this is all the state that links need for a parameter, no more.
+
+        `shared` is the state of its group.
+        """
+        known = self.of_parameter(p)
+        for row in self._rows:
+            expected = {key for key, entry in known.items() if entry.link in row}
+            common = {f"{link.path}/{name}" for link in row for name in link.group_values()}
+            missing = sorted((expected - held.keys()) | (common - shared.keys()))
+            if missing and not expected.isdisjoint(held):
+                raise ValueError(f"the checkpoint lacks {', '.join(map(repr, missing))} of {where}")
+        for key, entry in known.items():
+            if key in held:
+                entry.check(where, key, held[key])
+                _check_if_count(where, entry.link, key, held[key])
+        _refuse_rest(where, set(filter(is_links, held)) - known.keys())
+
+    def check_group(self, where: str, shared: Mapping[str, Any], params: Sequence[Tensor]) -> None:
+        """Raise a sentence unless this is the state that links keep once for a group."""
+        left = set(filter(is_links, shared))
+        for link in self.links:
+            own = {key for key in left if key.rpartition("/")[0] == link.path}
+            made = {f"{link.path}/{name}": value for name, value in link.group_values().items()}
+            for key, value in made.items() if own and params else ():
+                if key not in own:
+                    raise ValueError(f"the checkpoint lacks {key!r} of {where}")
+                Entry(statistic(value, params[0]), STATISTICS).check(where, key, shared[key])
+            for key in own:
+                _check_if_count(where, link, key, shared[key])
+            left -= made.keys() if _is_plain(link) else own
+        _refuse_rest(where, left)
+
+    def starts_as_nan(self, key: str, p: Tensor | None) -> bool:
+        """Whether state of a parameter, or of a group, is NaN until something is known, as the
+        places of an empty window.
+        """
+        path, _, name = key.rpartition("/")
+        rule = next(link.transform for link in self.links if link.path == path)
+        made = rule.per_group() if p is None else rule.per_parameter(p)
+        return name in made and bool(torch.as_tensor(made[name]).isnan().any())
+
+
+def is_users(key: Any) -> bool:
+    """Whether a key of state is the user's, or a wrapper's: ours begin with a link's path."""
+    return not (isinstance(key, str) and "/" in key)
+
+
+def is_links(key: Any) -> bool:
+    """Whether a key of state is a link's."""
+    return not is_users(key) and key not in ROUNDING
+
+
+def check_count(where: str, key: str, value: Any) -> None:
+    """Raise a sentence unless a count is a whole number that has not lost its way."""
+    if isinstance(value, Tensor) and value.is_meta:
+        return
+    one = value.item() if isinstance(value, Tensor) and value.numel() == 1 else value
+    if isinstance(one, (int, float)) and 0 <= one < 2**63 and one % 1 == 0:
+        return
+    raise ValueError(
+        f"the checkpoint has {one!r} for {key!r} of {where}, which counts: it must be a whole "
+        "number and at least 0"
+    )
+
+
+def _check_if_count(where: str, link: Link | None, key: str, value: Any) -> None:
+    ours = link is not None and type(link.transform).__module__.partition(".")[0] == OURS
+    if ours and key.rpartition("/")[2] in COUNTS:
+        check_count(where, key, value)
+
+
+def _refuse_rest(where: str, keys: AbstractSet[str]) -> None:
+    if keys:
+        raise ValueError(f"the checkpoint has {sorted(keys)} for {where}, which no link makes")
+
+
+def _is_number(value: Any) -> bool:
+    """Whether this is a number that a tensor can hold."""
+    try:
+        return isinstance(value, numbers.Real) and isinstance(float(value), float)
+    except OverflowError:
+        return False
+
+
+def _rows(links: Sequence[Link]) -> list[list[Link]]:
+    """Links of which a parameter has the state of all or of none.
+
+    Those are one link, and plain links of the chain that follow each other.
+    """
+    tops = [link for link in links if "/" not in link.path]
+    rows = [[link] for link in links if link not in tops]
+    for before, link in zip([None, *tops], tops, strict=False):
+        if before is not None and _is_plain(before) and _is_plain(link):
+            rows[-1].append(link)
+        else:
+            rows.append([link])
+    return rows
+
+
+def _is_plain(link: Link) -> bool:
+    """Whether the link has no step of its own, so that it acts in every step and ends none."""
+    return getattr(type(link.transform), "step", None) in (Transform.step, NormRule.step)
