@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+import itertools
 import operator
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from torchzero_clip.core.part import Part
-from torchzero_clip.core.tensors import LAYOUT, SHAPE
+from torchzero_clip.core.tensors import LAYOUT, SHAPE, all_plain
 from torchzero_clip.engines.buffers import Buffer, apart
 
 Groups = Sequence[Mapping[str, Any]]
-States = Mapping[Tensor, Mapping[str, Any]]
+States = Mapping[Tensor, dict[str, Any]]
 
 
 class Premises:
@@ -35,8 +36,9 @@ class Premises:
         grads = [[p.grad for p in row] for row in self._rows]
         self._kinds = [list(map(type, row)) for row in grads]
         self._forms = [Buffer(part.of(grads[part.index])).forms for part in parts]
-        names, tensors = self._state(groups, states)
-        self._names, self._held = names, Buffer(tensors)
+        self._keys, self._states = list(states), list(states.values())
+        self._names = _names(self._states)
+        self._held = Buffer(self._tensors(groups))
         self._others = _others(groups)
         self._bases: list[tuple[Tensor, int]] = []
         self._apart: list[Any] = [None] * len(parts)  # the gradients that are known to lie apart
@@ -52,16 +54,18 @@ class Premises:
     def hold(self, groups: Groups, states: States) -> list[Buffer] | None:
         """The gradients as buffers where all is as it was; otherwise None."""
         rows = [group["params"] for group in groups]
-        if list(map(len, rows)) != list(map(len, self._rows)):
+        if len(rows) != len(self._rows) or not all(map(_same, rows, self._rows)):
             return None
         grads = [[p.grad for p in row] for row in rows]
-        same = all([all(map(operator.is_, *both)) for both in zip(rows, self._rows, strict=True)])
-        if not same or [list(map(type, row)) for row in grads] != self._kinds:
+        if [list(map(type, row)) for row in grads] != self._kinds:
             return None
         if [group.get("param_names") for group in groups] != self._named:
             return None
-        names, tensors = self._state(groups, states)
-        if names != self._names or not self._held.same(tensors) or _others(groups) != self._others:
+        if not (_same(states, self._keys) and _same(states.values(), self._states)):
+            return None
+        if _names(self._states) != self._names or _others(groups) != self._others:
+            return None
+        if not self._held.same(self._tensors(groups)):
             return None
         if not all([base.data_ptr() == address for base, address in self._bases]):
             return None
@@ -83,20 +87,23 @@ class Premises:
             self._apart[i] = where
         return buffers
 
-    def _state(self, groups: Groups, states: States) -> tuple[list[str], list[Tensor]]:
-        """The names in the state of all parameters, and all tensors: theirs and of state."""
-        names: list[str] = []
-        tensors: list[Tensor] = []
-        for part in self._parts:
-            tensors += part.originals
-            for p in part.originals:
-                held = states.get(p, {})
-                names += held
-                names.append("")  # the end
-                tensors += held.values()
+    def _tensors(self, groups: Groups) -> list[Tensor]:
+        """All tensors: parameters, and what is in their state and in the groups."""
+        tensors = [p for part in self._parts for p in part.originals]
+        tensors += itertools.chain.from_iterable(map(dict.values, self._states))
         for group in groups:
             tensors += [x for x in group["chain"].values() if isinstance(x, Tensor)]
-        return names, tensors
+        return tensors
+
+
+def _same(some: Collection[Any], others: Collection[Any]) -> bool:
+    """Whether these are the same objects, in the same order."""
+    return len(some) == len(others) and all(map(operator.is_, some, others))
+
+
+def _names(states: Sequence[Mapping[str, Any]]) -> tuple[list[int], list[str]]:
+    """How many names there are in each state, and all of them."""
+    return list(map(len, states)), list(itertools.chain.from_iterable(states))
 
 
 def _others(groups: Groups) -> list[Any]:
@@ -109,12 +116,8 @@ def _others(groups: Groups) -> list[Any]:
 
 
 def alike(parts: Sequence[Part], states: States) -> bool:
-    """Whether all parameters of each part have the same names in their state, all of tensors."""
+    """Whether all parameters of each part have the same names in their state; all is of tensors."""
     held = [[states.get(p, {}) for p in part.originals] for part in parts]
-    return all(
-        [
-            state.keys() == row[0].keys() and all([isinstance(x, Tensor) for x in state.values()])
-            for row in held
-            for state in row
-        ]
+    return all([all_plain(state.values()) for state in states.values()]) and all(
+        [state.keys() == row[0].keys() for row in held for state in row]
     )
