@@ -32,10 +32,11 @@ class Reduction(NamedTuple):
 
     def joined(self, numbers: Tensor, lengths: Tensor) -> Tensor:
         """Each of some lengths of numbers as one, in float64."""
-        numbers = numbers.double()
+        values = numbers.double()
         if self.squares:
-            return torch.segment_reduce(numbers * numbers, self.how, lengths=lengths).sqrt_()
-        return torch.segment_reduce(numbers, self.how, lengths=lengths)
+            values = values * values
+        joined = torch.segment_reduce(values, self.how, lengths=lengths, unsafe=True)
+        return joined.sqrt_() if self.squares else joined
 
 
 POWERS: dict[float, Reduction] = {  # torch's own 1-norm takes four times the sum
