@@ -23,6 +23,7 @@ from torchzero_clip.core.norms.rows import LAYOUTS, LINF, POWERS, ROW, SUM, redu
 from torchzero_clip.core.state import DOUBLE
 from torchzero_clip.core.tensors import all_plain, wide
 
+FEW_ROWS = 2**10  # whose norms are joined together with those of others
 CHUNK = 2**16  # what is converted at a time
 
 
@@ -82,15 +83,16 @@ def _long_powers(tensors: list[Tensor], p: float) -> Tensor:
 
 def _norms_of_vectors(vectors: list[Tensor], p: float) -> Tensor:
     """The norm of each vector, of those that are short in one call."""
-    lengths = [v.numel() for v in vectors]
+    lengths = list(map(Tensor.numel, vectors))
+    if max(lengths) <= FEW_ROWS:
+        return POWERS[p].joined(torch.cat(vectors), torch.tensor(lengths))
+    if min(lengths) > FEW_ROWS:
+        return _joint_norms(vectors, p)
+    short = [n <= FEW_ROWS for n in lengths]
     norms = torch.empty(len(vectors), dtype=torch.float64, device="cpu")
-    short = [i for i, n in enumerate(lengths) if n <= 2**10]
-    long = [i for i, n in enumerate(lengths) if n > 2**10]
-    if short:
-        joined = torch.cat([vectors[i] for i in short])
-        norms[short] = POWERS[p].joined(joined, torch.tensor([lengths[i] for i in short]))
-    if long:
-        norms[long] = _joint_norms([vectors[i] for i in long], p)
+    for kind in (True, False):
+        some = [v for v, is_short in zip(vectors, short, strict=True) if is_short is kind]
+        norms[torch.tensor(short) == kind] = _norms_of_vectors(some, p)
     return norms
 
 
