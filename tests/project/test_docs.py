@@ -197,6 +197,19 @@ def test_the_guide_lists_what_a_tensor_list_can_do() -> None:
         if inspect.isfunction(value) and not name.startswith("_")
     }
     assert listed == methods
+    (row,) = re.findall(
+        r"^::: torchzero_clip\.TensorList\n.*?members: \[(.*?)\]$",
+        (ROOT / "docs" / "api.md").read_text(),
+        re.M | re.S,
+    )
+    assert set(row.split(", ")) == methods
+
+
+def test_contributing_names_the_loop() -> None:
+    (name,) = re.findall(r"\*\*The loop\*\* is `(\w+)`", (ROOT / "CONTRIBUTING.md").read_text())
+    source = inspect.getsource(getattr(torchzero_clip.Modular, name))
+    assert "for link in self.links:\n" in source
+    assert "send(link, buckets)" in source
 
 
 def test_the_readme_starts_from_nothing() -> None:

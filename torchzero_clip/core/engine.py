@@ -69,7 +69,8 @@ class Session(Protocol):
     skip: Skip
     """The flag of the step: what is written once there is one stays as it was where it is set."""
     in_two: bool
-    """Whether a norm rule scales twice in every step, by ones too: nothing hangs on the ratio."""
+    """Whether a norm rule multiplies and divides in every step, be it by 1: a step that is recorded
+    then does the same whatever the ratio."""
 
     def adopt(self, u: TensorList) -> TensorList:
         """The same list as one of this session; a borrowed one gets a workspace to move to."""

@@ -27,7 +27,9 @@ class Link:
         self, transform: Any, path: str, children: tuple[Link, ...], narrow: bool = False
     ) -> None:
         self.transform = transform
-        self.acts = transform  # what buckets are sent through, which an optimizer may replace
+        self.acts = (
+            transform  # what buckets are sent through; `release` and `explain` put another here
+        )
         self.path, self.number = path, zlib.crc32(path.encode())
         self.children = children
         self.narrow = narrow

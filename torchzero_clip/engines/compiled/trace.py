@@ -1,8 +1,9 @@
 """Traces: lists record their operators, and one program runs them later.
 
 A link runs as ever. Its lists are Traced: each operator adds a node to the trace of the bucket.
-When values are needed (a norm, the end of the step), one program does all that was recorded, in a
-single pass over memory. Nothing else knows that it happens.
+When values are needed, one program does all that was recorded, in a single pass over memory: at a
+norm, at the end of the step, and where somebody reads the tensors of a list. Nothing else knows
+that it happens.
 """
 
 from __future__ import annotations
