@@ -1,8 +1,8 @@
-"""Lazy: a list that is computed when it is read."""
+"""Lazy: a list that is computed when it is read; and Joined, several lists as one."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from torch import Tensor
 
@@ -37,3 +37,23 @@ class Lazy(TensorList):
     @tensors.setter
     def tensors(self, tensors: Sequence[Tensor]) -> None:
         self._tensors = list(tensors)
+
+
+class Joined(Lazy):
+    """Borrowed lists as one, put together when it is read: `join` makes it of their tensors."""
+
+    __slots__ = ("join", "lists")
+
+    def __init__(
+        self,
+        lists: Sequence[TensorList],
+        join: Callable[[Iterable[Tensor]], list[Tensor]] = list,
+    ) -> None:
+        super().__init__()
+        self.lists, self.join, self.owned = lists, join, False
+
+    def __len__(self) -> int:
+        return sum(map(len, self.lists))
+
+    def compute(self) -> list[Tensor]:
+        return self.join([t for some in self.lists for t in some])

@@ -15,7 +15,7 @@ from torchzero_clip.core.stochastic import Elements, keys_of
 from torchzero_clip.core.tensors import DEVICE, DTYPE, LAYOUT, SHAPE, all_plain, same_shapes
 
 MOST = 64  # values that a roster keeps
-Grads: TypeAlias = "Sequence[Any] | Mapping[int, Any]"
+Grads: TypeAlias = "Sequence[Any] | dict[int, Any]"
 """The gradients of a group by the places of their parameters."""
 
 
@@ -105,7 +105,7 @@ class Part:
 
     def of(self, row: Grads) -> Sequence[Any]:
         """Of the values for every parameter of the group those of these."""
-        if isinstance(row, Mapping) or len(row) != len(self.places):
+        if isinstance(row, dict) or len(row) != len(self.places):
             return [row[i] for i in self.places]
         return row
 
@@ -119,7 +119,7 @@ class Roster:
 
     def parts(self, index: int, group: Mapping[str, Any], grads: Grads) -> list[Part]:
         """The parts of a group's parameters that have a gradient."""
-        rows = grads.items() if isinstance(grads, Mapping) else enumerate(grads)
+        rows = grads.items() if isinstance(grads, dict) else enumerate(grads)
         where = [i for i, grad in rows if grad is not None]
         if torch.compiler.is_compiling():
             return _divided(index, group, grads, where)

@@ -12,7 +12,7 @@ from torch import Tensor
 from torchzero_clip.core.bucket import Bucket
 from torchzero_clip.core.description import Description
 from torchzero_clip.core.engine import FusedKernel, Group, Rule, State, updated
-from torchzero_clip.core.lazy import Lazy
+from torchzero_clip.core.lazy import Joined
 from torchzero_clip.core.norms.owners import by_owners
 from torchzero_clip.core.norms.shards import full, layout_of, part_of
 from torchzero_clip.core.state import STATE_DTYPES
@@ -189,7 +189,7 @@ class Gathered(Wrapped):
 
     def update(self, u: TensorList, state: State, group: Group) -> TensorList:
         bucket, held = self.bucket, self.bucket.held()
-        group |= {name: Whole(bucket, group[name]) for name in ("params", "grads")}
+        group |= {name: Joined([group[name]], bucket.whole) for name in ("params", "grads")}
         whole: State = {}
         for name, row in held.items():
             gathered = [full(t).to(state[name].dtype) for t in row]
@@ -218,23 +218,6 @@ class Owned(Wrapped):
 
         made = by_owners(u.tensors, self.bucket.layouts, self.costs, work)
         return u.copy_(TensorList(made))
-
-
-class Whole(Lazy):
-    """Sharded tensors, gathered when they are first read."""
-
-    __slots__ = ("_bucket", "_parts")
-
-    def __init__(self, bucket: Bucket, parts: TensorList) -> None:
-        super().__init__()
-        self.owned = False
-        self._bucket, self._parts = bucket, parts
-
-    def __len__(self) -> int:
-        return len(self._parts)
-
-    def compute(self) -> list[Tensor]:
-        return self._bucket.whole(self._parts)
 
 
 def pairs(tensors: TensorList) -> TensorList:

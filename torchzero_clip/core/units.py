@@ -13,7 +13,7 @@ from torchzero_clip.core import norms
 from torchzero_clip.core.bucket import Bucket
 from torchzero_clip.core.division import Division
 from torchzero_clip.core.engine import Group
-from torchzero_clip.core.lazy import Lazy
+from torchzero_clip.core.lazy import Joined
 from torchzero_clip.core.norms.shards import across, merge_shards, part_of
 from torchzero_clip.core.state import statistic_dtype
 from torchzero_clip.core.tensorlist import Operand, TensorList
@@ -154,7 +154,8 @@ class Units:
         """The group that a rule sees; "params" and "grads" are those of all units, measurable."""
         group = members[0].values
         for name in ("params", "grads"):
-            group[name] = Joined([getattr(bucket, name) for bucket in self.buckets], self.measure)
+            group[name] = Joined([getattr(bucket, name) for bucket in self.buckets])
+            group[name].measure = self.measure
         group["total"] = self.total
         return group
 
@@ -311,24 +312,6 @@ class UnitRecord(NamedTuple):
     ratios: Sequence[Tensor]
     division: Division
     groups: Sequence[Mapping[str, Any]]
-
-
-class Joined(Lazy):
-    """The lists of several buckets as one, put together when it is read; it can be measured."""
-
-    __slots__ = ("lists",)
-
-    def __init__(
-        self, lists: Sequence[TensorList], measure: Callable[[TensorList], Tensor]
-    ) -> None:
-        super().__init__()
-        self.lists, self.measure, self.owned = list(lists), measure, False
-
-    def __len__(self) -> int:
-        return sum(map(len, self.lists))
-
-    def compute(self) -> list[Tensor]:
-        return [t for some in self.lists for t in some]
 
 
 def _over(grid: Tensor, dims: tuple[int, ...]) -> Tensor:

@@ -63,6 +63,8 @@ class Eager:
 class EagerSession:
     """The tensors of one bucket during one step."""
 
+    skip = Skip()  # the step brings its own
+
     def __init__(
         self,
         engine: Eager,
@@ -72,7 +74,6 @@ class EagerSession:
         grads: Sequence[Tensor],
     ) -> None:
         self.params, self.grads = TensorList(params), TensorList(grads)
-        self.skip = Skip()
         self._engine, self._key, self._places = engine, key, places
         self.in_two = engine.tape is not None
         if engine.tape is not None:
@@ -95,12 +96,13 @@ class EagerSession:
         if name in self._kept_state:
             return self._kept_state[name]
         guard, waits = partial(self._guard, f"{name} is written at once", tensors), False
-        if self.skip and tensors[0].dim():
-            waits = self._defers
-            if not waits:
+        if self.skip:
+            if not tensors[0].dim():
+                self.skip.hold(tensors)
+            elif self._defers:
+                waits = True
+            else:
                 guard()
-        else:
-            self.skip.hold(tensors)
         if rounding is not None:
             self._kept_state[name] = Kept(tensors, rounding, guard if waits else None)
             return self._kept_state[name]

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from torchzero_clip.core import Bucket, NormRule, TensorList
+from torchzero_clip.core.lazy import Joined
 from torchzero_clip.core.norms import Measure
-from torchzero_clip.core.units import Joined
 from torchzero_clip.source.recorder import Recorder
 from torchzero_clip.source.values import ATOM, Names, Value
 

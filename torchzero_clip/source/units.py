@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from torchzero_clip.core import Bucket, NormRule, TensorList
+from torchzero_clip.core.lazy import Joined
 from torchzero_clip.core.norms import Measure
-from torchzero_clip.core.units import Joined
 from torchzero_clip.source.measured import WIDE, Measured, Text
 from torchzero_clip.source.numbers import plain
 from torchzero_clip.source.recorder import Recorder
@@ -149,7 +149,8 @@ class SourceUnits(Measured):
         bucket = self.buckets[0]
         group = bucket.values
         for name in ("params", "grads"):
-            group[name] = Joined([getattr(bucket, name)], self.measure)
+            group[name] = Joined([getattr(bucket, name)])
+            group[name].measure = self.measure
         return {**group, "total": self.total}
 
     def of_first_group(self, vectors: Sequence[Tensor]) -> Tensor:
