@@ -8,6 +8,8 @@ import pytest
 import torch
 from hypothesis import settings
 
+from tests import helpers
+
 torch.set_num_threads(1)  # xdist brings the parallelism
 
 settings.register_profile("suite", deadline=None, max_examples=60, derandomize=True)
@@ -23,4 +25,4 @@ def pytest_collection_finish() -> None:
 @pytest.fixture(autouse=True)
 def seed() -> None:
     """Every test draws the same numbers, whatever ran before it."""
-    torch.manual_seed(0)
+    helpers.seed()

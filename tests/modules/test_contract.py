@@ -23,6 +23,7 @@ from tests.helpers import (
     SHAPES,
     Named,
     Tensors,
+    at_once,
     close,
     flow,
     gradients,
@@ -145,7 +146,7 @@ def remembers_inside(case: Case) -> bool:
 
 
 BAD_VALUES = (nan, inf, -inf)
-BAD = pytest.mark.parametrize("bad", BAD_VALUES)
+BAD = at_once("bad", BAD_VALUES)
 SICK = "embed.weight"
 
 
@@ -296,7 +297,7 @@ def test_the_non_finite_step_itself_comes_out_as_from_a_stateless_rule(case, bad
 # ---------------------------------------------------------------------- range and precision
 
 
-@pytest.mark.parametrize("scale", [1e20, 1e-20, 1e-30, 1e-41])
+@at_once("scale", [1e20, 1e-20, 1e-30, 1e-41])
 @every(lambda case: case.exact and not case.squares)
 def test_extreme_values_come_out_as_in_double_precision(case, scale):
     if scale == 1e20 and case.memory != "none" and getattr(case.make(), "ord", 2) == "var":
@@ -354,7 +355,7 @@ def state_has_its_precision(case: Case, dtype: torch.dtype) -> None:
     assert all(p.dtype == dtype for p in params.values())
 
 
-@pytest.mark.parametrize("dtype", DTYPES[:-1], ids=str)
+@at_once("dtype", DTYPES[:-1])
 @every(lambda case: case.exact)
 def test_every_dtype_gives_what_double_precision_gives_for_the_same_values(case, dtype):
     low = growing(case, 3, dtype=dtype)
@@ -523,7 +524,7 @@ def test_a_sparse_gradient_raises_a_sentence_and_changes_nothing(case):
 # ---------------------------------------------------------------------- complex numbers
 
 
-@pytest.mark.parametrize("dtype", [torch.complex64, torch.complex128], ids=str)
+@at_once("dtype", [torch.complex64, torch.complex128])
 @every(lambda case: case.complex == "refuses")
 def test_a_rule_without_a_meaning_for_complex_numbers_says_so(case, dtype):
     params = parameters(case.shapes, dtype)
@@ -695,7 +696,7 @@ def test_an_update_rule_never_writes_the_gradient_or_the_parameter(case):
     same(params, before)
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@at_once("dtype", DTYPES)
 @every(lambda case: case.aims and type(case.make()) is case.cls)
 def test_a_gradient_rule_writes_into_the_gradient_what_would_have_flowed(case, dtype):
     steps = growing(case, 3, dtype=dtype)
@@ -721,7 +722,7 @@ def test_a_gradient_rule_writes_into_the_gradient_what_would_have_flowed(case, d
 
 
 @over(LOOSE)
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@at_once("dtype", DTYPES)
 def test_where_there_is_nothing_to_do_the_update_is_bit_identical(case, dtype):
     steps = growing(case, 3, dtype=dtype)
     params = parameters(case.shapes, dtype)
@@ -857,7 +858,7 @@ def as_tensor(value: Any, device: Any) -> Any:
     return torch.full((), value, dtype=kind, device=device)
 
 
-LIVE = pytest.mark.parametrize("live", [False, True], ids=["numbers", "tensors"])
+LIVE = at_once("live", [False, True])
 
 
 def on_devices(case: Case) -> bool:
@@ -969,7 +970,7 @@ def calls(case: Case, count: int, device: str) -> Counter[str]:
 MEASURES = {"max": 1, "count": 1, "sum": 1, "spread": 3}  # no foreach operator measures these
 
 
-@pytest.mark.parametrize("device", ["cpu", "meta"])
+@at_once("device", ["cpu", "meta"])
 @sampled(lambda case: case.scope != "slices")
 def test_the_number_of_operators_does_not_grow_with_the_number_of_tensors(case, device):
     if device == "meta" and not on_devices(case):
