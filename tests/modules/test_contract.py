@@ -884,16 +884,20 @@ def test_no_value_on_the_device_is_read_by_the_host(case, live):
 )
 @sampled(on_devices)
 def test_an_accelerator_is_neither_read_nor_mixed_with_the_host(case, live):
-    """A fake CUDA device raises where a value is read or two devices meet in one operator."""
+    """A fake CUDA device raises where a value is read or two devices meet in one operator. Nothing
+    is copied to or from the host where all values lie on the device, as a CUDA graph needs it."""
     with FakeTensorMode(), Index(), NoCopyToHost():
         params, opt = on("cuda", case, "cuda" if live else None)
-        for _ in range(2):
+        for _ in range(3):
             set_grads(params, {name: torch.empty_like(p) for name, p in params.items()})
-            opt.step()
+            with Copies() as copies:
+                opt.step()
         held = [value for memory in opt.state.values() for value in memory.values()]
         held += [v for group in opt.param_groups for v in group["chain"].values()]
         for value in held:
             assert not isinstance(value, Tensor) or value.device.type == "cuda"
+    if live and case.traces and case.graphs == 1:  # no choice by the host
+        assert copies.made == Counter()
 
 
 @sampled(on_devices)
@@ -919,6 +923,28 @@ class NoCopyToHost(TorchDispatchMode):
             source = args[-1] if func is torch.ops.aten.copy_.default else args[0]
             assert out.device == source.device or out.device.type != "cpu", func
         return out
+
+
+class Copies(TorchDispatchMode):
+    """Counts the copies between host and device."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.made: Counter[Any] = Counter()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        if func in (torch.ops.aten._to_copy.default, torch.ops.aten.copy_.default):
+            source = args[-1] if func is torch.ops.aten.copy_.default else args[0]
+            if source.device.type != out.device.type:
+                self.made[source.device.type, out.device.type] += 1
+        return out
+
+
+def test_the_counter_sees_a_copy():
+    with FakeTensorMode(), Copies() as copies:
+        torch.tensor([1.0, 2.0], device="cuda")
+    assert copies.made == Counter({("cpu", "cuda"): 1})
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
