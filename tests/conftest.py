@@ -22,6 +22,13 @@ def pytest_collection_finish() -> None:
     gc.freeze()
 
 
+@pytest.fixture(autouse=True, scope="module")
+def frozen() -> None:
+    """What the files before have left, as all that torch.compile keeps, is not walked either."""
+    gc.collect()
+    gc.freeze()
+
+
 @pytest.fixture(autouse=True)
 def seed() -> None:
     """Every test draws the same numbers, whatever ran before it."""
