@@ -12,7 +12,8 @@ from tests import helpers
 
 torch.set_num_threads(1)  # xdist brings the parallelism
 
-settings.register_profile("suite", deadline=None, max_examples=60, derandomize=True)
+settings.register_profile("suite", deadline=None, max_examples=30, derandomize=True)
+settings.register_profile("thorough", deadline=None, max_examples=300, derandomize=True)
 settings.load_profile("suite")
 
 
