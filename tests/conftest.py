@@ -8,9 +8,12 @@ import pytest
 import torch
 from hypothesis import settings
 
+from tests import helpers
+
 torch.set_num_threads(1)  # xdist brings the parallelism
 
-settings.register_profile("suite", deadline=None, max_examples=60, derandomize=True)
+settings.register_profile("suite", deadline=None, max_examples=30, derandomize=True)
+settings.register_profile("thorough", deadline=None, max_examples=300, derandomize=True)
 settings.load_profile("suite")
 
 
@@ -20,7 +23,14 @@ def pytest_collection_finish() -> None:
     gc.freeze()
 
 
+@pytest.fixture(autouse=True, scope="module")
+def frozen() -> None:
+    """What the files before have left, as all that torch.compile keeps, is not walked either."""
+    gc.collect()
+    gc.freeze()
+
+
 @pytest.fixture(autouse=True)
 def seed() -> None:
     """Every test draws the same numbers, whatever ran before it."""
-    torch.manual_seed(0)
+    helpers.seed()

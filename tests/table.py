@@ -7,6 +7,8 @@ table, so that a new rule is tested by adding a row.
 from __future__ import annotations
 
 import dataclasses
+import functools
+import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -14,7 +16,7 @@ from typing import Any
 import pytest
 
 import torchzero_clip as tz
-from tests.helpers import SHAPES
+from tests.helpers import SHAPES, asking, run_each
 from tests.modules.rows import adaptive, clipping, descent, flow, matrices
 from tests.modules.rows.row import Row
 from torchzero_clip import Transform
@@ -38,7 +40,7 @@ class Case:
     def __str__(self) -> str:
         return f"{self.row.cls.__name__}-{self.label}"
 
-    @property
+    @functools.cached_property
     def scope(self) -> str:
         """What is treated together: an entry, a tensor, slices, a layer, a group, or all."""
         if self.label in self.row.scope:
@@ -68,30 +70,61 @@ SCOPED = (tz.ClipNorm, tz.ClipNormGrowth)  # rules that stand for others in quic
 LOOSE = [Case(row, label, make) for row in ROWS for label, make in row.loose.items()]
 
 
-def over(cases: Sequence[Case]) -> pytest.MarkDecorator:
-    """Run a test for each of these cases."""
-    return pytest.mark.parametrize("case", cases, ids=str)
+Check = Callable[..., None]
 
 
-def every(where: Callable[[Case], Any] = lambda case: True) -> pytest.MarkDecorator:
-    """Run a test for every construction where it applies: for the first of each class, and of each
-    scope of two rules about norms, among the quick tests, for the others behind `slow`."""
+def over(cases: Sequence[Case]) -> Callable[[Check], Any]:
+    """Check all of these cases, those of one class in one test."""
+    rows = [pytest.param(some, id=cls.__name__) for cls, some in by_class(cases).items()]
+    return _over(rows)
+
+
+def by_class(cases: Sequence[Case]) -> dict[type, list[Case]]:
+    """The cases of each class."""
+    grouped: dict[type, list[Case]] = {}
+    for case in cases:
+        grouped.setdefault(case.cls, []).append(case)
+    return grouped
+
+
+def every(where: Callable[[Case], Any] = lambda case: True) -> Callable[[Check], Any]:
+    """Check every construction where it applies: the first of each class, and of each scope of two
+    rules about norms, in quick tests, the others of a class in one behind `slow`."""
     return _first_of_each(lambda case: (case.cls, case.cls in SCOPED and case.scope), where)
 
 
-def sampled(where: Callable[[Case], Any] = lambda case: True) -> pytest.MarkDecorator:
-    """The same, with the first of each class among the quick tests."""
+def sampled(where: Callable[[Case], Any] = lambda case: True) -> Callable[[Check], Any]:
+    """The same, with the first of each class in the quick tests."""
     return _first_of_each(lambda case: case.cls, where)
 
 
 def _first_of_each(
     kind: Callable[[Case], Any], where: Callable[[Case], Any]
-) -> pytest.MarkDecorator:
+) -> Callable[[Check], Any]:
     cases = [case for case in GOOD if where(case)]
     first = {kind(case): case for case in reversed(cases)}
-    marks = [() if first[kind(case)] is case else (pytest.mark.slow,) for case in cases]
-    rows = [pytest.param(c, id=str(c), marks=mark) for c, mark in zip(cases, marks, strict=True)]
-    return pytest.mark.parametrize("case", rows)
+    quick = [case for case in cases if first[kind(case)] is case]
+    slow = [case for case in cases if first[kind(case)] is not case]
+    others = {f"other {cls.__name__}": some for cls, some in by_class(slow).items()}
+    return _over(
+        [pytest.param([case], id=str(case)) for case in quick]
+        + [pytest.param(some, id=id, marks=pytest.mark.slow) for id, some in others.items()]
+    )
+
+
+def _over(rows: Sequence[Any]) -> Callable[[Check], Any]:
+    """A test for each of these lists of cases, all of which are checked."""
+
+    def together(check: Check) -> Any:
+        @functools.wraps(check)
+        def test(cases: list[Case], **others: Any) -> None:
+            run_each(functools.partial(check, **others), "case", cases)
+
+        names = inspect.signature(check).parameters
+        asking(test, ["cases" if name == "case" else name for name in names])
+        return pytest.mark.parametrize("cases", rows)(test)
+
+    return together
 
 
 def other_values(tfm: Transform) -> dict[str, Any]:

@@ -134,13 +134,13 @@ def test_training_and_resuming_give_the_same_bits(chain, way):
     dtype = torch.bfloat16 if "rounding" in options else torch.float32
     made = []
     for make in (Modular, release):
-        model = deep(dtype)
+        model = deep(dtype, 3)
         opt = make(model.named_parameters(), *links, **options)
         scheduler = CosineAnnealingLR(opt, 10)
-        for i in range(7):
+        for i in range(6):
             if make is release and i == 4:  # a new process
                 state, weights = saved(opt.state_dict()), saved(model.state_dict())
-                model = deep(dtype)
+                model = deep(dtype, 3)
                 model.load_state_dict(weights)
                 opt, last = release(model, *links, **options), scheduler.state_dict()
                 opt.load_state_dict(state)
@@ -181,11 +181,13 @@ class Cast(nn.Module):
         return self.inner(x.to(self.dtype)).float()
 
 
-def deep(dtype: torch.dtype = torch.float32) -> nn.Module:
+def deep(dtype: torch.dtype = torch.float32, blocks: int = 9) -> nn.Module:
     """Matrices and vectors of many sizes: norms of some are taken in rows, of some together."""
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        wide = [nn.Sequential(nn.Linear(16, 256), nn.Tanh(), nn.Linear(256, 16)) for _ in range(9)]
+        wide = [
+            nn.Sequential(nn.Linear(16, 256), nn.Tanh(), nn.Linear(256, 16)) for _ in range(blocks)
+        ]
         layers = [nn.Linear(300, 64), nn.LayerNorm(64), nn.Linear(64, 16), *wide]
         return Cast(nn.Sequential(*layers).to(dtype), dtype)
 

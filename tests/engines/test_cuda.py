@@ -1,34 +1,29 @@
 """On a GPU: nothing waits, every chain is a CUDA graph, and the numbers are those of the CPU.
 
-`test_contract.py` has what every module promises there by itself. The last two tests hold without a
-GPU what a CUDA graph needs: state that stays where it is, and no copies between host and device.
+`test_contract.py` has what every module promises there by itself, `test_capturable.py` what a CUDA
+graph needs and a machine without a GPU can tell.
 """
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
-from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn import Parameter
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.core.test_norms import EVERY, reference
+from tests.engines.test_capturable import GRAPHS, ended, model
 from tests.engines.test_fast_plain import PLACES, compare
-from tests.helpers import Named, close, gradients, parameters, set_grads
-from tests.modules.test_contract import Index, on, on_devices
-from tests.table import GOOD, Case, every, over
+from tests.helpers import close, gradients, parameters, set_grads
+from tests.table import every, over
 from torchzero_clip import (
     LR,
     Adam,
     ClipNorm,
     ClipNormGrowth,
-    Modular,
     Momentum,
     WeightDecay,
     ZClip,
@@ -38,7 +33,8 @@ from torchzero_clip import (
     normalize_grads_,
 )
 
-needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+if not torch.cuda.is_available():
+    pytest.skip("needs a CUDA device", allow_module_level=True)
 
 CHAINS = {
     "clip, adam": lambda: [ClipNorm(1.0, dim="global"), Adam(), LR(0.1)],
@@ -47,23 +43,6 @@ CHAINS = {
     "momentum": lambda: [ClipNorm(1.0, dim=-1), Momentum(0.9), LR(0.1)],
     "growth of the update": lambda: [ZClip(), Adam(), ClipNormGrowth(dim="global"), LR(0.1)],
 }
-GRAPHS = [case for case in GOOD if case.traces and case.graphs == 1]  # no choice by the host
-
-
-def model(chain: list[Any], shapes: Any, device: str, **options: Any) -> tuple[Named, Modular]:
-    """Parameters and their optimizer, with `lr` as a tensor on the device."""
-    params = {name: Parameter(p.detach().to(device)) for name, p in parameters(shapes).items()}
-    opt = Modular(params.items(), *chain, **options)
-    for group in opt.param_groups:
-        if "lr" in group:
-            group["lr"] = torch.full((), 0.1, device=device)
-    return params, opt
-
-
-def ended(case: Case) -> list[Any]:
-    """The rule and what makes a step of it."""
-    owns_lr = any("lr" in tfm.live for tfm in case.make().walk())
-    return [case.make(), *([] if owns_lr else [LR(0.1)])]
 
 
 @contextmanager
@@ -79,7 +58,6 @@ def no_waiting() -> Iterator[None]:
 # ---------------------------------------------------------------------- nothing waits
 
 
-@needs_cuda
 @pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
 @pytest.mark.parametrize("live", [False, True], ids=["numbers", "lr tensor"])
 @pytest.mark.parametrize("chain", CHAINS)
@@ -98,7 +76,6 @@ def test_no_chain_waits_for_the_device(chain, live, compiled):
             opt.step()
 
 
-@needs_cuda
 @pytest.mark.parametrize(
     "helper",
     [
@@ -164,13 +141,11 @@ def replayed(
         )
 
 
-@needs_cuda
 @over(GRAPHS)
 def test_every_rule_is_captured_and_replayed(case):
     replayed(ended(case), ended(case), case.shapes, 1e-6 if case.exact else 2e-2)
 
 
-@needs_cuda
 @pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
 @pytest.mark.parametrize("chain", CHAINS)
 def test_every_chain_is_captured_and_replayed(chain, compiled):
@@ -181,7 +156,6 @@ def test_every_chain_is_captured_and_replayed(chain, compiled):
 # ---------------------------------------------------------------------- numbers
 
 
-@needs_cuda
 @pytest.mark.parametrize("place", PLACES)
 @every(lambda case: case.exact)
 def test_a_fast_step_on_the_device_is_the_plain_step(case, place):
@@ -190,7 +164,6 @@ def test_a_fast_step_on_the_device_is_the_plain_step(case, place):
     compare(PLACES[place](case.make()), case.shapes, "cuda")
 
 
-@needs_cuda
 @pytest.mark.parametrize(
     "dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.complex64]
 )
@@ -220,63 +193,3 @@ def check_norm(order: Any, dtype: torch.dtype, scale: float) -> None:
         half = reference([p.grad.cpu() for p in params], order)
         rounding = {torch.float16: 2e-3, torch.bfloat16: 1e-2}.get(dtype, 2e-6)  # of the entries
         assert half == pytest.approx(expected / 2, rel=rounding)
-
-
-# ---------------------------------------------------------------------- without a GPU
-
-
-def places(opt: Modular) -> dict[Any, Any]:
-    """Where everything that is kept lies; what the host keeps, by its value."""
-    memories = [*opt.state.values(), *[group["chain"] for group in opt.param_groups]]
-    return {
-        (i, key): value.data_ptr() if isinstance(value, Tensor) else value
-        for i, memory in enumerate(memories)
-        for key, value in memory.items()
-    }
-
-
-@over(GRAPHS)
-def test_a_step_leaves_its_state_where_it_is(case):
-    """A captured step writes where it wrote, and does nothing on the host."""
-    params, opt = model(ended(case), case.shapes, "cpu")
-    for i in range(2):
-        set_grads(params, gradients(case.shapes, i))
-        opt.step()
-    before, kept = places(opt), [dict(memory) for memory in opt.state.values()]
-    set_grads(params, gradients(case.shapes, 2))
-    opt.step()
-    assert places(opt) == before
-    assert len(kept) == len(opt.state)  # held, so that no address is used again
-
-
-class Copies(TorchDispatchMode):
-    """Counts the copies between host and device."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.made: Counter[Any] = Counter()
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        out = func(*args, **(kwargs or {}))
-        if func in (torch.ops.aten._to_copy.default, torch.ops.aten.copy_.default):
-            source = args[-1] if func is torch.ops.aten.copy_.default else args[0]
-            if source.device.type != out.device.type:
-                self.made[source.device.type, out.device.type] += 1
-        return out
-
-
-@over([case for case in GRAPHS if on_devices(case) and case.label == next(iter(case.good))])
-def test_a_step_copies_nothing_between_host_and_device(case):
-    with FakeTensorMode(), Index():
-        params, opt = on("cuda", case, "cuda")
-        for _ in range(3):
-            set_grads(params, {name: torch.empty_like(p) for name, p in params.items()})
-            with Copies() as copies:
-                opt.step()
-    assert copies.made == Counter()
-
-
-def test_the_counter_sees_a_copy():
-    with FakeTensorMode(), Copies() as copies:
-        torch.tensor([1.0, 2.0], device="cuda")
-    assert copies.made == Counter({("cpu", "cuda"): 1})

@@ -64,19 +64,22 @@ def change(values: list[Tensor]) -> None:
         value.add_(1) if value.dtype == torch.int64 else value.mul_(0.97)
 
 
+FEW = ("embed.weight", "embed.bias", "conv.weight", "head.scale")
+
+
 def model(case: Case) -> tuple[Named, Modular, list[Tensor]]:
-    params = parameters(case.shapes)
+    params = {name: p for name, p in parameters(case.shapes).items() if name in FEW}
     lr = [] if any("lr" in tfm.live for tfm in case.make().walk()) else [LR(0.1)]
     opt = Modular(params.items(), case.make(), *lr)
     return params, opt, as_tensors(opt)
 
 
-def check(case: Case) -> None:
+def check(case: Case, backend: str) -> None:
     """Eager and compiled steps agree, and one graph served all of them."""
     eager, eager_opt, eager_values = model(case)
     traced, opt, values = model(case)
     assert values  # lr at least, or nothing would change
-    counter = CompileCounterWithBackend("aot_eager")
+    counter = CompileCounterWithBackend(backend)
     run = torch.compile(chain_of(opt), fullgraph=True, backend=counter)
     for i in range(5 if case.graphs == 1 else 10):
         change(values)
@@ -91,15 +94,15 @@ def check(case: Case) -> None:
     assert 1 <= counter.frame_count <= case.graphs
 
 
-@over(HEADLINES[::3])
+@over(HEADLINES[::7])
 def test_a_chain_is_one_graph_compiled_once_and_equal_to_eager(case):
-    check(case)
+    check(case, "eager")
 
 
 @pytest.mark.slow
-@over([case for case in TRACED if case not in HEADLINES[::3]])
-def test_every_other_construction_is_one_graph_compiled_once_and_equal_to_eager(case):
-    check(case)
+@over(TRACED)
+def test_every_construction_is_one_graph_compiled_once_and_equal_to_eager(case):
+    check(case, "aot_eager")
 
 
 def test_every_row_is_traced_or_says_that_it_is_not():
@@ -131,7 +134,7 @@ def test_a_compiled_step_follows_a_scheduler_without_compiling_again(name):
     models = [parameters(shapes), parameters(shapes)]
     opts = [Modular(m.items(), *CHAINS[name]()) for m in models]
     schedulers = [torch.optim.lr_scheduler.ExponentialLR(opt, 0.9) for opt in opts]
-    counter = CompileCounterWithBackend("aot_eager")
+    counter = CompileCounterWithBackend("eager")
     step = torch.compile(opts[1].step, backend=counter)
     compiled = []
     for i in range(6):

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch.nn import Parameter
 
-from tests.helpers import gradients, parameters, set_grads
+from tests.helpers import gradients, parameters, run_each, set_grads
 from tests.modules.rows.row import EVERYWHERE, Bad, Row
 from tests.table import NAMES, ROWS
 from torchzero_clip import (
@@ -44,21 +44,13 @@ def fields(cls: type[Transform]) -> list[str]:
     return [] if cls is Chain else list(cls.__dataclass_fields__)
 
 
-def label(row: Row, bad: Bad) -> str:
-    shown = ", ".join(f"{name}={value!r}" for name, value in bad[0].items())
-    return f"{row.cls.__name__}({shown})"
-
-
-BAD = [(row, bad) for row in ROWS for bad in given(row)]
-LIVE = [(row, bad) for row, bad in BAD if set(bad[0]) <= set(row.cls.live) and len(bad[0]) == 1]
+def live(row: Row) -> list[Bad]:
+    """Those that a group may be given: the bad values of one live argument."""
+    return [bad for bad in given(row) if len(bad[0]) == 1 and set(bad[0]) <= set(row.cls.live)]
 
 
 def named(row: Row) -> str:
     return row.cls.__name__
-
-
-def each(pairs: list[tuple[Row, Bad]]) -> pytest.MarkDecorator:
-    return pytest.mark.parametrize(("row", "bad"), pairs, ids=[label(*pair) for pair in pairs])
 
 
 def check_sentence(error: BaseException, row: Row, bad: Bad) -> None:
@@ -72,30 +64,37 @@ def check_sentence(error: BaseException, row: Row, bad: Bad) -> None:
         assert f"got {next(iter(arguments.values()))!r}" in sentence, sentence
 
 
-@each(BAD)
-def test_a_bad_argument_is_refused_at_construction_in_a_sentence(row, bad):
-    arguments, error, _ = bad
-    with pytest.raises(error) as info:
-        row.cls(**{**row.args, **arguments})
-    assert type(info.value) is error
-    check_sentence(info.value, row, bad)
+@pytest.mark.parametrize("row", ROWS, ids=named)
+def test_a_bad_argument_is_refused_at_construction_in_a_sentence(row):
+    def refused(bad: Bad) -> None:
+        arguments, error, _ = bad
+        with pytest.raises(error) as info:
+            row.cls(**{**row.args, **arguments})
+        assert type(info.value) is error
+        check_sentence(info.value, row, bad)
+
+    run_each(refused, "bad", given(row))
 
 
-@each(LIVE)
-def test_a_bad_value_is_refused_in_a_group_with_the_same_sentence(row, bad):
-    (key, value), error = *bad[0].items(), bad[1]
+@pytest.mark.parametrize("row", [row for row in ROWS if live(row)], ids=named)
+def test_a_bad_value_is_refused_in_a_group_with_the_same_sentence(row):
     params = parameters({"a.weight": (2, 2), "b.weight": (2, 2)})
     first, second = params.items()
     tfm = row.cls(**row.args)
-    qualified = {"params": [second], f"{row.cls.__name__}/{key}": value}
-    with pytest.raises(error) as info:
-        Modular([{"params": [first]}, qualified], tfm)
-    check_sentence(info.value, row, bad)
     opt = Modular([first], tfm)
-    with pytest.raises(error) as info:
-        opt.add_param_group({"params": [second], key: value})
-    check_sentence(info.value, row, bad)
-    assert len(opt.param_groups) == 1
+
+    def refused(bad: Bad) -> None:
+        (key, value), error = *bad[0].items(), bad[1]
+        qualified = {"params": [second], f"{row.cls.__name__}/{key}": value}
+        with pytest.raises(error) as info:
+            Modular([{"params": [first]}, qualified], tfm)
+        check_sentence(info.value, row, bad)
+        with pytest.raises(error) as info:
+            opt.add_param_group({"params": [second], key: value})
+        check_sentence(info.value, row, bad)
+        assert len(opt.param_groups) == 1
+
+    run_each(refused, "bad", live(row))
     set_grads(params, gradients({"a.weight": (2, 2)}))
     opt.step()  # as if nothing had been
 

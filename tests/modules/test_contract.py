@@ -23,6 +23,7 @@ from tests.helpers import (
     SHAPES,
     Named,
     Tensors,
+    at_once,
     close,
     flow,
     gradients,
@@ -145,7 +146,7 @@ def remembers_inside(case: Case) -> bool:
 
 
 BAD_VALUES = (nan, inf, -inf)
-BAD = pytest.mark.parametrize("bad", BAD_VALUES)
+BAD = at_once("bad", BAD_VALUES)
 SICK = "embed.weight"
 
 
@@ -296,7 +297,7 @@ def test_the_non_finite_step_itself_comes_out_as_from_a_stateless_rule(case, bad
 # ---------------------------------------------------------------------- range and precision
 
 
-@pytest.mark.parametrize("scale", [1e20, 1e-20, 1e-30, 1e-41])
+@at_once("scale", [1e20, 1e-20, 1e-30, 1e-41])
 @every(lambda case: case.exact and not case.squares)
 def test_extreme_values_come_out_as_in_double_precision(case, scale):
     if scale == 1e20 and case.memory != "none" and getattr(case.make(), "ord", 2) == "var":
@@ -354,7 +355,7 @@ def state_has_its_precision(case: Case, dtype: torch.dtype) -> None:
     assert all(p.dtype == dtype for p in params.values())
 
 
-@pytest.mark.parametrize("dtype", DTYPES[:-1], ids=str)
+@at_once("dtype", DTYPES[:-1])
 @every(lambda case: case.exact)
 def test_every_dtype_gives_what_double_precision_gives_for_the_same_values(case, dtype):
     low = growing(case, 3, dtype=dtype)
@@ -523,7 +524,7 @@ def test_a_sparse_gradient_raises_a_sentence_and_changes_nothing(case):
 # ---------------------------------------------------------------------- complex numbers
 
 
-@pytest.mark.parametrize("dtype", [torch.complex64, torch.complex128], ids=str)
+@at_once("dtype", [torch.complex64, torch.complex128])
 @every(lambda case: case.complex == "refuses")
 def test_a_rule_without_a_meaning_for_complex_numbers_says_so(case, dtype):
     params = parameters(case.shapes, dtype)
@@ -695,7 +696,7 @@ def test_an_update_rule_never_writes_the_gradient_or_the_parameter(case):
     same(params, before)
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@at_once("dtype", DTYPES)
 @every(lambda case: case.aims and type(case.make()) is case.cls)
 def test_a_gradient_rule_writes_into_the_gradient_what_would_have_flowed(case, dtype):
     steps = growing(case, 3, dtype=dtype)
@@ -721,7 +722,7 @@ def test_a_gradient_rule_writes_into_the_gradient_what_would_have_flowed(case, d
 
 
 @over(LOOSE)
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@at_once("dtype", DTYPES)
 def test_where_there_is_nothing_to_do_the_update_is_bit_identical(case, dtype):
     steps = growing(case, 3, dtype=dtype)
     params = parameters(case.shapes, dtype)
@@ -857,7 +858,7 @@ def as_tensor(value: Any, device: Any) -> Any:
     return torch.full((), value, dtype=kind, device=device)
 
 
-LIVE = pytest.mark.parametrize("live", [False, True], ids=["numbers", "tensors"])
+LIVE = at_once("live", [False, True])
 
 
 def on_devices(case: Case) -> bool:
@@ -883,16 +884,20 @@ def test_no_value_on_the_device_is_read_by_the_host(case, live):
 )
 @sampled(on_devices)
 def test_an_accelerator_is_neither_read_nor_mixed_with_the_host(case, live):
-    """A fake CUDA device raises where a value is read or two devices meet in one operator."""
+    """A fake CUDA device raises where a value is read or two devices meet in one operator. Nothing
+    is copied to or from the host where all values lie on the device, as a CUDA graph needs it."""
     with FakeTensorMode(), Index(), NoCopyToHost():
         params, opt = on("cuda", case, "cuda" if live else None)
-        for _ in range(2):
+        for _ in range(3):
             set_grads(params, {name: torch.empty_like(p) for name, p in params.items()})
-            opt.step()
+            with Copies() as copies:
+                opt.step()
         held = [value for memory in opt.state.values() for value in memory.values()]
         held += [v for group in opt.param_groups for v in group["chain"].values()]
         for value in held:
             assert not isinstance(value, Tensor) or value.device.type == "cuda"
+    if live and case.traces and case.graphs == 1:  # no choice by the host
+        assert copies.made == Counter()
 
 
 @sampled(on_devices)
@@ -918,6 +923,28 @@ class NoCopyToHost(TorchDispatchMode):
             source = args[-1] if func is torch.ops.aten.copy_.default else args[0]
             assert out.device == source.device or out.device.type != "cpu", func
         return out
+
+
+class Copies(TorchDispatchMode):
+    """Counts the copies between host and device."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.made: Counter[Any] = Counter()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        if func in (torch.ops.aten._to_copy.default, torch.ops.aten.copy_.default):
+            source = args[-1] if func is torch.ops.aten.copy_.default else args[0]
+            if source.device.type != out.device.type:
+                self.made[source.device.type, out.device.type] += 1
+        return out
+
+
+def test_the_counter_sees_a_copy():
+    with FakeTensorMode(), Copies() as copies:
+        torch.tensor([1.0, 2.0], device="cuda")
+    assert copies.made == Counter({("cpu", "cuda"): 1})
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
@@ -969,7 +996,7 @@ def calls(case: Case, count: int, device: str) -> Counter[str]:
 MEASURES = {"max": 1, "count": 1, "sum": 1, "spread": 3}  # no foreach operator measures these
 
 
-@pytest.mark.parametrize("device", ["cpu", "meta"])
+@at_once("device", ["cpu", "meta"])
 @sampled(lambda case: case.scope != "slices")
 def test_the_number_of_operators_does_not_grow_with_the_number_of_tensors(case, device):
     if device == "meta" and not on_devices(case):

@@ -7,7 +7,7 @@ import random
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import pytest
@@ -168,7 +168,7 @@ def test_the_sequences_are_as_troubled_as_they_say():
 
 
 @EVERY
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", [0, *[pytest.param(i, marks=pytest.mark.slow) for i in (1, 2)]])
 def test_no_threshold_of_the_specification_is_ever_nan(name, seed):
     rule, norms = RULES[name], troubled(seed)
     state = rule.start([x for x in norms[: rule.warmup] if math.isfinite(x)])
@@ -216,7 +216,7 @@ def check_sequences(make: Callable[[], Transform], norms: Tensor) -> None:
 
 @EVERY
 def test_no_threshold_is_ever_nan(name):
-    norms = torch.tensor([troubled(seed, 150) for seed in range(12)]).T
+    norms = torch.tensor([troubled(seed, 60) for seed in range(30)]).T
     check_sequences(RULES[name].make, norms)
 
 
@@ -260,11 +260,13 @@ def test_entries_are_never_poisoned_either():
 
 @EVERY
 def test_norms_that_are_no_numbers_change_no_later_threshold(name):
-    norms = torch.tensor(troubled(1, 200))
+    norms = torch.tensor(troubled(1, 70))
+    for i in (0, 4, 15, 24, 30, 31, 50):  # before the warm-up, while it lasts, and after it
+        norms[i] = (nan, inf)[i % 2]
     with_bad, without = Sequences(RULES[name].make, 1), Sequences(RULES[name].make, 1)
     outs = [with_bad.step(norm.view(1)) for norm in norms]
     kept = [out for out, norm in zip(outs, norms, strict=True) if norm.isfinite()]
-    assert len(kept) < len(outs)
+    assert len(kept) <= len(outs) - 7
     for out, norm in zip(kept, norms[norms.isfinite()], strict=True):
         assert out.equal(without.step(norm.view(1)))
 
@@ -287,15 +289,21 @@ def thresholds(rule: Rule, norms: Sequence[float]) -> list[float]:
     return out
 
 
+@cache
+def untroubled(name: str, seed: int, count: int) -> list[float]:
+    """The thresholds of healthy norms."""
+    return thresholds(RULES[name], healthy(seed, count))
+
+
 def way_back(name: str, trouble: Callable[[list[float]], int], limit: int, tol: float) -> float:
     """How many steps after the trouble the threshold is back, and stays, within a tolerance.
 
-    The median of five runs; `trouble` writes into the norms and returns where it ends.
+    The median of three runs; `trouble` writes into the norms and returns where it ends.
     """
     rule, found = RULES[name], []
-    for seed in range(5):
+    for seed in range(3):
         norms = healthy(seed, AT + 2 * limit + 100)
-        reference = thresholds(rule, norms)
+        reference = untroubled(name, seed, len(norms))
         end = trouble(norms) - rule.warmup
         rows = zip(thresholds(rule, norms)[end:], reference[end:], strict=True)
         away = [i + 1 for i, (a, b) in enumerate(rows) if not b / tol <= a <= b * tol]
@@ -404,13 +412,14 @@ FOLLOWS = {  # a lasting rise to ten times the level, a lasting fall to a tenth
 
 @EVERY
 @pytest.mark.parametrize("factor", [10.0, 0.1], ids=["rise", "fall"])
-def test_a_lasting_change_of_level_is_followed_or_not_as_the_page_says(name, factor):
+@pytest.mark.parametrize("runs", [1, pytest.param(3, marks=pytest.mark.slow)])
+def test_a_lasting_change_of_level_is_followed_or_not_as_the_page_says(name, factor, runs):
     """None: not within six thousand steps. A rule that observes what it cut, to the mean or below
     its threshold, never follows a rise; one that counts all norms alike takes as many as it had.
     """
     rule, horizon = RULES[name], FOLLOWS[name][factor < 1]
     ratios = []
-    for seed in range(3):
+    for seed in range(runs):
         norms = healthy(seed, AT + (horizon or 6000))
         reference = [factor * limit for limit in thresholds(rule, norms)]
         norms[AT:] = [factor * norm for norm in norms[AT:]]
@@ -423,9 +432,10 @@ def test_a_lasting_change_of_level_is_followed_or_not_as_the_page_says(name, fac
 def test_zeros_at_the_start_freeze_nothing(name):
     """A matrix that starts at zero gradients, as in LoRA, must come to move."""
     run = Sequences(RULES[name].make, 4)
-    for _ in range(60):
+    for _ in range(30):
         run.step(torch.zeros(4))
     kept = torch.zeros(4)
-    for i, norms in enumerate(torch.tensor([healthy(seed, 300) for seed in range(4)]).T):
-        kept += (i >= 200) * run.step(norms) / norms / 100
+    count = 300 if name == "EMAQuantile" else 150
+    for i, norms in enumerate(torch.tensor([healthy(seed, count) for seed in range(4)]).T):
+        kept += (i >= count - 50) * run.step(norms) / norms / 50
     assert (kept > 0.6).all()

@@ -207,16 +207,16 @@ def test_torchs_compiler_has_the_same_bits():
 def test_a_slow_average_arrives(engine):
     """Rounded to the nearest it would stay where (1 - β) of what is left is half a unit."""
     p = Parameter(torch.zeros(2000))
-    opt = optimizer(EMA(0.999), LR(0.0), engine=engine, params=[p])
-    for _ in range(3000):
+    opt = optimizer(EMA(0.995), LR(0.0), engine=engine, params=[p])
+    for _ in range(600):
         p.grad = torch.ones_like(p)
         opt.step()
     average = opt.state[p]["EMA/ema"].float()
-    assert average.mean().item() == pytest.approx(1 - 0.999**3000, abs=2e-3)
+    assert average.mean().item() == pytest.approx(1 - 0.995**600, abs=2e-3)
     nearest = torch.zeros((), dtype=BF16)
-    for _ in range(3000):
-        nearest = nearest.float().lerp(torch.ones(()), 0.001).to(BF16)
-    assert nearest < 0.6
+    for _ in range(600):
+        nearest = nearest.float().lerp(torch.ones(()), 0.005).to(BF16)
+    assert nearest < 0.8
 
 
 # ---------------------------------------------------------------------- saving and copies
@@ -342,7 +342,7 @@ def test_the_step_is_one_graph():
 
     torch._dynamo.reset()
     counter = CompileCounterWithBackend("aot_eager")
-    opts = [optimizer(Adam(), LR(torch.tensor(1e-3))) for _ in range(2)]
+    opts = [optimizer(Adam(), LR(torch.tensor(1e-3)), params=params()[1:3]) for _ in range(2)]
     for opt in opts:
         train(opt, range(1))
     step = torch.compile(opts[0].step, fullgraph=True, backend=counter)

@@ -37,7 +37,9 @@ from torch.optim.optimizer import (
     register_optimizer_step_post_hook,
     register_optimizer_step_pre_hook,
 )
-from torch.testing._internal.common_optimizers import (
+
+PROFILE = settings.get_current_profile_name()  # before the next import
+from torch.testing._internal.common_optimizers import (  # noqa: E402
     ErrorOptimizerInput,
     OptimizerErrorEnum,
     OptimizerInfo,
@@ -48,8 +50,8 @@ from torch.testing._internal.common_optimizers import (
     optim_inputs_func_adam,
 )
 
-from tests.helpers import close, equal
-from torchzero_clip import (
+from tests.helpers import close, equal  # noqa: E402
+from torchzero_clip import (  # noqa: E402
     AGC,
     LR,
     AdaGC,
@@ -70,7 +72,7 @@ from torchzero_clip import (
 )
 
 # That import changes two settings for the whole process.
-settings.load_profile("suite")
+settings.load_profile(PROFILE)
 vars(torch.backends)["__allow_nonbracketed_mutation_flag"] = True
 
 
@@ -155,7 +157,15 @@ optim_db.extend(
 )
 
 PRESETS = [info for info in optim_db if issubclass(info.optim_cls, Preset)]
-each_preset = pytest.mark.parametrize("info", PRESETS, ids=lambda info: info.name)
+# without state, with that of tensors, with that of all, and by the weights
+QUICK = ("ClipNorm", "ClipNormGrowth", "ZClip", "AGC")
+each_preset = pytest.mark.parametrize(
+    "info",
+    [
+        pytest.param(info, id=info.name, marks=() if info.name in QUICK else pytest.mark.slow)
+        for info in PRESETS
+    ],
+)
 
 # ---------------------------------------------------------------------- helpers
 
