@@ -527,3 +527,18 @@ def test_more_short_tensors_than_are_copied_at_a_time(order, shapes, monkeypatch
     m = norms.measure(order)
     alone = torch.cat([norms.statistics([t], m) for t in tensors], dim=1)
     assert norms.statistics(tensors, m).equal(alone)
+
+
+@pytest.mark.parametrize("order", [1, 2, "linf", "sum"])
+def test_the_default_device_does_not_matter(order, monkeypatch):
+    monkeypatch.setattr(rows, "LAYOUTS", rows.Layouts())
+    tensors, m = (
+        [random(shape) for shape in [(3, 50), (70, 70), (700, 700), ()]],
+        norms.measure(order),
+    )
+    with torch.device("meta"):
+        there = norms.statistics(tensors, m)
+    with torch.inference_mode():
+        inside = norms.statistics(tensors, m)
+    assert there.equal(norms.statistics(tensors, m))
+    assert there.equal(inside)

@@ -70,7 +70,7 @@ class Batch:
         parts = zip(indexes, self.rows.split(counts), strict=True)
         self.places = [part.view(-1)[: shapes[i].numel()].view(shapes[i]) for i, part in parts]
         self.full = sum(map(Tensor.numel, self.places)) == self.rows.numel()
-        self.lengths = torch.tensor(counts)
+        self.lengths = torch.tensor(counts, device="cpu")
 
     def copy(self, tensors: Sequence[Tensor]) -> Tensor:
         """The rows of these tensors."""
@@ -92,7 +92,7 @@ class Layout:
         )
         batches = itertools.groupby(short, key=lambda i: ends[i] * ROW // (ROOM - SHORT))
         self.batches = [Batch(list(some), shapes, memory) for _, some in batches]
-        order = torch.tensor(short + self.long).argsort()
+        order = torch.tensor(short + self.long, device="cpu").argsort()
         self.order = None if bool((order.diff() == 1).all()) else order
 
 

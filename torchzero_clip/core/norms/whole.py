@@ -85,14 +85,14 @@ def _norms_of_vectors(vectors: list[Tensor], p: float) -> Tensor:
     """The norm of each vector, of those that are short in one call."""
     lengths = list(map(Tensor.numel, vectors))
     if max(lengths) <= FEW_ROWS:
-        return POWERS[p].joined(torch.cat(vectors), torch.tensor(lengths))
+        return POWERS[p].joined(torch.cat(vectors), torch.tensor(lengths, device="cpu"))
     if min(lengths) > FEW_ROWS:
         return _joint_norms(vectors, p)
     short = [n <= FEW_ROWS for n in lengths]
     norms = torch.empty(len(vectors), dtype=torch.float64, device="cpu")
     for kind in (True, False):
         some = [v for v, is_short in zip(vectors, short, strict=True) if is_short is kind]
-        norms[torch.tensor(short) == kind] = _norms_of_vectors(some, p)
+        norms[torch.tensor(short, device="cpu") == kind] = _norms_of_vectors(some, p)
     return norms
 
 
