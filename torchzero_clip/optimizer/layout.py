@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import numbers
 from collections.abc import Mapping, Sequence
-from collections.abc import Set as AbstractSet
 from typing import Any, NamedTuple
 
 import torch
@@ -38,7 +37,7 @@ class Entry(NamedTuple):
     """
 
     example: Tensor
-    kinds: AbstractSet[torch.dtype] = frozenset()
+    kinds: frozenset[torch.dtype] = frozenset()
     link: Link | None = None
 
     def check(self, where: str, key: str, value: Any) -> None:
@@ -176,7 +175,7 @@ def _check_if_count(where: str, link: Link | None, key: str, value: Any) -> None
         check_count(where, key, value)
 
 
-def _refuse_rest(where: str, keys: AbstractSet[str]) -> None:
+def _refuse_rest(where: str, keys: set[str]) -> None:
     if keys:
         raise ValueError(f"the checkpoint has {sorted(keys)} for {where}, which no link makes")
 

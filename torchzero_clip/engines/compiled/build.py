@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 FLAGS = "-std=c++17 -O3 -march=native -fno-math-errno -fno-trapping-math -fopenmp -fPIC -shared"
-HEADERS = Path(__file__).parent  # of kernel.h
+HEADER = Path(__file__).with_name("kernel.h")  # which every source includes
 OTHERS = stat.S_IWGRP | stat.S_IWOTH  # the bits with which others may write
 
 
@@ -60,7 +60,7 @@ def function(text: str) -> Any:
 
 def _function(text: str, command: list[str]) -> Any:
     """The function of a library, one that is kept or one that is built now."""
-    source = "\n".join([text, FLAGS, *command, _machine()])
+    source = "\n".join([text, HEADER.read_text(), FLAGS, *command, _machine()])
     name, folder = hashlib.sha256(source.encode()).hexdigest()[:24], _folder()
     for library in folder.glob(f"{name}-*.so"):
         try:
@@ -88,7 +88,7 @@ def _build(text: str, command: list[str], name: str, folder: Path) -> Path:
     with tempfile.TemporaryDirectory(dir=folder) as room:
         page, made = Path(room) / "kernel.cpp", Path(room) / "kernel.so"
         page.write_text(text)
-        order = [*command, *FLAGS.split(), f"-I{HEADERS}", str(page), "-o", str(made)]
+        order = [*command, *FLAGS.split(), f"-I{HEADER.parent}", str(page), "-o", str(made)]
         subprocess.run(order, capture_output=True, text=True, errors="replace", check=True)
         if not made.is_file():
             raise OSError("it ended without an error, and without a library")

@@ -7,17 +7,15 @@ all include.
 from __future__ import annotations
 
 import ctypes
-import hashlib
 from array import array
 from collections.abc import Callable, Sequence
 from functools import cache
-from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from torchzero_clip.core.norms import NAMED
-from torchzero_clip.engines.compiled.build import HEADERS, function
+from torchzero_clip.engines.compiled.build import function
 from torchzero_clip.engines.compiled.operators import OPERATORS
 from torchzero_clip.engines.compiled.program import Launch, Operand, Program
 
@@ -35,8 +33,7 @@ TYPES = {
 """The C++ types of the entries of buffers; arithmetic is in float or double."""
 VECTORS = {torch.float32: "float", torch.float64: "double", torch.bool: "bool"}
 VECTORS |= {torch.int32: "int32_t"}
-SOURCE = """// with kernel.h {header}
-#include "kernel.h"
+SOURCE = """#include "kernel.h"
 
 static void entries(int64_t tensor, int64_t at, int64_t end, void *const *const *lists,
                     const double *numbers, const void *const *vectors, double *out) {{
@@ -71,12 +68,6 @@ MEASURED = {
 """For each measure the loop that adds it up, and the function of an entry that is added."""
 
 
-@cache
-def _header() -> str:
-    """The digest of kernel.h: another header makes other libraries."""
-    return hashlib.sha256(Path(HEADERS, "kernel.h").read_bytes()).hexdigest()
-
-
 def source(program: Program) -> str | None:
     """A program in C++, or None where it has dtypes or operators that only torch computes."""
     if not (TYPES.keys() >= set(program.buffers) and VECTORS.keys() >= set(program.vectors)):
@@ -105,7 +96,6 @@ def source(program: Program) -> str | None:
         kind = VECTORS[dtype]
         constants.append(f"const {kind} vector{i} = ((const {kind} *)vectors[{i}])[tensor];")
     return SOURCE.format(
-        header=_header(),
         constants="\n    ".join(constants),
         lines="\n        ".join(lines),
         loop=loop,

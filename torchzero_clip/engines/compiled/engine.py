@@ -37,12 +37,11 @@ class Compiled(Runner):
 
     def check(self, device: torch.device) -> None:
         """Raise a sentence where nothing can compile for this kind of device."""
-        kind = device.type
-        if kind not in self.devices:
-            why = missing(kind)
-            if why is not None:
-                raise RuntimeError(f"compile=True {why}; leave compile out to step without it")
-            self.devices.add(kind)
+        if device.type in self.devices:
+            return
+        if (why := missing(device.type)) is not None:
+            raise RuntimeError(f"compile=True {why}; leave compile out to step without it")
+        self.devices.add(device.type)
 
     def open(
         self,

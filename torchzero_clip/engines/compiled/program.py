@@ -151,6 +151,8 @@ class Launch:
 
     def plainly(self, some: Collection[int]) -> Tensor | None:
         """Run the program for these tensors, node by node; returns the statistics of them."""
+        if not some:
+            return None
         function = plain(self.program, 1)
         values: list[Tensor] = []
         for i in some:
@@ -158,7 +160,7 @@ class Launch:
             tensors = [torch.atleast_1d(buffer.tensors[i]) for buffer in self.buffers]
             values += function(self.sent, *vectors, *self.scalars, *tensors) or []
         measured = self.program.measured
-        return None if measured is None or not some else statistics(values, measured[0])
+        return None if measured is None else statistics(values, measured[0])
 
     def _entry(self, vector: Tensor, i: int) -> Tensor:
         """A vector of one entry, that of the i-th tensors; for all their elements a row of them."""

@@ -35,11 +35,11 @@ class Runner:
 
         Returns the statistics of what it measures, or None where it cannot.
         """
-        tape, fixed = self.tape, (launch.program, launch.sizes, launch.elements)
-        if tape is None:
+        if (tape := self.tape) is None:
             return self._watched(launch)
         with tape.paused():
             stats = self._watched(launch)
+        fixed = launch.program, launch.sizes, launch.elements
 
         def again(*given: Any) -> Tensor | None:
             return self.run(Launch(*fixed, *given))
