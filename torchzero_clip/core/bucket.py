@@ -291,13 +291,11 @@ class Bucket:
 
     def whole(self, tensors: Iterable[Tensor]) -> list[Tensor]:
         """Tensors like the parameters, gathered from all ranks where they are sharded."""
-        rows = zip(tensors, self.layouts, strict=True)
-        return [whole_of(t, layout) for t, layout in rows]
+        return list(map(whole_of, tensors, self.layouts))
 
     def parts(self, tensors: Iterable[Tensor]) -> list[Tensor]:
         """The parts on this rank of whole tensors like the parameters."""
-        rows = zip(tensors, self.layouts, strict=True)
-        return [part_of(t, layout) for t, layout in rows]
+        return list(map(part_of, tensors, self.layouts))
 
     def _but(self, **changes: Any) -> Bucket:
         """A copy with some attributes changed."""

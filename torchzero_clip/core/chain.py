@@ -66,8 +66,11 @@ class Chain(Transform):
 
 
 def send(link: Link, buckets: list[Bucket], init: bool = False) -> list[Bucket]:
-    """Send buckets through a link, or only make the state that it needs; none stay none."""
-    if not buckets:
+    """Send buckets through a link, or only make the state that it needs; none stay none.
+
+    A link that is no transform, as a criterion, leaves them as they are.
+    """
+    if not (buckets and link.transforms):
         return buckets
     seen = [bucket.seen_by(link) for bucket in buckets]
     for bucket in seen:
@@ -82,8 +85,7 @@ def send(link: Link, buckets: list[Bucket], init: bool = False) -> list[Bucket]:
 def run(buckets: list[Bucket], init: bool = False) -> list[Bucket]:
     """Send buckets through the transforms inside the link that sees them."""
     for link in buckets[0].bound.children if buckets else ():
-        if link.transforms:
-            buckets = send(link, buckets, init)
+        buckets = send(link, buckets, init)
     return buckets
 
 
@@ -101,7 +103,7 @@ def transformed(
     """
     inner = [bucket.with_update(u) for bucket, u in zip(buckets, lists, strict=True)]
     for link in buckets[0].bound.children if links is None else links:
-        inner = send(link, inner) if link.transforms else inner
+        inner = send(link, inner)
     made: dict[tuple[int, int], Tensor] = {}
     for bucket in inner:
         for place, t in zip(bucket.places, bucket.update, strict=True):

@@ -78,13 +78,10 @@ class Elements:
     def __init__(self, params: Sequence[Tensor], layouts: Sequence[Layout | None]) -> None:
         alike = [torch.empty_strided(p.shape, p.stride(), device="meta") for p in params]
         self.strides = [torch.empty_like(t).stride() for t in alike]  # those have no gaps
-        rows = zip([local(p).shape for p in params], self.strides, strict=True)
-        forms = [(n, torch.empty(n, device="meta").stride(), whole) for n, whole in rows]
-        self.contiguous = all([_in_order(*form) for form in forms])
+        here = [torch.empty(local(p).shape, device="meta") for p in params]
+        self.contiguous = all([self.follow(i, t) for i, t in enumerate(here)])
         """Whether the elements of contiguous tensors like these are in order in their memory."""
-        starts = [
-            _start(layout, strides) for layout, strides in zip(layouts, self.strides, strict=True)
-        ]
+        starts = list(map(_start, layouts, self.strides))
         self.starts = torch.tensor(starts, dtype=torch.int32, device=params[0].device)
 
     def follow(self, i: int, t: Tensor) -> bool:
