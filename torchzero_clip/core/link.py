@@ -32,6 +32,7 @@ class Link:
         )
         self.path, self.number = path, zlib.crc32(path.encode())
         self.children = children
+        self.transforms = hasattr(transform, "step")  # buckets are sent through no other
         self.narrow = narrow
         self.keys: dict[str, str] = {}  # field -> key in param_groups; filled by GroupKeys
         self.read: dict[str, Link] = {}  # live value of another -> the link that owns it
@@ -58,11 +59,6 @@ class Link:
         return float(value) if kind is float and type(value) is int else value
 
     # ------------------------------------------------------------------ its state
-
-    @property
-    def transforms(self) -> bool:
-        """Whether it is a transform: buckets are sent through no other description."""
-        return hasattr(self.transform, "step")
 
     def state_names(self, param: Tensor) -> dict[str, bool]:
         """The names that `init` makes, and whether their tensors have the shape of a parameter."""
