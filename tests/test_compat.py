@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import clip_grad
 
+from tests.helpers import at_once
 from tests.processes.launch import on_ranks
 from torchzero_clip import compat
 
@@ -55,7 +56,7 @@ def test_arguments_and_defaults_are_those_of_torch(name):
 
 
 @pytest.mark.parametrize("order", ORDERS)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
+@at_once("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
 def test_norms_of_every_order_are_those_of_torch(order, dtype):
     """Half precisions against torch in float64: its own rounds the norm of every tensor."""
     half = dtype.itemsize == 2

@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 import torchzero_clip as tz
+from tests.helpers import at_once
 from torchzero_clip import (
     centralize_grads_,
     clip_grad_norm_,
@@ -69,7 +70,7 @@ TOLERANCE = {  # relative; for the half precisions one unit in the last place
 }
 
 
-@pytest.mark.parametrize("seed", range(150))
+@at_once("seed", range(150))
 def test_the_global_norm_is_clipped_as_torch_does(seed):
     params, order, limit, dtype = random_model(seed)
     half = dtype in (torch.float16, torch.bfloat16)  # where the sums of torch overflow
@@ -85,7 +86,7 @@ def test_the_global_norm_is_clipped_as_torch_does(seed):
             torch.testing.assert_close(p.grad, g, rtol=TOLERANCE[dtype], atol=6e-8)
 
 
-@pytest.mark.parametrize("seed", range(150))
+@at_once("seed", range(150))
 def test_values_are_clipped_as_torch_does_to_the_last_bit(seed):
     params, _, limit, _ = random_model(seed)
     theirs = twin(params)
@@ -96,9 +97,9 @@ def test_values_are_clipped_as_torch_does_to_the_last_bit(seed):
         assert p.grad is None or torch.equal(p.grad, q.grad)
 
 
-@pytest.mark.parametrize("order", [0.5, 1, 2, 3, inf])
-@pytest.mark.parametrize("dim", [0, 1, -1, (0, 2), (0, 1, 2)])
-@pytest.mark.parametrize("inverse", [False, True])
+@at_once("order", [0.5, 1, 2, 3, inf])
+@at_once("dim", [0, 1, -1, (0, 2), (0, 1, 2)])
+@at_once("inverse", [False, True])
 def test_slices_are_clipped_each_by_its_norm(dim, inverse, order):
     gen = torch.Generator().manual_seed(0)
     grad = torch.randn(3, 4, 5, generator=gen, dtype=torch.float64)
@@ -123,8 +124,8 @@ def test_the_default_is_each_gradient_by_itself():
         torch.testing.assert_close(p.grad, torch.tensor(row))
 
 
-@pytest.mark.parametrize("dim", [None, 0, (0, 1), "global", "group"])
-@pytest.mark.parametrize("order", [1, 2, inf, "mad", "std", "var", "sum", 0])
+@at_once("dim", [None, 0, (0, 1), "global", "group"])
+@at_once("order", [1, 2, inf, "mad", "std", "var", "sum", 0])
 def test_the_total_norm_before_comes_back_at_any_dim(dim, order):
     gen = torch.Generator().manual_seed(0)
     grads = [torch.randn(s, generator=gen, dtype=torch.float64) for s in [(3, 4), (5,), (2, 2)]]
@@ -276,8 +277,8 @@ def test_one_element_gradients_count_in_the_global_norm():
 # --- the other helpers
 
 
-@pytest.mark.parametrize("order", [1, 2, inf, "std", "mad"])
-@pytest.mark.parametrize("dim", [None, 0, "global"])
+@at_once("order", [1, 2, inf, "std", "mad"])
+@at_once("dim", [None, 0, "global"])
 def test_normalizing_gives_the_norm_up_and_down(order, dim):
     gen = torch.Generator().manual_seed(0)
     grads = [torch.randn(3, 4, generator=gen, dtype=torch.float64) * s for s in (1e-3, 1e3)]

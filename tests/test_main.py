@@ -12,6 +12,7 @@ import pytest
 import torch
 
 import torchzero_clip
+from tests.helpers import at_once
 from torchzero_clip.__main__ import MARK, main
 from torchzero_clip.core import Description
 from torchzero_clip.published import NAMES, links_of
@@ -100,7 +101,7 @@ def test_a_name_gets_its_signature_arguments_and_example(
         assert live in head.split("live, in param_groups: ")[1]
 
 
-@pytest.mark.parametrize("name", torchzero_clip.__all__)
+@at_once("name", torchzero_clip.__all__)
 def test_every_public_class_and_function_can_be_asked_for(
     name: str, capsys: pytest.CaptureFixture[str]
 ) -> None:

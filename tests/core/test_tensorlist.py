@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from tests.helpers import equal, one, run_once
+from tests.helpers import at_once, equal, one, run_once
 from torchzero_clip import (
     EMA,
     LR,
@@ -56,7 +56,7 @@ OPERATORS = {
 }
 
 
-@pytest.mark.parametrize("kind", ["float", "0-dim", "list", "TensorList"])
+@at_once("kind", ["float", "0-dim", "list", "TensorList"])
 @pytest.mark.parametrize("name", OPERATORS)
 def test_an_operator_is_that_of_torch_whatever_the_operand(name, kind):
     formula, arity = OPERATORS[name]

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn import Parameter
 
 import torchzero_clip as tz
-from tests.helpers import gradients, parameters, set_grads
+from tests.helpers import at_once, gradients, parameters, set_grads
 from tests.table import Case, sampled
 from torchzero_clip import (
     LR,
@@ -163,7 +163,7 @@ IN_C = [
 ]
 
 
-@pytest.mark.parametrize("dtype", [*DTYPES, torch.float64], ids=str)
+@at_once("dtype", [*DTYPES, torch.float64])
 @pytest.mark.parametrize(("name", "last"), IN_C)
 def test_an_operator_in_cpp_is_that_of_torch(name: str, last: str, dtype: torch.dtype) -> None:
     """For infinities, NaN, denormals, and what is rounded to even."""

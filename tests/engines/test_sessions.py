@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from tests.helpers import at_once
 from torchzero_clip.core.engine import Session
 from torchzero_clip.core.norms import NAMED, statistics
 from torchzero_clip.core.tensorlist import TensorList
@@ -115,7 +116,7 @@ def test_every_method_of_a_list_has_a_call_here() -> None:
     assert set(CALLS) == methods()
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@at_once("dtype", DTYPES)
 @pytest.mark.parametrize("name", CALLS)
 def test_every_method_is_recorded_and_right(name: str, dtype: torch.dtype) -> None:
     """No method leaves the trace in silence: nothing runs before the values are read."""
@@ -179,8 +180,8 @@ def step(session: Session, seed: int, state: dict[str, list[Tensor]]) -> list[Te
     return measured
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
-@pytest.mark.parametrize("seed", range(40))
+@at_once("dtype", [torch.float32, torch.float64])
+@at_once("seed", range(40))
 def test_random_steps_are_those_of_the_eager_engine(seed: int, dtype: torch.dtype) -> None:
     found = []
     for engine in (recorded(), Eager(defers=False)):

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
 import torch
 from torch import Tensor
 
-from tests.helpers import Named, parameters, same, saved, train
+from tests.helpers import Named, at_once, parameters, same, saved, train
 from tests.modules.rows.row import with_lr
-from tests.table import GOOD, ROWS, Case, over
+from tests.table import ROWS, Case, sampled
 from torchzero_clip import Modular
 
 KEEPS = {row.cls: row.keeps for row in ROWS}
@@ -26,7 +25,7 @@ def keeps(case: Case) -> bool:
     return any(KEEPS.get(type(tfm)) for tfm in case.make().walk())
 
 
-NARROW = over([case for case in GOOD if keeps(case)])
+NARROW = sampled(keeps)
 
 
 def optimizer(
@@ -97,7 +96,7 @@ def test_every_engine_rounds_alike(case):
                 assert (value != wanted).sum() <= 1, (way, key)
 
 
-@pytest.mark.parametrize("way", ["fused", "compiled"])
+@at_once("way", ["fused", "compiled"])
 @NARROW
 def test_a_resumed_run_is_to_the_bit_the_run_that_went_on(case, way):
     params, opt = optimizer(case, way)

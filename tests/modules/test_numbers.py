@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from tests.helpers import about, param
+from tests.helpers import about, at_once, param
 from torchzero_clip import (
     EMA,
     LR,
@@ -413,8 +413,8 @@ def test_a_parameter_without_gradient_is_not_touched_and_has_no_state(dim):
 # --- norm orders
 
 
-@pytest.mark.parametrize(
-    ("ord", "norm"),
+@at_once(
+    "ord, norm",
     [
         (0.5, (1 + math.sqrt(2) + 2) ** 2),
         (1, 7),
@@ -434,7 +434,7 @@ def test_a_parameter_without_gradient_is_not_touched_and_has_no_state(dim):
         ("l0", 3),
     ],
 )
-@pytest.mark.parametrize("dim", [None, 0, "global"])
+@at_once("dim", [None, 0, "global"])
 def test_normalize_divides_by_the_measure(ord, norm, dim):
     grad = torch.tensor([1.0, -2.0, 4.0, 0.0])
     (u,) = once(Normalize(1.0, ord, dim), grad)

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
+from tests.helpers import at_once
 from torchzero_clip import (
     LR,
     Accumulate,
@@ -221,11 +222,7 @@ COUNTERS: dict[str, tuple[Callable[[], Modular], Callable[[Any], Any], str]] = {
 }
 
 
-@pytest.mark.parametrize(
-    "bad",
-    [-1, 1.5, float("nan"), float("inf"), "3", None, [1], 10**400, torch.tensor(-1.0)],
-    ids=lambda bad: repr(bad)[:12],
-)
+@at_once("bad", [-1, 1.5, float("nan"), float("inf"), "3", None, [1], 10**400, torch.tensor(-1.0)])
 @pytest.mark.parametrize("which", COUNTERS)
 def test_a_damaged_counter_is_a_sentence_and_changes_nothing(which: str, bad: Any) -> None:
     make, place, key = COUNTERS[which]

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import Parameter
 
-from tests.helpers import equal, network, same
+from tests.helpers import at_once, equal, network, same
 from tests.modules.rows.row import with_lr
 from tests.table import ROWS
 from torchzero_clip import (
@@ -330,9 +330,9 @@ DTYPES = [
 ]
 
 
-@pytest.mark.parametrize("rounding", ["nearest", "kahan"])
+@at_once("rounding", ["nearest", "kahan"])
 @pytest.mark.parametrize("links", LINKS)
-@pytest.mark.parametrize(("own", "other"), DTYPES)
+@at_once("own, other", DTYPES)
 def test_gradients_may_have_another_dtype_than_their_parameters(own, other, links, rounding):
     """The step is that of the same gradient in the dtype that state is kept in."""
     torch.manual_seed(0)

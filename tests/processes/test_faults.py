@@ -18,6 +18,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from tests.helpers import at_once
 from torchzero_clip import (
     LR,
     Adam,
@@ -293,7 +294,7 @@ def refused(run: Run, checkpoint: Any, sentence: str, error: type[Exception] = V
     return str(caught.value)
 
 
-@pytest.mark.parametrize("kind", CHAINS)
+@at_once("kind", CHAINS)
 @pytest.mark.parametrize("how", MUTATIONS)
 def test_a_damaged_checkpoint_raises_a_sentence_and_changes_nothing(how, kind):
     mutate, sentence = MUTATIONS[how]

@@ -13,8 +13,15 @@ def ranks(n, *checks):
         assert out == "".join(f"{check}: 0 wrong\n" for check in checks)
 
 
-def test_a_rank_does_its_share_with_two_collectives_a_shape_and_all_comes_out_as_on_one():
-    ranks(4, "loads", "balance", "equal", "gathered")
+@pytest.mark.parametrize(
+    ("n", "checks"),
+    [
+        (2, ("loads", "balance", "equal")),
+        pytest.param(4, ("balance", "equal", "gathered"), marks=pytest.mark.slow),
+    ],
+)
+def test_a_rank_does_its_share_with_two_collectives_a_shape_and_all_comes_out_as_on_one(n, checks):
+    ranks(n, *checks)
 
 
 @pytest.fixture(scope="module")

@@ -20,6 +20,7 @@ import pytest
 import torch
 
 import torchzero_clip
+from tests.helpers import at_once
 from tests.processes.launch import free_port
 from torchzero_clip.core import Description
 
@@ -103,7 +104,7 @@ def test_every_block_runs_and_prints_what_it_says(
             assert printed == "\n".join(said), f"{page_id(page)}:{line} prints something else"
 
 
-@pytest.mark.parametrize("page", PAGES, ids=page_id)
+@at_once("page", PAGES)
 def test_blocks_say_what_they_are(page: Path) -> None:
     """A block is python, and runs, or text: nothing is left out by a misspelt language."""
     kinds = {match[3].strip() for match in FENCE.finditer(page.read_text())}
@@ -258,7 +259,7 @@ def anchors(page: Path) -> set[str]:
     )
 
 
-@pytest.mark.parametrize("page", PAGES, ids=page_id)
+@at_once("page", PAGES)
 def test_links_lead_somewhere(page: Path) -> None:
     for link in LINK.findall(prose(page)):
         if re.match(r"[a-z]+:", link):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -12,9 +13,13 @@ import pytest
 ROOT = Path(__file__).parents[2]
 
 
-def loaded(*modules: str) -> set[str]:
-    """Every module that is there after these imports, in a fresh process."""
-    code = f"import sys, {', '.join(modules)}; print(*sys.modules)"
+@cache
+def added() -> set[str]:
+    """Every module that the library imports and torch has not, in a fresh process."""
+    code = (
+        "import sys, torch; before = {*sys.modules}; import torchzero_clip; "
+        "print(*({*sys.modules} - before))"
+    )
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT
     )
@@ -22,10 +27,15 @@ def loaded(*modules: str) -> set[str]:
 
 
 def test_the_import_brings_nothing_slow_that_torch_did_not_bring() -> None:
-    new = loaded("torch", "torchzero_clip") - loaded("torch")
-    assert "torchzero_clip.modules.clipping.clip_norm" in new
+    assert "torchzero_clip.modules.clipping.clip_norm" in added()
     slow = ("torch.distributed", "torch._dynamo", "torch._inductor", "matplotlib", "numpy")
-    assert [name for name in sorted(new) if name.startswith(slow)] == []
+    assert [name for name in sorted(added()) if name.startswith(slow)] == []
+
+
+def test_importing_the_library_imports_torch_and_nothing_else() -> None:
+    """The files of which `test_layout.py` reads the imports could reach others through torch."""
+    allowed = {"torch", "typing_extensions", "torchzero_clip"} | sys.stdlib_module_names
+    assert {name.split(".")[0] for name in added()} <= allowed
 
 
 def names(text: str) -> set[str]:
