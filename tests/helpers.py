@@ -150,6 +150,7 @@ def at_once(names: str, values: Iterable[Any]) -> Callable[[Callable[..., None]]
     `pytest.mark.parametrize` takes with a test for each; a failure says which value it was."""
     values = list(values)
     assert values, "without values nothing is checked"
+    assert not any(hasattr(value, "marks") for value in values), "marks need a test for each value"
 
     def together(check: Callable[..., None]) -> Any:
         @functools.wraps(check)

@@ -179,7 +179,7 @@ PLACES: dict[str, Callable[[Transform], Chain]] = {
 }
 
 
-@at_once("way", WAYS)
+@pytest.mark.parametrize("way", WAYS)
 @at_once("place", PLACES)
 @sampled()
 def test_a_fast_step_of_every_rule_is_the_plain_step(case: Case, place: str, way: str) -> None:

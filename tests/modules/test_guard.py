@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
-from tests.helpers import Named, at_once, gradients, parameters, same, set_grads
+from tests.helpers import Named, gradients, parameters, same, set_grads
 from tests.table import Case, sampled
 from torchzero_clip import (
     LR,
@@ -74,7 +74,7 @@ def optimizer(params: Named, *links: Transform, way: str = "eager") -> Modular:
     return opt
 
 
-@at_once("way", WAYS)
+@pytest.mark.parametrize("way", WAYS)
 @sampled(lambda case: not case.make().goes_first)
 def test_after_skipped_steps_the_run_is_what_it_would_have_been(case: Case, way: str):
     runs = []
