@@ -126,12 +126,14 @@ def test_a_folder_that_others_can_write_to_is_not_used(kept: Path, mode: int) ->
     assert [library.stat().st_atime_ns for library in before] == stamps
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a folder away")
 def test_the_folder_of_another_user_is_not_used(kept: Path) -> None:
     os.chown(kept, 12345, 12345)
     good(step(kept), f"{re.escape(str(kept))} belongs to another user")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", [pytest.param(0o700, marks=pytest.mark.slow), 0o755])
 def test_a_folder_that_others_can_only_read_is_used(kept: Path, mode: int) -> None:
     kept.chmod(mode)

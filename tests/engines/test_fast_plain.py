@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn import Parameter
 
-from tests.helpers import Named, at_once, gradients, parameters, set_grads
+from tests.helpers import Named, gradients, parameters, set_grads
 from tests.table import GOOD, Case, sampled
 from torchzero_clip import LR, Adam, Modular, Momentum, Transform, WeightDecay
 from torchzero_clip.engines import Compiled
@@ -179,8 +179,22 @@ PLACES: dict[str, Callable[[Transform], Chain]] = {
 }
 
 
-@pytest.mark.parametrize("way", WAYS)
-@at_once("place", PLACES)
+QUICK = (  # kernels of torch stand at the end, recorded lists anywhere
+    ("fused", "before Adam"),
+    ("fused", "right after Adam"),
+    ("recorded", "alone"),
+    ("recorded", "right after Adam"),
+)
+
+
+@pytest.mark.parametrize(
+    ("way", "place"),
+    [
+        pytest.param(way, place, marks=() if (way, place) in QUICK else pytest.mark.slow)
+        for way in ("fused", "recorded", "native")
+        for place in PLACES
+    ],
+)
 @sampled()
 def test_a_fast_step_of_every_rule_is_the_plain_step(case: Case, place: str, way: str) -> None:
     chain = PLACES[place](case.make())

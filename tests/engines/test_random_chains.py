@@ -656,8 +656,8 @@ def story(case: Case, way: str) -> str:
 
 # ---------------------------------------------------------------------- random chains
 
-SEEDS = dict.fromkeys(EAGER, 100) | {"native": 6}
-AT_ONCE = dict.fromkeys(EAGER, 25) | {"native": 3}
+SEEDS = dict.fromkeys(EAGER, 60) | {"native": 4}
+AT_ONCE = dict.fromkeys(EAGER, 20) | {"native": 2}
 
 
 @pytest.mark.parametrize("dtype", TOLERANCE)
