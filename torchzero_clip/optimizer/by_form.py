@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Hashable, Sequence
 from typing import NamedTuple
 
@@ -16,6 +17,7 @@ from torchzero_clip.engines.tape import Tape
 AT_ONCE = Eager(defers=False, keeps=False, reads=False)
 """The engine of a step that torch compiles as a whole, and of calls that are not repeated."""
 MOST = 64  # tapes that are kept
+ON_CPU = operator.attrgetter("is_cpu")
 
 Work = Callable[[Eager], list[Tensor]]
 
@@ -44,7 +46,8 @@ class ByForm:
         if len(self._known) >= MOST:
             self._known.clear()
         self._known[kind, form] = known + 1
-        if known == 0 or known & (known - 1):  # recorded are the second call, third, fifth, ninth …
+        seldom = known == 0 or known & (known - 1)  # recorded are the second call, third, fifth …
+        if seldom or sum(map(Tensor.numel, grads)) > Eager.repeats:
             return work(AT_ONCE)
         engine = Eager(defers=False, keeps=False, reads=False)
         engine.tape = tape = Tape(steady=False)
@@ -59,14 +62,16 @@ class ByForm:
 
 def _form(params: Sequence[Tensor], grads: Sequence[Tensor]) -> Hashable | None:
     """The form of gradients that lie in one bucket, on CPU and without gaps; None of others."""
+    if len(grads) < len(params):
+        params = [p for p in params if p.grad is not None]
     if not grads or len(set(map(id, grads))) < len(grads) or not all_plain([*params, *grads]):
         return None
     shapes, dtypes = tuple(map(SHAPE, grads)), (set(map(DTYPE, params)), set(map(DTYPE, grads)))
     fits = (
-        [p.shape for p in params if p.grad is not None] == list(shapes)
+        tuple(map(SHAPE, params)) == shapes
         and {torch.strided}.issuperset(map(LAYOUT, grads))
-        and all([t.is_cpu and t.is_contiguous() for t in grads])
+        and all(map(Tensor.is_contiguous, grads))
+        and all(map(ON_CPU, grads))
         and len(dtypes[0]) == len(dtypes[1]) == 1
-        and sum(map(Tensor.numel, grads)) <= Eager.repeats
     )
     return (shapes, *dtypes[0], *dtypes[1]) if fits else None
