@@ -18,7 +18,7 @@ from torchzero_clip.core.norms import Measure, statistics
 from torchzero_clip.core.stochastic import Rounding, Where
 from torchzero_clip.core.tensorlist import TensorList
 
-BATCH = 2**19  # numbers that are scaled or converted at a time
+BATCH = 2**18  # numbers that are scaled or converted at a time
 LARGE = 2**24  # the same on devices whose calls cost more than their memory
 
 
