@@ -24,7 +24,7 @@ ROOT = Path(__file__).resolve().parent.parent
 NAME = "torchzero_clip"
 PACKAGE = ROOT / NAME
 
-CONTRACT, INSIDE, LONGEST_FILE, FUNCTIONS = 2311, 6684, 250, 44  # a change lowers them
+CONTRACT, INSIDE, LONGEST_FILE, FUNCTIONS = 2311, 6681, 250, 44  # a change lowers them
 LONGEST_PAGE, SHORT_PAGE = 120, 90
 SHORT = (  # rules that go beyond `limit`, and are short all the same
     "clip_norm_by_ema.py",

@@ -18,7 +18,7 @@ from torch.nn import Parameter
 
 from torchzero_clip import Modular, Transform
 from torchzero_clip.core import Bucket, Step, send
-from torchzero_clip.optimizer.modular import AT_ONCE
+from torchzero_clip.engines import AT_ONCE
 from torchzero_clip.optimizer.rounding import subtract
 
 ROOT = Path(__file__).parents[1]

@@ -24,9 +24,9 @@ from torchzero_clip.core import (
 )
 from torchzero_clip.core.link import Link
 from torchzero_clip.core.norms.shards import refuse_flat
-from torchzero_clip.engines import Eager
+from torchzero_clip.engines import AT_ONCE, Eager
 from torchzero_clip.modules.clipping import Centralize, ClipPercentile, ClipValue, Normalize
-from torchzero_clip.optimizer.by_form import AT_ONCE, ByForm
+from torchzero_clip.optimizer.by_form import ByForm
 from torchzero_clip.optimizer.keys import GroupKeys
 
 Params: TypeAlias = "Tensor | Iterable[Tensor]"

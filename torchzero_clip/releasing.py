@@ -18,10 +18,9 @@ from torchzero_clip.core.norms.shards import aligned_grads
 from torchzero_clip.core.part import Roster, label
 from torchzero_clip.core.stochastic import prepare_draws
 from torchzero_clip.core.units import UnitRecord
-from torchzero_clip.engines import Compiled, Eager
+from torchzero_clip.engines import AT_ONCE, Compiled, Eager
 from torchzero_clip.modules.clipping import Normalize
 from torchzero_clip.optimizer import Modular
-from torchzero_clip.optimizer.by_form import AT_ONCE
 from torchzero_clip.optimizer.loss import evaluate
 from torchzero_clip.optimizer.rounding import subtract
 

@@ -591,3 +591,24 @@ def test_what_hangs_on_a_number_that_was_read_cannot_be_repeated() -> None:
     with tape:
         made = torch.ones(2) * (2.0 if tape.read(known) > 1 else 3.0)
     assert tape.function([made]) is None
+
+
+def test_names_that_change_in_place_are_noticed() -> None:
+    """A layer is what the names say in this step."""
+    ends = []
+    for alone in (False, True):
+        params = [Parameter(torch.ones(3)) for _ in range(4)]
+        names = ["a.x", "a.y", "b.x", "b.y"]
+        opt = Modular(
+            list(zip(names, params, strict=True)), ClipNorm(0.1, dim="layer"), LR(0.1), **WAY
+        )
+        if alone:
+            opt._repeats = None
+        for i in range(8):
+            if i == 5:
+                opt.param_groups[0]["param_names"][1] = "b.z"
+            for j, p in enumerate(params):
+                p.grad = torch.full_like(p, 1.0 + i + j)
+            opt.step()
+        ends.append(params)
+    assert all([equal(a, b) for a, b in zip(*ends, strict=True)])

@@ -22,8 +22,9 @@ from torchzero_clip import (
     grads,
     normalize_grads_,
 )
+from torchzero_clip.engines import AT_ONCE
 from torchzero_clip.engines.repeated import Repeated
-from torchzero_clip.optimizer.by_form import AT_ONCE, ByForm
+from torchzero_clip.optimizer.by_form import ByForm
 
 SHAPES = [(5, 4), (4,), (), (3, 4), (0,), (1,), (70, 70), (40, 7)]
 SIZES = (1.0, 1e-4, 1e4, 0.0, 1.0, 1e30, 1e-30, float("nan"), 1.0, float("inf"), 3.0)

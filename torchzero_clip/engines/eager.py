@@ -60,6 +60,10 @@ class Eager:
         return EagerSession(self, key, places, params, grads)
 
 
+AT_ONCE = Eager(defers=False, keeps=False, reads=False)
+"""The engine of a step that torch compiles as a whole, and of calls that are not repeated."""
+
+
 class EagerSession:
     """The tensors of one bucket during one step."""
 

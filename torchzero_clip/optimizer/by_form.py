@@ -10,12 +10,10 @@ import torch
 from torch import Tensor
 
 from torchzero_clip.core.tensors import DTYPE, LAYOUT, SHAPE, all_plain
-from torchzero_clip.engines import Eager
+from torchzero_clip.engines import AT_ONCE, Eager
 from torchzero_clip.engines.repeated import Repeated
 from torchzero_clip.engines.tape import Tape
 
-AT_ONCE = Eager(defers=False, keeps=False, reads=False)
-"""The engine of a step that torch compiles as a whole, and of calls that are not repeated."""
 MOST = 64  # tapes that are kept
 ON_CPU = operator.attrgetter("is_cpu")
 
@@ -29,7 +27,7 @@ class Row(NamedTuple):
 
 
 class ByForm:
-    """The tapes of calls. None of them holds a tensor, so they outlive the parameters."""
+    """The tapes of calls. None of them holds a parameter or a gradient, so they outlive both."""
 
     def __init__(self) -> None:
         self._known: dict[Hashable, Repeated | int] = {}  # or how often a call was made

@@ -17,8 +17,7 @@ from torchzero_clip.core.engine import Engine
 from torchzero_clip.core.norms.shards import refuse_flat
 from torchzero_clip.core.part import Roster
 from torchzero_clip.core.transform import Transform
-from torchzero_clip.engines import Compiled, Eager
-from torchzero_clip.optimizer.by_form import AT_ONCE
+from torchzero_clip.engines import AT_ONCE, Compiled, Eager
 from torchzero_clip.optimizer.checkpoint import Checkpoint
 from torchzero_clip.optimizer.explain import explain
 from torchzero_clip.optimizer.fingerprint import fingerprint, shared_start

@@ -30,7 +30,7 @@ class Premises:
     ) -> None:
         self._parts, self._strided = list(parts), strided
         self._rows = [list(group["params"]) for group in groups]
-        self._named = [group.get("param_names") for group in groups]
+        self._named = [tuple(group.get("param_names") or ()) for group in groups]
         self._shapes = [list(part.shapes) for part in parts]
         self._params = [Buffer(part.originals) for part in parts]
         grads = [[p.grad for p in row] for row in self._rows]
@@ -59,7 +59,7 @@ class Premises:
         grads = [[p.grad for p in row] for row in rows]
         if [list(map(type, row)) for row in grads] != self._kinds:
             return None
-        if [group.get("param_names") for group in groups] != self._named:
+        if [tuple(group.get("param_names") or ()) for group in groups] != self._named:
             return None
         if not (_same(states, self._keys) and _same(states.values(), self._states)):
             return None

@@ -16,6 +16,7 @@ from torch.overrides import handle_torch_function, has_torch_function_unary
 from torchzero_clip.core.state import HALF
 from torchzero_clip.core.tensors import PLAIN
 
+PIECE = 2**20  # numbers of a tensor on CPU that are worked on at a time
 F = TypeVar("F", bound=Callable[..., Any])
 
 

@@ -7,8 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from torchzero_clip.core.norms.numeric import readable
-from torchzero_clip.core.norms.rows import PIECE
+from torchzero_clip.core.norms.numeric import PIECE, readable
 from torchzero_clip.core.tensors import all_plain
 
 DIGIT = 16  # bits that are counted at a time

@@ -18,7 +18,6 @@ from torch import Tensor
 from torchzero_clip.core.tensors import SHAPE
 
 ROW = 256
-PIECE = 2**20  # numbers that are worked on at a time
 ROOM = 2**18  # numbers that scratch memory holds
 SHORT = 2**12  # entries of a tensor that is copied
 

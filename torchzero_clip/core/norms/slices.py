@@ -8,8 +8,7 @@ import torch
 from torch import Tensor
 
 from torchzero_clip.core.norms.measures import Measure, merge
-from torchzero_clip.core.norms.numeric import at_least_float32, readable, safe_scale
-from torchzero_clip.core.norms.rows import PIECE
+from torchzero_clip.core.norms.numeric import PIECE, at_least_float32, readable, safe_scale
 from torchzero_clip.core.tensors import wide
 
 
