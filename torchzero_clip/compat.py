@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from torchzero_clip.core import TensorList, Units
+from torchzero_clip.core.decision import decide
 from torchzero_clip.grads import Params, apply, buckets_of, listed
 from torchzero_clip.modules.clipping import ClipNorm, ClipValue
 
@@ -75,7 +76,7 @@ def clip_grad_norm_(
             "cannot be clipped. To disable this error and scale the gradients by the non-finite "
             "norm anyway, set `error_if_nonfinite=False`"
         )
-    rule.scale(units, norm, [float(max_norm)])
+    rule.apply(units, decide(rule, norm, {}, units.live(), units))
     return total
 
 

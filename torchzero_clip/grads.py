@@ -22,6 +22,7 @@ from torchzero_clip.core import (
     UnitState,
     bind,
 )
+from torchzero_clip.core.decision import decide
 from torchzero_clip.core.link import Link
 from torchzero_clip.core.norms.shards import refuse_flat
 from torchzero_clip.engines import AT_ONCE, Eager
@@ -258,8 +259,7 @@ def _apply_norm_rule(rule: NormRule, params: Params, error_if_nonfinite: bool = 
                 f"clip_grad_norm_: the norm of the gradients is {total.item()}; with "
                 "error_if_nonfinite=False they would be clipped all the same"
             )
-        limits = [rule.limit(norm, {}, members[0].group) for members in units.groups]
-        rule.scale(units, norm, limits)
+        rule.apply(units, decide(rule, norm, {}, units.live(), units))
         return [total]
 
     (total,) = _CALLS((rule, error_if_nonfinite), tensors, work)

@@ -19,7 +19,6 @@ from torchzero_clip.core.part import Roster, label
 from torchzero_clip.core.stochastic import prepare_draws
 from torchzero_clip.core.units import UnitRecord
 from torchzero_clip.engines import AT_ONCE, Compiled, Eager
-from torchzero_clip.modules.clipping import Normalize
 from torchzero_clip.optimizer import Modular
 from torchzero_clip.optimizer.loss import evaluate
 from torchzero_clip.optimizer.rounding import subtract
@@ -358,7 +357,7 @@ class LastStep:
             columns = bucket.u.statistics(measure).unbind(1)
             self.columns.update(zip(bucket.originals, columns, strict=True))
             u, ratio = bucket.u.to(bucket.state_dtype), bucket.state["divisor"].stack()
-            bucket.u = bucket.divide(u, ratio)
+            bucket.u = bucket.session.divide(u, ratio)
         return buckets
 
     def decide(self, step: Step) -> None:
@@ -370,7 +369,7 @@ class LastStep:
         units = self.rule.units(buckets)
         columns = [self.columns[p] for bucket in units.buckets for p in bucket.originals]
         units.take(torch.stack([column.to(units.home) for column in columns], dim=1))
-        for members, ratio in zip(units.groups, self.rule.decide(units), strict=True):
+        for members, ratio in zip(units.groups, self.rule.decide(units).divisors, strict=True):
             for bucket in members:
                 divisor = bucket.state["divisor"]
                 new = units.as_list(bucket, ratio)
@@ -404,7 +403,7 @@ def _too_far(links: Iterable[Link], limit: str) -> list[Link]:
     for link in links:
         rule = link.transform
         plain = isinstance(rule, NormRule) and type(rule).step is NormRule.step
-        scales = plain and type(rule).scale in (NormRule.scale, Normalize.scale)
+        scales = plain and type(rule).apply is NormRule.apply
         if link.transforms and rule.reach != "tensor":
             if not scales or limit != "last step":
                 raise ValueError(_refusal(link, scales))

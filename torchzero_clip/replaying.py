@@ -16,6 +16,7 @@ from torchzero_clip._plot import draw
 from torchzero_clip._table import Series, Table
 from torchzero_clip.attach import Clipper
 from torchzero_clip.core import NormRule, Transform, UnitState
+from torchzero_clip.core.decision import Cells, decide
 from torchzero_clip.core.division import layer_of
 from torchzero_clip.trace import Trace
 
@@ -144,11 +145,11 @@ def run(trace: Trace, rules: Sequence[NormRule]) -> list[dict[str, Tensor]]:
         limits, ratios = walk(rules[0], group, rounded, seen, totals)
     else:  # steps are as independent as units
         group["total"] = lambda: totals.unsqueeze(1)
-        limit = rules[0].limit(rounded, {}, group)
-        limits = torch.as_tensor(limit, dtype=torch.float64).expand_as(rounded)
-        ratios = divisors(rules[0], rounded, limits)
-    made = {"norm": rounded, "limit": limits, "factor": 1 / ratios}
-    shown = {name: values.masked_fill(~seen, math.nan) for name, values in made.items()}
+        made = decide(rules[0], rounded, {}, [group], Cells())
+        limits = torch.as_tensor(made.limits[0], dtype=torch.float64).expand_as(rounded)
+        ratios = made.divisors[0]
+    rows = {"norm": rounded, "limit": limits, "factor": 1 / ratios}
+    shown = {name: values.masked_fill(~seen, math.nan) for name, values in rows.items()}
     shown["clipped"] = (ratios > 1) & seen
     parts = {name: values.split(shape[1], dim=1) for name, values in shown.items()}
     return [{name: parts[name][i].clone() for name in parts} for i in range(len(rules))]
@@ -157,33 +158,31 @@ def run(trace: Trace, rules: Sequence[NormRule]) -> list[dict[str, Tensor]]:
 def walk(
     rule: NormRule, group: Recorded, norms: Tensor, known: Tensor, totals: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """The limits and divisors of a rule with memory: what `NormRule.step` does, step by step.
-
-    The state is kept in float32, as it is beside parameters in float32.
-    """
+    """The limits and divisors of a rule with memory, which is float32, as beside parameters."""
     state: UnitState = {
         name: torch.stack([torch.as_tensor(value)] * norms.shape[1]).float()
         for name, value in rule.init_unit().items()
     }
-    seen = known & torch.isfinite(norms)
     limits, ratios = torch.empty_like(norms), torch.empty_like(norms)
     for step, norm in enumerate(norms):
         group["total"] = partial(totals.__getitem__, step)
         wide = {name: value.double() for name, value in state.items()}
-        limits[step] = rule.limit(norm, wide, group)
-        ratios[step] = divisors(rule, norm, limits[step])
-        clipped = norm / ratios[step]
-        finite = seen[step] & torch.isfinite(clipped)
-        for name, value in rule.observe(norm, clipped, dict(wide), group).items():
-            mask = finite.view(-1, *[1] * (value.dim() - 1))
-            state[name] = torch.where(mask, value, wide[name]).float()
+        made = decide(rule, norm, wide, [group], Known(known[step]))
+        limits[step], ratios[step] = made.limits[0], made.divisors[0]
+        state = {name: value.float() for name, value in made.state.items()}
     return limits, ratios
 
 
-def divisors(rule: NormRule, norm: Tensor, limit: Tensor) -> Tensor:
-    """What brings norms to their limits; 1 where they stay."""
-    ratio = norm / limit if rule.sets_norm else (norm / limit).clamp(min=1)
-    return ratio.masked_fill((norm == 0) | (limit == math.inf), 1)
+class Known(Cells):
+    """Units of one step of a trace, some of which it did not have."""
+
+    dtype = torch.float32
+
+    def __init__(self, known: Tensor) -> None:
+        self.known = known
+
+    def finite(self, norm: Tensor) -> Tensor:
+        return self.known & super().finite(norm)
 
 
 def group_of(rules: Sequence[NormRule], units: int) -> Recorded:

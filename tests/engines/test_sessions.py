@@ -161,7 +161,7 @@ def step(session: Session, seed: int, state: dict[str, list[Tensor]]) -> list[Te
         if kind == 0:
             measured.append(lists[0].statistics(NAMED[choose.choice(["l1", "l2", "linf", "l3"])]))
         elif kind == 1:
-            lists[0] = session.scale(lists[0], "mul", x[2])
+            lists[0] = session.divide(lists[0], 1 / x[2])
         elif kind == 2:
             lists[0].tensors[0].mul_(1.0)
         elif kind == 3:
@@ -220,7 +220,7 @@ def adam(session: Any, state: Any, group: Any, factor: float = 1.0) -> None:
 
     u = session.adopt(session.grads.borrow())
     norm = u.statistics(NAMED["l2"])
-    u = session.scale(u, "mul", torch.full_like(norm[0], factor))
+    u = session.divide(u, torch.full_like(norm[0], 1 / factor))
     held = {name: session.state(name, row) for name, row in state.items()}
     u = session.update(Rule(update), u, held, {**group, "params": session.params})
     session.subtract(u)
@@ -423,7 +423,7 @@ def test_tensors_that_share_memory_are_worked_on_one_after_the_other(kind: str) 
         for _ in range(3):
             session = opened(engine, params, grads)
             assert isinstance(session, EagerSession)
-            u = session.scale(session.adopt(session.grads.borrow()), "mul", 0.5)
+            u = session.adopt(session.grads.borrow()).mul_(0.5)
             session.subtract(u)
             session.close()
         found.append([*params, *grads])

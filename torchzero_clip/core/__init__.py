@@ -4,6 +4,7 @@ from torchzero_clip.core.annotation import Live
 from torchzero_clip.core.bucket import Bucket, Step, count_step, keep_number
 from torchzero_clip.core.chain import Chain, bind, prepare, run, send, transformed
 from torchzero_clip.core.config import from_config, to_config
+from torchzero_clip.core.decision import Decision, UnitState
 from torchzero_clip.core.description import Description
 from torchzero_clip.core.engine import FusedKernel, Group, State
 from torchzero_clip.core.norm_rule import NormRule, Scope
@@ -11,12 +12,12 @@ from torchzero_clip.core.norms import Ord
 from torchzero_clip.core.state import counter, zeros_like_state
 from torchzero_clip.core.tensorlist import TensorList
 from torchzero_clip.core.transform import Reach, TensorwiseTransform, Transform
-from torchzero_clip.core.unit_state import UnitState
 from torchzero_clip.core.units import Units
 
 __all__ = [
     "Bucket",
     "Chain",
+    "Decision",
     "Description",
     "FusedKernel",
     "Group",

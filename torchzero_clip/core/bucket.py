@@ -8,7 +8,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torchzero_clip.core import norms
 from torchzero_clip.core.engine import Engine, Group, Session, State
 from torchzero_clip.core.link import Link
 from torchzero_clip.core.norms.shards import aligned_grads, local, part_of, whole_of
@@ -16,7 +15,7 @@ from torchzero_clip.core.part import Part, Roster
 from torchzero_clip.core.skip import Skip, Skipped
 from torchzero_clip.core.state import share_vectors
 from torchzero_clip.core.stochastic import SEED, STEP, Bits, Rounding, mix_, prepare_draws
-from torchzero_clip.core.tensorlist import Operand, TensorList
+from torchzero_clip.core.tensorlist import TensorList
 
 
 class Step:
@@ -275,19 +274,6 @@ class Bucket:
         """The same values, to be written in other memory than the update lies in."""
         kept = self.session.workspace(self.update)
         return TensorList(tensors.tensors, workspace=None if kept is None else lambda: kept)
-
-    def divide(
-        self,
-        u: TensorList,
-        ratio: Tensor,
-        operand: Callable[[Any], Operand] = lambda x: x,
-        number: bool = False,
-    ) -> TensorList:
-        """u over a ratio; `operand` makes one of each factor and divisor, see `norms.divisions`."""
-        divisions = norms.in_two if self.session.in_two else norms.divisions
-        for name, x in divisions(ratio, self.state_dtype, number):
-            u = self.session.scale(u, name, operand(x))
-        return u
 
     def whole(self, tensors: Iterable[Tensor]) -> list[Tensor]:
         """Tensors like the parameters, gathered from all ranks where they are sharded."""

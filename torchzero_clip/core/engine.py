@@ -68,9 +68,6 @@ class Session(Protocol):
     grads: TensorList
     skip: Skip
     """The flag of the step: what is written once there is one stays as it was where it is set."""
-    in_two: bool
-    """Whether a norm rule multiplies and divides in every step, be it by 1: a step that is recorded
-    then does the same whatever the ratio."""
 
     def adopt(self, u: TensorList) -> TensorList:
         """The same list as one of this session; a borrowed one gets a workspace to move to."""
@@ -90,8 +87,18 @@ class Session(Protocol):
     def update(self, rule: Rule, u: TensorList, state: State, group: Group) -> TensorList:
         """The update that the rule makes of u, computed now or when it is first read."""
 
-    def scale(self, u: TensorList, name: str, x: Operand) -> TensorList:
-        """The list times a factor of a norm rule, or over a divisor: "mul" or "div"."""
+    def divide(
+        self,
+        u: TensorList,
+        ratio: Tensor,
+        operand: Callable[[Any], Operand] = lambda x: x,
+        number: bool = False,
+    ) -> TensorList:
+        """The list over the ratios of a norm rule; itself where all are known to be 1.
+
+        `operand` makes one of a vector like `ratio`, see `norms.divisions`; a ratio of one entry
+        may be a `number` for all.
+        """
 
     def writable_grads(self) -> TensorList:
         """The gradients, to be written in place, once pending lists that read them are computed."""

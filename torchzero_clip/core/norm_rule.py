@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, Literal, TypeAlias, cast
 
-import torch
 from torch import Tensor
 
 from torchzero_clip.core import norms
 from torchzero_clip.core.bucket import Bucket
+from torchzero_clip.core.decision import Decision, UnitState, decide, divisor
 from torchzero_clip.core.engine import Group
 from torchzero_clip.core.norms import Ord
 from torchzero_clip.core.tensorlist import TensorList
 from torchzero_clip.core.transform import Reach, Transform
-from torchzero_clip.core.unit_state import UnitState
 from torchzero_clip.core.units import Units
 
 Scope: TypeAlias = 'int | Sequence[int] | Literal["layer", "group", "global"] | None'
@@ -71,6 +69,13 @@ class NormRule(Transform):
         total: Tensor = group["total"]()
         return total
 
+    def of_shapes(
+        self, norm: Tensor, group: Group, number: Callable[..., float], *args: Any
+    ) -> Tensor:
+        """number(shape, *args) of the tensor that each unit is of, as a vector: inside `limit`."""
+        vector: Tensor = group["of_shapes"](norm, number, *args)
+        return vector
+
     # ------------------------------------------------------------------ what the core does
 
     @property
@@ -97,26 +102,23 @@ class NormRule(Transform):
         return Units(buckets, self.scope, order, self.dims, type(self).__name__)
 
     def step(self, buckets: list[Bucket]) -> list[Bucket]:
-        self._bring(self.units(buckets), self.scale)
+        units = self.units(buckets)
+        self.apply(units, self.decide(units))
         return buckets
 
-    def decide(self, units: Units) -> list[Tensor]:
-        """The divisors of each group for the norms of this step; nothing is divided by them."""
-        return self._bring(units, self._ratios)
-
-    def _bring(
-        self, units: Units, scale: Callable[[Units, Tensor, list[Tensor | float]], list[Tensor]]
-    ) -> list[Tensor]:
-        """Bring the units to their limits, and remember the norms."""
+    def decide(self, units: Units) -> Decision:
+        """What the norms of this step ask for. It is remembered; nothing is divided yet."""
         made, norm = self.init_unit(), units.norm()
         state = units.load(made) if made else {}
-        if state:  # compare with the past in the precision that it was kept in
-            norm = norm.to(units.dtype).to(norm.dtype)
-        limits = [self.limit(norm, state, units.group(members)) for members in units.groups]
-        ratios = scale(units, norm, limits)
+        decision = decide(self, norm, state, units.live(), units)
+        units.record(decision)
         if state:
-            self._remember(units, norm, units.after(norm, ratios), state)
-        return ratios
+            units.store(decision.state)
+        return decision
+
+    def apply(self, units: Units, decision: Decision) -> None:
+        """Bring every tensor to what was decided."""
+        units.scale(decision.divisors)
 
     def prepare(self, buckets: list[Bucket]) -> list[Bucket]:
         if made := self.init_unit():
@@ -137,62 +139,15 @@ class NormRule(Transform):
         limits: Sequence[Tensor | float],
         updates: Sequence[TensorList] | None = None,
     ) -> list[Tensor]:
-        """Bring every tensor to its group's limit; returns the divisors of each group.
+        """Bring every tensor to its group's limit, in a `step` of your own; returns the divisors of
+        each group.
 
         `updates` are what is scaled, where it is not what flows: a list for each of units.buckets.
         """
-        ratios = self._ratios(units, norm, limits)
-        divisors = [r for members, r in zip(units.groups, ratios, strict=True) for _ in members]
-        flowing = updates or [bucket.u for bucket in units.buckets]
-        for bucket, u, ratio in zip(units.buckets, flowing, divisors, strict=True):
-            bucket.u = units.divide(bucket, u.to(bucket.state_dtype), ratio)
-        return ratios
-
-    def _ratios(self, units: Units, norm: Tensor, limits: Sequence[Tensor | float]) -> list[Tensor]:
-        """The divisors of each group, left for `metrics()`."""
-        if any([limit is None for limit in limits]):
-            raise TypeError(
-                f"{type(self).__name__}.limit must return a tensor or a number, got None"
-            )
-        ratios = [self._ratio(units, norm, limit) for limit in limits]
-        units.record(norm, limits, ratios)
-        return ratios
-
-    def _ratio(self, units: Units, norm: Tensor, limit: Tensor | float) -> Tensor:
-        """The divisor with which the norm meets the limit; 1 where a unit stays as it is."""
-        if torch.compiler.is_compiling() and not isinstance(limit, Tensor):
-            limit = torch.full_like(norm, limit)  # to compare a number would fix it in the graph
-        ratio = units.ratio(norm, limit)
-        if not self.sets_norm:
-            ratio = ratio.clamp(min=1)
-        if isinstance(limit, Tensor):
-            ratio = ratio.masked_fill((norm == 0) | (limit == math.inf), 1)
-        elif limit == math.inf:
-            ratio = torch.ones_like(ratio)
-        elif limit == 0 or self.sets_norm:  # otherwise 0 / limit is 0, and clamped
-            ratio = ratio.masked_fill(norm == 0, 1)
-        small = units.division.smaller_than(self.min_size)
-        return ratio if small is None else ratio.masked_fill(small, 1)
-
-    def _remember(self, units: Units, norm: Tensor, clipped: Tensor, state: UnitState) -> None:
-        """Store the state that `observe` returns, for the units whose norm is a number."""
-        finite = units.finite(norm) & torch.isfinite(clipped)
-        after = [
-            self.observe(norm, clipped, dict(state), units.group(members))
-            for members in units.groups
-        ]
-        if not isinstance(after[0], dict):
-            raise TypeError(f"{type(self).__name__}.observe must return a dict, got {after[0]!r}")
-        if not after[0].keys() <= state.keys():
-            raise KeyError(
-                f"{type(self).__name__}.observe returned {sorted(after[0].keys() - state.keys())}, "
-                f"which init_unit does not make; it makes {sorted(state)}"
-            )
-        for key in after[0]:
-            old, new = state[key], units.of_first_group([one[key] for one in after])
-            mask = finite.view(-1, *[1] * (old.dim() - 1))
-            state[key] = torch.where(mask, new.to(old.dtype), old)
-        units.store(state)
+        divisors = [divisor(self, norm, limit, units) for limit in limits]
+        units.record(Decision(norm, limits, divisors, {}))
+        units.scale(divisors, updates)
+        return divisors
 
     def check(self) -> None:
         super().check()

@@ -9,12 +9,11 @@ import torch
 from torch import Tensor
 
 from torchzero_clip.core.bucket import Bucket
+from torchzero_clip.core.decision import UnitState
 from torchzero_clip.core.division import Division, layer_of
 from torchzero_clip.core.state import statistic, statistic_dtype
 from torchzero_clip.core.tensors import share_memory, shared_memory, wide
 
-UnitState: TypeAlias = dict[str, Tensor]
-"""The state of a norm rule: for each name that `init_unit` makes, a vector with an entry a unit."""
 Place: TypeAlias = "tuple[dict[str, Any], Tensor]"
 """A dict that may hold the number of a unit, and a parameter that says its device and dtype."""
 

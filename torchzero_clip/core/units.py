@@ -11,16 +11,17 @@ from torch import Tensor
 
 from torchzero_clip.core import norms
 from torchzero_clip.core.bucket import Bucket
+from torchzero_clip.core.decision import Cells, Decision, UnitState
 from torchzero_clip.core.division import Division
 from torchzero_clip.core.engine import Group
 from torchzero_clip.core.lazy import Joined
 from torchzero_clip.core.norms.shards import across, merge_shards, part_of
 from torchzero_clip.core.state import statistic_dtype
 from torchzero_clip.core.tensorlist import Operand, TensorList
-from torchzero_clip.core.unit_state import UnitState, UnitStore
+from torchzero_clip.core.unit_state import UnitStore
 
 
-class Units:
+class Units(Cells):
     """The units of some buckets in one step: vectors have one entry a unit.
 
     A unit is a tensor, a slice of one, a layer, a group, or all tensors. Values of one parameter
@@ -52,6 +53,7 @@ class Units:
         )
         units = self.division
         self.home, self.dtype, self.count = units.home, units.dtype, units.count
+        self.degree = measure.degree
         self.groups = [[b for b in self.buckets if b.index == index] for index in units.indexes]
         self._stats: Tensor | None = None  # of the update, once it is measured
 
@@ -99,13 +101,12 @@ class Units:
         each = iter(tensors.tensors)
         return self.norms_of([TensorList(list(itertools.islice(each, n))) for n in counts])
 
-    def after(self, norm: Tensor, ratios: Sequence[Tensor]) -> Tensor:
-        """The norms of the units once the tensors of each group are divided by its ratios."""
+    def after(self, norm: Tensor, divisors: Sequence[Tensor]) -> Tensor:
         if not self.division.shared:
-            return norm / self.of_first_group(ratios) ** self.order.degree
+            return super().after(norm, divisors)
         rows = [
             each.to(self.home, norm.dtype)
-            for members, ratio in zip(self.groups, ratios, strict=True)
+            for members, ratio in zip(self.groups, divisors, strict=True)
             for bucket in members
             for each in self.as_list(bucket, ratio)
         ]
@@ -129,20 +130,20 @@ class Units:
         rows = zip(shapes, counts, strict=True)
         return norms.numbers([x for shape, n in rows for x in [number(shape, *args)] * n], like)
 
-    def finite(self, norm: Tensor) -> Tensor:
-        """A flag a unit: whether its norm is a number, in the precision of state."""
-        return torch.isfinite(norm.to(self.dtype))
-
     def smaller_than(self, size: int) -> Tensor:
         """A flag a unit: whether it has fewer elements, as a tensor without the dims has."""
         small = self.division.smaller_than(size)
         none = torch.zeros(self.count, dtype=torch.bool, device=self.home)
         return none if small is None else small
 
-    def ratio(self, norm: Tensor, limit: Tensor | float) -> Tensor:
-        """norm / limit in terms of the tensors: var grows with their square."""
-        ratio = norm / limit
-        return ratio.sqrt() if self.order.degree == 2 else ratio
+    def too_small(self, size: int) -> Tensor | None:
+        return self.division.smaller_than(size)
+
+    def comparable(self, limit: Tensor | float, norm: Tensor) -> Tensor | float:
+        """A limit as norms are compared with it: to compare a number would fix it in a graph."""
+        if isinstance(limit, Tensor) or not torch.compiler.is_compiling():
+            return limit
+        return torch.full_like(norm, limit)
 
     # ------------------------------------------------------------------ values of groups
 
@@ -157,10 +158,14 @@ class Units:
             group[name] = Joined(lists)
             group[name].measure = self.measure
         group["total"] = self.total
+        group["of_shapes"] = self.of_shapes
         return group
 
+    def live(self) -> list[Group]:
+        """Every group as a rule sees it."""
+        return [self.group(members) for members in self.groups]
+
     def of_first_group(self, vectors: Sequence[Tensor]) -> Tensor:
-        """One vector from one a group: a unit in several groups has the entry of the first."""
         return self.division.of_first_group(vectors)
 
     # ------------------------------------------------------------------ verbs
@@ -171,7 +176,16 @@ class Units:
         number = division.scope in ("group", "global")  # of a tensor it is always a vector
         if number and self.count > 1:
             ratio = ratio[division.unit_of[division.starts[bucket.part]]].view(1)
-        return bucket.divide(u, ratio, lambda x: self.operand(bucket, x), number)
+        return bucket.session.divide(u, ratio, lambda x: self.operand(bucket, x), number)
+
+    def scale(
+        self, divisors: Sequence[Tensor], updates: Sequence[TensorList] | None = None
+    ) -> None:
+        """Divide what flows by the divisors of each group, or these lists, one for each bucket."""
+        flowing = iter(updates or [bucket.u for bucket in self.buckets])
+        for members, ratio in zip(self.groups, divisors, strict=True):
+            for bucket in members:
+                bucket.u = self.divide(bucket, next(flowing).to(bucket.state_dtype), ratio)
 
     def lerp_(self, name: str, weights: Sequence[Tensor], where: Tensor) -> None:
         """m ← m + weight · (u - m) for the state m with this name, in units where a flag is set.
@@ -188,8 +202,7 @@ class Units:
     def div_(self, name: str, ratio: Tensor) -> None:
         """m ← m / ratio, m the state with this name."""
         for bucket in self.buckets:
-            if bucket.session.in_two or not norms.all_ones(ratio):
-                bucket.session.scale(bucket.state[name], "div", self.operand(bucket, ratio))
+            self.divide(bucket, bucket.state[name], ratio)
             bucket.settle()
 
     def load(self, made: dict[str, Any]) -> UnitState:
@@ -201,12 +214,11 @@ class Units:
         """Write vectors back where the units' values are kept."""
         self._store.store(state)
 
-    def record(
-        self, norm: Tensor, limits: Sequence[Tensor | float], ratios: Sequence[Tensor]
-    ) -> None:
-        """Leave norms, limits and ratios for `metrics()`, with the units that they are of."""
+    def record(self, decision: Decision) -> None:
+        """Leave what was decided for `metrics()`, with the units that it is of."""
         step, link = self.buckets[0].step, self.buckets[0].bound
-        step.record[link.path] = UnitRecord(norm, limits, ratios, self.division, step.groups)
+        norm, limits, divisors, _ = decision
+        step.record[link.path] = UnitRecord(norm, limits, divisors, self.division, step.groups)
 
     # ------------------------------------------------------------------ vectors as operands
 

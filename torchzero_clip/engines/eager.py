@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from torchzero_clip.core import norms
 from torchzero_clip.core.engine import Group, Rule, State, updated
 from torchzero_clip.core.skip import Skip
 from torchzero_clip.core.state import HALF
@@ -79,7 +80,6 @@ class EagerSession:
     ) -> None:
         self.params, self.grads = TensorList(params), TensorList(grads)
         self._engine, self._key, self._places = engine, key, places
-        self.in_two = engine.tape is not None
         if engine.tape is not None:
             engine.tape.open(Buffer(params), Buffer(grads))
         self._waiting: list[Fused] = []  # updates that are still to be computed
@@ -128,7 +128,19 @@ class EagerSession:
         self._waiting.append(Fused(self._waiting, kernel, rule, u, state, group))
         return self._waiting[-1]
 
-    def scale(self, u: TensorList, name: str, x: Operand) -> TensorList:
+    def divide(
+        self,
+        u: TensorList,
+        ratio: Tensor,
+        operand: Callable[[Any], Operand] = lambda x: x,
+        number: bool = False,
+    ) -> TensorList:
+        divisions = norms.divisions if self._engine.tape is None else norms.in_two
+        for name, x in divisions(ratio, u.dtype, number):
+            u = self._scale(u, name, operand(x))
+        return u
+
+    def _scale(self, u: TensorList, name: str, x: Operand) -> TensorList:
         if not (name == "mul" and isinstance(x, float)):
             return u.mul_(x) if name == "mul" else u.div_(x)
         settled = u.owned and not (isinstance(u, Scaled) and u.pending)

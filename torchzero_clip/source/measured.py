@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from torchzero_clip.core import Bucket, NormRule, TensorList
+from torchzero_clip.core.decision import Cells
 from torchzero_clip.core.lazy import Joined
 from torchzero_clip.core.norms import Measure
 from torchzero_clip.source.recorder import Recorder
@@ -22,7 +23,7 @@ WIDE = torch.float64
 Text = Callable[[Names], str]
 
 
-class Measured:
+class Measured(Cells):
     """What is measured together in one bucket, which stands for all groups.
 
     Args:
@@ -36,7 +37,7 @@ class Measured:
         self, recorder: Recorder, rule: NormRule, buckets: Sequence[Bucket], order: Measure
     ) -> None:
         self.recorder, self.rule, self.buckets, self.order = recorder, rule, list(buckets), order
-        scope = rule.scope
+        scope, self.degree = rule.scope, order.degree
         self.sliced = not (scope is None or isinstance(scope, str))
         self.scope = "slices" if self.sliced else scope or "tensor"
         self.joint = scope in ("global", "layer")

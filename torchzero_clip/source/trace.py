@@ -161,7 +161,6 @@ class Trace:
                 return units[-1]
 
             vars(rule)["units"] = of
-            vars(rule)["_ratio"] = lambda units, norm, limit: units.divisor(norm, limit)
         return made
 
     def _inside(self, link: Link, children: Sequence[Link], bucket: Bucket, text: Any) -> Bucket:

@@ -37,6 +37,7 @@ class SourceUnits(Measured):
     ) -> None:
         super().__init__(recorder, rule, buckets, order)
         self.groups, self._store, self.path = [self.buckets], store, self.buckets[0].bound.path
+        self._divided: TensorList | None = None  # what flows, once it is
         self.dtype, self.home, self.count = WIDE, torch.device("cpu"), 1
         self.division = SimpleNamespace(lengths=[1] if self.sliced else None, scope=rule.scope)
 
@@ -45,10 +46,11 @@ class SourceUnits(Measured):
     def norms_of(self, lists: Sequence[TensorList]) -> Tensor:
         return self._norm(lists[0], "")
 
-    def after(self, norm: Tensor, ratios: Sequence[Tensor]) -> Tensor:
-        if self.joint:  # groups may have other ratios
-            return self._norm(self.buckets[0].u, "clipped")
-        return norm / (ratios[0] if self.order.degree == 1 else ratios[0] ** self.order.degree)
+    def after(self, norm: Tensor, divisors: Sequence[Tensor]) -> Tensor:
+        if not self.joint:
+            return super().after(norm, divisors)
+        self._divided = self._scaled(divisors, None)  # groups may have other ratios
+        return self._norm(self._divided, "clipped")
 
     def of_shapes(self, like: Tensor, function: Any, *args: Any) -> Tensor:
         """What a function says of each tensor's shape, at each of its units."""
@@ -108,22 +110,13 @@ class SourceUnits(Measured):
         shape = () if self.single else (1,)
         return self._made("small", [sizes, *args[1:]], small, shape, joint=self.joint)
 
-    def ratio(self, norm: Tensor, limit: Tensor | float) -> Tensor:
-        ratio = norm / limit
-        return ratio.sqrt() if self.order.degree == 2 else ratio
+    def too_small(self, size: int) -> Tensor | None:
+        return self.smaller_than(size) if size > 1 else None
 
-    def divisor(self, norm: Tensor, limit: Tensor | float) -> Tensor:
-        """The divisor with which the norm meets the limit; 1 where a unit stays as it is."""
-        if not isinstance(limit, Tensor):
-            limit = self._constant(limit, norm)
-        stays = norm == 0 if self.rule.sets_norm else norm <= limit
-        ratio = torch.where(stays | (limit == torch.inf), 1, self.ratio(norm, limit))
-        if self.rule.min_size > 1:
-            ratio = ratio.masked_fill(self.smaller_than(self.rule.min_size), 1)
-        return self._hinted(ratio, "ratio")
-
-    def _constant(self, x: Any, norm: Tensor) -> Tensor:
-        """A number as the limit of every unit."""
+    def comparable(self, x: Any, norm: Tensor) -> Tensor:
+        """A limit as a vector: a number is the limit of every unit."""
+        if isinstance(x, Tensor):
+            return x
         found = self.recorder.knows(x)
         value = x if found is None else found
         made = Value("list" if self.sliced else "tensor", hint="limit")
@@ -151,7 +144,7 @@ class SourceUnits(Measured):
         for name in ("params", "grads"):
             group[name] = Joined([getattr(bucket, name)])
             group[name].measure = self.measure
-        return {**group, "total": self.total}
+        return {**group, "total": self.total, "of_shapes": self.of_shapes}
 
     def of_first_group(self, vectors: Sequence[Tensor]) -> Tensor:
         """A vector that is of all groups: with the live values of the first."""
@@ -177,8 +170,24 @@ class SourceUnits(Measured):
 
     # ------------------------------------------------------------------ verbs
 
+    def live(self) -> list[dict[str, Any]]:
+        return [self.group(self.buckets)]
+
     def divide(self, bucket: Bucket, u: TensorList, ratio: Tensor) -> TensorList:
-        return u.div_(self.operand(bucket, ratio))
+        return u.div_(self.operand(bucket, self._hinted(ratio, "ratio")))
+
+    def scale(
+        self, divisors: Sequence[Tensor], updates: Sequence[TensorList] | None = None
+    ) -> None:
+        divided = self._scaled(divisors, updates) if self._divided is None else self._divided
+        self.buckets[0].u = divided
+
+    def _scaled(
+        self, divisors: Sequence[Tensor], updates: Sequence[TensorList] | None
+    ) -> TensorList:
+        bucket = self.buckets[0]
+        u = bucket.u if updates is None else updates[0]
+        return self.divide(bucket, u.to(bucket.state_dtype), divisors[0])
 
     def lerp_(self, name: str, weights: Sequence[Tensor], where: Tensor) -> None:
         bucket = self.buckets[0]

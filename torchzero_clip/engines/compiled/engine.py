@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 from weakref import WeakSet
 
 import torch
 from torch import Tensor
 
+from torchzero_clip.core import norms
 from torchzero_clip.core.engine import Group, Rule, Session, State, updated
 from torchzero_clip.core.skip import Skip
 from torchzero_clip.core.stochastic import Rounding
@@ -75,8 +76,6 @@ FLOAT32 = ("dtype", str(torch.float32))
 class CompiledSession:
     """The tensors of one bucket during one step, on one trace."""
 
-    in_two = True  # a step that clips and one that does not share programs
-
     def __init__(self, trace: Trace) -> None:
         self._trace = trace
         self.params: TensorList = Traced(trace, buffer=PARAMETERS, owned=False)
@@ -135,9 +134,17 @@ class CompiledSession:
     def update(self, rule: Rule, u: TensorList, state: State, group: Group) -> TensorList:
         return self.adopt(updated(rule, self.adopt(u), state, _undecided(group)))
 
-    def scale(self, u: TensorList, name: str, x: Operand) -> TensorList:
+    def divide(
+        self,
+        u: TensorList,
+        ratio: Tensor,
+        operand: Callable[[Any], Operand] = lambda x: x,
+        number: bool = False,
+    ) -> TensorList:
         u = self.adopt(u)
-        return u.mul_(x) if name == "mul" else u.div_(x)
+        for name, x in norms.in_two(ratio, u.dtype, number):  # so that all steps share programs
+            u = u.mul_(operand(x)) if name == "mul" else u.div_(operand(x))
+        return u
 
     def writable_grads(self) -> TensorList:
         return Traced(self._trace, buffer=GRADIENTS)

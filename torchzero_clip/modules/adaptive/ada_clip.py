@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from torchzero_clip.core import Group, Live, NormRule, TensorList, Units, UnitState
+from torchzero_clip.core import Decision, Group, Live, NormRule, Units, UnitState
 from torchzero_clip.modules.adaptive.criterion import blend
 
 
@@ -58,15 +57,8 @@ class AdaClip(NormRule):
         moved = blend(largest, norm, group["theta"])
         return {"largest": torch.where(norm > 0, moved, largest), "step": step + (norm > 0)}
 
-    def scale(
-        self,
-        units: Units,
-        norm: Tensor,
-        limits: Sequence[Tensor | float],
-        updates: Sequence[TensorList] | None = None,
-    ) -> list[Tensor]:
-        bounds = [torch.as_tensor(limit, device=norm.device) for limit in limits]
-        ratios = [self._ratio(units, norm, bound) for bound in bounds]
+    def apply(self, units: Units, decision: Decision) -> None:
+        norm, bounds, ratios, _ = decision
         for members, bound, ratio in zip(units.groups, bounds, ratios, strict=True):
             floor = torch.where(torch.isfinite(norm), bound, -1.0)  # else all of the tensor is cut
             for bucket in members:
@@ -74,5 +66,3 @@ class AdaClip(NormRule):
                 above = u.abs().sub_(units.operand(bucket, floor)).positive()
                 cut = units.divide(bucket, bucket.beside(u).own(), ratio)
                 bucket.u = cut.where(above, u)
-        units.record(norm, bounds, ratios)
-        return ratios

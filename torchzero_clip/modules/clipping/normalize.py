@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from typing import Literal
 
 import torch
 from torch import Tensor
 
-from torchzero_clip.core import Group, Live, NormRule, Ord, Scope, TensorList, Units, UnitState
+from torchzero_clip.core import Group, Live, NormRule, Ord, Scope, UnitState
 
 
 class Normalize(NormRule):
@@ -51,20 +50,11 @@ class Normalize(NormRule):
             )
 
     def limit(self, norm: Tensor, state: UnitState, group: Group) -> Tensor | float:
-        return group["norm_value"]
-
-    def scale(
-        self,
-        units: Units,
-        norm: Tensor,
-        limits: Sequence[Tensor | float],
-        updates: Sequence[TensorList] | None = None,
-    ) -> list[Tensor]:
-        if self.per_shape is not None:
-            stacks, least = self.dim is not None, self.per_shape == "sqrt_min"
-            factors = units.of_shapes(norm, _factor_of_shape, stacks, least)
-            limits = [limit * factors for limit in limits]
-        return super().scale(units, norm, limits, updates)
+        value = group["norm_value"]
+        if self.per_shape is None:
+            return value
+        stacks, least = self.dim is not None, self.per_shape == "sqrt_min"
+        return value * self.of_shapes(norm, group, _factor_of_shape, stacks, least)
 
 
 def _factor_of_shape(shape: torch.Size, stacks: bool, least: bool) -> float:
