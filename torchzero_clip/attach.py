@@ -36,6 +36,7 @@ class Clipper(Modular):
     Args:
         params: Parameters, named parameters, or groups of either.
         *transforms: The chain, first to last.
+        compile: As for `Modular`: one kernel for what stands between two norms.
         process_group: Processes that hold other parameters of the same model, as for `Modular`.
 
     Example:
@@ -45,13 +46,15 @@ class Clipper(Modular):
         >>> optimizer.step()
     """
 
-    _repeats_plain = True
-    _measures = True  # whether somebody takes what `step` returns
-
     def __init__(
-        self, params: Iterable[Any], *transforms: Transform, process_group: Any = None
+        self,
+        params: Iterable[Any],
+        *transforms: Transform,
+        compile: bool = False,
+        process_group: Any = None,
     ) -> None:
-        super().__init__(params, *transforms, fused=False, process_group=process_group)
+        options: dict[str, Any] = {"compile": compile, "process_group": process_group}
+        super().__init__(params, *transforms, fused=False, **options)
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
@@ -82,10 +85,13 @@ class Clipper(Modular):
                 for p, layout, u in rows:
                     waiting.discard(p)
                     if p.grad is None:
+                        self.engine.refuse("a gradient is made")
                         new = u.to(p.dtype, copy=True)
                         p.grad = new if layout is None else layout.wrap(new)
                     elif u is not (grad := local(p.grad)):
                         grad.copy_(u)
+        if waiting:
+            self.engine.refuse("gradients are left out on the host")
         for p in waiting:
             p.grad = None
 
@@ -108,6 +114,7 @@ class Attached(Clipper):
         self,
         optimizer: Optimizer,
         *transforms: Transform,
+        compile: bool = False,
         process_group: Any = None,
         in_checkpoint: bool = False,
     ) -> None:
@@ -118,7 +125,7 @@ class Attached(Clipper):
             self._own_keys(group, GroupKeys(bind(Chain(*transforms))))
             for group in optimizer.param_groups
         ]
-        super().__init__(groups, *transforms, process_group=process_group)
+        super().__init__(groups, *transforms, compile=compile, process_group=process_group)
         # GradScaler hands scaled gradients to optimizers that say they can unscale them
         self._scales = optimizer.__dict__.get("_step_supports_amp_scaling")
         if getattr(optimizer, "_step_supports_amp_scaling", False):
@@ -153,9 +160,6 @@ class Attached(Clipper):
     def _check_keys(self) -> None:
         self._follow()
         super()._check_keys()
-
-    def _repeatable(self) -> bool:
-        return not self._measures and super()._repeatable()
 
     def _follow(self) -> None:
         """Take over parameters that were added to the optimizer, or exchanged in it."""
@@ -262,6 +266,7 @@ def _state_of_a_copy(original: Callable[[], Optimizer | None]) -> Any:
 def attach(
     optimizer: Optimizer,
     *transforms: Transform,
+    compile: bool = False,
     process_group: Any = None,
     in_checkpoint: bool = False,
 ) -> Attached:
@@ -274,6 +279,7 @@ def attach(
     Args:
         optimizer: Any torch optimizer but SparseAdam.
         *transforms: The chain, first to last.
+        compile: As for `Modular`: one kernel for what stands between two norms.
         process_group: Processes that hold other parameters of the same model, as for `Modular`.
         in_checkpoint: Put the state of the transforms into `optimizer.state_dict()`, under the key
             "torchzero_clip"; otherwise save `handle.state_dict()` beside it. Loading takes it from
@@ -305,9 +311,8 @@ def attach(
         )
     if not transforms:
         raise ValueError("attach: give at least one transform, as in attach(optimizer, ZClip())")
-    handle = Attached(
-        optimizer, *transforms, process_group=process_group, in_checkpoint=in_checkpoint
-    )
+    more: dict[str, Any] = {"process_group": process_group, "in_checkpoint": in_checkpoint}
+    handle = Attached(optimizer, *transforms, compile=compile, **more)
     if in_checkpoint and KEY not in optimizer.state_dict():
         handle.remove()
         raise TypeError(

@@ -25,14 +25,12 @@ from torchzero_clip.core import (
 from torchzero_clip.core.decision import decide
 from torchzero_clip.core.link import Link
 from torchzero_clip.core.norms.shards import refuse_flat
-from torchzero_clip.engines import AT_ONCE, Eager
+from torchzero_clip.engines import AT_ONCE
 from torchzero_clip.modules.clipping import Centralize, ClipPercentile, ClipValue, Normalize
-from torchzero_clip.optimizer.by_form import ByForm
 from torchzero_clip.optimizer.keys import GroupKeys
 
 Params: TypeAlias = "Tensor | Iterable[Tensor]"
 R = TypeVar("R", bound=Transform)
-_CALLS = ByForm()
 
 
 @torch.no_grad()
@@ -165,6 +163,8 @@ class _Between(NormRule):
     inverse_dims: bool = False
     min_size: int = 2
 
+    pure = True
+
     @property
     def sets_norm(self) -> bool:  # type: ignore[override]
         return self.min_norm is not None
@@ -214,9 +214,7 @@ def listed(params: Params) -> list[Tensor]:
     return [params] if isinstance(params, Tensor) else list(params)
 
 
-def buckets_of(
-    rule: Transform, params: Params, process_group: Any = None, engine: Eager = AT_ONCE
-) -> list[Bucket]:
+def buckets_of(rule: Transform, params: Params, process_group: Any = None) -> list[Bucket]:
     """The gradients as the rule sees them."""
     if getattr(rule, "scope", None) == "layer":
         raise ValueError(
@@ -227,40 +225,28 @@ def buckets_of(
     refuse_flat(tensors)
     link, defaults = (_alone if torch.compiler.is_compiling() else _known_alone)(rule)
     group = {"params": tensors, "chain": {}, **defaults}
-    step = Step([group], None, {}, engine, process_group)
+    step = Step([group], None, {}, AT_ONCE, process_group)
     return [bucket.seen_by(link) for bucket in step.buckets()]
 
 
 def apply(rule: Transform, params: Params) -> None:
     """Apply a rule that needs no other."""
-    tensors = listed(params)
-
-    def work(engine: Eager) -> list[Tensor]:
-        if buckets := buckets_of(rule, tensors, engine=engine):
-            rule.step(buckets)
-        return []
-
-    _CALLS(rule, tensors, work)
+    if buckets := buckets_of(rule, params):
+        rule.step(buckets)
 
 
 def _apply_norm_rule(rule: NormRule, params: Params, error_if_nonfinite: bool = False) -> Tensor:
     """Apply the rule; returns the norm of everything before."""
-    tensors = listed(params)
-
-    def work(engine: Eager) -> list[Tensor]:
-        buckets = buckets_of(rule, tensors, engine=engine)
-        if not buckets:
-            return [torch.zeros(())]
-        units = rule.units(buckets)
-        norm = units.norm()
-        total = (norm[0] if rule.scope == "global" else units.total()).to(units.dtype)
-        if error_if_nonfinite and not bool(torch.isfinite(total)):
-            raise RuntimeError(
-                f"clip_grad_norm_: the norm of the gradients is {total.item()}; with "
-                "error_if_nonfinite=False they would be clipped all the same"
-            )
-        rule.apply(units, decide(rule, norm, {}, units.live(), units))
-        return [total]
-
-    (total,) = _CALLS((rule, error_if_nonfinite), tensors, work)
+    buckets = buckets_of(rule, params)
+    if not buckets:
+        return torch.zeros(())
+    units = rule.units(buckets)
+    norm = units.norm()
+    total = (norm[0] if rule.scope == "global" else units.total()).to(units.dtype)
+    if error_if_nonfinite and not bool(torch.isfinite(total)):
+        raise RuntimeError(
+            f"clip_grad_norm_: the norm of the gradients is {total.item()}; with "
+            "error_if_nonfinite=False they would be clipped all the same"
+        )
+    rule.apply(units, decide(rule, norm, {}, units.live(), units))
     return total

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from torchzero_clip.core import Bucket, Chain, NormRule, Step, Transform, norms, send
 from torchzero_clip.core.division import UnitIds
-from torchzero_clip.core.engine import Engine, Session
+from torchzero_clip.core.engine import Engine, Play, Records, Session
 from torchzero_clip.core.link import Link
 from torchzero_clip.core.norms.shards import aligned_grads
 from torchzero_clip.core.part import Roster, label
@@ -395,6 +395,12 @@ class OneAtATime:
     ) -> Session:
         kind = (params[0].device, params[0].dtype)
         return self.engine.open(kind, list(range(len(places))), params, grads)
+
+    def take(self, play: Play) -> Records:
+        return self.engine.take(play)
+
+    def refuse(self, why: str) -> None:
+        self.engine.refuse(why)
 
 
 def _too_far(links: Iterable[Link], limit: str) -> list[Link]:

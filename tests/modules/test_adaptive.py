@@ -675,7 +675,7 @@ def operators(make: Callable[..., Transform], count: int, dim: Any) -> int:
     opt = Modular(params, make(dim=dim, warmup_steps=2))
     for i, (_, p) in enumerate(params):
         p.grad = torch.full((2,), 1.0 + i / count)
-    for _ in range(3):  # the second is recorded, and the third repeats it
+    for _ in range(3):
         opt.step()
     with Count() as counter:
         opt.step()

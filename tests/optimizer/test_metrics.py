@@ -338,7 +338,6 @@ def test_what_is_no_dict_is_an_error():
 
 def test_nothing_is_computed_until_somebody_asks():
     _, opt = two_groups(ClipNorm(1.0), ZClip(), AdaGC())
-    opt._repeats = None  # of which the first step is another one
     opt.step()
     counts = []
     for read in (False, True):

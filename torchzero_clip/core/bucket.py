@@ -31,6 +31,7 @@ class Step:
         process_group: Processes that hold the rest of the model.
         roster: The parts of the groups, from the step before.
         loss: The loss that was reported for the step.
+        asked: Takes what functions of a user were asked, and their answers.
     """
 
     def __init__(
@@ -42,7 +43,9 @@ class Step:
         process_group: Any = None,
         roster: Roster | None = None,
         loss: Tensor | float | None = None,
+        asked: list[Any] | None = None,
     ) -> None:
+        self.asked = asked
         self.groups, self.states, self.record = groups, states, record
         self.engine, self.process_group, self.loss = engine, process_group, loss
         self.roster = Roster() if roster is None else roster
@@ -63,6 +66,13 @@ class Step:
             parts = self.roster.parts(index, group, grads)
             out.extend([Bucket(self, part, part.of(grads)) for part in parts])
         return out
+
+    def ask(self, function: Callable[..., Any], *args: Any) -> Any:
+        """The answer of a function of a user, which must be the same where the step is repeated."""
+        answer = function(*args)
+        if self.asked is not None:
+            self.asked.append((function, args, answer))
+        return answer
 
     def opened(self, session: Session) -> Session:
         """The session, to be closed with the step."""
@@ -242,6 +252,8 @@ class Bucket:
         new = [i for i, state in enumerate(self.param_states) if keys[0] not in state]
         if link.narrow:
             prepare_draws(self.step.groups)
+        if new:
+            self.step.engine.refuse(f"{link.path} makes state")
         for i in new:
             self.param_states[i].update(link.new_state(self.originals[i]))
         if new:
@@ -301,5 +313,6 @@ def count_step(buckets: Sequence[Bucket], name: str = "step", by: int = 1) -> in
 
 def keep_number(buckets: Sequence[Bucket], name: str, value: int) -> None:
     """Keep a number of this link in every group."""
+    buckets[0].step.engine.refuse(f"{buckets[0].bound.path} counts on the host")
     for group in buckets[0].step.groups:
         group["chain"][f"{buckets[0].bound.path}/{name}"] = value

@@ -22,6 +22,7 @@ class Chain(Transform):
 
     inner = "chain"
     reach = "tensor"
+    pure = True
 
     def __init__(self, *links: Transform, name: str | None = None) -> None:
         self.links, self.name = tuple(links), name

@@ -58,7 +58,7 @@ class Cells:
 
     def comparable(self, limit: Tensor | float, norm: Tensor) -> Tensor | float:
         """A limit as norms are compared with it."""
-        return limit
+        return limit if isinstance(limit, Tensor) else float(limit)
 
     def too_small(self, size: int) -> Tensor | None:
         """A flag a unit where some have fewer elements."""

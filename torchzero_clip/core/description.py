@@ -35,6 +35,11 @@ class Description:
     live: ClassVar[tuple[str, ...]] = ()
     open_fields: ClassVar[tuple[str, ...]] = ()
     """Attributes that a subclass may declare as fields, to make them arguments; no others."""
+    pure: ClassVar[bool] = False
+    """Set in a class whose `update`, `limit` and the like hang on their arguments alone, and branch
+    on no value: with compile=True its steps may be replayed. Classes that inherit say so anew."""
+    asks: ClassVar[tuple[str, ...]] = ()
+    """Fields that are functions, and are asked through `Step.ask`."""
     _kinds: ClassVar[dict[str, tuple[type, bool]]] = {}  # of fields that are numbers or truths
     _own_init: ClassVar[bool] = False
     _finished = False  # whether it is checked, and may no longer change

@@ -5,7 +5,7 @@ It knows tensors and lists, never buckets, links or optimizers.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias
 
@@ -91,13 +91,13 @@ class Session(Protocol):
         self,
         u: TensorList,
         ratio: Tensor,
-        operand: Callable[[Any], Operand] = lambda x: x,
+        operand: Callable[..., Operand] = lambda x, dtype=None: x,
         number: bool = False,
     ) -> TensorList:
         """The list over the ratios of a norm rule; itself where all are known to be 1.
 
-        `operand` makes one of a vector like `ratio`, see `norms.divisions`; a ratio of one entry
-        may be a `number` for all.
+        `operand` makes one of a vector like `ratio`, in another dtype if one is given; a ratio of
+        one entry may be a `number` for all.
         """
 
     def writable_grads(self) -> TensorList:
@@ -122,6 +122,37 @@ class Session(Protocol):
         """Finish the step; an update that was deferred and then dropped advances its state."""
 
 
+Records: TypeAlias = dict[str, Any]
+"""What the links measured in a step, by path."""
+
+
+@dataclass(frozen=True)
+class Play:
+    """A step that is to be done.
+
+    Args:
+        groups: The parameter groups.
+        states: The state of each parameter.
+        names, values: The keys of live values, and in their order the values of each group.
+        roster: The parts of the groups.
+        loss: The loss that was reported.
+        links: The chain.
+        kind: What else must be as it was for a step to be like another.
+        anew: anew(groups, loss, asked) sends the gradients through the links: of these groups,
+            whose live values may be tensors. What functions of a user are asked goes into a list.
+    """
+
+    groups: Sequence[dict[str, Any]]
+    states: Mapping[Tensor, dict[str, Any]]
+    names: Sequence[str]
+    values: Sequence[Sequence[Any]]
+    roster: Any
+    loss: Tensor | float | None
+    links: Sequence[Any]
+    kind: Hashable
+    anew: Callable[..., Records]
+
+
 class Engine(Protocol):
     """The place where arithmetic is done, now or later; results depend on it by rounding alone."""
 
@@ -136,6 +167,12 @@ class Engine(Protocol):
         grads: Sequence[Tensor],
     ) -> Session:
         """A session for tensors that come under this key, at these places, in every step."""
+
+    def take(self, play: Play) -> Records:
+        """Do a step: anew, or as an earlier one was done that is like it."""
+
+    def refuse(self, why: str) -> None:
+        """Note that the step on its way does what could not be done again."""
 
 
 def updated(rule: Rule, u: TensorList, state: State, group: Group) -> TensorList:

@@ -49,7 +49,12 @@ def share_memory(tensors: Sequence[Tensor]) -> list[Tensor]:
 def shared_memory(tensors: Sequence[Tensor]) -> Tensor | None:
     """The tensor that `share_memory` made of these, or the part of it that they are, in order."""
     base = None if torch.compiler.is_compiling() or not tensors else tensors[0]._base
-    if base is None or base.shape[1:] != tensors[0].shape or base.dtype != tensors[0].dtype:
+    if (
+        base is None
+        or type(tensors[0]) not in PLAIN
+        or base.shape[1:] != tensors[0].shape
+        or base.dtype != tensors[0].dtype
+    ):
         return None
     step, start = base.element_size() * base.stride(0), tensors[0].data_ptr()
     if step == 0 or not base.is_contiguous():

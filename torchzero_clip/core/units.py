@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -142,7 +143,7 @@ class Units(Cells):
     def comparable(self, limit: Tensor | float, norm: Tensor) -> Tensor | float:
         """A limit as norms are compared with it: to compare a number would fix it in a graph."""
         if isinstance(limit, Tensor) or not torch.compiler.is_compiling():
-            return limit
+            return super().comparable(limit, norm)
         return torch.full_like(norm, limit)
 
     # ------------------------------------------------------------------ values of groups
@@ -176,7 +177,7 @@ class Units(Cells):
         number = division.scope in ("group", "global")  # of a tensor it is always a vector
         if number and self.count > 1:
             ratio = ratio[division.unit_of[division.starts[bucket.part]]].view(1)
-        return bucket.session.divide(u, ratio, lambda x: self.operand(bucket, x), number)
+        return bucket.session.divide(u, ratio, partial(self.operand, bucket), number)
 
     def scale(
         self, divisors: Sequence[Tensor], updates: Sequence[TensorList] | None = None
@@ -222,14 +223,20 @@ class Units(Cells):
 
     # ------------------------------------------------------------------ vectors as operands
 
-    def operand(self, bucket: Bucket, vector: Tensor | float) -> Operand:
-        """A vector as an operand for a bucket: one number for all, one a tensor, or slices."""
+    def operand(
+        self, bucket: Bucket, vector: Tensor | float, dtype: torch.dtype | None = None
+    ) -> Operand:
+        """A vector as an operand for a bucket: one number for all, one a tensor, or slices.
+
+        It is in the dtype of the numbers in the bucket's state unless another is given.
+        """
         if not isinstance(vector, Tensor):
             return vector
         if not bucket.dtype.is_complex and vector.is_complex():
             vector = vector.real
         param, division = bucket.originals[0], self.division
-        dtype = bucket.state_dtype if vector.is_complex() else statistic_dtype(param)
+        if dtype is None:
+            dtype = bucket.state_dtype if vector.is_complex() else statistic_dtype(param)
         vector = vector.to(bucket.device, torch.bool if vector.dtype == torch.bool else dtype)
         start = division.starts[bucket.part]
         end = start + len(bucket.places)

@@ -24,7 +24,6 @@ from torchzero_clip.core.state import HALF
 from torchzero_clip.core.tensorlist import TensorList
 from torchzero_clip.core.tensors import DTYPE, all_plain, same_shapes
 from torchzero_clip.engines.kept import BATCH, LARGE, Kept, batches, updated_by_turns
-from torchzero_clip.engines.noted import Noted
 
 
 class Scaled(Lazy):
@@ -212,10 +211,6 @@ def _factor_and_source(u: TensorList) -> tuple[float, list[Tensor]]:
 
 def times(u: TensorList, factor: float) -> TensorList:
     """The list times a number, which may be larger or smaller than the dtype holds well."""
-    if isinstance(factor, Noted):
-        for name, x in factor.tape.halves(factor, u.dtype, in_place=u.owned):
-            u = u.mul_(x) if name == "mul" else u.div_(x)
-        return u
     rest, divisor = norms.halves(factor, u.dtype)
     u = u.mul_(rest)
     return u if divisor == 1 else u.div_(divisor)
@@ -231,7 +226,6 @@ def _products(tensors: list[Tensor], factor: float, dtype: torch.dtype) -> list[
     return made
 
 
-@norms.as_one_operator
 def subtract_(
     params: list[Tensor], values: Sequence[Tensor], factor: float, in_parts: bool
 ) -> None:
@@ -253,7 +247,6 @@ def subtract_(
 # ---------------------------------------------------------------------- a few at a time
 
 
-@norms.as_one_operator
 def fused_(
     params: list[Tensor],
     grads: list[Tensor],

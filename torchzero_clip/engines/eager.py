@@ -15,15 +15,13 @@ import torch
 from torch import Tensor
 
 from torchzero_clip.core import norms
-from torchzero_clip.core.engine import Group, Rule, State, updated
+from torchzero_clip.core.engine import Group, Play, Records, Rule, State, updated
 from torchzero_clip.core.skip import Skip
 from torchzero_clip.core.state import HALF
 from torchzero_clip.core.stochastic import Rounding
 from torchzero_clip.core.tensorlist import Operand, TensorList, Workspace
-from torchzero_clip.engines.buffers import Buffer
 from torchzero_clip.engines.deferred import Fused, Guarded, Scaled, overlap, subtract_, takes, times
 from torchzero_clip.engines.kept import Kept, settle, updated_by_turns
-from torchzero_clip.engines.tape import Tape
 from torchzero_clip.engines.workspace import Workspaces
 
 
@@ -38,15 +36,9 @@ class Eager:
             it; False has copies of what is written come back instead.
     """
 
-    steady = False
-    """Whether a step is repeated whatever its ratios and the strides of gradients are."""
-    repeats = 2**24
-    """The numbers that a model may have for its steps to be repeated: then Python costs little."""
-
     def __init__(self, defers: bool = True, keeps: bool = True, reads: bool = True) -> None:
         self.defers, self.keeps, self.reads = defers, keeps, reads
         self.workspaces = Workspaces()
-        self.tape: Tape | None = None  # of the step that runs, where it is to be repeated
 
     def check(self, device: torch.device) -> None:
         """Raise nothing: this engine runs on every device."""
@@ -60,9 +52,15 @@ class Eager:
     ) -> EagerSession:
         return EagerSession(self, key, places, params, grads)
 
+    def take(self, play: Play) -> Records:
+        return play.anew(play.groups, play.loss)
+
+    def refuse(self, why: str) -> None:
+        """Note nothing: every step is done anew."""
+
 
 AT_ONCE = Eager(defers=False, keeps=False, reads=False)
-"""The engine of a step that torch compiles as a whole, and of calls that are not repeated."""
+"""The engine of a step that torch compiles as a whole, and of single calls."""
 
 
 class EagerSession:
@@ -80,8 +78,6 @@ class EagerSession:
     ) -> None:
         self.params, self.grads = TensorList(params), TensorList(grads)
         self._engine, self._key, self._places = engine, key, places
-        if engine.tape is not None:
-            engine.tape.open(Buffer(params), Buffer(grads))
         self._waiting: list[Fused] = []  # updates that are still to be computed
         self._kept_state: dict[str, Kept] = {}  # until it is settled
         self._defers = engine.defers
@@ -132,11 +128,10 @@ class EagerSession:
         self,
         u: TensorList,
         ratio: Tensor,
-        operand: Callable[[Any], Operand] = lambda x: x,
+        operand: Callable[..., Operand] = lambda x, dtype=None: x,
         number: bool = False,
     ) -> TensorList:
-        divisions = norms.divisions if self._engine.tape is None else norms.in_two
-        for name, x in divisions(ratio, u.dtype, number):
+        for name, x in norms.divisions(ratio, u.dtype, number):
             u = self._scale(u, name, operand(x))
         return u
 
@@ -204,14 +199,7 @@ class EagerSession:
     def _kept(self) -> list[Tensor] | None:
         """The workspace of these tensors, once no deferred update reads it."""
         self._compute_waiting()
-        like = self._key, self._places, self.params.tensors
-        tape = self._engine.tape
-        if tape is None:
-            return self._engine.workspaces.like(*like)
-        with tape.paused():
-            kept = self._engine.workspaces.like(*like)
-        tape.know(Buffer(kept))
-        return kept
+        return self._engine.workspaces.like(self._key, self._places, self.params.tensors)
 
     def _affine(self, u: TensorList, a: Any, b: Any) -> TensorList | None:
         """A Scaled list for a · u + b · w; None where a factor is on a device.

@@ -13,7 +13,7 @@ from typing_extensions import Never
 from torchzero_clip.core.bucket import Step
 from torchzero_clip.core.chain import Chain, bind, send
 from torchzero_clip.core.description import RESERVED
-from torchzero_clip.core.engine import Engine
+from torchzero_clip.core.engine import Engine, Play, Records
 from torchzero_clip.core.norms.shards import refuse_flat
 from torchzero_clip.core.part import Roster
 from torchzero_clip.core.transform import Transform
@@ -25,7 +25,6 @@ from torchzero_clip.optimizer.keys import GroupKeys, refuse_arguments
 from torchzero_clip.optimizer.layout import Layout
 from torchzero_clip.optimizer.loss import evaluate, one_number
 from torchzero_clip.optimizer.metrics import metrics_of
-from torchzero_clip.optimizer.repeats import Repeats
 from torchzero_clip.optimizer.rounding import check_options, prepare_rounding, subtract
 from torchzero_clip.source import to_source
 
@@ -55,7 +54,7 @@ class Modular(Optimizer):
         >>> opt = Modular(model.parameters(), ClipNorm(1.0), Adam(), LR(1e-3))
     """
 
-    _repeats_plain = False  # whether steps of links by their own formulas are repeated, too
+    _measures = True  # whether a step takes what somebody may ask of it
 
     def __init__(
         self,
@@ -104,10 +103,6 @@ class Modular(Optimizer):
         self._records: dict[str, Any] = {}
         self._reported: dict[str, Any] = {}  # of the next step
         self._roster = Roster()
-        self._repeats: Repeats | None = None
-        if (compile or fused or self._repeats_plain) and rounding == "nearest":
-            repeats = Repeats(self.links, self.keys, self.engine)
-            self._repeats = repeats if repeats.possible else None
 
     # ------------------------------------------------------------------ the step
 
@@ -119,21 +114,20 @@ class Modular(Optimizer):
         return loss
 
     def _advance(self, loss: Any) -> None:
-        """A step, done from the tape of an earlier one where it is like that."""
-        if self._repeats is not None and self._repeatable():
-            self._check_keys()
-            self._reported.clear()  # no guard is there to ask for it
-            given = self.param_groups, self.state, self._seen_values, self._roster
-            self._records = self._repeats.step(*given, self._anew)
-        else:
+        """A step; the engine may do it as it did an earlier one that is like it."""
+        alone = self.process_group is None and self.rounding == "nearest"
+        if not alone or torch.compiler.is_compiling():
             self._run(self._begin(loss))
+            return
+        self._check_keys()
+        self._records = {}
+        given = self.param_groups, self.state, list(self.keys.defaults), self._seen_values
+        told = self._loss(loss)
+        play = Play(*given, self._roster, told, self.links, self._measures, self._anew)
+        self._records = self.engine.take(play)
 
     if not hasattr(torch, "_foreach_clone"):  # before torch 2.12, which cannot trace a step
         _advance = torch.compiler.disable(_advance)
-
-    def _repeatable(self) -> bool:
-        """Whether this step may be done from a tape: no compiler looks on, and no other process."""
-        return self.process_group is None and not torch.compiler.is_compiling()
 
     def _run(self, step: Step) -> None:
         """Send the gradients of a step through the chain."""
@@ -143,11 +137,17 @@ class Modular(Optimizer):
                 buckets = send(link, buckets)  # an empty list ends the step
             subtract(buckets, self.rounding)
 
-    def _anew(self, groups: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    def _anew(
+        self,
+        groups: Sequence[dict[str, Any]],
+        loss: Tensor | float | None,
+        asked: list[Any] | None = None,
+    ) -> Records:
         """Run a step of these groups, whose live values are checked; returns what was measured."""
-        step = Step(groups, self.state, {}, self.engine, roster=self._roster)
-        self._run(step)
-        return step.record
+        self._records = {}
+        more = self.process_group, self._roster, loss, asked
+        self._run(Step(groups, self.state, self._records, self.engine, *more))
+        return self._records
 
     def _begin(self, loss: Any = None) -> Step:
         """A new Step, after the checks of keys and live values. A loss of no number is none."""
@@ -157,9 +157,13 @@ class Modular(Optimizer):
         else:
             self._records = {}
         engine = AT_ONCE if torch.compiler.is_compiling() else self.engine
-        loss = self._reported.pop("loss", None if loss is None else one_number(loss))
-        more = self.process_group, self._roster, loss
+        more = self.process_group, self._roster, self._loss(loss)
         return Step(self.param_groups, self.state, self._records, engine, *more)
+
+    def _loss(self, given: Any) -> Tensor | float | None:
+        """The loss that was reported, or the one of a closure; None where that is no number."""
+        number: Tensor | float | None = None if given is None else one_number(given)
+        return self._reported.pop("loss", number)
 
     def report(self, *, loss: Tensor | float) -> None:
         """Tell the guards of the next step its loss, which they see on the device.

@@ -16,7 +16,7 @@ from torchzero_clip.core.norms.measures import (
     merge,
     scaled,
 )
-from torchzero_clip.core.norms.numeric import as_one_operator, numbers, readable
+from torchzero_clip.core.norms.numeric import as_one_operator, is_one_operator, numbers, readable
 from torchzero_clip.core.norms.percentile import percentile
 from torchzero_clip.core.norms.slices import slice_statistics
 from torchzero_clip.core.norms.whole import largest, statistics
@@ -34,6 +34,7 @@ __all__ = [
     "halves",
     "in_range",
     "in_two",
+    "is_one_operator",
     "largest",
     "measure",
     "merge",

@@ -16,7 +16,6 @@ import torch
 from torch import Tensor
 
 from torchzero_clip.core.norms.numeric import (
-    as_one_operator,
     readable,
     safe_scale,
     vector_norm,
@@ -135,27 +134,20 @@ def divisions(ratio: Tensor, dtype: torch.dtype, number: bool = False) -> Divisi
         return [("mul", factor_of(ratio, dtype))]
     if in_range(low, dtype) and in_range(high, dtype):
         return [("mul", ratio.reciprocal())]
-    (_, rest), (_, divisor) = in_two(ratio, dtype)
+    rest, divisor = in_two(ratio, dtype)
     return [("mul", rest)] if all_ones(divisor) else [("mul", rest), ("div", divisor)]
 
 
-@as_one_operator
-def in_two(ratio: Tensor, dtype: torch.dtype, number: bool = False) -> Divisions:
-    """`divisions` in the same form whatever the ratio is: a factor, and a divisor that mostly is 1.
-
-    The factor is `factor_of` the ratio where that is to be a number, divided by the divisor.
-    """
-    if not readable(ratio):
-        return [("div", ratio)]
-    if number and ratio.numel() == 1:
-        return list(zip(("mul", "div"), halves(factor_of(ratio, dtype), dtype), strict=True))
-    divisor, safe = torch.ones_like(ratio), safe_scale(ratio)
-    if not all([in_range(end, dtype) for end in _ends(safe)]):
-        divisor = torch.exp2((torch.log2(safe) / 2).floor())  # a power of two divides exactly
-    return [("mul", divisor / ratio), ("div", divisor)]
+def in_two(ratio: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """A factor and a divisor that divide by a ratio of any size; the divisor mostly is 1."""
+    safe = safe_scale(ratio)
+    most = 1e290 if dtype in DOUBLE else 1e30
+    far = (safe < 1 / most) | (safe > most)
+    power = torch.exp2((torch.log2(safe) / 2).floor())  # a power of two divides exactly
+    divisor = torch.where(far, power, torch.ones_like(ratio))
+    return divisor / ratio, divisor
 
 
-@as_one_operator
 def factor_of(ratio: Tensor, dtype: torch.dtype) -> float:
     """1 / ratio of a single ratio, rounded as an entry of a tensor would be where that holds it."""
     x = ratio.item()

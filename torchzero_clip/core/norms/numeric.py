@@ -44,7 +44,13 @@ def as_one_operator(f: F) -> F:
             return f(x, *args, **kwargs)
         return handle_torch_function(seen, (x,), x, *args, **kwargs)
 
+    seen.one_operator = True  # type: ignore[attr-defined]
     return cast(F, seen)
+
+
+def is_one_operator(function: Any) -> bool:
+    """Whether it is such a function."""
+    return getattr(function, "one_operator", False)
 
 
 @as_one_operator

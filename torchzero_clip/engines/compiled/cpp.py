@@ -114,6 +114,9 @@ def _line(
         value, key, start, half = [which for _, which in operands]
         return "float", f"rounded<{half}>(v{value}, vector{key}, vector{start}, j)"
     first = values[operands[0][1]]
+    if name == "over":
+        (_, value), (kind, which) = operands
+        return first, f"over(v{value}, {kind}{which})"
     if name == "to":
         to = TYPES.get(getattr(torch, operands[1][1].removeprefix("torch.")))
         if to is None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 from weakref import WeakSet
 
@@ -10,15 +11,18 @@ import torch
 from torch import Tensor
 
 from torchzero_clip.core import norms
-from torchzero_clip.core.engine import Group, Rule, Session, State, updated
+from torchzero_clip.core.engine import Group, Play, Records, Rule, Session, State, updated
 from torchzero_clip.core.skip import Skip
 from torchzero_clip.core.stochastic import Rounding
 from torchzero_clip.core.tensorlist import Operand, TensorList
 from torchzero_clip.core.tensors import all_plain
 from torchzero_clip.engines.buffers import apart
 from torchzero_clip.engines.compiled.inductor import missing
+from torchzero_clip.engines.compiled.memory import GRADIENTS, PARAMETERS
+from torchzero_clip.engines.compiled.recorder import Refused, StepRecorder
+from torchzero_clip.engines.compiled.replays import Replays
 from torchzero_clip.engines.compiled.runner import Runner
-from torchzero_clip.engines.compiled.trace import GRADIENTS, PARAMETERS, Trace, Traced
+from torchzero_clip.engines.compiled.trace import Trace, Traced
 from torchzero_clip.engines.eager import Eager
 from torchzero_clip.engines.kept import Kept, settle
 
@@ -26,13 +30,9 @@ from torchzero_clip.engines.kept import Kept, settle
 class Compiled(Runner):
     """The engine that records operators, and runs them in compiled programs."""
 
-    steady = True
-    """Whether a step is repeated whatever its ratios and the strides of gradients are."""
-    repeats = float("inf")
-    """The numbers that a model may have for its steps to be repeated."""
-
     def __init__(self) -> None:
         super().__init__()
+        self.replays: Replays | None = None  # of the chain whose steps it takes
         self.devices: set[str] = set()  # kinds that programs can be compiled for
         self.eager = Eager(reads=False)  # for tensors that no program takes
 
@@ -65,9 +65,28 @@ class Compiled(Runner):
         return CompiledSession(trace)
 
     def _eagerly(self, *args: Any) -> Session:
-        if self.tape is not None:
-            self.tape.refuse("some tensors are no program's")
+        self.refuse("some tensors are no program's")
         return self.eager.open(*args)
+
+    def take(self, play: Play) -> Records:
+        if self.replays is None:
+            self.replays = Replays(play.links)
+        return self.replays.step(play, self._recording)
+
+    def refuse(self, why: str) -> None:
+        if self.recorder is not None:
+            raise Refused(why)
+
+    @contextmanager
+    def _recording(self, grads: Sequence[Tensor]) -> Iterator[StepRecorder]:
+        """What happens inside is written down."""
+        self.recorder = recorder = StepRecorder(grads)
+        try:
+            with recorder:
+                yield recorder
+        finally:
+            self.recorder = None
+            recorder.close()
 
 
 FLOAT32 = ("dtype", str(torch.float32))
@@ -138,13 +157,14 @@ class CompiledSession:
         self,
         u: TensorList,
         ratio: Tensor,
-        operand: Callable[[Any], Operand] = lambda x: x,
+        operand: Callable[..., Operand] = lambda x, dtype=None: x,
         number: bool = False,
     ) -> TensorList:
         u = self.adopt(u)
-        for name, x in norms.in_two(ratio, u.dtype, number):  # so that all steps share programs
-            u = u.mul_(operand(x)) if name == "mul" else u.div_(operand(x))
-        return u
+        if isinstance(u, Traced) and u.over_(operand(ratio, torch.float64)):
+            return u
+        factor, divisor = norms.in_two(ratio, u.dtype)
+        return u.mul_(operand(factor)).div_(operand(divisor))
 
     def writable_grads(self) -> TensorList:
         return Traced(self._trace, buffer=GRADIENTS)
@@ -158,8 +178,6 @@ class CompiledSession:
 
     def select(self, where: Sequence[int], key: Hashable, places: Sequence[int]) -> CompiledSession:
         trace = self._trace
-        if trace.runner.tape is not None:
-            trace.runner.tape.refuse("a link sees some of the tensors")
         trace.run()
         params, grads = [trace.buffers[i].tensors for i in (PARAMETERS, GRADIENTS)]
         some = [params[i] for i in where], [grads[i] for i in where]

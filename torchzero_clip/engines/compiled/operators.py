@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+import torch
+from torch import Tensor
+
 
 class Operator(NamedTuple):
     """An operator of TensorList as an expression: {0} is the list itself, {1} the first operand."""
@@ -35,9 +38,18 @@ OPERATORS: dict[str, Operator] = {
     "isinf": Operator("torch.isinf({0})", "std::fabs({0}) == INFINITY", boolean=True),
     "isnan": Operator("torch.isnan({0})", "{0} != {0}", boolean=True),
 }
-"""The names of nodes in a trace, besides "load" (of a buffer), "to" (another dtype) and "round" (to
-bfloat16, up or down by the bits of a key and of each element)."""
+"""The names of nodes in a trace, besides "load" (of a buffer), "to" (another dtype), "over" (a
+ratio of any size) and "round" (to bfloat16, up or down by the bits of a key and each element)."""
 
 SYNONYMS = {"add_scaled": "addcmul"}
 """Operators of TensorList that are another one here: a factor that is now 1, now a tensor,
 then shares a program."""
+
+
+def over(x: Tensor, ratio: Tensor) -> Tensor:
+    """x / ratio for a ratio of any size, as two products in float64: `over` of kernel.h."""
+    ratio = ratio.double()
+    size = ratio.abs()
+    half = torch.full_like(ratio, 2.0**-512).where(size > 1e290, torch.ones_like(ratio))
+    half = torch.full_like(ratio, 2.0**512).where(size < 1e-290, half)
+    return (x.double() * (1 / (ratio * half)) * half).to(x.dtype)

@@ -19,7 +19,7 @@ from torch import Tensor
 from torchzero_clip.core.norms import Measure, numbers, statistics
 from torchzero_clip.core.stochastic import Elements, rounded
 from torchzero_clip.engines.buffers import Buffer
-from torchzero_clip.engines.compiled.operators import OPERATORS
+from torchzero_clip.engines.compiled.operators import OPERATORS, over
 
 Operand: TypeAlias = "tuple[str, Any]"
 """A kind and which of it: ("value", node), ("buffer", i), ("number", i), ("scalar", i), ("vector",
@@ -42,7 +42,12 @@ TERMS = {
     "half": "{}",
 }
 """Operands in the plain function of a program."""
-OTHERS = {"load": "{0}", "to": "{0}.to({1})", "round": "rounded({0}, {1}, {2}, {3})"}
+OTHERS = {
+    "load": "{0}",
+    "to": "{0}.to({1})",
+    "over": "over({0}, {1})",
+    "round": "rounded({0}, {1}, {2}, {3})",
+}
 """The nodes there that are no operators."""
 MOST = 1000  # programs that are remembered
 
@@ -95,7 +100,7 @@ def plain(program: Program, width: int) -> Callable[..., Any]:
     source = program.source(width)
     name = f"<torchzero_clip program {zlib.crc32(source.encode()):x}>"
     linecache.cache[name] = (len(source), None, source.splitlines(keepends=True), name)
-    space: dict[str, Any] = {"torch": torch, "rounded": rounded}
+    space: dict[str, Any] = {"torch": torch, "over": over, "rounded": rounded}
     exec(compile(source, name, "exec"), space)
     made: Callable[..., Any] = space["program"]
     return made

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -13,7 +14,6 @@ from torchzero_clip.core.tensorlist import TensorList
 from torchzero_clip.core.tensors import shared_memory
 from torchzero_clip.engines.compiled.operators import OPERATORS, SYNONYMS
 from torchzero_clip.engines.compiled.program import Node, Operand
-from torchzero_clip.engines.noted import inverse
 
 
 class Recording:
@@ -25,13 +25,13 @@ class Recording:
 
     def __init__(self, count: int, device: torch.device) -> None:
         self.count, self.device = count, device
-        self.read: Callable[[Tensor], float] = float  # the number in a CPU tensor
+        self.read: Callable[[Tensor], float | Tensor] = float  # the number in a CPU tensor
         self.clear()
 
     def clear(self) -> None:
         self.nodes: list[Node] = []
         self.dtypes: list[torch.dtype] = []
-        self.numbers: list[float] = []
+        self.numbers: list[float | Tensor] = []
         self.scalars: list[Tensor] = []
         self.vectors: list[Tensor] = []
 
@@ -67,14 +67,20 @@ class Recording:
         made = self.node(name, (("value", value), *known), torch.bool if boolean else dtype)
         return self.cast(made, mine) if keep_dtype else made
 
+    def over(self, value: int, ratio: Any) -> int | None:
+        """A value over a ratio of any size, or None where that is nothing that a program takes."""
+        found = self.operand(ratio)
+        if found is None:
+            return None
+        return self.node("over", (("value", value), found), self.dtypes[value])
+
     def operand(self, x: Any) -> Operand | None:
         """An operand as nodes name it; None for tensors of other shapes, or of another's memory.
 
         Those are read at once: they could change before the trace runs.
         """
         if isinstance(x, (int, float)):
-            self.numbers.append(x if isinstance(x, float) else float(x))
-            return "number", len(self.numbers) - 1
+            return self._number(float(x))
         if isinstance(x, Tensor):
             whole = x.numel() == 1 and x.shape != (self.count,)  # a model of one shares programs
             return self._scalar(x.reshape(())) if whole else self._vector(x)
@@ -97,7 +103,9 @@ class Recording:
         if kind == "vector":
             self.vectors[i] = self.vectors[i].to(torch.float64).reciprocal()
         else:
-            self.numbers[i] = inverse(self.numbers[i])
+            x = self.numbers[i]
+            number = not isinstance(x, Tensor) and not x
+            self.numbers[i] = math.copysign(math.inf, x) if number else 1 / x
 
     def _vector(self, x: Tensor) -> Operand | None:
         if x.shape != (self.count,):
@@ -122,9 +130,13 @@ class Recording:
         if x.is_complex():
             return None
         if x.device.type == "cpu":
-            return self.operand(self.read(x))
+            return self._number(self.read(x))
         self.scalars.append(x.detach().clone())
         return "scalar", len(self.scalars) - 1
+
+    def _number(self, x: float | Tensor) -> Operand:
+        self.numbers.append(x)
+        return "number", len(self.numbers) - 1
 
     def node(self, name: str, operands: tuple[Operand, ...], dtype: torch.dtype) -> int:
         self.nodes.append((name, operands))

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
+from functools import partial
 from typing import Any, Literal
 
 from torch import Tensor
@@ -14,7 +16,7 @@ from torchzero_clip.engines.buffers import Buffers
 from torchzero_clip.engines.compiled.cpp import native
 from torchzero_clip.engines.compiled.inductor import in_batches
 from torchzero_clip.engines.compiled.program import Launch
-from torchzero_clip.engines.tape import Tape
+from torchzero_clip.engines.compiled.recorder import StepRecorder
 from torchzero_clip.engines.workspace import Workspaces
 
 
@@ -28,35 +30,37 @@ class Runner:
 
     def __init__(self) -> None:
         self.buffers, self.workspaces = Buffers(), Workspaces()
-        self.tape: Tape | None = None  # of the step that runs, where it is to be repeated
+        self.recorder: StepRecorder | None = None  # of the step that is written down
 
     def run(self, launch: Launch) -> Tensor | None:
-        """Run a program, and note it where the step is to be repeated.
+        """Run a program, or write it down where the step is.
 
         Returns the statistics of what it measures, or None where it cannot.
         """
-        if (tape := self.tape) is None:
-            return self._watched(launch)
-        with tape.paused():
-            stats = self._watched(launch)
-        fixed = launch.program, launch.sizes, launch.elements
-
-        def again(*given: Any) -> Tensor | None:
-            return self.run(Launch(*fixed, *given))
-
-        if all(map(tape.knows, launch.buffers)):
-            given = launch.buffers, launch.numbers, launch.vectors, launch.scalars
-            tape.note(again, given, stats, changes={"memory"})
-        else:
-            tape.refuse("a list lies in memory that does not last")
-        return stats
-
-    def _watched(self, launch: Launch) -> Tensor | None:
+        if self.recorder is not None:
+            again = partial(_run, weakref.ref(self))  # a replay is held by its engine
+            return self.recorder.launch(launch, again, self._measures(launch))
         with self.watch(launch):
             stats = self._run(launch)
         for i in launch.written:  # autograd looks at versions, which programs do not move
             increment_version(launch.buffers[i].tensors)
         return stats
+
+    def memory(self, make: Callable[[], list[Tensor]]) -> list[Tensor]:
+        """Memory that a step takes, and that lasts where the step is written down."""
+        if self.recorder is None:
+            return make()
+        with self.recorder.real():
+            made = make()
+        self.recorder.made += made
+        return made
+
+    def _measures(self, launch: Launch) -> bool:
+        program = launch.program
+        if self.backend == "plain" or program.measured is None:
+            return program.measured is not None
+        here = self.backend == "native" and program.device.type == "cpu"
+        return here and native(program) is not None
 
     def _run(self, launch: Launch) -> Tensor | None:
         program, sizes, every = launch.program, launch.sizes, range(len(launch.sizes))
@@ -77,3 +81,9 @@ class Runner:
             in_batches(launch, [i for i in every if i not in apart])
             launch.plainly(apart)
         return None
+
+
+def _run(runner: Callable[[], Runner | None], launch: Launch) -> Tensor | None:
+    found = runner()
+    assert found is not None
+    return found.run(launch)

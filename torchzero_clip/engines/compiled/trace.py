@@ -8,8 +8,6 @@ that it happens.
 
 from __future__ import annotations
 
-import operator
-import weakref
 from collections.abc import Hashable, Sequence
 from typing import Any
 
@@ -18,18 +16,10 @@ from torch import Tensor
 
 from torchzero_clip.core.lazy import Lazy
 from torchzero_clip.core.norms import NAMED, Measure, statistics
-from torchzero_clip.core.skip import Skip
-from torchzero_clip.core.state import state_dtype
-from torchzero_clip.core.stochastic import Elements
 from torchzero_clip.core.tensorlist import TensorList
-from torchzero_clip.engines.buffers import Buffer
+from torchzero_clip.engines.compiled.memory import GRADIENTS, PARAMETERS, Memory
 from torchzero_clip.engines.compiled.program import Launch, Measured, Operand, bind
-from torchzero_clip.engines.compiled.recording import Recording
-from torchzero_clip.engines.compiled.runner import Runner
 
-PARAMETERS, GRADIENTS = 0, 1
-"""The ids of these buffers in every trace."""
-KEPT = 2  # spare buffers that are kept from step to step; more are made anew
 MEASURED = {(m.kind, m.p): m for m in (NAMED["l1"], NAMED["l2"], NAMED["linf"])}
 """The measures that programs take, in float64."""
 SINGLE = (torch.float32, torch.bfloat16, torch.float16)
@@ -128,6 +118,13 @@ class Traced(Lazy):
 
     # ------------------------------------------------------------------ operators
 
+    def over_(self, ratio: Any) -> bool:
+        """Divide by a ratio of any size; returns whether a program takes it."""
+        value = self._trace.over(self.value, ratio)
+        if value is not None:
+            self._assign(value)
+        return value is not None
+
     def _new(self, name: str, *operands: Any) -> TensorList:
         value = self._trace.add(name, self.value, operands)
         if value is None:
@@ -149,38 +146,12 @@ class Traced(Lazy):
         return self
 
 
-class Trace(Recording):
+class Trace(Memory):
     """The recording of one bucket, and the buffers that its values lie in.
 
     Traces of one `family` share memory: recording on one runs what the others recorded. None holds
     another, so that gradients are let go with the step.
     """
-
-    def __init__(
-        self,
-        runner: Runner,
-        key: Hashable,
-        places: Sequence[int],
-        params: Sequence[Tensor],
-        grads: Sequence[Tensor],
-        family: weakref.WeakSet[Trace],
-    ) -> None:
-        super().__init__(len(params), params[0].device)
-        self.runner, self.family, self.places, self.room = runner, family, list(places), key
-        self.key = (key, self.places[0], len(places), params[0].device, grads[0].dtype)
-        family.add(self)
-        kept = runner.buffers.find((self.key, "parameters"), params)
-        self.buffers: list[Buffer] = [kept, Buffer(grads)]
-        self.lasting = {PARAMETERS, GRADIENTS}  # and state: no list of another value lies there
-        self.spares: list[int] = []  # buffers for values that have none
-        self.kept, self.state_dtype = 0, state_dtype(params[0])  # how many of them last
-        self.sizes, self.tape = list(map(Tensor.numel, params)), runner.tape
-        self.lists: weakref.WeakSet[Traced] = weakref.WeakSet()
-        self.skip = Skip()
-        if self.tape is not None:
-            self.read = self.tape.read
-            self.tape.open(*self.buffers)
-        self.elements: Elements | None = None  # of the parameters, where state is rounded
 
     def clear(self) -> None:
         super().clear()
@@ -199,17 +170,6 @@ class Trace(Recording):
 
     # ------------------------------------------------------------------ buffers
 
-    def hold(self, tensors: Sequence[Tensor], name: Hashable = None) -> int:
-        """The buffer of these tensors; those with a name are known from the step before."""
-        for i, buffer in enumerate(self.buffers):
-            if buffer.tensors[0] is tensors[0] and all(map(operator.is_, buffer.tensors, tensors)):
-                return i
-        found = self.runner.buffers.find((self.key, name), tensors) if name else Buffer(tensors)
-        self.buffers.append(found)
-        if name and self.tape is not None:
-            self.tape.know(found)
-        return len(self.buffers) - 1
-
     def record(
         self, tensors: Sequence[Tensor], name: Hashable = None, owned: bool = True
     ) -> TensorList:
@@ -227,12 +187,6 @@ class Trace(Recording):
             loaded = self.node("load", (("buffer", buffer),), dtype)
             self.current[buffer] = self.loads[buffer] = loaded
         return self.current[buffer]
-
-    def lent(self, buffer: int) -> list[Tensor]:
-        """The tensors of a buffer, to be written without a program."""
-        if self.skip and buffer in self.lasting:
-            self.skip.hold(self.buffers[buffer].tensors)
-        return self.buffers[buffer].tensors
 
     def pending(self, buffer: int) -> bool:
         """Whether a recorded value is still to be written to this buffer."""
@@ -305,33 +259,6 @@ class Trace(Recording):
     def end(self) -> None:
         """Run; lists that outlive the step get memory of their own: spare buffers are reused."""
         self.run()
-        for one in [one for one in self.lists if one.buffer in self.spares]:
+        outlive = [one for one in self.lists if one.buffer in self.spares]
+        for one in outlive if self.runner.recorder is None else ():
             one.tensors = [t.clone() for t in one.compute()]
-
-    # ------------------------------------------------------------------ spare buffers
-
-    def _spare(self, dtype: torch.dtype, used: set[int | None]) -> int:
-        """A buffer that no list lies in: one that is kept, or new memory."""
-        for i in self.spares:
-            if i not in used and self.buffers[i].dtype == dtype and self._free(i):
-                return i
-        params = self.buffers[PARAMETERS].tensors
-        if self.device.type == "cpu" and self.kept < KEPT and dtype == self.state_dtype:
-            memory = self.runner.workspaces.like((self.room, self.kept), self.places, params)
-            self.spares.append(self.hold(memory, ("spare", self.kept)))
-            self.kept += 1
-            return self._spare(dtype, used)
-        self.spares.append(self.hold([torch.empty_like(t, dtype=dtype) for t in params]))
-        return self.spares[-1]
-
-    def _free(self, spare: int) -> bool:
-        """Whether none of this memory backs a list of another kind, or of another trace."""
-        others = [buffer for trace in self.family for buffer in trace.loose(self)]
-        mine = set(filter(None, self.buffers[spare].addresses))
-        return all([mine.isdisjoint(buffer.addresses) for buffer in others])
-
-    def loose(self, asked: Trace) -> list[Buffer]:
-        """The buffers of lists that may lie in kept memory, the spare ones of `asked` aside."""
-        lie_in = {one.buffer for one in self.lists} - {None, PARAMETERS, GRADIENTS}
-        lie_in -= {*self.lasting, *self.spares} if self is asked else set()
-        return [self.buffers[i] for i in lie_in if i is not None]

@@ -30,6 +30,7 @@ class ACClip(Transform):
     eps: Live[float] = 1e-5
 
     complex = "refuse"
+    pure = True
 
     def check(self) -> None:
         super().check()

@@ -36,6 +36,7 @@ class AdaClip(NormRule):
     past_only: bool = True
 
     ord = math.inf
+    pure = True
 
     def check(self) -> None:
         super().check()

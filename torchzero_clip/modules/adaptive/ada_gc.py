@@ -40,6 +40,8 @@ class AdaGC(NormRule):
     warmup_steps: int = 100
     dim: Scope = None
 
+    pure = True
+
     @property
     def reach(self) -> Reach:
         return "model" if self.warmup_steps > 1 else super().reach

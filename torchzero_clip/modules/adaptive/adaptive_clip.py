@@ -38,6 +38,8 @@ class AdaptiveClip(AdaptiveRule):
     warmup_steps: int = 20
     observes: Literal["clipped", "raw"] | None = None
 
+    pure = True
+
     def __init__(
         self,
         criterion: Criterion,

@@ -36,6 +36,8 @@ class AGC(NormRule):
     exclude_1d: bool = False
     dim: Any = "unit"
 
+    pure = True
+
     def check(self) -> None:
         super().check()
         self.require("clipping", at_least=0)

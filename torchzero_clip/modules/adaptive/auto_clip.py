@@ -48,6 +48,8 @@ class AutoClip(AdaptiveRule):
     dim: Scope = "global"
     warmup: NormRule | None = None
 
+    pure = True
+
     def check(self) -> None:
         self.require_one_of("mode", ("auto", "percentile"))
         self.require_one_of("history", ("window", "ema"))
@@ -67,6 +69,8 @@ class AutoClip(AdaptiveRule):
 
 class _MedianPlus(Criterion):
     """median + 3 · std, the median by P², the unbiased std by Welford's sums"""
+
+    pure = True
 
     def init_unit(self) -> dict[str, Any]:
         return {**MEDIAN.init_unit(), "mean": 0.0, "spread": 0.0}

@@ -27,6 +27,7 @@ class Clippy(NormRule):
     absolute: Live[float] = 1e-7
 
     ord = "linf"
+    pure = True
 
     def check(self) -> None:
         super().check()

@@ -29,6 +29,8 @@ class EMAQuantile(Criterion):
     q: Live[float]
     alpha: Live[float] = 0.99
 
+    pure = True
+
     def check(self) -> None:
         self.require("q", at_least=0, at_most=1)
         self.require("alpha", at_least=0, below=1)

@@ -39,6 +39,8 @@ class EMARatio(Criterion):
     r_thresh: Live[float] = 1.05
     clipping: Clipping = "max"
 
+    pure = True
+
     def check(self) -> None:
         self.require("alpha", at_least=0, below=1)
         self.require("r_thresh", above=1)

@@ -34,6 +34,8 @@ class GeometricQuantile(Criterion):
     q: Live[float] = 0.5
     rate: Live[float] = 0.2
 
+    pure = True
+
     def check(self) -> None:
         self.require("q", at_least=0, at_most=1)
         self.require("rate", at_least=0)

@@ -34,6 +34,8 @@ class P2Quantile(Criterion):
 
     q: Live[float]
 
+    pure = True
+
     def check(self) -> None:
         self.require("q", at_least=0, at_most=1)
 

@@ -26,6 +26,8 @@ class Quantile(Criterion):
     q: Live[float]
     window: int = 1024
 
+    pure = True
+
     def check(self) -> None:
         self.require("q", at_least=0, at_most=1)
         self.require("window", at_least=1, integer=True)

@@ -32,6 +32,7 @@ class SpikeClip(Transform):
     wait: int = 0
 
     complex = "refuse"
+    pure = True
 
     def check(self) -> None:
         super().check()

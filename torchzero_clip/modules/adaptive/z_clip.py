@@ -50,6 +50,8 @@ class ZClip(AdaptiveRule):
     skip_on_spike: bool = False
     dim: Scope = "global"
 
+    pure = True
+
     def check(self) -> None:
         self.require_one_of("mode", tuple(STATISTICS))
         super().check()
@@ -74,6 +76,7 @@ class _ZClipStat(ZStat):
     """The averages of ZClip: population variance, μ first, then v against the new μ"""
 
     eps = 1e-6
+    pure = True
 
     def start(self, mean: Tensor, var: Tensor, count: int) -> UnitState:
         return super().start(mean, var * ((count - 1) / count), count)

@@ -35,6 +35,8 @@ class ZScoreClip(AdaptiveRule):
     dim: Scope = "global"
     warmup: NormRule | None = None
 
+    pure = True
+
     def check(self) -> None:
         super().check()
         self.require("zmax", at_least=0)
@@ -46,6 +48,8 @@ class ZScoreClip(AdaptiveRule):
 
 class _Score(Criterion):
     """m + zmax · √v, both averages from the first norm on"""
+
+    pure = True
 
     def init_unit(self) -> dict[str, Any]:
         return {"mean": 0.0, "std": 0.0, "seen": 0.0}

@@ -49,6 +49,8 @@ class ZStat(Criterion):
     least_warmup = 2
     eps: ClassVar[float] = 1e-8
 
+    pure = True
+
     def check(self) -> None:
         self.require("alpha", at_least=0, below=1)
         self.require("z_thresh", above=0)

@@ -31,6 +31,8 @@ class Centralize(NormRule):
     inverse_dims: bool = False
     min_size: int = 2
 
+    pure = True
+
     def step(self, buckets: list[Bucket]) -> list[Bucket]:
         units = self.units(buckets)
         mean = units.mean()

@@ -33,6 +33,8 @@ class ClipNorm(NormRule):
     inverse_dims: bool = False
     min_size: int = 1
 
+    pure = True
+
     def check(self) -> None:
         super().check()
         self.require("max_norm", at_least=0)

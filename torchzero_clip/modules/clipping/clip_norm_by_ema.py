@@ -39,6 +39,8 @@ class ClipNormByEMA(NormRule):
     ema_init: Literal["zeros", "update"] = "zeros"
     dim: Scope = None
 
+    pure = True
+
     def check(self) -> None:
         super().check()
         self.require("beta", at_least=0, below=1)

@@ -38,6 +38,8 @@ class ClipNormGrowth(NormRule):
     parameterwise: bool = True
     dim: Scope = None
 
+    pure = True
+
     def check(self) -> None:
         super().check()
         check_growth(self)

@@ -27,6 +27,7 @@ class ClipPercentile(Transform):
     dim: Literal["global"] | None = None
 
     complex = "refuse"
+    pure = True
 
     @property
     def reach(self) -> Reach:

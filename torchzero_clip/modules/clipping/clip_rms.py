@@ -33,6 +33,7 @@ class ClipRMS(NormRule):
     min_size: int = 1
 
     ord = "rms"
+    pure = True
 
     def check(self) -> None:
         super().check()

@@ -18,6 +18,7 @@ class ClipValue(Transform):
     value: Live[float]
 
     complex = "refuse"
+    pure = True
 
     def check(self) -> None:
         super().check()

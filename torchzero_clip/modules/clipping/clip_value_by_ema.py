@@ -35,6 +35,7 @@ class ClipValueByEMA(Transform):
 
     complex = "refuse"
     reach = "tensor"
+    pure = True
 
     def check(self) -> None:
         super().check()

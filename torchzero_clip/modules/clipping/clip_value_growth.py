@@ -33,6 +33,7 @@ class ClipValueGrowth(Transform):
     max_decay: Live[float | None] = 2.0
 
     complex = "refuse"
+    pure = True
 
     def check(self) -> None:
         super().check()

@@ -38,6 +38,8 @@ class DeltaClip(NormRule):
     inverse_dims: bool = False
     min_size: int = 1
 
+    pure = True
+
     def check(self) -> None:
         super().check()
         self.require("max_norm", at_least=0)

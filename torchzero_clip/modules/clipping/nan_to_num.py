@@ -25,6 +25,8 @@ class NanToNum(Transform):
     posinf: Live[float] = 0.0
     neginf: Live[float] = 0.0
 
+    pure = True
+
     def check(self) -> None:
         super().check()
         for name in ("nan", "posinf", "neginf"):

@@ -36,6 +36,7 @@ class Normalize(NormRule):
     per_shape: Literal["sqrt_min", "sqrt_rows"] | None = None
 
     sets_norm = True
+    pure = True
 
     def check(self) -> None:
         super().check()

@@ -24,3 +24,4 @@ class NormalizeByEMA(ClipNormByEMA):
     """
 
     sets_norm = True
+    pure = True

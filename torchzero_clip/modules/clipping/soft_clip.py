@@ -31,6 +31,8 @@ class SoftClip(NormRule):
     inverse_dims: bool = False
     min_size: int = 1
 
+    pure = True
+
     def check(self) -> None:
         super().check()
         self.require("max_norm", at_least=0)

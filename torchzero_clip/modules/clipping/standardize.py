@@ -31,6 +31,7 @@ class Standardize(NormRule):
     min_size: int = 2
 
     ord = "std"
+    pure = True
 
     def check(self) -> None:
         super().check()

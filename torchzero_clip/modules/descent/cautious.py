@@ -22,6 +22,7 @@ class Cautious(Transform):
 
     reads_grads = True
     reach = "tensor"
+    pure = True
 
     def step(self, buckets: list[Bucket]) -> list[Bucket]:
         units = Units(buckets, None, measure("sum"), name="Cautious")

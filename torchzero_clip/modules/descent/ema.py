@@ -21,6 +21,8 @@ class EMA(Transform):
     beta: Live[float] = 0.9
     debias: bool = False
 
+    pure = True
+
     def check(self) -> None:
         super().check()
         self.require("beta", at_least=0, below=1)

@@ -29,6 +29,8 @@ class Mars(Transform):
     beta: Live[float] = 0.95
     gamma: Live[float] = 0.025
 
+    pure = True
+
     def check(self) -> None:
         super().check()
         self.require("beta", at_least=0, below=1)

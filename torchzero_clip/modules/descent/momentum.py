@@ -37,6 +37,8 @@ class Momentum(Transform):
     nesterov: bool = False
     dampening: Live[float] = 0.0
 
+    pure = True
+
     def check(self) -> None:
         super().check()
         self.require("momentum", at_least=0, below=1)

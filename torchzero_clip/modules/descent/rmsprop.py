@@ -31,6 +31,8 @@ class RMSprop(Transform):
     momentum: float = 0.0
     centered: bool = False
 
+    pure = True
+
     def check(self) -> None:
         super().check()
         self.require("alpha", at_least=0, below=1)

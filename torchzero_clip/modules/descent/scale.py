@@ -21,6 +21,8 @@ class Scale(Transform):
 
     factor: Live[float]
 
+    pure = True
+
     def check(self) -> None:
         super().check()
         self.require("factor")

@@ -33,6 +33,7 @@ class StableAdam(NormRule):
     weight_decay: Live[float] = 0.0
 
     ord = "rms"
+    pure = True
 
     def check(self) -> None:
         super().check()

@@ -21,6 +21,8 @@ class Warmup(Transform):
 
     steps: Live[int]
 
+    pure = True
+
     def check(self) -> None:
         super().check()
         self.require("steps", at_least=1, integer=True)

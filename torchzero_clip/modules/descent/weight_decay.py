@@ -36,6 +36,8 @@ class WeightDecay(Transform):
     cautious: bool = False
     follows_lr: bool = False
 
+    pure = True
+
     def check(self) -> None:
         super().check()
         self.require("weight_decay", at_least=0)

@@ -29,6 +29,7 @@ class Carry(Transform):
 
     inner = "chain"
     reach = "tensor"
+    pure = True
 
     def check(self) -> None:
         super().check()

@@ -30,6 +30,7 @@ class Freeze(Transform):
     passes_gradient = True
     drops = True
     reach = "tensor"
+    pure, asks = True, ("where",)
 
     def check(self) -> None:
         super().check()

@@ -51,6 +51,7 @@ class Graft(NormRule):
 
     inner = "branches"
     sets_norm = True
+    pure = True
 
     def check(self) -> None:
         super().check()

@@ -33,6 +33,7 @@ class Guard(_StepGuard):
     max_consecutive: int | None = None
 
     reason = "NaN or infinite gradients"
+    pure = True
 
     @property
     def passes_gradient(self) -> bool:  # type: ignore[override] # here it depends on an argument

@@ -15,6 +15,7 @@ class Identity(Transform):
 
     passes_gradient = True
     reach = "tensor"
+    pure = True
 
     def step(self, buckets: list[Bucket]) -> list[Bucket]:
         return buckets

@@ -31,6 +31,7 @@ class Masked(Transform):
 
     inner = "chain"
     reach = "tensor"
+    pure, asks = True, ("where",)
 
     def check(self) -> None:
         super().check()

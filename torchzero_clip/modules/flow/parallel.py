@@ -31,6 +31,7 @@ class Parallel(Transform):
 
     inner = "branches"
     reach = "tensor"
+    pure = True
 
     def check(self) -> None:
         super().check()

@@ -35,6 +35,7 @@ class Partition(Transform):
 
     inner = "branches"
     reach = "tensor"
+    pure, asks = True, ("labels",)
 
     def check(self) -> None:
         super().check()

@@ -27,6 +27,7 @@ class SkipLarge(_StepGuard):
     max_consecutive: int | None = None
 
     reason = "norms above the limit"
+    pure = True
 
     def check(self) -> None:
         super().check()

@@ -50,6 +50,7 @@ class SkipSpike(_StepGuard):
 
     judges_loss = True
     reason = "spikes"
+    pure = True
 
     def check(self) -> None:
         super().check()

@@ -32,6 +32,7 @@ class EqualRows(NormRule):
     stacks: bool | None = None
 
     sets_norm = True
+    pure = True
 
     @property
     def scope(self) -> Scope:

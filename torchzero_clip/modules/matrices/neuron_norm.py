@@ -39,6 +39,7 @@ class NeuronNorm(NormRule):
 
     ord = "rms"
     sets_norm = True
+    pure = True
 
     def check(self) -> None:
         super(NormRule, self).check()  # which refuses memory of slices: it has its place here

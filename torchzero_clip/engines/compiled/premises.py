@@ -1,4 +1,4 @@
-"""Premises: what a tape takes for granted of parameters, gradients and state."""
+"""Premises: what a replay takes for granted of parameters, gradients and state."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ States = Mapping[Tensor, dict[str, Any]]
 
 
 class Premises:
-    """The tensors of a step, by identity, address and form; they are compared before a repeat.
+    """The tensors of a step, by identity, address and form; they are compared before a replay.
 
     Gradients are others in every step: of theirs the form and that they lie apart from the
     parameters is compared, and strides where `strided` says so.
@@ -43,13 +43,18 @@ class Premises:
         self._bases: list[tuple[Tensor, int]] = []
         self._apart: list[Any] = [None] * len(parts)  # the gradients that are known to lie apart
 
-    def knows(self, leaves: Sequence[Tensor]) -> bool:
-        """Whether these are tensors of state or of parts, or those that some are views of."""
+    def unknown(self, leaves: Sequence[Any], others: Sequence[Tensor]) -> str | None:
+        """A sentence where a tensor is neither of these, nor of state or parts, nor their base."""
         vectors = [t for part in self._parts for t in part.vectors]
-        known = {id(t) for t in [*self._held.tensors, *vectors]}
+        known = {id(t) for t in [*self._held.tensors, *vectors, *others]}
         bases = {id(t._base): t._base for t in self._held.tensors if t._base is not None}
         self._bases = [(base, base.data_ptr()) for base in bases.values()]
-        return all([id(leaf) in known or id(leaf) in bases for leaf in leaves])
+        for leaf in [x for x in leaves if isinstance(x, Tensor)]:
+            if id(leaf) not in known and id(leaf) not in bases:
+                return (
+                    f"a tensor of shape {tuple(leaf.shape)} is neither state nor a field of a link"
+                )
+        return None
 
     def hold(self, groups: Groups, states: States) -> list[Buffer] | None:
         """The gradients as buffers where all is as it was; otherwise None."""
@@ -115,9 +120,6 @@ def _others(groups: Groups) -> list[Any]:
     ]
 
 
-def alike(parts: Sequence[Part], states: States) -> bool:
-    """Whether all parameters of each part have the same names in their state; all is of tensors."""
-    held = [[states.get(p, {}) for p in part.originals] for part in parts]
-    return all([all_plain(state.values()) for state in states.values()]) and all(
-        [state.keys() == row[0].keys() for row in held for state in row]
-    )
+def of_tensors(states: States) -> bool:
+    """Whether all state is of plain tensors."""
+    return all([all_plain(state.values()) for state in states.values()])

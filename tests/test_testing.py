@@ -1,0 +1,94 @@
+"""What `torchzero_clip.testing` accepts and refuses."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import pytest
+from torch import Tensor
+
+from torchzero_clip import (
+    LR,
+    Adam,
+    ClipNorm,
+    Group,
+    Guard,
+    Lambda,
+    NormRule,
+    State,
+    TensorList,
+    Transform,
+    UnitState,
+)
+from torchzero_clip.testing import check_pure
+
+
+class Pure(Transform):
+    pure = True
+
+    def update(self, u: TensorList, state: State, group: Group) -> TensorList:
+        return u.mul_(0.5)
+
+
+class Inherits(Pure):
+    pass
+
+
+class Counts(Transform):
+    """It says that it is pure, and counts its calls."""
+
+    pure = True
+    calls: ClassVar[list[float]] = [0.0]
+
+    def update(self, u: TensorList, state: State, group: Group) -> TensorList:
+        self.calls[0] += 1
+        return u.mul_(self.calls[0])
+
+
+class Looks(NormRule):
+    pure = True
+
+    def limit(self, norm: Tensor, state: UnitState, group: Group) -> Tensor | float:
+        return 1.0 if bool((norm > 0).all()) else 2.0
+
+
+class Reads(NormRule):
+    pure = True
+
+    def limit(self, norm: Tensor, state: UnitState, group: Group) -> Tensor | float:
+        return max(norm.tolist()) / 2
+
+
+class Points(NormRule):
+    pure = True
+
+    def limit(self, norm: Tensor, state: UnitState, group: Group) -> Tensor | float:
+        return norm.numpy().max() / 2 if norm.data_ptr() else norm
+
+
+def halved(t):
+    return t / 2
+
+
+halved.pure = True  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("chain", [[ClipNorm(1.0), Adam()], [Guard(), Adam()], [Pure()]])
+def test_what_is_replayed_as_it_is_done_anew_passes(chain):
+    check_pure(*chain, LR(0.1))
+
+
+@pytest.mark.parametrize(
+    ("rule", "why"),
+    [
+        (Inherits(), "Inherits does not say that it is pure"),
+        (Counts(), "is not the same where it is replayed"),
+        (Looks(), "no step was replayed"),
+        (Reads(), "no step was replayed"),
+        (Points(), "no step was replayed"),
+        (Lambda(halved), "Lambda does not say that it is pure"),
+    ],
+)
+def test_what_is_not_pure_is_found(rule, why):
+    with pytest.raises(AssertionError, match=why):
+        check_pure(rule, LR(0.1))

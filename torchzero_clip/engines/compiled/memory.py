@@ -1,0 +1,108 @@
+"""Memory: the buffers that the values of a trace lie in."""
+
+from __future__ import annotations
+
+import operator
+import weakref
+from collections.abc import Hashable, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from torchzero_clip.core.skip import Skip
+from torchzero_clip.core.state import state_dtype
+from torchzero_clip.core.stochastic import Elements
+from torchzero_clip.core.tensors import all_plain
+from torchzero_clip.engines.buffers import Buffer
+from torchzero_clip.engines.compiled.recorder import Refused
+from torchzero_clip.engines.compiled.recording import Recording
+from torchzero_clip.engines.compiled.runner import Runner
+
+PARAMETERS, GRADIENTS = 0, 1
+"""The ids of these buffers in every trace."""
+KEPT = 2  # spare buffers that are kept from step to step; more are made anew
+
+
+class Memory(Recording):
+    """The buffers of one bucket: parameters, gradients, state, and spare ones for other values."""
+
+    def __init__(
+        self,
+        runner: Runner,
+        key: Hashable,
+        places: Sequence[int],
+        params: Sequence[Tensor],
+        grads: Sequence[Tensor],
+        family: weakref.WeakSet[Any],
+    ) -> None:
+        super().__init__(len(params), params[0].device)
+        self.runner, self.family, self.places, self.room = runner, family, list(places), key
+        self.key = (key, self.places[0], len(places), params[0].device, grads[0].dtype)
+        family.add(self)
+        kept = runner.buffers.find((self.key, "parameters"), params)
+        self.buffers: list[Buffer] = [kept, Buffer(grads)]
+        self.lasting = {PARAMETERS, GRADIENTS}  # and state: no list of another value lies there
+        self.spares: list[int] = []  # buffers for values that have none
+        self.kept, self.state_dtype = 0, state_dtype(params[0])  # how many of them last
+        self.sizes = list(map(Tensor.numel, params))
+        self.lists: weakref.WeakSet[Any] = weakref.WeakSet()
+        self.skip = Skip()
+        if runner.recorder is not None:
+            self.read = _copy
+            runner.recorder.open(self.buffers[GRADIENTS])
+        self.elements: Elements | None = None  # of the parameters, where state is rounded
+
+    def hold(self, tensors: Sequence[Tensor], name: Hashable = None) -> int:
+        """The buffer of these tensors; those with a name are known from the step before."""
+        if self.runner.recorder is not None and not all_plain(tensors):
+            raise Refused("a list lies in memory that does not last")
+        for i, buffer in enumerate(self.buffers):
+            if buffer.tensors[0] is tensors[0] and all(map(operator.is_, buffer.tensors, tensors)):
+                return i
+        found = self.runner.buffers.find((self.key, name), tensors) if name else Buffer(tensors)
+        self.buffers.append(found)
+        return len(self.buffers) - 1
+
+    def lent(self, buffer: int) -> list[Tensor]:
+        """The tensors of a buffer, to be written without a program."""
+        if self.skip and buffer in self.lasting:
+            self.skip.hold(self.buffers[buffer].tensors)
+        return self.buffers[buffer].tensors
+
+    # ------------------------------------------------------------------ spare buffers
+
+    def _spare(self, dtype: torch.dtype, used: set[int | None]) -> int:
+        """A buffer that no list lies in: one that is kept, or new memory."""
+        for i in self.spares:
+            if i not in used and self.buffers[i].dtype == dtype and self._free(i):
+                return i
+        params = self.buffers[PARAMETERS].tensors
+        if self.device.type == "cpu" and self.kept < KEPT and dtype == self.state_dtype:
+            key = self.room, self.kept
+            like = partial(self.runner.workspaces.like, key, self.places, params)
+            memory = self.runner.memory(like)
+            self.spares.append(self.hold(memory, ("spare", self.kept)))
+            self.kept += 1
+            return self._spare(dtype, used)
+        fresh = self.runner.memory(lambda: [torch.empty_like(t, dtype=dtype) for t in params])
+        self.spares.append(self.hold(fresh))
+        return self.spares[-1]
+
+    def _free(self, spare: int) -> bool:
+        """Whether none of this memory backs a list of another kind, or of another trace."""
+        others = [buffer for trace in self.family for buffer in trace.loose(self)]
+        mine = set(filter(None, self.buffers[spare].addresses))
+        return all([mine.isdisjoint(buffer.addresses) for buffer in others])
+
+    def loose(self, asked: Memory) -> list[Buffer]:
+        """The buffers of lists that may lie in kept memory, the spare ones of `asked` aside."""
+        lie_in = {one.buffer for one in self.lists} - {None, PARAMETERS, GRADIENTS}
+        lie_in -= {*self.lasting, *self.spares} if self is asked else set()
+        return [self.buffers[i] for i in lie_in if i is not None]
+
+
+def _copy(x: Tensor) -> Tensor:
+    """The number in a tensor, which is read when a program runs; it may have changed by then."""
+    return x.detach().to(torch.float64, copy=True)

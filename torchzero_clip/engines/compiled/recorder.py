@@ -1,0 +1,296 @@
+"""Recorder: what a step asks of torch and of programs, written down as a graph and not yet done.
+
+A step runs as ever, on tensors that have a form and no values: whoever reads one fails, and nothing
+of the model has changed by then. The schema of each operator says what it writes, so that no list
+of torch's functions is needed.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.fx import Graph, Node
+from torch.fx.node import _get_qualified_name
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_map_only, tree_unflatten
+
+from torchzero_clip.core.norms import is_one_operator
+from torchzero_clip.engines.buffers import Buffer
+from torchzero_clip.engines.compiled.program import Launch
+from torchzero_clip.engines.compiled.shorter import form, is_new, shorten
+
+
+class Refused(Exception):
+    """Raised where a step does what could not be done again; nothing has happened yet."""
+
+
+class StepRecorder(TorchDispatchMode):
+    """The graph of all that happens between `with recorder:` and the end of the block.
+
+    Attributes:
+        graph: The operators, launches and functions of ours, in order.
+        leaves: For each input of the graph a tensor that was there before, or a function of ours.
+        sessions: For each buffer of gradients the places of these among all.
+    """
+
+    def __init__(self, grads: Sequence[Tensor]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+
+        self.graph, self.leaves = Graph(), list[Any]()
+        self.sessions: dict[int, tuple[int, ...]] = {}  # by the identity of the buffer
+        self.gradients: dict[tuple[int, ...], Buffer] = {}  # of the step that is done, by places
+        self._grads = {id(g): i for i, g in enumerate(grads)}
+        self._fake, self._resting = FakeTensorMode(allow_non_fake_inputs=True), False
+        self._kind = FakeTensor
+        self._nodes: dict[int, Node] = {}
+        self.made: list[Tensor] = []  # memory and constants that were made on the way
+        self._held: list[Any] = []  # so that no identity is that of two
+        self._functions = _Functions(self)
+
+    def __enter__(self) -> StepRecorder:
+        self._functions.__enter__()  # type: ignore[no-untyped-call]
+        super().__enter__()  # type: ignore[no-untyped-call]
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        super().__exit__(*error)  # type: ignore[no-untyped-call]
+        self._functions.__exit__(*error)  # type: ignore[no-untyped-call]
+
+    @contextmanager
+    def real(self) -> Iterator[None]:
+        """What happens inside happens now, and is not written down."""
+        before, self._resting = self._resting, True
+        try:
+            yield
+        finally:
+            self._resting = before
+
+    # ------------------------------------------------------------------ operators of torch
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if self._resting:
+            return func(*args, **kwargs)
+        if func.namespace == "prim":  # the form of a tensor
+            return self.imagined(func, *args, **kwargs)
+        name, schema = str(func), func._schema
+        if name.startswith("aten.lift_fresh"):
+            self.made += [args[0]]
+        if torch.Tag.nondeterministic_seeded in func.tags:
+            raise Refused(f"{name} draws random numbers")
+        if not (schema.is_mutable or _makes_tensors(schema)):
+            if any([isinstance(t, Tensor) for t in tree_leaves((args, kwargs))]):
+                raise Refused(f"{name} reads a number on the host")
+            return func(*args, **kwargs)
+        out = self.imagined(func, *args, **kwargs)
+        target = _quicker(func, args, kwargs)
+        node = self.graph.call_function(target, *self.graph_arguments((args, kwargs)))
+        node.meta["operator"] = func
+        if name.startswith("aten.lift_fresh"):  # a constant, of which each repeat has its own
+            node = self.graph.call_function(torch.clone, (node,))
+        written = _written(schema, args, kwargs)
+        return self.learn(out if written is None else written, node)
+
+    def imagined(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """What a function gives, without values; nothing is written."""
+        with self.real(), self._fake:
+            args, kwargs = tree_map_only(Tensor, self._without_values, (args, kwargs))
+            out = function(*args, **kwargs)
+        for t in tree_leaves(out):
+            if isinstance(t, Tensor):  # it has no memory to look at
+                torch._C._set_throw_on_mutable_data_ptr(t)
+        return out
+
+    def _without_values(self, t: Tensor) -> Tensor:
+        return t if isinstance(t, self._kind) else self._fake.from_tensor(t)
+
+    def graph_arguments(self, x: Any) -> Any:
+        """The same with nodes in the place of tensors."""
+        leaves, form = tree_flatten(x)
+        return tree_unflatten([self.node(t) if isinstance(t, Tensor) else t for t in leaves], form)
+
+    def node(self, t: Tensor) -> Node:
+        """The node of a tensor; one that was there before becomes an input."""
+        if id(t) not in self._nodes:
+            self.learn(t, self._input(t))
+        return self._nodes[id(t)]
+
+    def _input(self, x: Any) -> Node:
+        """An input of the graph, which itself holds nothing of the model."""
+        self.leaves.append(x)
+        return self.graph.placeholder(f"leaf{len(self.leaves)}")
+
+    def learn(self, out: Any, node: Node) -> Any:
+        """Remember the node of a tensor, or those of several that one call made."""
+        if isinstance(out, Tensor):
+            self._held.append(out)
+            if id(out) not in self._nodes:
+                self._nodes[id(out)] = node
+                node.meta["form"] = form(out)
+        elif isinstance(out, (tuple, list)):
+            for i, t in enumerate(out):
+                if isinstance(t, Tensor) and id(t) not in self._nodes:
+                    item = self.graph.call_function(operator.getitem, (node, i))
+                    item.meta["part"] = True
+                    self.learn(t, item)
+        return out
+
+    # ------------------------------------------------------------------ what is one call
+
+    def call(self, function: Callable[..., Any], args: Any, out: Any, writes: bool = False) -> Any:
+        """Write down a function of ours with tensors among its arguments, and what it made."""
+        leaves, form = tree_flatten(args)
+        tensors = [self.node(t) for t in leaves if isinstance(t, Tensor)]
+        rest = [None if isinstance(t, Tensor) else t for t in leaves]
+        places = [i for i, t in enumerate(leaves) if isinstance(t, Tensor)]
+
+        def again(*given: Tensor) -> Any:
+            for i, t in zip(places, given, strict=True):
+                rest[i] = t
+            out = function(*tree_unflatten(rest, form))
+            for i in places:
+                rest[i] = None  # nothing outlives a step
+            return out
+
+        node = self.graph.call_function(_done, (self._input(again), *tensors))
+        node.meta["writes"] = writes
+        return self.learn(out, node)
+
+    def launch(self, launch: Launch, run: Callable[[Launch], Any], measures: bool) -> Tensor | None:
+        """Write down the launch of a program; what it measures."""
+        out = None
+        if measures:
+            form = {"dtype": torch.float64, "device": launch.program.device}
+            out = self.imagined(torch.empty, (1, len(launch.sizes)), **form)
+        fixed = launch.program, launch.sizes, launch.elements
+        buffers = [self.sessions.get(id(buffer), buffer) for buffer in launch.buffers]
+        self._held += launch.buffers
+        gradients = self.gradients
+        gradients.update({b: launch.buffers[i] for i, b in enumerate(buffers) if type(b) is tuple})
+
+        def launched(numbers: Any, vectors: Any, scalars: Any) -> Tensor | None:
+            now = [b if isinstance(b, Buffer) else gradients[b] for b in buffers]
+            return run(Launch(*fixed, now, list(map(float, numbers)), vectors, scalars))
+
+        return self.call(launched, (launch.numbers, launch.vectors, launch.scalars), out, True)
+
+    def open(self, gradients: Buffer) -> None:
+        """Note a buffer of gradients, which is another one in every step."""
+        self._held.append(gradients)
+        self.sessions[id(gradients)] = tuple([self._grads[id(t)] for t in gradients.tensors])
+
+    # ------------------------------------------------------------------ the function
+
+    def function(
+        self, outputs: Sequence[Tensor], fixed: Sequence[Tensor]
+    ) -> Callable[..., tuple[Tensor, ...]]:
+        """All that was written down as a function of the leaves, which returns these tensors.
+
+        Those that are `fixed` nobody writes.
+        """
+        nodes = [self.node(t) for t in outputs]
+        apart = [x if is_new(x) else self.graph.call_function(torch.clone, (x,)) for x in nodes]
+        self.graph.output(tuple(apart))
+        shorten(self.graph, {self._nodes[id(t)] for t in fixed if id(t) in self._nodes})
+        code = self.graph.python_code("self")
+        space = dict(code.globals)
+        exec(code.src, space)
+        return partial(space.pop("forward"), None)  # else it would hold itself
+
+    def close(self) -> None:
+        """Let go of everything, without a garbage collector."""
+        self._nodes.clear()
+        self._held.clear()
+        del self._functions.recorder, self._functions, self._fake
+
+
+class _Functions(TorchFunctionMode):
+    """Sees the functions of ours that may look at what tensors on the CPU hold."""
+
+    def __init__(self, recorder: StepRecorder) -> None:
+        super().__init__()
+        self.recorder = recorder
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if not is_one_operator(func) or self.recorder._resting:
+            return func(*args, **kwargs)
+        function = func.__wrapped__
+        given = [t for t in tree_leaves(args) if isinstance(t, Tensor)]
+        if not all([t.is_cpu for t in given]):
+            return function(*args, **kwargs)
+        out = self.recorder.imagined(function, *args, **kwargs)
+        return self.recorder.call(function, args, out)
+
+
+class _Caught(Exception):
+    """Raised by `_Catch` with the operator that was asked for."""
+
+
+class _Catch(TorchDispatchMode):
+    """Raises at the first operator."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        raise _Caught(func, args, kwargs or {})
+
+
+def _quicker(func: Any, args: Any, kwargs: Any) -> Callable[..., Any]:
+    """The function of torch with this name, where it comes to the same: it takes half the time."""
+    name = func._schema.name.rpartition("::")[2]
+    for home in (torch._C._VariableFunctions, torch._C.TensorBase):
+        function: Any = getattr(home, name, None)
+        try:
+            if function is not None:
+                with _Catch():  # type: ignore[no-untyped-call]
+                    function(*args, **kwargs)
+        except _Caught as caught:
+            same = caught.args[0] is func and _equal(caught.args[1:], (args, kwargs))
+            if same and _named(function):
+                break
+        except Exception:  # it takes other arguments
+            continue
+    else:
+        function = func
+    return function
+
+
+def _named(function: Any) -> bool:
+    """Whether a graph can name it."""
+    try:
+        return bool(_get_qualified_name(function))
+    except RuntimeError:
+        return False
+
+
+def _equal(some: Any, others: Any) -> bool:
+    (a, form), (b, other) = tree_flatten(some), tree_flatten(others)
+    pairs = zip(a, b, strict=False)
+    return form == other and all([x is y if isinstance(x, Tensor) else x == y for x, y in pairs])
+
+
+def _done(function: Callable[..., Any], *tensors: Tensor) -> Any:
+    return function(*tensors)
+
+
+def _makes_tensors(schema: Any) -> bool:
+    return any(["Tensor" in str(made.type) for made in schema.returns])
+
+
+def _written(schema: Any, args: Any, kwargs: Any) -> Any:
+    """The argument that an operator writes and returns, if it is one of those."""
+    returned = schema.returns[0].alias_info if len(schema.returns) == 1 else None
+    if returned is None or not returned.is_write:
+        return None
+    for i, argument in enumerate(schema.arguments):
+        info = argument.alias_info
+        if info is not None and info.is_write and info.before_set == returned.before_set:
+            return args[i] if i < len(args) else kwargs[argument.name]
+    return None

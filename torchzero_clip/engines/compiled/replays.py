@@ -1,0 +1,336 @@
+"""Replays: a step that is like one before is done again from its graph, without a link or a list.
+
+What the graph takes for granted is looked at before: which parameters have gradients, the kinds of
+live values, the answers of functions of a user, and the identity, address and form of all tensors
+of state. Another step runs anew, and is recorded where a second one like it comes.
+"""
+
+from __future__ import annotations
+
+import itertools
+import operator
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import torch
+from torch import Tensor
+
+from torchzero_clip.core.engine import Play, Records
+from torchzero_clip.core.link import Link
+from torchzero_clip.core.part import Part
+from torchzero_clip.core.tensors import all_plain
+from torchzero_clip.core.units import UnitRecord
+from torchzero_clip.engines.buffers import Buffer
+from torchzero_clip.engines.compiled.premises import Premises, of_tensors
+
+if TYPE_CHECKING:
+    from torchzero_clip.engines.compiled.recorder import StepRecorder
+
+SELDOM = 1000  # steps alike before what could not be recorded is tried again
+OFTEN = 16  # replays that make up for a recording
+OURS = __name__.partition(".")[0]
+FIXED = (int, bool, float, str, type(None))
+
+
+Recording: TypeAlias = "Callable[[Sequence[Tensor]], AbstractContextManager[StepRecorder]]"
+"""It has a step with these gradients written down."""
+
+
+class Replays:
+    """The graph of an optimizer's steps.
+
+    Args:
+        links: The chain.
+
+    Attributes:
+        count: How often the graph was replayed.
+        why: The reason why steps are not replayed, if one is known.
+    """
+
+    def __init__(self, links: Sequence[Link]) -> None:
+        self.count, self._links = 0, links
+        self.why = impure(links)
+        self.possible = self.why is None
+        self._live = LiveValues([])
+        self._like: Any = None  # the parts of the last step, and the kinds of its live values
+        self._alike, self._wait = 0, 1  # steps that were like it, and how many it takes
+        self._replay: RecordedStep | None = None
+
+    def step(self, play: Play, recording: Recording) -> Records:
+        """Do a step again, or anew; returns what the links measured."""
+        flat = list(itertools.chain(*play.values))
+        if not self._live.same(flat):
+            self._live = LiveValues(flat)
+        if not self.possible or self._live.kinds is None:
+            return play.anew(play.groups, play.loss)
+        live, loss = self._live, _as_tensor(play.loss)
+        told = None if loss is None else (loss.dtype, loss.device)
+        kinds = live.kinds, told, play.kind
+        broken = False
+        if self._replay is not None:
+            if (grads := self._replay.holds(play, kinds)) is not None:
+                self.count += 1
+                return self._replay(grads, live.numbers, loss, play)
+            self._replay, broken = None, True
+            self._wait = 1 if self.count >= OFTEN else min(2 * self._wait, SELDOM)
+        parts = _parts(play)
+        self._alike = self._alike + 1 if (parts, kinds) == self._like and not broken else 0
+        self._like = parts, kinds
+        able = parts and all(map(_able, parts)) and self._alike >= self._wait
+        if able and of_tensors(play.states):
+            self._record(parts, kinds, loss, play, recording)
+            if self._replay is not None and (grads := self._replay.holds(play, kinds)) is not None:
+                return self._replay(grads, live.numbers, loss, play)
+            self._replay = None
+        records = play.anew(live.groups(play, live.tensors()), loss)
+        return {path: _filled(x, iter(_tensors(x)), play.groups) for path, x in records.items()}
+
+    def _record(
+        self,
+        parts: Sequence[Part],
+        kinds: Any,
+        loss: Tensor | None,
+        play: Play,
+        recording: Recording,
+    ) -> None:
+        """Write down a step, which does not happen yet."""
+        self.count, again = 0, self._wait
+        self._alike, self._wait = 0, min(2 * self._wait, SELDOM)  # unless it can be replayed
+        premises = Premises(parts, play.groups, play.states, strided=False)
+        grads = [p.grad for part in parts for p in part.originals if p.grad is not None]
+        live, asked = self._live.tensors(), list[Any]()
+        try:
+            with recording(grads) as recorder:
+                records = play.anew(self._live.groups(play, live), loss, asked)
+                measured = [t for x in records.values() for t in _tensors(x)]
+                function = recorder.function(measured, live)
+        except Exception as error:  # a step that fails says so itself when it is done
+            self.why, self._wait = str(error) or type(error).__name__, SELDOM
+            return
+        known = [*grads, *live, *_fields(self._links), *([] if loss is None else [loss])]
+        if (why := premises.unknown(recorder.leaves, [*known, *recorder.made])) is not None:
+            self.why, self._wait = why, SELDOM
+            return
+        inputs = Inputs(recorder.leaves, grads, live, self._live.numbers, loss, recorder.gradients)
+        empty = {path: _filled(x, itertools.repeat(None), ()) for path, x in records.items()}
+        self._replay = RecordedStep(premises, asked, kinds, function, inputs, empty)
+        self.why, self._wait = None, again
+
+
+class RecordedStep:
+    """A step that can be done again.
+
+    Args:
+        premises, asked: What must be as it was, and the answers of functions of a user.
+        kinds: Those of the live values and of the loss.
+        function: The step, of its inputs.
+        inputs: What stands in the place of each input.
+        records: What the links measured, without its tensors.
+    """
+
+    def __init__(
+        self,
+        premises: Premises,
+        asked: Sequence[tuple[Callable[..., Any], Any, Any]],
+        kinds: Any,
+        function: Callable[..., tuple[Tensor, ...]],
+        inputs: Inputs,
+        records: Records,
+    ) -> None:
+        self._premises, self._asked, self._kinds = premises, asked, kinds
+        self._function, self._inputs, self._records = function, inputs, records
+
+    def holds(self, play: Play, kinds: Any) -> list[Buffer] | None:
+        """The gradients where all is as it was when the step was written down; otherwise None."""
+        if kinds != self._kinds:
+            return None
+        grads = self._premises.hold(play.groups, play.states)
+        if grads is None or any([ask(*args) != answer for ask, args, answer in self._asked]):
+            return None
+        return grads
+
+    def __call__(
+        self, grads: Sequence[Buffer], numbers: Sequence[float], loss: Tensor | None, play: Play
+    ) -> Records:
+        with self._inputs.of(grads, numbers, loss) as given:
+            measured = iter(self._function(*given))
+        return {path: _filled(x, measured, play.groups) for path, x in self._records.items()}
+
+
+class Inputs:
+    """The inputs of a graph: tensors that stay, and those that are others in every step.
+
+    Args:
+        leaves: The tensors and functions that the graph was recorded with.
+        grads, live, loss: Among them the gradients, the live values and the loss.
+        numbers: The live values as numbers.
+        gradients: The buffers of gradients that launches look up, by the places of these.
+    """
+
+    def __init__(
+        self,
+        leaves: Sequence[Any],
+        grads: Sequence[Tensor],
+        live: Sequence[Tensor],
+        numbers: Sequence[float],
+        loss: Tensor | None,
+        gradients: dict[tuple[int, ...], Buffer],
+    ) -> None:
+        places = {id(g): i for i, g in enumerate(grads)}
+        changing = {i: places[id(t)] for i, t in enumerate(leaves) if id(t) in places}
+        self._changing = changing
+        self._loss = next((i for i, t in enumerate(leaves) if t is loss), None)
+        self._leaves = [None if i in changing or t is loss else t for i, t in enumerate(leaves)]
+        self._live, self._numbers, self._gradients = live, list(numbers), gradients
+        self._keys = list(gradients)
+        gradients.clear()
+
+    @contextmanager
+    def of(
+        self, grads: Sequence[Buffer], numbers: Sequence[float], loss: Tensor | None
+    ) -> Iterator[list[Any]]:
+        """The inputs of a step; it holds no gradient afterwards."""
+        for i, (t, old, new) in enumerate(zip(self._live, self._numbers, numbers, strict=True)):
+            if old != new:
+                t.fill_(new)
+                self._numbers[i] = new
+        flat = [t for buffer in grads for t in buffer.tensors]
+        whole, start = {}, 0
+        for buffer in grads:
+            end = start + len(buffer.tensors)
+            whole[tuple(range(start, end))] = buffer
+            start = end
+        for key in self._keys:
+            found = whole.get(key)
+            self._gradients[key] = Buffer([flat[i] for i in key]) if found is None else found
+        given = list(self._leaves)
+        for i, place in self._changing.items():
+            given[i] = flat[place]
+        if self._loss is not None:
+            given[self._loss] = loss
+        try:
+            yield given
+        finally:
+            self._gradients.clear()
+
+
+class LiveValues:
+    """The live values of a step.
+
+    Attributes:
+        numbers: Those that may change from step to step.
+        kinds: What must stay as it is for a replay; None where there are tensors and the like.
+    """
+
+    def __init__(self, values: Sequence[Any]) -> None:
+        self._values = values
+        self.numbers: list[float] = []
+        self.kinds: list[Any] | None = []
+        for value in values:
+            each = value if type(value) is tuple else (value,)
+            if _numeric(value):
+                self.numbers += each
+                self.kinds.append((type(value), len(each)))
+            elif all([type(x) in FIXED for x in each]):
+                self.kinds.append((type(value), repr(value)))
+            else:
+                self.kinds = None
+                break
+
+    def same(self, values: Sequence[Any]) -> bool:
+        """Whether these are the same objects."""
+        return len(values) == len(self._values) and all(map(operator.is_, values, self._values))
+
+    def tensors(self) -> list[Tensor]:
+        """The numbers as tensors, so that no link can branch on one."""
+        return [torch.tensor(x, dtype=torch.float64, device="cpu") for x in self.numbers]
+
+    def groups(self, play: Play, tensors: Sequence[Tensor]) -> list[dict[str, Any]]:
+        """The groups with these tensors in the place of the numbers."""
+        each = iter(tensors)
+        return [
+            {**group, **{key: _taken(x, each) for key, x in zip(play.names, row, strict=True)}}
+            for group, row in zip(play.groups, play.values, strict=True)
+        ]
+
+
+def _taken(value: Any, tensors: Iterator[Tensor]) -> Any:
+    if not _numeric(value):
+        return value
+    return tuple([next(tensors) for _ in value]) if type(value) is tuple else next(tensors)
+
+
+def _numeric(value: Any) -> bool:
+    """Whether a live value is a float, or a tuple of them."""
+    return type(value) is float or (
+        type(value) is tuple and bool(value) and all([type(x) is float for x in value])
+    )
+
+
+# ---------------------------------------------------------------------- what may be replayed
+
+
+def impure(links: Sequence[Link]) -> str | None:
+    """The reason why a chain may not be replayed, whatever its steps do; None for one that may.
+
+    A class says itself that it is pure: what inherits from it may be something else.
+    """
+    for link in links:
+        for one in link.transform.walk():
+            if not vars(type(one)).get("pure", False):
+                return f"{link.path}: {type(one).__name__} does not say that it is pure"
+            for name, value in vars(one).items():
+                known = name in getattr(one, "asks", ()) or getattr(value, "pure", False)
+                ours = (getattr(value, "__module__", None) or "").partition(".")[0] == OURS
+                if callable(value) and not (known or ours):
+                    return f"{link.path}: {name} is a function that does not say that it is pure"
+    return None
+
+
+def _fields(links: Sequence[Link]) -> list[Tensor]:
+    """The tensors among the fields of the transforms."""
+    inside = [one for link in links for one in link.transform.walk()]
+    return [x for one in inside for x in vars(one).values() if isinstance(x, Tensor)]
+
+
+def _parts(play: Play) -> list[Part]:
+    """The parts of the parameters with a gradient."""
+    play.roster.forget(len(play.groups))
+    parts: list[Part] = []
+    for index, group in enumerate(play.groups):
+        parts += play.roster.parts(index, group, [p.grad for p in group["params"]])
+    return parts
+
+
+def _able(part: Part) -> bool:
+    return part.plain and all_plain([p.grad for p in part.originals if p.grad is not None])
+
+
+def _as_tensor(loss: Tensor | float | None) -> Tensor | None:
+    return torch.tensor(loss, dtype=torch.float64) if isinstance(loss, float) else loss
+
+
+# ---------------------------------------------------------------------- what links measured
+
+
+def _tensors(record: Any) -> list[Tensor]:
+    """The tensors of what a link measured, in order."""
+    if isinstance(record, UnitRecord):
+        record = [record.norm, *record.limits, *record.ratios]
+    each = record.values() if isinstance(record, dict) else record
+    return [record] if isinstance(record, Tensor) else [x for x in each if isinstance(x, Tensor)]
+
+
+def _filled(record: Any, tensors: Iterator[Any], groups: Sequence[dict[str, Any]]) -> Any:
+    """The same record with other tensors, in order, and of these groups."""
+
+    def other(x: Any) -> Any:
+        return next(tensors) if x is None or isinstance(x, Tensor) else x
+
+    if isinstance(record, dict):
+        return {name: other(x) for name, x in record.items()}
+    if not isinstance(record, UnitRecord):
+        return other(record)
+    rows = other(record.norm), list(map(other, record.limits)), list(map(other, record.ratios))
+    return UnitRecord(*rows, record.division, groups)
