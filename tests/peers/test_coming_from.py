@@ -31,6 +31,7 @@ from torchzero_clip import (
     Adam,
     AdaptiveClip,
     AutoClip,
+    Cautious,
     Centralize,
     Chain,
     ClipNorm,
@@ -466,7 +467,10 @@ OURS: dict[str, Callable[[], Trajectory]] = {
         live=of_adamw,
         losses=True,
     ),
-    # what a page has for an example
+    # what pages say of others
+    "timm Lion caution": lambda: trained(
+        Lion(), Cautious(), WeightDecay(0.1), LR(0.1), live=of_lion
+    ),
     "grokfast gradfilter_ema": lambda: trained(
         Grokfast(0.98, 2.0),
         LR(0.1),

@@ -565,6 +565,9 @@ THEIRS: dict[str, Callable[[], Trajectory]] = {
     "optimi Lion": lambda: optimi("Lion", of_lion),
     "optimi SGD": lambda: optimi("SGD", of_sgd, momentum=0.9),
     "OLMo-core SkipStepAdamW": olmo,
+    "timm Lion caution": lambda: trained(
+        lambda params: need("timm.optim").Lion(params.values(), caution=True), of_lion
+    ),
     "grokfast gradfilter_ema": grokfast,
 }
 
