@@ -506,6 +506,14 @@ def test_the_spec_clips_by_a_percentile_as_torch_lean_does(percentile, bound):
     assert spec.clip_percentile([1, -2, 3, -4, 5], percentile) == expected
 
 
+def test_a_model_of_one_number_is_clipped_as_torch_does_it_with_min_size_one():
+    ours, theirs = (Parameter(torch.zeros(1)) for _ in range(2))
+    ours.grad, theirs.grad = torch.full((1,), 5.0), torch.full((1,), 5.0)
+    clip_grad_norm_([ours], 0.5, dim="global", min_size=1)
+    torch.nn.utils.clip_grad_norm_([theirs], 0.5)
+    torch.testing.assert_close(ours.grad, theirs.grad)
+
+
 def test_the_stats_collector_of_drytorch_is_the_warm_up():
     """Its mean and deviation, 3 and 1 here, are what the criterion starts from."""
     p = Parameter(torch.zeros(1))
