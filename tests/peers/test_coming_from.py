@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import inspect
 import json
 import math
 from collections.abc import Callable, Iterable
@@ -479,6 +480,11 @@ OURS: dict[str, Callable[[], Trajectory]] = {
 }
 
 
+def defaults_of(call: Any) -> dict[str, Any]:
+    return {name: p.default for name, p in inspect.signature(call).parameters.items()}
+
+
+@functools.cache
 def recorded() -> dict[str, Trajectory]:
     return torch.load(RECORDED, weights_only=True)
 
@@ -504,6 +510,16 @@ def test_the_spec_clips_values_between_two_bounds_as_torch_lean_does():
 def test_the_spec_clips_by_a_percentile_as_torch_lean_does(percentile, bound):
     expected = [max(-bound, min(bound, x)) for x in (1, -2, 3, -4, 5)]
     assert spec.clip_percentile([1, -2, 3, -4, 5], percentile) == expected
+
+
+@pytest.mark.parametrize("ours", [Adam, RMSprop, Adagrad])
+def test_the_defaults_of_a_link_are_those_of_torch(ours):
+    theirs = defaults_of(getattr(torch.optim, ours.__name__))
+    assert {k: v for k, v in defaults_of(ours).items() if k in theirs} == {
+        k: v for k, v in theirs.items() if k in defaults_of(ours)
+    }
+    assert defaults_of(torch.optim.AdamW)["betas"] == defaults_of(Adam)["betas"]
+    assert defaults_of(torch.optim.AdamW)["eps"] == defaults_of(Adam)["eps"]
 
 
 def test_a_model_of_one_number_is_clipped_as_torch_does_it_with_min_size_one():

@@ -19,6 +19,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+import torchzero_clip
 from tests.identities.follow import Trajectory, official_file, stacked
 from tests.identities.identity import apart
 from tests.peers import test_coming_from
@@ -30,6 +31,7 @@ from tests.peers.test_coming_from import (
     STEPS,
     Live,
     constant,
+    defaults_of,
     falling,
     give,
     gradients,
@@ -668,6 +670,27 @@ def test_betas_that_change_are_debiased_otherwise_by_optimi(name, chain):
 
     ours = test_coming_from.trained(*chain, LR(0.1), live=live)
     assert apart(ours, optimi(name, live, weight_decay=0.0)) > 0.01
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["ClipNorm", "ClipValue", "Normalize", "Centralize", "ClipNormGrowth", "ClipValueGrowth",
+     "ClipNormByEMA", "NormalizeByEMA", "ClipValueByEMA"],
+)  # fmt: skip
+def test_arguments_and_defaults_are_those_of_torchzero_but_for_inner(name):
+    theirs = defaults_of(getattr(need("torchzero").m, name))
+    theirs.pop("inner", None)
+    target = theirs.pop("target", "update")  # of which here are two
+    ours = defaults_of(getattr(torchzero_clip, name))
+    assert theirs.items() <= ours.items()
+    assert target == ours["target"]
+    assert [n for n in ours if n in theirs] == list(theirs)
+
+
+@pytest.mark.parametrize(("name", "ours"), [("AdamW", ADAM), ("StableAdamW", StableAdam())])
+def test_the_defaults_of_optimi_are_those_that_its_rows_name(name, ours):
+    theirs = defaults_of(getattr(need("optimi"), name))
+    assert (theirs["betas"], theirs["eps"]) == (ours.betas, ours.eps)
 
 
 def test_torchzero_takes_the_dims_of_the_first_tensor_for_all():
