@@ -200,6 +200,44 @@ def test_a_trace_says_what_it_takes(tmp_path: Path) -> None:
     assert Trace.read(tmp_path / "run.csv", "loss").norms.tolist() == [[2.0]]
 
 
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        (
+            "step,norm,loss\n1,2.0,3.0\n2,2.0\n3,2.0,3.0\n",
+            "3 cells in every line, .* got 2 in line 3",
+        ),
+        ("step,norm\n1,2.0,3.0\n", "2 cells in every line, .* got 3 in line 2"),
+        ('step,norm\n\n1,2.0\n2,"2.0\n3,2.0\n4,2.0\n', "must close every quote .* got line 4"),
+        ('step,"norm\n1,2.0\n', "must close every quote .* got line 1"),
+        ("step,norm\n1,two\n", "must have numbers in its cells: .*'two'"),
+        ("step,norm\n", "has no steps"),
+        ("", "has no steps"),
+    ],
+)
+def test_what_is_no_table_is_an_error_that_names_the_line(text, sentence, tmp_path) -> None:
+    (tmp_path / "run.csv").write_text(text)
+    with pytest.raises(ValueError, match=sentence):
+        Trace.read(tmp_path / "run.csv")
+
+
+@pytest.mark.parametrize("name", ["run.csv", "run.csv.gz"])
+def test_what_a_killed_writer_leaves_is_read_up_to_its_last_whole_line(name, tmp_path) -> None:
+    torch.manual_seed(0)
+    whole, cut = Trace(torch.rand(500, 3)), tmp_path / name
+    whole.write(cut)
+    written = cut.read_bytes()
+    seen = []
+    for end in (len(written) - 60, len(written) // 2):
+        cut.write_bytes(written[:end])
+        with pytest.warns(UserWarning, match=rf"{name} ends within a line, which is left out"):
+            norms = Trace.read(cut).norms
+        torch.testing.assert_close(norms, whole.norms[: len(norms)])
+        seen.append(len(norms))
+    assert 490 < seen[0] < 500
+    assert 150 < seen[1] < 300
+
+
 # ---------------------------------------------------------------------- the command
 
 

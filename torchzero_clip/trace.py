@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import gzip
 import io
 import math
+import warnings
 from collections.abc import Mapping, Sequence
 from os import PathLike
 from pathlib import Path
-from typing import Literal
 
 import torch
 from torch import Tensor
@@ -93,12 +94,14 @@ class Trace:
 
     @classmethod
     def read(cls, path: str | PathLike[str], name: str | None = None) -> Self:
-        """The trace in a file: the norms of its first rule, or those with this name."""
-        with _open(path, "rt") as file:
-            header, *rows = csv.reader(file)
+        """The trace in a file: the norms of its first rule, or those with this name.
+
+        A last line that has no end, as a killed writer leaves it, is left out, with a warning.
+        """
+        header, *rows = _rows(path) or [[]]
         if not rows:
             raise ValueError(f"Trace: {path} has no steps")
-        cells = {key: [row[i] for row in rows] for i, key in enumerate(header)}
+        cells = dict(zip(header, zip(*rows, strict=True), strict=True))
         try:
             columns = {
                 key: torch.tensor([float(x or math.nan) for x in column], dtype=torch.float64)
@@ -106,7 +109,7 @@ class Trace:
             }
         except ValueError as error:
             raise ValueError(f"Trace: {path} must have numbers in its cells: {error}") from None
-        known = {key: torch.tensor([cell != "" for cell in cells[key]]) for key in header}
+        known = {key: torch.tensor([x != "" for x in column]) for key, column in cells.items()}
         return cls._from_columns(columns, known, name)
 
     @classmethod
@@ -137,7 +140,7 @@ class Trace:
         header = ["step", *(f"norm/{name}" for name in self.names), *self.logged]
         columns = [*self.norms.unbind(1), *self.logged.values()]
         known = [*self.known.unbind(1), *(~x.isnan() for x in self.logged.values())]
-        with _open(path, "wt") as file:
+        with _open(path) as file:
             lines = csv.writer(file, lineterminator="\n")
             lines.writerow(header)
             for i in range(len(self)):
@@ -152,10 +155,46 @@ def norm_of(column: str) -> str | None:
     return "/".join(parts[: parts.index("norm") + 1]) if "norm" in parts else None
 
 
-def _open(path: str | PathLike[str], mode: Literal["rt", "wt"]) -> io.TextIOWrapper:
-    """A text file; one whose name ends in .gz has no time in it, so that equal runs are equal."""
+def _rows(path: str | PathLike[str]) -> list[list[str]]:
+    """The cells of every whole line of a file; those of the first are its header."""
+    text = _read(Path(path))
+    whole = text[: text.rfind(b"\n") + 1]
+    if whole != text:
+        warnings.warn(f"Trace: {path} ends within a line, which is left out", stacklevel=3)
+    lines = csv.reader(io.StringIO(whole.decode(), newline=""), strict=True)
+    rows: list[list[str]] = []
+    line = 1
+    try:
+        for row in lines:
+            rows += [row] if row else []  # a line may be empty
+            if row and len(row) != len(rows[0]):
+                raise ValueError(
+                    f"Trace: {path} must have {len(rows[0])} cells in every line, as many as its "
+                    f"header, got {len(row)} in line {line}"
+                )
+            line = lines.line_num + 1
+    except csv.Error as error:
+        raise ValueError(
+            f"Trace: {path} must close every quote that it opens, got line {line}: {error}"
+        ) from None
+    return rows
+
+
+def _read(path: Path) -> bytes:
+    """What is in a file, as far as it was written."""
+    if path.suffix != ".gz":
+        return path.read_bytes()
+    parts = [b""]
+    with gzip.open(path) as file, contextlib.suppress(EOFError):  # its end was never written
+        while part := file.read1():
+            parts.append(part)
+    return b"".join(parts)
+
+
+def _open(path: str | PathLike[str]) -> io.TextIOWrapper:
+    """A text file to write; one whose name ends in .gz has no time in it: equal runs are equal."""
     path = Path(path)
     if path.suffix != ".gz":
-        return open(path, mode, newline="", encoding="utf-8")
-    binary = gzip.GzipFile(path, mode[0] + "b", mtime=0)
+        return open(path, "w", newline="", encoding="utf-8")
+    binary = gzip.GzipFile(path, "wb", mtime=0)
     return io.TextIOWrapper(binary, newline="", encoding="utf-8")

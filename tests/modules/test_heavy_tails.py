@@ -428,6 +428,27 @@ def test_a_lasting_change_of_level_is_followed_or_not_as_the_page_says(name, fac
     assert (1 / 1.3 < ratio < 1.3) == (horizon is not None), ratio
 
 
+@pytest.mark.parametrize(
+    ("name", "jump", "steps"),
+    [
+        ("ZStat max", 4, 24), ("ZStat max", 1e6, 195),
+        ("ZStat raw", 4, 6), ("ZStat raw", 1e6, 6),
+        ("ZClip percentile", 4, 24), ("ZClip percentile", 1e6, 210),
+        ("ZScoreClip", 4, 11), ("ZScoreClip", 1e6, 11),
+        ("ClipNormGrowth", 4, 4), ("ClipNormGrowth", 1e6, 35),
+    ],
+)  # fmt: skip
+def test_a_jump_is_followed_in_as_many_steps_as_the_page_says(name, jump, steps):
+    """The median of fifteen runs whose norms deviate by a fifth, to two steps."""
+    taken = []
+    for seed in range(15):
+        norms = healthy(seed, AT + 300)
+        norms[AT:] = [jump * norm for norm in norms[AT:]]
+        after = thresholds(RULES[name], norms)[AT - RULES[name].warmup :]
+        taken.append(next(i for i, limit in enumerate(after) if limit >= jump))
+    assert abs(statistics.median(taken) - steps) <= 2
+
+
 @pytest.mark.parametrize("name", [name for name in RULES if "mean" not in name])
 def test_zeros_at_the_start_freeze_nothing(name):
     """A matrix that starts at zero gradients, as in LoRA, must come to move."""

@@ -228,7 +228,7 @@ def test_half_precision_keeps_its_state_in_float32() -> None:
 def test_a_rule_of_ones_own_is_written_from_its_update() -> None:
     compare([Grokfast(gain=1.5), Adam(), LR(1e-2)], SHAPES, torch.float64)
     text = Modular([torch.zeros(1)], Grokfast()).to_source()
-    assert "# Grokfast: m ← β m + (1 - β) u; u ← u + gain · m" in text
+    assert "# Grokfast: m ← β m + (1 - β) u, at first u; u ← u + gain · m" in text
     assert 'torch._foreach_lerp_(slow, grads, 1 - group["beta"])' in text
 
 
