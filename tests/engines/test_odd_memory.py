@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from typing import Any
 
 import pytest
@@ -14,10 +15,12 @@ from torchzero_clip import (
     Adam,
     ClipNorm,
     ClipNormGrowth,
+    ClipValue,
     Group,
     Guard,
     Modular,
     Scale,
+    Sign,
     State,
     TensorList,
     Transform,
@@ -31,7 +34,7 @@ NUMBERS = torch.tensor([3.0, 4.0])
 
 def made(way: str, params: Any, *links: Transform) -> Modular:
     """An optimizer that runs in this way."""
-    opt = Modular(params, *links, fused=way != "plain", compile=way == "recorded")
+    opt = Modular(params, *links, fused=way != "plain", compile=way in ("recorded", "compiled"))
     if way == "recorded":
         opt.engine.backend = "plain"  # type: ignore[attr-defined]
     return opt
@@ -66,6 +69,35 @@ class Doubled(Transform):
 
     def update(self, u: TensorList, state: State, group: Group) -> TensorList:
         return u.mul_(torch.full((self.length,), 2.0))
+
+
+# --- gaps, other orders, other signs
+
+
+@pytest.mark.parametrize("way", [*WAYS, "compiled"])
+def test_a_parameter_with_gaps_moves_as_one_without(way: str) -> None:
+    w = torch.nn.Parameter(torch.ones(3, 4)[:, ::2])
+    opt = made(way, [w], Sign(), ClipNorm(100.0), LR(0.1))
+    for _ in range(6):
+        w.grad = torch.full((3, 2), 0.5)
+        opt.step()
+        assert to_floats(opt.metrics())["ClipNorm/norm"] == pytest.approx(6**0.5)
+    close(w.data, torch.full((3, 2), 0.4))
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_the_memory_that_is_kept_for_a_parameter_with_gaps_is_made_once(way: str) -> None:
+    w = torch.nn.Parameter(torch.ones(3, 4)[:, ::2])
+    opt = made(way, [w], ClipValue(1.0), ClipNorm(1.0), LR(0.1))
+    kept = []
+    for _ in range(3):
+        w.grad = torch.ones(3, 2)
+        opt.step()
+        kept.append(opt.engine.workspaces.tensors())  # type: ignore[attr-defined]
+    assert all(map(operator.is_, kept[0], kept[2]))
+
+
+# --- shared memory
 
 
 @pytest.mark.parametrize("way", WAYS)
