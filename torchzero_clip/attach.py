@@ -78,6 +78,7 @@ class Clipper(Modular):
                 buckets = send(link, buckets)
                 step.skip.read("gradients are left out on the host")
             for bucket in buckets:
+                step.gradients.write(bucket.originals)
                 rows = zip(bucket.originals, bucket.layouts, bucket.update, strict=True)
                 for p, layout, u in rows:
                     waiting.discard(p)
@@ -93,7 +94,7 @@ class Clipper(Modular):
         """The update may as well flow in the memory of the gradients."""
         for bucket in buckets:
             if bucket.grads.dtype == bucket.state_dtype and not self._reads_grads:
-                bucket.update = bucket.session.writable_grads()
+                bucket.update = bucket.writable_grads()
         return buckets
 
     @property

@@ -14,7 +14,6 @@ from torchzero_clip.core import Bucket, Chain, NormRule, Step, Transform, norms,
 from torchzero_clip.core.division import UnitIds
 from torchzero_clip.core.engine import Engine, Session
 from torchzero_clip.core.link import Link
-from torchzero_clip.core.norms.shards import aligned_grads
 from torchzero_clip.core.part import Roster, label
 from torchzero_clip.core.stochastic import prepare_draws
 from torchzero_clip.core.units import UnitRecord
@@ -135,11 +134,11 @@ class Released(Modular):
         group = self.param_groups[index]
         if p not in running.left[index]:
             raise RuntimeError(f"release: {label(index, group, place)} {AGAIN}")
-        (grad,) = aligned_grads([p])
-        assert grad is not None
         roster, record = self._rosters.setdefault(p, Roster()), dict[str, Any]()
-        (part,) = roster.parts(index, group, {place: grad})
         step = Step(running.groups, self.state, record, self.engine, None, roster)
+        ((grad,),) = step.gradients.of([[p]], moves=True)
+        assert grad is not None
+        (part,) = roster.parts(index, group, {place: grad})
         step.drawn = running.drawn
         buckets = [Bucket(step, part, [grad])]
         for link in self.links:

@@ -138,7 +138,7 @@ class Modular(Optimizer):
     def _run(self, step: Step) -> None:
         """Send the gradients of a step through the chain."""
         with step:
-            buckets = step.buckets()
+            buckets = step.buckets(moves=True)
             for link in self.links:
                 buckets = send(link, buckets)  # an empty list ends the step
             subtract(buckets, self.rounding)

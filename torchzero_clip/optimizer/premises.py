@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from torchzero_clip.core.gradients import odd
 from torchzero_clip.core.part import Part
 from torchzero_clip.core.tensors import LAYOUT, SHAPE, all_plain
 from torchzero_clip.engines.buffers import Buffer, apart
@@ -82,7 +83,9 @@ class Premises:
             for row in (params.tensors, buffer.tensors):
                 like = like and all(map(operator.eq, map(SHAPE, row), shapes))
             where = buffer.addresses, buffer.forms
-            if not like or (where != self._apart[i] and not apart([params, buffer])):
+            if not like or (not buffer.contiguous and odd(buffer.tensors)):
+                return None
+            if where != self._apart[i] and not apart([*self._params, buffer]):
                 return None
             self._apart[i] = where
         return buffers
