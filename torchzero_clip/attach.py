@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Any
 
@@ -45,6 +45,7 @@ class Clipper(Modular):
         >>> optimizer.step()
     """
 
+    _options: Mapping[str, Any] = {}
     _repeats_plain = True
     _measures = True  # whether somebody takes what `step` returns
 

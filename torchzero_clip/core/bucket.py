@@ -251,7 +251,7 @@ class Bucket:
             return
         keys = [f"{link.path}/{name}" for name in names]
         new = [i for i, state in enumerate(self.param_states) if keys[0] not in state]
-        if link.narrow:
+        if link.rounds(self.originals[0]):
             prepare_draws(self.step.groups)
         for i in new:
             self.param_states[i].update(link.new_state(self.originals[i]))
