@@ -313,6 +313,21 @@ def test_two_parameters_write_their_one_gradient_in_turn(way: str) -> None:
     close([a.data, b.data, a.grad], [-NUMBERS / 4, -NUMBERS / 4, NUMBERS / 4])
 
 
+def test_one_gradient_of_two_groups_is_written_in_turn_after_any_number_of_steps() -> None:
+    """A step that was recorded with a gradient for each is none with one for both."""
+    sides = []
+    for form in (torch.clone, gaps):  # a form that comes and goes is not repeated
+        a, b = weight(0.0, 0.0), weight(0.0, 0.0)
+        clipper = Clipper([{"params": [a]}, {"params": [b]}], ClipNorm(2.5), Momentum(0.9))
+        for i in range(8):
+            a.grad, b.grad = (form if i % 2 else torch.clone)(NUMBERS), NUMBERS.clone()
+            if i >= 6:
+                b.grad = a.grad
+            clipper.step()
+        sides.append([a.grad, b.grad])
+    close(*sides)
+
+
 @pytest.mark.parametrize("way", WAYS)
 def test_an_optimizer_inside_an_update_has_memory_of_its_own(way: str) -> None:
     w = weight(0.0, 0.0)

@@ -34,10 +34,12 @@ class StepGradients:
             return found
         if not {torch.strided}.issuperset(map(LAYOUT, grads)):  # sparse ones, which are refused
             return found
+        made: dict[int, Tensor] = {}  # what two parameters share they share as a copy
         for i in {*odd(grads), *(_inside(grads, params) if moves else ())}:
             if params[i] not in self._copies:
                 plain = grads[i].resolve_conj().resolve_neg()
-                self._copies[params[i]] = plain.clone(memory_format=torch.contiguous_format)
+                copy = plain.clone(memory_format=torch.contiguous_format)
+                self._copies[params[i]] = made.setdefault(id(grads[i]), copy)
         if self._copies:
             pairs = zip(rows, found, strict=True)
             found = [list(map(self._copies.get, *pair)) for pair in pairs]
