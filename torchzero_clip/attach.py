@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Any
 
@@ -46,6 +46,8 @@ class Clipper(Modular):
         >>> optimizer.step()
     """
 
+    _options: Mapping[str, Any] = {"compile": False}
+
     def __init__(
         self,
         params: Iterable[Any],
@@ -81,6 +83,7 @@ class Clipper(Modular):
                 buckets = send(link, buckets)
                 step.skip.read("gradients are left out on the host")
             for bucket in buckets:
+                step.gradients.write(bucket.originals)
                 rows = zip(bucket.originals, bucket.layouts, bucket.update, strict=True)
                 for p, layout, u in rows:
                     waiting.discard(p)
@@ -99,7 +102,7 @@ class Clipper(Modular):
         """The update may as well flow in the memory of the gradients."""
         for bucket in buckets:
             if bucket.grads.dtype == bucket.state_dtype and not self._reads_grads:
-                bucket.update = bucket.session.writable_grads()
+                bucket.update = bucket.writable_grads()
         return buckets
 
     @property
