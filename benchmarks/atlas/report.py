@@ -63,7 +63,7 @@ def table(rows: Sequence[Row], pages: dict[str, str]) -> str:
         lines.append(f"<tr>{numbers}</tr>")
     body = "\n".join(lines)
     return (
-        f'<div class="frame">\n<table class="atlas" data-place="{BEFORE_ADAM}" '
+        f'<div class="frame">\n<table class="dense atlas" data-place="{BEFORE_ADAM}" '
         f'data-trouble="{FIRST}">\n<thead><tr>{head}</tr></thead>\n'
         f"<tbody>\n{body}\n</tbody>\n</table>\n</div>"
     )

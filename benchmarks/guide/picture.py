@@ -8,7 +8,7 @@ from benchmarks import axes
 from benchmarks.guide.report import CASES, WORST, compare, losses, optimizer_of, signed
 from benchmarks.guide.runs import Row
 
-LEFT, WIDTH, TOP, LINE = 215, 460, 28, 24
+LEFT, WIDTH, TOP, LINE = 290, 400, 28, 24
 INK, FAINT = "var(--md-accent-fg-color)", "var(--md-default-fg-color--lightest)"
 
 
@@ -27,7 +27,7 @@ def picture(rows: tuple[Row, ...], trouble: str) -> str:
 
     parts = [axes.names(LEFT, TOP, WIDTH, bottom - TOP, "difference in loss", "")]
     parts.append(f'<text x="{LEFT - 10}" y="{TOP - 8}" text-anchor="end">method</text>')
-    for tick in (low, 0.0, high):
+    for tick in sorted({low, 0.0, high}):
         x = across(tick)
         if tick and abs(float(x) - float(across(0.0))) < 50:
             continue  # no room for its label

@@ -41,16 +41,17 @@ def defaults(lines: Sequence[Line]) -> str:
         own = [x for x in lines if (x.family, x.sensitivity) == (family, sensitivity)]
         found = {x.trace: (x.false, x.missed) for x in own}
         shares = "".join(
-            f'<td style="text-align: right">{percent(share)}</td>'
+            f'<td style="text-align: right">{100 * share:.3g}</td>'
             for name in names
             for share in found[name]
         )
         rows.append(f'<tr><th scope="row">{family} = {sensitivity:g}</th>{shares}</tr>')
     body = "\n".join(rows)
-    return f"<table>\n<thead>\n{head}\n</thead>\n<tbody>\n{body}\n</tbody>\n</table>"
+    table = f'<table class="dense">\n<thead>{head}</thead>\n<tbody>\n{body}\n</tbody>\n</table>'
+    return f'<div class="frame">\n{table}\n</div>'
 
 
-LEFT, TOP, WIDTH, HEIGHT, LEGEND = 60, 16, 400, 260, 200
+LEFT, TOP, WIDTH, HEIGHT, LEGEND = 72, 16, 380, 260, 250
 
 
 def picture(lines: Sequence[Line], trace: str) -> str:

@@ -1,6 +1,7 @@
 """The left column: on a laptop it fits the screen, on whatever page its reader is."""
 
 import importlib.util
+import re
 import types
 from collections.abc import Iterator
 from typing import Any
@@ -55,3 +56,13 @@ def test_every_page_is_in_the_navigation_once() -> None:
     found = [leaf for tab in tabs() for leaf in leaves(tab)]
     docs = ROOT / "docs"
     assert sorted(found) == sorted(str(page.relative_to(docs)) for page in docs.rglob("*.md"))
+
+
+def test_a_search_for_what_torch_calls_an_optimizer_finds_what_it_is_here() -> None:
+    """Words of titles weigh most, and those of this page twice; of other pages one is as heavy."""
+    boosted = [p.name for p in (ROOT / "docs").rglob("*.md") if "\n  boost: 2" in p.read_text()]
+    assert sorted(boosted) == ["adam.md", "coming_from.md"]
+    page = (ROOT / "docs" / "coming_from.md").read_text()
+    assert re.findall(r"^## (.*)$", page, re.MULTILINE)[0] == "torch: AdamW, SGD and others"
+    for name in ("AdamW", "SGD"):
+        assert f"| `torch.optim.{name}(params" in page
