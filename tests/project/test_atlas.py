@@ -113,6 +113,7 @@ def test_the_page_has_five_sentences_a_line_for_each_result_and_a_picture_for_ea
     text = table(ROWS, {})
     assert text.count("<tr>") == len(ROWS) + 1
     assert f'data-place="before Adam" data-trouble="{FIRST}"' in text  # what it shows at first
+    assert text.startswith('<div class="frame">')  # in which it scrolls
     for entry in RULES.values():
         drawn = picture(CURVES, entry.page)
         assert drawn is not None
