@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Any
 
@@ -45,6 +45,7 @@ class Clipper(Modular):
         >>> optimizer.step()
     """
 
+    _options: Mapping[str, Any] = {}
     _repeats_plain = True
     _measures = True  # whether somebody takes what `step` returns
 
@@ -78,6 +79,7 @@ class Clipper(Modular):
                 buckets = send(link, buckets)
                 step.skip.read("gradients are left out on the host")
             for bucket in buckets:
+                step.gradients.write(bucket.originals)
                 rows = zip(bucket.originals, bucket.layouts, bucket.update, strict=True)
                 for p, layout, u in rows:
                     waiting.discard(p)
@@ -93,7 +95,7 @@ class Clipper(Modular):
         """The update may as well flow in the memory of the gradients."""
         for bucket in buckets:
             if bucket.grads.dtype == bucket.state_dtype and not self._reads_grads:
-                bucket.update = bucket.session.writable_grads()
+                bucket.update = bucket.writable_grads()
         return buckets
 
     @property

@@ -14,7 +14,6 @@ from torchzero_clip.core import Bucket, Chain, NormRule, Step, Transform, norms,
 from torchzero_clip.core.division import UnitIds
 from torchzero_clip.core.engine import Engine, Session
 from torchzero_clip.core.link import Link
-from torchzero_clip.core.norms.shards import aligned_grads
 from torchzero_clip.core.part import Roster, label
 from torchzero_clip.core.stochastic import prepare_draws
 from torchzero_clip.core.units import UnitRecord
@@ -75,6 +74,8 @@ def release(
 class Released(Modular):
     """The optimizer that `release` returns."""
 
+    _options: Mapping[str, Any] = {**Modular._options, "limit": "this step"}
+    _keeps_like = "the largest parameter's"
     last_backward: bool = True
     """Whether gradients are whole after the next backward; False while they are still summed."""
 
@@ -83,7 +84,7 @@ class Released(Modular):
     ) -> None:
         if limit not in LIMITS:
             raise ValueError(f"release: limit must be one of {list(LIMITS)}, got {limit!r}")
-        self._limit, self._watching = limit, True
+        self.limit, self._watching = limit, True
         self._lock = threading.RLock()  # tensors of several devices have a thread each
         self._hooks: dict[Tensor, Any] = {}
         self._rosters: dict[Tensor, Roster] = {}
@@ -95,7 +96,7 @@ class Released(Modular):
     ) -> None:
         super()._build(chain, fused, compile, rounding, state_dtype)
         self.engine = OneAtATime(Compiled()) if compile else Eager(defers=fused, keeps=False)
-        self._late = [LastStep(link) for link in _too_far(self.links, self._limit)]
+        self._late = [LastStep(link) for link in _too_far(self.links, self.limit)]
 
     # ------------------------------------------------------------------ the step
 
@@ -135,11 +136,11 @@ class Released(Modular):
         group = self.param_groups[index]
         if p not in running.left[index]:
             raise RuntimeError(f"release: {label(index, group, place)} {AGAIN}")
-        (grad,) = aligned_grads([p])
-        assert grad is not None
         roster, record = self._rosters.setdefault(p, Roster()), dict[str, Any]()
-        (part,) = roster.parts(index, group, {place: grad})
         step = Step(running.groups, self.state, record, self.engine, None, roster)
+        ((grad,),) = step.gradients.of([[p]], moves=True)
+        assert grad is not None
+        (part,) = roster.parts(index, group, {place: grad})
         step.drawn = running.drawn
         buckets = [Bucket(step, part, [grad])]
         for link in self.links:
@@ -154,7 +155,8 @@ class Released(Modular):
         """The step on its way, begun if none is."""
         if self._running is None:
             self._begin()  # checks keys and live values
-            if any([link.narrow for link in self.keys.links]):
+            params = [group["params"][0] for group in self.param_groups if group["params"]]
+            if any([link.rounds(params[0]) for link in self.keys.links if params]):
                 prepare_draws(self.param_groups)
             self._running = Running(self.param_groups)
         return self._running
@@ -386,6 +388,9 @@ class OneAtATime:
 
     def check(self, device: torch.device) -> None:
         self.engine.check(device)
+
+    def twin(self) -> Engine:
+        return self.engine.twin()
 
     def open(
         self,

@@ -180,6 +180,9 @@ class Pairs(Wrapped):
         group |= {"params": pairs(group["params"]), "grads": pairs(group["grads"])}
         return unpaired(updated(self.inner, pairs(u), real, group))
 
+    def affine(self, group: Group) -> tuple[Any, Any] | None:
+        return self.inner.affine(group)  # the same of complex numbers as of their parts
+
 
 class Gathered(Wrapped):
     """A rule that sees whole tensors where this process holds a part of each."""

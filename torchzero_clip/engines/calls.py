@@ -8,8 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-FACTS = """data_ptr dim element_size is_complex is_contiguous is_floating_point is_neg nelement
-numel promote_types result_type size storage_offset stride untyped_storage __hash__ __len__"""
+FACTS = """data_ptr dim element_size is_complex is_conj is_contiguous is_floating_point is_neg
+nelement numel promote_types result_type size storage_offset stride untyped_storage
+__hash__ __len__"""
 """Functions that tell of a tensor what does not change while its form and its home do not."""
 UNKNOWN = """argwhere masked_select nonzero unique unique_consecutive bernoulli bernoulli_ cauchy_
 exponential_ geometric_ log_normal_ multinomial normal normal_ poisson random_ uniform_ rand

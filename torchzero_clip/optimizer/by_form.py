@@ -69,6 +69,7 @@ def _form(params: Sequence[Tensor], grads: Sequence[Tensor]) -> Hashable | None:
         tuple(map(SHAPE, params)) == shapes
         and {torch.strided}.issuperset(map(LAYOUT, grads))
         and all(map(Tensor.is_contiguous, grads))
+        and not any(map(Tensor.is_neg, grads))
         and all(map(ON_CPU, grads))
         and len(dtypes[0]) == len(dtypes[1]) == 1
     )

@@ -115,7 +115,7 @@ def explain(optimizer: Any, make: Callable[..., Any]) -> str:
     lines.append(f"{'':{width}}  reads  writes   bytes a number")
     lines += [part.row(width, numbers) for part in parts]
     kept = sum([t.numel() for t in twin.engine.workspaces.tensors()])
-    size = f"{kept / numbers:.3g} of the parameters' size" if kept else "none"
+    size = f"{kept / numbers:.3g} of {optimizer._keeps_like} size" if kept else "none"
     lines.append(f"{'in all':{width}}  {reads:5.3g}  {writes:6.3g}")
     ends = [f"Memory kept between steps, besides the state: {size}."]
     if skip and skip.why is None:
@@ -159,9 +159,7 @@ def _twin(optimizer: Any, make: Callable[..., Any]) -> Any:
         if link.transform.goes_first:  # a guard, which never gives up here: all gradients are bad
             patient = link.transform.with_values({"max_consecutive": None})
             link.transform = link.acts = patient
-    if isinstance(optimizer.engine, Compiled):
-        twin.engine = Compiled()
-        twin.engine.backend = "plain"  # nothing is compiled for a look
+    twin.engine = optimizer.engine.twin()
     return twin
 
 

@@ -55,6 +55,13 @@ class Modular(Optimizer):
         >>> opt = Modular(model.parameters(), ClipNorm(1.0), Adam(), LR(1e-3))
     """
 
+    _options: Mapping[str, Any] = {  # and their defaults, for repr
+        "fused": True,
+        "compile": False,
+        "rounding": "nearest",
+        "state_dtype": "float32",
+    }
+    _keeps_like = "the parameters'"  # whose size the memory has that the engine keeps
     _repeats_plain = False  # whether steps of links by their own formulas are repeated, too
 
     def __init__(
@@ -92,6 +99,7 @@ class Modular(Optimizer):
                 "give ClipNorm(1.0), Adam(), LR(1e-3) and the like after the parameters"
             )
         self.chain, self.fused, self.rounding = chain, fused, rounding
+        self.compile = compile
         self.state_dtype = state_dtype
         self.engine: Engine = Compiled() if compile else Eager(defers=fused)
         self.links = bind(chain, narrow=state_dtype == "bfloat16")
@@ -138,7 +146,7 @@ class Modular(Optimizer):
     def _run(self, step: Step) -> None:
         """Send the gradients of a step through the chain."""
         with step:
-            buckets = step.buckets()
+            buckets = step.buckets(moves=True)
             for link in self.links:
                 buckets = send(link, buckets)  # an empty list ends the step
             subtract(buckets, self.rounding)
@@ -306,9 +314,8 @@ class Modular(Optimizer):
             after.remove()
 
     def __repr__(self) -> str:
-        options = ["compile=True"] if isinstance(self.engine, Compiled) else []
-        options += [f"rounding={self.rounding!r}"] if self.rounding != "nearest" else []
-        options += [f"state_dtype={self.state_dtype!r}"] if self.state_dtype != "float32" else []
+        given = [(name, getattr(self, name), default) for name, default in self._options.items()]
+        options = [f"{name}={value!r}" for name, value, default in given if value != default]
         lines = [f"{type(self).__name__}({', '.join([*map(repr, self.chain), *options])})"]
         for i, group in enumerate(self.param_groups):
             shown = {key: value for key, value in group.items() if key not in RESERVED}
@@ -324,7 +331,7 @@ class Modular(Optimizer):
         mine = {
             "chain": self.chain,
             "fused": self.fused,
-            "compile": isinstance(self.engine, Compiled),
+            "compile": self.compile,
             "rounding": self.rounding,
             "state_dtype": self.state_dtype,
         }

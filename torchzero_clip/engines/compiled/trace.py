@@ -11,6 +11,7 @@ from __future__ import annotations
 import operator
 import weakref
 from collections.abc import Hashable, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -317,7 +318,8 @@ class Trace(Recording):
                 return i
         params = self.buffers[PARAMETERS].tensors
         if self.device.type == "cpu" and self.kept < KEPT and dtype == self.state_dtype:
-            memory = self.runner.workspaces.like((self.room, self.kept), self.places, params)
+            with nullcontext() if self.tape is None else self.tape.paused():  # it lasts
+                memory = self.runner.workspaces.like((self.room, self.kept), self.places, params)
             self.spares.append(self.hold(memory, ("spare", self.kept)))
             self.kept += 1
             return self._spare(dtype, used)
