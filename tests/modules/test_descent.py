@@ -350,6 +350,10 @@ def average(g, w, memory, t):
     return m
 
 
+def ahead(g, w, memory, t):
+    return 0.1 * g + 0.9 * average(g, w, memory, t)
+
+
 def debiased(g, w, memory, t):
     return average(g, w, memory, t) / (1 - 0.9**t)
 
@@ -360,6 +364,7 @@ FORMULAS = {
     "Warmup": ((Warmup(30),), warm),
     "EMA": ((EMA(0.9),), average),
     "EMA debias": ((EMA(0.9, debias=True),), debiased),
+    "EMA nesterov": ((EMA(0.9, nesterov=True),), ahead),
 }
 
 

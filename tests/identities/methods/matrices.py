@@ -21,6 +21,11 @@ GROUPS: Any = (
     {"lr": 0.02, "momentum": 0.8, "weight_decay": 0.0},
 )
 
+AVERAGED: Any = [
+    {"beta" if name == "momentum" else name: value for name, value in group.items()}
+    for group in GROUPS
+]
+
 
 def official_muon() -> Any:
     if not hasattr(torch.optim, "Muon"):
@@ -30,9 +35,10 @@ def official_muon() -> Any:
 
 @optimizer(
     "muon",
-    '`Momentum(nesterov=True)`, `Orthogonalize(scale="original")`, `WeightDecay`, `LR` is Muon',
+    '`EMA(nesterov=True)`, `Orthogonalize(scale="original")`, `WeightDecay`, `LR` is Muon',
     source="torch.optim.Muon, its iteration in float32",
-    groups=GROUPS,
+    ours=lambda beta, **options: named("muon", momentum=beta, **options),
+    groups=AVERAGED,
     inputs=Inputs(MATRICES),
     rtol={torch.float32: 1e-5},
 )
@@ -44,27 +50,28 @@ def muon(groups: Any) -> Any:
             with mock.patch.object(Tensor, "bfloat16", Tensor.clone):
                 return super().step(closure)
 
-    return InFloat32(groups)
+    return InFloat32([{**group, "momentum": group["beta"]} for group in groups])
 
 
 @optimizer(
     "muon_bfloat16",
     "The same chain is Muon as torch ships it, up to the rounding of bfloat16",
     source="torch.optim.Muon",
-    ours=lambda **options: named("muon", **options),
-    groups=GROUPS,
+    ours=lambda beta, **options: named("muon", momentum=beta, **options),
+    groups=AVERAGED,
     inputs=Inputs(MATRICES, zero_start=False),  # such a weight is the sum of roundings alone
     rtol={torch.float32: 3e-2},
 )
 def muon_bfloat16(groups: Any) -> Any:
-    return official_muon()(groups)
+    return official_muon()([{**group, "momentum": group["beta"]} for group in groups])
 
 
 @optimizer(
     "normuon",
     "Muon with `NeuronNorm` after `Orthogonalize` is NorMuon",
     source="zichongli5/NorMuon, `SingleDeviceNorMuon`, its iteration in float32",
-    groups=GROUPS,
+    ours=lambda momentum, **options: named("normuon", momentum=momentum, **options),
+    groups=(GROUPS[0], {"lr": 0.02, "EMA/beta": 0.8, "weight_decay": 0.0}),
     inputs=Inputs(MATRICES, size=100.0),  # it adds 1e-7 to norms and 1e-10 to √V
     rtol={torch.float32: 1e-5, torch.float64: 1e-6},
 )
@@ -78,7 +85,7 @@ def normuon(groups: Any) -> Any:
             with mock.patch.object(Tensor, "bfloat16", Tensor.clone):
                 return super().step(closure)
 
-    return InOnePrecision(groups)
+    return InOnePrecision([{"momentum": 0.8, **group} for group in groups])
 
 
 @optimizer(
@@ -138,7 +145,7 @@ def muon_plus(groups: Any) -> Any:
     source="karpathy/nanochat, `nanochat/optim.py`, in float32",
     groups=(
         {"lr": 0.05, "momentum": 0.9, "weight_decay": 0.0},  # here are the tall ones
-        {"lr": 0.02, "momentum": 0.8, "weight_decay": 0.1},
+        {"lr": 0.02, "EMA/beta": 0.8, "weight_decay": 0.1},
     ),
     inputs=Inputs(MATRICES, size=100.0),  # it adds 1e-6 to norms
     rtol={torch.float32: 1e-5, torch.float64: 1e-6},
@@ -151,7 +158,7 @@ def nanochat(groups: Any) -> Any:
     with mock.patch.dict(sys.modules, package), uncompiled:
         official = official_file("karpathy/nanochat", "nanochat/optim.py")
     rows = [  # a group for each shape, as it asks for
-        {**group, "params": [p], "kind": "muon", "ns_steps": 5, "beta2": 0.9}
+        {"momentum": 0.8, **group, "params": [p], "kind": "muon", "ns_steps": 5, "beta2": 0.9}
         for group in groups
         for p in group["params"]
     ]
