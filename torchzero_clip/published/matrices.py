@@ -52,18 +52,22 @@ def normuon(
 
 @published
 def muoneq(
-    lr: float = 0.02,
-    weight_decay: float = 0.0,
+    lr: float = 1e-3,
+    weight_decay: float = 0.1,
     momentum: float = 0.95,
     nesterov: bool = True,
+    scale: Literal["original", "match_rms_adamw"] | None = "match_rms_adamw",
 ) -> Chain:
     """Muon of a momentum whose rows were made equal, MuonEq (R); for matrices alone.
+
+    These are its authors' values for language models; for CIFAR-10 they take 5e-3, no decay, a
+    momentum of 0.9 and no scale.
 
     Reference:
         Chang et al., "MuonEq: balancing before orthogonalization with lightweight equilibration",
         arXiv 2603.28254; MaeChd/muon-eq.
     """
-    direction = Momentum(momentum, nesterov), EqualRows(), Orthogonalize()
+    direction = Momentum(momentum, nesterov), EqualRows(), Orthogonalize(scale=scale)
     return Chain(*direction, WeightDecay(weight_decay), LR(lr))
 
 

@@ -92,6 +92,7 @@ def normuon(groups: Any) -> Any:
     "muoneq",
     "Muon with `EqualRows` in front of `Orthogonalize` is MuonEq (R)",
     source="MaeChd/muon-eq, `CifarMuonEq`, which iterates in float32",
+    ours=lambda **options: named("muoneq", scale=None, **options),
     groups=GROUPS,
     inputs=Inputs(MATRICES, size=1e4),  # it adds 1e-8 to squares of norms
     rtol={torch.float32: 1e-5, torch.float64: 1e-5},
