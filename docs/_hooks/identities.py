@@ -84,7 +84,7 @@ def listed():
     parts = []
     for name, it in sorted(identities().items()):
         tolerance = ", ".join(f"{bound:g} in {kind(dtype)}" for dtype, bound in it.rtol.items())
-        held = "runs in every test" if it.live else "twenty steps of it are recorded"
+        held = "runs in every test" if it.in_torch else "twenty steps of it are recorded"
         test = inspect.getsource(it.theirs).rstrip()
         parts.append(
             f"## {name}\n\n{it.claim}.\n\nAgainst {it.source}; {held}. At most {tolerance} apart, "

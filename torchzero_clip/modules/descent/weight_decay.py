@@ -72,4 +72,6 @@ class WeightDecay(Transform):
         if self.cautious or self.follows_lr:
             return None
         decay = group["weight_decay"]
-        return (1 - group["lr"] * decay if self.afterwards else 1.0), decay
+        if self.afterwards:
+            return 1 - group["lr"] * decay, decay
+        return 1.0, decay
