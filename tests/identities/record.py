@@ -4,7 +4,7 @@
     python -m tests.identities.record lamb lars  # these, again
 
 Run it in an environment that has the libraries; CONTRIBUTING.md, "Peers", makes one. A recording
-has the twenty steps in each dtype, a digest of the inputs, and the versions that made it.
+has the steps in each dtype, a digest of the inputs, and the versions that made it.
 """
 
 from __future__ import annotations
