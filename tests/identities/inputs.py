@@ -12,6 +12,8 @@ from torch import Tensor
 from torch.nn import Parameter
 
 STEPS = 24
+PLAIN = 3
+"""The first steps, in which the first group has the values that our chain was made with."""
 Shapes = tuple[tuple[str, tuple[int, ...]], ...]
 ORDINARY: Shapes = (
     ("a.weight", (4, 3)), ("a.bias", (4,)),
@@ -88,6 +90,8 @@ class Inputs:
 
     def varied(self, name: str, step: int, value: Any) -> Any:
         """What a schedule makes of a live value: every name has its own way."""
+        if step < PLAIN:
+            return value
         if isinstance(value, tuple):
             return tuple(self.varied(f"{name} {i}", step, x) for i, x in enumerate(value))
         if name == "lr":
