@@ -22,7 +22,7 @@ def matrices_and_rest(model: nn.Module, head: str | None = None) -> dict[str, st
 
     Example:
         >>> kinds = matrices_and_rest(model)
-        >>> muon = Chain(Momentum(0.95, nesterov=True), Orthogonalize(scale="match_rms_adamw"))
+        >>> muon = Chain(EMA(0.95, nesterov=True), Orthogonalize(scale="match_rms_adamw"))
         >>> two = Partition({"matrices": muon, "rest": Adam()}, kinds)
         >>> opt = Modular(model.named_parameters(), two, LR(1e-3))
     """

@@ -26,7 +26,7 @@ class NeuronNorm(NormRule):
         stacks: Whether tensors of three dims are a stack of matrices (True) or (first, rest).
 
     Example:
-        >>> normuon = Momentum(0.95, nesterov=True), Orthogonalize(), NeuronNorm()
+        >>> normuon = EMA(0.95, nesterov=True), Orthogonalize(), NeuronNorm()
         >>> opt = Modular(matrices, *normuon, WeightDecay(0.1), LR(1e-3))
 
     Reference:
