@@ -31,7 +31,9 @@ class Lines:
         tuples: dict[str, list[str]],
     ) -> None:
         self.about, self.tuples = about, tuples
-        ops = schedule.stepped(schedule.rebound(schedule.needed(ops)))
+        ops = schedule.needed(ops)
+        schedule.phases(ops)
+        ops = schedule.stepped(schedule.rebound(ops, set(schedule.crossing(ops))))
         schedule.phases(ops)
         self.ops = sorted([op for op in ops if not op.repeats], key=lambda op: op.phase)
         self.inline = schedule.inlined(self.ops)

@@ -145,6 +145,8 @@ class Recorder(TorchFunctionMode):
         found = list(self._values([*args, *kwargs.values()])) if foreach else found
         lists = [value for value in found if value.kind in ("list", "sizes")]
         write = self._call(name, args, kwargs)
+        if base in FACTORIES and "device" in kwargs and self.like is not None:
+            found = [*found, self.like]
         if base == "stack" and lists and len(args) == 1 and not kwargs:
             return self._made("tensor", out, write, found)
         if base == "unbind" and len(args) == 1 and not kwargs and found[0].kind == "tensor":
@@ -286,7 +288,8 @@ class Recorder(TorchFunctionMode):
         """How a call is written, with values in the place of tensors and numbers."""
         operands = [self._shown(x) for x in args]
         named = {key: self._shown(x) for key, x in kwargs.items()}
-        return lambda names: called(name, operands, named, self.like, names)
+        like = self.like  # of now: later lines may measure more
+        return lambda names: called(name, operands, named, like, names)
 
     def _shown(self, x: Any) -> Any:
         """Operands with their values in the place of tensors and numbers."""

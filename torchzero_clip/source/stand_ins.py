@@ -129,6 +129,15 @@ class NoNames(list[Any]):
         return self[0]
 
 
+class NoCounts(dict[str, Any]):
+    """What a group keeps besides live values, which a file has for norms alone."""
+
+    def get(self, *_: Any) -> Any:
+        raise SourceError("it counts steps, or keeps other numbers of a group")
+
+    __getitem__ = __setitem__ = setdefault = update = get
+
+
 class _Sums(list[Tensor]):
     """Statistics with one row, as they are read."""
 

@@ -15,7 +15,7 @@ from torchzero_clip.core.link import Link
 from torchzero_clip.engines import Eager
 from torchzero_clip.modules.flow import Masked, Partition
 from torchzero_clip.source.recorder import Recorder
-from torchzero_clip.source.stand_ins import NoNames, hints, stand_ins
+from torchzero_clip.source.stand_ins import NoCounts, NoNames, hints, stand_ins
 from torchzero_clip.source.state import State
 from torchzero_clip.source.units import SourceUnits
 from torchzero_clip.source.values import ATOM, Context, Op, SourceError, Value
@@ -66,7 +66,12 @@ class Trace:
             p = torch.nn.Parameter(torch.full(SHAPE, 0.5))
             p.grad = torch.full(SHAPE, 0.25)
             u = torch.full(SHAPE, 0.25)
-            group = {**self.settings, "params": [p], "chain": {}, "param_names": ["layer.weight"]}
+            group = {
+                **self.settings,
+                "params": [p],
+                "chain": NoCounts(),
+                "param_names": ["layer.weight"],
+            }
             state: dict[Tensor, dict[str, Any]] = {p: {}}
             step = Step([group], state, {}, ENGINE)
             bucket = step.buckets()[0]
@@ -122,15 +127,16 @@ class Trace:
             return bucket
         self.recorder.link = link.path
         self.recorder.joins = getattr(rule, "dim", None) == "global"
-        for inner in link.walk():
-            if inner.transforms:
-                self.state.make(inner, bucket)
-        replaced = self._with_units(link)
         before = self.recorder.flowing
         try:
-            out = send(replaced, [bucket])
+            for inner in link.walk():
+                if inner.transforms:
+                    self.state.make(inner, bucket)
+            out = send(self._with_units(link), [bucket])
         except SourceError as error:
             raise SourceError(_sentence(link, str(error))) from None
+        except Exception as error:  # of a rule that takes no stand-in
+            raise SourceError(_sentence(link, f"it cannot be watched ({error})")) from error
         if len(out) != 1:
             raise SourceError(_sentence(link, "it ends steps"))
         value = self.recorder.knows(out[0].update.tensors[0])
@@ -167,7 +173,7 @@ class Trace:
     def _inside(self, link: Link, children: Sequence[Link], bucket: Bucket, text: Any) -> Bucket:
         """The bucket after transforms that see some of its parameters."""
         recorder, outer = self.recorder, self.recorder.context
-        recorder.link = link.path
+        recorder.link, recorder.like = link.path, None
         flags = Value("list", hint="here")
         recorder.add(lambda n: (text, ATOM), [], flags, repeats=True, joint=False, takes="flags")
         context = Context(f"{outer.path}/{len(self.state.texts)}.{len(recorder.ops)}", flags, outer)
@@ -187,7 +193,7 @@ class Trace:
         write = lambda n: (f"_put({n(u)}, {n(whole)}, {n(flags)})", ATOM)
         slots = Value("list", hint="u", root=whole)
         recorder.add(write, [u, whole, flags], writes=[whole, slots], effect=True, stays=True)
-        recorder.context = outer
+        recorder.context, recorder.like = outer, None
         outside.update.owned = outside.update.owned and u.memory is before.memory
         outside.produced = inner.produced
         recorder.flowing = whole
