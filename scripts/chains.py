@@ -53,6 +53,7 @@ from torchzero_clip import (  # noqa: E402
 from torchzero_clip.published import NAMES  # noqa: E402
 from torchzero_clip.source import SourceError  # noqa: E402
 
+FILE = "written.py"
 STEPS = 30
 ALIKE = {torch.float32: 1e-6, torch.float64: 1e-12}  # of the largest entry
 NOISE = {torch.float32: 2.0**-22, torch.float64: 2.0**-51}  # of the gradients of the noisy run
@@ -178,11 +179,14 @@ def run_of(seed: int, links: Sequence[Transform]) -> Run:
     own = {key: rng.choice(row) for key, row in choices.items() if rng.random() < 0.5}
     steps = []
     now = [{key: row[0] for key, row in choices.items()} | given for given in ({}, own)]
+    alike = rng.random() < 0.3
+    if alike:
+        own.clear()
     for step in range(STEPS):
         for group in now:
-            group.update(
-                {key: rng.choice(row) for key, row in choices.items() if rng.random() < 0.3}
-            )
+            changed = {key: rng.choice(row) for key, row in choices.items() if rng.random() < 0.3}
+            group.update(changed)
+        now = [now[0], dict(now[0])] if alike else now
         scale = rng.choice([1, 1, 1, 0.1, 10, 300])
         grads: dict[str, Tensor | None] = {**gradients(shapes, step, dtype, scale)}
         for name in grads:
@@ -232,7 +236,7 @@ class Apart(Exception):
 def written(text: str) -> Any:
     """The class that a file defines."""
     module = types.ModuleType("written")
-    exec(compile(text, "written.py", "exec"), vars(module))
+    exec(compile(text, FILE, "exec"), vars(module))
     return vars(module)["MyOptimizer"]
 
 
@@ -301,6 +305,8 @@ def outcome(seed: int, links: Sequence[Transform]) -> tuple[str, str]:
         return "wrong", str(error)
     except Exception as error:
         last = traceback.extract_tb(error.__traceback__)[-1]
+        if isinstance(error, ValueError) and last.filename == FILE:  # a sentence of the file
+            return "refused in a step", str(error)
         return "wrong", f"{type(error).__name__}: {error} ({last.filename}:{last.lineno})"
 
 

@@ -40,7 +40,9 @@ class Helpers:
                 whole += " / count" if m.p == 1 else f" / count**{1 / m.p:g}"
             lines += [f"norm: Tensor = {whole}", "return norm"]
         elif m.kind == "max":
-            lines = ["return torch.stack(torch._foreach_norm(tensors, torch.inf)).max().double()"]
+            lines = ["sizes = [x.abs().amax() for x in tensors if x.numel()]"]
+            lines += ["none = tensors[0].new_zeros(())"]
+            lines += ["return torch.stack([none, *sizes]).amax().double()"]
         elif m.kind == "count":
             lines = ["return torch.stack([x.count_nonzero() for x in tensors]).sum().double()"]
         else:

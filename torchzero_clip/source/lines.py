@@ -10,7 +10,7 @@ from torchzero_clip.source.expressions import UNNAMED, Expressions
 from torchzero_clip.source.inputs import Inputs
 from torchzero_clip.source.names import Names
 from torchzero_clip.source.page import INDENT, WIDTH, Page, exploded
-from torchzero_clip.source.values import Context, Op, Value, operand
+from torchzero_clip.source.values import Context, Op, SourceError, Value, operand
 
 
 class Lines:
@@ -132,7 +132,10 @@ class Lines:
             self.inputs.bring(guard.flags)
             return guard.flags.name
         lists = [v for v in self.crossing if v.kind == "list" and v.context == guard]
-        return f"all_{next(v.name for v in lists if v.name)}"
+        names = [v.name for v in lists if v.name]
+        if not names:
+            raise SourceError(f"{op.link} cannot be written inside a mask; use the library for it")
+        return f"all_{names[0]}"
 
     # ------------------------------------------------------------------ statements
 

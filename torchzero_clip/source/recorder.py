@@ -62,7 +62,8 @@ class Recorder(TorchFunctionMode):
         **kinds: Any,
     ) -> Value | None:
         """An operation; its value."""
-        joint = kinds.pop("joint", all(value.joint for value in args))
+        free = not args and self.context.flags is None  # a constant, needed by no mask
+        joint = kinds.pop("joint", free or (bool(args) and all(value.joint for value in args)))
         op = Op(write, list(args), out, joint=joint, context=self.context, link=self.link, **kinds)
         if out is not None:
             out.made, out.joint, out.context = op, joint, self.context

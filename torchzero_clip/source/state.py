@@ -38,7 +38,7 @@ class State:
             if len(set(x.flatten().tolist())) != 1 or x.shape not in ((), p.shape):
                 raise SourceError(f"state {key!r} begins with other than one value")
             dtype = "dtype" if double[key].dtype == torch.float64 else "torch.float32"
-            start = x.flatten()[0].item()
+            start = double[key].flatten()[0].item()
             self.texts.setdefault(self.recorder.context, {})[key] = _beginning(x, start, dtype)
             self.recorder.link = link.path
             self._list(key, x)
