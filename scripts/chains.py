@@ -55,7 +55,7 @@ from torchzero_clip.source import SourceError  # noqa: E402
 
 FILE = "written.py"
 STEPS = 30
-ALIKE = {torch.float32: 1e-6, torch.float64: 1e-12}  # of the largest entry
+ALIKE = {torch.float32: 1e-5, torch.float64: 1e-10}  # of the largest entry
 NOISE = {torch.float32: 2.0**-22, torch.float64: 2.0**-51}  # of the gradients of the noisy run
 SLACK = 300  # how much further than the noisy run a file may be
 LOST = 1e-3  # a chain that noise takes this far away says nothing any more
@@ -266,7 +266,7 @@ def compare(seed: int, links: Sequence[Transform]) -> int:
                 g = step.grads[name]
                 p.grad = None if g is None else g.clone()
                 if g is not None and params is noisy:
-                    p.grad *= 1 + NOISE[run.dtype] * torch.randn((), generator=bits)
+                    p.grad *= 1 + NOISE[run.dtype] * torch.randn(p.shape, generator=bits)
             opt.step()
         for kind in ("param", "grad"):
             noise, away = distance(ours, noisy, kind), distance(ours, theirs, kind)

@@ -220,9 +220,9 @@ class File:
             refused[condition] = f"give all groups the same {key.rpartition('/')[2]} for this file"
         if refused:
             yield "        for group in self.param_groups:"
-        for condition, sentence in refused.items():
+        for condition, why in refused.items():
             yield f"            if {condition}:"
-            yield f'                raise ValueError("{sentence}")'
+            yield f'                raise ValueError("{why}")'
 
     def _state(self, number: int, context: Context, made: dict[str, str]) -> Iterator[str]:
         name = "_state" if number == 1 else f"_state_{number}"

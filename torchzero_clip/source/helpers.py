@@ -8,6 +8,7 @@ import torch
 
 from torchzero_clip.core import NormRule
 from torchzero_clip.core.norms import Measure, measure
+from torchzero_clip.source.fixed import FUNCTIONS, METHODS
 from torchzero_clip.source.values import SourceError
 
 NAMES = {"l2": "_norm", "rms": "_rms", "mad": "_mad", "linf": "_largest", "l0": "_count"}
@@ -19,11 +20,14 @@ class Helpers:
 
     def __init__(self) -> None:
         self.texts: dict[str, str] = {}  # by name
+        self.taken = {*FUNCTIONS, *METHODS}  # names of other functions
 
     def need(self, base: str, text: str) -> str:
         """The name of a helper; `NAME` in the text is where it goes."""
         name, count = base, 1
-        while self.texts.get(name, text.replace("NAME", name)) != text.replace("NAME", name):
+        while name in self.taken or self.texts.get(name, text.replace("NAME", name)) != (
+            text.replace("NAME", name)
+        ):
             count += 1
             name = f"{base}_{count}"
         self.texts[name] = text.replace("NAME", name)

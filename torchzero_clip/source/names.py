@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import builtins
 from collections.abc import Collection, Iterator, Sequence
 
 from torchzero_clip.source.schedule import uses
@@ -9,6 +10,7 @@ from torchzero_clip.source.values import Op, Value
 
 TAKEN = {"group", "groups", "first", "loss", "closure", "self", "torch", "state", "key", "rows"}
 TAKEN |= {"i", "x", "y", "z", "v", "w", "s", "t_", "p", "g", "k"}
+TAKEN |= {"math", "re", "Any", "Callable", "Iterable", "Tensor", "factor", *dir(builtins)}
 
 
 class Names:

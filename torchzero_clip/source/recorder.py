@@ -35,7 +35,8 @@ class Recorder(TorchFunctionMode):
         self.known: dict[int, tuple[Any, Value]] = {}
         self.context, self.link, self.paused = Context(), "", False
         self.joins = False  # whether a rule about entries takes those of all groups together
-        self.helpers, self.functions, self.live = Helpers(), Functions(), Live()
+        self.helpers, self.live = Helpers(), Live()
+        self.functions = Functions(self.helpers)
         self.layers: dict[Context, Value] = {}
         self.like: Value | None = None  # whose device constants of a rule are on
         self.flowing: Value | None = None  # whose dtype the update has

@@ -132,10 +132,17 @@ class NoNames(list[Any]):
 class NoCounts(dict[str, Any]):
     """What a group keeps besides live values, which a file has for norms alone."""
 
-    def get(self, *_: Any) -> Any:
+    def __getitem__(self, key: str) -> Any:
         raise SourceError("it counts steps, or keeps other numbers of a group")
 
-    __getitem__ = __setitem__ = setdefault = update = get
+    def __setitem__(self, key: str, value: Any) -> None:
+        self[key]
+
+    def get(self, key: str, default: Any = None) -> Any:
+        return self[key]
+
+    def setdefault(self, key: str, default: Any = None) -> Any:
+        return self[key]
 
 
 class _Sums(list[Tensor]):
