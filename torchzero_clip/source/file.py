@@ -108,8 +108,8 @@ class File:
         key = mine.partition('state["')[2].partition('"')[0]
         return sentence(
             key.rpartition("/")[0] or link,
-            f"the line {mine.strip()!r} is made of the numbers of the step that was watched, which "
-            "are those of a parameter or a live value on the host",
+            f"its line {mine.strip()!r} holds a number that only the watched step had, read from a "
+            "parameter, its shape or a live value as a number of Python",
         )
 
     # ------------------------------------------------------------------ text

@@ -32,6 +32,8 @@ class State:
             link.state_names(p)
             made = link.new_state(p)
             double = link.new_state(torch.nn.Parameter(p.detach().double()))
+        if made and link.narrow:
+            raise SourceError("it rounds its state at random, to bfloat16")
         for key, x in made.items():
             x = x.clone()
             bucket.param_states[0][key] = x
