@@ -350,6 +350,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
             links = smaller(seed, links)
             print(f"seed {seed}: {Chain(*links)}\n    {outcome(seed, links)[1]}", flush=True)
     print(", ".join(f"{count} {found}" for found, count in counted.most_common()))
+    if asked.chains != 1 and counted["equal"] < sum(counted.values()) / 2:
+        print("fewer than half of the chains are written: what is refused says nothing")
+        return 1
     return counted["wrong"]
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import keyword
+import re
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import zip_longest
@@ -102,12 +103,12 @@ class File:
         link = ""
         for mine, theirs in zip_longest(text.split("\n"), other.split("\n"), fillvalue=""):
             heads = [path for path, lines in self.about.items() if mine.strip() == f"# {lines[0]}"]
-            link = heads[0] if heads else link
+            held = re.search(r'^ *(?:state\[|key = )"(.+)/[^/]+"', mine)
+            link = heads[0] if heads else held[1] if held else link
             if mine != theirs:
                 break
-        key = mine.partition('state["')[2].partition('"')[0]
         return sentence(
-            key.rpartition("/")[0] or link,
+            link,
             f"its line {mine.strip()!r} holds a number that only the watched step had, read from a "
             "parameter, its shape or a live value as a number of Python",
         )

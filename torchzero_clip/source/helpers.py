@@ -80,7 +80,7 @@ class Helpers:
             if m.mean:
                 lines += [f"norm: Tensor = {norm}"]
                 power = "" if m.p == 1 else f" ** {1 / m.p:g}"
-                size = "x.numel() / norm.numel()"
+                size = "max(x.numel(), 1) / max(norm.numel(), 1)"
                 lines += [f"size: float = ({size}){power}" if power else f"size = {size}"]
                 lines += ["return norm / size"]
             else:
