@@ -39,7 +39,15 @@ class Lines:
         self.inline = schedule.inlined(self.ops)
         self.crossing = list(schedule.crossing(self.ops))
         self.joint = any(op.joint for op in self.ops)  # whether anything is for all groups
-        self.page, self.names = Page(), Names(self.ops, self.inline, self.crossing)
+        self.page, self.names = (
+            Page(),
+            Names(
+                self.ops,
+                self.inline,
+                self.crossing,
+                [name for row in tuples.values() for name in row],
+            ),
+        )
         self.expressions = Expressions(self.names, self.inline)
         inputs = [op for op in ops if op.repeats]
         self.inputs = Inputs(inputs, self.page, self.expressions, state, self.joint)
@@ -209,11 +217,12 @@ class Lines:
         if not some:
             return None
         longest = max(some, key=lambda v: len(operand(v, text)[0]))
-        line = f"{longest.hint or 'factor'} = {operand(longest, text)[0]}"
+        name = self.names.spare(longest.hint or "factor")
+        line = f"{name} = {operand(longest, text)[0]}"
         if not self.page.fits(line):
-            line = f"{longest.hint or 'factor'} = {self._leaves_apart(longest)}"
+            line = f"{name} = {self._leaves_apart(longest)}"
         self.page.line(line)
-        longest.name = longest.hint or "factor"
+        longest.name = name
         found = self.expressions.statement(op)
         longest.name = ""
         return found
@@ -225,7 +234,7 @@ class Lines:
         def named(value: Value) -> str:
             assert value.live is not None
             if value.live not in names:
-                names[value.live] = value.live[0].rpartition("/")[2]
+                names[value.live] = self.names.spare(value.live[0].rpartition("/")[2])
                 self.page.line(f"{names[value.live]} = {self.expressions.live(value)}")
             return names[value.live]
 

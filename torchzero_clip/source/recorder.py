@@ -7,6 +7,7 @@ written for each of them.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -23,6 +24,7 @@ from torchzero_clip.source.values import ATOM, Context, Names, Op, SourceError, 
 from torchzero_clip.source.wording import called, method, name_of, part, repeated, wrapped
 
 WAITS = ("__bool__", "item", "tolist", "__float__", "__int__", "__index__", "nonzero", "__len__")
+SHAPES = ("shape.__get__", "ndim.__get__", "dim", "ndimension", "size", "stride")
 FACTORIES = ("arange", "zeros", "ones", "full", "tensor", "linspace", "empty", "as_tensor")
 
 
@@ -117,6 +119,10 @@ class Recorder(TorchFunctionMode):
             raise SourceError(f"it reads {base.strip('_')} of a tensor on the host")
         if base == "numel":
             return self._numel(args[0])
+        if name.removeprefix("torch.Tensor.") in SHAPES and found[0].kind == "list":
+            asks = sys._getframe(1).f_globals["__name__"]
+            if not asks.startswith(("torchzero_clip.", "torch.")):
+                raise SourceError("it reads the shape of a parameter on the host")
         if base == "to":
             return self._to(func, args, kwargs)
         if base == "__getitem__" and _is_all(*args):
