@@ -118,7 +118,11 @@ def wrapped(rng: random.Random, inner: Transform) -> Transform:
         lambda: Graft(inner, Identity()),
         lambda: Parallel({"a": inner, "b": Identity()}, total),
     ]
-    return rng.choices(ways, weights=[5, 5, 3, 1, 1, 1, 1])[0]()
+    way = rng.choices(ways, weights=[5, 5, 3, 1, 1, 1, 1])[0]
+    try:
+        return way()
+    except ValueError:  # a rule that may not stand inside
+        return inner
 
 
 def links_of(seed: int) -> list[Transform]:
