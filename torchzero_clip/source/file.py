@@ -216,11 +216,14 @@ class File:
         refused = {}
         for condition, key in self._kinds():
             refused[condition] = f"write this file anew for another {key.rpartition('/')[2]}"
-        for key in self.trace.recorder.live.shared:
-            condition = f'group["{key}"] != self.param_groups[0]["{key}"]'
-            refused[condition] = f"give all groups the same {key.rpartition('/')[2]} for this file"
-        if refused:
+        shared = dict.fromkeys(self.trace.recorder.live.shared)
+        if refused or shared:
             yield "        for group in self.param_groups:"
+        for key in shared:
+            why = f"give all groups the same {key.rpartition('/')[2]} for this file"
+            yield f'            key = "{key}"'
+            yield "            if group[key] != self.param_groups[0][key]:"
+            yield f'                raise ValueError("{why}")'
         for condition, why in refused.items():
             yield f"            if {condition}:"
             yield f'                raise ValueError("{why}")'
