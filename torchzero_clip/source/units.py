@@ -12,6 +12,7 @@ from torch import Tensor
 from torchzero_clip.core import Bucket, NormRule, TensorList
 from torchzero_clip.core.lazy import Joined
 from torchzero_clip.core.norms import Measure
+from torchzero_clip.source.live import leaves
 from torchzero_clip.source.measured import WIDE, Measured, Text
 from torchzero_clip.source.numbers import plain
 from torchzero_clip.source.recorder import Recorder
@@ -114,9 +115,12 @@ class SourceUnits(Measured):
 
     def divisor(self, norm: Tensor, limit: Tensor | float) -> Tensor:
         """The divisor with which the norm meets the limit; 1 where a unit stays as it is."""
+        known = not isinstance(limit, Tensor)  # a number, which the rule does not compute
         if not isinstance(limit, Tensor):
             limit = self._constant(limit, norm)
         stays = norm == 0 if self.rule.sets_norm else norm <= limit
+        if not (known or self.rule.sets_norm):
+            stays = (norm == 0) | stays  # also where the limit is 0 / 0
         ratio = torch.where(stays | (limit == torch.inf), 1, self.ratio(norm, limit))
         if self.rule.min_size > 1:
             ratio = ratio.masked_fill(self.smaller_than(self.rule.min_size), 1)
@@ -128,7 +132,7 @@ class SourceUnits(Measured):
         value = x if found is None else found
         made = Value("list" if self.sliced else "tensor", hint="limit")
         args = [] if found is None else [found]
-        self.recorder.add(lambda n: operand(value, n), args, made, joint=found is None)
+        self.recorder.add(lambda n: operand(value, n), args, made)
         with self.recorder.resting():
             out = torch.full_like(norm, plain(x))
         if self.sliced:
@@ -167,6 +171,9 @@ class SourceUnits(Measured):
             raise SourceError("it has one number for all groups, from a list of each")
         made, old = Value("tensor", hint=value.hint), value.made
         args = [x if x.numeric else self._of_first(x, known) for x in old.args]
+        if self.scope == "layer" or self.recorder.context.flags is not None:  # not all of the first
+            keys = [leaf.live[0] for x in args for leaf in leaves(x) if leaf.live]
+            self.recorder.live.shared += keys
 
         def write(names: Names) -> tuple[str, int]:
             return old.write(lambda v: f"first{names(v)[5:]}" if v.live else names(known.get(v, v)))
