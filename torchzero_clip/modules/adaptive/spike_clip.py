@@ -20,6 +20,9 @@ class SpikeClip(Transform):
         wait: The first steps of each parameter that pass as they are, while v observes them.
 
     Example:
+        >>> import torch
+        >>> from torchzero_clip import LR, Adam, Modular, SpikeClip
+        >>> model = torch.nn.Linear(10, 1)
         >>> opt = Modular(model.parameters(), SpikeClip(), Adam(), LR(1e-3))
 
     Reference:

@@ -24,6 +24,9 @@ class WeightDecay(Transform):
             `LR` multiplies the decay too, it falls with the square of a schedule.
 
     Example:
+        >>> import torch
+        >>> from torchzero_clip import LR, Adam, Modular, WeightDecay
+        >>> model = torch.nn.Linear(10, 1)
         >>> opt = Modular(model.parameters(), Adam(), WeightDecay(0.01), LR(1e-3))
 
     Reference:
