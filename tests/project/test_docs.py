@@ -226,6 +226,40 @@ def test_every_docstring_example_runs_as_it_is_pasted(thing: Any) -> None:
     assert not said, "".join(said)
 
 
+def test_the_copy_button_leaves_prompts_and_answers_out() -> None:
+    """What the style of the pages hides while something is copied, taken from all examples."""
+    console = pytest.importorskip("pygments.lexers").PythonConsoleLexer()
+    short = pytest.importorskip("pygments.token").STANDARD_TYPES
+    style = (ROOT / "docs" / "assets" / "extra.css").read_text()
+    (hidden,) = re.findall(r"\[data-md-copying\] :is\((.*?)\) {\s+display: none;", style)
+    for param in documented():
+        (thing,) = param.values
+        examples = doctest.DocTestParser().get_examples(inspect.getdoc(thing) or "")
+        shown = "".join(
+            f">>> {example.source}".replace("\n", "\n... ")[:-4] + example.want
+            for example in examples
+        )
+        tokens = list(console.get_tokens(shown))
+        copied = "".join(
+            text for kind, text in tokens if f".{short[kind]}" not in hidden.split(", ")
+        )
+        assert ast.dump(ast.parse(copied)) == ast.dump(
+            ast.parse("".join(example.source for example in examples))
+        ), param.id
+
+
+def test_a_function_in_a_file_of_its_own_name_has_its_arguments_on_its_page() -> None:
+    griffe = pytest.importorskip("griffe", reason="griffe is not installed: it is in the extra dev")
+    extensions = griffe.load_extensions(ROOT / "docs" / "_hooks" / "fields.py")
+    package = griffe.load("torchzero_clip", search_paths=[ROOT], extensions=extensions)
+    for name in torchzero_clip.__all__:
+        if (
+            inspect.isfunction(getattr(torchzero_clip, name))
+            and f"torchzero_clip.{name}" in public()
+        ):
+            assert package[name].is_function, name
+
+
 def test_write_your_own_is_the_example() -> None:
     """The classes in the README and the guide are those of examples/write_your_own.py."""
     example = (ROOT / "examples" / "write_your_own.py").read_text()
