@@ -35,9 +35,11 @@ def replay(trace: Trace, *rules: NormRule) -> Replay:
         *rules: Each by itself; they are no chain.
 
     Example:
+        >>> import torch
+        >>> from torchzero_clip import AutoClip, Trace, ZClip, replay
         >>> trace = Trace(torch.rand(100, 2))
         >>> done = replay(trace, ZClip(max_norm=None), AutoClip())
-        >>> done.clipped.double().mean(0)
+        >>> share = done.clipped.double().mean(0)  # of the steps, for each rule
     """
     if not isinstance(trace, Trace):
         raise TypeError(

@@ -21,6 +21,9 @@ class SpikeClip(Transform):
         every: It waits anew from each step whose number this divides, which then counts as 0.
 
     Example:
+        >>> import torch
+        >>> from torchzero_clip import LR, Adam, Modular, SpikeClip
+        >>> model = torch.nn.Linear(10, 1)
         >>> opt = Modular(model.parameters(), SpikeClip(), Adam(), LR(1e-3))
 
     Reference:

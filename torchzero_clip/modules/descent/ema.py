@@ -18,6 +18,9 @@ class EMA(Transform):
         nesterov: Look ahead, as Muon does. It is not debiased.
 
     Example:
+        >>> import torch
+        >>> from torchzero_clip import EMA, LR, Modular, Sign
+        >>> model = torch.nn.Linear(10, 1)
         >>> opt = Modular(model.parameters(), EMA(0.9), Sign(), LR(1e-4))
     """
 

@@ -26,6 +26,9 @@ class WeightDecay(Transform):
             u ← (1 - lr · weight_decay) u + weight_decay · w, with the learning rate of `LR`.
 
     Example:
+        >>> import torch
+        >>> from torchzero_clip import LR, Adam, Modular, WeightDecay
+        >>> model = torch.nn.Linear(10, 1)
         >>> opt = Modular(model.parameters(), Adam(), WeightDecay(0.01), LR(1e-3))
 
     Reference:

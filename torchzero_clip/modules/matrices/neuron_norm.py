@@ -26,6 +26,10 @@ class NeuronNorm(NormRule):
         stacks: Whether tensors of three dims are a stack of matrices (True) or (first, rest).
 
     Example:
+        >>> import torch
+        >>> from torchzero_clip import EMA, LR, Modular, NeuronNorm, Orthogonalize, WeightDecay
+        >>> model = torch.nn.Linear(10, 1)
+        >>> matrices = [p for p in model.parameters() if p.dim() == 2]
         >>> normuon = EMA(0.95, nesterov=True), Orthogonalize(), NeuronNorm()
         >>> opt = Modular(matrices, *normuon, WeightDecay(0.1), LR(1e-3))
 

@@ -37,6 +37,10 @@ class Orthogonalize(TensorwiseTransform):
             how many equal blocks, or the rows of each; or a function of name and tensor.
 
     Example:
+        >>> import torch
+        >>> from torchzero_clip import EMA, LR, Modular, Orthogonalize, WeightDecay
+        >>> model = torch.nn.Linear(10, 1)
+        >>> matrices = [p for p in model.parameters() if p.dim() == 2]
         >>> muon = EMA(0.95, nesterov=True), Orthogonalize(scale="original")
         >>> opt = Modular(matrices, *muon, WeightDecay(0.1), LR(1e-3))
 
