@@ -40,8 +40,12 @@ class Clipper(Modular):
         process_group: Processes that hold other parameters of the same model, as for `Modular`.
 
     Example:
+        >>> import torch
+        >>> from torchzero_clip import Clipper, ZClip
+        >>> model = torch.nn.Linear(10, 1)
+        >>> optimizer = torch.optim.AdamW(model.parameters())
         >>> clipper = Clipper(model.parameters(), ZClip())
-        >>> loss.backward()
+        >>> model(torch.randn(64, 10)).square().mean().backward()
         >>> norm = clipper.step()
         >>> optimizer.step()
     """
@@ -293,6 +297,9 @@ def attach(
         `state_dict`, `metrics` and `remove`; also a context manager.
 
     Example:
+        >>> import torch
+        >>> from torchzero_clip import ZClip, attach
+        >>> model = torch.nn.Linear(10, 1)
         >>> opt = torch.optim.AdamW(model.parameters())
         >>> handle = attach(opt, ZClip())
     """

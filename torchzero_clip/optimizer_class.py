@@ -37,6 +37,9 @@ def optimizer_class(
         **options: Other defaults for the options of `Modular`, as compile=True.
 
     Example:
+        >>> import torch
+        >>> from torchzero_clip import LR, Adam, ClipNorm, optimizer_class
+        >>> model = torch.nn.Linear(10, 1)
         >>> ClippedAdam = optimizer_class(ClipNorm(1.0, dim="global"), Adam(), LR(1e-3))
         >>> opt = ClippedAdam(model.parameters(), lr=3e-4)
         >>> print(opt.param_groups[0]["lr"], opt.param_groups[0]["max_norm"])

@@ -49,9 +49,14 @@ def per_example_clip(
             memory of the parameters. None for all.
 
     Example:
+        >>> import torch
+        >>> from torchzero_clip import ClipNorm, per_example_clip
+        >>> model = torch.nn.Linear(10, 1)
+        >>> x, y = torch.randn(64, 10), torch.randn(64, 1)
         >>> params = dict(model.named_parameters())
         >>> def loss_fn(params, x, y):
         ...     return (torch.func.functional_call(model, params, (x,)) - y).square().mean()
+        ...
         >>> clip = ClipNorm(1.0, dim="global")
         >>> out = per_example_clip(loss_fn, params, (x, y), clip, chunk=16)
         >>> for name, p in params.items():

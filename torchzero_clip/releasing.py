@@ -54,10 +54,13 @@ def release(
         batches are summed as usual, and `remove()`, which takes its hooks off the parameters.
 
     Example:
+        >>> import torch
+        >>> from torchzero_clip import LR, Adam, ClipNorm, release
+        >>> model = torch.nn.Linear(10, 1)
         >>> opt = release(model, ClipNorm(1.0), Adam(), LR(1e-3))
-        >>> torch.nn.functional.mse_loss(model(x), y).backward()
+        >>> model(torch.randn(64, 10)).square().mean().backward()
         >>> print([p.grad for p in model.parameters()])
-        [None, None, None, None]
+        [None, None]
         >>> opt.step()
     """
     if isinstance(model, nn.parallel.DistributedDataParallel):

@@ -44,6 +44,9 @@ def schedule(
         What has `step`, `last_value`, `state_dict` and `load_state_dict`.
 
     Example:
+        >>> import torch
+        >>> from torchzero_clip import LR, Adam, ClipNorm, Modular, schedule
+        >>> model = torch.nn.Linear(10, 1)
         >>> opt = Modular(model.parameters(), ClipNorm(10.0), Adam(), LR(1e-3))
         >>> limit = schedule(opt, "max_norm", lambda step: 1.0 + 9.0 * 0.99**step)
         >>> opt.step()

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import field
-from typing import Any, ClassVar, Literal, TypeAlias
+from typing import Any, ClassVar, Literal, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
@@ -20,6 +20,20 @@ from torchzero_clip.core.tensorlist import TensorList
 
 Reach: TypeAlias = Literal["tensor", "layer", "group", "model"]
 """What a rule takes together: at most a tensor, or more."""
+
+
+class Earlier(NamedTuple):
+    """What stood in the place of a transform in older checkpoints.
+
+    Attributes:
+        transform: The transform of then.
+        live: The name now of each of its live values; None of those that are gone.
+        state: Makes the state of a parameter from that of then, by name, and the live values.
+    """
+
+    transform: Transform
+    live: Mapping[str, str | None]
+    state: Callable[[dict[str, Tensor], Group], dict[str, Tensor]]
 
 
 class Transform(Description):
@@ -100,6 +114,10 @@ class Transform(Description):
     def per_group(self) -> dict[str, Any]:
         """The state that a rule keeps once for a group or for all groups."""
         return {}
+
+    def earlier(self) -> Earlier | None:
+        """What older checkpoints have in its place, if they are read."""
+        return None
 
     def rule(self, bucket: Bucket) -> Rule:
         """The transform as engines take it: complex tensors reach `update` as pairs."""

@@ -13,6 +13,7 @@ from torchzero_clip.core.description import RESERVED
 from torchzero_clip.core.norms.shards import local
 from torchzero_clip.core.state import share_vectors
 from torchzero_clip.core.stochastic import DRAWS, DROPPED
+from torchzero_clip.optimizer.earlier import Older
 from torchzero_clip.optimizer.fingerprint import fingerprint, marks, other_arguments
 from torchzero_clip.optimizer.keys import GroupKeys
 from torchzero_clip.optimizer.layout import (
@@ -45,10 +46,22 @@ class Checkpoint:
         check_form(given, param_groups)
         self.given, self.param_groups, self.keys, self.layout = given, param_groups, keys, layout
         self.state, self.groups = dict(given["state"]), list(map(dict, given["param_groups"]))
+        self._bring_up()
         for group, here in zip(self.groups, param_groups, strict=True):
             known = {keys.aliases.get(key, key) for key in group}
             left = [key for key in keys.defaults if key in here and key not in known]
             group.update({key: here[key] for key in left})
+
+    def _bring_up(self) -> None:
+        """Give groups and state of an older checkpoint the form of now."""
+        older = Older(self.keys.links)
+        for g, group in enumerate(self.groups):
+            if older.wrote(group):
+                for index in group["params"]:
+                    if index in self.state:
+                        where = f"parameter {index}"
+                        self.state[index] = older.state(where, self.state[index], group)
+                self.groups[g] = older.group(group)
 
     def rows(self) -> Iterator[tuple[Any, Tensor, Mapping[str, Any]]]:
         """Every parameter with its index in the checkpoint, and what that holds for it."""

@@ -51,6 +51,9 @@ class Modular(Optimizer):
             pipeline: norms of a group and of all are taken over all of them.
 
     Example:
+        >>> import torch
+        >>> from torchzero_clip import LR, Adam, ClipNorm, Modular
+        >>> model = torch.nn.Linear(10, 1)
         >>> opt = Modular(model.parameters(), ClipNorm(1.0), Adam(), LR(1e-3))
     """
 
@@ -179,6 +182,12 @@ class Modular(Optimizer):
         A closure's loss they see by themselves.
 
         Example:
+            >>> import torch
+            >>> from torchzero_clip import LR, Adam, Modular, SkipSpike
+            >>> model = torch.nn.Linear(10, 1)
+            >>> opt = Modular(model.parameters(), SkipSpike(), Adam(), LR(1e-3))
+            >>> loss = model(torch.randn(64, 10)).square().mean()
+            >>> loss.backward()
             >>> opt.report(loss=loss)
             >>> opt.step()
         """
@@ -207,7 +216,13 @@ class Modular(Optimizer):
         A step of a small model with the same chain is watched, with gradients that the limits cut.
 
         Example:
-            >>> print(opt.explain())
+            >>> import torch
+            >>> from torchzero_clip import LR, Adam, ClipNorm, Modular
+            >>> model = torch.nn.Linear(10, 1)
+            >>> opt = Modular(model.parameters(), ClipNorm(1.0), Adam(), LR(1e-3))
+            >>> plan = opt.explain()
+            >>> print(plan.splitlines()[0])
+            ClipNorm(max_norm=1.0), Adam(), LR(lr=0.001)
         """
         return explain(self, Modular)
 
@@ -221,7 +236,13 @@ class Modular(Optimizer):
             name: What the class is called.
 
         Example:
-            >>> print(opt.to_source("ClippedAdam"))
+            >>> import torch
+            >>> from torchzero_clip import LR, Adam, ClipNorm, Modular
+            >>> model = torch.nn.Linear(10, 1)
+            >>> opt = Modular(model.parameters(), ClipNorm(1.0), Adam(), LR(1e-3))
+            >>> source = opt.to_source("ClippedAdam")
+            >>> print(next(line for line in source.splitlines() if line.startswith("class")))
+            class ClippedAdam(torch.optim.Optimizer):
         """
         mark = fingerprint(self.keys.links)
         return to_source(self.chain, self.links, self.defaults, mark, name)

@@ -204,9 +204,16 @@ ROWS = [
     ),
     Row(
         EMA,
-        good={"default": EMA, "debias": lambda: EMA(0.5, debias=True)},
-        bad=share("beta"),
-        loose={"none": lambda: EMA(0.0)},
+        good={
+            "default": EMA,
+            "debias": lambda: EMA(0.5, debias=True),
+            "nesterov": lambda: EMA(0.5, nesterov=True),
+        },
+        bad=[
+            *share("beta"),
+            ({"debias": True, "nesterov": True}, ValueError, "debias=True and nesterov=True excl"),
+        ],
+        loose={"none": lambda: EMA(0.0), "none ahead": lambda: EMA(0.0, nesterov=True)},
         memory="free",
         per_entry=True,
         keeps=("ema",),

@@ -31,6 +31,9 @@ class AutoClip(AdaptiveRule):
         warmup: A rule that clips meanwhile, such as ClipNorm(1.0, dim="global"), or None.
 
     Example:
+        >>> import torch
+        >>> from torchzero_clip import LR, Adam, AutoClip, Modular
+        >>> model = torch.nn.Linear(10, 1)
         >>> clip = AutoClip("percentile", percentile=90.0)
         >>> opt = Modular(model.parameters(), clip, Adam(), LR(1e-3))
 

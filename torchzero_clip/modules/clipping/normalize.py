@@ -25,6 +25,9 @@ class Normalize(NormRule):
             rest), and with dim=(-2, -1) each matrix of a stack as it is.
 
     Example:
+        >>> import torch
+        >>> from torchzero_clip import LR, Modular, Normalize
+        >>> model = torch.nn.Linear(10, 1)
         >>> opt = Modular(model.parameters(), Normalize(dim="global"), LR(1e-2))
     """
 

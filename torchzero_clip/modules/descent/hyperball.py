@@ -21,6 +21,9 @@ class Hyperball(NormRule):
         dim: What is measured together, as in `ClipNorm`, without slices.
 
     Example:
+        >>> import torch
+        >>> from torchzero_clip import LR, Adam, Hyperball, Modular, TrustRatio
+        >>> model = torch.nn.Linear(10, 1)
         >>> opt = Modular(model.parameters(), Adam(), TrustRatio(1.0), LR(1e-2), Hyperball())
 
     Reference:

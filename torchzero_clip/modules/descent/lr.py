@@ -16,6 +16,9 @@ class LR(Transform):
         lr: The learning rate.
 
     Example:
+        >>> import torch
+        >>> from torchzero_clip import LR, ClipNorm, Modular
+        >>> model = torch.nn.Linear(10, 1)
         >>> opt = Modular(model.parameters(), ClipNorm(1.0), LR(0.1))
     """
 

@@ -30,6 +30,9 @@ class Momentum(Transform):
         dampening: How much of each new update is held back.
 
     Example:
+        >>> import torch
+        >>> from torchzero_clip import LR, Modular, Momentum
+        >>> model = torch.nn.Linear(10, 1)
         >>> opt = Modular(model.parameters(), Momentum(0.9, nesterov=True), LR(0.1))
     """
 

@@ -20,6 +20,9 @@ class RMSprop(Transform):
         centered: Divide by the standard deviation.
 
     Example:
+        >>> import torch
+        >>> from torchzero_clip import LR, Modular, RMSprop
+        >>> model = torch.nn.Linear(10, 1)
         >>> opt = Modular(model.parameters(), RMSprop(), LR(1e-2))
 
     Reference:

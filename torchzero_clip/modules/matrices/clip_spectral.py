@@ -31,6 +31,10 @@ class ClipSpectral(TensorwiseTransform):
         stacks: Whether tensors of three dims are a stack of matrices (True) or (first, rest).
 
     Example:
+        >>> import torch
+        >>> from torchzero_clip import LR, Adam, ClipSpectral, Modular
+        >>> model = torch.nn.Linear(10, 1)
+        >>> matrices = [p for p in model.parameters() if p.dim() == 2]
         >>> opt = Modular(matrices, Adam(), ClipSpectral(1.0), LR(1e-3))
 
     Reference:
