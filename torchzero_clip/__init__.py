@@ -1,6 +1,7 @@
 """torchzero_clip: a chain of small transforms is an optimizer."""
 
 from torchzero_clip import compat, spec
+from torchzero_clip._elsewhere import __getattr__ as __getattr__
 from torchzero_clip.attach import Clipper, attach
 from torchzero_clip.core import (
     Bucket,

@@ -41,6 +41,16 @@ class Chain(Transform):
     def __getitem__(self, index: int) -> Transform:
         return self.links[index]
 
+    def __add__(self, other: Transform) -> Chain:
+        if not isinstance(other, Transform):
+            return NotImplemented
+        return Chain(*_links(self), *_links(other))
+
+    def __radd__(self, other: Transform) -> Chain:
+        if not isinstance(other, Transform):
+            return NotImplemented
+        return Chain(*_links(other), *_links(self))
+
     def arguments(self) -> dict[str, Any]:
         return {} if self.name is None else {"name": self.name}
 
@@ -63,6 +73,11 @@ class Chain(Transform):
             if not isinstance(link, Transform):
                 raise TypeError(f"every link must be a Transform, got {link!r}{_advice(link)}")
         super().check()
+
+
+def _links(tfm: Transform) -> tuple[Transform, ...]:
+    """What a transform adds to a chain: the links of a chain without a name, which dissolves."""
+    return tfm.links if isinstance(tfm, Chain) and tfm.name is None else (tfm,)
 
 
 def send(link: Link, buckets: list[Bucket], init: bool = False) -> list[Bucket]:

@@ -137,7 +137,11 @@ class Description:
                 self.require(name, integer=kind is int, optional=optional)
 
     def with_values(self, values: Mapping[str, Any]) -> Self:
-        """A checked copy with other values in some fields."""
+        """A checked copy with other values in some fields; itself for its own numbers."""
+        held = [getattr(self, name) for name in values]
+        own = all(map(operator.is_, held, values.values()))
+        if own and all([isinstance(x, (int, float)) for x in held]):
+            return self
         other = copy.copy(self)
         vars(other).update(values)
         other.check()
@@ -160,6 +164,23 @@ class Description:
         yield self
         for _, child in self.children():
             yield from child.walk()
+
+    def __eq__(self, other: object) -> bool:
+        """Whether the other has the same class and arguments; functions and tensors must be one."""
+        if type(self) is not type(other):
+            return NotImplemented
+        names = type(self).__dataclass_fields__
+        return all(_equal(getattr(self, name), getattr(other, name)) for name in names)
+
+    def __hash__(self) -> int:
+        if "_hash" not in vars(self):
+            values = [getattr(self, name) for name in type(self).__dataclass_fields__]
+            plain = [value for value in values if isinstance(value, (int, float, str))]
+            vars(self)["_hash"] = hash((type(self), *plain))
+        return int(vars(self)["_hash"])
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in vars(self).items() if name != "_hash"}
 
     def __setattr__(self, name: str, value: Any) -> None:
         if self._finished:
@@ -262,6 +283,17 @@ def _name_taken(cls: type[Description], field: dataclasses.Field[Any]) -> str | 
     if name in declared or name in opened:
         return None
     return next((f"an attribute of {b.__name__}" for b in bases if name in vars(b)), None)
+
+
+def _equal(a: Any, b: Any) -> bool:
+    """Whether two arguments are equal, of the same type; tensors change, so they must be one."""
+    if a is b or type(a) is not type(b) or isinstance(a, Tensor):
+        return a is b
+    if isinstance(a, (tuple, list)):
+        return len(a) == len(b) and all(map(_equal, a, b))
+    if isinstance(a, Mapping):
+        return a.keys() == b.keys() and all(_equal(a[key], b[key]) for key in a)
+    return bool(a == b)
 
 
 def _is_default(field: dataclasses.Field[Any], value: Any) -> bool:
