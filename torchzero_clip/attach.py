@@ -19,6 +19,7 @@ from torchzero_clip.core.norms.shards import local
 from torchzero_clip.optimizer import Modular
 from torchzero_clip.optimizer.keys import SCHEDULER_KEYS, WELL_KNOWN, GroupKeys
 from torchzero_clip.optimizer.loss import evaluate, one_number
+from torchzero_clip.optimizer.meaning import refuse_step
 
 PARAMS = ("params", "param_names")
 TOTAL = "total norm"  # among what the links of a Clipper measured
@@ -45,6 +46,7 @@ class Clipper(Modular):
         >>> optimizer.step()
     """
 
+    _makes_steps = False
     _repeats_plain = True
     _measures = True  # whether somebody takes what `step` returns
 
@@ -114,6 +116,7 @@ class Attached(Clipper):
         self._optimizer = weakref.ref(optimizer)
         self._in_checkpoint = in_checkpoint
         self._foreign = frozenset(optimizer.defaults)
+        refuse_step("attach", bind(Chain(*transforms)))
         groups = [
             self._own_keys(group, GroupKeys(bind(Chain(*transforms))))
             for group in optimizer.param_groups

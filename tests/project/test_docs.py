@@ -32,12 +32,14 @@ LINK = re.compile(r"\]\(([^)\s]+)\)")
 SNIPPET = re.compile(r'^--8<-- "(.+)"$', re.MULTILINE)
 REFERENCE = re.compile(r"^::: (\S+)$", re.MULTILINE)
 
+SAYS_SIZE = pytest.mark.filterwarnings("error:no LR:UserWarning")
+
 
 def pages() -> list[Any]:
     """Pages of frameworks run where those are installed; CONTRIBUTING.md says how."""
     theirs = [pytest.mark.frameworks, pytest.mark.filterwarnings("ignore")]  # they warn a lot
     return [
-        pytest.param(p, id=page_id(p), marks=theirs if "frameworks" in p.parts else [])
+        pytest.param(p, id=page_id(p), marks=theirs if "frameworks" in p.parts else [SAYS_SIZE])
         for p in PAGES
     ]
 
@@ -140,6 +142,7 @@ def documented() -> list[Any]:
     ]
 
 
+@SAYS_SIZE
 @pytest.mark.parametrize("thing", documented())
 def test_every_docstring_example_runs(thing: Any) -> None:
     with reader("docstring") as namespace:

@@ -24,6 +24,7 @@ from torchzero_clip.optimizer.fingerprint import fingerprint, shared_start
 from torchzero_clip.optimizer.keys import GroupKeys, refuse_arguments
 from torchzero_clip.optimizer.layout import Layout
 from torchzero_clip.optimizer.loss import evaluate, one_number
+from torchzero_clip.optimizer.meaning import refuse_step, warn_of_size
 from torchzero_clip.optimizer.metrics import metrics_of
 from torchzero_clip.optimizer.repeats import Repeats
 from torchzero_clip.optimizer.rounding import check_options, prepare_rounding, subtract
@@ -55,6 +56,7 @@ class Modular(Optimizer):
         >>> opt = Modular(model.parameters(), ClipNorm(1.0), Adam(), LR(1e-3))
     """
 
+    _makes_steps = True  # of the parameters
     _repeats_plain = False  # whether steps of links by their own formulas are repeated, too
 
     def __init__(
@@ -80,6 +82,10 @@ class Modular(Optimizer):
             )
         check_options(type(self).__name__, rounding, state_dtype, process_group, fused, compile)
         self._build(Chain(*transforms), fused, compile, rounding, state_dtype)
+        if self._makes_steps:
+            warn_of_size(self.links, self.chain)
+        else:
+            refuse_step(type(self).__name__, self.links)
         self.process_group = process_group
         super().__init__(params, dict(self.keys.defaults))
 
@@ -189,8 +195,8 @@ class Modular(Optimizer):
         return metrics_of(self._records)
 
     def explain(self) -> str:
-        """The plan of a step in words: what each link reads and writes, and what waits for a later
-        pass.
+        """What the chain means where one might expect something else, and the plan of a step: what
+        each link reads and writes, and what waits for a later pass.
 
         A step of a small model with the same chain is watched, with gradients that the limits cut.
 
@@ -265,6 +271,7 @@ class Modular(Optimizer):
             self.param_groups.pop()
             raise
         group["chain"] = shared_start(self.keys.links, group["params"], held)
+        self.param_groups[-1] = self.keys.dressed(group)
 
     def _check_params(self, group: dict[str, Any]) -> None:
         """Raise a sentence where the chain cannot take the parameters of a group."""
@@ -341,6 +348,7 @@ class Modular(Optimizer):
             known = state["defaults"].keys() & self.keys.defaults
             self.keys.defaults.update({key: state["defaults"][key] for key in known})
         super().__setstate__(state)
+        self.param_groups = list(map(self.keys.dressed, self.param_groups))
 
 
 def _of_group(g: int, check: Callable[..., Any], *args: Any) -> Any:

@@ -32,6 +32,8 @@ class RMSprop(Transform):
     momentum: float = 0.0
     centered: bool = False
 
+    update_size = "ones"
+
     def check(self) -> None:
         super().check()
         self.require("alpha", at_least=0, below=1)

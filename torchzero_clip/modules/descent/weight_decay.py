@@ -36,6 +36,8 @@ class WeightDecay(Transform):
     cautious: bool = False
     follows_lr: bool = False
 
+    about_step = True
+
     def check(self) -> None:
         super().check()
         self.require("weight_decay", at_least=0)
