@@ -293,7 +293,7 @@ def test_explain_counts_norms_and_names_that_of_torch():
 
 def test_explain_knows_how_large_norms_are_behind_adam():
     """√6400 for the largest tensor, √7504 for all."""
-    words = "ClipNorm at 1 behind Adam sees norms near √n, here {}, and cuts every step: ClipRMS"
+    words = "ClipNorm at 1.0 behind Adam sees norms near √n, here {}, and cuts every step: ClipRMS"
     (line,) = explained(Adam(), ClipNorm(1.0, dim="global"), LR(0.1))
     assert line.startswith(words.format("86.63"))
     assert explained(Adam(), ClipNorm(1.0), LR(0.1))[1].startswith(words.format("80"))
@@ -325,4 +325,4 @@ def test_explain_notices_a_clip_of_somebody_else_in_front(chain, limit):
     found = [line for line in opt.explain().splitlines() if "in the last step" in line]
     assert len(found) == (limit is not None)
     for line in found:
-        assert line.startswith(f"the norm of all gradients was {limit:g} in the last step: another")
+        assert line.startswith(f"the norm of all gradients was {limit} in the last step: another")

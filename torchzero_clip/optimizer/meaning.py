@@ -119,7 +119,7 @@ def _refuse(owner: str, link: Link, why: str) -> NoReturn:
 
 
 def _looks_like_a_rate(factor: Any) -> bool:
-    """Whether a factor is as small as learning rates are, and no power of two as loss scales are."""
+    """Whether a factor is as small as learning rates are, and no power of two, as loss scales."""
     x = abs(factor.item() if isinstance(factor, Tensor) else factor)
     return 0 < x <= 0.01 and math.frexp(x)[0] != 0.5
 
@@ -141,7 +141,7 @@ def _norms(groups: Sequence[Mapping[str, Any]], link: Link, behind: Link | None)
         limit = group[key]
         if limit is not None and limit < math.sqrt(n):
             yield (
-                f"{link.path} at {float(limit):g} behind {behind.path} sees norms near √n, here "
+                f"{link.path} at {float(limit)} behind {behind.path} sees norms near √n, here "
                 f"{math.sqrt(n):,.4g}, and cuts every step: ClipRMS does not depend on n"
             )
             return
@@ -160,6 +160,6 @@ def _clipped_before(optimizer: Any, rules: Sequence[Link]) -> Iterator[str]:
         limit = float(f"{total:.2g}") if math.isfinite(total) else 0.0
         if limit and abs(total - limit) <= CLIP_OF_TORCH * limit:
             yield (
-                f"the norm of all gradients was {limit:g} in the last step: another clip stands in "
+                f"the norm of all gradients was {limit} in the last step: another clip stands in "
                 "front, such as the framework's own, at its limit"
             )
