@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any
 
@@ -181,11 +181,13 @@ class Attached(Clipper):
             self._follow()
         return super().state_dict()
 
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Load what `state_dict` gave."""
+    def load_state_dict(
+        self, state_dict: dict[str, Any], *, keep: str | Sequence[str] = ()
+    ) -> None:
+        """Load what `state_dict` gave; live values named in `keep` stay as they were given."""
         if self._optimizer() is not None:
             self._follow()
-        super().load_state_dict(state_dict)
+        super().load_state_dict(state_dict, keep=keep)
 
     def _put_in(self, _: Optimizer, given: dict[str, Any]) -> dict[str, Any]:
         """The state dict of the optimizer with that of the rules in it."""

@@ -94,6 +94,8 @@ class Schedule:
                 f"schedule: scheduler must make a scheduler, it gave {self._scheduler!r}"
             )
         self._write([group["lr"] for group in self._stand_in.param_groups])
+        if isinstance(optimizer, Modular):
+            optimizer._scheduled.add(self.key)
 
     def step(self, *args: Any, **kwargs: Any) -> None:
         """Set the next value. Arguments go on to a scheduler that takes some, as a loss."""

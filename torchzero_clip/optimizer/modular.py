@@ -107,6 +107,7 @@ class Modular(Optimizer):
         self._seen_keys: list[frozenset[str]] = []
         self._seen_values: list[list[Any]] = []
         self._seen_dtypes: list[list[torch.dtype]] = []
+        self._scheduled: set[str] = set()  # keys whose values schedules move
         self._records: dict[str, Any] = {}
         self._reported: dict[str, Any] = {}  # of the next step
         self._roster = Roster()
@@ -287,15 +288,30 @@ class Modular(Optimizer):
 
     # ------------------------------------------------------------------ saving and loading
 
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Load a state dict of the same chain; raises before anything changes if it is another."""
+    def load_state_dict(
+        self, state_dict: dict[str, Any], *, keep: str | Sequence[str] = ()
+    ) -> None:
+        """Load a state dict of the same chain; raises before anything changes if it is another.
+
+        Live values come with it, and a warning names those that were given otherwise.
+
+        Args:
+            state_dict: What `state_dict()` gave.
+            keep: The names of live values that stay as they were given, as "max_norm".
+
+        Example:
+            >>> opt.load_state_dict(opt.state_dict(), keep=("lr",))
+        """
+        names = (keep,) if isinstance(keep, str) else tuple(keep)
         loading: list[Checkpoint] = []
         if not isinstance(state_dict, Mapping):  # torch would copy it before anybody looks
             check_form(state_dict, self.param_groups)
 
         def look(_: Optimizer, given: dict[str, Any]) -> dict[str, Any]:
             checkpoint = Checkpoint(given, self.param_groups, self.keys, self.layout)
+            checkpoint.keep(names)
             checkpoint.check(repr(self.chain))
+            checkpoint.warn_of_values(self._scheduled)
             checkpoint.adapt()
             loading.append(checkpoint)
             return checkpoint.for_torch()
