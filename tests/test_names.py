@@ -95,7 +95,7 @@ def test_equal_links_are_equal():
     assert ClipNorm(1.0) == ClipNorm(1.0) != ClipNorm(2.0)
     assert named("lamb") == named("lamb") != named("lambc")
     assert Adam() != ClipNorm(1.0)
-    assert ClipNorm(1.0, dim=(0, 1)) == ClipNorm(1.0, dim=(0, 1))
+    assert ClipNorm(1.0, dim=(0, 1)) == ClipNorm(1.0, dim=[0, 1]) != ClipNorm(1.0, dim=(0, 2))
     assert ClipNorm(1.0) != ClipNorm(torch.tensor(1.0))
     assert LR(True + 0.0) == LR(1.0)
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from torchzero_clip.core.description import RESERVED
+from torchzero_clip.core.description import RESERVED, is_row
 from torchzero_clip.optimizer import Modular
 from torchzero_clip.optimizer.keys import WELL_KNOWN, nearest
 
@@ -201,7 +201,7 @@ class _Values:
         self.groups, self.key = optimizer.param_groups, key
         self.follows = callable(functions)  # one for all groups, however many
         self.functions = [functions] if self.follows else functions
-        if not (isinstance(self.functions, (list, tuple)) and all(map(callable, self.functions))):
+        if not (is_row(self.functions) and all(map(callable, self.functions))):
             raise TypeError(
                 "schedule: takes a function of the step, a list of functions, or a scheduler class "
                 f"of torch's, got {functions!r}"

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from torchzero_clip.core.bucket import Bucket
 from torchzero_clip.core.config import from_config, to_config
-from torchzero_clip.core.description import Description, class_with
+from torchzero_clip.core.description import Description, class_with, is_row
 from torchzero_clip.core.link import Link
 from torchzero_clip.core.tensorlist import TensorList
 from torchzero_clip.core.transform import Transform
@@ -164,7 +164,7 @@ def _advice(link: Any) -> str:
     """A hint for a value that is no transform but was put into a chain."""
     if isinstance(link, type):
         return f"; write {link.__name__}(...)" if issubclass(link, Description) else ""
-    if isinstance(link, (list, tuple)):
+    if is_row(link):
         return "; unpack it with *"
     if isinstance(link, (int, float)):
         return f"; is it {class_with('lr')}({link})?"

@@ -10,9 +10,9 @@ import itertools
 import math
 import numbers
 import operator
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from enum import Enum
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeGuard
 
 import torch
 from torch import Tensor
@@ -210,11 +210,21 @@ class Description:
         return f"{type(self).__name__}({', '.join(parts)})"
 
 
+def is_row(value: Any) -> TypeGuard[Sequence[Any]]:
+    """Whether a value is a sequence, of whatever kind, and no text."""
+    return isinstance(value, Sequence) and not isinstance(value, (str, bytes, bytearray))
+
+
 def python_number(value: Any) -> Any:
-    """Numbers of numpy and the like, and tuples of them, as Python's own; all else as it is.
+    """Numbers of numpy and the like, and what holds them, as Python's own; all else as it is.
 
     Python's own are saved, compared and printed in one way, and torch loads them with weights_only.
+    A sequence of another kind, as Hydra's, becomes a tuple, and such a mapping a dict.
     """
+    if isinstance(value, Mapping) and not isinstance(value, dict):
+        return {key: python_number(x) for key, x in value.items()}
+    if is_row(value) and not isinstance(value, (tuple, list)):
+        return tuple(map(python_number, value))
     if type(value) in (tuple, list):
         made = [python_number(x) for x in value]
         return value if all(map(operator.is_, made, value)) else type(value)(made)
@@ -287,10 +297,10 @@ def _name_taken(cls: type[Description], field: dataclasses.Field[Any]) -> str | 
 
 def _equal(a: Any, b: Any) -> bool:
     """Whether two arguments are equal, of the same type; tensors change, so they must be one."""
+    if isinstance(a, (tuple, list)) and isinstance(b, (tuple, list)):
+        return len(a) == len(b) and all(map(_equal, a, b))
     if a is b or type(a) is not type(b) or isinstance(a, Tensor):
         return a is b
-    if isinstance(a, (tuple, list)):
-        return len(a) == len(b) and all(map(_equal, a, b))
     if isinstance(a, Mapping):
         return a.keys() == b.keys() and all(_equal(a[key], b[key]) for key in a)
     return bool(a == b)

@@ -12,7 +12,7 @@ from typing_extensions import Never
 
 from torchzero_clip.core.bucket import Step
 from torchzero_clip.core.chain import Chain, bind, send
-from torchzero_clip.core.description import RESERVED
+from torchzero_clip.core.description import RESERVED, is_row
 from torchzero_clip.core.engine import Engine
 from torchzero_clip.core.norms.shards import refuse_flat
 from torchzero_clip.core.part import Roster
@@ -87,6 +87,8 @@ class Modular(Optimizer):
         else:
             refuse_step(type(self).__name__, self.links)
         self.process_group = process_group
+        if is_row(params):  # torch takes a group for one in a dict alone
+            params = [dict(x) if isinstance(x, Mapping) else x for x in params]
         super().__init__(params, dict(self.keys.defaults))
 
     def _build(
@@ -258,8 +260,8 @@ class Modular(Optimizer):
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a group; its keys are checked against the live hyperparameters of the chain."""
-        if not isinstance(param_group, dict) or "params" not in param_group:
-            given = list(param_group) if isinstance(param_group, dict) else param_group
+        if not isinstance(param_group, Mapping) or "params" not in param_group:
+            given = list(param_group) if isinstance(param_group, Mapping) else param_group
             raise TypeError(f"a parameter group must be a dict with 'params', got {given!r}")
         group = dict(param_group)
         self.keys.tidy(group)
