@@ -9,7 +9,6 @@ import warnings
 import pytest
 import torch
 from torch import nn
-from torch.optim.lr_scheduler import CosineAnnealingLR, LambdaLR, StepLR
 
 from tests.helpers import at_once, network, param
 from torchzero_clip import (
@@ -103,7 +102,9 @@ def test_a_chain_without_a_learning_rate_warns_once_with_the_way_to_silence_it(c
     (message,) = said(*chain)
     assert message.startswith(NO_LR)
     assert repr(Chain(*chain)) in message
-    assert message.endswith("put LR(...) behind, or LR(1.0) where full size is meant")
+    assert message.endswith(
+        "and schedulers find no lr: put LR(...) behind, or LR(1.0) where full size is meant"
+    )
     assert said(*chain, LR(1.0)) == []
 
 
@@ -237,39 +238,6 @@ def test_a_link_about_the_step_is_an_error_where_none_is_made(links, words):
 )
 def test_a_factor_of_gradients_is_none(links):
     assert said(*links, make=Clipper) == []
-
-
-# ---------------------------------------------------------------------- schedulers
-
-
-@at_once(
-    "make",
-    [
-        lambda opt: StepLR(opt, 3),
-        lambda opt: CosineAnnealingLR(opt, 3),
-        lambda opt: LambdaLR(opt, lambda step: 1.0),
-    ],
-)
-def test_a_scheduler_of_a_chain_without_lr_gets_a_sentence(make):
-    p = param(1.0)
-    opt, sgd = Modular([p], Adam()), torch.optim.SGD([p], lr=0.1)
-    loaded, copied = Modular([p], Adam()), copy.deepcopy(opt)
-    loaded.load_state_dict(opt.state_dict())
-    loaded.add_param_group({"params": [param(2.0)]})
-    for each in (opt, loaded, copied, Clipper([p], ClipNorm(1.0)), attach(sgd, ClipNorm(1.0))):
-        with pytest.raises(KeyError) as caught:
-            make(each)
-        assert str(caught.value).startswith("these groups have no lr, since no link of the chain")
-    assert make(Modular([p], Adam(), LR(1.0))).get_last_lr()
-
-
-def test_a_group_without_lr_is_a_dict_as_any_other():
-    (group,) = Modular([param(1.0)], Adam()).param_groups
-    assert "lr" not in group
-    assert group.get("lr", 3.0) == 3.0
-    with pytest.raises(KeyError, match="'other'"):
-        group["other"]
-    assert all(type(g) is dict for g in Modular([param(1.0)], Adam()).state_dict()["param_groups"])
 
 
 # ---------------------------------------------------------------------- explain

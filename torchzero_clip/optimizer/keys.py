@@ -26,24 +26,6 @@ WELL_KNOWN = {  # keys of torch's optimizers, and the link that reads them
 }
 
 
-class NoRate(KeyError):
-    """A KeyError that shows its sentence as it is."""
-
-    __str__ = Exception.__str__
-
-
-class GroupWithoutRate(dict[str, Any]):
-    """A parameter group of a chain without a learning rate, which torch's schedulers look for."""
-
-    def __missing__(self, key: str) -> Any:
-        if key != "lr":
-            raise KeyError(key)
-        raise NoRate(
-            "these groups have no lr, since no link of the chain reads it: end the chain with "
-            "LR(...), or, where another optimizer makes the step, schedule the lr of that"
-        )
-
-
 class GroupKeys:
     """The key of every live value: bare where one link owns the name, otherwise "Link/name"."""
 
@@ -72,10 +54,6 @@ class GroupKeys:
         for link in self.links:
             for name in getattr(link.transform, "reads", ()):
                 link.read[name] = _owner_for(link, name, owners.get(name, []))
-
-    def dressed(self, group: dict[str, Any]) -> dict[str, Any]:
-        """A group that says what is missing where somebody, as a scheduler, asks for its lr."""
-        return group if "lr" in self.defaults else GroupWithoutRate(group)
 
     def tidy(self, group: dict[str, Any], later: bool = False) -> None:
         """Bring keys to the names in use, fill in defaults, refuse misspellings and the like.

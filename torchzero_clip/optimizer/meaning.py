@@ -79,8 +79,8 @@ def warn_of_size(links: Sequence[Link], chain: Any) -> None:
         )
     if not flow.factors and not flow.lost:
         warnings.warn(
-            f"no LR: updates are subtracted at full size by {chain!r}: put LR(...) behind, or "
-            "LR(1.0) where full size is meant",
+            f"no LR: updates are subtracted at full size by {chain!r}, and schedulers find "
+            "no lr: put LR(...) behind, or LR(1.0) where full size is meant",
             stacklevel=3,
         )
 

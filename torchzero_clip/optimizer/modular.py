@@ -274,7 +274,6 @@ class Modular(Optimizer):
             self.param_groups.pop()
             raise
         group["chain"] = shared_start(self.keys.links, group["params"], held)
-        self.param_groups[-1] = self.keys.dressed(group)
 
     def _check_params(self, group: dict[str, Any]) -> None:
         """Raise a sentence where the chain cannot take the parameters of a group."""
@@ -366,7 +365,6 @@ class Modular(Optimizer):
             known = state["defaults"].keys() & self.keys.defaults
             self.keys.defaults.update({key: state["defaults"][key] for key in known})
         super().__setstate__(state)
-        self.param_groups = list(map(self.keys.dressed, self.param_groups))
 
 
 def _of_group(g: int, check: Callable[..., Any], *args: Any) -> Any:
