@@ -40,6 +40,7 @@ class Normalize(NormRule):
     per_shape: Literal["sqrt_min", "sqrt_rows"] | None = None
 
     sets_norm = True
+    update_size = "own"
 
     def check(self) -> None:
         super().check()

@@ -35,6 +35,8 @@ class Standardize(NormRule):
 
     ord = "std"
 
+    update_size = "own"
+
     def check(self) -> None:
         super().check()
         self.require("eps", at_least=0)

@@ -40,6 +40,8 @@ class AdEMAMix(Transform):
     alpha_warmup: Live[int | None] = None
     beta3_warmup: Live[int | None] = None
 
+    update_size = "ones"
+
     def check(self) -> None:
         super().check()
         self.require("betas", at_least=0, below=1, length=3)

@@ -42,6 +42,8 @@ class Adagrad(Transform):
     initial_accumulator_value: float = 0.0
     eps: Live[float] = 1e-10
 
+    update_size = "own"
+
     def check(self) -> None:
         super().check()
         for name in ("lr_decay", "initial_accumulator_value", "eps"):

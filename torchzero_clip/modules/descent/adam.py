@@ -44,6 +44,8 @@ class Adam(Transform):
     eps: Live[float] = 1e-8
     amsgrad: bool = False
 
+    update_size = "ones"
+
     def check(self) -> None:
         super().check()
         self.require("betas", at_least=0, below=1, length=2)

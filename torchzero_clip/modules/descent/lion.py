@@ -25,6 +25,8 @@ class Lion(Transform):
 
     betas: Live[tuple[float, float]] = (0.9, 0.99)
 
+    update_size = "ones"
+
     def check(self) -> None:
         super().check()
         self.require("betas", at_least=0, below=1, length=2)

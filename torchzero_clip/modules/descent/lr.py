@@ -24,6 +24,8 @@ class LR(Transform):
 
     lr: Live[float]
 
+    update_size = "set"
+
     def check(self) -> None:
         super().check()
         self.require("lr", at_least=0)

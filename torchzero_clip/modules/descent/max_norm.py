@@ -38,6 +38,8 @@ class MaxNorm(NormRule):
     inverse_dims: bool = False
     min_size: int = 1
 
+    about_step = True
+
     def check(self) -> None:
         super().check()
         check_last(self)

@@ -24,6 +24,8 @@ class Scale(Transform):
 
     factor: Live[float]
 
+    update_size = "set"
+
     def check(self) -> None:
         super().check()
         self.require("factor")

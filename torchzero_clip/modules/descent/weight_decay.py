@@ -42,6 +42,8 @@ class WeightDecay(Transform):
     follows_lr: bool = False
     afterwards: bool = False
 
+    about_step = True
+
     def check(self) -> None:
         super().check()
         self.require("weight_decay", at_least=0)
