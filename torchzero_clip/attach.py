@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 import weakref
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -19,6 +19,7 @@ from torchzero_clip.core.norms.shards import local
 from torchzero_clip.optimizer import Modular
 from torchzero_clip.optimizer.keys import SCHEDULER_KEYS, WELL_KNOWN, GroupKeys
 from torchzero_clip.optimizer.loss import evaluate, one_number
+from torchzero_clip.optimizer.meaning import refuse_step
 
 PARAMS = ("params", "param_names")
 TOTAL = "total norm"  # among what the links of a Clipper measured
@@ -51,6 +52,7 @@ class Clipper(Modular):
     """
 
     _options: Mapping[str, Any] = {"compile": False}
+    _makes_steps = False
 
     def __init__(
         self,
@@ -128,6 +130,7 @@ class Attached(Clipper):
         self._optimizer = weakref.ref(optimizer)
         self._in_checkpoint = in_checkpoint
         self._foreign = frozenset(optimizer.defaults)
+        refuse_step("attach", bind(Chain(*transforms)))
         groups = [
             self._own_keys(group, GroupKeys(bind(Chain(*transforms))))
             for group in optimizer.param_groups
@@ -189,11 +192,13 @@ class Attached(Clipper):
             self._follow()
         return super().state_dict()
 
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Load what `state_dict` gave."""
+    def load_state_dict(
+        self, state_dict: dict[str, Any], *, keep: str | Sequence[str] = ()
+    ) -> None:
+        """Load what `state_dict` gave; live values named in `keep` stay as they were given."""
         if self._optimizer() is not None:
             self._follow()
-        super().load_state_dict(state_dict)
+        super().load_state_dict(state_dict, keep=keep)
 
     def _put_in(self, _: Optimizer, given: dict[str, Any]) -> dict[str, Any]:
         """The state dict of the optimizer with that of the rules in it."""

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from torchzero_clip.core.description import RESERVED
+from torchzero_clip.core.description import RESERVED, is_row
 from torchzero_clip.optimizer import Modular
 from torchzero_clip.optimizer.keys import WELL_KNOWN, nearest
 
@@ -97,6 +97,8 @@ class Schedule:
                 f"schedule: scheduler must make a scheduler, it gave {self._scheduler!r}"
             )
         self._write([group["lr"] for group in self._stand_in.param_groups])
+        if isinstance(optimizer, Modular):
+            optimizer._scheduled.add(self.key)
 
     def step(self, *args: Any, **kwargs: Any) -> None:
         """Set the next value. Arguments go on to a scheduler that takes some, as a loss."""
@@ -202,7 +204,7 @@ class _Values:
         self.groups, self.key = optimizer.param_groups, key
         self.follows = callable(functions)  # one for all groups, however many
         self.functions = [functions] if self.follows else functions
-        if not (isinstance(self.functions, (list, tuple)) and all(map(callable, self.functions))):
+        if not (is_row(self.functions) and all(map(callable, self.functions))):
             raise TypeError(
                 "schedule: takes a function of the step, a list of functions, or a scheduler class "
                 f"of torch's, got {functions!r}"

@@ -147,12 +147,14 @@ def outcome(rule):
 
     import torchzero_clip
 
-    weight = torch.zeros(1, requires_grad=True)
-    clipper = torchzero_clip.Clipper([weight], eval(rule, vars(torchzero_clip)))
+    weight, link = torch.zeros(1, requires_grad=True), eval(rule, vars(torchzero_clip))
+    whole = [] if "lr" in link.live else [torchzero_clip.LR(1.0)]
+    opt = torchzero_clip.Modular([weight], link, *whole)
     for norm in norms():
+        weight.data.zero_()
         weight.grad = torch.tensor([norm])
-        clipper.step()
-        yield abs(weight.grad.item())
+        opt.step()
+        yield abs(weight.item())
 
 
 def place(step, norm):

@@ -38,12 +38,14 @@ ELSEWHERE = "several processes"
 FEW = 8
 REFERENCE = re.compile(r"^::: (\S+)$", re.MULTILINE)
 
+SAYS_SIZE = pytest.mark.filterwarnings("error:no LR:UserWarning")
+
 
 def pages() -> list[Any]:
     """Pages of frameworks run where those are installed; CONTRIBUTING.md says how."""
     theirs = [pytest.mark.frameworks, pytest.mark.filterwarnings("ignore")]  # they warn a lot
     return [
-        pytest.param(p, id=page_id(p), marks=theirs if "frameworks" in p.parts else [])
+        pytest.param(p, id=page_id(p), marks=theirs if "frameworks" in p.parts else [SAYS_SIZE])
         for p in PAGES
     ]
 
@@ -215,6 +217,7 @@ def documented() -> list[Any]:
     ]
 
 
+@SAYS_SIZE
 @pytest.mark.parametrize("thing", documented())
 def test_every_docstring_example_runs_as_it_is_pasted(thing: Any) -> None:
     """With the answers of an interpreter in which nothing has happened, as doctest has it."""

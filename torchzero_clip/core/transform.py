@@ -59,6 +59,13 @@ class Transform(Description):
     parameters; None, not at all."""
     goes_first: ClassVar[bool] = False
     """Set where the link must be the first to see the gradients, as a guard."""
+    update_size: ClassVar[Literal["follows", "own", "ones", "set"]] = "follows"
+    """What the size of the update that leaves depends on: on that of what enters; not on it, "own",
+    as behind Normalize, or with entries near one, "ones", as behind Adam; or, "set", on a factor
+    that the user gives, as LR."""
+    about_step: ClassVar[bool] = False
+    """Set where the link is about the step or the weights, and has no meaning for a gradient that
+    another optimizer takes."""
     drops: ClassVar[bool] = False
     """Set where parameters may be missing after the link, or the step may end."""
     numbers: ClassVar[tuple[str, ...]] = ()

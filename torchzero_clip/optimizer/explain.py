@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -19,6 +20,7 @@ from torchzero_clip.core.skip import Skip
 from torchzero_clip.core.transform import TensorwiseTransform
 from torchzero_clip.engines import Compiled
 from torchzero_clip.engines.compiled.program import Launch
+from torchzero_clip.optimizer.meaning import sentences
 from torchzero_clip.optimizer.rounding import subtract
 
 SIZE = 2**13  # numbers in a parameter that stands for a large one
@@ -111,7 +113,8 @@ def explain(optimizer: Any, make: Callable[..., Any]) -> str:
     reads = sum([part.read for part in parts]) / numbers
     writes = sum([part.written for part in parts]) / numbers
     told = [*_parameters(optimizer), *_owners(optimizer)]
-    lines = [repr(optimizer.chain)[len("Chain(") : -1], *told, ""]
+    said = [f"{sentence}." for sentence in sentences(optimizer)]
+    lines = [*said, *[""] * bool(said), repr(optimizer.chain)[len("Chain(") : -1], *told, ""]
     lines.append(f"{'':{width}}  reads  writes   bytes a number")
     lines += [part.row(width, numbers) for part in parts]
     kept = sum([t.numel() for t in twin.engine.workspaces.tensors()])
@@ -154,7 +157,9 @@ def _twin(optimizer: Any, make: Callable[..., Any]) -> Any:
         live = {key: group[key] for key in optimizer.keys.defaults}
         groups.append({**live, "params": [(name, _small(p)) for name, p in rows]})
     options = {name: getattr(optimizer, name) for name in ("fused", "rounding", "state_dtype")}
-    twin = make(groups, *optimizer.chain, **options)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the optimizer itself has warned
+        twin = make(groups, *optimizer.chain, **options)
     for link in twin.links:
         if link.transform.goes_first:  # a guard, which never gives up here: all gradients are bad
             patient = link.transform.with_values({"max_consecutive": None})

@@ -12,7 +12,7 @@ from typing_extensions import Never
 
 from torchzero_clip.core.bucket import Step
 from torchzero_clip.core.chain import Chain, bind, send
-from torchzero_clip.core.description import RESERVED
+from torchzero_clip.core.description import RESERVED, is_row
 from torchzero_clip.core.engine import Engine, Play, Records
 from torchzero_clip.core.norms.shards import refuse_flat
 from torchzero_clip.core.part import Roster
@@ -24,6 +24,7 @@ from torchzero_clip.optimizer.fingerprint import fingerprint, shared_start
 from torchzero_clip.optimizer.keys import GroupKeys, refuse_arguments
 from torchzero_clip.optimizer.layout import Layout
 from torchzero_clip.optimizer.loss import evaluate, one_number
+from torchzero_clip.optimizer.meaning import refuse_step, warn_of_size
 from torchzero_clip.optimizer.metrics import metrics_of
 from torchzero_clip.optimizer.rounding import check_options, prepare_rounding, subtract
 from torchzero_clip.source import to_source
@@ -65,6 +66,7 @@ class Modular(Optimizer):
         "state_dtype": "float32",
     }
     _keeps_like = "the parameters'"  # whose size the memory has that the engine keeps
+    _makes_steps = True  # of the parameters
 
     def __init__(
         self,
@@ -89,7 +91,13 @@ class Modular(Optimizer):
             )
         check_options(type(self).__name__, rounding, state_dtype, process_group, fused, compile)
         self._build(Chain(*transforms), fused, compile, rounding, state_dtype)
+        if self._makes_steps:
+            warn_of_size(self.links, self.chain)
+        else:
+            refuse_step(type(self).__name__, self.links)
         self.process_group = process_group
+        if is_row(params):  # torch takes a group for one in a dict alone
+            params = [dict(x) if isinstance(x, Mapping) else x for x in params]
         super().__init__(params, dict(self.keys.defaults))
 
     def _build(
@@ -111,6 +119,7 @@ class Modular(Optimizer):
         self._seen_keys: list[frozenset[str]] = []
         self._seen_values: list[list[Any]] = []
         self._seen_dtypes: list[list[torch.dtype]] = []
+        self._scheduled: set[str] = set()  # keys whose values schedules move
         self._records: dict[str, Any] = {}
         self._reported: dict[str, Any] = {}  # of the next step
         self._roster = Roster()
@@ -210,8 +219,8 @@ class Modular(Optimizer):
         return metrics_of(self._records)
 
     def explain(self) -> str:
-        """The plan of a step in words: what each link reads and writes, and what waits for a later
-        pass.
+        """What the chain means where one might expect something else, and the plan of a step: what
+        each link reads and writes, and what waits for a later pass.
 
         A step of a small model with the same chain is watched, with gradients that the limits cut.
 
@@ -284,8 +293,8 @@ class Modular(Optimizer):
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a group; its keys are checked against the live hyperparameters of the chain."""
-        if not isinstance(param_group, dict) or "params" not in param_group:
-            given = list(param_group) if isinstance(param_group, dict) else param_group
+        if not isinstance(param_group, Mapping) or "params" not in param_group:
+            given = list(param_group) if isinstance(param_group, Mapping) else param_group
             raise TypeError(f"a parameter group must be a dict with 'params', got {given!r}")
         group = dict(param_group)
         self.keys.tidy(group)
@@ -313,15 +322,30 @@ class Modular(Optimizer):
 
     # ------------------------------------------------------------------ saving and loading
 
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Load a state dict of the same chain; raises before anything changes if it is another."""
+    def load_state_dict(
+        self, state_dict: dict[str, Any], *, keep: str | Sequence[str] = ()
+    ) -> None:
+        """Load a state dict of the same chain; raises before anything changes if it is another.
+
+        Live values come with it, and a warning names those that were given otherwise.
+
+        Args:
+            state_dict: What `state_dict()` gave.
+            keep: The names of live values that stay as they were given, as "max_norm".
+
+        Example:
+            >>> opt.load_state_dict(opt.state_dict(), keep=("lr",))
+        """
+        names = (keep,) if isinstance(keep, str) else tuple(keep)
         loading: list[Checkpoint] = []
         if not isinstance(state_dict, Mapping):  # torch would copy it before anybody looks
             check_form(state_dict, self.param_groups)
 
         def look(_: Optimizer, given: dict[str, Any]) -> dict[str, Any]:
             checkpoint = Checkpoint(given, self.param_groups, self.keys, self.layout)
+            checkpoint.keep(names)
             checkpoint.check(repr(self.chain))
+            checkpoint.warn_of_values(self._scheduled)
             checkpoint.adapt()
             loading.append(checkpoint)
             return checkpoint.for_torch()

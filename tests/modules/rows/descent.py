@@ -158,7 +158,7 @@ ROWS = [
             "none": lambda: Momentum(0.0),
         },
         bad=[
-            *share("momentum"),
+            *at_least("momentum", 0),
             *number("dampening", 1.5, nan, words="a number at most 1"),
             *number("dampening", "0", error=TypeError, words="a number at most 1"),
         ],
@@ -175,7 +175,7 @@ ROWS = [
             "momentum": lambda: RMSprop(0.9, 1e-3, 0.5),
             "both": lambda: RMSprop(0.9, 1e-3, 0.5, True),
         },
-        bad=[*share("alpha"), *at_least("eps", 0), *share("momentum")],
+        bad=[*share("alpha"), *at_least("eps", 0), *at_least("momentum", 0)],
         memory="free",
         per_entry=True,
         squares=True,

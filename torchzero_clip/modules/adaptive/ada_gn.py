@@ -40,6 +40,7 @@ class AdaGN(NormRule):
     dim: Scope = None
 
     sets_norm = True
+    update_size = "own"
     pure = True
 
     def check(self) -> None:

@@ -54,6 +54,11 @@ class AutoClip(AdaptiveRule):
     pure = True
 
     def check(self) -> None:
+        if isinstance(self.mode, (int, float)) and not isinstance(self.mode, bool):
+            raise TypeError(
+                "AutoClip: mode must be one of ['auto', 'percentile'], got "
+                f"{self.mode!r}: write AutoClip('percentile', percentile={self.mode!r})"
+            )
         self.require_one_of("mode", ("auto", "percentile"))
         self.require_one_of("history", ("window", "ema"))
         self.require("percentile", at_least=0, at_most=100)

@@ -42,6 +42,7 @@ class TrustRatio(NormRule):
     bounds: Live[tuple[float, float]] = (0.0, math.inf)
 
     sets_norm = True
+    update_size = "own"
     pure = True
 
     def check(self) -> None:

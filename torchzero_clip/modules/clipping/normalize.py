@@ -39,6 +39,7 @@ class Normalize(NormRule):
     per_shape: Literal["sqrt_min", "sqrt_rows"] | None = None
 
     sets_norm = True
+    update_size = "own"
     pure = True
 
     def check(self) -> None:

@@ -23,6 +23,7 @@ class Sign(Transform):
     """
 
     complex = "refuse"
+    update_size = "ones"
     pure = True
 
     def update(self, u: TensorList, state: State, group: Group) -> TensorList:

@@ -36,6 +36,8 @@ class Standardize(NormRule):
     ord = "std"
     pure = True
 
+    update_size = "own"
+
     def check(self) -> None:
         super().check()
         self.require("eps", at_least=0)

@@ -40,6 +40,7 @@ class AdEMAMix(Transform):
     alpha_warmup: Live[int | None] = None
     beta3_warmup: Live[int | None] = None
 
+    update_size = "ones"
     pure = True
 
     def check(self) -> None:

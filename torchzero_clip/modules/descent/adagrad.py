@@ -42,6 +42,7 @@ class Adagrad(Transform):
     initial_accumulator_value: float = 0.0
     eps: Live[float] = 1e-10
 
+    update_size = "own"
     pure = True
 
     def check(self) -> None:

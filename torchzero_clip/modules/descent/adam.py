@@ -44,6 +44,7 @@ class Adam(Transform):
     eps: Live[float] = 1e-8
     amsgrad: bool = False
 
+    update_size = "ones"
     pure = True
 
     def check(self) -> None:

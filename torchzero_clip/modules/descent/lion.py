@@ -25,6 +25,7 @@ class Lion(Transform):
 
     betas: Live[tuple[float, float]] = (0.9, 0.99)
 
+    update_size = "ones"
     pure = True
 
     def check(self) -> None:

@@ -24,6 +24,7 @@ class LR(Transform):
 
     lr: Live[float]
 
+    update_size = "set"
     pure = True
 
     def check(self) -> None:

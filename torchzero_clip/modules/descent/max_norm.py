@@ -38,6 +38,7 @@ class MaxNorm(NormRule):
     inverse_dims: bool = False
     min_size: int = 1
 
+    about_step = True
     pure = True
 
     def check(self) -> None:

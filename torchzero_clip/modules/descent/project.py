@@ -29,6 +29,8 @@ class Project(TensorwiseTransform):
 
     fn: Callable[[Tensor], Tensor]
 
+    about_step = True
+
     def check(self) -> None:
         super().check()
         if not callable(self.fn):

@@ -43,6 +43,7 @@ class QKClip(Transform):
 
     complex = "refuse"
     reach = "tensor"
+    about_step = True
 
     def check(self) -> None:
         super().check()

@@ -24,6 +24,7 @@ class Scale(Transform):
 
     factor: Live[float]
 
+    update_size = "set"
     pure = True
 
     def check(self) -> None:

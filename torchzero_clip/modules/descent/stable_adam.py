@@ -38,6 +38,8 @@ class StableAdam(NormRule):
     ord = "rms"
     pure = True
 
+    update_size = "ones"
+
     def check(self) -> None:
         super().check()
         self.require("betas", at_least=0, below=1, length=2)

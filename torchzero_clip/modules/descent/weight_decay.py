@@ -42,6 +42,7 @@ class WeightDecay(Transform):
     follows_lr: bool = False
     afterwards: bool = False
 
+    about_step = True
     pure = True
 
     def check(self) -> None:

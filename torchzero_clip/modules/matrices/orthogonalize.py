@@ -56,6 +56,7 @@ class Orthogonalize(TensorwiseTransform):
     blocks: Blocks = None
 
     reach = "tensor"
+    update_size = "own"
 
     def check(self) -> None:
         super().check()
