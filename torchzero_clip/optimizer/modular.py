@@ -110,9 +110,8 @@ class Modular(Optimizer):
                 f"{type(self).__name__} needs at least one transform: "
                 "give ClipNorm(1.0), Adam(), LR(1e-3) and the like after the parameters"
             )
-        self.chain, self.fused, self.rounding = chain, fused, rounding
-        self.compile = compile
-        self.state_dtype = state_dtype
+        self.chain, self.fused, self.compile = chain, fused, compile
+        self.rounding, self.state_dtype = rounding, state_dtype
         self.engine: Engine = Compiled() if compile else Eager(defers=fused)
         self.links = bind(chain, narrow=state_dtype == "bfloat16")
         self.keys = GroupKeys(self.links)
