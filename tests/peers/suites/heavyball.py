@@ -13,12 +13,12 @@ from typing import Any
 import torch
 
 from torchzero_clip import (
+    EMA,
     LR,
     Adam,
     Cautious,
     Chain,
     Modular,
-    RMSprop,
     Sign,
     WeightDecay,
     named,
@@ -35,13 +35,19 @@ OURS = {
     "adamw": lambda lr, beta1, beta2, weight_decay: Chain(
         Adam((beta1, beta2), 0.0), WeightDecay(weight_decay), LR(lr)
     ),
+    "rmsprop": lambda lr, beta2, weight_decay: Chain(
+        Adam((0.0, beta2), 0.0), WeightDecay(weight_decay), LR(lr)
+    ),
+    "laprop": lambda lr, beta1, beta2, weight_decay: Chain(
+        Adam((0.0, beta2), 0.0), EMA(beta1, debias=True), WeightDecay(weight_decay), LR(lr)
+    ),
     "sgd": lambda lr, weight_decay: Chain(WeightDecay(weight_decay), LR(lr)),
     "lion": lambda lr, beta1, beta2, weight_decay: named(
         "lion", lr=lr, betas=(beta1, beta2), weight_decay=weight_decay
     ),
     "signsgd": lambda lr, weight_decay: Chain(Sign(), WeightDecay(weight_decay), LR(lr)),
     "cautious_adamw": lambda lr, beta1, beta2, weight_decay: Chain(
-        Cautious(Adam((beta1, beta2), 0.0)), WeightDecay(weight_decay), LR(lr)
+        Adam((beta1, beta2), 0.0), Cautious(), WeightDecay(weight_decay), LR(lr)
     ),
     "ademamix": lambda lr, beta1, beta2, beta3, alpha, weight_decay: named(
         "ademamix", lr=lr, betas=(beta1, beta2, beta3), alpha=alpha, eps=0.0,
@@ -53,7 +59,7 @@ OURS = {
     ),  # fmt: skip
 }
 THEIRS = (
-    "rmsprop laprop adopt unscaled_adamw nadam orthograd_adamw ortho_laprop laprop_ortho sign_laprop"
+    "adopt unscaled_adamw nadam orthograd_adamw ortho_laprop laprop_ortho sign_laprop"
 )
 
 LEFT_OUT = {rf"\[({THEIRS.replace(' ', '|')})\]": "no chain is this method"}
@@ -65,7 +71,11 @@ def build(params: Any, recipe: Any, **arguments: Any) -> Modular:
     for param in params:
         param.grad = torch.zeros_like(param)
     arguments.pop("eps", None)
-    return Modular(params, recipe(**arguments), rounding="stochastic")
+    optimizer = Modular(params, recipe(**arguments), rounding="stochastic")
+    optimizer.init_state()
+    if "rounding/seed" in optimizer.param_groups[0]["chain"]:
+        optimizer.param_groups[0]["chain"]["rounding/seed"] = torch.initial_seed()
+    return optimizer
 
 
 def put_ours() -> None:
