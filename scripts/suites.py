@@ -2,9 +2,10 @@
 
     python scripts/suites.py timm --source pytorch-image-models
 
-An adapter in `tests/peers/suites` says of which commit which files are run, and puts our chains where
-the suite looks for its own optimizers. What fails must have a reason in the adapter, and a reason must
-have a case that fails; then the suite's row in `benchmarks/results/suites.csv` is written anew.
+An adapter in `tests/peers/suites` says of which commit which files are run, and puts our chains
+where the suite looks for its own optimizers. What fails must have a reason in the adapter, and a
+reason must have a case that fails; then the suite's row in `benchmarks/results/suites.csv` is
+written anew.
 """
 
 from __future__ import annotations
@@ -171,7 +172,10 @@ def judge(name: str, suite: Any, found: list[Case]) -> Row:
 
 def table(results: list[Row]) -> str:
     """The rows for a page of the documentation."""
-    lines = ["| suite | commit | torch | cases | pass | differ | not run |", "|---|---|---|---|---|---|---|"]
+    lines = [
+        "| suite | commit | torch | cases | pass | differ | not run |",
+        "|---|---|---|---|---|---|---|",
+    ]
     notes = []
     for row in results:
         link = f"[{row.commit[:7]}](https://github.com/{row.source}/tree/{row.commit})"
@@ -183,7 +187,9 @@ def table(results: list[Row]) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
     parser.add_argument("name", choices=ADAPTERS)
     parser.add_argument("--source", type=Path, required=True, help="a checkout of the suite")
     given = parser.parse_args()
@@ -194,7 +200,8 @@ def main() -> None:
     row = judge(given.name, suite, found)
     others = [other for other in rows.read(RESULTS, Row) if other.suite != row.suite]
     rows.write(RESULTS, Row, sorted([*others, row], key=lambda row: row.suite))
-    print(f"{row.suite}: {row.cases} cases, {row.passed} pass, {row.failed} differ, {row.skipped} not run")
+    counts = f"{row.passed} pass, {row.failed} differ, {row.skipped} not run"
+    print(f"{row.suite}: {row.cases} cases, {counts}")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Chains under the names and with the arguments of the optimizers that other people's tests build."""
+"""Chains with the names and arguments of the optimizers that other people's tests build."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ class Published(Modular):
         lr: Any = None,
         *,
         maximize: bool = False,
-        foreach: Any = None,  # with these three torch's classes choose a kernel
-        fused: Any = None,
+        fused: bool | None = None,
+        foreach: Any = None,  # with these two torch's classes choose a kernel
         capturable: Any = None,
         **arguments: Any,
     ) -> None:
         if lr is not None:
             arguments["lr"] = lr
         turned = [Scale(-1.0)] if maximize else []
-        super().__init__(params, *turned, self.chain_of(arguments))
+        super().__init__(params, *turned, self.chain_of(arguments), fused=fused is not False)
 
     def chain_of(self, arguments: dict[str, Any]) -> Chain:
         if "weight_decay" not in takes(self.method) and not arguments.get("weight_decay"):

@@ -1,7 +1,7 @@
 """HeavyBall's references in float64, and how near bfloat16 comes to them.
 
-`test/test_reference.py` holds an optimizer to formulas written down anew: to 1e-12 in float64, and in
-bfloat16 nearer to the truth, on average, than the same formulas kept in bfloat16.
+`test/test_reference.py` holds an optimizer to formulas written down anew: to 1e-12 in float64, and
+in bfloat16 nearer to the truth, on average, than the same formulas kept in bfloat16.
 """
 
 from __future__ import annotations
@@ -50,17 +50,23 @@ OURS = {
         Adam((beta1, beta2), 0.0), Cautious(), WeightDecay(weight_decay), LR(lr)
     ),
     "ademamix": lambda lr, beta1, beta2, beta3, alpha, weight_decay: named(
-        "ademamix", lr=lr, betas=(beta1, beta2, beta3), alpha=alpha, eps=0.0,
+        "ademamix",
+        lr=lr,
+        betas=(beta1, beta2, beta3),
+        alpha=alpha,
+        eps=0.0,
         weight_decay=weight_decay,
-    ),  # fmt: skip
+    ),
     "mars_adamw": lambda lr, beta1, beta2, mars_gamma, weight_decay: named(
-        "mars_adamw", lr=lr, betas=(beta1, beta2), gamma=mars_gamma, eps=0.0,
+        "mars_adamw",
+        lr=lr,
+        betas=(beta1, beta2),
+        gamma=mars_gamma,
+        eps=0.0,
         weight_decay=weight_decay,
-    ),  # fmt: skip
+    ),
 }
-THEIRS = (
-    "adopt unscaled_adamw nadam orthograd_adamw ortho_laprop laprop_ortho sign_laprop"
-)
+THEIRS = "adopt unscaled_adamw nadam orthograd_adamw ortho_laprop laprop_ortho sign_laprop"
 
 LEFT_OUT = {rf"\[({THEIRS.replace(' ', '|')})\]": "no chain is this method"}
 DIFFERS: dict[str, str] = {}

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from suites.chains import NAMES, Published, published
+
 from torchzero_clip import ClipNorm
 
 SOURCE = "kozistr/pytorch_optimizer"
@@ -30,7 +31,7 @@ ITS_OWN = (
 
 LEFT_OUT = {
     rf"\[(?!({'|'.join(OURS)})(_\(|\]))": "no chain has this name",
-    rf"'({ITS_OWN})'|test_norm|test_checkpoint_resume\[(spam|stablespam)\]": "an argument that it alone has",
+    rf"'({ITS_OWN})'|test_norm|resume\[(spam|stablespam)\]": "an argument that it alone has",
 }
 DIFFERS = {
     r"test_training\[lars_": "its LARS leaves vectors to plain momentum; ours scales every tensor",

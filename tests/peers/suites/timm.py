@@ -7,6 +7,7 @@ learning rate, checkpoints, layouts, twenty steps of a small model, Rosenbrock's
 from __future__ import annotations
 
 from suites.chains import NAMES, published, takes
+
 from torchzero_clip import ClipNorm
 
 SOURCE = "huggingface/pytorch-image-models"

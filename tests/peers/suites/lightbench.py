@@ -1,0 +1,1 @@
+"""LightBench's problems of exploding and adversarial gradients."""
