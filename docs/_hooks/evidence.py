@@ -1,9 +1,9 @@
 """Fills pages from result files, while the docs are built.
 
 A page asks with `<!-- atlas: table -->`, `troubles`, `settings` or `sentences`, with
-`<!-- suites: table -->` or `causes`, with `<!-- replay: traces -->`, `defaults` or the name of a trace for a picture, or with
-`<!-- guide: … -->` and a name that `python -m benchmarks.guide --table` prints, or `picture_` and
-a trouble. Within a sentence
+`<!-- suites: table -->` or `causes`, with `<!-- replay: traces -->`, `defaults` or the name of a
+trace for a picture, or with `<!-- guide: … -->` and a name that `python -m benchmarks.guide
+--table` prints, or `picture_` and a trouble. Within a sentence
 
     <!-- effect: trouble | method | other -->         is a comparison of the guide,
     <!-- cell: rule | place | trouble | column -->    a cell of the atlas,

@@ -1,4 +1,4 @@
-"""The script that runs other people's tests counts what happened, and asks a reason of each failure."""
+"""The script for other people's tests counts what happened, and asks a reason of each failure."""
 
 from __future__ import annotations
 
@@ -80,6 +80,5 @@ def test_a_row_says_of_each_case_what_became_of_it_and_of_its_adapter_what_it_is
         for told, count in ((row.why_failed, row.failed), (row.why_skipped, row.skipped)):
             counts = [int(part.split(" × ")[0]) for part in told.split("; ") if " × " in part]
             assert sum(counts) == count
-        assert set(part.split(" × ", 1)[-1] for part in row.why_failed.split("; ") if part) <= {
-            part for why in adapter.DIFFERS.values() for part in why.split("; ")
-        }
+        parts = {part.split(" × ", 1)[-1] for part in row.why_failed.split("; ") if part}
+        assert parts <= {part for why in adapter.DIFFERS.values() for part in why.split("; ")}

@@ -31,7 +31,8 @@ class Published(Modular):
     ) -> None:
         if lr is not None:
             arguments["lr"] = lr
-        turned = [Scale(-1.0)] if maximize else []
+        target = "grad" if self.method == "cadamw" else "update"  # Cautious compares with it
+        turned = [Scale(-1.0, target=target)] if maximize else []
         super().__init__(params, *turned, self.chain_of(arguments), fused=fused is not False)
 
     def chain_of(self, arguments: dict[str, Any]) -> Chain:
