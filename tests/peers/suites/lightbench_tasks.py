@@ -1,7 +1,8 @@
 """LightBench's exploding gradients, solved within its steps by what clips them.
 
-Its problem is the mean of exp(scale · |w|), and a run wins when the root mean square of w comes below
-0.01 within 500 steps at some learning rate. Its search for rates needs CUDA; here it is a grid.
+Its problem is the mean of exp(scale · |w|), and a run wins when the root mean square of w comes
+below 0.01 within 500 steps at some learning rate. Its search for rates needs CUDA; here it is a
+grid.
 """
 
 from __future__ import annotations
