@@ -24,7 +24,7 @@ from torchzero_clip.optimizer.layout import (
     check_count,
     is_links,
 )
-from torchzero_clip.optimizer.rounding import COMPENSATION, STEP
+from torchzero_clip.optimizer.rounding import COMPENSATION, SEED, STEP
 
 Groups = Sequence[Mapping[str, Any]]
 
@@ -108,7 +108,7 @@ class Checkpoint:
         """Keep of roundings what is needed here; warn where parameters were saved with another."""
         rounding = self.layout.rounding
         rows = list(self.rows())
-        counts = [STEP] if rounding == "stochastic" else []
+        counts = [STEP, SEED] if rounding == "stochastic" else []
         counts += DRAWS if any([link.narrow for link in self.keys.links]) else ()
         half = [held for _, p, held in rows if p.dtype in DROPPED]
         here = rounding if half else "nearest"
