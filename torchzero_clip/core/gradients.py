@@ -18,13 +18,13 @@ class StepGradients:
     """The gradients of a step, which are read as they were when it began.
 
     Copied are those that torch negates or conjugates when they are read, those of which several
-    entries lie in one place, and those in the memory of another gradient, or of a parameter that
-    moves. They stay as they are, unless a link is going to write them: then `p.grad` is the copy
-    from there on.
+    entries lie in one place, and those in the memory of a parameter that moves. They stay as they
+    are, unless a link is going to write them: then `p.grad` is the copy from there on.
     """
 
     def __init__(self) -> None:
         self._copies: dict[Tensor, Tensor] = {}
+        self.shared = False  # whether some share memory, and must be worked on in turn
 
     def of(self, rows: Sequence[Sequence[Tensor]], moves: bool) -> list[list[Tensor | None]]:
         """The gradients of rows of parameters, all that the step `moves` where it does."""
@@ -36,7 +36,8 @@ class StepGradients:
         if not {torch.strided}.issuperset(map(LAYOUT, grads)):  # sparse ones, which are refused
             return found
         made: dict[int, Tensor] = {}  # what two parameters share they share as a copy
-        for i in {*odd(grads), *_shared(grads), *(_inside(grads, params) if moves else ())}:
+        self.shared = _shared(grads)
+        for i in {*odd(grads), *(_inside(grads, params) if moves else ())}:
             if params[i] not in self._copies:
                 plain = grads[i].resolve_conj().resolve_neg()
                 copy = plain.clone(memory_format=torch.contiguous_format)
@@ -61,12 +62,10 @@ def odd(grads: Sequence[Tensor]) -> list[int]:
     return [i for i, t in enumerate(grads) if t.is_neg() or t.is_conj() or _overlaps_itself(t)]
 
 
-def _shared(grads: Sequence[Tensor]) -> list[int]:
-    """The places of gradients in whose memory another one begins before it, or as it does."""
-    spans = [(start, end, i) for i, (start, end) in enumerate(_spans(grads)) if start < end]
-    spans.sort()
-    ends = list(itertools.accumulate([end for _, end, _ in spans], max))
-    return [i for (start, _, i), end in zip(spans[1:], ends, strict=False) if start < end]
+def _shared(grads: Sequence[Tensor]) -> bool:
+    """Whether a gradient begins before another one ends, in memory."""
+    spans = sorted([(start, end) for start, end in _spans(grads) if start < end])
+    return any([start < end for (_, end), (start, _) in itertools.pairwise(spans)])
 
 
 def _inside(grads: Sequence[Tensor], params: Sequence[Tensor]) -> list[int]:
@@ -79,12 +78,12 @@ def _inside(grads: Sequence[Tensor], params: Sequence[Tensor]) -> list[int]:
 
 
 def _spans(tensors: Sequence[Tensor]) -> list[tuple[int, int]]:
-    """The addresses at which tensors begin and end."""
+    """The addresses at which tensors begin and end; both are 0 for those without memory."""
     sizes = list(map(NBYTES, tensors))
     if not all(map(Tensor.is_contiguous, tensors)):
         sizes = list(map(_extent, tensors))
     starts = list(map(Tensor.data_ptr, tensors))
-    return list(zip(starts, map(operator.add, starts, sizes), strict=True))
+    return [(start, start and start + size) for start, size in zip(starts, sizes, strict=True)]
 
 
 def _extent(t: Tensor) -> int:

@@ -230,7 +230,7 @@ class Modular(Optimizer):
             >>> model = torch.nn.Linear(10, 1)
             >>> opt = Modular(model.parameters(), ClipNorm(1.0), Adam(), LR(1e-3))
             >>> plan = opt.explain()
-            >>> print(plan.splitlines()[0])
+            >>> print(next(line for line in plan.splitlines() if line.startswith("ClipNorm(")))
             ClipNorm(max_norm=1.0), Adam(), LR(lr=0.001)
         """
         return explain(self, Modular)
@@ -334,6 +334,10 @@ class Modular(Optimizer):
             keep: The names of live values that stay as they were given, as "max_norm".
 
         Example:
+            >>> import torch
+            >>> from torchzero_clip import LR, Adam, Modular
+            >>> model = torch.nn.Linear(10, 1)
+            >>> opt = Modular(model.parameters(), Adam(), LR(1e-3))
             >>> opt.load_state_dict(opt.state_dict(), keep=("lr",))
         """
         names = (keep,) if isinstance(keep, str) else tuple(keep)
