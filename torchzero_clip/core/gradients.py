@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from torchzero_clip.core.norms.shards import aligned_grads
-from torchzero_clip.core.tensors import LAYOUT, NBYTES, all_plain
+from torchzero_clip.core.tensors import DEVICE, DTYPE, LAYOUT, NBYTES, all_plain, same_shapes
 
 
 class StepGradients:
@@ -60,6 +60,17 @@ def odd(grads: Sequence[Tensor]) -> list[int]:
     if not turned and all(map(Tensor.is_contiguous, grads)):
         return []
     return [i for i, t in enumerate(grads) if t.is_neg() or t.is_conj() or _overlaps_itself(t)]
+
+
+def plain(params: Sequence[Tensor], grads: Sequence[Tensor]) -> bool:
+    """Whether gradients are whole tensors of one dtype on one device, each like its parameter and
+    in memory of its own.
+    """
+    if torch.compiler.is_compiling() or not grads or not all_plain([*params, *grads]):
+        return False
+    facts = [set(map(fact, grads)) for fact in (DTYPE, DEVICE, LAYOUT)]
+    alike = list(map(len, facts)) == [1, 1, 1] and facts[2] == {torch.strided}
+    return alike and same_shapes(params, grads) and not (odd(grads) or _shared(grads))
 
 
 def _shared(grads: Sequence[Tensor]) -> bool:
