@@ -6,12 +6,16 @@ import itertools
 import operator
 from bisect import bisect_left
 from collections.abc import Iterable, Sequence
+from typing import TypeAlias
 
 import torch
 from torch import Tensor
 
 from torchzero_clip.core.norms.shards import aligned_grads
 from torchzero_clip.core.tensors import DEVICE, DTYPE, LAYOUT, NBYTES, all_plain, same_shapes
+
+Span: TypeAlias = "tuple[int, int]"
+"""The addresses at which a tensor begins and ends."""
 
 
 class StepGradients:
@@ -36,8 +40,9 @@ class StepGradients:
         if not {torch.strided}.issuperset(map(LAYOUT, grads)):  # sparse ones, which are refused
             return found
         made: dict[int, Tensor] = {}  # what two parameters share they share as a copy
-        self.shared = _shared(grads)
-        for i in {*odd(grads), *(_inside(grads, params) if moves else ())}:
+        spans = _spans(grads)
+        self.shared = _shared(spans)
+        for i in {*odd(grads), *(_inside(spans, params) if moves else ())}:
             if params[i] not in self._copies:
                 plain = grads[i].resolve_conj().resolve_neg()
                 copy = plain.clone(memory_format=torch.contiguous_format)
@@ -70,25 +75,25 @@ def plain(params: Sequence[Tensor], grads: Sequence[Tensor]) -> bool:
         return False
     facts = [set(map(fact, grads)) for fact in (DTYPE, DEVICE, LAYOUT)]
     alike = list(map(len, facts)) == [1, 1, 1] and facts[2] == {torch.strided}
-    return alike and same_shapes(params, grads) and not (odd(grads) or _shared(grads))
+    return alike and same_shapes(params, grads) and not (odd(grads) or _shared(_spans(grads)))
 
 
-def _shared(grads: Sequence[Tensor]) -> bool:
-    """Whether a gradient begins before another one ends, in memory."""
-    spans = sorted([(start, end) for start, end in _spans(grads) if start < end])
-    return any([start < end for (_, end), (start, _) in itertools.pairwise(spans)])
+def _shared(spans: Sequence[Span]) -> bool:
+    """Whether a tensor begins before another one ends, in memory."""
+    ordered = sorted([(start, end) for start, end in spans if start < end])
+    return any([start < end for (_, end), (start, _) in itertools.pairwise(ordered)])
 
 
-def _inside(grads: Sequence[Tensor], params: Sequence[Tensor]) -> list[int]:
+def _inside(spans: Sequence[Span], params: Sequence[Tensor]) -> list[int]:
     """The places of gradients that lie, as a whole or in part, in the memory of parameters."""
     rows = sorted(_spans(params))
     starts = list(map(operator.itemgetter(0), rows))
     ends = list(itertools.accumulate([end for _, end in rows], max, initial=0))
-    spans = enumerate(_spans(grads))
-    return [i for i, (start, end) in spans if start < ends[bisect_left(starts, end)]]
+    pairs = enumerate(spans)
+    return [i for i, (start, end) in pairs if start < ends[bisect_left(starts, end)]]
 
 
-def _spans(tensors: Sequence[Tensor]) -> list[tuple[int, int]]:
+def _spans(tensors: Sequence[Tensor]) -> list[Span]:
     """The addresses at which tensors begin and end; both are 0 for those without memory."""
     sizes = list(map(NBYTES, tensors))
     if not all(map(Tensor.is_contiguous, tensors)):
