@@ -14,8 +14,8 @@ from torchzero_clip.core import Bucket, Chain, NormRule, Step, Transform, norms,
 from torchzero_clip.core.division import UnitIds
 from torchzero_clip.core.engine import Engine, Play, Records, Session
 from torchzero_clip.core.link import Link
-from torchzero_clip.core.norms.shards import aligned_grads
 from torchzero_clip.core.part import Roster, label
+from torchzero_clip.core.sharding import aligned_grads
 from torchzero_clip.core.stochastic import prepare_draws
 from torchzero_clip.core.units import UnitRecord
 from torchzero_clip.engines import AT_ONCE, Compiled, Eager

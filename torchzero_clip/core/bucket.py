@@ -10,8 +10,8 @@ from torch import Tensor
 
 from torchzero_clip.core.engine import Engine, Group, Session, State
 from torchzero_clip.core.link import Link
-from torchzero_clip.core.norms.shards import aligned_grads, local, part_of, whole_of
 from torchzero_clip.core.part import Part, Roster
+from torchzero_clip.core.sharding import aligned_grads, local, part_of, whole_of
 from torchzero_clip.core.skip import Skip, Skipped
 from torchzero_clip.core.state import share_vectors
 from torchzero_clip.core.stochastic import SEED, STEP, Bits, Rounding, mix_, prepare_draws

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from torchzero_clip.core.description import RESERVED
-from torchzero_clip.core.norms.shards import local
+from torchzero_clip.core.sharding import local
 from torchzero_clip.core.state import share_vectors
 from torchzero_clip.core.stochastic import DRAWS, DROPPED
 from torchzero_clip.optimizer.fingerprint import fingerprint, marks, other_arguments

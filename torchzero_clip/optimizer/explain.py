@@ -13,8 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from torchzero_clip.core.chain import send
-from torchzero_clip.core.norms.owners import route
-from torchzero_clip.core.norms.shards import layout_of
+from torchzero_clip.core.sharding import layout_of, route
 from torchzero_clip.core.skip import Skip
 from torchzero_clip.core.transform import TensorwiseTransform
 from torchzero_clip.engines import Compiled

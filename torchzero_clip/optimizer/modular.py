@@ -14,8 +14,8 @@ from torchzero_clip.core.bucket import Step
 from torchzero_clip.core.chain import Chain, bind, send
 from torchzero_clip.core.description import RESERVED
 from torchzero_clip.core.engine import Engine, Play, Records
-from torchzero_clip.core.norms.shards import refuse_flat
 from torchzero_clip.core.part import Roster
+from torchzero_clip.core.sharding import refuse_flat
 from torchzero_clip.core.transform import Transform
 from torchzero_clip.engines import AT_ONCE, Compiled, Eager
 from torchzero_clip.optimizer.checkpoint import Checkpoint, check_form
