@@ -123,12 +123,12 @@ def test_every_method_is_recorded_and_right(name: str, dtype: torch.dtype) -> No
     found = []
     for engine in (recorded(), Eager(defers=False)):
         session = opened(engine, tensors(0, dtype=dtype), tensors(1, dtype=dtype))
-        before = program.bind.cache_info()
+        before = program.program_of.cache_info()
         u, v = session.grads.borrow(), session.params.borrow()
         out = CALLS[name](u, v, torch.tensor(0.7))
         if isinstance(session, CompiledSession):
             assert isinstance(out, Traced)
-            assert program.bind.cache_info() == before, "nothing has run"
+            assert program.program_of.cache_info() == before, "nothing has run"
         found.append([t.clone() for t in out])
     close(*found, dtype)
 
@@ -229,14 +229,14 @@ def adam(session: Any, state: Any, group: Any, factor: float = 1.0) -> None:
 
 def test_the_program_of_an_unchanged_chain_is_built_once() -> None:
     """Whatever the numbers, zero and one included, and whether anything was clipped."""
-    program.bind.cache_clear()
+    program.program_of.cache_clear()
     engine = recorded()
     params, state = tensors(0), {"m": tensors(1), "v": [t.square() for t in tensors(2)]}
     values = [(0.9, 0.999, 1e-8, 0.0), (0.0, 0.0, 1e-3, 1.0), (1.0, 0.5, 1.0, 0.5)]
     for i, (beta1, beta2, eps, decay) in enumerate(values * 2):
         group = {"betas": (beta1, beta2), "eps": eps, "decay": decay, "every": 3}
         adam(opened(engine, params, tensors(i)), state, group, factor=[1.0, 0.5][i % 2])
-    assert program.bind.cache_info().misses == 2  # the norm, and the rest
+    assert program.program_of.cache_info().misses == 2  # the norm, and the rest
     assert not engine.workspaces.tensors()
 
 

@@ -19,7 +19,7 @@ from torchzero_clip.optimizer.layout import (
     ROUNDING,
     STATISTICS,
     Entry,
-    Layout,
+    StateLayout,
     check_count,
     is_links,
 )
@@ -38,7 +38,9 @@ class Checkpoint:
         layout: What the optimizer keeps.
     """
 
-    def __init__(self, given: Any, param_groups: Groups, keys: GroupKeys, layout: Layout) -> None:
+    def __init__(
+        self, given: Any, param_groups: Groups, keys: GroupKeys, layout: StateLayout
+    ) -> None:
         bare = not layout.of_parameter(torch.empty(1, device="meta"))
         if isinstance(given, Mapping) and bare:  # distributed checkpointing drops what is empty
             given = {"state": {}, **given}

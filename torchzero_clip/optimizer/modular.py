@@ -22,7 +22,7 @@ from torchzero_clip.optimizer.checkpoint import Checkpoint, check_form
 from torchzero_clip.optimizer.explain import explain
 from torchzero_clip.optimizer.fingerprint import fingerprint, shared_start
 from torchzero_clip.optimizer.keys import GroupKeys, refuse_arguments
-from torchzero_clip.optimizer.layout import Layout
+from torchzero_clip.optimizer.layout import StateLayout
 from torchzero_clip.optimizer.loss import evaluate, one_number
 from torchzero_clip.optimizer.metrics import metrics_of
 from torchzero_clip.optimizer.rounding import check_options, prepare_rounding, subtract
@@ -96,7 +96,7 @@ class Modular(Optimizer):
         self.links = bind(chain, narrow=state_dtype == "bfloat16")
         self.keys = GroupKeys(self.links)
         self.keys.check_structure(self.links)
-        self.layout = Layout(self.keys.links, rounding)
+        self.layout = StateLayout(self.keys.links, rounding)
         self._seen_keys: list[frozenset[str]] = []
         self._seen_values: list[list[Any]] = []
         self._seen_dtypes: list[list[torch.dtype]] = []

@@ -16,7 +16,7 @@ from torchzero_clip.source.expressions import by_key
 from torchzero_clip.source.fixed import FUNCTIONS, METHODS
 from torchzero_clip.source.lines import Lines
 from torchzero_clip.source.page import WIDTH
-from torchzero_clip.source.trace import Trace
+from torchzero_clip.source.trace import WrittenStep
 from torchzero_clip.source.values import Context, Value, constant
 
 
@@ -45,7 +45,7 @@ class File:
     ) -> None:
         self.chain, self.mark, self.name = chain, list(mark), name
         self.defaults = {key: _plain(value) for key, value in live.items()}
-        self.trace = Trace(links, {})
+        self.trace = WrittenStep(links, {})
         number = self.trace.recorder.live.value
         self.trace.settings = {key: number(key, value) for key, value in self.defaults.items()}
         ops = self.trace.run()

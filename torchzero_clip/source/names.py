@@ -1,4 +1,4 @@
-"""Names: what each value is called in a file."""
+"""Naming: what each value is called in a file."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ TAKEN = {"group", "groups", "first", "loss", "closure", "self", "torch", "state"
 TAKEN |= {"i", "x", "y", "z", "v", "w", "s", "t_", "p", "g", "k"}
 
 
-class Names:
+class Naming:
     """The names of values: those that the rules give them, once no line needs an older value.
 
     Args:

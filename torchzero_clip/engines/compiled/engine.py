@@ -22,7 +22,7 @@ from torchzero_clip.engines.compiled.memory import GRADIENTS, PARAMETERS
 from torchzero_clip.engines.compiled.recorder import Refused, StepRecorder
 from torchzero_clip.engines.compiled.replays import Replays
 from torchzero_clip.engines.compiled.runner import Runner
-from torchzero_clip.engines.compiled.trace import Trace, Traced
+from torchzero_clip.engines.compiled.trace import BucketTrace, Traced
 from torchzero_clip.engines.eager import Eager
 from torchzero_clip.engines.kept import Kept, settle
 
@@ -59,7 +59,7 @@ class Compiled(Runner):
         if odd or not all_plain([*params, *grads]):
             return self._eagerly(key, places, params, grads)
         self.check(params[0].device)
-        trace = Trace(self, key, places, params, grads, WeakSet())
+        trace = BucketTrace(self, key, places, params, grads, WeakSet())
         if not apart([trace.buffers[PARAMETERS], trace.buffers[GRADIENTS]]):
             return self._eagerly(key, places, params, grads)
         return CompiledSession(trace)
@@ -95,7 +95,7 @@ FLOAT32 = ("dtype", str(torch.float32))
 class CompiledSession:
     """The tensors of one bucket during one step, on one trace."""
 
-    def __init__(self, trace: Trace) -> None:
+    def __init__(self, trace: BucketTrace) -> None:
         self._trace = trace
         self.params: TensorList = Traced(trace, buffer=PARAMETERS, owned=False)
         self.grads: TensorList = Traced(trace, buffer=GRADIENTS, owned=False)
@@ -181,7 +181,7 @@ class CompiledSession:
         trace.run()
         params, grads = [trace.buffers[i].tensors for i in (PARAMETERS, GRADIENTS)]
         some = [params[i] for i in where], [grads[i] for i in where]
-        return CompiledSession(Trace(trace.runner, key, places, *some, trace.family))
+        return CompiledSession(BucketTrace(trace.runner, key, places, *some, trace.family))
 
     def branch(self) -> CompiledSession:
         return self  # a buffer is spare only where no list of either update lies in it
