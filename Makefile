@@ -13,7 +13,7 @@ INSTALLED := $(VENV)/.installed
 export NO_MKDOCS_2_WARNING := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help install test test-slow demo bench atlas lint format types docs docs-serve wheel smoke check clean
+.PHONY: help install test test-slow demo bench atlas lint format types docs docs-serve wheel smoke chains check clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{ printf "  make %-12s %s\n", $$1, $$2 }'
@@ -69,7 +69,10 @@ wheel: $(INSTALLED) ## build the wheel and the source archive into dist/
 smoke: wheel ## install both, away from the source, and use them
 	$(BIN)/python scripts/smoke.py
 
-check: test lint types docs smoke ## everything that a change must pass
+chains: $(INSTALLED) ## random chains as files, for a minute (ARGS="--seed 5000")
+	$(BIN)/python scripts/chains.py --seconds 60 $(ARGS)
+
+check: test lint types docs smoke chains ## everything that a change must pass
 
 clean: ## remove what these targets made
 	rm -rf $(VENV) site dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

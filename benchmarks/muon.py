@@ -32,7 +32,7 @@ from torch import Tensor
 from torch.nn import Parameter
 from torch.utils.flop_counter import FlopCounterMode
 
-from torchzero_clip import LR, Modular, Momentum, Orthogonalize, WeightDecay
+from torchzero_clip import EMA, LR, Modular, Orthogonalize, WeightDecay
 from torchzero_clip.modules.matrices import batches
 
 Shapes = list[tuple[int, int]]
@@ -62,8 +62,7 @@ def parameters(shapes: Shapes, device: str) -> list[Parameter]:
 
 def ours(params: Any, **options: Any) -> Modular:
     """Muon as torch.optim's, whose momentum is an average."""
-    momentum = Momentum(0.95, nesterov=True, dampening=0.95)
-    muon = momentum, Orthogonalize(scale="original")
+    muon = EMA(0.95, nesterov=True), Orthogonalize(scale="original")
     return Modular(params, *muon, WeightDecay(DECAY), LR(LR_), **options)
 
 

@@ -19,12 +19,12 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from torchzero_clip import (
+    EMA,
     LR,
     Adam,
     Chain,
     ClipNorm,
     Modular,
-    Momentum,
     Orthogonalize,
     Partition,
     Transform,
@@ -49,7 +49,7 @@ def gradients(size: float, spike: float = 1.0) -> list[dict[str, Tensor]]:
 
 
 def parts(*front: Transform) -> Partition:
-    muon = Chain(*front, Momentum(0.95, nesterov=True), Orthogonalize(scale="match_rms_adamw"))
+    muon = Chain(*front, EMA(0.95, nesterov=True), Orthogonalize(scale="match_rms_adamw"))
     return Partition(
         {"matrix": muon, "vector": Chain(*front, Adam((0.9, 0.95)))}, lambda name, p: name
     )

@@ -1,8 +1,9 @@
-"""Draw the picture of the README: what clipping does in the demo, by two of its chains.
+"""Write what the documentation shows of the demo: a picture of two of its chains, and its page.
 
     python examples/demo_picture.py
 
-It runs those two, a minute or two, and writes docs/assets/demo.svg.
+It runs the six chains of `make demo`, some minutes, and writes docs/assets/demo.svg and
+docs/assets/race.html. The page has no times, which are those of a machine.
 """
 
 from __future__ import annotations
@@ -15,41 +16,64 @@ import matplotlib as mpl
 import torch
 from matplotlib.collections import LineCollection
 from matplotlib.figure import Figure
-from race.chains import CHAINS, read_chains
+from race import picture as drawing
+from race.chains import read_chains
 from race.console import Progress
-from race.picture import BAD, INK, LIMIT, MUTED, NORM, STYLE
+from race.picture import BAD, INK, LIMIT, MUTED, NORM, STYLE, themed, variables
+from race.report import html
 from race.training import Result, race
 
 STEPS, SEED = 1000, 0  # those of `make demo`
 PLAIN, CLIPPED = "no clipping", "ZClip"
-PICTURE = Path(__file__).resolve().parent.parent / "docs" / "assets" / "demo.svg"
+ASSETS = Path(__file__).resolve().parent.parent / "docs" / "assets"
+# In a page of the documentation the theme is the reader's choice; elsewhere it is the system's.
+THEMES = (
+    f".race {{{variables(0)}}} @media (prefers-color-scheme: dark) {{.race {{{variables(1)}}}}} "
+    f"[data-md-color-scheme=default] .race {{{variables(0)}}} "
+    f"[data-md-color-scheme=slate] .race {{{variables(1)}}} "
+)
 
 
 def main() -> None:
     torch.set_num_threads(1)
-    chains = read_chains([CHAINS[PLAIN], CHAINS[CLIPPED]])
-    results = race(chains, STEPS, SEED, torch.device("cpu"), Progress(STEPS))
-    PICTURE.write_text(picture(*results))
-    print(f"{PICTURE}: {PICTURE.stat().st_size} bytes")
+    device = torch.device("cpu")
+    write(race(read_chains(None), STEPS, SEED, device, Progress(STEPS)), ASSETS)
+
+
+def write(results: list[Result], folder: Path) -> None:
+    """Both files."""
+    found = {result.name: result for result in results}
+    command, device = "python examples/demo.py", torch.device("cpu")
+    files = {
+        "demo.svg": picture(found[PLAIN], found[CLIPPED]),
+        "race.html": html(results, command, SEED, device, drawing, timed=False),
+    }
+    for name, text in files.items():
+        (folder / name).write_text(text, encoding="utf-8")
+        print(f"{folder / name}: {len(text)} letters")
 
 
 def picture(plain: Result, clipped: Result) -> str:
+    """Left the loss of both, right the norm of the gradient before the rule and after it."""
+    count = len(clipped.norm)
     with mpl.rc_context(STYLE):
         figure = Figure(figsize=(8.6, 2.7))
         losses, norms = figure.subplots(1, 2)
         for axes, low, high in ((losses, 0, 5), (norms, 0.2, 5000)):
             lines = [[(x, low), (x, high)] for x in clipped.corrupted]
             axes.add_collection(LineCollection(lines, colors=BAD, lw=0.8, alpha=0.5, zorder=0))
-            axes.set_xlim(0, STEPS)
+            axes.set_xlim(0, count)
             axes.set_ylim(low, high)
             axes.set_xlabel("step; purple: a corrupted batch")
+        losses.set_ylabel("loss")
+        norms.set_ylabel("norm")
 
         losses.set_title("Loss on held-out text")
         for result, name, colour in ((plain, PLAIN, INK), (clipped, CLIPPED, NORM)):
             steps, values = zip(*result.test_losses.items(), strict=True)
             losses.plot(steps, values, color=colour, lw=1.6)
             place = {"ha": "right", "va": "bottom", "color": colour, "weight": "bold"}
-            losses.text(STEPS - 8, values[-1] + 0.5, f"{name}: {values[-1]:.2f}", **place)
+            losses.text(0.992 * count, values[-1] + 0.5, f"{name}: {values[-1]:.2f}", **place)
 
         pairs = zip(clipped.norm, clipped.limit, strict=True)
         after = [min(norm, limit) if limit == limit else norm for norm, limit in pairs]
@@ -58,14 +82,18 @@ def picture(plain: Result, clipped: Result) -> str:
         norms.set_title(f"Norm of the gradient, before and after {CLIPPED}")
         norms.set_yscale("log")
         norms.add_collection(LineCollection(cut, colors=LIMIT, lw=1.4, label="before"))
-        norms.plot(range(1, STEPS + 1), after, color=NORM, lw=0.9, label="after")
+        norms.plot(range(1, count + 1), after, color=NORM, lw=0.9, label="after")
         norms.legend(loc="upper left", ncols=2, labelcolor=MUTED)
         file = io.StringIO()
         figure.savefig(file, format="svg", metadata={"Date": None})
-    text = re.sub(r"<!--.*?-->|<metadata>.*?</metadata>", "", file.getvalue(), flags=re.DOTALL)
-    text = re.sub(r"(?<=[ \"ML])-?\d+\.\d+(?=[ \"\n])", lambda m: f"{float(m[0]):.1f}", text)
-    text = re.sub(r' clip-path="[^"]*"| id="[a-z0-9]*_\d+"', "", text)
-    return re.sub(r"\s*\n\s*", "\n", text)
+    label = (
+        "Left: the loss of a small language model on corrupted data; without clipping it ends at "
+        f"{plain.final_loss:.2f}, with {CLIPPED} at {clipped.final_loss:.2f}. Right: the norm of "
+        f"its gradient before and after {CLIPPED}, which cuts spikes of up to two thousand to "
+        "about one."
+    )
+    text = themed(file.getvalue(), label).replace(".race *{", THEMES + ".race *{")
+    return re.sub(r' clip-path="[^"]*"', "", text)
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+from typing import Any
 
 import pytest
 import torch
@@ -34,3 +35,18 @@ def frozen() -> None:
 def seed() -> None:
     """Every test draws the same numbers, whatever ran before it."""
     helpers.seed()
+
+
+@pytest.fixture
+def figure(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """The figures that were saved."""
+    reason = "the pictures of Recorder.plot need matplotlib"
+    module, saved = pytest.importorskip("matplotlib.figure", reason=reason), []
+    original = module.Figure.savefig
+
+    def savefig(self: Any, *args: Any, **kwargs: Any) -> None:
+        saved.append(self)
+        original(self, *args, **kwargs)
+
+    monkeypatch.setattr(module.Figure, "savefig", savefig)
+    return saved

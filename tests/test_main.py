@@ -114,7 +114,7 @@ def test_every_public_class_and_function_can_be_asked_for(
 
 
 @pytest.mark.parametrize(
-    ("given", "meant"), [("clipnorm", "ClipNorm"), ("Adamm", "Adam"), ("clip_grad", "clip_grad")]
+    ("given", "meant"), [("clipnrm", "ClipNorm"), ("Adamm", "Adam"), ("clip_grad", "clip_grad")]
 )
 def test_an_unknown_name_gets_the_nearest(
     given: str, meant: str, capsys: pytest.CaptureFixture[str]
@@ -122,6 +122,15 @@ def test_an_unknown_name_gets_the_nearest(
     code, out, err = ended(capsys, given)
     assert (code, out) == (2, "")
     assert f"there is no {given!r}: did you mean '{meant}" in err
+
+
+@pytest.mark.parametrize(
+    ("given", "meant"), [("zclip", "ZClip"), ("CLIPNORM", "ClipNorm"), ("AdamW", "adamw")]
+)
+def test_a_name_is_known_in_any_case(
+    given: str, meant: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert printed(capsys, given) == printed(capsys, meant)
 
 
 def test_version_and_help(capsys: pytest.CaptureFixture[str]) -> None:

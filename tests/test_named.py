@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import json
+from typing import Any
 
 import pytest
 import torch
@@ -33,16 +34,63 @@ def test_every_argument_of_a_name_changes_its_chain(name: str) -> None:
         assert repr(named(name, **given)) != repr(named(name, **usual)), argument
 
 
-OTHERS = {"scale": "match_rms_adamw", "alpha_warmup": 9, "beta3_warmup": 9}
+OTHERS = {"alpha_warmup": 9, "beta3_warmup": 9}
 
 
 def changed(value: object) -> object:
     if isinstance(value, bool):
         return not value
+    if isinstance(value, str):
+        return None
     if isinstance(value, tuple):
         return tuple(0.5 * x for x in value)
     assert isinstance(value, (int, float))
     return value + 1 if isinstance(value, int) else value * 0.5 or 0.25
+
+
+ADAM = {"lr": 1e-3, "betas": (0.9, 0.999), "eps": 1e-8}
+MUON = {"lr": 1e-3, "momentum": 0.95, "weight_decay": 0.1, "nesterov": True}
+THEIRS: dict[str, dict[str, Any]] = {  # as their code has them, that of the identity unless it says
+    "adagc": {**ADAM, "weight_decay": 0.1, "rel": 1.05, "abs": 1.0, "beta": 0.98,
+              "warmup_steps": 100},
+    "ademamix": {**ADAM, "betas": (0.9, 0.999, 0.9999), "alpha": 2.0, "weight_decay": 0.0,
+                 "alpha_warmup": None, "beta3_warmup": None},
+    "cadamw": {**ADAM, "weight_decay": 1e-2},
+    "lamb": {"betas": (0.9, 0.999), "eps": 1e-6, "weight_decay": 0.0},
+    "lambc": {**ADAM, "eps": 1e-6, "weight_decay": 0.01},
+    "lars": {"momentum": 0.9, "weight_decay": 0.0, "trust_coefficient": 1e-3, "nesterov": False},
+    "lion": {"lr": 1e-4, "betas": (0.9, 0.99), "weight_decay": 0.0},
+    "mars_adamw": {"lr": 3e-3, "betas": (0.95, 0.99), "eps": 1e-8, "weight_decay": 0.0,
+                   "gamma": 0.025},
+    "muon_plus": MUON,
+    "muoneq": MUON,  # and the scale of its decay, `adjust_lr_for_muon`
+    "nanochat": {},
+    "normuon": {"lr": 0.02, "weight_decay": 0.0, "momentum": 0.95, "beta": 0.95,
+                "nesterov": True},
+    "signum": {"lr": 1e-3, "momentum": 0.9, "weight_decay": 0.0},
+    "spam": {**ADAM, "eps": 1e-6, "weight_decay": 0.0, "threshold": 5000.0, "every": 500,
+             "warmup": 150, "wait": 20},
+    "stable_adamw": {"betas": (0.9, 0.99), "eps": 1e-6, "weight_decay": 1e-2},
+    "stable_spam": {**ADAM, "weight_decay": 0.0, "gammas": (0.7, 0.9), "theta": 0.999,
+                    "every": 1000},
+}  # fmt: skip
+
+
+@each
+def test_a_name_has_the_defaults_of_its_method(name: str) -> None:
+    ours = {k: p.default for k, p in inspect.signature(NAMES[name]).parameters.items()}
+    theirs = THEIRS[name] if name in THEIRS else defaults_in_torch(name)
+    assert {key: ours[key] for key in theirs} == theirs
+
+
+def defaults_in_torch(name: str) -> dict[str, Any]:
+    """Those of the optimizer of torch, under the names that ours has too."""
+    official = {key.lower(): made for key, made in vars(torch.optim).items()}.get(name)
+    if official is None:
+        pytest.skip(f"this torch has no {name}")
+    names = inspect.signature(NAMES[name]).parameters
+    found = inspect.signature(official).parameters
+    return {key: found[key].default for key in names if key in found}
 
 
 @each

@@ -639,21 +639,6 @@ def test_without_matplotlib_plot_says_what_to_install(monkeypatch, tmp_path):
         rec.plot(tmp_path / "run.png")
 
 
-@pytest.fixture
-def figure(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """The figures that were saved."""
-    reason = "the pictures of Recorder.plot need matplotlib"
-    module, saved = pytest.importorskip("matplotlib.figure", reason=reason), []
-    original = module.Figure.savefig
-
-    def savefig(self: Any, *args: Any, **kwargs: Any) -> None:
-        saved.append(self)
-        original(self, *args, **kwargs)
-
-    monkeypatch.setattr(module.Figure, "savefig", savefig)
-    return saved
-
-
 def panels(figure: Any) -> dict[str, Any]:
     return {axes.get_title(loc="left"): axes for axes in figure.axes}
 

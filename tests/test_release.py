@@ -36,6 +36,7 @@ from torchzero_clip import (
     Normalize,
     Recorder,
     Reset,
+    Sign,
     Transform,
     WeightDecay,
     When,
@@ -467,6 +468,20 @@ def test_an_optimizer_that_is_gone_lets_gradients_be():
     loss_of(model).backward()
     assert left(model) == []
     assert again.explain().startswith("Each parameter by itself")
+
+
+def test_what_is_said_of_it_names_its_options_and_its_plan_is_that_of_its_engine():
+    opt = release(network(), *LINKS, compile=True, limit="last step")
+    assert ", compile=True, limit='last step')\n" in repr(opt)
+    plan = opt.explain()
+    assert "one compiled kernel" in plan
+    assert "_foreach" not in plan
+    rules = release(network(), Sign(), ClipNorm(1.0), LR(0.1), compile=True)
+    assert "besides the state: 1 of the largest parameter's size." in rules.explain()
+    eager = release(network(), ClipNorm(1.0), Adam(), LR(0.1)).explain()
+    assert "writes new memory" in eager
+    assert "a kept buffer" not in eager
+    assert eager.endswith("besides the state: none.")
 
 
 def test_state_can_be_made_before_the_first_step():

@@ -354,6 +354,7 @@ def test_a_resumed_run_is_the_run_that_went_on(how: str, order: list[str], tenso
     assert whole.parts["limit"].last_value != Training(HOW[how], tensor).parts["limit"].last_value
 
 
+@pytest.mark.filterwarnings("ignore:.*the checkpoint's .* is taken")
 def test_loading_sets_the_values_even_where_the_optimizer_loaded_before_it_was_made() -> None:
     opt = clipping()
     limit = schedule(opt, "max_norm", lambda step: 3.0 + step)

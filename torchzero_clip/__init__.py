@@ -1,6 +1,7 @@
 """torchzero_clip: a chain of small transforms is an optimizer."""
 
 from torchzero_clip import compat, spec
+from torchzero_clip._elsewhere import __getattr__ as __getattr__
 from torchzero_clip.attach import Clipper, attach
 from torchzero_clip.core import (
     Bucket,
@@ -32,7 +33,7 @@ from torchzero_clip.modules.clipping import *
 from torchzero_clip.modules.descent import *
 from torchzero_clip.modules.flow import *
 from torchzero_clip.modules.matrices import *
-from torchzero_clip.optimizer import Modular
+from torchzero_clip.optimizer import Modular, take_over
 from torchzero_clip.optimizer_class import optimizer_class
 from torchzero_clip.per_example import PerExample, per_example_clip
 from torchzero_clip.published import named
@@ -78,6 +79,7 @@ __all__ = [
     "replay",
     "schedule",
     "spec",
+    "take_over",
     "to_floats",
     "zeros_like_state",
 ]

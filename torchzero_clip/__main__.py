@@ -46,6 +46,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     kinds = (type, FunctionType)
     shown = [n for n in torchzero_clip.__all__ if isinstance(public(n), kinds)]
     known = {n.lower(): n for n in shown}
+    if name is not None and name not in NAMES and name not in shown:
+        name = next((n for n in NAMES if n == name.lower()), known.get(name.lower(), name))
     if given.source and name in NAMES:
         try:
             print(source_of(NAMES[name]()), end="")

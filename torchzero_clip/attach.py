@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -19,6 +19,7 @@ from torchzero_clip.core.sharding import local
 from torchzero_clip.optimizer import Modular
 from torchzero_clip.optimizer.keys import SCHEDULER_KEYS, WELL_KNOWN, GroupKeys
 from torchzero_clip.optimizer.loss import evaluate, one_number
+from torchzero_clip.optimizer.meaning import refuse_step
 
 PARAMS = ("params", "param_names")
 TOTAL = "total norm"  # among what the links of a Clipper measured
@@ -40,11 +41,18 @@ class Clipper(Modular):
         process_group: Processes that hold other parameters of the same model, as for `Modular`.
 
     Example:
+        >>> import torch
+        >>> from torchzero_clip import Clipper, ZClip
+        >>> model = torch.nn.Linear(10, 1)
+        >>> optimizer = torch.optim.AdamW(model.parameters())
         >>> clipper = Clipper(model.parameters(), ZClip())
-        >>> loss.backward()
+        >>> model(torch.randn(64, 10)).square().mean().backward()
         >>> norm = clipper.step()
         >>> optimizer.step()
     """
+
+    _options: Mapping[str, Any] = {"compile": False}
+    _makes_steps = False
 
     def __init__(
         self,
@@ -81,6 +89,7 @@ class Clipper(Modular):
                 buckets = send(link, buckets)
                 step.skip.read("gradients are left out on the host")
             for bucket in buckets:
+                step.gradients.write(bucket.originals)
                 rows = zip(bucket.originals, bucket.layouts, bucket.update, strict=True)
                 for p, layout, u in rows:
                     waiting.discard(p)
@@ -99,7 +108,7 @@ class Clipper(Modular):
         """The update may as well flow in the memory of the gradients."""
         for bucket in buckets:
             if bucket.grads.dtype == bucket.state_dtype and not self._reads_grads:
-                bucket.update = bucket.session.writable_grads()
+                bucket.update = bucket.writable_grads()
         return buckets
 
     @property
@@ -121,6 +130,7 @@ class Attached(Clipper):
         self._optimizer = weakref.ref(optimizer)
         self._in_checkpoint = in_checkpoint
         self._foreign = frozenset(optimizer.defaults)
+        refuse_step("attach", bind(Chain(*transforms)))
         groups = [
             self._own_keys(group, GroupKeys(bind(Chain(*transforms))))
             for group in optimizer.param_groups
@@ -182,11 +192,13 @@ class Attached(Clipper):
             self._follow()
         return super().state_dict()
 
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Load what `state_dict` gave."""
+    def load_state_dict(
+        self, state_dict: dict[str, Any], *, keep: str | Sequence[str] = ()
+    ) -> None:
+        """Load what `state_dict` gave; live values named in `keep` stay as they were given."""
         if self._optimizer() is not None:
             self._follow()
-        super().load_state_dict(state_dict)
+        super().load_state_dict(state_dict, keep=keep)
 
     def _put_in(self, _: Optimizer, given: dict[str, Any]) -> dict[str, Any]:
         """The state dict of the optimizer with that of the rules in it."""
@@ -290,6 +302,9 @@ def attach(
         `state_dict`, `metrics` and `remove`; also a context manager.
 
     Example:
+        >>> import torch
+        >>> from torchzero_clip import ZClip, attach
+        >>> model = torch.nn.Linear(10, 1)
         >>> opt = torch.optim.AdamW(model.parameters())
         >>> handle = attach(opt, ZClip())
     """

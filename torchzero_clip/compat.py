@@ -54,6 +54,10 @@ def clip_grad_norm_(
         never a DTensor.
 
     Example:
+        >>> import torch
+        >>> from torchzero_clip import compat
+        >>> model = torch.nn.Linear(10, 1)
+        >>> model(torch.randn(64, 10)).square().mean().backward()
         >>> total = compat.clip_grad_norm_(model.parameters(), 1.0)
     """
     params, order = listed(parameters), float(norm_type)
@@ -90,6 +94,10 @@ def clip_grad_value_(parameters: Params, clip_value: float, foreach: bool | None
         foreach: Taken for torch's sake; there is one implementation.
 
     Example:
+        >>> import torch
+        >>> from torchzero_clip import compat
+        >>> model = torch.nn.Linear(10, 1)
+        >>> model(torch.randn(64, 10)).square().mean().backward()
         >>> compat.clip_grad_value_(model.parameters(), 0.5)
     """
     apply(ClipValue(float(clip_value), target="grad"), parameters)

@@ -30,7 +30,15 @@ def to_floats(metrics: Mapping[str, Any], *, single: bool = False) -> Any:
             an entry is left out.
 
     Example:
-        >>> wandb.log(to_floats(opt.metrics(), single=True))
+        >>> import torch
+        >>> from torchzero_clip import LR, Adam, ClipNorm, Modular, to_floats
+        >>> model = torch.nn.Linear(10, 1)
+        >>> opt = Modular(model.parameters(), ClipNorm(1.0), Adam(), LR(1e-3))
+        >>> model(torch.randn(64, 10)).square().mean().backward()
+        >>> opt.step()
+        >>> row = to_floats(opt.metrics(), single=True)  # for wandb.log(row)
+        >>> print(row["ClipNorm/limit"])
+        1.0
     """
     if not isinstance(metrics, Mapping):
         raise TypeError(f"to_floats: takes what metrics() gives, a dict, got {metrics!r}")

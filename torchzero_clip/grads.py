@@ -61,6 +61,10 @@ def clip_grad_norm_(
         The norm of all gradients before clipping, a 0-dim tensor on their device.
 
     Example:
+        >>> import torch
+        >>> from torchzero_clip import clip_grad_norm_
+        >>> model = torch.nn.Linear(10, 1)
+        >>> model(torch.randn(64, 10)).square().mean().backward()
         >>> total = clip_grad_norm_(model.parameters(), 1.0, dim="global")
     """
     if max_norm is None and min_norm is None:
@@ -83,6 +87,10 @@ def clip_grad_value_(params: Params, value: float) -> None:
         value: The largest magnitude allowed.
 
     Example:
+        >>> import torch
+        >>> from torchzero_clip import clip_grad_value_
+        >>> model = torch.nn.Linear(10, 1)
+        >>> model(torch.randn(64, 10)).square().mean().backward()
         >>> clip_grad_value_(model.parameters(), 0.5)
     """
     apply(rule_of(ClipValue, value), params)
@@ -112,6 +120,10 @@ def normalize_grads_(
         The norm of all gradients before, a 0-dim tensor on their device.
 
     Example:
+        >>> import torch
+        >>> from torchzero_clip import normalize_grads_
+        >>> model = torch.nn.Linear(10, 1)
+        >>> model(torch.randn(64, 10)).square().mean().backward()
         >>> total = normalize_grads_(model.parameters(), 1.0, dim="global")
     """
     rule = rule_of(Normalize, norm_value, ord, dim, inverse_dims, min_size)
@@ -131,6 +143,10 @@ def centralize_grads_(
         min_size: Units of fewer elements are left alone.
 
     Example:
+        >>> import torch
+        >>> from torchzero_clip import centralize_grads_
+        >>> model = torch.nn.Linear(10, 1)
+        >>> model(torch.randn(64, 10)).square().mean().backward()
         >>> centralize_grads_(model.parameters(), dim=0, inverse_dims=True)
     """
     apply(rule_of(Centralize, dim, inverse_dims, min_size), params)
@@ -148,6 +164,10 @@ def clip_grad_percentile_(
         dim: None for a percentile of each gradient, "global" for one of all entries together.
 
     Example:
+        >>> import torch
+        >>> from torchzero_clip import clip_grad_percentile_
+        >>> model = torch.nn.Linear(10, 1)
+        >>> model(torch.randn(64, 10)).square().mean().backward()
         >>> clip_grad_percentile_(model.parameters(), 99.0)
     """
     apply(rule_of(ClipPercentile, percentile, dim), params)

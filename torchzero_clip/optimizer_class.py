@@ -9,6 +9,8 @@ import weakref
 from collections.abc import Iterable, Mapping
 from typing import Any, ClassVar
 
+from torch import Tensor
+
 from torchzero_clip.core import Chain, Transform, bind
 from torchzero_clip.optimizer import Modular
 from torchzero_clip.optimizer.keys import GroupKeys
@@ -24,7 +26,7 @@ OPTIONS = {
 
 def optimizer_class(
     *transforms: Transform, name: str = "ChainOptimizer", **options: Any
-) -> type[Modular]:
+) -> type[ChainOptimizer]:
     """A class of optimizers with this chain, called as `cls(params, lr=..., max_norm=...)`.
 
     Its keyword arguments are the live values of the chain, by default the chain's own, and the
@@ -37,6 +39,9 @@ def optimizer_class(
         **options: Other defaults for the options of `Modular`, as compile=True.
 
     Example:
+        >>> import torch
+        >>> from torchzero_clip import LR, Adam, ClipNorm, optimizer_class
+        >>> model = torch.nn.Linear(10, 1)
         >>> ClippedAdam = optimizer_class(ClipNorm(1.0, dim="global"), Adam(), LR(1e-3))
         >>> opt = ClippedAdam(model.parameters(), lr=3e-4)
         >>> print(opt.param_groups[0]["lr"], opt.param_groups[0]["max_norm"])
@@ -55,12 +60,20 @@ def optimizer_class(
 
 
 class ChainOptimizer(Modular):
-    """The base of the classes that `optimizer_class` makes."""
+    """The base of the classes that `optimizer_class` makes.
+
+    Args:
+        params: Parameters, named parameters, or groups of either.
+        lr: The learning rate, where a link of the chain owns one; None for that of the chain.
+        **values: Other live values of the chain, and options of `Modular`.
+    """
 
     own_chain: ClassVar[Chain]
     own_options: ClassVar[Mapping[str, Any]]
 
-    def __init__(self, params: Iterable[Any], lr: Any = None, **values: Any) -> None:
+    def __init__(
+        self, params: Iterable[Any], lr: float | Tensor | None = None, **values: Any
+    ) -> None:
         options = {key: values.pop(key) for key in OPTIONS if key in values}
         self._values = values if lr is None else {"lr": lr, **values}
         super().__init__(params, self.own_chain, **{**self.own_options, **options})
@@ -82,10 +95,12 @@ class _Class(type):
     """The type of the classes made here, by which pickle knows them."""
 
 
-_made: weakref.WeakValueDictionary[str, type[Modular]] = weakref.WeakValueDictionary()
+_made: weakref.WeakValueDictionary[str, type[ChainOptimizer]] = weakref.WeakValueDictionary()
 
 
-def _known_or_new(key: str, chain: Chain, name: str, options: Mapping[str, Any]) -> type[Modular]:
+def _known_or_new(
+    key: str, chain: Chain, name: str, options: Mapping[str, Any]
+) -> type[ChainOptimizer]:
     """The class with this key: a process has one, however often it is unpickled."""
     if key not in _made:
         body = {"key": key, "own_chain": chain, "own_options": options, "__module__": __name__}

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from torchzero_clip.core import Chain, NormRule, Step, Transform, bind
+from torchzero_clip.core.description import is_row
 from torchzero_clip.engines import AT_ONCE
 from torchzero_clip.optimizer.keys import GroupKeys
 from torchzero_clip.optimizer.metrics import metrics_of
@@ -49,9 +50,14 @@ def per_example_clip(
             memory of the parameters. None for all.
 
     Example:
+        >>> import torch
+        >>> from torchzero_clip import ClipNorm, per_example_clip
+        >>> model = torch.nn.Linear(10, 1)
+        >>> x, y = torch.randn(64, 10), torch.randn(64, 1)
         >>> params = dict(model.named_parameters())
         >>> def loss_fn(params, x, y):
         ...     return (torch.func.functional_call(model, params, (x,)) - y).square().mean()
+        ...
         >>> clip = ClipNorm(1.0, dim="global")
         >>> out = per_example_clip(loss_fn, params, (x, y), clip, chunk=16)
         >>> for name, p in params.items():
@@ -62,7 +68,7 @@ def per_example_clip(
             "per_example_clip: params must be a dict of name and parameter, as "
             f"dict(model.named_parameters()) is, got {params!r}"
         )
-    args = tuple(batch) if isinstance(batch, (tuple, list)) else (batch,)
+    args = tuple(batch) if is_row(batch) else (batch,)
     rule, together = _measured(rule), getattr(rule, "scope", None) in ("global", "group")
     size = _examples(args)
     held = {name: p.detach() for name, p in params.items()}

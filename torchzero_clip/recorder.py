@@ -43,7 +43,13 @@ class Recorder:
             the device.
 
     Example:
+        >>> import torch
+        >>> from torchzero_clip import LR, Adam, Modular, Recorder, ZClip
+        >>> model = torch.nn.Linear(10, 1)
+        >>> opt = Modular(model.parameters(), ZClip(), Adam(), LR(1e-3))
         >>> recorder = Recorder(opt)
+        >>> loss = model(torch.randn(64, 10)).square().mean()
+        >>> loss.backward()
         >>> recorder.log(loss=loss)
         >>> opt.step()
         >>> history = recorder.history()

@@ -15,7 +15,6 @@ from torchzero_clip.core.division import UnitIds
 from torchzero_clip.core.engine import Engine, Play, Records, Session
 from torchzero_clip.core.link import Link
 from torchzero_clip.core.part import Roster, label
-from torchzero_clip.core.sharding import aligned_grads
 from torchzero_clip.core.stochastic import prepare_draws
 from torchzero_clip.core.units import UnitRecord
 from torchzero_clip.engines import AT_ONCE, Compiled, Eager
@@ -55,10 +54,13 @@ def release(
         batches are summed as usual, and `remove()`, which takes its hooks off the parameters.
 
     Example:
+        >>> import torch
+        >>> from torchzero_clip import LR, Adam, ClipNorm, release
+        >>> model = torch.nn.Linear(10, 1)
         >>> opt = release(model, ClipNorm(1.0), Adam(), LR(1e-3))
-        >>> torch.nn.functional.mse_loss(model(x), y).backward()
+        >>> model(torch.randn(64, 10)).square().mean().backward()
         >>> print([p.grad for p in model.parameters()])
-        [None, None, None, None]
+        [None, None]
         >>> opt.step()
     """
     if isinstance(model, nn.parallel.DistributedDataParallel):
@@ -74,6 +76,8 @@ def release(
 class Released(Modular):
     """The optimizer that `release` returns."""
 
+    _options: Mapping[str, Any] = {**Modular._options, "limit": "this step"}
+    _keeps_like = "the largest parameter's"
     last_backward: bool = True
     """Whether gradients are whole after the next backward; False while they are still summed."""
 
@@ -82,7 +86,7 @@ class Released(Modular):
     ) -> None:
         if limit not in LIMITS:
             raise ValueError(f"release: limit must be one of {list(LIMITS)}, got {limit!r}")
-        self._limit, self._watching = limit, True
+        self.limit, self._watching = limit, True
         self._lock = threading.RLock()  # tensors of several devices have a thread each
         self._hooks: dict[Tensor, Any] = {}
         self._rosters: dict[Tensor, Roster] = {}
@@ -94,7 +98,7 @@ class Released(Modular):
     ) -> None:
         super()._build(chain, fused, compile, rounding, state_dtype)
         self.engine = OneAtATime(Compiled()) if compile else Eager(defers=fused, keeps=False)
-        self._late = [LastStep(link) for link in _too_far(self.links, self._limit)]
+        self._late = [LastStep(link) for link in _too_far(self.links, self.limit)]
 
     # ------------------------------------------------------------------ the step
 
@@ -134,11 +138,11 @@ class Released(Modular):
         group = self.param_groups[index]
         if p not in running.left[index]:
             raise RuntimeError(f"release: {label(index, group, place)} {AGAIN}")
-        (grad,) = aligned_grads([p])
-        assert grad is not None
         roster, record = self._rosters.setdefault(p, Roster()), dict[str, Any]()
-        (part,) = roster.parts(index, group, {place: grad})
         step = Step(running.groups, self.state, record, self.engine, None, roster)
+        ((grad,),) = step.gradients.of([[p]], moves=True)
+        assert grad is not None
+        (part,) = roster.parts(index, group, {place: grad})
         step.drawn = running.drawn
         buckets = [Bucket(step, part, [grad])]
         for link in self.links:
@@ -153,7 +157,8 @@ class Released(Modular):
         """The step on its way, begun if none is."""
         if self._running is None:
             self._begin()  # checks keys and live values
-            if any([link.narrow for link in self.keys.links]):
+            params = [group["params"][0] for group in self.param_groups if group["params"]]
+            if any([link.rounds(params[0]) for link in self.keys.links if params]):
                 prepare_draws(self.param_groups)
             self._running = Running(self.param_groups)
         return self._running
@@ -385,6 +390,9 @@ class OneAtATime:
 
     def check(self, device: torch.device) -> None:
         self.engine.check(device)
+
+    def twin(self) -> Engine:
+        return self.engine.twin()
 
     def open(
         self,

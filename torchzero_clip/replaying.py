@@ -17,7 +17,7 @@ from torchzero_clip._table import Series, Table
 from torchzero_clip.attach import Clipper
 from torchzero_clip.core import NormRule, Transform, UnitState
 from torchzero_clip.core.decision import Cells, decide
-from torchzero_clip.core.division import layer_of
+from torchzero_clip.core.division import UnitIds, layer_of
 from torchzero_clip.trace import Trace
 
 SCOPES = (None, "layer", "group", "global")
@@ -36,9 +36,11 @@ def replay(trace: Trace, *rules: NormRule) -> Replay:
         *rules: Each by itself; they are no chain.
 
     Example:
+        >>> import torch
+        >>> from torchzero_clip import AutoClip, Trace, ZClip, replay
         >>> trace = Trace(torch.rand(100, 2))
         >>> done = replay(trace, ZClip(max_norm=None), AutoClip())
-        >>> done.clipped.double().mean(0)
+        >>> share = done.clipped.double().mean(0)  # of the steps, for each rule
     """
     if not isinstance(trace, Trace):
         raise TypeError(
@@ -51,17 +53,20 @@ def replay(trace: Trace, *rules: NormRule) -> Replay:
     made: dict[str, dict[str, Tensor]] = {repr(rule): {} for rule in rules}
     for alike in kinds(rules):
         made.update(zip(map(repr, alike), run(trace, alike), strict=True))
-    return Replay(trace, made)
+    return Replay(trace, made, {repr(rule): [n for n, _ in units(trace, rule)] for rule in rules})
 
 
 class Replay:
     """What rules would have done: for each, by its spelling, `norm`, `limit`, `factor`, `clipped`.
 
     Each is steps by units, as `Modular.metrics()` of every step: NaN where no unit had a gradient.
+    `units` has the names of the units of each rule.
     """
 
-    def __init__(self, trace: Trace, metrics: dict[str, dict[str, Tensor]]) -> None:
-        self.trace, self.metrics = trace, metrics
+    def __init__(
+        self, trace: Trace, metrics: dict[str, dict[str, Tensor]], units: dict[str, list[str]]
+    ) -> None:
+        self.trace, self.metrics, self.units = trace, metrics, units
 
     @property
     def clipped(self) -> Tensor:
@@ -88,8 +93,9 @@ class Replay:
         table.add(
             end,
             [
-                (Series(f"{rule}/{kind}", None), False, [*range(1, end + 1)], values.double())
+                (Series(f"{rule}/{kind}", ids), False, [*range(1, end + 1)], values.double())
                 for rule, made in self.metrics.items()
+                for ids in [UnitIds(((0, (*range(len(self.units[rule])),), (*self.units[rule],)),))]
                 for kind, values in made.items()
             ],
         )
@@ -199,18 +205,26 @@ def group_of(rules: Sequence[NormRule], units: int) -> Recorded:
     return group
 
 
-def together(trace: Trace, rule: NormRule) -> tuple[Tensor, Tensor]:
-    """The norms of the units of a rule, and where they are known."""
+def units(trace: Trace, rule: NormRule) -> list[tuple[str, list[int]]]:
+    """The units of a rule: the name of each, and which norms of the trace it has."""
     if rule.scope is None:
-        return trace.norms, trace.known
+        return [(name, [i]) for i, name in enumerate(trace.names)]
     if rule.scope != "layer":
-        return trace.total.unsqueeze(1), trace.known.any(1, keepdim=True)
+        return [(str(rule.scope), [*range(len(trace.names))])]
     if all(name.isdigit() for name in trace.names):
         raise ValueError("replay: dim='layer' needs a trace with the names of the parameters")
     layers: dict[str, list[int]] = {}
     for i, name in enumerate(trace.names):
         layers.setdefault(layer_of(name), []).append(i)
-    parts = [Trace(trace.norms[:, own], None, trace.known[:, own]) for own in layers.values()]
+    return [*layers.items()]
+
+
+def together(trace: Trace, rule: NormRule) -> tuple[Tensor, Tensor]:
+    """The norms of the units of a rule, and where they are known."""
+    if rule.scope is None:
+        return trace.norms, trace.known
+    own = [places for _, places in units(trace, rule)]
+    parts = [Trace(trace.norms[:, places], None, trace.known[:, places]) for places in own]
     return (
         torch.stack([part.total for part in parts], 1),
         torch.stack([part.known.any(1) for part in parts], 1),

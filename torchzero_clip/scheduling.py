@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from torchzero_clip.core.description import RESERVED
+from torchzero_clip.core.description import RESERVED, is_row
 from torchzero_clip.optimizer import Modular
 from torchzero_clip.optimizer.keys import WELL_KNOWN, nearest
 
@@ -44,6 +44,9 @@ def schedule(
         What has `step`, `last_value`, `state_dict` and `load_state_dict`.
 
     Example:
+        >>> import torch
+        >>> from torchzero_clip import LR, Adam, ClipNorm, Modular, schedule
+        >>> model = torch.nn.Linear(10, 1)
         >>> opt = Modular(model.parameters(), ClipNorm(10.0), Adam(), LR(1e-3))
         >>> limit = schedule(opt, "max_norm", lambda step: 1.0 + 9.0 * 0.99**step)
         >>> opt.step()
@@ -94,6 +97,8 @@ class Schedule:
                 f"schedule: scheduler must make a scheduler, it gave {self._scheduler!r}"
             )
         self._write([group["lr"] for group in self._stand_in.param_groups])
+        if isinstance(optimizer, Modular):
+            optimizer._scheduled.add(self.key)
 
     def step(self, *args: Any, **kwargs: Any) -> None:
         """Set the next value. Arguments go on to a scheduler that takes some, as a loss."""
@@ -199,7 +204,7 @@ class _Values:
         self.groups, self.key = optimizer.param_groups, key
         self.follows = callable(functions)  # one for all groups, however many
         self.functions = [functions] if self.follows else functions
-        if not (isinstance(self.functions, (list, tuple)) and all(map(callable, self.functions))):
+        if not (is_row(self.functions) and all(map(callable, self.functions))):
             raise TypeError(
                 "schedule: takes a function of the step, a list of functions, or a scheduler class "
                 f"of torch's, got {functions!r}"

@@ -32,7 +32,8 @@ S = TypeVar("S")
 X = TypeVar("X")
 Y = TypeVar("Y")
 
-POWERS: dict[Order, float] = {"l0": 0, "l1": 1, "l2": 2, "l3": 3, "l4": 4, "linf": math.inf}
+POWERS: dict[Order, float] = {"l0": 0, "l1": 1, "l2": 2, "l3": 3, "l4": 4}
+POWERS |= {"linf": math.inf, "inf": math.inf}
 STATISTICS = ("mad", "std", "var", "sum")
 
 

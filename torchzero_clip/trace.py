@@ -35,8 +35,11 @@ class Trace:
         stride: How many steps a row stands for.
 
     Example:
+        >>> import torch
+        >>> from torchzero_clip import Trace
         >>> trace = Trace(torch.rand(100, 2), ["0.weight", "0.bias"])
-        >>> trace.total.median()
+        >>> print(trace)
+        Trace(100 steps, 2 units)
     """
 
     def __init__(

@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from html import escape
 
+from benchmarks import axes
 from benchmarks.atlas.gradients import AFTER, TROUBLES
 from benchmarks.atlas.rules import (
     AFTER_ADAM,
@@ -19,7 +20,7 @@ from benchmarks.atlas.rules import (
 )
 from benchmarks.atlas.runs import DRAWN, SHOWN, Curve, Row, chain_of
 
-FIRST = "spike ×1000"  # the trouble that the table shows first
+FIRST = "spike ×1000"  # the trouble that the table shows first, before Adam
 HEAD = {
     "place": "place",
     "rule": "rule",
@@ -62,8 +63,9 @@ def table(rows: Sequence[Row], pages: dict[str, str]) -> str:
         lines.append(f"<tr>{numbers}</tr>")
     body = "\n".join(lines)
     return (
-        f'<table class="atlas" data-trouble="{FIRST}">\n<thead><tr>{head}</tr></thead>\n'
-        f"<tbody>\n{body}\n</tbody>\n</table>"
+        f'<div class="frame">\n<table class="dense atlas" data-place="{BEFORE_ADAM}" '
+        f'data-trouble="{FIRST}">\n<thead><tr>{head}</tr></thead>\n'
+        f"<tbody>\n{body}\n</tbody>\n</table>\n</div>"
     )
 
 
@@ -162,7 +164,7 @@ def sentences(rows: Sequence[Row]) -> list[str]:
 
 # ---------------------------------------------------------------------- pictures
 
-LEFT, PANEL, GAP, TOP, HEIGHT = 44, 300, 32, 30, 190
+LEFT, PANEL, GAP, TOP, HEIGHT = 84, 290, 26, 30, 190
 LOW, HIGH = 0.01, 1e4
 
 
@@ -187,6 +189,8 @@ def picture(curves: Sequence[Curve], page: str) -> str | None:
             x = across(step - SHOWN[0], left)
             y = TOP + HEIGHT + 18
             parts.append(f'<text x="{x}" y="{y}" text-anchor="middle">{step}</text>')
+        upright = "" if p else "size of the step"
+        parts.append(axes.names(left, TOP, PANEL, HEIGHT, "step", upright))
         for curve in own:
             if curve.trouble == trouble:
                 sizes = map(float, curve.sizes.split())
@@ -198,7 +202,7 @@ def picture(curves: Sequence[Curve], page: str) -> str | None:
     label = escape(f"The size of steps around a spike and a jump: {rule}")
     width = LEFT + 2 * PANEL + GAP + 10
     return (
-        f'<figure class="picture atlas">\n<svg viewBox="0 0 {width} {TOP + HEIGHT + 26}" '
+        f'<figure class="picture atlas">\n<svg viewBox="0 0 {width} {TOP + HEIGHT + axes.ROOM}" '
         f'role="img" aria-label="{label}">{"".join(parts)}</svg>\n<figcaption>The size of the '
         f"step in healthy ones, step by step around a spike of 1000 and a lasting jump by 4, "
         f"for {chain}: {spans}.</figcaption>\n</figure>"

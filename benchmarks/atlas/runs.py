@@ -28,7 +28,7 @@ from benchmarks.atlas.gradients import (
 )
 from benchmarks.atlas.rules import AFTER_ADAM, PLACES, RULES, Usual
 from benchmarks.rows import digits
-from torchzero_clip import Chain, Lambda, Modular, Transform
+from torchzero_clip import Chain, Lambda, Modular, Scale, Transform
 
 WEIGHTS = 200.0  # the length of the weights where that of a gradient is 1
 CLOSE = 0.1  # a step is back where its distance from the healthy one is at most this share of it
@@ -67,7 +67,7 @@ def walk(usual: Usual, rule: str, place: str, grads: Tensor) -> Walked:
         for part, (shape, values) in enumerate(zip(SHAPES, flat[run].split(PARTS), strict=True))
     ]
     made = [*front, *([probe("before")] if front else []), *entry.make(usual), probe("after")]
-    opt = Modular(params, *made, *behind, fused=False)
+    opt = Modular(params, *made, *behind, Scale(1.0), fused=False)  # at full size, on purpose
     steps, touched, averages = torch.empty_like(grads), torch.ones(grads.shape[:2]), []
     for step, row in enumerate(grads):
         given = [part for run in row for part in run.split(PARTS)]

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from html import escape
 
+from benchmarks import axes
 from benchmarks.guide.report import CASES, WORST, compare, losses, optimizer_of, signed
 from benchmarks.guide.runs import Row
 
-LEFT, WIDTH, TOP, LINE = 215, 460, 10, 24
+LEFT, WIDTH, TOP, LINE = 290, 400, 28, 24
 INK, FAINT = "var(--md-accent-fg-color)", "var(--md-default-fg-color--lightest)"
 
 
@@ -24,8 +25,9 @@ def picture(rows: tuple[Row, ...], trouble: str) -> str:
         share = (min(max(x, low - edge), high + edge) - low + edge) / (high - low + 2 * edge)
         return f"{LEFT + WIDTH * share:.1f}"
 
-    parts = []
-    for tick in (low, 0.0, high):
+    parts = [axes.names(LEFT, TOP, WIDTH, bottom - TOP, "difference in loss", "")]
+    parts.append(f'<text x="{LEFT - 10}" y="{TOP - 8}" text-anchor="end">method</text>')
+    for tick in sorted({low, 0.0, high}):
         x = across(tick)
         if tick and abs(float(x) - float(across(0.0))) < 50:
             continue  # no room for its label
@@ -43,7 +45,7 @@ def picture(rows: tuple[Row, ...], trouble: str) -> str:
         style = f"fill:{fill};stroke:{INK}"
         parts.append(f'<circle cx="{across(one.median)}" cy="{y}" r="4" style="{style}"/>')
     return (
-        f'<figure class="picture">\n<svg viewBox="0 0 {LEFT + WIDTH + 25} {bottom + 24}" '
+        f'<figure class="picture">\n<svg viewBox="0 0 {LEFT + WIDTH + 25} {bottom + axes.ROOM}" '
         f'role="img" aria-label="Differences from no clipping: {trouble}">{"".join(parts)}</svg>\n'
         "<figcaption>The difference in loss from no clipping, the median of pairs and its 95 % "
         "interval: left of 0 is better. A hollow dot is no difference; at the left edge no "

@@ -124,6 +124,7 @@ def picture(path: Path, results: Sequence[Result]) -> bool:
     axes.set_yticks(range(len(shown)), names, fontsize=7)
     axes.axvline(1.0, color="black", linewidth=0.8)
     axes.invert_yaxis()
+    axes.set_ylabel("model, chain, gradients")
     axes.set_xlabel("time of a step over that of the best spelling in torch; left of 1 is faster")
     figure.savefig(path)
     return True

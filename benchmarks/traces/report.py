@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+from benchmarks import axes
 from benchmarks.traces.__main__ import load
 from benchmarks.traces.judge import FAMILIES, Line
 from benchmarks.traces.runs import TRAININGS
@@ -32,16 +33,25 @@ def traces(lines: Sequence[Line]) -> str:
 def defaults(lines: Sequence[Line]) -> str:
     """False alarms and missed spikes of every rule at one sensitivity."""
     names = list(dict.fromkeys(line.trace for line in lines))
-    head = ["rule", *(f"`{name}`" for name in names)]
-    rows = [f"| {' | '.join(head)} |", "|---|" + "---:|" * len(names)]
+    traces = "".join(f'<th colspan="2" scope="colgroup"><code>{name}</code></th>' for name in names)
+    both = '<th scope="col">false alarms</th><th scope="col">missed</th>' * len(names)
+    head = f'<tr><th rowspan="2" scope="col">rule</th>{traces}</tr>\n<tr>{both}</tr>'
+    rows = []
     for family, sensitivity in DEFAULTS.items():
         own = [x for x in lines if (x.family, x.sensitivity) == (family, sensitivity)]
-        cells = {x.trace: f"{percent(x.false)}, {percent(x.missed)}" for x in own}
-        rows.append(f"| {family} = {sensitivity:g} | {' | '.join(cells[x] for x in names)} |")
-    return "\n".join(rows)
+        found = {x.trace: (x.false, x.missed) for x in own}
+        shares = "".join(
+            f'<td style="text-align: right">{100 * share:.3g}</td>'
+            for name in names
+            for share in found[name]
+        )
+        rows.append(f'<tr><th scope="row">{family} = {sensitivity:g}</th>{shares}</tr>')
+    body = "\n".join(rows)
+    table = f'<table class="dense">\n<thead>{head}</thead>\n<tbody>\n{body}\n</tbody>\n</table>'
+    return f'<div class="frame">\n{table}\n</div>'
 
 
-LEFT, TOP, WIDTH, HEIGHT, LEGEND = 60, 16, 400, 260, 200
+LEFT, TOP, WIDTH, HEIGHT, LEGEND = 72, 16, 380, 260, 250
 
 
 def picture(lines: Sequence[Line], trace: str) -> str:
@@ -54,13 +64,7 @@ def picture(lines: Sequence[Line], trace: str) -> str:
         parts.append(f'<line class="grid" x1="{x}" x2="{x}" y1="{TOP}" y2="{TOP + HEIGHT}"/>')
         parts.append(f'<text x="{LEFT - 8}" y="{y}" dy="4" text-anchor="end">{tick}</text>')
         parts.append(f'<text x="{x}" y="{TOP + HEIGHT + 18}" text-anchor="middle">{tick}</text>')
-    middle, foot = LEFT + WIDTH / 2, TOP + HEIGHT + 36
-    parts.append(f'<text x="{middle}" y="{foot}" text-anchor="middle">false alarms, %</text>')
-    side = TOP + HEIGHT / 2
-    parts.append(
-        f'<text x="14" y="{side}" text-anchor="middle" '
-        f'transform="rotate(-90 14 {side})">missed, %</text>'
-    )
+    parts.append(axes.names(LEFT, TOP, WIDTH, HEIGHT, "false alarms, %", "missed, %"))
     for i, (family, colour) in enumerate(zip(FAMILIES, COLOURS, strict=True)):
         points = [(across(x.false), down(x.missed)) for x in own if x.family == family]
         line = " ".join(f"{x},{y}" for x, y in points)
@@ -69,9 +73,10 @@ def picture(lines: Sequence[Line], trace: str) -> str:
         y = TOP + 12 + 22 * i
         parts.append(f'<circle cx="{LEFT + WIDTH + 22}" cy="{y}" r="5" style="fill:{colour}"/>')
         parts.append(f'<text x="{LEFT + WIDTH + 34}" y="{y}" dy="4">{family}</text>')
+    box = f"0 0 {LEFT + WIDTH + LEGEND} {TOP + HEIGHT + axes.ROOM}"
     return (
-        f'<figure class="picture">\n<svg viewBox="0 0 {LEFT + WIDTH + LEGEND} {TOP + HEIGHT + 44}" '
-        f'role="img" aria-label="False alarms and missed spikes: {trace}">{"".join(parts)}</svg>\n'
+        f'<figure class="picture">\n<svg viewBox="{box}" role="img" '
+        f'aria-label="False alarms and missed spikes: {trace}">{"".join(parts)}</svg>\n'
         f"<figcaption><code>{trace}</code>, spikes {own[0].spikes}: the share of good steps that a "
         "rule clips, and of spikes that it does not. A dot is a sensitivity; the lower left corner "
         "is best. The axes stretch small shares.</figcaption>\n</figure>"

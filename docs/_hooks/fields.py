@@ -30,6 +30,10 @@ def tidy(text):
 class Fields(griffe.Extension):
     def on_package(self, *, pkg, **_):
         self._visit(pkg)
+        for name, member in list(pkg.members.items()):
+            if member.is_alias and member.resolved and member.is_module and name in member.members:
+                # griffe takes the file for what Python takes for the function in it
+                pkg.set_member(name, griffe.Alias(name, member.final_target[name], parent=pkg))
 
     def _visit(self, module):
         for member in list(module.members.values()):

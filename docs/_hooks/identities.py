@@ -84,14 +84,21 @@ def listed():
     parts = []
     for name, it in sorted(identities().items()):
         tolerance = ", ".join(f"{bound:g} in {kind(dtype)}" for dtype, bound in it.rtol.items())
-        held = "runs in every test" if it.live else "twenty steps of it are recorded"
+        held = "runs in every test" if it.in_torch else "its steps are recorded"
         test = inspect.getsource(it.theirs).rstrip()
         parts.append(
             f"## {name}\n\n{it.claim}.\n\nAgainst {it.source}; {held}. At most {tolerance} apart, "
-            f"over the largest entry of the tensor. `{it.where}`:\n\n"
+            f"over the largest entry of the tensor.{excused(it)} `{it.where}`:\n\n"
             f"``` {{ .python }}\n{test}\n```"
         )
     return "\n\n".join(parts)
+
+
+def excused(it):
+    """What no schedule changes, and whether rows have gaps, in words."""
+    constant = "; ".join(f"`{key}`, since {why}" for key, why in it.constant.items())
+    said = f" Constant: {constant}." if constant else ""
+    return said if it.inputs.gaps else f"{said} Every row has a gradient in every step."
 
 
 def kind(dtype):

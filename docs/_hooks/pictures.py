@@ -10,13 +10,19 @@ A page asks with `<!-- picture: ZClip() -->`; the picture takes the colours of t
 import math
 import random
 import re
+import sys
+from pathlib import Path
 
 from markupsafe import escape
+
+sys.path.insert(0, str(Path(__file__).parents[2]))  # for the benchmarks
+
+from benchmarks import axes
 
 ASKED = re.compile(r"<!-- picture: (.+?) -->")
 STEPS, SPIKE, JUMP = 600, 150, 300
 LOW, HIGH = 0.1, 100.0
-LEFT, TOP, WIDTH, HEIGHT = 44, 16, 632, 220
+LEFT, TOP, WIDTH, HEIGHT = 76, 16, 600, 220
 
 
 CURVE = re.compile(r"<!-- (norm )?curve: (.+?) -->")
@@ -65,6 +71,7 @@ def draw_curve(rule, norms):
         points = " ".join(at(x, y) for x, y in points)
         parts.append(f'<polyline class="{kind}" points="{points}"/>')
     what = "norm" if norms else "entry"
+    parts.append(axes.names(LEFT, TOP, WIDTH, HEIGHT, f"{what} before", f"{what} after"))
     label = escape(f"What {rule} makes of a {what} of the gradient")
     where = ", for a weight of norm 1" if norms else ", all those drawn in one tensor"
     caption = (
@@ -72,7 +79,7 @@ def draw_curve(rule, norms):
         f'each <span class="before">{what} before</span>{where}.</figcaption>'
     )
     svg = (
-        f'<svg viewBox="0 0 {LEFT + WIDTH + 20} {TOP + HEIGHT + 30}" role="img" '
+        f'<svg viewBox="0 0 {LEFT + WIDTH + 20} {TOP + HEIGHT + axes.ROOM}" role="img" '
         f'aria-label="{label}">{"".join(parts)}</svg>'
     )
     return f'<figure class="picture">{svg}{caption}</figure>'
@@ -111,9 +118,11 @@ def draw_matrix(rule, what):
         points = " ".join(at(i, y) for i, y in enumerate(values))
         parts.append(f'<polyline class="{kind}" points="{points}"/>')
     each = "the norm of each row" if what == "rows" else "each singular value"
+    lower, upright = ("row", "norm") if what == "rows" else ("from the largest", "singular value")
+    parts.append(axes.names(LEFT, TOP, WIDTH, HEIGHT, lower, upright))
     label = escape(f"{each} of a matrix before and after {rule}")
     svg = (
-        f'<svg viewBox="0 0 {LEFT + WIDTH + 20} {TOP + HEIGHT + 30}" role="img" '
+        f'<svg viewBox="0 0 {LEFT + WIDTH + 20} {TOP + HEIGHT + axes.ROOM}" role="img" '
         f'aria-label="{label}">{"".join(parts)}</svg>'
     )
     caption = (
@@ -138,12 +147,14 @@ def outcome(rule):
 
     import torchzero_clip
 
-    weight = torch.zeros(1, requires_grad=True)
-    clipper = torchzero_clip.Clipper([weight], eval(rule, vars(torchzero_clip)))
+    weight, link = torch.zeros(1, requires_grad=True), eval(rule, vars(torchzero_clip))
+    whole = [] if "lr" in link.live else [torchzero_clip.LR(1.0)]
+    opt = torchzero_clip.Modular([weight], link, *whole)
     for norm in norms():
+        weight.data.zero_()
         weight.grad = torch.tensor([norm])
-        clipper.step()
-        yield abs(weight.grad.item())
+        opt.step()
+        yield abs(weight.item())
 
 
 def place(step, norm):
@@ -166,9 +177,10 @@ def draw(rule):
         x = place(step, 1).split(",")[0]
         parts.append(f'<text x="{x}" y="{TOP + HEIGHT + 21}" text-anchor="middle">{step}</text>')
     parts += [curve("before", norms()), curve("after", outcome(rule))]
+    parts.append(axes.names(LEFT, TOP, WIDTH, HEIGHT, "step", "norm"))
     label = escape(f"Norms before and after {rule}, over {STEPS} steps")
     svg = (
-        f'<svg viewBox="0 0 {LEFT + WIDTH + 20} {TOP + HEIGHT + 30}" role="img" '
+        f'<svg viewBox="0 0 {LEFT + WIDTH + 20} {TOP + HEIGHT + axes.ROOM}" role="img" '
         f'aria-label="{label}">{"".join(parts)}</svg>'
     )
     caption = (

@@ -40,9 +40,9 @@ sys.path.insert(0, str(DOCS.parent))  # for the contract table
 
 def on_config(config, **_):
     """Put the pages of the rules into the navigation, after their index."""
-    for section in config.nav:
-        if isinstance(section, dict) and "Rules" in section:
-            section["Rules"] = [*section["Rules"], *navigation()]
+    (rules,) = (section["Rules"] for section in config.nav if "Rules" in section)
+    (kinds,) = (section for section in rules if "By kind" in section)
+    kinds["By kind"] = [*navigation()]
     return config
 
 

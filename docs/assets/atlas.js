@@ -21,7 +21,8 @@ document.addEventListener("DOMContentLoaded", () => {
     bar.append(list, " ");
     return list;
   });
-  table.before(bar);
+  table.parentElement.before(bar);
+  lists[0].value = table.dataset.place;
   lists[2].value = table.dataset.trouble;
 
   function show() {

@@ -122,7 +122,8 @@ def make(config: Any, text: str) -> Chain:
     """The chain of a config, once it is known that its links fit together."""
     try:
         chain = Chain.from_config(config)
-        Modular([("w", torch.zeros(1, requires_grad=True))], chain)
+        if len(chain):
+            Modular([("w", torch.zeros(1, requires_grad=True))], chain)
     except (TypeError, ValueError) as error:
         raise ValueError(f"{error}, in {text}") from None
     if not len(chain):

@@ -104,22 +104,37 @@ def svg(result: Result, results: list[Result]) -> str:
         panels[1].legend(loc="upper left", ncols=3, columnspacing=1, handlelength=1.2)
         file = io.StringIO()
         figure.savefig(file, format="svg", metadata={"Date": None}, transparent=True)
-    text = file.getvalue()
+    return themed(file.getvalue(), f"Loss, norm and share clipped of {result.name}")
+
+
+def themed(text: str, label: str) -> str:
+    """A figure of matplotlib for a page: in the colours of its theme, to a tenth of a point."""
     text = re.sub(r"<!--.*?-->|<metadata>.*?</metadata>", "", text, flags=re.DOTALL)
     text = re.sub(r' id="[A-Za-z.]\w*_\d+"', "", text)  # the same in every picture of the page
     for name, (light, _) in COLOURS.items():
         text = text.replace(light, f"var(--{name})")
-    label = f'<svg role="img" aria-label="Loss, norm and share clipped of {escape(result.name)}"'
-    return text[text.index("<svg") :].replace("<svg", label, 1)
+    text = re.sub(r"(?<=[ \"ML])-?\d+\.\d+(?=[ \"\n])", lambda m: f"{float(m[0]):.1f}", text)
+    text = re.sub(r"\s*\n\s*", "\n", text)
+    begin = f'<svg role="img" class="race" aria-label="{escape(label)}"'
+    return text[text.index("<svg") :].replace("<svg", begin, 1).replace("*{", ".race *{")
+
+
+def variables(theme: int) -> str:
+    """The colours of the pictures in the light theme, 0, or the dark, 1."""
+    return " ".join(f"--{name}: {pair[theme]};" for name, pair in COLOURS.items())
 
 
 def draw(panels: list[Axes], result: Result, results: list[Result]) -> None:
     """Loss, norm and share of one chain, on the scales of all."""
+    there = [x for step in result.corrupted for x in (step, step, math.nan)]
+    heights = [0.0, 1.0, math.nan] * len(result.corrupted)
+    bad = {"color": BAD, "lw": 0.8, "alpha": 0.55, "zorder": 0, "label": "corrupted batch"}
     for axes in panels:
-        for step in result.corrupted:
-            axes.axvline(step, color=BAD, lw=0.8, alpha=0.55, zorder=0)
+        axes.plot(there, heights, transform=axes.get_xaxis_transform(), **bad)
         axes.set_xlim(0, len(result.norm))
     losses, norms, shares = panels
+    for axes, name in zip(panels, ("loss", "norm", "share"), strict=True):
+        axes.set_ylabel(name)
     steps = range(1, len(result.norm) + 1)
 
     for other in results:
@@ -139,7 +154,6 @@ def draw(panels: list[Axes], result: Result, results: list[Result]) -> None:
     norms.plot(
         steps, result.limit, color=LIMIT, lw=1.6, marker=".", ms=4, markevery=alone, label="limit"
     )
-    norms.axvline(-1, color=BAD, label="corrupted batch")
     seen = [norm for r in results for norm in r.norm if 0 < norm < math.inf]
     norms.set_yscale("log")
     norms.set_ylim(min(seen) / 2, max(seen) * 10)

@@ -49,10 +49,16 @@ def drawing() -> ModuleType | None:
 
 
 def html(
-    results: list[Result], command: str, seed: int, device: torch.device, picture: ModuleType | None
+    results: list[Result],
+    command: str,
+    seed: int,
+    device: torch.device,
+    picture: ModuleType | None,
+    timed: bool = True,
 ) -> str:
-    """page.html with what happened."""
+    """page.html with what happened; without times for readers at another machine."""
     count = len(results[0].corrupted)
+    columns = {name: what for name, what in COLUMNS.items() if timed or not name.startswith("ms")}
     versions = {
         "torchzero_clip": torchzero_clip.__version__,
         "torch": torch.__version__,
@@ -74,11 +80,11 @@ def html(
         "repeats": REPEATS if device.type == "cpu" else "",
         "command": escape(command),
         "versions": ", ".join(f"{name} {version}" for name, version in versions.items()),
-        "table": table(results),
-        "meanings": "".join(f"<dt>{name}</dt><dd>{what}</dd>" for name, what in COLUMNS.items()),
+        "table": table(results, [*columns]),
+        "meanings": "".join(f"<dt>{name}</dt><dd>{what}</dd>" for name, what in columns.items()),
         "cards": "\n".join(card(result, results, picture) for result in results),
-        "light": variables(picture, 0),
-        "dark": variables(picture, 1),
+        "light": picture.variables(0) if picture else "",
+        "dark": picture.variables(1) if picture else "",
         "missing": "" if picture else '<p class="note">There are no pictures here: '
         "they need matplotlib.</p>",
     }  # fmt: skip
@@ -104,11 +110,12 @@ def summary(results: list[Result]) -> str:
     return " ".join(sentences)
 
 
-def table(results: list[Result]) -> str:
-    head = "".join(f'<th scope="col">{title}</th>' for title in ["chain", *COLUMNS])
+def table(results: list[Result], columns: list[str]) -> str:
+    head = "".join(f'<th scope="col">{title}</th>' for title in ["chain", *columns])
     rows = []
     for result in results:
-        numbers = "".join(f"<td>{escape(text)}</td>" for text in cells(result).values())
+        shown = cells(result)
+        numbers = "".join(f"<td>{escape(shown[title])}</td>" for title in columns)
         name = f'<th scope="row">{escape(result.name)} {badge(result)}</th>'
         rows.append(f"<tr>{name}{numbers}</tr>")
     return f"<table><thead><tr>{head}</tr></thead><tbody>{''.join(rows)}</tbody></table>"
@@ -134,9 +141,3 @@ def badge(result: Result) -> str:
         if result.survived
         else '<span class="badge lost">✕ lost</span>'
     )
-
-
-def variables(picture: ModuleType | None, theme: int) -> str:
-    """The colours of the pictures in the light theme, 0, or the dark, 1."""
-    colours = picture.COLOURS if picture else {}
-    return " ".join(f"--{name}: {pair[theme]};" for name, pair in colours.items())

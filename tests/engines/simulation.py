@@ -573,15 +573,17 @@ class Warmup(Rule):
 
 
 class EMA(Rule):
-    """m ← βm + (1-β)u;   m, or m / (1 - βᵗ)"""
+    """m ← βm + (1-β)u;   m, or m / (1 - βᵗ), or (1-β)u + βm"""
 
-    def __init__(self, debias: bool = False, **rest: Any) -> None:
+    def __init__(self, debias: bool = False, nesterov: bool = False, **rest: Any) -> None:
         super().__init__(**{"beta": 0.9, **rest})
-        self.debias = debias
+        self.debias, self.nesterov = debias, nesterov
 
     def update(self, u: Array, w: Array, memory: dict[str, Any], live: Live) -> Array:
         beta, memory["t"] = live["beta"], memory.get("t", 0) + 1
         memory["m"] = beta * memory.get("m", 0.0) + (1 - beta) * u
+        if self.nesterov:
+            return (1 - beta) * u + beta * memory["m"]
         return memory["m"] / (1 - beta ** memory["t"]) if self.debias else memory["m"].copy()
 
 

@@ -1,7 +1,13 @@
-"""Memory that is shared, and links that read what others are to write: every way agrees."""
+"""Memory with gaps, in another order, to be negated, or shared: steps are those of plain memory.
+
+Links that read what others are to write are here too.
+"""
 
 from __future__ import annotations
 
+import functools
+import operator
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -10,18 +16,29 @@ from torch import Tensor
 
 from tests.helpers import close
 from torchzero_clip import (
+    EMA,
     LR,
+    Adagrad,
     Adam,
+    Cautious,
     ClipNorm,
     ClipNormGrowth,
+    Clipper,
+    ClipValue,
     Group,
     Guard,
+    Masked,
     Modular,
+    Momentum,
+    Normalize,
     Scale,
+    Sign,
     State,
     TensorList,
     Transform,
     WeightDecay,
+    attach,
+    release,
     to_floats,
 )
 
@@ -31,7 +48,7 @@ NUMBERS = torch.tensor([3.0, 4.0])
 
 def made(way: str, params: Any, *links: Transform) -> Modular:
     """An optimizer that runs in this way."""
-    opt = Modular(params, *links, fused=way != "plain", compile=way == "recorded")
+    opt = Modular(params, *links, fused=way != "plain", compile=way in ("recorded", "compiled"))
     if way == "recorded":
         opt.engine.backend = "plain"  # type: ignore[attr-defined]
     return opt
@@ -68,6 +85,170 @@ class Doubled(Transform):
         return u.mul_(torch.full((self.length,), 2.0))
 
 
+# --- gaps, other orders, other signs
+
+
+@pytest.mark.parametrize("way", [*WAYS, "compiled"])
+def test_a_parameter_with_gaps_moves_as_one_without(way: str) -> None:
+    w = torch.nn.Parameter(torch.ones(3, 4)[:, ::2])
+    opt = made(way, [w], Sign(), ClipNorm(100.0), LR(0.1))
+    for _ in range(6):
+        w.grad = torch.full((3, 2), 0.5)
+        opt.step()
+        assert to_floats(opt.metrics())["ClipNorm/norm"] == pytest.approx(6**0.5)
+    close(w.data, torch.full((3, 2), 0.4))
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_the_memory_that_is_kept_for_a_parameter_with_gaps_is_made_once(way: str) -> None:
+    w = torch.nn.Parameter(torch.ones(3, 4)[:, ::2])
+    opt = made(way, [w], ClipValue(1.0), ClipNorm(1.0), LR(0.1))
+    kept = []
+    for _ in range(3):
+        w.grad = torch.ones(3, 2)
+        opt.step()
+        kept.append(opt.engine.workspaces.tensors())  # type: ignore[attr-defined]
+    assert all(map(operator.is_, kept[0], kept[2]))
+
+
+def gaps(t: Tensor) -> Tensor:
+    big = torch.full((*t.shape, 2), torch.nan, dtype=t.dtype)
+    return big[..., 0].copy_(t)
+
+
+def offset(t: Tensor) -> Tensor:
+    big = torch.full((t.numel() + 5,), torch.nan, dtype=t.dtype)
+    return big[3 : 3 + t.numel()].view(t.shape).copy_(t)
+
+
+def turned(t: Tensor) -> Tensor:
+    order = tuple(reversed(range(t.dim())))
+    return t.permute(order).contiguous().permute(order)
+
+
+def negated(t: Tensor) -> Tensor:
+    return torch._neg_view(-t)
+
+
+def alike(t: Tensor) -> Tensor:
+    return t.flatten()[0].expand(t.shape)
+
+
+FORMS = {
+    "gaps": gaps,
+    "offset": offset,
+    "turned": turned,
+    "gaps in another order": lambda t: turned(gaps(turned(t))),
+    "channels last": lambda t: (
+        t.contiguous(memory_format=torch.channels_last) if t.dim() == 4 else gaps(t)
+    ),
+}
+OF_GRADIENTS = {
+    **FORMS,
+    "negated": negated,
+    "negated gaps": lambda t: negated(gaps(t)),
+    "conjugated": lambda t: t.resolve_conj().conj().clone().conj() if t.is_complex() else t,
+}
+CHAINS: dict[str, Any] = {
+    "operators": lambda: [Sign(), ClipNorm(100.0), Scale(0.1)],
+    "fused": lambda: [ClipNorm(0.5, dim="global"), Adam(), WeightDecay(0.1), LR(0.1)],
+    "the end": lambda: [ClipNormGrowth(mul=1.2), Momentum(0.9), LR(0.1)],
+    "gradients": lambda: [ClipNorm(1e9, target="grad"), ClipNorm(0.5, target="grad"), EMA(0.9)],
+    "nothing to clip": lambda: [ClipNorm(1e9, target="grad"), Adagrad(), LR(0.1)],
+    "entries": lambda: [ClipValue(0.3), Masked(ClipNorm(0.2), lambda _, p: p.dim() > 1), LR(0.1)],
+    "rows": lambda: [Normalize(1.0, dim=-1), Cautious(), LR(0.1)],
+    "skipped": lambda: [Guard("skip"), Adam(), LR(0.1)],
+}
+RUNS = [*WAYS, "compiled", "clipper", "attached", "released"]
+SHAPES = ((3, 4), (5,), (2, 3, 2, 2), (), (1,))
+
+
+def starting(way: str, params: list[Any], *links: Transform) -> tuple[Any, Callable[[], Any]]:
+    """What has the metrics, and a step."""
+    groups = [{"params": params[:2]}, {"params": params[2:]}]
+    if way == "released":
+        opt = release(groups, *links, limit="last step")
+        return None, opt.step
+    if way not in ("clipper", "attached"):
+        opt = made(way, groups, *links)
+        return opt, opt.step
+    sgd, links = torch.optim.SGD(params, lr=0.1, foreach=False), links[:1]
+    if way == "attached":
+        return attach(sgd, *links), sgd.step
+    clipper = Clipper(groups, *links)
+    return clipper, lambda: (clipper.step(), sgd.step())
+
+
+def followed(
+    way: str, links: Sequence[Transform], of_param: Any, of_grad: Any, dtype: torch.dtype
+) -> list[Any]:
+    """All that can be seen of six steps, of parameters and gradients in this memory."""
+    generator = torch.Generator().manual_seed(0)
+    draw = functools.partial(torch.randn, generator=generator, dtype=dtype)
+    params = [torch.nn.Parameter(of_param(draw(shape))) for shape in SHAPES]
+    opt, step = starting(way, params, *links)
+    seen: list[Any] = []
+    for size in (1.0, 0.5, 3.0, 0.25, 1.0, 2.0):
+        for p in params:
+            p.grad = of_grad(draw(p.shape) * size)
+        step()
+        seen += [p.detach().clone() for p in params]
+        seen += [] if way == "released" else [p.grad.clone() for p in params]
+        seen += [] if opt is None else [t for name, t in opt.metrics().items() if "norm" in name]
+    return seen
+
+
+@pytest.mark.parametrize("way", RUNS)
+def test_a_step_does_not_depend_on_the_memory_of_parameters_and_gradients(way: str) -> None:
+    refused = {"skipped"} if way in ("released", "clipper", "attached") else set()
+    compiled = {"operators", "gradients"} if way == "compiled" else set(CHAINS)  # one, two programs
+    for name in [name for name in CHAINS if name in compiled - refused]:
+        complex_too = name in ("fused", "gradients", "nothing to clip")
+        for dtype in (torch.float32, *([torch.complex64] if complex_too else [])):
+            wanted = followed(way, CHAINS[name](), torch.clone, torch.clone, dtype)
+            for form, of_grad in OF_GRADIENTS.items():
+                of_param = FORMS.get(form, gaps)
+                found = followed(way, CHAINS[name](), of_param, of_grad, dtype)
+                where = f"{name}, {form}"
+                close({where: found}, {where: wanted}, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("way", RUNS)
+def test_a_gradient_whose_entries_are_one_number_is_as_good_as_a_copy(way: str) -> None:
+    for name in ("gradients", "nothing to clip", "fused"):
+        runs = [
+            followed(way, CHAINS[name](), torch.clone, of_grad, torch.float32)
+            for of_grad in (alike, lambda t: alike(t).clone())
+        ]
+        close(*runs)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_gradient_of_another_form_may_come_after_any_number_of_steps(way: str) -> None:
+    """A step that was recorded with plain gradients, with nothing to clip, writes these anew."""
+    w, plain = weight(3.0, 4.0), weight(3.0, 4.0)
+    opts = [made(way, [p], ClipNorm(10.0, target="grad"), LR(0.1)) for p in (w, plain)]
+    for form in (torch.clone, torch.clone, torch.clone, torch.clone, negated, alike, gaps) * 2:
+        for p, of_grad in ((w, form), (plain, torch.clone)):
+            p.grad = of_grad(torch.full((2,), 0.5))
+        for opt in opts:
+            opt.step()
+        close([w.data, w.grad], [plain.data, plain.grad])
+
+
+def test_a_gradient_that_is_copied_for_a_step_stays_what_it_is_unless_it_is_written() -> None:
+    for target, stays in (("update", True), ("grad", False)):
+        w = weight(3.0, 4.0, grad=negated(NUMBERS))
+        given = w.grad
+        Modular([w], ClipNorm(1.0, target=target), LR(1.0)).step()
+        assert (w.grad is given) is stays
+        close([w.data, given], [torch.tensor([2.4, 3.2]), NUMBERS])
+        close(w.grad, NUMBERS if stays else NUMBERS / 5)
+
+
+# --- shared memory
+
+
 @pytest.mark.parametrize("way", WAYS)
 def test_two_decays_read_the_parameters_as_they_were(way: str) -> None:
     w = weight(1.0, grad=torch.ones(1))
@@ -93,6 +274,30 @@ def test_a_gradient_that_is_the_parameter_is_as_good_as_a_copy(way: str) -> None
 
 
 @pytest.mark.parametrize("way", WAYS)
+def test_a_gradient_in_the_memory_of_another_parameter_is_read_before_that_moves(way: str) -> None:
+    chains: list[Any] = [
+        lambda: [LR(0.1)],
+        lambda: [WeightDecay(0.1), LR(0.1)],
+        lambda: [Adam(), LR(0.1)],
+        lambda: [ClipNorm(0.5, target="grad"), LR(0.1)],
+    ]
+    for chain in chains:
+        for groups in (1, 2):
+            found = []
+            for form in (torch.clone, torch.detach):
+                both = torch.arange(12.0)
+                a, b = weight(), weight()
+                a.data, b.data = both[:8].view(2, 4), torch.ones(5)
+                rows = [[a, b]] if groups == 1 else [[a], [b]]
+                opt = made(way, [{"params": row} for row in rows], *chain())
+                for _ in range(5):
+                    a.grad, b.grad = torch.full((2, 4), 0.5), form(both[2:7])
+                    opt.step()
+                found.append([a.data, b.data, both[8:]])
+            close(*found)
+
+
+@pytest.mark.parametrize("way", WAYS)
 def test_one_gradient_for_two_parameters_is_as_good_as_two(way: str) -> None:
     a, b = weight(0.0, 0.0, grad=NUMBERS.clone()), weight(0.0, 0.0)
     b.grad = a.grad
@@ -101,11 +306,29 @@ def test_one_gradient_for_two_parameters_is_as_good_as_two(way: str) -> None:
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_two_parameters_write_their_one_gradient_in_turn(way: str) -> None:
+@pytest.mark.parametrize("groups", [1, 2])
+def test_two_parameters_write_their_one_gradient_once_each(way: str, groups: int) -> None:
+    """The second has a copy from there on."""
     a, b = weight(0.0, 0.0, grad=NUMBERS.clone()), weight(0.0, 0.0)
     b.grad = a.grad
-    made(way, [a, b], Scale(0.5, target="grad"), LR(1.0)).step()
-    close([a.data, b.data, a.grad], [-NUMBERS / 4, -NUMBERS / 4, NUMBERS / 4])
+    given = [a, b] if groups == 1 else [{"params": [a]}, {"params": [b]}]
+    made(way, given, Scale(0.5, target="grad"), LR(1.0)).step()
+    close([a.data, b.data, a.grad, b.grad], [-NUMBERS / 2, -NUMBERS / 2, NUMBERS / 2, NUMBERS / 2])
+
+
+def test_one_gradient_of_two_groups_is_as_good_as_two_after_any_number_of_steps() -> None:
+    """A step that was recorded with a gradient for each is none with one for both."""
+    sides = []
+    for form in (torch.clone, gaps):  # a form that comes and goes is not repeated
+        a, b = weight(0.0, 0.0), weight(0.0, 0.0)
+        clipper = Clipper([{"params": [a]}, {"params": [b]}], ClipNorm(2.5), Momentum(0.9))
+        for i in range(8):
+            a.grad, b.grad = (form if i % 2 else torch.clone)(NUMBERS), NUMBERS.clone()
+            if i >= 6:
+                b.grad = a.grad
+            clipper.step()
+        sides.append([a.grad, b.grad])
+    close(*sides)
 
 
 @pytest.mark.parametrize("way", WAYS)

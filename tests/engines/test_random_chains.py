@@ -179,7 +179,7 @@ DESCENT: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         {"lr_decay": (0.0, 0.1), "eps": (1e-10, 1e-3)},
         {"initial_accumulator_value": (0.0, 0.5)},
     ),
-    "EMA": ({"beta": (0.9, 0.5)}, {"debias": (False, True)}),
+    "EMA": ({"beta": (0.9, 0.5)}, {"debias": (False, True), "nesterov": (False, True)}),
 }
 SMALL: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "Scale": ({"factor": (0.5, -1.0, 2.0)}, {}),
@@ -284,6 +284,8 @@ class Draw:
             arguments.update({"min_size": 3} if self.rng.random() < 0.2 else {})
         if kind in ("ClipNormGrowth", "ClipValueGrowth") and self.rng.random() < 0.2:
             arguments.update(mul=None, add=0.5)
+        if arguments.get("debias"):
+            arguments.pop("nesterov", None)
         if kind == "AdaptiveClip":
             arguments["criterion"] = self.rng.choice(["max", "mean", "reciprocal"])
         made = self.link(kind, **arguments)

@@ -1,4 +1,4 @@
-"""Following both sides of an identity: the same parameters, gradients and schedule for each."""
+"""Following both sides of an identity: the same parameters, gradients and schedules for each."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 from torch import Tensor
-from torch.optim.lr_scheduler import LambdaLR
 
 from tests.identities.inputs import STEPS
 
@@ -23,62 +22,81 @@ Trajectory = dict[str, Tensor]
 """For each parameter what it, or its gradient, was after every step, stacked."""
 
 
+Values = Callable[[str, int], dict[str, Any]]
+"""What a group, "a" or "b", has as its live values in a step."""
+
+
 def groups_of(identity: Identity, params: Mapping[str, Any]) -> list[dict[str, Any]]:
     """The two groups with their options."""
-    names = [identity.inputs.group("a"), identity.inputs.group("b")]
     return [
-        {"params": [params[n] for n in own], **options}
-        for own, options in zip(names, identity.groups, strict=True)
+        {"params": [params[n] for n in identity.inputs.group(letter)], **identity.options(letter)}
+        for letter in "ab"
     ]
+
+
+def schedule(identity: Identity, params: Mapping[str, Any], groups: Any, values: Any) -> None:
+    """Give all groups, which may be more than two, the values of their letter."""
+    first = {id(params[name]) for name in identity.inputs.group("a")}
+    for group in groups:
+        group.update(values["a" if id(group["params"][0]) in first else "b"])
 
 
 def moved(
     identity: Identity,
     dtype: torch.dtype,
     make: Callable[[Any], torch.optim.Optimizer],
+    values: Values,
     each_step: Callable[[Any, int], None] | None = None,
 ) -> Trajectory:
-    """The parameters after every step of an optimizer under a scheduler."""
+    """The parameters after every step of an optimizer, all of whose live values change."""
     params = identity.inputs.parameters(dtype)
-    opt = make(groups_of(identity, params))
-    scheduler = LambdaLR(opt, identity.inputs.rate)
-    steps = []
+    opt, steps = make(groups_of(identity, params)), []
     for i in range(STEPS):
-        for name, grad in identity.inputs.gradients(i, dtype).items():
-            params[name].grad = grad
+        give_gradients(identity, params, i, dtype)
+        schedule(identity, params, opt.param_groups, {x: values(x, i) for x in "ab"})
         if each_step is not None:
             each_step(opt, i + 1)
         opt.step()
-        scheduler.step()
         steps.append({name: p.detach().clone() for name, p in params.items()})
     return stacked(steps)
 
 
 def rewritten(
-    identity: Identity, dtype: torch.dtype, make: Callable[[Any], Callable[[], Any]]
+    identity: Identity, dtype: torch.dtype, make: Callable[[Any], Any], values: Values
 ) -> Trajectory:
-    """The gradients after every call of a rule that rewrites them; the parameters stay."""
-    params = identity.inputs.parameters(dtype)
-    rewrite, steps = make(groups_of(identity, params)), []
+    """The gradients after every call of a rule that rewrites them; the parameters stay.
+
+    What is made is the rule, and the groups that it reads its options from.
+    """
+    params, steps = identity.inputs.parameters(dtype), []
+    rewrite, groups = make(groups_of(identity, params))
     for i in range(STEPS):
-        for name, grad in identity.inputs.gradients(i, dtype).items():
-            params[name].grad = grad
+        give_gradients(identity, params, i, dtype)
+        schedule(identity, params, groups, {x: values(x, i) for x in "ab"})
         rewrite()
-        steps.append({name: p.grad.clone() for name, p in params.items() if p.grad is not None})
+        rows = {n: torch.zeros_like(p) if p.grad is None else p.grad for n, p in params.items()}
+        steps.append({name: row.detach().clone() for name, row in rows.items()})
     return stacked(steps)
 
 
 def judged(
-    identity: Identity, dtype: torch.dtype, make: Callable[[Any], Callable[[], float]]
+    identity: Identity, dtype: torch.dtype, make: Callable[[Any], Any], values: Values
 ) -> Trajectory:
     """The thresholds that a rule gives at every call."""
-    params = identity.inputs.parameters(dtype)
-    observe, out = make(groups_of(identity, params)), []
+    params, out = identity.inputs.parameters(dtype), []
+    observe, groups = make(groups_of(identity, params))
     for i in range(STEPS):
-        for name, grad in identity.inputs.gradients(i, dtype).items():
-            params[name].grad = grad
+        give_gradients(identity, params, i, dtype)
+        schedule(identity, params, groups, {x: values(x, i) for x in "ab"})
         out.append(observe())
     return {"threshold": torch.tensor(out, dtype=torch.float64).unsqueeze(1)}
+
+
+def give_gradients(
+    identity: Identity, params: Mapping[str, Any], step: int, dtype: torch.dtype
+) -> None:
+    for name, grad in identity.inputs.gradients(step, dtype).items():
+        params[name].grad = grad
 
 
 def stacked(steps: list[dict[str, Tensor]]) -> Trajectory:
@@ -86,32 +104,31 @@ def stacked(steps: list[dict[str, Tensor]]) -> Trajectory:
 
 
 def by_optax(identity: Identity, dtype: torch.dtype) -> Trajectory:
-    """The parameters after every step of a transformation, one for each group."""
+    """The parameters after every step of a transformation, one for each row.
+
+    It is made anew in every step with the values of then; its state is the row's, and stays where
+    the row has no gradient.
+    """
     jax, optax = need("jax"), need("optax")
     jax.config.update("jax_enable_x64", True)
     params = {n: numpy(p) for n, p in identity.inputs.parameters(dtype).items()}
-    parts = []
-    for letter, options in zip("ab", identity.groups, strict=True):
-        names = identity.inputs.group(letter)
-        rate = options.get("lr", 1.0)
-        schedule = [rate * identity.inputs.rate(i) for i in range(STEPS + 1)]
-        lr = lambda count, schedule=schedule: jax.numpy.asarray(schedule)[count]  # noqa: E731
-        tfm = identity.theirs(**{**options, "lr": lr} if "lr" in options else options)
-        parts.append((names, tfm, tfm.init({n: params[n] for n in names})))
+    states: dict[str, Any] = {}
     steps = []
     for i in range(STEPS):
-        grads = {n: numpy(g) for n, g in identity.inputs.gradients(i, dtype).items()}
-        out = {}
-        for j, (names, tfm, state) in enumerate(parts):
-            here = {n: params[n] for n in names}
-            updates, state = tfm.update({n: grads[n] for n in names}, state, here)
-            parts[j] = names, tfm, state
-            out |= updates
-            params |= (
-                here if (identity.compare == "gradients") else optax.apply_updates(here, updates)
-            )
-        shown = out if (identity.compare == "gradients") else params
-        steps.append({n: torch.tensor(need("numpy").array(x)).to(dtype) for n, x in shown.items()})
+        shown = {name: jax.numpy.zeros_like(p) for name, p in params.items()}
+        for name, grad in identity.inputs.gradients(i, dtype).items():
+            if grad is None:
+                continue
+            letter = "a" if name in identity.inputs.group("a") else "b"
+            row = {name: params[name]}
+            tfm = identity.theirs(**identity.options(letter, i))
+            state = states[name] if name in states else tfm.init(row)
+            updates, states[name] = tfm.update({name: numpy(grad)}, state, row)
+            shown |= updates
+            if identity.compare == "parameters":
+                params |= optax.apply_updates(row, updates)
+        out = shown if identity.compare == "gradients" else params
+        steps.append({n: torch.tensor(need("numpy").array(x)).to(dtype) for n, x in out.items()})
     return stacked(steps)
 
 

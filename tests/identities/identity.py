@@ -10,18 +10,21 @@ it is not torch's own; and the documentation may say `{identity: lamb}`.
 
 from __future__ import annotations
 
+import functools
 import importlib
 import inspect
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from tests.identities.follow import Trajectory, by_optax, judged, moved, rewritten
-from tests.identities.inputs import Inputs
+from tests.identities.inputs import PLAIN, STEPS, Inputs
 from torchzero_clip import Chain, Clipper, Modular, Transform, named
+from torchzero_clip.core.chain import bind
+from torchzero_clip.optimizer.keys import GroupKeys
 
 HERE = Path(__file__).parent
 RECORDINGS = HERE / "recordings"
@@ -30,6 +33,12 @@ INPUTS = Inputs()
 BOTH = {**FLOAT32, torch.float64: 1e-12}
 
 Options = Mapping[str, Any]
+Source = str | tuple[str | int, ...]
+COUNTS = (
+    "wait", "warmup", "warmup_steps", "steps", "window", "window_size", "every", "alpha_warmup",
+    "beta3_warmup",
+)  # fmt: skip
+"""Fields that say after how many steps a rule does something else."""
 
 IDENTITIES: dict[str, Identity] = {}
 """Every identity by its name."""
@@ -46,13 +55,17 @@ class Identity:
         theirs: Builds the official optimizer, transformation or rule of gradients.
         follow: Runs what `theirs` builds over the inputs.
         ours: Makes our chain of the options of the first group.
-        groups: The options of the two groups, by the names that both sides use. Our chain is made
-            with those of the first; those of the second are live values.
+        groups: The options of the two groups, by the names of the official code; what the second
+            lacks it has of the first. Our chain is made with those of the first.
+        keys: Where a live value of ours comes from that has not the name of its option: an option,
+            several as a tuple, or an entry, as in ("betas", 0).
+        constant: Live values of ours, and counts, that no schedule changes and no run passes, each
+            with the reason.
         compare: The "parameters" of an optimizer, what becomes of "gradients", or "thresholds".
         each_step: What our optimizer needs before every step, whose number it gets; counted from 1.
         inputs: What both are given.
         rtol: How far the two may be apart in each dtype, over the largest entry of the tensor.
-        live: The official code is part of torch, and runs in every test; others are recorded.
+        in_torch: The official code is part of torch, and runs in every test; others are recorded.
     """
 
     name: str
@@ -62,14 +75,54 @@ class Identity:
     follow: Callable[[Identity, torch.dtype], Trajectory]
     ours: Callable[..., Transform]
     groups: tuple[Options, Options]
+    keys: Mapping[str, Source]
+    constant: Mapping[str, str]
     compare: str
     each_step: Callable[[Modular, int], None] | None
     inputs: Inputs
     rtol: Mapping[torch.dtype, float]
-    live: bool
+    in_torch: bool
 
     def chain(self) -> Chain:
         return Chain(self.ours(**self.groups[0]))
+
+    @functools.cached_property
+    def live(self) -> tuple[str, ...]:
+        """The keys of our live values in `param_groups`."""
+        return tuple(GroupKeys(bind(self.chain())).defaults)
+
+    @functools.cached_property
+    def scheduled(self) -> dict[str, Source]:
+        """Where each live value that changes comes from."""
+        sources = {key: self.keys.get(key, key) for key in self.live if key not in self.constant}
+        given = self.groups[0]
+        return {k: source for k, source in sources.items() if given.keys() >= {*_names(source)}}
+
+    @functools.cached_property
+    def changes(self) -> set[str]:
+        """The options that a schedule changes."""
+        return {name for source in self.scheduled.values() for name in _names(source)}
+
+    def options(self, letter: str, step: int | None = None) -> dict[str, Any]:
+        """The options of a group, in a step or as both sides are made with."""
+        own = {**self.groups[0], **(self.groups[1] if letter == "b" else {})}
+        if step is None:
+            return own
+        vary = self.inputs.varied
+        return {k: vary(k, step, v) if k in self.changes else v for k, v in own.items()}
+
+    def theirs_in(self, letter: str, step: int) -> dict[str, Any]:
+        """The live values of theirs in a step."""
+        now = self.options(letter, step)
+        return {name: now[name] for name in self.changes}
+
+    def ours_in(self, letter: str, step: int) -> dict[str, Any]:
+        """Our live values in a step, where they are not those of the chain."""
+        if letter == "a" and step < PLAIN:
+            return {}
+        now = self.options(letter, step)
+        held = {key: now[key] for key in self.constant if key in self.live and key in now}
+        return held | {key: _drawn_from(now, source) for key, source in self.scheduled.items()}
 
     def official(self, dtype: torch.dtype) -> Trajectory:
         """What the official code gives now."""
@@ -77,7 +130,7 @@ class Identity:
 
     def expected(self, dtype: torch.dtype) -> Trajectory:
         """What the official code gives, or gave when it was recorded."""
-        if self.live:
+        if self.in_torch:
             return self.official(dtype)
         recording = self.recording()
         digest = self.inputs.digest()
@@ -97,12 +150,20 @@ class Identity:
     def got(self, dtype: torch.dtype, **options: Any) -> Trajectory:
         """What our chain gives, with the options of Modular."""
         if self.compare == "gradients":
-            return rewritten(self, dtype, lambda groups: Clipper(own(groups), self.chain()).step)
+            return rewritten(self, dtype, self._clipper, self.ours_in)
         if self.compare == "thresholds":
-            seen = judged(self, dtype, lambda groups: limits(Clipper(own(groups), self.chain())))
+            seen = judged(self, dtype, self._limits, self.ours_in)
             return {name: numbers[1:] for name, numbers in seen.items()}  # those of the past
         make = lambda groups: Modular(own(groups), self.chain(), **options)  # noqa: E731
-        return moved(self, dtype, make, self.each_step)
+        return moved(self, dtype, make, self.ours_in, self.each_step)
+
+    def _clipper(self, groups: list[dict[str, Any]]) -> tuple[Callable[[], Any], Any]:
+        clipper = Clipper(own(groups), self.chain())
+        return clipper.step, clipper.param_groups
+
+    def _limits(self, groups: list[dict[str, Any]]) -> tuple[Callable[[], float], Any]:
+        clipper = Clipper(own(groups), self.chain())
+        return limits(clipper), clipper.param_groups
 
     def distance(self, dtype: torch.dtype, **options: Any) -> float:
         """How far ours is from theirs, over what is allowed: at most 1 where the claim is true."""
@@ -116,9 +177,39 @@ class Identity:
 
 
 def own(groups: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The groups for a chain that was made with the options of the first."""
-    first, second = groups
-    return [{"params": first["params"]}, second]
+    """The groups for a chain, whose options come from the schedule."""
+    return [{"params": group["params"]} for group in groups]
+
+
+def _names(source: Source) -> list[str]:
+    """The options that a live value is."""
+    return [source] if isinstance(source, str) else [x for x in source if isinstance(x, str)]
+
+
+def _drawn_from(options: Options, source: Source) -> Any:
+    """A live value of ours from the options."""
+    if isinstance(source, str):
+        return options[source]
+    if isinstance(source[-1], int):
+        return options[str(source[0])][source[-1]]
+    return tuple(options[str(name)] for name in source)
+
+
+def counts_of(identity: Identity) -> list[tuple[str, int]]:
+    """The counts of the chain, and those that the second group has of its own."""
+    chain, second = identity.chain(), identity.groups[1]
+    fields = [(name, getattr(tfm, name, None)) for tfm in chain.walk() for name in COUNTS]
+    fields += [(name, second[name]) for name in COUNTS if name in second]
+    return [(name, value) for name, value in fields if type(value) is int and value > 1]
+
+
+def boundaries_of(identity: Identity) -> tuple[int, ...]:
+    """The steps at which a rule begins to do something else, those of later periods too."""
+    counts = counts_of(identity)
+    every = min([value for name, value in counts if name == "every"], default=STEPS + 1)
+    starts, within = range(0, STEPS + 1, every), [v for name, v in counts if name != "every"]
+    steps = {start + count for start in starts for count in (0, *within)}
+    return tuple(sorted(step for step in steps if 0 < step <= STEPS))
 
 
 def limits(clipper: Clipper) -> Callable[[], float]:
@@ -156,13 +247,15 @@ def identity_by(follow: Callable[[Identity, torch.dtype], Trajectory], compare: 
         source: str,
         ours: Callable[..., Transform] | None = None,
         groups: tuple[Options, Options] = ({}, {}),
+        keys: Mapping[str, Source] | None = None,
+        constant: Mapping[str, str] | None = None,
         each_step: Callable[[Modular, int], None] | None = None,
         inputs: Inputs = INPUTS,
         rtol: Mapping[torch.dtype, float] = BOTH,
     ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
         def add(theirs: Callable[..., Any]) -> Callable[..., Any]:
             assert name not in IDENTITIES, f"there are two identities {name!r}"
-            IDENTITIES[name] = Identity(
+            made = Identity(
                 name=name,
                 claim=claim,
                 source=source,
@@ -170,12 +263,16 @@ def identity_by(follow: Callable[[Identity, torch.dtype], Trajectory], compare: 
                 follow=follow,
                 ours=ours or (lambda **options: named(name, **options)),
                 groups=groups,
+                keys=keys or {},
+                constant=constant or {},
                 compare=compare,
                 each_step=each_step,
                 inputs=inputs,
                 rtol=rtol,
-                live=source.startswith("torch."),
+                in_torch=source.startswith("torch."),
             )
+            steps = boundaries_of(made)
+            IDENTITIES[name] = replace(made, inputs=replace(inputs, boundaries=steps))
             return theirs
 
         return add
@@ -183,15 +280,18 @@ def identity_by(follow: Callable[[Identity, torch.dtype], Trajectory], compare: 
     return decorator
 
 
-optimizer = identity_by(lambda it, dtype: moved(it, dtype, it.theirs), "parameters")
+optimizer = identity_by(lambda it, dtype: moved(it, dtype, it.theirs, it.theirs_in), "parameters")
 """theirs(groups) is an optimizer of torch's kind."""
 
-rewriter = identity_by(lambda it, dtype: rewritten(it, dtype, it.theirs), "gradients")
-"""theirs(groups) is a function that rewrites the gradients in place."""
+rewriter = identity_by(
+    lambda it, dtype: rewritten(it, dtype, lambda gs: (it.theirs(gs), gs), it.theirs_in),
+    "gradients",
+)
+"""theirs(groups) is a function that rewrites the gradients in place, and looks into the groups."""
 
 
 def _before(identity: Identity, dtype: torch.dtype) -> Trajectory:
-    seen = judged(identity, dtype, identity.theirs)
+    seen = judged(identity, dtype, lambda gs: (identity.theirs(gs), gs), identity.theirs_in)
     return {name: numbers[:-1] for name, numbers in seen.items()}
 
 
@@ -199,7 +299,7 @@ judge = identity_by(_before, "thresholds")
 """theirs(groups) is a function that observes a step and gives the threshold from then on."""
 
 transformation = identity_by(by_optax, "parameters")
-"""theirs(**options of a group) is a transformation of optax; its `lr` is a schedule."""
+"""theirs(**options of a group) is a transformation of optax, with the values of a step."""
 
 gradient_transformation = identity_by(by_optax, "gradients")
 """theirs(**options of a group) is a transformation of optax whose updates are compared."""

@@ -4,7 +4,7 @@
     python -m tests.identities.record lamb lars  # these, again
 
 Run it in an environment that has the libraries; CONTRIBUTING.md, "Peers", makes one. A recording
-has the twenty steps in each dtype, a digest of the inputs, and the versions that made it.
+has the steps in each dtype, a digest of the inputs, and the versions that made it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def main(names: list[str]) -> None:
         sys.exit(f"there is no identity {wrong}: there are {sorted(known)}")
     chosen = [known[n] for n in names] or [it for it in known.values() if not it.file.exists()]
     for identity in chosen:
-        if identity.live:
+        if identity.in_torch:
             print(f"{identity.name}: {identity.source} runs in every test, nothing to record")
             continue
         recording = {str(dtype): identity.official(dtype) for dtype in identity.rtol}

@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 import torch
 
-from tests.identities.identity import RECORDINGS, apart, load
-from torchzero_clip import Chain
+from tests.identities.identity import RECORDINGS, apart, counts_of, load
+from tests.identities.inputs import PLAIN, STEPS
+from torchzero_clip import Chain, Scale
 from torchzero_clip.published import NAMES
 
 IDENTITIES = load()
@@ -20,7 +21,7 @@ CASES = [
 ]
 each = pytest.mark.parametrize(("identity", "dtype"), CASES)
 recorded = pytest.mark.parametrize(
-    ("identity", "dtype"), [case for case in CASES if not case.values[0].live]
+    ("identity", "dtype"), [case for case in CASES if not case.values[0].in_torch]
 )
 
 
@@ -46,17 +47,67 @@ def test_the_official_code_gives_what_was_recorded(identity: Any, dtype: torch.d
     assert apart(identity.official(dtype), identity.expected(dtype)) <= identity.rtol[dtype]
 
 
+@pytest.mark.parametrize("name", IDENTITIES)
+def test_every_live_value_changes_with_the_steps(name: str) -> None:
+    """Of each there is a schedule, or a reason why it stays."""
+    identity = IDENTITIES[name]
+    assert set(identity.live) - identity.scheduled.keys() <= identity.constant.keys()
+    for letter in "ab":
+        options = identity.options(letter)
+        for key in identity.scheduled:
+            seen = [identity.ours_in(letter, i)[key] for i in range(PLAIN, STEPS)]
+            first = seen[0] if isinstance(seen[0], tuple) else (seen[0],)
+            moves = any(first) and first != (None,)  # zero and None stay what they are
+            assert (len(set(seen)) > 1) is moves, f"{key} with {options}"
+
+
+@pytest.mark.parametrize("name", IDENTITIES)
+def test_every_count_is_passed_with_a_spike_at_its_end(name: str) -> None:
+    identity = IDENTITIES[name]
+    left = [count for count, steps in counts_of(identity) if steps > STEPS - 2]
+    assert set(left) <= identity.constant.keys()
+    inputs = identity.inputs
+    for boundary in inputs.boundaries:
+        spikes = [
+            grads[row]
+            for i, (row, _) in enumerate(reversed(inputs.shapes))
+            for grads in [inputs.gradients(boundary - 1, torch.float64)]
+            if inputs.spikes(i, boundary - 1)
+        ]
+        assert any(grad is not None for grad in spikes), boundary
+
+
+@pytest.mark.parametrize("name", IDENTITIES)
+def test_every_row_is_without_a_gradient_now_and_then(name: str) -> None:
+    """The official codes for which gaps are turned off say so where they are built."""
+    inputs = IDENTITIES[name].inputs
+    missing = {row: 0 for row, _ in inputs.shapes}
+    for i in range(STEPS):
+        for row, grad in inputs.gradients(i, torch.float32).items():
+            missing[row] += grad is None
+    assert all((count >= 3) is inputs.gaps for count in missing.values())
+    without = {n for n, it in IDENTITIES.items() if not it.inputs.gaps}
+    assert without == WITHOUT_GAPS
+
+
+WITHOUT_GAPS = {
+    "adafactor", "adagc", "lamb_timm", "lambc", "nanochat", "normuon", "spam", "spike_clip",
+    "stable_adamw",
+}  # fmt: skip
+"""Whose official code counts other steps, asks for all gradients, or goes on without one."""
+
+
 def test_every_name_is_held_by_an_identity() -> None:
     missing = NAMES.keys() - IDENTITIES.keys()
     assert not missing, f"tests/identities/methods has no identity of {sorted(missing)}"
 
 
 def test_every_recording_belongs_to_an_identity() -> None:
-    kept = {identity.file for identity in IDENTITIES.values() if not identity.live}
+    kept = {identity.file for identity in IDENTITIES.values() if not identity.in_torch}
     assert set(RECORDINGS.glob("*")) == kept
 
 
-@pytest.mark.parametrize("name", [name for name, it in IDENTITIES.items() if not it.live])
+@pytest.mark.parametrize("name", [name for name, it in IDENTITIES.items() if not it.in_torch])
 def test_a_recording_says_what_made_it(name: str) -> None:
     made_with = IDENTITIES[name].recording()["made_with"]
     assert made_with["source"] == IDENTITIES[name].source, "record it again"
@@ -64,9 +115,9 @@ def test_a_recording_says_what_made_it(name: str) -> None:
 
 
 def test_a_wrong_claim_is_found() -> None:
-    """A hundred thousandth more, or a link less, and the chain is no longer the method."""
+    """A ten thousandth more, or a link less, and the chain is no longer the method."""
     lamb = IDENTITIES["lamb"]
-    more = dataclasses.replace(lamb, ours=lambda lr, **options: lamb.ours(lr=lr * 1.0001))
+    more = dataclasses.replace(lamb, ours=lambda **o: Chain(lamb.ours(**o), Scale(1.0001)))
     less = dataclasses.replace(lamb, ours=lambda **options: Chain(*lamb.ours(**options)[::3]))
     assert more.distance(torch.float32) > 1
     assert less.distance(torch.float32) > 1

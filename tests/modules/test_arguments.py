@@ -13,7 +13,6 @@ from tests.helpers import gradients, parameters, run_each, set_grads
 from tests.modules.rows.row import EVERYWHERE, Bad, Row
 from tests.table import NAMES, ROWS
 from torchzero_clip import (
-    EMA,
     LR,
     Adam,
     Chain,
@@ -289,7 +288,7 @@ def test_a_well_known_key_that_nothing_reads_is_refused_and_names_the_link(key, 
     with pytest.raises(
         ValueError, match=f"no link of this chain reads it: add .*{re.escape(link)}"
     ):
-        optimizer(EMA(0.5), **{key: value})
+        optimizer(Scale(0.5), **{key: value})
 
 
 @pytest.mark.parametrize(

@@ -185,6 +185,22 @@ def test_complex_parameters_follow_torch(name, dtype):
     )
 
 
+@pytest.mark.parametrize("decay", [0.0, 0.01, 0.1])
+def test_complex_adamw_rounds_as_torch_does(decay):
+    """After fifty steps within what torch.testing allows, 1.3e-6, of every entry, with no atol."""
+    torch.manual_seed(0)
+    ours, theirs = [nn.Parameter(torch.randn(1000, dtype=torch.complex64)) for _ in range(2)]
+    ours.data.copy_(theirs.data)
+    opt = Modular([ours], Adam(), WeightDecay(decay), LR(0.01))
+    torchs = torch.optim.AdamW([theirs], lr=0.01, weight_decay=decay)
+    for _ in range(50):
+        ours.grad = torch.randn_like(ours)
+        theirs.grad = ours.grad.clone()
+        opt.step()
+        torchs.step()
+    torch.testing.assert_close(ours.data, theirs.data, rtol=1.3e-6, atol=0.0)
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("name", RIVALS)
 def test_scale_by_minus_one_is_maximize(name, dtype):
@@ -350,6 +366,10 @@ def average(g, w, memory, t):
     return m
 
 
+def ahead(g, w, memory, t):
+    return 0.1 * g + 0.9 * average(g, w, memory, t)
+
+
 def debiased(g, w, memory, t):
     return average(g, w, memory, t) / (1 - 0.9**t)
 
@@ -360,6 +380,7 @@ FORMULAS = {
     "Warmup": ((Warmup(30),), warm),
     "EMA": ((EMA(0.9),), average),
     "EMA debias": ((EMA(0.9, debias=True),), debiased),
+    "EMA nesterov": ((EMA(0.9, nesterov=True),), ahead),
 }
 
 
@@ -446,6 +467,32 @@ def test_groups_follow_their_own_learning_rate(lr, options):
     opt.step()
     assert a.item() == pytest.approx((1 - 0.01) ** 2)
     assert b.item() == pytest.approx((1 - 0.02) * (1 - 0.1 * 0.1 * 0.5))
+
+
+@pytest.mark.parametrize("lr", [0.5, torch.tensor(0.5)])
+@pytest.mark.parametrize("options", [{}, {"fused": False}, {"compile": True}])
+@pytest.mark.parametrize("rule", [lambda: Scale(1.0), Adam])
+def test_decay_afterwards_is_of_what_the_step_leaves(lr, options, rule):
+    a, b = param(2.0), param(2.0)
+    decay = WeightDecay(0.1, afterwards=True)
+    groups = [{"params": [a]}, {"params": [b], "lr": 0.25, "weight_decay": 0.2}]
+    opt = Modular(groups, rule(), decay, LR(lr), **options)
+    plain = [param(2.0), param(2.0)]
+    own = [{"params": [plain[0]]}, {"params": [plain[1]], "lr": 0.25}]
+    without = Modular(own, rule(), LR(lr), **options)
+    for grad in (1.0, -3.0, 2.0):
+        for p in (a, b, *plain):
+            p.grad = torch.tensor([grad])
+        opt.step(), without.step()
+        plain[0].data.mul_(1 - 0.5 * 0.1)
+        plain[1].data.mul_(1 - 0.25 * 0.2)
+        assert [a.item(), b.item()] == pytest.approx([p.item() for p in plain])
+
+
+@pytest.mark.parametrize("other", ["cautious", "follows_lr"])
+def test_decay_afterwards_is_a_plain_one(other):
+    with pytest.raises(ValueError, match="afterwards=True is for a plain decay"):
+        WeightDecay(0.1, afterwards=True, **{other: True})
 
 
 # --- live values of other links

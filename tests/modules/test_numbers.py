@@ -882,6 +882,11 @@ def test_ema_with_and_without_debias():
     assert sequence(EMA(0.9, debias=True), [1, 1, 3]) == about([1, 1, 0.471 / 0.271])
 
 
+def test_ema_with_nesterov_looks_ahead():
+    ahead = [0.1 * u + 0.9 * m for u, m in [(1, 0.1), (1, 0.19), (3, 0.471)]]
+    assert sequence(EMA(0.9, nesterov=True), [1, 1, 3]) == about(ahead)
+
+
 def test_lion_takes_the_sign_of_an_interpolation():
     bench = Bench(Lion((0.5, 0.9)), 1)
     assert [bench([x])[0].item() for x in (1.0, -0.05, -0.2)] == [1, 1, -1]

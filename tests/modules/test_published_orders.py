@@ -83,8 +83,9 @@ def test_trust_ratio_after_momentum_is_not_lars() -> None:
 
 
 def test_clip_rms_after_adam_is_not_adafactor() -> None:
-    def after(lr: float, beta: float) -> Any:
-        return Chain(RMSprop(0.0, 1e-30), EMA(beta), ClipRMS(1.0), LR(lr))
+    def after(lr: float, momentum: float, clipping_threshold: float) -> Any:
+        clip = ClipRMS(clipping_threshold)
+        return Chain(RMSprop(0.0, 1e-30), EMA(momentum), clip, LR(lr))
 
     assert far("adafactor", after)
 

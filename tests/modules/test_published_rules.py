@@ -235,10 +235,18 @@ def test_a_checkpoint_from_before_bounds_loads_without_a_warning() -> None:
 
 
 def test_spike_clip_observes_what_it_lets_pass_while_it_waits() -> None:
-    rule = SpikeClip(4.0, 0.5, wait=2)
+    rule = SpikeClip(4.0, 0.5, wait=3)
     assert values(rule, 1.0, 100.0, 300.0, 100.0) == about(
         [1.0, 100.0, 2 * math.sqrt(0.25 + 5000), 100.0]
     )
+
+
+def test_spike_clip_waits_again_in_every_so_many_steps_from_zero_on() -> None:
+    """A step that is cut is at most √2 times the one before, and each here is three times it."""
+    rising = [3.0**t for t in range(12)]
+    out = values(SpikeClip(2.0, 0.0, wait=2, every=5), *rising)
+    cut = [t for t, (u, given) in enumerate(zip(out, rising, strict=True), 1) if u < given]
+    assert cut == [2, 3, 4, 7, 8, 9, 12]
 
 
 # ---------------------------------------------------------------------- Reset
@@ -250,6 +258,13 @@ def test_reset_begins_small_and_grows_along_a_cosine() -> None:
     assert [out[200 + k - 1] for k in (0, 75)] == about([0.01, 0.49985], abs=1e-6)
     assert out[349:399] == [1.0] * 50
     assert out[399] == about(0.01)
+
+
+def test_adam_with_a_kept_count_steps_too_far_after_a_reset() -> None:
+    """The numbers of its page: of steady gradients, at the first reset of SPAM."""
+    steady = [1.0] * 501
+    first = values(Reset(Adam(eps=0.0), 500, keep=("step",)), *steady)[-2:]
+    assert first == about([1.984, 2.668], abs=1e-3)
 
 
 INSIDE = {

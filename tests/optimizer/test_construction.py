@@ -8,7 +8,7 @@ from torch import nn
 
 from tests.helpers import equal, one
 from tests.optimizer.chains import parameters, train
-from torchzero_clip import LR, Adam, ClipNorm, Modular, Momentum, Scale
+from torchzero_clip import LR, Adam, ClipNorm, Clipper, Modular, Momentum, Scale, Sign
 
 
 def test_it_is_a_torch_optimizer_with_plain_groups():
@@ -35,6 +35,10 @@ def test_repr_shows_options_that_are_no_defaults():
     opt = Modular([one()], LR(0.1), compile=True, rounding="kahan", state_dtype="bfloat16")
     shown = "Modular(LR(lr=0.1), compile=True, rounding='kahan', state_dtype='bfloat16')"
     assert repr(opt).startswith(shown)
+    assert repr(Modular([one()], LR(0.1), fused=False)).startswith(
+        "Modular(LR(lr=0.1), fused=False)"
+    )
+    assert repr(Clipper([one()], Sign())).startswith("Clipper(Sign())\n")
 
 
 @pytest.mark.parametrize("kind", ["list", "generator", "named", "groups", "named groups"])

@@ -163,8 +163,8 @@ def test_a_checkpoint_outlives_new_arguments_at_their_defaults() -> None:
     old = trained(Turn(kind="right"), LR(0.1))
     groups = [{"params": params_of(), "speed": 3.0}]
     for opt, speed in (
-        (Modular(params_of(), Later(kind="right"), LR(0.5)), 2.0),
-        (Modular(groups, Later(kind="right"), LR(0.5)), 3.0),
+        (Modular(params_of(), Later(kind="right"), LR(0.1)), 2.0),
+        (Modular(groups, Later(kind="right"), LR(0.1)), 3.0),
     ):
         with warnings.catch_warnings():
             warnings.simplefilter("error")
@@ -175,7 +175,7 @@ def test_a_checkpoint_outlives_new_arguments_at_their_defaults() -> None:
 
 @pytest.mark.parametrize("changed", [{"kind": "left"}, {"kind": "right", "smooth": True}])
 def test_other_fixed_arguments_still_warn(changed: dict[str, Any]) -> None:
-    opt = Modular(params_of(), Later(**changed), LR(0.5))
+    opt = Modular(params_of(), Later(**changed), LR(0.1))
     with pytest.warns(UserWarning, match="other fixed arguments"):
         opt.load_state_dict(trained(Turn(kind="right"), LR(0.1)).state_dict())
 
@@ -183,7 +183,7 @@ def test_other_fixed_arguments_still_warn(changed: dict[str, Any]) -> None:
 def test_a_live_value_that_a_checkpoint_lacks_is_the_chains_own() -> None:
     saved = copy.deepcopy(trained(Adam((0.5, 0.6)), LR(0.1)).state_dict())
     del saved["param_groups"][0]["betas"]
-    opt = Modular(params_of(), Adam((0.7, 0.8)), LR(0.2))
+    opt = Modular(params_of(), Adam((0.7, 0.8)), LR(0.1))
     opt.load_state_dict(saved)
     assert opt.param_groups[0]["betas"] == (0.7, 0.8)
     run(opt, 1)

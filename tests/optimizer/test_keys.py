@@ -14,6 +14,7 @@ from torchzero_clip import (
     Modular,
     Momentum,
     Scale,
+    named,
 )
 
 
@@ -36,6 +37,14 @@ def test_a_name_with_one_owner_is_bare_and_one_with_several_is_qualified():
         "lr_decay",
         "lr",
     }
+
+
+@pytest.mark.parametrize(("name", "key"), [("muon", "beta"), ("normuon", "EMA/beta")])
+def test_the_momentum_of_a_link_that_calls_it_otherwise_is_pointed_to(name, key):
+    """The loops of others write group["momentum"]."""
+    words = f"a group sets momentum=0.5: EMA calls it '{key}'"
+    with pytest.raises(ValueError, match=words):
+        Modular([{"params": [one()], "momentum": 0.5}], named(name))
 
 
 def test_a_name_of_its_own_stands_for_the_class():

@@ -41,7 +41,7 @@ def stepped(*links: Any, **settings: Any) -> tuple[list[Parameter], Modular]:
         ("lr", None, "group 1: LR: lr must be a number"),
         ("lr", torch.tensor(-1.0), "group 1: LR: lr must be a number at least 0"),
         ("max_norm", -1.0, "group 1: ClipNorm: max_norm must be a number at least 0, got -1.0"),
-        ("momentum", 2.0, "group 1: Momentum: momentum must be"),
+        ("momentum", -2.0, "group 1: Momentum: momentum must be"),
     ],
 )
 def test_a_value_that_makes_no_sense_is_refused_and_nothing_moves(

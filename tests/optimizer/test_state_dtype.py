@@ -18,12 +18,15 @@ from torchzero_clip import (
     Adam,
     Chain,
     ClipNorm,
+    ClipNormGrowth,
     Guard,
     Lion,
     Masked,
     Modular,
     Momentum,
+    Sign,
     Transform,
+    Warmup,
     ZClip,
     optimizer_class,
     release,
@@ -260,6 +263,16 @@ def test_float32_optimizers_keep_no_seed():
     for a, b in zip(states(opt, "Adam/exp_avg"), states(back, "Adam/exp_avg"), strict=True):
         assert a.equal(b)
     train(back, range(2, 4))
+
+
+@pytest.mark.parametrize("make", [Modular, release])
+def test_a_chain_that_keeps_nothing_in_bfloat16_keeps_no_seed(make):
+    chains = [Sign(), LR(0.1)], [Warmup(3), LR(0.1)], [ClipNormGrowth(), LR(0.1)]
+    for chain in chains:
+        opt = make(params(), *chain, state_dtype="bfloat16")
+        train(opt, range(2))
+        opt.init_state()
+        assert not opt.param_groups[0]["chain"].keys() & {*DRAWS}
 
 
 @pytest.mark.parametrize("copied", [copy.deepcopy, lambda opt: pickle.loads(pickle.dumps(opt))])

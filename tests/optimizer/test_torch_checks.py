@@ -703,6 +703,7 @@ def test_state_dict_hooks(info):
     assert calls == ["pre"]
 
 
+@pytest.mark.filterwarnings("ignore:.*the checkpoint's .* is taken")
 @each_preset
 def test_load_state_dict_hooks(info):
     """Some before, which may exchange what is loaded, in their order, and one after."""

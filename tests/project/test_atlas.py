@@ -18,7 +18,7 @@ from benchmarks.atlas.gradients import (
     healthy,
     signal,
 )
-from benchmarks.atlas.report import claims, complete, picture, sentences, table
+from benchmarks.atlas.report import FIRST, claims, complete, picture, sentences, table
 from benchmarks.atlas.rules import CASES, RULES, Usual
 from benchmarks.atlas.runs import Curve, Row, apart, back, measured, walk
 from benchmarks.rows import read
@@ -112,6 +112,8 @@ def test_the_page_has_five_sentences_a_line_for_each_result_and_a_picture_for_ea
     assert len(sentences(ROWS)) == 5
     text = table(ROWS, {})
     assert text.count("<tr>") == len(ROWS) + 1
+    assert f'data-place="before Adam" data-trouble="{FIRST}"' in text  # what it shows at first
+    assert text.startswith('<div class="frame">')  # in which it scrolls
     for entry in RULES.values():
         drawn = picture(CURVES, entry.page)
         assert drawn is not None

@@ -379,3 +379,33 @@ def test_the_data_ship_with_the_project(demo: ModuleType) -> None:
     from race.data import TEXT
 
     assert 4_000 < TEXT.stat().st_size < 20_000
+
+
+def test_the_pages_show_the_race_of_all_chains_in_the_theme_of_the_reader(
+    run: Callable[..., list[Any]], tmp_path: Path
+) -> None:
+    pytest.importorskip("matplotlib", reason="the picture needs matplotlib")
+    import demo_picture
+    from race.chains import CHAINS
+    from race.picture import COLOURS
+
+    demo_picture.write(run("--steps", "4"), tmp_path)
+    assets = EXAMPLES.parent / "docs" / "assets"
+    for folder in (tmp_path, assets):
+        drawn, page = [(folder / name).read_text() for name in ("demo.svg", "race.html")]
+        body = drawn.partition("</style>")[2]
+        for name, (light, dark) in COLOURS.items():
+            for theme in ("prefers-color-scheme: dark", "slate"):
+                assert f"--{name}: {dark};" in drawn.partition(theme)[2]
+            assert light not in body
+            assert dark not in body
+        assert ">loss</text>" in drawn
+        assert ">norm</text>" in drawn
+        assert "ms per step" not in page  # the times of another machine
+        assert all(f"<h3>{name} <" in page for name in CHAINS)
+    home = (EXAMPLES.parent / "docs" / "index.md").read_text()
+    assert '--8<-- "docs/assets/demo.svg"' in home
+    assert "](assets/race.html)" in home
+    losses = re.findall(r"ends at ([\d.]+), with\s+ZClip at ([\d.]+)\.", drawn)
+    readme = (EXAMPLES.parent / "README.md").read_text()
+    assert re.findall(r"ends at ([\d.]+), with\s+ZClip at ([\d.]+)\.", readme) == losses != []

@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
+import ast
+import builtins
 import contextlib
 import doctest
 import importlib
+import importlib.util
 import inspect
 import io
 import pkgutil
 import re
+import symtable
 import sys
 import textwrap
 import types
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
-import torch
 
 import torchzero_clip
 from tests.helpers import at_once
@@ -30,14 +33,19 @@ PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 FENCE = re.compile(r"^( *)(`{3,}) *([^\n`]*)\n(.*?)^\1\2 *$", re.DOTALL | re.MULTILINE)
 LINK = re.compile(r"\]\(([^)\s]+)\)")
 SNIPPET = re.compile(r'^--8<-- "(.+)"$', re.MULTILINE)
+NEEDS = re.compile(r' title="needs (.+?)"')
+ELSEWHERE = "several processes"
+FEW = 8
 REFERENCE = re.compile(r"^::: (\S+)$", re.MULTILINE)
+
+SAYS_SIZE = pytest.mark.filterwarnings("error:no LR:UserWarning")
 
 
 def pages() -> list[Any]:
     """Pages of frameworks run where those are installed; CONTRIBUTING.md says how."""
     theirs = [pytest.mark.frameworks, pytest.mark.filterwarnings("ignore")]  # they warn a lot
     return [
-        pytest.param(p, id=page_id(p), marks=theirs if "frameworks" in p.parts else [])
+        pytest.param(p, id=page_id(p), marks=theirs if "frameworks" in p.parts else [SAYS_SIZE])
         for p in PAGES
     ]
 
@@ -57,15 +65,9 @@ def prose(path: Path) -> str:
 
 
 @contextlib.contextmanager
-def reader(name: str) -> Iterator[dict[str, Any]]:
-    """What a reader of the documentation has at hand, in a module of its own."""
+def interpreter(name: str) -> Iterator[dict[str, Any]]:
+    """The names of an interpreter that was just started: there are none."""
     module, known = types.ModuleType(name), dict(Description.registry)
-    torch.manual_seed(0)
-    model = torch.nn.Sequential(torch.nn.Linear(10, 32), torch.nn.ReLU(), torch.nn.Linear(32, 1))
-    x, y = torch.randn(64, 10), torch.randn(64, 1)
-    loss = torch.nn.functional.mse_loss(model(x), y)
-    vars(module).update({key: getattr(torchzero_clip, key) for key in torchzero_clip.__all__})
-    vars(module).update(torch=torch, model=model, x=x, y=y, loss=loss)
     sys.modules[name] = module
     try:
         yield vars(module)
@@ -85,30 +87,105 @@ def run(code: str, where: str, namespace: dict[str, Any]) -> str:
 # ---------------------------------------------------------------------- code
 
 
+class Block(NamedTuple):
+    """Code that a reader copies from a page."""
+
+    code: str
+    line: int
+    needs: set[str]  # what its title says that it needs, beside torch and the library
+    program: bool  # a whole file of the examples
+
+
+def blocks(page: Path) -> Iterator[Block]:
+    text = page.read_text()
+    for match in FENCE.finditer(text):
+        if "python" in match[3]:
+            needs = NEEDS.search(match[3])
+            yield Block(
+                SNIPPET.sub(lambda m: (ROOT / m[1]).read_text(), match[4]),
+                text[: match.start()].count("\n") + 2,
+                set(needs[1].split(" and ") if needs else ()),
+                SNIPPET.search(match[4]) is not None,
+            )
+
+
+def missing(block: Block) -> set[str]:
+    """What is not on this machine; the names of the block are looked up all the same."""
+    return {
+        need for need in block.needs if need == ELSEWHERE or importlib.util.find_spec(need) is None
+    }
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning")  # torch.compile's own
 @pytest.mark.parametrize("page", pages())
-def test_every_block_runs_and_prints_what_it_says(
+def test_a_page_runs_as_it_is_pasted_and_prints_what_it_says(
     page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Block after block, into an interpreter in which nothing has happened."""
     monkeypatch.chdir(tmp_path)
-    text = page.read_text()
-    with reader(re.sub(r"\W", "_", page_id(page))) as namespace:
-        for match in FENCE.finditer(text):
-            if "python" not in match[3]:
+    monkeypatch.setenv("DS_ACCELERATOR", "cpu")  # or deepspeed prints that it found no other
+    left: set[str] = set()
+    with interpreter(re.sub(r"\W", "_", page_id(page))) as namespace:
+        for block in blocks(page):
+            if missing(block):
+                left |= missing(block)
                 continue
-            line = text[: match.start()].count("\n") + 2
-            code = SNIPPET.sub(lambda m: (ROOT / m[1]).read_text(), match[4])
             # two runs of the tests on one machine may not meet at the port of the page
-            code = re.sub(r'(?<=MASTER_PORT=")\d+', lambda m: str(free_port()), code)
+            code = re.sub(r'(?<=MASTER_PORT=")\d+', lambda m: str(free_port()), block.code)
             said = re.findall(r"^# → ?(.*)$", code, re.MULTILINE)
-            printed = run("\n" * (line - 1) + code, str(page), namespace)
-            assert printed == "\n".join(said), f"{page_id(page)}:{line} prints something else"
+            printed = run("\n" * (block.line - 1) + code, str(page), namespace)
+            assert printed == "\n".join(said), f"{page_id(page)}:{block.line} prints something else"
+    if left - {ELSEWHERE}:
+        pytest.skip(f"{page_id(page)} ran without what needs {', '.join(sorted(left))}")
+
+
+@at_once("page", PAGES)
+def test_a_page_imports_and_makes_what_it_uses_and_nothing_else(page: Path) -> None:
+    """Each name before it is used, also in what cannot run here."""
+    known, used, imported = set(dir(builtins)), set(), set()
+    for block in blocks(page):
+        for statement in ast.parse(block.code).body:
+            uses, makes = names(symtable.symtable(ast.unparse(statement), "page", "exec"))
+            if not isinstance(statement, ast.Assign | ast.Expr):
+                known |= makes  # a loop or a function may use what it makes itself
+            assert uses <= known, f"{page_id(page)}:{block.line} has no {uses - known}"
+            known |= makes
+            used |= uses
+            if isinstance(statement, ast.Import | ast.ImportFrom):
+                imported |= makes - {"annotations"}  # of __future__
+    assert imported <= used, f"{page_id(page)} imports {imported - used} in vain"
+
+
+def names(table: symtable.SymbolTable) -> tuple[set[str], set[str]]:
+    """The global names that code uses, in its functions too, and those that it makes."""
+    top, found = table.get_type() == "module", table.get_symbols()
+    uses = {x.get_name() for x in found if x.is_referenced() and (top or x.is_global())}
+    makes = {x.get_name() for x in found if top and (x.is_assigned() or x.is_imported())}
+    return uses.union(*(names(inner)[0] for inner in table.get_children())), makes
+
+
+@at_once("page", PAGES)
+def test_a_page_says_what_it_needs_and_imports_few_names_at_once(page: Path) -> None:
+    """The names are there, too, where the block does not run for want of a framework."""
+    said = {"torch", "torchzero_clip", *sys.stdlib_module_names}
+    for block in blocks(page):
+        where, ours = f"{page_id(page)}:{block.line}", []
+        for line in ast.walk(ast.parse(block.code)):
+            if isinstance(line, ast.Import | ast.ImportFrom):
+                module = getattr(line, "module", None) or line.names[0].name
+                root = module.partition(".")[0]
+                assert root in said or block.needs, f'{where} wants title="needs {root}"'
+                said.add(root)
+                ours += [each.name for each in line.names if module == "torchzero_clip"]
+        assert len(ours) <= FEW or block.program, f"{where} imports {len(ours)} names"
+        assert all(hasattr(torchzero_clip, name) for name in ours), where
 
 
 @at_once("page", PAGES)
 def test_blocks_say_what_they_are(page: Path) -> None:
     """A block is python, and runs, or text: nothing is left out by a misspelt language."""
-    kinds = {match[3].strip() for match in FENCE.finditer(page.read_text())}
-    assert kinds <= {"python", "{ .python }", "text"}
+    titled = (NEEDS.sub("", match[3]) for match in FENCE.finditer(page.read_text()))
+    assert {kind.strip() for kind in titled} <= {"python", "{ .python }", "text"}
 
 
 @at_once("page", PAGES)
@@ -140,21 +217,50 @@ def documented() -> list[Any]:
     ]
 
 
+@SAYS_SIZE
 @pytest.mark.parametrize("thing", documented())
-def test_every_docstring_example_runs(thing: Any) -> None:
-    with reader("docstring") as namespace:
-        model = namespace["model"]
-        namespace.update(  # what some take from the code around them
-            optimizer=torch.optim.SGD(model.parameters(), lr=0.1),
-            opt=torchzero_clip.Modular(model.parameters(), torchzero_clip.LR(0.1)),
-            matrices=[p for p in model.parameters() if p.dim() == 2],
-            clipping=True,
-            wandb=types.SimpleNamespace(log=dict),
+def test_every_docstring_example_runs_as_it_is_pasted(thing: Any) -> None:
+    """With the answers of an interpreter in which nothing has happened, as doctest has it."""
+    said: list[str] = []
+    with interpreter("docstring") as namespace:
+        text = inspect.getdoc(thing) or ""
+        example = doctest.DocTestParser().get_doctest(text, namespace, thing.__name__, None, 0)
+        doctest.DocTestRunner().run(example, out=said.append, clear_globs=False)
+    assert not said, "".join(said)
+
+
+def test_the_copy_button_leaves_prompts_and_answers_out() -> None:
+    """What the style of the pages hides while something is copied, taken from all examples."""
+    console = pytest.importorskip("pygments.lexers").PythonConsoleLexer()
+    short = pytest.importorskip("pygments.token").STANDARD_TYPES
+    style = (ROOT / "docs" / "assets" / "extra.css").read_text()
+    (hidden,) = re.findall(r"\[data-md-copying\] :is\((.*?)\) {\s+display: none;", style)
+    for param in documented():
+        (thing,) = param.values
+        examples = doctest.DocTestParser().get_examples(inspect.getdoc(thing) or "")
+        shown = "".join(
+            f">>> {example.source}".replace("\n", "\n... ")[:-4] + example.want
+            for example in examples
         )
-        for example in doctest.DocTestParser().get_examples(inspect.getdoc(thing) or ""):
-            printed = run(example.source, thing.__qualname__, namespace)
-            if example.want:
-                assert printed == example.want.rstrip("\n")
+        tokens = list(console.get_tokens(shown))
+        copied = "".join(
+            text for kind, text in tokens if f".{short[kind]}" not in hidden.split(", ")
+        )
+        assert ast.dump(ast.parse(copied)) == ast.dump(
+            ast.parse("".join(example.source for example in examples))
+        ), param.id
+
+
+def test_a_function_in_a_file_of_its_own_name_has_its_arguments_on_its_page() -> None:
+    griffe = pytest.importorskip("griffe", reason="griffe is not installed: it is in the extra dev")
+    extensions = griffe.load_extensions(ROOT / "docs" / "_hooks" / "fields.py")
+    package = griffe.load("torchzero_clip", search_paths=[ROOT], extensions=extensions)
+    for name in torchzero_clip.__all__:
+        if (
+            inspect.isfunction(getattr(torchzero_clip, name))
+            and f"torchzero_clip.{name}" in public()
+        ):
+            assert package[name].is_function, name
 
 
 def test_write_your_own_is_the_example() -> None:

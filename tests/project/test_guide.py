@@ -6,12 +6,14 @@ import importlib.util
 import itertools
 import math
 import random
+import re
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
 
+import torchzero_clip
 from benchmarks.guide import runs
 from benchmarks.guide.__main__ import main
 from benchmarks.guide.paired import doubled_ranks, holm, interval, wilcoxon
@@ -349,3 +351,26 @@ def test_what_the_pages_say_was_not_run_was_not() -> None:
     later = {"Adam, ClipNormGrowth", "Adam, SkipSpike", "StableAdam", "SPAM", "Stable-SPAM"}
     later |= {"SGD, AGC", "Muon, clip inside"}
     assert all({*METHODS} - {*CASES[trouble]} == later for trouble in ("exploding", "heavy tails"))
+
+
+def test_the_first_table_of_the_choice_has_chains_that_step() -> None:
+    page = (DOCS / "which_rule.md").read_text().partition("\n## ")[0]
+    chains = re.findall(r"^\| [^|`]+ \| `([^`]+)` \|", page, re.MULTILINE)
+    assert len(chains) == page.count("\n| ") - 1
+    for chain in chains:
+        weight = torch.nn.Parameter(torch.ones(2, 2))
+        opt = eval(f"Modular([weight], {chain}, LR(1e-3))", vars(torchzero_clip) | locals())
+        weight.grad = torch.ones(2, 2)
+        opt.step()
+        assert (weight != 1).all()
+
+
+def test_what_the_first_table_says_of_following_the_norms_holds() -> None:
+    made = compare(results())
+    for trouble in WRONG:
+        assert made[trouble, "Adam, ClipNormByEMA", "Adam, global 1"].verdict != "worse"
+    missed = {
+        family: re.findall(r"([\d.]+) % missed", evidence.alarms("ppo", family))[0]
+        for family in ("ZClip, z_thresh", "ClipNorm, in medians")
+    }
+    assert float(missed["ZClip, z_thresh"]) < 0.1 * float(missed["ClipNorm, in medians"])

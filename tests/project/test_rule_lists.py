@@ -60,7 +60,8 @@ def test_a_rule_without_a_page_is_an_error_that_says_where_to_write_one(monkeypa
 
 @pytest.mark.parametrize("file", ["mkdocs.yml", "docs/settings.md", "torchzero_clip/__init__.py"])
 def test_a_list_that_is_made_names_no_rule(file):
-    assert set(re.findall(r"\w+", (ROOT / file).read_text())) & (RULES - {"Adam"}) == set()
+    words = {"Adam", "Scale"}  # that stand there for something else: Scale is a group of guides
+    assert set(re.findall(r"\w+", (ROOT / file).read_text())) & (RULES - words) == set()
 
 
 def test_the_readme_shows_some_rules_and_their_pages():

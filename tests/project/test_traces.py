@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ import torch
 from benchmarks.rows import read
 from benchmarks.traces import __main__ as command
 from benchmarks.traces.judge import EVERY, FAMILIES, FIRST, PLANTED, Line, judge, planted
-from benchmarks.traces.report import DEFAULTS
+from benchmarks.traces.report import DEFAULTS, defaults
 from benchmarks.traces.runs import TRAININGS, Poles, record
 from torchzero_clip import Trace
 
@@ -63,6 +64,16 @@ def test_what_the_page_says_of_them_holds() -> None:
     assert lines["language_trouble", "ZClip, z_thresh"].missed < 0.1
     always = [line for (_, family), line in lines.items() if family == "AdaGC, rel"]
     assert all(line.missed == 0 and line.false > 0.9 for line in always)
+
+
+def test_every_column_of_the_page_says_what_it_counts() -> None:
+    lines = read(command.RESULTS / "replay.csv", Line)
+    head, body = defaults(lines).split("<tbody>")
+    columns = [c for name in TRAININGS for c in (f"{name}, false alarms", f"{name}, missed")]
+    both = re.findall(r'<th scope="col">(false alarms|missed)</th>', head)
+    names = re.findall(r'colspan="2".*?<code>(\w+)</code>', head)
+    assert [f"{names[i // 2]}, {each}" for i, each in enumerate(both)] == columns
+    assert all(row.count("<td ") == len(columns) for row in body.split("<tr>")[1:])
 
 
 def test_planted_spikes_are_known_and_all_else_is_as_it_was() -> None:

@@ -1,11 +1,15 @@
 """A type checker accepts a rule of one's own as it stands and rejects wrong arguments."""
 
 import re
+import subprocess
+import sys
 from collections import defaultdict
 from pathlib import Path
 
 import pytest
 from mypy import api
+
+from tests.project import typed
 
 pytestmark = pytest.mark.xdist_group("typing")  # one worker runs mypy
 ROOT = Path(__file__).parents[2]
@@ -20,7 +24,7 @@ from torch import Tensor, nn
 
 from torchzero_clip import (
     LR, Adam, Chain, ClipNorm, ClipValueByEMA, Live, Modular, NormRule, Scale, TensorList,
-    TensorwiseTransform, Transform, zeros_like_state
+    TensorwiseTransform, Transform, optimizer_class, zeros_like_state
 )
 from torchzero_clip.core import Group, Scope, State, UnitState
 
@@ -76,6 +80,8 @@ torch.optim.lr_scheduler.StepLR(opt, 3)
 beta: float = Average().beta
 add: float | None = Growth(1.0).add
 ClipValueByEMA(0.9, "update", ema_tfm=Scale(2.0))
+Clipped = optimizer_class(ClipNorm(1.0, dim="global"), Adam(), LR(1e-3))
+Clipped(model.parameters(), lr=3e-4, max_norm=0.5)
 
 Average(bta=0.5)  # Unexpected keyword argument "bta" for "Average"
 Average("0.5")  # Argument 1 to "Average" has incompatible type "str"; expected "float"
@@ -184,3 +190,31 @@ def test_a_wrong_argument_is_rejected_with_its_name(said, request):
 
 def test_the_example_is_accepted(said):
     assert said["write_your_own.py"] == {}
+
+
+# ---------------------------------------------------------------------- what a user writes
+
+
+def test_what_is_typed_runs():
+    assert typed.main() > 0
+
+
+@pytest.mark.parametrize("name", ["Grokfast", "ClipToWeight", "ClipToAverage"])
+def test_the_rules_that_are_typed_are_those_of_the_guide(name):
+    page = (ROOT / "docs" / "write_your_own.md").read_text()
+    (text,) = re.findall(rf"^class {name}\(.*?(?=^\S|^```)", page, re.M | re.S)
+    assert text.rstrip() in Path(typed.__file__).read_text()
+
+
+def test_the_checker_of_make_types_reads_it():
+    (files,) = re.findall(r"^files = (.*)$", (ROOT / "pyproject.toml").read_text(), re.M)
+    assert '"tests/project/typed.py"' in files
+
+
+@pytest.mark.peers
+def test_pyright_accepts_it_in_strict_mode():
+    checked = subprocess.run(
+        [sys.executable, "-m", "pyright", "--pythonpath", sys.executable, typed.__file__],
+        capture_output=True, text=True, cwd=ROOT, check=False,
+    )  # fmt: skip
+    assert "0 errors" in checked.stdout, checked.stdout + checked.stderr

@@ -9,9 +9,10 @@ import torch
 from torch import Tensor
 
 from torchzero_clip.core.engine import Engine, Group, Session, State
+from torchzero_clip.core.gradients import StepGradients
 from torchzero_clip.core.link import Link
 from torchzero_clip.core.part import Part, Roster
-from torchzero_clip.core.sharding import aligned_grads, local, part_of, whole_of
+from torchzero_clip.core.sharding import local, part_of, whole_of
 from torchzero_clip.core.skip import Skip, Skipped
 from torchzero_clip.core.state import share_vectors
 from torchzero_clip.core.stochastic import SEED, STEP, Bits, Rounding, mix_, prepare_draws
@@ -53,16 +54,25 @@ class Step:
         self.skip = Skip()
         self.measured: dict[Any, Tensor] = {}  # statistics of the gradients
         self.drawn = False  # whether this step is among those that round state
+        self.gradients = StepGradients()
 
-    def buckets(self, gradient: Callable[[Tensor], Tensor | None] | None = None) -> list[Bucket]:
-        """Buckets of the parameters that have a gradient: their own, unless another is given."""
+    def buckets(
+        self, gradient: Callable[[Tensor], Tensor | None] | None = None, moves: bool = False
+    ) -> list[Bucket]:
+        """Buckets of the parameters that have a gradient: their own, unless another is given.
+
+        Where the step `moves` parameters, gradients may lie in their memory.
+        """
         self.close()  # deferred updates may be read again
         self.measured.clear()
         self.roster.forget(len(self.groups))
         out: list[Bucket] = []
-        for index, group in enumerate(self.groups):
-            params: list[Tensor] = group["params"]
-            grads = aligned_grads(params) if gradient is None else list(map(gradient, params))
+        rows: list[list[Tensor]] = [group["params"] for group in self.groups]
+        if gradient is None:
+            given = self.gradients.of(rows, moves)
+        else:
+            given = [list(map(gradient, params)) for params in rows]
+        for index, (group, grads) in enumerate(zip(self.groups, given, strict=True)):
             parts = self.roster.parts(index, group, grads)
             out.extend([Bucket(self, part, part.of(grads)) for part in parts])
         return out
@@ -174,8 +184,7 @@ class Bucket:
         """The update; for a link with target="grad" the gradients themselves."""
         if self.bound.transform.target == "update":
             return self.update
-        grads = self.session.writable_grads()
-        self.step.measured.clear()
+        grads = self.writable_grads()
         if self.produced and self.update.tensors[0] is grads.tensors[0]:
             self.update = self.update.own()  # a limit that was not reached
         return grads
@@ -185,6 +194,7 @@ class Bucket:
         tfm, self.pristine = self.bound.transform, False
         if tfm.target == "grad":
             self.step.measured.clear()
+            self.step.gradients.write(self.originals)
             self.session.write_grads(value)
         else:
             self.produced = self.produced or not tfm.passes_gradient
@@ -250,7 +260,7 @@ class Bucket:
             return
         keys = [f"{link.path}/{name}" for name in names]
         new = [i for i, state in enumerate(self.param_states) if keys[0] not in state]
-        if link.narrow:
+        if link.rounds(self.originals[0]):
             prepare_draws(self.step.groups)
         if new:
             self.step.engine.refuse(f"{link.path} makes state")
@@ -258,6 +268,12 @@ class Bucket:
             self.param_states[i].update(link.new_state(self.originals[i]))
         if new:
             share_vectors([self.param_states[i] for i in new], keys)
+
+    def writable_grads(self) -> TensorList:
+        """The gradients, to be written in place."""
+        self.step.measured.clear()
+        self.step.gradients.write(self.originals)
+        return self.session.writable_grads()
 
     # ------------------------------------------------------------------ what a combinator does
 

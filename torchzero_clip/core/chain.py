@@ -9,7 +9,7 @@ from torch import Tensor
 
 from torchzero_clip.core.bucket import Bucket
 from torchzero_clip.core.config import from_config, to_config
-from torchzero_clip.core.description import Description, class_with
+from torchzero_clip.core.description import Description, class_with, is_row
 from torchzero_clip.core.link import Link
 from torchzero_clip.core.tensorlist import TensorList
 from torchzero_clip.core.transform import Transform
@@ -42,6 +42,16 @@ class Chain(Transform):
     def __getitem__(self, index: int) -> Transform:
         return self.links[index]
 
+    def __add__(self, other: Transform) -> Chain:
+        if not isinstance(other, Transform):
+            return NotImplemented
+        return Chain(*_links(self), *_links(other))
+
+    def __radd__(self, other: Transform) -> Chain:
+        if not isinstance(other, Transform):
+            return NotImplemented
+        return Chain(*_links(other), *_links(self))
+
     def arguments(self) -> dict[str, Any]:
         return {} if self.name is None else {"name": self.name}
 
@@ -64,6 +74,11 @@ class Chain(Transform):
             if not isinstance(link, Transform):
                 raise TypeError(f"every link must be a Transform, got {link!r}{_advice(link)}")
         super().check()
+
+
+def _links(tfm: Transform) -> tuple[Transform, ...]:
+    """What a transform adds to a chain: the links of a chain without a name, which dissolves."""
+    return tfm.links if isinstance(tfm, Chain) and tfm.name is None else (tfm,)
 
 
 def send(link: Link, buckets: list[Bucket], init: bool = False) -> list[Bucket]:
@@ -150,7 +165,7 @@ def _advice(link: Any) -> str:
     """A hint for a value that is no transform but was put into a chain."""
     if isinstance(link, type):
         return f"; write {link.__name__}(...)" if issubclass(link, Description) else ""
-    if isinstance(link, (list, tuple)):
+    if is_row(link):
         return "; unpack it with *"
     if isinstance(link, (int, float)):
         return f"; is it {class_with('lr')}({link})?"

@@ -5,12 +5,12 @@ from __future__ import annotations
 import importlib
 import inspect
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from torch import Tensor
 
-from torchzero_clip.core.description import Description
+from torchzero_clip.core.description import Description, is_row
 from torchzero_clip.core.names import hint
 
 
@@ -56,7 +56,7 @@ def from_config(config: Any) -> Any:
         return make(config, {})
     if _is_pair(config):
         return make(*config)
-    if isinstance(config, (list, tuple)):
+    if is_row(config):
         return make("Chain", {}, config)
     if _has_type(config):
         rest = {name: arg for name, arg in config.items() if name not in ("type", "links")}
@@ -87,9 +87,10 @@ def make(name: str, arguments: Mapping[str, Any], links: Iterable[Any] = ()) -> 
 
 def _value(config: Any) -> Any:
     """An argument from plain data: marked dicts become the values that `to_config` marked."""
-    if _has_type(config) or (isinstance(config, list) and _reads_as_chain(config)):
+    row = is_row(config) and not isinstance(config, tuple)
+    if _has_type(config) or (row and _reads_as_chain(config)):
         return from_config(config)
-    if isinstance(config, list):
+    if row:
         return tuple(map(_value, config))
     if not isinstance(config, Mapping):
         return config
@@ -102,7 +103,7 @@ def _value(config: Any) -> Any:
     return {key: _value(item) for key, item in config.get("dict", config.items())}
 
 
-def _reads_as_chain(items: list[Any]) -> bool:
+def _reads_as_chain(items: Sequence[Any]) -> bool:
     """Whether a list as an argument means a chain, since all in it mean transforms."""
     return bool(items) and all(_is_transform(item) for item in items)
 
@@ -118,7 +119,7 @@ def _has_type(config: Any) -> bool:
 
 
 def _is_pair(config: Any) -> bool:
-    pair = isinstance(config, (list, tuple)) and len(config) == 2
+    pair = is_row(config) and len(config) == 2
     if not pair or not isinstance(config[0], str) or not isinstance(config[1], Mapping):
         return False
     return "type" not in config[1]  # else a chain of two

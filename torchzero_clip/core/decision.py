@@ -95,8 +95,11 @@ def divisor(rule: Limiting, norm: Tensor, limit: Tensor | float, cells: Cells) -
     """What a unit is divided by for its norm to meet the limit; 1 where it stays as it is."""
     if limit is None:
         raise TypeError(f"{type(rule).__name__}.limit must return a tensor or a number, got None")
+    computed = isinstance(limit, Tensor)
     limit = cells.comparable(limit, norm)
     stays = norm == 0 if rule.sets_norm else norm <= limit
+    if computed and not rule.sets_norm:
+        stays = (norm == 0) | stays  # also where the limit is 0 / 0
     ratio = torch.where(stays | (limit == math.inf), 1, cells.ratio(norm, limit))
     small = cells.too_small(rule.min_size)
     return ratio if small is None else ratio.masked_fill(small, 1)

@@ -10,9 +10,9 @@ import itertools
 import math
 import numbers
 import operator
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from enum import Enum
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeGuard
 
 import torch
 from torch import Tensor
@@ -142,7 +142,11 @@ class Description:
                 self.require(name, integer=kind is int, optional=optional)
 
     def with_values(self, values: Mapping[str, Any]) -> Self:
-        """A checked copy with other values in some fields."""
+        """A checked copy with other values in some fields; itself for its own numbers."""
+        held = [getattr(self, name) for name in values]
+        own = all(map(operator.is_, held, values.values()))
+        if own and all([isinstance(x, (int, float)) for x in held]):
+            return self
         other = copy.copy(self)
         vars(other).update(values)
         other.check()
@@ -165,6 +169,23 @@ class Description:
         yield self
         for _, child in self.children():
             yield from child.walk()
+
+    def __eq__(self, other: object) -> bool:
+        """Whether the other has the same class and arguments; functions and tensors must be one."""
+        if type(self) is not type(other):
+            return NotImplemented
+        names = type(self).__dataclass_fields__
+        return all(_equal(getattr(self, name), getattr(other, name)) for name in names)
+
+    def __hash__(self) -> int:
+        if "_hash" not in vars(self):
+            values = [getattr(self, name) for name in type(self).__dataclass_fields__]
+            plain = [value for value in values if isinstance(value, (int, float, str))]
+            vars(self)["_hash"] = hash((type(self), *plain))
+        return int(vars(self)["_hash"])
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in vars(self).items() if name != "_hash"}
 
     def __setattr__(self, name: str, value: Any) -> None:
         if self._finished:
@@ -194,11 +215,21 @@ class Description:
         return f"{type(self).__name__}({', '.join(parts)})"
 
 
+def is_row(value: Any) -> TypeGuard[Sequence[Any]]:
+    """Whether a value is a sequence, of whatever kind, and no text."""
+    return isinstance(value, Sequence) and not isinstance(value, (str, bytes, bytearray))
+
+
 def python_number(value: Any) -> Any:
-    """Numbers of numpy and the like, and tuples of them, as Python's own; all else as it is.
+    """Numbers of numpy and the like, and what holds them, as Python's own; all else as it is.
 
     Python's own are saved, compared and printed in one way, and torch loads them with weights_only.
+    A sequence of another kind, as Hydra's, becomes a tuple, and such a mapping a dict.
     """
+    if isinstance(value, Mapping) and not isinstance(value, dict):
+        return {key: python_number(x) for key, x in value.items()}
+    if is_row(value) and not isinstance(value, (tuple, list)):
+        return tuple(map(python_number, value))
     if type(value) in (tuple, list):
         made = [python_number(x) for x in value]
         return value if all(map(operator.is_, made, value)) else type(value)(made)
@@ -267,6 +298,17 @@ def _name_taken(cls: type[Description], field: dataclasses.Field[Any]) -> str | 
     if name in declared or name in opened:
         return None
     return next((f"an attribute of {b.__name__}" for b in bases if name in vars(b)), None)
+
+
+def _equal(a: Any, b: Any) -> bool:
+    """Whether two arguments are equal, of the same type; tensors change, so they must be one."""
+    if isinstance(a, (tuple, list)) and isinstance(b, (tuple, list)):
+        return len(a) == len(b) and all(map(_equal, a, b))
+    if a is b or type(a) is not type(b) or isinstance(a, Tensor):
+        return a is b
+    if isinstance(a, Mapping):
+        return a.keys() == b.keys() and all(_equal(a[key], b[key]) for key in a)
+    return bool(a == b)
 
 
 def _is_default(field: dataclasses.Field[Any], value: Any) -> bool:

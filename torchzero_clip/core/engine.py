@@ -159,6 +159,9 @@ class Engine(Protocol):
     def check(self, device: torch.device) -> None:
         """Raise a sentence where the engine cannot run on this device."""
 
+    def twin(self) -> Engine:
+        """An engine that does the same with memory of its own, for a look: nothing is compiled."""
+
     def open(
         self,
         key: Hashable,

@@ -75,6 +75,10 @@ class Link:
             }
         return self._state_names
 
+    def rounds(self, param: Tensor) -> bool:
+        """Whether it has state in the shape of a parameter that is kept in bfloat16."""
+        return self.narrow and self.transforms and any(self.state_names(param).values())
+
     def new_state(self, param: Tensor) -> dict[str, Tensor]:
         """The state of one parameter that `init` makes, under its full keys."""
         return self._full(self.acts.init(param), param)

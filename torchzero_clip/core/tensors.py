@@ -8,7 +8,9 @@ from collections.abc import Iterable, Sequence
 import torch
 from torch import Tensor
 
-SHAPE, DTYPE, DEVICE, LAYOUT = map(operator.attrgetter, ("shape", "dtype", "device", "layout"))
+SHAPE, DTYPE, DEVICE, LAYOUT, NBYTES = map(
+    operator.attrgetter, ("shape", "dtype", "device", "layout", "nbytes")
+)
 PLAIN = frozenset((Tensor, torch.nn.Parameter))
 SMALL = 2**12  # entries of a tensor that is not worth a call of its own, where there are
 MANY = 16  # of one shape
@@ -52,9 +54,11 @@ def shared_memory(tensors: Sequence[Tensor]) -> Tensor | None:
     if (
         base is None
         or type(tensors[0]) not in PLAIN
-        or base.shape[1:] != tensors[0].shape
+        or not base.dim()
         or base.dtype != tensors[0].dtype
     ):
+        return None
+    if base.shape[1:] != tensors[0].shape:
         return None
     step, start = base.element_size() * base.stride(0), tensors[0].data_ptr()
     if step == 0 or not base.is_contiguous():

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import field
-from typing import Any, ClassVar, Literal, TypeAlias
+from typing import Any, ClassVar, Literal, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
@@ -19,6 +19,20 @@ from torchzero_clip.core.tensorlist import TensorList
 
 Reach: TypeAlias = Literal["tensor", "layer", "group", "model"]
 """What a rule takes together: at most a tensor, or more."""
+
+
+class Earlier(NamedTuple):
+    """What stood in the place of a transform in older checkpoints.
+
+    Attributes:
+        transform: The transform of then.
+        live: The name now of each of its live values; None of those that are gone.
+        state: Makes the state of a parameter from that of then, by name, and the live values.
+    """
+
+    transform: Transform
+    live: Mapping[str, str | None]
+    state: Callable[[dict[str, Tensor], Group], dict[str, Tensor]]
 
 
 class Transform(Description):
@@ -44,6 +58,13 @@ class Transform(Description):
     parameters; None, not at all."""
     goes_first: ClassVar[bool] = False
     """Set where the link must be the first to see the gradients, as a guard."""
+    update_size: ClassVar[Literal["follows", "own", "ones", "set"]] = "follows"
+    """What the size of the update that leaves depends on: on that of what enters; not on it, "own",
+    as behind Normalize, or with entries near one, "ones", as behind Adam; or, "set", on a factor
+    that the user gives, as LR."""
+    about_step: ClassVar[bool] = False
+    """Set where the link is about the step or the weights, and has no meaning for a gradient that
+    another optimizer takes."""
     drops: ClassVar[bool] = False
     """Set where parameters may be missing after the link, or the step may end."""
     numbers: ClassVar[tuple[str, ...]] = ()
@@ -99,6 +120,10 @@ class Transform(Description):
     def per_group(self) -> dict[str, Any]:
         """The state that a rule keeps once for a group or for all groups."""
         return {}
+
+    def earlier(self) -> Earlier | None:
+        """What older checkpoints have in its place, if they are read."""
+        return None
 
     def rule(self, bucket: Bucket) -> Rule:
         """The transform as engines take it: complex tensors reach `update` as pairs."""
@@ -178,6 +203,9 @@ class Pairs(Wrapped):
         real = {name: pairs(tensors) for name, tensors in state.items()}
         group |= {"params": pairs(group["params"]), "grads": pairs(group["grads"])}
         return unpaired(updated(self.inner, pairs(u), real, group))
+
+    def affine(self, group: Group) -> tuple[Any, Any] | None:
+        return self.inner.affine(group)  # the same of complex numbers as of their parts
 
 
 class Gathered(Wrapped):

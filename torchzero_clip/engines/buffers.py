@@ -26,7 +26,8 @@ class Buffer:
         self.tensors = list(tensors)
         self.addresses, self.forms = _addresses(tensors), _forms(tensors)
         self.dtype = tensors[0].dtype
-        self.contiguous = all(self.forms[1]) and not any(map(Tensor.is_neg, tensors))
+        turned = any(map(Tensor.is_neg, tensors)) or any(map(Tensor.is_conj, tensors))
+        self.contiguous = all(self.forms[1]) and not turned
         self._vectors: list[Tensor | None] | None = None
         self._spans: tuple[dict[int, int], int] | None = None
         self._fits: tuple[Buffer, bool] | None = None

@@ -43,6 +43,10 @@ class Eager:
     def check(self, device: torch.device) -> None:
         """Raise nothing: this engine runs on every device."""
 
+    def twin(self) -> Eager:
+        """An engine that does the same with memory of its own."""
+        return Eager(self.defers, self.keeps, self.reads)
+
     def open(
         self,
         key: Hashable,

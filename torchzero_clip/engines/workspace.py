@@ -3,29 +3,37 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
+from typing import TypeAlias
 
 import torch
 from torch import Tensor
 
 from torchzero_clip.core.state import state_dtype
 
+Form: TypeAlias = "tuple[torch.dtype, torch.Size, tuple[int, ...]]"
+
 
 class Workspaces:
     """One tensor for each parameter, found by the key of its bucket and its place there."""
 
     def __init__(self) -> None:
-        self.kept: dict[Hashable, dict[int, Tensor]] = {}
+        self.kept: dict[Hashable, dict[int, tuple[Form, Tensor]]] = {}
 
     def like(self, key: Hashable, places: Sequence[int], params: Sequence[Tensor]) -> list[Tensor]:
-        """Memory for updates of these parameters, made where none of their form is kept."""
+        """Memory for updates of these parameters, made where none of their form is kept.
+
+        It has no gaps, so that the form of a parameter is compared with that of the one before.
+        """
         kept, dtype = self.kept.setdefault(key, {}), state_dtype(params[0])
-        for i, p, held in zip(places, params, list(map(kept.get, places)), strict=True):
+        found: list[Tensor] = []
+        for i, p in zip(places, params, strict=True):
             form = dtype, p.shape, p.stride()
-            if held is None or (held.dtype, held.shape, held.stride()) != form:
+            if i not in kept or kept[i][0] != form:
                 with torch.inference_mode(False):  # memory that is written outside of it as well
-                    kept[i] = torch.empty_like(p, dtype=dtype)
-        return [kept[i] for i in places]
+                    kept[i] = form, torch.empty_like(p, dtype=dtype)
+            found.append(kept[i][1])
+        return found
 
     def tensors(self) -> list[Tensor]:
         """The tensors that are kept."""
-        return [t for kept in self.kept.values() for t in kept.values()]
+        return [t for kept in self.kept.values() for _, t in kept.values()]

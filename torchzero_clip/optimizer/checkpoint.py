@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -13,6 +14,7 @@ from torchzero_clip.core.description import RESERVED
 from torchzero_clip.core.sharding import local
 from torchzero_clip.core.state import share_vectors
 from torchzero_clip.core.stochastic import DRAWS, DROPPED
+from torchzero_clip.optimizer.earlier import Older
 from torchzero_clip.optimizer.fingerprint import fingerprint, marks, other_arguments
 from torchzero_clip.optimizer.keys import GroupKeys
 from torchzero_clip.optimizer.layout import (
@@ -47,16 +49,64 @@ class Checkpoint:
         check_form(given, param_groups)
         self.given, self.param_groups, self.keys, self.layout = given, param_groups, keys, layout
         self.state, self.groups = dict(given["state"]), list(map(dict, given["param_groups"]))
+        self._bring_up()
         for group, here in zip(self.groups, param_groups, strict=True):
             known = {keys.aliases.get(key, key) for key in group}
             left = [key for key in keys.defaults if key in here and key not in known]
             group.update({key: here[key] for key in left})
+
+    def _bring_up(self) -> None:
+        """Give groups and state of an older checkpoint the form of now."""
+        older = Older(self.keys.links)
+        for g, group in enumerate(self.groups):
+            if older.wrote(group):
+                for index in group["params"]:
+                    if index in self.state:
+                        where = f"parameter {index}"
+                        self.state[index] = older.state(where, self.state[index], group)
+                self.groups[g] = older.group(group)
 
     def rows(self) -> Iterator[tuple[Any, Tensor, Mapping[str, Any]]]:
         """Every parameter with its index in the checkpoint, and what that holds for it."""
         for theirs, ours in zip(self.groups, self.param_groups, strict=True):
             for index, p in zip(theirs["params"], ours["params"], strict=True):
                 yield index, p, self.state.get(index, {})
+
+    def keep(self, names: Sequence[str]) -> None:
+        """Put the given live values of these names in the place of those of the checkpoint."""
+        for name in names:
+            key = self.keys.aliases.get(name, name)
+            if key not in self.keys.defaults:
+                raise ValueError(
+                    f"load_state_dict: keep takes names of live values, {[*self.keys.defaults]}, "
+                    f"got {name!r}"
+                )
+            spelt = {key, *[long for long, short in self.keys.aliases.items() if short == key]}
+            spelt |= {"initial_lr"} if key == "lr" else set()  # schedulers multiply that
+            for group, here in zip(self.groups, self.param_groups, strict=True):
+                for other in spelt & group.keys():
+                    del group[other]
+                group.update({other: here[other] for other in spelt & here.keys()})
+
+    def warn_of_values(self, scheduled: Collection[str]) -> None:
+        """Warn where live values that were given differ from those that are loaded."""
+        found: dict[str, str] = {}
+        for g, (theirs, here) in enumerate(zip(self.groups, self.param_groups, strict=True)):
+            self.keys.tidy(theirs := dict(theirs), later=True)
+            for key in self.keys.defaults.keys() - scheduled - found.keys():
+                if not _as_given(key, theirs, here):
+                    where = f"group {g}: " if g else ""
+                    found[key] = (
+                        f"{where}{key}: the checkpoint's {_told(theirs[key])} is taken, "
+                        f"{_told(here[key])} was given"
+                    )
+        names = [key for key in self.keys.defaults if key in found]
+        if names:
+            warnings.warn(
+                f"{'; '.join([found[key] for key in names])}. To take what was given: "
+                f"load_state_dict(state_dict, keep={tuple(names)})",
+                stacklevel=7,
+            )
 
     def check(self, chain: str) -> None:
         """Raise a sentence unless all values have their name, shape and dtype, and none is NaN."""
@@ -67,12 +117,13 @@ class Checkpoint:
             if not isinstance(shared, dict):
                 raise ValueError(
                     f"group {g} of the checkpoint has no 'chain': it was saved by another kind of "
-                    "optimizer, whose state this chain cannot read"
+                    'optimizer; take_over(optimizer, state_dict, link="Adam") takes the state that '
+                    "the link of this name can go on with"
                 )
             if marks(shared)[:1] != mine[:1]:
                 raise ValueError(
                     f"the checkpoint was saved by another chain, with {self._contents(group)}; "
-                    f"this one is {chain}"
+                    f"this one is {chain}; take_over(optimizer, state_dict) takes what both have"
                 )
             try:
                 self.keys.tidy(dict(group), later=True)
@@ -211,6 +262,33 @@ def check_form(given: Any, param_groups: Groups) -> None:
         )
     for index in indexes:
         _check_kind(f"the state of parameter {index}", state.get(index, {}), Mapping, "a dict")
+
+
+def _as_given(key: str, theirs: Mapping[str, Any], here: Mapping[str, Any]) -> bool:
+    """Whether a value of a checkpoint is the one that was given, or what a scheduler of torch made
+    of it.
+    """
+    rate, cycled = key == "lr", key in ("betas", "momentum") and "max_momentum" in theirs
+    given = here.get("initial_lr", here[key]) if rate else here[key]
+    begun = [theirs[k] for k in ("initial_lr", "max_lr") if rate and k in theirs]
+    return cycled or any([_alike(given, value) for value in (theirs[key], *begun)])
+
+
+def _alike(a: Any, b: Any) -> bool:
+    """Whether two live values are equal; numbers to the precision of a tensor that holds one."""
+    a, b = _told(a), _told(b)
+    if isinstance(a, (tuple, list)) and isinstance(b, (tuple, list)):
+        return len(a) == len(b) and all(map(_alike, a, b))
+    if isinstance(a, (int, float)) and isinstance(b, (int, float)):
+        return math.isclose(a, b, rel_tol=1e-6)
+    return bool(a == b)
+
+
+def _told(value: Any) -> Any:
+    """A live value as a number that can be read, or printed."""
+    if isinstance(value, (tuple, list)):
+        return type(value)(map(_told, value))
+    return value.item() if isinstance(value, Tensor) and not value.is_meta else value
 
 
 def _check_kind(what: str, value: Any, kind: Any, words: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -18,6 +19,7 @@ from torchzero_clip.core.skip import Skip
 from torchzero_clip.core.transform import TensorwiseTransform
 from torchzero_clip.engines import Compiled
 from torchzero_clip.engines.compiled.program import Launch
+from torchzero_clip.optimizer.meaning import sentences
 from torchzero_clip.optimizer.rounding import subtract
 
 SIZE = 2**13  # numbers in a parameter that stands for a large one
@@ -110,11 +112,12 @@ def explain(optimizer: Any, make: Callable[..., Any]) -> str:
     reads = sum([part.read for part in parts]) / numbers
     writes = sum([part.written for part in parts]) / numbers
     told = [*_parameters(optimizer), *_owners(optimizer)]
-    lines = [repr(optimizer.chain)[len("Chain(") : -1], *told, ""]
+    said = [f"{sentence}." for sentence in sentences(optimizer)]
+    lines = [*said, *[""] * bool(said), repr(optimizer.chain)[len("Chain(") : -1], *told, ""]
     lines.append(f"{'':{width}}  reads  writes   bytes a number")
     lines += [part.row(width, numbers) for part in parts]
     kept = sum([t.numel() for t in twin.engine.workspaces.tensors()])
-    size = f"{kept / numbers:.3g} of the parameters' size" if kept else "none"
+    size = f"{kept / numbers:.3g} of {optimizer._keeps_like} size" if kept else "none"
     lines.append(f"{'in all':{width}}  {reads:5.3g}  {writes:6.3g}")
     ends = [f"Memory kept between steps, besides the state: {size}."]
     if skip and skip.why is None:
@@ -153,14 +156,14 @@ def _twin(optimizer: Any, make: Callable[..., Any]) -> Any:
         live = {key: group[key] for key in optimizer.keys.defaults}
         groups.append({**live, "params": [(name, _small(p)) for name, p in rows]})
     options = {name: getattr(optimizer, name) for name in ("fused", "rounding", "state_dtype")}
-    twin = make(groups, *optimizer.chain, **options)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the optimizer itself has warned
+        twin = make(groups, *optimizer.chain, **options)
     for link in twin.links:
         if link.transform.goes_first:  # a guard, which never gives up here: all gradients are bad
             patient = link.transform.with_values({"max_consecutive": None})
             link.transform = link.acts = patient
-    if isinstance(optimizer.engine, Compiled):
-        twin.engine = Compiled()
-        twin.engine.backend = "plain"  # nothing is compiled for a look
+    twin.engine = optimizer.engine.twin()
     return twin
 
 

@@ -102,6 +102,12 @@ class GroupKeys:
         if key in WELL_KNOWN:
             if value is None or value is False or (isinstance(value, numbers.Real) and value == 0):
                 return
+            for link in self.links:
+                was = link.transform.earlier() if link.transforms else None
+                if was is not None and (name := was.live.get(key)):
+                    raise ValueError(
+                        f"a group sets {key}={value!r}: {link.path} calls it {link.keys[name]!r}"
+                    )
             raise ValueError(
                 f"a group sets {key}={value!r}, but no link of this chain reads it: "
                 f"add {WELL_KNOWN[key]} to the chain"

@@ -12,7 +12,7 @@ from typing_extensions import Never
 
 from torchzero_clip.core.bucket import Step
 from torchzero_clip.core.chain import Chain, bind, send
-from torchzero_clip.core.description import RESERVED
+from torchzero_clip.core.description import RESERVED, is_row
 from torchzero_clip.core.engine import Engine, Play, Records
 from torchzero_clip.core.part import Roster
 from torchzero_clip.core.sharding import refuse_flat
@@ -24,6 +24,7 @@ from torchzero_clip.optimizer.fingerprint import fingerprint, shared_start
 from torchzero_clip.optimizer.keys import GroupKeys, refuse_arguments
 from torchzero_clip.optimizer.layout import StateLayout
 from torchzero_clip.optimizer.loss import evaluate, one_number
+from torchzero_clip.optimizer.meaning import refuse_step, warn_of_size
 from torchzero_clip.optimizer.metrics import metrics_of
 from torchzero_clip.optimizer.rounding import check_options, prepare_rounding, subtract
 from torchzero_clip.source import to_source
@@ -51,10 +52,21 @@ class Modular(Optimizer):
             pipeline: norms of a group and of all are taken over all of them.
 
     Example:
+        >>> import torch
+        >>> from torchzero_clip import LR, Adam, ClipNorm, Modular
+        >>> model = torch.nn.Linear(10, 1)
         >>> opt = Modular(model.parameters(), ClipNorm(1.0), Adam(), LR(1e-3))
     """
 
     _measures = True  # whether a step takes what somebody may ask of it
+    _options: Mapping[str, Any] = {  # and their defaults, for repr
+        "fused": True,
+        "compile": False,
+        "rounding": "nearest",
+        "state_dtype": "float32",
+    }
+    _keeps_like = "the parameters'"  # whose size the memory has that the engine keeps
+    _makes_steps = True  # of the parameters
 
     def __init__(
         self,
@@ -79,7 +91,13 @@ class Modular(Optimizer):
             )
         check_options(type(self).__name__, rounding, state_dtype, process_group, fused, compile)
         self._build(Chain(*transforms), fused, compile, rounding, state_dtype)
+        if self._makes_steps:
+            warn_of_size(self.links, self.chain)
+        else:
+            refuse_step(type(self).__name__, self.links)
         self.process_group = process_group
+        if is_row(params):  # torch takes a group for one in a dict alone
+            params = [dict(x) if isinstance(x, Mapping) else x for x in params]
         super().__init__(params, dict(self.keys.defaults))
 
     def _build(
@@ -91,6 +109,7 @@ class Modular(Optimizer):
                 "give ClipNorm(1.0), Adam(), LR(1e-3) and the like after the parameters"
             )
         self.chain, self.fused, self.rounding = chain, fused, rounding
+        self.compile = compile
         self.state_dtype = state_dtype
         self.engine: Engine = Compiled() if compile else Eager(defers=fused)
         self.links = bind(chain, narrow=state_dtype == "bfloat16")
@@ -100,6 +119,7 @@ class Modular(Optimizer):
         self._seen_keys: list[frozenset[str]] = []
         self._seen_values: list[list[Any]] = []
         self._seen_dtypes: list[list[torch.dtype]] = []
+        self._scheduled: set[str] = set()  # keys whose values schedules move
         self._records: dict[str, Any] = {}
         self._reported: dict[str, Any] = {}  # of the next step
         self._roster = Roster()
@@ -132,7 +152,7 @@ class Modular(Optimizer):
     def _run(self, step: Step) -> None:
         """Send the gradients of a step through the chain."""
         with step:
-            buckets = step.buckets()
+            buckets = step.buckets(moves=True)
             for link in self.links:
                 buckets = send(link, buckets)  # an empty list ends the step
             subtract(buckets, self.rounding)
@@ -171,6 +191,12 @@ class Modular(Optimizer):
         A closure's loss they see by themselves.
 
         Example:
+            >>> import torch
+            >>> from torchzero_clip import LR, Adam, Modular, SkipSpike
+            >>> model = torch.nn.Linear(10, 1)
+            >>> opt = Modular(model.parameters(), SkipSpike(), Adam(), LR(1e-3))
+            >>> loss = model(torch.randn(64, 10)).square().mean()
+            >>> loss.backward()
             >>> opt.report(loss=loss)
             >>> opt.step()
         """
@@ -193,13 +219,19 @@ class Modular(Optimizer):
         return metrics_of(self._records)
 
     def explain(self) -> str:
-        """The plan of a step in words: what each link reads and writes, and what waits for a later
-        pass.
+        """What the chain means where one might expect something else, and the plan of a step: what
+        each link reads and writes, and what waits for a later pass.
 
         A step of a small model with the same chain is watched, with gradients that the limits cut.
 
         Example:
-            >>> print(opt.explain())
+            >>> import torch
+            >>> from torchzero_clip import LR, Adam, ClipNorm, Modular
+            >>> model = torch.nn.Linear(10, 1)
+            >>> opt = Modular(model.parameters(), ClipNorm(1.0), Adam(), LR(1e-3))
+            >>> plan = opt.explain()
+            >>> print(plan.splitlines()[0])
+            ClipNorm(max_norm=1.0), Adam(), LR(lr=0.001)
         """
         return explain(self, Modular)
 
@@ -213,7 +245,13 @@ class Modular(Optimizer):
             name: What the class is called.
 
         Example:
-            >>> print(opt.to_source("ClippedAdam"))
+            >>> import torch
+            >>> from torchzero_clip import LR, Adam, ClipNorm, Modular
+            >>> model = torch.nn.Linear(10, 1)
+            >>> opt = Modular(model.parameters(), ClipNorm(1.0), Adam(), LR(1e-3))
+            >>> source = opt.to_source("ClippedAdam")
+            >>> print(next(line for line in source.splitlines() if line.startswith("class")))
+            class ClippedAdam(torch.optim.Optimizer):
         """
         mark = fingerprint(self.keys.links)
         return to_source(self.chain, self.links, self.defaults, mark, name)
@@ -255,8 +293,8 @@ class Modular(Optimizer):
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a group; its keys are checked against the live hyperparameters of the chain."""
-        if not isinstance(param_group, dict) or "params" not in param_group:
-            given = list(param_group) if isinstance(param_group, dict) else param_group
+        if not isinstance(param_group, Mapping) or "params" not in param_group:
+            given = list(param_group) if isinstance(param_group, Mapping) else param_group
             raise TypeError(f"a parameter group must be a dict with 'params', got {given!r}")
         group = dict(param_group)
         self.keys.tidy(group)
@@ -284,15 +322,30 @@ class Modular(Optimizer):
 
     # ------------------------------------------------------------------ saving and loading
 
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Load a state dict of the same chain; raises before anything changes if it is another."""
+    def load_state_dict(
+        self, state_dict: dict[str, Any], *, keep: str | Sequence[str] = ()
+    ) -> None:
+        """Load a state dict of the same chain; raises before anything changes if it is another.
+
+        Live values come with it, and a warning names those that were given otherwise.
+
+        Args:
+            state_dict: What `state_dict()` gave.
+            keep: The names of live values that stay as they were given, as "max_norm".
+
+        Example:
+            >>> opt.load_state_dict(opt.state_dict(), keep=("lr",))
+        """
+        names = (keep,) if isinstance(keep, str) else tuple(keep)
         loading: list[Checkpoint] = []
         if not isinstance(state_dict, Mapping):  # torch would copy it before anybody looks
             check_form(state_dict, self.param_groups)
 
         def look(_: Optimizer, given: dict[str, Any]) -> dict[str, Any]:
             checkpoint = Checkpoint(given, self.param_groups, self.keys, self.layout)
+            checkpoint.keep(names)
             checkpoint.check(repr(self.chain))
+            checkpoint.warn_of_values(self._scheduled)
             checkpoint.adapt()
             loading.append(checkpoint)
             return checkpoint.for_torch()
@@ -310,9 +363,8 @@ class Modular(Optimizer):
             after.remove()
 
     def __repr__(self) -> str:
-        options = ["compile=True"] if isinstance(self.engine, Compiled) else []
-        options += [f"rounding={self.rounding!r}"] if self.rounding != "nearest" else []
-        options += [f"state_dtype={self.state_dtype!r}"] if self.state_dtype != "float32" else []
+        given = [(name, getattr(self, name), default) for name, default in self._options.items()]
+        options = [f"{name}={value!r}" for name, value, default in given if value != default]
         lines = [f"{type(self).__name__}({', '.join([*map(repr, self.chain), *options])})"]
         for i, group in enumerate(self.param_groups):
             shown = {key: value for key, value in group.items() if key not in RESERVED}
@@ -328,7 +380,7 @@ class Modular(Optimizer):
         mine = {
             "chain": self.chain,
             "fused": self.fused,
-            "compile": isinstance(self.engine, Compiled),
+            "compile": self.compile,
             "rounding": self.rounding,
             "state_dtype": self.state_dtype,
         }

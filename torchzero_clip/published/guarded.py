@@ -68,18 +68,22 @@ def spam(
     betas: tuple[float, float] = (0.9, 0.999),
     eps: float = 1e-6,
     threshold: float = 5000.0,
+    weight_decay: float = 0.0,
     every: int = 500,
     warmup: int = 150,
     wait: int = 20,
 ) -> Chain:
     """Adam behind a clip of single entries; both forget all but the count of steps now and then.
 
+    The decay is of the weights that the step leaves.
+
     Reference:
         Huang et al., "SPAM: spike-aware Adam with momentum reset for stable LLM training",
         arXiv 2501.06842.
     """
-    links = Chain(SpikeClip(threshold, betas[1], wait), Adam(betas, eps))
-    return Chain(Reset(links, every, warmup, keep=("step",)), LR(lr))
+    links = Chain(SpikeClip(threshold, betas[1], wait, every), Adam(betas, eps))
+    decay = WeightDecay(weight_decay, afterwards=True)
+    return Chain(Reset(links, every, warmup, keep=("step",)), decay, LR(lr))
 
 
 @published

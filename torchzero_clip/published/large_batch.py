@@ -35,11 +35,12 @@ def lamb(
     lr: float = 1e-3,
     betas: tuple[float, float] = (0.9, 0.999),
     eps: float = 1e-6,
-    weight_decay: float = 0.01,
+    weight_decay: float = 0.0,
 ) -> Chain:
     """Adam's direction with decay, scaled to the norm of each weight.
 
-    With `ClipNorm(1.0, dim="global")` in front it is the LAMB of timm {identity: lamb_timm}.
+    With `ClipNorm(1.0, dim="global")` in front it is the LAMB of timm {identity: lamb_timm}, whose
+    weight decay is 0.01 by default.
 
     Reference:
         You et al., "Large batch optimization for deep learning: training BERT in 76 minutes",

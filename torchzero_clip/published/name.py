@@ -29,6 +29,9 @@ def named(name: str, **arguments: Any) -> Chain:
         **arguments: Those of the method, with its defaults.
 
     Example:
+        >>> import torch
+        >>> from torchzero_clip import Modular, named
+        >>> model = torch.nn.Linear(10, 1)
         >>> opt = Modular(model.parameters(), named("lamb", lr=1e-3, weight_decay=0.01))
     """
     if name not in NAMES:

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import inspect
 import keyword
+import re
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import zip_longest
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from torchzero_clip.core import Chain
@@ -16,8 +19,8 @@ from torchzero_clip.source.expressions import by_key
 from torchzero_clip.source.fixed import FUNCTIONS, METHODS
 from torchzero_clip.source.lines import Lines
 from torchzero_clip.source.page import WIDTH
-from torchzero_clip.source.trace import WrittenStep
-from torchzero_clip.source.values import Context, Value, constant
+from torchzero_clip.source.trace import STAND_INS, WrittenStep, sentence
+from torchzero_clip.source.values import Context, SourceError, Value, constant
 
 
 def to_source(
@@ -34,23 +37,37 @@ def to_source(
     """
     if not (isinstance(name, str) and name.isidentifier() and not keyword.iskeyword(name)):
         raise ValueError(f"to_source: name must be the name of a class, got {name!r}")
-    return File(chain, links, live, mark, name).text()
+    file = File(chain, links, live, mark, name)
+    text, other = file.text(), File(chain, links, live, mark, name, file.moved()).text()
+    if text != other:
+        raise SourceError(file.differs(text, other))
+    return text
 
 
 class File:
-    """The file of one chain; the arguments are those of `to_source`."""
+    """The file of one chain; the arguments are those of `to_source`.
+
+    What stands in a file may hang on no number of the step that was watched: written a second time,
+    with `moved` live values and for another stand-in of parameters, it has the same text.
+    """
 
     def __init__(
-        self, chain: Chain, links: Sequence[Link], live: Mapping[str, Any], mark: Any, name: str
+        self,
+        chain: Chain,
+        links: Sequence[Link],
+        live: Mapping[str, Any],
+        mark: Any,
+        name: str,
+        moved: Mapping[str, Any] | None = None,
     ) -> None:
         self.chain, self.mark, self.name = chain, list(mark), name
         self.defaults = {key: _plain(value) for key, value in live.items()}
-        self.trace = WrittenStep(links, {})
-        number = self.trace.recorder.live.value
-        self.trace.settings = {key: number(key, value) for key, value in self.defaults.items()}
+        self.trace = WrittenStep(links, {}, *STAND_INS[moved is not None])
+        number, values = self.trace.recorder.live.value, moved or self.defaults
+        self.trace.settings = {key: number(key, value) for key, value in values.items()}
         ops = self.trace.run()
-        about = {link.path: self._about(link) for top in links for link in top.walk()}
-        self.lines = Lines(ops, about, self.trace.state.texts, self._tuples())
+        self.about = {link.path: self._about(link) for top in links for link in top.walk()}
+        self.lines = Lines(ops, self.about, self.trace.state.texts, self._tuples())
         self.body = self.lines.write()
         self.helpers = self.trace.recorder.helpers.texts
         self.checks = list(self._checks())
@@ -70,6 +87,31 @@ class File:
         formula = (inspect.getdoc(type(link.transform)) or "").partition("\n\n")[0]
         text = f"{link.path}: {' '.join(formula.split())}"
         return textwrap.wrap(text, 100 - 14, break_long_words=False)
+
+    # ------------------------------------------------------------------ the same for others
+
+    def moved(self) -> dict[str, Any]:
+        """Live values a little off, but for those by which the chain decides otherwise then."""
+        values = {key: _moved(value) for key, value in self.defaults.items()}
+        for condition, key in self._kinds():
+            if eval(condition, {"group": values, "torch": torch}):
+                values[key] = self.defaults[key]
+        return values
+
+    def differs(self, text: str, other: str) -> str:
+        """What an error says of two texts that should be one."""
+        link = ""
+        for mine, theirs in zip_longest(text.split("\n"), other.split("\n"), fillvalue=""):
+            heads = [path for path, lines in self.about.items() if mine.strip() == f"# {lines[0]}"]
+            held = re.search(r'^ *(?:state\[|key = )"(.+)/[^/]+"', mine)
+            link = heads[0] if heads else held[1] if held else link
+            if mine != theirs:
+                break
+        return sentence(
+            link,
+            f"its line {mine.strip()!r} holds a number that only the watched step had, read from a "
+            "parameter, its shape or a live value as a number of Python",
+        )
 
     # ------------------------------------------------------------------ text
 
@@ -161,21 +203,30 @@ class File:
         yield from self.body
         yield "        return loss"
 
-    def _checks(self) -> Iterator[str]:
-        """What live values must be, since the chain decides by them."""
-        found: list[tuple[str, str]] = []
+    def _kinds(self) -> Iterator[tuple[str, str]]:
+        """What live values may not be, since the chain decides by them, and their keys."""
         for key, value in self.defaults.items():
             if value is None:
-                found.append((f'group["{key}"] is not None', key))
+                yield f'group["{key}"] is not None', key
         for key, write in self.trace.recorder.live.broken:
-            found.append((write(by_key)[0], key))
-        if not found:
-            return
-        yield "        for group in self.param_groups:"
-        for condition, key in dict.fromkeys(found):
+            yield write(by_key)[0], key
+
+    def _checks(self) -> Iterator[str]:
+        """The lines that refuse live values of another kind, and several where one is taken."""
+        refused = {}
+        for condition, key in self._kinds():
+            refused[condition] = f"write this file anew for another {key.rpartition('/')[2]}"
+        shared = dict.fromkeys(self.trace.recorder.live.shared)
+        if refused or shared:
+            yield "        for group in self.param_groups:"
+        for key in shared:
+            why = f"give all groups the same {key.rpartition('/')[2]} for this file"
+            yield f'            key = "{key}"'
+            yield "            if group[key] != self.param_groups[0][key]:"
+            yield f'                raise ValueError("{why}")'
+        for condition, why in refused.items():
             yield f"            if {condition}:"
-            name = key.rpartition("/")[2]
-            yield f'                raise ValueError("write this file anew for another {name}")'
+            yield f'                raise ValueError("{why}")'
 
     def _state(self, number: int, context: Context, made: dict[str, str]) -> Iterator[str]:
         name = "_state" if number == 1 else f"_state_{number}"
@@ -192,6 +243,14 @@ class File:
                 line = f"            state[key] = {text}"
             yield line
         yield "        return state"
+
+
+def _moved(value: Any) -> Any:
+    if isinstance(value, tuple):
+        return tuple([_moved(x) for x in value])
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return value
+    return value + 1 if isinstance(value, int) else value * 1023 / 1024 or 1 / 1024
 
 
 def _flat(chain: Chain) -> Iterator[Any]:

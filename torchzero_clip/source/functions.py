@@ -3,21 +3,28 @@
 from __future__ import annotations
 
 import ast
+import builtins
 import inspect
 import io
 import linecache
 import tokenize
-from collections.abc import Mapping
+from collections.abc import Collection, Iterator, Mapping
 from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
-from torchzero_clip.source.values import SourceError, quoted
+from torchzero_clip.source.helpers import Helpers
+from torchzero_clip.source.values import SourceError, constant, quoted
 
 
 class Functions:
-    """The functions that a file needs, by their names in it."""
+    """The functions that a file needs, by their names in it.
 
-    def __init__(self) -> None:
+    Args:
+        helpers: Other functions of the file, whose names are taken.
+    """
+
+    def __init__(self, helpers: Helpers) -> None:
+        self.helpers = helpers
         self.texts: dict[str, list[str]] = {}  # by name: the lines before formatting
         self.names: dict[int, str] = {}
         self.imports: set[str] = set()
@@ -44,20 +51,33 @@ class Functions:
         return f"[{name}(*named) == {quoted(label)} for named in _named(group)]"
 
     def _table(self, labels: Mapping[str, str]) -> str:
+        if id(labels) in self.names:
+            return self.names[id(labels)]
         rows = [f"    {quoted(key)}: {quoted(label)}," for key, label in labels.items()]
         self.imports.add("re")
-        self.texts["LABELS"] = ["LABELS = {", *rows, "}"]
-        self.texts["_label"] = [
-            "def _label(name: str, p: Tensor) -> str:",
+        table, name = self._name("LABELS"), self._name("_label")
+        self.names[id(labels)] = name
+        self.texts[table] = [f"{table} = {{", *rows, "}"]
+        self.texts[name] = [
+            f"def {name}(name: str, p: Tensor) -> str:",
             '    """The label of a parameter: of its name, or of the first pattern found in it."""',
-            "    if name in LABELS:",
-            "        return LABELS[name]",
-            "    for key, label in LABELS.items():",
+            f"    if name in {table}:",
+            f"        return {table}[name]",
+            f"    for key, label in {table}.items():",
             "        if re.search(key, name):",
             "            return label",
-            '    raise ValueError(f"LABELS has nothing for the parameter {name!r}")',
+            f'    raise ValueError(f"{table} has nothing for the parameter {{name!r}}")',
         ]
-        return "_label"
+        return name
+
+    def _name(self, base: str) -> str:
+        """A name that nothing else in the file has."""
+        name, count = base, 1
+        while name in self.helpers.taken or name in self.helpers.texts:
+            count += 1
+            name = f"{base}_{count}"
+        self.helpers.taken.add(name)
+        return name
 
     def copy(self, function: Any, returns: str = "") -> str:
         """The name of a function in the file, whose text is read from where it is defined.
@@ -71,16 +91,13 @@ class Functions:
         if not returns:
             return self._verbatim(function)
         node = _node(function)
-        if len(node.args.args) != 2:
+        if len(node.args.args) != 2 or len(_parameters(node)) != 2:
             raise SourceError(f"the function {function.__name__!r} does not take (name, parameter)")
-        name = (
-            f"_{function.__name__.strip('_')}" if isinstance(node, ast.FunctionDef) else "_chosen"
-        )
-        while name in self.texts:
-            name += "_2"
+        written = isinstance(node, ast.FunctionDef)
+        name = self._name(f"_{function.__name__.strip('_')}" if written else "_where")
         self.names[id(function)] = name
         self.texts[name] = []
-        known = self._outside(function, returns)
+        known = self._outside(function, _names(node, function.__code__), returns)
         args = [a.arg for a in node.args.args]
         head = f"def {name}({args[0]}: str, {args[1]}: Tensor) -> {returns}:"
         body = node.body if isinstance(node, ast.FunctionDef) else [ast.Return(node.body)]
@@ -94,23 +111,32 @@ class Functions:
     def _verbatim(self, function: FunctionType) -> str:
         """The name of a function at the top of a page of ours, as it stands there."""
         lines = inspect.getsource(function).rstrip().split("\n")
-        known = self._outside(function, "")
+        known = self._outside(function, function.__code__.co_names, "")
         assert all(key == value for key, value in known.items()), "it uses constants of its page"
         self.texts[function.__name__] = lines
         return function.__name__
 
-    def _outside(self, function: FunctionType, returns: str) -> dict[str, str]:
-        """What a function uses of its module, as names in the file."""
-        captured = inspect.getclosurevars(function)
+    def _outside(
+        self, function: FunctionType, names: Collection[str], returns: str
+    ) -> dict[str, str]:
+        """What a function uses of its module and of functions around it, as names in the file."""
+        around = {**function.__globals__, **inspect.getclosurevars(function).nonlocals}
         found: dict[str, str] = {}
-        for name, value in {**captured.globals, **captured.nonlocals}.items():
+        for name in sorted(names):
+            if name not in around:
+                if returns and not hasattr(builtins, name):
+                    raise SourceError(
+                        f"the function {function.__name__!r} uses {name!r}, which is not known yet"
+                    )
+                continue
+            value = around[name]
             if isinstance(value, ModuleType) and value.__name__ in ("torch", "math", "re"):
                 self.imports.add(value.__name__)
                 found[name] = value.__name__
             elif isinstance(value, FunctionType):
                 found[name] = self.copy(value, returns and "bool")
             elif isinstance(value, (int, float, str, bool, tuple)) and _plain(value):
-                found[name] = repr(value)
+                found[name] = constant(value, str)
             else:
                 raise SourceError(
                     f"the function {function.__name__!r} uses {name!r}, which is no plain value"
@@ -140,12 +166,17 @@ def _node(function: FunctionType) -> ast.FunctionDef | ast.Lambda:
     """The tree of a function in its file."""
     code = function.__code__
     text = "".join(linecache.getlines(code.co_filename))
+    found: list[ast.FunctionDef | ast.Lambda] = []
     for node in ast.walk(ast.parse(text)) if text else ():
         if not isinstance(node, (ast.FunctionDef, ast.Lambda)):
             continue
         first = min([node.lineno, *[d.lineno for d in getattr(node, "decorator_list", [])]])
         if first == code.co_firstlineno and _same(node, code):
-            return node
+            found.append(node)
+    if len(found) > 1:  # on one line
+        found = [node for node in found if _does(node, code)]
+    if found:
+        return found[0]
     raise SourceError(
         f"the text of the function {function.__name__!r} cannot be read: define it with def, at "
         "the top of a module"
@@ -166,4 +197,45 @@ def _quoted(text: str) -> str:
 
 def _same(node: ast.FunctionDef | ast.Lambda, code: CodeType) -> bool:
     names = tuple(a.arg for a in node.args.args)
-    return names == code.co_varnames[: code.co_argcount]
+    kind = "<lambda>" if isinstance(node, ast.Lambda) else node.name
+    return names == code.co_varnames[: code.co_argcount] and kind == code.co_name
+
+
+def _does(node: ast.FunctionDef | ast.Lambda, code: CodeType) -> bool:
+    """Whether a tree is that of some code, among what is captured of functions around it."""
+    inner = node if isinstance(node, ast.FunctionDef) else ast.Return(node)
+    around = ast.parse(f"def around({', '.join(code.co_freevars)}): pass").body[0]
+    assert isinstance(around, ast.FunctionDef)
+    around.body = [inner]
+    module = compile(ast.fix_missing_locations(ast.Module([around], [])), "", "exec")
+    made = [c for c in _codes(module) if c.co_name == code.co_name]
+    return _said(made[0]) == _said(code)
+
+
+def _codes(code: CodeType) -> Iterator[CodeType]:
+    """Code, and that of the functions in it."""
+    yield code
+    for x in code.co_consts:
+        if isinstance(x, CodeType):
+            yield from _codes(x)
+
+
+def _said(code: CodeType) -> Any:
+    """What code does, wherever it stands."""
+    constants = [_said(x) if isinstance(x, CodeType) else (type(x), x) for x in code.co_consts]
+    return code.co_code, code.co_names, code.co_varnames, code.co_freevars, constants
+
+
+def _parameters(node: ast.FunctionDef | ast.Lambda) -> list[ast.arg]:
+    """All that a function takes, of every kind."""
+    return [x for x in ast.walk(node.args) if isinstance(x, ast.arg)]
+
+
+def _names(node: ast.FunctionDef | ast.Lambda, code: CodeType) -> set[str]:
+    """The names in the body of a function that are not its own."""
+    body = node.body if isinstance(node, ast.FunctionDef) else [node.body]
+    inside = [x for statement in body for x in ast.walk(statement)]
+    own = {*code.co_varnames, *code.co_cellvars}
+    own |= {x.arg for x in inside if isinstance(x, ast.arg)}
+    own |= {x.id for x in inside if isinstance(x, ast.Name) and not isinstance(x.ctx, ast.Load)}
+    return {x.id for x in inside if isinstance(x, ast.Name)} - own

@@ -8,6 +8,7 @@ import torch
 
 from torchzero_clip.core import NormRule
 from torchzero_clip.core.norms import Measure, measure
+from torchzero_clip.source.fixed import FUNCTIONS, METHODS
 from torchzero_clip.source.values import SourceError
 
 NAMES = {"l2": "_norm", "rms": "_rms", "mad": "_mad", "linf": "_largest", "l0": "_count"}
@@ -19,11 +20,14 @@ class Helpers:
 
     def __init__(self) -> None:
         self.texts: dict[str, str] = {}  # by name
+        self.taken = {*FUNCTIONS, *METHODS}  # names of other functions
 
     def need(self, base: str, text: str) -> str:
         """The name of a helper; `NAME` in the text is where it goes."""
         name, count = base, 1
-        while self.texts.get(name, text.replace("NAME", name)) != text.replace("NAME", name):
+        while name in self.taken or self.texts.get(name, text.replace("NAME", name)) != (
+            text.replace("NAME", name)
+        ):
             count += 1
             name = f"{base}_{count}"
         self.texts[name] = text.replace("NAME", name)
@@ -40,7 +44,9 @@ class Helpers:
                 whole += " / count" if m.p == 1 else f" / count**{1 / m.p:g}"
             lines += [f"norm: Tensor = {whole}", "return norm"]
         elif m.kind == "max":
-            lines = ["return torch.stack(torch._foreach_norm(tensors, torch.inf)).max().double()"]
+            lines = ["sizes = [x.abs().amax() for x in tensors if x.numel()]"]
+            lines += ["none = tensors[0].new_zeros(())"]
+            lines += ["return torch.stack([none, *sizes]).amax().double()"]
         elif m.kind == "count":
             lines = ["return torch.stack([x.count_nonzero() for x in tensors]).sum().double()"]
         else:
@@ -74,7 +80,7 @@ class Helpers:
             if m.mean:
                 lines += [f"norm: Tensor = {norm}"]
                 power = "" if m.p == 1 else f" ** {1 / m.p:g}"
-                size = "x.numel() / norm.numel()"
+                size = "max(x.numel(), 1) / max(norm.numel(), 1)"
                 lines += [f"size: float = ({size}){power}" if power else f"size = {size}"]
                 lines += ["return norm / size"]
             else:

@@ -10,7 +10,7 @@ from torchzero_clip.source.expressions import UNNAMED, Expressions
 from torchzero_clip.source.inputs import Inputs
 from torchzero_clip.source.names import Naming
 from torchzero_clip.source.page import INDENT, WIDTH, Page, exploded
-from torchzero_clip.source.values import Context, Op, Value, operand
+from torchzero_clip.source.values import Context, Op, SourceError, Value, operand
 
 
 class Lines:
@@ -31,13 +31,23 @@ class Lines:
         tuples: dict[str, list[str]],
     ) -> None:
         self.about, self.tuples = about, tuples
-        ops = schedule.stepped(schedule.rebound(schedule.needed(ops)))
+        ops = schedule.needed(ops)
+        schedule.phases(ops)
+        ops = schedule.stepped(schedule.rebound(ops, set(schedule.crossing(ops))))
         schedule.phases(ops)
         self.ops = sorted([op for op in ops if not op.repeats], key=lambda op: op.phase)
         self.inline = schedule.inlined(self.ops)
         self.crossing = list(schedule.crossing(self.ops))
         self.joint = any(op.joint for op in self.ops)  # whether anything is for all groups
-        self.page, self.names = Page(), Naming(self.ops, self.inline, self.crossing)
+        self.page, self.names = (
+            Page(),
+            Naming(
+                self.ops,
+                self.inline,
+                self.crossing,
+                [name for row in tuples.values() for name in row],
+            ),
+        )
         self.expressions = Expressions(self.names, self.inline)
         inputs = [op for op in ops if op.repeats]
         self.inputs = Inputs(inputs, self.page, self.expressions, state, self.joint)
@@ -130,7 +140,10 @@ class Lines:
             self.inputs.bring(guard.flags)
             return guard.flags.name
         lists = [v for v in self.crossing if v.kind == "list" and v.context == guard]
-        return f"all_{next(v.name for v in lists if v.name)}"
+        names = [v.name for v in lists if v.name]
+        if not names:
+            raise SourceError(f"{op.link} cannot be written inside a mask; use the library for it")
+        return f"all_{names[0]}"
 
     # ------------------------------------------------------------------ statements
 
@@ -204,11 +217,12 @@ class Lines:
         if not some:
             return None
         longest = max(some, key=lambda v: len(operand(v, text)[0]))
-        line = f"{longest.hint or 'factor'} = {operand(longest, text)[0]}"
+        name = self.names.spare(longest.hint or "factor")
+        line = f"{name} = {operand(longest, text)[0]}"
         if not self.page.fits(line):
-            line = f"{longest.hint or 'factor'} = {self._leaves_apart(longest)}"
+            line = f"{name} = {self._leaves_apart(longest)}"
         self.page.line(line)
-        longest.name = longest.hint or "factor"
+        longest.name = name
         found = self.expressions.statement(op)
         longest.name = ""
         return found
@@ -220,7 +234,7 @@ class Lines:
         def named(value: Value) -> str:
             assert value.live is not None
             if value.live not in names:
-                names[value.live] = value.live[0].rpartition("/")[2]
+                names[value.live] = self.names.spare(value.live[0].rpartition("/")[2])
                 self.page.line(f"{names[value.live]} = {self.expressions.live(value)}")
             return names[value.live]
 

@@ -19,6 +19,7 @@ class LiveNumbers:
     def __init__(self) -> None:
         self.broken: list[tuple[str, Callable[[Names], tuple[str, int]]]] = []
         """A key, and what may not be of its value, since the file has one way alone."""
+        self.shared: list[str] = []  # keys whose value groups must agree on
 
     def value(self, key: str, value: Any) -> Any:
         """A live value, or a tuple of them, as numbers."""
@@ -41,16 +42,16 @@ class LiveNumbers:
 
     def _compared(self, symbol: str, value: Value, other: Any, holds: bool) -> None:
         """A comparison of a live value decides what the file does."""
-        keys = [leaf.live[0] for leaf in _leaves(value) if leaf.live]
+        keys = [leaf.live[0] for leaf in leaves(value) if leaf.live]
         if keys:
             wrong = OPPOSITE[symbol] if holds else symbol
             self.broken.append((keys[0], lambda names: binary(wrong, value, other, names)))
 
 
-def _leaves(value: Value) -> Iterator[Value]:
+def leaves(value: Value) -> Iterator[Value]:
     """The live values in an expression of numbers."""
     if value.live is not None:
         yield value
     elif value.made is not None:
         for x in value.made.args:
-            yield from _leaves(x)
+            yield from leaves(x)

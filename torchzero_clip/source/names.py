@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import builtins
 from collections.abc import Collection, Iterator, Sequence
 
 from torchzero_clip.source.schedule import uses
@@ -9,6 +10,7 @@ from torchzero_clip.source.values import Op, Value
 
 TAKEN = {"group", "groups", "first", "loss", "closure", "self", "torch", "state", "key", "rows"}
 TAKEN |= {"i", "x", "y", "z", "v", "w", "s", "t_", "p", "g", "k"}
+TAKEN |= {"math", "re", "Any", "Callable", "Iterable", "Tensor", *dir(builtins)}
 
 
 class Naming:
@@ -18,11 +20,17 @@ class Naming:
         ops: The operations of the step, in order.
         inline: The values that are written where they are used, and have no name.
         crossing: The values that later loops over the groups read.
+        taken: Names that stand for other things.
     """
 
     def __init__(
-        self, ops: Sequence[Op], inline: Collection[Value], crossing: Collection[Value]
+        self,
+        ops: Sequence[Op],
+        inline: Collection[Value],
+        crossing: Collection[Value],
+        taken: Collection[str] = (),
     ) -> None:
+        self.taken = {*TAKEN, *taken}
         self.ops, self.inline, self.crossing = ops, inline, crossing
         self.readers = uses(ops)
         self.kinds: dict[str, str] = {}  # what Python has for each name
@@ -46,8 +54,12 @@ class Naming:
         self.kinds.setdefault(name, kind)
         return name
 
+    def spare(self, base: str) -> str:
+        """A name for a number, which the next line alone reads."""
+        return base if base not in self._held else self.spare(f"{base}_")
+
     def _free(self, name: str, kind: str, each: bool) -> bool:
-        if name in TAKEN:
+        if name in self.taken:
             return False
         held = self._held.get(name)
         if held is None:

@@ -48,7 +48,12 @@ class TracedInt(TracedNumber, int):
     """A live value, or the size of a tensor."""
 
 
-def _waits(self: TracedNumber) -> Any:
+HOST = [f"__{name}__" for name in ("float", "int", "index", "round", "floor", "ceil", "trunc")]
+HOST += [f"__{name}__" for name in ("floordiv", "rfloordiv", "mod", "rmod", "divmod", "rdivmod")]
+HOST += ["__abs__", "__pos__", "is_integer"]
+
+
+def _waits(self: TracedNumber, *_: Any) -> Any:
     raise SourceError("it reads a live value as a number on the host")
 
 
@@ -117,8 +122,11 @@ def _comparison(symbol: str) -> Any:
     def method(self: TracedNumber, other: Any) -> Any:
         if not isinstance(other, (int, float)):
             return NotImplemented
-        if sys._getframe(1).f_globals["__name__"].startswith("torchzero_clip.core."):
+        asks = sys._getframe(1).f_globals["__name__"]
+        if asks.startswith("torchzero_clip.core."):
             return symbol == "ne"  # a shorter way for a value that is 1, say: not taken
+        if self.value.kind == "sizes" and not asks.startswith("torchzero_clip."):
+            raise SourceError("it decides by the size of a parameter")
         holds = function(plain(self), plain(other))
         self.notice(symbol, self.value, _operands(other, 0)[0], holds)
         return holds
@@ -142,7 +150,7 @@ for kind in (TracedFloat, TracedInt):
         setattr(kind, f"__r{symbol}__", _arithmetic(symbol, reflected=True))
     for symbol in COMPARISONS:
         setattr(kind, f"__{symbol}__", _comparison(symbol))
-    for name in ("__float__", "__int__", "__index__"):
+    for name in HOST:
         setattr(kind, name, _waits)
     kind.__neg__ = _negative  # type: ignore[method-assign, assignment]
     kind.__hash__ = TracedNumber.__hash__  # type: ignore[method-assign]

@@ -7,6 +7,7 @@ written for each of them.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -23,6 +24,7 @@ from torchzero_clip.source.values import ATOM, Context, Names, Op, SourceError, 
 from torchzero_clip.source.wording import called, method, name_of, part, repeated, wrapped
 
 WAITS = ("__bool__", "item", "tolist", "__float__", "__int__", "__index__", "nonzero", "__len__")
+SHAPES = ("shape.__get__", "ndim.__get__", "dim", "ndimension", "size", "stride")
 FACTORIES = ("arange", "zeros", "ones", "full", "tensor", "linspace", "empty", "as_tensor")
 
 
@@ -35,7 +37,8 @@ class OpRecorder(TorchFunctionMode):
         self.known: dict[int, tuple[Any, Value]] = {}
         self.context, self.link, self.paused = Context(), "", False
         self.joins = False  # whether a rule about entries takes those of all groups together
-        self.helpers, self.functions, self.live = Helpers(), Functions(), LiveNumbers()
+        self.helpers, self.live = Helpers(), LiveNumbers()
+        self.functions = Functions(self.helpers)
         self.layers: dict[Context, Value] = {}
         self.like: Value | None = None  # whose device constants of a rule are on
         self.flowing: Value | None = None  # whose dtype the update has
@@ -62,7 +65,8 @@ class OpRecorder(TorchFunctionMode):
         **kinds: Any,
     ) -> Value | None:
         """An operation; its value."""
-        joint = kinds.pop("joint", all(value.joint for value in args))
+        free = not args and self.context.flags is None  # a constant, needed by no mask
+        joint = kinds.pop("joint", free or (bool(args) and all(value.joint for value in args)))
         op = Op(write, list(args), out, joint=joint, context=self.context, link=self.link, **kinds)
         if out is not None:
             out.made, out.joint, out.context = op, joint, self.context
@@ -115,6 +119,10 @@ class OpRecorder(TorchFunctionMode):
             raise SourceError(f"it reads {base.strip('_')} of a tensor on the host")
         if base == "numel":
             return self._numel(args[0])
+        if name.removeprefix("torch.Tensor.") in SHAPES and found[0].kind == "list":
+            asks = sys._getframe(1).f_globals["__name__"]
+            if not asks.startswith(("torchzero_clip.", "torch.")):
+                raise SourceError("it reads the shape of a parameter on the host")
         if base == "to":
             return self._to(func, args, kwargs)
         if base == "__getitem__" and _is_all(*args):
@@ -145,6 +153,8 @@ class OpRecorder(TorchFunctionMode):
         found = list(self._values([*args, *kwargs.values()])) if foreach else found
         lists = [value for value in found if value.kind in ("list", "sizes")]
         write = self._call(name, args, kwargs)
+        if base in FACTORIES and "device" in kwargs and self.like is not None:
+            found = [*found, self.like]
         if base == "stack" and lists and len(args) == 1 and not kwargs:
             return self._made("tensor", out, write, found)
         if base == "unbind" and len(args) == 1 and not kwargs and found[0].kind == "tensor":
@@ -286,7 +296,8 @@ class OpRecorder(TorchFunctionMode):
         """How a call is written, with values in the place of tensors and numbers."""
         operands = [self._shown(x) for x in args]
         named = {key: self._shown(x) for key, x in kwargs.items()}
-        return lambda names: called(name, operands, named, self.like, names)
+        like = self.like  # of now: later lines may measure more
+        return lambda names: called(name, operands, named, like, names)
 
     def _shown(self, x: Any) -> Any:
         """Operands with their values in the place of tensors and numbers."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
 
 from torchzero_clip.source.values import Names, Op, Value, operand
@@ -24,8 +24,11 @@ def needed(ops: Sequence[Op]) -> list[Op]:
     return out[::-1]
 
 
-def rebound(ops: Sequence[Op]) -> list[Op]:
-    """x.copy_(y), then an operator of x alone in place: one that makes x of y anew."""
+def rebound(ops: Sequence[Op], kept: Collection[Value]) -> list[Op]:
+    """x.copy_(y), then an operator of x alone in place: one that makes x of y anew.
+
+    Lists that are kept for later loops stay the same lists.
+    """
     out: list[Op] = []
     roots = {op.out.root for op in ops if op.out is not None}
     for op in ops:
@@ -41,7 +44,13 @@ def rebound(ops: Sequence[Op]) -> list[Op]:
             and op.args == last.args[:1]
         ):
             x, y = last.args
-            own = x.root is None and x not in roots and x.made is not None and x.made.foreach
+            own = (
+                x.root is None
+                and x not in roots
+                and x not in kept
+                and x.made is not None
+                and x.made.foreach
+            )
             if own and x.made is not None and not x.made.repeats:
                 op = _anew(op, x, y)
                 out.pop()

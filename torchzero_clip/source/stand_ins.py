@@ -129,6 +129,22 @@ class NoNames(list[Any]):
         return self[0]
 
 
+class NoCounts(dict[str, Any]):
+    """What a group keeps besides live values, which a file has for norms alone."""
+
+    def __getitem__(self, key: str) -> Any:
+        raise SourceError("it counts steps, or keeps other numbers of a group")
+
+    def __setitem__(self, key: str, value: Any) -> None:
+        self[key]
+
+    def get(self, key: str, default: Any = None) -> Any:
+        return self[key]
+
+    def setdefault(self, key: str, default: Any = None) -> Any:
+        return self[key]
+
+
 class _Sums(list[Tensor]):
     """Statistics with one row, as they are read."""
 

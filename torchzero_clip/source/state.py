@@ -30,16 +30,22 @@ class WrittenState:
         with self.recorder.resting():
             p = bucket.originals[0]
             link.state_names(p)
-            made = link.new_state(p)
-            double = link.new_state(torch.nn.Parameter(p.detach().double()))
+            made, texts = link.new_state(p), _begun(link, p)
+            for shape in ((7,), (2, 1, 3)):
+                other = torch.nn.Parameter(torch.full(shape, 0.25))
+                try:
+                    others = _begun(link, other)
+                except SourceError:
+                    raise
+                except Exception:  # matrices alone, say
+                    continue
+                if others != texts:
+                    raise SourceError("its state begins otherwise where parameters are others")
+        if made and link.narrow:
+            raise SourceError("it rounds its state at random, to bfloat16")
         for key, x in made.items():
-            x = x.clone()
-            bucket.param_states[0][key] = x
-            if len(set(x.flatten().tolist())) != 1 or x.shape not in ((), p.shape):
-                raise SourceError(f"state {key!r} begins with other than one value")
-            dtype = "dtype" if double[key].dtype == torch.float64 else "torch.float32"
-            start = x.flatten()[0].item()
-            self.texts.setdefault(self.recorder.context, {})[key] = _beginning(x, start, dtype)
+            bucket.param_states[0][key] = x = x.clone()
+            self.texts.setdefault(self.recorder.context, {})[key] = texts[key]
             self.recorder.link = link.path
             self._list(key, x)
 
@@ -78,6 +84,18 @@ class WrittenState:
             held.kind, held.hint = "list", f"{name}_cells"
         recorder.learn(cell, held)
         return cell
+
+
+def _begun(link: Link, p: Tensor) -> dict[str, str]:
+    """The expressions that make the link's state of a parameter, by key."""
+    made, texts = link.new_state(p), {}
+    double = link.new_state(torch.nn.Parameter(p.detach().double()))
+    for key, x in made.items():
+        if len(set(x.flatten().tolist())) != 1 or x.shape not in ((), p.shape):
+            raise SourceError(f"state {key!r} begins with other than one value")
+        dtype = "dtype" if double[key].dtype == torch.float64 else "torch.float32"
+        texts[key] = _beginning(x, double[key].flatten()[0].item(), dtype)
+    return texts
 
 
 def _beginning(x: Tensor, start: float, dtype: str) -> str:

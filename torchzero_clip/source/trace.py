@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -15,12 +16,13 @@ from torchzero_clip.core.link import Link
 from torchzero_clip.engines import Eager
 from torchzero_clip.modules.flow import Masked, Partition
 from torchzero_clip.source.recorder import OpRecorder
-from torchzero_clip.source.stand_ins import NoNames, hints, stand_ins
+from torchzero_clip.source.stand_ins import NoCounts, NoNames, hints, stand_ins
 from torchzero_clip.source.state import WrittenState
 from torchzero_clip.source.units import SourceUnits
 from torchzero_clip.source.values import ATOM, Context, Op, SourceError, Value
 
-SHAPE = (2, 3)
+STAND_INS = (((2, 3), 0.5), ((4, 5), 0.75))
+"""The shape and the entries of parameters that stand for all: a file is the same for each."""
 ENGINE = Eager(defers=False, keeps=False)
 
 
@@ -30,9 +32,13 @@ class WrittenStep:
     Args:
         links: The links of an optimizer.
         settings: Its live values, by key.
+        shape, entry: The parameter that stands for all.
     """
 
-    def __init__(self, links: Sequence[Link], settings: dict[str, Any]) -> None:
+    def __init__(
+        self, links: Sequence[Link], settings: dict[str, Any], shape: tuple[int, int], entry: float
+    ) -> None:
+        self.shape, self.entry = shape, entry
         self.recorder = OpRecorder()
         self.functions = self.recorder.functions
         self.links, self.settings = links, settings
@@ -63,10 +69,15 @@ class WrittenStep:
         """The parameter that stands for those of a context."""
         recorder = self.recorder
         with torch._C.DisableTorchFunctionSubclass(), recorder.resting():
-            p = torch.nn.Parameter(torch.full(SHAPE, 0.5))
-            p.grad = torch.full(SHAPE, 0.25)
-            u = torch.full(SHAPE, 0.25)
-            group = {**self.settings, "params": [p], "chain": {}, "param_names": ["layer.weight"]}
+            p = torch.nn.Parameter(torch.full(self.shape, self.entry))
+            p.grad = torch.full(self.shape, self.entry / 2)
+            u = torch.full(self.shape, self.entry / 2)
+            group = {
+                **self.settings,
+                "params": [p],
+                "chain": NoCounts(),
+                "param_names": ["layer.weight"],
+            }
             state: dict[Tensor, dict[str, Any]] = {p: {}}
             step = Step([group], state, {}, ENGINE)
             bucket = step.buckets()[0]
@@ -77,7 +88,7 @@ class WrittenStep:
         self._input(grads, "grads")
         value = recorder.knows(bucket.params.tensors[0])
         assert value is not None
-        bucket.sizes = [recorder.size(value, 6)]
+        bucket.sizes = [recorder.size(value, math.prod(self.shape))]
         if outer is None:
             recorder.flowing = recorder.knows(grads)
         else:
@@ -122,17 +133,18 @@ class WrittenStep:
             return bucket
         self.recorder.link = link.path
         self.recorder.joins = getattr(rule, "dim", None) == "global"
-        for inner in link.walk():
-            if inner.transforms:
-                self.state.make(inner, bucket)
-        replaced = self._with_units(link)
         before = self.recorder.flowing
         try:
-            out = send(replaced, [bucket])
+            for inner in link.walk():
+                if inner.transforms:
+                    self.state.make(inner, bucket)
+            out = send(self._with_units(link), [bucket])
         except SourceError as error:
-            raise SourceError(_sentence(link, str(error))) from None
+            raise SourceError(sentence(link.path, str(error))) from None
+        except Exception as error:  # of a rule that takes no stand-in
+            raise SourceError(sentence(link.path, f"it cannot be watched ({error})")) from error
         if len(out) != 1:
-            raise SourceError(_sentence(link, "it ends steps"))
+            raise SourceError(sentence(link.path, "it ends steps"))
         value = self.recorder.knows(out[0].update.tensors[0])
         self.recorder.flowing = value or before
         if any(getattr(one, "target", "") == "grad" for one in link.transform.walk()):
@@ -166,7 +178,7 @@ class WrittenStep:
     def _inside(self, link: Link, children: Sequence[Link], bucket: Bucket, text: Any) -> Bucket:
         """The bucket after transforms that see some of its parameters."""
         recorder, outer = self.recorder, self.recorder.context
-        recorder.link = link.path
+        recorder.link, recorder.like = link.path, None
         flags = Value("list", hint="here")
         recorder.add(lambda n: (text, ATOM), [], flags, repeats=True, joint=False, takes="flags")
         context = Context(f"{outer.path}/{len(self.state.texts)}.{len(recorder.ops)}", flags, outer)
@@ -175,7 +187,7 @@ class WrittenStep:
         recorder.add(lambda n: (f"list({n(before)})", ATOM), [before], whole, stays=True)
         whole.root = before
         with recorder.resting():
-            tensor = recorder.learn(torch.full(SHAPE, 0.25), whole)
+            tensor = recorder.learn(torch.full(self.shape, self.entry / 2), whole)
         outside = bucket.with_update(TensorList([tensor], owned=bucket.update.owned))
         outside.produced = bucket.produced
         inner = self._bucket(context, outside)
@@ -186,12 +198,13 @@ class WrittenStep:
         write = lambda n: (f"_put({n(u)}, {n(whole)}, {n(flags)})", ATOM)
         slots = Value("list", hint="u", root=whole)
         recorder.add(write, [u, whole, flags], writes=[whole, slots], effect=True, stays=True)
-        recorder.context = outer
+        recorder.context, recorder.like = outer, None
         outside.update.owned = outside.update.owned and u.memory is before.memory
         outside.produced = inner.produced
         recorder.flowing = whole
         return outside
 
 
-def _sentence(link: Link, why: str) -> str:
-    return f"{link.path} cannot be written as a file of plain torch: {why}; use the library for it"
+def sentence(path: str, why: str) -> str:
+    """What an error says of a link."""
+    return f"{path} cannot be written as a file of plain torch: {why}; use the library for it"

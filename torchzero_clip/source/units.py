@@ -12,6 +12,7 @@ from torch import Tensor
 from torchzero_clip.core import Bucket, NormRule, TensorList
 from torchzero_clip.core.lazy import Joined
 from torchzero_clip.core.norms import Measure
+from torchzero_clip.source.live import leaves
 from torchzero_clip.source.measured import WIDE, Measured, Text
 from torchzero_clip.source.numbers import plain
 from torchzero_clip.source.recorder import OpRecorder
@@ -121,7 +122,7 @@ class SourceUnits(Measured):
         value = x if found is None else found
         made = Value("list" if self.sliced else "tensor", hint="limit")
         args = [] if found is None else [found]
-        self.recorder.add(lambda n: operand(value, n), args, made, joint=found is None)
+        self.recorder.add(lambda n: operand(value, n), args, made)
         with self.recorder.resting():
             out = torch.full_like(norm, plain(x))
         if self.sliced:
@@ -160,6 +161,9 @@ class SourceUnits(Measured):
             raise SourceError("it has one number for all groups, from a list of each")
         made, old = Value("tensor", hint=value.hint), value.made
         args = [x if x.numeric else self._of_first(x, known) for x in old.args]
+        if self.scope == "layer" or self.recorder.context.flags is not None:  # not all of the first
+            keys = [leaf.live[0] for x in args for leaf in leaves(x) if leaf.live]
+            self.recorder.live.shared += keys
 
         def write(names: Names) -> tuple[str, int]:
             return old.write(lambda v: f"first{names(v)[5:]}" if v.live else names(known.get(v, v)))

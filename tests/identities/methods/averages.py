@@ -6,38 +6,59 @@ from typing import Any
 
 from tests.identities.follow import official_file
 from tests.identities.identity import optimizer
-from torchzero_clip import EMA, LR, Chain, ClipNorm, Mars, Sign, WeightDecay, named
+from torchzero_clip import EMA, LR, Chain, ClipNorm, Mars, Sign, WeightDecay
+
+ALWAYS_ONE = "theirs is one"
+
+
+def official_mars() -> Any:
+    """The official optimizer, which takes two options of the groups once, when it is made."""
+    official: Any = official_file("AGI-Arena/MARS", "MARS/optimizers/mars.py").MARS
+
+    class OfGroups(official):  # type: ignore[misc]
+        def step(self, closure: Any = None) -> Any:
+            self.gamma = self.param_groups[0]["gamma"]
+            self.eps = self.param_groups[0]["eps"]
+            return super().step(closure)
+
+    return OfGroups
 
 
 @optimizer(
     "mars_adamw",
     "`Mars`, `ClipNorm(1.0)`, `Adam`, `WeightDecay`, `LR` is MARS-AdamW",
     source="AGI-Arena/MARS 4831e28, `MARS/optimizers/mars.py`",
-    ours=lambda lr, betas, weight_decay: named(
-        "mars_adamw", lr=lr, betas=betas, weight_decay=weight_decay, gamma=0.1
-    ),
     groups=(
-        {"lr": 0.05, "betas": (0.9, 0.99), "weight_decay": 0.1},
-        {"lr": 0.02, "betas": (0.8, 0.95), "weight_decay": 0.0, "beta": 0.8},  # of Mars as well
+        {"lr": 0.05, "betas": (0.9, 0.99), "eps": 1e-8, "weight_decay": 0.1, "gamma": 0.1},
+        {"lr": 0.02, "betas": (0.8, 0.95), "weight_decay": 0.0},
     ),
+    keys={"beta": ("betas", 0)},
+    constant={"max_norm": ALWAYS_ONE},
 )
 def mars_adamw(groups: Any) -> Any:
-    mars = official_file("AGI-Arena/MARS", "MARS/optimizers/mars.py").MARS
-    return mars(groups, gamma=0.1, optimize_1d=True)
+    return official_mars()(groups, optimize_1d=True)
 
 
 @optimizer(
     "mars_lion",
     "`Mars`, `ClipNorm(1.0)`, `EMA`, `Sign`, `WeightDecay`, `LR` is MARS-Lion",
     source="AGI-Arena/MARS 4831e28, `MARS/optimizers/mars.py`",
-    ours=lambda lr, weight_decay: Chain(
-        Mars(0.9, 0.1), ClipNorm(1.0), EMA(0.9), Sign(), WeightDecay(weight_decay), LR(lr)
+    ours=lambda lr, betas, weight_decay, gamma: Chain(
+        Mars(betas[0], gamma), ClipNorm(1.0), EMA(betas[0]), Sign(), WeightDecay(weight_decay),
+        LR(lr),
     ),
-    groups=({"lr": 0.05, "weight_decay": 0.1}, {"lr": 0.02, "weight_decay": 0.0}),
-)
+    groups=(
+        {"lr": 0.05, "betas": (0.9, 0.99), "weight_decay": 0.1, "gamma": 0.1},
+        {"lr": 0.02, "betas": (0.8, 0.95), "weight_decay": 0.0},
+    ),
+    keys={
+        "Mars/beta": ("betas", 0),
+        "EMA/beta": ("betas", 0),
+    },
+    constant={"max_norm": ALWAYS_ONE},
+)  # fmt: skip
 def mars_lion(groups: Any) -> Any:
-    mars = official_file("AGI-Arena/MARS", "MARS/optimizers/mars.py").MARS
-    return mars(groups, betas=(0.9, 0.99), gamma=0.1, optimize_1d=True, mars_type="mars-lion")
+    return official_mars()(groups, optimize_1d=True, mars_type="mars-lion")
 
 
 @optimizer(
@@ -51,7 +72,7 @@ def mars_lion(groups: Any) -> Any:
         },
         {
             "lr": 0.02, "betas": (0.8, 0.95, 0.99), "alpha": 2.0, "eps": 1e-3,
-            "weight_decay": 0.0, "alpha_warmup": None, "beta3_warmup": 30,
+            "weight_decay": 0.0, "alpha_warmup": None, "beta3_warmup": 14,
         },
     ),
 )  # fmt: skip

@@ -38,6 +38,7 @@ def sgd_dampening(groups: Any) -> Any:
     source="torch.optim.SGD",
     ours=lambda **options: named("sgd", nesterov=True, **options),
     groups=({**DECAYED[0], "momentum": 0.9}, {**DECAYED[1], "momentum": 0.8}),
+    constant={"dampening": "torch takes none beside nesterov"},
 )
 def sgd_nesterov(groups: Any) -> Any:
     return torch.optim.SGD(groups, momentum=0.9, nesterov=True)
@@ -87,13 +88,14 @@ def rmsprop_centered(groups: Any) -> Any:
     "rmsprop_momentum",
     "`WeightDecay`, `RMSprop`, `Momentum`, `LR` is RMSprop with momentum",
     source="torch.optim.RMSprop",
-    ours=lambda lr, weight_decay, alpha, momentum: Chain(
-        WeightDecay(weight_decay), RMSprop(alpha), Momentum(momentum), LR(lr)
+    ours=lambda lr, weight_decay, alpha, eps, momentum: Chain(
+        WeightDecay(weight_decay), RMSprop(alpha, eps), Momentum(momentum), LR(lr)
     ),
     groups=(
-        {**DECAYED[0], "alpha": 0.9, "momentum": 0.8},
-        {**DECAYED[1], "alpha": 0.8, "momentum": 0.7},
+        {**DECAYED[0], "alpha": 0.9, "eps": 1e-8, "momentum": 0.8},
+        {**DECAYED[1], "alpha": 0.8, "eps": 1e-3, "momentum": 0.7},
     ),
+    constant={"dampening": "torch's RMSprop has none"},
 )
 def rmsprop_momentum(groups: Any) -> Any:
     return torch.optim.RMSprop(groups)
@@ -117,7 +119,10 @@ def adam(groups: Any) -> Any:
     "`Adam(amsgrad=True)` is AMSGrad",
     source="torch.optim.Adam",
     ours=lambda **options: named("adam", amsgrad=True, **options),
-    groups=({**DECAYED[0], "betas": (0.9, 0.8)}, {**DECAYED[1], "betas": (0.8, 0.7)}),
+    groups=(
+        {**DECAYED[0], "betas": (0.9, 0.8), "eps": 1e-8},
+        {**DECAYED[1], "betas": (0.8, 0.7), "eps": 1e-3},
+    ),
 )
 def amsgrad(groups: Any) -> Any:
     return torch.optim.Adam(groups, amsgrad=True)
@@ -141,7 +146,11 @@ def adamw(groups: Any) -> Any:
     "`Scale(-1)` in front of AdamW maximises",
     source="torch.optim.AdamW",
     ours=lambda **options: Chain(Scale(-1), named("adamw", **options)),
-    groups=DECAYED,
+    groups=(
+        {**DECAYED[0], "betas": (0.9, 0.99), "eps": 1e-8},
+        {**DECAYED[1], "betas": (0.8, 0.95), "eps": 1e-3},
+    ),
+    constant={"factor": "it is what turns the sign"},
 )
 def maximize(groups: Any) -> Any:
     return torch.optim.AdamW(groups, maximize=True)
@@ -151,9 +160,17 @@ def maximize(groups: Any) -> Any:
     "scale",
     "`Scale(s)` in front of `LR(lr)` is a learning rate of s · lr",
     source="torch.optim.Adam",
-    ours=lambda lr, factor: Chain(Adam(), Scale(factor), LR(lr)),
-    groups=({"lr": 0.05, "factor": 0.3}, {"lr": 0.02, "factor": 2.0}),
+    ours=lambda lr, factor, betas, eps: Chain(Adam(betas, eps), Scale(factor), LR(lr)),
+    groups=(
+        {"lr": 0.05, "factor": 0.3, "betas": (0.9, 0.99), "eps": 1e-8},
+        {"lr": 0.02, "factor": 2.0, "betas": (0.8, 0.95), "eps": 1e-3},
+    ),
 )
 def scale(groups: Any) -> Any:
-    rates = [{"params": g["params"], "lr": g["lr"] * g["factor"]} for g in groups]
-    return torch.optim.Adam(rates)
+    class Scaled(torch.optim.Adam):
+        def step(self, closure: Any = None) -> Any:
+            for group in self.param_groups:
+                group["lr"] *= group["factor"]
+            return super().step(closure)
+
+    return Scaled(groups)

@@ -31,6 +31,7 @@ from torchzero_clip import (
     RMSprop,
     SpikeClip,
     ZClip,
+    named,
 )
 
 ADDS_EPS: Any = {torch.float32: 1e-6, torch.float64: 1e-6}
@@ -41,12 +42,13 @@ ADDS_EPS: Any = {torch.float32: 1e-6, torch.float64: 1e-6}
     "clip_grad_norm",
     '`ClipNorm(max_norm, dim="global")` is `torch.nn.utils.clip_grad_norm_`',
     source="torch.nn.utils.clip_grad_norm_",
-    ours=lambda: ClipNorm(3.0, dim="global"),
+    ours=lambda max_norm: ClipNorm(max_norm, dim="global"),
+    groups=({"max_norm": 3.0}, {}),
     rtol=ADDS_EPS,
 )
 def clip_grad_norm(groups: Any) -> Any:
     params = [p for group in groups for p in group["params"]]
-    return lambda: torch.nn.utils.clip_grad_norm_(params, 3.0)
+    return lambda: torch.nn.utils.clip_grad_norm_(params, groups[0]["max_norm"])
 
 
 @rewriter(
@@ -127,7 +129,7 @@ def centralize(groups: Any) -> Any:
     path = "algorithm-GC/algorithm/Centralization.py"
     official = official_file("Yonghongwei/Gradient-Centralization", path)
     params = [p for group in groups for p in group["params"]]
-    return lambda: [official.centralized_gradient(p.grad) for p in params]
+    return lambda: [official.centralized_gradient(p.grad) for p in params if p.grad is not None]
 
 
 EXACT = "that scales by exactly its limit over the norm"
@@ -151,19 +153,25 @@ def zclip_identity(
 
 def zclip_step(groups: Any, exact: bool = True, **options: Any) -> Any:
     """A step of the official rule; `exact` divides by the norm, where it divides by norm + 1e-6."""
-    own = {**groups[0], **options}
-    params = own.pop("params") + groups[1]["params"]
     library = official_file("bluorion-com/ZClip", "zclip/zclip.py")
-    rule = library.ZClip(max_grad_norm=own.pop("max_norm"), **own)
+    rule = library.ZClip(warmup_steps=groups[0]["warmup_steps"], **options)
+    params = [p for group in groups for p in group["params"]]
 
     def scale(module: Any, norm: float, most: float) -> None:
         for p in params if norm > most else ():
-            p.grad.mul_(most / norm)
+            if p.grad is not None:
+                p.grad.mul_(most / norm)
 
     if exact:
         rule.apply_in_place_clipping = scale
     module = SimpleNamespace(parameters=lambda: iter(params), modules=lambda: iter(()))
-    return lambda: rule.step(module)
+
+    def step() -> None:
+        names = {"alpha": "alpha", "z_thresh": "z_thresh", "max_norm": "max_grad_norm"}
+        vars(rule).update({theirs: groups[0][ours] for ours, theirs in names.items()})
+        rule.step(module)
+
+    return step
 
 
 @zclip_identity("zclip", "adaptive", EXACT)
@@ -188,10 +196,16 @@ def zclip_percentile(groups: Any) -> Any:
 
 @judge(
     "autoclip",
-    '`AutoClip("percentile")` judges a step by what AutoClip\'s limit is after the step before',
+    '`AutoClip("percentile")` judges a step by what AutoClip\'s limit is after the step before, '
+    "until its window is full",
     source="pseeth/autoclip at dfb622c, `add_autoclip_gradient_handler`",
     ours=lambda **options: AutoClip("percentile", warmup_steps=1, **options),
     groups=({"percentile": 60.0}, {}),
+    constant={
+        "percentile": "its handler takes it once",
+        "ema_decay": "a window has none",
+        "window_size": "its history has no end",
+    },
     rtol={torch.float32: 1e-6, torch.float64: 1e-7},  # the window is kept in float32
 )
 def autoclip(groups: Any) -> Any:
@@ -217,36 +231,46 @@ def autoclip(groups: Any) -> Any:
     source="TianjinYellow/SPAM-Optimizer at e8185fb, `galore_torch/SPAM.py`",
     ours=SpikeClip,
     groups=({"threshold": 20.0, "beta": 0.9}, {"beta": 0.8}),
-    # it makes a gradient zero for ever that is zero in the first step
-    inputs=Inputs(zero_start=False),
+    # it makes an entry zero for ever that is zero when it begins to clip, in the second step
+    inputs=Inputs(zero_start=False, gaps=False),
 )
 def spike_clip(groups: Any) -> Any:
     """Its optimizer clips the gradients in place on the way."""
     path = "galore_torch/SPAM.py"
     official = official_file("TianjinYellow/SPAM-Optimizer", path)
-    own = [{"params": g["params"], "betas": (0.9, g["beta"])} for g in groups]
-    threshold = groups[0]["threshold"]
-    return official.AdamW(own, 0.0, threshold=threshold, grad_accu_steps=2).step
+    own = [{"params": g["params"]} for g in groups]
+    opt = official.AdamW(own, 0.0, grad_accu_steps=2)
+
+    def step() -> None:
+        opt.thres = groups[0]["threshold"]
+        for theirs, group in zip(opt.param_groups, groups, strict=True):
+            theirs["betas"] = (0.9, group["beta"])
+        opt.step()
+
+    return step
 
 
 @optimizer(
     "adagc",
     "`AdaGC`, `Adam`, `WeightDecay`, `LR` is AdamW with AdaGC",
     source="pytorch_optimizer 4.1.0, `AdaGC`",
+    ours=lambda lambda_rel, lambda_abs, **options: named(
+        "adagc", rel=lambda_rel, abs=lambda_abs, **options
+    ),
     groups=(
         {"lr": 0.05, "betas": (0.9, 0.99), "eps": 1e-12, "weight_decay": 0.1, "beta": 0.9,
-         "rel": 1.2, "abs": 7.0, "warmup_steps": 5},
-        {"lr": 0.02, "betas": (0.8, 0.95), "eps": 1e-12, "weight_decay": 0.0, "beta": 0.8,
-         "rel": 1.05, "abs": 6.5},
+         "lambda_rel": 1.2, "lambda_abs": 7.0, "warmup_steps": 5},
+        {"lr": 0.02, "betas": (0.8, 0.95), "weight_decay": 0.0, "beta": 0.8,
+         "lambda_rel": 1.05, "lambda_abs": 6.5},
     ),
-    # it takes the norm of a zero gradient for a norm, and is stuck at it
-    inputs=Inputs(zero_start=False, zero_step=False),
+    keys={"rel": "lambda_rel", "abs": "lambda_abs"},
+    # it takes the norm of a zero gradient for a norm, and is stuck at it; and it counts the steps
+    # of a group, ours those of a parameter
+    inputs=Inputs(zero_start=False, zero_step=False, gaps=False),
     rtol={torch.float32: 1e-6, torch.float64: 1e-7},  # it adds up its global norm in float32
 )  # fmt: skip
 def adagc(groups: Any) -> Any:
-    names = {"rel": "lambda_rel", "abs": "lambda_abs"}
-    theirs = [{names.get(key, key): value for key, value in g.items()} for g in groups]
-    return need("pytorch_optimizer").AdaGC(theirs, warmup_steps=5, foreach=False)
+    return need("pytorch_optimizer").AdaGC(groups, warmup_steps=5, foreach=False)
 
 
 def slower(opt: Modular, step: int) -> None:
@@ -259,12 +283,23 @@ def slower(opt: Modular, step: int) -> None:
     "adafactor",
     "`RMSprop` with a growing `alpha`, `ClipRMS(1)`, `LR`, `EMA` is Adafactor without factors",
     source="optax 0.2.8, `optax.adafactor`",
-    ours=lambda lr, beta: Chain(RMSprop(0.0, 1e-30), ClipRMS(1.0), LR(lr), EMA(beta)),
-    groups=({"lr": 0.05, "beta": 0.9}, {"lr": 0.02, "beta": 0.8}),
+    ours=lambda lr, momentum, clipping_threshold: Chain(
+        RMSprop(0.0, 1e-30), ClipRMS(clipping_threshold), LR(lr), EMA(momentum)
+    ),
+    groups=(
+        {"lr": 0.05, "momentum": 0.9, "clipping_threshold": 1.0},
+        {"lr": 0.02, "momentum": 0.8, "clipping_threshold": 0.8},
+    ),
+    keys={"beta": "momentum", "max_rms": "clipping_threshold"},
+    constant={
+        "alpha": "its own schedule follows the steps",
+        "eps": "theirs joins the square of the gradient",
+    },
     each_step=slower,
+    inputs=Inputs(gaps=False),  # it counts the steps of a row, and ours are scheduled for a group
     rtol={torch.float32: 1e-6, torch.float64: 1e-7},  # it computes its decay in float32
 )
-def adafactor(lr: Any, beta: float) -> Any:
+def adafactor(lr: Any, **options: Any) -> Any:
     return need("optax").adafactor(
-        lr, factored=False, momentum=beta, dtype_momentum=None, multiply_by_parameter_scale=False
+        lr, factored=False, dtype_momentum=None, multiply_by_parameter_scale=False, **options
     )

@@ -8,6 +8,7 @@ from typing import Any
 from tests.identities.follow import need, official_file
 from tests.identities.identity import optimizer
 from tests.identities.inputs import Inputs
+from torchzero_clip import named
 
 
 @optimizer(
@@ -18,6 +19,11 @@ from tests.identities.inputs import Inputs
         {"lr": 0.05, "betas": (0.9, 0.99), "eps": 1e-6, "weight_decay": 0.1},
         {"lr": 0.02, "betas": (0.8, 0.95), "eps": 1e-3, "weight_decay": 0.0},
     ),
+    constant={
+        "betas": "it debiases the averages themselves, which is the same while these are constant",
+        "eps": "it keeps the square of what it was made with",
+    },
+    inputs=Inputs(gaps=False),  # it counts the steps of a group, ours those of a parameter
 )
 def stable_adamw(groups: Any) -> Any:
     theirs = [{**group, "beta1": group["betas"][0], "beta2": group["betas"][1]} for group in groups]
@@ -34,21 +40,25 @@ def stable_adamw(groups: Any) -> Any:
             "betas": (0.9, 0.95),
             "eps": 0.0,
             "threshold": 300.0,
+            "weight_decay": 0.1,
             "every": 9,
             "warmup": 4,
             "wait": 4,
         },
-        {"lr": 0.02, "betas": (0.8, 0.9), "beta": 0.9},
+        {"lr": 0.02, "betas": (0.8, 0.9), "weight_decay": 0.01},
     ),
+    keys={"beta": ("betas", 1)},
+    constant={"eps": "theirs has none that could stand where ours does, but 0"},
     # where an entry had no signal before the clip begins, theirs is held at zero until the next
-    # reset and ours moves; and theirs has no eps that could stand where ours does but 0
-    inputs=Inputs(zero_start=False),
+    # reset and ours moves; it counts the steps of the model, ours those of a parameter
+    inputs=Inputs(zero_start=False, gaps=False),
 )
 def spam(groups: Any) -> Any:
     module = official_file("TianjinYellow/SPAM-Optimizer", "galore_torch/SPAM.py")
 
     class Quiet(module.AdamW):  # type: ignore[misc, name-defined]
         def step(self, closure: Any = None) -> Any:
+            self.thres = self.param_groups[0]["threshold"]
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # its schedule asks torch in a way of old
                 return super().step(closure)
@@ -64,14 +74,40 @@ def spam(groups: Any) -> Any:
     "`AdaClip(past_only=False)`, `AdaGN`, `Reset(Adam())`, `WeightDecay`, `LR` is Stable-SPAM up "
     "to its first reset",
     source="TianjinYellow/StableSPAM, `galore_torch/stablespam.py`",
-    groups=(
-        {"lr": 0.05, "betas": (0.9, 0.99), "eps": 1e-6, "weight_decay": 0.1},
-        {"lr": 0.02, "weight_decay": 0.01},
+    ours=lambda gamma1, gamma2, gamma3, **options: named(
+        "stable_spam", gammas=(gamma1, gamma2), theta=gamma3, **options
     ),
+    groups=(
+        {
+            "lr": 0.05,
+            "betas": (0.9, 0.99),
+            "eps": 1e-6,
+            "weight_decay": 0.1,
+            "gamma1": 0.7,
+            "gamma2": 0.9,
+            "gamma3": 0.999,
+        },
+        {"lr": 0.02, "betas": (0.8, 0.95), "weight_decay": 0.01},
+    ),
+    keys={
+        "AdaGN/betas": ("gamma1", "gamma2"),
+        "AdaGN/eps": "eps",
+        "Reset/Adam/betas": "betas",
+        "Reset/Adam/eps": "eps",
+        "theta": "gamma3",
+    },
+    constant={"every": "its reset steps once more with the old averages"},
     # zeros lower the bound of theirs; its reset steps once more with the old averages, debiased as
     # if they were new, so no reset is among the steps
     inputs=Inputs(zero_start=False, zero_step=False),
 )
 def stable_spam(groups: Any) -> Any:
     module = official_file("TianjinYellow/StableSPAM", "galore_torch/stablespam.py")
-    return module.StableSPAM(groups, betas=(0.9, 0.99), eps=1e-6)
+
+    class OfGroups(module.StableSPAM):  # type: ignore[misc, name-defined]
+        def step(self, closure: Any = None) -> Any:
+            group = self.param_groups[0]
+            self.gamma1, self.gamma2, self.theta = (group[f"gamma{i}"] for i in (1, 2, 3))
+            return super().step(closure)
+
+    return OfGroups(groups)

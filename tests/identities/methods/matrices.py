@@ -20,6 +20,7 @@ GROUPS: Any = (
     {"lr": 0.05, "momentum": 0.9, "weight_decay": 0.1},
     {"lr": 0.02, "momentum": 0.8, "weight_decay": 0.0},
 )
+NO_FACTOR = "theirs has none"
 
 
 def official_muon() -> Any:
@@ -30,9 +31,10 @@ def official_muon() -> Any:
 
 @optimizer(
     "muon",
-    '`Momentum(nesterov=True)`, `Orthogonalize(scale="original")`, `WeightDecay`, `LR` is Muon',
+    '`EMA(nesterov=True)`, `Orthogonalize(scale="original")`, `WeightDecay`, `LR` is Muon',
     source="torch.optim.Muon, its iteration in float32",
     groups=GROUPS,
+    keys={"beta": "momentum"},
     inputs=Inputs(MATRICES),
     rtol={torch.float32: 1e-5},
 )
@@ -53,6 +55,7 @@ def muon(groups: Any) -> Any:
     source="torch.optim.Muon",
     ours=lambda **options: named("muon", **options),
     groups=GROUPS,
+    keys={"beta": "momentum"},
     inputs=Inputs(MATRICES, zero_start=False),  # such a weight is the sum of roundings alone
     rtol={torch.float32: 3e-2},
 )
@@ -64,8 +67,11 @@ def muon_bfloat16(groups: Any) -> Any:
     "normuon",
     "Muon with `NeuronNorm` after `Orthogonalize` is NorMuon",
     source="zichongli5/NorMuon, `SingleDeviceNorMuon`, its iteration in float32",
-    groups=GROUPS,
-    inputs=Inputs(MATRICES, size=100.0),  # it adds 1e-7 to norms and 1e-10 to √V
+    ours=lambda beta2, **options: named("normuon", beta=beta2, **options),
+    groups=({**GROUPS[0], "beta2": 0.95}, {**GROUPS[1], "beta2": 0.9}),
+    keys={"EMA/beta": "momentum", "NeuronNorm/beta": "beta2"},
+    # it adds 1e-7 to norms and 1e-10 to √V; and rows without a gradient go on as if it were zero
+    inputs=Inputs(MATRICES, size=100.0, gaps=False),
     rtol={torch.float32: 1e-5, torch.float64: 1e-6},
 )
 def normuon(groups: Any) -> Any:
@@ -84,20 +90,31 @@ def normuon(groups: Any) -> Any:
 @optimizer(
     "muoneq",
     "Muon with `EqualRows` in front of `Orthogonalize` is MuonEq (R)",
-    source="MaeChd/muon-eq, `CifarMuonEq`, which iterates in float32",
-    groups=GROUPS,
-    inputs=Inputs(MATRICES, size=1e4),  # it adds 1e-8 to squares of norms
-    rtol={torch.float32: 1e-5, torch.float64: 1e-5},
+    source="MaeChd/muon-eq 99b6c8b, `MuonEq` of its language models, in one precision",
+    ours=lambda wd, **options: named("muoneq", weight_decay=wd, **options),
+    groups=(
+        {"lr": 0.05, "momentum": 0.9, "wd": 0.1},
+        {"lr": 0.02, "momentum": 0.8, "wd": 0.02},
+    ),
+    keys={"weight_decay": "wd"},
+    constant={"dampening": NO_FACTOR},
+    inputs=Inputs(MATRICES, size=1e4),  # it adds 1e-8 to squares of norms, and 1e-7 to a norm
+    rtol={torch.float32: 1e-5, torch.float64: 1e-6},
 )
 def muoneq(groups: Any) -> Any:
-    folder = "llm-opt-baseline-gpu/cifar10/optimizers"
-    package: Any = types.ModuleType("optimizers")
-    package.common = official_file("MaeChd/muon-eq", f"{folder}/common.py")
-    modules = {"optimizers": package, "optimizers.common": package.common}
-    with mock.patch.dict(sys.modules, modules):
-        official = official_file("MaeChd/muon-eq", f"{folder}/muoneq.py", "optimizers.muoneq")
-    rows = [{"wd": group["weight_decay"], **group} for group in groups]
-    return official.CifarMuonEq(rows, normalize_mode="row")
+    path = "llm-opt-baseline-gpu/llm-baselines/src/optim/muoneq.py"
+    official: Any = official_file("MaeChd/muon-eq", path).MuonEq
+
+    class InOnePrecision(official):  # type: ignore[misc]
+        """The official steps, without the cast to bfloat16 in the iteration."""
+
+        def step(self, closure: Any = None) -> Any:
+            with mock.patch.object(Tensor, "bfloat16", Tensor.clone):
+                return super().step(closure)
+
+    opt = InOnePrecision(muon_params=[p for group in groups for p in group["params"]])
+    opt.param_groups = [{**opt.defaults, **group} for group in groups]  # it makes one group
+    return opt
 
 
 @optimizer(
@@ -105,6 +122,11 @@ def muoneq(groups: Any) -> Any:
     "Muon with `Normalize` over rows, then columns, after `Orthogonalize` is Muon+ (row_col)",
     source="K1seki221/MuonPlus, `norm_mode=row_col`, `rms_scaling=False`, in one precision",
     groups=GROUPS,
+    constant={
+        "dampening": NO_FACTOR,
+        "Normalize/norm_value": NO_FACTOR,
+        "Normalize_2/norm_value": NO_FACTOR,
+    },
     inputs=Inputs(MATRICES, size=100.0),  # it adds 1e-7 to norms and to squares of norms
     rtol={torch.float32: 1e-5, torch.float64: 1e-5},
 )
@@ -137,10 +159,14 @@ def muon_plus(groups: Any) -> Any:
     "decay are what nanochat does with matrices",
     source="karpathy/nanochat, `nanochat/optim.py`, in float32",
     groups=(
-        {"lr": 0.05, "momentum": 0.9, "weight_decay": 0.0},  # here are the tall ones
-        {"lr": 0.02, "momentum": 0.8, "weight_decay": 0.1},
+        {"lr": 0.05, "momentum": 0.9, "weight_decay": 0.0, "beta2": 0.9},  # the tall ones
+        {"lr": 0.02, "momentum": 0.8, "weight_decay": 0.1, "beta2": 0.8},
     ),
-    inputs=Inputs(MATRICES, size=100.0),  # it adds 1e-6 to norms
+    ours=lambda beta2, **options: named("nanochat", beta=beta2, **options),
+    keys={"EMA/beta": "momentum", "NeuronNorm/beta": "beta2"},
+    constant={"norm_value": NO_FACTOR},
+    # it adds 1e-6 to norms, and asks for a gradient of every row
+    inputs=Inputs(MATRICES, size=100.0, gaps=False),
     rtol={torch.float32: 1e-5, torch.float64: 1e-6},
 )
 def nanochat(groups: Any) -> Any:
@@ -151,7 +177,7 @@ def nanochat(groups: Any) -> Any:
     with mock.patch.dict(sys.modules, package), uncompiled:
         official = official_file("karpathy/nanochat", "nanochat/optim.py")
     rows = [  # a group for each shape, as it asks for
-        {**group, "params": [p], "kind": "muon", "ns_steps": 5, "beta2": 0.9}
+        {**group, "params": [p], "kind": "muon", "ns_steps": 5}
         for group in groups
         for p in group["params"]
     ]

@@ -6,7 +6,6 @@ from typing import Any
 
 from tests.identities.follow import need
 from tests.identities.identity import optimizer
-from torchzero_clip import named
 
 
 @optimizer(
@@ -26,12 +25,11 @@ def lion(groups: Any) -> Any:
     "signum",
     "`EMA`, `Sign`, `WeightDecay`, `LR` is Signum",
     source="pytorch_optimizer 4.1.0, `SignSGD`",
-    ours=lambda beta, **options: named("signum", momentum=beta, **options),
     groups=(
-        {"lr": 0.05, "beta": 0.9, "weight_decay": 0.1},
-        {"lr": 0.02, "beta": 0.7, "weight_decay": 0.0},
+        {"lr": 0.05, "momentum": 0.9, "weight_decay": 0.1},
+        {"lr": 0.02, "momentum": 0.7, "weight_decay": 0.0},
     ),
+    keys={"beta": "momentum"},
 )
 def signum(groups: Any) -> Any:
-    theirs = [{**group, "momentum": group["beta"]} for group in groups]
-    return need("pytorch_optimizer").SignSGD(theirs)
+    return need("pytorch_optimizer").SignSGD(groups)

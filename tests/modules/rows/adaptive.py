@@ -246,6 +246,8 @@ ROWS = [
             *number("threshold", 0, -1.0, nan, words="a number above 0"),
             *share("beta"),
             *steps("wait", 0),
+            *number("every", 0, -1, words="an integer at least 1 or None"),
+            *number("every", 1.5, "3", error=TypeError, words="an integer at least 1 or None"),
         ],
         loose={"1e9": lambda: SpikeClip(1e9)},
         memory="guarded",
@@ -257,7 +259,10 @@ ROWS = [
     ),
     Row(
         SpikeClip,
-        good={"wait": lambda: SpikeClip(2.0, 0.5, wait=2)},
+        good={
+            "wait": lambda: SpikeClip(2.0, 0.5, wait=2),
+            "wait again": lambda: SpikeClip(2.0, 0.5, wait=2, every=3),
+        },
         loose={"waiting": lambda: SpikeClip(1e-9, wait=9)},
         memory="free",  # a step with a NaN counts
         complex="refuses",

@@ -158,7 +158,7 @@ ROWS = [
             "none": lambda: Momentum(0.0),
         },
         bad=[
-            *share("momentum"),
+            *at_least("momentum", 0),
             *number("dampening", 1.5, nan, words="a number at most 1"),
             *number("dampening", "0", error=TypeError, words="a number at most 1"),
         ],
@@ -175,7 +175,7 @@ ROWS = [
             "momentum": lambda: RMSprop(0.9, 1e-3, 0.5),
             "both": lambda: RMSprop(0.9, 1e-3, 0.5, True),
         },
-        bad=[*share("alpha"), *at_least("eps", 0), *share("momentum")],
+        bad=[*share("alpha"), *at_least("eps", 0), *at_least("momentum", 0)],
         memory="free",
         per_entry=True,
         squares=True,
@@ -204,9 +204,16 @@ ROWS = [
     ),
     Row(
         EMA,
-        good={"default": EMA, "debias": lambda: EMA(0.5, debias=True)},
-        bad=share("beta"),
-        loose={"none": lambda: EMA(0.0)},
+        good={
+            "default": EMA,
+            "debias": lambda: EMA(0.5, debias=True),
+            "nesterov": lambda: EMA(0.5, nesterov=True),
+        },
+        bad=[
+            *share("beta"),
+            ({"debias": True, "nesterov": True}, ValueError, "debias=True and nesterov=True excl"),
+        ],
+        loose={"none": lambda: EMA(0.0), "none ahead": lambda: EMA(0.0, nesterov=True)},
         memory="free",
         per_entry=True,
         keeps=("ema",),

@@ -102,6 +102,7 @@ ROWS = [
         Chain,
         good={
             "decay with lr": lambda: Chain(WeightDecay(0.1, follows_lr=True), LR(0.5)),
+            "decay afterwards": lambda: Chain(WeightDecay(0.1, afterwards=True), LR(0.5)),
             "cautious decay with lr": lambda: Chain(
                 WeightDecay(0.1, cautious=True, follows_lr=True), LR(0.5)
             ),

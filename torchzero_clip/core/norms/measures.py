@@ -63,6 +63,8 @@ NAMED = {
 
 def measure(order: Ord) -> Measure:
     """The measure behind `ord`; raises ValueError with the choices."""
+    if order == "inf":  # as torch takes it
+        return NAMED["linf"]
     if isinstance(order, str) and order in NAMED:
         return NAMED[order]
     if isinstance(order, (int, float)) and not isinstance(order, bool) and order >= 0:

@@ -44,6 +44,12 @@ class Compiled(Runner):
             raise RuntimeError(f"compile=True {why}; leave compile out to step without it")
         self.devices.add(device.type)
 
+    def twin(self) -> Compiled:
+        """An engine that does the same with memory of its own, and compiles nothing."""
+        made = Compiled()
+        made.backend = "plain"
+        return made
+
     def open(
         self,
         key: Hashable,

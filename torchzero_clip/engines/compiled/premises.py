@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from torchzero_clip.core.gradients import odd
 from torchzero_clip.core.part import Part
 from torchzero_clip.core.tensors import LAYOUT, SHAPE, all_plain
 from torchzero_clip.engines.buffers import Buffer, apart
@@ -41,7 +42,7 @@ class Premises:
         self._held = Buffer(self._tensors(groups))
         self._others = _others(groups)
         self._bases: list[tuple[Tensor, int]] = []
-        self._apart: list[Any] = [None] * len(parts)  # the gradients that are known to lie apart
+        self._apart: list[Any] = []  # where gradients were that are known to lie apart
 
     def unknown(self, leaves: Sequence[Any], others: Sequence[Tensor]) -> str | None:
         """A sentence where a tensor is neither of these, nor of state or parts, nor their base."""
@@ -86,10 +87,12 @@ class Premises:
             like = buffer.forms == forms if self._strided else buffer.forms[0] == forms[0]
             for row in (params.tensors, buffer.tensors):
                 like = like and all(map(operator.eq, map(SHAPE, row), shapes))
-            where = buffer.addresses, buffer.forms
-            if not like or (where != self._apart[i] and not apart([params, buffer])):
+            if not like or (not buffer.contiguous and odd(buffer.tensors)):
                 return None
-            self._apart[i] = where
+        where = [(buffer.addresses, buffer.forms) for buffer in buffers]
+        if where != self._apart and not apart([*self._params, *buffers]):
+            return None
+        self._apart = where
         return buffers
 
     def _tensors(self, groups: Groups) -> list[Tensor]:

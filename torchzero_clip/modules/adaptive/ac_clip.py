@@ -19,6 +19,9 @@ class ACClip(Transform):
         eps: Added to |m|.
 
     Example:
+        >>> import torch
+        >>> from torchzero_clip import LR, ACClip, Modular
+        >>> model = torch.nn.Linear(10, 1)
         >>> opt = Modular(model.parameters(), ACClip(), LR(1e-3))
 
     Reference:

@@ -25,6 +25,9 @@ class AdaClip(NormRule):
             code of the authors does: a spike then raises its own bound.
 
     Example:
+        >>> import torch
+        >>> from torchzero_clip import LR, AdaClip, AdaGN, Adam, Modular
+        >>> model = torch.nn.Linear(10, 1)
         >>> opt = Modular(model.parameters(), AdaClip(), AdaGN(), Adam(), LR(1e-3))
 
     Reference:

@@ -27,6 +27,9 @@ class AdaGC(NormRule):
         dim: What is measured together: None each tensor, or "layer", "group", "global".
 
     Example:
+        >>> import torch
+        >>> from torchzero_clip import LR, AdaGC, Adam, Modular, WeightDecay
+        >>> model = torch.nn.Linear(10, 1)
         >>> opt = Modular(model.parameters(), AdaGC(), Adam(), WeightDecay(0.1), LR(1e-3))
 
     Reference:

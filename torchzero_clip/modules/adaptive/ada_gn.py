@@ -24,6 +24,9 @@ class AdaGN(NormRule):
         dim: What is measured together, as in `ClipNorm`, without slices.
 
     Example:
+        >>> import torch
+        >>> from torchzero_clip import LR, AdaClip, AdaGN, Adam, Modular
+        >>> model = torch.nn.Linear(10, 1)
         >>> stable_spam = AdaClip(), AdaGN(), Adam()
         >>> opt = Modular(model.parameters(), *stable_spam, LR(1e-3))
 
@@ -37,6 +40,7 @@ class AdaGN(NormRule):
     dim: Scope = None
 
     sets_norm = True
+    update_size = "own"
     pure = True
 
     def check(self) -> None:

@@ -29,6 +29,9 @@ class AdaptiveClip(AdaptiveRule):
         observe: Whether the criterion sees norms "clipped" or "raw"; None for its own default.
 
     Example:
+        >>> import torch
+        >>> from torchzero_clip import LR, Adam, AdaptiveClip, Modular, ZStat
+        >>> model = torch.nn.Linear(10, 1)
         >>> opt = Modular(model.parameters(), AdaptiveClip(ZStat()), Adam(), LR(1e-3))
     """  # noqa: E501
 

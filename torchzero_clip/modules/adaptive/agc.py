@@ -24,6 +24,9 @@ class AGC(NormRule):
         dim: "unit", or another scope as in `ClipNorm`.
 
     Example:
+        >>> import torch
+        >>> from torchzero_clip import AGC, LR, Modular, Momentum
+        >>> model = torch.nn.Linear(10, 1)
         >>> opt = Modular(model.parameters(), AGC(0.01), Momentum(0.9), LR(0.1))
 
     Reference:

@@ -31,6 +31,9 @@ class AutoClip(AdaptiveRule):
         warmup: A rule that clips meanwhile, such as ClipNorm(1.0, dim="global"), or None.
 
     Example:
+        >>> import torch
+        >>> from torchzero_clip import LR, Adam, AutoClip, Modular
+        >>> model = torch.nn.Linear(10, 1)
         >>> clip = AutoClip("percentile", percentile=90.0)
         >>> opt = Modular(model.parameters(), clip, Adam(), LR(1e-3))
 
@@ -51,6 +54,11 @@ class AutoClip(AdaptiveRule):
     pure = True
 
     def check(self) -> None:
+        if isinstance(self.mode, (int, float)) and not isinstance(self.mode, bool):
+            raise TypeError(
+                "AutoClip: mode must be one of ['auto', 'percentile'], got "
+                f"{self.mode!r}: write AutoClip('percentile', percentile={self.mode!r})"
+            )
         self.require_one_of("mode", ("auto", "percentile"))
         self.require_one_of("history", ("window", "ema"))
         self.require("percentile", at_least=0, at_most=100)

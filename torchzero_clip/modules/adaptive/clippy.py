@@ -16,6 +16,9 @@ class Clippy(NormRule):
         absolute: What it may change by on top, so that a weight at zero can move.
 
     Example:
+        >>> import torch
+        >>> from torchzero_clip import LR, Adagrad, Clippy, Modular
+        >>> model = torch.nn.Linear(10, 1)
         >>> opt = Modular(model.parameters(), Adagrad(), LR(0.1), Clippy())
 
     Reference:

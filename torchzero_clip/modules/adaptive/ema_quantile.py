@@ -23,6 +23,9 @@ class EMAQuantile(Criterion):
         alpha: How much is kept a step.
 
     Example:
+        >>> import torch
+        >>> from torchzero_clip import LR, Adam, AdaptiveClip, EMAQuantile, Modular
+        >>> model = torch.nn.Linear(10, 1)
         >>> opt = Modular(model.parameters(), AdaptiveClip(EMAQuantile(0.95)), Adam(), LR(1e-3))
     """
 

@@ -31,6 +31,9 @@ class EMARatio(Criterion):
         clipping: "max" cuts to μ r, "mean" to μ, "reciprocal" between; or a function.
 
     Example:
+        >>> import torch
+        >>> from torchzero_clip import LR, Adam, AdaptiveClip, EMARatio, Modular
+        >>> model = torch.nn.Linear(10, 1)
         >>> clip = AdaptiveClip(EMARatio(r_thresh=1.5), warmup=None)
         >>> opt = Modular(model.parameters(), clip, Adam(), LR(1e-3))
     """  # noqa: E501

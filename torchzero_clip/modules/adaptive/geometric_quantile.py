@@ -23,6 +23,9 @@ class GeometricQuantile(Criterion):
         rate: How far Q moves a step, in terms of its logarithm.
 
     Example:
+        >>> import torch
+        >>> from torchzero_clip import LR, AdaptiveClip, GeometricQuantile, Modular, Momentum
+        >>> model = torch.nn.Linear(10, 1)
         >>> clip = AdaptiveClip(GeometricQuantile(0.5))
         >>> opt = Modular(model.parameters(), clip, Momentum(0.9), LR(0.1))
 

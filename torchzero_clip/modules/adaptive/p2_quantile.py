@@ -25,6 +25,9 @@ class P2Quantile(Criterion):
         q: Between 0 and 1.
 
     Example:
+        >>> import torch
+        >>> from torchzero_clip import LR, Adam, AdaptiveClip, Modular, P2Quantile
+        >>> model = torch.nn.Linear(10, 1)
         >>> opt = Modular(model.parameters(), AdaptiveClip(P2Quantile(0.9)), Adam(), LR(1e-3))
 
     Reference:

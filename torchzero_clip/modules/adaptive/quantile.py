@@ -20,6 +20,9 @@ class Quantile(Criterion):
         window: How many norms are remembered; a spike is forgotten after as many steps.
 
     Example:
+        >>> import torch
+        >>> from torchzero_clip import LR, Adam, AdaptiveClip, Modular, Quantile
+        >>> model = torch.nn.Linear(10, 1)
         >>> opt = Modular(model.parameters(), AdaptiveClip(Quantile(0.95)), Adam(), LR(1e-3))
     """
 

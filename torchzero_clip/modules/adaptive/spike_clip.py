@@ -5,8 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from torchzero_clip.core import Group, Live, State, TensorList, Transform, zeros_like_state
-from torchzero_clip.core.state import state_dtype
+from torchzero_clip.core import Group, Live, State, TensorList, Transform, counter, zeros_like_state
 
 
 class SpikeClip(Transform):
@@ -17,9 +16,14 @@ class SpikeClip(Transform):
     Args:
         threshold: θ, how far above its average square an entry's square may be.
         beta: How much of v is kept a step.
-        wait: The first steps of each parameter that pass as they are, while v observes them.
+        wait: Nothing is cut before the step of this number, while v observes all that comes; each
+            parameter counts its own, from 1.
+        every: It waits anew from each step whose number this divides, which then counts as 0.
 
     Example:
+        >>> import torch
+        >>> from torchzero_clip import LR, Adam, Modular, SpikeClip
+        >>> model = torch.nn.Linear(10, 1)
         >>> opt = Modular(model.parameters(), SpikeClip(), Adam(), LR(1e-3))
 
     Reference:
@@ -30,6 +34,7 @@ class SpikeClip(Transform):
     threshold: Live[float] = 5000.0
     beta: Live[float] = 0.999
     wait: int = 0
+    every: int | None = None
 
     complex = "refuse"
     pure = True
@@ -39,10 +44,11 @@ class SpikeClip(Transform):
         self.require("threshold", above=0)
         self.require("beta", at_least=0, below=1)
         self.require("wait", at_least=0, integer=True)
+        self.require("every", at_least=1, integer=True, optional=True)
 
     def init(self, param: Tensor) -> dict[str, Tensor]:
-        seen = {"seen": param.new_zeros((), dtype=state_dtype(param))} if self.wait else {}
-        return {**seen, "rms": zeros_like_state(param)}  # √v, whose range is that of u
+        step = {"step": counter(param)} if self.wait else {}
+        return {**step, "rms": zeros_like_state(param)}  # √v, whose range is that of u
 
     def update(self, u: TensorList, state: State, group: Group) -> TensorList:
         rms, finite, beta = state["rms"], u.isfinite(), group["beta"]
@@ -50,8 +56,9 @@ class SpikeClip(Transform):
         for t, average in zip(bound, rms, strict=True):
             t.masked_fill_(average == 0, torch.inf)
         if self.wait:
-            seen = state["seen"].add_(1).stack()
-            bound.add_(torch.where(seen <= self.wait, torch.inf, 0.0))
+            t = state["step"].add_(1).stack()
+            since = t if self.every is None else t % self.every
+            bound.add_(torch.where(since < self.wait, torch.inf, 0.0))
         u = u.minimum_(bound).maximum_(bound.neg())
         after = rms.mul(beta**0.5).hypot(u.mul((1 - beta) ** 0.5))
         rms.copy_(after.where(finite, rms))

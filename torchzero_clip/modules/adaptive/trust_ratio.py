@@ -24,6 +24,9 @@ class TrustRatio(NormRule):
         bounds: low and high, between which the factor stays.
 
     Example:
+        >>> import torch
+        >>> from torchzero_clip import LR, Adam, Modular, TrustRatio, WeightDecay
+        >>> model = torch.nn.Linear(10, 1)
         >>> opt = Modular(model.parameters(), Adam(), WeightDecay(0.01), TrustRatio(), LR(1e-3))
 
     Reference:
@@ -39,6 +42,7 @@ class TrustRatio(NormRule):
     bounds: Live[tuple[float, float]] = (0.0, math.inf)
 
     sets_norm = True
+    update_size = "own"
     pure = True
 
     def check(self) -> None:

@@ -36,6 +36,9 @@ class ZClip(AdaptiveRule):
         dim: What is measured together: "global", "group", "layer", or None for each tensor.
 
     Example:
+        >>> import torch
+        >>> from torchzero_clip import LR, Adam, Modular, ZClip
+        >>> model = torch.nn.Linear(10, 1)
         >>> opt = Modular(model.parameters(), ZClip(), Adam(), LR(1e-3))
 
     Reference:

@@ -26,6 +26,9 @@ class ZScoreClip(AdaptiveRule):
         warmup: A rule that clips meanwhile, such as ClipNorm(1.0, dim="global"), or None.
 
     Example:
+        >>> import torch
+        >>> from torchzero_clip import LR, Adam, Modular, ZScoreClip
+        >>> model = torch.nn.Linear(10, 1)
         >>> opt = Modular(model.parameters(), ZScoreClip(), Adam(), LR(1e-3))
     """
 

@@ -37,6 +37,9 @@ class ZStat(Criterion):
         clipping: "reciprocal" for f = t² / z, "mean" for 0, "max" for t, or a function of (z, t).
 
     Example:
+        >>> import torch
+        >>> from torchzero_clip import LR, Adam, AdaptiveClip, Modular, ZStat
+        >>> model = torch.nn.Linear(10, 1)
         >>> clip = AdaptiveClip(ZStat(z_thresh=3.0))
         >>> opt = Modular(model.parameters(), clip, Adam(), LR(1e-3))
     """

@@ -19,6 +19,9 @@ class Centralize(NormRule):
         min_size: Units of fewer elements are left alone.
 
     Example:
+        >>> import torch
+        >>> from torchzero_clip import LR, Centralize, Modular, Momentum
+        >>> model = torch.nn.Linear(10, 1)
         >>> gc = Centralize(dim=0, inverse_dims=True)
         >>> opt = Modular(model.parameters(), gc, Momentum(0.9), LR(1e-2))
 

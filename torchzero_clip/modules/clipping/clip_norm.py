@@ -20,6 +20,9 @@ class ClipNorm(NormRule):
         min_size: Units of fewer elements are left alone.
 
     Example:
+        >>> import torch
+        >>> from torchzero_clip import LR, Adam, ClipNorm, Modular
+        >>> model = torch.nn.Linear(10, 1)
         >>> opt = Modular(model.parameters(), ClipNorm(1.0, dim="global"), Adam(), LR(1e-3))
 
     Reference:

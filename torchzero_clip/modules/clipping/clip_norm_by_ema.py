@@ -28,6 +28,9 @@ class ClipNormByEMA(NormRule):
         dim: What is measured together, as in `ClipNorm`, without slices.
 
     Example:
+        >>> import torch
+        >>> from torchzero_clip import LR, Adam, ClipNormByEMA, Modular
+        >>> model = torch.nn.Linear(10, 1)
         >>> opt = Modular(model.parameters(), ClipNormByEMA(0.9), Adam(), LR(1e-3))
     """
 

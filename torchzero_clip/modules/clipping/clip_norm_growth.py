@@ -27,6 +27,9 @@ class ClipNormGrowth(NormRule):
         dim: What is measured together, as in `ClipNorm`, without slices.
 
     Example:
+        >>> import torch
+        >>> from torchzero_clip import LR, Adam, ClipNormGrowth, Modular
+        >>> model = torch.nn.Linear(10, 1)
         >>> opt = Modular(model.parameters(), ClipNormGrowth(dim="global"), Adam(), LR(1e-3))
     """  # noqa: E501
 

@@ -20,6 +20,9 @@ class ClipPercentile(Transform):
         dim: `None` for each tensor by itself, "global" for all together.
 
     Example:
+        >>> import torch
+        >>> from torchzero_clip import LR, ClipPercentile, Modular, Momentum
+        >>> model = torch.nn.Linear(10, 1)
         >>> opt = Modular(model.parameters(), ClipPercentile(99), Momentum(0.9), LR(1e-2))
     """
 

@@ -20,6 +20,9 @@ class ClipRMS(NormRule):
         min_size: Units of fewer elements are left alone.
 
     Example:
+        >>> import torch
+        >>> from torchzero_clip import LR, Adam, ClipRMS, Modular
+        >>> model = torch.nn.Linear(10, 1)
         >>> opt = Modular(model.parameters(), Adam(), ClipRMS(1.0), LR(1e-3))
 
     Reference:

@@ -12,6 +12,9 @@ class ClipValue(Transform):
         value: The largest magnitude an entry may have. NaN stays NaN.
 
     Example:
+        >>> import torch
+        >>> from torchzero_clip import LR, ClipValue, Modular, Momentum
+        >>> model = torch.nn.Linear(10, 1)
         >>> opt = Modular(model.parameters(), ClipValue(0.5), Momentum(0.9), LR(1e-2))
     """
 

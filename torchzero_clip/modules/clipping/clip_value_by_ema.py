@@ -25,6 +25,9 @@ class ClipValueByEMA(Transform):
             step, as Freeze, Accumulate and guards do, and a class that says `drops = True`.
 
     Example:
+        >>> import torch
+        >>> from torchzero_clip import LR, Adam, ClipValueByEMA, Modular, Scale
+        >>> model = torch.nn.Linear(10, 1)
         >>> clip = ClipValueByEMA(0.99, ema_tfm=Scale(2.0))
         >>> opt = Modular(model.parameters(), clip, Adam(), LR(1e-3))
     """

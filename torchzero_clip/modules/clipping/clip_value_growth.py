@@ -24,6 +24,9 @@ class ClipValueGrowth(Transform):
         max_decay: The memory falls at most by this factor a step; None for no such bound.
 
     Example:
+        >>> import torch
+        >>> from torchzero_clip import LR, ClipValueGrowth, Modular, Momentum
+        >>> model = torch.nn.Linear(10, 1)
         >>> opt = Modular(model.parameters(), ClipValueGrowth(), Momentum(0.9), LR(1e-2))
     """  # noqa: E501
 

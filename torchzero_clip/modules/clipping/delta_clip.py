@@ -23,6 +23,9 @@ class DeltaClip(NormRule):
         min_size: Units of fewer elements are left alone.
 
     Example:
+        >>> import torch
+        >>> from torchzero_clip import LR, DeltaClip, Modular, Momentum
+        >>> model = torch.nn.Linear(10, 1)
         >>> clip = DeltaClip(1.0, 1e-3, dim="global")
         >>> opt = Modular(model.parameters(), clip, Momentum(0.9), LR(0.1))
 

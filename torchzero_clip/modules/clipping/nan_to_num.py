@@ -18,6 +18,9 @@ class NanToNum(Transform):
         neginf: What -inf becomes.
 
     Example:
+        >>> import torch
+        >>> from torchzero_clip import LR, Adam, ClipNorm, Modular, NanToNum
+        >>> model = torch.nn.Linear(10, 1)
         >>> opt = Modular(model.parameters(), NanToNum(), ClipNorm(1.0), Adam(), LR(1e-3))
     """
 

@@ -25,6 +25,9 @@ class Normalize(NormRule):
             rest), and with dim=(-2, -1) each matrix of a stack as it is.
 
     Example:
+        >>> import torch
+        >>> from torchzero_clip import LR, Modular, Normalize
+        >>> model = torch.nn.Linear(10, 1)
         >>> opt = Modular(model.parameters(), Normalize(dim="global"), LR(1e-2))
     """
 
@@ -36,6 +39,7 @@ class Normalize(NormRule):
     per_shape: Literal["sqrt_min", "sqrt_rows"] | None = None
 
     sets_norm = True
+    update_size = "own"
     pure = True
 
     def check(self) -> None:

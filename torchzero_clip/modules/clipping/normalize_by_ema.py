@@ -20,6 +20,9 @@ class NormalizeByEMA(ClipNormByEMA):
         dim: What is measured together, as in `ClipNorm`, without slices.
 
     Example:
+        >>> import torch
+        >>> from torchzero_clip import LR, Modular, NormalizeByEMA
+        >>> model = torch.nn.Linear(10, 1)
         >>> opt = Modular(model.parameters(), NormalizeByEMA(0.9), LR(1e-2))
     """
 

@@ -13,6 +13,9 @@ class Sign(Transform):
     After `EMA` it is Signum {identity: signum}.
 
     Example:
+        >>> import torch
+        >>> from torchzero_clip import EMA, LR, Modular, Sign
+        >>> model = torch.nn.Linear(10, 1)
         >>> opt = Modular(model.parameters(), EMA(0.9), Sign(), LR(1e-4))
 
     Reference:
@@ -20,6 +23,7 @@ class Sign(Transform):
     """
 
     complex = "refuse"
+    update_size = "ones"
     pure = True
 
     def update(self, u: TensorList, state: State, group: Group) -> TensorList:

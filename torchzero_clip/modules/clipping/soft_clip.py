@@ -22,6 +22,9 @@ class SoftClip(NormRule):
         min_size: Units of fewer elements are left alone.
 
     Example:
+        >>> import torch
+        >>> from torchzero_clip import LR, Adam, Modular, SoftClip
+        >>> model = torch.nn.Linear(10, 1)
         >>> opt = Modular(model.parameters(), SoftClip(1.0, dim="global"), Adam(), LR(1e-3))
     """
 

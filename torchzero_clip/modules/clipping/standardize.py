@@ -22,6 +22,9 @@ class Standardize(NormRule):
         min_size: Units of fewer elements are left alone.
 
     Example:
+        >>> import torch
+        >>> from torchzero_clip import LR, Modular, Standardize
+        >>> model = torch.nn.Linear(10, 1)
         >>> opt = Modular(model.parameters(), Standardize(), LR(1e-3))
     """
 
@@ -32,6 +35,8 @@ class Standardize(NormRule):
 
     ord = "std"
     pure = True
+
+    update_size = "own"
 
     def check(self) -> None:
         super().check()

@@ -24,6 +24,9 @@ class AdEMAMix(Transform):
         beta3_warmup: The steps in which the half-life of s grows from that of m, or None.
 
     Example:
+        >>> import torch
+        >>> from torchzero_clip import LR, AdEMAMix, Modular, WeightDecay
+        >>> model = torch.nn.Linear(10, 1)
         >>> mix = AdEMAMix(alpha=8.0, alpha_warmup=100_000, beta3_warmup=100_000)
         >>> opt = Modular(model.parameters(), mix, WeightDecay(0.1), LR(1e-3))
 
@@ -37,6 +40,7 @@ class AdEMAMix(Transform):
     alpha_warmup: Live[int | None] = None
     beta3_warmup: Live[int | None] = None
 
+    update_size = "ones"
     pure = True
 
     def check(self) -> None:

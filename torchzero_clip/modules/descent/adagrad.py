@@ -28,6 +28,9 @@ class Adagrad(Transform):
         eps: Added to the denominator.
 
     Example:
+        >>> import torch
+        >>> from torchzero_clip import LR, Adagrad, Modular
+        >>> model = torch.nn.Linear(10, 1)
         >>> opt = Modular(model.parameters(), Adagrad(), LR(1e-2))
 
     Reference:
@@ -39,6 +42,7 @@ class Adagrad(Transform):
     initial_accumulator_value: float = 0.0
     eps: Live[float] = 1e-10
 
+    update_size = "own"
     pure = True
 
     def check(self) -> None:

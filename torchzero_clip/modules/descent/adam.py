@@ -31,6 +31,9 @@ class Adam(Transform):
         amsgrad: Divide by the largest v so far.
 
     Example:
+        >>> import torch
+        >>> from torchzero_clip import LR, Adam, Modular, WeightDecay
+        >>> model = torch.nn.Linear(10, 1)
         >>> opt = Modular(model.parameters(), Adam(), WeightDecay(0.01), LR(1e-3))
 
     Reference:
@@ -41,6 +44,7 @@ class Adam(Transform):
     eps: Live[float] = 1e-8
     amsgrad: bool = False
 
+    update_size = "ones"
     pure = True
 
     def check(self) -> None:

@@ -13,6 +13,9 @@ class Cautious(Transform):
     Put it after an optimizer such as Adam. The share is taken over each tensor.
 
     Example:
+        >>> import torch
+        >>> from torchzero_clip import LR, Adam, Cautious, Modular
+        >>> model = torch.nn.Linear(10, 1)
         >>> opt = Modular(model.parameters(), Adam(), Cautious(), LR(1e-3))
 
     Reference:

@@ -5,27 +5,39 @@ from __future__ import annotations
 from torch import Tensor
 
 from torchzero_clip.core import Group, Live, State, TensorList, Transform, counter, zeros_like_state
+from torchzero_clip.core.transform import Earlier
+from torchzero_clip.modules.descent.momentum import Momentum
 
 
 class EMA(Transform):
-    """m ← β m + (1 - β) u;   u ← m, or m / (1 - βᵗ) with debias
+    """m ← β m + (1 - β) u;   u ← m, or m / (1 - βᵗ) with debias, or (1 - β) u + β m with nesterov
 
     Args:
         beta: How much of the average is kept a step.
         debias: Undo the start at zero.
+        nesterov: Look ahead, as Muon does. It is not debiased.
 
     Example:
+        >>> import torch
+        >>> from torchzero_clip import EMA, LR, Modular, Sign
+        >>> model = torch.nn.Linear(10, 1)
         >>> opt = Modular(model.parameters(), EMA(0.9), Sign(), LR(1e-4))
     """
 
     beta: Live[float] = 0.9
     debias: bool = False
+    nesterov: bool = False
 
     pure = True
 
     def check(self) -> None:
         super().check()
         self.require("beta", at_least=0, below=1)
+        if self.debias and self.nesterov:
+            raise ValueError(
+                "EMA: debias=True and nesterov=True exclude each other: what looks ahead mixes the "
+                "average with the update, so there is no one bias to undo; take one of them"
+            )
 
     def init(self, param: Tensor) -> dict[str, Tensor]:
         step = {"step": counter(param)} if self.debias else {}
@@ -33,7 +45,25 @@ class EMA(Transform):
 
     def update(self, u: TensorList, state: State, group: Group) -> TensorList:
         m = state["ema"].lerp_(u, 1 - group["beta"])
+        if self.nesterov:
+            return u.lerp_(m, group["beta"])
         if not self.debias:
             return m
         t = state["step"].add_(1).stack()
         return u.copy_(m).div_(1 - group["beta"] ** t)
+
+    def earlier(self) -> Earlier | None:
+        """A sum of updates, which Muon kept before it kept their average."""
+        if self.debias:
+            return None
+
+        def average(held: dict[str, Tensor], live: Group) -> dict[str, Tensor]:
+            if live["dampening"] != 0:
+                raise ValueError(
+                    f"the checkpoint has a sum with dampening={live['dampening']!r} where EMA "
+                    "keeps an average, which can be made of a sum without dampening alone"
+                )
+            return {"ema": held["momentum_buffer"] * (1 - live["momentum"])}
+
+        summed = Momentum(self.beta, self.nesterov, target=self.target, name=self.name)
+        return Earlier(summed, {"momentum": "beta", "dampening": None}, average)

@@ -21,6 +21,9 @@ class Hyperball(NormRule):
         dim: What is measured together, as in `ClipNorm`, without slices.
 
     Example:
+        >>> import torch
+        >>> from torchzero_clip import LR, Adam, Hyperball, Modular, TrustRatio
+        >>> model = torch.nn.Linear(10, 1)
         >>> opt = Modular(model.parameters(), Adam(), TrustRatio(1.0), LR(1e-2), Hyperball())
 
     Reference:
@@ -32,6 +35,7 @@ class Hyperball(NormRule):
 
     min_size = 2
     sets_norm = True
+    about_step = True
     pure = True
 
     def check(self) -> None:

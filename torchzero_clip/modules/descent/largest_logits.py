@@ -31,6 +31,8 @@ def largest_logits(
         One number for each head of keys, on the device: the largest over all else.
 
     Example:
+        >>> import torch
+        >>> from torchzero_clip import largest_logits
         >>> query, key = torch.randn(2, 8, 100, 16), torch.randn(2, 4, 100, 16)
         >>> print(largest_logits(query, key, causal=True).shape)
         torch.Size([4])

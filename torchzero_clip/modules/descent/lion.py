@@ -14,6 +14,9 @@ class Lion(Transform):
         betas: How much of m enters the sign, and how much of it is kept.
 
     Example:
+        >>> import torch
+        >>> from torchzero_clip import LR, Lion, Modular, WeightDecay
+        >>> model = torch.nn.Linear(10, 1)
         >>> opt = Modular(model.parameters(), Lion(), WeightDecay(0.1), LR(1e-4))
 
     Reference:
@@ -22,6 +25,7 @@ class Lion(Transform):
 
     betas: Live[tuple[float, float]] = (0.9, 0.99)
 
+    update_size = "ones"
     pure = True
 
     def check(self) -> None:

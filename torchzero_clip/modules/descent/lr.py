@@ -16,11 +16,15 @@ class LR(Transform):
         lr: The learning rate.
 
     Example:
+        >>> import torch
+        >>> from torchzero_clip import LR, ClipNorm, Modular
+        >>> model = torch.nn.Linear(10, 1)
         >>> opt = Modular(model.parameters(), ClipNorm(1.0), LR(0.1))
     """
 
     lr: Live[float]
 
+    update_size = "set"
     pure = True
 
     def check(self) -> None:

@@ -18,6 +18,9 @@ class Mars(Transform):
         gamma: How much of the correction is made; 0 for none.
 
     Example:
+        >>> import torch
+        >>> from torchzero_clip import LR, Adam, ClipNorm, Mars, Modular, WeightDecay
+        >>> model = torch.nn.Linear(10, 1)
         >>> mars = Mars(), ClipNorm(1.0), Adam((0.95, 0.99))
         >>> opt = Modular(model.parameters(), *mars, WeightDecay(0.01), LR(3e-3))
 

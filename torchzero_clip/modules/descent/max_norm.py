@@ -22,6 +22,9 @@ class MaxNorm(NormRule):
         min_size: Units of fewer elements are left alone.
 
     Example:
+        >>> import torch
+        >>> from torchzero_clip import LR, Adam, MaxNorm, Modular
+        >>> model = torch.nn.Linear(10, 1)
         >>> opt = Modular(model.parameters(), Adam(), LR(1e-3), MaxNorm(3.0, dim=1))
 
     Reference:
@@ -35,6 +38,7 @@ class MaxNorm(NormRule):
     inverse_dims: bool = False
     min_size: int = 1
 
+    about_step = True
     pure = True
 
     def check(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from functools import partial
 
 import torch
@@ -25,11 +26,14 @@ class Momentum(Transform):
     It is that of torch.optim.SGD {identity: sgd_dampening}: the first update enters undamped.
 
     Args:
-        momentum: How much of the sum is kept a step.
+        momentum: How much of the sum is kept a step; 1 and above never forgets, and warns.
         nesterov: Look ahead.
         dampening: How much of each new update is held back.
 
     Example:
+        >>> import torch
+        >>> from torchzero_clip import LR, Modular, Momentum
+        >>> model = torch.nn.Linear(10, 1)
         >>> opt = Modular(model.parameters(), Momentum(0.9, nesterov=True), LR(0.1))
     """
 
@@ -41,7 +45,7 @@ class Momentum(Transform):
 
     def check(self) -> None:
         super().check()
-        self.require("momentum", at_least=0, below=1)
+        check_momentum(self)
         self.require("dampening", at_most=1)
 
     def init(self, param: Tensor) -> dict[str, Tensor]:
@@ -69,3 +73,18 @@ class Momentum(Transform):
         )  # fmt: skip
         start = lambda state: state["started"].maximum_(1.0)  # noqa: E731
         return FusedKernel(kernel, ("momentum_buffer",), advance=start, decays=False)
+
+
+def check_momentum(rule: Transform) -> None:
+    """Raise a sentence below 0, and warn from 1 on, which torch takes without a word."""
+    rule.require("momentum", at_least=0)
+    value = vars(rule)["momentum"]
+    if isinstance(value, Tensor) and (value.device.type != "cpu" or torch.compiler.is_compiling()):
+        return  # reading it would wait for the device
+    if value >= 1:
+        name, grows = type(rule).__name__, "never shrinks" if value == 1 else "grows by itself"
+        warnings.warn(
+            f"{name}: with momentum={value!r} the sum of updates {grows}, and every gradient acts "
+            "for good; below 1, as 0.9, it forgets them",
+            stacklevel=2,
+        )

@@ -21,10 +21,15 @@ class Project(TensorwiseTransform):
             It may write it.
 
     Example:
+        >>> import torch
+        >>> from torchzero_clip import LR, Adam, Modular, Project
+        >>> model = torch.nn.Linear(10, 1)
         >>> opt = Modular(model.parameters(), Adam(), LR(1e-3), Project(torch.relu))
     """
 
     fn: Callable[[Tensor], Tensor]
+
+    about_step = True
 
     def check(self) -> None:
         super().check()

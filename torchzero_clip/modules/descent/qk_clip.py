@@ -24,10 +24,14 @@ class QKClip(Transform):
         alpha: α, the queries' share in what is taken off.
 
     Example:
+        >>> import torch
+        >>> from torchzero_clip import LR, Adam, Heads, Modular, QKClip
+        >>> q, k = torch.nn.Linear(16, 16), torch.nn.Linear(16, 16)
+        >>> attention = torch.nn.ModuleDict({"q": q, "k": k})
         >>> maxima = torch.zeros(4)  # the attention writes largest_logits(query, key) here
-        >>> roles = {"attention.q.weight": "query", "attention.k.weight": "key"}
+        >>> roles = {"q.weight": "query", "k.weight": "key"}
         >>> heads = lambda name, p: Heads(roles[name], maxima) if name in roles else None
-        >>> opt = Modular(model.named_parameters(), Adam(), LR(1e-3), QKClip(heads))
+        >>> opt = Modular(attention.named_parameters(), Adam(), LR(1e-3), QKClip(heads))
 
     Reference:
         Kimi Team, "Kimi K2: open agentic intelligence", arXiv 2507.20534.
@@ -39,6 +43,7 @@ class QKClip(Transform):
 
     complex = "refuse"
     reach = "tensor"
+    about_step = True
 
     def check(self) -> None:
         super().check()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from torchzero_clip.core import Group, Live, State, TensorList, Transform, zeros_like_state
+from torchzero_clip.modules.descent.momentum import check_momentum
 
 
 class RMSprop(Transform):
@@ -20,6 +21,9 @@ class RMSprop(Transform):
         centered: Divide by the standard deviation.
 
     Example:
+        >>> import torch
+        >>> from torchzero_clip import LR, Modular, RMSprop
+        >>> model = torch.nn.Linear(10, 1)
         >>> opt = Modular(model.parameters(), RMSprop(), LR(1e-2))
 
     Reference:
@@ -31,13 +35,14 @@ class RMSprop(Transform):
     momentum: float = 0.0
     centered: bool = False
 
+    update_size = "ones"
     pure = True
 
     def check(self) -> None:
         super().check()
         self.require("alpha", at_least=0, below=1)
         self.require("eps", at_least=0)
-        self.require("momentum", at_least=0, below=1)
+        check_momentum(self)
 
     def init(self, param: Tensor) -> dict[str, Tensor]:
         names = ["square_avg"]

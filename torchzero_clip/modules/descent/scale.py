@@ -16,11 +16,15 @@ class Scale(Transform):
         factor: Any number.
 
     Example:
+        >>> import torch
+        >>> from torchzero_clip import LR, Adam, Modular, Scale
+        >>> model = torch.nn.Linear(10, 1)
         >>> opt = Modular(model.parameters(), Scale(-1), Adam(), LR(1e-3))
     """
 
     factor: Live[float]
 
+    update_size = "set"
     pure = True
 
     def check(self) -> None:

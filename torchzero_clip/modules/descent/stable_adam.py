@@ -21,6 +21,9 @@ class StableAdam(NormRule):
             after this link is the decay that is not.
 
     Example:
+        >>> import torch
+        >>> from torchzero_clip import LR, Modular, StableAdam
+        >>> model = torch.nn.Linear(10, 1)
         >>> opt = Modular(model.parameters(), StableAdam(weight_decay=0.01), LR(1e-3))
 
     Reference:
@@ -34,6 +37,8 @@ class StableAdam(NormRule):
 
     ord = "rms"
     pure = True
+
+    update_size = "ones"
 
     def check(self) -> None:
         super().check()

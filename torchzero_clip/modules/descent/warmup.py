@@ -16,6 +16,9 @@ class Warmup(Transform):
         steps: When the full size is reached.
 
     Example:
+        >>> import torch
+        >>> from torchzero_clip import LR, Adam, Modular, Warmup
+        >>> model = torch.nn.Linear(10, 1)
         >>> opt = Modular(model.parameters(), Adam(), LR(1e-3), Warmup(100))
     """
 

@@ -22,8 +22,13 @@ class WeightDecay(Transform):
         cautious: Only the entries with u · w ≥ 0, whose update makes them smaller as well.
         follows_lr: Times lr over the largest lr so far. The learning rate is another link's: since
             `LR` multiplies the decay too, it falls with the square of a schedule.
+        afterwards: Of the weights that the step leaves, as AdamW in older libraries:
+            u ← (1 - lr · weight_decay) u + weight_decay · w, with the learning rate of `LR`.
 
     Example:
+        >>> import torch
+        >>> from torchzero_clip import LR, Adam, Modular, WeightDecay
+        >>> model = torch.nn.Linear(10, 1)
         >>> opt = Modular(model.parameters(), Adam(), WeightDecay(0.01), LR(1e-3))
 
     Reference:
@@ -35,16 +40,23 @@ class WeightDecay(Transform):
     weight_decay: Live[float]
     cautious: bool = False
     follows_lr: bool = False
+    afterwards: bool = False
 
+    about_step = True
     pure = True
 
     def check(self) -> None:
         super().check()
         self.require("weight_decay", at_least=0)
+        if self.afterwards and (self.cautious or self.follows_lr):
+            raise ValueError(
+                "WeightDecay: afterwards=True is for a plain decay: take cautious=True and "
+                "follows_lr=True out, or afterwards=True"
+            )
 
     @property
     def reads(self) -> tuple[str, ...]:
-        return ("lr",) if self.follows_lr else ()
+        return ("lr",) if self.follows_lr or self.afterwards else ()
 
     def init(self, param: Tensor) -> dict[str, Tensor]:
         return {"largest_lr": statistic(0.0, param)} if self.follows_lr else {}
@@ -58,8 +70,14 @@ class WeightDecay(Transform):
         if self.cautious:
             signs = u.sign().mul_(w.to(u.dtype).sign())
             w = signs.add_(1).minimum_(1).mul_(w)  # w where the signs agree, or one is 0
+        if self.afterwards:
+            u = u.mul_(1 - group["lr"] * decay)
         return u.add_(w, alpha=decay)
 
     def affine(self, group: Group) -> tuple[Any, Any] | None:
-        plain = not (self.cautious or self.follows_lr)
-        return (1.0, group["weight_decay"]) if plain else None
+        if self.cautious or self.follows_lr:
+            return None
+        decay = group["weight_decay"]
+        if self.afterwards:
+            return 1 - group["lr"] * decay, decay
+        return 1.0, decay

@@ -19,6 +19,9 @@ class Accumulate(Transform):
         steps: How many steps make one.
 
     Example:
+        >>> import torch
+        >>> from torchzero_clip import LR, Accumulate, Adam, ClipNorm, Modular
+        >>> model = torch.nn.Linear(10, 1)
         >>> opt = Modular(model.parameters(), Accumulate(4), ClipNorm(1.0), Adam(), LR(1e-3))
     """
 

@@ -18,6 +18,9 @@ class Carry(Transform):
         tfm: A rule that clips, or a Chain. Guards, Freeze and Accumulate may not stand in it.
 
     Example:
+        >>> import torch
+        >>> from torchzero_clip import LR, Carry, ClipValue, Modular, Momentum
+        >>> model = torch.nn.Linear(10, 1)
         >>> opt = Modular(model.parameters(), Carry(ClipValue(0.01)), Momentum(0.9), LR(0.1))
 
     Reference:

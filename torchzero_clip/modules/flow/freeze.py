@@ -21,7 +21,10 @@ class Freeze(Transform):
             optimizer was given `model.named_parameters()`.
 
     Example:
-        >>> frozen = Freeze(lambda name, p: name.startswith("encoder."))
+        >>> import torch
+        >>> from torchzero_clip import LR, Adam, Freeze, Modular
+        >>> model = torch.nn.Linear(10, 1)
+        >>> frozen = Freeze(lambda name, p: name == "bias")
         >>> opt = Modular(model.named_parameters(), frozen, Adam(), LR(1e-3))
     """
 

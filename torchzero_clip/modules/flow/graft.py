@@ -35,6 +35,9 @@ class Graft(NormRule):
         min_size: Units of fewer elements have d as it is.
 
     Example:
+        >>> import torch
+        >>> from torchzero_clip import LR, Adam, Graft, Modular, Momentum
+        >>> model = torch.nn.Linear(10, 1)
         >>> opt = Modular(model.parameters(), Graft(Adam(), Momentum(0.9)), LR(1e-3))
 
     Reference:

@@ -26,6 +26,9 @@ class Guard(_StepGuard):
             as many steps, and so may be late by as many.
 
     Example:
+        >>> import torch
+        >>> from torchzero_clip import LR, Adam, ClipNorm, Guard, Modular
+        >>> model = torch.nn.Linear(10, 1)
         >>> opt = Modular(model.parameters(), Guard(), ClipNorm(1.0), Adam(), LR(1e-3))
     """
 

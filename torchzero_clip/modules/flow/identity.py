@@ -9,6 +9,10 @@ class Identity(Transform):
     """u ← u
 
     Example:
+        >>> import torch
+        >>> from torchzero_clip import LR, Adam, ClipNorm, Identity, Modular
+        >>> model = torch.nn.Linear(10, 1)
+        >>> clipping = False
         >>> clip = ClipNorm(1.0) if clipping else Identity()
         >>> opt = Modular(model.parameters(), clip, Adam(), LR(1e-3))
     """

@@ -17,6 +17,9 @@ class Lambda(TensorwiseTransform):
         fn: A function of one tensor; it may write it.
 
     Example:
+        >>> import torch
+        >>> from torchzero_clip import LR, Lambda, Modular
+        >>> model = torch.nn.Linear(10, 1)
         >>> opt = Modular(model.parameters(), Lambda(lambda u: u.tanh()), LR(1e-2))
     """
 

@@ -21,6 +21,9 @@ class Masked(Transform):
             optimizer was given `model.named_parameters()`.
 
     Example:
+        >>> import torch
+        >>> from torchzero_clip import LR, Adam, Masked, Modular, WeightDecay
+        >>> model = torch.nn.Linear(10, 1)
         >>> matrices = lambda name, p: p.dim() >= 2
         >>> decay = Masked(WeightDecay(0.1), matrices)
         >>> opt = Modular(model.parameters(), Adam(), decay, LR(1e-3))

@@ -21,8 +21,12 @@ def matrices_and_rest(model: nn.Module, head: str | None = None) -> dict[str, st
             that has a weight of two and more dims.
 
     Example:
+        >>> import torch
+        >>> from torchzero_clip import LR, Adam, Chain, Modular, Momentum, Orthogonalize, Partition
+        >>> from torchzero_clip import matrices_and_rest
+        >>> model = torch.nn.Sequential(torch.nn.Linear(10, 32), torch.nn.Linear(32, 1))
         >>> kinds = matrices_and_rest(model)
-        >>> muon = Chain(Momentum(0.95, nesterov=True), Orthogonalize(scale="match_rms_adamw"))
+        >>> muon = Chain(EMA(0.95, nesterov=True), Orthogonalize(scale="match_rms_adamw"))
         >>> two = Partition({"matrices": muon, "rest": Adam()}, kinds)
         >>> opt = Modular(model.named_parameters(), two, LR(1e-3))
     """

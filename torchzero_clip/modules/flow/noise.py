@@ -22,6 +22,9 @@ class Noise(Transform):
         seed: Where the generator starts.
 
     Example:
+        >>> import torch
+        >>> from torchzero_clip import LR, Modular, Noise
+        >>> model = torch.nn.Linear(10, 1)
         >>> opt = Modular(model.parameters(), Noise(0.01), LR(1e-2))
 
     Reference:

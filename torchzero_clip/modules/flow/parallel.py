@@ -21,6 +21,9 @@ class Parallel(Transform):
             write any of them, and must treat every entry by itself.
 
     Example:
+        >>> import torch
+        >>> from torchzero_clip import EMA, LR, Modular, Parallel
+        >>> model = torch.nn.Linear(10, 1)
         >>> both = {"fast": EMA(0.9), "slow": EMA(0.999)}
         >>> mean = Parallel(both, lambda u: u["fast"].add_(u["slow"]).mul_(0.5))
         >>> opt = Modular(model.parameters(), mean, LR(0.1))

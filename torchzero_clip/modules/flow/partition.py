@@ -24,7 +24,11 @@ class Partition(Transform):
             ask for a name is an error unless the optimizer was given `model.named_parameters()`.
 
     Example:
-        >>> muon = Chain(Momentum(0.95, nesterov=True), Orthogonalize(scale="match_rms_adamw"))
+        >>> import torch
+        >>> from torchzero_clip import EMA, LR, Adam, Chain, Modular, Orthogonalize, Partition
+        >>> from torchzero_clip import matrices_and_rest
+        >>> model = torch.nn.Sequential(torch.nn.Linear(10, 32), torch.nn.Linear(32, 1))
+        >>> muon = Chain(EMA(0.95, nesterov=True), Orthogonalize(scale="match_rms_adamw"))
         >>> kinds = matrices_and_rest(model)
         >>> two = Partition({"matrices": muon, "rest": Adam()}, kinds)
         >>> opt = Modular(model.named_parameters(), two, LR(1e-3))

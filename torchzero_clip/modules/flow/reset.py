@@ -28,6 +28,9 @@ class Reset(Transform):
             which then debiases as if its averages had not begun anew.
 
     Example:
+        >>> import torch
+        >>> from torchzero_clip import LR, Adam, Chain, Modular, Reset, SpikeClip
+        >>> model = torch.nn.Linear(10, 1)
         >>> spam = Reset(Chain(SpikeClip(5000.0), Adam()), every=500, warmup=150)
         >>> opt = Modular(model.parameters(), spam, LR(1e-3))
 

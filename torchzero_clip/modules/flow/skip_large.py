@@ -20,6 +20,9 @@ class SkipLarge(_StepGuard):
             as many steps, and so may be late by as many.
 
     Example:
+        >>> import torch
+        >>> from torchzero_clip import LR, Adam, Modular, SkipLarge
+        >>> model = torch.nn.Linear(10, 1)
         >>> opt = Modular(model.parameters(), SkipLarge(100.0), Adam(), LR(1e-3))
     """
 

@@ -33,7 +33,12 @@ class SkipSpike(_StepGuard):
             as many steps, and so may be late by as many.
 
     Example:
+        >>> import torch
+        >>> from torchzero_clip import LR, Adam, ClipNorm, Modular, SkipSpike
+        >>> model = torch.nn.Linear(10, 1)
         >>> opt = Modular(model.parameters(), SkipSpike(), ClipNorm(1.0), Adam(), LR(1e-3))
+        >>> loss = model(torch.randn(64, 10)).square().mean()
+        >>> loss.backward()
         >>> opt.report(loss=loss)
         >>> opt.step()
 

@@ -16,6 +16,9 @@ class When(Transform):
         tfm: A transform or a Chain.
 
     Example:
+        >>> import torch
+        >>> from torchzero_clip import LR, Adam, ClipNorm, Modular, When
+        >>> model = torch.nn.Linear(10, 1)
         >>> early = When(lambda step: step <= 1000, ClipNorm(0.1, dim="global"))
         >>> opt = Modular(model.parameters(), early, Adam(), LR(1e-3))
     """

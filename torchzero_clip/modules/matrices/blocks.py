@@ -8,6 +8,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
+from torchzero_clip.core.description import is_row
 from torchzero_clip.core.names import by_name, check_patterns
 
 Cuts: TypeAlias = "int | Sequence[int] | None"
@@ -37,7 +38,7 @@ def block_rows(rule: Any, name: str, t: Tensor, rows: int) -> list[int]:
         cuts = rule.blocks(name, t)
     count = 1 if cuts is None else cuts
     sizes = [rows // count] * count if isinstance(count, int) and count > 0 else count
-    if not isinstance(sizes, (tuple, list)) or sum(sizes) != rows:
+    if not is_row(sizes) or sum(sizes) != rows:
         raise ValueError(
             f"{type(rule).__name__}: blocks gave {cuts!r} for {name!r} of {rows} rows: it must be "
             "a number that divides them, the rows of each block, or None"

@@ -21,6 +21,10 @@ class EqualRows(NormRule):
         stacks: Whether tensors of three dims are a stack of matrices (True) or (first, rest).
 
     Example:
+        >>> import torch
+        >>> from torchzero_clip import LR, EqualRows, Modular, Momentum, Orthogonalize
+        >>> model = torch.nn.Linear(10, 1)
+        >>> matrices = [p for p in model.parameters() if p.dim() == 2]
         >>> muon = Momentum(0.95, nesterov=True), EqualRows(), Orthogonalize(scale="original")
         >>> opt = Modular(matrices, *muon, LR(1e-3))
 

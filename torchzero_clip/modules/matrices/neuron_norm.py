@@ -26,7 +26,11 @@ class NeuronNorm(NormRule):
         stacks: Whether tensors of three dims are a stack of matrices (True) or (first, rest).
 
     Example:
-        >>> normuon = Momentum(0.95, nesterov=True), Orthogonalize(), NeuronNorm()
+        >>> import torch
+        >>> from torchzero_clip import EMA, LR, Modular, NeuronNorm, Orthogonalize, WeightDecay
+        >>> model = torch.nn.Linear(10, 1)
+        >>> matrices = [p for p in model.parameters() if p.dim() == 2]
+        >>> normuon = EMA(0.95, nesterov=True), Orthogonalize(), NeuronNorm()
         >>> opt = Modular(matrices, *normuon, WeightDecay(0.1), LR(1e-3))
 
     Reference:

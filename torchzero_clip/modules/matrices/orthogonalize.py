@@ -22,7 +22,7 @@ from torchzero_clip.modules.matrices.newton_schulz import (
 class Orthogonalize(TensorwiseTransform):
     """u ← U Vᵀ of u = U S Vᵀ, nearly: X ← a X + (b A + c A²) X with A = X Xᵀ, step by step
 
-    After `Momentum(nesterov=True)` it is Muon {identity: muon}. Tensors of four and more dims count
+    After `EMA(nesterov=True)` it is Muon {identity: muon}. Tensors of four and more dims count
     as matrices of shape (first, rest); give vectors to another rule, with `Partition`.
 
     Args:
@@ -37,7 +37,11 @@ class Orthogonalize(TensorwiseTransform):
             how many equal blocks, or the rows of each; or a function of name and tensor.
 
     Example:
-        >>> muon = Momentum(0.95, nesterov=True), Orthogonalize(scale="original")
+        >>> import torch
+        >>> from torchzero_clip import EMA, LR, Modular, Orthogonalize, WeightDecay
+        >>> model = torch.nn.Linear(10, 1)
+        >>> matrices = [p for p in model.parameters() if p.dim() == 2]
+        >>> muon = EMA(0.95, nesterov=True), Orthogonalize(scale="original")
         >>> opt = Modular(matrices, *muon, WeightDecay(0.1), LR(1e-3))
 
     Reference:
@@ -52,6 +56,7 @@ class Orthogonalize(TensorwiseTransform):
     blocks: Blocks = None
 
     reach = "tensor"
+    update_size = "own"
 
     def check(self) -> None:
         super().check()

@@ -1,0 +1,58 @@
+"""The pictures of the pages: each names its axes."""
+
+import importlib.util
+import re
+
+import pytest
+
+from benchmarks.atlas.report import picture as of_the_atlas
+from benchmarks.atlas.runs import Curve
+from benchmarks.guide.picture import picture as of_the_guide
+from benchmarks.guide.report import CASES, results
+from benchmarks.rows import read
+from benchmarks.traces.judge import Line
+from benchmarks.traces.report import picture as of_traces
+from tests.helpers import ROOT
+
+FOUND = ROOT / "benchmarks" / "results"
+source = importlib.util.spec_from_file_location(
+    "pictures", ROOT / "docs" / "_hooks" / "pictures.py"
+)
+assert source is not None
+assert source.loader is not None
+hook = importlib.util.module_from_spec(source)
+source.loader.exec_module(hook)
+
+
+@pytest.mark.parametrize(
+    ("asked", "lower", "upright"),
+    [
+        ("<!-- picture: ClipNorm(1.0) -->", "step", "norm"),
+        ("<!-- curve: Sign() -->", "entry before", "entry after"),
+        ("<!-- norm curve: ClipNorm(1.0) -->", "norm before", "norm after"),
+        ("<!-- rows: EqualRows() -->", "row", "norm"),
+        ("<!-- singular values: ClipSpectral(1.0) -->", "from the largest", "singular value"),
+    ],
+)
+def test_a_picture_of_a_rule_names_its_axes(asked: str, lower: str, upright: str) -> None:
+    assert axes_of(hook.on_page_markdown(asked)) == [lower, upright]
+
+
+def test_the_pictures_of_results_name_their_axes() -> None:
+    curves = read(FOUND / "atlas_curves.csv", Curve)
+    lines = read(FOUND / "replay.csv", Line)
+    assert axes_of(of_the_atlas(curves, "ClipNorm") or "") == ["step", "size of the step", "step"]
+    assert axes_of(of_traces(lines, "ppo")) == ["false alarms, %", "missed, %"]
+    for trouble in CASES:
+        drawn = of_the_guide(results(), trouble)
+        assert axes_of(drawn) == ["difference in loss"]
+        assert ">method</text>" in drawn
+
+
+def axes_of(drawn: str) -> list[str]:
+    """What stands at the foot of a picture, and upright at its left edge, in their order."""
+    height = float(re.findall(r'viewBox="0 0 \S+ (\S+)"', drawn)[0])
+    texts = re.findall(
+        r'<text x="(\S+)" y="(\S+)"[^>]*?( transform="rotate.*?)?>(.*?)</text>', drawn
+    )
+    return [text for _, y, turned, text in texts if turned or float(y) == height - 6]

@@ -1,0 +1,103 @@
+"""Gradients: those of a step, in memory that lists can read and write."""
+
+from __future__ import annotations
+
+import itertools
+import operator
+from bisect import bisect_left
+from collections.abc import Iterable, Sequence
+
+import torch
+from torch import Tensor
+
+from torchzero_clip.core.sharding import aligned_grads
+from torchzero_clip.core.tensors import LAYOUT, NBYTES, all_plain
+
+
+class StepGradients:
+    """The gradients of a step, which are read as they were when it began.
+
+    Copied are those that torch negates or conjugates when they are read, those of which several
+    entries lie in one place, and those in the memory of another gradient, or of a parameter that
+    moves. They stay as they are, unless a link is going to write them: then `p.grad` is the copy
+    from there on.
+    """
+
+    def __init__(self) -> None:
+        self._copies: dict[Tensor, Tensor] = {}
+
+    def of(self, rows: Sequence[Sequence[Tensor]], moves: bool) -> list[list[Tensor | None]]:
+        """The gradients of rows of parameters, all that the step `moves` where it does."""
+        found = [aligned_grads(params) for params in rows]
+        params = [p for row in rows for p in row if p.grad is not None]
+        grads: list[Tensor] = [grad for row in found for grad in row if grad is not None]
+        if torch.compiler.is_compiling() or not all_plain([*params, *grads]):
+            return found
+        if not {torch.strided}.issuperset(map(LAYOUT, grads)):  # sparse ones, which are refused
+            return found
+        made: dict[int, Tensor] = {}  # what two parameters share they share as a copy
+        for i in {*odd(grads), *_shared(grads), *(_inside(grads, params) if moves else ())}:
+            if params[i] not in self._copies:
+                plain = grads[i].resolve_conj().resolve_neg()
+                copy = plain.clone(memory_format=torch.contiguous_format)
+                self._copies[params[i]] = made.setdefault(id(grads[i]), copy)
+        if self._copies:
+            pairs = zip(rows, found, strict=True)
+            found = [list(map(self._copies.get, *pair)) for pair in pairs]
+        return found
+
+    def write(self, params: Iterable[Tensor]) -> None:
+        """Have copies be the gradients, since they are about to be written."""
+        for p in params if self._copies else ():
+            if p in self._copies:
+                p.grad = self._copies.pop(p)
+
+
+def odd(grads: Sequence[Tensor]) -> list[int]:
+    """The places of tensors whose numbers are no memory of their own, as they stand there."""
+    turned = any(map(Tensor.is_neg, grads)) or any(map(Tensor.is_conj, grads))
+    if not turned and all(map(Tensor.is_contiguous, grads)):
+        return []
+    return [i for i, t in enumerate(grads) if t.is_neg() or t.is_conj() or _overlaps_itself(t)]
+
+
+def _shared(grads: Sequence[Tensor]) -> list[int]:
+    """The places of gradients in whose memory another one begins before it, or as it does."""
+    spans = [(start, end, i) for i, (start, end) in enumerate(_spans(grads)) if start < end]
+    spans.sort()
+    ends = list(itertools.accumulate([end for _, end, _ in spans], max))
+    return [i for (start, _, i), end in zip(spans[1:], ends, strict=False) if start < end]
+
+
+def _inside(grads: Sequence[Tensor], params: Sequence[Tensor]) -> list[int]:
+    """The places of gradients that lie, as a whole or in part, in the memory of parameters."""
+    rows = sorted(_spans(params))
+    starts = list(map(operator.itemgetter(0), rows))
+    ends = list(itertools.accumulate([end for _, end in rows], max, initial=0))
+    spans = enumerate(_spans(grads))
+    return [i for i, (start, end) in spans if start < ends[bisect_left(starts, end)]]
+
+
+def _spans(tensors: Sequence[Tensor]) -> list[tuple[int, int]]:
+    """The addresses at which tensors begin and end."""
+    sizes = list(map(NBYTES, tensors))
+    if not all(map(Tensor.is_contiguous, tensors)):
+        sizes = list(map(_extent, tensors))
+    starts = list(map(Tensor.data_ptr, tensors))
+    return list(zip(starts, map(operator.add, starts, sizes), strict=True))
+
+
+def _extent(t: Tensor) -> int:
+    """The bytes from the first entry to the end of the last in memory."""
+    last = sum([(n - 1) * step for n, step in zip(t.shape, t.stride(), strict=True)])
+    return (last + 1) * t.element_size() if t.numel() else 0
+
+
+def _overlaps_itself(t: Tensor) -> bool:
+    """Whether entries may lie in one place: a step is no longer than what it steps over."""
+    room = 1
+    for step, n in sorted([(s, n) for s, n in zip(t.stride(), t.shape, strict=True) if n > 1]):
+        if step < room:
+            return t.numel() > 0
+        room += (n - 1) * step
+    return False

@@ -1,0 +1,69 @@
+"""take_over: what the checkpoint of another chain has of this one."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from torchzero_clip.core.description import RESERVED
+from torchzero_clip.optimizer.checkpoint import check_form
+from torchzero_clip.optimizer.layout import is_links
+from torchzero_clip.optimizer.modular import Modular
+
+
+def take_over(
+    optimizer: Modular,
+    state_dict: Mapping[str, Any],
+    link: str | None = None,
+    *,
+    keep: str | Sequence[str] = (),
+) -> list[str]:
+    """Load what the checkpoint of another chain, or of an optimizer of torch, has of this chain.
+
+    What has the same name in both goes over, state and live values; the rest begins anew.
+
+    Args:
+        optimizer: A `Modular`, a `Clipper` or the handle of `attach`.
+        state_dict: What `state_dict()` of the other gave, with as many groups and parameters.
+        link: The path of the link that takes the state of an optimizer of torch, as "Adam".
+        keep: Live values that stay as they were given here, as in `load_state_dict`.
+
+    Returns:
+        The names of the state that went over.
+
+    Example:
+        >>> adamw = torch.optim.AdamW(model.parameters(), lr=1e-3)
+        >>> loss.backward()
+        >>> adamw.step()
+        >>> opt = Modular(model.parameters(), ZClip(), Adam(), WeightDecay(0.01), LR(1e-3))
+        >>> print(take_over(opt, adamw.state_dict(), link="Adam"))
+        ['Adam/exp_avg', 'Adam/exp_avg_sq', 'Adam/step']
+    """
+    if not isinstance(optimizer, Modular):
+        raise TypeError(f"take_over: takes a Modular, got {optimizer!r}")
+    check_form(state_dict, optimizer.param_groups)
+    before = "" if link is None else f"{link}/"
+    optimizer.init_state()
+    mine = optimizer.state_dict()
+    rows: list[tuple[dict[str, Any], Mapping[str, Any]]] = []
+    for group, other in zip(mine["param_groups"], state_dict["param_groups"], strict=True):
+        live = group.keys() & other.keys() - RESERVED
+        group.update({key: other[key] for key in live})
+        rows.append((group["chain"], {k: x for k, x in other.get("chain", {}).items() if "/" in k}))
+        for index, theirs in zip(group["params"], other["params"], strict=True):
+            held = state_dict["state"].get(theirs, {})
+            state = mine["state"][index] = dict(mine["state"].get(index, {}))
+            rows.append((state, {before + key: value for key, value in held.items()}))
+    taken = {key for held, theirs in rows for key in held.keys() & theirs.keys()}
+    known = sorted({key for held, _ in rows for key in held if is_links(key)})
+    if known and not taken and any([theirs for _, theirs in rows]):
+        raise ValueError(
+            f"take_over: the checkpoint has {sorted({k for _, theirs in rows for k in theirs})}, "
+            f"this chain keeps {known}: no name is in both; for the state of an optimizer of torch "
+            'give the link that takes it, as link="Adam"'
+        )
+    for held, theirs in rows:
+        held.update({key: copy.deepcopy(theirs[key]) for key in held.keys() & theirs.keys()})
+    optimizer.load_state_dict(mine, keep=keep)
+    return sorted(taken)
