@@ -21,7 +21,7 @@ from torchzero_clip.core.state import HALF
 from torchzero_clip.core.stochastic import Rounding
 from torchzero_clip.core.tensorlist import Operand, TensorList, Workspace
 from torchzero_clip.engines.deferred import Fused, Guarded, Scaled, overlap, subtract_, takes, times
-from torchzero_clip.engines.kept import Kept, settle, updated_by_turns
+from torchzero_clip.engines.kept import Kept, updated_in_turn
 from torchzero_clip.engines.workspace import Workspaces
 
 
@@ -113,18 +113,18 @@ class EagerSession:
         return Guarded(tensors, guard) if waits else TensorList(tensors, owned=True)
 
     def settle(self, path: str) -> None:
-        names = [name for name in self._kept_state if name.rpartition("/")[0] == path]
-        settle([self._kept_state.pop(name) for name in names])
+        for name in [name for name in self._kept_state if name.rpartition("/")[0] == path]:
+            self._kept_state.pop(name).settle()
 
     def update(self, rule: Rule, u: TensorList, state: State, group: Group) -> TensorList:
         if not self._defers:
-            return updated_by_turns(rule, u, state, group)
+            return updated_in_turn(rule, u, state, group)
         if (factors := rule.affine(group)) is not None:
             return self._affine(u, *factors) or updated(rule, u, state, group)
         kernel = rule.fused(group)
         numbers = kernel is not None and _numbers_only(group)
         if kernel is None or not (numbers and takes(kernel, self.params.tensors, u, state)):
-            return updated_by_turns(rule, u, state, group)
+            return updated_in_turn(rule, u, state, group)
         self._waiting.append(Fused(self._waiting, kernel, rule, u, state, group))
         return self._waiting[-1]
 

@@ -24,7 +24,7 @@ from torchzero_clip.optimizer.fingerprint import fingerprint, shared_start
 from torchzero_clip.optimizer.keys import GroupKeys, refuse_arguments
 from torchzero_clip.optimizer.layout import StateLayout
 from torchzero_clip.optimizer.loss import evaluate, one_number
-from torchzero_clip.optimizer.meaning import refuse_step, warn_of_size
+from torchzero_clip.optimizer.meaning import refuse_step, warn_of_size, warn_of_small_state
 from torchzero_clip.optimizer.metrics import metrics_of
 from torchzero_clip.optimizer.rounding import check_options, prepare_rounding, subtract
 from torchzero_clip.source import to_source
@@ -99,6 +99,8 @@ class Modular(Optimizer):
         if is_row(params):  # torch takes a group for one in a dict alone
             params = [dict(x) if isinstance(x, Mapping) else x for x in params]
         super().__init__(params, dict(self.keys.defaults))
+        if not compile:
+            warn_of_small_state(self.keys.links, self.param_groups)
 
     def _build(
         self, chain: Chain, fused: bool, compile: bool, rounding: str, state_dtype: str

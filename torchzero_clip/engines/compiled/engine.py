@@ -24,7 +24,7 @@ from torchzero_clip.engines.compiled.replays import Replays
 from torchzero_clip.engines.compiled.runner import Runner
 from torchzero_clip.engines.compiled.trace import BucketTrace, Traced
 from torchzero_clip.engines.eager import Eager
-from torchzero_clip.engines.kept import Kept, settle
+from torchzero_clip.engines.kept import Kept
 
 
 class Compiled(Runner):
@@ -141,18 +141,18 @@ class CompiledSession:
         for name in [name for name in self._kept_state if name.rpartition("/")[0] == path]:
             wide, stored, rounding = self._kept_state.pop(name)
             if isinstance(wide, Kept):
-                settle([wide])
+                wide.settle()
             elif isinstance(wide, Traced) and isinstance(stored, Traced):
                 self._round(wide, stored, rounding)
 
     def _round(self, wide: Traced, stored: Traced, rounding: Rounding) -> None:
         """Round a list, where it has changed, into the buffer of the stored one."""
-        trace, bits, value = self._trace, rounding.bits, wide.value
+        trace, elements, value = self._trace, rounding.elements, wide.value
         if trace.nodes[value] == ("to", (("value", stored.value), FLOAT32)):
             return
         assert stored.buffer is not None
-        trace.elements = bits.elements
-        vectors = trace.whole(bits.keys), trace.whole(bits.elements.starts)
+        trace.elements = elements
+        vectors = trace.whole(rounding.keys), trace.whole(elements.starts)
         operands = (("value", value), *vectors, ("half", rounding.half))
         trace.current[stored.buffer] = trace.node("round", operands, torch.bfloat16)
 
