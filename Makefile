@@ -13,7 +13,7 @@ INSTALLED := $(VENV)/.installed
 export NO_MKDOCS_2_WARNING := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help install test test-slow demo bench atlas lint format types docs docs-serve wheel smoke chains check clean
+.PHONY: help install test test-slow demo bench atlas suites lint format types docs docs-serve wheel smoke chains check clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{ printf "  make %-12s %s\n", $$1, $$2 }'
@@ -44,6 +44,9 @@ bench: $(INSTALLED) ## time a step against torch's own optimizers
 
 atlas: $(INSTALLED) ## what every rule does to every trouble of the gradient
 	$(BIN)/python -m benchmarks.atlas $(ARGS)
+
+suites: $(INSTALLED) ## run other people's tests over our chains: make suites NAME=timm SOURCE=checkout
+	$(BIN)/python scripts/suites.py $(NAME) --source $(SOURCE)
 
 lint: $(INSTALLED) ## check style and formatting
 	$(BIN)/ruff check .

@@ -26,9 +26,12 @@ ROOT = Path(__file__).resolve().parent.parent
 NAME = "torchzero_clip"
 PACKAGE = ROOT / NAME
 
-CONTRACT, INSIDE, SOURCE, LONGEST_FILE = 2400, 6900, 2450, 250
-FUNCTIONS, FILES, REPEATED = 155, 30, 50
-LONGEST_PAGE, SHORT_PAGE = 120, 92  # two more: a page says whether its rule is pure
+CONTRACT, INSIDE, SOURCE, LONGEST_FILE = 2600, 7250, 2600, 250
+FUNCTIONS, FILES, REPEATED = 160, 32, 50
+LONGEST_PAGE, SHORT_PAGE = (
+    120,
+    96,
+)  # six more: its example has imports, it says `pure`
 SHORT = (  # rules that go beyond `limit`, and are short all the same
     "clip_norm_by_ema.py",
     "centralize.py",

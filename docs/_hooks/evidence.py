@@ -1,9 +1,9 @@
 """Fills pages from result files, while the docs are built.
 
 A page asks with `<!-- atlas: table -->`, `troubles`, `settings` or `sentences`, with
-`<!-- replay: traces -->`, `defaults` or the name of a trace for a picture, or with
-`<!-- guide: … -->` and a name that `python -m benchmarks.guide --table` prints, or `picture_` and
-a trouble. Within a sentence
+`<!-- suites: table -->` or `causes`, with `<!-- replay: traces -->`, `defaults` or the name of a
+trace for a picture, or with `<!-- guide: … -->` and a name that `python -m benchmarks.guide
+--table` prints, or `picture_` and a trouble. Within a sentence
 
     <!-- effect: trouble | method | other -->         is a comparison of the guide,
     <!-- cell: rule | place | trouble | column -->    a cell of the atlas,
@@ -20,7 +20,7 @@ from pathlib import Path
 
 DOCS = Path(__file__).parents[1]
 RESULTS = DOCS.parent / "benchmarks" / "results"
-ASKED = re.compile(r"^<!-- (atlas|replay|guide): (\w+) -->$", re.MULTILINE)
+ASKED = re.compile(r"^<!-- (atlas|replay|guide|suites): (\w+) -->$", re.MULTILINE)
 NUMBER = re.compile(r"<!-- (effect|cell|alarms): (.+?) -->")
 sys.path.insert(0, str(DOCS.parent))  # for the benchmarks
 
@@ -69,6 +69,11 @@ def guide(wanted):
     return report.tables(rows)[wanted]
 
 
+def suites(wanted):
+    scripts = module("scripts.suites")
+    return getattr(scripts, wanted)(module("benchmarks.rows").read(scripts.RESULTS, scripts.Row))
+
+
 def effect(*wanted):
     report = module("benchmarks.guide.report")
     return str(report.compare(report.results())[wanted])
@@ -90,7 +95,7 @@ def alarms(trace, family):
 
 
 NUMBERS = {"effect": effect, "cell": cell, "alarms": alarms}
-KINDS = {"atlas": atlas, "replay": replay, "guide": guide}
+KINDS = {"atlas": atlas, "replay": replay, "guide": guide, "suites": suites}
 
 
 @cache

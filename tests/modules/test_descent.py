@@ -541,3 +541,19 @@ def test_a_value_that_no_link_owns_is_an_error_at_construction():
 def test_a_value_that_several_own_is_an_error_that_names_them():
     with pytest.raises(ValueError, match=r"reads beta, which one link may own.*'EMA', 'EMA_2'"):
         Modular([param(0.0)], EMA(0.5), ReadsBeta(), EMA(0.5))
+
+
+def test_what_maximises_before_cautious_writes_the_gradient():
+    """Otherwise update and gradient disagree everywhere, and nothing is left of the step."""
+    grads = [torch.randn(4, 3, generator=torch.Generator().manual_seed(i)) for i in range(5)]
+
+    def steps(sign, *front):
+        w = nn.Parameter(torch.ones(4, 3))
+        opt = Modular([w], *front, Adam((0.0, 0.99)), Cautious(), LR(0.1))
+        for grad in grads:
+            w.grad = sign * grad
+            opt.step()
+        return w.detach()
+
+    assert torch.equal(steps(-1.0), steps(1.0, Scale(-1.0, target="grad")))
+    assert torch.equal(steps(1.0, Scale(-1.0)), torch.ones(4, 3))

@@ -27,7 +27,7 @@ from torchzero_clip import (
     WeightDecay,
     attach,
 )
-from torchzero_clip.optimizer.rounding import COMPENSATION, STEP, _stochastic
+from torchzero_clip.optimizer.rounding import COMPENSATION, SEED, STEP, _stochastic
 
 HALF = [torch.bfloat16, torch.float16]
 ULP = {torch.bfloat16: 2.0**-7, torch.float16: 2.0**-10}  # of 1
@@ -209,6 +209,28 @@ def test_draws_differ_by_step_parameter_and_entry():
     corr = torch.corrcoef(torch.stack(draws)) - torch.eye(4)
     assert corr.abs().max() < 0.07
     assert torch.corrcoef(torch.stack([draws[0][1:], draws[0][:-1]]))[0, 1].abs() < 0.07
+
+
+def test_runs_draw_by_their_seed_which_a_checkpoint_keeps():
+    def run(seed, steps=4, held=None):
+        w = Parameter(torch.ones(500, dtype=torch.bfloat16))
+        opt = Modular([w], LR(2.0**-9), rounding="stochastic")
+        opt.init_state()
+        if held is None:
+            opt.param_groups[0]["chain"][SEED] = seed
+        else:
+            w.data.copy_(held[0])
+            opt.load_state_dict(held[1])
+        for _ in range(steps):
+            w.grad = torch.ones_like(w)
+            opt.step()
+        return w.detach().clone(), opt.state_dict()
+
+    plain, seven = run(0), run(7)
+    assert torch.equal(seven[0], run(7)[0])
+    same = (plain[0] == seven[0]).float().mean().item()
+    assert same < 0.6  # of five values that are likely, two draws agree in less than a third
+    assert torch.equal(run(None, 2, run(7, 2))[0], seven[0])
 
 
 # ---------------------------------------------------------------------- who is concerned

@@ -25,8 +25,8 @@ import copy
 import io
 import math
 import pickle
-from collections.abc import Callable, Iterator
-from typing import Any, ClassVar
+from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -40,104 +40,23 @@ from torch.optim.optimizer import (
 
 PROFILE = settings.get_current_profile_name()  # before the next import
 from torch.testing._internal.common_optimizers import (  # noqa: E402
-    ErrorOptimizerInput,
     OptimizerErrorEnum,
     OptimizerInfo,
-    OptimizerInput,
     _get_optim_inputs_including_global_cliquey_kwargs,
-    get_error_inputs_for_all_optims,
     optim_db,
     optim_inputs_func_adam,
 )
 
 from tests.helpers import close, equal  # noqa: E402
+from tests.peers.suites.presets import RULES, Preset, errors  # noqa: E402
 from torchzero_clip import (  # noqa: E402
-    AGC,
-    LR,
-    AdaGC,
-    Adam,
-    AutoClip,
-    ClipNorm,
-    ClipNormGrowth,
-    ClipValue,
-    Modular,
-    Normalize,
     Scale,
-    SoftClip,
-    SpikeClip,
-    Transform,
-    WeightDecay,
-    ZClip,
     attach,
 )
 
 # That import changes two settings for the whole process.
 settings.load_profile(PROFILE)
 vars(torch.backends)["__allow_nonbracketed_mutation_flag"] = True
-
-
-class Preset(Modular):
-    """AdamW with a rule in front."""
-
-    rule: ClassVar[Callable[[], Transform]]  # in a staticmethod
-
-    def __init__(
-        self,
-        params: Any,
-        lr: float | Tensor = 1e-3,
-        betas: tuple[float, float] = (0.9, 0.999),
-        eps: float = 1e-8,
-        weight_decay: float = 1e-2,
-        amsgrad: bool = False,
-        *,
-        maximize: bool = False,
-        fused: bool = True,
-    ) -> None:
-        front = [Scale(-1.0), self.rule()] if maximize else [self.rule()]
-        adam = Adam(betas, eps, amsgrad=amsgrad)
-        super().__init__(params, *front, adam, WeightDecay(weight_decay), LR(lr), fused=fused)
-
-
-RULES: dict[str, Callable[[], Transform]] = {
-    "ClipNorm": lambda: ClipNorm(1.0, dim="global"),
-    "ClipValue": lambda: ClipValue(0.5),
-    "Normalize": lambda: Normalize(1.0),
-    "SoftClip": lambda: SoftClip(1.0),
-    "ClipNormGrowth": ClipNormGrowth,
-    "ZClip": lambda: ZClip(warmup_steps=3),
-    "AutoClip": AutoClip,
-    "AdaGC": AdaGC,
-    "AGC": AGC,
-    "SpikeClip": SpikeClip,
-}
-
-
-def errors(device: Any, dtype: Any) -> list[ErrorOptimizerInput]:
-    """What torch refuses for all its optimizers and for AdamW, in our words where they are ours."""
-    mine = {"Tensor lr must be 1-element": (TypeError, "LR: lr must be a number")}
-    found = get_error_inputs_for_all_optims(device, dtype)
-    for error in found:
-        if error.error_regex in mine:
-            error.error_type, error.error_regex = mine[error.error_regex]
-    for kwargs, regex in (
-        ({"betas": (1.0, 0.0)}, "Adam: betas must be 2 numbers, each at least 0 and below 1"),
-        ({"weight_decay": -1}, "WeightDecay: weight_decay must be a number at least 0, got -1"),
-        ({"eps": -1.0}, "Adam: eps must be a number at least 0, got -1.0"),
-    ):
-        given = OptimizerInput(params=None, kwargs=kwargs)
-        found.append(ErrorOptimizerInput(given, error_type=ValueError, error_regex=regex))
-    indices = torch.tensor([[0, 1]])
-    weight = torch.nn.Parameter(torch.zeros(2, dtype=dtype, device=device))
-    weight.grad = torch.sparse_coo_tensor(indices, torch.ones(2), (2,), check_invariants=True)
-    found.append(
-        ErrorOptimizerInput(
-            OptimizerInput(params=[weight], kwargs={}),
-            error_on=OptimizerErrorEnum.STEP_ERROR,
-            error_type=TypeError,
-            error_regex="sparse gradients are not supported",
-        )
-    )
-    return found
 
 
 ADAM = next(info for info in optim_db if info.optim_cls is torch.optim.Adam)

@@ -9,10 +9,11 @@ from torch import Tensor
 
 from torchzero_clip.core.bucket import Bucket
 from torchzero_clip.core.config import from_config, to_config
-from torchzero_clip.core.description import Description, class_with, is_row
+from torchzero_clip.core.description import Description, class_with
 from torchzero_clip.core.link import Link
 from torchzero_clip.core.tensorlist import TensorList
 from torchzero_clip.core.transform import Transform
+from torchzero_clip.core.values import is_row
 
 
 class Chain(Transform):

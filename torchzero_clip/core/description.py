@@ -8,11 +8,9 @@ import functools
 import inspect
 import itertools
 import math
-import numbers
 import operator
-from collections.abc import Iterator, Mapping, Sequence
-from enum import Enum
-from typing import TYPE_CHECKING, Any, ClassVar, TypeGuard
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -20,6 +18,7 @@ from typing_extensions import Self, dataclass_transform
 
 from torchzero_clip.core.annotation import evaluated, is_live, kind_of
 from torchzero_clip.core.names import hint
+from torchzero_clip.core.values import equal, is_default, python_number, shown
 
 RESERVED = frozenset({"params", "param_names", "grads", "chain"})
 
@@ -175,7 +174,7 @@ class Description:
         if type(self) is not type(other):
             return NotImplemented
         names = type(self).__dataclass_fields__
-        return all(_equal(getattr(self, name), getattr(other, name)) for name in names)
+        return all(equal(getattr(self, name), getattr(other, name)) for name in names)
 
     def __hash__(self) -> int:
         if "_hash" not in vars(self):
@@ -208,35 +207,11 @@ class Description:
     def not_default(self) -> dict[str, Any]:
         """The fields whose value is not their default."""
         values = {f: getattr(self, f.name) for f in dataclasses.fields(self)}
-        return {f.name: value for f, value in values.items() if not _is_default(f, value)}
+        return {f.name: value for f, value in values.items() if not is_default(f, value)}
 
     def __repr__(self) -> str:
-        parts = [f"{name}={_shown(value)}" for name, value in self.arguments().items()]
+        parts = [f"{name}={shown(value)}" for name, value in self.arguments().items()]
         return f"{type(self).__name__}({', '.join(parts)})"
-
-
-def is_row(value: Any) -> TypeGuard[Sequence[Any]]:
-    """Whether a value is a sequence, of whatever kind, and no text."""
-    return isinstance(value, Sequence) and not isinstance(value, (str, bytes, bytearray))
-
-
-def python_number(value: Any) -> Any:
-    """Numbers of numpy and the like, and what holds them, as Python's own; all else as it is.
-
-    Python's own are saved, compared and printed in one way, and torch loads them with weights_only.
-    A sequence of another kind, as Hydra's, becomes a tuple, and such a mapping a dict.
-    """
-    if isinstance(value, Mapping) and not isinstance(value, dict):
-        return {key: python_number(x) for key, x in value.items()}
-    if is_row(value) and not isinstance(value, (tuple, list)):
-        return tuple(map(python_number, value))
-    if type(value) in (tuple, list):
-        made = [python_number(x) for x in value]
-        return value if all(map(operator.is_, made, value)) else type(value)(made)
-    own = type(value) in (int, float, bool) or isinstance(value, Enum)
-    if own or not isinstance(value, numbers.Real):
-        return value
-    return operator.index(value) if isinstance(value, numbers.Integral) else float(value)
 
 
 def _check_after_init(cls: type[Description]) -> None:
@@ -298,39 +273,3 @@ def _name_taken(cls: type[Description], field: dataclasses.Field[Any]) -> str | 
     if name in declared or name in opened:
         return None
     return next((f"an attribute of {b.__name__}" for b in bases if name in vars(b)), None)
-
-
-def _equal(a: Any, b: Any) -> bool:
-    """Whether two arguments are equal, of the same type; tensors change, so they must be one."""
-    if isinstance(a, (tuple, list)) and isinstance(b, (tuple, list)):
-        return len(a) == len(b) and all(map(_equal, a, b))
-    if a is b or type(a) is not type(b) or isinstance(a, Tensor):
-        return a is b
-    if isinstance(a, Mapping):
-        return a.keys() == b.keys() and all(_equal(a[key], b[key]) for key in a)
-    return bool(a == b)
-
-
-def _is_default(field: dataclasses.Field[Any], value: Any) -> bool:
-    factory = field.default_factory
-    default = field.default if factory is dataclasses.MISSING else factory()
-    return type(value) is type(default) and not isinstance(value, Tensor) and bool(value == default)
-
-
-def _shown(value: Any) -> str:
-    if isinstance(value, float) and not math.isfinite(value):
-        return f"float('{value}')"
-    if isinstance(value, Tensor):
-        return repr(value.item())
-    if callable(value) and not isinstance(value, Description):
-        if inspect.isbuiltin(value):  # the qualified name of torch.tanh is not one to call it by
-            return f"{value.__module__}.{value.__name__}"
-        return str(getattr(value, "__qualname__", repr(value)))
-    if isinstance(value, Mapping):
-        return "{" + ", ".join(f"{k!r}: {_shown(v)}" for k, v in value.items()) + "}"
-    if isinstance(value, (tuple, list)):
-        inner = ", ".join(_shown(v) for v in value)
-        if isinstance(value, list):
-            return f"[{inner}]"
-        return f"({inner},)" if len(value) == 1 else f"({inner})"
-    return repr(value)

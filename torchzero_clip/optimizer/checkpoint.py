@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import math
 import warnings
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -25,7 +24,7 @@ from torchzero_clip.optimizer.layout import (
     check_count,
     is_links,
 )
-from torchzero_clip.optimizer.rounding import COMPENSATION, STEP
+from torchzero_clip.optimizer.rounding import COMPENSATION, SEED, STEP
 
 Groups = Sequence[Mapping[str, Any]]
 
@@ -72,42 +71,6 @@ class Checkpoint:
             for index, p in zip(theirs["params"], ours["params"], strict=True):
                 yield index, p, self.state.get(index, {})
 
-    def keep(self, names: Sequence[str]) -> None:
-        """Put the given live values of these names in the place of those of the checkpoint."""
-        for name in names:
-            key = self.keys.aliases.get(name, name)
-            if key not in self.keys.defaults:
-                raise ValueError(
-                    f"load_state_dict: keep takes names of live values, {[*self.keys.defaults]}, "
-                    f"got {name!r}"
-                )
-            spelt = {key, *[long for long, short in self.keys.aliases.items() if short == key]}
-            spelt |= {"initial_lr"} if key == "lr" else set()  # schedulers multiply that
-            for group, here in zip(self.groups, self.param_groups, strict=True):
-                for other in spelt & group.keys():
-                    del group[other]
-                group.update({other: here[other] for other in spelt & here.keys()})
-
-    def warn_of_values(self, scheduled: Collection[str]) -> None:
-        """Warn where live values that were given differ from those that are loaded."""
-        found: dict[str, str] = {}
-        for g, (theirs, here) in enumerate(zip(self.groups, self.param_groups, strict=True)):
-            self.keys.tidy(theirs := dict(theirs), later=True)
-            for key in self.keys.defaults.keys() - scheduled - found.keys():
-                if not _as_given(key, theirs, here):
-                    where = f"group {g}: " if g else ""
-                    found[key] = (
-                        f"{where}{key}: the checkpoint's {_told(theirs[key])} is taken, "
-                        f"{_told(here[key])} was given"
-                    )
-        names = [key for key in self.keys.defaults if key in found]
-        if names:
-            warnings.warn(
-                f"{'; '.join([found[key] for key in names])}. To take what was given: "
-                f"load_state_dict(state_dict, keep={tuple(names)})",
-                stacklevel=7,
-            )
-
     def check(self, chain: str) -> None:
         """Raise a sentence unless all values have their name, shape and dtype, and none is NaN."""
         mine = fingerprint(self.keys.links)
@@ -147,7 +110,7 @@ class Checkpoint:
         """Keep of roundings what is needed here; warn where parameters were saved with another."""
         rounding = self.layout.rounding
         rows = list(self.rows())
-        counts = [STEP] if rounding == "stochastic" else []
+        counts = [STEP, SEED] if rounding == "stochastic" else []
         counts += DRAWS if any([link.narrow for link in self.keys.links]) else ()
         half = [held for _, p, held in rows if p.dtype in DROPPED]
         here = rounding if half else "nearest"
@@ -262,33 +225,6 @@ def check_form(given: Any, param_groups: Groups) -> None:
         )
     for index in indexes:
         _check_kind(f"the state of parameter {index}", state.get(index, {}), Mapping, "a dict")
-
-
-def _as_given(key: str, theirs: Mapping[str, Any], here: Mapping[str, Any]) -> bool:
-    """Whether a value of a checkpoint is the one that was given, or what a scheduler of torch made
-    of it.
-    """
-    rate, cycled = key == "lr", key in ("betas", "momentum") and "max_momentum" in theirs
-    given = here.get("initial_lr", here[key]) if rate else here[key]
-    begun = [theirs[k] for k in ("initial_lr", "max_lr") if rate and k in theirs]
-    return cycled or any([_alike(given, value) for value in (theirs[key], *begun)])
-
-
-def _alike(a: Any, b: Any) -> bool:
-    """Whether two live values are equal; numbers to the precision of a tensor that holds one."""
-    a, b = _told(a), _told(b)
-    if isinstance(a, (tuple, list)) and isinstance(b, (tuple, list)):
-        return len(a) == len(b) and all(map(_alike, a, b))
-    if isinstance(a, (int, float)) and isinstance(b, (int, float)):
-        return math.isclose(a, b, rel_tol=1e-6)
-    return bool(a == b)
-
-
-def _told(value: Any) -> Any:
-    """A live value as a number that can be read, or printed."""
-    if isinstance(value, (tuple, list)):
-        return type(value)(map(_told, value))
-    return value.item() if isinstance(value, Tensor) and not value.is_meta else value
 
 
 def _check_kind(what: str, value: Any, kind: Any, words: str) -> None:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import numbers
 import operator
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from torchzero_clip.core.description import RESERVED, class_with, no_argument, python_number
+from torchzero_clip.core.description import RESERVED, class_with, no_argument
 from torchzero_clip.core.link import Link
+from torchzero_clip.core.values import python_number
 
 SCHEDULER_KEYS = frozenset(
     {"initial_lr", "max_lr", "min_lr", "base_momentum", "max_momentum", "swa_lr"}
@@ -212,3 +213,11 @@ def _distance(a: str, b: str) -> int:
                 cost = min(cost, older[j - 1] + 1)
             row.append(cost)
     return row[-1]
+
+
+def of_group(g: int, check: Callable[..., Any], *args: Any) -> Any:
+    """The result of a check; an error names the group."""
+    try:
+        return check(*args)
+    except (TypeError, ValueError) as error:
+        raise type(error)(f"group {g}: {error}") from None

@@ -14,7 +14,7 @@ from torchzero_clip.core.norm_rule import NormRule
 from torchzero_clip.core.state import statistic
 from torchzero_clip.core.stochastic import DRAWS, DROPPED
 from torchzero_clip.core.transform import Transform
-from torchzero_clip.optimizer.rounding import COMPENSATION, STEP
+from torchzero_clip.optimizer.rounding import COMPENSATION, SEED, STEP
 
 COUNTS = frozenset({"step", "count", "seen", "skipped", "consecutive", "begun"})
 """Names of whole numbers in the state of our own links."""
@@ -23,7 +23,7 @@ WIDTHS = frozenset({torch.float32, torch.bfloat16})
 STATISTICS = frozenset({torch.float32, torch.float64})
 """Those of numbers, which are as wide as a unit's widest parameter."""
 OURS = __name__.partition(".")[0]
-ROUNDING = frozenset({COMPENSATION, STEP, *DRAWS})
+ROUNDING = frozenset({COMPENSATION, STEP, SEED, *DRAWS})
 """Keys that no link keeps, but the rounding of parameters and state."""
 
 

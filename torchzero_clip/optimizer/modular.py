@@ -12,16 +12,18 @@ from typing_extensions import Never
 
 from torchzero_clip.core.bucket import Step
 from torchzero_clip.core.chain import Chain, bind, send
-from torchzero_clip.core.description import RESERVED, is_row
+from torchzero_clip.core.description import RESERVED
 from torchzero_clip.core.engine import Engine, Play, Records
 from torchzero_clip.core.part import Roster
 from torchzero_clip.core.sharding import refuse_flat
 from torchzero_clip.core.transform import Transform
+from torchzero_clip.core.values import is_row
 from torchzero_clip.engines import AT_ONCE, Compiled, Eager
 from torchzero_clip.optimizer.checkpoint import Checkpoint, check_form
 from torchzero_clip.optimizer.explain import explain
 from torchzero_clip.optimizer.fingerprint import fingerprint, shared_start
-from torchzero_clip.optimizer.keys import GroupKeys, refuse_arguments
+from torchzero_clip.optimizer.given import keep_given, warn_of_values
+from torchzero_clip.optimizer.keys import GroupKeys, of_group, refuse_arguments
 from torchzero_clip.optimizer.layout import StateLayout
 from torchzero_clip.optimizer.loss import evaluate, one_number
 from torchzero_clip.optimizer.meaning import refuse_step, warn_of_size, warn_of_small_state
@@ -110,9 +112,8 @@ class Modular(Optimizer):
                 f"{type(self).__name__} needs at least one transform: "
                 "give ClipNorm(1.0), Adam(), LR(1e-3) and the like after the parameters"
             )
-        self.chain, self.fused, self.rounding = chain, fused, rounding
-        self.compile = compile
-        self.state_dtype = state_dtype
+        self.chain, self.fused, self.compile = chain, fused, compile
+        self.rounding, self.state_dtype = rounding, state_dtype
         self.engine: Engine = Compiled() if compile else Eager(defers=fused)
         self.links = bind(chain, narrow=state_dtype == "bfloat16")
         self.keys = GroupKeys(self.links)
@@ -142,7 +143,6 @@ class Modular(Optimizer):
             self._run(self._begin(loss))
             return
         self._check_keys()
-        self._records = {}
         given = self.param_groups, self.state, list(self.keys.defaults), self._seen_values
         told = self._loss(loss)
         play = Play(*given, self._roster, told, self.links, self._measures, self._anew)
@@ -278,14 +278,14 @@ class Modular(Optimizer):
         keys = [frozenset(group) for group in self.param_groups]
         if keys != self._seen_keys:
             for g, group in enumerate(self.param_groups):
-                _of_group(g, self.keys.tidy, group, True)
+                of_group(g, self.keys.tidy, group, True)
             self._seen_keys = [frozenset(group) for group in self.param_groups]
             self._seen_values = [self.keys.values(group) for group in self.param_groups]
         if torch.compiler.is_compiling():
             return
         pairs = enumerate(zip(self.param_groups, self._seen_values, strict=True))
         self._seen_values = [
-            _of_group(g, self.keys.check_changed, group, seen) for g, (group, seen) in pairs
+            of_group(g, self.keys.check_changed, group, seen) for g, (group, seen) in pairs
         ]
         dtypes = [[p.dtype for p in group["params"][:1]] for group in self.param_groups]
         if dtypes != self._seen_dtypes:
@@ -345,9 +345,9 @@ class Modular(Optimizer):
 
         def look(_: Optimizer, given: dict[str, Any]) -> dict[str, Any]:
             checkpoint = Checkpoint(given, self.param_groups, self.keys, self.layout)
-            checkpoint.keep(names)
+            keep_given(checkpoint.groups, self.param_groups, self.keys, names)
             checkpoint.check(repr(self.chain))
-            checkpoint.warn_of_values(self._scheduled)
+            warn_of_values(checkpoint.groups, self.param_groups, self.keys, self._scheduled)
             checkpoint.adapt()
             loading.append(checkpoint)
             return checkpoint.for_torch()
@@ -379,31 +379,16 @@ class Modular(Optimizer):
                 f"a {type(self).__name__} with a process_group is neither copied nor pickled: make "
                 "another with the same chain, and load its state_dict"
             )
-        mine = {
-            "chain": self.chain,
-            "fused": self.fused,
-            "compile": self.compile,
-            "rounding": self.rounding,
-            "state_dtype": self.state_dtype,
-        }
-        return {**super().__getstate__(), **mine}
+        options = {name: getattr(self, name) for name in Modular._options}
+        return {**super().__getstate__(), "chain": self.chain, **options}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         state = dict(state)
         if "chain" in state:  # a copy; torch also comes here when it loads
             self.process_group = None
-            rounding = state.pop("rounding", "nearest")
-            compile = state.pop("compile", False)
-            narrow = state.pop("state_dtype", "float32")
-            self._build(state.pop("chain"), state.pop("fused"), compile, rounding, narrow)
+            defaults = Modular._options.items()
+            options = [state.pop(name, default) for name, default in defaults]
+            self._build(state.pop("chain"), *options)
             known = state["defaults"].keys() & self.keys.defaults
             self.keys.defaults.update({key: state["defaults"][key] for key in known})
         super().__setstate__(state)
-
-
-def _of_group(g: int, check: Callable[..., Any], *args: Any) -> Any:
-    """The result of a check; an error names the group."""
-    try:
-        return check(*args)
-    except (TypeError, ValueError) as error:
-        raise type(error)(f"group {g}: {error}") from None

@@ -16,7 +16,7 @@ from torchzero_clip.core.stochastic import DROPPED, carried
 
 KINDS = ("nearest", "stochastic", "kahan")
 COMPENSATION = "rounding/compensation"  # in the state of a parameter
-STEP = "rounding/step"  # in the chain of a group
+STEP, SEED = "rounding/step", "rounding/seed"  # in the chain of a group
 
 
 def check_options(owner: str, rounding: Any, state_dtype: Any, group: Any, *truths: Any) -> None:
@@ -46,6 +46,7 @@ def prepare_rounding(buckets: Sequence[Bucket], rounding: str) -> None:
             continue
         for group in bucket.step.groups if rounding == "stochastic" else ():
             group["chain"].setdefault(STEP, 0)
+            group["chain"].setdefault(SEED, 0)
         for p, state in zip(bucket.originals, bucket.param_states, strict=True):
             if rounding == "kahan" and COMPENSATION not in state:
                 # bfloat16: float16 has no range below its own ulp
@@ -78,9 +79,10 @@ def _draw_and_subtract(buckets: Sequence[Bucket]) -> None:
         group["chain"][STEP] = step
     for bucket in buckets:
         generator = torch.Generator(bucket.device)
+        seed = int(groups[bucket.index]["chain"].get(SEED, 0))
         rows = zip(bucket.params, bucket.update, bucket.places, bucket.layouts, strict=True)
         for w, u, place, layout in rows:
-            generator.manual_seed(_seed(step, bucket.index, place, *_shard(layout)))
+            generator.manual_seed(_seed(seed, step, bucket.index, place, *_shard(layout)))
             w.copy_(_stochastic(w - u.float(), w.dtype, generator))
 
 
@@ -98,9 +100,9 @@ def _stochastic(x: Tensor, dtype: torch.dtype, generator: torch.Generator) -> Te
     return carried(x, noise.random_(0, 2 ** DROPPED[dtype], generator=generator), dtype)
 
 
-def _seed(*numbers: int) -> int:
+def _seed(seed: int, *numbers: int) -> int:
     """A seed for this step of this parameter: a resumed run draws what it would have drawn."""
-    return zlib.crc32(repr(numbers).encode())
+    return zlib.crc32(repr(numbers).encode(), seed)
 
 
 def _shard(layout: Layout | None) -> list[int]:

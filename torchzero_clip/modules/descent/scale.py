@@ -10,7 +10,7 @@ from torchzero_clip.core import Group, Live, State, TensorList, Transform
 class Scale(Transform):
     """u ← factor · u
 
-    `Scale(-1)` in front maximises.
+    `Scale(-1)` in front maximises; so that `Cautious` sees it too, give it `target="grad"`.
 
     Args:
         factor: Any number.

@@ -1,0 +1,70 @@
+"""pytorch_optimizer's tests of any optimizer, with every published name in its table.
+
+Its tests go over `OPTIMIZERS`: arguments that make no sense, gradients that are missing, sparse or
+complex, a checkpoint that is resumed, a loss that falls by a third in a few steps.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from suites.chains import NAMES, Published, published
+
+from torchzero_clip import ClipNorm
+
+SOURCE = "kozistr/pytorch_optimizer"
+COMMIT = "v4.1.0"
+FILES = {
+    "tests/test_general_optimizer_parameters.py": "877d7147ccfb",
+    "tests/test_gradients.py": "d128d46e9c96",
+    "tests/test_optimizers.py": "f7df3a27f2ca",
+}
+PATHS = ["."]
+SETTINGS: dict[str, str] = {}
+THEIRS = {"mars": "mars_adamw", "stableadamw": "stable_adamw", "stablespam": "stable_spam"}
+OURS = {name: name for name in NAMES} | THEIRS
+
+ITS_OWN = (
+    "adam|adamw_lr|cautious|density|grad_averaging|lr_1d|mars_type|max_grad_norm|rectify"
+    "|t_alpha_beta3|update_proj_gap|update_scale|use_adjusted_lr|use_gc|weight_decouple"
+)
+
+LEFT_OUT = {
+    rf"\[(?!({'|'.join(OURS)})(_\(|\]))": "no chain has this name",
+    rf"'({ITS_OWN})'|test_norm|resume\[(spam|stablespam)\]": "an argument that it alone has",
+}
+DIFFERS = {
+    r"test_training\[lars_": "its LARS leaves vectors to plain momentum; ours scales every tensor",
+    r"test_training\[lamb_": "its LAMB steps by lr / (1 - β₁ᵗ), ten times lr at first; ours by lr",
+}
+
+
+def put_ours() -> None:
+    import pytorch_optimizer.optimizer as theirs
+    from pytorch_optimizer.base import exception
+
+    class WithTheirErrors(Published):
+        """The same refusals, under the classes that their tests catch."""
+
+        def __init__(self, *args: Any, pre_norm: bool = False, **kwargs: Any) -> None:
+            self.front = (ClipNorm(1.0, dim="global"),) if pre_norm else ()
+            try:
+                super().__init__(*args, **kwargs)
+            except ValueError as error:
+                if "LR: lr must be a number at least 0" in str(error):
+                    raise exception.NegativeLRError(-1.0) from error
+                raise
+
+        def step(self, closure: Any = None) -> Any:
+            try:
+                return super().step(closure)
+            except (TypeError, ValueError) as error:
+                if "complex" in str(error):
+                    raise exception.NoComplexParameterError(self.method) from error
+                if "sparse gradients are not supported" in str(error):
+                    raise exception.NoSparseGradientError(self.method) from error
+                raise
+
+    ours = {name: published(of, name, WithTheirErrors) for name, of in OURS.items()}
+    theirs.OPTIMIZERS.clear()
+    theirs.OPTIMIZERS.update(ours)

@@ -1,0 +1,87 @@
+"""Given: live values that were given, beside those of a checkpoint that is loaded."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any, TypeAlias
+
+from torch import Tensor
+
+from torchzero_clip.optimizer.keys import GroupKeys
+
+OwnGroups: TypeAlias = Sequence[dict[str, Any]]
+
+
+def keep_given(theirs: OwnGroups, ours: OwnGroups, keys: GroupKeys, names: Sequence[str]) -> None:
+    """Put our live values of these names in the place of those of the checkpoint."""
+    for name in names:
+        key = keys.aliases.get(name, name)
+        if key not in keys.defaults:
+            raise ValueError(
+                f"load_state_dict: keep takes names of live values, {[*keys.defaults]}, "
+                f"got {name!r}"
+            )
+        spelt = {key, *[long for long, short in keys.aliases.items() if short == key]}
+        spelt |= {"initial_lr"} if key == "lr" else set()  # schedulers multiply that
+        for group, here in zip(theirs, ours, strict=True):
+            for other in spelt & group.keys():
+                del group[other]
+            group.update({other: here[other] for other in spelt & here.keys()})
+
+
+def warn_of_values(
+    groups: OwnGroups, ours: OwnGroups, keys: GroupKeys, scheduled: Collection[str]
+) -> None:
+    """Warn where live values that were given differ from those that are loaded."""
+    found: dict[str, str] = {}
+    for g, (theirs, here) in enumerate(zip(groups, ours, strict=True)):
+        keys.tidy(theirs := dict(theirs), later=True)
+        for key in keys.defaults.keys() - scheduled - found.keys():
+            if not _as_given(key, theirs, here):
+                where = f"group {g}: " if g else ""
+                found[key] = (
+                    f"{where}{key}: the checkpoint's {_told(theirs[key])} is taken, "
+                    f"{_told(here[key])} was given"
+                )
+    names = [key for key in keys.defaults if key in found]
+    if names:
+        warnings.warn(
+            f"{'; '.join([found[key] for key in names])}. To take what was given: "
+            f"load_state_dict(state_dict, keep={tuple(names)})",
+            stacklevel=7,
+        )
+
+
+def _as_given(key: str, theirs: Mapping[str, Any], here: Mapping[str, Any]) -> bool:
+    """Whether a value of a checkpoint is the one that was given, or what a scheduler of torch made
+    of it.
+    """
+    rate, cycled = key == "lr", key in ("betas", "momentum") and "max_momentum" in theirs
+    given = here.get("initial_lr", here[key]) if rate else here[key]
+    begun = [theirs[k] for k in ("initial_lr", "max_lr") if rate and k in theirs]
+    return cycled or any([_alike(given, value) for value in (theirs[key], *begun)])
+
+
+def _alike(a: Any, b: Any) -> bool:
+    """Whether two live values are equal; numbers to the precision of a tensor that holds one."""
+    a, b = _told(a), _told(b)
+    if isinstance(a, (tuple, list)) and isinstance(b, (tuple, list)):
+        return len(a) == len(b) and all(map(_alike, a, b))
+    if isinstance(a, (int, float)) and isinstance(b, (int, float)):
+        return math.isclose(a, b, rel_tol=1e-6)
+    return bool(a == b)
+
+
+def _told(value: Any) -> Any:
+    """A live value as a number that can be read, or printed."""
+    if isinstance(value, (tuple, list)):
+        return type(value)(map(_told, value))
+    return value.item() if isinstance(value, Tensor) and not value.is_meta else value
+
+
+def _check_kind(what: str, value: Any, kind: Any, words: str) -> None:
+    """Raise a sentence unless a value is of a kind, which `words` name."""
+    if not isinstance(value, kind):
+        raise ValueError(f"{what} must be {words}, got {type(value).__name__}")
