@@ -237,7 +237,7 @@ def test_the_program_of_an_unchanged_chain_is_built_once() -> None:
         group = {"betas": (beta1, beta2), "eps": eps, "decay": decay, "every": 3}
         adam(opened(engine, params, tensors(i)), state, group, factor=[1.0, 0.5][i % 2])
     assert program.program_of.cache_info().misses == 2  # the norm, and the rest
-    assert not engine.workspaces.tensors()
+    assert not engine.kept()
 
 
 def test_update_cannot_branch_on_a_float_and_may_on_an_integer() -> None:
@@ -262,18 +262,18 @@ def test_the_hook_sees_every_launch_with_what_it_reads_and_writes() -> None:
     seen: list[Any] = []
 
     @contextlib.contextmanager
-    def watch(launch: Any) -> Iterator[None]:
-        seen.append((launch.read, launch.written))
+    def watch(*lists: Any) -> Iterator[None]:
+        seen.append(lists)
         yield
 
-    engine = recorded()
-    engine.watch = watch
-    session = opened(engine, tensors(0), tensors(1))
+    engine = recorded().twin(watch)
+    params, grads = tensors(0), tensors(1)
+    session = opened(engine, params, grads)
     session.subtract(session.grads.borrow().mul_(0.5))
     session.close()
     ((read, written),) = seen
-    assert len(read) == 2
-    assert len(written) == 1
+    assert set(map(id, read)) == set(map(id, [*params, *grads]))
+    assert list(map(id, written)) == list(map(id, params))
 
 
 # ---------------------------------------------------------------------- what outlives what

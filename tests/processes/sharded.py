@@ -276,7 +276,7 @@ def narrow(setting: str) -> list[str]:
         sides = [named(plain), named(wrapped)]
         opts = [Modular(s, *make(), compile=compile, state_dtype="bfloat16") for s in sides]
         for opt in opts if compile else ():
-            opt.engine.backend = "plain"
+            opt.engine = opt.engine.twin()
         params = [[p for _, p in side] for side in sides]
         for step in range(5):
             same_gradients(*params, step)

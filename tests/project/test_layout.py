@@ -65,6 +65,26 @@ def test_core_and_rules_know_no_class_of_an_engine():
     assert {label(p): names for p in paths if (names := house.engine_names(p))} == {}
 
 
+INSIDE_AN_ENGINE = {"workspaces", "watch", "backend", "recorder", "buffers"}
+
+
+def inside_engines(source):
+    """What a source uses of an engine beyond the interface, and where it asks which one it is."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Attribute) and ast.unparse(node.value).endswith("engine"):
+            yield from {node.attr} & INSIDE_AN_ENGINE
+        if isinstance(node, ast.Call) and ast.unparse(node.func) == "isinstance":
+            asked = {n.id for n in ast.walk(node.args[1]) if isinstance(n, ast.Name)}
+            yield from asked & {"Compiled", "Eager"}
+
+
+def test_outside_of_engines_nothing_but_the_interface_of_one_is_used():
+    outside = [path for path in FILES if not label(path).startswith("engines/")]
+    assert {label(p): used for p in outside if (used := [*inside_engines(p.read_text())])} == {}
+    asked = "isinstance(opt.engine, (Compiled, Eager))\nopt.engine.watch = twin.engine.backend"
+    assert sorted(inside_engines(asked)) == ["Compiled", "Eager", "backend", "watch"]
+
+
 def test_an_imported_name_belongs_to_the_file_that_defines_it():
     """Packages that only hand names on are passed through."""
     found = {

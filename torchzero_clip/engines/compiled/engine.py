@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from torchzero_clip.core import norms
-from torchzero_clip.core.engine import Group, Play, Records, Rule, Session, State, updated
+from torchzero_clip.core.engine import Group, Play, Records, Rule, Session, State, Watch, updated
 from torchzero_clip.core.skip import Skip
 from torchzero_clip.core.stochastic import Rounding
 from torchzero_clip.core.tensorlist import Operand, TensorList
@@ -44,11 +44,17 @@ class Compiled(Runner):
             raise RuntimeError(f"compile=True {why}; leave compile out to step without it")
         self.devices.add(device.type)
 
-    def twin(self) -> Compiled:
+    def __repr__(self) -> str:
+        return "Compiled()"
+
+    def twin(self, watch: Watch | None = None) -> Compiled:
         """An engine that does the same with memory of its own, and compiles nothing."""
         made = Compiled()
-        made.backend = "plain"
+        made.backend, made.watch = "plain", watch
         return made
+
+    def kept(self) -> list[Tensor]:
+        return self.workspaces.tensors() + self.eager.kept()
 
     def open(
         self,

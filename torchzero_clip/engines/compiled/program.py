@@ -130,14 +130,18 @@ class Launch:
         return numbers(self.numbers or [0.0], like)
 
     @property
-    def read(self) -> set[int]:
-        """The buffers that are read."""
-        return {operands[0][1] for name, operands in self.program.nodes if name == "load"}
+    def read(self) -> list[Tensor]:
+        """The tensors that are read."""
+        nodes = self.program.nodes
+        return self._of({operands[0][1] for name, operands in nodes if name == "load"})
 
     @property
-    def written(self) -> set[int]:
-        """The buffers that are written."""
-        return {i for i, _ in self.program.stores}
+    def written(self) -> list[Tensor]:
+        """The tensors that are written."""
+        return self._of({i for i, _ in self.program.stores})
+
+    def _of(self, buffers: Collection[int]) -> list[Tensor]:
+        return [t for i in sorted(buffers) for t in self.buffers[i].tensors]
 
     def misfits(self) -> list[int]:
         """The tensors with gaps in memory, or with another order in one buffer than in another."""
