@@ -107,7 +107,8 @@ def table(rows: Sequence[tuple[str, str]]) -> Iterator[str]:
 def one(name: str) -> Iterator[str]:
     """A signature and its docstring."""
     yield from signature(name, public(name))
-    if live := getattr(public(name), "live", ()):
+    live = getattr(public(name), "live", ())
+    if isinstance(live, tuple) and live:
         yield f"live, in param_groups: {', '.join(live)}"
     yield from ("", MARK.sub("", inspect.getdoc(public(name)) or ""))
 

@@ -18,19 +18,25 @@ from torchzero_clip.core import (
     Ord,
     Scope,
     Step,
+    TensorList,
     Transform,
     UnitState,
     bind,
+    norms,
 )
-from torchzero_clip.core.decision import decide
+from torchzero_clip.core.decision import Cells, Decision, decide
+from torchzero_clip.core.gradients import plain
 from torchzero_clip.core.link import Link
 from torchzero_clip.core.sharding import refuse_flat
 from torchzero_clip.engines import AT_ONCE
+from torchzero_clip.engines.deferred import times
 from torchzero_clip.modules.clipping import Centralize, ClipPercentile, ClipValue, Normalize
 from torchzero_clip.optimizer.keys import GroupKeys
 
 Params: TypeAlias = "Tensor | Iterable[Tensor]"
 R = TypeVar("R", bound=Transform)
+PLAIN_DTYPES = (torch.float32, torch.float64)
+"""Those that a helper divides as they are: others are computed with in a wider one."""
 
 
 @torch.no_grad()
@@ -257,16 +263,82 @@ def apply(rule: Transform, params: Params) -> None:
 
 def _apply_norm_rule(rule: NormRule, params: Params, error_if_nonfinite: bool = False) -> Tensor:
     """Apply the rule; returns the norm of everything before."""
-    buckets = buckets_of(rule, params)
+    tensors = listed(params)
+    having = [p for p in tensors if p.grad is not None]
+    grads = [p.grad for p in having if p.grad is not None]
+    joint = rule.scope == "global"
+    if (joint or rule.scope is None) and plain(having, grads) and grads[0].dtype in PLAIN_DTYPES:
+        units = PlainGradients(grads, norms.measure(rule.ord), joint)
+        norm = units.norm()
+        total = (norm[0] if joint else units.total()).to(units.dtype)
+        _checked(total, error_if_nonfinite)
+        units.divide(decide(rule, norm, {}, [_values(rule)], units))
+        return total
+    buckets = buckets_of(rule, tensors)
     if not buckets:
         return torch.zeros(())
-    units = rule.units(buckets)
-    norm = units.norm()
-    total = (norm[0] if rule.scope == "global" else units.total()).to(units.dtype)
+    every = rule.units(buckets)
+    norm = every.norm()
+    total = (norm[0] if joint else every.total()).to(every.dtype)
+    _checked(total, error_if_nonfinite)
+    rule.apply(every, decide(rule, norm, {}, every.live(), every))
+    return total
+
+
+def _checked(total: Tensor, error_if_nonfinite: bool) -> None:
     if error_if_nonfinite and not bool(torch.isfinite(total)):
         raise RuntimeError(
             f"clip_grad_norm_: the norm of the gradients is {total.item()}; with "
             "error_if_nonfinite=False they would be clipped all the same"
         )
-    rule.apply(units, decide(rule, norm, {}, units.live(), units))
-    return total
+
+
+def _values(rule: NormRule) -> Group:
+    """The live values of a rule that is alone."""
+    link, defaults = _known_alone(rule)
+    return link.values(defaults)
+
+
+class PlainGradients(Cells):
+    """Gradients for which a helper needs no bucket: measured, decided on, and divided in place.
+
+    Args:
+        grads: Whole tensors of one dtype on one device.
+        order: The norm.
+        joint: Whether all are one unit, or each is one.
+    """
+
+    def __init__(self, grads: list[Tensor], order: norms.Measure, joint: bool) -> None:
+        self.grads, self.order, self.joint, self.degree = grads, order, joint, order.degree
+        self.dtype = grads[0].dtype
+        self.sizes = list(map(Tensor.numel, grads))
+        self.stats = norms.statistics(grads, order)
+
+    def norm(self) -> Tensor:
+        """The norm of every unit."""
+        return self._of(1 if self.joint else len(self.grads))
+
+    def total(self) -> Tensor:
+        """The norm of all gradients, as one."""
+        return self._of(1)[0]
+
+    def too_small(self, size: int) -> Tensor | None:
+        sizes = [sum(self.sizes)] if self.joint else self.sizes
+        if size <= 1 or min(sizes) >= size:
+            return None
+        return norms.numbers([float(n < size) for n in sizes], self.stats) > 0
+
+    def divide(self, decision: Decision) -> None:
+        """Bring the gradients to what was decided."""
+        (ratio,), u = decision.divisors, TensorList(self.grads, owned=True)
+        for name, x in norms.divisions(ratio, self.dtype, number=self.joint):
+            if isinstance(x, Tensor):
+                x = x.to(self.dtype)[0] if self.joint else x.to(self.dtype)
+            u = u.div_(x) if name == "div" else times(u, x) if self.joint else u.mul_(x)
+
+    def _of(self, units: int) -> Tensor:
+        table, counts, size = self.stats.view(len(self.stats), units, -1), None, None
+        if self.order.counts or self.order.kind == "sum":
+            counts = norms.numbers(self.sizes, self.stats).view(units, -1)
+            size = counts.sum(dim=1)
+        return norms.finish(norms.merge(table, counts, self.order), size, self.order)

@@ -410,6 +410,9 @@ class OneAtATime:
         kind = (params[0].device, params[0].dtype)
         return self.engine.open(kind, list(range(len(places))), params, grads)
 
+    def in_turn(self) -> Engine:
+        return self.engine.in_turn()
+
     def take(self, play: Play) -> Records:
         return self.engine.take(play)
 

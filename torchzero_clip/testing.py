@@ -29,6 +29,8 @@ def check_pure(*transforms: Transform, shapes: Sequence[tuple[int, ...]] = SHAPE
         shapes: Those of the parameters that it is tried on.
 
     Example:
+        >>> from torchzero_clip import LR, Adam, ClipNorm
+        >>> from torchzero_clip.testing import check_pure
         >>> check_pure(ClipNorm(1.0), Adam(), LR(1e-3))
     """
     replayed, anew = [_optimizer(transforms, shapes) for _ in range(2)]

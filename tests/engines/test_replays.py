@@ -527,3 +527,12 @@ def test_names_that_change_in_place_are_noticed() -> None:
             opt.step()
         ends.append(params)
     assert all([equal(a, b) for a, b in zip(*ends, strict=True)])
+
+
+def test_a_compiled_replay_rounds_small_state_behind_a_guard_as_a_step_does() -> None:
+    """Kernels read vectors as they lie in memory: a flag for all must be written out for each."""
+    twins = Twins(lambda: [Guard(), *headline()], state_dtype="bfloat16")
+    for opt in twins.both:
+        opt.engine.backend = "native"  # type: ignore[attr-defined]
+    scales = [1.0, 1.0, 1.0, float("nan"), 2.0, float("inf"), 1.0]
+    assert [twins.step(scale=scale) for scale in scales][2:] == [True] * 5

@@ -36,16 +36,17 @@ from torchzero_clip import (
 
 
 class Grokfast(Transform):
-    """m ← β m + (1 - β) u;   u ← u + gain · m   (arXiv 2405.20233)"""
+    """m ← β m + (1 - β) u, at first u;   u ← u + gain · m   (arXiv 2405.20233)"""
 
     beta: Live[float] = 0.98
     gain: Live[float] = 2.0
 
     def init(self, param: Tensor) -> dict[str, Tensor]:
-        return {"slow": zeros_like_state(param)}
+        return {"slow": zeros_like_state(param).fill_(torch.inf)}
 
     def update(self, u: TensorList, state: State, group: Group) -> TensorList:
-        slow = state["slow"].lerp_(u, 1 - group["beta"])
+        slow = state["slow"]
+        slow.copy_(u.where(slow.isinf(), slow)).lerp_(u, 1 - group["beta"])
         return u.add_(slow, alpha=group["gain"])
 
 

@@ -320,6 +320,7 @@ def test_a_function_that_takes_more_than_a_name_and_a_parameter_is_refused() -> 
 # ---------------------------------------------------------------------- random chains
 
 
+@pytest.mark.filterwarnings("ignore:.*was given:UserWarning")  # live values are scheduled
 def test_random_chains_do_the_same_or_are_refused() -> None:
     """A few of those that `make chains` runs for a minute."""
     found = {seed: chains.outcome(seed, chains.links_of(seed)) for seed in range(8)}

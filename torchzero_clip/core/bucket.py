@@ -54,7 +54,7 @@ class Step:
         self.skip = Skip()
         self.measured: dict[Any, Tensor] = {}  # statistics of the gradients
         self.drawn = False  # whether this step is among those that round state
-        self.gradients = StepGradients()
+        self.gradients, self.opener = StepGradients(), engine
 
     def buckets(
         self, gradient: Callable[[Tensor], Tensor | None] | None = None, moves: bool = False
@@ -72,6 +72,7 @@ class Step:
             given = self.gradients.of(rows, moves)
         else:
             given = [list(map(gradient, params)) for params in rows]
+        self.opener = self.engine.in_turn() if self.gradients.shared else self.engine
         for index, (group, grads) in enumerate(zip(self.groups, given, strict=True)):
             parts = self.roster.parts(index, group, grads)
             out.extend([Bucket(self, part, part.of(grads)) for part in parts])
@@ -141,7 +142,7 @@ class Bucket:
         self.param_states = [{} if states is None else states[p] for p in params]
         if not part.plain:
             params, grads = [local(p) for p in params], [local(g) for g in grads]
-        self.session = step.opened(step.engine.open(part.key, part.places, params, grads))
+        self.session = step.opened(step.opener.open(part.key, part.places, params, grads))
         self.produced = False  # whether a link has made an update: no longer the gradient
         self.pristine = True  # whether no link has set the update
         self.update = self.session.adopt(self.session.grads.borrow())

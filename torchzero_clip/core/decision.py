@@ -100,7 +100,9 @@ def divisor(rule: Limiting, norm: Tensor, limit: Tensor | float, cells: Cells) -
     stays = norm == 0 if rule.sets_norm else norm <= limit
     if computed and not rule.sets_norm:
         stays = (norm == 0) | stays  # also where the limit is 0 / 0
-    ratio = torch.where(stays | (limit == math.inf), 1, cells.ratio(norm, limit))
+    if isinstance(limit, Tensor) or limit == math.inf:
+        stays = stays | (limit == math.inf)
+    ratio = cells.ratio(norm, limit).masked_fill(stays, 1)
     small = cells.too_small(rule.min_size)
     return ratio if small is None else ratio.masked_fill(small, 1)
 

@@ -185,6 +185,9 @@ class Engine(Protocol):
     ) -> Session:
         """A session for tensors that come under this key, at these places, in every step."""
 
+    def in_turn(self) -> Engine:
+        """The engine of a step whose gradients share memory: every write is seen by all."""
+
     def take(self, play: Play) -> Records:
         """Do a step: anew, or as an earlier one was done that is like it."""
 

@@ -6,25 +6,29 @@ import itertools
 import operator
 from bisect import bisect_left
 from collections.abc import Iterable, Sequence
+from typing import TypeAlias
 
 import torch
 from torch import Tensor
 
 from torchzero_clip.core.sharding import aligned_grads
-from torchzero_clip.core.tensors import LAYOUT, NBYTES, all_plain
+from torchzero_clip.core.tensors import DEVICE, DTYPE, LAYOUT, NBYTES, all_plain, same_shapes
+
+Span: TypeAlias = "tuple[int, int]"
+"""The addresses at which a tensor begins and ends."""
 
 
 class StepGradients:
     """The gradients of a step, which are read as they were when it began.
 
     Copied are those that torch negates or conjugates when they are read, those of which several
-    entries lie in one place, and those in the memory of another gradient, or of a parameter that
-    moves. They stay as they are, unless a link is going to write them: then `p.grad` is the copy
-    from there on.
+    entries lie in one place, and those in the memory of a parameter that moves. They stay as they
+    are, unless a link is going to write them: then `p.grad` is the copy from there on.
     """
 
     def __init__(self) -> None:
         self._copies: dict[Tensor, Tensor] = {}
+        self.shared = False  # whether some share memory, and must be worked on in turn
 
     def of(self, rows: Sequence[Sequence[Tensor]], moves: bool) -> list[list[Tensor | None]]:
         """The gradients of rows of parameters, all that the step `moves` where it does."""
@@ -36,7 +40,9 @@ class StepGradients:
         if not {torch.strided}.issuperset(map(LAYOUT, grads)):  # sparse ones, which are refused
             return found
         made: dict[int, Tensor] = {}  # what two parameters share they share as a copy
-        for i in {*odd(grads), *_shared(grads), *(_inside(grads, params) if moves else ())}:
+        spans = _spans(grads)
+        self.shared = _shared(spans)
+        for i in {*odd(grads), *(_inside(spans, params) if moves else ())}:
             if params[i] not in self._copies:
                 plain = grads[i].resolve_conj().resolve_neg()
                 copy = plain.clone(memory_format=torch.contiguous_format)
@@ -61,30 +67,39 @@ def odd(grads: Sequence[Tensor]) -> list[int]:
     return [i for i, t in enumerate(grads) if t.is_neg() or t.is_conj() or _overlaps_itself(t)]
 
 
-def _shared(grads: Sequence[Tensor]) -> list[int]:
-    """The places of gradients in whose memory another one begins before it, or as it does."""
-    spans = [(start, end, i) for i, (start, end) in enumerate(_spans(grads)) if start < end]
-    spans.sort()
-    ends = list(itertools.accumulate([end for _, end, _ in spans], max))
-    return [i for (start, _, i), end in zip(spans[1:], ends, strict=False) if start < end]
+def plain(params: Sequence[Tensor], grads: Sequence[Tensor]) -> bool:
+    """Whether gradients are whole tensors of one dtype on one device, each like its parameter and
+    in memory of its own.
+    """
+    if torch.compiler.is_compiling() or not grads or not all_plain([*params, *grads]):
+        return False
+    facts = [set(map(fact, grads)) for fact in (DTYPE, DEVICE, LAYOUT)]
+    alike = list(map(len, facts)) == [1, 1, 1] and facts[2] == {torch.strided}
+    return alike and same_shapes(params, grads) and not (odd(grads) or _shared(_spans(grads)))
 
 
-def _inside(grads: Sequence[Tensor], params: Sequence[Tensor]) -> list[int]:
+def _shared(spans: Sequence[Span]) -> bool:
+    """Whether a tensor begins before another one ends, in memory."""
+    ordered = sorted([(start, end) for start, end in spans if start < end])
+    return any([start < end for (_, end), (start, _) in itertools.pairwise(ordered)])
+
+
+def _inside(spans: Sequence[Span], params: Sequence[Tensor]) -> list[int]:
     """The places of gradients that lie, as a whole or in part, in the memory of parameters."""
     rows = sorted(_spans(params))
     starts = list(map(operator.itemgetter(0), rows))
     ends = list(itertools.accumulate([end for _, end in rows], max, initial=0))
-    spans = enumerate(_spans(grads))
-    return [i for i, (start, end) in spans if start < ends[bisect_left(starts, end)]]
+    pairs = enumerate(spans)
+    return [i for i, (start, end) in pairs if start < ends[bisect_left(starts, end)]]
 
 
-def _spans(tensors: Sequence[Tensor]) -> list[tuple[int, int]]:
-    """The addresses at which tensors begin and end."""
+def _spans(tensors: Sequence[Tensor]) -> list[Span]:
+    """The addresses at which tensors begin and end; both are 0 for those without memory."""
     sizes = list(map(NBYTES, tensors))
     if not all(map(Tensor.is_contiguous, tensors)):
         sizes = list(map(_extent, tensors))
     starts = list(map(Tensor.data_ptr, tensors))
-    return list(zip(starts, map(operator.add, starts, sizes), strict=True))
+    return [(start, start and start + size) for start, size in zip(starts, sizes, strict=True)]
 
 
 def _extent(t: Tensor) -> int:

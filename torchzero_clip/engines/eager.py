@@ -63,6 +63,9 @@ class Eager:
     ) -> EagerSession:
         return EagerSession(self, key, places, params, grads)
 
+    def in_turn(self) -> Eager:
+        return self
+
     def take(self, play: Play) -> Records:
         return play.anew(play.groups, play.loss)
 

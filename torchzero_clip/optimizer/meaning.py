@@ -86,11 +86,12 @@ def warn_of_size(links: Sequence[Link], chain: Any) -> None:
         )
 
 
-def warn_of_small_state(links: Sequence[Link], groups: Sequence[Mapping[str, Any]]) -> None:
+def warn_of_small_state(optimizer: Any) -> None:
     """Warn of state in bfloat16 where no kernel converts it."""
-    wide = [p for group in groups for p in group["params"] if state_dtype(p) == torch.float32]
-    slow = [link.path for link in links for p in wide[:1] if link.rounds(p)]
-    if slow:
+    params = [p for group in optimizer.param_groups for p in group["params"]]
+    wide = [p for p in params if state_dtype(p) == torch.float32][:1]
+    slow = [link.path for link in optimizer.keys.links for p in wide if link.rounds(p)]
+    if slow and not optimizer.compile:
         warnings.warn(
             f"{', '.join(slow)} keeps its state in bfloat16, widened and rounded tensor by tensor "
             "here: a step takes several times as long as with state in float32. Give compile=True "

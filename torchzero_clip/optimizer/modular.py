@@ -101,8 +101,7 @@ class Modular(Optimizer):
         if is_row(params):  # torch takes a group for one in a dict alone
             params = [dict(x) if isinstance(x, Mapping) else x for x in params]
         super().__init__(params, dict(self.keys.defaults))
-        if not compile:
-            warn_of_small_state(self.keys.links, self.param_groups)
+        warn_of_small_state(self)
 
     def _build(
         self, chain: Chain, fused: bool, compile: bool, rounding: str, state_dtype: str
@@ -232,7 +231,7 @@ class Modular(Optimizer):
             >>> model = torch.nn.Linear(10, 1)
             >>> opt = Modular(model.parameters(), ClipNorm(1.0), Adam(), LR(1e-3))
             >>> plan = opt.explain()
-            >>> print(plan.splitlines()[0])
+            >>> print(next(line for line in plan.splitlines() if line.startswith("ClipNorm(")))
             ClipNorm(max_norm=1.0), Adam(), LR(lr=0.001)
         """
         return explain(self, Modular)
@@ -336,6 +335,10 @@ class Modular(Optimizer):
             keep: The names of live values that stay as they were given, as "max_norm".
 
         Example:
+            >>> import torch
+            >>> from torchzero_clip import LR, Adam, Modular
+            >>> model = torch.nn.Linear(10, 1)
+            >>> opt = Modular(model.parameters(), Adam(), LR(1e-3))
             >>> opt.load_state_dict(opt.state_dict(), keep=("lr",))
         """
         names = (keep,) if isinstance(keep, str) else tuple(keep)

@@ -33,8 +33,11 @@ def take_over(
         The names of the state that went over.
 
     Example:
+        >>> import torch
+        >>> from torchzero_clip import LR, Adam, Modular, WeightDecay, ZClip, take_over
+        >>> model = torch.nn.Linear(10, 1)
         >>> adamw = torch.optim.AdamW(model.parameters(), lr=1e-3)
-        >>> loss.backward()
+        >>> model(torch.randn(64, 10)).square().mean().backward()
         >>> adamw.step()
         >>> opt = Modular(model.parameters(), ZClip(), Adam(), WeightDecay(0.01), LR(1e-3))
         >>> print(take_over(opt, adamw.state_dict(), link="Adam"))

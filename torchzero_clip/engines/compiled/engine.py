@@ -11,7 +11,17 @@ import torch
 from torch import Tensor
 
 from torchzero_clip.core import norms
-from torchzero_clip.core.engine import Group, Play, Records, Rule, Session, State, Watch, updated
+from torchzero_clip.core.engine import (
+    Engine,
+    Group,
+    Play,
+    Records,
+    Rule,
+    Session,
+    State,
+    Watch,
+    updated,
+)
 from torchzero_clip.core.skip import Skip
 from torchzero_clip.core.stochastic import Rounding
 from torchzero_clip.core.tensorlist import Operand, TensorList
@@ -79,6 +89,10 @@ class Compiled(Runner):
     def _eagerly(self, *args: Any) -> Session:
         self.refuse("some tensors are no program's")
         return self.eager.open(*args)
+
+    def in_turn(self) -> Engine:
+        self.refuse("gradients share memory")
+        return self.eager
 
     def take(self, play: Play) -> Records:
         if self.replays is None:

@@ -147,22 +147,18 @@ class StepRecorder(TorchDispatchMode):
 
     def call(self, function: Callable[..., Any], args: Any, out: Any, writes: bool = False) -> Any:
         """Write down a function of ours with tensors among its arguments, and what it made."""
-        leaves, form = tree_flatten(args)
-        tensors = [self.node(t) for t in leaves if isinstance(t, Tensor)]
-        rest = [None if isinstance(t, Tensor) else t for t in leaves]
-        places = [i for i, t in enumerate(leaves) if isinstance(t, Tensor)]
-
-        def again(*given: Tensor) -> Any:
-            for i, t in zip(places, given, strict=True):
-                rest[i] = t
-            out = function(*tree_unflatten(rest, form))
-            for i in places:
-                rest[i] = None  # nothing outlives a step
-            return out
-
-        node = self.graph.call_function(_done, (self._input(again), *tensors))
+        given = (self._input(function), *map(self._argument, args))
+        node = self.graph.call_function(_done, given)
         node.meta["writes"] = writes
         return self.learn(out, node)
+
+    def _argument(self, x: Any) -> Any:
+        """An argument as a graph holds it: what it cannot print is an input."""
+        if isinstance(x, Tensor):
+            return self.node(x)
+        if type(x) in (list, tuple):
+            return [self._argument(item) for item in x]
+        return x if type(x) in (int, float, bool, str) or x is None else self._input(x)
 
     def launch(self, launch: Launch, run: Callable[[Launch], Any], measures: bool) -> Tensor | None:
         """Write down the launch of a program; what it measures."""
@@ -276,8 +272,8 @@ def _equal(some: Any, others: Any) -> bool:
     return form == other and all([x is y if isinstance(x, Tensor) else x == y for x, y in pairs])
 
 
-def _done(function: Callable[..., Any], *tensors: Tensor) -> Any:
-    return function(*tensors)
+def _done(function: Callable[..., Any], *args: Any) -> Any:
+    return function(*args)
 
 
 def _makes_tensors(schema: Any) -> bool:

@@ -35,7 +35,7 @@ def shorten(graph: Graph, fixed: Collection[Node]) -> None:
         source = node.all_input_nodes[0] if len(node.all_input_nodes) == 1 else None
         if source is None or node.meta.get("operator") not in COPIES:
             continue
-        same = node.meta["form"][:2] == source.meta.get("form", (None, None))[:2]
+        same = node.meta["form"][:4] == source.meta.get("form", ())[:4]
         last = max([order[user] for user in _users(node)], default=0)
         mine, theirs = _memory(node, fixed), _memory(source, fixed)
         returned = any([user.op == "output" for user in _users(node)])

@@ -22,7 +22,7 @@ def matrices_and_rest(model: nn.Module, head: str | None = None) -> dict[str, st
 
     Example:
         >>> import torch
-        >>> from torchzero_clip import LR, Adam, Chain, Modular, Momentum, Orthogonalize, Partition
+        >>> from torchzero_clip import EMA, LR, Adam, Chain, Modular, Orthogonalize, Partition
         >>> from torchzero_clip import matrices_and_rest
         >>> model = torch.nn.Sequential(torch.nn.Linear(10, 32), torch.nn.Linear(32, 1))
         >>> kinds = matrices_and_rest(model)
