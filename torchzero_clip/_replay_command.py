@@ -66,7 +66,7 @@ def table(done: Any) -> Iterator[str]:
 def rule(text: str) -> NormRule:
     """A rule from its spelling in Python, which is read and never run."""
     try:
-        made = from_config(plain(ast.parse(text.strip(), mode="eval").body))
+        made = from_config(literal(ast.parse(text.strip(), mode="eval").body))
     except SyntaxError:
         raise ValueError(f"a rule is written like ZClip(max_norm=None), got {text}") from None
     if not isinstance(made, NormRule):
@@ -74,7 +74,7 @@ def rule(text: str) -> NormRule:
     return made
 
 
-def plain(node: ast.expr) -> Any:
+def literal(node: ast.expr) -> Any:
     """A node as a config: a rule with its arguments, or a literal."""
     if isinstance(node, ast.Name):
         return {"type": node.id}
@@ -83,6 +83,6 @@ def plain(node: ast.expr) -> Any:
         given: dict[str, Any] = {}
         if name in Description.registry:  # if not, from_config has a better sentence
             signature = inspect.signature(Description.registry[name])
-            given = signature.bind_partial(*map(plain, node.args)).arguments
-        return {"type": name, **given, **{str(k.arg): plain(k.value) for k in node.keywords}}
+            given = signature.bind_partial(*map(literal, node.args)).arguments
+        return {"type": name, **given, **{str(k.arg): literal(k.value) for k in node.keywords}}
     return ast.literal_eval(node)

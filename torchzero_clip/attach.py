@@ -15,7 +15,7 @@ from typing_extensions import Self
 
 from torchzero_clip.core import Bucket, Chain, Step, Transform, Units, bind, send
 from torchzero_clip.core.norms import NAMED
-from torchzero_clip.core.norms.shards import local
+from torchzero_clip.core.sharding import local
 from torchzero_clip.optimizer import Modular
 from torchzero_clip.optimizer.keys import SCHEDULER_KEYS, WELL_KNOWN, GroupKeys
 from torchzero_clip.optimizer.loss import evaluate, one_number

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from torchzero_clip.core import Bucket, Chain, NormRule, Step, Transform, norms, send
 from torchzero_clip.core.division import UnitIds
-from torchzero_clip.core.engine import Engine, Play, Records, Session
+from torchzero_clip.core.engine import Engine, Play, Records, Session, Watch
 from torchzero_clip.core.link import Link
 from torchzero_clip.core.part import Roster, label
 from torchzero_clip.core.stochastic import prepare_draws
@@ -391,8 +391,14 @@ class OneAtATime:
     def check(self, device: torch.device) -> None:
         self.engine.check(device)
 
-    def twin(self) -> Engine:
-        return self.engine.twin()
+    def __repr__(self) -> str:
+        return f"OneAtATime({self.engine!r})"
+
+    def twin(self, watch: Watch | None = None) -> Engine:
+        return self.engine.twin(watch)
+
+    def kept(self) -> list[Tensor]:
+        return self.engine.kept()
 
     def open(
         self,

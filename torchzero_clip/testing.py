@@ -11,7 +11,6 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from torchzero_clip.core import Transform
-from torchzero_clip.engines import Compiled
 from torchzero_clip.optimizer import Modular
 
 __all__ = ["check_pure"]
@@ -39,7 +38,7 @@ def check_pure(*transforms: Transform, shapes: Sequence[tuple[int, ...]] = SHAPE
         for opt in (replayed, anew):
             _change(opt, step, scale)
         replayed.step()
-        anew.engine = _engine()  # which knows of no step before
+        anew.engine = anew.engine.twin()  # which knows of no step before
         anew.step()
         for ours, theirs in zip(_all(replayed), _all(anew), strict=True):
             same = torch.equal(ours.nan_to_num(), theirs.nan_to_num())
@@ -50,18 +49,12 @@ def check_pure(*transforms: Transform, shapes: Sequence[tuple[int, ...]] = SHAPE
     assert replays.replays.count, f"no step was replayed: {replays.replays.why}"
 
 
-def _engine() -> Compiled:
-    engine = Compiled()
-    engine.backend = "plain"
-    return engine
-
-
 def _optimizer(transforms: Sequence[Transform], shapes: Sequence[tuple[int, ...]]) -> Modular:
     generator = torch.Generator().manual_seed(0)
     params = [Parameter(torch.randn(shape, generator=generator)) for shape in shapes]
     named = [(f"layer{i // 2}.{i}", p) for i, p in enumerate(params)]
     opt = Modular(named, *transforms, compile=True)
-    opt.engine = _engine()
+    opt.engine = opt.engine.twin()  # nothing is compiled
     return opt
 
 

@@ -410,7 +410,7 @@ def test_a_chain_with_one_norm_is_one_kernel_that_writes_nothing_but_state_and_p
     assert not norm.stores
     assert len(kernel.stores) == 3
     assert len(kernel.buffers) == 4  # with the gradients
-    assert not opt.engine.workspaces.kept, "no buffer is kept for an update that nobody reads"
+    assert not opt.engine.kept(), "no buffer is kept for an update that nobody reads"
 
 
 def test_an_update_that_was_left_behind_is_not_stored(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -421,7 +421,7 @@ def test_an_update_that_was_left_behind_is_not_stored(monkeypatch: pytest.Monkey
     opt.step()
     (kernel,) = seen
     assert len(kernel.stores) == 2
-    assert not opt.engine.workspaces.kept
+    assert not opt.engine.kept()
 
 
 def test_a_rule_on_the_update_makes_two_kernels_and_one_buffer(
@@ -435,7 +435,7 @@ def test_a_rule_on_the_update_makes_two_kernels_and_one_buffer(
     assert len(seen) == 2 * (3 + 1)  # three steps, the second of which is also written down
     assert len(set(seen)) == 2
     assert seen[0].measured, "the kernel that makes the update measures it"
-    assert sum(map(len, opt.engine.workspaces.kept.values())) == len(params)
+    assert len(opt.engine.kept()) == len(params)
 
 
 def test_clipping_does_not_change_the_kernel_when_it_begins_or_ends(

@@ -31,7 +31,7 @@ def optimizer(way: str, params: Any, *chain: Transform) -> Modular:
         return Modular(params, *chain, fused=way == "eager")
     opt = Modular(params, *chain, compile=True)
     if way == "recorded":
-        opt.engine.backend = "plain"
+        opt.engine = opt.engine.twin()
     return opt
 
 

@@ -24,7 +24,6 @@ from torch.nn import Parameter
 from tests.helpers import Named, gradients, parameters, set_grads
 from tests.table import GOOD, Case, sampled
 from torchzero_clip import LR, Adam, Modular, Momentum, Transform, WeightDecay
-from torchzero_clip.engines import Compiled
 
 TOLERANCE = 1e-6
 NUDGES = 5  # how often inputs are nudged before a difference counts
@@ -49,8 +48,8 @@ def pair(
         named = list(params.items())
         groups = [{"params": named[:2]}, {"params": named[2:]}]
         opt = Modular([g for g in groups if g["params"]], *chain, **options)
-        if isinstance(opt.engine, Compiled) and way == "recorded":
-            opt.engine.backend = "plain"
+        if way == "recorded":
+            opt.engine = opt.engine.twin()
         made.append((params, opt))
     return made
 

@@ -38,7 +38,7 @@ def optimizer(way: str, groups: Any, chain: Any) -> torchzero_clip.Modular:
     options = {"plain": {"fused": False}, "default": {}}.get(way, {"compile": True})
     opt = torchzero_clip.Modular(groups, chain, **options)
     if way == "recorded":
-        opt.engine.backend = "plain"  # what is recorded is run by torch, not compiled
+        opt.engine = opt.engine.twin()  # what is recorded is run by torch, not compiled
     return opt
 
 

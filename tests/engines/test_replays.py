@@ -63,7 +63,7 @@ def model(chain: Chain, shapes: Sequence[tuple[int, ...]] = SHAPES, **options: A
     named = [(f"layer{i // 2}.{i}", p) for i, p in enumerate(params)]
     groups = [{"params": named[:2]}, {"params": named[2:]}]
     opt = Modular([g for g in groups if g["params"]], *chain, compile=True, **options)
-    opt.engine.backend = "plain"  # type: ignore[attr-defined]
+    opt.engine = opt.engine.twin()
     return opt
 
 

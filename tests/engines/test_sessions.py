@@ -123,12 +123,12 @@ def test_every_method_is_recorded_and_right(name: str, dtype: torch.dtype) -> No
     found = []
     for engine in (recorded(), Eager(defers=False)):
         session = opened(engine, tensors(0, dtype=dtype), tensors(1, dtype=dtype))
-        before = program.bind.cache_info()
+        before = program.program_of.cache_info()
         u, v = session.grads.borrow(), session.params.borrow()
         out = CALLS[name](u, v, torch.tensor(0.7))
         if isinstance(session, CompiledSession):
             assert isinstance(out, Traced)
-            assert program.bind.cache_info() == before, "nothing has run"
+            assert program.program_of.cache_info() == before, "nothing has run"
         found.append([t.clone() for t in out])
     close(*found, dtype)
 
@@ -229,15 +229,15 @@ def adam(session: Any, state: Any, group: Any, factor: float = 1.0) -> None:
 
 def test_the_program_of_an_unchanged_chain_is_built_once() -> None:
     """Whatever the numbers, zero and one included, and whether anything was clipped."""
-    program.bind.cache_clear()
+    program.program_of.cache_clear()
     engine = recorded()
     params, state = tensors(0), {"m": tensors(1), "v": [t.square() for t in tensors(2)]}
     values = [(0.9, 0.999, 1e-8, 0.0), (0.0, 0.0, 1e-3, 1.0), (1.0, 0.5, 1.0, 0.5)]
     for i, (beta1, beta2, eps, decay) in enumerate(values * 2):
         group = {"betas": (beta1, beta2), "eps": eps, "decay": decay, "every": 3}
         adam(opened(engine, params, tensors(i)), state, group, factor=[1.0, 0.5][i % 2])
-    assert program.bind.cache_info().misses == 2  # the norm, and the rest
-    assert not engine.workspaces.tensors()
+    assert program.program_of.cache_info().misses == 2  # the norm, and the rest
+    assert not engine.kept()
 
 
 def test_update_cannot_branch_on_a_float_and_may_on_an_integer() -> None:
@@ -262,18 +262,18 @@ def test_the_hook_sees_every_launch_with_what_it_reads_and_writes() -> None:
     seen: list[Any] = []
 
     @contextlib.contextmanager
-    def watch(launch: Any) -> Iterator[None]:
-        seen.append((launch.read, launch.written))
+    def watch(*lists: Any) -> Iterator[None]:
+        seen.append(lists)
         yield
 
-    engine = recorded()
-    engine.watch = watch
-    session = opened(engine, tensors(0), tensors(1))
+    engine = recorded().twin(watch)
+    params, grads = tensors(0), tensors(1)
+    session = opened(engine, params, grads)
     session.subtract(session.grads.borrow().mul_(0.5))
     session.close()
     ((read, written),) = seen
-    assert len(read) == 2
-    assert len(written) == 1
+    assert set(map(id, read)) == set(map(id, [*params, *grads]))
+    assert list(map(id, written)) == list(map(id, params))
 
 
 # ---------------------------------------------------------------------- what outlives what

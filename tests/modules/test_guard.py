@@ -30,7 +30,6 @@ from torchzero_clip import (
     attach,
     to_floats,
 )
-from torchzero_clip.engines import Compiled
 
 inf, nan = math.inf, math.nan
 BAD = pytest.mark.parametrize("bad", [nan, inf, -inf])
@@ -70,8 +69,8 @@ WAYS = ("eager", "recorded", pytest.param("native", marks=pytest.mark.slow))
 def optimizer(params: Named, *links: Transform, way: str = "eager") -> Modular:
     """A chain in one of the ways that it may run."""
     opt = Modular(params.items(), *links, compile=way != "eager")
-    if isinstance(opt.engine, Compiled) and way == "recorded":
-        opt.engine.backend = "plain"
+    if way == "recorded":
+        opt.engine = opt.engine.twin()
     return opt
 
 

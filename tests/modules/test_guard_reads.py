@@ -40,7 +40,7 @@ from torchzero_clip import (
     attach,
     to_floats,
 )
-from torchzero_clip.engines import Compiled, deferred
+from torchzero_clip.engines import deferred
 
 nan = math.nan
 GUARDS: dict[str, Callable[[], Transform]] = {
@@ -87,8 +87,8 @@ class Reads(TorchDispatchMode):
 def optimizer(params: Named, *links: Transform, way: str = "fused") -> Modular:
     options = {"fused": {}, "plain": {"fused": False}}.get(way, {"compile": True})
     opt = Modular(params.items(), *links, **options)
-    if isinstance(opt.engine, Compiled) and way == "recorded":
-        opt.engine.backend = "plain"
+    if way == "recorded":
+        opt.engine = opt.engine.twin()
     return opt
 
 
@@ -293,8 +293,7 @@ def test_roundings_of_half_precision_know_of_no_skipped_step(rounding, way):
         guards = Guard(), SkipSpike(window=12, least=8)
         opt = Modular([p], *guards, Adam(), LR(1e-3), rounding=rounding,
                       compile=way != "fused")  # fmt: skip
-        if isinstance(opt.engine, Compiled):
-            opt.engine.backend = "plain"
+        opt.engine = opt.engine.twin()
         for grad, spoil in given:
             p.grad = (grad * spoil).to(torch.bfloat16)
             opt.step()

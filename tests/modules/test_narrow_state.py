@@ -35,7 +35,7 @@ def optimizer(
     chain = with_lr(case.make(), 1e-2)
     opt = Modular(params.items(), *chain, state_dtype=state_dtype, **WAYS[way])
     if way == "compiled":
-        opt.engine.backend = "plain"
+        opt.engine = opt.engine.twin()
     return params, opt
 
 

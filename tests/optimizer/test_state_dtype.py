@@ -31,7 +31,7 @@ from torchzero_clip import (
     optimizer_class,
     release,
 )
-from torchzero_clip.core.stochastic import DRAWS, Bits, Elements, Rounding, mix_, rounded
+from torchzero_clip.core.stochastic import DRAWS, Elements, Rounding, halves_, mix_, rounded
 from torchzero_clip.engines import Compiled
 
 BF16 = torch.bfloat16
@@ -117,9 +117,8 @@ def kept(*tensors: Tensor) -> Elements:
 
 def test_bits_are_uniform_and_differ_by_key_element_and_half():
     n = 2**16
-    bits = Bits(torch.tensor([1, 2], dtype=torch.int32), kept(torch.empty(n), torch.empty(n)))
-    words = [bits.take([(0, 0), (1, 0)], [n, n], half) for half in (0, 1)]
-    halves = torch.stack(words).view(4, n).double() / n
+    keys, places = torch.tensor([[1], [2]], dtype=torch.int32), torch.arange(n, dtype=torch.int32)
+    halves = torch.stack(halves_(keys ^ places)).view(4, n).double() / n
     assert (halves.mean(1) - 0.5).abs().max() < 4.5 * (1 / 12 / n) ** 0.5
     assert (halves.var(1) - 1 / 12).abs().max() < 4.5 * (1 / 180 / n) ** 0.5
     counts = torch.stack([torch.histc(row, 64, 0, 1) for row in halves])
@@ -162,13 +161,13 @@ def test_a_part_is_rounded_as_in_the_whole(form):
         x = x.contiguous(memory_format=torch.channels_last)
     if form == "transposed":
         x = x.transpose(0, 3)
-    rounding = Rounding(Bits(torch.tensor([9], dtype=torch.int32), kept(x)), 1)
+    rounding = Rounding(torch.tensor([9], dtype=torch.int32), kept(x), 1)
     whole, flat = torch.empty_like(x, dtype=BF16), torch.empty(360, dtype=BF16)
-    rounding.store_whole(0, whole, x)
+    rounding.store(0, whole, x)
     memory = x.as_strided((360,), (1,))
     for begin in range(0, 360, 100):
         some = slice(begin, begin + 100)
-        rounding.store([(0, begin)], [flat[some]], [memory[some]])
+        rounding.store(0, flat[some], memory[some], begin)
     assert flat.as_strided(x.shape, x.stride()).equal(whole)
 
 
@@ -334,6 +333,20 @@ def test_another_dtype_is_a_sentence(value):
         Modular(params(), LR(1e-3), state_dtype=value)
     with pytest.raises(ValueError, match=r"Adam: state_dtype must be one of .*'bfloat16'"):
         Adam(state_dtype=value)
+
+
+@pytest.mark.filterwarnings("error:.*keeps its state in bfloat16:UserWarning")
+def test_without_a_compiled_step_a_sentence_says_that_it_is_slow():
+    for narrow in ({}, {"fused": False}):
+        with pytest.warns(UserWarning, match=r"Adam keeps its state .*Give compile=True") as found:
+            optimizer(ClipNorm(1.0), Adam(), LR(1e-3), engine="plain", **narrow)
+        assert len(found) == 1
+    with pytest.warns(UserWarning, match="Momentum keeps its state"):
+        optimizer(Momentum(state_dtype="bfloat16"), Adam(), LR(1e-3), state_dtype="float32")
+    double = [Parameter(torch.zeros(2, dtype=torch.float64))]
+    optimizer(Adam(), LR(1e-3), params=double)
+    optimizer(Sign(), LR(1e-3))
+    optimizer(Adam(), LR(1e-3), engine="native")
 
 
 def test_a_class_of_optimizers_takes_it():

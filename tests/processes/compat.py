@@ -12,7 +12,7 @@ from torch.distributed.fsdp import fully_shard
 
 from tests.helpers import network
 from torchzero_clip import compat
-from torchzero_clip.core.norms.shards import full
+from torchzero_clip.core.sharding import full
 
 ORDERS = (2, 1, math.inf, -1, -math.inf)
 

@@ -41,7 +41,7 @@ from torchzero_clip import (
     ZClip,
     attach,
 )
-from torchzero_clip.core.norms.shards import full
+from torchzero_clip.core.sharding import full
 
 HALF, END = 6, 12
 FORMS = {  # how it is taken out, and how it is put back

@@ -34,7 +34,7 @@ from torchzero_clip import (
     Transform,
     WeightDecay,
 )
-from torchzero_clip.core.norms import owners as exchange
+from torchzero_clip.core.sharding import owners as exchange
 
 WIDTH = 32  # of GPT-2 small, 768 wide; the shapes are the same
 LAYERS = 12

@@ -54,8 +54,8 @@ from torchzero_clip import (
     attach,
     clip_grad_norm_,
 )
-from torchzero_clip.core.norms import shards as sharding
-from torchzero_clip.core.norms.shards import full, layout_of
+from torchzero_clip.core.norms import shards
+from torchzero_clip.core.sharding import full, layout_of
 
 STEPS = 10 if "brief" in sys.argv else 20
 EVERY = "every" in sys.argv  # construction of the table, not only the first of each row
@@ -276,7 +276,7 @@ def narrow(setting: str) -> list[str]:
         sides = [named(plain), named(wrapped)]
         opts = [Modular(s, *make(), compile=compile, state_dtype="bfloat16") for s in sides]
         for opt in opts if compile else ():
-            opt.engine.backend = "plain"
+            opt.engine = opt.engine.twin()
         params = [[p for _, p in side] for side in sides]
         for step in range(5):
             same_gradients(*params, step)
@@ -464,13 +464,13 @@ def again() -> list[str]:
         world_size=int(os.environ["WORLD_SIZE"]),
     )
     used: list[Any] = []
-    original = sharding.gather
+    original = shards.gather
 
     def watched(column: Tensor, group: Any) -> Tensor:
         used.append(group)
         return original(column, group)
 
-    sharding.gather = watched
+    shards.gather = watched
     wrong = train("fsdp")
     dist.barrier()
     place.unlink(missing_ok=True)

@@ -5,6 +5,7 @@ import importlib
 import inspect
 import itertools
 import pkgutil
+import re
 import sys
 from pathlib import Path
 
@@ -62,6 +63,26 @@ def test_core_and_rules_know_no_class_of_an_engine():
     assert {"Eager", "Compiled"} <= house.engine_classes()
     paths = house.files("core", "modules")
     assert {label(p): names for p in paths if (names := house.engine_names(p))} == {}
+
+
+INSIDE_AN_ENGINE = {"workspaces", "watch", "backend", "recorder", "buffers"}
+
+
+def inside_engines(source):
+    """What a source uses of an engine beyond the interface, and where it asks which one it is."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Attribute) and ast.unparse(node.value).endswith("engine"):
+            yield from {node.attr} & INSIDE_AN_ENGINE
+        if isinstance(node, ast.Call) and ast.unparse(node.func) == "isinstance":
+            asked = {n.id for n in ast.walk(node.args[1]) if isinstance(n, ast.Name)}
+            yield from asked & {"Compiled", "Eager"}
+
+
+def test_outside_of_engines_nothing_but_the_interface_of_one_is_used():
+    outside = [path for path in FILES if not label(path).startswith("engines/")]
+    assert {label(p): used for p in outside if (used := [*inside_engines(p.read_text())])} == {}
+    asked = "isinstance(opt.engine, (Compiled, Eager))\nopt.engine.watch = twin.engine.backend"
+    assert sorted(inside_engines(asked)) == ["Compiled", "Eager", "backend", "watch"]
 
 
 def test_an_imported_name_belongs_to_the_file_that_defines_it():
@@ -167,6 +188,39 @@ def test_lambdas_and_comprehensions_count_as_part_of_their_function():
         assert house.enclosing(path, first) == name
         assert house.enclosing(path, last).startswith(name)
     assert house.enclosing(path, 1) == "<module>"
+
+
+def types(path):
+    """What a file calls a type: its classes, and at its top level aliases, with their text."""
+    tree = ast.parse(path.read_text())
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ClassDef):
+            yield node.name, f"a class of {label(path)}"
+    for node in tree.body if path.name != "spec.py" else ():  # there numbers stand for tensors
+        if isinstance(node, (ast.AnnAssign, ast.Assign)):
+            target = node.target if isinstance(node, ast.AnnAssign) else node.targets[0]
+            if isinstance(target, ast.Name) and re.fullmatch("[A-Z].*[a-z].*", target.id):
+                yield target.id, ast.unparse(node.value)
+
+
+def meanings(paths):
+    found = {}
+    for name, meaning in itertools.chain(*map(types, paths)):
+        found.setdefault(name, set()).add(meaning)
+    return found
+
+
+def test_a_name_of_a_type_has_one_meaning_in_the_whole_package():
+    several = {name: what for name, what in meanings(FILES).items() if len(what) > 1}
+    assert several == {}
+
+
+def test_names_of_types_are_found_wherever_they_stand(tmp_path, monkeypatch):
+    monkeypatch.setattr(house, "PACKAGE", tmp_path)
+    (tmp_path / "a.py").write_text("def f():\n    class Trace: ...\nMOST = 3\nTexts = list[str]")
+    (tmp_path / "b.py").write_text("class Trace: ...\nMOST = 4\nTexts = list[str]\n")
+    found = meanings(sorted(tmp_path.iterdir()))
+    assert {name: len(what) for name, what in found.items()} == {"Trace": 2, "Texts": 1}
 
 
 def test_every_page_belongs_to_one_of_the_folders():

@@ -11,11 +11,11 @@ from torch import Tensor
 from torchzero_clip.core.engine import Engine, Group, Session, State
 from torchzero_clip.core.gradients import StepGradients
 from torchzero_clip.core.link import Link
-from torchzero_clip.core.norms.shards import local, part_of, whole_of
 from torchzero_clip.core.part import Part, Roster
+from torchzero_clip.core.sharding import local, part_of, whole_of
 from torchzero_clip.core.skip import Skip, Skipped
 from torchzero_clip.core.state import share_vectors
-from torchzero_clip.core.stochastic import SEED, STEP, Bits, Rounding, mix_, prepare_draws
+from torchzero_clip.core.stochastic import SEED, STEP, Rounding, mix_, prepare_draws
 from torchzero_clip.core.tensorlist import TensorList
 
 
@@ -224,8 +224,9 @@ class Bucket:
         now = mix_(step.to(self.device, copy=True))
         for i in range(0, len(names), 2):  # a hash has bits for two
             keys = self.part.keys(self.bound.number, i, seed)
-            bits = Bits(keys ^ now, self.part.elements)
-            made |= {name: Rounding(bits, half) for half, name in enumerate(names[i : i + 2])}
+            drawn = keys ^ now
+            for half, name in enumerate(names[i : i + 2]):
+                made[name] = Rounding(drawn, self.part.elements, half)
         return made
 
     def settle(self) -> None:

@@ -28,7 +28,7 @@ class Decision(NamedTuple):
     """The state after this step; as it was where a norm is no number."""
 
 
-class Rule(Protocol):
+class Limiting(Protocol):
     """All that a decision knows of a norm rule."""
 
     min_size: int
@@ -79,7 +79,7 @@ class Cells:
 
 
 def decide(
-    rule: Rule, norm: Tensor, state: UnitState, groups: Sequence[dict[str, Any]], cells: Cells
+    rule: Limiting, norm: Tensor, state: UnitState, groups: Sequence[dict[str, Any]], cells: Cells
 ) -> Decision:
     """The decision of a rule about norms, from its state and the live values of every group."""
     if state:  # compare with the past in the precision that it was kept in
@@ -91,7 +91,7 @@ def decide(
     return Decision(norm, limits, divisors, state)
 
 
-def divisor(rule: Rule, norm: Tensor, limit: Tensor | float, cells: Cells) -> Tensor:
+def divisor(rule: Limiting, norm: Tensor, limit: Tensor | float, cells: Cells) -> Tensor:
     """What a unit is divided by for its norm to meet the limit; 1 where it stays as it is."""
     if limit is None:
         raise TypeError(f"{type(rule).__name__}.limit must return a tensor or a number, got None")
@@ -108,7 +108,7 @@ def divisor(rule: Rule, norm: Tensor, limit: Tensor | float, cells: Cells) -> Te
 
 
 def _remembered(
-    rule: Rule,
+    rule: Limiting,
     norm: Tensor,
     clipped: Tensor,
     state: UnitState,
@@ -127,7 +127,7 @@ def _remembered(
     return after
 
 
-def _check_observed(rule: Rule, made: Any, state: Mapping[str, Tensor]) -> None:
+def _check_observed(rule: Limiting, made: Any, state: Mapping[str, Tensor]) -> None:
     name = type(rule).__name__
     if not isinstance(made, dict):
         raise TypeError(f"{name}.observe must return a dict, got {made!r}")

@@ -6,6 +6,7 @@ It knows tensors and lists, never buckets, links or optimizers.
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias
 
@@ -153,14 +154,27 @@ class Play:
     anew: Callable[..., Records]
 
 
+Watch: TypeAlias = "Callable[[list[Tensor], list[Tensor]], AbstractContextManager[Any]]"
+"""It surrounds a pass over memory as a whole; called with the tensors that are read and written."""
+
+
 class Engine(Protocol):
     """The place where arithmetic is done, now or later; results depend on it by rounding alone."""
+
+    def __repr__(self) -> str:
+        """Its name, with the options that are no defaults."""
 
     def check(self, device: torch.device) -> None:
         """Raise a sentence where the engine cannot run on this device."""
 
-    def twin(self) -> Engine:
-        """An engine that does the same with memory of its own, for a look: nothing is compiled."""
+    def twin(self, watch: Watch | None = None) -> Engine:
+        """An engine that does the same with memory of its own, for a look: nothing is compiled.
+
+        `watch` surrounds what is one pass, whatever operators it is made of.
+        """
+
+    def kept(self) -> list[Tensor]:
+        """The tensors that it keeps from step to step; state is not its own."""
 
     def open(
         self,

@@ -11,7 +11,7 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
-from torchzero_clip.core.norms.shards import aligned_grads
+from torchzero_clip.core.sharding import aligned_grads
 from torchzero_clip.core.tensors import DEVICE, DTYPE, LAYOUT, NBYTES, all_plain, same_shapes
 
 Span: TypeAlias = "tuple[int, int]"

@@ -7,15 +7,14 @@ that it would have had.
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from torchzero_clip.core.norms.shards import Layout, local
+from torchzero_clip.core.sharding import Layout, local
 
 DRAWS = SEED, STEP = "state/seed", "state/step"  # in the chain of every group
 DROPPED = {torch.bfloat16: 16, torch.float16: 13}  # the bits that float32 has more
@@ -97,72 +96,24 @@ class Elements:
         return out.to(torch.int32)
 
 
-Where: TypeAlias = "Sequence[tuple[int, int]]"
-"""Parts of tensors: which tensor, and where in its memory each begins; several parts are whole."""
-
-
-class Bits:
-    """The random bits of a step for some parameters, 32 for each element.
+class Rounding(NamedTuple):
+    """How the state of one name of some parameters is rounded in this step.
 
     Args:
         keys: A whole number for each parameter.
         elements: The elements of the parameters.
+        half: Which 16 of the 32 bits of an element are its own.
     """
 
-    def __init__(self, keys: Tensor, elements: Elements) -> None:
-        self.keys, self.elements = keys, elements
-        self._places = torch.empty(0, dtype=torch.int32, device=keys.device)
-        self._where: Where = ()
-        self._halves: dict[int, Tensor] = {}
-
-    def take(self, where: Where, sizes: Sequence[int], half: int) -> Tensor:
-        """One half of the bits of parts of these sizes, a vector to write to.
-
-        The other half is kept for the state that asks next.
-        """
-        if self._where != where or half not in self._halves:
-            self._where = where
-            self._halves = dict(enumerate(halves_(self._mixed(where, sizes))))
-        return self._halves.pop(half)
-
-    def take_whole(self, i: int, like: Tensor, half: int) -> Tensor:
-        """The same for the i-th parameter, whatever the order of its elements in memory."""
-        return halves_(self.elements.index(i, like) ^ self.keys[i])[half]
-
-    def _mixed(self, where: Where, sizes: Sequence[int]) -> Tensor:
-        """The elements of parts, with the keys of their parameters."""
-        (first, at), count, total = where[0], len(where), sum(sizes)
-        keys, starts = [x[first : first + count] for x in (self.keys, self.elements.starts)]
-        if len(self._places) < total:
-            self._places = torch.arange(total, dtype=torch.int32, device=keys.device)
-        if count == 1:
-            starts = starts + _signed(at)
-        else:
-            ends = list(itertools.accumulate(sizes, initial=0))
-            begins, repeats = torch.tensor([ends[:-1], sizes], device=keys.device)
-            rows = torch.stack([keys, (starts - begins).to(torch.int32)])
-            keys, starts = rows.repeat_interleave(repeats, dim=1, output_size=total).unbind()
-        return (self._places[:total] + starts).bitwise_xor_(keys)
-
-
-class Rounding(NamedTuple):
-    """How the state of one name of some parameters is rounded in this step."""
-
-    bits: Bits
+    keys: Tensor
+    elements: Elements
     half: int
-    """Which 16 of the bits are its own."""
 
-    def store(self, where: Where, targets: list[Tensor], values: list[Tensor]) -> None:
-        """Round vectors, parts of tensors as they lie in memory, into bfloat16."""
-        sizes = [t.numel() for t in targets]
-        x = values[0] if len(values) == 1 else torch.cat(values)
-        made = carried(x, self.bits.take(where, sizes, self.half), torch.bfloat16)
-        torch._foreach_copy_(targets, list(made.split(sizes)))
-
-    def store_whole(self, i: int, target: Tensor, values: Tensor) -> None:
-        """Round the i-th tensor, whatever the order of its elements in memory."""
-        noise = self.bits.take_whole(i, target, self.half)
-        target.copy_(carried(values, noise, torch.bfloat16))
+    def store(self, i: int, target: Tensor, values: Tensor, at: int | None = None) -> None:
+        """Round the i-th tensor into bfloat16, or a vector that begins at a place in its memory."""
+        elements = self.elements
+        places = elements.index(i, target) if at is None else elements.starts[i] + _signed(at)
+        target.copy_(rounded(values, self.keys[i], places, self.half))
 
 
 def keys_of(places: Sequence[int], numbers: Sequence[int], device: torch.device) -> Tensor:

@@ -13,8 +13,7 @@ from torchzero_clip.core.bucket import Bucket
 from torchzero_clip.core.description import Description
 from torchzero_clip.core.engine import FusedKernel, Group, Rule, State, updated
 from torchzero_clip.core.lazy import Joined
-from torchzero_clip.core.norms.owners import by_owners
-from torchzero_clip.core.norms.shards import full, layout_of, part_of
+from torchzero_clip.core.sharding import by_owners, full, layout_of, part_of
 from torchzero_clip.core.state import STATE_DTYPES
 from torchzero_clip.core.tensorlist import TensorList
 

@@ -16,7 +16,8 @@ from torchzero_clip.core.decision import Cells, Decision, UnitState
 from torchzero_clip.core.division import Division
 from torchzero_clip.core.engine import Group
 from torchzero_clip.core.lazy import Joined
-from torchzero_clip.core.norms.shards import across, merge_shards, part_of
+from torchzero_clip.core.norms.shards import across, merge_shards
+from torchzero_clip.core.sharding import part_of
 from torchzero_clip.core.state import statistic_dtype
 from torchzero_clip.core.tensorlist import Operand, TensorList
 from torchzero_clip.core.unit_state import UnitStore

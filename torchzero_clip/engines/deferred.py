@@ -23,7 +23,7 @@ from torchzero_clip.core.skip import Skip
 from torchzero_clip.core.state import HALF
 from torchzero_clip.core.tensorlist import TensorList
 from torchzero_clip.core.tensors import DTYPE, all_plain, same_shapes
-from torchzero_clip.engines.kept import BATCH, LARGE, Kept, batches, updated_by_turns
+from torchzero_clip.engines.kept import BATCH, LARGE, Kept, batches, updated_in_turn
 
 
 class Scaled(Lazy):
@@ -133,7 +133,7 @@ class Fused(Lazy):
 
     def compute(self) -> list[Tensor]:
         self._waiting.remove(self)  # to compute it may ask for the workspace that it reads
-        return updated_by_turns(self._rule, self._u, self._state, self._group).own().tensors
+        return updated_in_turn(self._rule, self._u, self._state, self._group).own().tensors
 
     def move(self, params: list[Tensor], a: Any, b: float, skip: Skip) -> None:
         """w ← (1 - b) w - a u, by the fused optimizer."""
@@ -291,4 +291,5 @@ def _prepared(
             torch._foreach_copy_(some, w)
         for (k, row), values in zip(rows, wide, strict=True):
             if k is not None:
-                k.rounding.store(where, [t.view(-1) for t in row], [t.view(-1) for t in values])
+                for (i, at), target, x in zip(where, row, values, strict=True):
+                    k.rounding.store(i, target.view(-1), x.view(-1), at)

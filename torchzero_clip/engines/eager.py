@@ -15,13 +15,13 @@ import torch
 from torch import Tensor
 
 from torchzero_clip.core import norms
-from torchzero_clip.core.engine import Group, Play, Records, Rule, State, updated
+from torchzero_clip.core.engine import Group, Play, Records, Rule, State, Watch, updated
 from torchzero_clip.core.skip import Skip
 from torchzero_clip.core.state import HALF
 from torchzero_clip.core.stochastic import Rounding
 from torchzero_clip.core.tensorlist import Operand, TensorList, Workspace
 from torchzero_clip.engines.deferred import Fused, Guarded, Scaled, overlap, subtract_, takes, times
-from torchzero_clip.engines.kept import Kept, settle, updated_by_turns
+from torchzero_clip.engines.kept import Kept, updated_in_turn
 from torchzero_clip.engines.workspace import Workspaces
 
 
@@ -43,9 +43,16 @@ class Eager:
     def check(self, device: torch.device) -> None:
         """Raise nothing: this engine runs on every device."""
 
-    def twin(self) -> Eager:
-        """An engine that does the same with memory of its own."""
+    def __repr__(self) -> str:
+        options = {"defers": self.defers, "keeps": self.keeps, "reads": self.reads}
+        return f"Eager({', '.join([f'{name}=False' for name, on in options.items() if not on])})"
+
+    def twin(self, watch: Watch | None = None) -> Eager:
+        """An engine that does the same with memory of its own; its operators are its passes."""
         return Eager(self.defers, self.keeps, self.reads)
+
+    def kept(self) -> list[Tensor]:
+        return self.workspaces.tensors()
 
     def open(
         self,
@@ -94,7 +101,7 @@ class EagerSession:
         if u.owned or not self._keeps:
             return u
         if self._defers and u.dtype in HALF:
-            return Narrow(u.tensors, self._widened, self._kept)
+            return Narrow(u.tensors, self._widened, self._buffer)
         return self._movable(u)
 
     def state(
@@ -116,18 +123,18 @@ class EagerSession:
         return Guarded(tensors, guard) if waits else TensorList(tensors, owned=True)
 
     def settle(self, path: str) -> None:
-        names = [name for name in self._kept_state if name.rpartition("/")[0] == path]
-        settle([self._kept_state.pop(name) for name in names])
+        for name in [name for name in self._kept_state if name.rpartition("/")[0] == path]:
+            self._kept_state.pop(name).settle()
 
     def update(self, rule: Rule, u: TensorList, state: State, group: Group) -> TensorList:
         if not self._defers:
-            return updated_by_turns(rule, u, state, group)
+            return updated_in_turn(rule, u, state, group)
         if (factors := rule.affine(group)) is not None:
             return self._affine(u, *factors) or updated(rule, u, state, group)
         kernel = rule.fused(group)
         numbers = kernel is not None and _numbers_only(group)
         if kernel is None or not (numbers and takes(kernel, self.params.tensors, u, state)):
-            return updated_by_turns(rule, u, state, group)
+            return updated_in_turn(rule, u, state, group)
         self._waiting.append(Fused(self._waiting, kernel, rule, u, state, group))
         return self._waiting[-1]
 
@@ -159,7 +166,7 @@ class EagerSession:
             self.writable_grads().copy_(u)
 
     def workspace(self, besides: TensorList) -> list[Tensor] | None:
-        kept = self._kept() if self._keeps and besides.owned else None  # others may move there
+        kept = self._buffer() if self._keeps and besides.owned else None  # others may move there
         if kept is None or any([a is b for a, b in zip(kept, besides.tensors, strict=True)]):
             return None
         return kept
@@ -203,7 +210,7 @@ class EagerSession:
         while self._waiting:
             _ = self._waiting[0].tensors
 
-    def _kept(self) -> list[Tensor] | None:
+    def _buffer(self) -> list[Tensor] | None:
         """The workspace of these tensors, once no deferred update reads it."""
         self._compute_waiting()
         return self._engine.workspaces.like(self._key, self._places, self.params.tensors)
@@ -229,7 +236,7 @@ class EagerSession:
 
     def _movable(self, u: TensorList) -> TensorList:
         """A borrowed list that moves to the workspace when it is written."""
-        return TensorList(u.tensors, workspace=self._kept if self._keeps else None)
+        return TensorList(u.tensors, workspace=self._buffer if self._keeps else None)
 
     # ------------------------------------------------------------------ the last subtraction
 

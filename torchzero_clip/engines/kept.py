@@ -1,13 +1,13 @@
 """Kept: state in bfloat16 that a link sees in float32, in the eager engine.
 
-`update` gets a few tensors at a time, and fused optimizers parts of them: few numbers are in
-float32 at once, and they are still in the cache when they are rounded.
+A tensor after the other is widened, updated and rounded; torch's fused optimizers get parts. So few
+numbers are in float32 at once. It is the plain way; with compile=True a kernel does all of it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
@@ -15,7 +15,7 @@ from torch import Tensor
 from torchzero_clip.core.engine import Group, Rule, State, updated
 from torchzero_clip.core.lazy import Lazy
 from torchzero_clip.core.norms import Measure, statistics
-from torchzero_clip.core.stochastic import Rounding, Where
+from torchzero_clip.core.stochastic import Rounding
 from torchzero_clip.core.tensorlist import TensorList
 
 BATCH = 2**18  # numbers that are scaled or converted at a time
@@ -59,36 +59,27 @@ class Kept(Lazy):
     def statistics(self, m: Measure) -> Tensor:
         return statistics(self.stored, m) if self.pending else super().statistics(m)
 
-    def some(self, where: slice) -> Kept:
-        """The list of some of the tensors."""
-        return Kept(self.stored[where], self.rounding, self.guard, self.first + where.start)
+    def only(self, i: int) -> Kept:
+        """The list of one of the tensors."""
+        return Kept(self.stored[i : i + 1], self.rounding, self.guard, self.first + i)
 
     def in_order(self, tensors: Sequence[Tensor]) -> bool:
         """Whether the elements of these tensors are one after another in their memory."""
-        follow = self.rounding.bits.elements.follow
+        follow = self.rounding.elements.follow
         return all([follow(i, t) for i, t in enumerate(tensors, self.first)])
 
-    def forget(self) -> None:
-        """Let go of what was converted."""
+    def settle(self) -> None:
+        """Round what was read, and may have changed: a tensor after the other, in parts."""
+        pairs = [] if self.pending else zip(self.stored, self.tensors, strict=True)
+        for i, (target, wide) in enumerate(pairs, self.first):
+            follow, size = self.rounding.elements.follow, BATCH if target.is_cpu else LARGE
+            if follow(i, target) and follow(i, wide):
+                parts = zip(_vector(target).split(size), _vector(wide).split(size), strict=True)
+                for k, part in enumerate(parts):
+                    self.rounding.store(i, *part, at=k * size)
+            else:
+                self.rounding.store(i, target, wide)
         self._tensors = None
-
-
-def settle(state: Sequence[Kept]) -> None:
-    """Round what was read of lists of the same parameters, and may have changed."""
-    state = [kept for kept in state if not kept.pending]
-    pairs = [(kept, kept.stored, kept.tensors) for kept in state]
-    if all([kept.in_order(stored) and kept.in_order(wide) for kept, stored, wide in pairs]):
-        rows = [[_vector(t) for t in row] for _, *both in pairs for row in both]
-        for where, parts in batches(rows, LARGE) if rows else ():
-            some = [(i + state[0].first, at) for i, at in where]
-            for kept, stored, wide in zip(state, parts[::2], parts[1::2], strict=True):
-                kept.rounding.store(some, stored, wide)
-    else:
-        for kept, stored, wide in pairs:
-            for i, (target, values) in enumerate(zip(stored, wide, strict=True), kept.first):
-                kept.rounding.store_whole(i, target, values)
-    for kept in state:
-        kept.forget()
 
 
 def _vector(t: Tensor) -> Tensor:
@@ -96,46 +87,40 @@ def _vector(t: Tensor) -> Tensor:
     return t.as_strided((t.numel(),), (1,))
 
 
-def updated_by_turns(rule: Rule, u: TensorList, state: State, group: Group) -> TensorList:
-    """What `updated` gives; of state that is kept in bfloat16, few tensors are wide at a time."""
+def updated_in_turn(rule: Rule, u: TensorList, state: State, group: Group) -> TensorList:
+    """What `updated` gives; of state that is kept in bfloat16, one tensor is wide at a time."""
     kept = any([isinstance(held, Kept) for held in state.values()])
     if not (kept and rule.separable):
         return updated(rule, u, state, group)
     made: list[Tensor] = []
-    for where in _turns(u):
-        mine = {name: _some(held, where) for name, held in state.items()}
-        flowing = _some(u, where)
-        out = updated(rule, flowing, mine, {k: _some(x, where) for k, x in group.items()})
+    for i in range(len(u)):
+        mine = {name: _only(held, i) for name, held in state.items()}
+        flowing = _only(u, i)
+        out = updated(rule, flowing, mine, {name: _only(x, i) for name, x in group.items()})
         made += (out if out.owned else flowing.copy_(out)).tensors
-        settle([held for held in mine.values() if isinstance(held, Kept)])
+        for held in mine.values():
+            if isinstance(held, Kept):
+                held.settle()
     return TensorList(made, owned=True)
 
 
-def _some(x: Any, where: slice) -> Any:
-    """Of a list some tensors; live values are for all."""
+def _only(x: Any, i: int) -> Any:
+    """Of a list one tensor; live values are for all."""
     if isinstance(x, Kept):
-        return x.some(where)
+        return x.only(i)
     if not isinstance(x, TensorList):
         return x
     workspace = x.workspace
 
     def kept() -> list[Tensor] | None:
         memory = None if workspace is None else workspace()
-        return None if memory is None else memory[where]
+        return None if memory is None else memory[i : i + 1]
 
-    return TensorList(x.tensors[where], owned=x.owned, workspace=kept if workspace else None)
+    return TensorList(x.tensors[i : i + 1], owned=x.owned, workspace=kept if workspace else None)
 
 
-def _turns(u: TensorList) -> Iterator[slice]:
-    """Tensors that follow each other, up to BATCH numbers; a larger one by itself."""
-    begin, total = 0, 0
-    for i, t in enumerate(u):
-        if begin < i and total + t.numel() > BATCH:
-            yield slice(begin, i)
-            begin, total = i, 0
-        total += t.numel()
-    if len(u):
-        yield slice(begin, len(u))
+Where: TypeAlias = "Sequence[tuple[int, int]]"
+"""Parts of tensors: which tensor, and where in its memory each begins; several parts are whole."""
 
 
 def batches(

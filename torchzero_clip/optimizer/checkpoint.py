@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from torchzero_clip.core.description import RESERVED
-from torchzero_clip.core.norms.shards import local
+from torchzero_clip.core.sharding import local
 from torchzero_clip.core.state import share_vectors
 from torchzero_clip.core.stochastic import DRAWS, DROPPED
 from torchzero_clip.optimizer.earlier import Older
@@ -20,7 +20,7 @@ from torchzero_clip.optimizer.layout import (
     ROUNDING,
     STATISTICS,
     Entry,
-    Layout,
+    StateLayout,
     check_count,
     is_links,
 )
@@ -39,7 +39,9 @@ class Checkpoint:
         layout: What the optimizer keeps.
     """
 
-    def __init__(self, given: Any, param_groups: Groups, keys: GroupKeys, layout: Layout) -> None:
+    def __init__(
+        self, given: Any, param_groups: Groups, keys: GroupKeys, layout: StateLayout
+    ) -> None:
         bare = not layout.of_parameter(torch.empty(1, device="meta"))
         if isinstance(given, Mapping) and bare:  # distributed checkpointing drops what is empty
             given = {"state": {}, **given}

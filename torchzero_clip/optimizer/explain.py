@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import torch
@@ -14,12 +14,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from torchzero_clip.core.chain import send
-from torchzero_clip.core.norms.owners import route
-from torchzero_clip.core.norms.shards import layout_of
+from torchzero_clip.core.sharding import layout_of, route
 from torchzero_clip.core.skip import Skip
 from torchzero_clip.core.transform import TensorwiseTransform
-from torchzero_clip.engines import Compiled
-from torchzero_clip.engines.compiled.program import Launch
 from torchzero_clip.optimizer.meaning import sentences
 from torchzero_clip.optimizer.rounding import subtract
 
@@ -35,18 +32,15 @@ class Traffic(TorchDispatchMode):
     Args:
         label: The part, as the plan names it.
         places: For each storage the words for what it holds.
-        engine: The engine that runs the step.
     """
 
-    def __init__(self, label: str, places: dict[int, str], engine: Any) -> None:
+    def __init__(self, label: str, places: dict[int, str]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.label, self.places = label, places
-        if isinstance(engine, Compiled):
-            engine.watch = self.launch
         self.read = self.written = 0
         self.where: set[str] = set()
         self.operators: set[str] = set()
-        self.inside = False  # in a compiled program, which is one pass whatever it is made of
+        self.inside = False  # in a pass that is one, whatever it is made of
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -78,11 +72,10 @@ class Traffic(TorchDispatchMode):
                 self.where.add(self.places.get(storage, "new memory"))
 
     @contextmanager
-    def launch(self, launch: Launch) -> Iterator[None]:
-        """Count the buffers of a program, and not the operators that it is made of here."""
-        for i, buffer in enumerate(launch.buffers):
-            reads, writes = i in launch.read, i in launch.written
-            self.count(KERNEL, buffer.tensors, reads=reads, writes=writes)
+    def whole(self, read: list[Tensor], written: list[Tensor]) -> Iterator[None]:
+        """Count a pass, and not the operators that it is made of here."""
+        self.count(KERNEL, read, reads=True, writes=False)
+        self.count(KERNEL, written, reads=False, writes=True)
         self.operators.add(KERNEL)
         self.inside = True
         yield
@@ -103,12 +96,18 @@ class Traffic(TorchDispatchMode):
 
 def explain(optimizer: Any, make: Callable[..., Any]) -> str:
     """The plan of a chain: for each link the passes over memory, in bytes for each number."""
-    twin = _twin(optimizer, make)
+    twin, parts = _twin(optimizer, make), list[Traffic]()
+
+    def watch(read: list[Tensor], written: list[Tensor]) -> AbstractContextManager[None]:
+        return parts[-1].whole(read, written)
+
+    twin.engine = optimizer.engine.twin(watch)
     params = _params(twin)
     for _ in range(4):
         for p in params:
             p.grad = torch.full_like(p, 100.0)  # so that limits bite
-        parts, skip = _watch(twin)
+        parts.clear()
+        skip = _watch(twin, parts)
     numbers, width = sum(map(Tensor.numel, params)), max([len(part.label) for part in parts])
     reads = sum([part.read for part in parts]) / numbers
     writes = sum([part.written for part in parts]) / numbers
@@ -117,7 +116,7 @@ def explain(optimizer: Any, make: Callable[..., Any]) -> str:
     lines = [*said, *[""] * bool(said), repr(optimizer.chain)[len("Chain(") : -1], *told, ""]
     lines.append(f"{'':{width}}  reads  writes   bytes a number")
     lines += [part.row(width, numbers) for part in parts]
-    kept = sum([t.numel() for t in twin.engine.workspaces.tensors()])
+    kept = sum([t.numel() for t in twin.engine.kept()])
     size = f"{kept / numbers:.3g} of {optimizer._keeps_like} size" if kept else "none"
     lines.append(f"{'in all':{width}}  {reads:5.3g}  {writes:6.3g}")
     ends = [f"Memory kept between steps, besides the state: {size}."]
@@ -128,23 +127,24 @@ def explain(optimizer: Any, make: Callable[..., Any]) -> str:
     return "\n".join([*lines, "", *ends])
 
 
-def _watch(twin: Any) -> tuple[list[Traffic], Skip]:
-    """The traffic of each link of a step that happens, and of its end; and the flag that guards
-    left.
+def _watch(twin: Any, parts: list[Traffic]) -> Skip:
+    """The flag that guards left of a step that happens; `parts` takes the traffic of each link, and
+    of the end.
     """
-    places, parts = _places(twin), []
+    places = _places(twin)
     with torch.no_grad(), twin._begin() as step:
         buckets = step.buckets()
         for link in twin.links:
-            with Traffic(link.path, places, twin.engine) as traffic:
+            parts.append(Traffic(link.path, places))
+            with parts[-1]:
                 buckets = send(link, buckets)
-            parts.append(traffic)
             if step.skip.flag is not None:
                 step.skip.flag.zero_()
-        with Traffic(END, places, twin.engine) as traffic:
+        parts.append(Traffic(END, places))
+        with parts[-1]:
             subtract(buckets, twin.rounding)
             step.close()
-    return [*parts, traffic], step.skip
+    return step.skip
 
 
 def _twin(optimizer: Any, make: Callable[..., Any]) -> Any:
@@ -164,7 +164,6 @@ def _twin(optimizer: Any, make: Callable[..., Any]) -> Any:
         if link.transform.goes_first:  # a guard, which never gives up here: all gradients are bad
             patient = link.transform.with_values({"max_consecutive": None})
             link.transform = link.acts = patient
-    twin.engine = optimizer.engine.twin()
     return twin
 
 
@@ -185,7 +184,7 @@ def _places(twin: Any) -> dict[int, str]:
     params = _params(twin)
     rows: dict[str, list[Any]] = {
         "state": [value for p in params for value in twin.state[p].values()],
-        "a kept buffer": twin.engine.workspaces.tensors(),
+        "a kept buffer": twin.engine.kept(),
         "the gradients": [p.grad for p in params],
         "the parameters": params,
     }

@@ -11,10 +11,10 @@ from torch import Tensor
 
 from torchzero_clip.optimizer.keys import GroupKeys
 
-Groups: TypeAlias = Sequence[dict[str, Any]]
+OwnGroups: TypeAlias = Sequence[dict[str, Any]]
 
 
-def keep_given(theirs: Groups, ours: Groups, keys: GroupKeys, names: Sequence[str]) -> None:
+def keep_given(theirs: OwnGroups, ours: OwnGroups, keys: GroupKeys, names: Sequence[str]) -> None:
     """Put our live values of these names in the place of those of the checkpoint."""
     for name in names:
         key = keys.aliases.get(name, name)
@@ -32,7 +32,7 @@ def keep_given(theirs: Groups, ours: Groups, keys: GroupKeys, names: Sequence[st
 
 
 def warn_of_values(
-    groups: Groups, ours: Groups, keys: GroupKeys, scheduled: Collection[str]
+    groups: OwnGroups, ours: OwnGroups, keys: GroupKeys, scheduled: Collection[str]
 ) -> None:
     """Warn where live values that were given differ from those that are loaded."""
     found: dict[str, str] = {}

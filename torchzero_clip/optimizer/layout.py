@@ -1,4 +1,4 @@
-"""Layout: what an optimizer keeps for a parameter and a group, and checks of such state."""
+"""StateLayout: what an optimizer keeps for a parameter and a group, and checks of such state."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class Entry(NamedTuple):
         return self.link is not None and key.rpartition("/")[2] in self.link.transform.numbers
 
 
-class Layout:
+class StateLayout:
     """All that the links of a chain may keep, and a rounding of parameters."""
 
     def __init__(self, links: Sequence[Link], rounding: str) -> None:

@@ -14,6 +14,7 @@ from torch import Tensor
 from torchzero_clip.core.link import Link
 from torchzero_clip.core.norm_rule import NormRule
 from torchzero_clip.core.norms import NAMED, measure
+from torchzero_clip.core.state import state_dtype
 from torchzero_clip.optimizer.metrics import metrics_of
 
 CLIP_OF_TORCH = 3e-6  # how near its limit a norm comes that torch's clip brought there
@@ -81,6 +82,20 @@ def warn_of_size(links: Sequence[Link], chain: Any) -> None:
         warnings.warn(
             f"no LR: updates are subtracted at full size by {chain!r}, and schedulers find "
             "no lr: put LR(...) behind, or LR(1.0) where full size is meant",
+            stacklevel=3,
+        )
+
+
+def warn_of_small_state(optimizer: Any) -> None:
+    """Warn of state in bfloat16 where no kernel converts it."""
+    params = [p for group in optimizer.param_groups for p in group["params"]]
+    wide = [p for p in params if state_dtype(p) == torch.float32][:1]
+    slow = [link.path for link in optimizer.keys.links for p in wide if link.rounds(p)]
+    if slow and not optimizer.compile:
+        warnings.warn(
+            f"{', '.join(slow)} keeps its state in bfloat16, widened and rounded tensor by tensor "
+            "here: a step takes several times as long as with state in float32. Give compile=True "
+            "as well, where a kernel does it on its way",
             stacklevel=3,
         )
 

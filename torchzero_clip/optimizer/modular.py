@@ -14,8 +14,8 @@ from torchzero_clip.core.bucket import Step
 from torchzero_clip.core.chain import Chain, bind, send
 from torchzero_clip.core.description import RESERVED
 from torchzero_clip.core.engine import Engine, Play, Records
-from torchzero_clip.core.norms.shards import refuse_flat
 from torchzero_clip.core.part import Roster
+from torchzero_clip.core.sharding import refuse_flat
 from torchzero_clip.core.transform import Transform
 from torchzero_clip.core.values import is_row
 from torchzero_clip.engines import AT_ONCE, Compiled, Eager
@@ -24,9 +24,9 @@ from torchzero_clip.optimizer.explain import explain
 from torchzero_clip.optimizer.fingerprint import fingerprint, shared_start
 from torchzero_clip.optimizer.given import keep_given, warn_of_values
 from torchzero_clip.optimizer.keys import GroupKeys, of_group, refuse_arguments
-from torchzero_clip.optimizer.layout import Layout
+from torchzero_clip.optimizer.layout import StateLayout
 from torchzero_clip.optimizer.loss import evaluate, one_number
-from torchzero_clip.optimizer.meaning import refuse_step, warn_of_size
+from torchzero_clip.optimizer.meaning import refuse_step, warn_of_size, warn_of_small_state
 from torchzero_clip.optimizer.metrics import metrics_of
 from torchzero_clip.optimizer.rounding import check_options, prepare_rounding, subtract
 from torchzero_clip.source import to_source
@@ -101,6 +101,7 @@ class Modular(Optimizer):
         if is_row(params):  # torch takes a group for one in a dict alone
             params = [dict(x) if isinstance(x, Mapping) else x for x in params]
         super().__init__(params, dict(self.keys.defaults))
+        warn_of_small_state(self)
 
     def _build(
         self, chain: Chain, fused: bool, compile: bool, rounding: str, state_dtype: str
@@ -116,7 +117,7 @@ class Modular(Optimizer):
         self.links = bind(chain, narrow=state_dtype == "bfloat16")
         self.keys = GroupKeys(self.links)
         self.keys.check_structure(self.links)
-        self.layout = Layout(self.keys.links, rounding)
+        self.layout = StateLayout(self.keys.links, rounding)
         self._seen_keys: list[frozenset[str]] = []
         self._seen_values: list[list[Any]] = []
         self._seen_dtypes: list[list[torch.dtype]] = []

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from torchzero_clip.source.names import Names
+from torchzero_clip.source.names import Naming
 from torchzero_clip.source.values import Op, Value
 
 LETTERS = {"params": "p", "grads": "g", "layer": "k"}
@@ -20,7 +20,7 @@ class Expressions:
         inline: The values that are written where they are used.
     """
 
-    def __init__(self, names: Names, inline: set[Value]) -> None:
+    def __init__(self, names: Naming, inline: set[Value]) -> None:
         self.names, self.inline = names, inline
         self.unpacked: dict[str, list[str]] = {}  # names for the parts of live tuples, by key
 

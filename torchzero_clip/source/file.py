@@ -19,7 +19,7 @@ from torchzero_clip.source.expressions import by_key
 from torchzero_clip.source.fixed import FUNCTIONS, METHODS
 from torchzero_clip.source.lines import Lines
 from torchzero_clip.source.page import WIDTH
-from torchzero_clip.source.trace import STAND_INS, Trace, sentence
+from torchzero_clip.source.trace import STAND_INS, WrittenStep, sentence
 from torchzero_clip.source.values import Context, SourceError, Value, constant
 
 
@@ -62,7 +62,7 @@ class File:
     ) -> None:
         self.chain, self.mark, self.name = chain, list(mark), name
         self.defaults = {key: _plain(value) for key, value in live.items()}
-        self.trace = Trace(links, {}, *STAND_INS[moved is not None])
+        self.trace = WrittenStep(links, {}, *STAND_INS[moved is not None])
         number, values = self.trace.recorder.live.value, moved or self.defaults
         self.trace.settings = {key: number(key, value) for key, value in values.items()}
         ops = self.trace.run()

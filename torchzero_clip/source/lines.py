@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterator, Sequence
 from torchzero_clip.source import schedule
 from torchzero_clip.source.expressions import UNNAMED, Expressions
 from torchzero_clip.source.inputs import Inputs
-from torchzero_clip.source.names import Names
+from torchzero_clip.source.names import Naming
 from torchzero_clip.source.page import INDENT, WIDTH, Page, exploded
 from torchzero_clip.source.values import Context, Op, SourceError, Value, operand
 
@@ -41,7 +41,7 @@ class Lines:
         self.joint = any(op.joint for op in self.ops)  # whether anything is for all groups
         self.page, self.names = (
             Page(),
-            Names(
+            Naming(
                 self.ops,
                 self.inline,
                 self.crossing,

@@ -1,4 +1,4 @@
-"""Live: the live values of an optimizer, as numbers that remember what was done with them."""
+"""LiveNumbers: live values, as numbers that remember what was done with them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torchzero_clip.source.values import ATOM, Names, Op, Value, binary
 OPPOSITE = {"eq": "ne", "ne": "eq", "lt": "ge", "ge": "lt", "gt": "le", "le": "gt"}
 
 
-class Live:
+class LiveNumbers:
     """Makes traced numbers, and notes what the chain decided by one."""
 
     def __init__(self) -> None:

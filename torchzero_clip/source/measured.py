@@ -16,7 +16,7 @@ from torchzero_clip.core import Bucket, NormRule, TensorList
 from torchzero_clip.core.decision import Cells
 from torchzero_clip.core.lazy import Joined
 from torchzero_clip.core.norms import Measure
-from torchzero_clip.source.recorder import Recorder
+from torchzero_clip.source.recorder import OpRecorder
 from torchzero_clip.source.values import ATOM, Names, Value
 
 WIDE = torch.float64
@@ -34,7 +34,7 @@ class Measured(Cells):
     """
 
     def __init__(
-        self, recorder: Recorder, rule: NormRule, buckets: Sequence[Bucket], order: Measure
+        self, recorder: OpRecorder, rule: NormRule, buckets: Sequence[Bucket], order: Measure
     ) -> None:
         self.recorder, self.rule, self.buckets, self.order = recorder, rule, list(buckets), order
         scope, self.degree = rule.scope, order.degree

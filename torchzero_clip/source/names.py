@@ -1,4 +1,4 @@
-"""Names: what each value is called in a file."""
+"""Naming: what each value is called in a file."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ TAKEN |= {"i", "x", "y", "z", "v", "w", "s", "t_", "p", "g", "k"}
 TAKEN |= {"math", "re", "Any", "Callable", "Iterable", "Tensor", *dir(builtins)}
 
 
-class Names:
+class Naming:
     """The names of values: those that the rules give them, once no line needs an older value.
 
     Args:

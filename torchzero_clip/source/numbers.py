@@ -22,7 +22,7 @@ from torchzero_clip.source.values import (
 Notice = Callable[[str, Any, Any, bool], None]
 
 
-class Traced:
+class TracedNumber:
     """What a traced float and a traced int share: the expression that they are.
 
     Attributes:
@@ -40,11 +40,11 @@ class Traced:
         return hash(plain(self))
 
 
-class TracedFloat(Traced, float):
+class TracedFloat(TracedNumber, float):
     """A live value."""
 
 
-class TracedInt(Traced, int):
+class TracedInt(TracedNumber, int):
     """A live value, or the size of a tensor."""
 
 
@@ -53,7 +53,7 @@ HOST += [f"__{name}__" for name in ("floordiv", "rfloordiv", "mod", "rmod", "div
 HOST += ["__abs__", "__pos__", "is_integer"]
 
 
-def _waits(self: Traced, *_: Any) -> Any:
+def _waits(self: TracedNumber, *_: Any) -> Any:
     raise SourceError("it reads a live value as a number on the host")
 
 
@@ -73,7 +73,7 @@ def traced(number: Any, value: Value, notice: Notice) -> Any:
 
 def expression(args: list[Any], write: Callable[[Names], tuple[str, int]]) -> Value:
     """A value that is an expression of numbers."""
-    found = [x.value for x in args if isinstance(x, Traced)]
+    found = [x.value for x in args if isinstance(x, TracedNumber)]
     kind = "sizes" if any(value.kind == "sizes" for value in found) else "number"
     joint = all(value.joint for value in found)
     value = Value("sizes" if kind == "sizes" else "number", joint)
@@ -82,7 +82,7 @@ def expression(args: list[Any], write: Callable[[Names], tuple[str, int]]) -> Va
 
 
 def _operands(a: Any, b: Any) -> tuple[Any, Any]:
-    return tuple(x.value if isinstance(x, Traced) else x for x in (a, b))  # type: ignore[return-value]
+    return tuple(x.value if isinstance(x, TracedNumber) else x for x in (a, b))  # type: ignore[return-value]
 
 
 def _arithmetic(symbol: str, reflected: bool) -> Any:
@@ -94,13 +94,13 @@ def _arithmetic(symbol: str, reflected: bool) -> Any:
         "pow": lambda a, b: a**b,
     }[symbol]
 
-    def method(self: Traced, other: Any) -> Any:
+    def method(self: TracedNumber, other: Any) -> Any:
         if isinstance(other, Tensor) or not isinstance(other, (int, float)):
             return NotImplemented
         a, b = (other, self) if reflected else (self, other)
-        if symbol == "add" and not isinstance(a, Traced) and a == 0:
+        if symbol == "add" and not isinstance(a, TracedNumber) and a == 0:
             return self  # the start of a sum
-        if symbol == "mul" and not isinstance(b, Traced) and b == 1:
+        if symbol == "mul" and not isinstance(b, TracedNumber) and b == 1:
             return self
         left, right = _operands(a, b)
         value = expression([a, b], lambda names: binary(symbol, left, right, names))
@@ -119,7 +119,7 @@ def _comparison(symbol: str) -> Any:
         "ge": lambda a, b: a >= b,
     }[symbol]
 
-    def method(self: Traced, other: Any) -> Any:
+    def method(self: TracedNumber, other: Any) -> Any:
         if not isinstance(other, (int, float)):
             return NotImplemented
         asks = sys._getframe(1).f_globals["__name__"]
@@ -134,7 +134,7 @@ def _comparison(symbol: str) -> Any:
     return method
 
 
-def _negative(self: Traced) -> Any:
+def _negative(self: TracedNumber) -> Any:
     inner = self.value
     value = expression([self], lambda names: _minus(operand(inner, names)))
     return traced(-plain(self), value, self.notice)
@@ -153,4 +153,4 @@ for kind in (TracedFloat, TracedInt):
     for name in HOST:
         setattr(kind, name, _waits)
     kind.__neg__ = _negative  # type: ignore[method-assign, assignment]
-    kind.__hash__ = Traced.__hash__  # type: ignore[method-assign]
+    kind.__hash__ = TracedNumber.__hash__  # type: ignore[method-assign]

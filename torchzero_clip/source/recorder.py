@@ -1,4 +1,4 @@
-"""Recorder: the operations of torch that a rule asks for, as the lines of a file.
+"""OpRecorder: the operations of torch that a rule asks for, as the lines of a file.
 
 A rule runs as ever, on one parameter that stands for all: every list has one tensor. A function
 that takes lists, `torch._foreach_*`, is written as it is; one that takes a tensor of a list is
@@ -18,8 +18,8 @@ from torch.overrides import TorchFunctionMode
 
 from torchzero_clip.source.functions import Functions
 from torchzero_clip.source.helpers import Helpers
-from torchzero_clip.source.live import Live
-from torchzero_clip.source.numbers import Traced, plain
+from torchzero_clip.source.live import LiveNumbers
+from torchzero_clip.source.numbers import TracedNumber, plain
 from torchzero_clip.source.values import ATOM, Context, Names, Op, SourceError, Value, operand
 from torchzero_clip.source.wording import called, method, name_of, part, repeated, wrapped
 
@@ -28,7 +28,7 @@ SHAPES = ("shape.__get__", "ndim.__get__", "dim", "ndimension", "size", "stride"
 FACTORIES = ("arange", "zeros", "ones", "full", "tensor", "linspace", "empty", "as_tensor")
 
 
-class Recorder(TorchFunctionMode):
+class OpRecorder(TorchFunctionMode):
     """Writes down what is asked of the tensors that it knows."""
 
     def __init__(self) -> None:
@@ -37,7 +37,7 @@ class Recorder(TorchFunctionMode):
         self.known: dict[int, tuple[Any, Value]] = {}
         self.context, self.link, self.paused = Context(), "", False
         self.joins = False  # whether a rule about entries takes those of all groups together
-        self.helpers, self.live = Helpers(), Live()
+        self.helpers, self.live = Helpers(), LiveNumbers()
         self.functions = Functions(self.helpers)
         self.layers: dict[Context, Value] = {}
         self.like: Value | None = None  # whose device constants of a rule are on
@@ -47,7 +47,7 @@ class Recorder(TorchFunctionMode):
 
     def knows(self, x: Any) -> Value | None:
         """The value of a tensor or a number."""
-        if isinstance(x, Traced):
+        if isinstance(x, TracedNumber):
             return x.value
         found = self.known.get(id(x)) if isinstance(x, Tensor) else None
         return None if found is None else found[1]
@@ -80,7 +80,7 @@ class Recorder(TorchFunctionMode):
         self.add(write, [value], made, joint=True, gathers=True, small=True)
         return made
 
-    def named(self, number: Traced, name: str) -> Value:
+    def named(self, number: TracedNumber, name: str) -> Value:
         """A live value, with a line that gives it a name."""
         made = Value("tensor", hint=name)
         write = lambda names: operand(number.value, names)
@@ -210,7 +210,7 @@ class Recorder(TorchFunctionMode):
             alone=len(args) == 1 and not each,
             copies=base == "_foreach_copy_" and len(found) == 2,
             scales=base == "_foreach_mul_"
-            and isinstance(args[1], Traced)
+            and isinstance(args[1], TracedNumber)
             and found[-1].live is not None,
         )
 

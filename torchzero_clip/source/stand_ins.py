@@ -15,12 +15,12 @@ from torch import Tensor
 from torchzero_clip.core import Bucket, TensorList, norms
 from torchzero_clip.modules.clipping import clip_percentile
 from torchzero_clip.modules.descent import heads, qk_clip
-from torchzero_clip.source.recorder import Recorder
+from torchzero_clip.source.recorder import OpRecorder
 from torchzero_clip.source.values import ATOM, SourceError, Value, operand
 
 
 @contextmanager
-def hints(recorder: Recorder) -> Iterator[None]:
+def hints(recorder: OpRecorder) -> Iterator[None]:
     """Values get the names that rules give them."""
 
     def watch(frame: FrameType, event: str, arg: Any) -> None:
@@ -48,7 +48,7 @@ def hints(recorder: Recorder) -> Iterator[None]:
 
 
 @contextmanager
-def stand_ins(recorder: Recorder) -> Iterator[None]:
+def stand_ins(recorder: OpRecorder) -> Iterator[None]:
     """What the core computes in a way of its own, the file does in plain lines."""
 
     class Info:

@@ -1,4 +1,4 @@
-"""State: how the file makes the tensors that a parameter, a group or a layer keeps."""
+"""WrittenState: how the file makes the tensors that a parameter, a group or a layer keeps."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from torch import Tensor
 
 from torchzero_clip.core import Bucket
 from torchzero_clip.core.link import Link
-from torchzero_clip.source.recorder import Recorder
+from torchzero_clip.source.recorder import OpRecorder
 from torchzero_clip.source.units import SourceUnits
 from torchzero_clip.source.values import ATOM, Context, SourceError, Value, constant
 
 
-class State:
+class WrittenState:
     """The state of parameters, as the texts that make it, and of units.
 
     Args:
         recorder: What writes the lines.
     """
 
-    def __init__(self, recorder: Recorder) -> None:
+    def __init__(self, recorder: OpRecorder) -> None:
         self.recorder = recorder
         self.texts: dict[Context, dict[str, str]] = {}  # what each parameter begins with, by key
 

@@ -1,4 +1,4 @@
-"""Trace: one step of a chain, run on one parameter that stands for all, and written down."""
+"""WrittenStep: one step of a chain, run on one parameter that stands for all, and written down."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from torchzero_clip.core.chain import Chain
 from torchzero_clip.core.link import Link
 from torchzero_clip.engines import Eager
 from torchzero_clip.modules.flow import Masked, Partition
-from torchzero_clip.source.recorder import Recorder
+from torchzero_clip.source.recorder import OpRecorder
 from torchzero_clip.source.stand_ins import NoCounts, NoNames, hints, stand_ins
-from torchzero_clip.source.state import State
+from torchzero_clip.source.state import WrittenState
 from torchzero_clip.source.units import SourceUnits
 from torchzero_clip.source.values import ATOM, Context, Op, SourceError, Value
 
@@ -26,7 +26,7 @@ STAND_INS = (((2, 3), 0.5), ((4, 5), 0.75))
 ENGINE = Eager(defers=False, keeps=False)
 
 
-class Trace:
+class WrittenStep:
     """A step of some links, as operations.
 
     Args:
@@ -39,10 +39,10 @@ class Trace:
         self, links: Sequence[Link], settings: dict[str, Any], shape: tuple[int, int], entry: float
     ) -> None:
         self.shape, self.entry = shape, entry
-        self.recorder = Recorder()
+        self.recorder = OpRecorder()
         self.functions = self.recorder.functions
         self.links, self.settings = links, settings
-        self.state = State(self.recorder)
+        self.state = WrittenState(self.recorder)
 
     def run(self) -> list[Op]:
         """The operations of the step."""

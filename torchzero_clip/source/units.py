@@ -15,7 +15,7 @@ from torchzero_clip.core.norms import Measure
 from torchzero_clip.source.live import leaves
 from torchzero_clip.source.measured import WIDE, Measured, Text
 from torchzero_clip.source.numbers import plain
-from torchzero_clip.source.recorder import Recorder
+from torchzero_clip.source.recorder import OpRecorder
 from torchzero_clip.source.values import ATOM, Names, SourceError, Value, constant, operand
 from torchzero_clip.source.wording import wrapped
 
@@ -30,7 +30,7 @@ class SourceUnits(Measured):
 
     def __init__(
         self,
-        recorder: Recorder,
+        recorder: OpRecorder,
         rule: NormRule,
         buckets: Sequence[Bucket],
         order: Measure,

@@ -1,4 +1,4 @@
-"""Norms, right to 1e-6 whatever the size and range: all that knows about precision and shards."""
+"""Norms, right to 1e-6 whatever the size and range: what knows about precision."""
 
 from torchzero_clip.core.norms.measures import (
     NAMED,

@@ -50,14 +50,14 @@ def reduced(
     tensors: Sequence[Tensor], to: Reduction, long: Callable[[list[Tensor]], Tensor]
 ) -> Tensor:
     """A number for each tensor, in float64; `long` makes those of tensors that are not copied."""
-    layout = LAYOUTS.of(tensors)
+    packing = PACKINGS.of(tensors)
     numbers = [
-        to.joined(to.of_rows(batch.copy(tensors)), batch.lengths) for batch in layout.batches
+        to.joined(to.of_rows(batch.copy(tensors)), batch.lengths) for batch in packing.batches
     ]
-    if layout.long:
-        numbers.append(long([tensors[i] for i in layout.long]))
+    if packing.long:
+        numbers.append(long([tensors[i] for i in packing.long]))
     joined = numbers[0] if len(numbers) == 1 else torch.cat(numbers)
-    return joined if layout.order is None else joined[layout.order]
+    return joined if packing.order is None else joined[packing.order]
 
 
 class Batch:
@@ -79,7 +79,7 @@ class Batch:
         return self.rows
 
 
-class Layout:
+class Packing:
     """The batches of the short ones among tensors of some shapes, and the places of the others."""
 
     def __init__(self, shapes: Sequence[torch.Size], memory: Tensor) -> None:
@@ -100,22 +100,22 @@ def rows_of(shape: torch.Size) -> int:
     return -(-shape.numel() // ROW)
 
 
-class Layouts(threading.local):
-    """The scratch memory of a thread, and the layouts of tensors in it."""
+class Packings(threading.local):
+    """The scratch memory of a thread, and the packings of tensors in it."""
 
     def __init__(self) -> None:
         with torch.inference_mode(False):  # memory that is written outside of it as well
             self.memory = torch.empty(ROOM, dtype=torch.float64, device="cpu")
-        self.known: dict[tuple[torch.Size, ...], Layout] = {}
+        self.known: dict[tuple[torch.Size, ...], Packing] = {}
 
-    def of(self, tensors: Sequence[Tensor]) -> Layout:
-        """The layout of tensors."""
+    def of(self, tensors: Sequence[Tensor]) -> Packing:
+        """The packing of tensors."""
         shapes = tuple(map(SHAPE, tensors))
         if shapes not in self.known:
             if len(self.known) == 64:
                 self.known.clear()
-            self.known[shapes] = Layout(shapes, self.memory)
+            self.known[shapes] = Packing(shapes, self.memory)
         return self.known[shapes]
 
 
-LAYOUTS = Layouts()
+PACKINGS = Packings()

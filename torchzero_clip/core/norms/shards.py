@@ -1,15 +1,13 @@
-"""Shards: the part of a DTensor on this rank, and one collective for the statistics of all parts.
+"""Shards: the statistics of all parts of a tensor, by one collective.
 
-Links see plain tensors: of a sharded parameter the part that is here. What they measure of it is a
-few numbers a tensor; those of all ranks are gathered at once and merged, so that every rank knows
-the same norms to the last bit.
+What links measure of the part here is a few numbers a tensor; those of all ranks are gathered at
+once and merged, so that every rank knows the same norms to the last bit.
 """
 
 from __future__ import annotations
 
 import functools
 import math
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -18,127 +16,9 @@ import torch
 from torch import Tensor
 
 from torchzero_clip.core.norms.measures import Measure, merge
-from torchzero_clip.core.tensors import all_plain, is_sharded
+from torchzero_clip.core.sharding import Layout, gather, ranks_of
 
 Dims = tuple[int, ...]
-
-
-@dataclass(frozen=True)
-class Layout:
-    """How the parts of one tensor lie on a mesh of processes."""
-
-    mesh: Any
-    placements: tuple[Any, ...]
-    shape: tuple[int, ...]
-
-    @property
-    def split(self) -> frozenset[int]:
-        """The dims of the mesh that the tensor is split over."""
-        return frozenset([i for i, p in enumerate(self.placements) if _is_split(p)])
-
-    def extents(self, coordinate: Sequence[int]) -> list[tuple[int, int]]:
-        """For each dim of the tensor, from where to where the part at a coordinate goes.
-
-        Tensor parallelism splits before FSDP does, though its mesh dim comes after: torch marks
-        FSDP's placement with a `split_factor` then.
-        """
-        out = [(0, n) for n in self.shape]
-        strided = [i for i in self.split if hasattr(self.placements[i], "split_factor")]
-        for i in sorted(self.split - set(strided)) + sorted(strided, reverse=True):
-            dim = self.placements[i].dim
-            start, stop = out[dim]
-            size = -(-(stop - start) // self.mesh.size(i))
-            first = min(start + size * coordinate[i], stop)
-            out[dim] = (first, min(first + size, stop))
-        return out
-
-    def part(self, whole: Tensor) -> Tensor:
-        """This rank's part of a tensor that is whole, or of one that is 1 long in some dims."""
-        ends = enumerate(self.extents(self.mesh.get_coordinate()))
-        here = [slice(*end) if whole.shape[d] == self.shape[d] else slice(None) for d, end in ends]
-        return whole[tuple(here)]
-
-    def wrap(self, part: Tensor) -> Tensor:
-        """The DTensor of which this is the part here."""
-        from torch.distributed.tensor import DTensor
-
-        stride = torch.empty(self.shape, device="meta").stride()
-        out: Tensor = DTensor.from_local(
-            part,
-            self.mesh,
-            self.placements,
-            run_check=False,
-            shape=torch.Size(self.shape),
-            stride=stride,
-        )
-        return out
-
-    def whole(self, part: Tensor) -> Tensor:
-        """The tensor of which this is the part here: a collective, and memory for all of it."""
-        out = part.new_zeros(self.shape)
-        self.part(out).copy_(part)
-        for d in sorted(self.split):
-            torch.distributed.all_reduce(out, group=self.mesh.get_group(d))
-        return out
-
-
-def layout_of(tensor: Tensor) -> Layout | None:
-    """The layout of a DTensor; None for a plain tensor."""
-    if not is_sharded(tensor):
-        return None
-    sharded: Any = tensor
-    return Layout(sharded.device_mesh, tuple(sharded.placements), tuple(sharded.shape))
-
-
-def local(tensor: Tensor) -> Tensor:
-    """The part of a DTensor that is here, in its own memory; a plain tensor is all here."""
-    if not is_sharded(tensor):
-        return tensor
-    with torch.no_grad():
-        part: Any = tensor.to_local()  # type: ignore[attr-defined]
-    return part.wait() if hasattr(part, "trigger_wait") else part
-
-
-def whole_of(part: Tensor, layout: Layout | None) -> Tensor:
-    """The tensor of which this is the part here; one without a layout is all here."""
-    return part if layout is None else layout.whole(part)
-
-
-def part_of(whole: Tensor, layout: Layout | None) -> Tensor:
-    """The part here of a whole tensor."""
-    return whole if layout is None else layout.part(whole)
-
-
-def full(tensor: Tensor) -> Tensor:
-    """A DTensor gathered from all ranks."""
-    return whole_of(local(tensor), layout_of(tensor))
-
-
-def aligned_grads(params: Sequence[Tensor]) -> list[Tensor | None]:
-    """The gradients of parameters, sharded as these are.
-
-    Tensor parallelism may leave a gradient partly summed.
-    """
-    if not all_plain(params):
-        for p in params:
-            grad: Any = p.grad
-            if grad is not None and is_sharded(p) and grad.placements != p.placements:  # type: ignore[attr-defined]
-                p.grad = grad.redistribute(placements=p.placements)  # type: ignore[attr-defined]
-    return [p.grad for p in params]
-
-
-def refuse_flat(params: Sequence[Tensor]) -> None:
-    """Raise a sentence for the flat shards of FSDP1, of which no norm is right."""
-    if "torch.distributed.fsdp" not in sys.modules:
-        return
-    if any([getattr(param, "_fsdp_flattened", False) for param in params]):
-        raise TypeError(
-            "FullyShardedDataParallel keeps parameters as flat pieces, whose norms are not those "
-            "of the parameters: wrap the model with torch.distributed.fsdp.fully_shard instead"
-        )
-
-
-# ---------------------------------------------------------------------- statistics of all shards
 
 
 @dataclass(frozen=True)
@@ -184,15 +64,6 @@ def merge_shards(
         for i, piece in zip(members, whole.split(plan.lengths, dim=1), strict=True):
             pieces[i] = piece
     return torch.cat(pieces, dim=1)
-
-
-def gather(column: Tensor, group: Any) -> Tensor:
-    """The tensors of one shape that the ranks of a group hold, stacked."""
-    distributed: Any = torch.distributed
-    collect = getattr(distributed, "all_gather_single", distributed.all_gather_into_tensor)
-    out = column.new_empty(distributed.get_world_size(group) * column.numel())
-    collect(out, column.reshape(-1), group=group)
-    return out.view(-1, *column.shape)
 
 
 def across(
@@ -261,38 +132,3 @@ def _plan(
         counts[units, filled[units]] = entries
         filled[units] += 1
     return Plan(width, index.to(device), counts.to(device), tuple(lengths))
-
-
-def ranks_of(layouts: Sequence[Layout]) -> tuple[list[Any], tuple[tuple[int, ...], ...]]:
-    """The process groups to gather over, one after another, and whose columns come, in order."""
-    distributed, mesh = torch.distributed, layouts[0].mesh
-    dims = sorted(frozenset().union(*[layout.split for layout in layouts]))
-    if len(dims) > 1 and (every := all_coordinates(mesh)):
-        return [distributed.group.WORLD], every
-    groups = [mesh.get_group(d) for d in dims]
-    coordinates = [tuple(mesh.get_coordinate())]
-    for d, group in zip(dims, groups, strict=True):
-        line = mesh.mesh.movedim(d, 0)[(slice(None), *_without(mesh.get_coordinate(), d))].tolist()
-        places = [line.index(rank) for rank in distributed.get_process_group_ranks(group)]
-        coordinates = [(*c[:d], place, *c[d + 1 :]) for place in places for c in coordinates]
-    return groups, tuple(coordinates)
-
-
-def all_coordinates(mesh: Any) -> tuple[tuple[int, ...], ...]:
-    """The coordinate of every process, where all are on the mesh; otherwise none."""
-    world = torch.distributed.get_world_size()
-    return _coordinates(mesh) if mesh.size() == world else ()
-
-
-@functools.lru_cache(maxsize=64)
-def _coordinates(mesh: Any) -> tuple[tuple[int, ...], ...]:
-    found = [(mesh.mesh == rank).nonzero()[0].tolist() for rank in range(mesh.size())]
-    return tuple([tuple(coordinate) for coordinate in found])
-
-
-def _without(coordinate: Sequence[int], d: int) -> list[int]:
-    return [c for i, c in enumerate(coordinate) if i != d]
-
-
-def _is_split(placement: Any) -> bool:
-    return hasattr(placement, "dim") and not placement.is_partial()

@@ -19,7 +19,7 @@ from torchzero_clip.core.norms.numeric import (
     readable,
     safe_scale,
 )
-from torchzero_clip.core.norms.rows import LAYOUTS, LINF, POWERS, ROW, SUM, reduced
+from torchzero_clip.core.norms.rows import LINF, PACKINGS, POWERS, ROW, SUM, reduced
 from torchzero_clip.core.state import DOUBLE
 from torchzero_clip.core.tensors import all_plain, wide
 
@@ -122,7 +122,7 @@ def _rows(x: Tensor, p: float) -> Tensor:
             return POWERS[p].of_rows(x.view(-1, ROW))
         flat = x.view(-1)
         return torch.cat([POWERS[p].of_rows(flat[:n].view(-1, ROW)), flat[n:]])
-    parts, room = [], LAYOUTS.memory.view(torch.float32)
+    parts, room = [], PACKINGS.memory.view(torch.float32)
     for piece in x.view(-1).split(len(room)):  # to convert half precision, and take |x|, in cache
         n, here = len(piece) // ROW * ROW, room[: len(piece)].copy_(piece)
         parts += [POWERS[p].of_rows(here[:n].view(-1, ROW)), here[n:].abs()]

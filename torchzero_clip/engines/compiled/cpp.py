@@ -17,7 +17,7 @@ from torch import Tensor
 from torchzero_clip.core.norms import NAMED
 from torchzero_clip.engines.compiled.build import function
 from torchzero_clip.engines.compiled.operators import OPERATORS
-from torchzero_clip.engines.compiled.program import Launch, Operand, Program
+from torchzero_clip.engines.compiled.program import Launch, NodeOperand, Program
 
 Call = Callable[[Launch, Sequence[int]], "Tensor | None"]
 """call(launch, sizes): run it for the first `sizes` entries of each tensor; the statistics."""
@@ -104,7 +104,7 @@ def source(program: Program) -> str | None:
 
 
 def _line(
-    program: Program, name: str, operands: tuple[Operand, ...], values: list[str]
+    program: Program, name: str, operands: tuple[NodeOperand, ...], values: list[str]
 ) -> tuple[str, str] | None:
     """The type of a value and its expression."""
     if name == "load":

@@ -11,7 +11,17 @@ import torch
 from torch import Tensor
 
 from torchzero_clip.core import norms
-from torchzero_clip.core.engine import Engine, Group, Play, Records, Rule, Session, State, updated
+from torchzero_clip.core.engine import (
+    Engine,
+    Group,
+    Play,
+    Records,
+    Rule,
+    Session,
+    State,
+    Watch,
+    updated,
+)
 from torchzero_clip.core.skip import Skip
 from torchzero_clip.core.stochastic import Rounding
 from torchzero_clip.core.tensorlist import Operand, TensorList
@@ -22,9 +32,9 @@ from torchzero_clip.engines.compiled.memory import GRADIENTS, PARAMETERS
 from torchzero_clip.engines.compiled.recorder import Refused, StepRecorder
 from torchzero_clip.engines.compiled.replays import Replays
 from torchzero_clip.engines.compiled.runner import Runner
-from torchzero_clip.engines.compiled.trace import Trace, Traced
+from torchzero_clip.engines.compiled.trace import BucketTrace, Traced
 from torchzero_clip.engines.eager import Eager
-from torchzero_clip.engines.kept import Kept, settle
+from torchzero_clip.engines.kept import Kept
 
 
 class Compiled(Runner):
@@ -44,11 +54,17 @@ class Compiled(Runner):
             raise RuntimeError(f"compile=True {why}; leave compile out to step without it")
         self.devices.add(device.type)
 
-    def twin(self) -> Compiled:
+    def __repr__(self) -> str:
+        return "Compiled()"
+
+    def twin(self, watch: Watch | None = None) -> Compiled:
         """An engine that does the same with memory of its own, and compiles nothing."""
         made = Compiled()
-        made.backend = "plain"
+        made.backend, made.watch = "plain", watch
         return made
+
+    def kept(self) -> list[Tensor]:
+        return self.workspaces.tensors() + self.eager.kept()
 
     def open(
         self,
@@ -65,7 +81,7 @@ class Compiled(Runner):
         if odd or not all_plain([*params, *grads]):
             return self._eagerly(key, places, params, grads)
         self.check(params[0].device)
-        trace = Trace(self, key, places, params, grads, WeakSet())
+        trace = BucketTrace(self, key, places, params, grads, WeakSet())
         if not apart([trace.buffers[PARAMETERS], trace.buffers[GRADIENTS]]):
             return self._eagerly(key, places, params, grads)
         return CompiledSession(trace)
@@ -105,7 +121,7 @@ FLOAT32 = ("dtype", str(torch.float32))
 class CompiledSession:
     """The tensors of one bucket during one step, on one trace."""
 
-    def __init__(self, trace: Trace) -> None:
+    def __init__(self, trace: BucketTrace) -> None:
         self._trace = trace
         self.params: TensorList = Traced(trace, buffer=PARAMETERS, owned=False)
         self.grads: TensorList = Traced(trace, buffer=GRADIENTS, owned=False)
@@ -145,18 +161,18 @@ class CompiledSession:
         for name in [name for name in self._kept_state if name.rpartition("/")[0] == path]:
             wide, stored, rounding = self._kept_state.pop(name)
             if isinstance(wide, Kept):
-                settle([wide])
+                wide.settle()
             elif isinstance(wide, Traced) and isinstance(stored, Traced):
                 self._round(wide, stored, rounding)
 
     def _round(self, wide: Traced, stored: Traced, rounding: Rounding) -> None:
         """Round a list, where it has changed, into the buffer of the stored one."""
-        trace, bits, value = self._trace, rounding.bits, wide.value
+        trace, elements, value = self._trace, rounding.elements, wide.value
         if trace.nodes[value] == ("to", (("value", stored.value), FLOAT32)):
             return
         assert stored.buffer is not None
-        trace.elements = bits.elements
-        vectors = trace.whole(bits.keys), trace.whole(bits.elements.starts)
+        trace.elements = elements
+        vectors = trace.whole(rounding.keys), trace.whole(elements.starts)
         operands = (("value", value), *vectors, ("half", rounding.half))
         trace.current[stored.buffer] = trace.node("round", operands, torch.bfloat16)
 
@@ -191,7 +207,7 @@ class CompiledSession:
         trace.run()
         params, grads = [trace.buffers[i].tensors for i in (PARAMETERS, GRADIENTS)]
         some = [params[i] for i in where], [grads[i] for i in where]
-        return CompiledSession(Trace(trace.runner, key, places, *some, trace.family))
+        return CompiledSession(BucketTrace(trace.runner, key, places, *some, trace.family))
 
     def branch(self) -> CompiledSession:
         return self  # a buffer is spare only where no list of either update lies in it

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from torchzero_clip.engines.compiled.build import compiler
-from torchzero_clip.engines.compiled.program import Launch, Program, plain
+from torchzero_clip.engines.compiled.program import Launch, Program, interpreted
 
 BATCH = 16  # tensors that a program takes at a time
 DUMMY = 2**16  # numbers in the tensors that it is compiled with: large enough for threads
@@ -25,7 +25,7 @@ DUMMY = 2**16  # numbers in the tensors that it is compiled with: large enough f
 def compiled(program: Program, width: int) -> Callable[..., None]:
     """The function of a program, compiled with tensors that are large and all of other sizes."""
     function: Callable[..., None] = torch.compile(
-        plain(program, width), dynamic=True, fullgraph=True
+        interpreted(program, width), dynamic=True, fullgraph=True
     )
     make = [(dtype, DUMMY + 64 * i) for dtype in program.buffers for i in range(width)]
     try:

@@ -1,7 +1,7 @@
 """Programs: what a trace recorded, as a function of the tensors of each buffer, in canonical names.
 
-Names are canonical, so that equal parts of traces are one program. `plain` runs it node by node;
-cpp.py and inductor.py compile it.
+Names are canonical, so that equal parts of traces are one program. `interpreted` runs it node by
+node; cpp.py and inductor.py compile it.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from torchzero_clip.core.stochastic import Elements, rounded
 from torchzero_clip.engines.buffers import Buffer
 from torchzero_clip.engines.compiled.operators import OPERATORS, over
 
-Operand: TypeAlias = "tuple[str, Any]"
+NodeOperand: TypeAlias = "tuple[str, Any]"
 """A kind and which of it: ("value", node), ("buffer", i), ("number", i), ("scalar", i), ("vector",
 i), ("dtype", name) or ("half", 0 or 1) of random bits. Scalars are 0-dim tensors on the device;
 vectors have an entry a tensor."""
-Node: TypeAlias = "tuple[str, tuple[Operand, ...]]"
+Node: TypeAlias = "tuple[str, tuple[NodeOperand, ...]]"
 """An operator and its operands; the first is a value, or the buffer that is loaded."""
-Measured: TypeAlias = "tuple[Measure, int] | None"
+Measurement: TypeAlias = "tuple[Measure, int] | None"
 """A measure and the value whose tensors it is taken of."""
 
 TAKEN = ("buffer", "number", "vector", "scalar")
@@ -41,7 +41,7 @@ TERMS = {
     "dtype": "{}",
     "half": "{}",
 }
-"""Operands in the plain function of a program."""
+"""Operands in the interpreted function of a program."""
 OTHERS = {
     "load": "{0}",
     "to": "{0}.to({1})",
@@ -58,7 +58,7 @@ class Program(NamedTuple):
     nodes: tuple[Node, ...]
     stores: tuple[tuple[int, int], ...]
     """Pairs of a buffer and the value that goes there."""
-    measured: Measured
+    measured: Measurement
     buffers: tuple[torch.dtype, ...]
     vectors: tuple[torch.dtype, ...]
     scalars: tuple[torch.dtype, ...]
@@ -95,7 +95,7 @@ class Program(NamedTuple):
 
 
 @cache
-def plain(program: Program, width: int) -> Callable[..., Any]:
+def interpreted(program: Program, width: int) -> Callable[..., Any]:
     """The function of a program, run node by node."""
     source = program.source(width)
     name = f"<torchzero_clip program {zlib.crc32(source.encode()):x}>"
@@ -130,14 +130,18 @@ class Launch:
         return numbers(self.numbers or [0.0], like)
 
     @property
-    def read(self) -> set[int]:
-        """The buffers that are read."""
-        return {operands[0][1] for name, operands in self.program.nodes if name == "load"}
+    def read(self) -> list[Tensor]:
+        """The tensors that are read."""
+        nodes = self.program.nodes
+        return self._of({operands[0][1] for name, operands in nodes if name == "load"})
 
     @property
-    def written(self) -> set[int]:
-        """The buffers that are written."""
-        return {i for i, _ in self.program.stores}
+    def written(self) -> list[Tensor]:
+        """The tensors that are written."""
+        return self._of({i for i, _ in self.program.stores})
+
+    def _of(self, buffers: Collection[int]) -> list[Tensor]:
+        return [t for i in sorted(buffers) for t in self.buffers[i].tensors]
 
     def misfits(self) -> list[int]:
         """The tensors with gaps in memory, or with another order in one buffer than in another."""
@@ -158,7 +162,7 @@ class Launch:
         """Run the program for these tensors, node by node; returns the statistics of them."""
         if not some:
             return None
-        function = plain(self.program, 1)
+        function = interpreted(self.program, 1)
         values: list[Tensor] = []
         for i in some:
             vectors = [self._entry(vector, i) for vector in self.vectors]
@@ -176,10 +180,10 @@ class Launch:
 
 
 @lru_cache(MOST)
-def bind(
+def program_of(
     nodes: Sequence[Node],
     stores: Sequence[tuple[int, int]],
-    measured: Measured,
+    measured: Measurement,
     dtypes: Sequence[Sequence[torch.dtype]],
     device: torch.device,
 ) -> tuple[Program, list[tuple[int, ...]]]:
@@ -194,7 +198,7 @@ def bind(
             needed |= {which for kind, which in nodes[i][1] if kind == "value"}
     new: dict[str, dict[int, int]] = {kind: {} for kind in ("value", *TAKEN)}
 
-    def name(kind: str, which: Any) -> Operand:
+    def name(kind: str, which: Any) -> NodeOperand:
         return kind, new[kind].setdefault(which, len(new[kind])) if kind in new else which
 
     lines = []

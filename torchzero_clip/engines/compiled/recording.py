@@ -13,7 +13,7 @@ from torchzero_clip.core.norms import numbers
 from torchzero_clip.core.tensorlist import TensorList
 from torchzero_clip.core.tensors import shared_memory
 from torchzero_clip.engines.compiled.operators import OPERATORS, SYNONYMS
-from torchzero_clip.engines.compiled.program import Node, Operand
+from torchzero_clip.engines.compiled.program import Node, NodeOperand
 
 
 class Recording:
@@ -74,7 +74,7 @@ class Recording:
             return None
         return self.node("over", (("value", value), found), self.dtypes[value])
 
-    def operand(self, x: Any) -> Operand | None:
+    def operand(self, x: Any) -> NodeOperand | None:
         """An operand as nodes name it; None for tensors of other shapes, or of another's memory.
 
         Those are read at once: they could change before the trace runs.
@@ -98,7 +98,7 @@ class Recording:
         vector = shared_memory(each)
         return self._vector(torch.stack(list(each)) if vector is None else vector)
 
-    def _invert(self, operand: Operand) -> None:
+    def _invert(self, operand: NodeOperand) -> None:
         kind, i = operand
         if kind == "vector":
             self.vectors[i] = self.vectors[i].to(torch.float64).reciprocal()
@@ -107,7 +107,7 @@ class Recording:
             number = not isinstance(x, Tensor) and not x
             self.numbers[i] = math.copysign(math.inf, x) if number else 1 / x
 
-    def _vector(self, x: Tensor) -> Operand | None:
+    def _vector(self, x: Tensor) -> NodeOperand | None:
         if x.shape != (self.count,):
             raise ValueError(
                 f"a vector must have one number for each of the {self.count} tensors of the "
@@ -120,13 +120,13 @@ class Recording:
         self.vectors.append(x.detach().to(self.device, dtype, copy=True).contiguous())
         return "vector", len(self.vectors) - 1
 
-    def whole(self, x: Tensor) -> Operand:
+    def whole(self, x: Tensor) -> NodeOperand:
         """A vector of whole numbers or flags, which stay as they are."""
         known = [i for i, vector in enumerate(self.vectors) if vector is x]
         self.vectors += [] if known else [x]
         return "vector", known[0] if known else len(self.vectors) - 1
 
-    def _scalar(self, x: Tensor) -> Operand | None:
+    def _scalar(self, x: Tensor) -> NodeOperand | None:
         if x.is_complex():
             return None
         if x.device.type == "cpu":
@@ -134,11 +134,11 @@ class Recording:
         self.scalars.append(x.detach().clone())
         return "scalar", len(self.scalars) - 1
 
-    def _number(self, x: float | Tensor) -> Operand:
+    def _number(self, x: float | Tensor) -> NodeOperand:
         self.numbers.append(x)
         return "number", len(self.numbers) - 1
 
-    def node(self, name: str, operands: tuple[Operand, ...], dtype: torch.dtype) -> int:
+    def node(self, name: str, operands: tuple[NodeOperand, ...], dtype: torch.dtype) -> int:
         self.nodes.append((name, operands))
         self.dtypes.append(dtype)
         return len(self.nodes) - 1

@@ -33,7 +33,7 @@ OURS = __name__.partition(".")[0]
 FIXED = (int, bool, float, str, type(None))
 
 
-Recording: TypeAlias = "Callable[[Sequence[Tensor]], AbstractContextManager[StepRecorder]]"
+StartRecording: TypeAlias = "Callable[[Sequence[Tensor]], AbstractContextManager[StepRecorder]]"
 """It has a step with these gradients written down."""
 
 
@@ -57,7 +57,7 @@ class Replays:
         self._alike, self._wait = 0, 1  # steps that were like it, and how many it takes
         self._replay: RecordedStep | None = None
 
-    def step(self, play: Play, recording: Recording) -> Records:
+    def step(self, play: Play, recording: StartRecording) -> Records:
         """Do a step again, or anew; returns what the links measured."""
         flat = list(itertools.chain(*play.values))
         if not self._live.same(flat):
@@ -92,7 +92,7 @@ class Replays:
         kinds: Any,
         loss: Tensor | None,
         play: Play,
-        recording: Recording,
+        recording: StartRecording,
     ) -> None:
         """Write down a step, which does not happen yet."""
         self.count, again = 0, self._wait
@@ -112,7 +112,9 @@ class Replays:
         if (why := premises.unknown(recorder.leaves, [*known, *recorder.made])) is not None:
             self.why, self._wait = why, SELDOM
             return
-        inputs = Inputs(recorder.leaves, grads, live, self._live.numbers, loss, recorder.gradients)
+        inputs = GraphInputs(
+            recorder.leaves, grads, live, self._live.numbers, loss, recorder.gradients
+        )
         empty = {path: _filled(x, itertools.repeat(None), ()) for path, x in records.items()}
         self._replay = RecordedStep(premises, asked, kinds, function, inputs, empty)
         self.why, self._wait = None, again
@@ -135,7 +137,7 @@ class RecordedStep:
         asked: Sequence[tuple[Callable[..., Any], Any, Any]],
         kinds: Any,
         function: Callable[..., tuple[Tensor, ...]],
-        inputs: Inputs,
+        inputs: GraphInputs,
         records: Records,
     ) -> None:
         self._premises, self._asked, self._kinds = premises, asked, kinds
@@ -158,7 +160,7 @@ class RecordedStep:
         return {path: _filled(x, measured, play.groups) for path, x in self._records.items()}
 
 
-class Inputs:
+class GraphInputs:
     """The inputs of a graph: tensors that stay, and those that are others in every step.
 
     Args:

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
-from typing import Any, Literal
+from typing import Literal
 
 from torch import Tensor
 from torch.autograd.graph import increment_version
 
+from torchzero_clip.core.engine import Watch
 from torchzero_clip.engines.buffers import Buffers
 from torchzero_clip.engines.compiled.cpp import native
 from torchzero_clip.engines.compiled.inductor import in_batches
@@ -25,8 +26,8 @@ class Runner:
 
     backend: Literal["native", "torch", "plain"] = "native"
     """The way programs run on CPU: as our own C++, by torch's compiler, or node by node."""
-    watch: Callable[[Launch], AbstractContextManager[Any]] = nullcontext
-    """A context manager that surrounds every launch; `explain` counts bytes with it."""
+    watch: Watch | None = None
+    """What surrounds every launch; `explain` counts bytes with it."""
 
     def __init__(self) -> None:
         self.buffers, self.workspaces = Buffers(), Workspaces()
@@ -40,10 +41,10 @@ class Runner:
         if self.recorder is not None:
             again = partial(_run, weakref.ref(self))  # a replay is held by its engine
             return self.recorder.launch(launch, again, self._measures(launch))
-        with self.watch(launch):
+        watch = self.watch
+        with nullcontext() if watch is None else watch(launch.read, launch.written):
             stats = self._run(launch)
-        for i in launch.written:  # autograd looks at versions, which programs do not move
-            increment_version(launch.buffers[i].tensors)
+        increment_version(launch.written)  # autograd looks at it, and programs do not move it
         return stats
 
     def memory(self, make: Callable[[], list[Tensor]]) -> list[Tensor]:

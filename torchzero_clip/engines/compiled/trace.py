@@ -18,7 +18,7 @@ from torchzero_clip.core.lazy import Lazy
 from torchzero_clip.core.norms import NAMED, Measure, statistics
 from torchzero_clip.core.tensorlist import TensorList
 from torchzero_clip.engines.compiled.memory import GRADIENTS, PARAMETERS, Memory
-from torchzero_clip.engines.compiled.program import Launch, Measured, Operand, bind
+from torchzero_clip.engines.compiled.program import Launch, Measurement, NodeOperand, program_of
 
 MEASURED = {(m.kind, m.p): m for m in (NAMED["l1"], NAMED["l2"], NAMED["linf"])}
 """The measures that programs take, in float64."""
@@ -31,7 +31,7 @@ class Traced(Lazy):
     __slots__ = ("__weakref__", "_trace", "_value", "buffer")
 
     def __init__(
-        self, trace: Trace, *, buffer: int | None = None, value: int = -1, owned: bool = True
+        self, trace: BucketTrace, *, buffer: int | None = None, value: int = -1, owned: bool = True
     ) -> None:
         super().__init__()
         self._trace, self.buffer, self._value, self.owned = trace, buffer, value, owned
@@ -76,7 +76,7 @@ class Traced(Lazy):
     def statistics(self, m: Measure) -> Tensor:
         return self._trace.measure(self, m)
 
-    def on(self, trace: Trace) -> bool:
+    def on(self, trace: BucketTrace) -> bool:
         """Whether this list is of that trace."""
         return self._trace is trace
 
@@ -146,7 +146,7 @@ class Traced(Lazy):
         return self
 
 
-class Trace(Memory):
+class BucketTrace(Memory):
     """The recording of one bucket, and the buffers that its values lie in.
 
     Traces of one `family` share memory: recording on one runs what the others recorded. None holds
@@ -158,12 +158,12 @@ class Trace(Memory):
         self.current: dict[int, int] = {}  # the value that belongs into each buffer by now
         self.loads: dict[int, int] = {}
 
-    def operand(self, x: Any) -> Operand | None:
+    def operand(self, x: Any) -> NodeOperand | None:
         if isinstance(x, Traced) and x.on(self):
             return "value", x.value
         return None if isinstance(x, Lazy) else super().operand(x)  # reading it might run this one
 
-    def node(self, name: str, operands: tuple[Operand, ...], dtype: torch.dtype) -> int:
+    def node(self, name: str, operands: tuple[NodeOperand, ...], dtype: torch.dtype) -> int:
         if not self.nodes:
             self.run_others()
         return super().node(name, operands, dtype)
@@ -199,7 +199,7 @@ class Trace(Memory):
         for trace in [other for other in self.family if other is not self and other.nodes]:
             trace.run()
 
-    def run(self, measured: Measured = None) -> Tensor | None:
+    def run(self, measured: Measurement = None) -> Tensor | None:
         """Run what was recorded; then a buffer backs every list that is still referenced."""
         used = {one.buffer for one in self.lists}
         due = [i for i in self.current if self.pending(i) and (i in used or i not in self.spares)]
@@ -239,11 +239,11 @@ class Trace(Memory):
             new = self.cast(stores[i], dtype)
             stores[i] = self.node("where", (("value", old), which, ("value", new)), dtype)
 
-    def _launch(self, stores: dict[int, int], measured: Measured = None) -> Tensor | None:
+    def _launch(self, stores: dict[int, int], measured: Measurement = None) -> Tensor | None:
         rows: list[list[Any]] = [self.buffers, self.numbers, self.vectors, self.scalars]
         dtypes = tuple([tuple([x.dtype for x in row]) for row in (rows[0], *rows[2:])])
         what = tuple(self.nodes), tuple(stores.items()), measured
-        program, taken = bind(*what, dtypes, self.device)
+        program, taken = program_of(*what, dtypes, self.device)
         given = [[row[i] for i in some] for row, some in zip(rows, taken, strict=True)]
         return self.runner.run(Launch(program, self.sizes, self.elements, *given))
 

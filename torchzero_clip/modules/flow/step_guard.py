@@ -9,7 +9,7 @@ from torch import Tensor
 
 from torchzero_clip.core import Bucket, Group, Transform, Units, UnitState, keep_number
 from torchzero_clip.core.norms import NAMED
-from torchzero_clip.core.norms.shards import gather
+from torchzero_clip.core.sharding import gather
 
 NONFINITE, LARGE, SPIKE, LOSS = 1, 2, 3, 4  # why a step is skipped; 0 where it happens
 

@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 Triple: TypeAlias = tuple[float, float, float]
-Schedule: TypeAlias = Sequence[Triple]
+Triples: TypeAlias = Sequence[Triple]
 
 JORDAN: Triple = (3.4445, -4.7750, 2.0315)
-POLAR: Schedule = (
+POLAR: Triples = (
     (8.28721201814563, -23.595886519098837, 17.300387312530933),
     (4.107059111542203, -2.9478499167379106, 0.5448431082926601),
     (3.9486908534822946, -2.908902115962949, 0.5518191394370137),
@@ -27,7 +27,7 @@ POLAR: Schedule = (
 
 # the paper's safety factor of 1.01 divides x in every polynomial but the last, and the matrix too
 SAFE = [1.01**2, *[1.01] * (len(POLAR) - 2), 1.0]
-SCHEDULES: dict[str, Schedule] = {
+SCHEDULES: dict[str, Triples] = {
     "quintic": (JORDAN,) * 5,
     "polar_express": [
         (a / f, b / f**3, c / f**5) for f, (a, b, c) in zip(SAFE, POLAR, strict=True)
@@ -41,7 +41,7 @@ GRAM_FROM = 2  # columns a row from which the Gram matrix is cheaper on CPU
 GRAM_GROWTH = 2e5  # of what rounding leaves in it, after which it is made anew
 
 
-def schedule_of(coefficients: Any, steps: int | None) -> Schedule:
+def schedule_of(coefficients: Any, steps: int | None) -> Triples:
     """The triple of every step, of a name, one triple, or one for each; the last repeats."""
     named = isinstance(coefficients, str)
     triples = SCHEDULES.get(coefficients) if named else coefficients
@@ -74,7 +74,7 @@ def normalized(x: Tensor, eps: float = 0.0) -> Tensor:
     return x.div_(torch.where(norm > 0, norm, torch.ones_like(norm)))
 
 
-def newton_schulz(x: Tensor, schedule: Schedule) -> Tensor:
+def newton_schulz(x: Tensor, schedule: Triples) -> Tensor:
     """X ← a X + (b A + c A²) X with A = X Xᵀ, for each triple (a, b, c), at least as wide as high.
 
     In single precision on CPU wide matrices go by their Gram matrix, which is the same but for
@@ -88,7 +88,7 @@ def newton_schulz(x: Tensor, schedule: Schedule) -> Tensor:
     return x
 
 
-def by_products(x: Tensor, schedule: Schedule) -> Tensor:
+def by_products(x: Tensor, schedule: Triples) -> Tensor:
     """The iteration on the matrices themselves."""
     for a, b, c in schedule:
         gram = x @ x.mT
@@ -96,7 +96,7 @@ def by_products(x: Tensor, schedule: Schedule) -> Tensor:
     return x
 
 
-def by_gram(x: Tensor, schedule: Schedule) -> Tensor:
+def by_gram(x: Tensor, schedule: Triples) -> Tensor:
     """The iteration on A = X Xᵀ, which Q = … P₂ P₁ multiplies by from both sides."""
     gram, product = x @ x.mT, None
     for i, (a, b, c) in enumerate(schedule):
@@ -108,7 +108,7 @@ def by_gram(x: Tensor, schedule: Schedule) -> Tensor:
     return x if product is None else product @ x
 
 
-def _parts(schedule: Schedule) -> Iterator[Schedule]:
+def _parts(schedule: Triples) -> Iterator[Triples]:
     """Runs of steps during which rounding in a Gram matrix, times a² a step, stays harmless."""
     begin, growth = 0, 1.0
     for i, (a, _, _) in enumerate(schedule):

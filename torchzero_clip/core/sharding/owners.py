@@ -15,13 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torchzero_clip.core.norms.shards import (
-    Layout,
-    all_coordinates,
-    part_of,
-    ranks_of,
-    whole_of,
-)
+from torchzero_clip.core.sharding.layout import Layout, part_of, whole_of
+from torchzero_clip.core.sharding.ranks import all_coordinates, ranks_of
 
 Coordinates = tuple[tuple[int, ...], ...]
 Work = Callable[[list[Tensor], list[int]], list[Tensor]]

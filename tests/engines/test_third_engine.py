@@ -1,0 +1,224 @@
+"""A third engine, written from the interface alone: the contract's float32 rows hold with it.
+
+It imports nothing of the package's own engines. What it lacks, something outside of them asks for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from tests.helpers import close, gradients, parameters, same, set_grads
+from tests.modules.rows.row import with_lr
+from tests.modules.test_contract import (  # noqa: F401  (they run here with this engine)
+    test_a_guarded_rule_loses_only_the_unit_that_was_not_finite,
+    test_a_non_finite_entry_stays_inside_its_unit,
+    test_a_norm_that_is_nan_gives_nan_and_an_infinite_one_zeros_and_nan,
+    test_a_parameter_without_a_gradient_counts_for_nobody,
+    test_a_rule_that_hides_what_is_not_finite_lets_nothing_of_it_through,
+    test_a_rule_that_raises_names_the_parameter_and_changes_nothing,
+    test_a_step_with_zero_gradients_and_lr_0_changes_no_parameter,
+    test_after_a_non_finite_step_a_guarded_rule_is_as_if_it_had_not_been,
+    test_an_empty_tensor_changes_nothing_for_the_others,
+    test_extreme_values_come_out_as_in_double_precision,
+    test_no_gradients_at_all_is_a_step_that_does_nothing,
+    test_one_tensor_of_zeros_among_others_stays_zero,
+    test_parameters_without_a_gradient_are_untouched_and_have_no_state,
+    test_the_memory_layout_changes_nothing,
+    test_zero_gradients_give_zero_or_what_the_parameters_add,
+)
+from tests.table import Case, every
+from torchzero_clip import LR, Adam, ClipNorm, Guard, Modular, WeightDecay, release
+from torchzero_clip.core import Group, State, TensorList, norms
+from torchzero_clip.core.engine import Engine, Play, Records, Rule, Session, Watch, updated
+from torchzero_clip.core.skip import Skip
+from torchzero_clip.core.stochastic import Rounding
+from torchzero_clip.core.tensorlist import Operand
+from torchzero_clip.engines import Compiled, Eager
+from torchzero_clip.optimizer import modular
+
+Wide = tuple[TensorList, Sequence[Tensor], Rounding]
+
+
+class AtOnce:
+    """An engine of plain lists: what is asked for is computed at once, in fresh memory."""
+
+    def __init__(self, **_: Any) -> None:
+        """An engine without options."""
+
+    def __repr__(self) -> str:
+        return "AtOnce()"
+
+    def check(self, device: torch.device) -> None:
+        """Every device will do."""
+
+    def twin(self, watch: Watch | None = None) -> AtOnce:
+        return AtOnce()
+
+    def kept(self) -> list[Tensor]:
+        return []
+
+    def open(
+        self,
+        key: Hashable,
+        places: Sequence[int],
+        params: Sequence[Tensor],
+        grads: Sequence[Tensor],
+    ) -> Lists:
+        return Lists(params, grads)
+
+    def in_turn(self) -> AtOnce:
+        return self
+
+    def take(self, play: Play) -> Records:
+        return play.anew(play.groups, play.loss)
+
+    def refuse(self, why: str) -> None:
+        """Every step is done anew."""
+
+
+class Lists:
+    """The session of such an engine."""
+
+    skip = Skip()  # the step brings its own
+
+    def __init__(self, params: Sequence[Tensor], grads: Sequence[Tensor]) -> None:
+        self.params, self.grads = TensorList(params), TensorList(grads)
+        self._wide: dict[str, Wide] = {}  # until it is settled
+
+    def adopt(self, u: TensorList) -> TensorList:
+        return u
+
+    def state(
+        self, name: str, tensors: Sequence[Tensor], rounding: Rounding | None = None
+    ) -> TensorList:
+        if name not in self._wide:
+            self.skip.hold(tensors)
+            if rounding is None:
+                return TensorList(tensors, owned=True)
+            wide = TensorList([t.float() for t in tensors], owned=True)
+            self._wide[name] = wide, tensors, rounding
+        return self._wide[name][0]
+
+    def settle(self, path: str) -> None:
+        for name in [name for name in self._wide if name.rpartition("/")[0] == path]:
+            wide, tensors, rounding = self._wide.pop(name)
+            for i, (t, values) in enumerate(zip(tensors, wide, strict=True)):
+                rounding.store(i, t, values)
+
+    def update(self, rule: Rule, u: TensorList, state: State, group: Group) -> TensorList:
+        return updated(rule, u, state, group)
+
+    def divide(
+        self,
+        u: TensorList,
+        ratio: Tensor,
+        operand: Callable[..., Operand] = lambda x, dtype=None: x,
+        number: bool = False,
+    ) -> TensorList:
+        factor, divisor = norms.in_two(ratio, u.dtype)
+        return u.mul_(operand(factor)).div_(operand(divisor))
+
+    def writable_grads(self) -> TensorList:
+        self.skip.hold(self.grads.tensors)
+        return TensorList(self.grads.tensors, owned=True)
+
+    def write_grads(self, u: TensorList) -> None:
+        if any([new is not old for new, old in zip(u, self.grads, strict=True)]):
+            self.writable_grads().copy_(u)
+
+    def workspace(self, besides: TensorList) -> list[Tensor] | None:
+        return None
+
+    def select(self, where: Sequence[int], key: Hashable, places: Sequence[int]) -> Lists:
+        lists = self.params.tensors, self.grads.tensors
+        return Lists(*[[some[i] for i in where] for some in lists])
+
+    def branch(self) -> Lists:
+        return Lists(self.params.tensors, self.grads.tensors)
+
+    def subtract(self, u: TensorList) -> None:
+        self.skip.hold(self.params.tensors)
+        torch._foreach_sub_(self.params.tensors, u.tensors)
+
+    def close(self) -> None:
+        """Nothing waits."""
+
+
+@pytest.fixture(autouse=True)
+def third(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Optimizers that are made meanwhile have this engine."""
+    monkeypatch.setattr(modular, "Eager", AtOnce)
+
+
+def members(protocol: type) -> set[str]:
+    """What an interface names: its methods and its attributes."""
+    own = {name for name, value in vars(protocol).items() if callable(value)}
+    shown = {name for name in own if not name.startswith("_")} | ({"__repr__"} & own)
+    return shown | protocol.__annotations__.keys()
+
+
+def test_it_has_the_members_of_the_interface_and_no_other() -> None:
+    engine: Engine = AtOnce()
+    session: Session = engine.open("key", [0], [torch.ones(1)], [torch.ones(1)])
+    for made, protocol in ((engine, Engine), (session, Session)):
+        found = {name for name in dir(made) if not name.startswith("_")}
+        assert found | ({"__repr__"} & members(protocol)) == members(protocol)
+    opt = Modular([torch.nn.Parameter(torch.ones(1))], LR(0.1))
+    assert repr(opt.engine) == "AtOnce()"
+
+
+def test_engines_say_what_they_are() -> None:
+    assert [repr(Eager()), repr(Eager(defers=False))] == ["Eager()", "Eager(defers=False)"]
+    assert repr(Compiled()) == "Compiled()"
+
+
+def trained(case: Case, engine: Engine, **options: Any) -> tuple[Any, Modular]:
+    params = parameters(case.shapes)
+    opt = Modular(params.items(), *with_lr(case.make(), 0.1), **options)
+    opt.engine = engine
+    for i in range(4):
+        set_grads(params, gradients(case.shapes, i, scale=float(i + 1)))
+        opt.step()
+    return params, opt
+
+
+@every()
+def test_a_third_engine_gives_what_the_eager_one_gives(case: Case) -> None:
+    (ours, opt), (theirs, other) = [
+        trained(case, engine) for engine in (AtOnce(), Eager(defers=False))
+    ]
+    close(ours, theirs, rtol=1e-5, atol=1e-6)
+    for p, q in zip(ours.values(), theirs.values(), strict=True):
+        close(dict(opt.state[p]), dict(other.state[q]), rtol=1e-5, atol=1e-6)
+    close(opt.metrics(), other.metrics(), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("state_dtype", ["float32", "bfloat16"])
+def test_a_step_that_a_guard_skips_leaves_all_as_it_was(state_dtype: str) -> None:
+    params = parameters()
+    opt = Modular(params.items(), Guard(), Adam(), LR(0.1), state_dtype=state_dtype)
+    kept: list[Any] = []
+    for spoil in (1.0, 1.0, torch.nan):
+        set_grads(params, gradients(scale=spoil))
+        opt.step()
+        held = [t for p in params.values() for t in (p, *opt.state[p].values())]
+        kept.append([t.detach().clone() for t in held])
+    same(kept[1], kept[2])
+
+
+def test_its_plan_and_a_released_model_need_no_more_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    params = list(parameters().values())
+    opt = Modular(params, ClipNorm(1.0), Adam(), WeightDecay(0.1), LR(0.1))
+    assert isinstance(opt.engine, AtOnce)
+    assert "besides the state: none." in opt.explain()
+    monkeypatch.setattr("torchzero_clip.releasing.Eager", AtOnce)
+    model = torch.nn.Linear(3, 2)
+    released = release(model, ClipNorm(1.0), Adam(), LR(0.1))
+    model(torch.ones(1, 3)).sum().backward()
+    released.step()
+    assert "besides the state: none." in released.explain()
