@@ -122,8 +122,7 @@ class Modular(Optimizer):
         self._seen_values: list[list[Any]] = []
         self._seen_dtypes: list[list[torch.dtype]] = []
         self._scheduled: set[str] = set()  # keys whose values schedules move
-        self._records: dict[str, Any] = {}
-        self._reported: dict[str, Any] = {}  # of the next step
+        self._records, self._reported = dict[str, Any](), dict[str, Any]()  # of the next step
         self._roster = Roster()
 
     # ------------------------------------------------------------------ the step
