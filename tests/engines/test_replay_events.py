@@ -127,9 +127,9 @@ EVENTS: list[Callable[[Modular], Any]] = [
 ]
 
 
-def events_of(twins: Twins, choose: random.Random) -> Callable[[Modular], Any] | None:
-    """One of the events now and then: half of the steps are plain, so that replays come back."""
-    event = choose.choice(EVENTS) if choose.random() < 0.2 else None
+def event_of(twins: Twins, choose: random.Random, share: float) -> Callable[[Modular], Any] | None:
+    """One of the events, in this share of the steps: where it is large, few are replayed."""
+    event = choose.choice(EVENTS) if choose.random() < share else None
     if event is not None and event.__name__ == "another_group":
         return event if len(twins.fast.param_groups) < 4 else None
     return event
@@ -139,7 +139,7 @@ def run(name: str, seed: int, steps: int) -> int:
     """Steps of a chain with random events; returns how many were replayed."""
     choose, twins, count = random.Random(seed), Twins(EVERY[name]), 0
     for _ in range(steps):
-        event = events_of(twins, choose)
+        event = event_of(twins, choose, (0.01, 0.05, 0.2)[seed % 3])
         wild = [float("nan"), float("inf")] if name in GUARDED else []
         scale = choose.choice([1.0] * 6 + [0.0, 1e-20, 1e20, *wild])
 
@@ -153,7 +153,7 @@ def run(name: str, seed: int, steps: int) -> int:
 
 @pytest.mark.parametrize("name", EVERY)
 def test_steps_with_random_events_between_them(name: str) -> None:
-    assert (run(name, seed=len(name), steps=60) > 0) == (name not in ANEW)
+    assert (sum([run(name, seed, steps=40) for seed in range(3)]) > 20) == (name not in ANEW)
 
 
 @pytest.mark.slow
@@ -161,7 +161,7 @@ def test_steps_with_random_events_between_them(name: str) -> None:
 def test_many_steps_with_random_events_between_them(name: str) -> None:
     share = -(-STEPS // len(EVERY))
     count = sum([run(name, seed, 400) for seed in range(-(-share // 400))])
-    assert (count > share // 10) == (name not in ANEW)
+    assert (count > share // 20) == (name not in ANEW)
 
 
 def test_a_function_of_the_user_is_asked_before_each_replay() -> None:

@@ -102,7 +102,7 @@ def divisor(rule: Limiting, norm: Tensor, limit: Tensor | float, cells: Cells) -
         stays = (norm == 0) | stays  # also where the limit is 0 / 0
     if isinstance(limit, Tensor) or limit == math.inf:
         stays = stays | (limit == math.inf)
-    ratio = cells.ratio(norm, limit).masked_fill(stays, 1)
+    ratio = torch.where(stays, 1, cells.ratio(norm, limit))
     small = cells.too_small(rule.min_size)
     return ratio if small is None else ratio.masked_fill(small, 1)
 
