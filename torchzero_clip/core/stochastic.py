@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from torchzero_clip.core.norms.shards import Layout, local
+from torchzero_clip.core.private import foreach
 
 DRAWS = SEED, STEP = "state/seed", "state/step"  # in the chain of every group
 DROPPED = {torch.bfloat16: 16, torch.float16: 13}  # the bits that float32 has more
@@ -157,7 +158,7 @@ class Rounding(NamedTuple):
         sizes = [t.numel() for t in targets]
         x = values[0] if len(values) == 1 else torch.cat(values)
         made = carried(x, self.bits.take(where, sizes, self.half), torch.bfloat16)
-        torch._foreach_copy_(targets, list(made.split(sizes)))
+        foreach("copy_", targets, list(made.split(sizes)))
 
     def store_whole(self, i: int, target: Tensor, values: Tensor) -> None:
         """Round the i-th tensor, whatever the order of its elements in memory."""

@@ -8,6 +8,8 @@ from collections.abc import Iterable, Sequence
 import torch
 from torch import Tensor
 
+from torchzero_clip.core.private import base
+
 SHAPE, DTYPE, DEVICE, LAYOUT = map(operator.attrgetter, ("shape", "dtype", "device", "layout"))
 PLAIN = frozenset((Tensor, torch.nn.Parameter))
 SMALL = 2**12  # entries of a tensor that is not worth a call of its own, where there are
@@ -42,7 +44,7 @@ def share_memory(tensors: Sequence[Tensor]) -> list[Tensor]:
     if torch.compiler.is_compiling() or not all_plain(tensors):
         return list(tensors)
     alike = len({(t.shape, t.dtype, t.device) for t in tensors}) == 1
-    apart = all([t._base is None for t in tensors])
+    apart = all([base(t) is None for t in tensors])
     return list(torch.stack(list(tensors)).unbind()) if alike and apart else list(tensors)
 
 

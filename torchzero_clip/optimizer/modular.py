@@ -16,6 +16,7 @@ from torchzero_clip.core.description import RESERVED
 from torchzero_clip.core.engine import Engine, Play, Records
 from torchzero_clip.core.norms.shards import refuse_flat
 from torchzero_clip.core.part import Roster
+from torchzero_clip.core.private import has_foreach
 from torchzero_clip.core.transform import Transform
 from torchzero_clip.engines import AT_ONCE, Compiled, Eager
 from torchzero_clip.optimizer.checkpoint import Checkpoint, check_form
@@ -126,7 +127,7 @@ class Modular(Optimizer):
         play = Play(*given, self._roster, told, self.links, self._measures, self._anew)
         self._records = self.engine.take(play)
 
-    if not hasattr(torch, "_foreach_clone"):  # before torch 2.12, which cannot trace a step
+    if not has_foreach("clone"):  # before torch 2.12, which cannot trace a step
         _advance = torch.compiler.disable(_advance)
 
     def _run(self, step: Step) -> None:

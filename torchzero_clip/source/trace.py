@@ -12,6 +12,7 @@ from torch import Tensor
 from torchzero_clip.core import Bucket, NormRule, Step, TensorList, norms, send
 from torchzero_clip.core.chain import Chain
 from torchzero_clip.core.link import Link
+from torchzero_clip.core.private import without_torch_function
 from torchzero_clip.engines import Eager
 from torchzero_clip.modules.flow import Masked, Partition
 from torchzero_clip.source.recorder import Recorder
@@ -62,7 +63,7 @@ class Trace:
     def _bucket(self, context: Context, outer: Bucket | None) -> Bucket:
         """The parameter that stands for those of a context."""
         recorder = self.recorder
-        with torch._C.DisableTorchFunctionSubclass(), recorder.resting():
+        with without_torch_function(), recorder.resting():
             p = torch.nn.Parameter(torch.full(SHAPE, 0.5))
             p.grad = torch.full(SHAPE, 0.25)
             u = torch.full(SHAPE, 0.25)

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from torchzero_clip.core.norms.measures import Measure, merge
+from torchzero_clip.core.private import is_flat
 from torchzero_clip.core.tensors import all_plain, is_sharded
 
 Dims = tuple[int, ...]
@@ -131,7 +132,7 @@ def refuse_flat(params: Sequence[Tensor]) -> None:
     """Raise a sentence for the flat shards of FSDP1, of which no norm is right."""
     if "torch.distributed.fsdp" not in sys.modules:
         return
-    if any([getattr(param, "_fsdp_flattened", False) for param in params]):
+    if any([is_flat(param) for param in params]):
         raise TypeError(
             "FullyShardedDataParallel keeps parameters as flat pieces, whose norms are not those "
             "of the parameters: wrap the model with torch.distributed.fsdp.fully_shard instead"

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from torchzero_clip.core import norms
 from torchzero_clip.core.engine import Group, Play, Records, Rule, Session, State, updated
+from torchzero_clip.core.private import foreach
 from torchzero_clip.core.skip import Skip
 from torchzero_clip.core.stochastic import Rounding
 from torchzero_clip.core.tensorlist import Operand, TensorList
@@ -193,7 +194,7 @@ class CompiledSession:
             u.forget()
         else:
             self._trace.run()
-            torch._foreach_sub_(self._trace.lent(PARAMETERS), u.tensors)
+            foreach("sub_", self._trace.lent(PARAMETERS), u.tensors)
 
     def close(self) -> None:
         self._trace.end()
