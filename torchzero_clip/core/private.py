@@ -27,7 +27,8 @@ ANEW = "Steps are done anew, and `opt.engine.replays.why` says so."
 NEITHER = f"{ANEW} `explain()` raises a sentence."
 NAMES = {
     "torch._foreach_*": Name(
-        "an operator on many tensors at once", "Slower: a tensor after the other."
+        "an operator on many tensors at once",
+        "Slower: a tensor after the other. Without `clone`, torch.compile runs a step as it is.",
     ),
     "torch._fused_adamw_": Name("Adam in one pass", "Slower: by operators on lists."),
     "torch._fused_sgd_": Name("Momentum in one pass", "Slower: by operators on lists."),
