@@ -25,6 +25,7 @@ from torchzero_clip.core import (
 from torchzero_clip.core.decision import decide
 from torchzero_clip.core.link import Link
 from torchzero_clip.core.norms.shards import refuse_flat
+from torchzero_clip.core.private import traced
 from torchzero_clip.engines import AT_ONCE
 from torchzero_clip.modules.clipping import Centralize, ClipPercentile, ClipValue, Normalize
 from torchzero_clip.optimizer.keys import GroupKeys
@@ -229,12 +230,14 @@ def buckets_of(rule: Transform, params: Params, process_group: Any = None) -> li
     return [bucket.seen_by(link) for bucket in step.buckets()]
 
 
+@traced
 def apply(rule: Transform, params: Params) -> None:
     """Apply a rule that needs no other."""
     if buckets := buckets_of(rule, params):
         rule.step(buckets)
 
 
+@traced
 def _apply_norm_rule(rule: NormRule, params: Params, error_if_nonfinite: bool = False) -> Tensor:
     """Apply the rule; returns the norm of everything before."""
     buckets = buckets_of(rule, params)

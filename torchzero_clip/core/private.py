@@ -10,10 +10,12 @@ import importlib
 import importlib.util
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, TypeVar, cast
 
 import torch
 from torch import Tensor
+
+F = TypeVar("F", bound=Callable[..., Any])
 
 
 class Name(NamedTuple):
@@ -162,6 +164,11 @@ def _of(x: Any, i: int) -> Any:
 def has_foreach(name: str) -> bool:
     """Whether torch has a foreach operator of this name."""
     return hasattr(torch, f"_foreach_{name}")
+
+
+def traced(function: F) -> F:
+    """The function, into which torch.compile looks where it can trace a step: since torch 2.12."""
+    return function if has_foreach("clone") else cast(F, torch.compiler.disable(function))
 
 
 def fused(name: str, **options: Any) -> Callable[..., Any] | None:
