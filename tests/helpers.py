@@ -31,6 +31,10 @@ SHAPES = {
     "head.one": (1,),
 }
 
+since_2_12 = pytest.mark.skipif(
+    not hasattr(torch, "_foreach_clone"), reason="torch traces a step since 2.12"
+)
+
 Named = dict[str, Parameter]
 
 

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from torchzero_clip.core import TensorList, Units
 from torchzero_clip.core.decision import decide
+from torchzero_clip.core.private import traced
 from torchzero_clip.grads import Params, apply, buckets_of, listed
 from torchzero_clip.modules.clipping import ClipNorm, ClipValue
 
@@ -71,17 +72,7 @@ def clip_grad_norm_(
     if not grads:
         return torch.tensor(0.0)
     rule = ClipNorm(float(max_norm), ord=abs(order), dim="global", target="grad")
-    units = rule.units(buckets_of(rule, params, process_group))
-    norm = units.norm() if order >= 0 else _negative(units)
-    total = norm[0].to(grads[0].device, _dtype_of(grads))
-    if error_if_nonfinite and not _finite(total, order):
-        raise RuntimeError(
-            f"The total norm of order {order} for gradients from `parameters` is non-finite, so it "
-            "cannot be clipped. To disable this error and scale the gradients by the non-finite "
-            "norm anyway, set `error_if_nonfinite=False`"
-        )
-    rule.apply(units, decide(rule, norm, {}, units.live(), units))
-    return total
+    return _clip(rule, params, grads, order, error_if_nonfinite, process_group)
 
 
 @torch.no_grad()
@@ -101,6 +92,29 @@ def clip_grad_value_(parameters: Params, clip_value: float, foreach: bool | None
         >>> compat.clip_grad_value_(model.parameters(), 0.5)
     """
     apply(ClipValue(float(clip_value), target="grad"), parameters)
+
+
+@traced
+def _clip(
+    rule: ClipNorm,
+    params: list[Tensor],
+    grads: list[Tensor],
+    order: float,
+    error_if_nonfinite: bool,
+    process_group: Any,
+) -> Tensor:
+    """Clip by the rule; returns the norm of this order before."""
+    units = rule.units(buckets_of(rule, params, process_group))
+    norm = units.norm() if order >= 0 else _negative(units)
+    total = norm[0].to(grads[0].device, _dtype_of(grads))
+    if error_if_nonfinite and not _finite(total, order):
+        raise RuntimeError(
+            f"The total norm of order {order} for gradients from `parameters` is non-finite, so it "
+            "cannot be clipped. To disable this error and scale the gradients by the non-finite "
+            "norm anyway, set `error_if_nonfinite=False`"
+        )
+    rule.apply(units, decide(rule, norm, {}, units.live(), units))
+    return total
 
 
 def _nothing(params: list[Tensor]) -> Tensor:

@@ -27,6 +27,7 @@ from torchzero_clip.core import (
 from torchzero_clip.core.decision import Cells, Decision, decide
 from torchzero_clip.core.gradients import plain
 from torchzero_clip.core.link import Link
+from torchzero_clip.core.private import traced
 from torchzero_clip.core.sharding import refuse_flat
 from torchzero_clip.engines import AT_ONCE
 from torchzero_clip.engines.deferred import times
@@ -255,12 +256,14 @@ def buckets_of(rule: Transform, params: Params, process_group: Any = None) -> li
     return [bucket.seen_by(link) for bucket in step.buckets()]
 
 
+@traced
 def apply(rule: Transform, params: Params) -> None:
     """Apply a rule that needs no other."""
     if buckets := buckets_of(rule, params):
         rule.step(buckets)
 
 
+@traced
 def _apply_norm_rule(rule: NormRule, params: Params, error_if_nonfinite: bool = False) -> Tensor:
     """Apply the rule; returns the norm of everything before."""
     tensors = listed(params)

@@ -73,6 +73,10 @@ def release(
     return Released(params, *transforms, limit=limit, **options)
 
 
+RELEASED: weakref.WeakSet[Released] = weakref.WeakSet()
+"""The optimizers that release gradients."""
+
+
 class Released(Modular):
     """The optimizer that `release` returns."""
 
@@ -92,6 +96,7 @@ class Released(Modular):
         self._rosters: dict[Tensor, Roster] = {}
         self._running: Running | None = None
         super().__init__(params, *transforms, **options)
+        RELEASED.add(self)
 
     def _build(
         self, chain: Chain, fused: bool, compile: bool, rounding: str, state_dtype: str
@@ -189,8 +194,7 @@ class Released(Modular):
         super().add_param_group(param_group)
         group = self.param_groups[-1]
         for place, p in enumerate(group["params"]):
-            hooks = (getattr(p, "_post_accumulate_grad_hooks", None) or {}).values()
-            if any([isinstance(hook, Hook) and hook.optimizer() is not None for hook in hooks]):
+            if any([p in other._hooks for other in list(RELEASED)]):
                 self.param_groups.pop()
                 where = label(len(self.param_groups), group, place)
                 raise ValueError(

@@ -3,7 +3,8 @@
 A page asks with `<!-- atlas: table -->`, `troubles`, `settings` or `sentences`, with
 `<!-- suites: table -->` or `causes`, with `<!-- replay: traces -->`, `defaults` or the name of a
 trace for a picture, or with `<!-- guide: … -->` and a name that `python -m benchmarks.guide
---table` prints, or `picture_` and a trouble. Within a sentence
+--table` prints, or `picture_` and a trouble; with `<!-- private: names -->` for the names that torch
+calls its own. Within a sentence
 
     <!-- effect: trouble | method | other -->         is a comparison of the guide,
     <!-- cell: rule | place | trouble | column -->    a cell of the atlas,
@@ -20,7 +21,7 @@ from pathlib import Path
 
 DOCS = Path(__file__).parents[1]
 RESULTS = DOCS.parent / "benchmarks" / "results"
-ASKED = re.compile(r"^<!-- (atlas|replay|guide|suites): (\w+) -->$", re.MULTILINE)
+ASKED = re.compile(r"^<!-- (atlas|replay|guide|suites|private): (\w+) -->$", re.MULTILINE)
 NUMBER = re.compile(r"<!-- (effect|cell|alarms): (.+?) -->")
 sys.path.insert(0, str(DOCS.parent))  # for the benchmarks
 
@@ -94,8 +95,15 @@ def alarms(trace, family):
     return f"{report.percent(line.false)} false alarms, {report.percent(line.missed)} missed"
 
 
+def private(wanted):
+    """The table of the names that torch calls its own."""
+    names = module("torchzero_clip.core.private").NAMES
+    rows = [f"| `{name}` | {told.use} | {told.without} |" for name, told in names.items()]
+    return "\n".join(["| name | what it is for | without it |", "|---|---|---|", *rows])
+
+
 NUMBERS = {"effect": effect, "cell": cell, "alarms": alarms}
-KINDS = {"atlas": atlas, "replay": replay, "guide": guide, "suites": suites}
+KINDS = {"atlas": atlas, "replay": replay, "guide": guide, "suites": suites, "private": private}
 
 
 @cache

@@ -12,7 +12,16 @@ import torch
 from torch import Tensor
 from torch._dynamo.testing import CompileCounterWithBackend
 
-from tests.helpers import Named, chain_of, close, gradients, parameters, prepared, set_grads
+from tests.helpers import (
+    Named,
+    chain_of,
+    close,
+    gradients,
+    parameters,
+    prepared,
+    set_grads,
+    since_2_12,
+)
 from tests.table import GOOD, Case, over
 from torchzero_clip import (
     LR,
@@ -97,6 +106,7 @@ def check(case: Case, backend: str) -> None:
     assert 1 <= counter.frame_count <= case.graphs
 
 
+@since_2_12
 @over(HEADLINES[::12])
 def test_a_chain_is_one_graph_compiled_once_and_equal_to_eager(case):
     check(case, "eager")
@@ -125,6 +135,7 @@ CHAINS = {
 }
 
 
+@since_2_12
 @pytest.mark.parametrize(
     "name",
     [
@@ -172,7 +183,7 @@ def test_tracing_leaves_the_transforms_and_their_optimizer_as_they_were():
 
 OLDER = """
 import torch
-del torch._foreach_clone
+vars(torch).pop("_foreach_clone", None)
 from torch._dynamo.testing import CompileCounter
 from torchzero_clip import LR, Adam, ClipNorm, Modular
 params = [torch.nn.Parameter(torch.ones(3)) for _ in range(2)]

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
-from tests.helpers import chain_of, prepared, saved
+from tests.helpers import chain_of, prepared, saved, since_2_12
 from tests.processes.launch import on_ranks
 from torchzero_clip import (
     LR,
@@ -505,6 +505,7 @@ def test_a_compiled_step_is_the_eager_step(rounding, backend):
     torch._dynamo.reset()
 
 
+@since_2_12
 @pytest.mark.parametrize("rounding", ["nearest", "kahan"])
 def test_the_chain_with_its_rounding_is_one_graph(rounding):
     from torch._dynamo.testing import CompileCounterWithBackend

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
-from tests.helpers import saved
+from tests.helpers import saved, since_2_12
 from torchzero_clip import (
     EMA,
     LR,
@@ -362,6 +362,7 @@ def test_explain_counts_the_bytes_of_state():
     assert total.split()[2:] == ["16", "8"]
 
 
+@since_2_12
 def test_the_step_is_one_graph():
     """And one more where torch has seen its groups change, as with state in float32."""
     from torch._dynamo.testing import CompileCounterWithBackend

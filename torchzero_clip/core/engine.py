@@ -29,7 +29,8 @@ class FusedKernel:
 
     Args:
         function: Called with the parameters, the updates, the lists of `state`, `lr`,
-            `weight_decay`, and behind a guard `found_inf`: it changes nothing where that is 1.
+            `weight_decay`, and behind a guard `found_inf`: it changes nothing where that is 1. None
+            where this torch has it no more.
         state: The names of the lists that it takes, in its order; one that is missing is empty.
         advance: Called with the state before it runs, to count the step.
         decays: Whether its `weight_decay` shrinks the parameters by lr · weight_decay first.
@@ -37,7 +38,7 @@ class FusedKernel:
         numbers: The names of the lists that have one number a parameter; others are like these.
     """
 
-    function: Callable[..., Any]
+    function: Callable[..., Any] | None
     state: tuple[str, ...]
     advance: Callable[[State], Any]
     decays: bool = True

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torchzero_clip.core import norms
+from torchzero_clip.core import norms, private
 from torchzero_clip.core.tensors import is_sharded
 
 OUT = ("mul", "div", "sub", "clamp")
@@ -51,14 +51,14 @@ def foreach(name: str, tensors: list[Tensor], args: Sequence[Any], in_place: boo
     options = {}
     if name == "add_scaled":
         name, args, options = "add", args[:1], {"alpha": args[1]}
-    return getattr(torch, f"_foreach_{name}{'_' * in_place}")(tensors, *args, **options)
+    return private.foreach(name + "_" * in_place, tensors, *args, **options)
 
 
 def copies(tensors: Sequence[Tensor], dtype: torch.dtype) -> list[Tensor]:
     """New tensors with these values, in a dtype."""
-    if tensors[0].dtype != dtype or not hasattr(torch, "_foreach_clone"):
+    if tensors[0].dtype != dtype or not private.has_foreach("clone"):
         return [t.to(dtype, copy=True) for t in tensors]
-    return list(torch._foreach_clone(list(tensors)))
+    return list(private.foreach("clone", list(tensors)))
 
 
 def copy_into(target: list[Tensor], source: Sequence[Tensor]) -> None:
@@ -67,4 +67,4 @@ def copy_into(target: list[Tensor], source: Sequence[Tensor]) -> None:
         for t, s in zip(target, source, strict=True):
             t.copy_(s)
     else:
-        torch._foreach_copy_(target, list(source))
+        private.foreach("copy_", target, list(source))

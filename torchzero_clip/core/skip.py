@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from torchzero_clip.core.private import foreach
 from torchzero_clip.core.tensors import shared_memory
 
 
@@ -63,4 +64,4 @@ class Skip:
         for tensors, before in reversed(held):
             flag = self.on(tensors[0].device)
             rows = zip(before, tensors, strict=True)
-            torch._foreach_copy_(tensors, [torch.where(flag, old, t) for old, t in rows])
+            foreach("copy_", tensors, [torch.where(flag, old, t) for old, t in rows])

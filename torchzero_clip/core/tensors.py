@@ -8,6 +8,8 @@ from collections.abc import Iterable, Sequence
 import torch
 from torch import Tensor
 
+from torchzero_clip.core.private import base
+
 SHAPE, DTYPE, DEVICE, LAYOUT, NBYTES = map(
     operator.attrgetter, ("shape", "dtype", "device", "layout", "nbytes")
 )
@@ -44,32 +46,32 @@ def share_memory(tensors: Sequence[Tensor]) -> list[Tensor]:
     if torch.compiler.is_compiling() or not all_plain(tensors):
         return list(tensors)
     alike = len({(t.shape, t.dtype, t.device) for t in tensors}) == 1
-    apart = all([t._base is None for t in tensors])
+    apart = all([base(t) is None for t in tensors])
     return list(torch.stack(list(tensors)).unbind()) if alike and apart else list(tensors)
 
 
 def shared_memory(tensors: Sequence[Tensor]) -> Tensor | None:
     """The tensor that `share_memory` made of these, or the part of it that they are, in order."""
-    base = None if torch.compiler.is_compiling() or not tensors else tensors[0]._base
+    whole = None if torch.compiler.is_compiling() or not tensors else base(tensors[0])
     if (
-        base is None
+        whole is None
         or type(tensors[0]) not in PLAIN
-        or not base.dim()
-        or base.dtype != tensors[0].dtype
+        or not whole.dim()
+        or whole.dtype != tensors[0].dtype
     ):
         return None
-    if base.shape[1:] != tensors[0].shape:
+    if whole.shape[1:] != tensors[0].shape:
         return None
-    step, start = base.element_size() * base.stride(0), tensors[0].data_ptr()
-    if step == 0 or not base.is_contiguous():
+    step, start = whole.element_size() * whole.stride(0), tensors[0].data_ptr()
+    if step == 0 or not whole.is_contiguous():
         return None
     places = list(range(start, start + step * len(tensors), step))
     if list(map(Tensor.data_ptr, tensors)) != places or not _one_size(tensors):
         return None
-    first, rest = divmod(start - base.data_ptr(), step)
-    if rest or not 0 <= first <= len(base) - len(tensors):  # moved by `t.data = ...`
+    first, rest = divmod(start - whole.data_ptr(), step)
+    if rest or not 0 <= first <= len(whole) - len(tensors):  # moved by `t.data = ...`
         return None
-    return base if len(tensors) == len(base) else base[first : first + len(tensors)]
+    return whole if len(tensors) == len(whole) else whole[first : first + len(tensors)]
 
 
 def _one_size(tensors: Sequence[Tensor]) -> bool:

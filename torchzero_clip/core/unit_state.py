@@ -11,6 +11,7 @@ from torch import Tensor
 from torchzero_clip.core.bucket import Bucket
 from torchzero_clip.core.decision import UnitState
 from torchzero_clip.core.division import Division, layer_of
+from torchzero_clip.core.private import foreach
 from torchzero_clip.core.state import statistic, statistic_dtype
 from torchzero_clip.core.tensors import share_memory, shared_memory, wide
 
@@ -51,7 +52,7 @@ class UnitStore:
             if memory is not None:
                 memory.copy_(vector)
             else:
-                torch._foreach_copy_(cells, list(vector.unbind(0)))
+                foreach("copy_", cells, list(vector.unbind(0)))
 
     def _vector(self, cells: list[Tensor]) -> Tensor:
         """A copy of the numbers of units as one vector."""

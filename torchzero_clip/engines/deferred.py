@@ -19,6 +19,7 @@ from torchzero_clip.core import norms
 from torchzero_clip.core.engine import FusedKernel, Group, Rule, State
 from torchzero_clip.core.lazy import Lazy
 from torchzero_clip.core.norms import Measure
+from torchzero_clip.core.private import foreach
 from torchzero_clip.core.skip import Skip
 from torchzero_clip.core.state import HALF
 from torchzero_clip.core.tensorlist import TensorList
@@ -172,7 +173,8 @@ def takes(kernel: FusedKernel, params: list[Tensor], u: TensorList, state: State
     others = [t for t in others if not kept or t.dtype != torch.bfloat16]
     kinds = {dtype, *HALF} if params[0].is_cpu else {dtype}
     return (
-        params[0].device.type in kernel.devices
+        kernel.function is not None
+        and params[0].device.type in kernel.devices
         and dtype in (torch.float32, torch.float64)
         and kinds.issuperset(map(DTYPE, mine))
         and {dtype}.issuperset(map(DTYPE, others))
@@ -220,9 +222,9 @@ def _products(tensors: list[Tensor], factor: float, dtype: torch.dtype) -> list[
     """New tensors, those given times a number of any size."""
     rest, divisor = norms.halves(factor, dtype)
     number = torch.full((), rest, dtype=dtype, device=tensors[0].device)
-    made = list(torch._foreach_mul(tensors, number))
+    made = list(foreach("mul", tensors, number))
     if divisor != 1:
-        torch._foreach_div_(made, divisor)
+        foreach("div_", made, divisor)
     return made
 
 
@@ -232,9 +234,9 @@ def subtract_(
     """w ← w - factor · u; half precision in parts, since torch makes float32 copies of both."""
     rest, divisor = norms.halves(factor, params[0].dtype)
     if divisor != 1:
-        values = torch._foreach_div([u.to(params[0].dtype) for u in values], divisor)
+        values = foreach("div", [u.to(params[0].dtype) for u in values], divisor)
     if params[0].dtype == values[0].dtype or not in_parts:
-        torch._foreach_sub_(params, list(values), alpha=rest)
+        foreach("sub_", params, list(values), alpha=rest)
         return
     for p, u in zip(params, values, strict=True):
         if p.numel() > BATCH and p.is_contiguous() and u.is_contiguous():
@@ -261,7 +263,7 @@ def fused_(
     """Call a fused optimizer with gradients times a factor, once the parameters have shrunk."""
     for w, *others in _prepared(params, grads, state, kept, factor, dtype):
         if rest is not None:
-            torch._foreach_mul_(w, rest)
+            foreach("mul_", w, rest)
         function(w, *others, **options)
 
 
@@ -288,7 +290,7 @@ def _prepared(
         wide = [row if k is None else [t.float() for t in row] for k, row in rows]
         yield [w, u, *wide]
         if narrow[0]:
-            torch._foreach_copy_(some, w)
+            foreach("copy_", some, w)
         for (k, row), values in zip(rows, wide, strict=True):
             if k is not None:
                 for (i, at), target, x in zip(where, row, values, strict=True):

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from torchzero_clip.core import norms
 from torchzero_clip.core.engine import Group, Play, Records, Rule, State, Watch, updated
+from torchzero_clip.core.private import foreach
 from torchzero_clip.core.skip import Skip
 from torchzero_clip.core.state import HALF
 from torchzero_clip.core.stochastic import Rounding
@@ -250,7 +251,7 @@ class EagerSession:
             self._subtract(u.tensors, 1.0)
             return
         if u.b:
-            torch._foreach_mul_(params, 1 - u.b)
+            foreach("mul_", params, 1 - u.b)
         self._subtract(source.tensors, u.a)
 
     def _subtract(self, values: Sequence[Tensor], a: float) -> None:

@@ -10,10 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn import Parameter
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 from torchzero_clip.core.chain import send
+from torchzero_clip.core.private import TorchDispatchMode, schema, tree_leaves
 from torchzero_clip.core.sharding import layout_of, route
 from torchzero_clip.core.skip import Skip
 from torchzero_clip.core.transform import TensorwiseTransform
@@ -45,9 +44,10 @@ class Traffic(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         out = func(*args, **kwargs)
-        arguments, name = func._schema.arguments, func._schema.name.removeprefix("aten::")
+        told = schema(func)
+        arguments, name = told.arguments, told.name.removeprefix("aten::")
         written = {a.name for a in arguments if a.alias_info is not None and a.alias_info.is_write}
-        makes = all([r.alias_info is None for r in func._schema.returns])
+        makes = all([r.alias_info is None for r in told.returns])
         if self.inside or not (written or makes):  # a view moves nothing
             return out
         named = dict(zip([a.name for a in arguments], args, strict=False)) | kwargs

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from torchzero_clip.core.link import Link
 from torchzero_clip.core.norm_rule import NormRule
+from torchzero_clip.core.sharding import local
 from torchzero_clip.core.state import statistic
 from torchzero_clip.core.stochastic import DRAWS, DROPPED
 from torchzero_clip.core.transform import Transform
@@ -143,7 +144,7 @@ class StateLayout:
         path, _, name = key.rpartition("/")
         rule = next(link.transform for link in self.links if link.path == path)
         made = rule.per_group() if p is None else rule.per_parameter(p)
-        return name in made and bool(torch.as_tensor(made[name]).isnan().any())
+        return name in made and bool(local(torch.as_tensor(made[name])).isnan().any())
 
 
 def is_users(key: Any) -> bool:

@@ -15,6 +15,7 @@ from torchzero_clip.core.chain import Chain, bind, send
 from torchzero_clip.core.description import RESERVED
 from torchzero_clip.core.engine import Engine, Play, Records
 from torchzero_clip.core.part import Roster
+from torchzero_clip.core.private import traced
 from torchzero_clip.core.sharding import refuse_flat
 from torchzero_clip.core.transform import Transform
 from torchzero_clip.core.values import is_row
@@ -134,6 +135,7 @@ class Modular(Optimizer):
         self._advance(loss)
         return loss
 
+    @traced
     def _advance(self, loss: Any) -> None:
         """A step; the engine may do it as it did an earlier one that is like it."""
         alone = self.process_group is None and self.rounding == "nearest"
@@ -145,9 +147,6 @@ class Modular(Optimizer):
         told = self._loss(loss)
         play = Play(*given, self._roster, told, self.links, self._measures, self._anew)
         self._records = self.engine.take(play)
-
-    if not hasattr(torch, "_foreach_clone"):  # before torch 2.12, which cannot trace a step
-        _advance = torch.compiler.disable(_advance)
 
     def _run(self, step: Step) -> None:
         """Send the gradients of a step through the chain."""

@@ -15,12 +15,15 @@ from torch import Tensor
 
 from torchzero_clip.core import Chain
 from torchzero_clip.core.link import Link
+from torchzero_clip.core.private import has_foreach
 from torchzero_clip.source.expressions import by_key
 from torchzero_clip.source.fixed import FUNCTIONS, METHODS
 from torchzero_clip.source.lines import Lines
 from torchzero_clip.source.page import WIDTH
 from torchzero_clip.source.trace import STAND_INS, WrittenStep, sentence
 from torchzero_clip.source.values import Context, SourceError, Value, constant
+
+CALLED = re.compile(r"torch\._foreach_(\w+)\(")
 
 
 def to_source(
@@ -134,7 +137,12 @@ class File:
         blocks = [first, *["\n".join(lines) for lines in functions.texts.values()], *helpers]
         blocks = [text for text in blocks if text]
         blocks += ["\n".join(body)]
-        return "\n\n\n".join(["\n".join(top), *blocks]) + "\n"
+        text = "\n\n\n".join(["\n".join(top), *blocks]) + "\n"
+        for name in CALLED.findall(text):
+            if not has_foreach(name):
+                gone = f"torch._foreach_{name}, which torch {torch.__version__} does not have"
+                raise SourceError(f"the file would call {gone}")
+        return text
 
     def _head(self) -> Iterator[str]:
         chain = _chain([repr(link) for link in _flat(self.chain)])

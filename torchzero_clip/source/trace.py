@@ -13,6 +13,7 @@ from torch import Tensor
 from torchzero_clip.core import Bucket, NormRule, Step, TensorList, norms, send
 from torchzero_clip.core.chain import Chain
 from torchzero_clip.core.link import Link
+from torchzero_clip.core.private import without_torch_function
 from torchzero_clip.engines import Eager
 from torchzero_clip.modules.flow import Masked, Partition
 from torchzero_clip.source.recorder import OpRecorder
@@ -68,7 +69,7 @@ class WrittenStep:
     def _bucket(self, context: Context, outer: Bucket | None) -> Bucket:
         """The parameter that stands for those of a context."""
         recorder = self.recorder
-        with torch._C.DisableTorchFunctionSubclass(), recorder.resting():
+        with without_torch_function(), recorder.resting():
             p = torch.nn.Parameter(torch.full(self.shape, self.entry))
             p.grad = torch.full(self.shape, self.entry / 2)
             u = torch.full(self.shape, self.entry / 2)

@@ -12,6 +12,7 @@ from torch import Tensor
 from torchzero_clip.core import Bucket, NormRule, TensorList
 from torchzero_clip.core.lazy import Joined
 from torchzero_clip.core.norms import Measure
+from torchzero_clip.core.private import foreach
 from torchzero_clip.source.live import leaves
 from torchzero_clip.source.measured import WIDE, Measured, Text
 from torchzero_clip.source.numbers import plain
@@ -224,7 +225,7 @@ class SourceUnits(Measured):
         for name, x in state.items():
             cell = self._cells[name]
             if self.scope in ("tensor", "layer"):
-                torch._foreach_copy_([cell], list(x.unbind()))
+                foreach("copy_", [cell], list(x.unbind()))
             else:
                 cell.copy_(x if self.single else x.squeeze(0))
 

@@ -10,6 +10,7 @@ from unittest import mock
 import pytest
 import torch
 from torch import Tensor
+from torch.overrides import TorchFunctionMode
 
 from tests.identities.follow import official_file
 from tests.identities.identity import optimizer
@@ -43,10 +44,20 @@ def muon(groups: Any) -> Any:
         """torch's own steps, without the cast to bfloat16 in its iteration."""
 
         def step(self, closure: Any = None) -> Any:
-            with mock.patch.object(Tensor, "bfloat16", Tensor.clone):
+            with NoBfloat16():
                 return super().step(closure)
 
     return InFloat32(groups)
+
+
+class NoBfloat16(TorchFunctionMode):
+    """Gives a copy in its own dtype where a tensor is asked for in bfloat16."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func is Tensor.bfloat16 or kwargs.get("dtype") == torch.bfloat16:
+            return args[0].clone()
+        return func(*args, **kwargs)
 
 
 @optimizer(

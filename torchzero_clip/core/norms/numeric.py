@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from torch.overrides import handle_torch_function, has_torch_function_unary
 
+from torchzero_clip.core.private import foreach
 from torchzero_clip.core.state import HALF
 from torchzero_clip.core.tensors import PLAIN
 
@@ -69,5 +70,5 @@ def numbers(values: Sequence[float], like: Tensor) -> Tensor:
     if like.device.type == "cpu":
         return torch.tensor(values, dtype=like.dtype, device=like.device)
     out = torch.zeros(len(values), dtype=like.dtype, device=like.device)
-    torch._foreach_add_(list(out.unbind()), [float(v) for v in values])
+    foreach("add_", list(out.unbind()), [float(v) for v in values])
     return out

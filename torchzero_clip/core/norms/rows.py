@@ -15,6 +15,7 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
+from torchzero_clip.core.private import foreach
 from torchzero_clip.core.tensors import SHAPE
 
 ROW = 256
@@ -75,7 +76,7 @@ class Batch:
         """The rows of these tensors."""
         if not self.full:
             self.rows.zero_()
-        torch._foreach_copy_(self.places, [tensors[i] for i in self.indexes])
+        foreach("copy_", self.places, [tensors[i] for i in self.indexes])
         return self.rows
 
 

@@ -20,6 +20,7 @@ from torchzero_clip.core.norms.numeric import (
     safe_scale,
 )
 from torchzero_clip.core.norms.rows import LINF, PACKINGS, POWERS, ROW, SUM, reduced
+from torchzero_clip.core.private import foreach
 from torchzero_clip.core.state import DOUBLE
 from torchzero_clip.core.tensors import all_plain, wide
 
@@ -65,14 +66,14 @@ def _powers(tensors: list[Tensor], p: float) -> Tensor:
         biggest = _maxima(real)
         safe = safe_scale(biggest)
         real = [at_least_float32(t) for t in real]
-        real = list(torch._foreach_div(real, list(safe.to(real[0].dtype).unbind())))
+        real = list(foreach("div", real, list(safe.to(real[0].dtype).unbind())))
         return _joint_norms(real, p) * safe
     return _joint_norms(real, p)
 
 
 def _joint_norms(tensors: list[Tensor], p: float) -> Tensor:
     """The norms of tensors as one vector, summed in float64 where there is one."""
-    return torch.stack(torch._foreach_norm(tensors, p, dtype=wide(tensors[0].device)))
+    return torch.stack(foreach("norm", tensors, p, dtype=wide(tensors[0].device)))
 
 
 def _long_powers(tensors: list[Tensor], p: float) -> Tensor:
@@ -141,7 +142,7 @@ def _maxima(tensors: list[Tensor]) -> Tensor:
     real = _moduli(tensors, math.inf)
     if readable(real[0]) and all_plain(real):
         return reduced(real, LINF, _largest)
-    return torch.stack(torch._foreach_norm(real, math.inf)).to(wide(real[0].device))
+    return torch.stack(foreach("norm", real, math.inf)).to(wide(real[0].device))
 
 
 def _largest(tensors: list[Tensor]) -> Tensor:

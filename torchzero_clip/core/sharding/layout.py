@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from torchzero_clip.core.private import is_flat
 from torchzero_clip.core.tensors import all_plain, is_sharded
 
 
@@ -121,7 +122,7 @@ def refuse_flat(params: Sequence[Tensor]) -> None:
     """Raise a sentence for the flat shards of FSDP1, of which no norm is right."""
     if "torch.distributed.fsdp" not in sys.modules:
         return
-    if any([getattr(param, "_fsdp_flattened", False) for param in params]):
+    if any([is_flat(param) for param in params]):
         raise TypeError(
             "FullyShardedDataParallel keeps parameters as flat pieces, whose norms are not those "
             "of the parameters: wrap the model with torch.distributed.fsdp.fully_shard instead"

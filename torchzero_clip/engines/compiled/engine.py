@@ -22,6 +22,7 @@ from torchzero_clip.core.engine import (
     Watch,
     updated,
 )
+from torchzero_clip.core.private import foreach
 from torchzero_clip.core.skip import Skip
 from torchzero_clip.core.stochastic import Rounding
 from torchzero_clip.core.tensorlist import Operand, TensorList
@@ -219,7 +220,7 @@ class CompiledSession:
             u.forget()
         else:
             self._trace.run()
-            torch._foreach_sub_(self._trace.lent(PARAMETERS), u.tensors)
+            foreach("sub_", self._trace.lent(PARAMETERS), u.tensors)
 
     def close(self) -> None:
         self._trace.end()

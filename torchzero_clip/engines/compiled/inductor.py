@@ -14,6 +14,7 @@ from functools import cache
 import torch
 from torch import Tensor
 
+from torchzero_clip.core.private import cpp_compiler, has_triton
 from torchzero_clip.engines.compiled.build import compiler
 from torchzero_clip.engines.compiled.program import Launch, Program, interpreted
 
@@ -79,19 +80,13 @@ def _batch(launch: Launch, some: list[int]) -> None:
 def missing(kind: str) -> str | None:
     """The sentence about what torch lacks to compile for a kind of device, or None."""
     if kind == "cuda":
-        from torch.utils._triton import has_triton
-
         return None if has_triton() else "needs Triton for parameters on cuda: pip install triton"
     if kind != "cpu":
         return f"works for parameters on cpu and cuda, got some on {kind}"
     if compiler() is not None:  # build.py's, and torch would find the same
         return None
     try:
-        from torch._inductor.cpp_builder import get_cpp_compiler
-    except ImportError:  # another torch has it elsewhere, and says so itself at the first step
-        return None
-    try:
-        get_cpp_compiler()
+        cpp_compiler()
     except Exception as error:
         return (
             "needs a C++ compiler: install g++ or clang, or name one in the environment variable "

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from torchzero_clip.core.gradients import odd
 from torchzero_clip.core.part import Part
+from torchzero_clip.core.private import base
 from torchzero_clip.core.tensors import LAYOUT, SHAPE, all_plain
 from torchzero_clip.engines.buffers import Buffer, apart
 
@@ -48,7 +49,8 @@ class Premises:
         """A sentence where a tensor is neither of these, nor of state or parts, nor their base."""
         vectors = [t for part in self._parts for t in part.vectors]
         known = {id(t) for t in [*self._held.tensors, *vectors, *others]}
-        bases = {id(t._base): t._base for t in self._held.tensors if t._base is not None}
+        found = [t for t in map(base, self._held.tensors) if t is not None]
+        bases = {id(t): t for t in found}
         self._bases = [(base, base.data_ptr()) for base in bases.values()]
         for leaf in [x for x in leaves if isinstance(x, Tensor)]:
             if id(leaf) not in known and id(leaf) not in bases:

@@ -16,12 +16,19 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.fx import Graph, Node
-from torch.fx.node import _get_qualified_name
 from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_flatten, tree_leaves, tree_map_only, tree_unflatten
 
 from torchzero_clip.core.norms import is_one_operator
+from torchzero_clip.core.private import (
+    TorchDispatchMode,
+    fake_tensors,
+    schema,
+    tree_flatten,
+    tree_leaves,
+    tree_map_only,
+    tree_unflatten,
+    without_memory,
+)
 from torchzero_clip.engines.buffers import Buffer
 from torchzero_clip.engines.compiled.program import Launch
 from torchzero_clip.engines.compiled.shorter import form, is_new, shorten
@@ -42,14 +49,11 @@ class StepRecorder(TorchDispatchMode):
 
     def __init__(self, grads: Sequence[Tensor]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
-
         self.graph, self.leaves = Graph(), list[Any]()
         self.sessions: dict[int, tuple[int, ...]] = {}  # by the identity of the buffer
         self.gradients: dict[tuple[int, ...], Buffer] = {}  # of the step that is done, by places
         self._grads = {id(g): i for i, g in enumerate(grads)}
-        self._fake, self._resting = FakeTensorMode(allow_non_fake_inputs=True), False
-        self._kind = FakeTensor
+        (self._kind, self._fake), self._resting = fake_tensors(), False
         self._nodes: dict[int, Node] = {}
         self.made: list[Tensor] = []  # memory and constants that were made on the way
         self._held: list[Any] = []  # so that no identity is that of two
@@ -81,12 +85,12 @@ class StepRecorder(TorchDispatchMode):
             return func(*args, **kwargs)
         if func.namespace == "prim":  # the form of a tensor
             return self.imagined(func, *args, **kwargs)
-        name, schema = str(func), func._schema
+        name, told = str(func), schema(func)
         if name.startswith("aten.lift_fresh"):
             self.made += [args[0]]
         if torch.Tag.nondeterministic_seeded in func.tags:
             raise Refused(f"{name} draws random numbers")
-        if not (schema.is_mutable or _makes_tensors(schema)):
+        if not (told.is_mutable or _makes_tensors(told)):
             if any([isinstance(t, Tensor) for t in tree_leaves((args, kwargs))]):
                 raise Refused(f"{name} reads a number on the host")
             return func(*args, **kwargs)
@@ -96,7 +100,7 @@ class StepRecorder(TorchDispatchMode):
         node.meta["operator"] = func
         if name.startswith("aten.lift_fresh"):  # a constant, of which each repeat has its own
             node = self.graph.call_function(torch.clone, (node,))
-        written = _written(schema, args, kwargs)
+        written = _written(told, args, kwargs)
         return self.learn(out if written is None else written, node)
 
     def imagined(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -106,7 +110,7 @@ class StepRecorder(TorchDispatchMode):
             out = function(*args, **kwargs)
         for t in tree_leaves(out):
             if isinstance(t, Tensor):  # it has no memory to look at
-                torch._C._set_throw_on_mutable_data_ptr(t)
+                without_memory(t)
         return out
 
     def _without_values(self, t: Tensor) -> Tensor:
@@ -240,8 +244,8 @@ class _Catch(TorchDispatchMode):
 
 def _quicker(func: Any, args: Any, kwargs: Any) -> Callable[..., Any]:
     """The function of torch with this name, where it comes to the same: it takes half the time."""
-    name = func._schema.name.rpartition("::")[2]
-    for home in (torch._C._VariableFunctions, torch._C.TensorBase):
+    name = schema(func).name.rpartition("::")[2]
+    for home in (torch, Tensor):
         function: Any = getattr(home, name, None)
         try:
             if function is not None:
@@ -260,10 +264,13 @@ def _quicker(func: Any, args: Any, kwargs: Any) -> Callable[..., Any]:
 
 def _named(function: Any) -> bool:
     """Whether a graph can name it."""
+    graph = Graph()
+    graph.call_function(function)
     try:
-        return bool(_get_qualified_name(function))
+        graph.python_code("self")
     except RuntimeError:
         return False
+    return True
 
 
 def _equal(some: Any, others: Any) -> bool:
@@ -276,16 +283,16 @@ def _done(function: Callable[..., Any], *args: Any) -> Any:
     return function(*args)
 
 
-def _makes_tensors(schema: Any) -> bool:
-    return any(["Tensor" in str(made.type) for made in schema.returns])
+def _makes_tensors(told: Any) -> bool:
+    return any(["Tensor" in str(made.type) for made in told.returns])
 
 
-def _written(schema: Any, args: Any, kwargs: Any) -> Any:
+def _written(told: Any, args: Any, kwargs: Any) -> Any:
     """The argument that an operator writes and returns, if it is one of those."""
-    returned = schema.returns[0].alias_info if len(schema.returns) == 1 else None
+    returned = told.returns[0].alias_info if len(told.returns) == 1 else None
     if returned is None or not returned.is_write:
         return None
-    for i, argument in enumerate(schema.arguments):
+    for i, argument in enumerate(told.arguments):
         info = argument.alias_info
         if info is not None and info.is_write and info.before_set == returned.before_set:
             return args[i] if i < len(args) else kwargs[argument.name]

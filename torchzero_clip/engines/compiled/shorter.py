@@ -9,11 +9,12 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Any
 
-import torch
 from torch import Tensor
 from torch.fx import Graph, Node
 
-COPIES = {torch.ops.aten.clone.default, torch.ops.aten._to_copy.default}
+from torchzero_clip.core.private import schema
+
+COPIES = ("aten::clone", "aten::_to_copy")
 
 
 def form(t: Tensor) -> tuple[Any, ...]:
@@ -33,7 +34,8 @@ def shorten(graph: Graph, fixed: Collection[Node]) -> None:
     written = _written(graph, order, fixed)
     for node in list(graph.nodes):
         source = node.all_input_nodes[0] if len(node.all_input_nodes) == 1 else None
-        if source is None or node.meta.get("operator") not in COPIES:
+        operator = node.meta.get("operator")
+        if source is None or operator is None or schema(operator).name not in COPIES:
             continue
         same = node.meta["form"][:4] == source.meta.get("form", ())[:4]
         last = max([order[user] for user in _users(node)], default=0)
@@ -53,7 +55,7 @@ def acts(node: Node) -> bool:
 def writes(node: Node) -> bool:
     """Whether a node writes to memory that was there before."""
     operator = node.meta.get("operator")
-    return node.meta.get("writes", False) or (operator is not None and operator._schema.is_mutable)
+    return node.meta.get("writes", False) or (operator is not None and schema(operator).is_mutable)
 
 
 def views(node: Node) -> bool:
@@ -61,7 +63,7 @@ def views(node: Node) -> bool:
     operator = node.meta.get("operator")
     if operator is None:
         return bool(node.meta.get("part", False))
-    return any([made.alias_info is not None for made in operator._schema.returns])
+    return any([made.alias_info is not None for made in schema(operator).returns])
 
 
 def is_new(node: Node) -> bool:
@@ -103,7 +105,7 @@ def _written(
 def _targets(node: Node, operator: Any) -> list[Any]:
     """The arguments that an operator writes."""
     targets: list[Any] = []
-    for i, argument in enumerate(operator._schema.arguments):
+    for i, argument in enumerate(schema(operator).arguments):
         if argument.alias_info is not None and argument.alias_info.is_write:
             given = node.args[i] if i < len(node.args) else node.kwargs.get(argument.name)
             targets += given if isinstance(given, (list, tuple)) else [given]

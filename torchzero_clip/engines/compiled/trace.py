@@ -16,6 +16,7 @@ from torch import Tensor
 
 from torchzero_clip.core.lazy import Lazy
 from torchzero_clip.core.norms import NAMED, Measure, statistics
+from torchzero_clip.core.private import foreach
 from torchzero_clip.core.tensorlist import TensorList
 from torchzero_clip.engines.compiled.memory import GRADIENTS, PARAMETERS, Memory
 from torchzero_clip.engines.compiled.program import Launch, Measurement, NodeOperand, program_of
@@ -214,7 +215,7 @@ class BucketTrace(Memory):
             stats = self._launch(stores, measured)
         else:  # nothing but copies, which need no program
             for i, source in copied.items():
-                torch._foreach_copy_(self.buffers[i].tensors, self.buffers[source].tensors)
+                foreach("copy_", self.buffers[i].tensors, self.buffers[source].tensors)
         self.clear()
         return stats
 

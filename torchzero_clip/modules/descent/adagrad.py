@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
-
-import torch
 from torch import Tensor
 
 from torchzero_clip.core import (
@@ -17,6 +14,7 @@ from torchzero_clip.core import (
     counter,
     zeros_like_state,
 )
+from torchzero_clip.core.private import fused
 
 
 class Adagrad(Transform):
@@ -62,8 +60,6 @@ class Adagrad(Transform):
         return u.div_(total.sqrt().add_(group["eps"])).div_(slower)
 
     def fused(self, group: Group) -> FusedKernel | None:
-        kernel = partial(
-            torch._fused_adagrad_, lr_decay=group["lr_decay"], eps=group["eps"], maximize=False
-        )
+        kernel = fused("adagrad", lr_decay=group["lr_decay"], eps=group["eps"], maximize=False)
         count = lambda state: state["step"].add_(1)  # noqa: E731
         return FusedKernel(kernel, ("sum", "step"), count, decays=False, devices=("cpu",))

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
-
-import torch
 from torch import Tensor
 
 from torchzero_clip.core import (
@@ -17,6 +14,7 @@ from torchzero_clip.core import (
     counter,
     zeros_like_state,
 )
+from torchzero_clip.core.private import fused
 
 
 class Adam(Transform):
@@ -72,8 +70,8 @@ class Adam(Transform):
 
     def fused(self, group: Group) -> FusedKernel | None:
         beta1, beta2 = group["betas"]
-        kernel = partial(
-            torch._fused_adamw_, beta1=beta1, beta2=beta2, eps=group["eps"], amsgrad=self.amsgrad,
+        kernel = fused(
+            "adamw", beta1=beta1, beta2=beta2, eps=group["eps"], amsgrad=self.amsgrad,
             maximize=False,
         )  # fmt: skip
         names = ("exp_avg", "exp_avg_sq", "max_exp_avg_sq", "step")

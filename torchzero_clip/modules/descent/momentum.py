@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import warnings
-from functools import partial
 
 import torch
 from torch import Tensor
@@ -18,6 +17,7 @@ from torchzero_clip.core import (
     counter,
     zeros_like_state,
 )
+from torchzero_clip.core.private import fused
 
 
 class Momentum(Transform):
@@ -67,8 +67,8 @@ class Momentum(Transform):
         momentum, dampening = group["momentum"], group["dampening"]
         if isinstance(dampening, Tensor) or dampening != 0 or momentum == 0:
             return None  # torch damps the first update as well
-        kernel = partial(
-            torch._fused_sgd_, momentum=momentum, dampening=0.0, nesterov=self.nesterov,
+        kernel = fused(
+            "sgd", momentum=momentum, dampening=0.0, nesterov=self.nesterov,
             maximize=False, is_first_step=False,
         )  # fmt: skip
         start = lambda state: state["started"].maximum_(1.0)  # noqa: E731

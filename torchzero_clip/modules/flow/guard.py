@@ -9,6 +9,7 @@ from torch import Tensor
 
 from torchzero_clip.core import Bucket, Group, Reach, UnitState
 from torchzero_clip.core.norms import largest
+from torchzero_clip.core.private import assert_async
 from torchzero_clip.modules.flow.step_guard import NONFINITE, _Seen, _StepGuard
 
 
@@ -62,7 +63,7 @@ class Guard(_StepGuard):
             return super().step(buckets)
         if self.on_nonfinite == "assert":
             fine = torch.isfinite(self.seen(self.units(buckets)).norm[0])
-            torch._assert_async(fine, f"Guard: {self.reason}")
+            assert_async(fine, f"Guard: {self.reason}")
         elif self.on_nonfinite == "raise":
             self._raise(buckets)
         else:

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from torchzero_clip.core import Bucket, Group, Transform, Units, UnitState, keep_number
 from torchzero_clip.core.norms import NAMED
+from torchzero_clip.core.private import assert_async
 from torchzero_clip.core.sharding import gather
 
 NONFINITE, LARGE, SPIKE, LOSS = 1, 2, 3, 4  # why a step is skipped; 0 where it happens
@@ -109,7 +110,7 @@ class _StepGuard(Transform):
             return
         words = f"{type(self).__name__}: {{}} steps in a row had {self.reason}"
         if torch.compiler.is_compiling():
-            torch._assert_async(row[0] < most, words.format(most))
+            assert_async(row[0] < most, words.format(most))
             return
         bucket = units.buckets[0]
         since = int(bucket.group_state.get(f"{bucket.bound.path}/unseen", 0)) + 1

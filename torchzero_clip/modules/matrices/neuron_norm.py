@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from torchzero_clip.core import Bucket, Live, NormRule, Scope
+from torchzero_clip.core.private import foreach
 from torchzero_clip.core.state import statistic_dtype
 from torchzero_clip.modules.matrices.batches import check_shape, matrix_dims, row_dims
 
@@ -87,7 +88,7 @@ class NeuronNorm(NormRule):
         rms = torch.where(units.finite(size), average.sqrt(), rms)
         parts = rms.split([t.numel() for t in held])
         buckets[0].step.skip.hold(held)
-        torch._foreach_copy_(held, [part.view_as(t) for part, t in zip(parts, held, strict=True)])
+        foreach("copy_", held, [part.view_as(t) for part, t in zip(parts, held, strict=True)])
         new = norm / (rms + EPS)
         limit = new * (size / whole(new))
         limit = torch.where(size == math.inf, torch.zeros_like(limit), limit)

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from torchzero_clip.core import Bucket, Group, State, TensorList, TensorwiseTransform
+from torchzero_clip.core.private import foreach
 from torchzero_clip.modules.matrices.batches import in_batches, matrix_shape
 from torchzero_clip.modules.matrices.blocks import Blocks, block_rows, check_blocks, joined
 from torchzero_clip.modules.matrices.newton_schulz import (
@@ -110,4 +111,4 @@ class Orthogonalize(TensorwiseTransform):
         else:
             sizes = [0.2 * math.sqrt(max(a, b)) for a, b in shapes]
         if self.scale is not None and pieces:
-            torch._foreach_mul_(pieces, sizes)
+            foreach("mul_", pieces, sizes)

@@ -1,0 +1,329 @@
+"""A torch without one of the names that it calls its own: another way, or a sentence."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import importlib.machinery
+import json
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import torchzero_clip
+from tests.helpers import ROOT, Named, at_once, close, gradients, parameters, seed, train
+from tests.modules.rows.row import with_lr
+from tests.table import Case, every
+from torchzero_clip import (
+    LR,
+    Adagrad,
+    Adam,
+    AdaptiveClip,
+    ClipNorm,
+    ClipValue,
+    Guard,
+    Modular,
+    Momentum,
+    Normalize,
+    Transform,
+    WeightDecay,
+    ZStat,
+)
+from torchzero_clip.core import private
+from torchzero_clip.engines.compiled import inductor
+from torchzero_clip.source import SourceError
+
+PACKAGE = Path(torchzero_clip.__file__).parent
+FOREACH = [name for name in dir(torch) if name.startswith("_foreach_")]
+CHAINS: dict[str, Callable[[], list[Transform]]] = {
+    "adam": lambda: [ClipNorm(1.0, dim="global"), Adam(amsgrad=True), WeightDecay(0.1), LR(0.1)],
+    "momentum": lambda: [AdaptiveClip(ZStat()), Momentum(0.9, nesterov=True), LR(0.1)],
+    "adagrad": lambda: [ClipValue(0.5), Adagrad(), Normalize(), LR(0.1)],
+}
+REPLAYS = [name for name, told in private.NAMES.items() if private.ANEW in told.without]
+WHEN_IMPORTED = ("torch.utils._python_dispatch", "torch.utils._pytree")
+
+
+def take_away(monkeypatch: pytest.MonkeyPatch, path: str) -> None:
+    """Have torch be without this name."""
+    home, _, name = path.rpartition(".")
+    if path in ("torch.Tensor._base", "torch._ops.OpOverload._schema"):  # each object has one
+        owner = Tensor if name == "_base" else torch._ops.OpOverload
+        monkeypatch.setattr(owner, name, property(Gone(name)), raising=False)
+    else:
+        monkeypatch.delattr(importlib.import_module(home), name)
+
+
+class Gone:
+    """What an attribute that is gone does when it is asked for."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def __call__(self, owner: Any) -> Any:
+        raise AttributeError(f"it has no {self.name}")
+
+
+def trained(make: Callable[[], list[Transform]], **options: Any) -> tuple[Named, Modular]:
+    params = parameters()
+    opt = Modular(list(params.items()), *make(), **options)
+    return train(params, opt), opt
+
+
+# --- one place
+
+
+def private_names(tree: ast.AST) -> Iterator[str]:
+    """The names with an underscore in front that are asked of other objects than `self`."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute):
+            yield node.attr
+        elif isinstance(node, ast.ImportFrom):
+            yield from f"{node.module}.{'.'.join(a.name for a in node.names)}".split(".")
+        elif isinstance(node, ast.Import):
+            yield from ".".join(a.name for a in node.names).split(".")
+        elif isinstance(node, ast.Call) and ast.unparse(node.func) in ("getattr", "hasattr"):
+            yield from [x.value for x in node.args if isinstance(x, ast.Constant)]
+            for text in [x for x in node.args if isinstance(x, ast.JoinedStr)]:
+                yield from [x.value for x in text.values if isinstance(x, ast.Constant)]
+
+
+def own_names(tree: ast.AST) -> Iterator[str]:
+    """The names that a file gives: to functions, classes, attributes, modules and fields."""
+    for node in ast.walk(tree):
+        if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
+            yield node.name
+        elif isinstance(node, (ast.Attribute, ast.Name)) and isinstance(node.ctx, ast.Store):
+            yield getattr(node, "attr", None) or node.id
+        elif isinstance(node, ast.Subscript) and isinstance(node.slice, ast.Constant):
+            yield str(node.slice.value)  # vars(self)["_judge"]
+
+
+FOREIGN = {
+    "_replace": "of a named tuple",
+    "_fields": "of a named tuple",
+    "_getframe": "of sys",
+    "_optimizer": "of the optimizer that Lightning wraps",
+    "_step_supports_amp_scaling": "what GradScaler asks an optimizer for",
+}
+
+
+def test_no_other_file_reaches_a_name_that_torch_calls_its_own() -> None:
+    trees = {path: ast.parse(path.read_text()) for path in PACKAGE.rglob("*.py")}
+    known = {*FOREIGN, *[path.stem for path in trees]}
+    known |= {name for tree in trees.values() for name in own_names(tree)}
+    for path in set(trees) - {Path(private.__file__)}:
+        asked = [n for n in private_names(trees[path]) if isinstance(n, str) and n[:1] == "_"]
+        assert [n for n in asked if not n.startswith("__") and n not in known] == [], path
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "torch._foreach_mul_(x, 2)",
+        "from torch._C import x",
+        "import torch._C",
+        "getattr(torch, f'_foreach_{name}')",
+        "func._schema",
+    ],
+)
+def test_the_test_finds_every_way_to_reach_one(line: str) -> None:
+    assert [name for name in private_names(ast.parse(line)) if str(name).startswith("_")]
+
+
+# --- another way
+
+
+@every()
+def test_rules_step_without_any_foreach_operator(
+    case: Case, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ends = []
+    for gone in (False, True):
+        with monkeypatch.context() as patch:
+            for name in FOREACH if gone else ():
+                patch.delattr(torch, name)
+            seed()
+            params = parameters(case.shapes)
+            train(params, Modular(list(params.items()), *with_lr(case.make(), 0.1)), range(3))
+        ends.append(params)
+    close(*ends, rtol=2e-5, atol=1e-6)
+
+
+ONE = [
+    *[(f"{name}{end}", 0) for name in ("abs", "neg", "sign", "sqrt") for end in ("", "_")],
+    *[(f"{name}{end}", 1) for name in ("add", "sub", "mul", "div") for end in ("", "_")],
+    *[(f"{name}{end}", 1) for name in ("clamp_min", "clamp_max") for end in ("", "_")],
+    *[(f"{name}{end}", 2) for name in ("lerp", "addcmul") for end in ("", "_")],
+    *[("clone", 0), ("copy_", 1), ("reciprocal_", 0), ("norm", 0)],
+]
+ONE = [row for row in ONE if f"_foreach_{row[0]}" in FOREACH]  # `clone` is there since torch 2.12
+"""Foreach operators, and how many lists they take besides."""
+
+
+@at_once("short, count", ONE)
+def test_a_step_needs_no_foreach_operator(short: str, count: int) -> None:
+    for name, make in CHAINS.items():
+        expected, _ = trained(make)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.delattr(torch, f"_foreach_{short}")
+            close(trained(make, compile=name == "adam")[0], expected, rtol=2e-5, atol=1e-6)
+
+
+@at_once("short, count", ONE)
+def test_one_after_the_other_gives_what_a_foreach_operator_gives(short: str, count: int) -> None:
+    name = f"_foreach_{short}"
+    lists = [[t.abs() + 0.1 for t in gradients(seed=i).values()] for i in range(count)]
+    ends = []
+    for gone in (False, True):
+        tensors = [t.abs() for t in gradients(seed=9).values()]
+        args = [2] if short == "norm" else lists
+        with pytest.MonkeyPatch.context() as patch:
+            if gone:
+                patch.delattr(torch, name)
+            made = private.foreach(short, tensors, *args)
+        ends.append(tensors if short.endswith("_") else list(made))
+    close(*ends)
+
+
+@pytest.mark.parametrize("name", ["adam", "momentum", "adagrad"])
+def test_without_a_fused_optimizer_its_update_is_made_of_operators(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected, _ = trained(CHAINS[name])
+    take_away(
+        monkeypatch, f"torch._fused_{ {'adam': 'adamw', 'momentum': 'sgd'}.get(name, name) }_"
+    )
+    close(trained(CHAINS[name])[0], expected, rtol=2e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("compile", [False, True])
+def test_tensors_that_tell_no_base_are_copied_together(
+    compile: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected, _ = trained(CHAINS["momentum"], compile=compile)
+    take_away(monkeypatch, "torch.Tensor._base")
+    assert private.base(torch.ones(2)[:1]) is None
+    close(trained(CHAINS["momentum"], compile=compile)[0], expected)
+
+
+def test_a_guard_that_stops_the_program_looks_at_the_flag_itself(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    take_away(monkeypatch, "torch._assert_async")
+    p = torch.nn.Parameter(torch.ones(2))
+    opt = Modular([p], Guard("assert"), LR(0.1))
+    p.grad = torch.ones(2)
+    opt.step()
+    p.grad = torch.full((2,), torch.nan)
+    with pytest.raises(RuntimeError, match="Guard: "):
+        opt.step()
+
+
+@pytest.mark.parametrize("there", [False, True])
+def test_triton_is_looked_for_where_torch_does_not_tell(
+    there: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    take_away(monkeypatch, "torch.utils._triton.has_triton")
+    spec = importlib.machinery.ModuleSpec("triton", None) if there else None
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: spec)
+    assert (inductor.missing("cuda") is None) == there
+
+
+def test_a_compiler_that_torch_does_not_look_for_is_missed_at_the_first_step(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(inductor, "compiler", lambda: None)
+    take_away(monkeypatch, "torch._inductor.cpp_builder.get_cpp_compiler")
+    assert inductor.missing("cpu") is None
+
+
+def test_parameters_of_fsdp1_that_do_not_say_so_are_taken() -> None:
+    p = torch.nn.Parameter(torch.ones(2))
+    assert not private.is_flat(p)
+    p._fsdp_flattened = True  # type: ignore[attr-defined]
+    assert private.is_flat(p)
+
+
+# --- a sentence
+
+
+@pytest.mark.parametrize("path", [name for name in REPLAYS if not name.startswith(WHEN_IMPORTED)])
+def test_a_step_that_cannot_be_recorded_is_done_anew(
+    path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected, replayed = trained(CHAINS["adam"], compile=True)
+    assert replayed.engine.replays.count > 0
+    take_away(monkeypatch, path)
+    params, opt = trained(CHAINS["adam"], compile=True)
+    close(params, expected)
+    assert opt.engine.replays.count == 0
+    assert path in opt.engine.replays.why or path.rpartition(".")[2] in opt.engine.replays.why
+
+
+def test_a_file_that_would_call_what_is_gone_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    opt = Modular([torch.zeros(1)], ClipNorm(1.0, dim="global"), LR(0.1))
+    with monkeypatch.context() as patch:
+        patch.delattr(torch, "_foreach_norm")
+        with pytest.raises(SourceError, match=r"call torch\._foreach_norm, which torch .* not"):
+            opt.to_source()
+    take_away(monkeypatch, "torch._C.DisableTorchFunctionSubclass")
+    with pytest.raises(private.Missing, match=r"has no torch\._C\.DisableTorchFunctionSubclass"):
+        opt.to_source()
+
+
+BEFORE = """
+import importlib, json, sys
+import torch, torch._dynamo, torch._subclasses.fake_tensor
+
+for path in sys.argv[1:]:
+    home, _, name = path.rpartition(".")
+    home = importlib.import_module(home)
+    gone = getattr(home, name)
+    delattr(home, name)
+    for module in [module for module in sys.modules if module.startswith("torchzero_clip")]:
+        del sys.modules[module]
+    from torchzero_clip import LR, Adam, ClipNorm, Modular
+    setattr(home, name, gone)  # which torch itself needs
+    params = [torch.nn.Parameter(torch.ones(3)) for _ in range(2)]
+    opt = Modular(params, ClipNorm(1.0), Adam(), LR(0.1), compile=True)
+    for _ in range(4):
+        for p in params:
+            p.grad = torch.ones(3)
+        opt.step()
+    try:
+        said = opt.explain()
+    except RuntimeError as error:
+        said = str(error)
+    replays = opt.engine.replays
+    print(json.dumps([path, params[1][0].item(), replays.count, replays.why, said]))
+"""
+
+
+def test_the_package_is_imported_and_steps_without_what_replays_need() -> None:
+    paths = [name for name in REPLAYS if name.startswith(WHEN_IMPORTED)]
+    command = [sys.executable, "-c", BEFORE, *paths]
+    run = subprocess.run(command, capture_output=True, text=True, check=True, cwd=ROOT)
+    said = [json.loads(line) for line in run.stdout.splitlines()]
+    assert [path for path, *_ in said] == paths
+    for path, value, count, why, plan in said:
+        assert value == pytest.approx(0.6, abs=1e-4)
+        assert (count, path in why) == (0, True)
+        assert (f"has no {path}" in plan) == (private.NAMES[path].without == private.NEITHER)
+
+
+# --- all of them
+
+
+def test_every_name_is_taken_away_here() -> None:
+    text = Path(__file__).read_text()
+    for path in private.NAMES:
+        name = path.rpartition(".")[2].replace("_foreach_*", "FOREACH")
+        fused = name.startswith("_fused_") and "torch._fused_{" in text
+        assert path in REPLAYS or fused or name in text, path

@@ -1,0 +1,199 @@
+"""Private: the names of torch that it calls its own, and what happens where it has one no more.
+
+No other file reaches one. Where there is no other way, `Missing` says which name is gone; a step
+that is replayed is then done anew, and `opt.engine.replays.why` is that sentence.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, TypeVar, cast
+
+import torch
+from torch import Tensor
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+class Name(NamedTuple):
+    """What a name is for, and what happens without it."""
+
+    use: str
+    without: str
+
+
+ANEW = "Steps are done anew, and `opt.engine.replays.why` says so."
+NEITHER = f"{ANEW} `explain()` raises a sentence."
+NAMES = {
+    "torch._foreach_*": Name(
+        "an operator on many tensors at once",
+        "Slower: a tensor after the other. Without `clone`, torch.compile runs a step as it is.",
+    ),
+    "torch._fused_adamw_": Name("Adam in one pass", "Slower: by operators on lists."),
+    "torch._fused_sgd_": Name("Momentum in one pass", "Slower: by operators on lists."),
+    "torch._fused_adagrad_": Name("Adagrad in one pass", "Slower: by operators on lists."),
+    "torch._assert_async": Name(
+        "guards that stop the program without a wait", "Slower: the host waits for the flag."
+    ),
+    "torch.Tensor._base": Name(
+        "small tensors of state that lie in one vector", "Slower: they are copied together."
+    ),
+    "torch._C._set_throw_on_mutable_data_ptr": Name(
+        "a step that is recorded may read no value by its address", ANEW
+    ),
+    "torch._subclasses.fake_tensor.FakeTensor": Name("values of a step that is recorded", ANEW),
+    "torch._subclasses.fake_tensor.FakeTensorMode": Name("recording a step without values", ANEW),
+    "torch._ops.OpOverload._schema": Name("what an operator writes", NEITHER),
+    "torch.utils._python_dispatch.TorchDispatchMode": Name(
+        "seeing the operators of a step", NEITHER
+    ),
+    "torch.utils._pytree.tree_leaves": Name("tensors among arguments", NEITHER),
+    "torch.utils._pytree.tree_flatten": Name("tensors among arguments", ANEW),
+    "torch.utils._pytree.tree_unflatten": Name("tensors among arguments", ANEW),
+    "torch.utils._pytree.tree_map_only": Name("tensors among arguments", ANEW),
+    "torch._C.DisableTorchFunctionSubclass": Name(
+        "a parameter that stands for all", "`to_source()` raises a sentence."
+    ),
+    "_fsdp_flattened": Name(
+        "refusing the flat parameters of FSDP1", "They are not refused, and their norms are wrong."
+    ),
+    "torch._inductor.cpp_builder.get_cpp_compiler": Name(
+        "finding out early that there is no C++ compiler", "torch says so at the first step."
+    ),
+    "torch.utils._triton.has_triton": Name(
+        "finding out early that there is no Triton", "Whether `triton` is installed."
+    ),
+}
+"""Every name, besides `_step_supports_amp_scaling`: torch's GradScaler asks optimizers for it."""
+
+
+class Missing(RuntimeError):
+    """Raised where there is no other way than by a name that this torch does not have."""
+
+
+def _found(path: str) -> Any:
+    """What torch has under this name; None where there is nothing."""
+    home, _, name = path.rpartition(".")
+    try:
+        return getattr(importlib.import_module(home), name, None)
+    except ImportError:
+        return None
+
+
+def _needed(path: str) -> Any:
+    """What torch has under this name; raises `Missing` where there is nothing."""
+    found = _found(path)
+    return _refuse(path) if found is None else found
+
+
+def _or_refusal(path: str) -> Any:
+    """What torch has under this name; a class that nobody can make where there is nothing."""
+    found = _found(path)
+    refusal = {"__init__": lambda self, *args, **options: _refuse(path)}
+    return type(path, (), refusal) if found is None else found
+
+
+def _refuse(path: str) -> NoReturn:
+    raise Missing(f"torch {torch.__version__} has no {path}, which is for {NAMES[path].use}")
+
+
+if TYPE_CHECKING:  # a class that others inherit from
+    from torch.utils import _python_dispatch
+
+    TorchDispatchMode = _python_dispatch.TorchDispatchMode
+else:
+    TorchDispatchMode = _or_refusal("torch.utils._python_dispatch.TorchDispatchMode")
+tree_leaves = _or_refusal("torch.utils._pytree.tree_leaves")
+tree_flatten = _or_refusal("torch.utils._pytree.tree_flatten")
+tree_unflatten = _or_refusal("torch.utils._pytree.tree_unflatten")
+tree_map_only = _or_refusal("torch.utils._pytree.tree_map_only")
+
+
+def fake_tensors() -> tuple[Any, Any]:
+    """The class of tensors that have a form and no values, and a mode that makes them."""
+    home = "torch._subclasses.fake_tensor"
+    kind, mode = _needed(f"{home}.FakeTensor"), _needed(f"{home}.FakeTensorMode")
+    return kind, mode(allow_non_fake_inputs=True)
+
+
+def without_memory(t: Tensor) -> None:
+    """Have whoever asks this tensor for its address get an error."""
+    _needed("torch._C._set_throw_on_mutable_data_ptr")(t)
+
+
+def schema(operator: Any) -> Any:
+    """What an operator of torch takes, writes and returns."""
+    found = getattr(operator, "_schema", None)
+    return _refuse("torch._ops.OpOverload._schema") if found is None else found
+
+
+def without_torch_function() -> Any:
+    """A context in which subclasses of tensors are plain ones."""
+    return _needed("torch._C.DisableTorchFunctionSubclass")()
+
+
+def base(t: Tensor) -> Tensor | None:
+    """The tensor that this one is a view of."""
+    return getattr(t, "_base", None)
+
+
+def is_flat(param: Tensor) -> bool:
+    """Whether this is a flat piece of several parameters, as FSDP1 makes them."""
+    return getattr(param, "_fsdp_flattened", False)
+
+
+def foreach(name: str, tensors: list[Tensor], *args: Any, **options: Any) -> Any:
+    """The tensors that torch's foreach operator of this name makes, or nothing where it writes."""
+    function = getattr(torch, f"_foreach_{name}", None)
+    if function is not None:
+        return function(tensors, *args, **options)
+    one: Any = torch.linalg.vector_norm if name == "norm" else getattr(Tensor, name)
+    if name.startswith("addcmul") and args[2:]:
+        args, options = args[:2], {"value": args[2]}
+    return [one(t, *[_of(x, i) for x in args], **options) for i, t in enumerate(tensors)]
+
+
+def _of(x: Any, i: int) -> Any:
+    """An operand of the i-th tensor."""
+    return x[i] if isinstance(x, (list, tuple)) else x
+
+
+def has_foreach(name: str) -> bool:
+    """Whether torch has a foreach operator of this name."""
+    return hasattr(torch, f"_foreach_{name}")
+
+
+def traced(function: F) -> F:
+    """The function, into which torch.compile looks where it can trace a step: since torch 2.12."""
+    return function if has_foreach("clone") else cast(F, torch.compiler.disable(function))
+
+
+def fused(name: str, **options: Any) -> Callable[..., Any] | None:
+    """torch's fused optimizer of this name with these options, or None where it has none."""
+    function = getattr(torch, f"_fused_{name}_", None)
+    return None if function is None else partial(function, **options)
+
+
+def assert_async(fine: Tensor, words: str) -> None:
+    """Have the device stop the program with these words where a flag is not set."""
+    function = getattr(torch, "_assert_async", None)
+    if function is not None:
+        function(fine, words)
+    elif not fine:
+        raise RuntimeError(words)
+
+
+def cpp_compiler() -> None:
+    """Raise what torch does where it finds no C++ compiler."""
+    found = _found("torch._inductor.cpp_builder.get_cpp_compiler")
+    if found is not None:
+        found()
+
+
+def has_triton() -> bool:
+    """Whether torch can compile for CUDA."""
+    found = _found("torch.utils._triton.has_triton")
+    return importlib.util.find_spec("triton") is not None if found is None else bool(found())
