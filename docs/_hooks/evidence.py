@@ -3,7 +3,7 @@
 A page asks with `<!-- atlas: table -->`, `troubles`, `settings` or `sentences`, with
 `<!-- suites: table -->` or `causes`, with `<!-- replay: traces -->`, `defaults` or the name of a
 trace for a picture, or with `<!-- guide: … -->` and a name that `python -m benchmarks.guide
---table` prints, or `picture_` and a trouble; with `<!-- private: names -->` for the names that torch
+--table` prints, or `picture_` and a trouble; with `<!-- private: names -->` for names that torch
 calls its own. Within a sentence
 
     <!-- effect: trouble | method | other -->         is a comparison of the guide,
