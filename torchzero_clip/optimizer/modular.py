@@ -28,6 +28,7 @@ from torchzero_clip.optimizer.layout import Layout
 from torchzero_clip.optimizer.loss import evaluate, one_number
 from torchzero_clip.optimizer.meaning import refuse_step, warn_of_size
 from torchzero_clip.optimizer.metrics import metrics_of
+from torchzero_clip.optimizer.places import warn_of_places
 from torchzero_clip.optimizer.rounding import check_options, prepare_rounding, subtract
 from torchzero_clip.source import to_source
 
@@ -97,6 +98,7 @@ class Modular(Optimizer):
             warn_of_size(self.links, self.chain)
         else:
             refuse_step(type(self).__name__, self.links)
+        warn_of_places(self.links)
         self.process_group = process_group
         if is_row(params):  # torch takes a group for one in a dict alone
             params = [dict(x) if isinstance(x, Mapping) else x for x in params]
