@@ -79,6 +79,8 @@ class Clipper(Modular):
         """Send the gradients of a step through the chain, and write what comes out back."""
         with step:
             buckets = self._in_place(step.buckets())
+            if self._measures and not buckets and self.process_group is None:
+                self._warn_of_none()
             total = torch.zeros(())
             if buckets and self._measures:
                 units = Units(buckets, "global", NAMED["l2"])
@@ -103,6 +105,14 @@ class Clipper(Modular):
             self.engine.refuse("gradients are left out on the host")
         for p in waiting:
             p.grad = None
+
+    def _warn_of_none(self) -> None:
+        if not torch.compiler.is_compiling():
+            warnings.warn(
+                "Clipper: no parameter has a gradient, so nothing is clipped: call step() between "
+                "backward() and the optimizer's step()",
+                stacklevel=2,  # its engine is in between
+            )
 
     def _in_place(self, buckets: list[Bucket]) -> list[Bucket]:
         """The update may as well flow in the memory of the gradients."""

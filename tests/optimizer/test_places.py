@@ -15,9 +15,11 @@ from torchzero_clip import (
     LR,
     Accumulate,
     Adam,
+    AutoClip,
     Chain,
     ClipNorm,
     Clipper,
+    ClipPercentile,
     ClipValue,
     Freeze,
     Lion,
@@ -147,6 +149,14 @@ def test_explain_names_a_direction_in_front_of_another_optimizer():
     opt = torch.optim.AdamW([param(1.0)])
     handle = attach(opt, Adam())
     assert head(handle).startswith("Adam leaves entries near 1, whatever the gradient, for the")
+
+
+@at_once("rule", [ClipPercentile(0.99), AutoClip("percentile", percentile=0.1)])
+def test_a_percentile_that_looks_like_a_share_warns_with_the_percent(rule):
+    (message,) = warned(rule, LR(0.1))
+    share = rule.percentile
+    assert f"percentile={share} is less than one percent: write {100 * share:g}" in message
+    assert warned(ClipPercentile(0), LR(0.1)) == warned(ClipPercentile(1), LR(0.1)) == []
 
 
 def test_the_warning_names_the_line_of_the_user():

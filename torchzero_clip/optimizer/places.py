@@ -89,7 +89,7 @@ def _decay(link: Link, rate: Link) -> tuple[str, str]:
 
 
 def _zeros(links: Sequence[Link]) -> Iterator[tuple[str, str]]:
-    """Limits of zero, which elsewhere mean that nothing is clipped."""
+    """Limits of zero, which elsewhere mean that nothing is clipped, and shares for percents."""
     for link in [link for top in links for link in top.walk() if link.transforms]:
         for name in ("max_norm", "value"):
             if name in link.transform.live and _number(link.transform, name) == 0:
@@ -97,6 +97,12 @@ def _zeros(links: Sequence[Link]) -> Iterator[tuple[str, str]]:
                     (f"{link.path}: with {name}=0 every update becomes zero"),
                     f'leave the link out, or give {name}=float("inf"), to clip nothing',
                 )
+        share = _number(link.transform, "percentile") if "percentile" in link.transform.live else 0
+        if 0 < share < 1:
+            yield (
+                (f"{link.path}: percentile={share} is less than one percent"),
+                f"write {100 * share:g} for the share {share}",
+            )
 
 
 def _in_turn(links: Sequence[Link]) -> Iterator[Link]:
