@@ -79,7 +79,7 @@ class Clipper(Modular):
         """Send the gradients of a step through the chain, and write what comes out back."""
         with step:
             buckets = self._in_place(step.buckets())
-            if self._measures and not buckets and self.process_group is None:
+            if self._measures and not buckets:
                 self._warn_of_none()
             total = torch.zeros(())
             if buckets and self._measures:
@@ -107,7 +107,8 @@ class Clipper(Modular):
             p.grad = None
 
     def _warn_of_none(self) -> None:
-        if not torch.compiler.is_compiling():
+        given = any([group["params"] for group in self.param_groups])
+        if given and self.process_group is None and not torch.compiler.is_compiling():
             warnings.warn(
                 "Clipper: no parameter has a gradient, so nothing is clipped: call step() between "
                 "backward() and the optimizer's step()",
