@@ -197,6 +197,19 @@ class Attached(Clipper):
             shared: dict[str, Any] = {k: theirs[k] for k in PARAMS if k in theirs}
             self.param_groups[i].update(shared)
 
+    def explain(self) -> str:
+        """The plan of the chain, behind sentences about what may not be as one expects."""
+        optimizer = self._optimizer()
+        groups = [] if optimizer is None else optimizer.param_groups
+        unread = [
+            f"{key} of the optimizer's group {i} is {theirs[key]!r}, and {ours[key]!r} counts: set "
+            f"handle.param_groups[{i}][{key!r}]."
+            for i, (theirs, ours) in enumerate(zip(groups, self.param_groups, strict=False))
+            for key in self.keys.defaults.keys() & theirs.keys() - self._foreign
+            if theirs[key] != ours[key]
+        ]
+        return "\n".join([*unread, super().explain()])
+
     def state_dict(self) -> dict[str, Any]:
         """The state of the rules; the optimizer saves its own."""
         if self._optimizer() is not None:

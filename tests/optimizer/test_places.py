@@ -151,6 +151,15 @@ def test_explain_names_a_direction_in_front_of_another_optimizer():
     assert head(handle).startswith("Adam leaves entries near 1, whatever the gradient, for the")
 
 
+def test_explain_names_a_value_that_was_set_in_the_group_of_the_optimizer_too_late():
+    opt = torch.optim.AdamW([{"params": [param(1.0)], "max_norm": 2.0}])
+    handle = attach(opt, ClipNorm(1.0))
+    assert "max_norm of" not in handle.explain()
+    opt.param_groups[0]["max_norm"] = 0.1
+    words = "max_norm of the optimizer's group 0 is 0.1, and 2.0 counts: set handle.param_groups[0]"
+    assert head(handle).startswith(words)
+
+
 @at_once("rule", [ClipPercentile(0.99), AutoClip("percentile", percentile=0.1)])
 def test_a_percentile_that_looks_like_a_share_warns_with_the_percent(rule):
     (message,) = warned(rule, LR(0.1))
