@@ -98,6 +98,11 @@ def test_a_limit_of_zero_warns_in_front_of_other_optimizers_as_well():
         ([LR(0.1), AGC()], "AGC stands behind LR and limits the step, not the gradient."),
         ([WeightDecay(0.1), Adam(), LR(0.1)], "WeightDecay in front of Adam joins the gradient"),
         ([Adam(), LR(0.1), WeightDecay(1e-5)], "takes 1e-05 of each weight in every step."),
+        ([Adam(), Lion(), LR(0.1)], "Lion behind Adam sees its updates, not the gradient."),
+        (
+            [Adam((0.999, 0.9)), LR(0.1)],
+            "with the first of betas=(0.999, 0.9) than with the second",
+        ),
         ([Adam(), Accumulate(2), LR(0.1)], "Accumulate behind Adam takes the mean of updates"),
     ],
 )

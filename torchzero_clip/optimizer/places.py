@@ -59,6 +59,17 @@ def _places(links: Sequence[Link]) -> Iterator[tuple[str, str]]:
                     ),
                     "",
                 )
+            if direction is not None and direction.transform.update_size == "ones":
+                yield f"{path} behind {direction.path} sees its updates, not the gradient", ""
+            first, second = [*getattr(tfm, "betas", ()), 0.0, 1.0][:2]
+            if not isinstance(first, Tensor) and first > second:
+                yield (
+                    (
+                        f"{path} averages over more steps with the first of betas={tfm.betas} than "
+                        "with the second: usually it is the other way round"
+                    ),
+                    "",
+                )
             direction, decays = link, []
         elif tfm.update_size == "own":
             direction, decays = link, []
