@@ -619,9 +619,10 @@ def test_a_clipper_rewrites_gradients_and_returns_the_norm_before():
     assert (p.item(), q.item()) == (1.0, 1.0)
 
 
-def test_a_clipper_without_gradients_returns_zero():
+def test_a_clipper_without_gradients_returns_zero_and_warns():
     p = Parameter(torch.ones(1))
-    assert Clipper([p], clip()).step().item() == 0.0
+    with pytest.warns(UserWarning, match="Clipper: no parameter has a gradient, so nothing is"):
+        assert Clipper([p], clip()).step().item() == 0.0
     assert p.grad is None
 
 

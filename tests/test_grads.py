@@ -117,7 +117,8 @@ def test_slices_are_clipped_each_by_its_norm(dim, inverse, order):
 
 def test_the_default_is_each_gradient_by_itself():
     params = with_grads([3.0, 4.0], [0.3, 0.4], [30.0, 40.0])
-    total = clip_grad_norm_(params, 1.0)
+    with pytest.warns(UserWarning, match="each of the 3 gradients is clipped by itself: dim="):
+        total = clip_grad_norm_(params, 1.0)
     assert total.item() == pytest.approx(math.sqrt(25 + 0.25 + 2500))
     expected = [[0.6, 0.8], [0.3, 0.4], [0.6, 0.8]]
     for p, row in zip(params, expected, strict=True):
@@ -195,6 +196,34 @@ def test_parameters_may_be_one_tensor_or_any_iterable(kind):
     torch.testing.assert_close(p.grad, torch.tensor([2.0, 2.0]))
 
 
+def test_who_says_which_gradients_are_measured_together_hears_nothing():
+    params = with_grads([3.0, 4.0], [0.3, 0.4])
+    for dim in (None, 0, "global"):
+        clip_grad_norm_(params, 1.0, dim=dim)
+    clip_grad_norm_(params[0], 1.0)
+    clip_grad_norm_(params[:1], 1.0)
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda p: clip_grad_norm_(p, 1.0, dim="global"),
+        lambda p: clip_grad_value_(p, 1.0),
+        lambda p: normalize_grads_(p, 1.0),
+        centralize_grads_,
+        lambda p: clip_grad_percentile_(p, 99.0),
+    ],
+)
+@pytest.mark.parametrize("given", ["gradients", "an iterator that is used up"])
+def test_a_call_that_finds_no_gradients_warns_at_its_line(call, given):
+    params = with_grads([3.0, 4.0], [0.3, 0.4])
+    wrong = [p.grad for p in params] if given == "gradients" else iter([])
+    with pytest.warns(UserWarning, match="no parameter has a gradient") as caught:
+        call(wrong)
+    assert caught[0].filename == __file__
+
+
+@pytest.mark.filterwarnings("ignore:no parameter has a gradient:UserWarning")
 @pytest.mark.parametrize("params", [[], [torch.zeros(2, requires_grad=True)]], ids=["none", "one"])
 def test_no_gradients_at_all_is_a_no_op(params):
     for total in (clip_grad_norm_(params, 1.0), normalize_grads_(iter(params), 1.0)):
@@ -255,10 +284,10 @@ def test_equal_min_and_max_norm_normalise():
 
 def test_units_below_min_size_are_left_alone():
     params = with_grads([5.0], [3.0, 4.0])
-    clip_grad_norm_(params, 1.0)  # its default is 2
+    clip_grad_norm_(params, 1.0, dim=None)  # its default is 2
     assert params[0].grad.item() == 5.0
     assert params[1].grad.norm().item() == pytest.approx(1.0)
-    clip_grad_norm_(params, 1.0, min_size=1)
+    clip_grad_norm_(params, 1.0, dim=None, min_size=1)
     assert params[0].grad.item() == 1.0
     params = with_grads([5.0], [3.0, 4.0])
     normalize_grads_(params, 1.0)  # here it is 1
@@ -352,7 +381,7 @@ def test_what_is_not_finite_comes_out_as_from_torch(bad, order):
 
 def test_a_bad_gradient_leaves_the_others_alone_when_each_has_its_own_norm():
     params = with_grads([1.0, nan], [3.0, 4.0])
-    clip_grad_norm_(params, 1.0)
+    clip_grad_norm_(params, 1.0, dim=None)
     assert params[0].grad.isnan().all()
     torch.testing.assert_close(params[1].grad, torch.tensor([0.6, 0.8]))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from pathlib import Path
 
 import pytest
@@ -254,6 +255,16 @@ def test_the_command_prints_a_line_for_each_rule_and_draws(tmp_path, capsys) -> 
     ]  # fmt: skip
     assert lines[1].split()[3] == "5"  # what is left of the largest is the limit
     assert picture.read_text().count("<svg") == 1
+
+
+def test_the_command_prints_its_table_without_matplotlib(tmp_path, capsys, monkeypatch) -> None:
+    run(steps=40).to_csv(tmp_path / "run.csv")
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    main(["replay", str(tmp_path / "run.csv"), "ZClip()", "--out", str(tmp_path / "picture.svg")])
+    _, _, line, end = capsys.readouterr().out.splitlines()
+    assert line.startswith("ZClip()")
+    assert end.startswith('No picture: Replay: plot needs matplotlib: pip install "torchzero-clip[')
+    assert not (tmp_path / "picture.svg").exists()
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import math
+import warnings
 from functools import partial
 from typing import Any
 
@@ -56,6 +57,23 @@ def test_a_function_gives_the_value_of_each_step_from_0_on() -> None:
         assert opt.param_groups[0]["max_norm"] == 1.0 + 9.0 * 0.5**step
         assert limit.last_value == [opt.param_groups[0]["max_norm"]]
         limit.step()
+
+
+@pytest.mark.parametrize("start", [0, 1])
+def test_a_function_that_seems_to_give_factors_of_the_learning_rate_warns_once(start: int) -> None:
+    opt = Modular([torch.nn.Parameter(torch.ones(2))], Adam(), LR(1e-3))
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        rate = schedule(opt, "lr", lambda step: min(1.0, start + step / 4))
+        for _ in range(5):
+            opt.step()
+            rate.step()
+    (said,) = [str(warning.message) for warning in caught]
+    assert "'lr' gave " in said
+    assert "where 0.001 was given: it gives the value itself; for factors, as those of" in said
+    opt.param_groups[0]["lr"] = 1e-3
+    schedule(opt, "lr", lambda step: 1e-3 * min(1.0, step / 4)).step()
+    schedule(opt, "eps", lambda step: 1.0)
 
 
 def test_the_rule_acts_on_the_value() -> None:

@@ -39,10 +39,15 @@ def command(given: Sequence[str]) -> Iterator[str]:
     except (OSError, TypeError, ValueError) as error:
         parser.error(str(error))
     each = f", the largest of {trace.stride} in a row" if trace.stride > 1 else ""
-    yield f"{len(trace)} steps of {len(trace.names)} norms{each}; the median of all {median:.4g}"
+    norms = "1 norm" if len(trace.names) == 1 else f"{len(trace.names)} norms"
+    yield f"{len(trace)} steps of {norms}{each}; the median of all {median:.4g}"
     yield from table(done)
-    done.plot(options.out)
-    yield f"Drawn in {options.out}. Open loop: the norms are those of the run as it was."
+    try:
+        done.plot(options.out)
+        drawn = f"Drawn in {options.out}."
+    except ModuleNotFoundError as error:
+        drawn = f"No picture: {error}."
+    yield f"{drawn} Open loop: the norms are those of the run as it was."
 
 
 def table(done: Any) -> Iterator[str]:

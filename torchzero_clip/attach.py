@@ -79,6 +79,8 @@ class Clipper(Modular):
         """Send the gradients of a step through the chain, and write what comes out back."""
         with step:
             buckets = self._in_place(step.buckets())
+            if self._measures and not buckets:
+                self._warn_of_none()
             total = torch.zeros(())
             if buckets and self._measures:
                 units = Units(buckets, "global", NAMED["l2"])
@@ -103,6 +105,15 @@ class Clipper(Modular):
             self.engine.refuse("gradients are left out on the host")
         for p in waiting:
             p.grad = None
+
+    def _warn_of_none(self) -> None:
+        given = any([group["params"] for group in self.param_groups])
+        if given and self.process_group is None and not torch.compiler.is_compiling():
+            warnings.warn(
+                "Clipper: no parameter has a gradient, so nothing is clipped: call step() between "
+                "backward() and the optimizer's step()",
+                stacklevel=2,  # its engine is in between
+            )
 
     def _in_place(self, buckets: list[Bucket]) -> list[Bucket]:
         """The update may as well flow in the memory of the gradients."""
@@ -185,6 +196,19 @@ class Attached(Clipper):
                 self.add_param_group(self._own_keys(theirs, self.keys))
             shared: dict[str, Any] = {k: theirs[k] for k in PARAMS if k in theirs}
             self.param_groups[i].update(shared)
+
+    def explain(self) -> str:
+        """The plan of the chain, behind sentences about what may not be as one expects."""
+        optimizer = self._optimizer()
+        groups = [] if optimizer is None else optimizer.param_groups
+        unread = [
+            f"{key} of the optimizer's group {i} is {theirs[key]!r}, and {ours[key]!r} counts: set "
+            f"handle.param_groups[{i}][{key!r}]."
+            for i, (theirs, ours) in enumerate(zip(groups, self.param_groups, strict=False))
+            for key in self.keys.defaults.keys() & theirs.keys() - self._foreign
+            if theirs[key] != ours[key]
+        ]
+        return "\n".join([*unread, super().explain()])
 
     def state_dict(self) -> dict[str, Any]:
         """The state of the rules; the optimizer saves its own."""

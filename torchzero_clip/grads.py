@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import functools
+import warnings
 from collections.abc import Callable, Iterable
+from types import EllipsisType
 from typing import Any, Literal, TypeAlias, TypeVar
 
 import torch
@@ -45,7 +47,7 @@ def clip_grad_norm_(
     params: Params,
     max_norm: float | None,
     ord: Ord = 2,
-    dim: Scope = None,
+    dim: Scope | EllipsisType = ...,
     inverse_dims: bool = False,
     min_size: int = 2,
     min_norm: float | None = None,
@@ -58,7 +60,8 @@ def clip_grad_norm_(
         max_norm: The largest norm allowed; may be None when `min_norm` is given.
         ord: Which norm: a number, or "l1", "linf", "std", "mad" and the like.
         dim: What is measured together: None each gradient, an int or several each slice along these
-            dims, "global" all at once.
+            dims, "global" all at once. Where it is left out it is None, with a warning if there are
+            several, which torch's own function measures at once.
         inverse_dims: Take all dims except those given.
         min_size: Units of fewer elements are left alone.
         min_norm: Scale smaller norms up to this one; zeros stay.
@@ -81,6 +84,15 @@ def clip_grad_norm_(
             f"clip_grad_norm_: min_norm must be at most max_norm, got min_norm={min_norm} and "
             f"max_norm={max_norm}"
         )
+    if isinstance(dim, EllipsisType):
+        params, dim = listed(params), None
+        if len(params) > 1 and min_norm is None and not torch.compiler.is_compiling():
+            warnings.warn(
+                f"clip_grad_norm_: each of the {len(params)} gradients is clipped by itself: "
+                'dim="global" clips their norm together, as torch does; dim=None says that it is '
+                "meant",
+                stacklevel=3,
+            )
     rule = rule_of(_Between, min_norm, max_norm, ord, dim, inverse_dims, min_size)
     return _apply_norm_rule(rule, params, error_if_nonfinite)
 
@@ -100,7 +112,7 @@ def clip_grad_value_(params: Params, value: float) -> None:
         >>> model(torch.randn(64, 10)).square().mean().backward()
         >>> clip_grad_value_(model.parameters(), 0.5)
     """
-    apply(rule_of(ClipValue, value), params)
+    _apply_or_warn(rule_of(ClipValue, value), params)
 
 
 @torch.no_grad()
@@ -156,7 +168,7 @@ def centralize_grads_(
         >>> model(torch.randn(64, 10)).square().mean().backward()
         >>> centralize_grads_(model.parameters(), dim=0, inverse_dims=True)
     """
-    apply(rule_of(Centralize, dim, inverse_dims, min_size), params)
+    _apply_or_warn(rule_of(Centralize, dim, inverse_dims, min_size), params)
 
 
 @torch.no_grad()
@@ -177,7 +189,7 @@ def clip_grad_percentile_(
         >>> model(torch.randn(64, 10)).square().mean().backward()
         >>> clip_grad_percentile_(model.parameters(), 99.0)
     """
-    apply(rule_of(ClipPercentile, percentile, dim), params)
+    _apply_or_warn(rule_of(ClipPercentile, percentile, dim), params)
 
 
 class _Between(NormRule):
@@ -257,10 +269,26 @@ def buckets_of(rule: Transform, params: Params, process_group: Any = None) -> li
 
 
 @traced
-def apply(rule: Transform, params: Params) -> None:
-    """Apply a rule that needs no other."""
-    if buckets := buckets_of(rule, params):
+def apply(rule: Transform, params: Params) -> bool:
+    """Apply a rule that needs no other; returns whether there were gradients."""
+    buckets = buckets_of(rule, params)
+    if buckets:
         rule.step(buckets)
+    return bool(buckets)
+
+
+def _apply_or_warn(rule: Transform, params: Params) -> None:
+    if not apply(rule, params):
+        _warn_of_none()
+
+
+def _warn_of_none() -> None:
+    if not torch.compiler.is_compiling():
+        warnings.warn(
+            "no parameter has a gradient, so nothing is clipped: give parameters, not their "
+            "gradients nor an iterator that is used up, between backward() and step()",
+            stacklevel=5,
+        )
 
 
 @traced
@@ -279,6 +307,7 @@ def _apply_norm_rule(rule: NormRule, params: Params, error_if_nonfinite: bool = 
         return total
     buckets = buckets_of(rule, tensors)
     if not buckets:
+        _warn_of_none()
         return torch.zeros(())
     every = rule.units(buckets)
     norm = every.norm()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -215,6 +216,8 @@ class _Values:
                 f"schedule: {len(self.functions)} functions for {len(self.groups)} groups: give "
                 "one for each, or a single one for all"
             )
+        rate = key.rpartition("/")[2] in ("lr", "weight_decay")
+        self.rates = [group["lr"] for group in self.groups] if rate else []  # as they were given
         self.count = -1
         self.step()
 
@@ -225,6 +228,23 @@ class _Values:
             value = function(self.count)
             said = f"the function for {self.key!r} gave {value!r} at step {self.count}"
             group["lr"] = _placed(group["lr"], value, said)
+        self._warn_of_factors()
+
+    def _warn_of_factors(self) -> None:
+        """Warn once where a function seems to give factors, as LambdaLR takes them."""
+        for given, group in zip(self.rates, self.groups, strict=False):
+            value = group["lr"]
+            if not (isinstance(given, float) and isinstance(value, (int, float)) and given > 0):
+                continue
+            if value >= max(0.1, 30 * given):
+                warnings.warn(
+                    f"schedule: the function for {self.key!r} gave {value} at step {self.count}, "
+                    f"where {given} was given: it gives the value itself; for factors, as those of "
+                    "LambdaLR, write partial(LambdaLR, lr_lambda=...)",
+                    stacklevel=3,
+                )
+                self.rates = []
+                return
 
     def state_dict(self) -> dict[str, int]:
         return {"step": self.count}

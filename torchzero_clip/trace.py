@@ -123,7 +123,10 @@ class Trace:
             name = next((prefix for key in columns if (prefix := norm_of(key))), "norm")
         units = [key for key in columns if key == name or key.startswith(f"{name}/")]
         if not units:
-            raise ValueError(f"Trace: there is no column {name!r}; there are {list(columns)}")
+            raise ValueError(
+                f"Trace: there is no column {name!r}; there are {list(columns)}: a norm is "
+                'recorded where a rule measures it, as ClipNorm(math.inf, name="raw") in front does'
+            )
         steps = columns["step"].tolist() if "step" in columns else [1.0, 2.0]
         measured = {"norm", "limit", "factor", "clipped", *GUARD}
         return cls(

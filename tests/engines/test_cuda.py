@@ -79,7 +79,7 @@ def test_no_chain_waits_for_the_device(chain, live, compiled):
 @pytest.mark.parametrize(
     "helper",
     [
-        lambda params: clip_grad_norm_(params, 1.0),
+        lambda params: clip_grad_norm_(params, 1.0, dim=None),
         lambda params: clip_grad_norm_(params, 1.0, dim="global"),
         lambda params: clip_grad_value_(params, 0.1),
         lambda params: normalize_grads_(params, 1.0),

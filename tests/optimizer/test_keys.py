@@ -14,6 +14,7 @@ from torchzero_clip import (
     Modular,
     Momentum,
     Scale,
+    WeightDecay,
     named,
 )
 
@@ -180,3 +181,14 @@ def test_values_of_groups_are_checked_as_arguments_are(key):
         Modular([{"params": [one()], key: -1.0}], ClipNorm(1.0), LR(0.1))
     with pytest.raises(TypeError, match=r"ClipNorm: max_norm must be a number.*got '1'"):
         Modular([{"params": [one()], key: "1"}], ClipNorm(1.0), LR(0.1))
+
+
+@pytest.mark.parametrize(
+    ("key", "name"),
+    [("learning_rate", "lr"), ("wd", "weight_decay"), ("max_grad_norm", "max_norm")],
+)
+def test_what_another_library_calls_a_live_value_is_an_error_with_its_name_here(key, name):
+    chain = ClipNorm(1.0), WeightDecay(0.1), LR(0.1)
+    with pytest.raises(ValueError, match=f"unknown group key '{key}': it is called '{name}' here"):
+        Modular([{"params": [one()], key: 0.1}], *chain)
+    Modular([{"params": [one()], key: 0.1}], Scale(0.1))  # the user's own

@@ -203,7 +203,7 @@ FOREIGN = {
     ),
     "parameters in another order": (
         lambda: trained(*ours(), shapes={"b.weight": (2, 3), "a.weight": (3, 2), "b.bias": (3,)}),
-        r"shape \(2, 3\) for 'Momentum/momentum_buffer' of parameter 0, here it is \(3, 2\)",
+        "has 'b.weight' as parameter 0, here it is 'a.weight': state goes by place, so give the",
     ),
     "fewer parameters": (
         lambda: trained(*ours(), shapes={"a.weight": (3, 2), "b.weight": (2, 3)}),

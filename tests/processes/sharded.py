@@ -440,7 +440,7 @@ def flat() -> list[str]:
         for make in (
             lambda params: Modular(params, ClipNorm(1.0), LR(0.1)),
             lambda params: attach(torch.optim.SGD(params), ClipNorm(1.0)),
-            lambda params: clip_grad_norm_(params, 1.0),
+            lambda params: clip_grad_norm_(params, 1.0, dim=None),
         ):
             try:
                 make(list(model.parameters()))

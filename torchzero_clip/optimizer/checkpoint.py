@@ -94,6 +94,7 @@ class Checkpoint:
                 raise ValueError(f"group {g} of the checkpoint: {error}") from None
             changed = changed or other_arguments(marks(shared), mine)
             params = self.param_groups[g]["params"]
+            _check_order(g, group.get("param_names"), self.param_groups[g].get("param_names"))
             self.layout.check_group(f"group {g}", shared, params)
             for index, p in zip(group["params"], params, strict=True):
                 if held := self.state.get(index):
@@ -225,6 +226,17 @@ def check_form(given: Any, param_groups: Groups) -> None:
         )
     for index in indexes:
         _check_kind(f"the state of parameter {index}", state.get(index, {}), Mapping, "a dict")
+
+
+def _check_order(g: int, saved: Any, here: Any) -> None:
+    """Raise a sentence where parameters have the names of the checkpoint in another order."""
+    if saved and here and list(saved) != list(here) and sorted(saved) == sorted(here):
+        i = next(i for i, pair in enumerate(zip(saved, here, strict=True)) if pair[0] != pair[1])
+        raise ValueError(
+            f"group {g} of the checkpoint has {saved[i]!r} as parameter {i}, here it is "
+            f"{here[i]!r}: state goes by place, so give the parameters in the order in which they "
+            "were saved"
+        )
 
 
 def _check_kind(what: str, value: Any, kind: Any, words: str) -> None:

@@ -172,7 +172,8 @@ def _small(p: Tensor) -> Parameter:
     if p.dim() > 1:  # as many rows as it has, which blocks of them must add up to
         shape = [len(p), max(2, SIZE // max(len(p), 1)), *[1] * (p.dim() - 2)]
     device = "cpu" if p.device.type == "meta" else p.device
-    return Parameter(torch.full(shape, 0.01, dtype=p.dtype, device=device))
+    dtype = p.dtype if p.is_floating_point() or p.is_complex() else torch.float32  # never moves
+    return Parameter(torch.full(shape, 0.01, dtype=dtype, device=device))
 
 
 def _params(optimizer: Any) -> list[Tensor]:

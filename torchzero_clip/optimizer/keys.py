@@ -26,6 +26,16 @@ WELL_KNOWN = {  # keys of torch's optimizers, and the link that reads them
     "max_norm": "ClipNorm(...)",
 }
 
+ELSEWHERE = {  # what other libraries call a live value
+    "learning_rate": "lr",
+    "wd": "weight_decay",
+    "clip_grad": "max_norm",
+    "clip_norm": "max_norm",
+    "grad_clip": "max_norm",
+    "gradient_clip_val": "max_norm",
+    "max_grad_norm": "max_norm",
+}
+
 
 class GroupKeys:
     """The key of every live value: bare where one link owns the name, otherwise "Link/name"."""
@@ -113,6 +123,9 @@ class GroupKeys:
                 f"a group sets {key}={value!r}, but no link of this chain reads it: "
                 f"add {WELL_KNOWN[key]} to the chain"
             )
+        meant = ELSEWHERE.get(key)
+        if meant in self.defaults or meant in self.ambiguous:
+            raise ValueError(f"unknown group key {key!r}: it is called {meant!r} here")
         if near := nearest(key, [*self.defaults, *self.aliases, *self.ambiguous]):
             raise ValueError(f"unknown group key {key!r}: did you mean {near!r}?")
 

@@ -16,6 +16,7 @@ from torchzero_clip.core.norm_rule import NormRule
 from torchzero_clip.core.norms import NAMED, measure
 from torchzero_clip.core.state import state_dtype
 from torchzero_clip.optimizer.metrics import metrics_of
+from torchzero_clip.optimizer.places import places
 
 CLIP_OF_TORCH = 3e-6  # how near its limit a norm comes that torch's clip brought there
 OWN_SETTINGS = {
@@ -33,18 +34,22 @@ class Flow:
         behind: The link whose entries are near 1, as long as nothing has changed their size.
         lost: Learning rates without effect, each with the link behind it that divides it out.
         norms: The norm rules that stand in no other link, each with the link it is `behind`.
+        masks: Masks with a factor inside, which the parameters that they leave out do not get.
     """
 
     factors: list[Link] = field(default_factory=list)
     behind: Link | None = None
     lost: list[tuple[Link, Link]] = field(default_factory=list)
     norms: list[tuple[Link, Link | None]] = field(default_factory=list)
+    masks: list[Link] = field(default_factory=list)
 
     def send(self, links: Sequence[Link], inside: bool = False) -> Flow:
         """Follow the update through links; returns what is known behind the last."""
         for link in [link for link in links if link.transforms]:
             kind, tfm = link.transform.inner, link.transform
-            if kind == "chain":
+            if kind == "chain" and tfm.asks:
+                self._mask(link)
+            elif kind == "chain":
                 self.send(link.children, True)
             elif kind == "branches":
                 self._branch(link.children)
@@ -58,6 +63,19 @@ class Flow:
             elif isinstance(tfm, NormRule) and not (inside or tfm.about_step):
                 self.norms.append((link, self.behind))
         return self
+
+    def _mask(self, link: Link) -> None:
+        """Follow the parameters of a mask: a size is set where that of the others is, too."""
+        end = Flow(list(self.factors)).send(link.children, True)
+        self.lost += end.lost
+        if end.factors and not self.factors:
+            self.masks.append(link)
+        self.behind = None
+
+    @property
+    def sized(self) -> bool:
+        """Whether something sets the size of updates. Two masks or more may share the work."""
+        return bool(self.factors or self.lost or len(self.masks) > 1)
 
     def _branch(self, children: Sequence[Link]) -> None:
         """Follow each branch: behind them a size is set where all of them set it."""
@@ -78,10 +96,10 @@ def warn_of_size(links: Sequence[Link], chain: Any) -> None:
             f"enters {link.path} is Scale(...)",
             stacklevel=3,
         )
-    if not flow.factors and not flow.lost:
+    if not flow.sized:
         warnings.warn(
-            f"no LR: updates are subtracted at full size by {chain!r}, and schedulers find "
-            "no lr: put LR(...) behind, or LR(1.0) where full size is meant",
+            f"{_full(flow)} by {chain!r}{'' if flow.masks else ', and schedulers find no lr'}: "
+            "put LR(...) behind, or LR(1.0) where full size is meant",
             stacklevel=3,
         )
 
@@ -118,8 +136,15 @@ def sentences(optimizer: Any) -> Iterator[str]:
     flow = Flow().send(optimizer.links)
     if optimizer._makes_steps:
         yield from [_divided(lr, link) for lr, link in flow.lost]
-        if not flow.factors and not flow.lost:
-            yield "no LR: updates are subtracted at full size"
+        if not flow.sized:
+            yield _full(flow)
+    yield from places(optimizer)
+    if not optimizer._makes_steps:
+        for link in [link for link in optimizer.links if link.transform.update_size == "ones"]:
+            yield (
+                f"{link.path} leaves entries near 1, whatever the gradient, for the optimizer that "
+                "steps next"
+            )
     for link, behind in flow.norms:
         yield from _norms(optimizer.param_groups, link, behind)
     yield from _clipped_before(optimizer, [link for link, behind in flow.norms if behind is None])
@@ -127,6 +152,11 @@ def sentences(optimizer: Any) -> Iterator[str]:
 
 def _divided(lr: Link, link: Link) -> str:
     return f"{lr.path} stands in front of {link.path}, which divides it out"
+
+
+def _full(flow: Flow) -> str:
+    outside = f" outside {flow.masks[0].path}" if flow.masks else ""
+    return f"no LR{outside}: updates are subtracted at full size"
 
 
 def _refuse(owner: str, link: Link, why: str) -> NoReturn:

@@ -29,6 +29,7 @@ from torchzero_clip.optimizer.layout import StateLayout
 from torchzero_clip.optimizer.loss import evaluate, one_number
 from torchzero_clip.optimizer.meaning import refuse_step, warn_of_size, warn_of_small_state
 from torchzero_clip.optimizer.metrics import metrics_of
+from torchzero_clip.optimizer.places import warn_of_places
 from torchzero_clip.optimizer.rounding import check_options, prepare_rounding, subtract
 from torchzero_clip.source import to_source
 
@@ -98,6 +99,7 @@ class Modular(Optimizer):
             warn_of_size(self.links, self.chain)
         else:
             refuse_step(type(self).__name__, self.links)
+        warn_of_places(self.links)
         self.process_group = process_group
         if is_row(params):  # torch takes a group for one in a dict alone
             params = [dict(x) if isinstance(x, Mapping) else x for x in params]
@@ -181,8 +183,7 @@ class Modular(Optimizer):
 
     def _loss(self, given: Any) -> Tensor | float | None:
         """The loss that was reported, or the one of a closure; None where that is no number."""
-        number: Tensor | float | None = None if given is None else one_number(given)
-        return self._reported.pop("loss", number)
+        return self._reported.pop("loss", one_number(given))
 
     def report(self, *, loss: Tensor | float) -> None:
         """Tell the guards of the next step its loss, which they see on the device.
@@ -387,8 +388,7 @@ class Modular(Optimizer):
         state = dict(state)
         if "chain" in state:  # a copy; torch also comes here when it loads
             self.process_group = None
-            defaults = Modular._options.items()
-            options = [state.pop(name, default) for name, default in defaults]
+            options = [state.pop(*option) for option in Modular._options.items()]
             self._build(state.pop("chain"), *options)
             known = state["defaults"].keys() & self.keys.defaults
             self.keys.defaults.update({key: state["defaults"][key] for key in known})

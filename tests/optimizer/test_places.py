@@ -1,0 +1,179 @@
+"""Links that do in their place what is seldom meant are named, and what nothing reads."""
+
+from __future__ import annotations
+
+import warnings
+
+import pytest
+import torch
+from torch import nn
+
+from tests.helpers import at_once, param
+from torchzero_clip import (
+    AGC,
+    EMA,
+    LR,
+    Accumulate,
+    Adam,
+    AutoClip,
+    Chain,
+    ClipNorm,
+    Clipper,
+    ClipPercentile,
+    ClipValue,
+    Freeze,
+    Lion,
+    Masked,
+    Modular,
+    Momentum,
+    Scale,
+    WeightDecay,
+    attach,
+)
+
+
+def warned(*chain, make=Modular):
+    """What making an optimizer with the chain warns of."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        make([param(1.0)], *chain)
+    return [str(warning.message) for warning in caught]
+
+
+def head(opt):
+    """The sentences in front of the plan."""
+    return opt.explain().partition("\n\n")[0]
+
+
+def explained(*chain):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return head(Modular(nn.Linear(8, 4).parameters(), *chain))
+
+
+@at_once(
+    "chain, words",
+    [
+        ([Adam(), LR(0.1), WeightDecay(0.01)], "takes 0.01 of each weight in every step: put it"),
+        ([Chain(Lion(), LR(0.1)), WeightDecay(0.5)], "WeightDecay stands behind LR, which"),
+        ([Adam(), Scale(-1e-3)], "Scale(factor=-0.001) behind Adam turns the step around: updates"),
+        ([Adam(), LR(0.1), Scale(-1)], "Scale(factor=-1) behind LR turns the step around: updates"),
+        ([ClipNorm(0.0), LR(0.1)], "ClipNorm: with max_norm=0 every update becomes zero: leave"),
+        ([ClipValue(0), LR(0.1)], 'zero: leave the link out, or give value=float("inf")'),
+        ([Adam(), Masked(LR(0.1), lambda n, p: True)], "no LR outside Masked: updates are"),
+    ],
+)
+def test_what_is_hardly_ever_meant_warns_once_and_explain_says_it(chain, words):
+    (message,) = warned(*chain)
+    assert words in message
+    sentence = message.partition(": put it")[0].partition(" by Chain(")[0]
+    assert sentence.partition(": updates")[0].partition(": leave")[0] in explained(*chain)
+
+
+@at_once(
+    "chain",
+    [
+        [Adam(), WeightDecay(0.01), LR(0.1)],
+        [Adam(), LR(0.1), WeightDecay(1e-5)],
+        [Scale(-1), Adam(), LR(0.1)],
+        [ClipNorm(1.0), Scale(-1), Momentum(), LR(0.1)],
+        [ClipNorm(float("inf")), LR(0.1)],
+        [Masked(Chain(Adam(), LR(0.1)), lambda n, p: True), Masked(Scale(0.1), lambda n, p: False)],
+        [Adam(), Masked(WeightDecay(0.1), lambda n, p: True), LR(0.1)],
+        [Adam(), LR(0.1), Accumulate(4)],
+    ],
+)
+def test_what_may_be_meant_warns_of_nothing(chain):
+    assert warned(*chain) == []
+
+
+def test_a_limit_of_zero_warns_in_front_of_other_optimizers_as_well():
+    assert len(warned(ClipNorm(0.0), make=Clipper)) == 1
+
+
+@at_once(
+    "chain, sentence",
+    [
+        ([Adam(), LR(0.1), ClipNorm(1.0)], "ClipNorm stands behind LR and limits the step, not"),
+        ([LR(0.1), AGC()], "AGC stands behind LR and limits the step, not the gradient."),
+        ([WeightDecay(0.1), Adam(), LR(0.1)], "WeightDecay in front of Adam joins the gradient"),
+        ([Adam(), LR(0.1), WeightDecay(1e-5)], "takes 1e-05 of each weight in every step."),
+        ([Adam(), Lion(), LR(0.1)], "Lion behind Adam sees its updates, not the gradient."),
+        (
+            [Adam((0.999, 0.9)), LR(0.1)],
+            "with the first of betas=(0.999, 0.9) than with the second",
+        ),
+        ([Adam(), Accumulate(2), LR(0.1)], "Accumulate behind Adam takes the mean of updates"),
+    ],
+)
+def test_explain_says_what_a_link_does_where_it_stands(chain, sentence):
+    assert sentence in explained(*chain)
+
+
+@at_once(
+    "chain",
+    [
+        [Accumulate(2), EMA(0.9), WeightDecay(0.1), LR(0.1)],
+        [Adam(), WeightDecay(0.1), LR(0.1), Freeze(lambda n, p: "bias" in n)],
+    ],
+)
+def test_explain_says_nothing_of_links_in_their_usual_place(chain):
+    opt = Modular(nn.Linear(8, 4).named_parameters(), *chain)
+    assert head(opt).startswith(repr(opt.chain)[len("Chain(") : -1])
+
+
+def test_explain_names_a_mask_that_chooses_nothing():
+    model = nn.Linear(8, 4)
+    decay = Masked(WeightDecay(0.1), lambda name, p: "wieght" in name)
+    text = head(Modular(model.named_parameters(), Adam(), decay, LR(0.1)))
+    assert text == "Masked chooses none of the 2 parameters by its where."
+    decay = Masked(WeightDecay(0.1), lambda name, p: "weight" in name)
+    assert "none" not in head(Modular(model.named_parameters(), Adam(), decay, LR(0.1)))
+
+
+def test_explain_names_parameters_that_will_not_move_or_move_though_frozen():
+    model = nn.Linear(8, 4)
+    values = model.state_dict().values()
+    opt = Modular(values, Adam(), LR(0.1))
+    assert head(opt) == "none of the parameters requires a gradient, so none will move."
+    opt = Modular([torch.zeros(3, dtype=torch.int64)], Adam(), LR(0.1))
+    assert head(opt) == "none of the parameters requires a gradient, so none will move."
+    opt = Modular(model.parameters(), Adam(), LR(0.1))
+    model(torch.ones(2, 8)).sum().backward()
+    model.weight.requires_grad_(False)
+    assert head(opt).startswith("1 parameters that require no gradient have one and go on: set it")
+
+
+def test_explain_names_an_attribute_that_was_set_for_a_live_value():
+    opt = Modular([param(1.0)], Adam(), LR(0.1))
+    opt.lr = 1e-3
+    assert head(opt) == "the attribute lr is read by nothing: set param_groups[i]['lr']."
+
+
+def test_explain_names_a_direction_in_front_of_another_optimizer():
+    opt = torch.optim.AdamW([param(1.0)])
+    handle = attach(opt, Adam())
+    assert head(handle).startswith("Adam leaves entries near 1, whatever the gradient, for the")
+
+
+def test_explain_names_a_value_that_was_set_in_the_group_of_the_optimizer_too_late():
+    opt = torch.optim.AdamW([{"params": [param(1.0)], "max_norm": 2.0}])
+    handle = attach(opt, ClipNorm(1.0))
+    assert "max_norm of" not in handle.explain()
+    opt.param_groups[0]["max_norm"] = 0.1
+    words = "max_norm of the optimizer's group 0 is 0.1, and 2.0 counts: set handle.param_groups[0]"
+    assert head(handle).startswith(words)
+
+
+@at_once("rule", [ClipPercentile(0.99), AutoClip("percentile", percentile=0.1)])
+def test_a_percentile_that_looks_like_a_share_warns_with_the_percent(rule):
+    (message,) = warned(rule, LR(0.1))
+    share = rule.percentile
+    assert f"percentile={share} is less than one percent: write {100 * share:g}" in message
+    assert warned(ClipPercentile(0), LR(0.1)) == warned(ClipPercentile(1), LR(0.1)) == []
+
+
+def test_the_warning_names_the_line_of_the_user():
+    with pytest.warns(UserWarning, match="turns the step around") as caught:
+        Modular([param(1.0)], Adam(), Scale(-0.1))
+    assert caught[0].filename == __file__

@@ -1,0 +1,147 @@
+"""What a link means where it stands, and parameters that nothing reaches, in words."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from torch import Tensor
+
+from torchzero_clip.core.link import Link
+from torchzero_clip.core.norm_rule import NormRule
+
+DECAY_OF_A_STEP = 1e-3  # the least that, taken off every weight in each step, is surely a mistake
+
+
+def warn_of_places(links: Sequence[Link]) -> None:
+    """Warn of links that do in their place what is seldom meant, with what to do."""
+    for sentence, way in [*_places(links), *_zeros(links)]:
+        if way:
+            warnings.warn(f"{sentence}: {way}", stacklevel=3)
+
+
+def places(optimizer: Any) -> Iterator[str]:
+    """Sentences about the place of links, and about parameters and values that nothing reads."""
+    told = [*_places(optimizer.links), *_zeros(optimizer.links)]
+    yield from [sentence for sentence, _ in told]
+    yield from _chosen(optimizer)
+    for key in optimizer.keys.defaults.keys() & vars(optimizer).keys():
+        yield f"the attribute {key} is read by nothing: set param_groups[i][{key!r}]"
+    params = [p for group in optimizer.param_groups for p in group["params"]]
+    if params and not any([p.requires_grad for p in params]):
+        yield "none of the parameters requires a gradient, so none will move"
+    frozen = sum([p.grad is not None and not p.requires_grad for p in params])
+    if frozen:
+        yield f"{frozen} parameters that require no gradient have one and go on: set it to None"
+
+
+def _places(links: Sequence[Link]) -> Iterator[tuple[str, str]]:
+    """A sentence for each such link, and what to do where it is hardly ever meant."""
+    rate: Link | None = None
+    direction: Link | None = None
+    decays: list[Link] = []
+    for link in _in_turn(links):
+        tfm, path = link.transform, link.path
+        before = rate or direction
+        if "lr" in tfm.live:
+            rate = link
+        elif tfm.about_step and "weight_decay" in tfm.live:
+            if rate is not None:
+                yield _decay(link, rate)
+            decays.append(link)
+        elif tfm.update_size == "ones":
+            for decay in decays:
+                yield (
+                    (
+                        f"{decay.path} in front of {path} joins the gradient, as in torch's Adam; "
+                        f"behind {path} it is that of AdamW"
+                    ),
+                    "",
+                )
+            if direction is not None and direction.transform.update_size == "ones":
+                yield f"{path} behind {direction.path} sees its updates, not the gradient", ""
+            first, second = [*getattr(tfm, "betas", ()), 0.0, 1.0][:2]
+            if not isinstance(first, Tensor) and first > second:
+                yield (
+                    (
+                        f"{path} averages over more steps with the first of betas={tfm.betas} than "
+                        "with the second: usually it is the other way round"
+                    ),
+                    "",
+                )
+            direction, decays = link, []
+        elif tfm.update_size == "own":
+            direction, decays = link, []
+        elif tfm.update_size == "set" and before is not None and _number(tfm, "factor") < 0:
+            yield (
+                (f"{tfm!r} behind {before.path} turns the step around"),
+                "updates are subtracted here, and take no minus; to maximize, put Scale(-1) first",
+            )
+        elif tfm.drops and tfm.passes_gradient and not tfm.asks and before is not None:
+            yield (
+                (
+                    f"{path} behind {before.path} takes the mean of updates, each of which "
+                    f"{before.path} has made of a part of the batch"
+                ),
+                "",
+            )
+        elif isinstance(tfm, NormRule) and not tfm.about_step and rate is not None:
+            yield f"{path} stands behind {rate.path} and limits the step, not the gradient", ""
+
+
+def _decay(link: Link, rate: Link) -> tuple[str, str]:
+    share = _number(link.transform, "weight_decay")
+    way = f"put it in front of {rate.path}; what is meant so is below {DECAY_OF_A_STEP}"
+    return (
+        f"{link.path} stands behind {rate.path}, which does not scale it, and takes {share} of "
+        "each weight in every step"
+    ), way if share >= DECAY_OF_A_STEP else ""
+
+
+def _zeros(links: Sequence[Link]) -> Iterator[tuple[str, str]]:
+    """Limits of zero, which elsewhere mean that nothing is clipped, and shares for percents."""
+    for link in [link for top in links for link in top.walk() if link.transforms]:
+        for name in ("max_norm", "value"):
+            if name in link.transform.live and _number(link.transform, name) == 0:
+                yield (
+                    (f"{link.path}: with {name}=0 every update becomes zero"),
+                    f'leave the link out, or give {name}=float("inf"), to clip nothing',
+                )
+        share = _number(link.transform, "percentile") if "percentile" in link.transform.live else 0
+        if 0 < share < 1:
+            yield (
+                (f"{link.path}: percentile={share} is less than one percent"),
+                f"write {100 * share:g} for the share {share}",
+            )
+
+
+def _in_turn(links: Sequence[Link]) -> Iterator[Link]:
+    """The links that all parameters pass one after another."""
+    for link in [link for link in links if link.transforms]:
+        if link.transform.inner == "chain" and not link.transform.asks:
+            yield from _in_turn(link.children)
+        else:
+            yield link
+
+
+def _chosen(optimizer: Any) -> Iterator[str]:
+    """Masks that choose no parameter."""
+    for link in optimizer.keys.links:
+        if "where" not in getattr(link.transform, "asks", ()):
+            continue
+        rows = [
+            (name, p)
+            for group in optimizer.param_groups
+            for name, p in zip(group.get("param_names", ()), group["params"], strict=False)
+        ]
+        if rows and not any([link.transform.where(name, p) for name, p in rows]):
+            yield f"{link.path} chooses none of the {len(rows)} parameters by its where"
+
+
+def _number(tfm: Any, name: str) -> float:
+    """A number of a link, if the host has it."""
+    value = getattr(tfm, name)
+    if value is None or (isinstance(value, Tensor) and value.device.type != "cpu"):
+        return float("nan")
+    return float(value)
