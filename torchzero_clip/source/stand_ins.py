@@ -1,11 +1,9 @@
-"""Stand-ins: what takes the place of our norms, of names and of torch.finfo while a chain runs."""
+"""Stand-ins: what takes the place of our norms and of torch.finfo while a chain runs."""
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from types import FrameType
 from typing import Any
 from unittest.mock import patch
 
@@ -17,34 +15,6 @@ from torchzero_clip.modules.clipping import clip_percentile
 from torchzero_clip.modules.descent import heads, qk_clip
 from torchzero_clip.source.recorder import Recorder
 from torchzero_clip.source.values import ATOM, SourceError, Value, operand
-
-
-@contextmanager
-def hints(recorder: Recorder) -> Iterator[None]:
-    """Values get the names that rules give them."""
-
-    def watch(frame: FrameType, event: str, arg: Any) -> None:
-        """Give values the names that a rule gives them, when one of its functions returns."""
-        module = frame.f_globals.get("__name__", "")
-        if event != "return" or module.startswith(
-            ("torchzero_clip.core", "torchzero_clip.source", "torch.")
-        ):
-            return
-        code = frame.f_code
-        given = code.co_varnames[: code.co_argcount]
-        for name, x in frame.f_locals.items():
-            value = recorder.knows(x.tensors[0] if isinstance(x, TensorList) and len(x) else x)
-            if value is None or value.hint or (name in given and name != "u"):
-                continue
-            if name.isidentifier() and name != "_":
-                value.hint = name
-
-    before = sys.getprofile()
-    sys.setprofile(watch)
-    try:
-        yield
-    finally:
-        sys.setprofile(before)
 
 
 @contextmanager

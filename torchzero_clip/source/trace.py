@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -15,8 +14,9 @@ from torchzero_clip.core.chain import Chain
 from torchzero_clip.core.link import Link
 from torchzero_clip.engines import Eager
 from torchzero_clip.modules.flow import Masked, Partition
+from torchzero_clip.source.naming import Naming, changed
 from torchzero_clip.source.recorder import Recorder
-from torchzero_clip.source.stand_ins import NoCounts, NoNames, hints, stand_ins
+from torchzero_clip.source.stand_ins import NoCounts, NoNames, stand_ins
 from torchzero_clip.source.state import State
 from torchzero_clip.source.units import SourceUnits
 from torchzero_clip.source.values import ATOM, Context, Op, SourceError, Value
@@ -40,13 +40,14 @@ class Trace:
     ) -> None:
         self.shape, self.entry = shape, entry
         self.recorder = Recorder()
+        self.naming = Naming(self.recorder)
         self.functions = self.recorder.functions
         self.links, self.settings = links, settings
         self.state = State(self.recorder)
 
     def run(self) -> list[Op]:
         """The operations of the step."""
-        with stand_ins(self.recorder), hints(self.recorder), self.recorder:
+        with stand_ins(self.recorder), self.recorder:
             bucket = self._bucket(Context(), None)
             for link in self.links:
                 bucket = self._send(link, bucket)
@@ -146,6 +147,8 @@ class Trace:
         if len(out) != 1:
             raise SourceError(sentence(link.path, "it ends steps"))
         value = self.recorder.knows(out[0].update.tensors[0])
+        if value is not None:
+            value.hint = value.hint or "u"
         self.recorder.flowing = value or before
         if any(getattr(one, "target", "") == "grad" for one in link.transform.walk()):
             self._write_back(out[0])
@@ -161,9 +164,9 @@ class Trace:
 
     def _with_units(self, link: Link) -> Link:
         """The link with a rule that measures units as the file will."""
-        made = copy.copy(link)
-        made.children = tuple(self._with_units(child) for child in link.children)
-        rule = made.acts = made.transform = copy.copy(link.transform)
+        rule = self.naming.copy(link.transform)
+        children = tuple([self._with_units(child) for child in link.children])
+        made = changed(link, acts=rule, transform=rule, children=children)
         if isinstance(rule, NormRule):
             order = norms.measure(rule.ord)
             units: list[SourceUnits] = []
