@@ -111,10 +111,9 @@ class Measured(Cells):
 
     def _each(self, helper: str, hint: str, u: TensorList) -> Tensor:
         """What a helper gives for the slices of each tensor."""
-        value, shape = self.value(u), [1] * u.tensors[0].dim()
-        return self._made(
-            hint, [value], lambda n: f"{helper}({n(value)})", shape, "list", each=True
-        )
+        value = self.value(u)
+        write: Text = lambda n: f"{helper}({n(value)})"
+        return self._made(hint, [value], write, (1, 1), "list", each=True)
 
     def _made(
         self,

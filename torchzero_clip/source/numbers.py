@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -122,10 +121,7 @@ def _comparison(symbol: str) -> Any:
     def method(self: Traced, other: Any) -> Any:
         if not isinstance(other, (int, float)):
             return NotImplemented
-        asks = sys._getframe(1).f_globals["__name__"]
-        if asks.startswith("torchzero_clip.core."):
-            return symbol == "ne"  # a shorter way for a value that is 1, say: not taken
-        if self.value.kind == "sizes" and not asks.startswith("torchzero_clip."):
+        if self.value.kind == "sizes":
             raise SourceError("it decides by the size of a parameter")
         holds = function(plain(self), plain(other))
         self.notice(symbol, self.value, _operands(other, 0)[0], holds)

@@ -7,7 +7,6 @@ written for each of them.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -120,9 +119,7 @@ class Recorder(TorchFunctionMode):
         if base == "numel":
             return self._numel(args[0])
         if name.removeprefix("torch.Tensor.") in SHAPES and found[0].kind == "list":
-            asks = sys._getframe(1).f_globals["__name__"]
-            if not asks.startswith(("torchzero_clip.", "torch.")):
-                raise SourceError("it reads the shape of a parameter on the host")
+            raise SourceError("it reads the shape of a parameter on the host")
         if base == "to":
             return self._to(func, args, kwargs)
         if base == "__getitem__" and _is_all(*args):

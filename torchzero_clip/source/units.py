@@ -60,7 +60,7 @@ class SourceUnits(Measured):
         given = "".join([f", {constant(x, lambda v: '')}" for x in args])
         if self.sliced:
             write: Text = lambda n: f"{name}({n(u)}.shape{given})"
-            return self._made("factor", [u], write, like.shape, "list", each=True)
+            return self._made("factor", [u], write, (1, 1), "list", each=True)
         each = Value("list", hint="factors")
         self.recorder.add(lambda n: (f"{name}({n(u)}.shape{given})", ATOM), [u], each, each=True)
         text: Text = lambda n: (
