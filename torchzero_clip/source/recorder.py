@@ -7,7 +7,7 @@ written for each of them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -28,10 +28,15 @@ FACTORIES = ("arange", "zeros", "ones", "full", "tensor", "linspace", "empty", "
 
 
 class Recorder(TorchFunctionMode):
-    """Writes down what is asked of the tensors that it knows."""
+    """Writes down what is asked of the tensors that it knows.
 
-    def __init__(self) -> None:
+    Args:
+        operators: What functions of the core are, which look at tensors, by themselves.
+    """
+
+    def __init__(self, operators: Mapping[Any, Callable[..., Any]]) -> None:
         super().__init__()
+        self.operators = operators
         self.ops: list[Op] = []
         self.known: dict[int, tuple[Any, Value]] = {}
         self.context, self.link, self.paused = Context(), "", False
@@ -109,6 +114,8 @@ class Recorder(TorchFunctionMode):
         kwargs = kwargs or {}
         if self.paused:
             return func(*args, **kwargs)
+        if func in self.operators:
+            return self.operators[func](self, *args)
         name = name_of(func)
         base = name.rpartition(".")[2]
         found = list(self._values([*args, *kwargs.values()]))

@@ -13,10 +13,12 @@ from torchzero_clip.core import Bucket, NormRule, Step, TensorList, norms, send
 from torchzero_clip.core.chain import Chain
 from torchzero_clip.core.link import Link
 from torchzero_clip.engines import Eager
+from torchzero_clip.modules.descent import QKClip
+from torchzero_clip.modules.descent.heads import shrunk
 from torchzero_clip.modules.flow import Masked, Partition
 from torchzero_clip.source.naming import Naming, changed
+from torchzero_clip.source.operators import OPERATORS, NoCounts, NoNames
 from torchzero_clip.source.recorder import Recorder
-from torchzero_clip.source.stand_ins import NoCounts, NoNames, stand_ins
 from torchzero_clip.source.state import State
 from torchzero_clip.source.units import SourceUnits
 from torchzero_clip.source.values import ATOM, Context, Op, SourceError, Value
@@ -39,7 +41,7 @@ class Trace:
         self, links: Sequence[Link], settings: dict[str, Any], shape: tuple[int, int], entry: float
     ) -> None:
         self.shape, self.entry = shape, entry
-        self.recorder = Recorder()
+        self.recorder = Recorder(OPERATORS)
         self.naming = Naming(self.recorder)
         self.functions = self.recorder.functions
         self.links, self.settings = links, settings
@@ -47,7 +49,7 @@ class Trace:
 
     def run(self) -> list[Op]:
         """The operations of the step."""
-        with stand_ins(self.recorder), self.recorder:
+        with self.recorder:
             bucket = self._bucket(Context(), None)
             for link in self.links:
                 bucket = self._send(link, bucket)
@@ -136,6 +138,8 @@ class Trace:
         self.recorder.joins = getattr(rule, "dim", None) == "global"
         before = self.recorder.flowing
         try:
+            if isinstance(rule, QKClip):
+                return self._shrunk(bucket.seen_by(link))
             for inner in link.walk():
                 if inner.transforms:
                     self.state.make(inner, bucket)
@@ -153,6 +157,21 @@ class Trace:
         if any(getattr(one, "target", "") == "grad" for one in link.transform.walk()):
             self._write_back(out[0])
         return out[0]
+
+    def _shrunk(self, bucket: Bucket) -> Bucket:
+        """The bucket after heads of attention shrink, of which the file asks the user."""
+        recorder, (params, u) = self.recorder, self._values(bucket)
+        found, made = Value("list", hint="heads"), Value("list", hint="u")
+        text = f"[{self.functions.asked('max_logits')}(*named) for named in _named(group)]"
+        recorder.add(lambda n: (text, ATOM), [], found, repeats=True, joint=False, takes="flags")
+        numbers = [recorder.named(bucket.group[key], key) for key in ("tau", "alpha")]
+        args, name = [found, params, u, *numbers], self.functions.copy(shrunk)
+        write = lambda n: (f"{name}({', '.join([n(x) for x in args])})", ATOM)
+        recorder.add(write, args, made, each=True)
+        with recorder.resting():
+            bucket.u = TensorList([recorder.learn(bucket.u.tensors[0].clone(), made)])
+        recorder.flowing = made
+        return bucket
 
     def _write_back(self, bucket: Bucket) -> None:
         """Gradients that were converted are written where they came from."""
