@@ -29,12 +29,12 @@ class Measured(Cells):
     Args:
         recorder: What writes the lines.
         rule: The rule whose units they are.
-        buckets: The bucket.
         order: The norm.
+        buckets: The bucket.
     """
 
     def __init__(
-        self, recorder: Recorder, rule: NormRule, buckets: Sequence[Bucket], order: Measure
+        self, recorder: Recorder, rule: NormRule, order: Measure, buckets: Sequence[Bucket]
     ) -> None:
         self.recorder, self.rule, self.buckets, self.order = recorder, rule, list(buckets), order
         scope, self.degree = rule.scope, order.degree

@@ -7,7 +7,7 @@ import ast
 import copy
 from collections.abc import Iterable, Iterator
 from types import CellType, FunctionType, MethodType
-from typing import Any
+from typing import Any, TypeVar
 
 from torchzero_clip.core import TensorList
 from torchzero_clip.core.description import Description
@@ -15,11 +15,12 @@ from torchzero_clip.source.functions import codes, node_of
 from torchzero_clip.source.recorder import Recorder
 from torchzero_clip.source.values import SourceError
 
+T = TypeVar("T")
 TELL = "_naming"
 OURS = ("torchzero_clip.core", "torchzero_clip.source", "torch.")
 
 
-def changed(x: Any, **attributes: Any) -> Any:
+def changed(x: T, **attributes: Any) -> T:
     """A copy of an object, with other attributes."""
     made = copy.copy(x)
     vars(made).update(attributes)
@@ -52,14 +53,15 @@ class Naming:
         """The same for each round of a loop."""
         return (self.tell(names, x) for x in some)
 
-    def copy(self, rule: Description) -> Any:
-        """A rule with those in it."""
+    def copy(self, rule: Description, **attributes: Any) -> Any:
+        """A rule, with those in it, and with some attributes of its own."""
         inside = {k: self.copy(x) for k, x in vars(rule).items() if isinstance(x, Description)}
         made, own = changed(rule, **inside), dict[str, Any]()
         for base in reversed(type(rule).__mro__):
             own |= {} if base.__module__.startswith(OURS) else vars(base)
         functions = {k: f for k, f in own.items() if _is_plain(f) and k[:2] != "__"}
-        vars(made).update({k: MethodType(self.told(f), made) for k, f in functions.items()})
+        told = {k: MethodType(self.told(f), made) for k, f in functions.items()}
+        vars(made).update({**told, **attributes})
         return made
 
     def told(self, function: FunctionType) -> FunctionType:

@@ -84,29 +84,23 @@ class Trace:
             state: dict[Tensor, dict[str, Any]] = {p: {}}
             step = Step([group], state, {}, ENGINE)
             bucket = step.buckets()[0]
-            bucket.names = NoNames()
-        grads = bucket.session.grads.tensors[0]
+        params, grads = bucket.session.params.tensors[0], bucket.session.grads.tensors[0]
         recorder.context = context
-        self._input(bucket.session.params.tensors[0], "params")
-        self._input(grads, "grads")
-        value = recorder.knows(bucket.params.tensors[0])
-        assert value is not None
-        bucket.sizes = [recorder.size(value, math.prod(self.shape))]
+        sized = self._input(params, "params")
+        recorder.flowing = self._input(grads, "grads")
+        sizes = [recorder.size(sized, math.prod(self.shape))]
+        bucket = changed(bucket, names=NoNames(), sizes=sizes)
         if outer is None:
-            recorder.flowing = recorder.knows(grads)
-        else:
-            value = recorder.knows(outer.update.tensors[0])
-            assert value is not None
-            made = Value("list", hint="u")
-            flags = context.flags
-            assert flags is not None
-            write = lambda n: (f"_chosen({n(value)}, {n(flags)})", ATOM)
-            recorder.add(write, [value, flags], made, always=True, stays=True)
-            made.root = value
-            bucket.update = TensorList([recorder.learn(u, made)], owned=outer.update.owned)
-            bucket.produced = outer.produced
-            recorder.flowing = made
-        return bucket
+            return bucket
+        value = recorder.knows(outer.update.tensors[0])
+        assert value is not None
+        made, flags = Value("list", hint="u"), context.flags
+        assert flags is not None
+        write = lambda n: (f"_chosen({n(value)}, {n(flags)})", ATOM)
+        recorder.add(write, [value, flags], made, always=True, stays=True)
+        made.root, recorder.flowing = value, made
+        update = TensorList([recorder.learn(u, made)], owned=outer.update.owned)
+        return changed(bucket, update=update, produced=outer.produced)
 
     def _input(self, tensor: Tensor, takes: str, **kinds: Any) -> Value:
         made = Value("list", hint=takes)
@@ -183,19 +177,13 @@ class Trace:
 
     def _with_units(self, link: Link) -> Link:
         """The link with a rule that measures units as the file will."""
-        rule = self.naming.copy(link.transform)
-        children = tuple([self._with_units(child) for child in link.children])
-        made = changed(link, acts=rule, transform=rule, children=children)
+        rule, own = link.transform, dict[str, Any]()
         if isinstance(rule, NormRule):
-            order = norms.measure(rule.ord)
-            units: list[SourceUnits] = []
-
-            def of(buckets: Sequence[Bucket]) -> SourceUnits:
-                units.append(SourceUnits(self.recorder, rule, buckets, order, self.state.cell))
-                return units[-1]
-
-            vars(rule)["units"] = of
-        return made
+            some = self.recorder, rule, norms.measure(rule.ord), self.state.cell
+            own["units"] = lambda buckets: SourceUnits(*some, buckets)
+        made = self.naming.copy(rule, **own)
+        children = tuple([self._with_units(child) for child in link.children])
+        return changed(link, acts=made, transform=made, children=children)
 
     def _inside(self, link: Link, children: Sequence[Link], bucket: Bucket, text: Any) -> Bucket:
         """The bucket after transforms that see some of its parameters."""
@@ -211,7 +199,6 @@ class Trace:
         with recorder.resting():
             tensor = recorder.learn(torch.full(self.shape, self.entry / 2), whole)
         outside = bucket.with_update(TensorList([tensor], owned=bucket.update.owned))
-        outside.produced = bucket.produced
         inner = self._bucket(context, outside)
         for child in children:
             inner = self._send(child, inner)
@@ -221,10 +208,9 @@ class Trace:
         slots = Value("list", hint="u", root=whole)
         recorder.add(write, [u, whole, flags], writes=[whole, slots], effect=True, stays=True)
         recorder.context, recorder.like = outer, None
-        outside.update.owned = outside.update.owned and u.memory is before.memory
-        outside.produced = inner.produced
+        update = TensorList([tensor], owned=bucket.update.owned and u.memory is before.memory)
         recorder.flowing = whole
-        return outside
+        return changed(outside, update=update, produced=inner.produced)
 
 
 def sentence(path: str, why: str) -> str:

@@ -24,7 +24,7 @@ class SourceUnits(Measured):
     """The units of one bucket, which stands for all groups.
 
     Args:
-        recorder, rule, buckets, order: As in `Measured`.
+        recorder, rule, order, buckets: As in `Measured`.
         store: Where the file keeps the numbers of units.
     """
 
@@ -32,11 +32,11 @@ class SourceUnits(Measured):
         self,
         recorder: Recorder,
         rule: NormRule,
-        buckets: Sequence[Bucket],
         order: Measure,
         store: Any,
+        buckets: Sequence[Bucket],
     ) -> None:
-        super().__init__(recorder, rule, buckets, order)
+        super().__init__(recorder, rule, order, buckets)
         self.groups, self._store, self.path = [self.buckets], store, self.buckets[0].bound.path
         self._divided: TensorList | None = None  # what flows, once it is
         self.dtype, self.home, self.count = WIDE, torch.device("cpu"), 1
