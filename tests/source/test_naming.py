@@ -12,6 +12,7 @@ from torch import Tensor
 from tests.helpers import SHAPES, parameters
 from tests.source.test_source import compare
 from torchzero_clip import LR, Group, Live, Modular, State, TensorList, Transform
+from torchzero_clip.core import norms
 
 
 def body(rule: Transform) -> str:
@@ -89,3 +90,24 @@ def test_a_profiler_of_the_user_goes_on_undisturbed_and_no_other_is_set() -> Non
         sys.setprofile(before)
     assert set(seen) == {watch}
     assert threading.getprofile() is None
+
+
+def test_others_may_use_torch_and_our_norms_while_a_chain_is_watched() -> None:
+    seen: list[Any] = []
+
+    class Watching(Transform):
+        """u ← u"""
+
+        def update(self, u: TensorList, state: State, group: Group) -> TensorList:
+            def other() -> None:
+                seen.append(torch.finfo(torch.float32).eps)
+                seen.append(norms.readable(torch.ones(2)))
+                seen.append(norms.statistics([torch.ones(4)], norms.measure(2)).item())
+
+            thread = threading.Thread(target=other)
+            thread.start()
+            thread.join()
+            return u.mul(1.5)
+
+    body(Watching())
+    assert seen == [2.0**-23, True, 2.0] * 2

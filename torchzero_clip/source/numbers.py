@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable
 from typing import Any
 
@@ -85,13 +86,7 @@ def _operands(a: Any, b: Any) -> tuple[Any, Any]:
 
 
 def _arithmetic(symbol: str, reflected: bool) -> Any:
-    function: Callable[[Any, Any], Any] = {
-        "add": lambda a, b: a + b,
-        "sub": lambda a, b: a - b,
-        "mul": lambda a, b: a * b,
-        "truediv": lambda a, b: a / b,
-        "pow": lambda a, b: a**b,
-    }[symbol]
+    function = getattr(operator, symbol)
 
     def method(self: Traced, other: Any) -> Any:
         if isinstance(other, Tensor) or not isinstance(other, (int, float)):
@@ -109,14 +104,7 @@ def _arithmetic(symbol: str, reflected: bool) -> Any:
 
 
 def _comparison(symbol: str) -> Any:
-    function: Callable[[Any, Any], Any] = {
-        "eq": lambda a, b: a == b,
-        "ne": lambda a, b: a != b,
-        "lt": lambda a, b: a < b,
-        "le": lambda a, b: a <= b,
-        "gt": lambda a, b: a > b,
-        "ge": lambda a, b: a >= b,
-    }[symbol]
+    function = getattr(operator, symbol)
 
     def method(self: Traced, other: Any) -> Any:
         if not isinstance(other, (int, float)):

@@ -58,27 +58,19 @@ OPERATORS: dict[Any, Callable[..., Any]] = {
 class NoNames(list[Any]):
     """The names of parameters, which a file has only where it chooses parameters."""
 
-    def __getitem__(self, index: Any) -> Any:
+    def _refuse(self, *_: Any) -> Any:
         raise SourceError("it asks for the name of every parameter in every step")
 
-    def __iter__(self) -> Any:
-        return self[0]
+    __getitem__ = __iter__ = _refuse
 
 
 class NoCounts(dict[str, Any]):
     """What a group keeps besides live values, which a file has for norms alone."""
 
-    def __getitem__(self, key: str) -> Any:
+    def _refuse(self, *_: Any) -> Any:
         raise SourceError("it counts steps, or keeps other numbers of a group")
 
-    def __setitem__(self, key: str, value: Any) -> None:
-        self[key]
-
-    def get(self, key: str, default: Any = None) -> Any:
-        return self[key]
-
-    def setdefault(self, key: str, default: Any = None) -> Any:
-        return self[key]
+    __getitem__ = __setitem__ = get = setdefault = _refuse
 
 
 class _Sums(list[Tensor]):

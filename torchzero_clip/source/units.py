@@ -101,12 +101,8 @@ class SourceUnits(Measured):
         else:
             over = self.every(value) if self.joint else value
             sizes = Value("tensor", hint="size")
-            self.recorder.add(
-                lambda n: (f"sum([x.numel() for x in {n(over)}])", ATOM),
-                [over],
-                sizes,
-                joint=self.joint,
-            )
+            write = lambda n: (f"sum([x.numel() for x in {n(over)}])", ATOM)
+            self.recorder.add(write, [over], sizes, joint=self.joint)
         small: Text = lambda n: f"torch.tensor({n(sizes)}{device(n)}) < {size}"
         shape = () if self.single else (1,)
         return self._made("small", [sizes, *args[1:]], small, shape, joint=self.joint)
