@@ -19,7 +19,6 @@ import torch
 import torchzero_clip
 from torchzero_clip._replay_command import command
 from torchzero_clip.published import NAMES, links_of
-from torchzero_clip.source import SourceError
 
 WIDTH = 100
 public = partial(getattr, torchzero_clip)
@@ -49,6 +48,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if name is not None and name not in NAMES and name not in shown:
         name = next((n for n in NAMES if n == name.lower()), known.get(name.lower(), name))
     if given.source and name in NAMES:
+        from torchzero_clip.source import SourceError
+
         try:
             print(source_of(NAMES[name]()), end="")
         except SourceError as error:

@@ -1,19 +1,22 @@
-"""Names of optimizers that are chains here, or torch's: what to write instead."""
+"""Names that are not imported yet, or never: of chains as files, and of torch's optimizers."""
 
 from __future__ import annotations
 
-from typing import NoReturn
+import importlib
+from types import ModuleType
 
 import torch
 
 SHOWN = {"sgd": {"momentum": 0.9}}  # where a chain with the defaults would lack its main link
 
 
-def __getattr__(name: str) -> NoReturn:
-    """Raise a sentence for `from torchzero_clip import AdamW` and the like.
+def __getattr__(name: str) -> ModuleType:
+    """`torchzero_clip.source`; for `from torchzero_clip import AdamW` and the like a sentence.
 
     An ImportError, since of an AttributeError the statement keeps no word.
     """
+    if name == "source":  # large, and needed by `to_source` alone
+        return importlib.import_module("torchzero_clip.source")
     from torchzero_clip.published import NAMES
 
     known = {key.replace("_", ""): key for key in NAMES}

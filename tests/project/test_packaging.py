@@ -38,6 +38,18 @@ def test_importing_the_library_imports_torch_and_nothing_else() -> None:
     assert {name.split(".")[0] for name in added()} <= allowed
 
 
+def test_what_writes_files_is_imported_by_those_who_write_one() -> None:
+    assert [name for name in sorted(added()) if name.startswith("torchzero_clip.source")] == []
+
+
+def test_what_writes_files_is_there_as_an_attribute_all_the_same() -> None:
+    code = "import torchzero_clip; print(torchzero_clip.source.SourceError.__mro__[1].__name__)"
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT
+    )
+    assert done.stdout.strip() == "ValueError"
+
+
 def names(text: str) -> set[str]:
     """The packages that a list of requirements names."""
     found = re.findall(r'"([A-Za-z][\w.-]*)(?:\[[\w,]+\])?(?:[><=~!].*?)?"', text)

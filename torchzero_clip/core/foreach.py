@@ -16,7 +16,7 @@ OUT = ("mul", "div", "sub", "clamp")
 
 
 def _where(x: Tensor, keep: Tensor, other: Tensor | float) -> Tensor:
-    if keep.dim() == 0 and norms.readable(keep) and isinstance(other, Tensor):
+    if norms.readable(keep) and keep.dim() == 0 and isinstance(other, Tensor):
         return x if keep else other.to(x.dtype)
     return torch.where(keep, x, other.to(x.dtype) if isinstance(other, Tensor) else other)
 

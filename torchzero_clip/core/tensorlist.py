@@ -172,7 +172,8 @@ class TensorList:
 
     def _vector(self) -> Tensor | None:
         """The vector whose entries these 0-dim tensors are, where they share their memory."""
-        return None if self.tensors[0].dim() else shared_memory(self.tensors)
+        vector = shared_memory(self.tensors)
+        return None if vector is None or vector.dim() > 1 else vector
 
     def _stand_in(self, name: str, *operands: Any) -> TensorList:
         """An operator that torch has no `_foreach_*` for."""
@@ -259,7 +260,8 @@ class TensorList:
             return self._write("add", x * alpha)
         if isinstance(alpha, Tensor):  # alpha= would read it on the host
             return self._write("addcmul", x, alpha)
-        return self._write("add", x) if alpha == 1 else self._write("add_scaled", x, alpha)
+        plain = type(alpha) is int and alpha == 1  # as it is where nobody gave one
+        return self._write("add", x) if plain else self._write("add_scaled", x, alpha)
 
     def sub(self, x: Operand) -> TensorList:
         """A new list: self - x"""

@@ -31,7 +31,6 @@ from torchzero_clip.optimizer.meaning import refuse_step, warn_of_size, warn_of_
 from torchzero_clip.optimizer.metrics import metrics_of
 from torchzero_clip.optimizer.places import warn_of_places
 from torchzero_clip.optimizer.rounding import check_options, prepare_rounding, subtract
-from torchzero_clip.source import to_source
 
 
 class Modular(Optimizer):
@@ -253,6 +252,8 @@ class Modular(Optimizer):
             >>> print(next(line for line in source.splitlines() if line.startswith("class")))
             class ClippedAdam(torch.optim.Optimizer):
         """
+        from torchzero_clip.source import to_source  # which no other call needs
+
         mark = fingerprint(self.keys.links)
         return to_source(self.chain, self.links, self.defaults, mark, name)
 

@@ -6,7 +6,8 @@ The way of a chain to a file, and who does what on it:
    `recorder`, a mode of torch, turns whatever the links ask of torch into operations on `values`.
    Live values are `live` `numbers` that remember what was done with them, and units are
    `SourceUnits`, whose verbs (`units`) and norms (`measured`) have lines of their own. `state` says
-   how what is kept begins; `stand_ins` are there for what cannot be recorded.
+   how what is kept begins; `operators` are what functions of the core that look at tensors become,
+   and `naming` has copies of rules that tell what they call their values.
 2. `schedule` drops what nobody reads and gives each operation its phase: for all groups together,
    or in one of the loops over them.
 3. `lines` makes statements of the operations: `expressions` of Python, each call as `wording` has

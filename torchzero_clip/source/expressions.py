@@ -53,7 +53,8 @@ class Expressions:
         assert value.live is not None
         key, index = value.live
         names = self.unpacked.get(key)
-        return by_key(value) if index is None or names is None else names[index]
+        name = "_" if index is None or names is None else names[index]
+        return by_key(value) if name == "_" else name
 
     def inside(self, op: Op) -> Iterator[Value]:
         """The values that are written inside an operation."""

@@ -90,7 +90,7 @@ class Functions:
             raise SourceError(f"{function!r} is no function that Python code defines")
         if not returns:
             return self._verbatim(function)
-        node = _node(function)
+        node = node_of(function)
         if len(node.args.args) != 2 or len(_parameters(node)) != 2:
             raise SourceError(f"the function {function.__name__!r} does not take (name, parameter)")
         written = isinstance(node, ast.FunctionDef)
@@ -162,7 +162,7 @@ class _Renamed(ast.NodeTransformer):
         return node
 
 
-def _node(function: FunctionType) -> ast.FunctionDef | ast.Lambda:
+def node_of(function: FunctionType) -> ast.FunctionDef | ast.Lambda:
     """The tree of a function in its file."""
     code = function.__code__
     text = "".join(linecache.getlines(code.co_filename))
@@ -196,7 +196,7 @@ def _quoted(text: str) -> str:
 
 
 def _same(node: ast.FunctionDef | ast.Lambda, code: CodeType) -> bool:
-    names = tuple(a.arg for a in node.args.args)
+    names = tuple([a.arg for a in (*node.args.posonlyargs, *node.args.args)])
     kind = "<lambda>" if isinstance(node, ast.Lambda) else node.name
     return names == code.co_varnames[: code.co_argcount] and kind == code.co_name
 
@@ -208,16 +208,16 @@ def _does(node: ast.FunctionDef | ast.Lambda, code: CodeType) -> bool:
     assert isinstance(around, ast.FunctionDef)
     around.body = [inner]
     module = compile(ast.fix_missing_locations(ast.Module([around], [])), "", "exec")
-    made = [c for c in _codes(module) if c.co_name == code.co_name]
+    made = [c for c in codes(module) if c.co_name == code.co_name]
     return _said(made[0]) == _said(code)
 
 
-def _codes(code: CodeType) -> Iterator[CodeType]:
+def codes(code: CodeType) -> Iterator[CodeType]:
     """Code, and that of the functions in it."""
     yield code
     for x in code.co_consts:
         if isinstance(x, CodeType):
-            yield from _codes(x)
+            yield from codes(x)
 
 
 def _said(code: CodeType) -> Any:

@@ -154,21 +154,12 @@ def _dims(rule: NormRule) -> list[str]:
 
 def dims_of(rule: NormRule) -> str:
     """The dims that the slices of a tensor `x` of n dims run along, as an expression."""
-    dim = rule.dim
-    asked = (
-        [dim]
-        if isinstance(dim, int)
-        else [d for d in dim if isinstance(d, int)]
-        if isinstance(dim, (tuple, list))
-        else []
-    )
-    asked_text = (
-        f"({', '.join(map(str, asked))},)" if len(asked) == 1 else f"({', '.join(map(str, asked))})"
-    )
+    every = rule.dim if isinstance(rule.dim, (tuple, list)) else (rule.dim,)
+    asked = tuple([d for d in every if isinstance(d, int)])
     candidates = [
-        f"tuple(sorted({{d % n for d in {asked_text} if -n <= d < n}}))",
-        f"tuple(d for d in range(n) if d not in {asked_text})",
-        f"tuple(d for d in range(n) if d not in {asked_text} and d - n not in {asked_text})",
+        f"tuple(sorted({{d % n for d in {asked} if -n <= d < n}}))",
+        f"tuple(d for d in range(n) if d not in {asked})",
+        f"tuple(d for d in range(n) if d not in {asked} and d - n not in {asked})",
         "tuple(range(1, n)) or (0,)",
         "tuple(range(max(n, 1)))",
         "tuple(range(1, n))",

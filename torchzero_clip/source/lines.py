@@ -39,15 +39,9 @@ class Lines:
         self.inline = schedule.inlined(self.ops)
         self.crossing = list(schedule.crossing(self.ops))
         self.joint = any(op.joint for op in self.ops)  # whether anything is for all groups
-        self.page, self.names = (
-            Page(),
-            Naming(
-                self.ops,
-                self.inline,
-                self.crossing,
-                [name for row in tuples.values() for name in row],
-            ),
-        )
+        taken = [name for row in tuples.values() for name in row]
+        self.page = Page()
+        self.names = Naming(self.ops, self.inline, self.crossing, taken)
         self.expressions = Expressions(self.names, self.inline)
         inputs = [op for op in ops if op.repeats]
         self.inputs = Inputs(inputs, self.page, self.expressions, state, self.joint)

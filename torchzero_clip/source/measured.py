@@ -29,12 +29,12 @@ class Measured(Cells):
     Args:
         recorder: What writes the lines.
         rule: The rule whose units they are.
-        buckets: The bucket.
         order: The norm.
+        buckets: The bucket.
     """
 
     def __init__(
-        self, recorder: OpRecorder, rule: NormRule, buckets: Sequence[Bucket], order: Measure
+        self, recorder: OpRecorder, rule: NormRule, order: Measure, buckets: Sequence[Bucket]
     ) -> None:
         self.recorder, self.rule, self.buckets, self.order = recorder, rule, list(buckets), order
         scope, self.degree = rule.scope, order.degree
@@ -111,10 +111,9 @@ class Measured(Cells):
 
     def _each(self, helper: str, hint: str, u: TensorList) -> Tensor:
         """What a helper gives for the slices of each tensor."""
-        value, shape = self.value(u), [1] * u.tensors[0].dim()
-        return self._made(
-            hint, [value], lambda n: f"{helper}({n(value)})", shape, "list", each=True
-        )
+        value = self.value(u)
+        write: Text = lambda n: f"{helper}({n(value)})"
+        return self._made(hint, [value], write, (1, 1), "list", each=True)
 
     def _made(
         self,

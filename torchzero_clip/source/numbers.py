@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import sys
+import operator
 from collections.abc import Callable
 from typing import Any
 
@@ -86,13 +86,7 @@ def _operands(a: Any, b: Any) -> tuple[Any, Any]:
 
 
 def _arithmetic(symbol: str, reflected: bool) -> Any:
-    function: Callable[[Any, Any], Any] = {
-        "add": lambda a, b: a + b,
-        "sub": lambda a, b: a - b,
-        "mul": lambda a, b: a * b,
-        "truediv": lambda a, b: a / b,
-        "pow": lambda a, b: a**b,
-    }[symbol]
+    function = getattr(operator, symbol)
 
     def method(self: TracedNumber, other: Any) -> Any:
         if isinstance(other, Tensor) or not isinstance(other, (int, float)):
@@ -110,22 +104,12 @@ def _arithmetic(symbol: str, reflected: bool) -> Any:
 
 
 def _comparison(symbol: str) -> Any:
-    function: Callable[[Any, Any], Any] = {
-        "eq": lambda a, b: a == b,
-        "ne": lambda a, b: a != b,
-        "lt": lambda a, b: a < b,
-        "le": lambda a, b: a <= b,
-        "gt": lambda a, b: a > b,
-        "ge": lambda a, b: a >= b,
-    }[symbol]
+    function = getattr(operator, symbol)
 
     def method(self: TracedNumber, other: Any) -> Any:
         if not isinstance(other, (int, float)):
             return NotImplemented
-        asks = sys._getframe(1).f_globals["__name__"]
-        if asks.startswith("torchzero_clip.core."):
-            return symbol == "ne"  # a shorter way for a value that is 1, say: not taken
-        if self.value.kind == "sizes" and not asks.startswith("torchzero_clip."):
+        if self.value.kind == "sizes":
             raise SourceError("it decides by the size of a parameter")
         holds = function(plain(self), plain(other))
         self.notice(symbol, self.value, _operands(other, 0)[0], holds)

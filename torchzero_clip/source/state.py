@@ -48,6 +48,8 @@ class WrittenState:
             self.texts.setdefault(self.recorder.context, {})[key] = texts[key]
             self.recorder.link = link.path
             self._list(key, x)
+        with self.recorder.resting():
+            bucket.seen_by(link).held()  # whose shapes are checked once
 
     def _list(self, key: str, x: Tensor) -> Value:
         hint = key.rpartition("/")[2]

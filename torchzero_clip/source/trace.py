@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -15,9 +14,12 @@ from torchzero_clip.core.chain import Chain
 from torchzero_clip.core.link import Link
 from torchzero_clip.core.private import without_torch_function
 from torchzero_clip.engines import Eager
+from torchzero_clip.modules.descent import QKClip
+from torchzero_clip.modules.descent.heads import shrunk
 from torchzero_clip.modules.flow import Masked, Partition
+from torchzero_clip.source.naming import RuleNames, changed
+from torchzero_clip.source.operators import OPERATORS, NoCounts, NoNames
 from torchzero_clip.source.recorder import OpRecorder
-from torchzero_clip.source.stand_ins import NoCounts, NoNames, hints, stand_ins
 from torchzero_clip.source.state import WrittenState
 from torchzero_clip.source.units import SourceUnits
 from torchzero_clip.source.values import ATOM, Context, Op, SourceError, Value
@@ -40,14 +42,15 @@ class WrittenStep:
         self, links: Sequence[Link], settings: dict[str, Any], shape: tuple[int, int], entry: float
     ) -> None:
         self.shape, self.entry = shape, entry
-        self.recorder = OpRecorder()
+        self.recorder = OpRecorder(OPERATORS)
+        self.naming = RuleNames(self.recorder)
         self.functions = self.recorder.functions
         self.links, self.settings = links, settings
         self.state = WrittenState(self.recorder)
 
     def run(self) -> list[Op]:
         """The operations of the step."""
-        with stand_ins(self.recorder), hints(self.recorder), self.recorder:
+        with self.recorder:
             bucket = self._bucket(Context(), None)
             for link in self.links:
                 bucket = self._send(link, bucket)
@@ -82,29 +85,23 @@ class WrittenStep:
             state: dict[Tensor, dict[str, Any]] = {p: {}}
             step = Step([group], state, {}, ENGINE)
             bucket = step.buckets()[0]
-            bucket.names = NoNames()
-        grads = bucket.session.grads.tensors[0]
+        params, grads = bucket.session.params.tensors[0], bucket.session.grads.tensors[0]
         recorder.context = context
-        self._input(bucket.session.params.tensors[0], "params")
-        self._input(grads, "grads")
-        value = recorder.knows(bucket.params.tensors[0])
-        assert value is not None
-        bucket.sizes = [recorder.size(value, math.prod(self.shape))]
+        sized = self._input(params, "params")
+        recorder.flowing = self._input(grads, "grads")
+        sizes = [recorder.size(sized, math.prod(self.shape))]
+        bucket = changed(bucket, names=NoNames(), sizes=sizes)
         if outer is None:
-            recorder.flowing = recorder.knows(grads)
-        else:
-            value = recorder.knows(outer.update.tensors[0])
-            assert value is not None
-            made = Value("list", hint="u")
-            flags = context.flags
-            assert flags is not None
-            write = lambda n: (f"_chosen({n(value)}, {n(flags)})", ATOM)
-            recorder.add(write, [value, flags], made, always=True, stays=True)
-            made.root = value
-            bucket.update = TensorList([recorder.learn(u, made)], owned=outer.update.owned)
-            bucket.produced = outer.produced
-            recorder.flowing = made
-        return bucket
+            return bucket
+        value = recorder.knows(outer.update.tensors[0])
+        assert value is not None
+        made, flags = Value("list", hint="u"), context.flags
+        assert flags is not None
+        write = lambda n: (f"_chosen({n(value)}, {n(flags)})", ATOM)
+        recorder.add(write, [value, flags], made, always=True, stays=True)
+        made.root, recorder.flowing = value, made
+        update = TensorList([recorder.learn(u, made)], owned=outer.update.owned)
+        return changed(bucket, update=update, produced=outer.produced)
 
     def _input(self, tensor: Tensor, takes: str, **kinds: Any) -> Value:
         made = Value("list", hint=takes)
@@ -136,6 +133,8 @@ class WrittenStep:
         self.recorder.joins = getattr(rule, "dim", None) == "global"
         before = self.recorder.flowing
         try:
+            if isinstance(rule, QKClip):
+                return self._shrunk(bucket.seen_by(link))
             for inner in link.walk():
                 if inner.transforms:
                     self.state.make(inner, bucket)
@@ -147,10 +146,27 @@ class WrittenStep:
         if len(out) != 1:
             raise SourceError(sentence(link.path, "it ends steps"))
         value = self.recorder.knows(out[0].update.tensors[0])
+        if value is not None:
+            value.hint = value.hint or "u"
         self.recorder.flowing = value or before
         if any(getattr(one, "target", "") == "grad" for one in link.transform.walk()):
             self._write_back(out[0])
         return out[0]
+
+    def _shrunk(self, bucket: Bucket) -> Bucket:
+        """The bucket after heads of attention shrink, of which the file asks the user."""
+        recorder, (params, u) = self.recorder, self._values(bucket)
+        found, made = Value("list", hint="heads"), Value("list", hint="u")
+        text = f"[{self.functions.asked('max_logits')}(*named) for named in _named(group)]"
+        recorder.add(lambda n: (text, ATOM), [], found, repeats=True, joint=False, takes="flags")
+        numbers = [recorder.named(bucket.group[key], key) for key in ("tau", "alpha")]
+        args, name = [found, params, u, *numbers], self.functions.copy(shrunk)
+        write = lambda n: (f"{name}({', '.join([n(x) for x in args])})", ATOM)
+        recorder.add(write, args, made, each=True)
+        with recorder.resting():
+            bucket.u = TensorList([recorder.learn(bucket.u.tensors[0].clone(), made)])
+        recorder.flowing = made
+        return bucket
 
     def _write_back(self, bucket: Bucket) -> None:
         """Gradients that were converted are written where they came from."""
@@ -162,19 +178,13 @@ class WrittenStep:
 
     def _with_units(self, link: Link) -> Link:
         """The link with a rule that measures units as the file will."""
-        made = copy.copy(link)
-        made.children = tuple(self._with_units(child) for child in link.children)
-        rule = made.acts = made.transform = copy.copy(link.transform)
+        rule, own = link.transform, dict[str, Any]()
         if isinstance(rule, NormRule):
-            order = norms.measure(rule.ord)
-            units: list[SourceUnits] = []
-
-            def of(buckets: Sequence[Bucket]) -> SourceUnits:
-                units.append(SourceUnits(self.recorder, rule, buckets, order, self.state.cell))
-                return units[-1]
-
-            vars(rule)["units"] = of
-        return made
+            some = self.recorder, rule, norms.measure(rule.ord), self.state.cell
+            own["units"] = lambda buckets: SourceUnits(*some, buckets)
+        made = self.naming.copy(rule, **own)
+        children = tuple([self._with_units(child) for child in link.children])
+        return changed(link, acts=made, transform=made, children=children)
 
     def _inside(self, link: Link, children: Sequence[Link], bucket: Bucket, text: Any) -> Bucket:
         """The bucket after transforms that see some of its parameters."""
@@ -190,7 +200,6 @@ class WrittenStep:
         with recorder.resting():
             tensor = recorder.learn(torch.full(self.shape, self.entry / 2), whole)
         outside = bucket.with_update(TensorList([tensor], owned=bucket.update.owned))
-        outside.produced = bucket.produced
         inner = self._bucket(context, outside)
         for child in children:
             inner = self._send(child, inner)
@@ -200,10 +209,9 @@ class WrittenStep:
         slots = Value("list", hint="u", root=whole)
         recorder.add(write, [u, whole, flags], writes=[whole, slots], effect=True, stays=True)
         recorder.context, recorder.like = outer, None
-        outside.update.owned = outside.update.owned and u.memory is before.memory
-        outside.produced = inner.produced
+        update = TensorList([tensor], owned=bucket.update.owned and u.memory is before.memory)
         recorder.flowing = whole
-        return outside
+        return changed(outside, update=update, produced=inner.produced)
 
 
 def sentence(path: str, why: str) -> str:

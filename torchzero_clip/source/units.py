@@ -25,7 +25,7 @@ class SourceUnits(Measured):
     """The units of one bucket, which stands for all groups.
 
     Args:
-        recorder, rule, buckets, order: As in `Measured`.
+        recorder, rule, order, buckets: As in `Measured`.
         store: Where the file keeps the numbers of units.
     """
 
@@ -33,11 +33,11 @@ class SourceUnits(Measured):
         self,
         recorder: OpRecorder,
         rule: NormRule,
-        buckets: Sequence[Bucket],
         order: Measure,
         store: Any,
+        buckets: Sequence[Bucket],
     ) -> None:
-        super().__init__(recorder, rule, buckets, order)
+        super().__init__(recorder, rule, order, buckets)
         self.groups, self._store, self.path = [self.buckets], store, self.buckets[0].bound.path
         self._divided: TensorList | None = None  # what flows, once it is
         self.dtype, self.home, self.count = WIDE, torch.device("cpu"), 1
@@ -61,7 +61,7 @@ class SourceUnits(Measured):
         given = "".join([f", {constant(x, lambda v: '')}" for x in args])
         if self.sliced:
             write: Text = lambda n: f"{name}({n(u)}.shape{given})"
-            return self._made("factor", [u], write, like.shape, "list", each=True)
+            return self._made("factor", [u], write, (1, 1), "list", each=True)
         each = Value("list", hint="factors")
         self.recorder.add(lambda n: (f"{name}({n(u)}.shape{given})", ATOM), [u], each, each=True)
         text: Text = lambda n: (
@@ -102,12 +102,8 @@ class SourceUnits(Measured):
         else:
             over = self.every(value) if self.joint else value
             sizes = Value("tensor", hint="size")
-            self.recorder.add(
-                lambda n: (f"sum([x.numel() for x in {n(over)}])", ATOM),
-                [over],
-                sizes,
-                joint=self.joint,
-            )
+            write = lambda n: (f"sum([x.numel() for x in {n(over)}])", ATOM)
+            self.recorder.add(write, [over], sizes, joint=self.joint)
         small: Text = lambda n: f"torch.tensor({n(sizes)}{device(n)}) < {size}"
         shape = () if self.single else (1,)
         return self._made("small", [sizes, *args[1:]], small, shape, joint=self.joint)

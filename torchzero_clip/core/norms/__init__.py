@@ -16,7 +16,13 @@ from torchzero_clip.core.norms.measures import (
     merge,
     scaled,
 )
-from torchzero_clip.core.norms.numeric import as_one_operator, is_one_operator, numbers, readable
+from torchzero_clip.core.norms.numeric import (
+    as_one_operator,
+    eps_of,
+    is_one_operator,
+    numbers,
+    readable,
+)
 from torchzero_clip.core.norms.percentile import percentile
 from torchzero_clip.core.norms.slices import slice_statistics
 from torchzero_clip.core.norms.whole import largest, statistics
@@ -29,6 +35,7 @@ __all__ = [
     "all_ones",
     "as_one_operator",
     "divisions",
+    "eps_of",
     "factor_of",
     "finish",
     "halves",

@@ -22,8 +22,13 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def readable(x: Tensor) -> bool:
-    """Whether values can be read without waiting for a device: plain tensors on CPU."""
-    return x.is_cpu and type(x) in PLAIN and not torch.compiler.is_compiling()
+    """Whether values can be read without waiting for a device: plain tensors on CPU, where no
+    TorchFunctionMode says that they stand for others.
+    """
+    plain = x.is_cpu and type(x) in PLAIN and not torch.compiler.is_compiling()
+    if plain and has_torch_function_unary(x):
+        return bool(handle_torch_function(readable, (x,), x))
+    return plain
 
 
 def at_least_float32(x: Tensor) -> Tensor:
@@ -63,6 +68,12 @@ def vector_norm(x: Tensor, p: float) -> Tensor:
             return norm
     safe = safe_scale(x.amax(dim=-1, keepdim=True))
     return (torch.linalg.vector_norm(x / safe, p, dim=-1, keepdim=True) * safe).squeeze(-1)
+
+
+@as_one_operator
+def eps_of(x: Tensor, dtype: torch.dtype) -> float:
+    """The step from 1 to the next number of a dtype, in which `x` was measured."""
+    return torch.finfo(dtype).eps
 
 
 def numbers(values: Sequence[float], like: Tensor) -> Tensor:

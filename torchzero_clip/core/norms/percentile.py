@@ -7,12 +7,13 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from torchzero_clip.core.norms.numeric import PIECE, readable
+from torchzero_clip.core.norms.numeric import PIECE, as_one_operator, readable
 from torchzero_clip.core.tensors import all_plain
 
 DIGIT = 16  # bits that are counted at a time
 
 
+@as_one_operator
 def percentile(tensors: Sequence[Tensor], p: float | Tensor) -> Tensor:
     """The p-th percentile of all magnitudes: one of them, the nearest below."""
     last = sum([t.numel() for t in tensors]) - 1

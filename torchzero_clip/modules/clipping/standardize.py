@@ -7,6 +7,7 @@ import math
 import torch
 
 from torchzero_clip.core import Bucket, Live, NormRule, Scope
+from torchzero_clip.core.norms import eps_of
 
 
 class Standardize(NormRule):
@@ -50,7 +51,7 @@ class Standardize(NormRule):
         for members in units.groups:
             eps = members[0].group["eps"]
             for bucket in members:
-                flat = std <= 4 * torch.finfo(bucket.state_dtype).eps * mean.abs()
+                flat = std <= 4 * eps_of(mean, bucket.state_dtype) * mean.abs()
                 scale = torch.where(flat, torch.full_like(std, math.inf), std + eps)
                 scale = torch.where(alone, torch.ones_like(std), scale)
                 u = bucket.u.to(bucket.state_dtype).sub_(units.operand(bucket, shift))
