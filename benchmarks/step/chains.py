@@ -504,7 +504,7 @@ RACES: dict[str, Race] = {
         loose=True,
     ),
     "clip_grad_norm_, each tensor": helps(
-        helper("clip_grad_norm_", 1.0),
+        helper("clip_grad_norm_", 1.0, dim=None),
         {
             "torch": clip_each_alone,
             "torch foreach": clip_each,

@@ -86,7 +86,7 @@ def kind(name: str, p: Tensor) -> str:
 
 
 def falling(step: int) -> float:
-    return 0.1 / (1 + step)
+    return 1e-3 / (1 + step)
 
 
 def main() -> float:

@@ -194,6 +194,7 @@ def test_what_is_constant_up_to_rounding_becomes_zeros(mean, size, ulps):
 percentiles = st.one_of(st.sampled_from([0, 25, 50, 75, 90, 99, 100]), st.floats(0, 100))
 
 
+@pytest.mark.filterwarnings("ignore:.*less than one percent")
 @given(xs=vectors(mostly(wide, odd)), percentile=percentiles)
 def test_clip_percentile(xs, percentile):
     out, expected = kernel(ClipPercentile(percentile), xs)[0], spec.clip_percentile(xs, percentile)
@@ -209,6 +210,7 @@ def test_clip_percentile_over_two_tensors(xs, ys, percentile):
         assert out == pytest.approx(row, rel=0, abs=0, nan_ok=True)
 
 
+@pytest.mark.filterwarnings("ignore:.*less than one percent")
 @given(xs=vectors(mostly(wide, odd)), percentile=percentiles)
 def test_a_percentile_given_as_a_tensor_is_the_same(xs, percentile):
     number, tensor = ClipPercentile(percentile), ClipPercentile(torch.tensor(percentile).double())
