@@ -332,7 +332,7 @@ def test_the_race_of_small_models_prints_ratios_and_bars(capsys, monkeypatch):
     small.main(["--seconds", "0", "--races", "MLP, clip + Adam", "clip_grad_norm_, 12 tensors"])
     out = capsys.readouterr().out
     assert re.search(r"^MLP, clip \+ Adam +\d+ +default [\d.]+, compiled [\d.]+", out, re.M)
-    assert re.search(r"[\d.]+ ≤ 1.3 +clip_grad_norm_, 12 tensors, default$", out, re.M)
+    assert re.search(r"[\d.]+ ≤ 1.5 +clip_grad_norm_, 12 tensors, default$", out, re.M)
 
 
 @pytest.mark.parametrize("name", small.races())

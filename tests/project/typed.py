@@ -115,6 +115,7 @@ def main() -> float:
     sgd = torch.optim.SGD(model.parameters(), lr=0.1)
     with attach(sgd, ZClip()) as handle:
         handle.param_groups[0]["z_thresh"] = 3.0
+    model(torch.ones(2)).sum().backward()
     Clipper(model.parameters(), ZClip()).step()
     total: Tensor = clip_grad_norm_(model.parameters(), 1.0, dim="global")
     Modular(model.parameters(), named("lamb", lr=1e-3))

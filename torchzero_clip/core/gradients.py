@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 
 from torchzero_clip.core.sharding import aligned_grads
-from torchzero_clip.core.tensors import DEVICE, DTYPE, LAYOUT, NBYTES, all_plain, same_shapes
+from torchzero_clip.core.tensors import DEVICE, DTYPE, LAYOUT, all_plain, same_shapes
 
-Span: TypeAlias = "tuple[int, int]"
-"""The addresses at which a tensor begins and ends."""
+Spans: TypeAlias = "tuple[list[int], list[int]]"
+"""The addresses at which tensors begin, and at which they end."""
 
 
 class StepGradients:
@@ -78,28 +78,37 @@ def plain(params: Sequence[Tensor], grads: Sequence[Tensor]) -> bool:
     return alike and same_shapes(params, grads) and not (odd(grads) or _shared(_spans(grads)))
 
 
-def _shared(spans: Sequence[Span]) -> bool:
+def _shared(spans: Spans) -> bool:
     """Whether a tensor begins before another one ends, in memory."""
-    ordered = sorted([(start, end) for start, end in spans if start < end])
-    return any([start < end for (_, end), (start, _) in itertools.pairwise(ordered)])
+    starts, ends = spans
+    if any(map(operator.eq, starts, ends)):
+        filled = [(start, end) for start, end in zip(starts, ends, strict=True) if start < end]
+        starts, ends = [start for start, _ in filled], [end for _, end in filled]
+    end_of, ordered = dict(zip(starts, ends, strict=True)), sorted(starts)
+    apart = map(operator.le, map(end_of.__getitem__, ordered), ordered[1:])
+    return len(end_of) < len(starts) or not all(apart)
 
 
-def _inside(spans: Sequence[Span], params: Sequence[Tensor]) -> list[int]:
+def _inside(spans: Spans, params: Sequence[Tensor]) -> list[int]:
     """The places of gradients that lie, as a whole or in part, in the memory of parameters."""
-    rows = sorted(_spans(params))
+    rows = sorted(zip(*_spans(params), strict=True))
     starts = list(map(operator.itemgetter(0), rows))
     ends = list(itertools.accumulate([end for _, end in rows], max, initial=0))
-    pairs = enumerate(spans)
+    pairs = enumerate(zip(*spans, strict=True))
     return [i for i, (start, end) in pairs if start < ends[bisect_left(starts, end)]]
 
 
-def _spans(tensors: Sequence[Tensor]) -> list[Span]:
+def _spans(tensors: Sequence[Tensor]) -> Spans:
     """The addresses at which tensors begin and end; both are 0 for those without memory."""
-    sizes = list(map(NBYTES, tensors))
-    if not all(map(Tensor.is_contiguous, tensors)):
+    if all(map(Tensor.is_contiguous, tensors)):
+        sizes = list(
+            map(operator.mul, map(Tensor.numel, tensors), map(Tensor.element_size, tensors))
+        )
+    else:
         sizes = list(map(_extent, tensors))
     starts = list(map(Tensor.data_ptr, tensors))
-    return [(start, start and start + size) for start, size in zip(starts, sizes, strict=True)]
+    ends = list(map(operator.add, starts, sizes))
+    return starts, [start and end for start, end in zip(starts, ends, strict=True)]
 
 
 def _extent(t: Tensor) -> int:

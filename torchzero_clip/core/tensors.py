@@ -10,9 +10,7 @@ from torch import Tensor
 
 from torchzero_clip.core.private import base
 
-SHAPE, DTYPE, DEVICE, LAYOUT, NBYTES = map(
-    operator.attrgetter, ("shape", "dtype", "device", "layout", "nbytes")
-)
+SHAPE, DTYPE, DEVICE, LAYOUT = map(operator.attrgetter, ("shape", "dtype", "device", "layout"))
 PLAIN = frozenset((Tensor, torch.nn.Parameter))
 SMALL = 2**12  # entries of a tensor that is not worth a call of its own, where there are
 MANY = 16  # of one shape
