@@ -25,8 +25,11 @@ from torchzero_clip import (
     Centralize,
     Chain,
     ClipNorm,
+    ClipPercentile,
     Clippy,
+    Graft,
     Group,
+    Identity,
     Live,
     Mars,
     Masked,
@@ -315,6 +318,13 @@ def test_two_partitions_by_tables_of_names_keep_both() -> None:
 
 def test_a_function_that_takes_more_than_a_name_and_a_parameter_is_refused() -> None:
     refused([Masked(Scale(2.0), lambda name, p, *, dims=2: p.dim() >= dims)], "does not take")
+
+
+def test_a_percentile_of_all_entries_inside_another_rule_is_refused() -> None:
+    """A file took one for each parameter."""
+    inside = Graft(ClipPercentile(60, "global"), Identity())
+    with pytest.raises(SourceError, match="takes entries of all parameters"):
+        Modular([torch.zeros(2)], inside, LR(0.1)).to_source()
 
 
 # ---------------------------------------------------------------------- random chains

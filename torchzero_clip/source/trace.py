@@ -133,6 +133,7 @@ class WrittenStep:
         self.recorder.joins = getattr(rule, "dim", None) == "global"
         before = self.recorder.flowing
         try:
+            self._refuse_joined(link)
             if isinstance(rule, QKClip):
                 return self._shrunk(bucket.seen_by(link))
             for inner in link.walk():
@@ -152,6 +153,13 @@ class WrittenStep:
         if any(getattr(one, "target", "") == "grad" for one in link.transform.walk()):
             self._write_back(out[0])
         return out[0]
+
+    def _refuse_joined(self, link: Link) -> None:
+        """Raise for a rule about entries of all parameters that stands inside another."""
+        for inner in [one for child in link.children for one in child.walk()]:
+            tfm = inner.transform
+            if getattr(tfm, "dim", None) == "global" and not isinstance(tfm, NormRule):
+                raise SourceError(f"{inner.path} takes entries of all parameters, inside of it")
 
     def _shrunk(self, bucket: Bucket) -> Bucket:
         """The bucket after heads of attention shrink, of which the file asks the user."""
