@@ -251,6 +251,7 @@ MATRICES = {"a.weight": (4, 3), "a.scale": (2, 5), "b.weight": (2, 3, 2, 2), "b.
 
 
 @pytest.mark.parametrize("way", WAYS)
+@pytest.mark.filterwarnings("ignore:Momentum. with momentum=1")
 @given(chain=chains())
 def test_a_fast_step_of_a_random_chain_is_the_plain_step(chain: list[Transform], way: str) -> None:
     is_plain(chain, way)
@@ -258,6 +259,7 @@ def test_a_fast_step_of_a_random_chain_is_the_plain_step(chain: list[Transform],
 
 @pytest.mark.slow
 @pytest.mark.parametrize("way", WAYS)
+@pytest.mark.filterwarnings("ignore:Momentum. with momentum=1")
 @settings(max_examples=400)
 @given(chain=chains())
 def test_a_fast_step_of_many_random_chains(chain: list[Transform], way: str) -> None:
