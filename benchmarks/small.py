@@ -99,7 +99,7 @@ def races() -> dict[str, Small]:
         "ViT-tiny, clip + Adam": Small(SHAPES["vit"](), adam, {DEFAULT: 1.15, COMPILED: 0.8}),
         "ViT-tiny, clip + SGD": Small(SHAPES["vit"](), sgd, {DEFAULT: 1.15, COMPILED: 0.8}),
         "1000 of 32x32, clip + Adam": Small(
-            SHAPES["tiny"](), adam | peers, {DEFAULT: 1.1, COMPILED: 0.5}
+            SHAPES["tiny"](), adam | peers, {DEFAULT: 1.1, COMPILED: 0.4}
         ),
         "attach before AdamW, 12 tensors": Small(PAIR * 6, before, {DEFAULT: 1.6}),
     }
