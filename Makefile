@@ -8,12 +8,13 @@ ARGS    ?=
 
 BIN       := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
+TRITON    := $(VENV)/.triton
 
 # mkdocs-material advertises its successor at every build; the versions here are pinned.
 export NO_MKDOCS_2_WARNING := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help install test test-slow demo bench atlas suites lint format types docs docs-serve wheel smoke chains check clean
+.PHONY: help install test test-slow test-triton demo bench atlas suites lint format types docs docs-serve wheel smoke chains check clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{ printf "  make %-12s %s\n", $$1, $$2 }'
@@ -29,11 +30,19 @@ $(INSTALLED): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	@touch $@
 
+$(TRITON): $(INSTALLED)
+	$(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt -e '.[triton]'
+	@touch $@
+
 test: $(INSTALLED) ## run the tests (ARGS="-k norm" chooses)
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(ARGS)
 
 test-slow: $(INSTALLED) ## run the longer checks
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup -m slow $(ARGS)
+
+test-triton: $(TRITON) ## interpret the kernels for GPUs, and compile them for four, without one
+	TRITON_INTERPRET=1 $(BIN)/python -m pytest -n $(WORKERS) -m "triton and not slow" tests/engines/test_triton_interpreted.py $(ARGS)
+	$(BIN)/python -m pytest -n $(WORKERS) -m "triton and not slow" tests/engines/test_triton_machine.py $(ARGS)
 
 demo: $(INSTALLED) ## watch six chains train a small language model on corrupted data
 	$(BIN)/python examples/demo.py $(ARGS)

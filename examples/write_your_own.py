@@ -24,7 +24,7 @@ from torchzero_clip import (
 )
 
 
-class Grokfast(Transform):
+class SlowBoost(Transform):
     """m ← β m + (1 - β) u, at first u;   u ← u + gain · m   (arXiv 2405.20233)"""
 
     beta: Live[float] = 0.98
@@ -62,7 +62,7 @@ def main(steps: int = 300) -> Tensor:
     x = torch.linspace(-1, 1, 64)
     truth = 3 * x - 1
     line = torch.zeros(2, requires_grad=True)
-    opt = Modular([line], ClipToAverage(dim="global"), Grokfast(gain=0.5), Momentum(0.5), LR(0.05))
+    opt = Modular([line], ClipToAverage(dim="global"), SlowBoost(gain=0.5), Momentum(0.5), LR(0.05))
     for step in range(1, steps + 1):
         label = truth + (1000 if step % 50 == 0 else 0)
         opt.zero_grad()

@@ -32,7 +32,7 @@ sys.path.insert(0, str(ROOT))
 import torch  # noqa: E402
 from torch import Tensor  # noqa: E402
 
-from examples.write_your_own import ClipToAverage, Grokfast  # noqa: E402
+from examples.write_your_own import ClipToAverage, SlowBoost  # noqa: E402
 from tests.helpers import SHAPES, gradients, saved  # noqa: E402
 from tests.table import GOOD  # noqa: E402
 from torchzero_clip import (  # noqa: E402
@@ -65,7 +65,10 @@ KINDS: dict[type, list[Callable[[], Transform]]] = {}
 MATRICES = {case.cls for case in GOOD if case.matrices}
 for case in GOOD:
     KINDS.setdefault(case.cls, []).append(case.make)
-KINDS |= {Grokfast: [Grokfast], ClipToAverage: [ClipToAverage, lambda: ClipToAverage(dim="layer")]}
+KINDS |= {
+    SlowBoost: [SlowBoost],
+    ClipToAverage: [ClipToAverage, lambda: ClipToAverage(dim="layer")],
+}
 COMMON = [cls for cls in KINDS if {*cls.__module__.split(".")} & {*WRITABLE, "examples"}]
 
 

@@ -26,12 +26,19 @@ ROOT = Path(__file__).resolve().parent.parent
 NAME = "torchzero_clip"
 PACKAGE = ROOT / NAME
 
-CONTRACT, INSIDE, SOURCE, LONGEST_FILE = 2700, 7600, 2600, 250
-FUNCTIONS, FILES, REPEATED = 165, 32, 50
-LONGEST_PAGE, SHORT_PAGE = (
-    120,
-    96,
-)  # six more: its example has imports, it says `pure`
+CONTRACT, INSIDE, CUDA, SOURCE, LONGEST_FILE = 3150, 9600, 800, 2650, 250
+FUNCTIONS, FILES, REPEATED = 172, 34, 50
+LONGEST_PAGE, SHORT_PAGE = 124, 96
+LONGER = {  # files that wait to be divided, and may not grow
+    "core/bucket.py": 283,
+    "core/tensorlist.py": 269,
+    "core/units.py": 260,
+    "engines/compiled/loops.py": 258,
+    "engines/compiled/lowering.py": 342,
+    "engines/compiled/replays.py": 256,
+    "optimizer/modular.py": 271,
+}
+FOR_CUDA = ("backends.py", "kernel.py", "launches.py", "tables.py", "triton.py")
 SHORT = (  # rules that go beyond `limit`, and are short all the same
     "clip_norm_by_ema.py",
     "centralize.py",
@@ -99,11 +106,15 @@ def sizes() -> Iterator[Count]:
     aside = [n for path, n in lines.items() if label(path).startswith(apart)]
     what = "code lines of core without norms and sharding"
     yield Count(what, sum(contract) - sum(aside), CONTRACT)
-    yield Count("code lines of core, engines and optimizer", sum(lines.values()), INSIDE)
+    cuda = sum([n for path, n in lines.items() if path.name in FOR_CUDA])
+    what = "code lines of core, engines and optimizer without CUDA's backend"
+    yield Count(what, sum(lines.values()) - cuda, INSIDE)
+    yield Count("code lines of CUDA's backend", cuda, CUDA)
     source = sum([code_lines(path.read_text()) for path in files("source")])
     yield Count("code lines of source", source, SOURCE)
     for path, n in lines.items():
-        yield Count(f"code lines of {label(path)}", n, LONGEST_FILE)
+        limit = LONGER.get(label(path), LONGEST_FILE)
+        yield Count(f"code lines of {label(path)}", n, limit)
 
 
 def pages() -> Iterator[Count]:

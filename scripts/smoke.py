@@ -57,6 +57,15 @@ w.grad = torch.tensor([3.0, 4.0])
 opt.step()
 assert torch.allclose(w, torch.tensor([-0.6, -0.8])), w
 
+from torchzero_clip.audit import fake_cuda, ledgers, twin
+with fake_cuda():
+    chain = tz.ClipNorm(1.0), tz.Adam(), tz.LR(0.1)
+    *_, last = ledgers(lambda some: tz.Modular(some, *chain), twin([w]))
+assert last.calls and not last.reads + last.copies, last.requests
+from torchzero_clip.lab import server, session
+assert session.LabSession().trace is not None
+assert "labPicture" in server.page("")
+
 sys.argv[1:] = []
 runpy.run_module("torchzero_clip", run_name="__main__")
 """
@@ -86,8 +95,12 @@ def expect(what: str, found: set[str], wanted: set[str]) -> None:
 
 def check_contents(wheel: Path) -> None:
     """The wheel has every file of the package, what describes it, and nothing else."""
-    files = [f for f in (ROOT / "torchzero_clip").rglob("*") if f.suffix in (".py", ".h")]
+    kinds = (".py", ".h", ".html", ".js", ".css")
+    files = [f for f in (ROOT / "torchzero_clip").rglob("*") if f.suffix in kinds]
     source = {str(f.relative_to(ROOT)) for f in files}
+    results = ROOT / "benchmarks" / "results"
+    runs = [f for name in ("traces", "troubles") for f in (results / name).iterdir()]
+    source |= {f"torchzero_clip/lab/runs/{f.name}" for f in runs}
     with zipfile.ZipFile(wheel) as archive:
         names = set(archive.namelist())
         (about,) = {name.split("/")[0] for name in names if ".dist-info/" in name}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+from collections import Counter
 from typing import Any
 
 import pytest
@@ -22,6 +23,20 @@ def pytest_collection_finish() -> None:
     """Tens of thousands of tests need not be walked whenever garbage is collected."""
     gc.collect()
     gc.freeze()
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    """Say what each folder takes, in seconds of all workers; a minute or more in all."""
+    took: Counter[str] = Counter()
+    for reports in terminalreporter.stats.values():
+        for report in reports:
+            folder = getattr(report, "nodeid", "").rpartition("/")[0]
+            took[folder] += getattr(report, "duration", 0.0)
+    if sum(took.values()) >= 60:
+        each = [
+            f"{folder} {seconds:.0f} s" for folder, seconds in took.most_common() if seconds >= 1
+        ]
+        terminalreporter.write_line(f"of {sum(took.values()):.0f} s: {', '.join(each)}")
 
 
 @pytest.fixture(autouse=True, scope="module")

@@ -22,6 +22,7 @@ from torchzero_clip.engines import AT_ONCE
 from torchzero_clip.optimizer.rounding import subtract
 
 ROOT = Path(__file__).parents[1]
+KERNELS = "torchzero_clip.engines.compiled.kernel"  # to be imported where Triton is installed
 SHAPES = {
     "embed.weight": (4, 3),
     "embed.bias": (4,),
@@ -45,6 +46,8 @@ class Probe(Transform):
     """Ends the step and keeps what flowed so far, so that a test sees it and no parameter moves."""
 
     seen: dict[int, Tensor] = field(default_factory=dict)
+
+    passes_gradient = True
 
     def step(self, buckets: list[Any]) -> list[Any]:
         buckets[0].step.skip.read("a skipped step has nothing to show")

@@ -17,11 +17,11 @@ import pytest
 
 import torchzero_clip as tz
 from tests.helpers import SHAPES, asking, run_each
-from tests.modules.rows import adaptive, clipping, descent, flow, matrices
+from tests.modules.rows import adaptive, averages, clipping, descent, flow, matrices
 from tests.modules.rows.row import Row
 from torchzero_clip import Transform
 
-ROWS = [*clipping.ROWS, *descent.ROWS, *adaptive.ROWS, *flow.ROWS, *matrices.ROWS]
+ROWS = [*clipping.ROWS, *descent.ROWS, *adaptive.ROWS, *flow.ROWS, *matrices.ROWS, *averages.ROWS]
 # what a construction is written with: every class, and the functions that rows define
 NAMES: dict[str, Any] = {**vars(tz), **vars(adaptive), **vars(descent), **vars(flow)}
 

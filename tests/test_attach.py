@@ -17,7 +17,8 @@ from torch import Tensor, nn
 from torch.nn import Parameter
 from torch.optim import Optimizer
 
-from tests.helpers import close, network, param, same
+from tests.helpers import close, gradients, network, param, parameters, same, set_grads
+from tests.table import every
 from torchzero_clip import (
     AGC,
     EMA,
@@ -26,6 +27,7 @@ from torchzero_clip import (
     AdaGC,
     Adam,
     AdaptiveClip,
+    Chain,
     ClipNorm,
     Clipper,
     ClipValue,
@@ -816,3 +818,36 @@ def test_a_compiled_clipper_and_handle_replay_their_steps(
         found.append(seen)
     for ours, plain in zip(*found, strict=True):
         torch.testing.assert_close(ours, plain, rtol=1e-5, atol=1e-6, equal_nan=True)
+
+
+@every(lambda case: case.attaches and case.cls is not Chain)  # some have a step inside
+def test_a_step_behind_an_attached_rule_subtracts_what_the_rule_returns(case):
+    params, others = parameters(case.shapes), parameters(case.shapes)
+    optimizer = torch.optim.SGD(list(params.items()), lr=1.0)
+    handle = attach(optimizer, case.make())
+    clipper = Clipper(list(others.items()), case.make())
+    for step in range(3):
+        for named in (params, others):
+            set_grads(named, gradients(case.shapes, seed=step))
+        optimizer.step(), clipper.step()
+        with torch.no_grad():
+            for p in [p for p in others.values() if p.grad is not None]:
+                p.sub_(p.grad)
+        close(list(params.values()), list(others.values()))
+    handle.remove()
+
+
+@every(lambda case: not case.attaches)
+def test_what_is_the_step_itself_is_refused_by_attach(case):
+    params = parameters(case.shapes)
+    with pytest.raises(ValueError, match="attach: no step is made here, so "):
+        attach(torch.optim.SGD(list(params.items()), lr=1.0), case.make())
+
+
+def test_an_empty_chain_may_be_attached():
+    p = param(1.0, grad=[2.0])
+    optimizer = torch.optim.SGD([p], lr=1.0)
+    handle = attach(optimizer, Chain())
+    optimizer.step()
+    assert p.item() == -1.0
+    handle.remove()

@@ -11,6 +11,7 @@ import torch
 
 from torchzero_clip import LR, Chain, Modular, TrustRatio, named
 from torchzero_clip.published import NAMES
+from torchzero_clip.published.name import SETTINGS
 
 each = pytest.mark.parametrize("name", sorted(NAMES))
 
@@ -34,7 +35,7 @@ def test_every_argument_of_a_name_changes_its_chain(name: str) -> None:
         assert repr(named(name, **given)) != repr(named(name, **usual)), argument
 
 
-OTHERS = {"alpha_warmup": 9, "beta3_warmup": 9}
+OTHERS = {"alpha_warmup": 9, "beta3_warmup": 9, "etas": (0.4, 1.1)}
 
 
 def changed(value: object) -> object:
@@ -59,6 +60,14 @@ THEIRS: dict[str, dict[str, Any]] = {  # as their code has them, that of the ide
     "lamb": {"betas": (0.9, 0.999), "eps": 1e-6, "weight_decay": 0.0},
     "lambc": {**ADAM, "eps": 1e-6, "weight_decay": 0.01},
     "lars": {"momentum": 0.9, "weight_decay": 0.0, "trust_coefficient": 1e-3, "nesterov": False},
+    "adabelief": {**ADAM, "eps": 1e-16, "weight_decay": 0.0, "rectify": True},
+    "adam_atan2": {"lr": 1e-4, "betas": (0.9, 0.99), "weight_decay": 0.0, "a": 1.27, "b": 1.0},
+    "adamc": {**ADAM, "weight_decay": 0.0},
+    "adan": {**ADAM, "betas": (0.98, 0.92, 0.99), "weight_decay": 0.0, "no_prox": False},
+    "adopt": {**ADAM, "betas": (0.9, 0.9999), "eps": 1e-6, "weight_decay": 0.0, "decouple": False},
+    "grams": {**ADAM, "eps": 1e-6, "weight_decay": 0.0},
+    "laprop": {**ADAM, "lr": 4e-4, "eps": 1e-15, "weight_decay": 0.0},
+    "yogi": {**ADAM, "lr": 1e-2, "eps": 1e-3, "weight_decay": 0.0, "initial_accumulator": 1e-6},
     "lion": {"lr": 1e-4, "betas": (0.9, 0.99), "weight_decay": 0.0},
     "mars_adamw": {"lr": 3e-3, "betas": (0.95, 0.99), "eps": 1e-8, "weight_decay": 0.0,
                    "gamma": 0.025},
@@ -108,8 +117,36 @@ def test_the_learning_rate_is_live() -> None:
 
 
 def test_an_unknown_name_gets_the_nearest() -> None:
-    with pytest.raises(ValueError, match=r"there is no 'LAMP': did you mean 'lamb'\?"):
+    with pytest.raises(
+        ValueError, match=r"there is no 'LAMP': did you mean 'lamb', 'lambc' or 'laprop'\?"
+    ):
         named("LAMP")
+
+
+@pytest.mark.parametrize(
+    ("foreign", "words"),
+    [
+        ("adamw_hf", 'take named("adamw", eps=1e-06)'),
+        ("sgdm", 'take named("sgd", momentum=0.9)'),
+        ("NAdamW", 'take named("nadam", decoupled_weight_decay=True)'),
+        ("signSGD", 'take named("signum", momentum=0.0)'),
+        ("rmsprop_tf", "did you mean 'rmsprop' or 'rprop'?"),
+        ("torch.optim.Adamx", "did you mean 'adamax', 'adam' or 'radam'?"),
+        ("cadam-w", 'take named("cadamw")'),
+        (7, "did you mean '"),
+    ],
+)
+def test_a_foreign_name_gets_the_setting_that_it_is_or_the_nearest(foreign, words) -> None:
+    with pytest.raises(ValueError) as said:
+        named(foreign)
+    assert words in str(said.value)
+
+
+@pytest.mark.parametrize("foreign", SETTINGS)
+def test_the_setting_of_a_foreign_name_is_a_chain_of_its_own(foreign: str) -> None:
+    name, arguments = SETTINGS[foreign]
+    assert foreign not in NAMES
+    assert (repr(named(name, **arguments)) != repr(named(name))) is bool(arguments)
 
 
 def test_an_unknown_argument_gets_those_that_there_are() -> None:

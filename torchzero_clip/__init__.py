@@ -3,6 +3,7 @@
 from torchzero_clip import compat, spec
 from torchzero_clip._elsewhere import __getattr__ as __getattr__
 from torchzero_clip.attach import Clipper, attach
+from torchzero_clip.batch_norm import fresh_batch_norm
 from torchzero_clip.core import (
     Bucket,
     Chain,
@@ -10,6 +11,7 @@ from torchzero_clip.core import (
     Group,
     Live,
     NormRule,
+    Numbers,
     Scope,
     State,
     TensorList,
@@ -27,8 +29,9 @@ from torchzero_clip.grads import (
     clip_grad_value_,
     normalize_grads_,
 )
-from torchzero_clip.modules import adaptive, clipping, descent, flow, matrices
+from torchzero_clip.modules import adaptive, averages, clipping, descent, flow, matrices
 from torchzero_clip.modules.adaptive import *
+from torchzero_clip.modules.averages import *
 from torchzero_clip.modules.clipping import *
 from torchzero_clip.modules.descent import *
 from torchzero_clip.modules.flow import *
@@ -54,6 +57,7 @@ __all__ = [
     "Live",
     "Modular",
     "NormRule",
+    "Numbers",
     "PerExample",
     "Recorder",
     "Replay",
@@ -71,6 +75,7 @@ __all__ = [
     "clip_grad_percentile_",
     "clip_grad_value_",
     "compat",
+    "fresh_batch_norm",
     "named",
     "normalize_grads_",
     "optimizer_class",
@@ -84,6 +89,7 @@ __all__ = [
     "zeros_like_state",
 ]
 __all__ += adaptive.__all__
+__all__ += averages.__all__
 __all__ += clipping.__all__
 __all__ += descent.__all__
 __all__ += flow.__all__

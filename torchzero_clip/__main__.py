@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import difflib
 import inspect
 import io
 import platform
@@ -17,8 +16,9 @@ from types import FunctionType
 import torch
 
 import torchzero_clip
+from torchzero_clip._audit_command import audit_clip_command
 from torchzero_clip._replay_command import command
-from torchzero_clip.published import NAMES, links_of
+from torchzero_clip.published import NAMES, instead_of, links_of
 
 WIDTH = 100
 public = partial(getattr, torchzero_clip)
@@ -29,13 +29,16 @@ BASES = ("AdaptiveRule", "Criterion")  # of which rules are made
 def main(arguments: Sequence[str] | None = None) -> None:
     """Print what was asked for; an unknown name ends in a sentence and exit code 2."""
     arguments = sys.argv[1:] if arguments is None else arguments
-    if arguments[:1] == ["replay"]:
-        for line in command(arguments[1:]):
-            print(line)
-        return
+    for word, lines in (("replay", command), ("lab", _lab), ("audit-clip", audit_clip_command)):
+        if arguments[:1] == [word]:
+            for line in lines(arguments[1:]):
+                print(line, flush=True)
+            return
     parser = argparse.ArgumentParser(
         "python -m torchzero_clip",
-        epilog="python -m torchzero_clip replay run.csv: what rules would have done to its norms.",
+        epilog="python -m torchzero_clip replay run.csv: what rules would have done to its norms; "
+        "python -m torchzero_clip lab run.csv: the same to look at, in a browser; "
+        "python -m torchzero_clip audit-clip package.module:function: whether its norms are right.",
     )
     parser.add_argument("name", nargs="?", help="show this rule or function, not the list of all")
     parser.add_argument("--version", action="version", version=torchzero_clip.__version__)
@@ -61,10 +64,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
         print("\n".join(recipe(name)))
         return
     if name is not None and name not in shown:
-        spelt = {n: n for n in NAMES} | known
-        near = difflib.get_close_matches(name.lower(), spelt, n=1, cutoff=0)
-        parser.error(f"there is no {name!r}: did you mean {spelt[near[0]]!r}?")
+        parser.error(f"there is no {name!r}: {instead_of(name, *known.values())}")
     print("\n".join(everything() if name is None else one(name)))
+
+
+def _lab(given: Sequence[str]) -> Iterator[str]:
+    from torchzero_clip.lab.command import command as lab  # which no other command needs
+
+    return lab(given)
 
 
 def everything() -> Iterator[str]:

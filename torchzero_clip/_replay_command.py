@@ -8,8 +8,6 @@ import inspect
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-import torch
-
 from torchzero_clip.core import NormRule, from_config
 from torchzero_clip.core.description import Description
 from torchzero_clip.replaying import replay
@@ -54,11 +52,10 @@ def table(done: Any) -> Iterator[str]:
     """A line for each rule: the steps it clips, and the norm that is left of the largest."""
     judged = done.trace.spikes is not None
     head = ["rule", "clipped", "largest left", *(["false alarms", "missed"] if judged else [])]
-    shares = done.clipped.double().mean(0).tolist()
+    shares, largest = done.clipped.double().mean(0).tolist(), done.left.amax(0).tolist()
     lines = [head]
-    for (name, made), share in zip(done.metrics.items(), shares, strict=True):
-        left = torch.linalg.vector_norm((made["norm"] * made["factor"]).nan_to_num(0), dim=1)
-        lines.append([name, f"{share:.1%}", f"{left.max().item():.4g}"])
+    for name, share, left in zip(done.metrics, shares, largest, strict=True):
+        lines.append([name, f"{share:.1%}", f"{left:.4g}"])
     if judged:
         for line, *pair in zip(lines[1:], *[x.tolist() for x in done.alarms()], strict=True):
             line += [f"{x:.1%}" for x in pair]

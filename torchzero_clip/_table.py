@@ -80,6 +80,23 @@ class Table:
             self.steps = ends.scatter_reduce(0, places, self.steps, "amax")
         return self
 
+    def header(self, named: bool = False) -> list[str]:
+        """A name for each column of a file: entry i of a vector is name/i, or name/<its unit>."""
+        names = ["step"]
+        for name, column in self.columns.items():
+            units = [*column.units.values()] if named else range(len(column.units))
+            names += [f"{name}/{unit}" for unit in units] if column.vector else [name]
+        return names
+
+    def rows(self, start: int = 0) -> list[tuple[str, ...]]:
+        """The cells of a file from a row on; what was not there is empty."""
+        cells = [[str(step) for step in self.steps[start:].tolist()]]
+        for column in self.columns.values():
+            values, there = column.read()[start:].T, (column.counts[start:] > 0).T
+            for entries, known in zip(values.tolist(), there.tolist(), strict=True):
+                cells.append([repr(v) if k else "" for v, k in zip(entries, known, strict=True)])
+        return [*zip(*cells, strict=True)]
+
     def summary(self) -> list[dict[str, float]]:
         """A dict for each row with one float for each name that was there."""
         out = [{"step": float(step)} for step in self.steps.tolist()]

@@ -5,25 +5,29 @@ from __future__ import annotations
 import warnings
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import Module
 from torch.optim import Optimizer
 from typing_extensions import Self
 
 from torchzero_clip.core import Bucket, Chain, Step, Transform, Units, bind, send
 from torchzero_clip.core.norms import NAMED
 from torchzero_clip.core.sharding import local
-from torchzero_clip.optimizer import Modular
+from torchzero_clip.modules.flow.identity import Identity
+from torchzero_clip.optimizer import Modular, averages
+from torchzero_clip.optimizer.behind import PARAMS, Behind
 from torchzero_clip.optimizer.keys import SCHEDULER_KEYS, WELL_KNOWN, GroupKeys
 from torchzero_clip.optimizer.loss import evaluate, one_number
 from torchzero_clip.optimizer.meaning import refuse_step
 
-PARAMS = ("params", "param_names")
 TOTAL = "total norm"  # among what the links of a Clipper measured
 KEY = "torchzero_clip"  # of a handle's state in the state dict of its optimizer
+AFTER = "after"  # of the state of links behind the optimizer, in that of a handle
 
 
 class Clipper(Modular):
@@ -72,7 +76,7 @@ class Clipper(Modular):
         """
         loss = evaluate(closure)
         self._advance(loss)
-        total: Tensor = self._records.pop(TOTAL)
+        total: Tensor = self._records.pop(TOTAL).clone()  # the next step may write its memory
         return total if closure is None else loss
 
     def _run(self, step: Step) -> None:
@@ -92,7 +96,7 @@ class Clipper(Modular):
                 step.skip.read("gradients are left out on the host")
             for bucket in buckets:
                 step.gradients.write(bucket.originals)
-                rows = zip(bucket.originals, bucket.layouts, bucket.update, strict=True)
+                rows = zip(bucket.originals, bucket.part.layouts, bucket.update, strict=True)
                 for p, layout, u in rows:
                     waiting.discard(p)
                     if p.grad is None:
@@ -137,8 +141,10 @@ class Attached(Clipper):
         compile: bool = False,
         process_group: Any = None,
         in_checkpoint: bool = False,
+        after: Transform | None = None,
     ) -> None:
         self._optimizer = weakref.ref(optimizer)
+        self.after = None if after is None else Behind(optimizer.param_groups, after)
         self._in_checkpoint = in_checkpoint
         self._foreign = frozenset(optimizer.defaults)
         refuse_step("attach", bind(Chain(*transforms)))
@@ -155,6 +161,8 @@ class Attached(Clipper):
             optimizer.register_step_pre_hook(self._before_step),
             optimizer.register_load_state_dict_pre_hook(self._take_out),
         ]
+        if self.after is not None:
+            self._hooks.append(optimizer.register_step_post_hook(self._after_step))
         if in_checkpoint:
             self._hooks.append(optimizer.register_state_dict_post_hook(self._put_in))
         optimizer.__dict__["_torchzero_clip"] = weakref.ref(self)
@@ -196,6 +204,8 @@ class Attached(Clipper):
                 self.add_param_group(self._own_keys(theirs, self.keys))
             shared: dict[str, Any] = {k: theirs[k] for k in PARAMS if k in theirs}
             self.param_groups[i].update(shared)
+        if self.after is not None:
+            self.after.follow(optimizer.param_groups)
 
     def explain(self) -> str:
         """The plan of the chain, behind sentences about what may not be as one expects."""
@@ -208,13 +218,53 @@ class Attached(Clipper):
             for key in self.keys.defaults.keys() & theirs.keys() - self._foreign
             if theirs[key] != ours[key]
         ]
-        return "\n".join([*unread, super().explain()])
+        behind = [] if self.after is None else [f"Behind each step: {self.after.chain!r}."]
+        return "\n".join([*unread, super().explain(), *behind])
+
+    # ------------------------------------------------------------------ weights for evaluation
+
+    def averaged(
+        self, name: str | None = None, *, model: Module | None = None
+    ) -> AbstractContextManager[None]:
+        """The weights for evaluation of `after=` in the parameters, as `Modular.averaged` does."""
+        return self._behind.averaged(name, model=model)
+
+    def averaged_state_dict(self, model: Module, name: str | None = None) -> dict[str, Any]:
+        """The model's state dict with the weights for evaluation of `after=`."""
+        return self._behind.averaged_state_dict(model, name)
+
+    def eval(self) -> None:
+        """Put the weights for evaluation of `after=`, if there are any, into the parameters."""
+        if self.after is not None:
+            self.after.eval()
+
+    def train(self) -> None:
+        """Put the training weights back that `eval()` has taken out."""
+        if self.after is not None:
+            self.after.train()
+
+    @property
+    def _behind(self) -> Behind:
+        if self.after is None:
+            raise ValueError(
+                "nothing behind this optimizer has weights for evaluation: give one to attach, as "
+                "in attach(optimizer, after=WeightEMA(0.999))"
+            )
+        return self.after
+
+    def _after_step(self, *_: Any) -> None:
+        """Have the links behind the optimizer look at the weights that it has left."""
+        self._follow()
+        self._behind.look()
+
+    # ------------------------------------------------------------------ saving and loading
 
     def state_dict(self) -> dict[str, Any]:
         """The state of the rules; the optimizer saves its own."""
         if self._optimizer() is not None:
             self._follow()
-        return super().state_dict()
+        behind = {} if self.after is None else {AFTER: self.after.state_dict()}
+        return {**super().state_dict(), **behind}
 
     def load_state_dict(
         self, state_dict: dict[str, Any], *, keep: str | Sequence[str] = ()
@@ -222,6 +272,16 @@ class Attached(Clipper):
         """Load what `state_dict` gave; live values named in `keep` stay as they were given."""
         if self._optimizer() is not None:
             self._follow()
+        given = isinstance(state_dict, Mapping) and AFTER in state_dict
+        if given is (self.after is None):
+            there, here = ("", "no ") if given else ("no ", "")
+            raise ValueError(
+                f"the checkpoint has {there}state of links behind the optimizer, and this handle "
+                f"has {here}such links: attach with after= as it was, or without"
+            )
+        if self.after is not None:
+            state_dict = dict(state_dict)
+            self.after.load_state_dict(state_dict.pop(AFTER))
         super().load_state_dict(state_dict, keep=keep)
 
     def _put_in(self, _: Optimizer, given: dict[str, Any]) -> dict[str, Any]:
@@ -267,6 +327,10 @@ class Attached(Clipper):
         self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
         """Act now, or after every evaluation of the closure."""
+        if self.after is not None:
+            averages.refuse(self.after, "step()", shown=True)
+            self._follow()
+            self.after.begin()
         given = args[1:] if args and args[0] is optimizer else args
         closure = kwargs.get("closure", given[0] if given else None)
         if closure is None:
@@ -305,6 +369,7 @@ def attach(
     compile: bool = False,
     process_group: Any = None,
     in_checkpoint: bool = False,
+    after: Transform | None = None,
 ) -> Attached:
     """Put transforms in front of any optimizer: they rewrite `.grad` before each of its steps.
 
@@ -320,6 +385,8 @@ def attach(
         in_checkpoint: Put the state of the transforms into `optimizer.state_dict()`, under the key
             "torchzero_clip"; otherwise save `handle.state_dict()` beside it. Loading takes it from
             there in any case.
+        after: A link with weights for evaluation, as `WeightEMA(0.999)`, or a Chain of such: it
+            runs behind each step of the optimizer, at the weights that this has left.
 
     Returns:
         A handle with `param_groups` (live values, one group for each of the optimizer's),
@@ -348,9 +415,17 @@ def attach(
             f"attach: this {type(optimizer).__name__} has transforms attached already; remove() "
             "their handle first, or attach all in one call"
         )
+    if after is not None and not isinstance(after, Transform):
+        raise TypeError(f"attach: after must be a Transform or a Chain, got {after!r}")
+    if not transforms and after is not None:
+        transforms = (Identity(),)
     if not transforms:
         raise ValueError("attach: give at least one transform, as in attach(optimizer, ZClip())")
-    more: dict[str, Any] = {"process_group": process_group, "in_checkpoint": in_checkpoint}
+    more: dict[str, Any] = {
+        "process_group": process_group,
+        "in_checkpoint": in_checkpoint,
+        "after": after,
+    }
     handle = Attached(optimizer, *transforms, compile=compile, **more)
     if in_checkpoint and KEY not in optimizer.state_dict():
         handle.remove()

@@ -247,10 +247,10 @@ _known_alone = functools.lru_cache(maxsize=64)(_alone)
 
 
 def listed(params: Params) -> list[Tensor]:
-    """The parameters, of which there may be one."""
+    """The parameters, of which there may be one; each once, as tied ones may be listed twice."""
     if isinstance(params, torch.nn.Module):
         raise TypeError("a helper takes parameters, got a module: pass model.parameters()")
-    return [params] if isinstance(params, Tensor) else list(params)
+    return [params] if isinstance(params, Tensor) else list(dict.fromkeys(params))
 
 
 def buckets_of(rule: Transform, params: Params, process_group: Any = None) -> list[Bucket]:

@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 from typing_extensions import Self
 
+from torchzero_clip._live import LiveFile
 from torchzero_clip._plot import draw
 from torchzero_clip._table import Block, Series, Table
 from torchzero_clip.attach import Attached
@@ -41,6 +42,8 @@ class Recorder:
         callback: A function of a dict with a float for each name, such as `wandb.log`.
         every: Call it after so many steps, with what a row of them would have. Each call waits for
             the device.
+        live: Show the run in the lab while it trains: a page in a browser on this machine, from a
+            process of its own, which gets every step after each `every` of them.
 
     Example:
         >>> import torch
@@ -62,6 +65,7 @@ class Recorder:
         capacity: int = 4096,
         callback: Callable[[dict[str, float]], Any] | None = None,
         every: int = 50,
+        live: bool = False,
     ) -> None:
         if not isinstance(optimizer, Modular):
             raise TypeError(
@@ -75,6 +79,8 @@ class Recorder:
                 )
         if callback is not None and not callable(callback):
             raise TypeError(f"Recorder: callback must be a function of a dict, got {callback!r}")
+        if not isinstance(live, bool):
+            raise TypeError(f"Recorder: live must be True or False, got {live!r}")
         self.capacity, self.callback, self.every = capacity, callback, every
         self._step = 0
         self._logged: list[tuple[str, Any]] = []
@@ -83,6 +89,7 @@ class Recorder:
         self._table = Table()
         self._window = Table()  # since the last call of the callback
         self._measured: set[str] = set()  # names that came from metrics
+        self._lab = LiveFile() if live else None
         self._rules = weakref.ref(optimizer)
         self._last: object = None  # the records that the last row came from
         steps = optimizer._optimizer() if isinstance(optimizer, Attached) else optimizer
@@ -115,7 +122,8 @@ class Recorder:
             metrics = rules.metrics()
             self._measured.update(metrics)
             self._wait(metrics, units_of(rules._records))
-        due = self.callback is not None and self._step % self.every == 0
+        told = self.callback is not None or self._lab is not None
+        due = told and self._step % self.every == 0
         if due or self._step - self._table.last >= BLOCK or self._held >= BLOCK_NUMBERS:
             self._flush()
         if due and self.callback is not None:
@@ -137,6 +145,8 @@ class Recorder:
         self._waiting, self._held = [], 0
         self._table.add(self._step, block)
         self._fit()
+        if self._lab is not None:
+            self._lab.show(self._table)
         if self.callback is not None:
             self._window.add(self._step, block)
             self._window.merge(self._step)
@@ -149,6 +159,8 @@ class Recorder:
     def remove(self) -> None:
         """End the recording; the history stays."""
         self._hook.remove()
+        if self._lab is not None:
+            self._flush()
 
     def __enter__(self) -> Self:
         return self
@@ -188,14 +200,8 @@ class Recorder:
     def to_csv(self, path: str | PathLike[str]) -> None:
         """Write the history: entry i of a vector is name/i, and what was not there is empty."""
         table = self._read()
-        header, cells = ["step"], [[str(step) for step in table.steps.tolist()]]
-        for name, column in table.columns.items():
-            values, there = column.read().T.tolist(), (column.counts > 0).T.tolist()
-            for i, (entries, known) in enumerate(zip(values, there, strict=True)):
-                header.append(f"{name}/{i}" if column.vector else name)
-                cells.append([repr(v) if k else "" for v, k in zip(entries, known, strict=True)])
         with open(path, "w", newline="", encoding="utf-8") as file:
-            csv.writer(file).writerows([header, *zip(*cells, strict=True)])
+            csv.writer(file).writerows([table.header(), *table.rows()])
 
     def to_tensorboard(self, writer: Any) -> None:
         """Write the history to a SummaryWriter, of a vector one number: see the class."""

@@ -148,7 +148,7 @@ class Released(Modular):
         ((grad,),) = step.gradients.of([[p]], moves=True)
         assert grad is not None
         (part,) = roster.parts(index, group, {place: grad})
-        step.drawn = running.drawn
+        step.drawn, step.released = running.drawn, True
         buckets = [Bucket(step, part, [grad])]
         for link in self.links:
             buckets = send(link, buckets)
@@ -162,8 +162,8 @@ class Released(Modular):
         """The step on its way, begun if none is."""
         if self._running is None:
             self._begin()  # checks keys and live values
-            params = [group["params"][0] for group in self.param_groups if group["params"]]
-            if any([link.rounds(params[0]) for link in self.keys.links if params]):
+            params = [p for group in self.param_groups for p in group["params"]]
+            if any([link.rounds(p) for link in self.keys.links for p in params]):
                 prepare_draws(self.param_groups)
             self._running = Running(self.param_groups)
         return self._running
@@ -374,7 +374,7 @@ class LastStep:
         if not self.columns:
             return
         moved = step.buckets(lambda p: p if p in self.columns else None)
-        buckets = [bucket.seen_by(self.link) for bucket in moved]
+        buckets = [part for bucket in moved for part in bucket.seen_by(self.link).alike()]
         units = self.rule.units(buckets)
         columns = [self.columns[p] for bucket in units.buckets for p in bucket.originals]
         units.take(torch.stack([column.to(units.home) for column in columns], dim=1))
@@ -430,6 +430,11 @@ def _too_far(links: Iterable[Link], limit: str) -> list[Link]:
     for link in links:
         rule = link.transform
         plain = isinstance(rule, NormRule) and type(rule).step is NormRule.step
+        if link.transforms and rule.reads_loss:
+            raise ValueError(
+                f"release: {link.path} needs the loss of each step, and gradients are used before "
+                "anybody can report it"
+            )
         scales = plain and type(rule).apply is NormRule.apply
         if link.transforms and rule.reach != "tensor":
             if not scales or limit != "last step":

@@ -52,7 +52,7 @@ def replay(trace: Trace, *rules: NormRule) -> Replay:
     check(rules)
     made: dict[str, dict[str, Tensor]] = {repr(rule): {} for rule in rules}
     for alike in kinds(rules):
-        made.update(zip(map(repr, alike), run(trace, alike), strict=True))
+        made.update(zip(map(repr, alike), Rerun(alike).take(trace), strict=True))
     return Replay(trace, made, {repr(rule): [n for n, _ in units(trace, rule)] for rule in rules})
 
 
@@ -72,6 +72,12 @@ class Replay:
     def clipped(self) -> Tensor:
         """Steps by rules: whether a rule would have clipped anything."""
         return torch.stack([made["clipped"].any(1) for made in self.metrics.values()], 1)
+
+    @property
+    def left(self) -> Tensor:
+        """Steps by rules: the norm of everything that a rule would have left."""
+        parts = [(made["norm"] * made["factor"]).nan_to_num(0) for made in self.metrics.values()]
+        return torch.stack([torch.linalg.vector_norm(part, dim=1) for part in parts], 1)
 
     def alarms(self) -> tuple[Tensor, Tensor]:
         """For each rule the share of good steps that it clips, and of known spikes that it misses.
@@ -140,43 +146,55 @@ class Recorded(dict[str, Any]):
         )
 
 
-@torch.inference_mode()
-def run(trace: Trace, rules: Sequence[NormRule]) -> list[dict[str, Tensor]]:
-    """Rules of one kind over all steps, each with units of its own."""
-    norms, known = together(trace, rules[0])
-    shape, seen = norms.shape, known.repeat(1, len(rules))
-    rounded, totals = norms.float().double().repeat(1, len(rules)), trace.total
-    group = group_of(rules, shape[1])
-    if rules[0].init_unit():
-        limits, ratios = walk(rules[0], group, rounded, seen, totals)
-    else:  # steps are as independent as units
-        group["total"] = lambda: totals.unsqueeze(1)
-        made = decide(rules[0], rounded, {}, [group], Cells())
-        limits = torch.as_tensor(made.limits[0], dtype=torch.float64).expand_as(rounded)
-        ratios = made.divisors[0]
-    rows = {"norm": rounded, "limit": limits, "factor": 1 / ratios}
-    shown = {name: values.masked_fill(~seen, math.nan) for name, values in rows.items()}
-    shown["clipped"] = (ratios > 1) & seen
-    parts = {name: values.split(shape[1], dim=1) for name, values in shown.items()}
-    return [{name: parts[name][i].clone() for name in parts} for i in range(len(rules))]
+class Rerun:
+    """Rules of one kind on the norms of a run, part after part, each with units of its own.
 
+    Args:
+        rules: They differ in live numbers alone: see `kinds`.
+    """
 
-def walk(
-    rule: NormRule, group: Recorded, norms: Tensor, known: Tensor, totals: Tensor
-) -> tuple[Tensor, Tensor]:
-    """The limits and divisors of a rule with memory, which is float32, as beside parameters."""
-    state: UnitState = {
-        name: torch.stack([torch.as_tensor(value)] * norms.shape[1]).float()
-        for name, value in rule.init_unit().items()
-    }
-    limits, ratios = torch.empty_like(norms), torch.empty_like(norms)
-    for step, norm in enumerate(norms):
-        group["total"] = partial(totals.__getitem__, step)
-        wide = {name: value.double() for name, value in state.items()}
-        made = decide(rule, norm, wide, [group], Known(known[step]))
-        limits[step], ratios[step] = made.limits[0], made.divisors[0]
-        state = {name: value.float() for name, value in made.state.items()}
-    return limits, ratios
+    def __init__(self, rules: Sequence[NormRule]) -> None:
+        self.rules = rules
+        self._group: Recorded | None = None
+        self._state: UnitState = {}
+
+    @torch.inference_mode()
+    def take(self, part: Trace) -> list[dict[str, Tensor]]:
+        """What each rule would have done in the steps that come next."""
+        norms, known = together(part, self.rules[0])
+        units, seen = norms.shape[1], known.repeat(1, len(self.rules))
+        rounded = norms.float().double().repeat(1, len(self.rules))
+        if self._group is None:
+            self._group = group_of(self.rules, units)
+            self._state = {  # float32, as beside parameters
+                name: torch.stack([torch.as_tensor(value)] * rounded.shape[1]).float()
+                for name, value in self.rules[0].init_unit().items()
+            }
+        limits, ratios = self._walk(self._group, rounded, seen, part.total)
+        rows = {"norm": rounded, "limit": limits, "factor": 1 / ratios}
+        shown = {name: values.masked_fill(~seen, math.nan) for name, values in rows.items()}
+        shown["clipped"] = (ratios > 1) & seen
+        parts = {name: values.split(units, dim=1) for name, values in shown.items()}
+        return [{name: parts[name][i].clone() for name in parts} for i in range(len(self.rules))]
+
+    def _walk(
+        self, group: Recorded, norms: Tensor, known: Tensor, totals: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Limits and divisors; without memory steps are as independent as units."""
+        rule = self.rules[0]
+        if not self._state:
+            group["total"] = lambda: totals.unsqueeze(1)
+            made = decide(rule, norms, {}, [group], Cells())
+            limits = torch.as_tensor(made.limits[0], dtype=torch.float64).expand_as(norms)
+            return limits, made.divisors[0]
+        limits, ratios = torch.empty_like(norms), torch.empty_like(norms)
+        for step, norm in enumerate(norms):
+            group["total"] = partial(totals.__getitem__, step)
+            wide = {name: value.double() for name, value in self._state.items()}
+            made = decide(rule, norm, wide, [group], Known(known[step]))
+            limits[step], ratios[step] = made.limits[0], made.divisors[0]
+            self._state = {name: value.float() for name, value in made.state.items()}
+        return limits, ratios
 
 
 class Known(Cells):

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import csv
 import gzip
 import io
-import math
-import warnings
 from collections.abc import Mapping, Sequence
 from os import PathLike
 from pathlib import Path
@@ -16,6 +13,7 @@ import torch
 from torch import Tensor
 from typing_extensions import Self
 
+from torchzero_clip._logs import Log, norms_of, read
 from torchzero_clip.floats import GUARD
 from torchzero_clip.recorder import Recorder
 
@@ -24,7 +22,8 @@ class Trace:
     """Gradient norms of a run, steps by units, and what was logged beside them.
 
     A file is what `Recorder.to_csv` writes, perhaps with ".gz" at the end of its name: a column
-    "step", a column "norm" or "Rule/norm" or, for many units, "norm/<unit>" each, and others.
+    "step", a column "norm" or "Rule/norm" or, for many units, "norm/<unit>" each, and others. Logs
+    of others are read as well: see `read`.
 
     Args:
         norms: Steps by units.
@@ -33,6 +32,7 @@ class Trace:
         logged: Other numbers by name, one a step; NaN where there was none. "spike" is 1 where a
             gradient is known to be bad.
         stride: How many steps a row stands for.
+        steps: The number of each step, or of the last of a row; counted from 1 unless given.
 
     Example:
         >>> import torch
@@ -49,6 +49,7 @@ class Trace:
         known: Tensor | None = None,
         logged: Mapping[str, Tensor] | None = None,
         stride: int = 1,
+        steps: Tensor | None = None,
     ) -> None:
         if norms.dim() != 2 or not norms.numel():
             raise ValueError(
@@ -62,6 +63,8 @@ class Trace:
         self.known = torch.ones_like(self.norms, dtype=torch.bool) if known is None else known
         self.logged = {name: x.detach().cpu().double() for name, x in (logged or {}).items()}
         self.stride = stride
+        counted = torch.arange(1, len(norms) + 1) * stride
+        self.steps = counted if steps is None else steps.detach().cpu().long()
 
     def __len__(self) -> int:
         return len(self.norms)
@@ -93,41 +96,40 @@ class Trace:
                 rows = zip(recorder.units(key), values.unbind(1), strict=True)
                 columns |= {f"{key}/{unit}": column for unit, column in rows}
         known = {key: ~column.isnan() for key, column in columns.items()}
-        return cls._from_columns(columns, known, name)
+        first = [*norms_of(columns), "norm"][0]
+        return cls._from_columns(columns, known, first if name is None else name)
 
     @classmethod
     def read(cls, path: str | PathLike[str], name: str | None = None) -> Self:
         """The trace in a file: the norms of its first rule, or those with this name.
 
+        Besides the files of a Recorder it takes those of others with a column such as grad_norm:
+        CSV, also as TensorBoard and Weights & Biases export it, JSON lines, and the
+        trainer_state.json of a Hugging Face Trainer.
+
         A last line that has no end, as a killed writer leaves it, is left out, with a warning.
         """
-        header, *rows = _rows(path) or [[]]
-        if not rows:
-            raise ValueError(f"Trace: {path} has no steps")
-        cells = dict(zip(header, zip(*rows, strict=True), strict=True))
-        try:
-            columns = {
-                key: torch.tensor([float(x or math.nan) for x in column], dtype=torch.float64)
-                for key, column in cells.items()
-            }
-        except ValueError as error:
-            raise ValueError(f"Trace: {path} must have numbers in its cells: {error}") from None
-        known = {key: torch.tensor([x != "" for x in column]) for key, column in cells.items()}
-        return cls._from_columns(columns, known, name)
+        return cls.from_log(read(Path(path)), name)
+
+    @classmethod
+    def from_log(cls, log: Log, name: str | None = None) -> Self:
+        """The trace in a log that was read."""
+        name = log.choose(name)
+        return cls._from_columns(*log.columns(name), name)
 
     @classmethod
     def _from_columns(
-        cls, columns: Mapping[str, Tensor], known: Mapping[str, Tensor], name: str | None
+        cls, columns: Mapping[str, Tensor], known: Mapping[str, Tensor], name: str
     ) -> Self:
-        if name is None:
-            name = next((prefix for key in columns if (prefix := norm_of(key))), "norm")
         units = [key for key in columns if key == name or key.startswith(f"{name}/")]
         if not units:
             raise ValueError(
                 f"Trace: there is no column {name!r}; there are {list(columns)}: a norm is "
                 'recorded where a rule measures it, as ClipNorm(math.inf, name="raw") in front does'
             )
-        steps = columns["step"].tolist() if "step" in columns else [1.0, 2.0]
+        steps = columns.get("step")
+        if steps is not None and not steps.isfinite().all():
+            steps = None
         measured = {"norm", "limit", "factor", "clipped", *GUARD}
         return cls(
             torch.stack([columns[key] for key in units], 1),
@@ -138,8 +140,17 @@ class Trace:
                 for key, values in columns.items()
                 if key not in (*units, "step") and not set(key.split("/")) & measured
             },
-            int(steps[1] - steps[0]) if len(steps) > 1 else 1,
+            1 if steps is None or len(steps) < 2 else max(1, int(steps[1] - steps[0])),
+            steps,
         )
+
+    def part(self, start: int, end: int | None = None) -> Self:
+        """The rows from one to another, as those of a list."""
+        rows = slice(start, end)
+        logged = {name: values[rows] for name, values in self.logged.items()}
+        known = self.known[rows]
+        norms, steps = self.norms[rows], self.steps[rows]
+        return type(self)(norms, self.names, known, logged, self.stride, steps)
 
     def write(self, path: str | PathLike[str], digits: int = 9) -> None:
         """Write the trace to a file, which `read` reads; ".gz" in its name compresses it."""
@@ -152,49 +163,7 @@ class Trace:
             for i in range(len(self)):
                 pairs = zip(columns, known, strict=True)
                 cells = [f"{x[i].item():.{digits}g}" if there[i] else "" for x, there in pairs]
-                lines.writerow([(i + 1) * self.stride, *cells])
-
-
-def norm_of(column: str) -> str | None:
-    """The name of the norms that a column is part of: "ZClip/norm" of "ZClip/norm/3"."""
-    parts = column.split("/")
-    return "/".join(parts[: parts.index("norm") + 1]) if "norm" in parts else None
-
-
-def _rows(path: str | PathLike[str]) -> list[list[str]]:
-    """The cells of every whole line of a file; those of the first are its header."""
-    text = _read(Path(path))
-    whole = text[: text.rfind(b"\n") + 1]
-    if whole != text:
-        warnings.warn(f"Trace: {path} ends within a line, which is left out", stacklevel=3)
-    lines = csv.reader(io.StringIO(whole.decode(), newline=""), strict=True)
-    rows: list[list[str]] = []
-    line = 1
-    try:
-        for row in lines:
-            rows += [row] if row else []  # a line may be empty
-            if row and len(row) != len(rows[0]):
-                raise ValueError(
-                    f"Trace: {path} must have {len(rows[0])} cells in every line, as many as its "
-                    f"header, got {len(row)} in line {line}"
-                )
-            line = lines.line_num + 1
-    except csv.Error as error:
-        raise ValueError(
-            f"Trace: {path} must close every quote that it opens, got line {line}: {error}"
-        ) from None
-    return rows
-
-
-def _read(path: Path) -> bytes:
-    """What is in a file, as far as it was written."""
-    if path.suffix != ".gz":
-        return path.read_bytes()
-    parts = [b""]
-    with gzip.open(path) as file, contextlib.suppress(EOFError):  # its end was never written
-        while part := file.read1():
-            parts.append(part)
-    return b"".join(parts)
+                lines.writerow([int(self.steps[i]), *cells])
 
 
 def _open(path: str | PathLike[str]) -> io.TextIOWrapper:

@@ -11,10 +11,12 @@ import benchmarks.traces
 from benchmarks.rows import write
 from benchmarks.traces.judge import Line, judge
 from benchmarks.traces.runs import STEPS, TRAININGS, record
+from benchmarks.traces.troubles import troubles
 from torchzero_clip import Trace
 
 RESULTS = Path(__file__).parents[1] / "results"
 TRACES = RESULTS / "traces"
+TROUBLES = RESULTS / "troubles"  # the lab shows both, and an installation has them
 
 
 def load(name: str) -> Trace:
@@ -28,7 +30,8 @@ def main(given: list[str] | None = None) -> None:
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
     add = parser.add_argument
-    add("what", choices=["record", "judge"], help="train, or replay what was recorded")
+    what = "train, write the norms of the atlas' gradients, or replay what was recorded"
+    add("what", choices=["record", "troubles", "judge"], help=what)
     add("--runs", nargs="+", choices=TRAININGS, default=list(TRAININGS), metavar="RUN")
     add("--steps", type=int, default=STEPS, help="of every training")
     add("--out", type=Path, help="the folder for traces, or the file for what came of judging")
@@ -41,6 +44,11 @@ def main(given: list[str] | None = None) -> None:
             trace = record(TRAININGS[name], options.steps)
             trace.write(folder / f"{name}.csv.gz", TRAININGS[name].digits)
             print(f"{name}: {trace}", flush=True)
+    elif options.what == "troubles":
+        folder = options.out or TROUBLES
+        folder.mkdir(exist_ok=True)
+        for name, trace in troubles():
+            trace.write(folder / f"{name}.csv.gz", digits=5)
     else:
         lines = []
         for name in options.runs:

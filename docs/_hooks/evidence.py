@@ -1,9 +1,10 @@
 """Fills pages from result files, while the docs are built.
 
 A page asks with `<!-- atlas: table -->`, `troubles`, `settings` or `sentences`, with
-`<!-- suites: table -->` or `causes`, with `<!-- replay: traces -->`, `defaults` or the name of a
-trace for a picture, or with `<!-- guide: … -->` and a name that `python -m benchmarks.guide
---table` prints, or `picture_` and a trouble; with `<!-- private: names -->` for names that torch
+`<!-- suites: table -->` or `causes`, `<!-- clips: table -->` or `causes`, with
+`<!-- replay: traces -->`, `defaults` or the name of a trace for a picture, or with
+`<!-- guide: … -->` and a name that `python -m benchmarks.guide --table` prints, or `picture_` and a
+trouble; with `<!-- private: names -->` for names that torch
 calls its own. Within a sentence
 
     <!-- effect: trouble | method | other -->         is a comparison of the guide,
@@ -21,7 +22,7 @@ from pathlib import Path
 
 DOCS = Path(__file__).parents[1]
 RESULTS = DOCS.parent / "benchmarks" / "results"
-ASKED = re.compile(r"^<!-- (atlas|replay|guide|suites|private): (\w+) -->$", re.MULTILINE)
+ASKED = re.compile(r"^<!-- (atlas|replay|guide|suites|clips|private): (\w+) -->$", re.MULTILINE)
 NUMBER = re.compile(r"<!-- (effect|cell|alarms): (.+?) -->")
 sys.path.insert(0, str(DOCS.parent))  # for the benchmarks
 
@@ -75,6 +76,10 @@ def suites(wanted):
     return getattr(scripts, wanted)(module("benchmarks.rows").read(scripts.RESULTS, scripts.Row))
 
 
+def clips(wanted):
+    return getattr(module("benchmarks.studies.clips"), wanted)()
+
+
 def effect(*wanted):
     report = module("benchmarks.guide.report")
     return str(report.compare(report.results())[wanted])
@@ -103,7 +108,14 @@ def private(wanted):
 
 
 NUMBERS = {"effect": effect, "cell": cell, "alarms": alarms}
-KINDS = {"atlas": atlas, "replay": replay, "guide": guide, "suites": suites, "private": private}
+KINDS = {
+    "atlas": atlas,
+    "replay": replay,
+    "guide": guide,
+    "suites": suites,
+    "clips": clips,
+    "private": private,
+}
 
 
 @cache

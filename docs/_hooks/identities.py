@@ -2,7 +2,8 @@
 
 A page or a docstring writes `{identity: lamb}` after a sentence of the form "A then B is X". It
 becomes a link to the identity that holds the sentence, on `identities.md`; where there is no such
-test the build fails. A page asks for the lists with `<!-- names -->` and `<!-- identities -->`.
+test the build fails. A page asks for the lists with
+`<!-- methods -->`, `<!-- names -->` and `<!-- identities -->`.
 """
 
 import importlib
@@ -22,14 +23,14 @@ logger = get_plugin_logger("identities")
 
 MARK = re.compile(r"\s*\{identity:\s*(\w+)\}")
 WAITING = re.compile(r'<a data-identity="(\w+)"></a>')
-ASKED = re.compile(r"^<!-- (names|identities) -->$", re.MULTILINE)
+ASKED = re.compile(r"^<!-- (methods|names|identities) -->$", re.MULTILINE)
 ARXIV = re.compile(r"\barXiv (\d{4}\.\d{4,5})")
 PAGE = "identities/"
 
 
 def on_page_markdown(markdown, **_):
-    markdown = ASKED.sub(lambda match: {"names": names, "identities": listed}[match[1]](), markdown)
-    return marked(markdown)
+    made = {"methods": methods, "names": names, "identities": listed}
+    return marked(ASKED.sub(lambda match: made[match[1]](), markdown))
 
 
 def marked(text):
@@ -55,6 +56,32 @@ def on_page_content(html, page, **_):
 
 def identities():
     return importlib.import_module("tests.identities.identity").load()
+
+
+def methods():
+    """A table that a script sorts, with a row for each name."""
+    published = importlib.import_module("torchzero_clip.published")
+    heads = ["method", "links", "bytes of state", "in a line", "held by"]
+    rows = [heads, ["---", "---", "--:", "---", "---"]]
+    for name, recipe in sorted(published.NAMES.items()):
+        links = [type(link).__name__ for link, _ in published.links_of(recipe())]
+        about = inspect.getdoc(recipe).partition("\n\n")[0].replace("\n", " ").removesuffix(".")
+        held = re.sub(r",? ?`.*", "", identities()[name].source)
+        chain = ", ".join(f"`{link}`" for link in links)
+        mark = f"{held} {{identity: {name}}}"
+        rows.append([f"[{name}](#{name})", chain, state_of(recipe()), about, mark])
+    table = "\n".join(f"| {' | '.join(row)} |" for row in rows)
+    return f'<div class="sortable" markdown>\n\n{table}\n\n</div>'
+
+
+def state_of(chain):
+    """The bytes of state for each number of a large matrix in float32."""
+    torch, tz = importlib.import_module("torch"), importlib.import_module("torchzero_clip")
+    matrix = torch.zeros(256, 256, requires_grad=True)
+    opt = tz.Modular([("matrix", matrix)], chain)
+    opt.init_state()
+    held = [t for t in opt.state[matrix].values() if isinstance(t, torch.Tensor)]
+    return f"{round(sum(t.nbytes for t in held) / matrix.numel(), 1):g}"
 
 
 def names():

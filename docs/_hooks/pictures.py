@@ -4,7 +4,8 @@ A page asks with `<!-- picture: ZClip() -->`; the picture takes the colours of t
 `<!-- curve: Sign() -->` it gets what becomes of entries from -3 to 3, with
 `<!-- norm curve: AGC() -->` what becomes of norms up to 3, for a weight of norm 1. With
 `<!-- singular values: Orthogonalize() -->` it gets those of a matrix of 48 x 64, and with
-`<!-- rows: EqualRows() -->` the norms of its rows.
+`<!-- rows: EqualRows() -->` the norms of its rows. With
+`<!-- weights: WeightEMA() -->` it gets a weight in training, and the one for evaluation.
 """
 
 import math
@@ -29,11 +30,14 @@ CURVE = re.compile(r"<!-- (norm )?curve: (.+?) -->")
 POINTS, END = 241, 3.0
 MATRIX = re.compile(r"<!-- (singular values|rows): (.+?) -->")
 ROWS, COLUMNS = 48, 64
+WEIGHTS = re.compile(r"<!-- weights: (.+?) -->")
+RATE, NOISE, HIGHEST = 0.1, 3.0, 2.0
 
 
 def on_page_markdown(markdown, **_):
     markdown = CURVE.sub(lambda match: draw_curve(match[2], bool(match[1])), markdown)
     markdown = MATRIX.sub(lambda match: draw_matrix(match[2], match[1]), markdown)
+    markdown = WEIGHTS.sub(lambda match: draw_weights(match[1]), markdown)
     return ASKED.sub(lambda match: draw(match[1]), markdown)
 
 
@@ -128,6 +132,56 @@ def draw_matrix(rule, what):
     caption = (
         f'<figcaption>{each} of a matrix of {ROWS} x {COLUMNS}, <span class="before">before</span> '
         f'and <span class="after">after</span> <code>{escape(rule)}</code>.</figcaption>'
+    )
+    return f'<figure class="picture">{svg}{caption}</figure>'
+
+
+def weights(rule):
+    """A weight in training and the one for evaluation, on a parabola whose slope is known badly."""
+    import torch
+
+    import torchzero_clip
+
+    weight = torch.full((1,), HIGHEST, requires_grad=True)
+    link = eval(rule, vars(torchzero_clip))
+    opt, source = torchzero_clip.Modular([weight], torchzero_clip.LR(RATE), link), random.Random(0)
+    for _ in range(STEPS // 2):
+        weight.grad = weight.detach() + source.gauss(0.0, NOISE)
+        opt.step()
+        trained = weight.item()
+        with opt.averaged():
+            yield trained, weight.item()
+
+
+def draw_weights(rule):
+    """What a rule shows of a weight that jumps around its best value, 0."""
+
+    def at(step, y):
+        across = step / (STEPS // 2) * WIDTH
+        up = (min(max(y, -HIGHEST), HIGHEST) + HIGHEST) / (2 * HIGHEST) * HEIGHT
+        return f"{LEFT + across:.1f},{TOP + HEIGHT - up:.1f}"
+
+    parts = []
+    for tick in (-2, -1, 0, 1, 2):
+        y = at(0, tick).split(",")[1]
+        parts.append(f'<line class="grid" x1="{LEFT}" x2="{LEFT + WIDTH}" y1="{y}" y2="{y}"/>')
+        parts.append(f'<text x="{LEFT - 6}" y="{y}" dy="4" text-anchor="end">{tick}</text>')
+    for step in range(0, STEPS // 2 + 1, 50):
+        x = at(step, 0).split(",")[0]
+        parts.append(f'<text x="{x}" y="{TOP + HEIGHT + 21}" text-anchor="middle">{step}</text>')
+    for kind, values in zip(("before", "after"), zip(*weights(rule), strict=True), strict=True):
+        points = " ".join(at(step, y) for step, y in enumerate(values))
+        parts.append(f'<polyline class="{kind}" points="{points}"/>')
+    parts.append(axes.names(LEFT, TOP, WIDTH, HEIGHT, "step", "weight"))
+    label = escape(f"A weight in training and the one that {rule} has for evaluation")
+    svg = (
+        f'<svg viewBox="0 0 {LEFT + WIDTH + 20} {TOP + HEIGHT + axes.ROOM}" role="img" '
+        f'aria-label="{label}">{"".join(parts)}</svg>'
+    )
+    caption = (
+        '<figcaption><span class="before">a weight in training</span>, behind gradients with more '
+        'noise than slope, and <span class="after">the one for evaluation</span> of '
+        f"<code>{escape(rule)}</code>; the best is 0.</figcaption>"
     )
     return f'<figure class="picture">{svg}{caption}</figure>'
 

@@ -15,7 +15,9 @@ TITLES = {
     "clipping": "Clipping",
     "adaptive": "Adaptive",
     "descent": "Descent",
-    "matrices": "Matrices",
+    "directions": "Adam and others",
+    "matrices": "Matrices and averages",
+    "averages": "Matrices and averages",
     "flow": "Flow and guards",
 }
 BASES = ("AdaptiveRule", "Criterion", "Heads")  # of which rules are made, or what they are told
@@ -31,6 +33,7 @@ SETTINGS = [
     "bf16",
     "guards",
     "release",
+    "attach",
     "small state",
 ]
 ASKED = re.compile(r"^<!-- (rules|criteria|settings)(?:: (\w+))? -->$", re.MULTILINE)
@@ -51,12 +54,12 @@ def on_page_markdown(markdown, **_):
 
 
 def navigation():
-    """The pages by folder; criteria of AdaptiveClip in a section of their own."""
-    for folder, title in TITLES.items():
-        pages = [{name: link(name)} for name in rules(folder)]
-        if folder == "adaptive":
-            pages.append({"Criteria of AdaptiveClip": [{name: link(name)} for name in criteria()]})
-        yield {title: pages}
+    """The pages by section; criteria of AdaptiveClip, and what is like Adam, stand apart."""
+    for title in dict.fromkeys(TITLES.values()):
+        folders = [folder for folder, named in TITLES.items() if named == title]
+        yield {title: [{name: link(name)} for folder in folders for name in rules(folder)]}
+        if "adaptive" in folders:
+            yield {"Criteria of AdaptiveClip": [{name: link(name)} for name in criteria()]}
 
 
 def fill(kind, folder):
@@ -75,9 +78,13 @@ def row(name):
 
 
 def rules(folder):
-    """The rules of a folder of modules, by name."""
+    """The rules of a folder of modules, by name; those of descent that set a size stand apart."""
+    apart = [name for name in classes("descent") if public(name).update_size in ("ones", "own")]
+    if folder == "directions":
+        return apart
     criterion = public("Criterion")
-    return [name for name in classes(folder) if not issubclass(public(name), criterion)]
+    names = [name for name in classes(folder) if not issubclass(public(name), criterion)]
+    return [name for name in names if folder != "descent" or name not in apart]
 
 
 def criteria():
@@ -124,6 +131,7 @@ def settings():
         elif entry.graphs > 1:
             cells["`torch.compile`"] = "✓ ¹"
         cells["release"] = released(entry)
+        cells["attach"] = "✓" if entry.attaches else "no"
         made = [make() for make in entry.good.values()]
         if all(x.goes_first for x in made):
             cells["guards"] = "–"

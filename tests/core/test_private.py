@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import importlib
-import importlib.machinery
 import json
 import subprocess
 import sys
@@ -36,7 +35,6 @@ from torchzero_clip import (
     ZStat,
 )
 from torchzero_clip.core import private
-from torchzero_clip.engines.compiled import inductor
 from torchzero_clip.source import SourceError
 
 PACKAGE = Path(torchzero_clip.__file__).parent
@@ -226,22 +224,11 @@ def test_a_guard_that_stops_the_program_looks_at_the_flag_itself(
         opt.step()
 
 
-@pytest.mark.parametrize("there", [False, True])
-def test_triton_is_looked_for_where_torch_does_not_tell(
-    there: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    take_away(monkeypatch, "torch.utils._triton.has_triton")
-    spec = importlib.machinery.ModuleSpec("triton", None) if there else None
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: spec)
-    assert (inductor.missing("cuda") is None) == there
-
-
-def test_a_compiler_that_torch_does_not_look_for_is_missed_at_the_first_step(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(inductor, "compiler", lambda: None)
-    take_away(monkeypatch, "torch._inductor.cpp_builder.get_cpp_compiler")
-    assert inductor.missing("cpu") is None
+def test_tensors_that_do_not_say_that_they_have_no_values_are_taken_for_others() -> None:
+    t = torch.ones(2)
+    assert private.fake_mode(t) is None
+    t.fake_mode = "a mode"  # type: ignore[attr-defined]
+    assert private.fake_mode(t) == "a mode"
 
 
 def test_parameters_of_fsdp1_that_do_not_say_so_are_taken() -> None:
@@ -249,6 +236,14 @@ def test_parameters_of_fsdp1_that_do_not_say_so_are_taken() -> None:
     assert not private.is_flat(p)
     p._fsdp_flattened = True  # type: ignore[attr-defined]
     assert private.is_flat(p)
+
+
+def test_without_a_way_to_hide_a_function_from_torch_compile_it_is_left_as_it_is(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert private.untraced(trained) is not trained
+    take_away(monkeypatch, "torch._disable_dynamo")
+    assert private.untraced(trained) is trained
 
 
 # --- a sentence
@@ -327,3 +322,11 @@ def test_every_name_is_taken_away_here() -> None:
         name = path.rpartition(".")[2].replace("_foreach_*", "FOREACH")
         fused = name.startswith("_fused_") and "torch._fused_{" in text
         assert path in REPLAYS or fused or name in text, path
+
+
+def test_without_a_way_out_of_modes_numbers_are_computed_as_ever(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    take_away(monkeypatch, "torch.utils._python_dispatch._disable_current_modes")
+    with private.without_modes():
+        assert torch.arange(3).tolist() == [0, 1, 2]

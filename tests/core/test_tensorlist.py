@@ -48,11 +48,14 @@ OPERATORS = {
     "add": (lambda x, y: x + y, 2),
     "sub": (lambda x, y: x - y, 2),
     "maximum": (torch.maximum, 2),
-    "minimum_": (torch.minimum, 2),
+    "minimum": (torch.minimum, 2),
+    "pow": (torch.pow, 2),
     "neg": (torch.neg, 1),
     "abs": (torch.abs, 1),
     "sign": (torch.sign, 1),
     "sqrt": (torch.sqrt, 1),
+    "rsqrt": (torch.rsqrt, 1),
+    "square": (torch.square, 1),
     "reciprocal_": (torch.reciprocal, 1),
 }
 
@@ -114,6 +117,9 @@ def test_add_takes_alpha(x, alpha, owned):
     expected = t + alpha * other
     (out,) = TensorList([t.clone()], owned=owned).add_(x, alpha=alpha)
     torch.testing.assert_close(out, expected)
+    (out,) = TensorList([t], owned=owned).add(x, alpha=alpha)
+    torch.testing.assert_close(out, expected)
+    assert t.tolist() == [1.0, -2.0]
 
 
 @pytest.mark.parametrize("weight", [0.25, torch.tensor(0.25, dtype=torch.float64)], ids=repr)
@@ -267,3 +273,34 @@ def test_half_precision_reaches_links_as_float32():
     Modular([p], Look(), Look(), Scale(9.0)).step()
     assert set(seen) == {torch.float32}
     assert abs(p.item()) < 1e-6  # a rounding to bfloat16 in between would leave 0.002
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.complex64])
+def test_sums_and_inner_products_are_one_number_a_tensor(dtype):
+    generator = torch.Generator().manual_seed(0)
+    shapes = [(5, 4), (), (0,), (300_001,), (70_000,)]
+    some, others = [
+        [torch.randn(shape, generator=generator).to(dtype) for shape in shapes] for _ in range(2)
+    ]
+    wide = torch.complex128 if dtype.is_complex else torch.float64
+    sums = torch.stack([x.to(wide).sum() for x in some])
+    products = [(x.to(wide).conj() * y.to(wide)).sum() for x, y in zip(some, others, strict=True)]
+    u = TensorList(some)
+    torch.testing.assert_close(u.sum(), sums, rtol=1e-6, atol=2e-4)
+    found = u.dot(TensorList(others))
+    assert found.dtype == torch.float64
+    torch.testing.assert_close(found, torch.stack(products).real, rtol=1e-12, atol=1e-10)
+    torch.testing.assert_close(u.dot(others), found)
+
+
+def test_inner_products_are_right_in_every_range():
+    for dtype, scale in ((torch.float32, 1e30), (torch.float32, 1e-40), (torch.float64, 1e200)):
+        a = torch.tensor([3.0, 4.0, 0.0], dtype=dtype) * scale
+        b = torch.tensor([2.0, 1.0, 5.0], dtype=dtype) / (scale if dtype == torch.float64 else 1)
+        expected = sum(x * y for x, y in zip(a.tolist(), b.tolist(), strict=True))
+        (found,) = TensorList([a]).dot(TensorList([b])).tolist()
+        assert found == pytest.approx(expected, rel=1e-12)
+    zero, endless = torch.zeros(2), torch.tensor([torch.inf, 1.0])
+    found = TensorList([zero, endless, endless]).dot([endless, zero, torch.ones(2)])
+    assert found.isnan().tolist() == [True, True, False]
+    assert found[2] == torch.inf

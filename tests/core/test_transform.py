@@ -8,9 +8,8 @@ from typing import Annotated
 
 import pytest
 import torch
-from torch.nn import Parameter
 
-from tests.helpers import one, param, run_once
+from tests.helpers import one, run_once
 from torchzero_clip import (
     EMA,
     AdaptiveClip,
@@ -428,17 +427,3 @@ def test_a_class_of_a_user_does_not_change_what_the_rules_name():
 
     assert Transform.registry["ClipNorm"] is known
     assert AdaptiveClip(ZStat()).warmup.max_norm == 1.0
-
-
-def test_init_that_differs_between_parameters_is_a_sentence():
-    class Factored(Transform):
-        def init(self, param):
-            return {"row": torch.zeros(1)} if param.dim() > 1 else {"all": torch.zeros(1)}
-
-        def update(self, u, state, group):
-            return u
-
-    matrix = Parameter(torch.ones(2, 2))
-    matrix.grad = torch.ones(2, 2)
-    with pytest.raises(ValueError, match="Factored: init must make the same names"):
-        Modular([matrix, param(1.0, grad=[1.0])], Factored()).step()

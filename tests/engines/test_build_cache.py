@@ -35,8 +35,7 @@ def step(
     cache: str | Path, between: str = "pass", cwd: Path = ROOT, **environment: str
 ) -> CompletedProcess[str]:
     """Two steps in a process of their own, which a broken library may end."""
-    inductor = Path(cache).parent / "inductor"
-    known = {"TORCHZERO_CLIP_CACHE": str(cache), "TORCHINDUCTOR_CACHE_DIR": str(inductor)}
+    known = {"TORCHZERO_CLIP_CACHE": str(cache)}
     return python("-c", SCRIPT.format(between=between), cwd=cwd, **known, **environment)
 
 
@@ -53,7 +52,7 @@ def full(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with what the script needs."""
     folder = tmp_path_factory.mktemp("built") / "kept"
     good(step(folder))
-    assert len(list(folder.glob("*.so"))) == 2
+    assert len(list(folder.glob("*.so"))) == 3
     return folder
 
 
@@ -163,13 +162,9 @@ def test_a_relative_folder_is_that_of_the_beginning(given: str, tmp_path: Path) 
             "there-is-no-such-compiler", "needs a C\\+\\+ compiler: install", marks=pytest.mark.slow
         ),
         pytest.param("/", "compile=True needs a C\\+\\+ compiler: install", marks=pytest.mark.slow),
-        pytest.param(
-            "/bin/true",
-            "compile=True: neither /bin/true nor torch could compile a kernel",
-            marks=pytest.mark.slow,
-        ),
-        pytest.param("/bin/false", "neither /bin/false nor torch could", marks=pytest.mark.slow),
-        pytest.param("g++ --no", "neither g\\+\\+ --no nor torch", marks=pytest.mark.slow),
+        pytest.param("/bin/true", "/bin/true could not build a kernel", marks=pytest.mark.slow),
+        pytest.param("/bin/false", "/bin/false could not build a kernel", marks=pytest.mark.slow),
+        pytest.param("g++ --no", "g\\+\\+ --no could not build", marks=pytest.mark.slow),
     ],
 )
 def test_a_compiler_that_does_not_work_is_a_sentence_also_where_libraries_are_kept(
@@ -178,7 +173,7 @@ def test_a_compiler_that_does_not_work_is_a_sentence_also_where_libraries_are_ke
     run = step(kept, CXX=command)
     last = run.stderr.strip().splitlines()[-1]
     assert re.search(sentence, last if run.returncode else run.stderr), run.stderr[-3000:]
-    assert sorted(path.suffix for path in kept.iterdir()) == [".so", ".so"]
+    assert sorted(path.suffix for path in kept.iterdir()) == [".so"] * 3
 
 
 @pytest.mark.slow

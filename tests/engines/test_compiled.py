@@ -39,12 +39,9 @@ from torchzero_clip import (
 )
 from torchzero_clip.engines import Compiled, buffers
 from torchzero_clip.engines.buffers import Buffer
-from torchzero_clip.engines.compiled import build, cpp, inductor, runner, trace
+from torchzero_clip.engines.compiled import build, cpp, runner, steps, trace
 from torchzero_clip.engines.compiled.operators import OPERATORS
 from torchzero_clip.engines.compiled.program import Launch, Program
-
-# torch warns of itself when it first compiles
-pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning")
 
 Chain = Sequence[Transform]
 SHAPES = [(50, 40), (7,), (1,), (), (3, 4, 5), (0,), (64,), *[(8, 8)] * 20]
@@ -59,12 +56,6 @@ CHAINS: dict[str, Callable[[], Chain]] = {
     "memory": lambda: [AdaGC(warmup_steps=1), Adam(amsgrad=True), LR(1e-2)],
     "signs": lambda: [Lion(), Cautious(), LR(1e-3)],
 }
-
-
-@pytest.fixture(autouse=True)
-def narrow(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Kernels of three tensors take a fifth of the time to compile."""
-    monkeypatch.setattr(inductor, "BATCH", 3)
 
 
 def params_of(shapes: Sequence[tuple[int, ...]], seed: int = 0) -> list[Parameter]:
@@ -89,7 +80,6 @@ def state_of(opt: Modular) -> list[Tensor]:
     return [value for one in held for value in one.values() if isinstance(value, Tensor)]
 
 
-BACKENDS = ("native", "torch")
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 
 
@@ -110,20 +100,16 @@ def race(
 
 
 def races() -> Iterator[Any]:
-    """Chains, backends and dtypes; of other dtypes, which differ in a cast, one chain is quick,
-    and torch compiles two."""
-    for name, backend, dtype in itertools.product(CHAINS, BACKENDS, DTYPES):
+    """Chains and dtypes; of other dtypes, which differ in a cast, one chain is quick."""
+    for name, dtype in itertools.product(CHAINS, DTYPES):
         quick = dtype == torch.float32 or name == "headline"
-        if quick or backend == "native" or name == "values":
-            marks = () if quick else pytest.mark.slow
-            yield pytest.param(name, backend, dtype, marks=marks, id=f"{name}-{backend}-{dtype}")
+        yield pytest.param(
+            name, dtype, marks=() if quick else pytest.mark.slow, id=f"{name}-{dtype}"
+        )
 
 
-@pytest.mark.parametrize(("name", "backend", "dtype"), [*races()])
-def test_a_compiled_chain_does_what_the_plain_one_does(
-    monkeypatch: pytest.MonkeyPatch, name: str, backend: str, dtype: torch.dtype
-) -> None:
-    monkeypatch.setattr(Compiled, "backend", backend)
+@pytest.mark.parametrize(("name", "dtype"), [*races()])
+def test_a_compiled_chain_does_what_the_plain_one_does(name: str, dtype: torch.dtype) -> None:
     ours, theirs = params_of(SHAPES), params_of(SHAPES)
     for p in [*ours, *theirs]:
         p.data = p.data.to(dtype)
@@ -136,15 +122,22 @@ def never(*_: Any) -> None:
     raise AssertionError("this should have been done in C++")
 
 
+def done_in_cpp(program: Program, backend: str) -> cpp.Call:
+    call = cpp.native(program)
+    assert call is not None, "this should have been done in C++"
+    return call
+
+
 @sampled()
 def test_every_rule_compiles(monkeypatch: pytest.MonkeyPatch, case: Case) -> None:
     """Before Adam, where it has to leave an update, from equal state in every step."""
-    monkeypatch.setattr(runner, "in_batches", never)
+    monkeypatch.setattr(runner, "call_of", done_in_cpp)
     tail = [Adam()] if any("lr" in link.live for link in case.make().walk()) else [Adam(), LR(0.01)]
     made = []
     for options in ({"compile": True}, {"fused": False}):
         params = parameters(case.shapes)
-        made.append((params, Modular(list(params.items()), case.make(), *tail, **options)))
+        chain = [*tail, case.make()] if case.last else [case.make(), *tail]
+        made.append((params, Modular(list(params.items()), *chain, **options)))
     for i in range(3):
         for params, opt in made:
             set_grads(params, gradients(case.shapes, i))
@@ -159,18 +152,18 @@ def test_every_rule_compiles(monkeypatch: pytest.MonkeyPatch, case: Case) -> Non
 EDGES = [0.0, -0.0, 1.0, -1.5, 0.3, 1e-45, -3e-39, 6e-8, 1e-5, 65504.0, 65519.0, 65520.0, -7e4]
 EDGES += [3e38, -2e-20, float("inf"), float("-inf"), float("nan"), 1 + 2**-9, 1 + 3 * 2**-11]
 OPERANDS = {"where": 3, "lerp": 3, "addcmul": 3}
-TWO = ("mul", "div", "add", "sub", "clamp_min", "clamp_max", "hypot")
-NEAR = ("div", "hypot", "reciprocal", "sqrt")
+TWO = ("mul", "div", "add", "sub", "clamp_min", "clamp_max", "hypot", "pow", "atan2")
+NEAR = ("atan2", "div", "hypot", "reciprocal", "sqrt", "rsqrt", "pow")
 ROUNDED = ("lerp", "addcmul", "sub")  # by torch on the way, too
 
 
-@at_once("dtype", DTYPES)
-@pytest.mark.parametrize("last", ["value", "number", "vector"])
-def test_operators_in_cpp_are_those_of_torch(last: str, dtype: torch.dtype) -> None:
-    """For infinities, NaN, denormals, and what is rounded to even; one library has them all."""
-    x, y = torch.tensor(EDGES).repeat(len(EDGES)), torch.tensor(EDGES).repeat_interleave(len(EDGES))
-    several = {*TWO, *OPERANDS} - {"hypot"}
+def every_operator(
+    last: str, dtype: torch.dtype, but: Sequence[str] = ()
+) -> tuple[list[str], Program]:
+    """The names of operators, and a program that stores what each makes of two buffers."""
+    several = {*TWO, *OPERANDS} - {"hypot", "atan2"}
     names = [name for name in OPERATORS if last == "value" or name in several]
+    names = [name for name in names if name not in but]
     lines: list[Any] = [("load", (("buffer", 0),)), ("load", (("buffer", 1),))]
     lines.append(("positive", (("value", 1),)))
     for name in names:
@@ -182,26 +175,50 @@ def test_operators_in_cpp_are_those_of_torch(last: str, dtype: torch.dtype) -> N
             refs[-1] = (last, 0)
         lines.append((name, tuple(refs)))
     kinds = [torch.bool if OPERATORS[name].boolean else dtype for name in names]
-    vectors = [torch.tensor([0.7], dtype=torch.float64)] if last == "vector" else []
     program = Program(
         tuple(lines), tuple((2 + i, 3 + i) for i in range(len(names))), None,
-        (dtype, dtype, *kinds), tuple([vector.dtype for vector in vectors]), (),
+        (dtype, dtype, *kinds), (torch.float64,) if last == "vector" else (), (),
         torch.device("cpu"),
     )  # fmt: skip
-    found = []
-    for backend in ("native", "plain"):
-        outs = [torch.zeros(len(x), dtype=kind) for kind in kinds]
-        some = [Buffer([t]) for t in (x.to(dtype), y.to(dtype), *outs)]
-        launch = Launch(program, [len(x)], None, some, [0.3], vectors, [])
-        if backend == "plain":
-            launch.plainly([0])
-        else:
-            run = cpp.native(program)
-            assert run is not None, "one of these operators is not done in C++"
-            run(launch, [len(x)])
-        found.append(outs)
+    return names, program
+
+
+def edges() -> tuple[Tensor, Tensor]:
+    """Every pair of numbers at an edge."""
+    edges = torch.tensor(EDGES)
+    return edges.repeat(len(EDGES)), edges.repeat_interleave(len(EDGES))
+
+
+def operated(program: Program, run: Callable[[Launch], Any]) -> list[Tensor]:
+    """What a way of running such a program stores."""
+    x, y = [t.to(program.buffers[0]) for t in edges()]
+    outs = [torch.zeros(len(x), dtype=kind) for kind in program.buffers[2:]]
+    vectors = [torch.tensor([0.7], dtype=dtype) for dtype in program.vectors]
+    buffers = [Buffer([t]) for t in (x, y, *outs)]
+    run(Launch(program, [len(x)], None, buffers, [0.3], vectors, []))
+    return outs
+
+
+def natively(launch: Launch) -> None:
+    run = cpp.native(launch.program)
+    assert run is not None, "this is not done in C++"
+    run(launch, launch.sizes)
+
+
+@at_once("dtype", DTYPES)
+@pytest.mark.parametrize("last", ["value", "number", "vector"])
+def test_operators_in_cpp_are_those_of_torch(last: str, dtype: torch.dtype) -> None:
+    """For infinities, NaN, denormals, and what is rounded to even; one library has them all."""
+    names, program = every_operator(last, dtype)
+    x, y = edges()
+    ways = natively, lambda launch: launch.plainly([0])
+    found = [operated(program, run) for run in ways]
     for name, ours, right in zip(names, *found, strict=True):
         near = 1e-6 if name in NEAR else 0.0
+        if name in ("pow", "rsqrt") and dtype.itemsize == 2:  # torch rounds exponent and root too
+            near, base = torch.finfo(dtype).eps, x.to(dtype).float()
+            power = {"value": y.to(dtype).float(), "number": 0.3, "vector": 0.7}[last]
+            right = (base.pow(power) if name == "pow" else base.rsqrt()).to(dtype)
         if name in ROUNDED:
             assert ours[x.isnan()].isnan().all(), name
             fits = ours.isfinite() & right.isfinite()  # on the way torch may leave the range
@@ -212,9 +229,9 @@ def test_operators_in_cpp_are_those_of_torch(last: str, dtype: torch.dtype) -> N
         )  # fmt: skip
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
-def test_half_precision_is_read_and_rounded_as_torch_does(dtype: torch.dtype) -> None:
-    """All there are, what lies between two of them, and everything else at random."""
+def halves(dtype: torch.dtype) -> Iterator[tuple[Tensor, Tensor]]:
+    """All numbers of half precision, what lies between two, and everything else at random; with
+    what torch makes of them in the other precision."""
     known = torch.arange(2**16, dtype=torch.int32).to(torch.int16).view(dtype).float()
     ends = known[known.isfinite()].sort().values
     generator = torch.Generator().manual_seed(0)
@@ -223,17 +240,25 @@ def test_half_precision_is_read_and_rounded_as_torch_does(dtype: torch.dtype) ->
         [ends, (ends[1:] + ends[:-1]) / 2, any_bits.to(torch.int32).view(torch.float32)]
     )
     for source, target in ((known.to(dtype), torch.float32), (singles, dtype)):
-        out = torch.zeros(len(source), dtype=target)
-        program = Program(
-            (("load", (("buffer", 0),)),), ((1, 0),), None, (source.dtype, target), (), (),
-            torch.device("cpu"),
-        )  # fmt: skip
-        buffers = [Buffer([source]), Buffer([out])]
-        launch = Launch(program, [len(source)], None, buffers, [], [], [])
-        run = cpp.native(program)
-        assert run is not None
-        run(launch, [len(source)])
-        torch.testing.assert_close(out, source.to(target), rtol=0, atol=0, equal_nan=True)
+        yield source, source.to(target)
+
+
+def copied(source: Tensor, dtype: torch.dtype, run: Callable[[Launch], Any]) -> Tensor:
+    """A tensor in another dtype, as a way of running programs stores it."""
+    out = torch.zeros(len(source), dtype=dtype)
+    program = Program(
+        (("load", (("buffer", 0),)),), ((1, 0),), None, (source.dtype, dtype), (), (),
+        torch.device("cpu"),
+    )  # fmt: skip
+    run(Launch(program, [len(source)], None, [Buffer([source]), Buffer([out])], [], [], []))
+    return out
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_half_precision_is_read_and_rounded_as_torch_does(dtype: torch.dtype) -> None:
+    for source, right in halves(dtype):
+        ours = copied(source, right.dtype, natively)
+        torch.testing.assert_close(ours, right, rtol=0, atol=0, equal_nan=True)
 
 
 @pytest.mark.parametrize("threads", [1, 2, 3])
@@ -246,30 +271,36 @@ def test_a_kernel_measures_right_to_a_millionth(
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
-        for dtype, scales in (
-            (torch.float32, [1.0, 1e20, 1e-30, 1e-40]),
-            (torch.bfloat16, [1.0, 1e20, 1e-39]),
-            (torch.float16, [1.0, 1e4, 1e-6]),
-        ):
-            for scale in scales:
-                ours = [p.detach().mul(scale).to(dtype) for p in params_of([*SHAPES, (1000, 701)])]
-                grads = [Parameter(t) for t in ours]
-                opt = Modular(grads, ClipNorm(1.0, ord=order), LR(0.0), compile=True)
-                for p, t in zip(grads, ours, strict=True):
-                    p.grad = t.clone()
-                opt.step()
-                (norm,) = [v for k, v in opt.metrics().items() if k.endswith("norm")]
-                right = torch.stack(
-                    [
-                        torch.linalg.vector_norm(t.double(), order)
-                        if t.numel()
-                        else torch.zeros(())
-                        for t in ours
-                    ]
-                )
-                torch.testing.assert_close(norm.double(), right.double(), rtol=1e-6, atol=1e-45)
+        measures_right(order, [*SHAPES, (1000, 701)])
     finally:
         torch.set_num_threads(before)
+
+
+def measures_right(order: float, shapes: Sequence[tuple[int, ...]]) -> None:
+    """Norms by the kernels are right to a millionth, whatever the range."""
+    for dtype, scales in (
+        (torch.float32, [1.0, 1e20, 1e-30, 1e-40]),
+        (torch.bfloat16, [1.0, 1e20, 1e-39]),
+        (torch.float16, [1.0, 1e4, 1e-6]),
+    ):
+        for scale in scales:
+            ours = [p.detach().mul(scale).to(dtype) for p in params_of(shapes)]
+            right = [
+                torch.linalg.vector_norm(t.double().view(-1), order) for t in ours if t.numel()
+            ]
+            norm = norms_of(ours, order).double()[[t.numel() > 0 for t in ours]]
+            torch.testing.assert_close(norm, torch.stack(right), rtol=1e-6, atol=1e-45)
+
+
+def norms_of(grads: Sequence[Tensor], order: float) -> Tensor:
+    """The norms of gradients as a compiled step measures them."""
+    params = [Parameter(torch.zeros_like(t)) for t in grads]
+    opt = Modular(params, ClipNorm(1.0, ord=order), LR(0.0), compile=True)
+    for p, t in zip(params, grads, strict=True):
+        p.grad = t.clone()
+    opt.step()
+    (norm,) = [v for k, v in opt.metrics().items() if k.endswith("norm")]
+    return norm
 
 
 @pytest.mark.parametrize("order", [1, 2, float("inf")])
@@ -278,33 +309,27 @@ def test_a_kernel_measures_what_is_no_number(
     monkeypatch: pytest.MonkeyPatch, bad: float, order: float
 ) -> None:
     monkeypatch.setattr(trace, "statistics", never)
-    params = params_of([(300, 5), (7,)])
-    opt = Modular(params, ClipNorm(1.0, ord=order), LR(0.1), compile=True)
-    give(params, 0)
-    assert params[0].grad is not None
-    params[0].grad[200, 3] = bad
-    opt.step()
-    (norm,) = [v for k, v in opt.metrics().items() if k.endswith("norm")]
+    norm = norms_of(with_one_that_is(bad), order)
     torch.testing.assert_close(norm[0], torch.tensor(bad).to(norm), equal_nan=True)
     assert norm[1].isfinite()
+
+
+def with_one_that_is(bad: float) -> list[Tensor]:
+    """Two gradients, the first of which has an entry that is no number."""
+    grads = [p.detach() for p in params_of([(300, 5), (7,)])]
+    grads[0][200, 3] = bad
+    return grads
 
 
 # ---------------------------------------------------------------------- compiled once
 
 
 def built() -> int:
-    """How many kernels this process has compiled, and torch for them."""
-    from torch._dynamo.utils import counters
-
-    kernels = [made.cache_info().misses for made in (inductor.compiled, cpp.native)]
-    return sum(kernels) + counters["stats"]["unique_graphs"]
+    """How many kernels this process has compiled."""
+    return cpp.native.cache_info().misses
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_nothing_is_compiled_again_for_live_values_schedulers_or_missing_gradients(
-    monkeypatch: pytest.MonkeyPatch, backend: str
-) -> None:
-    monkeypatch.setattr(Compiled, "backend", backend)
+def test_nothing_is_compiled_again_for_live_values_schedulers_or_missing_gradients() -> None:
     params, more = params_of(SHAPES), params_of([(9, 2), (33,), (5,)])
     chain = [ClipNorm(1.0), Momentum(0.9, nesterov=True), Adam(), WeightDecay(0.01), LR(1e-2)]
     opt = Modular([{"params": params}, {"params": more, "lr": 0.5}], *chain, compile=True)
@@ -344,11 +369,7 @@ def test_nothing_is_compiled_again_for_live_values_schedulers_or_missing_gradien
     assert built() == before
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_another_optimizer_with_the_chain_takes_the_kernels_there_are(
-    monkeypatch: pytest.MonkeyPatch, backend: str
-) -> None:
-    monkeypatch.setattr(Compiled, "backend", backend)
+def test_another_optimizer_with_the_chain_takes_the_kernels_there_are() -> None:
     counts = []
     for shapes in (SHAPES, [(100, 3), *SHAPES, (11,)]):
         params = params_of(shapes)
@@ -359,11 +380,7 @@ def test_another_optimizer_with_the_chain_takes_the_kernels_there_are(
     assert counts[0] == counts[1]
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_a_compiled_step_is_that_of_torch(monkeypatch: pytest.MonkeyPatch, backend: str) -> None:
-    """With as many tensors at a time as it takes."""
-    monkeypatch.setattr(inductor, "BATCH", 16)
-    monkeypatch.setattr(Compiled, "backend", backend)
+def test_a_compiled_step_is_that_of_torch() -> None:
     shapes = [(300, 700), *[(i + 2, 3) for i in range(37)]]
     ours, theirs = params_of(shapes), params_of(shapes)
     fast = Modular(ours, ClipNorm(1.0, dim="global"), Adam(), LR(1e-2), compile=True)
@@ -716,7 +733,7 @@ def test_autograd_sees_that_parameters_have_changed(monkeypatch: pytest.MonkeyPa
         z.backward()
 
 
-@pytest.mark.parametrize("backend", [*BACKENDS, "plain"])
+@pytest.mark.parametrize("backend", ["native", "plain"])
 def test_a_gradient_of_another_size_is_an_error_before_memory_is_touched(
     monkeypatch: pytest.MonkeyPatch, backend: str
 ) -> None:
@@ -738,7 +755,7 @@ def test_a_gradient_of_another_size_is_an_error_before_memory_is_touched(
 
 def test_a_refused_group_is_not_there_afterwards() -> None:
     opt = Modular(params_of([(3, 2)]), Adam(), LR(0.1), compile=True)
-    with pytest.raises(RuntimeError, match="on cpu and cuda"):
+    with pytest.raises(RuntimeError, match="on cpu, cuda, xpu and mps"):
         opt.add_param_group({"params": [Parameter(torch.ones(2, device="meta"))]})
     assert len(opt.param_groups) == 1
 
@@ -796,15 +813,11 @@ def test_a_copy_compiles_too() -> None:
 
 
 def test_without_a_compiler_there_is_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
-    def none() -> str:
-        raise RuntimeError("no working C++ compiler")
-
     monkeypatch.setenv("CXX", "there-is-no-such-compiler")
-    monkeypatch.setattr("torch._inductor.cpp_builder.get_cpp_compiler", none)
     with pytest.raises(RuntimeError, match="compile=True needs a C\\+\\+ compiler: install"):
         Modular(params_of([(3, 2)]), Adam(), LR(0.1), compile=True)
     params = [Parameter(torch.ones(3, device="meta"))]
-    with pytest.raises(RuntimeError, match="on cpu and cuda, got some on meta"):
+    with pytest.raises(RuntimeError, match="on cpu, cuda, xpu and mps, got some on meta"):
         Modular(params, Adam(), LR(0.1), compile=True)
 
 
@@ -816,20 +829,21 @@ def anew(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> Callable[[], None]:
     def forget() -> None:
         for room, name in ((cpp, "native"), (build, "function"), (build, "_folder")):
             monkeypatch.setattr(room, name, cache(getattr(room, name).__wrapped__))
-        monkeypatch.setattr(runner, "native", cpp.native)
         monkeypatch.setattr(cpp, "function", build.function)
+        monkeypatch.setattr(steps, "function", build.function)
 
     forget()
     return forget
 
 
-def test_a_compiler_that_fails_leaves_the_work_to_torch(
+def test_a_compiler_that_fails_leaves_the_work_to_the_operators(
     monkeypatch: pytest.MonkeyPatch, anew: Callable[[], None], tmp_path: Any
 ) -> None:
     monkeypatch.setattr(build, "FLAGS", "--there-is-no-such-flag")
+    monkeypatch.setattr(steps, "FLAGS", "--there-is-no-such-flag")
     ours, theirs = params_of(SHAPES), params_of(SHAPES)
     fast = Modular(ours, *CHAINS["between"](), compile=True)
-    with pytest.warns(UserWarning, match="could not build a kernel, and torch's own compiler"):
+    with pytest.warns(UserWarning, match="could not build a kernel, whose operators now run"):
         race(fast, Modular(theirs, *CHAINS["between"]()))
     assert not list((tmp_path / "kept").iterdir())
 
@@ -844,13 +858,15 @@ def test_what_is_built_is_there_for_the_next_process(
             Modular(theirs, *CHAINS["headline"]()),
         )
         libraries = sorted((tmp_path / "kept").iterdir())
-        assert [path.suffix for path in libraries] == [".so", ".so"]  # the norm, and the rest
+        assert [path.suffix for path in libraries] == [
+            ".so"
+        ] * 3  # the norm, the rest, and the step
         monkeypatch.setattr("subprocess.run", None)  # nothing is built again
         anew()
     assert (tmp_path / "kept").stat().st_mode & 0o077 == 0
 
 
-def test_a_library_that_does_not_load_leaves_the_work_to_torch(
+def test_a_library_that_does_not_load_leaves_the_work_to_the_operators(
     monkeypatch: pytest.MonkeyPatch, anew: Callable[[], None]
 ) -> None:
     def refuse(path: str) -> None:

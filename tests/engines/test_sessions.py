@@ -68,7 +68,7 @@ class Rule:
 # ---------------------------------------------------------------------- every operator
 
 CALLS: dict[str, Callable[[TensorList, TensorList, Any], Any]] = {
-    "add": lambda u, v, x: u.add(v).add(x),
+    "add": lambda u, v, x: u.add(v).add(x).add(v, alpha=0.3).add(v, alpha=x).add(0.5, alpha=2),
     "add_": lambda u, v, x: u.add_(v).add_(v, alpha=0.3).add_(v, alpha=x).add_(0.5),
     "sub": lambda u, v, x: u.sub(v),
     "sub_": lambda u, v, x: u.sub_(v).sub_(0.5),
@@ -83,6 +83,7 @@ CALLS: dict[str, Callable[[TensorList, TensorList, Any], Any]] = {
     "clamp_": lambda u, v, x: u.clamp_(-0.5, 0.5).clamp_(v, 1.0),
     "maximum": lambda u, v, x: u.maximum(v),
     "maximum_": lambda u, v, x: u.maximum_(v).maximum_(0.1),
+    "minimum": lambda u, v, x: u.minimum(v),
     "minimum_": lambda u, v, x: u.minimum_(v).minimum_(0.1),
     "neg": lambda u, v, x: u.neg(),
     "abs": lambda u, v, x: u.abs(),
@@ -91,8 +92,15 @@ CALLS: dict[str, Callable[[TensorList, TensorList, Any], Any]] = {
     "sign_": lambda u, v, x: u.sign_(),
     "sqrt": lambda u, v, x: u.abs().sqrt(),
     "sqrt_": lambda u, v, x: u.abs_().sqrt_(),
+    "rsqrt": lambda u, v, x: u.abs().add_(1.0).rsqrt(),
+    "rsqrt_": lambda u, v, x: u.abs_().add_(1.0).rsqrt_(),
+    "square": lambda u, v, x: u.square(),
+    "square_": lambda u, v, x: u.square_().square_(),
+    "pow": lambda u, v, x: u.abs().pow(1.5).pow(x),
+    "pow_": lambda u, v, x: u.abs_().pow_(v.abs()).pow_(0.3).pow_(x),
     "reciprocal_": lambda u, v, x: u.abs_().add_(1.0).reciprocal_(),
     "where": lambda u, v, x: u.where(v.positive(), v).where(u.positive(), 0.0),
+    "atan2": lambda u, v, x: u.atan2(v),
     "hypot": lambda u, v, x: u.hypot(v),
     "isfinite": lambda u, v, x: u.where(u.div(0.0).isfinite(), v),
     "isinf": lambda u, v, x: u.where(u.div(0.0).isinf(), v),
@@ -104,7 +112,7 @@ CALLS: dict[str, Callable[[TensorList, TensorList, Any], Any]] = {
     "clone": lambda u, v, x: u.clone().add_(u.mul_(2.0)),
     "copy_": lambda u, v, x: u.copy_(v),
 }
-RUNS = {"map", "stack", "statistics"}  # what reads tensors
+RUNS = {"eq", "map", "masked_fill_", "stack", "statistics", "sum", "dot"}  # what reads tensors
 
 
 def methods() -> set[str]:

@@ -181,6 +181,22 @@ def test_tracing_leaves_the_transforms_and_their_optimizer_as_they_were():
     close(theirs, params, rtol=0, atol=0)
 
 
+def test_an_optimizer_can_be_made_inside_of_a_compiled_function():
+    weight = torch.nn.Parameter(torch.ones(4))
+
+    @torch.compile(backend="eager")
+    def one_step(weight):
+        opt = Modular([weight], ClipNorm(1.0), LR(0.5))
+        weight.grad = torch.ones(4)
+        opt.step()
+        return opt
+
+    opt = one_step(weight)
+    opt.step()
+    assert weight.tolist() == [0.5] * 4
+    assert opt.process_group is None
+
+
 OLDER = """
 import torch
 vars(torch).pop("_foreach_clone", None)

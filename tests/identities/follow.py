@@ -18,6 +18,8 @@ from tests.identities.inputs import STEPS
 if TYPE_CHECKING:
     from tests.identities.identity import Identity
 
+EVALUATION = 5
+"""The steps from one evaluation to the next, where there are some."""
 Trajectory = dict[str, Tensor]
 """For each parameter what it, or its gradient, was after every step, stacked."""
 
@@ -50,7 +52,9 @@ def moved(
 ) -> Trajectory:
     """The parameters after every step of an optimizer, all of whose live values change."""
     params = identity.inputs.parameters(dtype)
-    opt, steps = make(groups_of(identity, params)), []
+    opt = make(groups_of(identity, params))
+    steps: list[dict[str, Tensor]] = []
+    shown: list[dict[str, Tensor]] = []
     for i in range(STEPS):
         give_gradients(identity, params, i, dtype)
         schedule(identity, params, opt.param_groups, {x: values(x, i) for x in "ab"})
@@ -58,7 +62,11 @@ def moved(
             each_step(opt, i + 1)
         opt.step()
         steps.append({name: p.detach().clone() for name, p in params.items()})
-    return stacked(steps)
+        if identity.evaluates and i % EVALUATION == 0:
+            opt.eval()  # type: ignore[attr-defined]
+            shown.append({f"{name} shown": p.detach().clone() for name, p in params.items()})
+            opt.train()  # type: ignore[attr-defined]
+    return {**stacked(steps), **stacked(shown)}
 
 
 def rewritten(
@@ -100,7 +108,7 @@ def give_gradients(
 
 
 def stacked(steps: list[dict[str, Tensor]]) -> Trajectory:
-    return {name: torch.stack([step[name] for step in steps]) for name in steps[0]}
+    return {name: torch.stack([step[name] for step in steps]) for name in (steps or [{}])[0]}
 
 
 def by_optax(identity: Identity, dtype: torch.dtype) -> Trajectory:

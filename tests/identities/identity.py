@@ -36,7 +36,7 @@ Options = Mapping[str, Any]
 Source = str | tuple[str | int, ...]
 COUNTS = (
     "wait", "warmup", "warmup_steps", "steps", "window", "window_size", "every", "alpha_warmup",
-    "beta3_warmup",
+    "beta3_warmup", "k", "start",
 )  # fmt: skip
 """Fields that say after how many steps a rule does something else."""
 
@@ -64,6 +64,7 @@ class Identity:
         compare: The "parameters" of an optimizer, what becomes of "gradients", or "thresholds".
         each_step: What our optimizer needs before every step, whose number it gets; counted from 1.
         inputs: What both are given.
+        evaluates: Both have weights for evaluation, by `eval()`, which are compared as well.
         rtol: How far the two may be apart in each dtype, over the largest entry of the tensor.
         in_torch: The official code is part of torch, and runs in every test; others are recorded.
     """
@@ -80,6 +81,7 @@ class Identity:
     compare: str
     each_step: Callable[[Modular, int], None] | None
     inputs: Inputs
+    evaluates: bool
     rtol: Mapping[torch.dtype, float]
     in_torch: bool
 
@@ -251,6 +253,7 @@ def identity_by(follow: Callable[[Identity, torch.dtype], Trajectory], compare: 
         constant: Mapping[str, str] | None = None,
         each_step: Callable[[Modular, int], None] | None = None,
         inputs: Inputs = INPUTS,
+        evaluates: bool = False,
         rtol: Mapping[torch.dtype, float] = BOTH,
     ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
         def add(theirs: Callable[..., Any]) -> Callable[..., Any]:
@@ -268,6 +271,7 @@ def identity_by(follow: Callable[[Identity, torch.dtype], Trajectory], compare: 
                 compare=compare,
                 each_step=each_step,
                 inputs=inputs,
+                evaluates=evaluates,
                 rtol=rtol,
                 in_torch=source.startswith("torch."),
             )

@@ -12,9 +12,10 @@ from typing import Any
 from unittest import TestCase
 
 import pytest
+import torch
 
 import torchzero_clip
-from tests.helpers import ROOT
+from tests.helpers import KERNELS, ROOT
 from tests.identities.identity import load
 from torchzero_clip.published import NAMES, links_of
 
@@ -26,7 +27,7 @@ PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 def docstrings() -> Iterator[tuple[str, str]]:
     """Where a docstring stands, and its text, for everything in the package."""
     for info in pkgutil.walk_packages(torchzero_clip.__path__, "torchzero_clip."):
-        if info.name.endswith("__main__"):
+        if info.name.endswith("__main__") or info.name == KERNELS:
             continue
         module = importlib.import_module(info.name)
         yield info.name, module.__doc__ or ""
@@ -61,6 +62,20 @@ def test_the_page_of_names_has_every_name_with_its_links_and_its_identity() -> N
             assert f"| `{link!r}` | `` {formula} `` |" in part
 
 
+def test_the_table_of_methods_has_a_row_for_every_name() -> None:
+    """Its links, the bytes of state for each number, and whose code holds it."""
+    page = lists().on_page_markdown((ROOT / "docs" / "named.md").read_text())
+    rows = re.findall(r"^\| \[(\w+)\]\(#\w+\) \| (.+) \| (\S+) \| (.+) \| (.+) <a .*$", page, re.M)
+    table = {name: rest for name, *rest in rows}
+    assert table.keys() == NAMES.keys()
+    for name, (links, _, about, held) in table.items():
+        assert links == ", ".join(f"`{type(link).__name__}`" for link, _ in links_of(NAMES[name]()))
+        assert about in " ".join((inspect.getdoc(NAMES[name]) or "").split())
+        assert load()[name].source.startswith(held)
+    numbers = {"sgd": "0", "lion": "4", "adamw": "8", "ademamix": "12", "adan": "16"}
+    assert {name: table[name][1] for name in numbers} == numbers
+
+
 def test_the_page_of_identities_has_every_claim_with_its_test() -> None:
     page = lists().on_page_markdown((ROOT / "docs" / "identities.md").read_text())
     parts = {part.partition("\n")[0]: part for part in page.split("\n## ")[1:]}
@@ -76,6 +91,16 @@ def test_every_mark_has_its_test() -> None:
     marks = {(where, name) for where, text in texts() for name in MARK.findall(text)}
     assert marks
     assert {mark for mark in marks if mark[1] not in known} == set()
+
+
+def test_every_optimizer_of_torch_has_its_row_and_its_identity() -> None:
+    """LBFGS and SparseAdam have a row that says what to do; Adafactor has neither yet."""
+    theirs = {name for name, cls in vars(torch.optim).items() if inspect.isclass(cls)}
+    theirs -= {"Optimizer", "Adafactor"}
+    page = (ROOT / "docs" / "coming_from.md").read_text()
+    assert theirs <= set(re.findall(r"`torch\.optim\.(\w+)", page))
+    held = {it.source.removeprefix("torch.optim.") for it in load().values() if it.in_torch}
+    assert theirs - held == {"LBFGS", "SparseAdam"}
 
 
 def tool(name: str) -> Any:

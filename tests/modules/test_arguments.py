@@ -80,13 +80,14 @@ def test_a_bad_value_is_refused_in_a_group_with_the_same_sentence(row):
     params = parameters({"a.weight": (2, 2), "b.weight": (2, 2)})
     first, second = params.items()
     tfm = row.cls(**row.args)
-    opt = Modular([first], tfm)
+    rate = [LR(0.1)] if "lr" in tfm.reads else []
+    opt = Modular([first], *rate, tfm)
 
     def refused(bad: Bad) -> None:
         (key, value), error = *bad[0].items(), bad[1]
         qualified = {"params": [second], f"{row.cls.__name__}/{key}": value}
         with pytest.raises(error) as info:
-            Modular([{"params": [first]}, qualified], tfm)
+            Modular([{"params": [first]}, qualified], *rate, tfm)
         check_sentence(info.value, row, bad)
         with pytest.raises(error) as info:
             opt.add_param_group({"params": [second], key: value})

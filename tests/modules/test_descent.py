@@ -8,6 +8,7 @@ from torch import nn
 
 from tests.helpers import param
 from torchzero_clip import (
+    ASGD,
     EMA,
     LR,
     Adagrad,
@@ -19,7 +20,9 @@ from torchzero_clip import (
     Masked,
     Modular,
     Momentum,
+    OrthoGrad,
     RMSprop,
+    Rprop,
     Scale,
     Transform,
     Warmup,
@@ -557,3 +560,48 @@ def test_what_maximises_before_cautious_writes_the_gradient():
 
     assert torch.equal(steps(-1.0), steps(1.0, Scale(-1.0, target="grad")))
     assert torch.equal(steps(1.0, Scale(-1.0)), torch.ones(4, 3))
+
+
+def test_asgd_keeps_the_average_of_the_weights_that_torch_keeps():
+    """From its first step on, through t0, behind which it is the mean of the weights."""
+    ours, theirs = ([param(1.0, -2.0), param(3.0)] for _ in range(2))
+    settings = {"lr": 0.1, "lambd": 0.3, "alpha": 0.6, "t0": 3.0}
+    opt, reference = Modular(ours, ASGD(**settings)), torch.optim.ASGD(theirs, **settings)
+    for step in range(8):
+        for p, q in zip(ours, theirs, strict=True):
+            p.grad = torch.sin(p.detach() + step)
+            q.grad = p.grad.clone()
+        opt.step(), reference.step()
+        for p, q in zip(ours, theirs, strict=True):
+            torch.testing.assert_close(opt.state[p]["ASGD/ax"], reference.state[q]["ax"])
+            assert torch.equal(opt.state[p]["ASGD/ax"], p) is (step < 5)
+
+
+def test_rprop_starts_with_the_learning_rate_of_the_first_gradient():
+    early, late = param(1.0), param(1.0)
+    opt = Modular([early, late], Rprop(0.1))
+    early.grad = torch.ones(1)
+    opt.step()
+    opt.param_groups[0]["lr"], late.grad = 0.3, torch.ones(1)
+    opt.step()
+    torch.testing.assert_close(early.detach(), torch.tensor([1 - 0.1 - 0.12]))
+    torch.testing.assert_close(late.detach(), torch.tensor([1 - 0.3]))
+
+
+@pytest.mark.parametrize(
+    ("weight", "gradient", "left"),
+    [
+        ([2.0, 0.0], [3.0, 4.0], [0.0, 5.0]),
+        ([0.0, 0.0], [3.0, 4.0], [3.0, 4.0]),  # nothing is along a weight of zero
+        ([0.1, 0.7], [-0.3, -2.1], [0.0, 0.0]),  # all of it is, up to rounding
+        ([0.3], [7.0], [0.0]),
+        ([2.0, 1.0], [0.0, 0.0], [0.0, 0.0]),
+    ],
+)
+def test_ortho_grad_keeps_what_turns_the_weights_at_the_length_of_the_gradient(
+    weight, gradient, left
+):
+    for dtype in (torch.float32, torch.float64):
+        p = param(*weight, dtype=dtype, grad=gradient)
+        Clipper([p], OrthoGrad()).step()
+        torch.testing.assert_close(p.grad, torch.tensor(left, dtype=dtype), rtol=1e-6, atol=1e-6)

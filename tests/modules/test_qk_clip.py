@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
-from benchmarks.qk_clip import train
+from benchmarks.studies.qk_clip import train
 from tests.helpers import about, close
 from torchzero_clip import LR, Heads, Modular, QKClip, largest_logits
 

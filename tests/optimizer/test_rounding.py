@@ -532,7 +532,7 @@ def test_the_chain_with_its_rounding_is_one_graph(rounding):
 
 @pytest.mark.slow
 def test_a_language_model_in_pure_bfloat16_ends_where_float32_ends():
-    from benchmarks.rounding import RUNS, language_model
+    from benchmarks.studies.rounding import RUNS, language_model
 
     ends = {
         name: torch.tensor([language_model(*run, seed=seed) for seed in range(3)])

@@ -21,7 +21,6 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
-from examples.write_your_own import Grokfast
 from tests.identities.follow import Trajectory, stacked
 from tests.identities.identity import apart
 from torchzero_clip import (
@@ -44,6 +43,7 @@ from torchzero_clip import (
     ClipValueByEMA,
     ClipValueGrowth,
     EMARatio,
+    Grokfast,
     Guard,
     Identity,
     Lion,
@@ -475,7 +475,7 @@ OURS: dict[str, Callable[[], Trajectory]] = {
     "grokfast gradfilter_ema": lambda: trained(
         Grokfast(0.98, 2.0),
         LR(0.1),
-        live=lambda i: {"lr": rate(i), "beta": 0.98 * falling(i), "gain": 2.0 * rising(i)},
+        live=lambda i: {"lr": rate(i), "alpha": 0.98 * falling(i), "lamb": 2.0 * rising(i)},
     ),
 }
 

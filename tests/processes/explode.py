@@ -13,7 +13,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 from torch.nn import functional as F
 
-from benchmarks.qk_clip import BACK, LENGTH, LETTERS, Model
+from benchmarks.studies.qk_clip import BACK, LENGTH, LETTERS, Model
 from torchzero_clip import LR, Lion, Modular, QKClip
 
 STEPS, TAU = 100, 4.0

@@ -22,7 +22,7 @@ from typing import Any
 import torch
 import torch._dynamo  # what the first step of an optimizer would import, in every child
 
-from torchzero_clip import LR, Adam, ClipNormGrowth, Modular, ZClip
+from torchzero_clip import LR, Adam, ClipNormGrowth, Modular, ScheduleFree, WeightEMA, ZClip
 
 PAGE = Path(__file__).parents[2] / "docs" / "checkpoints.md"
 
@@ -38,14 +38,24 @@ def recipe() -> dict[str, Any]:
 
 
 def train(folder: Path, steps: int, tell: Callable[[str], None]) -> None:
-    """Go on from the newest checkpoint; says what it does: "t"rain, "s"ave, "e"nd."""
+    """Go on from the newest checkpoint; says what it does: "t"rain, evaluate with "a"veraged
+    weights, "s"ave, "e"nd.
+    """
     save, newest = (recipe()[name] for name in ("save", "newest"))
     for path in folder.glob("*.pt"):
         torch.load(path, weights_only=True)  # raises if one of them is not whole
     torch.manual_seed(0)
     linear = torch.nn.Linear
     model = torch.nn.Sequential(linear(32, 256), torch.nn.Tanh(), linear(256, 32))
-    opt = Modular(model.parameters(), ZClip(warmup_steps=5), Adam(), ClipNormGrowth(), LR(1e-2))
+    links = (
+        ZClip(warmup_steps=5),
+        Adam(),
+        ClipNormGrowth(),
+        LR(1e-2),
+        ScheduleFree(),
+        WeightEMA(0.9),
+    )
+    opt = Modular(model.parameters(), *links)
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(opt, T_max=steps)
     parts = {"model": model, "opt": opt, "scheduler": scheduler}
     held = newest(folder)
@@ -58,6 +68,10 @@ def train(folder: Path, steps: int, tell: Callable[[str], None]) -> None:
         model(torch.randn(8, 32)).square().mean().backward()
         opt.step()
         scheduler.step()
+        tell("a")
+        for name in ("ScheduleFree", "WeightEMA"):
+            with opt.averaged(name), torch.no_grad():
+                model(torch.randn(8, 32))
         tell("s")
         state = {name: part.state_dict() for name, part in parts.items()}
         save({"step": step + 1, **state}, folder, step + 1)
@@ -108,7 +122,7 @@ def one_life(folder: Path, steps: int, when: tuple[str, int, float] | None) -> t
 
 def moment(kill: int, chance: random.Random) -> tuple[str, int, float]:
     """When to strike: while it loads, while it trains, while it saves."""
-    word = "ttsss"[kill % 5]
+    word = "ttaasss"[kill % 7]
     times = 0 if kill % 10 == 0 else chance.randint(1, 3)
     return word, times, chance.uniform(0, 0.02 if times == 0 else 0.004)
 
@@ -168,7 +182,7 @@ def main(root: Path, kills: int, seed: int) -> dict[str, Any]:
     chance, steps = random.Random(seed), 3 * kills
     broken, straight = root / "broken", root / "straight"
     broken.mkdir(), straight.mkdir()
-    during = {"": 0, "t": 0, "s": 0}
+    during = {"": 0, "t": 0, "a": 0, "s": 0}
     halves = 0
     for kill in range(kills):
         last, ended = one_life(broken, steps, moment(kill, chance))
@@ -182,7 +196,12 @@ def main(root: Path, kills: int, seed: int) -> dict[str, Any]:
     lines, parts = lines_of_a_save(root / "lines")
     ends = [recipe()["newest"](folder) for folder in (broken, straight)]
     return {
-        "during": {"load": during[""], "train": during["t"], "save": during["s"]},
+        "during": {
+            "load": during[""],
+            "train": during["t"],
+            "evaluation": during["a"],
+            "save": during["s"],
+        },
         "half files": halves,
         "files": sorted(path.name for path in broken.iterdir()),
         "equal": same(*ends) and ends[0]["step"] == steps,

@@ -20,7 +20,6 @@ FORKS = multiprocessing.get_context("forkserver")
 FORKS.set_forkserver_preload(
     [
         "torchzero_clip",
-        "torch._inductor.cpp_builder",
         "torch.distributed.checkpoint.state_dict",
         "torch.distributed.fsdp",
     ]
@@ -67,8 +66,6 @@ def become(command: list[str], cwd: Path, environment: dict[str, str], files: li
     for stream, file in enumerate(files, 1):
         os.dup2(os.open(file, os.O_WRONLY), stream)
     tempfile.tempdir = None  # as it is before the environment was asked
-    if "CXX" in environment:
-        torch._inductor.config.cpp.cxx = None, environment["CXX"]
     torch.set_num_threads(1)
     how, what = command[0], command[1] if len(command) > 1 else ""
     sys.argv = command[1:] if how in ("-m", "-c") else command

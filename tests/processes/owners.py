@@ -31,6 +31,7 @@ from torchzero_clip import (
     Normalize,
     Orthogonalize,
     Partition,
+    TensorwiseTransform,
     Transform,
     WeightDecay,
 )
@@ -40,6 +41,19 @@ WIDTH = 32  # of GPT-2 small, 768 wide; the shapes are the same
 LAYERS = 12
 GPT2 = [(3 * WIDTH, WIDTH), (WIDTH, WIDTH), (4 * WIDTH, WIDTH), (WIDTH, 4 * WIDTH)]
 UNEVEN = [(5, 7), (3, 2), (7, 5), (9, 4), (1, 6), (2, 3), (5, 7)]  # and empty on some ranks
+
+
+class Onto(TensorwiseTransform):
+    """u ← u - w wᵀ u, done by the owner of the matrix, who needs the weights too"""
+
+    reads_params = True
+
+    def operations(self, param: Tensor) -> float:
+        return 4.0 * param.shape[0] * param.numel()
+
+    def update_tensor(self, u: Tensor, state: dict[str, Tensor], group: Any) -> Tensor:
+        w = group["param"] / group["param"].norm()
+        return u - w @ (w.T @ u)
 
 
 def muon() -> list[Transform]:
@@ -175,6 +189,7 @@ def equal() -> list[str]:
             "muon": muon(),
             "nanochat": nanochat(),
             "spectral": [Momentum(0.9), ClipSpectral(0.5)],
+            "weights": [Onto(), Momentum(0.9)],
             "blocks": [Orthogonalize(blocks={"^p0$": 3, "^p2$": 4, "^p4$": (2, 3)})],
             "74": muon(),
         }.items():

@@ -45,6 +45,7 @@ from torchzero_clip import (
     Guard,
     Modular,
     Momentum,
+    NormRule,
     SkipLarge,
     SkipSpike,
     TensorwiseTransform,
@@ -53,6 +54,7 @@ from torchzero_clip import (
     ZClip,
     attach,
     clip_grad_norm_,
+    zeros_like_state,
 )
 from torchzero_clip.core.norms import shards
 from torchzero_clip.core.sharding import full, layout_of
@@ -224,6 +226,8 @@ def constructions() -> Iterator[tuple[str, list[Transform], bool, int]]:
         "agc": lambda: [AGC(0.01), Centralize(dim=0, inverse_dims=True), Momentum(0.9), LR(0.1)],
         "ema": lambda: [ClipNormByEMA(0.9, ord=3), LR(0.1)],
         "skip": lambda: [SkipLarge(60.0), Adam(), LR(1e-2)],
+        "dot": lambda: [Aligned(dim="global"), Aligned(), Aligned(dim=0), LR(1e-2)],
+        "factored": lambda: [Factored(), LR(1e-2)],
         "guards": lambda: [Guard(), SkipSpike(8, 0.5, 2), ClipNorm(1.0), Adam(), LR(1e-2)],
     }
     for name, make in clips.items():
@@ -251,6 +255,36 @@ def compare(setting: str) -> list[str]:
         if text:
             wrong.append(f"{setting} {name}: {text}")
     return wrong
+
+
+class Aligned(NormRule):
+    """u ← u · min(1, |⟨w, g⟩| / ‖u‖²)"""
+
+    dim: Any = None
+
+    def limit(self, norm: Tensor, state: dict[str, Tensor], group: Any) -> Tensor:
+        return self.dot(group["params"], group["grads"], group).abs() / norm
+
+
+class Factored(TensorwiseTransform):
+    """u ← u · RMS(w) / √v, of matrices with the means of rows and columns for v"""
+
+    reads_params = True
+
+    def init(self, param: Tensor) -> dict[str, Tensor | None]:
+        shapes = (param.shape, None, None)
+        if param.dim() == 2:
+            shapes = (None, (param.shape[0], 1), (1, param.shape[1]))
+        rows = zip(("v", "row", "column"), shapes, strict=True)
+        return {name: None if x is None else zeros_like_state(param, x) for name, x in rows}
+
+    def update_tensor(self, u: Tensor, state: dict[str, Tensor], group: Any) -> Tensor:
+        size = group["param"].square().mean().sqrt() + 0.1
+        if u.dim() != 2:
+            return u.mul_(size).div_(state["v"].lerp_(u.square(), 0.1).sqrt())
+        row = state["row"].lerp_(u.square().mean(1, keepdim=True), 0.1)
+        column = state["column"].lerp_(u.square().mean(0, keepdim=True), 0.1)
+        return u.mul_(size).div_((row * column / row.mean()).sqrt())
 
 
 class Slow(TensorwiseTransform):

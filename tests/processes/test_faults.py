@@ -57,6 +57,7 @@ def test_a_run_killed_at_random_moments_ends_as_one_that_was_not(kills, tmp_path
     assert found["lines with a half file"] > 0
     if kills >= 100:  # where few kills strike is chance
         assert found["during"]["train"] > 0
+        assert found["during"]["evaluation"] > 0
         assert found["during"]["save"] > 0
         assert found["half files"] > 0  # they would have cost the checkpoint without the recipe
 

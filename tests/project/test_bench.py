@@ -13,13 +13,14 @@ import pytest
 import torch
 from torch.nn import Parameter
 
-from benchmarks import muon, muon_clipping, norms, overhead, small, state_dtype, versions
+from benchmarks import norms, printed, small, versions
 from benchmarks.step import __main__ as command
 from benchmarks.step import bars, memory, timing
 from benchmarks.step.bars import Bar
 from benchmarks.step.chains import COMPILED, HEADLINE, OURS, PEERS, RACES, Race, installed
 from benchmarks.step.shapes import SHAPES
 from benchmarks.step.timing import BARE, Result
+from benchmarks.studies import muon, muon_clipping, overhead, state_dtype
 from tests.helpers import ROOT
 
 CONTESTANTS = [
@@ -403,3 +404,22 @@ def test_steps_that_alternate_have_the_ratio_of_their_times():
         return lambda: now.__setitem__(0, now[0] + seconds)
 
     assert state_dtype.ratio(takes(3.0), takes(1.5), 4, lambda: now[0]) == "2.00 (2.00 to 2.00)"
+
+
+def test_the_page_of_results_is_printed_from_its_tables():
+    assert (printed.HERE / "RESULTS.md").read_text() == printed.page()
+    names = printed.PLACE.findall((printed.HERE / "results" / "page.md").read_text())
+    assert sorted(names) == sorted(file.stem for file in printed.PRINTED.iterdir())
+
+
+def test_what_an_instrument_prints_is_kept_with_its_circumstances(tmp_path, monkeypatch, capfd):
+    monkeypatch.setattr(printed, "PRINTED", tmp_path)
+    printed.main(["tree", "--", "json.tool", "--help"])
+    shown = capfd.readouterr().out
+    head, _, body = (tmp_path / "tree.txt").read_text().partition("\n")
+    assert body == shown
+    assert head.startswith("# `python -m json.tool --help`, 20")
+    assert f"torch {torch.__version__}" in head
+    with pytest.raises(SystemExit):
+        printed.main(["broken", "--", "json.tool", "/no/such/file"])
+    assert not (tmp_path / "broken.txt").exists()

@@ -350,7 +350,7 @@ def test_the_bar_moves_in_place_in_a_terminal_and_is_lines_elsewhere(
         (["--steps", "0"], "--steps must be at least 1, got 0"),
         (["--steps", "many"], "invalid int value: 'many'"),
         (["--chains", "[Adam"], "a chain is written like ClipNorm(1.0, dim='global')"),
-        (["--chains", "Adan()"], "unknown transform 'Adan': did you mean 'Adam'?"),
+        (["--chains", "Adem()"], "unknown transform 'Adem': did you mean 'Adam'?"),
         (["--chains", "ClipNorm(max_nrom=1.0)"], "has no argument 'max_nrom': did you mean"),
         (["--chains", "ClipNorm(1.0, max_norm=1.0)"], "ClipNorm is given twice or unclear"),
         (["--chains", "LR(1, 2, 3, 4, 5, 6, 7)"], "LR: too many positional arguments"),
@@ -409,3 +409,4 @@ def test_the_pages_show_the_race_of_all_chains_in_the_theme_of_the_reader(
     losses = re.findall(r"ends at ([\d.]+), with\s+ZClip at ([\d.]+)\.", drawn)
     readme = (EXAMPLES.parent / "README.md").read_text()
     assert re.findall(r"ends at ([\d.]+), with\s+ZClip at ([\d.]+)\.", readme) == losses != []
+    assert "](docs/assets/lab.png)" in readme

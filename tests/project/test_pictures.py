@@ -30,6 +30,7 @@ source.loader.exec_module(hook)
         ("<!-- picture: ClipNorm(1.0) -->", "step", "norm"),
         ("<!-- curve: Sign() -->", "entry before", "entry after"),
         ("<!-- norm curve: ClipNorm(1.0) -->", "norm before", "norm after"),
+        ("<!-- weights: WeightEMA(0.9) -->", "step", "weight"),
         ("<!-- rows: EqualRows() -->", "row", "norm"),
         ("<!-- singular values: ClipSpectral(1.0) -->", "from the largest", "singular value"),
     ],

@@ -14,6 +14,7 @@ from benchmarks.traces import __main__ as command
 from benchmarks.traces.judge import EVERY, FAMILIES, FIRST, PLANTED, Line, judge, planted
 from benchmarks.traces.report import DEFAULTS, defaults
 from benchmarks.traces.runs import TRAININGS, Poles, record
+from benchmarks.traces.troubles import troubles
 from torchzero_clip import Trace
 
 LARGEST = 5_000_000  # bytes of all traces
@@ -32,6 +33,17 @@ def test_all_traces_together_are_small() -> None:
     files = [*command.TRACES.iterdir()]
     assert {file.name for file in files} == {f"{name}.csv.gz" for name in TRAININGS}
     assert sum(file.stat().st_size for file in files) < LARGEST
+
+
+def test_the_norms_of_the_atlas_gradients_are_what_their_code_gives() -> None:
+    made = dict(troubles())
+    assert {file.name for file in command.TROUBLES.iterdir()} == {f"{n}.csv.gz" for n in made}
+    for name, trace in made.items():
+        kept = Trace.read(command.TROUBLES / f"{name}.csv.gz")
+        torch.testing.assert_close(kept.norms, trace.norms, rtol=1e-4, atol=0, equal_nan=True)
+        assert kept.spikes is not None
+        assert trace.spikes is not None
+        assert torch.equal(kept.spikes, trace.spikes)
 
 
 def test_the_results_are_complete_and_what_the_traces_give() -> None:

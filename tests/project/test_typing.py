@@ -199,7 +199,7 @@ def test_what_is_typed_runs():
     assert typed.main() > 0
 
 
-@pytest.mark.parametrize("name", ["Grokfast", "ClipToWeight", "ClipToAverage"])
+@pytest.mark.parametrize("name", ["SlowBoost", "ClipToWeight", "ClipToAverage"])
 def test_the_rules_that_are_typed_are_those_of_the_guide(name):
     page = (ROOT / "docs" / "write_your_own.md").read_text()
     (text,) = re.findall(rf"^class {name}\(.*?(?=^\S|^```)", page, re.M | re.S)

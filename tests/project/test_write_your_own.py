@@ -5,19 +5,19 @@ import math
 import pytest
 
 from examples import write_your_own
-from examples.write_your_own import ClipToAverage, Grokfast
+from examples.write_your_own import ClipToAverage, SlowBoost
 from tests.helpers import one
 from torchzero_clip import Modular
 
 
-def test_grokfast_adds_a_slow_average_that_begins_with_the_first_update():
+def test_slow_boost_adds_a_slow_average_that_begins_with_the_first_update():
     p = one(0.0)
-    opt = Modular([p], Grokfast(beta=0.5, gain=3.0))
+    opt = Modular([p], SlowBoost(beta=0.5, gain=3.0))
     for grad, slow in ((4.0, 4.0), (2.0, 3.0), (0.0, 1.5)):
         p.grad.fill_(grad)
         p.data.zero_()
         opt.step()
-        assert opt.state[p]["Grokfast/slow"].item() == slow
+        assert opt.state[p]["SlowBoost/slow"].item() == slow
         assert -p.item() == grad + 3 * slow
     assert set(opt.param_groups[0]) == {"params", "chain", "beta", "gain"}
 

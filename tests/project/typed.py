@@ -35,7 +35,7 @@ from torchzero_clip import (
 )
 
 
-class Grokfast(Transform):
+class SlowBoost(Transform):
     """m ← β m + (1 - β) u, at first u;   u ← u + gain · m   (arXiv 2405.20233)"""
 
     beta: Live[float] = 0.98
@@ -100,7 +100,7 @@ def main() -> float:
     Clipped(groups)
     lr: float = made.param_groups[0]["lr"]
 
-    chain = Chain(Grokfast(gain=1.0), ClipToWeight(dim="global")) + Chain(ClipToAverage())
+    chain = Chain(SlowBoost(gain=1.0), ClipToWeight(dim="global")) + Chain(ClipToAverage())
     branches = Partition({"matrix": Masked(chain, is_matrix), "rest": ClipNorm(1.0)}, kind)
     opt = Modular(model.named_parameters(), branches, Adam(), LR(1e-3))
     limit = schedule(opt, "lr", falling)

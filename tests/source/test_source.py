@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from examples.write_your_own import Grokfast
+from examples.write_your_own import SlowBoost
 from tests.helpers import ROOT, SHAPES, equal, gradients, network, parameters, saved, set_grads
 from tests.modules.rows.descent import heads
 from tests.modules.rows.row import with_lr
@@ -27,16 +27,25 @@ from torchzero_clip import (
     Chain,
     ClipNorm,
     ClipNormGrowth,
+    Group,
     Guard,
+    Live,
+    Lookahead,
     Masked,
     Modular,
     Momentum,
     Orthogonalize,
+    OrthoGrad,
     Partition,
     QKClip,
     Scale,
+    ScheduleFree,
+    State,
+    TensorList,
     Transform,
+    WeightAverage,
     WeightDecay,
+    WeightEMA,
     ZClip,
     named,
 )
@@ -45,11 +54,12 @@ from torchzero_clip.source import SourceError
 
 HEADLINE = ClipNorm(1.0, dim="global"), Adam(), LR(1e-3)
 FOLDERS = ("clipping", "descent", "adaptive")
-OTHERS = ("Chain", "Identity", "Masked", "Partition")
+OTHERS = ("Chain", "Identity", "Masked", "Partition", "WeightEMA", "WeightAverage", "Lookahead")
 TAKEN = [
     case
     for case in GOOD
     if case.cls.__module__.split(".")[2] in FOLDERS or case.cls.__name__ in OTHERS
+    if case.cls is not OrthoGrad  # refused below
 ]
 TOLERANCE = {torch.float32: 1e-6, torch.float64: 1e-12}
 STEPS = 12
@@ -225,10 +235,95 @@ def test_half_precision_keeps_its_state_in_float32() -> None:
     assert equal([p.detach() for p in ours.values()], [p.detach() for p in theirs.values()])
 
 
+class Anchored(Transform):
+    """u ← u + pull · (w - w₀), w₀ the parameter as it began"""
+
+    pull: Live[float] = 0.1
+
+    def init(self, param: Tensor) -> dict[str, Tensor]:
+        return {"anchor": param.detach().clone()}
+
+    def update(self, u: TensorList, state: State, group: Group) -> TensorList:
+        return u.add_(group["params"], alpha=group["pull"]).add_(
+            state["anchor"], alpha=-group["pull"]
+        )
+
+
+def test_state_that_begins_at_the_parameter_does_so_in_the_file() -> None:
+    compare([Adam(), Anchored(), LR(1e-2)], SHAPES, torch.float64)
+
+
+@pytest.mark.parametrize(
+    "link",
+    [WeightEMA(0.5), WeightAverage(), Lookahead(2), Masked(WeightEMA(), is_matrix)],
+    ids=repr,
+)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_the_file_has_the_weights_for_evaluation(link: Transform, dtype: torch.dtype) -> None:
+    ours, theirs = parameters(dtype=dtype), parameters(dtype=dtype)
+    chain = Adam((0.0, 0.999)), LR(1e-2), link
+    a = Modular(list(ours.items()), *chain, fused=False)
+    b = written(a.to_source())(list(theirs.items()))
+    for step in range(5):
+        set_grads(ours, gradients(seed=step, dtype=dtype))
+        set_grads(theirs, gradients(seed=step, dtype=dtype))
+        a.step(), b.step()
+    before = {name: p.detach().clone() for name, p in theirs.items()}
+    with a.averaged():
+        for name, p in ours.items():
+            found = b.averaged_weights(theirs[name])
+            torch.testing.assert_close(found.to(dtype), p.detach(), rtol=2e-6, atol=1e-7)
+            assert not found.requires_grad
+    torch.testing.assert_close({n: p.detach() for n, p in theirs.items()}, before, rtol=0, atol=0)
+
+
+class Between(WeightEMA):
+    """Weights for evaluation half-way between the average and a share of the weights."""
+
+    share: Live[float] = 0.5
+
+    def averaged(self, param: Tensor, state: dict[str, Tensor], group: Group) -> Tensor:
+        ema = state["ema"]
+        return ema - (ema - param.to(ema.dtype) * group["share"]) / 2
+
+
+def test_a_formula_of_weights_is_written_as_it_is() -> None:
+    ours, theirs = parameters(), parameters()
+    a = Modular(list(ours.items()), LR(0.1), Between(0.5), fused=False)
+    source = a.to_source()
+    assert 'return ema - (ema - p.to(ema.dtype) * group["share"]) / 2' in source
+    b = written(source)(list(theirs.items()))
+    for step in range(3):
+        set_grads(ours, gradients(seed=step)), set_grads(theirs, gradients(seed=step))
+        a.step(), b.step()
+    with a.averaged():
+        for name, p in ours.items():
+            torch.testing.assert_close(b.averaged_weights(theirs[name]), p.detach())
+
+
+def test_numbers_that_a_group_keeps_are_a_source_error() -> None:
+    with pytest.raises(SourceError, match=r"ScheduleFree cannot .* keeps other numbers of a group"):
+        Modular([torch.zeros(2)], LR(0.1), ScheduleFree()).to_source()
+
+
+class Doubtful(WeightEMA):
+    """Weights for evaluation that are more than sums and products."""
+
+    def averaged(self, param: Tensor, state: dict[str, Tensor], group: Group) -> Tensor:
+        return torch.where(state["ema"] > 0, state["ema"], param)
+
+
+def test_weights_that_are_more_than_a_sum_are_a_source_error() -> None:
+    with pytest.raises(
+        SourceError, match=r"Doubtful cannot .* its weights for evaluation are more"
+    ):
+        Modular([torch.zeros(2)], LR(0.1), Doubtful()).to_source()
+
+
 def test_a_rule_of_ones_own_is_written_from_its_update() -> None:
-    compare([Grokfast(gain=1.5), Adam(), LR(1e-2)], SHAPES, torch.float64)
-    text = Modular([torch.zeros(1)], Grokfast()).to_source()
-    assert "# Grokfast: m ← β m + (1 - β) u, at first u; u ← u + gain · m" in text
+    compare([SlowBoost(gain=1.5), Adam(), LR(1e-2)], SHAPES, torch.float64)
+    text = Modular([torch.zeros(1)], SlowBoost()).to_source()
+    assert "# SlowBoost: m ← β m + (1 - β) u, at first u; u ← u + gain · m" in text
     assert 'torch._foreach_lerp_(slow, grads, 1 - group["beta"])' in text
 
 
@@ -346,7 +441,7 @@ def test_ruff_and_mypy_accept_all_files(tmp_path: Path) -> None:
 # ---------------------------------------------------------------------- sentences
 
 
-@pytest.mark.parametrize("rule", [Guard(), Accumulate(2), Orthogonalize()], ids=repr)
+@pytest.mark.parametrize("rule", [Guard(), Accumulate(2), Orthogonalize(), OrthoGrad()], ids=repr)
 def test_links_that_end_steps_or_ask_for_more_are_refused(rule: Transform) -> None:
     with pytest.raises(SourceError, match="cannot be written as a file of plain torch"):
         Modular(list(parameters({"a.weight": (3, 4)}).items()), rule, LR(0.1)).to_source()

@@ -9,6 +9,7 @@ from torchzero_clip.core.description import Description
 from torchzero_clip.core.engine import FusedKernel, Group, State
 from torchzero_clip.core.norm_rule import NormRule, Scope
 from torchzero_clip.core.norms import Ord
+from torchzero_clip.core.numbers import Numbers
 from torchzero_clip.core.state import counter, zeros_like_state
 from torchzero_clip.core.tensorlist import TensorList
 from torchzero_clip.core.transform import Reach, TensorwiseTransform, Transform
@@ -23,6 +24,7 @@ __all__ = [
     "Group",
     "Live",
     "NormRule",
+    "Numbers",
     "Ord",
     "Reach",
     "Scope",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
 import torch
 from torch import Tensor
@@ -11,12 +11,19 @@ from torch import Tensor
 from torchzero_clip.core.engine import Engine, Group, Session, State
 from torchzero_clip.core.gradients import StepGradients
 from torchzero_clip.core.link import Link
-from torchzero_clip.core.part import Part, Roster
-from torchzero_clip.core.sharding import local, part_of, whole_of
+from torchzero_clip.core.part import Part, Roster, StateNames
+from torchzero_clip.core.sharding import gather, local, part_of, whole_of
 from torchzero_clip.core.skip import Skip, Skipped
 from torchzero_clip.core.state import share_vectors
 from torchzero_clip.core.stochastic import SEED, STEP, Rounding, mix_, prepare_draws
 from torchzero_clip.core.tensorlist import TensorList
+from torchzero_clip.core.tensors import wide
+
+BEGUN = "begun"
+"""The number in the state of a parameter that says whether it has begun at a link."""
+Origin: TypeAlias = Literal["gradient", "touched", "update"]
+"""What flows: the gradient as it came, the gradient that links have looked at and may have
+scaled, or what a link has made of it."""
 
 
 class Step:
@@ -53,8 +60,10 @@ class Step:
         self.sessions: list[Session] = []
         self.skip = Skip()
         self.measured: dict[Any, Tensor] = {}  # statistics of the gradients
+        self._mean_loss: Tensor | None = None
         self.drawn = False  # whether this step is among those that round state
         self.gradients, self.opener = StepGradients(), engine
+        self.released = False  # whether it is of one parameter: what is kept once is for the next
 
     def buckets(
         self, gradient: Callable[[Tensor], Tensor | None] | None = None, moves: bool = False
@@ -84,6 +93,21 @@ class Step:
         if self.asked is not None:
             self.asked.append((function, args, answer))
         return answer
+
+    def mean_loss(self, path: str, device: torch.device) -> Tensor:
+        """The loss that was reported, on a device: the mean over all ranks."""
+        if self.loss is None:
+            raise RuntimeError(
+                f"{path} needs the loss of each step: call opt.report(loss=loss) before "
+                "opt.step(), or give step a closure that returns it"
+            )
+        if self._mean_loss is None:
+            self._mean_loss = torch.as_tensor(self.loss, dtype=wide(device), device=device)
+            ranks = torch.distributed
+            joined = ranks.is_available() and ranks.is_initialized()
+            if joined and ranks.get_world_size() > 1:
+                self._mean_loss = gather(self._mean_loss.view(1), None).mean()
+        return self._mean_loss.to(device)
 
     def opened(self, session: Session) -> Session:
         """The session, to be closed with the step."""
@@ -135,24 +159,43 @@ class Bucket:
     """The link that sees this bucket: see `seen_by`."""
 
     def __init__(self, step: Step, part: Part, grads: Sequence[Tensor]) -> None:
-        self.step = step
-        self._take(part)
+        self.step, self.part = step, part
         self.settings = step.groups[part.index]
         states, params = step.states, part.originals
         self.param_states = [{} if states is None else states[p] for p in params]
         if not part.plain:
             params, grads = [local(p) for p in params], [local(g) for g in grads]
         self.session = step.opened(step.opener.open(part.key, part.places, params, grads))
-        self.produced = False  # whether a link has made an update: no longer the gradient
-        self.pristine = True  # whether no link has set the update
+        self.origin: Origin = "gradient"
+        self.numbers: dict[str, Tensor] = {}  # that the link keeps once, and the loss
         self.update = self.session.adopt(self.session.grads.borrow())
 
-    def _take(self, part: Part) -> None:
-        self.part, self.index, self.places, self.names = part, part.index, part.places, part.names
-        self.originals, self.layouts, self.sizes = part.originals, part.layouts, part.sizes
-        self.device, self.dtype, self.state_dtype = part.device, part.dtype, part.state_dtype
-
     # ------------------------------------------------------------------ what a link sees
+
+    @property
+    def originals(self) -> list[Tensor]:
+        """The parameters as the optimizer holds them, whole or sharded."""
+        return self.part.originals
+
+    @property
+    def names(self) -> list[str | None]:
+        """The name of each parameter, if it has one."""
+        return self.part.names
+
+    @property
+    def device(self) -> torch.device:
+        """The device of the parameters."""
+        return self.part.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The dtype of the parameters."""
+        return self.part.dtype
+
+    @property
+    def state_dtype(self) -> torch.dtype:
+        """The dtype of state: float32 for parameters in half precision."""
+        return self.part.state_dtype
 
     @property
     def params(self) -> TensorList:
@@ -166,8 +209,8 @@ class Bucket:
 
     @property
     def values(self) -> Group:
-        """The live values of the link."""
-        return self.bound.values(self.settings)
+        """The live values of the link, and the numbers that it keeps once."""
+        return {**self.bound.values(self.settings), **self.numbers}
 
     @property
     def group(self) -> Group:
@@ -186,19 +229,21 @@ class Bucket:
         if self.bound.transform.target == "update":
             return self.update
         grads = self.writable_grads()
-        if self.produced and self.update.tensors[0] is grads.tensors[0]:
+        if self.origin == "update" and self.update.tensors[0] is grads.tensors[0]:
             self.update = self.update.own()  # a limit that was not reached
         return grads
 
     @u.setter
     def u(self, value: TensorList) -> None:
-        tfm, self.pristine = self.bound.transform, False
+        tfm = self.bound.transform
+        made = tfm.target == "update" and not tfm.passes_gradient
+        if self.origin != "update":
+            self.origin = "update" if made else "touched"
         if tfm.target == "grad":
             self.step.measured.clear()
             self.step.gradients.write(self.originals)
             self.session.write_grads(value)
         else:
-            self.produced = self.produced or not tfm.passes_gradient
             self.update = self.session.adopt(value)
 
     @property
@@ -213,14 +258,19 @@ class Bucket:
             for name, row in rows.items()
         }
 
+    @property
+    def state_names(self) -> dict[str, bool]:
+        """The names that the link's `init` makes, and whether their tensors are like parameters."""
+        return self._kinds()[0][0]
+
     def _roundings(self, rows: Mapping[str, Sequence[Tensor]]) -> dict[str, Rounding]:
         """How the state that is kept in bfloat16 is rounded."""
-        like_params = self.bound.state_names(self.originals[0])
+        like_params = self.state_names
         made: dict[str, Rounding] = {}
         names = [n for n, row in rows.items() if like_params[n] and row[0].dtype == torch.bfloat16]
         if not names:
             return {}
-        seed, step = self.step.draw(self.index)
+        seed, step = self.step.draw(self.part.index)
         now = mix_(step.to(self.device, copy=True))
         for i in range(0, len(names), 2):  # a hash has bits for two
             keys = self.part.keys(self.bound.number, i, seed)
@@ -241,28 +291,21 @@ class Bucket:
         """The link's tensors of every parameter, whole or sharded, as the optimizer holds them."""
         link = self.bound
         rows: dict[str, list[Tensor]] = {}
-        for name, like_params in link.state_names(self.originals[0]).items():
+        for name, like_params in self.state_names.items():
             key = f"{link.path}/{name}"
-            try:
-                rows[name] = [state[key] for state in self.param_states]
-            except KeyError:
-                raise ValueError(
-                    f"{link.path}: init must make the same names for every parameter, "
-                    f"{list(link.state_names(self.originals[0]))}"
-                ) from None
+            rows[name] = [state[key] for state in self.param_states]
             if like_params and key not in self.part.checked:
                 self.part.check_shapes(key, rows[name], self.settings)
         return rows
 
     def make_state(self) -> None:
         """Make the link's state for the parameters that have none yet."""
-        link = self.bound
-        names = link.state_names(self.originals[0])
+        link, names = self.bound, self.state_names
         if not names:
             return
         keys = [f"{link.path}/{name}" for name in names]
         new = [i for i, state in enumerate(self.param_states) if keys[0] not in state]
-        if link.rounds(self.originals[0]):
+        if link.narrow and any(names.values()):
             prepare_draws(self.step.groups)
         if new:
             self.step.engine.refuse(f"{link.path} makes state")
@@ -282,12 +325,15 @@ class Bucket:
     def seen_by(self, link: Link) -> Bucket:
         """The same bucket as another link sees it."""
         u = self.update  # the other bucket's writes must not reach what this one has borrowed
-        return self._but(bound=link, update=u if u.owned else self.session.adopt(u.borrow()))
+        return self._but(
+            bound=link, numbers={}, update=u if u.owned else self.session.adopt(u.borrow())
+        )
 
     def with_update(self, u: TensorList) -> Bucket:
         """A bucket of the same parameters with another update, for a chain inside a link."""
         session = self.step.opened(self.session.branch())
-        return self._but(session=session, pristine=False, update=session.adopt(u))
+        origin: Origin = "update" if self.origin == "update" else "touched"
+        return self._but(session=session, origin=origin, update=session.adopt(u))
 
     def select(self, where: Sequence[int]) -> Bucket:
         """The bucket of some of the parameters."""
@@ -295,10 +341,17 @@ class Bucket:
         kept = (self.part, *where)
         part: Part = self.step.roster.kept(kept, lambda: self.part.select(where))
         session = self.step.opened(self.session.select(where, part.key, part.places))
-        other = self._but(session=session, update=session.adopt(some))
-        other.param_states = [self.param_states[i] for i in where]
-        other._take(part)
-        return other
+        states = [self.param_states[i] for i in where]
+        update = session.adopt(some)
+        return self._but(session=session, update=update, param_states=states, part=part)
+
+    def alike(self) -> list[Bucket]:
+        """This bucket in parts, in each of which `init` makes the same names for all parameters."""
+        kinds = self._kinds()
+        return [self] if len(kinds) == 1 else [self.select(where) for _, where in kinds]
+
+    def _kinds(self) -> list[StateNames]:
+        return self.part.kinds(self.bound.path, self.bound.state_names)
 
     def beside(self, tensors: TensorList) -> TensorList:
         """The same values, to be written in other memory than the update lies in."""
@@ -307,17 +360,38 @@ class Bucket:
 
     def whole(self, tensors: Iterable[Tensor]) -> list[Tensor]:
         """Tensors like the parameters, gathered from all ranks where they are sharded."""
-        return list(map(whole_of, tensors, self.layouts))
+        return list(map(whole_of, tensors, self.part.layouts))
 
     def parts(self, tensors: Iterable[Tensor]) -> list[Tensor]:
         """The parts on this rank of whole tensors like the parameters."""
-        return list(map(part_of, tensors, self.layouts))
+        return list(map(part_of, tensors, self.part.layouts))
 
     def _but(self, **changes: Any) -> Bucket:
         """A copy with some attributes changed."""
         other = object.__new__(Bucket)
         vars(other).update({**vars(self), **changes})
         return other
+
+
+def begun(buckets: Sequence[Bucket]) -> list[Bucket]:
+    """The buckets without the parameters whose first step at the link this is.
+
+    From now on they have begun, which is known on the host.
+    """
+    out: list[Bucket] = []
+    for bucket in buckets:
+        key = f"{bucket.bound.path}/{BEGUN}"
+        new = [i for i, state in enumerate(bucket.param_states) if not state.get(key)]
+        if not new:
+            out.append(bucket)
+            continue
+        bucket.step.skip.read(f"{bucket.bound.path}: parameters begin")
+        bucket.step.engine.refuse(f"{bucket.bound.path}: parameters begin")
+        for i in new:
+            bucket.param_states[i][key] = 1
+        rest = sorted(set(range(len(bucket.param_states))) - set(new))
+        out += [bucket.select(rest)] if rest else []
+    return out
 
 
 def count_step(buckets: Sequence[Bucket], name: str = "step", by: int = 1) -> int:

@@ -11,8 +11,9 @@ from torchzero_clip.core.bucket import Bucket
 from torchzero_clip.core.config import from_config, to_config
 from torchzero_clip.core.description import Description, class_with
 from torchzero_clip.core.link import Link
+from torchzero_clip.core.numbers import numbered
 from torchzero_clip.core.tensorlist import TensorList
-from torchzero_clip.core.transform import Transform
+from torchzero_clip.core.transform import Transform, averages
 from torchzero_clip.core.values import is_row
 
 
@@ -89,9 +90,11 @@ def send(link: Link, buckets: list[Bucket], init: bool = False) -> list[Bucket]:
     """
     if not (buckets and link.transforms):
         return buckets
-    seen = [bucket.seen_by(link) for bucket in buckets]
+    seen = [part for bucket in buckets for part in bucket.seen_by(link).alike()]
     for bucket in seen:
         bucket.make_state()
+    if link.numbered:
+        numbered(seen, advance=not init)
     acts: Transform = link.acts
     buckets = acts.prepare(seen) if init else acts.step(seen)
     for bucket in seen:
@@ -123,9 +126,9 @@ def transformed(
         inner = send(link, inner)
     made: dict[tuple[int, int], Tensor] = {}
     for bucket in inner:
-        for place, t in zip(bucket.places, bucket.update, strict=True):
-            made[bucket.index, place] = t
-    wanted = [[(bucket.index, place) for place in bucket.places] for bucket in buckets]
+        for place, t in zip(bucket.part.places, bucket.update, strict=True):
+            made[bucket.part.index, place] = t
+    wanted = [[(bucket.part.index, place) for place in bucket.part.places] for bucket in buckets]
     if any([key not in made for keys in wanted for key in keys]):
         link = buckets[0].bound
         raise RuntimeError(
@@ -147,7 +150,7 @@ def bind(parent: Description, path: str = "", narrow: bool = False) -> tuple[Lin
         used[base] = used.get(base, 0) + 1
         own = path + (base if used[base] == 1 else f"{base}_{used[base]}")
         asked = getattr(child, "state_dtype", None)
-        mine = narrow if asked is None else asked == "bfloat16"
+        mine = (narrow if asked is None else asked == "bfloat16") and not averages(child)
         links.append(Link(child, own, bind(child, own + "/", mine), mine))
     if len({link.path for link in links}) < len(links):
         raise ValueError(f"two links have the same name: {sorted(link.path for link in links)}")

@@ -12,6 +12,8 @@ from typing import Any, NamedTuple, Protocol, TypeAlias
 import torch
 from torch import Tensor
 
+from torchzero_clip.core.norms import finite
+
 UnitState: TypeAlias = dict[str, Tensor]
 """The state of a norm rule: for each name that `init_unit` makes, a vector with an entry a unit."""
 
@@ -71,7 +73,7 @@ class Cells:
 
     def finite(self, norm: Tensor) -> Tensor:
         """A flag a unit: whether its norm is a number, in the precision of state."""
-        return torch.isfinite(norm.to(self.dtype))
+        return finite(norm.to(self.dtype))
 
     def of_first_group(self, vectors: Sequence[Tensor]) -> Tensor:
         """One vector from one a group: a unit in several groups has the entry of the first."""
@@ -102,7 +104,11 @@ def divisor(rule: Limiting, norm: Tensor, limit: Tensor | float, cells: Cells) -
         stays = (norm == 0) | stays  # also where the limit is 0 / 0
     if isinstance(limit, Tensor) or limit == math.inf:
         stays = stays | (limit == math.inf)
-    ratio = torch.where(stays, 1, cells.ratio(norm, limit))
+    ratio = cells.ratio(norm, limit)
+    if norm.device.type == "cpu":
+        ratio = torch.where(stays, 1, ratio)
+    else:  # where that is two calls
+        ratio = ratio.masked_fill(stays, 1)
     small = cells.too_small(rule.min_size)
     return ratio if small is None else ratio.masked_fill(small, 1)
 
@@ -118,11 +124,11 @@ def _remembered(
     """The state that `observe` returns, for the units whose norm is a number."""
     made = [rule.observe(norm, clipped, dict(state), group) for group in groups]
     _check_observed(rule, made[0], state)
-    finite = cells.finite(norm) & torch.isfinite(clipped)
+    known = cells.finite(norm) & finite(clipped)
     after = dict(state)
     for name in made[0]:
         old, new = state[name], cells.of_first_group([one[name] for one in made])
-        mask = finite.view(-1, *[1] * (old.dim() - 1))
+        mask = known.view(-1, *[1] * (old.dim() - 1))
         after[name] = torch.where(mask, new.to(old.dtype), old)
     return after
 

@@ -237,7 +237,7 @@ def _check_after_init(cls: type[Description]) -> None:
 
 def _arguments(init: Any) -> list[str]:
     """The names that a constructor takes."""
-    code = init.__code__
+    code = inspect.unwrap(init).__code__
     return list(code.co_varnames[1 : code.co_argcount + code.co_kwonlyargcount])
 
 
@@ -258,8 +258,8 @@ def class_with(argument: str) -> str:
     """The name of our class that takes such an argument before its others, for advice."""
     ours = [c for c in Description.registry.values() if c.__module__.startswith("torchzero_clip.")]
     having = [(c.__name__, [*c.__dataclass_fields__]) for c in ours]
-    found = [(own.index(argument), name) for name, own in having if argument in own]
-    return min(found, default=(0, "a link"))[1]
+    found = [(own.index(argument), len(own), name) for name, own in having if argument in own]
+    return min(found, default=(0, 0, "a link"))[2]
 
 
 def _name_taken(cls: type[Description], field: dataclasses.Field[Any]) -> str | None:

@@ -119,13 +119,15 @@ class Division:
 
     def flags(self, values: Sequence[bool]) -> Tensor:
         """A vector of known truths, one a unit or, where units are slices, one a tensor."""
-        if self.lengths is not None:
-            rows = zip(values, self.lengths, strict=True)
-            return torch.cat([torch.full((n,), v, device=self.home) for v, n in rows])
-        if not any(values):
-            return torch.zeros(len(values), dtype=torch.bool, device=self.home)
-        like = torch.empty(0, dtype=torch.float32, device=self.home)
-        return numbers([float(value) for value in values], like) > 0
+        if any(values):
+            like = torch.empty(0, dtype=torch.float32, device=self.home)
+            flags = numbers([float(value) for value in values], like) > 0
+        else:
+            flags = torch.zeros(len(values), dtype=torch.bool, device=self.home)
+        if self.lengths is None:
+            return flags
+        rows = zip(flags.unbind(), self.lengths, strict=True)
+        return torch.cat([flag.expand(n) for flag, n in rows])
 
     # ------------------------------------------------------------------ who the units are
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeAlias
+from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import torch
 from torch import Tensor
@@ -52,6 +52,10 @@ class Rule(Protocol):
     @property
     def separable(self) -> bool:
         """Whether the update of some of the tensors is that of all, for these."""
+
+    @property
+    def per_entry(self) -> bool:
+        """Whether `update` takes each entry by itself."""
 
     def update(self, u: TensorList, state: State, group: Group) -> TensorList:
         """The transformed update of one bucket."""
@@ -128,11 +132,10 @@ Records: TypeAlias = dict[str, Any]
 """What the links measured in a step, by path."""
 
 
-@dataclass(frozen=True)
-class Play:
+class Play(NamedTuple):
     """A step that is to be done.
 
-    Args:
+    Attributes:
         groups: The parameter groups.
         states: The state of each parameter.
         names, values: The keys of live values, and in their order the values of each group.

@@ -9,6 +9,8 @@ import torch
 from torch import Tensor
 
 from torchzero_clip.core import norms, private
+from torchzero_clip.core.packs import packs, shares, spread, stretched, unpacked
+from torchzero_clip.core.state import HALF
 from torchzero_clip.core.tensors import is_sharded
 
 OUT = ("mul", "div", "sub", "clamp")
@@ -28,10 +30,12 @@ def _positive(x: Tensor) -> Tensor:
 STAND_INS: dict[str, Callable[..., Tensor]] = {
     "where": _where,
     "hypot": torch.hypot,
+    "atan2": torch.atan2,
     "isfinite": torch.isfinite,
     "isinf": torch.isinf,
     "isnan": torch.isnan,
     "positive": _positive,
+    "eq": torch.eq,
 }
 
 
@@ -48,14 +52,99 @@ def foreach(name: str, tensors: list[Tensor], args: Sequence[Any], in_place: boo
         made = foreach("clamp_min", tensors, args[:1], in_place)
         foreach("clamp_max", tensors if in_place else made, args[1:], in_place=True)
         return made
+    if _uneven(tensors, args):
+        return _in_packs(name, tensors, args, in_place)
     options = {}
     if name == "add_scaled":
         name, args, options = "add", args[:1], {"alpha": args[1]}
     return private.foreach(name + "_" * in_place, tensors, *args, **options)
 
 
+def _uneven(tensors: list[Tensor], args: Sequence[Any]) -> bool:
+    """Whether tensors that could share a call have operands of another shape or precision.
+
+    torch makes a call for each of them.
+    """
+    lists = [x for x in args if isinstance(x, list) and isinstance(x[0], Tensor)]
+    if not (lists and shares(tensors)):
+        return False
+    if any([_narrower(some[0], tensors[0]) for some in lists]):
+        return True
+    return any([x.shape != t.shape for some in lists for x, t in zip(some, tensors, strict=True)])
+
+
+def _narrower(x: Tensor, t: Tensor) -> bool:
+    """Whether x is of a precision that t holds as well."""
+    return x.dtype in HALF and t.dtype not in HALF
+
+
+def _in_packs(name: str, tensors: list[Tensor], args: Sequence[Any], in_place: bool) -> Any:
+    """What `foreach` does: small tensors together, their operands in the shape of the tensors."""
+    rows = any([isinstance(x, list) and any(map(Tensor.dim, x)) for x in args])
+    forms = [(t.dtype, t.shape) for t in tensors] if rows else None
+    out: list[Any] = [None] * len(tensors)
+    for some in packs(tensors, forms):
+        mine = [tensors[i] for i in some]
+        each = [[x[i] for i in some] if isinstance(x, (list, tuple)) else x for x in args]
+        if len(some) > 1:
+            each = [_evened(x, mine) for x in each]
+        made = foreach(name, mine, each, in_place)
+        for i, t in zip(some, made or (), strict=bool(made)):
+            out[i] = t
+    return None if in_place else out
+
+
+def _evened(x: Any, tensors: Sequence[Tensor]) -> Any:
+    """An operand in the shapes of some tensors."""
+    if not isinstance(x, list) or not isinstance(x[0], Tensor):
+        return x
+    if all([a.shape == t.shape for a, t in zip(x, tensors, strict=True)]):
+        return copies(x, tensors[0].dtype) if _narrower(x[0], tensors[0]) else x
+    return stretched(x, tensors) if any(map(Tensor.dim, x)) else spread(x, tensors)
+
+
+def stand_in(name: str, tensors: list[Tensor], rows: Sequence[list[Any]]) -> list[Tensor]:
+    """What an operator makes that torch has no `_foreach_*` for."""
+    operator, columns = STAND_INS[name], [tensors, *rows]
+    if not shares(tensors):
+        return [operator(*row) for row in zip(*columns, strict=True)]
+    out: list[Any] = [None] * len(tensors)
+    for some in packs(tensors):
+        mine = [[column[i] for i in some] for column in columns]
+        if len(some) == 1:
+            out[some[0]] = operator(*[x[0] for x in mine])
+            continue
+        made = unpacked(operator(*[_packed(x, mine[0]) for x in mine]), mine[0])
+        for i, t in zip(some, made, strict=True):
+            out[i] = t
+    return out
+
+
+def fill_(tensors: list[Tensor], masks: Sequence[Tensor], value: Any) -> None:
+    """Put a value where a mask holds."""
+    for some in packs(tensors) if shares(tensors) else [[i] for i in range(len(tensors))]:
+        mine = [tensors[i] for i in some]
+        if len(some) == 1:
+            mine[0].masked_fill_(masks[some[0]], value)
+        else:
+            made = _packed(mine, mine).masked_fill_(_packed([masks[i] for i in some], mine), value)
+            private.foreach("copy_", mine, unpacked(made, mine))
+
+
+def _packed(column: list[Any], tensors: list[Tensor]) -> Any:
+    """An operand of each of some tensors as one for their pack."""
+    first = column[0]
+    if all([x is first for x in column]) and not (isinstance(first, Tensor) and first.dim()):
+        return first
+    return torch.cat([x.expand(t.shape).reshape(-1) for x, t in zip(column, tensors, strict=True)])
+
+
 def copies(tensors: Sequence[Tensor], dtype: torch.dtype) -> list[Tensor]:
     """New tensors with these values, in a dtype."""
+    if tensors[0].dtype != dtype and shares(tensors):
+        made = [torch.empty_like(t, dtype=dtype) for t in tensors]
+        private.foreach("copy_", made, list(tensors))
+        return made
     if tensors[0].dtype != dtype or not private.has_foreach("clone"):
         return [t.to(dtype, copy=True) for t in tensors]
     return list(private.foreach("clone", list(tensors)))

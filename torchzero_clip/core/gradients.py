@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from torchzero_clip.core.sharding import aligned_grads
-from torchzero_clip.core.tensors import DEVICE, DTYPE, LAYOUT, all_plain, same_shapes
+from torchzero_clip.core.tensors import DEVICE, DTYPE, LAYOUT, addresses, all_plain, same_shapes
 
 Spans: TypeAlias = "tuple[list[int], list[int]]"
 """The addresses at which tensors begin, and at which they end."""
@@ -106,7 +106,7 @@ def _spans(tensors: Sequence[Tensor]) -> Spans:
         )
     else:
         sizes = list(map(_extent, tensors))
-    starts = list(map(Tensor.data_ptr, tensors))
+    starts = addresses(tensors) or [0] * len(tensors)
     ends = list(map(operator.add, starts, sizes))
     return starts, [start and end for start, end in zip(starts, ends, strict=True)]
 

@@ -33,10 +33,13 @@ class Link:
         self.path, self.number = path, zlib.crc32(path.encode())
         self.children = children
         self.transforms = hasattr(transform, "step")  # buckets are sent through no other
+        self.numbered = self.transforms and (
+            transform.reads_loss or bool({**transform.model_numbers(), **transform.init_group()})
+        )
         self.narrow = narrow
         self.keys: dict[str, str] = {}  # field -> key in param_groups; filled by GroupKeys
         self.read: dict[str, Link] = {}  # live value of another -> the link that owns it
-        self._state_names: dict[str, bool] | None = None
+        self._state_names: dict[Any, dict[str, bool]] = {}
 
     def walk(self) -> Iterator[Link]:
         """This link and all inside it."""
@@ -61,19 +64,26 @@ class Link:
     # ------------------------------------------------------------------ its state
 
     def state_names(self, param: Tensor) -> dict[str, bool]:
-        """The names that `init` makes, and whether their tensors have the shape of a parameter."""
-        if self._state_names is None:
-            example = torch.empty(2, 3, 5, 7, dtype=param.dtype, device="meta")
+        """The names that `init` makes for a parameter, and whether their tensors have its shape.
+
+        A number has the shape of one without dims too, so an example with many is asked first.
+        """
+        kind = param.shape, param.dtype
+        if kind not in self._state_names:
+            mine = self._names(torch.empty(param.shape, dtype=param.dtype, device="meta"))
             try:
-                made = self.acts.init(example)
+                usual = self._names(torch.empty(2, 3, 5, 7, dtype=param.dtype, device="meta"))
             except Exception:  # a rule for matrices alone, say
-                example = torch.empty_like(param, device="meta")
-                made = self.acts.init(example)
-            self._state_names = {
-                name: isinstance(value, Tensor) and value.shape == example.shape
-                for name, value in made.items()
-            }
-        return self._state_names
+                usual = {}
+            self._state_names[kind] = {name: usual.get(name, like) for name, like in mine.items()}
+        return self._state_names[kind]
+
+    def _names(self, example: Tensor) -> dict[str, bool]:
+        return {
+            name: isinstance(value, Tensor) and value.shape == example.shape
+            for name, value in self.acts.init(example).items()
+            if value is not None
+        }
 
     def rounds(self, param: Tensor) -> bool:
         """Whether it has state in the shape of a parameter that is kept in bfloat16."""
@@ -95,7 +105,11 @@ class Link:
         return self.acts.per_group() if self.transforms else {}
 
     def _full(self, made: Mapping[str, Any], param: Tensor) -> dict[str, Tensor]:
-        full = {f"{self.path}/{name}": statistic(value, param) for name, value in made.items()}
+        full = {
+            f"{self.path}/{name}": statistic(value, param)
+            for name, value in made.items()
+            if value is not None
+        }
         for name, like_params in self.state_names(param).items() if self.narrow else ():
             key = f"{self.path}/{name}"
             if like_params and full[key].dtype == torch.float32:

@@ -69,6 +69,13 @@ class NormRule(Transform):
         total: Tensor = group["total"]()
         return total
 
+    def dot(self, some: TensorList, others: TensorList, group: Group) -> Tensor:
+        """The inner product of every unit of two lists, as group["params"] with group["grads"]:
+        inside `limit`.
+        """
+        product: Tensor = group["dot"](some, others)
+        return product
+
     def of_shapes(
         self, norm: Tensor, group: Group, number: Callable[..., float], *args: Any
     ) -> Tensor:
@@ -130,7 +137,8 @@ class NormRule(Transform):
         return {**self.init(param), **(self.init_unit() if own else {})}
 
     def per_group(self) -> dict[str, Any]:
-        return self.init_unit() if self.scope in ("group", "global") else {}
+        units = self.init_unit() if self.scope in ("group", "global") else {}
+        return {**super().per_group(), **units}
 
     def scale(
         self,

@@ -17,6 +17,8 @@ from torchzero_clip.core.tensors import DEVICE, DTYPE, LAYOUT, SHAPE, all_plain,
 MOST = 64  # values that a roster keeps
 Grads: TypeAlias = "Sequence[Any] | dict[int, Any]"
 """The gradients of a group by the places of their parameters."""
+StateNames: TypeAlias = "tuple[dict[str, bool], list[int]]"
+"""Names of state, with a flag where it has the shape of its parameter, and whose they are."""
 
 
 class Part:
@@ -48,6 +50,7 @@ class Part:
         self.sizes = [p.numel() for p in params]  # entries on other ranks count
         self.key = (index, self.device, self.dtype)
         self.checked: set[str] = set()  # the state that is known to have these shapes
+        self._kinds: dict[str, list[StateNames]] = {}
         self._keys: dict[tuple[int, ...], Tensor] = {}
         self._elements: Elements | None = None
 
@@ -96,6 +99,16 @@ class Part:
             f"{key!r} of shape {tuple(t.shape)}: when you change the shape of a parameter, "
             "delete optimizer.state[p], or make a new optimizer"
         )
+
+    def kinds(self, link: str, names: Callable[[Tensor], dict[str, bool]]) -> list[StateNames]:
+        """What `names` gives for parameters at this link, and the parameters for which it does."""
+        if link not in self._kinds:
+            found: dict[frozenset[Any], StateNames] = {}
+            for i, p in enumerate(self.originals):
+                mine = names(p)
+                found.setdefault(frozenset(mine.items()), (mine, []))[1].append(i)
+            self._kinds[link] = list(found.values())
+        return self._kinds[link]
 
     def select(self, where: Sequence[int]) -> Part:
         """The part of some of the parameters."""

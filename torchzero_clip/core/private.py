@@ -7,8 +7,8 @@ that is replayed is then done anew, and `opt.engine.replays.why` is that sentenc
 from __future__ import annotations
 
 import importlib
-import importlib.util
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, TypeVar, cast
 
@@ -44,11 +44,17 @@ NAMES = {
     "torch._C._set_throw_on_mutable_data_ptr": Name(
         "a step that is recorded may read no value by its address", ANEW
     ),
+    "torch._disable_dynamo": Name(
+        "making an optimizer inside of torch.compile", "torch.compile fails on one that is made."
+    ),
     "torch._subclasses.fake_tensor.FakeTensor": Name("values of a step that is recorded", ANEW),
     "torch._subclasses.fake_tensor.FakeTensorMode": Name("recording a step without values", ANEW),
     "torch._ops.OpOverload._schema": Name("what an operator writes", NEITHER),
     "torch.utils._python_dispatch.TorchDispatchMode": Name(
         "seeing the operators of a step", NEITHER
+    ),
+    "torch.utils._python_dispatch._disable_current_modes": Name(
+        "numbers of the host beside tensors that are fake", "Sharded steps cannot be imagined."
     ),
     "torch.utils._pytree.tree_leaves": Name("tensors among arguments", NEITHER),
     "torch.utils._pytree.tree_flatten": Name("tensors among arguments", ANEW),
@@ -60,11 +66,9 @@ NAMES = {
     "_fsdp_flattened": Name(
         "refusing the flat parameters of FSDP1", "They are not refused, and their norms are wrong."
     ),
-    "torch._inductor.cpp_builder.get_cpp_compiler": Name(
-        "finding out early that there is no C++ compiler", "torch says so at the first step."
-    ),
-    "torch.utils._triton.has_triton": Name(
-        "finding out early that there is no Triton", "Whether `triton` is installed."
+    "fake_mode": Name(
+        "tensors that have a form and no values, on which nothing is launched",
+        "They are taken for others.",
     ),
 }
 """Every name, besides `_step_supports_amp_scaling`: torch's GradScaler asks optimizers for it."""
@@ -100,12 +104,17 @@ def _refuse(path: str) -> NoReturn:
     raise Missing(f"torch {torch.__version__} has no {path}, which is for {NAMES[path].use}")
 
 
-if TYPE_CHECKING:  # a class that others inherit from
+FAKE = "torch._subclasses.fake_tensor"
+if TYPE_CHECKING:  # classes that others inherit from
+    from torch._subclasses import fake_tensor
     from torch.utils import _python_dispatch
 
     TorchDispatchMode = _python_dispatch.TorchDispatchMode
+    FakeTensorMode = fake_tensor.FakeTensorMode
 else:
     TorchDispatchMode = _or_refusal("torch.utils._python_dispatch.TorchDispatchMode")
+    FakeTensorMode = _or_refusal(f"{FAKE}.FakeTensorMode")
+FakeTensor = _or_refusal(f"{FAKE}.FakeTensor")
 tree_leaves = _or_refusal("torch.utils._pytree.tree_leaves")
 tree_flatten = _or_refusal("torch.utils._pytree.tree_flatten")
 tree_unflatten = _or_refusal("torch.utils._pytree.tree_unflatten")
@@ -114,8 +123,7 @@ tree_map_only = _or_refusal("torch.utils._pytree.tree_map_only")
 
 def fake_tensors() -> tuple[Any, Any]:
     """The class of tensors that have a form and no values, and a mode that makes them."""
-    home = "torch._subclasses.fake_tensor"
-    kind, mode = _needed(f"{home}.FakeTensor"), _needed(f"{home}.FakeTensorMode")
+    kind, mode = _needed(f"{FAKE}.FakeTensor"), _needed(f"{FAKE}.FakeTensorMode")
     return kind, mode(allow_non_fake_inputs=True)
 
 
@@ -133,6 +141,12 @@ def schema(operator: Any) -> Any:
 def without_torch_function() -> Any:
     """A context in which subclasses of tensors are plain ones."""
     return _needed("torch._C.DisableTorchFunctionSubclass")()
+
+
+def without_modes() -> AbstractContextManager[Any]:
+    """A context in which tensors are computed with, whatever mode would have them recorded."""
+    found = _found("torch.utils._python_dispatch._disable_current_modes")
+    return nullcontext() if found is None else cast(AbstractContextManager[Any], found())
 
 
 def base(t: Tensor) -> Tensor | None:
@@ -171,6 +185,12 @@ def traced(function: F) -> F:
     return function if has_foreach("clone") else cast(F, torch.compiler.disable(function))
 
 
+def untraced(function: F) -> F:
+    """The function, which torch.compile calls and does not look into."""
+    found = _found("torch._disable_dynamo")  # that of torch.compiler would import its compiler now
+    return function if found is None else cast(F, found(function))
+
+
 def fused(name: str, **options: Any) -> Callable[..., Any] | None:
     """torch's fused optimizer of this name with these options, or None where it has none."""
     function = getattr(torch, f"_fused_{name}_", None)
@@ -186,14 +206,6 @@ def assert_async(fine: Tensor, words: str) -> None:
         raise RuntimeError(words)
 
 
-def cpp_compiler() -> None:
-    """Raise what torch does where it finds no C++ compiler."""
-    found = _found("torch._inductor.cpp_builder.get_cpp_compiler")
-    if found is not None:
-        found()
-
-
-def has_triton() -> bool:
-    """Whether torch can compile for CUDA."""
-    found = _found("torch.utils._triton.has_triton")
-    return importlib.util.find_spec("triton") is not None if found is None else bool(found())
+def fake_mode(t: Tensor) -> Any:
+    """What made this tensor, if it has a form and no values; otherwise None."""
+    return getattr(t, "fake_mode", None)

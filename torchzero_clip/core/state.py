@@ -21,9 +21,11 @@ def state_dtype(param: Tensor) -> torch.dtype:
     return torch.float32 if param.dtype in HALF else param.dtype
 
 
-def zeros_like_state(param: Tensor) -> Tensor:
-    """Zeros in the shape of a parameter and the dtype of its state."""
-    return torch.zeros_like(param, dtype=state_dtype(param))
+def zeros_like_state(param: Tensor, shape: Sequence[int] | None = None) -> Tensor:
+    """Zeros in the shape of a parameter, or in another one, and in the dtype of its state."""
+    if shape is None:
+        return torch.zeros_like(param, dtype=state_dtype(param))
+    return torch.zeros(tuple(shape), dtype=state_dtype(param), device=param.device)
 
 
 def counter(param: Tensor) -> Tensor:

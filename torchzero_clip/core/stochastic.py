@@ -118,7 +118,7 @@ class Rounding(NamedTuple):
 
 def keys_of(places: Sequence[int], numbers: Sequence[int], device: torch.device) -> Tensor:
     """A whole number for each place, a hash of it and of some numbers."""
-    keys = torch.tensor(places, dtype=torch.int32, device=device)
+    keys = mix_(torch.tensor(places, dtype=torch.int32, device=device))  # apart from a number
     for number in numbers:
         keys = mix_(keys.bitwise_xor_(_signed(number)))
     return keys

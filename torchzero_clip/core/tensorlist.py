@@ -14,12 +14,14 @@ from torchzero_clip.core.foreach import (
     STAND_INS,
     copies,
     copy_into,
+    fill_,
     foreach,
+    stand_in,
     vector_operand,
 )
 from torchzero_clip.core.norms import Measure
 from torchzero_clip.core.state import statistic_dtype
-from torchzero_clip.core.tensors import FEW, PLAIN, SMALL, is_sharded, shared_memory, wide
+from torchzero_clip.core.tensors import FEW, REAL, SMALL, is_sharded, shared_memory, wide
 
 Operand: TypeAlias = "float | Tensor | TensorList | Sequence[Tensor]"
 """A number, a 0-dim tensor, a vector with a number for each tensor, a TensorList, or a list of one
@@ -178,7 +180,7 @@ class TensorList:
     def _stand_in(self, name: str, *operands: Any) -> TensorList:
         """An operator that torch has no `_foreach_*` for."""
         rows = [self._row(x) for x in operands]
-        out = [STAND_INS[name](*row) for row in zip(self.tensors, *rows, strict=True)]
+        out = stand_in(name, self.tensors, rows)
         given = [self.tensors, *rows] if name == "where" else []
         new = [one is not old for row in given for one, old in zip(out, row, strict=True)]
         return self._like(TensorList(out, owned=all(new)))
@@ -225,7 +227,7 @@ class TensorList:
         number = isinstance(x[0] if isinstance(x, (list, tuple)) and x else x, (int, float))
         if not number or len(self) < FEW or not first.dim():
             return x
-        if first.device.type != "cpu" or type(first) not in PLAIN:
+        if first.device.type != "cpu" or type(first) not in REAL:
             return x
         dtype = statistic_dtype(first)
         if isinstance(x, (int, float)):
@@ -250,18 +252,13 @@ class TensorList:
         """self / x"""
         return self._write("div", x)
 
-    def add(self, x: Operand) -> TensorList:
-        """A new list: self + x"""
-        return self._new("add", x)
+    def add(self, x: Operand, alpha: float | Tensor = 1) -> TensorList:
+        """A new list: self + alpha · x"""
+        return self._new(*_sum(x, alpha))
 
     def add_(self, x: Operand, alpha: float | Tensor = 1) -> TensorList:
         """self + alpha · x"""
-        if isinstance(x, (int, float)):
-            return self._write("add", x * alpha)
-        if isinstance(alpha, Tensor):  # alpha= would read it on the host
-            return self._write("addcmul", x, alpha)
-        plain = type(alpha) is int and alpha == 1  # as it is where nobody gave one
-        return self._write("add", x) if plain else self._write("add_scaled", x, alpha)
+        return self._write(*_sum(x, alpha))
 
     def sub(self, x: Operand) -> TensorList:
         """A new list: self - x"""
@@ -303,6 +300,10 @@ class TensorList:
         """The larger of self and x, entry by entry"""
         return self._write("clamp_min", x)
 
+    def minimum(self, x: Operand) -> TensorList:
+        """A new list: the smaller of self and x, entry by entry"""
+        return self._new("clamp_max", x)
+
     def minimum_(self, x: Operand) -> TensorList:
         """The smaller of self and x, entry by entry"""
         return self._write("clamp_max", x)
@@ -335,17 +336,51 @@ class TensorList:
         """√self"""
         return self._write("sqrt")
 
+    def rsqrt(self) -> TensorList:
+        """A new list: 1 / √self"""
+        return self._new("rsqrt")
+
+    def rsqrt_(self) -> TensorList:
+        """1 / √self"""
+        return self._write("rsqrt")
+
+    def square(self) -> TensorList:
+        """A new list: self²"""
+        return self._new("mul", self)
+
+    def square_(self) -> TensorList:
+        """self²"""
+        return self._write("mul", self)
+
+    def pow(self, exponent: Operand) -> TensorList:
+        """A new list: self to the power of the exponent"""
+        return self._new("pow", exponent)
+
+    def pow_(self, exponent: Operand) -> TensorList:
+        """self to the power of the exponent"""
+        return self._write("pow", exponent)
+
     def reciprocal_(self) -> TensorList:
         """1 / self"""
         return self._write("reciprocal")
 
-    def where(self, keep: Iterable[Tensor], other: TensorList | float) -> TensorList:
-        """A new list: these values where `keep` holds (a mask or flag a tensor), or other."""
+    def where(self, keep: Tensor | Iterable[Tensor], other: TensorList | float) -> TensorList:
+        """A new list: these values where `keep` holds, or other.
+
+        `keep` has a mask or a flag for each tensor, or is one flag for all.
+        """
+        if isinstance(keep, Tensor):
+            keep = keep.expand(len(self)) if keep.dim() == 0 else keep
+            return self._new("where", keep, other)
         return self._new("where", keep if isinstance(keep, TensorList) else list(keep), other)
 
     def hypot(self, other: TensorList) -> TensorList:
         """A new list: √(self² + other²), in range whatever the squares are."""
         return self._new("hypot", other)
+
+    def atan2(self, other: TensorList) -> TensorList:
+        """A new list: the angle of the points (other, self), in range whatever the ratio is."""
+        return self._new("atan2", other)
 
     def isfinite(self) -> TensorList:
         """A new list: where entries are neither infinite nor NaN."""
@@ -363,6 +398,16 @@ class TensorList:
         """A new list: where entries are above zero."""
         return self._new("positive")
 
+    def eq(self, x: Operand) -> TensorList:
+        """A new list: where entries equal x."""
+        made = stand_in("eq", self.tensors, [self._row(x)])
+        return self._like(TensorList(made, owned=True))
+
+    def masked_fill_(self, masks: TensorList, value: float | Tensor) -> TensorList:
+        """The value where a mask holds."""
+        fill_(self.own().tensors, masks.tensors, value)
+        return self
+
     # ------------------------------------------------------------------ all of a tensor at once
 
     def map(self, fn: Callable[[Tensor], Tensor]) -> TensorList:
@@ -377,6 +422,31 @@ class TensorList:
             return torch.stack(self.tensors).to(dtype)
         return vector.to(dtype, copy=True)
 
+    def sum(self) -> Tensor:
+        """One vector: the sum of the entries of each tensor, as exact as norms are.
+
+        Of a sharded parameter a list holds the part that is here.
+        """
+        real, imaginary = self.statistics(norms.NAMED["sum"]).unbind()
+        return torch.complex(real, imaginary) if self.dtype.is_complex else real
+
+    def dot(self, other: TensorList | Sequence[Tensor]) -> Tensor:
+        """One vector: the inner product of each tensor with its other, as exact as norms are.
+
+        Of complex ones its real part. `Units.dot` is the one of whole parameters and of units.
+        """
+        return norms.products(self.tensors, self._row(other))[0]
+
     def statistics(self, m: Measure) -> Tensor:
         """The statistics of a norm order: a column for each tensor."""
         return norms.statistics(self.tensors, m)
+
+
+def _sum(x: Operand, alpha: float | Tensor) -> tuple[Any, ...]:
+    """The operator that adds alpha · x, and its operands."""
+    if isinstance(x, (int, float)):
+        return "add", x * alpha
+    if isinstance(alpha, Tensor):  # alpha= would read it on the host
+        return "addcmul", x, alpha
+    plain = type(alpha) is int and alpha == 1  # as it is where nobody gave one
+    return ("add", x) if plain else ("add_scaled", x, alpha)

@@ -8,10 +8,11 @@ from collections.abc import Iterable, Sequence
 import torch
 from torch import Tensor
 
-from torchzero_clip.core.private import base
+from torchzero_clip.core.private import FakeTensor, base
 
 SHAPE, DTYPE, DEVICE, LAYOUT = map(operator.attrgetter, ("shape", "dtype", "device", "layout"))
-PLAIN = frozenset((Tensor, torch.nn.Parameter))
+REAL = frozenset((Tensor, torch.nn.Parameter))  # they have values, where these can be read
+PLAIN = REAL | {FakeTensor}  # they are whole, and in memory of their own
 SMALL = 2**12  # entries of a tensor that is not worth a call of its own, where there are
 MANY = 16  # of one shape
 FEW = 4  # tensors for which a number is not worth a tensor
@@ -35,8 +36,35 @@ def is_sharded(tensor: Tensor) -> bool:
 
 
 def all_plain(tensors: Iterable[Tensor]) -> bool:
-    """Whether none is of a subclass: sharded, fake, traced."""
+    """Whether none is of a subclass that may be sharded or traced."""
     return PLAIN.issuperset(map(type, tensors))
+
+
+def all_real(tensors: Iterable[Tensor]) -> bool:
+    """Whether all are plain, and none is fake."""
+    return REAL.issuperset(map(type, tensors))
+
+
+def addresses(tensors: Sequence[Tensor]) -> list[int] | None:
+    """Where tensors begin in memory; None where one is fake and has none, as in a recorded step.
+
+    What is fake lies in memory where somebody has given its storage an `address`: see
+    `torchzero_clip.audit`.
+    """
+    if all_real(tensors):
+        return list(map(Tensor.data_ptr, tensors))
+    starts = [getattr(t.untyped_storage(), "address", None) for t in tensors]
+    if None in starts:
+        return None
+    rows = zip(starts, tensors, strict=True)
+    return [start + t.storage_offset() * t.element_size() for start, t in rows if start is not None]
+
+
+def storages(tensors: Iterable[Tensor]) -> set[int]:
+    """The addresses of the memory that tensors lie in, without fake ones that have none."""
+    held = [(t.untyped_storage(), type(t) in REAL) for t in tensors]
+    found = [m.data_ptr() if real else getattr(m, "address", None) for m, real in held]
+    return {address for address in found if address is not None}
 
 
 def share_memory(tensors: Sequence[Tensor]) -> list[Tensor]:
@@ -60,13 +88,15 @@ def shared_memory(tensors: Sequence[Tensor]) -> Tensor | None:
         return None
     if whole.shape[1:] != tensors[0].shape:
         return None
-    step, start = whole.element_size() * whole.stride(0), tensors[0].data_ptr()
-    if step == 0 or not whole.is_contiguous():
+    step, starts = whole.element_size() * whole.stride(0), addresses([whole, *tensors])
+    if step == 0 or starts is None or not whole.is_contiguous():
         return None
-    places = list(range(start, start + step * len(tensors), step))
-    if list(map(Tensor.data_ptr, tensors)) != places or not _one_size(tensors):
+    begin, start, *_ = starts
+    if starts[1:] != list(range(start, start + step * len(tensors), step)):
         return None
-    first, rest = divmod(start - whole.data_ptr(), step)
+    if not _one_size(tensors):
+        return None
+    first, rest = divmod(start - begin, step)
     if rest or not 0 <= first <= len(whole) - len(tensors):  # moved by `t.data = ...`
         return None
     return whole if len(tensors) == len(whole) else whole[first : first + len(tensors)]

@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Literal, NamedTuple, TypeAlias
 import torch
 from torch import Tensor
 
-from torchzero_clip.core.bucket import Bucket
+from torchzero_clip.core.bucket import BEGUN, Bucket, begun
 from torchzero_clip.core.description import Description
 from torchzero_clip.core.engine import FusedKernel, Group, Rule, State, updated
 from torchzero_clip.core.lazy import Joined
@@ -67,20 +67,64 @@ class Transform(Description):
     another optimizer takes."""
     drops: ClassVar[bool] = False
     """Set where parameters may be missing after the link, or the step may end."""
-    numbers: ClassVar[tuple[str, ...]] = ()
+    numbers: ClassVar[tuple[str, ...]] = (BEGUN,)
     """State entries that are Python numbers; loading does not turn them into tensors."""
     complex: ClassVar[Literal["pairs", "whole", "refuse"]] = "pairs"
     """How `update` meets complex tensors: as pairs of real numbers, as they are, or not at all."""
+    starts_with_state: ClassVar[bool] = False
+    """Set where the first gradient of a parameter makes state alone: `update` sees it, and then the
+    parameter is left out of the rest of the step, as one without gradient."""
+    counts_steps: ClassVar[bool] = False
+    """Set where the link asks for `group["step"]`: how many steps it has done, this one included,
+    as a 0-dim tensor on the device."""
+    reads_loss: ClassVar[bool] = False
+    """Set where the link asks for `group["loss"]`, the loss of the step on the device."""
+    shown: ClassVar[tuple[str, ...]] = ()
+    """Numbers of the model that `metrics()` shows."""
     separable: ClassVar[bool] = True
     """Cleared where `update` looks from one tensor at another, so that it must see all at once."""
+    per_entry: ClassVar[bool] = False
+    """Set where `update` takes each entry by itself, with the state and the numbers of its tensor:
+    on an accelerator it then goes over a model in parts, and takes little memory."""
 
-    def init(self, param: Tensor) -> dict[str, Tensor]:
-        """The state of one parameter when its first gradient comes."""
+    def init(self, param: Tensor) -> Mapping[str, Any]:
+        """The state of one parameter when its first gradient comes.
+
+        Parameters of other shapes may have other names, or None for a name that one has not.
+        """
+        return {}
+
+    def init_group(self) -> Mapping[str, float]:
+        """The numbers that are kept once for each group, and what they begin with."""
+        return {}
+
+    def init_model(self) -> Mapping[str, float]:
+        """The numbers that are kept once for all groups, and what they begin with."""
+        return {}
+
+    def advance_group(self, numbers: dict[str, Tensor], group: Group) -> Mapping[str, Tensor]:
+        """The numbers of a group in this step, from those of the step before and the live values.
+
+        It is called once a step, before `update`, whose `group` has what it returns. All are 0-dim
+        tensors on the device; those of the model may be read.
+        """
+        return {}
+
+    def advance_model(self, numbers: dict[str, Tensor], group: Group) -> Mapping[str, Tensor]:
+        """The same for the numbers of the model, with the live values of the first group."""
         return {}
 
     def update(self, u: TensorList, state: State, group: Group) -> TensorList:
         """The transformed update of one bucket."""
         raise NotImplementedError(f"{type(self).__name__} has neither update nor step")
+
+    def averaged(self, param: Tensor, state: dict[str, Tensor], group: Group) -> Tensor | None:
+        """The weights for evaluation, of a parameter, the link's state of it and the live values.
+
+        A class that has some writes this. Such a link stands behind LR, sees the step that is
+        subtracted, and its state is never kept in bfloat16. Of sharded tensors it gets the parts.
+        """
+        return None
 
     @property
     def reach(self) -> Reach:
@@ -107,19 +151,26 @@ class Transform(Description):
         for bucket in buckets:
             u = bucket.u.to(bucket.state_dtype)
             bucket.u = bucket.session.update(self.rule(bucket), u, bucket.state, bucket.group)
-        return buckets
+        return begun(buckets) if self.starts_with_state else buckets
 
     def prepare(self, buckets: list[Bucket]) -> list[Bucket]:
         """Make the state that `step` would make; returns what later links will see."""
+        for bucket in buckets if self.starts_with_state else ():
+            for state in bucket.param_states:
+                state.setdefault(f"{bucket.bound.path}/{BEGUN}", 0)
         return buckets
 
     def per_parameter(self, param: Tensor) -> dict[str, Any]:
         """The state in `optimizer.state[param]`: what `init` makes, and the numbers of its unit."""
-        return self.init(param)
+        return {**self.init(param), **({BEGUN: 0} if self.starts_with_state else {})}
+
+    def model_numbers(self) -> dict[str, float]:
+        """The numbers that are kept once for all groups: those of `init_model`, and the count."""
+        return {**({"step": 0.0} if self.counts_steps else {}), **self.init_model()}
 
     def per_group(self) -> dict[str, Any]:
         """The state that a rule keeps once for a group or for all groups."""
-        return {}
+        return {**self.model_numbers(), **self.init_group()}
 
     def earlier(self) -> Earlier | None:
         """What older checkpoints have in its place, if they are read."""
@@ -143,16 +194,28 @@ class Transform(Description):
     def check(self) -> None:
         self.require_one_of("target", ("update", "grad"))
         self.require_one_of("state_dtype", (None, *STATE_DTYPES))
+        if self.state_dtype == "bfloat16" and averages(self):
+            raise ValueError(
+                f"{type(self).__name__}: state_dtype must be 'float32' or None, since weights for "
+                "evaluation are made of its state, got 'bfloat16'"
+            )
         if self.name is not None and (not isinstance(self.name, str) or "/" in self.name):
             raise ValueError(
                 f"{type(self).__name__}: name must be a string without '/', got {self.name!r}"
             )
 
 
+def averages(tfm: Any) -> bool:
+    """Whether a description is a transform that has weights for evaluation."""
+    return getattr(type(tfm), "averaged", Transform.averaged) is not Transform.averaged
+
+
 class TensorwiseTransform(Transform):
     """A transform that needs one tensor at a time: write `update_tensor`."""
 
     complex = "whole"
+    reads_params: ClassVar[bool] = False
+    """Set where `update_tensor` asks for its parameter, `group["param"]`, in its own dtype."""
 
     def update_tensor(self, u: Tensor, state: dict[str, Tensor], group: Group) -> Tensor:
         """The transformed update of one tensor; `u` may be written."""
@@ -161,21 +224,25 @@ class TensorwiseTransform(Transform):
     def update(self, u: TensorList, state: State, group: Group) -> TensorList:
         u = u.own()
         lists = {name: tensors.tensors for name, tensors in state.items()}
+        groups = [group] * len(u)
+        if self.reads_params:
+            groups = [{**group, "param": p} for p in group["params"]]
         out = [
-            self.update_tensor(t, {name: row[i] for name, row in lists.items()}, group)
+            self.update_tensor(t, {name: row[i] for name, row in lists.items()}, groups[i])
             for i, t in enumerate(u.tensors)
         ]
         return TensorList(out)  # may be state: borrowed
 
     def operations(self, param: Tensor) -> float:
         """Floating-point operations for a parameter; above 0, where it is sharded, one rank does
-        them, its owner, and `update` sees it there, without state, parameters and gradients.
+        them, its owner, and `update` sees it there, without state and gradients, and with
+        parameters where the class reads them.
         """
         return 0.0
 
     def rule(self, bucket: Bucket) -> Rule:
         """Sharded tensors are made whole, since the function of a part is not part of it."""
-        if not any(bucket.layouts):
+        if not any(bucket.part.layouts):
             return super().rule(bucket)
         costs = [self.operations(p) for p in bucket.originals]
         return Owned(self, bucket, costs) if any(costs) else Gathered(self, bucket)
@@ -185,6 +252,7 @@ class Wrapped:
     """A rule around another one, which no kernel does, and which sees all tensors at once."""
 
     separable = False
+    per_entry = False
 
     def fused(self, group: Group) -> FusedKernel | None:
         return None
@@ -237,13 +305,15 @@ class Owned(Wrapped):
 
     def update(self, u: TensorList, state: State, group: Group) -> TensorList:
         live = {name: value for name, value in group.items() if name not in ("params", "grads")}
+        beside = [group["params"].tensors] if self.inner.reads_params else []
 
-        def work(whole: list[Tensor], where: list[int]) -> list[Tensor]:
-            names = [self.bucket.names[i] for i in where]
-            some = live | {"param_names": names}
+        def work(where: list[int], whole: list[Tensor], *params: list[Tensor]) -> list[Tensor]:
+            some = live | {"param_names": [self.bucket.names[i] for i in where]}
+            if params:
+                some["params"] = TensorList(params[0])
             return updated(self.inner, TensorList(whole, owned=True), {}, some).tensors
 
-        made = by_owners(u.tensors, self.bucket.layouts, self.costs, work)
+        made = by_owners([u.tensors, *beside], self.bucket.part.layouts, self.costs, work)
         return u.copy_(TensorList(made))
 
 

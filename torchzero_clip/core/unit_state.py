@@ -39,11 +39,12 @@ class UnitStore:
         """A vector for each name, in float64; numbers that are missing begin as `made` says."""
         path = self.buckets[0].bound.path
         self.cells = {name: self._cells(f"{path}/{name}", value) for name, value in made.items()}
-        return {name: self._vector(cells) for name, cells in self.cells.items()}
+        return dict(zip(self.cells, self._vectors(list(self.cells.values())), strict=True))
 
     def store(self, state: UnitState) -> None:
         """Write vectors back where the units' numbers are kept."""
         skip = self.buckets[0].step.skip
+        apart: dict[Any, tuple[list[Tensor], list[Tensor]]] = {}
         for name, vector in state.items():
             cells = self.cells[name]
             if skip:  # now, since a guard that comes next has no say in what this was
@@ -51,16 +52,29 @@ class UnitStore:
             memory = shared_memory(cells)
             if memory is not None:
                 memory.copy_(vector)
-            else:
-                foreach("copy_", cells, list(vector.unbind(0)))
+                continue
+            held, new = apart.setdefault((cells[0].dtype, vector.dtype), ([], []))
+            held += cells
+            new += vector.unbind(0)
+        for held, new in apart.values():
+            foreach("copy_", held, new)
+
+    def _vectors(self, rows: list[list[Tensor]]) -> list[Tensor]:
+        """A copy of each row; those of single numbers in one call."""
+        every = [cell for cells in rows for cell in cells]
+        apart = [shared_memory(cells) is None for cells in rows]
+        numbers = len({(cell.dtype, cell.device, cell.shape) for cell in every}) == 1
+        if len(rows) < 2 or not (numbers and all(apart)):
+            return list(map(self._vector, rows))
+        return list(self._vector(every).split(list(map(len, rows))))
 
     def _vector(self, cells: list[Tensor]) -> Tensor:
         """A copy of the numbers of units as one vector."""
-        memory = shared_memory(cells)
+        memory, like = shared_memory(cells), cells[0]
+        dtype = wide(self.home) if like.is_floating_point() else like.dtype
         if memory is None:
-            memory = torch.stack([cell.to(self.home) for cell in cells])
-        vector = memory.to(self.home, copy=True)
-        return vector.to(wide(self.home)) if vector.is_floating_point() else vector
+            return torch.stack([cell.to(self.home) for cell in cells]).to(dtype)
+        return memory.to(self.home, dtype, copy=True)
 
     def _cells(self, key: str, value: Any) -> list[Tensor]:
         """The tensor that holds the number of each unit; those of single tensors share memory."""

@@ -17,6 +17,7 @@ from torchzero_clip.core.division import Division
 from torchzero_clip.core.engine import Group
 from torchzero_clip.core.lazy import Joined
 from torchzero_clip.core.norms.shards import across, merge_shards
+from torchzero_clip.core.packs import in_stacks
 from torchzero_clip.core.sharding import part_of
 from torchzero_clip.core.state import statistic_dtype
 from torchzero_clip.core.tensorlist import Operand, TensorList
@@ -41,11 +42,11 @@ class Units(Cells):
         self,
         buckets: Sequence[Bucket],
         scope: Any,
-        measure: norms.Measure,
+        measure: norms.Measure = norms.NAMED["l2"],
         dims: Callable[[Tensor], tuple[int, ...]] | None = None,
         name: str = "Units",
     ) -> None:
-        self.buckets = sorted(buckets, key=lambda bucket: bucket.index)
+        self.buckets = sorted(buckets, key=lambda bucket: bucket.part.index)
         self.order, self.name = measure, name
         self._lists = {x: [getattr(b, x) for b in self.buckets] for x in ("params", "grads")}
         parts = [bucket.part for bucket in self.buckets]
@@ -56,7 +57,9 @@ class Units(Cells):
         units = self.division
         self.home, self.dtype, self.count = units.home, units.dtype, units.count
         self.degree = measure.degree
-        self.groups = [[b for b in self.buckets if b.index == index] for index in units.indexes]
+        self.groups = [
+            [b for b in self.buckets if b.part.index == index] for index in units.indexes
+        ]
         self._stats: Tensor | None = None  # of the update, once it is measured
 
     # ------------------------------------------------------------------ what is measured
@@ -92,16 +95,38 @@ class Units(Cells):
 
     def measure(self, tensors: TensorList) -> Tensor:
         """The norm of every unit of a list with a tensor for each parameter."""
+        return self.norms_of(self._by_bucket(tensors, "measure"))
+
+    def dot(self, some: Sequence[TensorList], others: Sequence[TensorList]) -> Tensor:
+        """The inner product of every unit of some lists with others, one of each for each bucket.
+
+        Of complex ones its real part.
+        """
+        m, division = norms.NAMED["sum"], self.division
+        pairs = [(a.tensors, b.tensors) for a, b in zip(some, others, strict=True)]
+        if division.lengths is None:
+            stats = self._of_all_shards([norms.products(*pair) for pair in pairs], m)
+        else:
+            made = [norms.entrywise(*x) for pair in pairs for x in zip(*pair, strict=True)]
+            rows = zip(made, division.dims, strict=True)
+            stats = self._of_all_shards([norms.slice_statistics(*row, m) for row in rows], m)
+        return self._joined(stats, m)[0][0]
+
+    def _dot(self, some: TensorList, others: TensorList) -> Tensor:
+        return self.dot(self._by_bucket(some, "dot"), self._by_bucket(others, "dot"))
+
+    def _by_bucket(self, tensors: TensorList, verb: str) -> Sequence[TensorList]:
+        """A list with a tensor for each parameter as one for each bucket."""
         if isinstance(tensors, Joined) and tensors.pending:
-            return self.norms_of(tensors.lists)
-        counts = [len(bucket.places) for bucket in self.buckets]
+            return tensors.lists
+        counts = [len(bucket.part.places) for bucket in self.buckets]
         if len(tensors) != sum(counts):
             raise ValueError(
-                f"{self.name}.measure takes lists with a tensor for each of the {sum(counts)} "
+                f"{self.name}.{verb} takes lists with a tensor for each of the {sum(counts)} "
                 f"parameters that the rule sees, got {len(tensors)}"
             )
         each = iter(tensors.tensors)
-        return self.norms_of([TensorList(list(itertools.islice(each, n))) for n in counts])
+        return [TensorList(list(itertools.islice(each, n))) for n in counts]
 
     def after(self, norm: Tensor, divisors: Sequence[Tensor]) -> Tensor:
         if not self.division.shared:
@@ -122,8 +147,9 @@ class Units(Cells):
         """
         assert self.division.lengths is not None
         tensors = [p for bucket in self.buckets for p in bucket.originals]
-        rows = zip(norm.split(self.division.lengths), self.division.slices, tensors, strict=True)
-        return torch.cat([_over(part.view(shape), dims_of(t)) for part, shape, t in rows])
+        rows = zip(norm.split(self.division.lengths), self.division.slices, strict=True)
+        grids = [part.view(shape) for part, shape in rows]
+        return torch.cat(in_stacks(grids, _over_each, _over, [dims_of(t) for t in tensors]))
 
     def of_shapes(self, like: Tensor, number: Callable[..., float], *args: Any) -> Tensor:
         """A vector like another: number(shape, *args) for each tensor, at each of its units."""
@@ -159,7 +185,7 @@ class Units(Cells):
         for name, lists in self._lists.items():
             group[name] = Joined(lists)
             group[name].measure = self.measure
-        group["total"] = self.total
+        group["total"], group["dot"] = self.total, self._dot
         group["of_shapes"] = self.of_shapes
         return group
 
@@ -240,11 +266,11 @@ class Units(Cells):
             dtype = bucket.state_dtype if vector.is_complex() else statistic_dtype(param)
         vector = vector.to(bucket.device, torch.bool if vector.dtype == torch.bool else dtype)
         start = division.starts[bucket.part]
-        end = start + len(bucket.places)
+        end = start + len(bucket.part.places)
         if division.lengths is not None:
             parts = vector.split(division.lengths)
             slices = [parts[i].view(division.slices[i]) for i in range(start, end)]
-            rows = zip(slices, bucket.layouts, strict=True)
+            rows = zip(slices, bucket.part.layouts, strict=True)
             return [part_of(x, layout) for x, layout in rows]
         if division.scope is None:
             return vector[start:end]
@@ -257,7 +283,7 @@ class Units(Cells):
         """A vector as one 0-dim tensor for each tensor of a bucket."""
         each: Any = self.operand(bucket, vector)
         if isinstance(each, Tensor):
-            each = [each] * len(bucket.places) if each.dim() == 0 else list(each.unbind())
+            each = [each] * len(bucket.part.places) if each.dim() == 0 else list(each.unbind())
         return TensorList(each)
 
     # ------------------------------------------------------------------ statistics
@@ -269,7 +295,7 @@ class Units(Cells):
             flowing = [bucket.u for bucket in self.buckets]
             shared = self.division.lengths is None and not torch.compiler.is_compiling()
             for bucket in self.buckets:
-                shared = shared and bucket.pristine and not bucket.update.owned
+                shared = shared and bucket.origin == "gradient" and not bucket.update.owned
                 shared = shared and bucket.bound.transform.target == "update"
             self._stats = known.get(key) if shared else None
             if self._stats is None:
@@ -282,8 +308,9 @@ class Units(Cells):
         """The statistics of lists: a column for each tensor, or for each slice."""
         if self.division.lengths is None:
             return self._of_all_shards([some.statistics(m) for some in lists], m)
-        rows = zip([t for some in lists for t in some], self.division.dims, strict=True)
-        return self._of_all_shards([norms.slice_statistics(t, along, m) for t, along in rows], m)
+        tensors = [t for some in lists for t in some]
+        parts = norms.statistics_of_slices(tensors, self.division.dims, m)
+        return self._of_all_shards(parts, m)
 
     def _of_all_shards(self, parts: Sequence[Tensor], m: norms.Measure) -> Tensor:
         """The statistics of whole tensors, or of their slices, from those of the parts here."""
@@ -320,8 +347,9 @@ class Units(Cells):
     def _entries(self, like: Tensor) -> Tensor:
         """The number of entries of each slice."""
         assert self.division.lengths is not None
-        rows = zip(self.division.sizes, self.division.lengths, strict=True)
-        return torch.cat([torch.full_like(like[0, :1], size).expand(n) for size, n in rows])
+        sizes = norms.numbers(self.division.sizes, like)
+        rows = zip(sizes.unbind(), self.division.lengths, strict=True)
+        return torch.cat([size.expand(n) for size, n in rows])
 
 
 class UnitRecord(NamedTuple):
@@ -340,3 +368,8 @@ def _over(grid: Tensor, dims: tuple[int, ...]) -> Tensor:
         return grid.flatten()
     whole = torch.linalg.vector_norm(grid, dim=dims, keepdim=True)
     return whole.expand_as(grid).flatten()
+
+
+def _over_each(grids: Tensor, dims: tuple[int, ...]) -> Tensor:
+    """The same of stacked grids."""
+    return _over(grids, tuple([d + 1 for d in dims])).view(len(grids), -1)

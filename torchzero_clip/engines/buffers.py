@@ -50,15 +50,16 @@ class Buffer:
 
     @property
     def spans(self) -> tuple[dict[int, int], int]:
-        """The addresses at which tensors begin and end, and how many are not empty."""
+        """The addresses at which tensors begin and end, and how many have memory."""
         if self._spans is None:
             extents = list(map(Tensor.numel if self.contiguous else _extent, self.tensors))
             size = self.dtype.itemsize
             ends = map(operator.add, self.addresses, [n * size for n in extents])
             spans = dict(zip(self.addresses, ends, strict=True))
-            if 0 in extents:
-                spans = {start: end for start, end in spans.items() if start < end}
-            self._spans = (spans, len(extents) - extents.count(0))
+            held = list(map(bool, map(operator.mul, self.addresses, extents)))
+            if not all(held):
+                spans = {start: end for start, end in spans.items() if 0 < start < end}
+            self._spans = (spans, sum(held))
         return self._spans
 
     def fits(self, params: Buffer) -> bool:

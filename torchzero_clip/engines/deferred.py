@@ -15,19 +15,23 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torchzero_clip.core import norms
+from torchzero_clip.core import norms, packs
 from torchzero_clip.core.engine import FusedKernel, Group, Rule, State
+from torchzero_clip.core.foreach import copies, copy_into
 from torchzero_clip.core.lazy import Lazy
 from torchzero_clip.core.norms import Measure
 from torchzero_clip.core.private import foreach
 from torchzero_clip.core.skip import Skip
 from torchzero_clip.core.state import HALF
 from torchzero_clip.core.tensorlist import TensorList
-from torchzero_clip.core.tensors import DTYPE, all_plain, same_shapes
+from torchzero_clip.core.tensors import DTYPE, all_plain, same_shapes, storages
 from torchzero_clip.engines.kept import BATCH, LARGE, Kept, batches, updated_in_turn
+from torchzero_clip.engines.parts import PART, Parted, Piece, bottom, cut, piece_of, pieces
+
+LARGEST = 4 * PART  # entries for a fused optimizer, which needs no memory of its own
 
 
-class Scaled(Lazy):
+class Scaled(Parted):
     """a · source + b · parameters, in a dtype.
 
     Args:
@@ -39,7 +43,7 @@ class Scaled(Lazy):
         movable: The list of these tensors that moves to a workspace when it is written.
     """
 
-    __slots__ = ("_dtype", "_movable", "_params", "a", "b", "source")
+    __slots__ = ("_dtype", "_movable", "_params", "a", "b")
 
     def __init__(
         self,
@@ -50,12 +54,9 @@ class Scaled(Lazy):
         dtype: torch.dtype,
         movable: Callable[[TensorList], TensorList],
     ) -> None:
-        super().__init__()
-        self.source, self.a, self.b, self._params = source, a, b, params
+        super().__init__(source)
+        self.a, self.b, self._params = a, b, params
         self._dtype, self._movable = dtype, movable
-
-    def __len__(self) -> int:
-        return len(self.source)
 
     @property
     def dtype(self) -> torch.dtype:
@@ -72,13 +73,29 @@ class Scaled(Lazy):
         alone = type(self.a) is float and (self.a, self.b) == (1, 0)
         return self.source.statistics(m) if self.pending and alone else super().statistics(m)
 
+    def apart(self) -> tuple[TensorList, float, float]:
+        """A list and two numbers, from which this one is a · list + b · parameters."""
+        return (self, 1.0, 0.0) if isinstance(self.a, Tensor) else (self.source, self.a, self.b)
+
+    @property
+    def cut(self) -> bool:
+        return all(map(Tensor.is_contiguous, self._params.tensors))
+
     def compute(self) -> list[Tensor]:
         source = self.source
         u = source if source.owned else self._movable(TensorList(source.tensors))
+        return self._of(u, self._params).own().tensors
+
+    def piece(self, piece: Piece) -> TensorList:
+        return self._of(piece_of(self.source, piece), TensorList(piece.of(self._params.tensors)))
+
+    def _of(self, u: TensorList, params: TensorList) -> TensorList:
         u = u.to(self._dtype)
-        one = type(self.a) is float and self.a == 1
-        u = u.mul_(self.a) if isinstance(self.a, Tensor) else u.own() if one else times(u, self.a)
-        return u.add_(self._params, alpha=self.b).tensors if self.b else u.tensors
+        if isinstance(self.a, Tensor):
+            u = u.mul_(self.a)
+        elif type(self.a) is not float or self.a != 1:
+            u = times(u, self.a)
+        return u.add_(params, alpha=self.b) if self.b else u
 
 
 class Guarded(Lazy):
@@ -114,7 +131,7 @@ class Fused(Lazy):
 
     def __init__(
         self,
-        waiting: list[Fused],
+        waiting: list[Any],
         kernel: FusedKernel,
         rule: Rule,
         u: TensorList,
@@ -139,10 +156,7 @@ class Fused(Lazy):
     def move(self, params: list[Tensor], a: Any, b: float, skip: Skip) -> None:
         """w ← (1 - b) w - a u, by the fused optimizer."""
         kernel, decays = self._kernel, bool(self._kernel.decays and b and a != 0)
-        factor, grads = _factor_and_source(self._u)
         shrinks = b and not decays
-        if shrinks and overlap(params, grads):
-            grads = [grad.clone() for grad in grads]
         kernel.advance(self._state)
         lists = [self._state.get(n, TensorList([])) for n in kernel.state]
         rest: Any = 1 - b if shrinks else None
@@ -157,14 +171,27 @@ class Fused(Lazy):
                 rest = torch.where(flag, torch.ones_like(flag, dtype=self.dtype), rest)
         kept = [some if isinstance(some, Kept) else None for some in lists]
         stored_lists = list(map(stored, lists))
-        fused_(params, grads, stored_lists, kept, factor, rest, function, self.dtype, **options)
+        u = self._u
+        host = params[0].device.type in packs.HOSTS
+        if isinstance(u, Parted) and u.pending and not (host or any(kept)):
+            for piece in pieces(params, cut(u), LARGEST):
+                if rest is not None:
+                    foreach("mul_", piece.of(params), rest)
+                some = [piece.of(x) for x in stored_lists]
+                function(piece.of(params), piece_of(u, piece).tensors, *some, **options)
+        else:
+            factor, grads = _factor_and_source(u)
+            if shrinks and overlap(params, grads):
+                grads = [grad.clone() for grad in grads]
+            fused_(params, grads, stored_lists, kept, factor, rest, function, self.dtype, **options)
         self._waiting.remove(self)
         self.tensors = []  # it is used up
 
 
 def takes(kernel: FusedKernel, params: list[Tensor], u: TensorList, state: State) -> bool:
     """Whether the fused optimizer can be given these tensors: it trusts shapes and strides."""
-    dtype, (_, grads) = u.dtype, _factor_and_source(u)
+    host = params[0].device.type in packs.HOSTS  # there it is computed now, where it must be
+    dtype, grads = u.dtype, _factor_and_source(u)[1] if host else bottom(u).tensors
     held = {name: stored(state[name]) for name in kernel.state if name in state}
     alike = [grads, *[some for name, some in held.items() if name not in kernel.numbers]]
     kept = [some for name in held if isinstance(some := state[name], Kept)]
@@ -197,8 +224,7 @@ def overlap(params: Sequence[Tensor], values: Sequence[Tensor]) -> bool:
     """Whether the values to subtract lie in the memory of the parameters."""
     if not all_plain(params):
         return False
-    storages = {p.untyped_storage().data_ptr() for p in params}
-    return not storages.isdisjoint([u.untyped_storage().data_ptr() for u in values])
+    return not storages(params).isdisjoint(storages(values))
 
 
 def _factor_and_source(u: TensorList) -> tuple[float, list[Tensor]]:
@@ -235,8 +261,13 @@ def subtract_(
     rest, divisor = norms.halves(factor, params[0].dtype)
     if divisor != 1:
         values = foreach("div", [u.to(params[0].dtype) for u in values], divisor)
-    if params[0].dtype == values[0].dtype or not in_parts:
+    if params[0].dtype == values[0].dtype:
         foreach("sub_", params, list(values), alpha=rest)
+        return
+    if not in_parts:  # off the fast route of torch
+        wide = copies(params, values[0].dtype)
+        foreach("sub_", wide, list(values), alpha=rest)
+        copy_into(params, wide)
         return
     for p, u in zip(params, values, strict=True):
         if p.numel() > BATCH and p.is_contiguous() and u.is_contiguous():

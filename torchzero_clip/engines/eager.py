@@ -14,15 +14,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torchzero_clip.core import norms
+from torchzero_clip.core import norms, packs
 from torchzero_clip.core.engine import Group, Play, Records, Rule, State, Watch, updated
+from torchzero_clip.core.lazy import Lazy
 from torchzero_clip.core.private import foreach
 from torchzero_clip.core.skip import Skip
 from torchzero_clip.core.state import HALF
 from torchzero_clip.core.stochastic import Rounding
 from torchzero_clip.core.tensorlist import Operand, TensorList, Workspace
+from torchzero_clip.core.tensors import all_plain
 from torchzero_clip.engines.deferred import Fused, Guarded, Scaled, overlap, subtract_, takes, times
 from torchzero_clip.engines.kept import Kept, updated_in_turn
+from torchzero_clip.engines.parts import Divided, Parted, Updated, cut, piece_of, pieces
 from torchzero_clip.engines.workspace import Workspaces
 
 
@@ -93,16 +96,19 @@ class EagerSession:
     ) -> None:
         self.params, self.grads = TensorList(params), TensorList(grads)
         self._engine, self._key, self._places = engine, key, places
-        self._waiting: list[Fused] = []  # updates that are still to be computed
+        self._waiting: list[Lazy] = []  # updates that are still to be computed
         self._kept_state: dict[str, Kept] = {}  # until it is settled
         self._defers = engine.defers
-        self._keeps = engine.keeps and params[0].device.type == "cpu"  # fresh memory is dear there
+        host = params[0].device.type in packs.HOSTS
+        self._keeps = engine.keeps and host
+        self._parts = engine.defers and not host and all_plain(params)
+        self._reading: list[Lazy] = []  # lists that are still to read gradients
 
     def adopt(self, u: TensorList) -> TensorList:
-        if u.owned or not self._keeps:
+        if u.owned or not (self._keeps or self._parts):
             return u
         if self._defers and u.dtype in HALF:
-            return Narrow(u.tensors, self._widened, self._buffer)
+            return Narrow(u.tensors, self._widened, self._buffer if self._keeps else None)
         return self._movable(u)
 
     def state(
@@ -135,9 +141,16 @@ class EagerSession:
         kernel = rule.fused(group)
         numbers = kernel is not None and _numbers_only(group)
         if kernel is None or not (numbers and takes(kernel, self.params.tensors, u, state)):
-            return updated_in_turn(rule, u, state, group)
-        self._waiting.append(Fused(self._waiting, kernel, rule, u, state, group))
+            if not (self._parts and rule.per_entry) or self._kept_state:
+                return updated_in_turn(rule, u, state, group)
+            self._waiting.append(Updated(u, rule, state, group, self._done))
+        else:
+            self._waiting.append(Fused(self._waiting, kernel, rule, u, state, group))
         return self._waiting[-1]
+
+    def _done(self, u: Lazy) -> None:
+        """Forget a list that is computed now."""
+        self._waiting[:] = [x for x in self._waiting if x is not u]
 
     def divide(
         self,
@@ -151,13 +164,18 @@ class EagerSession:
         return u
 
     def _scale(self, u: TensorList, name: str, x: Operand) -> TensorList:
+        settled = u.owned and not (isinstance(u, Parted) and u.pending)
+        if self._parts and name == "div" and not settled:
+            self._reading.append(Divided(u, x))
+            return self._reading[-1]
         if not (name == "mul" and isinstance(x, float)):
             return u.mul_(x) if name == "mul" else u.div_(x)
-        settled = u.owned and not (isinstance(u, Scaled) and u.pending)
         return times(u, x) if settled or not self._defers else self._scaled(u, x, 0.0)
 
     def writable_grads(self) -> TensorList:
         self._compute_waiting()
+        while self._reading:
+            _ = self._reading.pop().tensors
         self._guard("gradients are written at once", self.grads.tensors)
         return TensorList(self.grads.tensors, owned=True)
 
@@ -190,6 +208,8 @@ class EagerSession:
             self._guard("no fused optimizer is at the end", self.params.tensors)
         if isinstance(u, Fused) and u.pending:
             u.move(self.params.tensors, 1.0, 0.0, self.skip)
+        elif self._parts and isinstance(source, Parted) and source.pending:
+            self._subtract_parts(u)
         elif isinstance(u, Scaled) and u.pending:
             self._subtract_scaled(u)
         else:
@@ -253,6 +273,18 @@ class EagerSession:
         if u.b:
             foreach("mul_", params, 1 - u.b)
         self._subtract(source.tensors, u.a)
+
+    def _subtract_parts(self, u: TensorList) -> None:
+        """w ← w - u, part by part."""
+        params, a, b = self.params.tensors, 1.0, 0.0
+        if isinstance(u, Scaled) and u.pending and u.dtype == self.params.dtype:
+            u, a, b = u.apart()
+        for piece in pieces(params, cut(u) and all(map(Tensor.is_contiguous, params))):
+            values = piece_of(u, piece).tensors  # before the weights move, which they may be of
+            if b:
+                foreach("mul_", piece.of(params), 1 - b)
+            subtract_(piece.of(params), values, a, in_parts=False)
+            del values  # the next are made in its memory
 
     def _subtract(self, values: Sequence[Tensor], a: float) -> None:
         """w ← w - a u."""

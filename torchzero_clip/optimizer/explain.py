@@ -15,7 +15,7 @@ from torchzero_clip.core.chain import send
 from torchzero_clip.core.private import TorchDispatchMode, schema, tree_leaves
 from torchzero_clip.core.sharding import layout_of, route
 from torchzero_clip.core.skip import Skip
-from torchzero_clip.core.transform import TensorwiseTransform
+from torchzero_clip.core.transform import TensorwiseTransform, averages
 from torchzero_clip.optimizer.meaning import sentences
 from torchzero_clip.optimizer.rounding import subtract
 
@@ -111,7 +111,7 @@ def explain(optimizer: Any, make: Callable[..., Any]) -> str:
     numbers, width = sum(map(Tensor.numel, params)), max([len(part.label) for part in parts])
     reads = sum([part.read for part in parts]) / numbers
     writes = sum([part.written for part in parts]) / numbers
-    told = [*_parameters(optimizer), *_owners(optimizer)]
+    told = [*_parameters(optimizer), *_owners(optimizer), *_averages(optimizer)]
     said = [f"{sentence}." for sentence in sentences(optimizer)]
     lines = [*said, *[""] * bool(said), repr(optimizer.chain)[len("Chain(") : -1], *told, ""]
     lines.append(f"{'':{width}}  reads  writes   bytes a number")
@@ -124,6 +124,8 @@ def explain(optimizer: Any, make: Callable[..., Any]) -> str:
         ends.append("Whether a step is skipped stays on the device.")
     elif skip:
         ends.append(f"The host waits in each step for whether it is skipped: {skip.why}.")
+    replays = getattr(optimizer.engine, "replays", None)  # of the engine that compiles
+    ends += [] if replays is None else replays.sentences()
     return "\n".join([*lines, "", *ends])
 
 
@@ -201,6 +203,15 @@ def _parameters(optimizer: Any) -> list[str]:
     return [
         f"{len(each)} parameters, {sum(each):,} numbers in {kind}" for kind, each in sizes.items()
     ]
+
+
+def _averages(optimizer: Any) -> Iterator[str]:
+    """A line about weights for evaluation, where links have some."""
+    found = [link.path for link in optimizer.keys.links if averages(link.transform)]
+    if found:
+        others = [f"averaged({path!r})" for path in found[:-1]]
+        more = f", and {' and '.join(others)} those of others" if others else ""
+        yield f"weights for evaluation are those of {found[-1]}: averaged() shows them{more}"
 
 
 def _owners(optimizer: Any) -> Iterator[str]:

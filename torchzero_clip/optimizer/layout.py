@@ -14,7 +14,8 @@ from torchzero_clip.core.norm_rule import NormRule
 from torchzero_clip.core.sharding import local
 from torchzero_clip.core.state import statistic
 from torchzero_clip.core.stochastic import DRAWS, DROPPED
-from torchzero_clip.core.transform import Transform
+from torchzero_clip.core.transform import Transform, averages
+from torchzero_clip.optimizer.averages import SHOWN, TRAINING
 from torchzero_clip.optimizer.rounding import COMPENSATION, SEED, STEP
 
 COUNTS = frozenset({"step", "count", "seen", "skipped", "consecutive", "begun"})
@@ -26,6 +27,8 @@ STATISTICS = frozenset({torch.float32, torch.float64})
 OURS = __name__.partition(".")[0]
 ROUNDING = frozenset({COMPENSATION, STEP, SEED, *DRAWS})
 """Keys that no link keeps, but the rounding of parameters and state."""
+OTHERS = ROUNDING | {SHOWN, TRAINING}
+"""Keys that no link keeps."""
 
 
 class Entry(NamedTuple):
@@ -84,6 +87,8 @@ class StateLayout:
         if self.rounding == "kahan" and p.dtype in DROPPED:
             example = torch.empty_like(p, dtype=torch.bfloat16, device="meta")
             made[COMPENSATION] = Entry(example)
+        if any([averages(link.transform) for link in self.links]):
+            made[TRAINING] = Entry(torch.empty_like(p, device="meta"))
         return made
 
     def check_dtypes(
@@ -154,7 +159,7 @@ def is_users(key: Any) -> bool:
 
 def is_links(key: Any) -> bool:
     """Whether a key of state is a link's."""
-    return not is_users(key) and key not in ROUNDING
+    return not is_users(key) and key not in OTHERS
 
 
 def check_count(where: str, key: str, value: Any) -> None:
@@ -197,7 +202,8 @@ def _rows(links: Sequence[Link]) -> list[list[Link]]:
     tops = [link for link in links if "/" not in link.path]
     rows = [[link] for link in links if link not in tops]
     for before, link in zip([None, *tops], tops, strict=False):
-        if before is not None and _is_plain(before) and _is_plain(link):
+        whole = before is not None and not before.transform.starts_with_state
+        if before is not None and whole and _is_plain(before) and _is_plain(link):
             rows[-1].append(link)
         else:
             rows.append([link])

@@ -16,6 +16,7 @@ from torchzero_clip.core.norm_rule import NormRule
 from torchzero_clip.core.norms import NAMED, measure
 from torchzero_clip.core.state import state_dtype
 from torchzero_clip.optimizer.metrics import metrics_of
+from torchzero_clip.optimizer.outside import level
 from torchzero_clip.optimizer.places import places
 
 CLIP_OF_TORCH = 3e-6  # how near its limit a norm comes that torch's clip brought there
@@ -94,13 +95,13 @@ def warn_of_size(links: Sequence[Link], chain: Any) -> None:
         warnings.warn(
             f"{_divided(lr, link)}: put it behind {link.path}; a factor that is meant for what "
             f"enters {link.path} is Scale(...)",
-            stacklevel=3,
+            stacklevel=level(),
         )
     if not flow.sized:
         warnings.warn(
             f"{_full(flow)} by {chain!r}{'' if flow.masks else ', and schedulers find no lr'}: "
             "put LR(...) behind, or LR(1.0) where full size is meant",
-            stacklevel=3,
+            stacklevel=level(),
         )
 
 
@@ -114,7 +115,7 @@ def warn_of_small_state(optimizer: Any) -> None:
             f"{', '.join(slow)} keeps its state in bfloat16, widened and rounded tensor by tensor "
             "here: a step takes several times as long as with state in float32. Give compile=True "
             "as well, where a kernel does it on its way",
-            stacklevel=3,
+            stacklevel=level(),
         )
 
 
@@ -126,9 +127,10 @@ def refuse_step(owner: str, links: Sequence[Link]) -> None:
         if link.transform.about_step or "lr" in live:
             why = [words for key, words in OWN_SETTINGS.items() if key in live]
             _refuse(owner, link, *(why or ["it belongs behind LR in the chain of a Modular"]))
-    last = links[-1].transform
-    if last.update_size == "set" and _looks_like_a_rate(getattr(last, "factor", 1.0)):
-        _refuse(owner, links[-1], OWN_SETTINGS["lr"])
+    for last in links[-1:]:
+        factor = getattr(last.transform, "factor", 1.0)
+        if last.transform.update_size == "set" and _looks_like_a_rate(factor):
+            _refuse(owner, last, OWN_SETTINGS["lr"])
 
 
 def sentences(optimizer: Any) -> Iterator[str]:

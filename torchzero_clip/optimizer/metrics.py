@@ -13,16 +13,22 @@ from torchzero_clip.core.units import UnitRecord
 
 
 def metrics_of(records: Mapping[str, Any]) -> dict[str, Any]:
-    """The metrics, by name, of the records that the links left."""
+    """The metrics, by name, of the records that the links left, whose memory the next step may
+    write.
+    """
     out: dict[str, Any] = {}
     for path, record in records.items():
         if isinstance(record, dict):
-            out.update({f"{path}/{name}": value for name, value in record.items()})
+            out.update({f"{path}/{name}": _copied(value) for name, value in record.items()})
             continue
         limit, ratio = _of_units(record)
         values = {"norm": record.norm, "limit": limit, "factor": 1 / ratio, "clipped": ratio > 1}
         out.update({f"{path}/{name}": _plain(value) for name, value in values.items()})
     return out
+
+
+def _copied(value: Any) -> Any:
+    return value.clone() if isinstance(value, Tensor) else value
 
 
 def units_of(records: Mapping[str, Any]) -> dict[str, UnitIds]:
@@ -52,4 +58,4 @@ def _of_units(record: UnitRecord) -> list[Tensor]:
 
 def _plain(value: Tensor) -> Tensor:
     value = value[0] if value.numel() == 1 else value
-    return value if value.dtype == torch.bool else value.to(torch.float32)
+    return value if value.dtype == torch.bool else value.to(torch.float32, copy=True)

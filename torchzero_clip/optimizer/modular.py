@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import Module
 from torch.optim import Optimizer
 from typing_extensions import Never
 
@@ -15,11 +17,12 @@ from torchzero_clip.core.chain import Chain, bind, send
 from torchzero_clip.core.description import RESERVED
 from torchzero_clip.core.engine import Engine, Play, Records
 from torchzero_clip.core.part import Roster
-from torchzero_clip.core.private import traced
+from torchzero_clip.core.private import traced, untraced
 from torchzero_clip.core.sharding import refuse_flat
 from torchzero_clip.core.transform import Transform
 from torchzero_clip.core.values import is_row
 from torchzero_clip.engines import AT_ONCE, Compiled, Eager
+from torchzero_clip.optimizer import averages
 from torchzero_clip.optimizer.checkpoint import Checkpoint, check_form
 from torchzero_clip.optimizer.explain import explain
 from torchzero_clip.optimizer.fingerprint import fingerprint, shared_start
@@ -44,7 +47,7 @@ class Modular(Optimizer):
             optimizers where the end of the chain is one; False runs every link by its own formula.
             The results agree to rounding.
         compile: Compile the operators of links between two norms into one kernel, at the first
-            step. It takes seconds, needs a C++ compiler on CPU and Triton on CUDA, and happens
+            step. It takes a second, needs a C++ compiler on CPU and Triton on CUDA, and happens
             again for no change of a live value or of which parameters have gradients.
         rounding: How parameters in bfloat16 and float16 take the update: "nearest", "stochastic" or
             "kahan", which do not lose what is smaller than half a unit in the last place.
@@ -69,8 +72,9 @@ class Modular(Optimizer):
         "state_dtype": "float32",
     }
     _keeps_like = "the parameters'"  # whose size the memory has that the engine keeps
-    _makes_steps = True  # of the parameters
+    _makes_steps: bool | None = True  # of the parameters; None where it looks at those of others
 
+    @untraced  # which forgets what is set on an optimizer
     def __init__(
         self,
         params: Iterable[Any],
@@ -96,7 +100,7 @@ class Modular(Optimizer):
         self._build(Chain(*transforms), fused, compile, rounding, state_dtype)
         if self._makes_steps:
             warn_of_size(self.links, self.chain)
-        else:
+        elif self._makes_steps is False:
             refuse_step(type(self).__name__, self.links)
         warn_of_places(self.links)
         self.process_group = process_group
@@ -119,6 +123,7 @@ class Modular(Optimizer):
         self.links = bind(chain, narrow=state_dtype == "bfloat16")
         self.keys = GroupKeys(self.links)
         self.keys.check_structure(self.links)
+        averages.check_order(self.links)
         self.layout = StateLayout(self.keys.links, rounding)
         self._seen_keys: list[frozenset[str]] = []
         self._seen_values: list[list[Any]] = []
@@ -126,6 +131,7 @@ class Modular(Optimizer):
         self._scheduled: set[str] = set()  # keys whose values schedules move
         self._records, self._reported = dict[str, Any](), dict[str, Any]()  # of the next step
         self._roster = Roster()
+        self._inside = False  # averaged()
 
     # ------------------------------------------------------------------ the step
 
@@ -139,6 +145,7 @@ class Modular(Optimizer):
     @traced
     def _advance(self, loss: Any) -> None:
         """A step; the engine may do it as it did an earlier one that is like it."""
+        averages.refuse(self, "step()", shown=True)
         alone = self.process_group is None and self.rounding == "nearest"
         if not alone or torch.compiler.is_compiling():
             self._run(self._begin(loss))
@@ -171,6 +178,7 @@ class Modular(Optimizer):
 
     def _begin(self, loss: Any = None) -> Step:
         """A new Step, after the checks of keys and live values. A loss of no number is none."""
+        averages.refuse(self, "a step", shown=True)
         self._check_keys()
         if torch.compiler.is_compiling():  # it forgets what is set on an optimizer, not in a dict
             self._records.clear()
@@ -185,7 +193,7 @@ class Modular(Optimizer):
         return self._reported.pop("loss", one_number(given))
 
     def report(self, *, loss: Tensor | float) -> None:
-        """Tell the guards of the next step its loss, which they see on the device.
+        """Tell the next step its loss, which guards and links that ask for it see on the device.
 
         A closure's loss they see by themselves.
 
@@ -270,6 +278,54 @@ class Modular(Optimizer):
                 buckets = send(link, buckets, init=True)
             prepare_rounding(buckets, self.rounding)
 
+    # ------------------------------------------------------------------ weights for evaluation
+
+    def averaged(
+        self, name: str | None = None, *, model: Module | None = None
+    ) -> AbstractContextManager[None]:
+        """The weights for evaluation in the memory of the parameters, as long as it lasts.
+
+        The training weights come back bit for bit at its end. Inside it there is no step, and
+        nothing is saved or loaded.
+
+        Args:
+            name: The link whose weights are taken; the last that has some unless it is given.
+            model: A model that FSDP2 shards. It may have gathered weights, of its root after an
+                evaluation, and lets go of them at both ends.
+
+        Example:
+            >>> import torch
+            >>> from torchzero_clip import LR, Adam, Modular, WeightEMA
+            >>> model = torch.nn.Linear(10, 1)
+            >>> opt = Modular(model.parameters(), Adam(), LR(1e-3), WeightEMA(0.999))
+            >>> with opt.averaged():
+            ...     out = model(torch.randn(64, 10))
+        """
+        return averages.averaged(self, name, model)
+
+    def averaged_state_dict(self, model: Module, name: str | None = None) -> dict[str, Any]:
+        """The model's state dict with the weights for evaluation; the model stays as it is.
+
+        Args:
+            model: The model that is trained.
+            name: As for `averaged`.
+        """
+        with torch.no_grad():
+            return averages.averaged_state_dict(self, model, name)
+
+    def eval(self) -> None:
+        """Put the weights for evaluation into the parameters until `train()`; for a chain that has
+        none do nothing.
+
+        It is for loops that ask an optimizer for it. `state_dict()` in between has the training
+        weights, and loading it goes on from there.
+        """
+        averages.evaluate(self)
+
+    def train(self) -> None:
+        """Put the training weights back that `eval()` has taken out."""
+        averages.train(self)
+
     # ------------------------------------------------------------------ groups
 
     def _check_keys(self) -> None:
@@ -341,6 +397,7 @@ class Modular(Optimizer):
             >>> opt = Modular(model.parameters(), Adam(), LR(1e-3))
             >>> opt.load_state_dict(opt.state_dict(), keep=("lr",))
         """
+        averages.refuse(self, "load_state_dict()")
         names = (keep,) if isinstance(keep, str) else tuple(keep)
         loading: list[Checkpoint] = []
         if not isinstance(state_dict, Mapping):  # torch would copy it before anybody looks
@@ -377,6 +434,7 @@ class Modular(Optimizer):
         return "\n".join(lines)
 
     def __getstate__(self) -> dict[str, Any]:
+        averages.refuse(self, "a copy")
         if self.process_group is not None:
             raise TypeError(
                 f"a {type(self).__name__} with a process_group is neither copied nor pickled: make "

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from torchzero_clip.core.link import Link
 from torchzero_clip.core.norm_rule import NormRule
+from torchzero_clip.optimizer.outside import level
 
 DECAY_OF_A_STEP = 1e-3  # the least that, taken off every weight in each step, is surely a mistake
 
@@ -18,7 +19,7 @@ def warn_of_places(links: Sequence[Link]) -> None:
     """Warn of links that do in their place what is seldom meant, with what to do."""
     for sentence, way in [*_places(links), *_zeros(links)]:
         if way:
-            warnings.warn(f"{sentence}: {way}", stacklevel=3)
+            warnings.warn(f"{sentence}: {way}", stacklevel=level())
 
 
 def places(optimizer: Any) -> Iterator[str]:

@@ -79,10 +79,12 @@ def _draw_and_subtract(buckets: Sequence[Bucket]) -> None:
         group["chain"][STEP] = step
     for bucket in buckets:
         generator = torch.Generator(bucket.device)
-        seed = int(groups[bucket.index]["chain"].get(SEED, 0))
-        rows = zip(bucket.params, bucket.update, bucket.places, bucket.layouts, strict=True)
+        seed = int(groups[bucket.part.index]["chain"].get(SEED, 0))
+        rows = zip(
+            bucket.params, bucket.update, bucket.part.places, bucket.part.layouts, strict=True
+        )
         for w, u, place, layout in rows:
-            generator.manual_seed(_seed(seed, step, bucket.index, place, *_shard(layout)))
+            generator.manual_seed(_seed(seed, step, bucket.part.index, place, *_shard(layout)))
             w.copy_(_stochastic(w - u.float(), w.dtype, generator))
 
 

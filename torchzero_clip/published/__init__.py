@@ -1,17 +1,29 @@
 """Methods that people know by name, each a chain of links."""
 
-from torchzero_clip.published import averages, classic, guarded, large_batch, matrices, signs
-from torchzero_clip.published.name import NAMES, links_of, named, published
+from torchzero_clip.published import (
+    averages,
+    classic,
+    evaluation,
+    guarded,
+    large_batch,
+    matrices,
+    relatives,
+    signs,
+)
+from torchzero_clip.published.name import NAMES, instead_of, links_of, named, published
 
 __all__ = [
     "NAMES",
     "averages",
     "classic",
+    "evaluation",
     "guarded",
+    "instead_of",
     "large_batch",
     "links_of",
     "matrices",
     "named",
     "published",
+    "relatives",
     "signs",
 ]

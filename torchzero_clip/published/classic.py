@@ -1,9 +1,22 @@
-"""SGD, Adagrad, RMSprop and Adam, with the arguments of torch.optim."""
+"""The methods of torch.optim, with its arguments."""
 
 from __future__ import annotations
 
-from torchzero_clip.core import Chain
-from torchzero_clip.modules.descent import LR, Adagrad, Adam, Momentum, RMSprop, WeightDecay
+from torchzero_clip.core import Chain, Transform
+from torchzero_clip.modules.descent import (
+    ASGD,
+    LR,
+    Adadelta,
+    Adagrad,
+    Adam,
+    Adamax,
+    Momentum,
+    NAdam,
+    RAdam,
+    RMSprop,
+    Rprop,
+    WeightDecay,
+)
 from torchzero_clip.published.name import published
 
 
@@ -92,3 +105,102 @@ def adamw(
         torch.optim.AdamW.
     """
     return Chain(Adam(betas, eps, amsgrad), WeightDecay(weight_decay), LR(lr))
+
+
+@published
+def nadam(
+    lr: float = 2e-3,
+    betas: tuple[float, float] = (0.9, 0.999),
+    eps: float = 1e-8,
+    weight_decay: float = 0.0,
+    momentum_decay: float = 4e-3,
+    decoupled_weight_decay: bool = False,
+) -> Chain:
+    """Adam that looks ahead; with `decoupled_weight_decay=True` it is NAdamW.
+
+    Reference:
+        Dozat, "Incorporating Nesterov momentum into Adam", ICLR 2016 workshop; torch.optim.NAdam.
+    """
+    return _decayed(NAdam(betas, eps, momentum_decay), weight_decay, decoupled_weight_decay, lr)
+
+
+@published
+def radam(
+    lr: float = 1e-3,
+    betas: tuple[float, float] = (0.9, 0.999),
+    eps: float = 1e-8,
+    weight_decay: float = 0.0,
+    decoupled_weight_decay: bool = False,
+) -> Chain:
+    """Adam that begins as momentum, until its second moment can be trusted.
+
+    Reference:
+        Liu et al., "On the variance of the adaptive learning rate and beyond", arXiv 1908.03265;
+        torch.optim.RAdam.
+    """
+    return _decayed(RAdam(betas, eps), weight_decay, decoupled_weight_decay, lr)
+
+
+def _decayed(direction: Transform, weight_decay: float, decoupled: bool, lr: float) -> Chain:
+    decay = WeightDecay(weight_decay)
+    return Chain(direction, decay, LR(lr)) if decoupled else Chain(decay, direction, LR(lr))
+
+
+@published
+def adamax(
+    lr: float = 2e-3,
+    betas: tuple[float, float] = (0.9, 0.999),
+    eps: float = 1e-8,
+    weight_decay: float = 0.0,
+) -> Chain:
+    """Momentum over the largest entry of late.
+
+    Reference:
+        Kingma, Ba, "Adam: a method for stochastic optimization", arXiv 1412.6980;
+        torch.optim.Adamax.
+    """
+    return Chain(WeightDecay(weight_decay), Adamax(betas, eps), LR(lr))
+
+
+@published
+def adadelta(
+    lr: float = 1.0, rho: float = 0.9, eps: float = 1e-6, weight_decay: float = 0.0
+) -> Chain:
+    """Steps as large as the last steps were, for gradients as large as the last ones.
+
+    Reference:
+        Zeiler, "Adadelta: an adaptive learning rate method", arXiv 1212.5701; torch.optim.Adadelta.
+    """
+    return Chain(WeightDecay(weight_decay), Adadelta(rho, eps), LR(lr))
+
+
+@published
+def rprop(
+    lr: float = 1e-2,
+    etas: tuple[float, float] = (0.5, 1.2),
+    step_sizes: tuple[float, float] = (1e-6, 50.0),
+) -> Chain:
+    """A step size for every entry, from the signs of its gradients; for whole batches.
+
+    Reference:
+        Riedmiller, Braun, "A direct adaptive method for faster backpropagation learning: the RPROP
+        algorithm", ICNN 1993; torch.optim.Rprop.
+    """
+    return Chain(Rprop(lr, etas, step_sizes))
+
+
+@published
+def asgd(
+    lr: float = 1e-2,
+    lambd: float = 1e-4,
+    alpha: float = 0.75,
+    t0: float = 1e6,
+    weight_decay: float = 0.0,
+) -> Chain:
+    """Steps that shrink, and the average of the weights on their way beside them.
+
+    Reference:
+        Polyak, Juditsky, "Acceleration of stochastic approximation by averaging", SIAM Journal on
+        Control and Optimization 30 (1992); torch.optim.ASGD.
+    """
+    return Chain(WeightDecay(weight_decay), ASGD(lr, lambd, alpha, t0))

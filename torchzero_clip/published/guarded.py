@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torchzero_clip.core import Chain
 from torchzero_clip.modules.adaptive import AdaClip, AdaGC, AdaGN, SpikeClip
-from torchzero_clip.modules.descent import LR, Adam, Cautious, StableAdam, WeightDecay
+from torchzero_clip.modules.descent import LR, Adam, Cautious, Grams, StableAdam, WeightDecay
 from torchzero_clip.modules.flow import Reset
 from torchzero_clip.published.name import published
 
@@ -23,6 +23,39 @@ def cadamw(
         arXiv 2411.16085.
     """
     return Chain(Adam(betas, eps), Cautious(), WeightDecay(weight_decay), LR(lr))
+
+
+@published
+def grams(
+    lr: float = 1e-3,
+    betas: tuple[float, float] = (0.9, 0.999),
+    eps: float = 1e-6,
+    weight_decay: float = 0.0,
+) -> Chain:
+    """AdamW whose entries go as far as ever, and the way that the gradient points.
+
+    Reference:
+        Cao et al., "Grams: gradient descent with adaptive momentum scaling", arXiv 2412.17107.
+    """
+    return Chain(Adam(betas, eps), Grams(), WeightDecay(weight_decay), LR(lr))
+
+
+@published
+def adamc(
+    lr: float = 1e-3,
+    betas: tuple[float, float] = (0.9, 0.999),
+    eps: float = 1e-8,
+    weight_decay: float = 0.0,
+) -> Chain:
+    """AdamW whose decay falls with the square of a schedule, for weights before a normalisation.
+
+    Give other weights a group of their own with `weight_decay=0`, or `Masked` another decay.
+
+    Reference:
+        Defazio, "Why gradients rapidly increase near the end of training", arXiv 2506.02285;
+        pytorch_optimizer.AdamC with `normalized=True` groups.
+    """
+    return Chain(Adam(betas, eps), WeightDecay(weight_decay, follows_lr=True), LR(lr))
 
 
 @published

@@ -16,6 +16,7 @@ from torch import Tensor
 from torchzero_clip.core import Chain
 from torchzero_clip.core.link import Link
 from torchzero_clip.core.private import has_foreach
+from torchzero_clip.source.averaged import averaged_weights
 from torchzero_clip.source.expressions import by_key
 from torchzero_clip.source.fixed import FUNCTIONS, METHODS
 from torchzero_clip.source.lines import Lines
@@ -63,7 +64,7 @@ class File:
         name: str,
         moved: Mapping[str, Any] | None = None,
     ) -> None:
-        self.chain, self.mark, self.name = chain, list(mark), name
+        self.chain, self.links, self.mark, self.name = chain, links, list(mark), name
         self.defaults = {key: _plain(value) for key, value in live.items()}
         self.trace = WrittenStep(links, {}, *STAND_INS[moved is not None])
         number, values = self.trace.recorder.live.value, moved or self.defaults
@@ -167,6 +168,8 @@ class File:
         for number, (context, made) in enumerate(self.trace.state.texts.items(), 1):
             yield ""
             yield from self._state(number, context, made)
+        if method := [*averaged_weights(self.links)]:
+            yield from ["", *method]
         used = "\n".join(self.body)
         for name, text in METHODS.items():
             if f"self.{name}(" in used or (name == "load_state_dict" and self.trace.state.texts):
@@ -242,7 +245,7 @@ class File:
         yield "        state: dict[str, Tensor] = self.state[p]"
         first = next(iter(made))
         yield f'        if "{first}" not in state:'
-        if any("=dtype" in text for text in made.values()):
+        if any("=dtype" in text or "to(dtype" in text for text in made.values()):
             yield "            dtype = torch.promote_types(p.dtype, torch.float32)"
         for key, text in made.items():
             line = f'            state["{key}"] = {text}'

@@ -91,11 +91,16 @@ class WrittenState:
 def _begun(link: Link, p: Tensor) -> dict[str, str]:
     """The expressions that make the link's state of a parameter, by key."""
     made, texts = link.new_state(p), {}
-    double = link.new_state(torch.nn.Parameter(p.detach().double()))
+    other = torch.nn.Parameter(p.detach().double() * 3 + 1)
+    double = link.new_state(other)
     for key, x in made.items():
+        dtype = "dtype" if double[key].dtype == torch.float64 else "torch.float32"
+        dtype = "torch.float64" if x.dtype == torch.float64 else dtype
+        if x.shape == p.shape and double[key].equal(other.detach()) and x.equal(p.detach()):
+            texts[key] = f"p.detach().to({dtype}, copy=True)"
+            continue
         if len(set(x.flatten().tolist())) != 1 or x.shape not in ((), p.shape):
             raise SourceError(f"state {key!r} begins with other than one value")
-        dtype = "dtype" if double[key].dtype == torch.float64 else "torch.float32"
         texts[key] = _beginning(x, double[key].flatten()[0].item(), dtype)
     return texts
 

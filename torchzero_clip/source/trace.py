@@ -90,7 +90,7 @@ class WrittenStep:
         sized = self._input(params, "params")
         recorder.flowing = self._input(grads, "grads")
         sizes = [recorder.size(sized, math.prod(self.shape))]
-        bucket = changed(bucket, names=NoNames(), sizes=sizes)
+        bucket = changed(bucket, part=changed(bucket.part, names=NoNames(), sizes=sizes))
         if outer is None:
             return bucket
         value = recorder.knows(outer.update.tensors[0])
@@ -101,7 +101,7 @@ class WrittenStep:
         recorder.add(write, [value, flags], made, always=True, stays=True)
         made.root, recorder.flowing = value, made
         update = TensorList([recorder.learn(u, made)], owned=outer.update.owned)
-        return changed(bucket, update=update, produced=outer.produced)
+        return changed(bucket, update=update, origin=outer.origin)
 
     def _input(self, tensor: Tensor, takes: str, **kinds: Any) -> Value:
         made = Value("list", hint=takes)
@@ -219,7 +219,7 @@ class WrittenStep:
         recorder.context, recorder.like = outer, None
         update = TensorList([tensor], owned=bucket.update.owned and u.memory is before.memory)
         recorder.flowing = whole
-        return changed(outside, update=update, produced=inner.produced)
+        return changed(outside, update=update, origin=inner.origin)
 
 
 def sentence(path: str, why: str) -> str:

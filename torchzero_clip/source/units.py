@@ -142,7 +142,8 @@ class SourceUnits(Measured):
         for name in ("params", "grads"):
             group[name] = Joined([getattr(bucket, name)])
             group[name].measure = self.measure
-        return {**group, "total": self.total, "of_shapes": self.of_shapes}
+        more = {"total": self.total, "of_shapes": self.of_shapes, "dot": _no_dot}
+        return {**group, **more}
 
     def of_first_group(self, vectors: Sequence[Tensor]) -> Tensor:
         """A vector that is of all groups: with the live values of the first."""
@@ -255,3 +256,7 @@ class SourceUnits(Measured):
                 self.recorder.add(write, [value, u], made)
                 each = [self.recorder.learn(each.clone(), made)]
         return TensorList(each)
+
+
+def _no_dot(*_: Any) -> Any:
+    raise SourceError("it takes the inner product of two lists")

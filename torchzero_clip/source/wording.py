@@ -43,7 +43,7 @@ def called(
     if isinstance(device := kwargs.get("device"), torch.device):
         kwargs["device"] = Raw(f"{names(like)}.device" if like else repr(str(device)))
     bare = base.strip("_")
-    plain_name = bare in ("add", "sub", "mul", "div", *COMPARISONS)
+    plain_name = base in ("add", "sub", "mul", "div", *COMPARISONS)
     if (base.startswith("__") or plain_name) and not name.startswith("torch._"):
         if bare.startswith("r") and bare[1:] in BINARY:
             return binary(bare[1:], args[1], args[0], names)

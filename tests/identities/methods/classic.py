@@ -174,3 +174,133 @@ def scale(groups: Any) -> Any:
             return super().step(closure)
 
     return Scaled(groups)
+
+
+def in_double(make: Any) -> Any:
+    """torch's optimizer, whose single numbers are float64 where its parameters are.
+
+    torch keeps μ of NAdam and η of ASGD in the default dtype.
+    """
+
+    def theirs(groups: Any) -> Any:
+        class Double(make):
+            def step(self, closure: Any = None) -> Any:
+                torch.set_default_dtype(self.param_groups[0]["params"][0].dtype)
+                try:
+                    return super().step(closure)
+                finally:
+                    torch.set_default_dtype(torch.float32)
+
+        return Double(groups)
+
+    return theirs
+
+
+NADAM: Any = (
+    {**DECAYED[0], "betas": (0.9, 0.99), "eps": 1e-8, "momentum_decay": 0.1},
+    {**DECAYED[1], "betas": (0.8, 0.95), "eps": 1e-3, "momentum_decay": 4e-3},
+)
+
+
+@optimizer(
+    "nadam",
+    "`WeightDecay`, then `NAdam`, then `LR`, is NAdam",
+    source="torch.optim.NAdam",
+    groups=NADAM,
+)
+def nadam(groups: Any) -> Any:
+    return in_double(torch.optim.NAdam)(groups)
+
+
+@optimizer(
+    "nadamw",
+    "`NAdam`, then `WeightDecay`, then `LR`, is NAdam with decoupled decay",
+    source="torch.optim.NAdam",
+    ours=lambda **options: named("nadam", decoupled_weight_decay=True, **options),
+    groups=NADAM,
+)
+def nadamw(groups: Any) -> Any:
+    for group in groups:
+        group["decoupled_weight_decay"] = True
+    return in_double(torch.optim.NAdam)(groups)
+
+
+RADAM: Any = (  # ρ grows past 5 in the seventh step here, and soon there
+    {**DECAYED[0], "betas": (0.9, 0.9), "eps": 1e-8},
+    {**DECAYED[1], "betas": (0.8, 0.99), "eps": 1e-3},
+)
+
+
+@optimizer(
+    "radam",
+    "`WeightDecay`, then `RAdam`, then `LR`, is RAdam",
+    source="torch.optim.RAdam",
+    groups=RADAM,
+)
+def radam(groups: Any) -> Any:
+    return torch.optim.RAdam(groups)
+
+
+@optimizer(
+    "radam_decoupled",
+    "`RAdam`, then `WeightDecay`, then `LR`, is RAdam with decoupled decay",
+    source="torch.optim.RAdam",
+    ours=lambda **options: named("radam", decoupled_weight_decay=True, **options),
+    groups=RADAM,
+)
+def radam_decoupled(groups: Any) -> Any:
+    for group in groups:
+        group["decoupled_weight_decay"] = True
+    return torch.optim.RAdam(groups)
+
+
+@optimizer(
+    "adamax",
+    "`WeightDecay`, then `Adamax`, then `LR`, is Adamax",
+    source="torch.optim.Adamax",
+    groups=(
+        {**DECAYED[0], "betas": (0.9, 0.8), "eps": 1e-8},
+        {**DECAYED[1], "betas": (0.8, 0.7), "eps": 1e-2},
+    ),
+)
+def adamax(groups: Any) -> Any:
+    return torch.optim.Adamax(groups)
+
+
+@optimizer(
+    "adadelta",
+    "`WeightDecay`, then `Adadelta`, then `LR`, is Adadelta",
+    source="torch.optim.Adadelta",
+    groups=(
+        {"lr": 1.0, "weight_decay": 0.1, "rho": 0.9, "eps": 1e-3},
+        {"lr": 0.5, "weight_decay": 0.01, "rho": 0.8, "eps": 1e-2},
+    ),
+)
+def adadelta(groups: Any) -> Any:
+    return torch.optim.Adadelta(groups)
+
+
+@optimizer(
+    "rprop",
+    "`Rprop` is Rprop",
+    source="torch.optim.Rprop",
+    groups=(
+        {"lr": 0.05, "etas": (0.5, 1.6), "step_sizes": (0.03, 0.2)},
+        {"lr": 0.02, "etas": (0.6, 1.8), "step_sizes": (1e-3, 0.1)},
+    ),
+)
+def rprop(groups: Any) -> Any:
+    return torch.optim.Rprop(groups)
+
+
+@optimizer(
+    "asgd",
+    "`WeightDecay`, then `ASGD`, is ASGD",
+    source="torch.optim.ASGD",
+    groups=(
+        {**DECAYED[0], "lambd": 0.3, "alpha": 0.75, "t0": 5.0},
+        {**DECAYED[1], "lambd": 0.1, "alpha": 0.6, "t0": 8.0},
+    ),
+)
+def asgd(groups: Any) -> Any:
+    return in_double(torch.optim.ASGD)(groups)

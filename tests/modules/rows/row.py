@@ -57,6 +57,8 @@ class Row:
     """Draws random numbers, one after another."""
     aims: bool = True
     """Takes target="grad"."""
+    attaches: bool = True
+    """`attach` takes it; what `release` takes is told by its reach."""
     reads_host: bool = False
     """Waits for the device: an exception that SPEC §6 lists."""
     traces: bool = True
@@ -67,6 +69,8 @@ class Row:
     """Operators a tensor and step, where torch has no foreach operator that would do."""
     amplifies: float = 1
     """What a limit multiplies the kept numbers by, their rounding among denormals included."""
+    last: bool = False
+    """Stands behind all that makes the step, in a construction with its learning rate."""
     measures: int = 1
     """How many lists of tensors the rule takes the norms of."""
     keeps: tuple[str, ...] = ()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from typing import Any, ClassVar
 
@@ -25,13 +26,16 @@ from torchzero_clip import (
     ClipValue,
     Modular,
     Normalize,
+    Partition,
     Scale,
     SoftClip,
     SpikeClip,
     Transform,
     WeightDecay,
     ZClip,
+    named,
 )
+from torchzero_clip.published import NAMES, matrices
 
 
 class Preset(Modular):
@@ -68,6 +72,37 @@ RULES: dict[str, Callable[[], Transform]] = {
     "AGC": AGC,
     "SpikeClip": SpikeClip,
 }
+
+
+class Method(Modular):
+    """A published method; what is for matrices alone has plain steps for the rest."""
+
+    method: ClassVar[str]
+
+    def __init__(
+        self, params: Any, *, maximize: bool = False, fused: bool = True, **arguments: Any
+    ) -> None:
+        front = [Scale(-1.0)] if maximize else []
+        super().__init__(params, *front, method(self.method, **arguments), fused=fused)
+
+
+def method(name: str, **arguments: Any) -> Transform:
+    """The chain of a name, which takes parameters of any shape."""
+    chain = named(name, **arguments)
+    if NAMES[name].__module__ != matrices.__name__:
+        return chain
+    label: Callable[[str, Tensor], str] = lambda _, p: "matrices" if p.dim() > 1 else "rest"  # noqa: E731
+    return Partition({"matrices": chain, "rest": Scale(1e-3)}, label)
+
+
+def inputs_of(name: str, device: Any = None, dtype: Any = None) -> list[OptimizerInput]:
+    """Settings of a published method: as it is, and each with one argument that many have."""
+    takes = inspect.signature(NAMES[name]).parameters
+    given: list[dict[str, Any]] = [{}, {"lr": 0.01}]
+    given += [{"weight_decay": 0.1}] if "weight_decay" in takes else []
+    if not any(getattr(tfm, "reads_grads", False) for tfm in named(name).walk()):
+        given += [{"maximize": True}]  # those need the gradient itself turned
+    return [OptimizerInput(params=None, kwargs=kwargs, desc=str(kwargs)) for kwargs in given]
 
 
 def errors(device: Any, dtype: Any, adam: bool = True) -> list[ErrorOptimizerInput]:

@@ -26,7 +26,6 @@ LEFT_OUT = {
 DIFFERS = {
     r"test_lars\[lars\]": "timm leaves LARS's ratio out where weight_decay is 0; with "
     "`always_adapt=True` it ends at the same distance",
-    r"test_sgd\[sgd\]": "a momentum of 1 forgets nothing: `Momentum` wants less than 1",
 }
 
 

@@ -8,14 +8,8 @@ import torchzero_clip as tz
 from torchzero_clip import LR, WeightDecay, optimizer_class
 
 
-class Momentum(tz.Momentum):
-    """Takes what schedulers are tested with, momenta up to 7; ours must be below 1."""
-
-    def check(self) -> None: ...
-
-
 class Betas(tz.Adam):
-    """Takes what schedulers are tested with too."""
+    """Takes what schedulers are tested with, averages with weights up to 22."""
 
     def check(self) -> None: ...
 
@@ -27,7 +21,7 @@ class _Takes:
         super().__init__(*args, **kwargs)
 
 
-class SGD(_Takes, optimizer_class(WeightDecay(0.0), Momentum(0.0), LR(1e-3))):  # type: ignore[misc]
+class SGD(_Takes, optimizer_class(WeightDecay(0.0), tz.Momentum(0.0), LR(1e-3))):  # type: ignore[misc]
     """torch.optim.SGD"""
 
 

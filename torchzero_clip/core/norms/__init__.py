@@ -19,12 +19,14 @@ from torchzero_clip.core.norms.measures import (
 from torchzero_clip.core.norms.numeric import (
     as_one_operator,
     eps_of,
+    finite,
     is_one_operator,
     numbers,
     readable,
 )
-from torchzero_clip.core.norms.percentile import percentile
-from torchzero_clip.core.norms.slices import slice_statistics
+from torchzero_clip.core.norms.percentile import percentile, percentiles
+from torchzero_clip.core.norms.products import entrywise, products
+from torchzero_clip.core.norms.slices import slice_statistics, statistics_of_slices
 from torchzero_clip.core.norms.whole import largest, statistics
 
 __all__ = [
@@ -35,9 +37,11 @@ __all__ = [
     "all_ones",
     "as_one_operator",
     "divisions",
+    "entrywise",
     "eps_of",
     "factor_of",
     "finish",
+    "finite",
     "halves",
     "in_range",
     "in_two",
@@ -47,8 +51,11 @@ __all__ = [
     "merge",
     "numbers",
     "percentile",
+    "percentiles",
+    "products",
     "readable",
     "scaled",
     "slice_statistics",
     "statistics",
+    "statistics_of_slices",
 ]

@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from torchzero_clip.core.norms.numeric import PIECE, as_one_operator, readable
-from torchzero_clip.core.tensors import all_plain
+from torchzero_clip.core.packs import in_stacks
+from torchzero_clip.core.tensors import all_real
 
 DIGIT = 16  # bits that are counted at a time
 
@@ -19,7 +20,7 @@ def percentile(tensors: Sequence[Tensor], p: float | Tensor) -> Tensor:
     last = sum([t.numel() for t in tensors]) - 1
     if last < 0:
         return torch.zeros((), dtype=tensors[0].dtype, device=tensors[0].device)
-    if last > PIECE // 2 and readable(tensors[0]) and all_plain(list(tensors)):
+    if last > PIECE // 2 and readable(tensors[0]) and all_real(list(tensors)):
         return _counted(tensors, int(float(p) * last / 100))
     rows = [t.reshape(-1).abs() for t in tensors]
     sizes = torch.cat(rows) if len(rows) > 1 else rows[0]
@@ -27,6 +28,20 @@ def percentile(tensors: Sequence[Tensor], p: float | Tensor) -> Tensor:
         index = (p * last / 100).to(sizes.device).floor().long()
         return sizes.sort().values.index_select(0, index.view(1)).view(())
     return sizes.kthvalue(int(p * last / 100) + 1).values
+
+
+def percentiles(tensors: Sequence[Tensor], p: float | Tensor) -> list[Tensor]:
+    """The p-th percentile of the magnitudes of each tensor."""
+
+    def of_rows(x: Tensor) -> Tensor:
+        rows = x.flatten(1).abs()
+        last = rows.shape[1] - 1
+        if isinstance(p, Tensor):
+            index = (p * last / 100).to(x.device).floor().long().view(1)
+            return rows.sort(dim=1).values.index_select(1, index).squeeze(1)
+        return rows.kthvalue(int(p * last / 100) + 1, dim=1).values
+
+    return in_stacks(tensors, of_rows, lambda t: percentile([t], p))
 
 
 def _counted(tensors: Sequence[Tensor], rank: int) -> Tensor:

@@ -9,25 +9,24 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from torchzero_clip.core.norms.measures import Measure, merge
+from torchzero_clip.core.private import without_modes
 from torchzero_clip.core.sharding import Layout, gather, ranks_of
 
 Dims = tuple[int, ...]
 
 
-@dataclass(frozen=True)
-class Plan:
+class Plan(NamedTuple):
     """A plan of how the statistics of the shards on one mesh become those of whole tensors."""
 
     width: int  # columns that each rank sends
-    index: Tensor  # (units, shards of a unit): the column among all that were gathered
-    counts: Tensor  # (units, shards of a unit): the entries that each stands for
+    columns: Tensor  # (units, shards of a unit): the column among all that were gathered
+    entries: Tensor  # (units, shards of a unit): the entries that each stands for
     lengths: tuple[int, ...]  # units of each tensor
 
 
@@ -57,10 +56,11 @@ def merge_shards(
     for members in meshes.values():
         some = tuple([layout for i in members if (layout := layouts[i]) is not None])
         groups, coordinates = ranks_of(some)
-        plan = _plan(some, tuple([dims[i] for i in members]), coordinates, stats.device)
+        world = getattr(stats, "fake_mode", None)
+        plan = _plan(some, tuple([dims[i] for i in members]), coordinates, stats.device, world)
         mine = torch.cat([pieces[i] for i in members], dim=1)
         every = _gather(mine, groups, plan.width)
-        whole = merge(every[:, plan.index], plan.counts.to(stats.dtype), m)
+        whole = merge(every[:, plan.columns], plan.entries.to(stats.dtype), m)
         for i, piece in zip(members, whole.split(plan.lengths, dim=1), strict=True):
             pieces[i] = piece
     return torch.cat(pieces, dim=1)
@@ -97,6 +97,18 @@ def _plan(
     dims: tuple[Dims | None, ...],
     coordinates: tuple[tuple[int, ...], ...],
     device: torch.device,
+    world: Any,
+) -> Plan:
+    """The plan on a device; fake tensors have a `world` of their own, and none of its tensors."""
+    with without_modes():
+        plan = _plan_of(layouts, dims, coordinates)
+    return plan._replace(columns=plan.columns.to(device), entries=plan.entries.to(device))
+
+
+def _plan_of(
+    layouts: tuple[Layout, ...],
+    dims: tuple[Dims | None, ...],
+    coordinates: tuple[tuple[int, ...], ...],
 ) -> Plan:
     """The plan of shapes and placements alone: process groups may be made anew for equal meshes."""
     along = [d or range(len(x.shape)) for x, d in zip(layouts, dims, strict=True)]
@@ -131,4 +143,4 @@ def _plan(
         index[units, filled[units]] = torch.arange(start, start + len(units))
         counts[units, filled[units]] = entries
         filled[units] += 1
-    return Plan(width, index.to(device), counts.to(device), tuple(lengths))
+    return Plan(width, index, counts, tuple(lengths))

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
 from torchzero_clip.core.norms.measures import Measure, merge
 from torchzero_clip.core.norms.numeric import PIECE, at_least_float32, readable, safe_scale
+from torchzero_clip.core.packs import in_stacks
 from torchzero_clip.core.tensors import wide
 
 
@@ -28,6 +30,19 @@ def slice_statistics(x: Tensor, dims: tuple[int, ...], m: Measure) -> Tensor:
     sizes = [math.prod([block.shape[d] for d in dims]) for block in blocks]
     counts = torch.tensor(sizes, dtype=torch.float64, device=x.device)
     return merge(torch.stack(stats, dim=2), counts.expand(stats[0].shape[1], -1), m)
+
+
+def statistics_of_slices(
+    tensors: Sequence[Tensor], dims: Sequence[tuple[int, ...]], m: Measure
+) -> list[Tensor]:
+    """The statistics of the slices of each tensor along its dims."""
+
+    def of_stack(x: Tensor, along: tuple[int, ...]) -> Tensor:
+        made = slice_statistics(x, tuple([d + 1 for d in along]) if along else (), m)
+        each = made.view(m.rows, len(x), -1) if along else made.new_zeros(m.rows, len(x), 1)
+        return each.transpose(0, 1)
+
+    return in_stacks(tensors, of_stack, lambda t, along: slice_statistics(t, along, m), dims)
 
 
 def _slice_statistics(x: Tensor, dims: tuple[int, ...], m: Measure) -> Tensor:

@@ -20,12 +20,14 @@ from torchzero_clip.core.norms.numeric import (
     safe_scale,
 )
 from torchzero_clip.core.norms.rows import LINF, PACKINGS, POWERS, ROW, SUM, reduced
+from torchzero_clip.core.packs import in_stacks
 from torchzero_clip.core.private import foreach
 from torchzero_clip.core.state import DOUBLE
-from torchzero_clip.core.tensors import all_plain, wide
+from torchzero_clip.core.tensors import all_real, wide
 
 FEW_ROWS = 2**10  # whose norms are joined together with those of others
 CHUNK = 2**16  # what is converted at a time
+SHARED = (1, 2, math.inf)  # norms that torch takes of many tensors in one call on an accelerator
 
 
 @as_one_operator
@@ -39,7 +41,9 @@ def statistics(tensors: Sequence[Tensor], m: Measure) -> Tensor:
     if m.kind == "max":
         return _maxima(filled).unsqueeze(0)
     if m.kind == "count":
-        counts = [torch.count_nonzero(t) for t in filled]
+        counts = in_stacks(
+            filled, lambda x: torch.count_nonzero(x.flatten(1), dim=1), torch.count_nonzero
+        )
         return torch.stack(counts).to(wide(filled[0].device)).unsqueeze(0)
     if m.kind == "sum":
         return totals(filled)
@@ -54,7 +58,7 @@ def largest(tensors: Sequence[Tensor]) -> Tensor:
 def _powers(tensors: list[Tensor], p: float) -> Tensor:
     real = _moduli(tensors, p)
     cpu, double = real[0].is_cpu, real[0].dtype in DOUBLE
-    if readable(real[0]) and all_plain(real):
+    if readable(real[0]) and all_real(real):
         if p in POWERS and not double:
             return reduced(real, POWERS[p], lambda some: _long_powers(some, p))
         norms = _joint_norms([_chunks(t, p) for t in real], p)
@@ -73,7 +77,16 @@ def _powers(tensors: list[Tensor], p: float) -> Tensor:
 
 def _joint_norms(tensors: list[Tensor], p: float) -> Tensor:
     """The norms of tensors as one vector, summed in float64 where there is one."""
-    return torch.stack(foreach("norm", tensors, p, dtype=wide(tensors[0].device)))
+    dtype = wide(tensors[0].device)
+    if p in SHARED or tensors[0].is_cpu:
+        return torch.stack(foreach("norm", tensors, p, dtype=dtype))
+    norm = torch.linalg.vector_norm
+    rows = in_stacks(
+        tensors,
+        lambda x: norm(x.flatten(1), p, dim=1, dtype=dtype),
+        lambda t: norm(t, p, dtype=dtype),
+    )
+    return torch.stack(rows)
 
 
 def _long_powers(tensors: list[Tensor], p: float) -> Tensor:
@@ -140,7 +153,7 @@ def _rescaled(tensors: list[Tensor], p: float) -> Tensor:
 
 def _maxima(tensors: list[Tensor]) -> Tensor:
     real = _moduli(tensors, math.inf)
-    if readable(real[0]) and all_plain(real):
+    if readable(real[0]) and all_real(real):
         return reduced(real, LINF, _largest)
     return torch.stack(foreach("norm", real, math.inf)).to(wide(real[0].device))
 
@@ -166,13 +179,14 @@ def totals(tensors: Sequence[Tensor]) -> Tensor:
 
 def _sums(tensors: list[Tensor], dtype: torch.dtype) -> Tensor:
     """The sum of each tensor."""
-    if readable(tensors[0]) and all_plain(tensors):
+    if readable(tensors[0]) and all_real(tensors):
         return reduced(tensors, SUM, lambda some: _sums_apart(some, dtype))
     return _sums_apart(tensors, dtype)
 
 
 def _sums_apart(tensors: list[Tensor], dtype: torch.dtype) -> Tensor:
-    return torch.stack([_sum(t, dtype) for t in tensors])
+    rows = in_stacks(tensors, lambda x: x.flatten(1).sum(1, dtype=dtype), lambda t: _sum(t, dtype))
+    return torch.stack(rows)
 
 
 def _sum(x: Tensor, dtype: torch.dtype) -> Tensor:
@@ -193,8 +207,11 @@ def _spread(tensors: list[Tensor]) -> Tensor:
     dtype = wide(tensors[0].device)
     out = torch.empty(3, len(tensors), dtype=dtype, device=tensors[0].device)
     if small:
-        rows = [torch.var_mean(tensors[i].to(dtype), correction=0) for i in small]
-        var, mean = torch.stack([x for row in rows for x in row]).view(-1, 2).unbind(1)
+        some = [tensors[i] for i in small]
+        rows = in_stacks(
+            some, lambda x: _var_mean(x.flatten(1), dtype, 1), lambda t: _var_mean(t, dtype)
+        )
+        var, mean = torch.stack(rows).unbind(1)
         m2 = var * numbers([tensors[i].numel() for i in small], var)
         made = torch.stack([mean, torch.zeros_like(mean), m2.sqrt()])
         if len(small) == len(tensors):
@@ -203,6 +220,11 @@ def _spread(tensors: list[Tensor]) -> Tensor:
     for i in set(range(len(tensors))) - set(small):
         out[:, i] = _moments(tensors[i])
     return out
+
+
+def _var_mean(x: Tensor, dtype: torch.dtype, dim: int | None = None) -> Tensor:
+    """Variance and mean, side by side in the last dim."""
+    return torch.stack(torch.var_mean(x.to(dtype), dim, correction=0), -1)
 
 
 def _at_once(t: Tensor) -> bool:

@@ -19,11 +19,11 @@ from torchzero_clip.core.sharding.layout import Layout, part_of, whole_of
 from torchzero_clip.core.sharding.ranks import all_coordinates, ranks_of
 
 Coordinates = tuple[tuple[int, ...], ...]
-Work = Callable[[list[Tensor], list[int]], list[Tensor]]
+Work = Callable[..., list[Tensor]]
 
 
 def by_owners(
-    parts: Sequence[Tensor],
+    lists: Sequence[Sequence[Tensor]],
     layouts: Sequence[Layout | None],
     costs: Sequence[float],
     work: Work,
@@ -31,13 +31,13 @@ def by_owners(
     """Work on whole tensors, each on the rank that owns it; returns the parts here of the results.
 
     Args:
-        parts: Of each tensor what is here.
+        lists: Of each tensor what is here; there may be several lists of tensors that are alike.
         layouts: Of each tensor; those without a route to an owner are gathered on every rank.
         costs: The operations that each tensor takes, by which the loads of ranks are balanced.
-        work: Called with whole tensors in memory that it may write to, and their indexes; it
-            returns a tensor for each.
+        work: Called with the indexes of some tensors, and for each list with these tensors whole,
+            in memory that it may write to; it returns a tensor for each.
     """
-    out = list(parts)
+    out = list(lists[0])
     routes: dict[Any, list[tuple[int, Layout]]] = {}
     alone: list[int] = []
     known: dict[Any, Coordinates] = {}
@@ -50,8 +50,8 @@ def by_owners(
         else:
             alone.append(i)
     if alone:
-        whole = [whole_of(parts[i].clone(), layouts[i]) for i in alone]
-        for i, t in zip(alone, work(whole, alone), strict=True):
+        every = [[whole_of(parts[i].clone(), layouts[i]) for i in alone] for parts in lists]
+        for i, t in zip(alone, work(alone, *every), strict=True):
             out[i] = part_of(t, layouts[i])
     for (_, coordinates), some in routes.items():
         ranks = owners([costs[i] for i, _ in some], len(coordinates))
@@ -61,9 +61,9 @@ def by_owners(
         for batch in batches.values():
             where = [i for i, _, _ in batch]
             exchange = Exchange([layout for _, layout, _ in batch], [rank for *_, rank in batch])
-            whole = exchange.there([parts[i] for i in where])
-            made = work(whole, [where[k] for k in exchange.mine]) if whole else []
-            back = exchange.back(made, parts[where[0]])
+            every = [exchange.there([parts[i] for i in where]) for parts in lists]
+            made = work([where[k] for k in exchange.mine], *every) if exchange.mine else []
+            back = exchange.back(made, lists[0][where[0]])
             for i, part in zip(where, back, strict=True):
                 out[i] = part
     return out

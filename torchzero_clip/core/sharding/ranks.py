@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from torchzero_clip.core.private import without_modes
 from torchzero_clip.core.sharding.layout import Layout
 
 
@@ -30,7 +31,9 @@ def ranks_of(layouts: Sequence[Layout]) -> tuple[list[Any], tuple[tuple[int, ...
     groups = [mesh.get_group(d) for d in dims]
     coordinates = [tuple(mesh.get_coordinate())]
     for d, group in zip(dims, groups, strict=True):
-        line = mesh.mesh.movedim(d, 0)[(slice(None), *_without(mesh.get_coordinate(), d))].tolist()
+        with without_modes():
+            rows = mesh.mesh.movedim(d, 0)
+            line = rows[(slice(None), *_without(mesh.get_coordinate(), d))].tolist()
         places = [line.index(rank) for rank in distributed.get_process_group_ranks(group)]
         coordinates = [(*c[:d], place, *c[d + 1 :]) for place in places for c in coordinates]
     return groups, tuple(coordinates)
@@ -44,7 +47,8 @@ def all_coordinates(mesh: Any) -> tuple[tuple[int, ...], ...]:
 
 @functools.lru_cache(maxsize=64)
 def _coordinates(mesh: Any) -> tuple[tuple[int, ...], ...]:
-    found = [(mesh.mesh == rank).nonzero()[0].tolist() for rank in range(mesh.size())]
+    with without_modes():
+        found = [(mesh.mesh == rank).nonzero()[0].tolist() for rank in range(mesh.size())]
     return tuple([tuple(coordinate) for coordinate in found])
 
 

@@ -1,4 +1,4 @@
-"""Compiled: recorded operators become one program, which C++ or torch compiles."""
+"""Compiled: recorded operators become one program, which is compiled as C++ or Triton."""
 
 from torchzero_clip.engines.compiled.engine import Compiled
 

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 FLAGS = "-std=c++17 -O3 -march=native -fno-math-errno -fno-trapping-math -fopenmp -fPIC -shared"
-HEADER = Path(__file__).with_name("kernel.h")  # which every source includes
+HEADERS = [Path(__file__).with_name(name) for name in ("kernel.h", "vector.h")]
 OTHERS = stat.S_IWGRP | stat.S_IWOTH  # the bits with which others may write
 
 
@@ -41,17 +41,17 @@ def compiler() -> list[str] | None:
 
 
 @cache
-def function(text: str) -> Any:
+def function(text: str, flags: str | None = None) -> Any:
     """The function of a source; None where it cannot be built or loaded, with a warning why."""
     command = compiler()
     if command is None:
         return None
     try:
-        return _function(text, command)
+        return _function(text, [*command, *(flags or FLAGS).split()])
     except (OSError, AttributeError, subprocess.CalledProcessError) as error:
         why = getattr(error, "stderr", None) or str(error)
         warnings.warn(
-            f"{shlex.join(command)} could not build a kernel, and torch's own compiler takes over, "
+            f"{shlex.join(command)} could not build a kernel, whose operators now run one by one, "
             f"which is slower: {why.strip()[-500:]}",
             stacklevel=2,
         )
@@ -60,7 +60,8 @@ def function(text: str) -> Any:
 
 def _function(text: str, command: list[str]) -> Any:
     """The function of a library, one that is kept or one that is built now."""
-    source = "\n".join([text, HEADER.read_text(), FLAGS, *command, _machine()])
+    headers = [header.read_text() for header in HEADERS]
+    source = "\n".join([text, *headers, *command, _machine()])
     name, folder = hashlib.sha256(source.encode()).hexdigest()[:24], _folder()
     for library in folder.glob(f"{name}-*.so"):
         try:
@@ -88,7 +89,7 @@ def _build(text: str, command: list[str], name: str, folder: Path) -> Path:
     with tempfile.TemporaryDirectory(dir=folder) as room:
         page, made = Path(room) / "kernel.cpp", Path(room) / "kernel.so"
         page.write_text(text)
-        order = [*command, *FLAGS.split(), f"-I{HEADER.parent}", str(page), "-o", str(made)]
+        order = [*command, f"-I{HEADERS[0].parent}", str(page), "-o", str(made)]
         subprocess.run(order, capture_output=True, text=True, errors="replace", check=True)
         if not made.is_file():
             raise OSError("it ended without an error, and without a library")

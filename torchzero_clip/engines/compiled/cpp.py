@@ -10,6 +10,7 @@ import ctypes
 from array import array
 from collections.abc import Callable, Sequence
 from functools import cache
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -95,6 +96,8 @@ def source(program: Program) -> str | None:
     for i, dtype in enumerate(program.vectors):
         kind = VECTORS[dtype]
         constants.append(f"const {kind} vector{i} = ((const {kind} *)vectors[{i}])[tensor];")
+    ratios = [f"{x[0]}{x[1]}" for x in [row[1] for name, row in program.nodes if name == "over"]]
+    constants += [f"const inverse over_{x}({x});" for x in dict.fromkeys(ratios)]
     return SOURCE.format(
         constants="\n    ".join(constants),
         lines="\n        ".join(lines),
@@ -116,7 +119,7 @@ def _line(
     first = values[operands[0][1]]
     if name == "over":
         (_, value), (kind, which) = operands
-        return first, f"over(v{value}, {kind}{which})"
+        return first, f"over(v{value}, over_{kind}{which})"
     if name == "to":
         to = TYPES.get(getattr(torch, operands[1][1].removeprefix("torch.")))
         if to is None:
@@ -142,19 +145,30 @@ def _wide(kind: str) -> str:
     return kind if kind in ("double", "bool") else "float"
 
 
+def kernel_of(program: Program) -> Any:
+    """The function of a program's library, or None where there can be none."""
+    text = source(program)
+    kernel = None if text is None else function(text)
+    if kernel is not None:
+        kernel.argtypes = [ctypes.c_void_p] * 7
+    return kernel
+
+
+def threads_for(sizes: Sequence[int]) -> int:
+    """How many threads share tensors of these sizes."""
+    return max(1, min(torch.get_num_threads(), sum(sizes) // SHARE))
+
+
 @cache
 def native(program: Program) -> Call | None:
     """A program as a call, or None where it cannot be one."""
-    text = source(program)
-    kernel = None if text is None else function(text)
+    kernel = kernel_of(program)
     if kernel is None:
         return None
 
-    kernel.argtypes = [ctypes.c_void_p] * 7
-
     def call(launch: Launch, sizes: Sequence[int]) -> Tensor | None:
         count = len(sizes)
-        threads = max(1, min(torch.get_num_threads(), sum(sizes) // SHARE))
+        threads = threads_for(sizes)
         lists = array("Q", [buffer.addresses.buffer_info()[0] for buffer in launch.buffers])
         lengths = array("q", sizes)
         numbers = array("d", launch.numbers)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -26,9 +27,10 @@ from torchzero_clip.core.private import foreach
 from torchzero_clip.core.skip import Skip
 from torchzero_clip.core.stochastic import Rounding
 from torchzero_clip.core.tensorlist import Operand, TensorList
-from torchzero_clip.core.tensors import all_plain
+from torchzero_clip.core.tensors import all_real
 from torchzero_clip.engines.buffers import apart
-from torchzero_clip.engines.compiled.inductor import missing
+from torchzero_clip.engines.compiled.backends import missing, node_by_node
+from torchzero_clip.engines.compiled.launches import KernelError
 from torchzero_clip.engines.compiled.memory import GRADIENTS, PARAMETERS
 from torchzero_clip.engines.compiled.recorder import Refused, StepRecorder
 from torchzero_clip.engines.compiled.replays import Replays
@@ -53,6 +55,8 @@ class Compiled(Runner):
             return
         if (why := missing(device.type)) is not None:
             raise RuntimeError(f"compile=True {why}; leave compile out to step without it")
+        if (why := node_by_node(device.type)) is not None:
+            warnings.warn(f"compile=True {why}", stacklevel=2)
         self.devices.add(device.type)
 
     def __repr__(self) -> str:
@@ -79,7 +83,7 @@ class Compiled(Runner):
         Tensors that share memory must be worked on one after the other.
         """
         odd = torch.compiler.is_compiling() or params[0].is_complex()
-        if odd or not all_plain([*params, *grads]):
+        if odd or not all_real([*params, *grads]):
             return self._eagerly(key, places, params, grads)
         self.check(params[0].device)
         trace = BucketTrace(self, key, places, params, grads, WeakSet())
@@ -97,8 +101,16 @@ class Compiled(Runner):
 
     def take(self, play: Play) -> Records:
         if self.replays is None:
-            self.replays = Replays(play.links)
-        return self.replays.step(play, self._recording)
+            self.replays = Replays(play.links, native=self.backend == "native")
+        try:
+            return self.replays.step(play, self._recording)
+        except KernelError as error:
+            chain = ", ".join([repr(link.transform) for link in play.links])
+            raise RuntimeError(
+                f"compile=True: Triton could not compile a kernel of the chain {chain} ({error}); "
+                "leave compile out to step without it, or install the version of Triton that this "
+                f"torch wants: torch {torch.__version__} names it among its requirements"
+            ) from error
 
     def refuse(self, why: str) -> None:
         if self.recorder is not None:

@@ -47,10 +47,16 @@ static inline float rounded(float x, int32_t key, int32_t start, int64_t j) {
     return x != x ? x : number((bits(x) + noise) & 0xffff0000);
 }
 // x / ratio for a ratio of any size: a product, and another where 1 / ratio is out of range.
-template <class V> static inline V over(V x, double ratio) {
-    const double size = std::fabs(ratio);
-    const double half = size > 1e290 ? 0x1p-512 : size < 1e-290 ? 0x1p512 : 1;
-    return V(double(x) * (1 / (ratio * half)) * half);
+struct inverse {
+    double first, half;
+    explicit inverse(double ratio) {
+        const double size = std::fabs(ratio);
+        half = size > 1e290 ? 0x1p-512 : size < 1e-290 ? 0x1p512 : 1;
+        first = 1 / (ratio * half);
+    }
+};
+template <class V> static inline V over(V x, inverse ratio) {
+    return V(double(x) * ratio.first * ratio.half);
 }
 static inline bfloat cut(float x) { return bfloat{uint16_t(bits(x) >> 16)}; }
 static inline half half_of(float x) {

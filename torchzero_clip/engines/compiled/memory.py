@@ -11,12 +11,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from torchzero_clip.core.private import foreach
 from torchzero_clip.core.skip import Skip
 from torchzero_clip.core.state import state_dtype
 from torchzero_clip.core.stochastic import Elements
-from torchzero_clip.core.tensors import all_plain
+from torchzero_clip.core.tensors import all_real, same_shapes
 from torchzero_clip.engines.buffers import Buffer
-from torchzero_clip.engines.compiled.recorder import Refused
 from torchzero_clip.engines.compiled.recording import Recording
 from torchzero_clip.engines.compiled.runner import Runner
 
@@ -49,6 +49,7 @@ class Memory(Recording):
         self.sizes = list(map(Tensor.numel, params))
         self.lists: weakref.WeakSet[Any] = weakref.WeakSet()
         self.skip = Skip()
+        self._copies: list[tuple[list[Tensor], int]] = []
         if runner.recorder is not None:
             self.read = _copy
             runner.recorder.open(self.buffers[GRADIENTS])
@@ -56,14 +57,32 @@ class Memory(Recording):
 
     def hold(self, tensors: Sequence[Tensor], name: Hashable = None) -> int:
         """The buffer of these tensors; those with a name are known from the step before."""
-        if self.runner.recorder is not None and not all_plain(tensors):
-            raise Refused("a list lies in memory that does not last")
+        if self.runner.recorder is not None and not all_real(tensors):
+            return self._copied(tensors)
         for i, buffer in enumerate(self.buffers):
             if buffer.tensors[0] is tensors[0] and all(map(operator.is_, buffer.tensors, tensors)):
                 return i
         found = self.runner.buffers.find((self.key, name), tensors) if name else Buffer(tensors)
         self.buffers.append(found)
         return len(self.buffers) - 1
+
+    def _copied(self, tensors: Sequence[Tensor]) -> int:
+        """A buffer that lasts, into which a step that is written down copies these."""
+        for known, i in self._copies:
+            if len(known) == len(tensors) and all(map(operator.is_, known, tensors)):
+                return i
+
+        def like() -> list[Tensor]:
+            params = self.buffers[PARAMETERS].tensors
+            if len(tensors) != self.count or not same_shapes(tensors, params):
+                return [torch.empty(t.shape, dtype=t.dtype, device=t.device) for t in tensors]
+            rows = zip(params, tensors, strict=True)
+            return [torch.empty_like(p, dtype=t.dtype) for p, t in rows]
+
+        made = self.runner.memory(like)
+        foreach("copy_", made, list(tensors))
+        self._copies.append((list(tensors), self.hold(made)))
+        return self._copies[-1][1]
 
     def lent(self, buffer: int) -> list[Tensor]:
         """The tensors of a buffer, to be written without a program."""

@@ -1,4 +1,4 @@
-"""Operators: the one table of what a program can do with an entry, in torch and in C++."""
+"""Operators: the one table of what programs do with an entry, in torch, C++ and Triton."""
 
 from __future__ import annotations
 
@@ -7,36 +7,49 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from torchzero_clip.core.tensors import wide
+
 
 class Operator(NamedTuple):
     """An operator of TensorList as an expression: {0} is the list itself, {1} the first operand."""
 
     torch: str
     cpp: str
+    triton: str | None
+    """None for what Triton has no function of: such programs run node by node on CUDA."""
     boolean: bool = False
     """Whether the result is true or false."""
 
 
 OPERATORS: dict[str, Operator] = {
-    "mul": Operator("{0} * {1}", "{0} * {1}"),
-    "div": Operator("{0} / {1}", "{0} / {1}"),
-    "add": Operator("{0} + {1}", "{0} + {1}"),
-    "sub": Operator("{0} - {1}", "{0} - {1}"),
-    "addcmul": Operator("{0} + {1} * {2}", "{0} + {1} * {2}"),
-    "lerp": Operator("torch.lerp({0}, {1}.to({0}.dtype), {2}.to({0}.dtype))", "mix({0}, {1}, {2})"),
-    "clamp_min": Operator("torch.maximum({0}, {1})", "larger({0}, {1})"),
-    "clamp_max": Operator("torch.minimum({0}, {1})", "smaller({0}, {1})"),
-    "where": Operator("torch.where({1}, {0}, {2})", "({1}) ? {0} : {2}"),
-    "hypot": Operator("torch.hypot({0}, {1})", "longest({0}, {1})"),
-    "neg": Operator("-{0}", "-{0}"),
-    "abs": Operator("torch.abs({0})", "std::fabs({0})"),
-    "sign": Operator("torch.sign({0})", "sign({0})"),
-    "sqrt": Operator("torch.sqrt({0})", "std::sqrt({0})"),
-    "reciprocal": Operator("torch.reciprocal({0})", "1 / {0}"),
-    "positive": Operator("{0} > 0", "{0} > 0", boolean=True),
-    "isfinite": Operator("torch.isfinite({0})", "{0} - {0} == 0", boolean=True),
-    "isinf": Operator("torch.isinf({0})", "std::fabs({0}) == INFINITY", boolean=True),
-    "isnan": Operator("torch.isnan({0})", "{0} != {0}", boolean=True),
+    "mul": Operator("{0} * {1}", "{0} * {1}", "{0} * {1}"),
+    "div": Operator("{0} / {1}", "{0} / {1}", "divided({0}, {1})"),
+    "add": Operator("{0} + {1}", "{0} + {1}", "{0} + {1}"),
+    "sub": Operator("{0} - {1}", "{0} - {1}", "{0} - {1}"),
+    "addcmul": Operator("{0} + {1} * {2}", "{0} + {1} * {2}", "{0} + {1} * {2}"),
+    "lerp": Operator(
+        "torch.lerp({0}, {1}.to({0}.dtype), {2}.to({0}.dtype))",
+        "mix({0}, {1}, {2})",
+        "mix({0}, {1}, {2})",
+    ),
+    "clamp_min": Operator("torch.maximum({0}, {1})", "larger({0}, {1})", "larger({0}, {1})"),
+    "clamp_max": Operator("torch.minimum({0}, {1})", "smaller({0}, {1})", "smaller({0}, {1})"),
+    "where": Operator("torch.where({1}, {0}, {2})", "({1}) ? {0} : {2}", "tl.where({1}, {0}, {2})"),
+    "hypot": Operator("torch.hypot({0}, {1})", "longest({0}, {1})", "longest({0}, {1})"),
+    "atan2": Operator("torch.atan2({0}, {1})", "std::atan2({0}, {1})", None),
+    "neg": Operator("-{0}", "-{0}", "-{0}"),
+    "abs": Operator("torch.abs({0})", "std::fabs({0})", "tl.abs({0})"),
+    "sign": Operator("torch.sign({0})", "sign({0})", "sign({0})"),
+    "sqrt": Operator("torch.sqrt({0})", "std::sqrt({0})", "root({0})"),
+    "rsqrt": Operator("torch.rsqrt({0})", "1 / std::sqrt({0})", "inverse(root({0}))"),
+    "pow": Operator("torch.pow({0}, {1})", "std::pow({0}, {1})", None),
+    "reciprocal": Operator("torch.reciprocal({0})", "1 / {0}", "inverse({0})"),
+    "positive": Operator("{0} > 0", "{0} > 0", "{0} > 0", boolean=True),
+    "isfinite": Operator("torch.isfinite({0})", "{0} - {0} == 0", "{0} - {0} == 0", boolean=True),
+    "isinf": Operator(
+        "torch.isinf({0})", "std::fabs({0}) == INFINITY", "is_infinite({0})", boolean=True
+    ),
+    "isnan": Operator("torch.isnan({0})", "{0} != {0}", "{0} != {0}", boolean=True),
 }
 """The names of nodes in a trace, besides "load" (of a buffer), "to" (another dtype), "over" (a
 ratio of any size) and "round" (to bfloat16, up or down by the bits of a key and each element)."""
@@ -48,8 +61,10 @@ then shares a program."""
 
 def over(x: Tensor, ratio: Tensor) -> Tensor:
     """x / ratio for a ratio of any size, as two products in float64: `over` of kernel.h."""
-    ratio = ratio.double()
+    dtype = wide(x.device)
+    most, power = (1e290, 512) if dtype == torch.float64 else (1e30, 64)
+    ratio = ratio.to(dtype)
     size = ratio.abs()
-    half = torch.full_like(ratio, 2.0**-512).where(size > 1e290, torch.ones_like(ratio))
-    half = torch.full_like(ratio, 2.0**512).where(size < 1e-290, half)
-    return (x.double() * (1 / (ratio * half)) * half).to(x.dtype)
+    half = torch.full_like(ratio, 2.0**-power).where(size > most, torch.ones_like(ratio))
+    half = torch.full_like(ratio, 2.0**power).where(size < 1 / most, half)
+    return (x.to(dtype) * (1 / (ratio * half)) * half).to(x.dtype)

@@ -13,7 +13,7 @@ from torch import Tensor
 from torchzero_clip.core.gradients import odd
 from torchzero_clip.core.part import Part
 from torchzero_clip.core.private import base
-from torchzero_clip.core.tensors import LAYOUT, SHAPE, all_plain
+from torchzero_clip.core.tensors import LAYOUT, SHAPE, all_real
 from torchzero_clip.engines.buffers import Buffer, apart
 
 Groups = Sequence[Mapping[str, Any]]
@@ -39,6 +39,12 @@ class Premises:
         self._kinds = [list(map(type, row)) for row in grads]
         self._forms = [Buffer(part.of(grads[part.index])).forms for part in parts]
         self._keys, self._states = list(states), list(states.values())
+        self._numbers = [
+            (held, name, x)
+            for held in self._states
+            for name, x in held.items()
+            if not isinstance(x, Tensor)
+        ]
         self._names = _names(self._states)
         self._held = Buffer(self._tensors(groups))
         self._others = _others(groups)
@@ -73,6 +79,8 @@ class Premises:
             return None
         if _names(self._states) != self._names or _others(groups) != self._others:
             return None
+        if not all([_equal(held.get(name), x) for held, name, x in self._numbers]):
+            return None
         if not self._held.same(self._tensors(groups)):
             return None
         if not all([base.data_ptr() == address for base, address in self._bases]):
@@ -100,7 +108,8 @@ class Premises:
     def _tensors(self, groups: Groups) -> list[Tensor]:
         """All tensors: parameters, and what is in their state and in the groups."""
         tensors = [p for part in self._parts for p in part.originals]
-        tensors += itertools.chain.from_iterable(map(dict.values, self._states))
+        held = itertools.chain.from_iterable(map(dict.values, self._states))
+        tensors += [x for x in held if isinstance(x, Tensor)] if self._numbers else held
         for group in groups:
             tensors += [x for x in group["chain"].values() if isinstance(x, Tensor)]
         return tensors
@@ -109,6 +118,11 @@ class Premises:
 def _same(some: Collection[Any], others: Collection[Any]) -> bool:
     """Whether these are the same objects, in the same order."""
     return len(some) == len(others) and all(map(operator.is_, some, others))
+
+
+def _equal(x: Any, number: Any) -> bool:
+    """Whether a number is what it was."""
+    return type(x) is type(number) and bool(x == number)
 
 
 def _names(states: Sequence[Mapping[str, Any]]) -> tuple[list[int], list[str]]:
@@ -126,5 +140,6 @@ def _others(groups: Groups) -> list[Any]:
 
 
 def of_tensors(states: States) -> bool:
-    """Whether all state is of plain tensors."""
-    return all([all_plain(state.values()) for state in states.values()])
+    """Whether all state is of plain tensors, and of numbers."""
+    every = [x for state in states.values() for x in state.values()]
+    return all_real([x for x in every if type(x) not in (int, float, bool)])

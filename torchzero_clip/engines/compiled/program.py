@@ -1,7 +1,7 @@
 """Programs: what a trace recorded, as a function of the tensors of each buffer, in canonical names.
 
 Names are canonical, so that equal parts of traces are one program. `interpreted` runs it node by
-node; cpp.py and inductor.py compile it.
+node; cpp.py and triton.py print it for a compiler.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from torch import Tensor
 
 from torchzero_clip.core.norms import Measure, numbers, statistics
 from torchzero_clip.core.stochastic import Elements, rounded
+from torchzero_clip.core.tensors import wide
 from torchzero_clip.engines.buffers import Buffer
 from torchzero_clip.engines.compiled.operators import OPERATORS, over
 
@@ -126,7 +127,8 @@ class Launch:
     @cached_property
     def sent(self) -> Tensor:
         """The numbers, on the device."""
-        like = torch.empty(0, dtype=torch.float64, device=self.program.device)
+        device = self.program.device
+        like = torch.empty(0, dtype=wide(device), device=device)
         return numbers(self.numbers or [0.0], like)
 
     @property

@@ -22,6 +22,7 @@ from torchzero_clip.core.norms import is_one_operator
 from torchzero_clip.core.private import (
     TorchDispatchMode,
     fake_tensors,
+    foreach,
     schema,
     tree_flatten,
     tree_leaves,
@@ -29,9 +30,10 @@ from torchzero_clip.core.private import (
     tree_unflatten,
     without_memory,
 )
+from torchzero_clip.core.tensors import wide
 from torchzero_clip.engines.buffers import Buffer
 from torchzero_clip.engines.compiled.program import Launch
-from torchzero_clip.engines.compiled.shorter import form, is_new, shorten
+from torchzero_clip.engines.compiled.shorter import form, shorten
 
 
 class Refused(Exception):
@@ -94,13 +96,17 @@ class StepRecorder(TorchDispatchMode):
             if any([isinstance(t, Tensor) for t in tree_leaves((args, kwargs))]):
                 raise Refused(f"{name} reads a number on the host")
             return func(*args, **kwargs)
-        out = self.imagined(func, *args, **kwargs)
-        target = _quicker(func, args, kwargs)
-        node = self.graph.call_function(target, *self.graph_arguments((args, kwargs)))
+        given = self.graph_arguments((args, kwargs))
+        out, turned = self.imagined(func, *args, **kwargs), torch.Tag.inplace_view in func.tags
+        node = self.graph.call_function(_quicker(func, args, kwargs), *given)
         node.meta["operator"] = func
         if name.startswith("aten.lift_fresh"):  # a constant, of which each repeat has its own
+            node.meta["form"] = form(out)
             node = self.graph.call_function(torch.clone, (node,))
+            node.meta["operator"] = torch.ops.aten.clone.default
         written = _written(told, args, kwargs)
+        if written is not None and turned:  # the same tensor has another form from here on
+            self._nodes.pop(id(written))
         return self.learn(out if written is None else written, node)
 
     def imagined(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -168,19 +174,16 @@ class StepRecorder(TorchDispatchMode):
         """Write down the launch of a program; what it measures."""
         out = None
         if measures:
-            form = {"dtype": torch.float64, "device": launch.program.device}
+            device = launch.program.device
+            form = {"dtype": wide(device), "device": device}
             out = self.imagined(torch.empty, (1, len(launch.sizes)), **form)
-        fixed = launch.program, launch.sizes, launch.elements
         buffers = [self.sessions.get(id(buffer), buffer) for buffer in launch.buffers]
         self._held += launch.buffers
-        gradients = self.gradients
-        gradients.update({b: launch.buffers[i] for i, b in enumerate(buffers) if type(b) is tuple})
-
-        def launched(numbers: Any, vectors: Any, scalars: Any) -> Tensor | None:
-            now = [b if isinstance(b, Buffer) else gradients[b] for b in buffers]
-            return run(Launch(*fixed, now, list(map(float, numbers)), vectors, scalars))
-
-        return self.call(launched, (launch.numbers, launch.vectors, launch.scalars), out, True)
+        self.gradients.update(
+            {b: launch.buffers[i] for i, b in enumerate(buffers) if isinstance(b, tuple)}
+        )
+        again = Relaunch(launch, run, buffers, self.gradients)
+        return self.call(again, (launch.numbers, launch.vectors, launch.scalars), out, True)
 
     def open(self, gradients: Buffer) -> None:
         """Note a buffer of gradients, which is another one in every step."""
@@ -189,27 +192,54 @@ class StepRecorder(TorchDispatchMode):
 
     # ------------------------------------------------------------------ the function
 
-    def function(
-        self, outputs: Sequence[Tensor], fixed: Sequence[Tensor]
-    ) -> Callable[..., tuple[Tensor, ...]]:
-        """All that was written down as a function of the leaves, which returns these tensors.
+    def end(self, outputs: Sequence[Tensor], fixed: Sequence[Tensor]) -> list[Tensor]:
+        """Complete the graph; returns memory into which each step writes these tensors.
 
         Those that are `fixed` nobody writes.
         """
-        nodes = [self.node(t) for t in outputs]
-        apart = [x if is_new(x) else self.graph.call_function(torch.clone, (x,)) for x in nodes]
-        self.graph.output(tuple(apart))
+        with self.real():
+            kept = [torch.empty(t.shape, dtype=t.dtype, device=t.device) for t in outputs]
+        self.made += kept
+        if kept:
+            foreach("copy_", kept, list(outputs))
+        self.graph.output(None)
         shorten(self.graph, {self._nodes[id(t)] for t in fixed if id(t) in self._nodes})
-        code = self.graph.python_code("self")
-        space = dict(code.globals)
-        exec(code.src, space)
-        return partial(space.pop("forward"), None)  # else it would hold itself
+        return kept
 
     def close(self) -> None:
         """Let go of everything, without a garbage collector."""
         self._nodes.clear()
         self._held.clear()
         del self._functions.recorder, self._functions, self._fake
+
+
+class Relaunch:
+    """A launch that is done again, with other numbers and gradients.
+
+    Args:
+        launch: The one that was written down.
+        run: Called with the launch of a step.
+        buffers: Its buffers; of gradients the places of these.
+        gradients: The buffers of gradients in a step, by places.
+    """
+
+    def __init__(
+        self,
+        launch: Launch,
+        run: Callable[[Launch], Any],
+        buffers: Sequence[Buffer | tuple[int, ...]],
+        gradients: dict[tuple[int, ...], Buffer],
+    ) -> None:
+        self.program, self.sizes, self.elements = launch.program, launch.sizes, launch.elements
+        self.buffers, self.gradients, self._run = buffers, gradients, run
+
+    def __call__(self, numbers: Any, vectors: Any, scalars: Any) -> Tensor | None:
+        return self._run(self.launch(list(map(float, numbers)), vectors, scalars))
+
+    def launch(self, *given: Any) -> Launch:
+        """The launch with the gradients of this step."""
+        now = [b if isinstance(b, Buffer) else self.gradients[b] for b in self.buffers]
+        return Launch(self.program, self.sizes, self.elements, now, *given)
 
 
 class _Functions(TorchFunctionMode):
@@ -277,6 +307,14 @@ def _equal(some: Any, others: Any) -> bool:
     (a, form), (b, other) = tree_flatten(some), tree_flatten(others)
     pairs = zip(a, b, strict=False)
     return form == other and all([x is y if isinstance(x, Tensor) else x == y for x, y in pairs])
+
+
+def python(graph: Graph) -> Callable[..., Any]:
+    """A graph as a function of Python."""
+    code = graph.python_code("self")
+    space = dict(code.globals)
+    exec(code.src, space)
+    return partial(space.pop("forward"), None)  # else it would hold itself
 
 
 def _done(function: Callable[..., Any], *args: Any) -> Any:

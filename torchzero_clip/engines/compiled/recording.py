@@ -11,7 +11,7 @@ from torch import Tensor
 
 from torchzero_clip.core.norms import numbers
 from torchzero_clip.core.tensorlist import TensorList
-from torchzero_clip.core.tensors import shared_memory
+from torchzero_clip.core.tensors import shared_memory, wide
 from torchzero_clip.engines.compiled.operators import OPERATORS, SYNONYMS
 from torchzero_clip.engines.compiled.program import Node, NodeOperand
 
@@ -91,7 +91,7 @@ class Recording:
                 f"{len(each)}: give a number, or a 0-dim tensor, for all"
             )
         if not any([isinstance(t, Tensor) for t in each]):
-            like = torch.empty(0, dtype=torch.float64, device=self.device)
+            like = torch.empty(0, dtype=wide(self.device), device=self.device)
             return self._vector(numbers([float(t) for t in each], like))
         if not all([isinstance(t, Tensor) and t.dim() == 0 for t in each]):
             return None
@@ -101,7 +101,7 @@ class Recording:
     def _invert(self, operand: NodeOperand) -> None:
         kind, i = operand
         if kind == "vector":
-            self.vectors[i] = self.vectors[i].to(torch.float64).reciprocal()
+            self.vectors[i] = self.vectors[i].to(wide(self.device)).reciprocal()
         else:
             x = self.numbers[i]
             number = not isinstance(x, Tensor) and not x
@@ -115,7 +115,8 @@ class Recording:
             )
         if x.is_complex():
             return None
-        dtype = x.dtype if x.dtype in (torch.float32, torch.float64, torch.bool) else torch.float64
+        most = wide(self.device)
+        dtype = x.dtype if x.dtype in (torch.float32, most, torch.bool) else most
         # a copy, since it may change before the trace runs
         self.vectors.append(x.detach().to(self.device, dtype, copy=True).contiguous())
         return "vector", len(self.vectors) - 1

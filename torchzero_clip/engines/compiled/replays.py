@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import itertools
 import operator
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
@@ -19,10 +20,12 @@ from torch import Tensor
 from torchzero_clip.core.engine import Play, Records
 from torchzero_clip.core.link import Link
 from torchzero_clip.core.part import Part
-from torchzero_clip.core.tensors import all_plain
+from torchzero_clip.core.tensors import all_real
 from torchzero_clip.core.units import UnitRecord
 from torchzero_clip.engines.buffers import Buffer
 from torchzero_clip.engines.compiled.premises import Premises, of_tensors
+from torchzero_clip.engines.compiled.recorder import python
+from torchzero_clip.engines.compiled.steps import NativeStep
 
 if TYPE_CHECKING:
     from torchzero_clip.engines.compiled.recorder import StepRecorder
@@ -42,14 +45,15 @@ class Replays:
 
     Args:
         links: The chain.
+        native: Whether steps are compiled.
 
     Attributes:
         count: How often the graph was replayed.
         why: The reason why steps are not replayed, if one is known.
     """
 
-    def __init__(self, links: Sequence[Link]) -> None:
-        self.count, self._links = 0, links
+    def __init__(self, links: Sequence[Link], native: bool = False) -> None:
+        self.count, self._links, self._native = 0, links, native
         self.why = impure(links)
         self.possible = self.why is None
         self._live = LiveValues([])
@@ -71,20 +75,34 @@ class Replays:
         if self._replay is not None:
             if (grads := self._replay.holds(play, kinds)) is not None:
                 self.count += 1
-                return self._replay(grads, live.numbers, loss, play)
+                return self._replay(grads, live.numbers, loss)
             self._replay, broken = None, True
             self._wait = 1 if self.count >= OFTEN else min(2 * self._wait, SELDOM)
         parts = _parts(play)
         self._alike = self._alike + 1 if (parts, kinds) == self._like and not broken else 0
         self._like = parts, kinds
         able = parts and all(map(_able, parts)) and self._alike >= self._wait
+        entries = sum(map(len, play.states.values()))
         if able and of_tensors(play.states):
             self._record(parts, kinds, loss, play, recording)
             if self._replay is not None and (grads := self._replay.holds(play, kinds)) is not None:
-                return self._replay(grads, live.numbers, loss, play)
+                return self._replay(grads, live.numbers, loss)
             self._replay = None
         records = play.anew(live.groups(play, live.tensors()), loss)
-        return {path: _filled(x, iter(_tensors(x)), play.groups) for path, x in records.items()}
+        if able and entries < sum(map(len, play.states.values())):
+            self._wait = 1  # state was made, which does not happen again
+        return _of_groups(records, measured_in(records), play.groups)
+
+    def sentences(self) -> list[str]:
+        """The way steps are done now, as far as it is known."""
+        native = None if self._replay is None else self._replay.native
+        if native is None:
+            return []
+        if not native.lacking:
+            return ["A step is one native call."]
+        counts = Counter(native.lacking).items()
+        calls = ", ".join([name if n == 1 else f"{name} ({n} times)" for name, n in counts])
+        return [f"A step is {native.calls} native calls; torch does between them: {calls}."]
 
     def _record(
         self,
@@ -103,20 +121,26 @@ class Replays:
         try:
             with recording(grads) as recorder:
                 records = play.anew(self._live.groups(play, live), loss, asked)
-                measured = [t for x in records.values() for t in _tensors(x)]
-                function = recorder.function(measured, live)
+                kept = recorder.end(measured_in(records), live)
+            function = python(recorder.graph)
         except Exception as error:  # a step that fails says so itself when it is done
             self.why, self._wait = str(error) or type(error).__name__, SELDOM
             return
-        known = [*grads, *live, *_fields(self._links), *([] if loss is None else [loss])]
+        changing = [*grads, *([] if loss is None else [loss])]
+        known = [*changing, *live, *_fields(self._links)]
         if (why := premises.unknown(recorder.leaves, [*known, *recorder.made])) is not None:
             self.why, self._wait = why, SELDOM
             return
-        inputs = GraphInputs(
-            recorder.leaves, grads, live, self._live.numbers, loss, recorder.gradients
-        )
-        empty = {path: _filled(x, itertools.repeat(None), ()) for path, x in records.items()}
-        self._replay = RecordedStep(premises, asked, kinds, function, inputs, empty)
+        counts = [sum([p.grad is not None for p in part.originals]) for part in parts]
+        gradients, leaves = recorder.gradients, recorder.leaves
+        native = None
+        if self._native:
+            step = NativeStep(recorder.graph, leaves, changing, gradients)
+            native = step if step.works else None
+        inputs = StepInputs(leaves, changing, live, self._live.numbers, counts, gradients)
+        inputs.leave()
+        records, functions = _of_groups(records, kept, play.groups), (function, native)
+        self._replay = RecordedStep(premises, asked, kinds, functions, inputs, records)
         self.why, self._wait = None, again
 
 
@@ -126,9 +150,9 @@ class RecordedStep:
     Args:
         premises, asked: What must be as it was, and the answers of functions of a user.
         kinds: Those of the live values and of the loss.
-        function: The step, of its inputs.
-        inputs: What stands in the place of each input.
-        records: What the links measured, without its tensors.
+        function: The step, of its leaves, and as native calls where it is compiled.
+        inputs: What stands in the place of each leaf.
+        records: What the links measured, in memory that every step writes.
     """
 
     def __init__(
@@ -136,12 +160,13 @@ class RecordedStep:
         premises: Premises,
         asked: Sequence[tuple[Callable[..., Any], Any, Any]],
         kinds: Any,
-        function: Callable[..., tuple[Tensor, ...]],
-        inputs: GraphInputs,
+        function: tuple[Callable[..., Any], NativeStep | None],
+        inputs: StepInputs,
         records: Records,
     ) -> None:
         self._premises, self._asked, self._kinds = premises, asked, kinds
-        self._function, self._inputs, self._records = function, inputs, records
+        self._inputs, self._records = inputs, records
+        self._function, self.native = function
 
     def holds(self, play: Play, kinds: Any) -> list[Buffer] | None:
         """The gradients where all is as it was when the step was written down; otherwise None."""
@@ -153,68 +178,73 @@ class RecordedStep:
         return grads
 
     def __call__(
-        self, grads: Sequence[Buffer], numbers: Sequence[float], loss: Tensor | None, play: Play
+        self, grads: Sequence[Buffer], numbers: Sequence[float], loss: Tensor | None
     ) -> Records:
-        with self._inputs.of(grads, numbers, loss) as given:
-            measured = iter(self._function(*given))
-        return {path: _filled(x, measured, play.groups) for path, x in self._records.items()}
+        changing = self._inputs.enter(grads, numbers, loss)
+        try:
+            if self.native is None or not self.native(changing):
+                self._function(*self._inputs.leaves(changing))
+        finally:
+            self._inputs.leave()
+        return dict(self._records)  # another one: whoever looks at each step tells them apart
 
 
-class GraphInputs:
-    """The inputs of a graph: tensors that stay, and those that are others in every step.
+class StepInputs:
+    """The leaves of a graph: tensors that stay, and those that are others in every step.
 
     Args:
         leaves: The tensors and functions that the graph was recorded with.
-        grads, live, loss: Among them the gradients, the live values and the loss.
-        numbers: The live values as numbers.
+        changing: The gradients, and the loss if there is one.
+        live: The live values as tensors.
+        numbers: The same as numbers.
+        counts: How many gradients there are in each buffer.
         gradients: The buffers of gradients that launches look up, by the places of these.
     """
 
     def __init__(
         self,
         leaves: Sequence[Any],
-        grads: Sequence[Tensor],
+        changing: Sequence[Tensor],
         live: Sequence[Tensor],
         numbers: Sequence[float],
-        loss: Tensor | None,
+        counts: Sequence[int],
         gradients: dict[tuple[int, ...], Buffer],
     ) -> None:
-        places = {id(g): i for i, g in enumerate(grads)}
-        changing = {i: places[id(t)] for i, t in enumerate(leaves) if id(t) in places}
-        self._changing = changing
-        self._loss = next((i for i, t in enumerate(leaves) if t is loss), None)
-        self._leaves = [None if i in changing or t is loss else t for i, t in enumerate(leaves)]
-        self._live, self._numbers, self._gradients = live, list(numbers), gradients
-        self._keys = list(gradients)
-        gradients.clear()
+        places = {id(t): i for i, t in enumerate(changing)}
+        self._changing = {i: places[id(t)] for i, t in enumerate(leaves) if id(t) in places}
+        self._leaves = [None if i in self._changing else t for i, t in enumerate(leaves)]
+        self._live, self._numbers = live, list(numbers)
+        ends = list(itertools.accumulate(counts))
+        whole = {
+            tuple(range(end - n, end)): i
+            for i, (n, end) in enumerate(zip(counts, ends, strict=True))
+        }
+        self._keys, self._gradients = [(key, whole.get(key)) for key in gradients], gradients
 
-    @contextmanager
-    def of(
+    def enter(
         self, grads: Sequence[Buffer], numbers: Sequence[float], loss: Tensor | None
-    ) -> Iterator[list[Any]]:
-        """The inputs of a step; it holds no gradient afterwards."""
-        for i, (t, old, new) in enumerate(zip(self._live, self._numbers, numbers, strict=True)):
-            if old != new:
-                t.fill_(new)
-                self._numbers[i] = new
+    ) -> list[Tensor]:
+        """Take the gradients, live values and loss of a step; returns what changes."""
+        if numbers != self._numbers:
+            for t, old, new in zip(self._live, self._numbers, numbers, strict=True):
+                if old != new:
+                    t.fill_(new)
+            self._numbers = list(numbers)
         flat = [t for buffer in grads for t in buffer.tensors]
-        whole, start = {}, 0
-        for buffer in grads:
-            end = start + len(buffer.tensors)
-            whole[tuple(range(start, end))] = buffer
-            start = end
-        for key in self._keys:
-            found = whole.get(key)
-            self._gradients[key] = Buffer([flat[i] for i in key]) if found is None else found
+        for key, i in self._keys:
+            self._gradients[key] = Buffer([flat[k] for k in key]) if i is None else grads[i]
+        return flat if loss is None else [*flat, loss]
+
+    def leaves(self, changing: Sequence[Tensor]) -> list[Any]:
+        """All leaves of a step."""
         given = list(self._leaves)
         for i, place in self._changing.items():
-            given[i] = flat[place]
-        if self._loss is not None:
-            given[self._loss] = loss
-        try:
-            yield given
-        finally:
-            self._gradients.clear()
+            given[i] = changing[place]
+        return given
+
+    def leave(self) -> None:
+        """Let go of the gradients."""
+        self._gradients.clear()
 
 
 class LiveValues:
@@ -306,7 +336,7 @@ def _parts(play: Play) -> list[Part]:
 
 
 def _able(part: Part) -> bool:
-    return part.plain and all_plain([p.grad for p in part.originals if p.grad is not None])
+    return part.plain and all_real([p.grad for p in part.originals if p.grad is not None])
 
 
 def _as_tensor(loss: Tensor | float | None) -> Tensor | None:
@@ -316,23 +346,32 @@ def _as_tensor(loss: Tensor | float | None) -> Tensor | None:
 # ---------------------------------------------------------------------- what links measured
 
 
-def _tensors(record: Any) -> list[Tensor]:
-    """The tensors of what a link measured, in order."""
+def measured_in(records: Records) -> list[Tensor]:
+    """The tensors of what links measured, in order."""
+    return [x for record in records.values() for x in _each(record) if isinstance(x, Tensor)]
+
+
+def _each(record: Any) -> list[Any]:
     if isinstance(record, UnitRecord):
-        record = [record.norm, *record.limits, *record.ratios]
-    each = record.values() if isinstance(record, dict) else record
-    return [record] if isinstance(record, Tensor) else [x for x in each if isinstance(x, Tensor)]
+        return [record.norm, *record.limits, *record.ratios]
+    return list(record.values()) if isinstance(record, dict) else [record]
 
 
-def _filled(record: Any, tensors: Iterator[Any], groups: Sequence[dict[str, Any]]) -> Any:
-    """The same record with other tensors, in order, and of these groups."""
+def _of_groups(
+    records: Records, tensors: Sequence[Tensor], groups: Sequence[dict[str, Any]]
+) -> Records:
+    """The same records with other tensors, in order, and of these groups."""
+    each = iter(tensors)
 
     def other(x: Any) -> Any:
-        return next(tensors) if x is None or isinstance(x, Tensor) else x
+        return next(each) if isinstance(x, Tensor) else x
 
-    if isinstance(record, dict):
-        return {name: other(x) for name, x in record.items()}
-    if not isinstance(record, UnitRecord):
-        return other(record)
-    rows = other(record.norm), list(map(other, record.limits)), list(map(other, record.ratios))
-    return UnitRecord(*rows, record.division, groups)
+    def of_one(record: Any) -> Any:
+        if isinstance(record, dict):
+            return {name: other(x) for name, x in record.items()}
+        if not isinstance(record, UnitRecord):
+            return other(record)
+        rows = [list(map(other, row)) for row in ([record.norm], record.limits, record.ratios)]
+        return UnitRecord(rows[0][0], rows[1], rows[2], record.division, groups)
+
+    return {path: of_one(record) for path, record in records.items()}

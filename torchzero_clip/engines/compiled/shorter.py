@@ -66,11 +66,6 @@ def views(node: Node) -> bool:
     return any([made.alias_info is not None for made in schema(operator).returns])
 
 
-def is_new(node: Node) -> bool:
-    """Whether what a node makes lies in memory of its own."""
-    return node.op != "placeholder" and (not views(node) or all(map(is_new, node.all_input_nodes)))
-
-
 def _memory(node: Node, fixed: Collection[Node]) -> Node | None:
     """The node that made the memory of this one; None for all memory that was there before."""
     while views(node):

@@ -251,11 +251,12 @@ class BucketTrace(Memory):
     def measure(self, x: Traced, m: Measure) -> Tensor:
         """The statistic of each tensor of a list, by the program that makes it where it can be."""
         known = MEASURED.get((m.kind, m.p))
-        stats = None
-        if known is not None and self.device.type == "cpu" and x.dtype in SINGLE:
-            wanted = known, x.value
-            stats = self.run(wanted) if x.pending else self._launch({}, wanted)
-        return statistics(x.compute(), m) if stats is None else stats
+        if known is None or x.dtype not in SINGLE:
+            return statistics(x.compute(), m)
+        wanted = known, x.value
+        stats = self.run(wanted) if x.pending else self._launch({}, wanted)
+        assert stats is not None
+        return stats
 
     def end(self) -> None:
         """Run; lists that outlive the step get memory of their own: spare buffers are reused."""

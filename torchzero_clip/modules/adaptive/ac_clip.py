@@ -33,6 +33,7 @@ class ACClip(Transform):
     eps: Live[float] = 1e-5
 
     complex = "refuse"
+    per_entry = True
     pure = True
 
     def check(self) -> None:

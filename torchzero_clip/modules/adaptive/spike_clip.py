@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -37,6 +39,7 @@ class SpikeClip(Transform):
     every: int | None = None
 
     complex = "refuse"
+    per_entry = True
     pure = True
 
     def check(self) -> None:
@@ -52,9 +55,7 @@ class SpikeClip(Transform):
 
     def update(self, u: TensorList, state: State, group: Group) -> TensorList:
         rms, finite, beta = state["rms"], u.isfinite(), group["beta"]
-        bound = rms.mul(group["threshold"] ** 0.5)
-        for t, average in zip(bound, rms, strict=True):
-            t.masked_fill_(average == 0, torch.inf)
+        bound = rms.mul(group["threshold"] ** 0.5).masked_fill_(rms.eq(0.0), math.inf)
         if self.wait:
             t = state["step"].add_(1).stack()
             since = t if self.every is None else t % self.every

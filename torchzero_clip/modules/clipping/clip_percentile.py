@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import Literal
 
+import torch
 from torch import Tensor
 
 from torchzero_clip.core import Bucket, Live, Reach, TensorList, Transform
-from torchzero_clip.core.norms import percentile
+from torchzero_clip.core.norms import percentile, percentiles
 
 
 class ClipPercentile(Transform):
@@ -63,6 +64,10 @@ class ClipPercentile(Transform):
             if together:
                 bounds = [percentile(together, p)] * len(some)
             else:
-                bounds = [percentile([t], p) for t in some]
-            out.append(TensorList([b.to(bucket.device, bucket.state_dtype) for b in bounds]))
+                bounds = percentiles(some, p)
+            if together or bounds[0].dtype == bucket.state_dtype:
+                made = [b.to(bucket.device, bucket.state_dtype) for b in bounds]
+            else:
+                made = list(torch.stack(bounds).to(bucket.state_dtype).unbind())
+            out.append(TensorList(made))
         return out

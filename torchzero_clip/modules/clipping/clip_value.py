@@ -21,6 +21,7 @@ class ClipValue(Transform):
     value: Live[float]
 
     complex = "refuse"
+    per_entry = True
     pure = True
 
     def check(self) -> None:

@@ -38,6 +38,7 @@ class ClipValueByEMA(Transform):
 
     complex = "refuse"
     reach = "tensor"
+    per_entry = True
     pure = True
 
     def check(self) -> None:
@@ -49,7 +50,10 @@ class ClipValueByEMA(Transform):
         if not isinstance(tfm, Transform):
             raise TypeError(f"ClipValueByEMA: ema_tfm must be a Transform or None, got {tfm!r}")
         inner = [one for one in tfm.walk() if isinstance(one, Transform)]
-        if any(one.target == "grad" or one.goes_first or one.drops for one in inner):
+        if any(
+            one.target == "grad" or one.goes_first or one.drops or one.starts_with_state
+            for one in inner
+        ):
             raise ValueError(
                 "ClipValueByEMA: ema_tfm makes a bound of every average in every step, so nothing "
                 'in it may have target="grad", drop parameters or end the step, as Freeze, '

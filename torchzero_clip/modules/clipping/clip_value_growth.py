@@ -36,6 +36,7 @@ class ClipValueGrowth(Transform):
     max_decay: Live[float | None] = 2.0
 
     complex = "refuse"
+    per_entry = True
     pure = True
 
     def check(self) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import torch
+import math
 
 from torchzero_clip.core import Group, Live, State, TensorList, Transform
 
@@ -28,6 +28,7 @@ class NanToNum(Transform):
     posinf: Live[float] = 0.0
     neginf: Live[float] = 0.0
 
+    per_entry = True
     pure = True
 
     def check(self) -> None:
@@ -36,9 +37,6 @@ class NanToNum(Transform):
             self.require(name)
 
     def update(self, u: TensorList, state: State, group: Group) -> TensorList:
-        u = u.own()
-        for t in u:
-            t.masked_fill_(torch.isnan(t), group["nan"])
-            t.masked_fill_(t == torch.inf, group["posinf"])
-            t.masked_fill_(t == -torch.inf, group["neginf"])
-        return u
+        u = u.own().masked_fill_(u.isnan(), group["nan"])
+        u = u.masked_fill_(u.eq(math.inf), group["posinf"])
+        return u.masked_fill_(u.eq(-math.inf), group["neginf"])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import torch
+import math
 
 from torchzero_clip.core import Group, State, TensorList, Transform
 
@@ -24,10 +24,9 @@ class Sign(Transform):
 
     complex = "refuse"
     update_size = "ones"
+    per_entry = True
     pure = True
 
     def update(self, u: TensorList, state: State, group: Group) -> TensorList:
-        u = u.own()
-        for t, wrong in zip(u, [torch.isnan(t) for t in u], strict=True):
-            t.sign_().masked_fill_(wrong, torch.nan)
-        return u
+        wrong = u.isnan()
+        return u.own().sign_().masked_fill_(wrong, math.nan)

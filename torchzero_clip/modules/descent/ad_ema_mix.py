@@ -41,6 +41,7 @@ class AdEMAMix(Transform):
     beta3_warmup: Live[int | None] = None
 
     update_size = "ones"
+    per_entry = True
     pure = True
 
     def check(self) -> None:

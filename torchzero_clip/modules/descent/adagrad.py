@@ -41,6 +41,7 @@ class Adagrad(Transform):
     eps: Live[float] = 1e-10
 
     update_size = "own"
+    per_entry = True
     pure = True
 
     def check(self) -> None:
@@ -49,8 +50,7 @@ class Adagrad(Transform):
             self.require(name, at_least=0)
 
     def init(self, param: Tensor) -> dict[str, Tensor]:
-        start = complex(*[self.initial_accumulator_value] * 2) if param.is_complex() else None
-        total = zeros_like_state(param) + (start or self.initial_accumulator_value)
+        total = filled_like_state(param, self.initial_accumulator_value)
         return {"step": counter(param), "sum": total}
 
     def update(self, u: TensorList, state: State, group: Group) -> TensorList:
@@ -63,3 +63,8 @@ class Adagrad(Transform):
         kernel = fused("adagrad", lr_decay=group["lr_decay"], eps=group["eps"], maximize=False)
         count = lambda state: state["step"].add_(1)  # noqa: E731
         return FusedKernel(kernel, ("sum", "step"), count, decays=False, devices=("cpu",))
+
+
+def filled_like_state(param: Tensor, value: float) -> Tensor:
+    """State in the shape of a parameter that starts at a value; of complex ones both parts do."""
+    return zeros_like_state(param) + (complex(value, value) if param.is_complex() else value)

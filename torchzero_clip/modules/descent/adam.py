@@ -43,6 +43,7 @@ class Adam(Transform):
     amsgrad: bool = False
 
     update_size = "ones"
+    per_entry = True
     pure = True
 
     def check(self) -> None:

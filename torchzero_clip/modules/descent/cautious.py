@@ -34,7 +34,7 @@ class Cautious(Transform):
         for bucket, mask in zip(units.buckets, agree, strict=True):
             entries = 1 + bucket.dtype.is_complex  # a complex number is a pair
             here = kept[start : (start := start + len(mask))].to(mask.tensors[0])
-            size = numbers([n * entries for n in bucket.sizes], here)
+            size = numbers([n * entries for n in bucket.part.sizes], here)
             share = (here / size.clamp(min=1)).clamp(min=1e-3)
             u = pairs(bucket.u.to(bucket.state_dtype)).mul_(mask).div_(share)
             bucket.u = u if entries == 1 else unpaired(u)

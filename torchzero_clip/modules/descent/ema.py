@@ -28,6 +28,7 @@ class EMA(Transform):
     debias: bool = False
     nesterov: bool = False
 
+    per_entry = True
     pure = True
 
     def check(self) -> None:

@@ -26,6 +26,7 @@ class Lion(Transform):
     betas: Live[tuple[float, float]] = (0.9, 0.99)
 
     update_size = "ones"
+    per_entry = True
     pure = True
 
     def check(self) -> None:

@@ -32,6 +32,7 @@ class Mars(Transform):
     beta: Live[float] = 0.95
     gamma: Live[float] = 0.025
 
+    per_entry = True
     pure = True
 
     def check(self) -> None:

@@ -41,6 +41,7 @@ class Momentum(Transform):
     nesterov: bool = False
     dampening: Live[float] = 0.0
 
+    per_entry = True
     pure = True
 
     def check(self) -> None:

@@ -36,6 +36,7 @@ class RMSprop(Transform):
     centered: bool = False
 
     update_size = "ones"
+    per_entry = True
     pure = True
 
     def check(self) -> None:

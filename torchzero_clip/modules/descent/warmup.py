@@ -24,6 +24,7 @@ class Warmup(Transform):
 
     steps: Live[int]
 
+    per_entry = True
     pure = True
 
     def check(self) -> None:

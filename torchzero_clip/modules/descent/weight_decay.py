@@ -24,6 +24,8 @@ class WeightDecay(Transform):
             `LR` multiplies the decay too, it falls with the square of a schedule.
         afterwards: Of the weights that the step leaves, as AdamW in older libraries:
             u ← (1 - lr · weight_decay) u + weight_decay · w, with the learning rate of `LR`.
+        proximal: Of the weights that the step leaves, as Adan:
+            u ← (u + weight_decay · w) / (1 + lr · weight_decay), with the learning rate of `LR`.
 
     Example:
         >>> import torch
@@ -41,22 +43,25 @@ class WeightDecay(Transform):
     cautious: bool = False
     follows_lr: bool = False
     afterwards: bool = False
+    proximal: bool = False
 
     about_step = True
+    per_entry = True
     pure = True
 
     def check(self) -> None:
         super().check()
         self.require("weight_decay", at_least=0)
-        if self.afterwards and (self.cautious or self.follows_lr):
+        kinds = [name for name in ("afterwards", "proximal") if getattr(self, name)]
+        if kinds and (len(kinds) > 1 or self.cautious or self.follows_lr):
             raise ValueError(
-                "WeightDecay: afterwards=True is for a plain decay: take cautious=True and "
-                "follows_lr=True out, or afterwards=True"
+                f"WeightDecay: {kinds[0]}=True is for a plain decay: give no other of "
+                f"afterwards=True, proximal=True, cautious=True and follows_lr=True beside it"
             )
 
     @property
     def reads(self) -> tuple[str, ...]:
-        return ("lr",) if self.follows_lr or self.afterwards else ()
+        return ("lr",) if self.follows_lr or self.afterwards or self.proximal else ()
 
     def init(self, param: Tensor) -> dict[str, Tensor]:
         return {"largest_lr": statistic(0.0, param)} if self.follows_lr else {}
@@ -72,7 +77,10 @@ class WeightDecay(Transform):
             w = signs.add_(1).minimum_(1).mul_(w)  # w where the signs agree, or one is 0
         if self.afterwards:
             u = u.mul_(1 - group["lr"] * decay)
-        return u.add_(w, alpha=decay)
+        u = u.add_(w, alpha=decay)
+        if self.proximal:
+            u = u.div_(1 + group["lr"] * decay)
+        return u
 
     def affine(self, group: Group) -> tuple[Any, Any] | None:
         if self.cautious or self.follows_lr:
@@ -80,4 +88,6 @@ class WeightDecay(Transform):
         decay = group["weight_decay"]
         if self.afterwards:
             return 1 - group["lr"] * decay, decay
+        if self.proximal:
+            return 1 / (1 + group["lr"] * decay), decay / (1 + group["lr"] * decay)
         return 1.0, decay

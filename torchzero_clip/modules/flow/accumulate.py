@@ -7,6 +7,7 @@ from typing import Any
 from torch import Tensor
 
 from torchzero_clip.core import Bucket, Step, Transform, count_step, zeros_like_state
+from torchzero_clip.core.private import foreach
 
 
 class Accumulate(Transform):
@@ -28,7 +29,6 @@ class Accumulate(Transform):
     steps: int
 
     passes_gradient = True  # what leaves is the gradient of the large batch
-    numbers = ("begun",)
     drops = True
 
     def check(self) -> None:
@@ -63,8 +63,7 @@ class Accumulate(Transform):
         key, sums = f"{bucket.bound.path}/begun", bucket.state["sum"]
         begun = [bool(state.get(key)) for state in bucket.param_states]
         if not all(begun):
-            for t in [t for t, on in zip(sums, begun, strict=True) if not on]:
-                t.zero_()
+            foreach("zero_", [t for t, on in zip(sums, begun, strict=True) if not on])
         sums.add_(bucket.u)
         bucket.settle()
         for state in bucket.param_states:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from torchzero_clip.core import Bucket, Group, Reach, UnitState
-from torchzero_clip.core.norms import largest
+from torchzero_clip.core.norms import finite, largest
 from torchzero_clip.core.private import assert_async
 from torchzero_clip.modules.flow.step_guard import NONFINITE, _Seen, _StepGuard
 
@@ -56,7 +56,7 @@ class Guard(_StepGuard):
         return super().init_unit() if self.on_nonfinite == "skip" else {}
 
     def judge(self, seen: _Seen, state: UnitState, group: Group) -> Tensor:
-        return torch.where(torch.isfinite(seen.norm), 0, NONFINITE)
+        return ~finite(seen.norm) * NONFINITE
 
     def step(self, buckets: list[Bucket]) -> list[Bucket]:
         if self.on_nonfinite == "skip":
@@ -77,9 +77,9 @@ class Guard(_StepGuard):
         if not _anywhere(bad.any()):
             return
         names = [
-            name or f"parameter {place} of group {bucket.index}"
+            name or f"parameter {place} of group {bucket.part.index}"
             for bucket in buckets
-            for name, place in zip(bucket.names, bucket.places, strict=True)
+            for name, place in zip(bucket.names, bucket.part.places, strict=True)
         ]
         wrong = [name for name, is_bad in zip(names, bad.tolist(), strict=True) if is_bad]
         raise RuntimeError(f"Guard: {self.reason} in {wrong or 'another rank'}")

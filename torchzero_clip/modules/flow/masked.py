@@ -64,7 +64,10 @@ def check_inner(rule: Transform) -> None:
 def check_keeps(rule: Transform, name: str, tfm: Transform) -> None:
     """Raise a sentence where a transform inside may return less than it was given."""
     inner = [one for one in tfm.walk() if isinstance(one, Transform)]
-    if any(one.target == "grad" or one.goes_first or one.drops for one in inner):
+    if any(
+        one.target == "grad" or one.goes_first or one.drops or one.starts_with_state
+        for one in inner
+    ):
         raise ValueError(
             f"{type(rule).__name__}: {name} must return an update for every parameter in every "
             'step, so nothing in it may have target="grad", drop parameters or end the step, as '

@@ -61,7 +61,7 @@ class Noise(Transform):
 
     def _draw(self, bucket: Bucket, generator: torch.Generator) -> list[Tensor]:
         """Normal numbers for every parameter; of whole ones where they are sharded."""
-        kept = None if any(bucket.layouts) else bucket.session.workspace(bucket.update)
+        kept = None if any(bucket.part.layouts) else bucket.session.workspace(bucket.update)
         if kept is None or not all([t.is_contiguous() for t in kept]):
             dtype = bucket.state_dtype
             kept = [torch.empty(p.shape, dtype=dtype, device=p.device) for p in bucket.originals]

@@ -76,10 +76,12 @@ class _StepGuard(Transform):
     def seen(self, units: Units) -> _Seen:
         """The norm and the loss: the largest norm of all ranks, and the mean of their losses."""
         norm, given = units.norm(), units.buckets[0].step.loss if self.judges_loss else None
+        if given is None and self._alone(units):
+            return _Seen(norm)
         zero, told = torch.zeros_like(norm), torch.full_like(norm, given is not None)
         loss = zero if given is None else torch.as_tensor(given, device=units.home).to(norm).view(1)
         if self._alone(units):
-            return _Seen(norm) if given is None else _Seen(norm, loss, told > 0)
+            return _Seen(norm, loss, told > 0)
         norms, losses, ranks = gather(torch.cat([norm, loss, told]), None).unbind(1)
         return _Seen(norms.amax(0, True), losses.sum(0, True) / ranks.sum(), ranks.sum(0, True) > 0)
 
@@ -92,16 +94,17 @@ class _StepGuard(Transform):
         if group is not None:
             joined = {ranks.get_world_size(group)}
         else:  # gradients that are whole might differ in their last bits
-            layouts = [layout for bucket in units.buckets for layout in bucket.layouts]
+            layouts = [layout for bucket in units.buckets for layout in bucket.part.layouts]
             joined = {x.mesh.size() if x is not None and x.split else 0 for x in layouts}
         return world == 1 or (joined == {world} and not self.judges_loss)
 
     def _counts(self, state: UnitState, bad: Tensor) -> UnitState:
         """The counts after the step. A row that is too long stays until the host has seen it."""
         row, most = state["consecutive"], getattr(self, "max_consecutive", None)
-        kept = torch.zeros_like(row) if most is None else torch.where(row >= most, row, 0)
-        row = torch.where(bad, row + 1, kept)
-        return {"skipped": state["skipped"] + bad, "consecutive": row}
+        again = (row + 1) * bad
+        if most is not None:
+            again = torch.where((row >= most) & ~bad, row, again)
+        return {"skipped": state["skipped"] + bad, "consecutive": again}
 
     def _give_up(self, units: Units, row: Tensor) -> None:
         """Raise after a row that is too long. The host looks once in as many steps."""

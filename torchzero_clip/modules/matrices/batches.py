@@ -72,7 +72,11 @@ def in_batches(pieces: Sequence[Tensor], function: Callable[[Tensor], Any]) -> l
     for batches in found.values():
         for batch in batches:
             some = [lying[i] for i in batch]
-            made = function(torch.cat(some)).split([len(x) for x in some])
-            for i, x in zip(batch, made, strict=True):
-                out[i] = x if lying[i] is pieces[i] else x.mT
+            made = function(torch.cat(some))
+            sizes = [len(x) for x in some]
+            turned = [lying[i] is not pieces[i] for i in batch]
+            if all(turned) and not made.is_cpu:  # once, for what takes many tensors as they lie
+                made, turned = made.mT.contiguous(), [False] * len(batch)
+            for i, x, is_turned in zip(batch, made.split(sizes), turned, strict=True):
+                out[i] = x.mT if is_turned else x
     return out

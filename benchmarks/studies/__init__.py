@@ -1,0 +1,1 @@
+"""Studies: each answers one question that a page of the documentation asks."""

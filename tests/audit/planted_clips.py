@@ -1,0 +1,106 @@
+"""Clip functions with the mistakes that have been found in the wild, and one without."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from torchzero_clip import ClipNorm, Clipper, clip_grad_norm_
+from torchzero_clip.core.sharding import local
+
+
+def right(params: Sequence[Tensor], max_norm: float, case: Any) -> Tensor:
+    if case.group is None:
+        return clip_grad_norm_(params, max_norm, dim="global")
+    rule = ClipNorm(max_norm, dim="global")
+    return Clipper(params, rule, process_group=case.group).step()
+
+
+def grads_of(params: Iterable[Tensor]) -> list[Tensor]:
+    return [local(p.grad) for p in dict.fromkeys(params) if p.grad is not None]
+
+
+def squares(grads: Iterable[Tensor]) -> float:
+    return sum([t.double().square().sum().item() for t in grads])
+
+
+def scale(params: Iterable[Tensor], norm: float, max_norm: float) -> float:
+    for t in grads_of(params):
+        if norm > max_norm or norm != norm:
+            t.mul_(max_norm / norm)
+    return norm
+
+
+def total(value: float) -> float:
+    t = torch.tensor(value, dtype=torch.float64)
+    if dist.is_initialized():
+        dist.all_reduce(t)
+    return t.item()
+
+
+def own_part_alone(params: Sequence[Tensor], max_norm: float) -> float:
+    """Each rank clips by the norm of its own shards."""
+    return scale(params, math.sqrt(squares(grads_of(params))), max_norm)
+
+
+def copies_count(params: Sequence[Tensor], max_norm: float) -> float:
+    """Sums over ranks what several of them have."""
+    return scale(params, math.sqrt(total(squares(grads_of(params)))), max_norm)
+
+
+def added(params: Sequence[Tensor], max_norm: float) -> float:
+    """Adds norms where their squares should be."""
+    return scale(params, sum([t.double().norm().item() for t in grads_of(params)]), max_norm)
+
+
+def no_root(params: Sequence[Tensor], max_norm: float) -> float:
+    return scale(params, squares(grads_of(params)), max_norm)
+
+
+def measures_only(params: Sequence[Tensor], max_norm: float) -> float:
+    """Returns the norm, and scales nothing."""
+    return math.sqrt(squares(grads_of(params)))
+
+
+def silent_and_wrong(params: Sequence[Tensor], max_norm: float) -> None:
+    """Returns nothing, and counts copies."""
+    copies_count(params, max_norm)
+
+
+def gathers(params: Sequence[Tensor], max_norm: float) -> float:
+    """Right, by way of whole gradients on every rank."""
+    whole = [p.grad for p in dict.fromkeys(params) if p.grad is not None]
+    every = [getattr(t, "full_tensor", lambda t=t: t)() for t in whole]
+    return scale(params, math.sqrt(squares(every)), max_norm)
+
+
+def hides_nan(params: Sequence[Tensor], max_norm: float) -> float:
+    for t in grads_of(params):
+        t.nan_to_num_(0)
+    return own_part_alone(params, max_norm)
+
+
+def raises_on_one_rank(params: Sequence[Tensor], max_norm: float) -> float:
+    if dist.is_initialized() and dist.get_rank() == 1:
+        raise ValueError("a mistake on one rank")
+    return copies_count(params, max_norm)
+
+
+def in_halves(params: Sequence[Tensor], max_norm: float) -> Tensor:
+    """Adds squares in the dtype of the gradients."""
+    norm = torch.stack([t.square().sum() for t in grads_of(params)]).sum().sqrt()
+    scale(params, norm.item(), max_norm)
+    return norm
+
+
+PLANTED: list[Callable[..., Any]] = [
+    own_part_alone,
+    copies_count,
+    gathers,
+    silent_and_wrong,
+]

@@ -1,0 +1,189 @@
+"""Every rule and every name on an imagined GPU: nothing waits, and what it costs is in a table.
+
+Nothing here needs a GPU. What stays unknown without one: docs/reliability.md.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+
+import pytest
+import torch
+
+from tests.audit.budgets import CHAINS, Chain, budgets, memory, rules, steps
+from tests.helpers import at_once
+from torchzero_clip import (
+    LR,
+    Adam,
+    ClipNorm,
+    ClipValue,
+    Group,
+    Guard,
+    Lion,
+    Noise,
+    SkipLarge,
+    SkipSpike,
+    State,
+    TensorList,
+    Transform,
+    WeightDecay,
+    ZClip,
+)
+from torchzero_clip.audit import Ledger, lines, same
+
+BUDGETS = budgets()
+DTYPES = (torch.float32, torch.bfloat16)
+READS = {"SkipLarge-huge": 1, "SkipSpike-new": 1}
+"""Guards with no fused optimizer at the end: docs/guards.md, "Nothing waits"."""
+COUNTS = {"When-odd", "Reset-average", "Accumulate-2", "spam", "stable_spam"}
+"""What is done in a step depends on its number, which the host knows."""
+WAITS = {"ClipSpectral-0.5"}
+"""Singular values come of torch's eigh, which waits inside."""
+FUNCTIONS = {"Lambda-tanh", "Project-relu", "QKClip-heads"}
+"""A function of the user is called for each tensor; so is, every few steps, what Reset begins."""
+ENGINES = [pytest.param({}, id="eager")]
+
+
+def check(chain: Chain, calls: int | None, ledgers: Sequence[Ledger]) -> None:
+    """No wait, no copy, equal steps, and no more calls than the table has."""
+    *_, before, last = ledgers
+    assert len(last.reads) <= READS.get(chain.name.rpartition(" ")[2], 0), lines(last.reads)
+    assert last.copies == [], lines(last.copies)
+    assert last.waits == [] or chain.name in WAITS, lines(last.waits)
+    if chain.name not in COUNTS:
+        assert same(before, last) is None
+    if calls is not None:
+        assert last.calls <= calls, f"{last.calls} calls, of {calls} in budgets.txt"
+
+
+def test_the_table_has_a_row_for_every_chain() -> None:
+    assert list(BUDGETS) == [chain.name for chain in CHAINS]
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("dtype", DTYPES, ids=["float32", "bfloat16"])
+@at_once("chain", CHAINS)
+def test_a_step_waits_for_nothing_and_keeps_its_budget(
+    chain: Chain, dtype: torch.dtype, engine: dict[str, object]
+) -> None:
+    check(chain, BUDGETS[chain.name][DTYPES.index(dtype)], steps(chain, 12, dtype, engine=engine))
+
+
+SAMPLE = [chain for chain in CHAINS if chain.name in ("ClipNorm-tensor", "AGC-unit")]
+
+
+@pytest.mark.parametrize(
+    "chains",
+    [
+        pytest.param(SAMPLE, id="some"),
+        pytest.param([x for x in CHAINS if x not in SAMPLE], id="others", marks=pytest.mark.slow),
+    ],
+)
+@at_once("dtype", DTYPES)
+def test_calls_do_not_grow_with_the_number_of_tensors(
+    chains: Sequence[Chain], dtype: torch.dtype
+) -> None:
+    for chain in chains:
+        if chain.name not in FUNCTIONS | {"Reset-average"}:
+            many = 200 if len(chains) > len(SAMPLE) else 40
+            check(chain, BUDGETS[chain.name][DTYPES.index(dtype)], steps(chain, many, dtype))
+            few = steps(chain, 3, dtype)
+            check(chain, BUDGETS[chain.name][DTYPES.index(dtype)], few)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", DTYPES, ids=["float32", "bfloat16"])
+@at_once("chain", [chain for chain in rules(every=True) if not chain.draws])
+def test_a_step_of_every_construction_waits_for_nothing(chain: Chain, dtype: torch.dtype) -> None:
+    *_, last = steps(chain, 3, dtype)
+    assert last.copies == [], lines(last.copies)
+    if not chain.name.startswith(("Skip", "Guard")):
+        assert last.reads == [], lines(last.reads)
+
+
+# --- memory
+
+HEADLINE = [ClipNorm(1.0, dim="global"), Adam(), WeightDecay(0.01), LR(1e-3)]
+ENTRIES = {
+    "headline": lambda: HEADLINE,
+    "behind a guard": lambda: [Guard(), ZClip(), *HEADLINE],
+    "entries": lambda: [ClipValue(0.1), Lion(), WeightDecay(0.01), LR(1e-3)],
+    "two clips": lambda: [ClipNorm(1.0), ClipNorm(1.0, dim="global"), LR(1e-3)],
+}
+
+
+@at_once("name", ENTRIES)
+def test_rules_of_entries_and_of_scaling_take_64_mib_however_large_the_model(name: str) -> None:
+    few, many = [steps(Chain(name, ENTRIES[name]), n, shapes=[(2560, 4096)])[-1] for n in (2, 5)]
+    assert few.peak <= 2**26
+    assert many.peak <= 2**26
+
+
+@pytest.mark.slow
+@at_once("chain", CHAINS)
+def test_a_step_keeps_its_budget_of_memory(chain: Chain) -> None:
+    assert memory(chain) <= BUDGETS[chain.name][2] + 1
+
+
+def test_the_headline_is_fourteen_calls() -> None:
+    *_, last = steps(Chain("headline", lambda: HEADLINE), 200)
+    assert last.calls == 14
+
+
+@at_once("guard", [Guard, lambda: SkipLarge(50.0), SkipSpike])
+def test_a_guard_before_a_fused_optimizer_waits_for_nothing(
+    guard: Callable[[], Transform],
+) -> None:
+    *_, last = steps(Chain("guard", lambda: [guard(), *HEADLINE]))
+    assert last.of("read", "copy") == []
+
+
+def test_random_numbers_cannot_be_imagined() -> None:
+    """torch makes no generator of a device that is not there: Noise is not proven so."""
+    if not torch.cuda.is_available():
+        with pytest.raises(RuntimeError, match="generator"):
+            steps(Chain("noise", lambda: [Noise(0.1), LR(0.1)]))
+
+
+# --- defects that are planted
+
+
+class Reads(Transform):
+    def update(self, u: TensorList, state: State, group: Group) -> TensorList:
+        return u.mul_(1 / (1 + u.tensors[0].sum().item()))
+
+
+class Copies(Transform):
+    def update(self, u: TensorList, state: State, group: Group) -> TensorList:
+        return u.mul_(torch.tensor(0.5, device=u.tensors[0].device))
+
+
+class Loops(Transform):
+    def update(self, u: TensorList, state: State, group: Group) -> TensorList:
+        return u.map(torch.tanh)
+
+
+COUNTER = itertools.count(1)
+
+
+class Counts(Transform):
+    def update(self, u: TensorList, state: State, group: Group) -> TensorList:
+        return u.mul_(0.5 ** next(COUNTER))
+
+
+@pytest.mark.parametrize(
+    ("planted", "words"),
+    [
+        (Reads, "_local_scalar_dense"),
+        (Copies, "_to_copy"),
+        (Counts, "_foreach_mul"),
+        (Loops, "calls"),
+    ],
+)
+def test_a_planted_defect_is_found(planted: type[Transform], words: str) -> None:
+    chain = Chain("planted", lambda: [planted(), LR(0.1)])
+    with pytest.raises(AssertionError, match=words) as found:
+        check(chain, 4, steps(chain, 12))
+    if planted is not Loops:
+        assert "test_budgets.py" in str(found.value) or "private.py" in str(found.value)

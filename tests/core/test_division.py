@@ -1,0 +1,104 @@
+"""Divisions by hand: which tensors of two groups are measured together, and where they are."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from torchzero_clip.core.division import Division, layer_of
+from torchzero_clip.core.part import Part
+
+SHAPES = [(2, 3), (3,), (4,)]
+NAMES = ["head.weight", "body.bias", "head.bias"]
+
+
+def parts(names: Sequence[str | None] = NAMES) -> list[Part]:
+    """Two parameters in the first group, one in the second."""
+    params: list[Tensor] = [torch.zeros(shape) for shape in SHAPES]
+    return [
+        Part(0, [0, 1], list(names[:2]), params[:2], torch.float32),
+        Part(1, [0], list(names[2:]), params[2:], torch.float32),
+    ]
+
+
+def rows(t: Tensor) -> tuple[int, ...]:
+    return (1,) if t.dim() == 2 else ()
+
+
+@pytest.mark.parametrize(
+    ("scope", "unit_of", "sizes", "columns"),
+    [
+        (None, [0, 1, 2], [6, 3, 4], [0, 1, 2]),
+        ("group", [0, 0, 1], [9, 4], [0, 1, 2, -1]),
+        ("layer", [0, 1, 0], [10, 3], [0, 2, 1, -1]),
+        ("global", [0, 0, 0], [13], [0, 1, 2]),
+    ],
+)
+def test_tensors_of_a_unit_stand_side_by_side_filled_up_with_none(
+    scope: Any, unit_of: list[int], sizes: list[int], columns: list[int]
+) -> None:
+    made = Division(parts(), scope, None, "Rule")
+    assert (made.unit_of, made.sizes, made.columns) == (unit_of, sizes, columns)
+    assert made.count == len(sizes)
+    assert made.entries == [0 if i < 0 else [6, 3, 4][i] for i in columns]
+
+
+def test_only_units_of_several_groups_are_shared() -> None:
+    shared = [Division(parts(), x, None, "Rule").shared for x in (None, "group", "layer", "global")]
+    assert shared == [False, False, True, True]
+    assert not Division(parts()[:1], "global", None, "Rule").shared
+
+
+def test_a_unit_in_two_groups_takes_the_entry_of_the_first() -> None:
+    vectors = [torch.tensor([1.0, 2.0]), torch.tensor([3.0, 4.0])]
+    assert Division(parts(), "layer", None, "Rule").of_first_group(vectors).tolist() == [1, 2]
+    assert Division(parts(), "group", None, "Rule").of_first_group(vectors).tolist() == [1, 4]
+
+
+def test_a_tensor_without_the_dims_is_one_slice_of_no_size() -> None:
+    made = Division(parts(), [1], rows, "Rule")
+    assert made.lengths == [2, 1, 1]
+    assert made.slices == [[2, 1], [1], [1]]
+    assert made.sizes == [3, -1, -1]
+    small = made.smaller_than(1)
+    assert small is not None
+    assert small.tolist() == [False, False, True, True]
+
+
+def test_small_units_are_flagged_where_there_are_any() -> None:
+    made = Division(parts(), None, None, "Rule")
+    assert made.smaller_than(1) is None
+    assert made.smaller_than(3) is None
+    small = made.smaller_than(4)
+    assert small is not None
+    assert small.tolist() == [False, True, False]
+
+
+def test_layers_need_names_and_are_named_by_all_but_the_last_dot() -> None:
+    assert [layer_of(x) for x in ("a.b.weight", "weight", "a.bias")] == ["a.b", "", "a"]
+    with pytest.raises(ValueError, match="Rule: dim='layer' needs to know the names"):
+        Division(parts([None] * 3), "layer", None, "Rule")
+
+
+def test_units_have_the_names_of_what_they_are() -> None:
+    groups = [{"param_names": NAMES[:2]}, {"param_names": NAMES[2:]}]
+
+    def names(scope: Any) -> list[str]:
+        return list(Division(parts(), scope, rows, "Rule").ids(groups).names().values())
+
+    assert names(None) == NAMES
+    assert names("group") == ["group 0", "group 1"]
+    assert names("layer") == ["head", "body"]
+    assert names([1]) == ["head.weight[0]", "head.weight[1]", "body.bias[0]", "head.bias[0]"]
+    nameless = Division(parts([None] * 3), None, None, "Rule").ids(groups).names()
+    assert nameless[1, 0, -1] == "parameter 0 of group 1"
+
+
+def test_state_is_double_where_one_parameter_is() -> None:
+    mixed = [*parts()[:1], Part(1, [0], [None], [torch.zeros(4).double()], torch.float64)]
+    assert Division(parts(), None, None, "Rule").dtype == torch.float32
+    assert Division(mixed, None, None, "Rule").dtype == torch.float64

@@ -1,0 +1,421 @@
+"""What is printed for Triton, the tables of kernels, and launches that are counted: without it."""
+
+from __future__ import annotations
+
+import ast
+import builtins
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import Parameter
+
+from tests.engines.test_compiled import CHAINS, DTYPES, every_operator, give, params_of, recording
+from tests.helpers import at_once
+from torchzero_clip import LR, Adam, ClipNorm, Modular, WeightDecay
+from torchzero_clip.audit import fake_cuda
+from torchzero_clip.core import tensors as kinds
+from torchzero_clip.core.norms import NAMED
+from torchzero_clip.core.private import fake_tensors
+from torchzero_clip.engines import Compiled
+from torchzero_clip.engines.buffers import Buffer
+from torchzero_clip.engines.compiled import (
+    backends,
+    engine,
+    launches,
+    memory,
+    premises,
+    replays,
+    tables,
+    triton,
+)
+from torchzero_clip.engines.compiled import recording as recordings
+from torchzero_clip.engines.compiled.operators import over
+from torchzero_clip.engines.compiled.program import Program
+from torchzero_clip.engines.compiled.tables import CHUNK, DeviceTables, Ring
+
+PAGE = Path(triton.__file__).with_name("kernel.py")
+CPU = torch.device("cpu")
+
+
+# ---------------------------------------------------------------------- what is printed
+
+
+def names_used(text: str) -> set[str]:
+    """The names that a page takes from elsewhere."""
+    tree = ast.parse(text)
+    loaded = {x.id for x in ast.walk(tree) if isinstance(x, ast.Name)}
+    known = {x.id for x in ast.walk(tree) if isinstance(x, ast.Name) and type(x.ctx) is ast.Store}
+    known |= {x.arg for x in ast.walk(tree) if isinstance(x, ast.arg)}
+    known |= {x.name for x in ast.walk(tree) if isinstance(x, ast.FunctionDef)}
+    return loaded - known - {"triton", "tl"} - set(dir(builtins))
+
+
+def page_defines() -> set[str]:
+    """The names that kernel.py has for printed pages."""
+    body = ast.parse(PAGE.read_text()).body
+    functions = {x.name for x in body if isinstance(x, ast.FunctionDef)}
+    return functions | {x.targets[0].id for x in body if isinstance(x, ast.Assign)}  # type: ignore[attr-defined]
+
+
+@at_once("dtype", DTYPES)
+@pytest.mark.parametrize("last", ["value", "number", "vector"])
+def test_every_operator_is_printed_in_every_dtype(last: str, dtype: torch.dtype) -> None:
+    _, program = every_operator(last, dtype, but=("atan2", "pow"))  # which Triton has not
+    text = triton.source(program)
+    assert text is not None
+    assert names_used(text) <= page_defines()
+    assert text.count("tl.store(") == len(program.stores)
+
+
+def test_what_only_torch_computes_is_not_printed() -> None:
+    load = ("load", (("buffer", 0),))
+    for dtype, nodes in (
+        (torch.float8_e4m3fn, (load,)),
+        (torch.bool, (load, ("neg", (("value", 0),)))),
+        (torch.float32, (load, ("to", (("value", 0), ("dtype", "torch.complex64"))))),
+    ):
+        program = Program(nodes, ((0, len(nodes) - 1),), None, (dtype,), (), (), CPU)
+        assert triton.source(program) is None
+        assert triton.native(program) is None
+
+
+def test_entries_are_read_once_and_written_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    opt, seen = recording(monkeypatch, params_of([(4, 5)]), *CHAINS["headline"]())
+    give(opt.param_groups[0]["params"], 0)
+    opt.step()
+    norm, rest = map(triton.source, seen)
+    assert norm is not None
+    assert rest is not None
+    assert (norm.count("+ lane, mask"), norm.count("tl.store(x")) == (1, 0)
+    assert "total += entries(" in norm, "the norm is taken in the pass"
+    assert (rest.count("tl.load(x"), rest.count("tl.store(x")) == (4, 3)
+
+
+def test_sums_begin_at_nothing_and_the_largest_goes_by_its_bits() -> None:
+    load = ("load", (("buffer", 0),))
+    for name, said in (("l1", "power_of(size, False)"), ("l2", "power_of(size, True)")):
+        text = triton.source(Program((load,), (), (NAMED[name], 0), (torch.float16,), (), (), CPU))
+        assert text is not None
+        assert f"return {said}" in text
+    text = triton.source(Program((load,), (), (NAMED["linf"], 0), (torch.float16,), (), (), CPU))
+    assert text is not None
+    assert "tl.maximum(total, entries(" in text
+
+
+def test_chunks_are_as_long_on_both_pages() -> None:
+    text = PAGE.read_text()
+    assert int(re.findall(r"^CHUNK = tl.constexpr\((\d+)\)", text, re.M)[0]) == CHUNK
+    block = int(re.findall(r"^BLOCK = tl.constexpr\((\d+)\)", text, re.M)[0])
+    assert CHUNK % block == 0
+
+
+# ---------------------------------------------------------------------- tables
+
+
+def at(*addresses: int) -> Buffer:
+    """A buffer of tensors that would lie there."""
+    made = Buffer([torch.zeros(1) for _ in addresses])
+    made.addresses[:] = type(made.addresses)("Q", addresses)
+    return made
+
+
+def test_a_table_gives_each_chunk_a_tensor_and_aligned_ones_come_first() -> None:
+    sizes = [CHUNK + 1, 5, 0, 2 * CHUNK]
+    some, others = at(1600, 3204, 6400, 8000), at(16, 32, 48, 64)
+    table = DeviceTables().table([some, others], sizes)
+    assert table.addresses.tolist() == [1600, 3204, 6400, 8000, 16, 32, 48, 64]
+    assert table.layout.view(2, 4).tolist() == [sizes, [0, 4, 2, 2]]
+    assert table.chunks.view(-1, 2).tolist() == [[0, 0], [0, 1], [3, 0], [3, 1], [1, 0]]
+    assert table.launches == [(True, 0, 4), (False, 4, 1)]
+    assert table.total == 5
+
+
+def test_a_table_of_aligned_tensors_is_one_launch() -> None:
+    assert DeviceTables().table([at(16, 32)], [3, 4]).launches == [(True, 0, 2)]
+    assert DeviceTables().table([at(17, 33)], [3, 4]).launches == [(False, 0, 2)]
+    assert DeviceTables().table([at(16, 32)], [0, 0]).launches == []
+
+
+def test_more_than_2_to_the_31_entries_are_chunks_too() -> None:
+    size = 3 * 2**31 + 1
+    table = DeviceTables().table([at(16, 32)], [size, 1])
+    assert table.layout.tolist()[:2] == [size, 1]
+    tensor, chunk = table.chunks.view(-1, 2)[size // CHUNK].tolist()
+    assert (tensor, chunk * CHUNK) == (0, size - 1)
+    assert table.chunks.view(-1, 2)[-1].tolist() == [1, 0]
+
+
+@pytest.fixture
+def sent(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """What is sent to a device."""
+    seen: list[Any] = []
+    send = DeviceTables._sent
+
+    def noted(self: DeviceTables, words: Any, like: Tensor) -> Tensor:
+        seen.append(words.tolist())
+        return send(self, words, like)
+
+    monkeypatch.setattr(DeviceTables, "_sent", noted)
+    return seen
+
+
+def test_tables_and_numbers_are_sent_again_only_when_they_are_others(sent: list[Any]) -> None:
+    known = DeviceTables()
+    some, others = at(16, 32), at(160, 320)
+    for _ in range(3):
+        for buffer in (some, others):
+            known.table([buffer], [3, 4])
+            known.numbers([0.5], buffer.tensors[0])
+    assert len(sent) == 3
+    some.addresses[0] = 48
+    assert known.table([some], [3, 4]).addresses[0] == 48
+    known.table([some], [3, 5])
+    assert known.numbers([0.25], some.tensors[0]).tolist() == [0.25]
+    assert len(sent) == 6
+
+
+def test_a_stream_does_not_take_what_another_may_still_be_sent(
+    sent: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    known, like = DeviceTables(), torch.zeros(1)
+    for stream in (1, 2, 1, 2):
+        monkeypatch.setattr(tables, "_stream", lambda device, stream=stream: stream)
+        known.numbers([0.5], like)
+    assert len(sent) == 2
+
+
+def test_few_tables_are_remembered(sent: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tables, "MOST", 3)
+    known, like = DeviceTables(), torch.zeros(1)
+    for x in range(5):
+        known.numbers([0.0], like)  # one that is used stays
+        known.numbers([float(x)], like)
+    assert len(known._known["numbers"]) == 3
+    assert sent.count([0.0]) == 1
+
+
+def test_in_a_graph_that_is_captured_nothing_is_sent(
+    sent: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    known, like = DeviceTables(), torch.zeros(1)
+    before = known.table([at(16, 32)], [3, 4])
+    known.numbers([0.5], like)
+    monkeypatch.setattr(tables, "_capturing", lambda device: True)
+    monkeypatch.setattr(torch, "frombuffer", None)  # with which words go on their way
+    sent.clear()
+    assert known.table([at(16, 32)], [3, 4]) is before
+    assert known.numbers([0.5], like).tolist() == [0.5]
+    assert not sent
+    fresh = known.table([at(2**47 + 16, 32)], [3, 4])
+    assert fresh.addresses.tolist() == [2**47 + 16, 32]
+    assert known.numbers([-0.1, 1e300], like).tolist() == [-0.1, 1e300]
+    assert len(known._captured) == 4, "a graph reads all of them whenever it runs"
+    monkeypatch.undo()
+    assert known.table([at(2**47 + 16, 32)], [3, 4]) is not fresh, "its graph has not run"
+
+
+class Place:
+    """Memory like pinned memory, whose copies end when a test says so."""
+
+    made: list[Place]
+    waited: list[Place]
+
+    def __init__(self, size: int, dtype: torch.dtype) -> None:
+        self.memory, self.event, self.done = torch.zeros(size, dtype=dtype), self, True
+        self.made.append(self)
+
+    def query(self) -> bool:
+        return self.done
+
+    def record(self) -> None:
+        self.done = False
+
+    def synchronize(self) -> None:
+        self.done = True
+        self.waited.append(self)
+
+
+@pytest.fixture
+def places() -> Iterator[type[Place]]:
+    Place.made, Place.waited = [], []
+    return Place
+
+
+def sends(ring: Ring, *numbers: float) -> None:
+    words = torch.tensor(numbers, dtype=torch.float64)
+    out = torch.zeros_like(words)
+    ring.send(words, out)
+    assert torch.equal(words, out)
+
+
+def test_pinned_memory_is_not_written_while_it_is_copied(places: type[Place]) -> None:
+    ring = Ring(places)
+    for i in range(3):
+        sends(ring, i, i)
+    assert [place.memory[0] for place in places.made] == [0, 1, 2]
+    places.made[1].done = True
+    sends(ring, 7, 7, 7)
+    assert [place.memory[0] for place in places.made] == [0, 7, 2]
+    assert not places.waited
+
+
+def test_the_oldest_copy_is_waited_for_when_many_are_under_way(places: type[Place]) -> None:
+    ring = Ring(places)
+    for i in range(tables.PLACES + 1):
+        sends(ring, i)
+    assert places.waited == places.made[:1]
+
+
+def test_more_words_than_pinned_memory_has_get_more_of_it(places: type[Place]) -> None:
+    ring = Ring(places)
+    sends(ring, 1.0)
+    places.made[0].done = True
+    sends(ring, *range(1000))
+    assert len(places.made) == 2
+
+
+# ---------------------------------------------------------------------- launches
+
+
+def imagined(*sizes: int, dtype: torch.dtype = torch.float64) -> list[Tensor]:
+    _, mode = fake_tensors()
+    with mode:
+        return [torch.empty(n, dtype=dtype) for n in sizes]
+
+
+def test_launches_on_tensors_without_values_are_counted_and_looked_at() -> None:
+    parts, out = imagined(7, 3)
+    (layout,) = imagined(6, dtype=torch.int64)
+    layout = parts.new_empty(6, dtype=torch.int64)
+    before = launches.LAUNCHES["joined"]
+    launches.launch(launches.JOINED, 3, parts, layout, 3, out, POWER=2)
+    assert launches.LAUNCHES["joined"] == before + 1
+    for wrong, said in (
+        ((parts, parts, 3, out), "as layout, got torch.float64"),
+        ((parts, layout, 3.0, out), "i32 as count, got 3.0"),
+        ((parts, layout, 2**31, out), "i32 as count, got 2147483648"),
+        ((parts[::2], layout, 3, out), r"contiguous \*fp64 as parts"),
+    ):
+        with pytest.raises(TypeError, match=said):
+            launches.launch(launches.JOINED, 3, *wrong, POWER=2)
+    with pytest.raises(ValueError, match="shorter"):
+        launches.launch(launches.JOINED, 3, parts, layout, POWER=2)
+
+
+@pytest.mark.filterwarnings("ignore:Accessing the data pointer of FakeTensor")
+def test_a_compiled_step_on_imagined_cuda_is_three_launches_and_takes_no_memory(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The norm, its chunks together, and the rest; however many tensors there are."""
+    for module in (engine, memory, premises, replays):
+        monkeypatch.setattr(module, "all_real", kinds.all_plain)
+    monkeypatch.setattr(backends.triton, "here", lambda: True)
+    monkeypatch.setattr(triton, "TABLES", DeviceTables())
+    for count in (3, 50):
+        with fake_cuda():
+            params = [Parameter(torch.randn(300, 5, device="cuda:0")) for _ in range(count)]
+            for p in params:
+                p.grad = torch.randn_like(p)
+            chain = ClipNorm(1.0, dim="global"), Adam(), WeightDecay(0.1), LR(0.1)
+            opt = Modular(params, *chain, compile=True)
+            opt.engine.backend = "triton"  # fake numbers of the host have no memory either
+            opt.step()
+            before = launches.LAUNCHES.copy()
+            opt.step()
+        assert launches.LAUNCHES - before == {"program": 2, "joined": 1}
+        assert not opt.engine.kept()
+
+
+# ---------------------------------------------------------------------- devices
+
+
+@pytest.fixture
+def elsewhere(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """What this machine is and has."""
+
+    def have(triton_is_here: bool = False, windows: bool = False, cpp: bool = True) -> None:
+        monkeypatch.setattr(backends.triton, "here", lambda: triton_is_here)
+        monkeypatch.setattr(backends, "WINDOWS", windows)
+        monkeypatch.setattr(backends, "compiler", lambda: ["g++"] if cpp else None)
+
+    return have
+
+
+def test_without_triton_a_sentence_says_what_to_install(elsewhere: Callable[..., None]) -> None:
+    elsewhere()
+    with pytest.raises(
+        RuntimeError,
+        match="compile=True needs Triton for parameters on cuda: pip install triton; leave compile",
+    ):
+        Compiled().check(torch.device("cuda"))
+    elsewhere(triton_is_here=True)
+    Compiled().check(torch.device("cuda"))
+
+
+@pytest.mark.parametrize("device", ["xpu", "mps", "cuda", "cpu"])
+def test_where_there_are_no_kernels_one_warning_says_so(
+    elsewhere: Callable[..., None], device: str
+) -> None:
+    elsewhere(windows=True, cpp=False)
+    engine = Compiled()
+    with pytest.warns(UserWarning, match=f"no kernels for parameters on {device} here") as said:
+        engine.check(torch.device(device))
+    assert len(said) == 1
+    engine.check(torch.device(device))  # a second one would be an error
+
+
+def test_programs_run_there_node_by_node() -> None:
+    load = ("load", (("buffer", 0),))
+    for device in ("xpu", "mps"):
+        program = Program((load,), ((0, 0),), None, (torch.float32,), (), (), torch.device(device))
+        assert backends.call_of(program, "native") is None
+
+
+def test_a_device_without_float64_gets_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What goes to it is in the widest dtype that it has; here the CPU plays one."""
+    from torchzero_clip.engines.compiled import operators, program, recorder
+
+    for page in (recordings, operators, program, recorder):
+        monkeypatch.setattr(page, "wide", lambda device: torch.float32)
+    ratio = torch.tensor([2.0, 1e-38, 1e38], dtype=torch.float32)
+    assert over(torch.full((3,), 8.0), ratio).tolist() == pytest.approx([4.0, torch.inf, 8e-38])
+    assert over(torch.full((3,), 1e-30), ratio).tolist() == pytest.approx([5e-31, 1e8, 0.0])
+    params = params_of([(4, 5), (6,)])
+    chain = ClipNorm(1.0), Adam(), WeightDecay(0.1), LR(0.1)
+    opt, _ = recording(monkeypatch, params, *chain)
+    made = []
+    engine: Any = opt.engine
+    run = engine.run
+    monkeypatch.setattr(engine, "run", lambda launch: made.append(launch) or run(launch))
+    give(params, 0)
+    opt.step()
+    sent = [t.dtype for launch in made for t in (launch.sent, *launch.vectors)]
+    assert sent
+    assert set(sent) == {torch.float32}
+
+
+def test_what_cannot_be_compiled_is_a_sentence_that_names_the_chain(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Broken:
+        def __getitem__(self, grid: Any) -> Any:
+            raise SyntaxError("in a kernel\n\n  no such word: stroe\n")
+
+    monkeypatch.setattr(launches.TritonKernel, "function", Broken())
+    monkeypatch.setattr(launches.TritonKernel, "works", False)
+    monkeypatch.setattr(backends.triton, "here", lambda: True)
+    monkeypatch.setattr(Compiled, "backend", "triton")
+    params = params_of([(3, 2)])
+    opt = Modular(params, ClipNorm(0.25, dim="global"), Adam(), LR(0.5), compile=True)
+    give(params, 0)
+    start = params[0].detach().clone()
+    with pytest.raises(RuntimeError) as said:
+        opt.step()
+    assert re.search(r"of the chain ClipNorm.*0\.25.*Adam.*LR", str(said.value))
+    assert "(SyntaxError: no such word: stroe); leave compile out" in str(said.value)
+    assert torch.equal(params[0], start)

@@ -1,0 +1,312 @@
+"""Vector programs: every operator of their table is torch's, for all dtypes and odd numbers."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from torchzero_clip.core.norms.numeric import vector_norm
+from torchzero_clip.engines.compiled.arithmetic import ENTRIES, REDUCTIONS
+from torchzero_clip.engines.compiled.recorder import StepRecorder, python
+from torchzero_clip.engines.compiled.steps import NativeStep
+
+Function = Callable[..., Any]
+FLOATS = (torch.float64, torch.float32)
+WHOLE = (torch.int64, torch.int32)
+SHAPES: tuple[tuple[int, ...], ...] = ((5,), (), (1,), (0,), (3, 4), (2, 1, 3))
+ODD = (0.0, -0.0, 1.0, -1.0, 0.5, -2.5, 3.0, math.inf, -math.inf, math.nan, 1e-300, 1e300)
+
+
+def numbers(shape: tuple[int, ...], dtype: torch.dtype, seed: int = 0) -> Tensor:
+    """Numbers of both signs, odd ones among them."""
+    generator = torch.Generator().manual_seed(seed)
+    if dtype == torch.bool:
+        return torch.rand(shape, generator=generator) > 0.5
+    drawn = torch.randn(shape, generator=generator, dtype=torch.float64)
+    if not dtype.is_floating_point:
+        return (drawn * 5).to(dtype)
+    which = torch.randint(0, 2 * len(ODD), shape, generator=generator)
+    for i, x in enumerate(ODD):
+        drawn = torch.where(which == i, torch.tensor(x, dtype=torch.float64), drawn)
+    return drawn.to(dtype)
+
+
+def recorded(function: Function, leaves: list[Tensor]) -> tuple[NativeStep, Any, list[Tensor]]:
+    """A function as a native step, and as one of Python, with the memory of what it returns."""
+    recorder = StepRecorder([])
+    with recorder:
+        out = function(*leaves)
+        kept = recorder.end([out] if isinstance(out, Tensor) else list(out), [])
+    again = python(recorder.graph)
+    step = NativeStep(recorder.graph, recorder.leaves, [], {})
+    recorder.close()
+    return step, lambda: again(*recorder.leaves), kept
+
+
+def compare(*cases: tuple[Function, Sequence[Tensor]], lacks: Sequence[str] = ()) -> None:
+    """A step of these functions has the numbers of torch, and leaves the same in their leaves."""
+
+    def all_of(*leaves: Tensor) -> list[Tensor]:
+        each, found = iter(leaves), list[Tensor]()
+        for function, some in cases:
+            out = function(*[next(each) for _ in some])
+            found += [out] if isinstance(out, Tensor) else out
+        return found
+
+    leaves = [t for _, some in cases for t in some]
+    theirs, mine = [t.clone() for t in leaves], [t.clone() for t in leaves]
+    expected = all_of(*theirs)
+    step, _, kept = recorded(all_of, mine)
+    assert (step.lacking, step.works) == (list(lacks), True)
+    assert step([])
+    for ours, other in [*zip(kept, expected, strict=True), *zip(mine, theirs, strict=True)]:
+        tight = {"rtol": 1e-12, "atol": 0.0} if ours.dtype == torch.float64 else {}
+        torch.testing.assert_close(ours, other, equal_nan=True, **tight)
+
+
+def ids(x: Any) -> str:
+    return str(x).replace("torch.", "")
+
+
+UNARY: dict[str, Function] = {
+    "neg": torch.neg,
+    "abs": torch.abs,
+    "sign": torch.sign,
+    "sqrt": torch.sqrt,
+    "square": lambda x: torch.ops.aten.pow(x, 2),
+    "reciprocal": torch.reciprocal,
+    "exp": torch.exp,
+    "exp2": torch.exp2,
+    "log": torch.log,
+    "log2": torch.log2,
+    "floor": torch.floor,
+    "ceil": torch.ceil,
+    "isnan": torch.isnan,
+    "isinf": torch.isinf,
+    "logical_not": torch.logical_not,
+    "copy": torch.clone,
+    "fill": lambda x: torch.full_like(x, 2.5),
+    "zeros": torch.zeros_like,
+    "ones": torch.ones_like,
+    "at least": lambda x: x.clamp(min=0.5),
+    "at most": lambda x: x.clamp(max=0.5),
+    "between": lambda x: x.clamp(-0.5, 0.5),
+    "rsub": lambda x: 1 - x,
+    "remainder": lambda x: x.remainder(3.0),
+    "root": lambda x: x**0.5,
+    "cube": lambda x: x**3,
+    "in place": lambda x: x.add_(1).mul_(0.5),
+    "masked": lambda x: x.masked_fill(x > 0, 7.0),
+    "finite": torch.isfinite,
+}
+BINARY: dict[str, Function] = {
+    "add": torch.add,
+    "sub": torch.sub,
+    "mul": torch.mul,
+    "div": torch.div,
+    "pow": torch.pow,
+    "hypot": torch.hypot,
+    "remainder": torch.remainder,
+    "maximum": torch.maximum,
+    "minimum": torch.minimum,
+    "lerp": lambda a, b: torch.lerp(a, b, b),
+    "addcmul": lambda a, b: torch.addcmul(a, a, b),
+    "addcdiv": lambda a, b: torch.addcdiv(a, a, b),
+    "clamp": lambda a, b: a.clamp(min=b, max=b + 1),
+    "where": lambda a, b: torch.where(a > b, a, b),
+    "masked_fill": lambda a, b: a.masked_fill(b > 0, 1.5),
+    "eq": torch.eq,
+    "ne": torch.ne,
+    "lt": torch.lt,
+    "le": torch.le,
+    "gt": torch.gt,
+    "ge": torch.ge,
+    "stack": lambda a, b: torch.stack([a, b, a]),
+    "cat": lambda a, b: torch.cat([a.reshape(-1), b.reshape(-1)]),
+    "joined in the last dim": lambda a, b: torch.stack([a, b], -1),
+    "in place": lambda a, b: a.mul_(b).sub_(b),
+    "copied": lambda a, b: a.copy_(b),
+}
+OF_FLAGS: dict[str, Function] = {
+    "bitwise_and": torch.bitwise_and,
+    "bitwise_or": torch.bitwise_or,
+    "bitwise_xor": torch.bitwise_xor,
+    "bitwise_not": lambda a, b: torch.bitwise_not(a),
+    "logical_and": torch.logical_and,
+    "logical_or": torch.logical_or,
+    "mul": torch.mul,
+    "where": torch.where,
+}
+SUMS: dict[str, Function] = {
+    "sum": torch.sum,
+    "mean": torch.mean,
+    "amax": torch.amax,
+    "amin": torch.amin,
+    "any": torch.any,
+    "all": torch.all,
+    "norm1": lambda x, **over: torch.linalg.vector_norm(x, 1, **over),
+    "norm2": lambda x, **over: torch.linalg.vector_norm(x, 2, **over),
+    "norminf": lambda x, **over: torch.linalg.vector_norm(x, math.inf, **over),
+}
+
+
+def test_the_table_has_no_operator_that_is_not_compared_with_torch() -> None:
+    compared = {*UNARY, *BINARY, *OF_FLAGS}
+    assert compared >= ENTRIES.keys()
+    assert SUMS.keys() == REDUCTIONS.keys()
+
+
+@pytest.mark.parametrize("dtype", FLOATS, ids=ids)
+@pytest.mark.parametrize("name", UNARY)
+def test_an_operator_on_a_vector_is_that_of_torch(name: str, dtype: torch.dtype) -> None:
+    cases = [(UNARY[name], [numbers(shape, dtype, i)]) for i, shape in enumerate(SHAPES)]
+    compare(*cases)
+
+
+@pytest.mark.parametrize("name", BINARY)
+def test_an_operator_on_two_vectors_is_that_of_torch(name: str) -> None:
+    cases = []
+    for (i, shape), dtype, other in itertools.product(enumerate(SHAPES), FLOATS, FLOATS):
+        pair = numbers(shape, dtype, i), numbers(shape, other, i + 9)
+        try:
+            BINARY[name](*[t.clone() for t in pair])
+        except RuntimeError:  # torch wants one dtype
+            continue
+        cases.append((BINARY[name], pair))
+    assert cases
+    compare(*cases)
+
+
+@pytest.mark.parametrize("name", ["add", "sub", "mul", "div", "eq", "lt", "ge", "where"])
+def test_a_number_and_a_vector_of_other_dtypes_are_promoted_as_torch_does(name: str) -> None:
+    shapes = (((3,), ()), ((), (3,)), ((3, 1), (1, 2)), ((), ()))
+    every = itertools.product((*FLOATS, *WHOLE), (*FLOATS, *WHOLE), shapes)
+    cases = [(BINARY[name], (numbers(s, a, 5), numbers(t, b, 6))) for a, b, (s, t) in every]
+    compare(*cases)
+
+
+@pytest.mark.parametrize("name", OF_FLAGS)
+def test_an_operator_on_flags_is_that_of_torch(name: str) -> None:
+    count = 3 if name == "where" else 2
+    flags = [[numbers(shape, torch.bool, i) for i in range(count)] for shape in SHAPES]
+    compare(*[(OF_FLAGS[name], some) for some in flags])
+
+
+@pytest.mark.parametrize("name", SUMS)
+def test_a_reduction_is_that_of_torch(name: str) -> None:
+    shapes = [(5,), (3, 4), (2, 3, 4), (1,), (2, 1, 3), ()]
+    cases = []
+    for dtype, shape in itertools.product(FLOATS, shapes):
+        x = numbers(shape, dtype, 3)
+        cases.append((lambda x: SUMS[name](x, dim=tuple(range(x.dim()))), [x]))
+        for dim, keep in itertools.product(range(len(shape)), (False, True)):
+            cases.append((partial(SUMS[name], dim=dim, keepdim=keep), [x]))
+    compare(*cases)
+
+
+def test_sums_of_flags_and_of_nothing_are_those_of_torch() -> None:
+    cases = [(partial(torch.sum, dim=0), [numbers((4, 3), t)]) for t in (torch.bool, *WHOLE)]
+    for dtype, dim in itertools.product(FLOATS, (0, 1)):
+        cases.append((partial(torch.sum, dim=dim), [numbers((0, 3), dtype)]))
+    compare(*cases)
+
+
+@pytest.mark.parametrize("dtype", [*FLOATS, *WHOLE, torch.bool], ids=ids)
+def test_a_conversion_is_that_of_torch(dtype: torch.dtype) -> None:
+    cases = []
+    for to in (*FLOATS, *WHOLE, torch.bool):
+        x = torch.tensor([0.0, 1.7, -2.3, 100.0]) if to in WHOLE else numbers((40,), torch.float64)
+        x = x if dtype.is_floating_point else x.nan_to_num(1.0, 2.0, 3.0).clamp(-9, 9)
+        cases.append((lambda x, to=to: x.to(to, copy=True), [x.to(dtype)]))
+    compare(*cases)
+
+
+VIEWS: dict[str, Function] = {
+    "selected": lambda x: x.select(0, 1) + 1,
+    "sliced": lambda x: x[1:, ::2] * 2,
+    "transposed": lambda x: x.t() + x.t().contiguous(),
+    "with another dim": lambda x: x.unsqueeze(1) - x.unsqueeze(0),
+    "expanded": lambda x: x[0].expand(3, -1) + x[1],
+    "unbound and joined in another order": lambda x: torch.stack([x.unbind(0)[i] for i in (2, 0)]),
+    "written by a view": lambda x: [x.select(0, 1).mul_(3), x],
+    "read before and behind a write": lambda x: [x + 1, x.mul_(2), x + 1],
+    "written from its own other entries": lambda x: [x[:2].copy_(x[1:].clone()), x],
+    "turned in place": lambda x: (x + 1).unsqueeze_(0).squeeze_(0) * 2,
+    "gathered": lambda x: torch.cat([x[i : i + 1, 0] for i in (2, 2, 1)]),
+}
+
+
+def test_views_are_those_of_torch() -> None:
+    compare(*[(view, [numbers((3, 4), torch.float64)]) for view in VIEWS.values()])
+
+
+LISTS: dict[str, Function] = {
+    "counted": lambda *some: [torch._foreach_add_(some, 1), *some][1:],
+    "copied": lambda *some: [torch._foreach_copy_(some, [t + 1 for t in some]), *some][1:],
+    "multiplied": lambda *some: torch._foreach_mul(some, [2.0, 3.0, 4.0]),
+    "one by another": lambda *some: torch._foreach_mul(some, some[::-1]),
+    "clamped": lambda *some: [torch._foreach_clamp_min_(some, 0.5), *some][1:],
+    "by a tensor": lambda *some: torch._foreach_mul(some, torch.tensor(2.0)),
+}
+
+
+@pytest.mark.parametrize("name", LISTS)
+def test_an_operator_on_lists_is_that_of_torch(name: str) -> None:
+    shapes: tuple[tuple[int, ...], ...] = ((), (2,), (1,))
+    some = [[numbers(shape, torch.float32, i) for i in range(3)] for shape in shapes]
+    compare(*[(LISTS[name], three) for three in some])
+
+
+def test_counters_that_share_a_vector_are_counted() -> None:
+    count: Function = lambda x: [torch._foreach_add_(list(x.unbind()), 1), x][1:]  # noqa: E731
+    compare((count, [numbers((3,), torch.float32)]))
+
+
+def test_a_norm_in_any_range_is_that_of_the_plain_way() -> None:
+    rows = [[1.0, 2], [1e-200, 3e-200], [1e200, 2e200], [0, 0], [math.inf, 1], [math.nan, 1]]
+    x = torch.tensor(rows, dtype=torch.float64)
+    norms = [lambda x, p=p: vector_norm(x, p) for p in (1.0, 2.0, 3.0, 10.0)]
+    compare(*[(norm, [some]) for norm in norms for some in (x, x[:1].clone())])
+
+
+def test_what_the_table_lacks_stays_a_call_of_torch_between_two_programs() -> None:
+    def median(x: Tensor) -> list[Tensor]:
+        rows = (x * 2).view(2, 3)
+        middle, where = rows.sort(1)
+        return [middle[:, 1] + rows[:, 0], where + 1, torch.cumsum(rows, 1).t() * 2]
+
+    x = torch.tensor([3.0, 1.0, 2.0, -5.0, math.inf, 0.0], dtype=torch.float64)
+    lacks = ("aten.sort.default", "aten.cumsum.default")
+    compare((median, [x]), lacks=lacks)
+    step, plainly, kept = recorded(median, [x])
+    assert step([])
+    ours = [t.clone() for t in kept]
+    x.mul_(-1)  # what torch makes lies elsewhere now
+    ballast = [torch.zeros(6, dtype=torch.float64) for _ in range(9)]
+    assert step([])
+    again = [t.clone() for t in kept]
+    plainly()
+    del ballast
+    for a, b, c in zip(again, kept, ours, strict=True):
+        torch.testing.assert_close(a, b)
+        assert not a.equal(c)
+
+
+def test_more_entries_than_are_worth_a_program_stay_torchs() -> None:
+    step, _, _ = recorded(lambda x: [x + 1, x[:3] * 2], [torch.zeros(2**15)])
+    assert step.lacking[0] == "aten.add.Tensor of 32768 entries"
+
+
+def test_programs_of_other_sizes_are_the_same_library() -> None:
+    texts = []
+    for n in (3, 50):
+        step, _, _ = recorded(lambda x: (x * 2).sum(0) + 1, [numbers((n,), torch.float64)])
+        texts.append(step.text)
+    assert texts[0] == texts[1]

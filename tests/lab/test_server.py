@@ -1,0 +1,299 @@
+"""The lab's server: it has its page, on the loopback, for that page; all else is refused."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import socket
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.lab.test_session import a_file, norms
+from torchzero_clip.__main__ import main
+from torchzero_clip.lab import server as serving
+from torchzero_clip.lab.server import LabServer
+from torchzero_clip.lab.session import LabSession
+
+RULE = {"text": "ClipNorm(2.0, dim='global')"}
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[LabServer]:
+    made = LabServer(LabSession(a_file(tmp_path, norms(30))), grace=0.1)
+    thread = threading.Thread(target=made.serve_forever, kwargs={"poll_interval": 0.01})
+    thread.start()
+    yield made
+    made.shutdown()
+    made.server_close()
+    thread.join(10)
+
+
+def ask(server: LabServer, method: str, path: str, body: Any = None, **headers: str) -> Any:
+    """The status of an answer, its headers and its body."""
+    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=10)
+    given = {name.replace("_", "-"): value for name, value in headers.items()}
+    if isinstance(body, dict):
+        body, given = json.dumps(body), {"Content-Type": "application/json", **given}
+    connection.request(method, path, body, given)
+    answer = connection.getresponse()
+    try:
+        return answer.status, dict(answer.getheaders()), answer.read()
+    finally:
+        connection.close()
+
+
+def raw(server: LabServer, request: bytes) -> bytes:
+    with socket.create_connection(("127.0.0.1", server.port), timeout=10) as connection:
+        connection.sendall(request)
+        return connection.recv(4096)
+
+
+def test_it_listens_on_the_loopback_alone(server: LabServer) -> None:
+    assert server.socket.getsockname()[0] == "127.0.0.1"
+    assert len(server.base) > 20
+
+
+def test_the_page_is_one_file_that_asks_nobody_else(server: LabServer) -> None:
+    status, headers, page = ask(server, "GET", server.base)
+    text = page.decode()
+    assert status == 200
+    assert "://" not in text.replace("http://www.w3.org/2000/svg", "")
+    assert "src=" not in text
+    assert "@import" not in text
+    policy = headers["Content-Security-Policy"]
+    assert policy.startswith("default-src 'none'; ")
+    assert "connect-src 'self'" in policy
+    assert text.count(f'nonce="{server.nonce}"') == 2
+    assert headers["Cache-Control"] == "no-store"
+
+
+def test_questions_are_answered(server: LabServer) -> None:
+    status, _, told = ask(server, "POST", f"{server.base}run", {"from": 0, "version": 0})
+    run = json.loads(told)
+    assert (status, run["title"], run["steps"]) == (200, "run.csv", 30)
+    _, _, told = ask(server, "POST", f"{server.base}rule", {"text": run["catalogue"][1]})
+    assert json.loads(told)["text"] == run["catalogue"][1]
+    question = {**RULE, "version": run["version"], "from": 0, "bad": [0]}
+    _, _, told = ask(server, "POST", f"{server.base}replay", question)
+    lines = [json.loads(line) for line in told.splitlines()]
+    assert [[*line] for line in lines] == [
+        ["from", "limit", "left", "clipped"], ["summary", "steps"], ["end"]
+    ]  # fmt: skip
+    assert json.loads(ask(server, "POST", f"{server.base}choose", {"run": "ppo"})[2]) == {}
+    assert server.session.run(0, 0)["title"] == "ppo"
+
+
+def test_a_dropped_file_is_the_run(server: LabServer) -> None:
+    kind = {"Content_Type": "application/octet-stream", "X_Name": "m%C3%A4rz.csv"}
+    body = b"step,grad_norm\n5,1.0\n6,2.0\n"
+    assert json.loads(ask(server, "POST", f"{server.base}file", body, **kind)[2]) == {}
+    told = server.session.run(0, 0)
+    assert (told["title"], told["steps"], told["column"]) == ("märz.csv", 2, "grad_norm")
+    _, _, wrong = ask(server, "POST", f"{server.base}file", b"epoch,loss\n1,2\n", **kind)
+    assert "a column such as grad_norm, and best one such as step" in json.loads(wrong)["error"]
+    assert "there are ['epoch', 'loss']" in json.loads(wrong)["error"]
+    assert server.session.run(0, 0)["steps"] == 2
+
+
+@pytest.mark.parametrize(
+    ("question", "sentence"),
+    [
+        ({"text": "Adam()"}, "replay takes rules about norms, such as ZClip(), got Adam()"),
+        ({"text": "__import__('os').system('true')"}, "malformed"),
+        ({"text": "ClipNorm(-1.0)"}, "max_norm must be a number at least 0, got -1.0"),
+        ({"text": "TrustRatio()"}, ""),
+        ({}, "text"),
+        ({**RULE, "path": ["max_norm"], "value": "x"}, "wanted is a number, got 'x'"),
+        (
+            {**RULE, "path": ["nothing"], "value": "1"},
+            "has no live number at ['nothing']; it has [(",
+        ),
+        ({**RULE, "path": ["__class__"], "value": "1"}, "no live number at ['__class__']"),
+        ({**RULE, "path": [["max_norm"]], "value": "1"}, "unhashable"),
+    ],
+)
+def test_a_wrong_question_gets_a_sentence(server: LabServer, question, sentence: str) -> None:
+    status, _, told = ask(server, "POST", f"{server.base}rule", question)
+    assert status == 200
+    if sentence:
+        assert sentence in json.loads(told)["error"]
+
+
+def test_what_a_rule_asks_in_vain_is_said_instead_of_an_answer(server: LabServer) -> None:
+    question = {"text": "TrustRatio()", "version": 1}
+    _, _, told = ask(server, "POST", f"{server.base}replay", question)
+    assert "reads group['params'], which a recorded run does not have" in json.loads(told)["error"]
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/", "/index.html", "/../../etc/passwd", "BASE../../etc/passwd", "BASE..%2f..%2fetc/passwd",
+        "BASE/", "BASE?x", "BASE#x", "BASErun.csv", "BASEpage.js", "BASE%2e%2e/", "/run", "BASErun",
+        "http://127.0.0.1BASE",
+    ],
+)  # fmt: skip
+def test_no_other_path_is_served(server: LabServer, path: str) -> None:
+    given = path.replace("BASE", server.base)
+    assert raw(server, f"GET {given} HTTP/1.0\r\nHost: 127.0.0.1:{server.port}\r\n\r\n".encode())[
+        9:12
+    ] == (b"404")
+
+
+@pytest.mark.parametrize("method", ["PUT", "DELETE", "HEAD", "OPTIONS", "CONNECT", "TRACE", "X"])
+def test_no_other_method_is_served(server: LabServer, method: str) -> None:
+    assert ask(server, method, server.base)[0] == 501
+
+
+@pytest.mark.parametrize(
+    "host", ["evil.example", "evil.example:PORT", "127.0.0.1", "[::1]:PORT", ""]
+)
+def test_no_other_host_is_served(server: LabServer, host: str) -> None:
+    """A page elsewhere may have its name lead to this machine."""
+    given = host.replace("PORT", str(server.port))
+    assert ask(server, "GET", server.base, Host=given)[0] == 403
+    assert raw(server, f"GET {server.base} HTTP/1.0\r\n\r\n".encode())[9:12] == b"403"
+
+
+def test_two_hosts_are_none(server: LabServer) -> None:
+    own = f"Host: 127.0.0.1:{server.port}\r\n"
+    request = f"GET {server.base} HTTP/1.0\r\n{own}Host: evil.example\r\n\r\n"
+    assert raw(server, request.encode())[9:12] == b"403"
+
+
+def test_no_other_page_may_ask(server: LabServer) -> None:
+    path = f"{server.base}run"
+    assert ask(server, "POST", path, {}, Origin="http://evil.example")[0] == 403
+    assert ask(server, "POST", path, {}, Origin="null")[0] == 403
+    assert ask(server, "POST", path, {}, Origin=f"http://127.0.0.1:{server.port}")[0] == 200
+    assert ask(server, "POST", path, "{}", Content_Type="text/plain")[0] == 415
+
+
+@pytest.mark.parametrize(
+    ("length", "code"),
+    [("65537", 413), ("9" * 5000, 413), ("-1", 411), ("x", 411), ("", 411), ("１", 411)],
+)
+def test_a_body_has_a_bounded_length(server: LabServer, length: str, code: int) -> None:
+    head = (
+        f"POST {server.base}run HTTP/1.0\r\nHost: 127.0.0.1:{server.port}\r\n"
+        f"Content-Type: application/json\r\nContent-Length: {length}\r\n\r\n"
+    )
+    assert int(raw(server, head.encode())[9:12]) == code
+
+
+def test_a_body_in_chunks_is_refused(server: LabServer) -> None:
+    head = {"Transfer_Encoding": "chunked", "Content_Length": "2"}
+    status, _, _ = ask(server, "POST", f"{server.base}run", {}, **head)
+    assert status == 411
+
+
+@pytest.mark.parametrize(
+    "body", ["[1]", "{", "3", '{"from": "x"}', '{"version": null}', "[" * 60_000]
+)
+def test_what_is_no_question_gets_a_sentence(server: LabServer, body: str) -> None:
+    kind = {"Content_Type": "application/json"}
+    status, _, told = ask(server, "POST", f"{server.base}run", body, **kind)
+    assert status == 200
+    assert json.loads(told)["error"]
+
+
+def test_a_client_that_goes_away_ends_nothing(server: LabServer) -> None:
+    head = f"POST {server.base}run HTTP/1.0\r\nHost: 127.0.0.1:{server.port}\r\n"
+    with socket.create_connection(("127.0.0.1", server.port)) as connection:
+        connection.sendall(
+            f"{head}Content-Type: application/json\r\nContent-Length: 9\r\n\r\n{{".encode()
+        )
+    assert ask(server, "GET", server.base)[0] == 200
+
+
+# ------------------------------------------------------------------ the end
+
+
+def events(server: LabServer) -> socket.socket:
+    connection = socket.create_connection(("127.0.0.1", server.port), timeout=10)
+    head = f"GET {server.base}events HTTP/1.0\r\nHost: 127.0.0.1:{server.port}\r\n\r\n"
+    connection.sendall(head.encode())
+    told = b""
+    while b"data: " not in told:
+        told += connection.recv(4096)
+    assert b'"steps": 30' in told
+    return connection
+
+
+def test_closing_the_last_page_ends_the_program(server: LabServer, monkeypatch) -> None:
+    monkeypatch.setattr(serving, "LOOK", 0.01)
+    ended = threading.Event()
+    monkeypatch.setattr(server, "shutdown", ended.set)
+    first, second = events(server), events(server)
+    first.close()
+    assert not ended.wait(0.4)
+    second.close()
+    assert ended.wait(10)
+
+
+def test_loading_the_page_again_does_not(server: LabServer, monkeypatch) -> None:
+    monkeypatch.setattr(serving, "LOOK", 0.01)
+    server.grace = 0.5
+    ended = threading.Event()
+    monkeypatch.setattr(server, "shutdown", ended.set)
+    events(server).close()
+    again = events(server)
+    assert not ended.wait(1.0)
+    again.close()
+    assert ended.wait(10)
+
+
+# ------------------------------------------------------------------ the command
+
+
+@pytest.mark.parametrize(
+    ("given", "sentence"),
+    [
+        (["nowhere.csv"], "No such file"),
+        (
+            ["other.csv"],
+            "a column such as grad_norm, and best one such as step; there are ['epoch', 'loss']",
+        ),
+        (["run.csv", "--norms", "x"], "there is no column 'x'; there are ['step', 'norm/0']"),
+        (["--follow"], "--follow needs the file of a run"),
+        (["run.csv", "--port", "99999"], "port must be 0-65535"),
+    ],
+)
+def test_the_command_says_what_it_wants(given, sentence, tmp_path, capsys, monkeypatch) -> None:
+    a_file(tmp_path, norms(5))
+    (tmp_path / "other.csv").write_text("epoch,loss\n1,2\n")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit) as stop:
+        main(["lab", *given])
+    assert stop.value.code == 2
+    assert sentence in capsys.readouterr().err
+
+
+def test_the_command_prints_an_address_and_ends_with_the_page(
+    tmp_path, capsys, monkeypatch
+) -> None:
+    opened: list[str] = []
+    monkeypatch.setenv("DISPLAY", ":0")
+    monkeypatch.setattr("webbrowser.open", lambda url: bool(opened.append(url)))
+    monkeypatch.setattr(LabServer, "serve_forever", lambda *_, **__: None)
+    main(["lab", str(a_file(tmp_path, norms(5)))])
+    first, *_, last = capsys.readouterr().out.splitlines()
+    assert first.startswith("The lab is at http://127.0.0.1:")
+    assert last == "The page was closed."
+    assert opened == [first.removeprefix("The lab is at ")]
+
+
+def test_where_there_are_no_windows_no_browser_takes_the_terminal(
+    tmp_path, capsys, monkeypatch
+) -> None:
+    monkeypatch.setattr("sys.platform", "linux")
+    for name in ("DISPLAY", "WAYLAND_DISPLAY"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr("webbrowser.open", lambda url: pytest.fail("it was opened"))
+    monkeypatch.setattr(LabServer, "serve_forever", lambda *_, **__: None)
+    main(["lab", str(a_file(tmp_path, norms(5)))])
+    assert "Open this address in a browser on this machine." in capsys.readouterr().out

@@ -1,0 +1,58 @@
+"""NVIDIA's tests of functions of matrices, on `Orthogonalize`, `ClipSpectral` and `TrustRatio`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from suites import emerging
+from torch import Tensor
+
+from torchzero_clip import ClipSpectral, Modular, Orthogonalize, Transform, TrustRatio
+
+SOURCE = emerging.SOURCE
+COMMIT = emerging.COMMIT
+PATHS = emerging.PATHS
+SETTINGS = emerging.SETTINGS
+FILES = {
+    "tests/test_muon_utils.py": "3051e71f702a",
+    "tests/test_spectral_clipping_utils.py": "fa9998271cfd",
+    "tests/test_weight_update_hooks.py": "c335c3c09384",
+}
+LEFT_OUT = {
+    "TestMuonUtils|TestBatched|no_op|radial_brake|orthogonalized_optimizer|constructor|_syrk_falls|"
+    "raises_(value|type)_error": "about functions and arguments of theirs alone",
+    "underflowed_norm": "no iteration at all, which `Orthogonalize` refuses",
+    "clips_singular_values_to_range": "it raises small singular values too, as no rule does",
+    "hyperball": "`Hyperball` keeps the norm that weights begin with, and takes no other",
+}
+DIFFERS = {
+    "relative_update_eps_boundary": "`TrustRatio` follows norms however small, where theirs below "
+    "eps make the update 0",
+}
+
+
+def through(x: Tensor, rule: Transform, at: Tensor | None = None) -> Tensor:
+    """What a rule makes of a gradient, of a weight that is 0 or given."""
+    weight = torch.nn.Parameter(torch.zeros_like(x) if at is None else at.clone())
+    before, weight.grad = weight.detach().clone(), x.clone()
+    Modular([weight], rule).step()
+    return before - weight.detach()
+
+
+def put_ours() -> None:
+    emerging.make_importable()
+    from emerging_optimizers import orthogonalized_optimizers, weight_update_hooks
+    from emerging_optimizers.orthogonalized_optimizers import muon_utils
+
+    def newton_schulz(x: Tensor, steps: int, coefficient_type: str = "quintic", **more: Any) -> Any:
+        triples = more.get("custom_coefficient_sets")
+        triples = triples or muon_utils._COEFFICIENT_SETS[coefficient_type]
+        return through(x, Orthogonalize(steps, triples, stacks=True))
+
+    def relative(self: Any, param: Tensor, update: Tensor) -> None:
+        update.copy_(through(update, TrustRatio(1.0), at=param))
+
+    muon_utils.newton_schulz = newton_schulz
+    orthogonalized_optimizers.spectral_hardcap = lambda x, beta: through(x, ClipSpectral(beta))
+    weight_update_hooks.RelativeUpdateHook.pre_weight_update_inplace = relative

@@ -1,0 +1,162 @@
+"""Weights for evaluation behind the step of any optimizer: `attach(optimizer, after=...)`."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import Parameter
+
+from tests.helpers import close, network, same
+from torchzero_clip import (
+    LR,
+    Chain,
+    ClipNorm,
+    Lookahead,
+    Modular,
+    Momentum,
+    ScheduleFree,
+    Transform,
+    WeightAverage,
+    WeightDecay,
+    WeightEMA,
+    attach,
+)
+
+INPUTS = torch.linspace(-1, 1, 64).view(-1, 4)
+LINKS = [WeightEMA(0.5), WeightAverage(), Lookahead(2), Chain(Lookahead(2), WeightEMA(0.5))]
+each_link = pytest.mark.parametrize("link", LINKS, ids=repr)
+
+
+def sgd(model: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
+
+
+def train(model: nn.Module, opt: Any, steps: int = 4) -> None:
+    for _ in range(steps):
+        opt.zero_grad()
+        (model(INPUTS) - INPUTS.sum(1, keepdim=True)).square().mean().backward()
+        opt.step()
+
+
+def weights(model: nn.Module) -> list[Tensor]:
+    return [p.detach().clone() for p in model.parameters()]
+
+
+@each_link
+def test_behind_an_optimizer_averages_are_those_of_a_chain(link):
+    model, other = network(), network()
+    opt = sgd(model)
+    handle = attach(opt, after=link)
+    links = link if isinstance(link, Chain) else [link]
+    chain = Modular(other.parameters(), Momentum(0.9), LR(0.1), *links)
+    train(model, opt, 7)
+    train(other, chain, 7)
+    close(weights(model), weights(other))
+    found = handle.averaged_state_dict(model)
+    close(dict(found), dict(chain.averaged_state_dict(other)))
+    before = weights(model)
+    with handle.averaged():
+        close(weights(model), list(found.values()))
+        with pytest.raises(RuntimeError, match=r"step\(\) inside averaged\(\)"):
+            opt.step()
+    same(weights(model), before)
+    handle.eval()
+    with pytest.raises(RuntimeError, match=r"step\(\) after eval\(\)"):
+        opt.step()
+    handle.train()
+    same(weights(model), before)
+
+
+@pytest.mark.parametrize("in_checkpoint", [False, True])
+def test_a_resumed_run_goes_on_with_its_average(in_checkpoint):
+    model = network()
+    opt = sgd(model)
+    handle = attach(opt, ClipNorm(0.1), after=WeightEMA(0.5), in_checkpoint=in_checkpoint)
+    train(model, opt)
+    saved = copy.deepcopy((model.state_dict(), opt.state_dict(), handle.state_dict()))
+    train(model, opt)
+    other = network()
+    resumed = sgd(other)
+    again = attach(resumed, ClipNorm(0.1), after=WeightEMA(0.5), in_checkpoint=in_checkpoint)
+    other.load_state_dict(saved[0])
+    resumed.load_state_dict(saved[1])
+    if not in_checkpoint:
+        again.load_state_dict(saved[2])
+    train(other, resumed)
+    same(dict(again.averaged_state_dict(other)), dict(handle.averaged_state_dict(model)))
+
+
+def test_checkpoints_with_and_without_such_links_are_told_apart():
+    model = network()
+    plain = attach(sgd(model), ClipNorm(0.1))
+    behind = attach(sgd(model), ClipNorm(0.1), after=WeightEMA(0.5))
+    with pytest.raises(ValueError, match="has no state of links behind the optimizer, and this"):
+        behind.load_state_dict(plain.state_dict())
+    with pytest.raises(
+        ValueError, match=r"has state of links behind the optimizer, .* has no such"
+    ):
+        plain.load_state_dict(behind.state_dict())
+
+
+def test_groups_that_are_added_are_averaged_as_well():
+    p, q = Parameter(torch.zeros(1)), Parameter(torch.zeros(1))
+    opt = torch.optim.SGD([p], 1.0)
+    handle = attach(opt, after=WeightEMA(0.5))
+    opt.add_param_group({"params": [q]})
+    for _ in range(2):
+        p.grad, q.grad = torch.full((1,), -1.0), torch.full((1,), -2.0)
+        opt.step()
+    with handle.averaged():
+        close([p.detach(), q.detach()], [torch.tensor([1.5]), torch.tensor([3.0])])
+
+
+def test_the_plan_tells_of_links_behind_the_optimizer():
+    handle = attach(sgd(network()), after=WeightEMA(0.5))
+    assert handle.explain().splitlines()[-1] == "Behind each step: Chain(WeightEMA(decay=0.5))."
+
+
+def test_a_removed_handle_looks_no_more():
+    model = network()
+    opt = sgd(model)
+    with attach(opt, after=WeightEMA(0.5)) as handle:
+        train(model, opt)
+    held = handle.averaged_state_dict(model)
+    train(model, opt)
+    same(dict(handle.averaged_state_dict(model)), dict(held))
+
+
+@pytest.mark.parametrize("link", [ScheduleFree(), WeightDecay(0.1), LR(0.1), Chain(ScheduleFree())])
+def test_a_link_that_needs_the_step_is_refused(link: Transform):
+    with pytest.raises(ValueError, match="after= takes links that see nothing but the weights"):
+        attach(sgd(network()), after=link)
+
+
+def test_what_is_no_link_is_refused():
+    with pytest.raises(TypeError, match=r"after must be a Transform or a Chain, got 0.999"):
+        attach(sgd(network()), after=0.999)  # type: ignore[arg-type]
+
+
+def test_a_handle_without_such_a_link_says_how_to_have_one():
+    handle = attach(sgd(network()), ClipNorm(1.0))
+    handle.eval()
+    handle.train()
+    with pytest.raises(ValueError, match=r"attach\(optimizer, after=WeightEMA\(0.999\)\)"):
+        handle.averaged()
+
+
+def test_a_step_that_a_scaler_skips_moves_no_average():
+    model = network()
+    opt = sgd(model)
+    handle = attach(opt, after=WeightEMA(0.5))
+    train(model, opt)
+    scaler = torch.amp.GradScaler("cpu")
+    before = dict(handle.averaged_state_dict(model))
+    opt.zero_grad()
+    scaler.scale(model(INPUTS).sum() * float("inf")).backward()
+    scaler.step(opt)
+    scaler.update()
+    same(dict(handle.averaged_state_dict(model)), before)

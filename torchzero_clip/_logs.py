@@ -1,0 +1,288 @@
+"""Logs: the table of numbers that a logger wrote, as a Recorder, TensorBoard, W&B and others do."""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import csv
+import gzip
+import io
+import json
+import math
+import re
+import warnings
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+WANTED = "a column such as grad_norm, and best one such as step"
+STEPS = ("step", "steps", "global_step", "globalstep", "iteration", "iter", "it", "update")
+NOTHING = ("", "none", "null", "na", "n/a", "-")
+TENSOR = re.compile(r"tensor\((.+?)(?:,.*)?\)")  # what str() makes of one
+GRADIENTS = re.compile(r"grad|total_?norm|global_?norm|(^|_)g_?norm")
+OTHERS = re.compile(r"__(min|max)$|normali[sz]|^max_")  # of W&B's groups, of layers, and limits
+PACKED = b"\x1f\x8b"  # how a file of gzip begins
+TENSORBOARD = ["Wall time", "Step", "Value"]
+
+
+class Log:
+    """The cells of a file by their column, as text.
+
+    Args:
+        cells: The columns, all of one length.
+        source: What sentences call the file.
+        comma: Whether numbers are written 0,5.
+    """
+
+    def __init__(self, cells: Mapping[str, list[str]], source: str, comma: bool = False) -> None:
+        self.cells, self.source, self.comma = dict(cells), source, comma
+        if not any(self.cells.values()):
+            raise ValueError(f"Trace: {source} has no steps")
+
+    @property
+    def norms(self) -> list[str]:
+        """The names of columns that look like norms of gradients, the likeliest first."""
+        if [*self.cells] == TENSORBOARD:
+            return ["Value"]
+        return norms_of(self.cells)
+
+    def choose(self, name: str | None) -> str:
+        """The columns with this name, or the likeliest."""
+        if name is None and self.norms:
+            return self.norms[0]
+        there = f"there are {[*self.cells]}"
+        if name is None:
+            if all(map(is_number, self.cells)):
+                raise ValueError(
+                    f"Trace: {self.source} must begin with a line of names, such as "
+                    f"step,grad_norm, got {','.join(self.cells)}"
+                )
+            raise ValueError(
+                f"Trace: {self.source} must have {WANTED}; {there}. If one of these has the norms, "
+                "name it: --norms NAME, or Trace.read(path, NAME)"
+            )
+        if not self.units(name):
+            raise ValueError(f"Trace: there is no column {name!r}; {there}")
+        return name
+
+    def units(self, name: str) -> list[str]:
+        """The columns of a name: one, or one for each unit."""
+        return [key for key in self.cells if key == name or key.startswith(f"{name}/")]
+
+    def columns(self, name: str) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        """All columns of numbers, and where those with this name have any; "step" is the step.
+
+        In a log that is not a Recorder's, a row without any norm is another occasion's, such as a
+        validation, and of rows with one step the last holds.
+        """
+        wanted, columns = self.units(name), dict[str, Tensor]()
+        for key, column in self.cells.items():
+            try:
+                values = [self.number(cell) for cell in column]
+            except ValueError as error:
+                if key in wanted:
+                    raise ValueError(
+                        f"Trace: {self.source} must have numbers in its cells: {error}, in column "
+                        f"{key!r}"
+                    ) from None
+                continue
+            columns[key] = torch.tensor(values, dtype=torch.float64)
+        step = next((key for key in columns if is_step(key) and key not in wanted), None)
+        if step is not None:
+            columns = {"step": columns.pop(step), **columns}
+        known = {key: self.known(key) for key in wanted}
+        if name.rpartition("/")[2] == "norm":  # of a Recorder
+            return columns, known
+        kept = torch.stack([*known.values()]).any(0).nonzero().flatten()
+        if step is not None:
+            places = zip(columns["step"][kept].tolist(), kept.tolist(), strict=True)
+            last = {number: place for number, place in places if math.isfinite(number)}
+            kept = torch.tensor([last[number] for number in sorted(last)], dtype=torch.int64)
+        if not len(kept):
+            raise ValueError(f"Trace: {self.source} has no number in column {name!r}")
+        chosen = [{key: values[kept] for key, values in some.items()} for some in (columns, known)]
+        return chosen[0], chosen[1]
+
+    def known(self, key: str) -> Tensor:
+        """Where a column has something in its cells."""
+        return torch.tensor([cell.strip().lower() not in NOTHING for cell in self.cells[key]])
+
+    def number(self, cell: str) -> float:
+        """The number of a cell; NaN for nothing."""
+        text = cell.strip()
+        if text.lower() in NOTHING:
+            return math.nan
+        if self.comma:
+            text = text.replace(",", ".")
+        return float(text if (tensor := TENSOR.fullmatch(text)) is None else tensor[1])
+
+
+def norms_of(columns: Iterable[str]) -> list[str]:
+    """The names of columns that look like norms of gradients, the likeliest first."""
+    found = dict.fromkeys(filter(None, map(norm_of, columns)))
+    return sorted(found, key=lambda name: (name.rpartition("/")[2] != "norm", "clipped" in name))
+
+
+def norm_of(column: str) -> str | None:
+    """The name of the norms that a column is part of: "ZClip/norm" of "ZClip/norm/3"."""
+    parts = column.split("/")
+    for i, part in enumerate(parts):
+        word = part.rpartition(" - ")[2].strip().lower().replace(" ", "_")  # W&B: "run - name"
+        if is_gradients(word):
+            return "/".join(parts[: i + 1])
+    return None
+
+
+def is_gradients(word: str) -> bool:
+    """Whether a word is about norms of gradients."""
+    found = "norm" in word and GRADIENTS.search(word) and not OTHERS.search(word)
+    return word == "norm" or bool(found)
+
+
+def is_step(column: str) -> bool:
+    """Whether a column counts steps."""
+    return column.rpartition("/")[2].strip(" _").lower().replace(" ", "_") in STEPS
+
+
+def is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
+
+
+def read(path: Path) -> Log:
+    """The log in a file, as far as it was written."""
+    return parse(path.read_bytes(), str(path))
+
+
+def parse(contents: bytes, source: str) -> Log:
+    """The log in the contents of a file; a last line without an end is left out, with a warning."""
+    if contents.startswith(PACKED):
+        contents = unpacked(contents)
+    if not contents.strip():
+        raise ValueError(f"Trace: {source} has no steps")
+    wide = contents.startswith((b"\xff\xfe", b"\xfe\xff"))
+    try:
+        text = contents.decode("utf-16" if wide else "utf-8-sig")
+    except UnicodeDecodeError:
+        text = "\0"
+    if "\0" in text:
+        raise ValueError(
+            f"Trace: {source} must be text, CSV or JSON, with {WANTED}: of an event file or a "
+            "spreadsheet export that first"
+        )
+    if text.lstrip()[0] in "{[":
+        return Log(of_json(text, source), source)
+    whole = text[: text.rfind("\n") + 1]
+    if whole != text:
+        warnings.warn(f"Trace: {source} ends within a line, which is left out", stacklevel=4)
+    whole, between = table(whole)
+    lines = rows(whole, source, between)
+    names = [name.strip() for name in lines[0]] if lines else []
+    columns = zip(*lines[1:], strict=True) if lines[1:] else ([] for _ in names)
+    cells = {name: [*column] for name, column in zip(names, columns, strict=True)}
+    return Log(cells, source, comma=between == ";")
+
+
+def table(text: str) -> tuple[str, str]:
+    """A table without what is said above it behind "#", and what stands between two cells."""
+    lines = text.splitlines(keepends=True)
+
+    def divider(line: str) -> str:
+        found = max(",;\t", key=line.count)
+        return found if found in line or " " not in line.strip() else " "
+
+    while len(lines) > 1 and lines[0].startswith("#"):
+        between = divider(lines[1])
+        header = lines[0].lstrip("# ")
+        last = not lines[1].startswith("#")
+        if last and header.count(between) == lines[1].count(between):  # as of numpy.savetxt
+            lines[0] = header
+        else:
+            del lines[0]
+    header, below = [*lines, "", ""][:2]
+    between = divider(header)
+    words = header.split(" ")
+    if between == " " and (below.count(" ") + 1 != len(words) or any(map(is_number, words))):
+        between = ","  # a name of two words, or lines that tell
+    return "".join(lines), between
+
+
+def rows(text: str, source: str, between: str) -> list[list[str]]:
+    """The cells of every line of a table; those of the first are its header."""
+    lines = csv.reader(io.StringIO(text, newline=""), delimiter=between, strict=True)
+    found: list[list[str]] = []
+    line = 1
+    try:
+        for row in lines:
+            found += [row] if row else []  # a line may be empty
+            if row and len(row) != len(found[0]):
+                raise ValueError(
+                    f"Trace: {source} must have {len(found[0])} cells in every line, as many as "
+                    f"its header, got {len(row)} in line {line}"
+                )
+            line = lines.line_num + 1
+    except csv.Error as error:
+        raise ValueError(
+            f"Trace: {source} must close every quote that it opens, got line {line}: {error}"
+        ) from None
+    return found
+
+
+def of_json(text: str, source: str) -> dict[str, list[str]]:
+    """The cells of an object a line, of a list of objects, or of the state of a Trainer."""
+    try:
+        found = json.loads(text)
+    except ValueError:
+        found = []
+        for i, line in enumerate(text.splitlines(), 1):
+            try:
+                found += [spelt(line)] if line.strip() else []
+            except (SyntaxError, ValueError) as error:
+                if i == len(text.splitlines()):
+                    words = f"Trace: {source} ends within a line, which is left out"
+                    warnings.warn(words, stacklevel=5)
+                    break
+                raise ValueError(
+                    f"Trace: {source} must have an object in every line, got line {i}: {error}"
+                ) from None
+    if isinstance(found, dict):
+        found = found.get("log_history", [found])  # a Hugging Face Trainer's trainer_state.json
+    if any([isinstance(row, list) for row in found]):  # as TensorBoard downloads it
+        found = [dict(zip(TENSORBOARD, row, strict=False)) for row in found]
+    flat = [dict(flattened(row)) for row in found]
+    names = dict.fromkeys(name for row in flat for name in row)
+    return {name: [row.get(name, "") for row in flat] for name in names}
+
+
+def spelt(line: str) -> Any:
+    """An object as JSON spells it, or as Python prints it."""
+    try:
+        return json.loads(line)
+    except ValueError:
+        if not line.lstrip().startswith("{'"):
+            raise
+        return ast.literal_eval(line.strip())
+
+
+def flattened(row: Any, prefix: str = "") -> Iterable[tuple[str, str]]:
+    """The values in an object as text, those in objects within it named "outer/inner"."""
+    for key, value in row.items() if isinstance(row, dict) else ():
+        if isinstance(value, dict):
+            yield from flattened(value, f"{prefix}{key}/")
+        else:
+            yield prefix + key, "" if value is None else str(value)
+
+
+def unpacked(packed: bytes) -> bytes:
+    """What was packed by gzip, as far as it was written."""
+    parts = [b""]
+    with gzip.open(io.BytesIO(packed)) as file, contextlib.suppress(EOFError):  # it has no end
+        while part := file.read1():
+            parts.append(part)
+    return b"".join(parts)

@@ -1,0 +1,86 @@
+"""An imagined GPU: tensors on `cuda:0` that have a form and no values, whatever torch is built for.
+
+torch's fake tensors do nearly all of it. Indexing, and copies from one device to another, ask for
+the guard of a device, which a build without CUDA has not: it gets the one of the CPU, which does
+nothing.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from torchzero_clip.core.private import FakeTensorMode, schema, tree_leaves
+
+CPU, CUDA = 0, 1  # as c10 numbers kinds of devices
+GUARDS = "_ZN3c104impl26device_guard_impl_registryE"  # a pointer for each kind of device
+ALIGNED = 512  # where CUDA's allocator begins a tensor
+
+
+class Imagined(FakeTensorMode):  # type: ignore[misc, valid-type, unused-ignore]
+    """Fake tensors whose memory has addresses, so that it can be told whether two share some."""
+
+    def __init__(self) -> None:
+        super().__init__(allow_non_fake_inputs=True)
+        self._next = ALIGNED
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        told, given = schema(func), tree_leaves((args, kwargs))
+        there = any([isinstance(t, Tensor) and t.is_cuda for t in given])
+        if there and told.is_mutable and not told.returns:  # it writes, and makes nothing
+            return None
+        out = super().__torch_dispatch__(func, types, args, kwargs or {})
+        for t in tree_leaves(out):
+            if isinstance(t, Tensor) and not hasattr(memory := t.untyped_storage(), "address"):
+                vars(memory)["address"] = self._next
+                self._next += -(-max(memory.nbytes(), 1) // ALIGNED) * ALIGNED
+        return out
+
+
+@contextmanager
+def fake_cuda() -> Iterator[Imagined]:
+    """A block in which every tensor that is made is fake, and `cuda:0` is a device.
+
+    Nothing is computed. A number that the host asks for is not there: see `Ledger`.
+    """
+    if tuple(map(int, torch.__version__.split(".")[:2])) < (2, 9):
+        raise RuntimeError(f"fake CUDA tensors need torch 2.9 or newer, got {torch.__version__}")
+    _guard()
+    with Imagined() as mode:
+        yield mode
+
+
+def twin(params: Any, device: str = "cuda:0") -> list[torch.nn.Parameter]:
+    """Fake parameters like these, with gradients where they are not frozen: inside `fake_cuda`."""
+    made = []
+    for p in params:
+        moves = p.requires_grad or not isinstance(p, torch.nn.Parameter)
+        empty = torch.empty(p.shape, dtype=p.dtype, device=device)
+        made.append(torch.nn.Parameter(empty, requires_grad=moves))
+        made[-1].grad = torch.empty_like(empty) if moves else None
+    return made
+
+
+@cache
+def _guard() -> None:
+    """Give CUDA a device guard where torch is built without."""
+    if torch.version.cuda is not None or torch.version.hip is not None:
+        return
+    endings = {"darwin": "libc10.dylib", "win32": "c10.dll"}
+    library = Path(torch.__file__).parent / "lib" / endings.get(sys.platform, "libc10.so")
+    try:
+        guards = (ctypes.c_void_p * (CUDA + 1)).in_dll(ctypes.CDLL(str(library)), GUARDS)
+    except (OSError, ValueError) as error:
+        raise RuntimeError(
+            f"fake CUDA tensors need a torch that is built for CUDA here, since torch "
+            f"{torch.__version__} on {sys.platform} shows no device guards: {error}"
+        ) from None
+    guards[CUDA] = guards[CUDA] or guards[CPU]

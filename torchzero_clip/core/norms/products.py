@@ -1,0 +1,66 @@
+"""Inner products of pairs of tensors: products and sums in float64."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from torchzero_clip.core.norms.numeric import as_one_operator, readable, safe_scale
+from torchzero_clip.core.norms.whole import CHUNK, largest, totals
+from torchzero_clip.core.state import DOUBLE
+from torchzero_clip.core.tensors import wide
+
+MOST = 2**24  # products at a time where calls are dear
+
+
+@as_one_operator
+def products(some: Sequence[Tensor], others: Sequence[Tensor]) -> Tensor:
+    """The inner product of each pair, a column each in the form of sums: of complex ones its real
+    part. Products of float64 stay in range, as norms do.
+    """
+    pairs = [_flat(a, b) for a, b in zip(some, others, strict=True)]
+    double = any([a.dtype in DOUBLE or b.dtype in DOUBLE for a, b in pairs])
+    scales = [safe_scale(largest(list(row))) for row in zip(*pairs, strict=True)] if double else []
+    size = CHUNK if readable(pairs[0][0]) else MOST
+    parts = [list(zip(a.split(size), b.split(size), strict=True)) for a, b in pairs]
+    lengths, columns = [len(row) for row in parts], [scale.unbind() for scale in scales]
+    made: list[Tensor] = []
+    sums: list[Tensor] = []
+    waiting = 0
+    for i, row in enumerate(parts):
+        by = [column[i] for column in columns]
+        for a, b in row:
+            made.append(_product(a, b, by))
+            waiting += a.numel()
+            if waiting >= size:
+                sums, made, waiting = [*sums, totals(made)[0]], [], 0
+    every = torch.cat([*sums, totals(made)[0]] if made else sums)
+    real = every
+    if max(lengths) > 1:
+        real = torch.stack([part.sum() for part in every.split(lengths)])
+    for scale in scales:
+        real = real * scale
+    return torch.stack([real, torch.zeros_like(real)])
+
+
+def entrywise(a: Tensor, b: Tensor) -> Tensor:
+    """The products of entries, whose sums are inner products."""
+    if a.is_complex() or b.is_complex():
+        return (a.to(torch.complex128).conj() * b).real
+    return _product(a, b, ())
+
+
+def _flat(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+    """Two tensors as vectors of real numbers, entry beside entry."""
+    if a.is_complex() or b.is_complex():
+        kind = torch.promote_types(a.dtype, b.dtype)
+        a, b = [torch.view_as_real(x.to(kind).resolve_conj()) for x in (a, b)]
+    return a.reshape(-1), b.expand_as(a).reshape(-1)
+
+
+def _product(a: Tensor, b: Tensor, scales: Sequence[Tensor]) -> Tensor:
+    dtype = wide(a.device)
+    a, b = a.to(dtype), b.to(dtype)
+    return (a / scales[0]) * (b / scales[1]) if scales else a * b

@@ -1,0 +1,176 @@
+"""What every kernel in Triton includes, as kernel.h is for C++; it can be imported where Triton is.
+
+bfloat16 is read and written as its bits: so the interpreter and cards without it round as others.
+"""
+
+import triton
+import triton.language as tl
+
+CHUNK = tl.constexpr(4096)  # entries that a program of the grid takes, all of one tensor
+BLOCK = tl.constexpr(1024)  # entries that it takes at a time
+PARTS = tl.constexpr(2048)  # statistics of chunks that are joined at a time
+
+
+@triton.jit
+def divided(a, b):
+    """The quotient, rounded to the nearest; Triton's own may be two units off."""
+    if a.dtype == tl.float64:
+        return a / b
+    else:
+        return tl.div_rn(a, b)
+
+
+@triton.jit
+def root(x):
+    """The square root, rounded to the nearest."""
+    if x.dtype == tl.float64:
+        return tl.sqrt(x)
+    else:
+        return tl.sqrt_rn(x)
+
+
+@triton.jit
+def inverse(x):
+    """1 / x"""
+    return divided(tl.full(x.shape, 1.0, x.dtype), x)
+
+
+@triton.jit
+def larger(a, b):
+    """The larger of two; NaN where one of them is."""
+    return tl.where(a == a, tl.where(a > b, a, b), a)
+
+
+@triton.jit
+def smaller(a, b):
+    """The smaller of two; NaN where one of them is."""
+    return tl.where(a == a, tl.where(a < b, a, b), a)
+
+
+@triton.jit
+def sign(x):
+    """1, 0 or -1"""
+    return (x > 0).to(x.dtype) - (x < 0).to(x.dtype)
+
+
+@triton.jit
+def mix(a, b, w):
+    """a where w is 0, b where it is 1, both exactly."""
+    return tl.where(tl.abs(w) < 0.5, a + w * (b - a), b - (b - a) * (1 - w))
+
+
+@triton.jit
+def is_infinite(x):
+    """Whether it is the one or the other infinity."""
+    return tl.abs(x) == float("inf")
+
+
+@triton.jit
+def longest(a, b):
+    """√(a² + b²), in the range that it has."""
+    if a.dtype == tl.float64:
+        most, least = tl.maximum(tl.abs(a), tl.abs(b)), tl.minimum(tl.abs(a), tl.abs(b))
+        share = divided(least, tl.where(most == 0, 1.0, most))
+        length = tl.where((a == a) & (b == b), most * root(1 + share * share), a + b)
+    else:
+        wide, other = a.to(tl.float64), b.to(tl.float64)
+        length = root(wide * wide + other * other).to(a.dtype)
+    return tl.where(is_infinite(a) | is_infinite(b), float("inf"), length)
+
+
+@triton.jit
+def over(x, ratio):
+    """x / ratio for a ratio of any size: a product, and another where 1 / ratio is out of range."""
+    size = tl.abs(ratio)
+    half = tl.where(size > 1e290, 2.0**-512, tl.where(size < 1e-290, 2.0**512, 1.0))
+    half = half.to(tl.float64)
+    return (x.to(tl.float64) * (1.0 / (ratio * half)) * half).to(x.dtype)
+
+
+# ---------------------------------------------------------------------- half precision
+
+
+@triton.jit
+def bits_of(x):
+    """The bits of float32 as a whole number."""
+    return x.to(tl.uint32, bitcast=True)
+
+
+@triton.jit
+def widened(x):
+    """The bits of bfloat16 as float32."""
+    return (x.to(tl.uint32) << 16).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def narrowed(x):
+    """The bits of bfloat16 that are nearest to float32."""
+    all = bits_of(x)
+    nearest = (all + 0x7FFF + ((all >> 16) & 1)) >> 16
+    return tl.where(x == x, nearest, 0x7FC0).to(tl.uint16)
+
+
+@triton.jit
+def rounded(x, key, start, place, HALF: tl.constexpr):
+    """x at one of its two neighbours in bfloat16, as the bits that stochastic.py draws decide."""
+    all = (start.to(tl.uint32, bitcast=True) + place) ^ key.to(tl.uint32, bitcast=True)
+    all = all * 0x7FEB352D
+    all = (all ^ (all >> 15)) * 0x846CA68B
+    all = all ^ (all >> 16)
+    noise = all >> 16 if HALF else all & 0xFFFF
+    moved = ((bits_of(x) + noise) & 0xFFFF0000).to(tl.float32, bitcast=True)
+    return tl.where(x == x, moved, x)
+
+
+# ---------------------------------------------------------------------- statistics
+
+
+@triton.jit
+def power_of(x, SQUARES: tl.constexpr):
+    """The sum of |x| or of x² of a block, in float64.
+
+    Where all of it is between 1e-30 and 1e30 it is added up in float32 over a power of two: on many
+    cards float64 takes 64 times as long.
+    """
+    most = tl.max(tl.abs(x), axis=0)
+    if ((most >= 1e-30) & (most <= 1e30)) | (most == 0):
+        exponent = tl.where(most == 0, 0x3F800000, bits_of(most) & 0x7F800000).to(tl.uint32)
+        scale = exponent.to(tl.float32, bitcast=True).to(tl.float64)
+        share = tl.abs(x) * (0x7F000000 - exponent).to(tl.float32, bitcast=True)
+        total = tl.sum(share * share if SQUARES else share, axis=0).to(tl.float64) * scale
+        total = total * scale if SQUARES else total
+    else:
+        wide = tl.abs(x).to(tl.float64)
+        total = tl.sum(wide * wide if SQUARES else wide, axis=0)
+    return total
+
+
+@triton.jit
+def largest_of(x):
+    """The largest |x| of a block as whole numbers, which are in its order, NaN above all."""
+    return tl.max((bits_of(x) & 0x7FFFFFFF).to(tl.int32), axis=0)
+
+
+@triton.jit
+def joined(parts, layout, count, out, POWER: tl.constexpr):
+    """The statistic of each tensor from those of its chunks, one after another: always the same.
+
+    POWER is 0 for the largest, otherwise the power whose root is taken.
+    """
+    tensor = tl.program_id(0)
+    chunks = (tl.load(layout + tensor) + CHUNK - 1) // CHUNK
+    parts += tl.load(layout + count + tensor)
+    lane = tl.arange(0, PARTS)
+    total = tl.full((PARTS,), 0.0, tl.float64)
+    for at in range(0, chunks, PARTS):
+        part = tl.load(parts + at + lane, mask=at + lane < chunks, other=0.0)
+        if POWER == 0:
+            total = larger(part, total)
+        else:
+            total += part
+    if POWER == 0:  # by their bits: NaN is above all
+        most = tl.max(total.to(tl.int64, bitcast=True), axis=0)
+        tl.store(out + tensor, most.to(tl.float64, bitcast=True))
+    else:
+        sum = tl.sum(total, axis=0)
+        tl.store(out + tensor, root(sum) if POWER == 2 else sum)

@@ -1,0 +1,417 @@
+"""Lowering: a step that was written down, in parts that are native calls and calls of torch.
+
+Each tensor is a region of a memory, which its form tells, and each operator of torch that
+arithmetic.py has is a node; launches are nodes too. What the table lacks splits the step.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+from torch.fx import Graph
+from torch.fx import Node as GraphNode
+
+from torchzero_clip.core.norms.numeric import vector_norm
+from torchzero_clip.core.private import schema
+from torchzero_clip.engines.compiled.arithmetic import (
+    ENTRIES,
+    FLAGS,
+    FLOATS,
+    FORM,
+    MADE,
+    REDUCTIONS,
+    SYNONYMS,
+    TYPES,
+    fields,
+)
+from torchzero_clip.engines.compiled.recorder import Relaunch
+from torchzero_clip.engines.compiled.shorter import views, writes
+from torchzero_clip.engines.compiled.vectors import (
+    Launched,
+    Region,
+    VectorMemory,
+    VectorNode,
+    VectorOperand,
+)
+
+MOST = 2**14  # entries of what one node makes: with more of them torch's own threads are faster
+NORM = vector_norm.__wrapped__  # type: ignore[attr-defined]
+
+
+class Lacking(Exception):
+    """Raised where the table has no operator for a call."""
+
+
+class Lowering:
+    """The parts of a graph: nodes of the table, and calls that stay torch's.
+
+    Args:
+        graph, leaves: The graph, and what its inputs are.
+        changing: Those of them that are others in every step.
+        able: Whether a launch may be a node.
+
+    Attributes:
+        regions: Those of the nodes of the graph.
+        lacking: The names of the operators that the table lacks, in order.
+    """
+
+    def __init__(
+        self,
+        graph: Graph,
+        leaves: Sequence[Any],
+        changing: Sequence[Tensor],
+        able: Callable[[Relaunch], bool],
+    ) -> None:
+        self.parts: list[list[VectorNode | Launched] | GraphNode] = []
+        self.memories, self.lacking = list[VectorMemory](), list[str]()
+        self.regions: dict[GraphNode, Region] = {}
+        self._able, self._changing = able, set(map(id, changing))
+        given = [node for node in graph.nodes if node.op == "placeholder"]
+        self._given = dict(zip(given, leaves, strict=True))
+        self._roots: dict[GraphNode, int] = {}  # the memory of a node that is no view
+        self._known: dict[Any, int] = {}  # memory by the storage, or by its rows
+        for node in graph.nodes:
+            if node.op == "placeholder":
+                self._leaf(node)
+            elif node.op == "call_function" and not self._view(node):
+                self._add(node)
+
+    def _add(self, node: GraphNode) -> None:
+        try:
+            nodes = self._nodes(node)
+        except Lacking as lacking:
+            self._call(node, str(lacking))
+            return
+        if not self.parts or not isinstance(self.parts[-1], list):
+            self.parts.append([])
+        self.parts[-1] += nodes  # type: ignore[operator]
+
+    # ------------------------------------------------------------------ places
+
+    def _memory(self, key: Any, memory: VectorMemory) -> int:
+        """The place of a memory among all, a new one for a key that is not known."""
+        if key not in self._known:
+            self._known[key] = len(self.memories)
+            self.memories.append(memory)
+        return self._known[key]
+
+    def _leaf(self, node: GraphNode) -> None:
+        t = self._given[node]
+        if not isinstance(t, Tensor) or t.dtype not in TYPES or not t.is_cpu:
+            return
+        if id(t) in self._changing:
+            if t.is_contiguous():
+                self._root(node, VectorMemory(t.dtype, source=node), int(t.storage_offset()))
+            return
+        key = t.untyped_storage().data_ptr() or id(t)  # of nothing, which is nowhere
+        self._root(
+            node, VectorMemory(t.dtype, t, start=int(t.storage_offset())), 0, ("storage", key)
+        )
+
+    def _root(self, node: GraphNode, memory: VectorMemory, offset: int, key: Any = None) -> None:
+        """Have a node lie in a memory, `offset` entries behind where its form says."""
+        at = self._memory(key or node, memory)
+        if self.memories[at].dtype == memory.dtype:
+            self._roots[node], self.regions[node] = at, self._place(node, at, offset)
+
+    def _place(self, node: GraphNode, memory: int, offset: int) -> Region:
+        dtype, _, shape, strides, start = node.meta["form"]
+        return Region(memory, dtype, tuple(shape), tuple(strides), start - offset)
+
+    def _view(self, node: GraphNode) -> bool:
+        """Whether a node is a view, or one of several results, whose place its form tells."""
+        if node in self._roots or not views(node):
+            if node in self._roots and self.memories[self._roots[node]].source is not None:
+                self.parts.append(node)
+            return node in self._roots
+        operator = node.meta.get("operator")
+        if operator is not None and writes(node) and torch.Tag.inplace_view not in operator.tags:
+            return False
+        root = node.all_input_nodes[0]
+        while root not in self._roots and root.all_input_nodes and views(root):
+            root = root.all_input_nodes[0]
+        if root in self._roots:
+            if "form" in node.meta:
+                base = self.regions[root]
+                place = self._place(node, base.memory, 0)
+                if place.dtype == base.dtype:
+                    offset = root.meta["form"][4] - base.start
+                    self.regions[node] = place._replace(start=place.start - offset)
+        else:
+            self.parts.append(node)
+        return True
+
+    def _fresh(self, node: GraphNode) -> Region:
+        """A place in new memory for what a node makes."""
+        dtype, device, shape, strides, _ = node.meta.get("form", (None, None, (), (), 0))
+        if dtype not in TYPES or device.type != "cpu":
+            raise Lacking(str(node.meta.get("operator", "a function")))
+        size = 1 + sum([(n - 1) * step for n, step in zip(shape, strides, strict=True)])
+        self._root(node, VectorMemory(dtype, size=0 if 0 in shape else size), 0)
+        return self.regions[node]
+
+    def _found(self, x: Any, name: str) -> VectorOperand:
+        """An operand as a node takes it."""
+        if isinstance(x, (bool, int, float)):
+            return x
+        if not isinstance(x, GraphNode) or x not in self.regions:
+            raise Lacking(name)
+        return self.regions[x]
+
+    def _call(self, node: GraphNode, name: str) -> None:
+        """A call that stays torch's; what it makes lies elsewhere in every step."""
+        self.parts.append(node)
+        self.lacking += [name] * bool(name)
+        for one in [node, *[user for user in node.users if user.meta.get("part")]]:
+            self._roots.pop(one, None)
+            self.regions.pop(one, None)
+            if "form" not in one.meta:
+                continue
+            dtype, device, shape, strides, start = one.meta["form"]
+            step, dense = 1, not start
+            for n, stride in zip(reversed(shape), reversed(strides), strict=True):
+                dense, step = dense and (n == 1 or stride == step), step * n
+            if dense and dtype in TYPES and device.type == "cpu" and not views(node):
+                self._root(one, VectorMemory(dtype, source=one), 0, ("made", one))
+
+    # ------------------------------------------------------------------ operators
+
+    def _nodes(self, node: GraphNode) -> list[VectorNode | Launched]:
+        """A call as nodes of the table; raises `Lacking` with its name where there are none."""
+        operator = node.meta.get("operator")
+        if operator is None:
+            return self._ours(node)
+        told, name = schema(operator), str(operator)
+        base = told.name.removeprefix("aten::")
+        listed, base = base.startswith("_foreach_"), base.removeprefix("_foreach_")
+        base = base.removesuffix("_") if told.is_mutable else base
+        base = SYNONYMS.get(base, base)
+        given, options = self._arguments(node, told)
+        if base in ("stack", "cat"):
+            return self._joined(node, base, given, name)
+        if base in REDUCTIONS or base == "linalg_vector_norm":
+            return [self._reduced(node, base, given, options, name)]
+        if base in MADE:
+            value = MADE[base]
+            given = [given[value] if type(value) is int else value]
+            base = "fill"
+        if base == "clamp":
+            given += [None] * (3 - len(given))
+            low, high = given[1:3]
+            base = "minimum" if low is None else "maximum" if high is None else "clamp"
+            given = [x for x in given if x is not None]
+        if base not in ENTRIES or options:
+            raise Lacking(name)
+        mutable = told.is_mutable
+        base, given = ("copy", given[1:2]) if base == "copy" and mutable else (base, given)
+        base, given = ("fill", given[-1:]) if base == "fill" else (base, given)
+        if len(given) > 1 + max(fields(ENTRIES[base])):
+            raise Lacking(name)
+        if listed:
+            return self._of_lists(node, base, given, mutable, name)
+        row = [self._found(given[i], name) for i in sorted(fields(ENTRIES[base]))]
+        out = self._found(node.args[0], name) if mutable else self._fresh(node)
+        assert isinstance(out, Region)
+        return [self._entry(base, out, row, computed(base, out, row, mutable), name)]
+
+    def _arguments(self, node: GraphNode, told: Any) -> tuple[list[Any], dict[str, Any]]:
+        """The operands of a call in order, and the arguments that are none."""
+        given, options = list[Any](), dict[str, Any]()
+        for i, argument in enumerate(told.arguments):
+            name, usual = argument.name, argument.default_value
+            value = node.args[i] if i < len(node.args) else node.kwargs.get(name, usual)
+            factor = name == "alpha" or (name == "value" and "addc" in told.name)
+            if name in FORM:
+                continue
+            if not (factor or argument.kwarg_only):
+                given.append(value)
+            elif value != usual:
+                options[name] = value
+        return given, options
+
+    def _entry(
+        self, name: str, out: Region, row: Sequence[VectorOperand], dtype: torch.dtype, said: str
+    ) -> VectorNode:
+        """A node for every entry of a place."""
+        if math.prod(out.shape) > MOST:
+            raise Lacking(f"{said} of {math.prod(out.shape)} entries")
+        if name in FLOATS and not dtype.is_floating_point:
+            raise Lacking(said)
+        if name == "bitwise_not" and dtype != torch.bool:
+            raise Lacking(said)
+        wide = [x.expanded(out.shape) if isinstance(x, Region) else x for x in row]
+        some = [d for d, n in enumerate(out.shape) if n != 1]
+        wide = [x.of(some) if isinstance(x, Region) else x for x in wide]
+        return VectorNode(name, out.of(some), tuple(wide), dtype)
+
+    def _of_lists(
+        self, node: GraphNode, name: str, given: list[Any], mutable: bool, said: str
+    ) -> list[VectorNode | Launched]:
+        """Nodes for an operator on lists of tensors: one for all that are alike."""
+        count = len(node.args[0])  # type: ignore[arg-type]
+        rows = []
+        for i in sorted(fields(ENTRIES[name])):
+            each = given[i] if isinstance(given[i], (list, tuple)) else [given[i]] * count
+            rows.append([self._found(x, said) for x in each])
+        if mutable:
+            outs = [self._found(x, said) for x in node.args[0]]  # type: ignore[union-attr]
+        else:
+            items: list[Any] = sorted(node.users, key=lambda user: cast(int, user.args[1]))
+            if len(items) < count:  # somebody takes the list as a whole, or leaves some out
+                raise Lacking(said)
+            outs = [self._fresh(item) for item in items]
+        nodes: list[VectorNode | Launched] = []
+        for (first, *some), (out, *row) in self._side_by_side([outs, *rows]):
+            dtype = computed(name, first, some, mutable)  # of one: those with dims weigh more
+            nodes.append(self._entry(name, out, row, dtype, said))
+        return nodes
+
+    def _side_by_side(self, lists: Sequence[Sequence[Any]]) -> list[tuple[Any, list[Any]]]:
+        """Lists of operands, those in a row that are alike as one operand with another dim.
+
+        Each comes with the first of them.
+        """
+        found: list[tuple[Any, list[Any]]] = []
+        columns = list(zip(*lists, strict=True))
+        begin = 0
+        for end in range(1, len(columns) + 1):
+            if end == len(columns) or not self._alike(columns[begin], columns[end]):
+                some = columns[begin:end]
+                found.append((some[0], [self._row(row) for row in zip(*some, strict=True)]))
+                begin = end
+        return found
+
+    def _alike(self, some: Sequence[VectorOperand], others: Sequence[VectorOperand]) -> bool:
+        for a, b in zip(some, others, strict=True):
+            places = isinstance(a, Region) and isinstance(b, Region)
+            if not places and (
+                isinstance(a, Region) or isinstance(b, Region) or repr(a) != repr(b)
+            ):
+                return False
+            if isinstance(a, Region) and isinstance(b, Region):
+                if (a.dtype, a.shape, a.strides) != (b.dtype, b.shape, b.strides):
+                    return False
+                memories = [self.memories[x.memory] for x in (a, b)]
+                if a != b and any([m.source is not None for m in memories]):
+                    return False
+        return True
+
+    def _row(self, row: Sequence[VectorOperand]) -> VectorOperand:
+        """Regions that are alike as one."""
+        first = row[0]
+        if not isinstance(first, Region) or len(row) == 1:
+            return first
+        places = [x for x in row if isinstance(x, Region)]
+        shape = (len(row), *first.shape)
+        steps = {b.start - a.start for a, b in itertools.pairwise(places)}
+        if len({x.memory for x in places}) == 1 and len(steps) == 1:
+            return first._replace(shape=shape, strides=(*steps, *first.strides))
+        rows = tuple([(x.memory, x.start) for x in places])
+        memory = self._memory((first.dtype, rows), VectorMemory(first.dtype, rows=rows))
+        return Region(memory, first.dtype, shape, (1, *first.strides))
+
+    def _joined(
+        self, node: GraphNode, name: str, given: list[Any], said: str
+    ) -> list[VectorNode | Launched]:
+        """Tensors behind one another, or in a dim of their own."""
+        parts = [self._found(x, said) for x in given[0]]
+        out, shape = self._fresh(node), node.meta["form"][2]
+        dim = (given[1] if len(given) > 1 else 0) % max(len(shape), 1)
+        if math.prod(shape) > MOST:
+            raise Lacking(said)
+        outs, at = [], 0
+        for part in parts:
+            assert isinstance(part, Region)
+            length = 1 if name == "stack" else part.shape[dim] if part.shape != (0,) else 0
+            lies = out.start + at * out.strides[dim]
+            if name == "stack":
+                sizes, strides = [(*row[:dim], *row[dim + 1 :]) for row in (shape, out.strides)]
+            else:
+                sizes, strides = (*shape[:dim], length, *shape[dim + 1 :]), out.strides
+            outs.append(out._replace(shape=tuple(sizes), strides=tuple(strides), start=lies))
+            at += length
+        kept = [(to, x) for to, x in zip(outs, parts, strict=True) if 0 not in to.shape]
+        rows = self._side_by_side([[to for to, _ in kept], [x for _, x in kept]]) if kept else []
+        return [self._entry("copy", to, [x], x.dtype, said) for _, (to, x) in rows]
+
+    def _reduced(
+        self, node: GraphNode, name: str, given: list[Any], options: dict[str, Any], said: str
+    ) -> VectorNode:
+        """A reduction over some dims."""
+        x = self._found(given[0], said)
+        if not isinstance(x, Region):
+            raise Lacking(said)
+        rest = given[1:]
+        if name == "linalg_vector_norm":
+            order = {1: "norm1", 2: "norm2", math.inf: "norminf"}.get(rest[0] if rest else 2)
+            if order is None:
+                raise Lacking(said)
+            name, rest = order, rest[1:]
+        dims = rest[0] if rest else None
+        dims = [dims] if isinstance(dims, int) else dims
+        keep = bool(rest[1]) if len(rest) > 1 else False
+        whole = not x.dtype.is_floating_point
+        if math.prod(x.shape) > MOST or (name in ("amax", "amin") and (whole or 0 in x.shape)):
+            raise Lacking(said)
+        count = len(x.shape)
+        over = {d % count for d in dims} if dims else set(range(count))
+        left = [d for d in range(count) if d not in over]
+        kept = [d for d in left if x.shape[d] != 1]
+        out = self._fresh(node).of([d if keep else left.index(d) for d in kept])
+        dtype = torch.int64 if whole and not out.dtype.is_floating_point else torch.float64
+        return VectorNode(name, out, (x.of([*kept, *sorted(over)]),), dtype)
+
+    # ------------------------------------------------------------------ what is ours
+
+    def _ours(self, node: GraphNode) -> list[VectorNode | Launched]:
+        function = self._given.get(cast(GraphNode, node.args[0]))
+        name = getattr(function, "__name__", "a launch")
+        if isinstance(function, Relaunch) and self._able(function):
+            numbers, vectors, _ = node.args[1:]
+            found = [self._found(x, name) for x in numbers]  # type: ignore[union-attr]
+            places = [self._found(x, name) for x in vectors]  # type: ignore[union-attr]
+            for x in places:
+                if not isinstance(x, Region) or (x.strides != (1,) and x.shape != (1,)):
+                    raise Lacking(name)
+            out = self._fresh(node) if "form" in node.meta else None
+            return [Launched(function, tuple(found), tuple(places), out)]  # type: ignore[arg-type]
+        if function is not NORM:
+            raise Lacking(name)
+        x, p = self._found(node.args[1], name), node.args[2]
+        if not isinstance(x, Region) or x.dtype != torch.float64 or not isinstance(p, (int, float)):
+            raise Lacking(name)
+        if 0 in x.shape or math.prod(x.shape) > MOST:
+            raise Lacking(name)
+        kept = [d for d, n in enumerate(x.shape[:-1]) if n != 1]
+        out = self._fresh(node).of(kept)
+        return [
+            VectorNode("norm", out, (x.of([*kept, len(x.shape) - 1]),), torch.float64, float(p))
+        ]
+
+
+def computed(
+    name: str, out: VectorOperand, row: Sequence[VectorOperand], mutable: bool
+) -> torch.dtype:
+    """The dtype in which an operator computes."""
+    assert isinstance(out, Region)
+    dtype = out.dtype
+    if name == "copy" and isinstance(row[0], Region):
+        return row[0].dtype
+    if name in FLAGS or (mutable and len(row) == 2):
+        dtype = promoted(row)
+    quotient = name in FLOATS and not dtype.is_floating_point
+    return out.dtype if quotient else dtype
+
+
+def promoted(operands: Sequence[VectorOperand]) -> torch.dtype:
+    """The dtype in which torch computes with operands."""
+    given: list[Any] = [
+        torch.empty(x.shape, dtype=x.dtype, device="meta") if isinstance(x, Region) else x
+        for x in operands
+    ]
+    return given[0].dtype if len(given) == 1 else torch.result_type(*given[:2])

@@ -1,0 +1,195 @@
+"""Tables: where tensors lie, on their device, sent there when it is another than before.
+
+What is sent goes through pinned memory, which is not written again before the copy from it is done.
+In a graph that is being captured nothing is sent: what no step before had stands there as arguments
+of kernels.
+"""
+
+from __future__ import annotations
+
+import itertools
+import operator
+from array import array
+from collections.abc import Callable, Hashable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from functools import reduce
+from threading import RLock
+from typing import Any, NamedTuple, TypeVar
+
+import torch
+from torch import Tensor
+
+from torchzero_clip.core.private import fake_mode, foreach
+from torchzero_clip.engines.buffers import Buffer
+
+CHUNK = 4096  # entries that a program of the grid takes: kernel.py has the same
+WIDE_LOADS = 16  # bytes; addresses that are multiples of it can be read 128 bits at a time
+MOST = 64  # tables that are remembered, and lists of numbers
+PLACES = 8  # pieces of pinned memory before one is waited for
+DTYPES = {"q": torch.int64, "d": torch.float64}
+T = TypeVar("T")
+
+
+class AddressTable(NamedTuple):
+    """The tensors of a launch, as kernels find them.
+
+    Attributes:
+        addresses: A row of addresses for each buffer.
+        layout: The size of each tensor, and in another row the first of its chunks.
+        chunks: For each program of the grid a tensor, and which of its chunks.
+        launches: Whether all addresses are aligned, the first program, and how many.
+        total: The count of chunks.
+    """
+
+    addresses: Tensor
+    layout: Tensor
+    chunks: Tensor
+    launches: list[tuple[bool, int, int]]
+    total: int
+
+
+class Pinned:
+    """Pinned memory, and when the copy from it is done."""
+
+    def __init__(self, size: int, dtype: torch.dtype) -> None:
+        self.memory = torch.empty(size, dtype=dtype, device="cpu", pin_memory=True)
+        self.event = torch.cuda.Event()
+
+
+class Ring:
+    """Pinned memory that is taken in turn; a piece whose copy is under way is let be."""
+
+    def __init__(self, place: Callable[[int, torch.dtype], Any] = Pinned) -> None:
+        self._place = place
+        self._places: list[Any] = []  # the one that was taken last at the end
+
+    def send(self, words: Tensor, out: Tensor) -> None:
+        """Copy to a device without waiting for it."""
+        place = self._free(len(words), words.dtype)
+        held = place.memory[: len(words)]
+        held.copy_(words)
+        out.copy_(held, non_blocking=True)
+        place.event.record()
+        self._places.append(place)
+
+    def _free(self, size: int, dtype: torch.dtype) -> Any:
+        for i, place in enumerate(self._places):
+            if place.memory.dtype == dtype and len(place.memory) >= size and place.event.query():
+                return self._places.pop(i)
+        if len(self._places) >= PLACES:
+            self._places.pop(0).event.synchronize()
+        return self._place(max(size, 64), dtype)
+
+
+class DeviceTables:
+    """What kernels read besides the tensors of a step, remembered by what it says."""
+
+    def __init__(self) -> None:
+        self._rings: dict[torch.device, Ring] = {}
+        self._known: dict[str, dict[tuple[Hashable, int], Any]] = {"tables": {}, "numbers": {}}
+        self._captured: list[Any] = []  # what graphs read: nobody tells when they are gone
+        self._lock = RLock()  # a parameter may step in a thread of the backward pass
+
+    def numbers(self, numbers: Sequence[float], like: Tensor) -> Tensor:
+        """Numbers as a vector on the device of a tensor."""
+        words = array("d", numbers)
+        key = words.tobytes(), like.device, fake_mode(like)
+        found: Tensor = self._find("numbers", key, like.device, lambda: self._sent(words, like))
+        return found
+
+    def table(self, buffers: Sequence[Buffer], sizes: Sequence[int]) -> AddressTable:
+        """The table of the first `sizes` entries of the tensors of some buffers."""
+        like, lengths = buffers[0].tensors[0], array("q", sizes)
+        addresses = array("q")
+        for buffer in buffers:
+            addresses.frombytes(buffer.addresses.tobytes())
+        itemsizes = tuple([buffer.dtype.itemsize for buffer in buffers])
+        form = addresses.tobytes(), lengths.tobytes(), itemsizes
+        key = *form, like.device, fake_mode(like)
+        found: AddressTable = self._find(
+            "tables", key, like.device, lambda: self._made(addresses, lengths, like)
+        )
+        return found
+
+    def _find(self, kind: str, key: Hashable, device: torch.device, make: Callable[[], T]) -> T:
+        """What is known under a key, or what is made now; while a graph is captured it is kept.
+
+        A stream does not wait for what another one sends, but a capture begins when all is there.
+        """
+        with self._lock:
+            known, stream = self._known[kind], _stream(device)
+            if _capturing(device):
+                found = next((x for (k, _), x in known.items() if k == key), None)
+                self._captured.append(make() if found is None else found)
+                return self._captured[-1]
+            found = known.pop((key, stream), None)
+            found = make() if found is None else found
+            while len(known) >= MOST:
+                del known[next(iter(known))]
+            known[key, stream] = found
+            return found
+
+    def _made(self, addresses: array[int], sizes: array[int], like: Tensor) -> AddressTable:
+        count = len(sizes)
+        rows = [addresses[i : i + count] for i in range(0, len(addresses), count)]
+        odd = [reduce(operator.or_, each) % WIDE_LOADS != 0 for each in zip(*rows, strict=True)]
+        chunks = [-(-size // CHUNK) for size in sizes]
+        order = sorted(range(count), key=odd.__getitem__)  # aligned ones first
+        starts = itertools.accumulate([chunks[i] for i in order], initial=0)
+        first = dict(zip(order, starts, strict=False))
+        total = sum(chunks)
+        aligned = sum([n for n, is_odd in zip(chunks, odd, strict=True) if not is_odd])
+        launches = [(True, 0, aligned), (False, aligned, total - aligned)]
+        layout = array("q", [*sizes, *[first[i] for i in range(count)]])
+        held = self._sent(addresses + layout + array("q", order), like)
+        n = len(addresses)
+        placed = held[n : n + 2 * count]
+        which = self._chunks(placed, held[n + 2 * count :], total)
+        used = [launch for launch in launches if launch[2]]
+        return AddressTable(held[:n], placed, which, used, total)
+
+    def _chunks(self, layout: Tensor, order: Tensor, total: int) -> Tensor:
+        """For each chunk its tensor and which it is there, computed on the device."""
+        sizes, first = layout.view(2, -1)
+        many = ((sizes + (CHUNK - 1)) // CHUNK)[order]
+        tensor = torch.repeat_interleave(order, many, output_size=total)
+        place = torch.arange(total, device=layout.device) - first[tensor]
+        return torch.stack([tensor, place], dim=1).to(torch.int32).view(-1)
+
+    def _sent(self, words: array[Any], like: Tensor) -> Tensor:
+        """Words on the device of a tensor."""
+        dtype, device = DTYPES[words.typecode], like.device
+        out = like.new_empty(len(words), dtype=dtype, requires_grad=False)
+        if fake_mode(like) is not None:
+            return out.copy_(like.new_empty(len(words), dtype=dtype, device="cpu"))
+        if _capturing(device):
+            foreach("add_", list(out.zero_().unbind()), words.tolist())
+        elif device.type == "cpu":
+            out.copy_(torch.frombuffer(words, dtype=dtype))
+        else:
+            ring = self._rings.setdefault(device, Ring())
+            ring.send(torch.frombuffer(words, dtype=dtype), out)
+        return out
+
+
+def on(device: torch.device) -> AbstractContextManager[Any]:
+    """Where kernels and copies of this device begin."""
+    return torch.cuda.device(device) if _is_real(device) else nullcontext()
+
+
+def _is_real(device: torch.device) -> bool:
+    """Whether this is a GPU that is there."""
+    return device.type == "cuda" and torch.cuda.is_initialized()
+
+
+def _capturing(device: torch.device) -> bool:
+    """Whether what happens now on a device is not done but captured."""
+    return _is_real(device) and torch.cuda.is_current_stream_capturing()
+
+
+def _stream(device: torch.device) -> int:
+    """The stream that works for this device now."""
+    return torch.cuda.current_stream(device).cuda_stream if _is_real(device) else 0
+
+
+TABLES = DeviceTables()

@@ -1,0 +1,62 @@
+// What every vector program includes: operators of arithmetic.py that C++ has no name for, the norm
+// of measures.py, and the launch of a kernel of lists. It includes nothing: that takes the time.
+#pragma once
+
+typedef long long whole;
+
+template <class T> static inline T larger(T a, T b) { return a > b || a != a ? a : b; }
+template <class T> static inline T smaller(T a, T b) { return a < b || a != a ? a : b; }
+static inline float size(float x) { return __builtin_fabsf(x); }
+static inline double size(double x) { return __builtin_fabs(x); }
+template <class T> static inline T mix(T a, T b, T w) {
+    return size(w) < T(0.5) ? a + w * (b - a) : b - (b - a) * (1 - w);
+}
+// x to the y; the last result is kept, since the counts of steps are mostly equal.
+struct last_power {
+    double x = 0, y = 0, value = 1;
+    double operator()(double base, double exponent) {
+        if (exponent == 2) return base * base;
+        if (exponent == 0.5) return __builtin_sqrt(base);
+        if (base == x && exponent == y && base) return value;  // -0 equals 0
+        x = base, y = exponent;
+        return value = __builtin_pow(base, exponent);
+    }
+};
+static inline double remainder(double x, double y) {
+    const double rest = __builtin_fmod(x, y);
+    return rest != 0 && (y < 0) != (rest < 0) ? rest + y : rest;
+}
+// The p-norm of n numbers that are not negative, in the range that its result has.
+static double norm_over(const double *x, whole n, whole step, double p, double by) {
+    double total = 0;
+    for (whole i = 0; i < n; ++i) {
+        const double one = x[i * step] / by;
+        total += p == 2 ? one * one : p == 1 ? size(one) : __builtin_pow(size(one), p);
+    }
+    return by * (p == 2 ? __builtin_sqrt(total) : p == 1 ? total : __builtin_pow(total, 1 / p));
+}
+static double norm_in_range(const double *x, whole n, whole step, double p) {
+    const double norm = norm_over(x, n, step, p, 1);
+    if (p <= 6 && norm > 1e-40 && norm < 1e40) return norm;
+    double most = n ? x[0] : 0;
+    for (whole i = 1; i < n; ++i) most = larger(most, x[i * step]);
+    return norm_over(x, n, step, p, most > 0 && most < __builtin_inf() ? most : 1);
+}
+typedef void (*kernel_of_lists)(whole, const void *, const void *, const double *,
+                                const void *const *, double *, whole);
+// A launch; of what each thread found of a tensor comes the statistic of it.
+static void launch(whole count, void *kernel, const void *sizes, const void *lists,
+                   const double *numbers, const void *const *vectors, void *room, whole threads,
+                   void *out, int kind) {
+    double *parts = (double *)room, *all = (double *)out;
+    for (whole i = 0; out && i < count * threads; ++i) parts[i] = 0;
+    ((kernel_of_lists)kernel)(count, sizes, lists, numbers, vectors, parts, threads);
+    for (whole i = 0; out && i < count; ++i) {
+        all[i] = parts[i];
+        for (whole k = 1; k < threads; ++k) {
+            const double part = parts[k * count + i];
+            all[i] = kind ? all[i] + part : larger(all[i], part);
+        }
+        if (kind == 2) all[i] = __builtin_sqrt(all[i]);
+    }
+}

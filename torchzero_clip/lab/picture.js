@@ -1,0 +1,123 @@
+"use strict";
+// The picture of a run: its norms, the limits of rules, and where each of them clips.
+// It draws what it is given and knows no rule. It works alike in the lab and in the documentation.
+
+function labPicture(svg, run, rules, view) {
+  const width = Math.max(svg.clientWidth || 800, 280), left = 46, right = 8, top = 12;
+  const tall = Math.min(280, Math.max(170, Math.round(width * 0.3))), row = 15;
+  const strips = top + tall + 8, bottom = strips + rules.length * row;
+  const height = bottom + 34, wide = width - left - right;
+  const from = view.from, to = Math.max(view.to, from + 1), count = to - from;
+  const columns = Math.max(1, Math.min(count, Math.floor(wide)));
+  const x = (i) => left + ((i - from + 0.5) / count) * wide;
+  const short = (n) => n.toFixed(1);
+
+  // --- the scale
+  let low = Infinity, high = 0;
+  const see = (y) => { if (y > 0 && y < Infinity) { low = Math.min(low, y); high = Math.max(high, y); } };
+  for (let i = from; i < to; i++) see(run.norms[i]);
+  for (const rule of rules) for (let i = from; i < Math.min(to, rule.have); i++) see(rule.left[i]);
+  if (!(high > 0)) { low = 0.1; high = 10; }
+  low /= 1.25; high *= 1.25;
+  const scale = tall / Math.log(high / low);
+  const y = (n) => top + Math.min(Math.max((Math.log(high) - Math.log(Math.max(n, 1e-300))) * scale, 0), tall);
+
+  const parts = [];
+  const add = (name, attributes, text = "") => {
+    const told = Object.entries(attributes).map(([key, value]) => ` ${key}="${value}"`).join("");
+    parts.push(`<${name}${told}>${text}</${name}>`);
+  };
+
+  // --- the axes
+  const decades = Math.log10(high / low), ticks = [];
+  const steps = decades > 2.5 ? [1] : decades > 1 ? [1, 2, 5] : [1, 1.5, 2, 3, 5, 7];
+  const every = Math.max(1, Math.ceil(decades / 7));
+  for (let power = Math.floor(Math.log10(low)); power <= Math.log10(high); power++)
+    if (power % every === 0) for (const n of steps) ticks.push(n * 10 ** power);
+  for (const tick of ticks.filter((n) => n >= low && n <= high)) {
+    add("path", { class: "grid", d: `M${left} ${short(y(tick))}h${wide}` });
+    const label = tick >= 1e5 || tick < 1e-3 ? tick.toExponential(0) : String(+tick.toPrecision(2));
+    add("text", { x: left - 6, y: short(y(tick) + 4), "text-anchor": "end" }, label);
+  }
+  const first = run.numbers[from], last = run.numbers[to - 1];
+  const rough = Math.max((last - first) / Math.max(2, wide / 110), 1);
+  const magnitude = 10 ** Math.floor(Math.log10(rough));
+  const apart = [1, 2, 5, 10].map((n) => n * magnitude).find((n) => n >= rough) || 1;
+  let place = from;
+  for (let n = Math.ceil(first / apart) * apart; n <= last; n += apart) {
+    while (place < to - 1 && run.numbers[place] < n) place++;
+    const label = n.toLocaleString("en");
+    const half = label.length * 3.5, at = Math.min(Math.max(x(place), left + half), width - half);
+    add("path", { class: "grid", d: `M${short(x(place))} ${bottom + 1}v4` });
+    add("text", { x: short(at), y: bottom + 17, "text-anchor": "middle" }, label);
+  }
+  add("text", { x: left + wide / 2, y: bottom + 31, "text-anchor": "middle" }, "step");
+
+  // --- a line: of many steps a pixel has the least and the largest
+  const line = (values, end) => {
+    let path = "", open = false;
+    for (let column = 0; column < columns; column++) {
+      const start = from + Math.floor((column * count) / columns);
+      const stop = Math.min(from + Math.floor(((column + 1) * count) / columns), end);
+      let least = Infinity, most = 0;
+      for (let i = start; i < stop; i++) {
+        const n = values[i];
+        if (n >= 0 && n < Infinity) { least = Math.min(least, n); most = Math.max(most, n); }
+      }
+      if (least > most) { open = false; continue; }
+      const at = short(x((start + stop - 1) / 2));
+      path += open ? `L${at} ${short(y(least))}` : `M${short(at - 1.5)} ${short(y(least))}h1.5`;
+      if (most > least) path += `V${short(y(most))}`;
+      open = true;
+    }
+    return path;
+  };
+
+  for (const i of run.bad) {
+    if (i < from || i >= to) continue;
+    add("path", { class: "bad", d: `M${short(x(i))} ${top}V${top + tall}` });
+    add("path", { class: "mark", d: `M${short(x(i) - 4)} ${top - 9}h8l-4 7z` });
+  }
+  add("path", { class: "norm", d: line(run.norms, run.steps) });
+  rules.forEach((rule, k) => {
+    const look = `rule${rule.look}`, under = strips + k * row;
+    let cuts = "", marks = "";
+    for (let column = 0; column < columns; column++) {
+      const start = from + Math.floor((column * count) / columns);
+      const stop = Math.min(from + Math.floor(((column + 1) * count) / columns), rule.have);
+      let worst = -1;
+      for (let i = start; i < stop; i++)
+        if (rule.clipped[i] > 0 && (worst < 0 || run.norms[i] > run.norms[worst])) worst = i;
+      if (worst < 0) continue;
+      const at = short(x((start + stop - 1) / 2));
+      cuts += `M${at} ${short(y(run.norms[worst]))}V${short(y(rule.left[worst]))}`;
+      marks += `M${at} ${under}v${row - 4}`;
+    }
+    if (rule.chosen) add("path", { class: `cut ${look}`, d: cuts });
+    add("path", { class: `limit ${look}`, d: line(rule.limit, rule.have) });
+    add("path", { class: "grid", d: `M${left} ${under + row - 3}h${wide}` });
+    add("path", { class: `clipped ${look}`, d: marks, "stroke-width": short(Math.max(1.5, Math.min(5, wide / count))) });
+    add("text", { x: left - 6, y: under + row - 5, "text-anchor": "end" }, rule.label);
+  });
+
+  svg.setAttribute("viewBox", `0 0 ${width} ${height}`);
+  svg.setAttribute("height", height);
+  svg.innerHTML = parts.join("");
+  return (at) => Math.min(Math.max(Math.floor(from + ((at - left) / wide) * count), from), to - 1);
+}
+
+// Numbers in float32, as the lab packs them.
+function labNumbers(text) {
+  const bytes = Uint8Array.from(atob(text), (letter) => letter.charCodeAt(0));
+  return new Float32Array(bytes.buffer);
+}
+
+function labShort(n) {
+  if (n === null || n === undefined || Number.isNaN(n)) return "–";
+  if (!Number.isFinite(n)) return "infinite";
+  return n !== 0 && (Math.abs(n) >= 1e5 || Math.abs(n) < 1e-3) ? n.toExponential(2) : String(+n.toPrecision(4));
+}
+
+function labShare(n) {
+  return n === null || n === undefined ? "–" : `${+(100 * n).toPrecision(n < 0.1 ? 2 : 3)} %`;
+}

@@ -1,0 +1,8 @@
+"""Weights for evaluation: averages of what training goes through."""
+
+from torchzero_clip.modules.averages.lookahead import Lookahead
+from torchzero_clip.modules.averages.schedule_free import ScheduleFree
+from torchzero_clip.modules.averages.weight_average import WeightAverage
+from torchzero_clip.modules.averages.weight_ema import WeightEMA
+
+__all__ = ["Lookahead", "ScheduleFree", "WeightAverage", "WeightEMA"]

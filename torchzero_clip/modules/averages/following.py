@@ -1,0 +1,30 @@
+"""What averages of weights share: where they stand, how they begin and move."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from torchzero_clip.core import Group, TensorList, Transform
+from torchzero_clip.core.state import state_dtype
+
+
+def check_step(rule: Transform) -> None:
+    """Raise a sentence for a target that no link behind LR can have."""
+    if rule.target != "update":
+        raise ValueError(
+            f"{type(rule).__name__}: target must be 'update', the step that is subtracted, got "
+            f"{rule.target!r}"
+        )
+
+
+def begun(param: Tensor) -> Tensor:
+    """An average that begins at a parameter, in the dtype of its state."""
+    return param.detach().to(state_dtype(param), copy=True)
+
+
+def follow(average: TensorList, share: Tensor, u: TensorList, group: Group) -> None:
+    """Move averages by a share, one a tensor, towards the weights that the step u leaves.
+
+    What is taken off and what is put there is multiplied by one number, however that is rounded.
+    """
+    average.add_(average, alpha=-share).add_(group["params"], alpha=share).add_(u, alpha=-share)

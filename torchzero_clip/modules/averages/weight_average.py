@@ -1,0 +1,59 @@
+"""WeightAverage: the equal mean of weights, for evaluation."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from torchzero_clip.core import Group, State, TensorList, Transform, counter
+from torchzero_clip.modules.averages.following import begun, check_step, follow
+
+
+class WeightAverage(Transform):
+    """a ← a + (w - u - a) / n, the mean of n weights, for evaluation; u stays as it is
+
+    Put it last, where the update is the step that is subtracted; `with opt.averaged():` then has a
+    in the place of the weights. Until `start` steps are done, a is the weights themselves.
+
+    Args:
+        start: The steps before the first whose weights count.
+        every: The steps from one that counts to the next.
+
+    Example:
+        >>> import torch
+        >>> from torchzero_clip import LR, Modular, Momentum, WeightAverage
+        >>> model = torch.nn.Linear(10, 1)
+        >>> mean = WeightAverage(start=1000, every=100)
+        >>> opt = Modular(model.parameters(), Momentum(0.9), LR(0.1), mean)
+
+    Reference:
+        Izmailov et al., "Averaging weights leads to wider optima and better generalization",
+        arXiv 1803.05407.
+    """
+
+    start: int = 0
+    every: int = 1
+
+    about_step = True
+    passes_gradient = True
+    pure = True
+
+    def check(self) -> None:
+        super().check()
+        check_step(self)
+        self.require("start", at_least=0, integer=True)
+        self.require("every", at_least=1, integer=True)
+
+    def init(self, param: Tensor) -> dict[str, Tensor]:
+        return {"step": counter(param), "mean": begun(param)}
+
+    def update(self, u: TensorList, state: State, group: Group) -> TensorList:
+        t = state["step"].stack() - self.start
+        state["step"].add_(1)
+        n = (t / self.every).clamp(min=0) + 1
+        counts = (t < 0) | (t % self.every == 0)
+        follow(state["mean"], torch.where(counts, 1 / n, 0.0), u, group)
+        return u
+
+    def averaged(self, param: Tensor, state: dict[str, Tensor], group: Group) -> Tensor:
+        return state["mean"]

@@ -1,0 +1,65 @@
+"""WeightEMA: the weights of the last steps, averaged, for evaluation."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from torchzero_clip.core import Group, Live, State, TensorList, Transform, counter
+from torchzero_clip.modules.averages.following import begun, check_step, follow
+
+
+class WeightEMA(Transform):
+    """e ← decay · e + (1 - decay) (w - u), the weights for evaluation; u stays as it is
+
+    e begins as the weights after the first step. Put it last, where the update is the step that is
+    subtracted; `with opt.averaged():` then has e in the place of the weights.
+
+    Args:
+        decay: How much of e is kept each time.
+        every: The steps from one time to the next.
+        warmup: Let the decay grow: min(decay, (1 + n) / (10 + n)) the n-th time, the first is 0.
+
+    Example:
+        >>> import torch
+        >>> from torchzero_clip import LR, Adam, Modular, WeightEMA
+        >>> model = torch.nn.Linear(10, 1)
+        >>> opt = Modular(model.parameters(), Adam(), LR(1e-3), WeightEMA(0.999))
+        >>> with opt.averaged():
+        ...     out = model(torch.randn(64, 10))
+
+    Reference:
+        Polyak, Juditsky, "Acceleration of stochastic approximation by averaging", SIAM J. Control
+        Optim. 30 (1992).
+    """
+
+    decay: Live[float] = 0.999
+    every: int = 1
+    warmup: bool = False
+
+    about_step = True
+    passes_gradient = True
+    pure = True
+
+    def check(self) -> None:
+        super().check()
+        check_step(self)
+        self.require("decay", at_least=0, below=1)
+        self.require("every", at_least=1, integer=True)
+
+    def init(self, param: Tensor) -> dict[str, Tensor]:
+        return {"step": counter(param), "ema": begun(param)}
+
+    def update(self, u: TensorList, state: State, group: Group) -> TensorList:
+        t = state["step"].stack()
+        state["step"].add_(1)
+        n = torch.floor(t / self.every)
+        share = torch.zeros_like(t) + (1 - group["decay"])
+        if self.warmup:
+            share = share.maximum(9 / (10 + n))
+        share = torch.where(t > 0, share, 1.0)
+        follow(state["ema"], torch.where(t % self.every == 0, share, 0.0), u, group)
+        return u
+
+    def averaged(self, param: Tensor, state: dict[str, Tensor], group: Group) -> Tensor:
+        return state["ema"]

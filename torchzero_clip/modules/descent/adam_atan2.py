@@ -1,0 +1,55 @@
+"""AdamAtan2: Adam without an eps."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from torchzero_clip.core import Group, Live, State, TensorList, Transform, counter, zeros_like_state
+
+
+class AdamAtan2(Transform):
+    """u ← a · atan2(m̂, b √v̂)
+
+    m̂ and v̂ are the averages of `Adam`. The arctangent is nearly the ratio where that is small, at
+    most a · π / 2, and needs no eps: it is as long for gradients of any size, and 0 for zeros.
+
+    Args:
+        betas: How much of the two averages is kept a step.
+        a: What the angle is multiplied with.
+        b: What √v̂ is multiplied with.
+
+    Example:
+        >>> import torch
+        >>> from torchzero_clip import LR, AdamAtan2, Modular, WeightDecay
+        >>> model = torch.nn.Linear(10, 1)
+        >>> opt = Modular(model.parameters(), AdamAtan2(), WeightDecay(0.01), LR(1e-3))
+
+    Reference:
+        Everett et al., "Scaling exponents across parameterizations and optimizers",
+        arXiv 2407.05872.
+    """
+
+    betas: Live[tuple[float, float]] = (0.9, 0.99)
+    a: Live[float] = 1.27
+    b: Live[float] = 1.0
+
+    update_size = "ones"
+    pure = True
+
+    def check(self) -> None:
+        super().check()
+        self.require("betas", at_least=0, below=1, length=2)
+        self.require("a", at_least=0)
+        self.require("b", at_least=0)
+
+    def init(self, param: Tensor) -> dict[str, Tensor]:
+        averages = {name: zeros_like_state(param) for name in ("exp_avg", "exp_avg_sq")}
+        return {"step": counter(param), **averages}
+
+    def update(self, u: TensorList, state: State, group: Group) -> TensorList:
+        beta1, beta2 = group["betas"]
+        t = state["step"].add_(1).stack()
+        m = state["exp_avg"].lerp_(u, 1 - beta1)
+        v = state["exp_avg_sq"].mul_(beta2).addcmul_(u, u, 1 - beta2)
+        root = u.copy_(v).sqrt_().mul_(group["b"] * (1 - beta1**t) / (1 - beta2**t).sqrt())
+        return m.atan2(root).mul_(group["a"])

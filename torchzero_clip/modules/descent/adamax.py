@@ -1,0 +1,47 @@
+"""Adamax: momentum over the largest entry of late."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from torchzero_clip.core import Group, Live, State, TensorList, Transform, counter, zeros_like_state
+
+
+class Adamax(Transform):
+    """m ← β₁ m + (1 - β₁) u;   s ← max(β₂ s, |u| + eps);   u ← m / ((1 - β₁ᵗ) s)
+
+    Args:
+        betas: How much of m and of s is kept a step.
+        eps: Added to |u|, so that s is above zero.
+
+    Example:
+        >>> import torch
+        >>> from torchzero_clip import LR, Adamax, Modular
+        >>> model = torch.nn.Linear(10, 1)
+        >>> opt = Modular(model.parameters(), Adamax(), LR(2e-3))
+
+    Reference:
+        Kingma, Ba, "Adam: a method for stochastic optimization", arXiv 1412.6980, section 7.
+    """
+
+    betas: Live[tuple[float, float]] = (0.9, 0.999)
+    eps: Live[float] = 1e-8
+
+    update_size = "ones"
+    pure = True
+
+    def check(self) -> None:
+        super().check()
+        self.require("betas", at_least=0, below=1, length=2)
+        self.require("eps", at_least=0)
+
+    def init(self, param: Tensor) -> dict[str, Tensor]:
+        averages = {name: zeros_like_state(param) for name in ("exp_avg", "exp_inf")}
+        return {"step": counter(param), **averages}
+
+    def update(self, u: TensorList, state: State, group: Group) -> TensorList:
+        beta1, beta2 = group["betas"]
+        t = state["step"].add_(1).stack()
+        m = state["exp_avg"].lerp_(u, 1 - beta1)
+        largest = state["exp_inf"].mul_(beta2).maximum_(u.abs().add_(group["eps"]))
+        return u.copy_(largest).mul_(1 - beta1**t).reciprocal_().mul_(m)

@@ -1,0 +1,56 @@
+"""Adan: Adam with an average of what changes between gradients."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from torchzero_clip.core import Group, Live, State, TensorList, Transform, counter, zeros_like_state
+
+
+class Adan(Transform):
+    """u ← (m̂ + β₂ d̂) / (√n̂ + eps);   m, d and n average u, u - p and (u + β₂ (u - p))²
+
+    p is the gradient of the step before; at first the change is 0.
+
+    Args:
+        betas: How much of m, d and n is kept a step.
+        eps: Added to the denominator.
+
+    Example:
+        >>> import torch
+        >>> from torchzero_clip import LR, Adan, Modular, WeightDecay
+        >>> model = torch.nn.Linear(10, 1)
+        >>> opt = Modular(model.parameters(), Adan(), WeightDecay(0.02), LR(1e-3))
+
+    Reference:
+        Xie et al., "Adan: adaptive Nesterov momentum algorithm for faster optimizing deep models",
+        arXiv 2208.06677.
+    """
+
+    betas: Live[tuple[float, float, float]] = (0.98, 0.92, 0.99)
+    eps: Live[float] = 1e-8
+
+    update_size = "ones"
+    pure = True
+
+    def check(self) -> None:
+        super().check()
+        self.require("betas", at_least=0, below=1, length=3)
+        self.require("eps", at_least=0)
+
+    def init(self, param: Tensor) -> dict[str, Tensor]:
+        names = ("exp_avg", "exp_avg_diff", "exp_avg_sq", "previous")
+        return {"step": counter(param), **{name: zeros_like_state(param) for name in names}}
+
+    def update(self, u: TensorList, state: State, group: Group) -> TensorList:
+        beta1, beta2, beta3 = group["betas"]
+        t = state["step"].add_(1).stack()
+        change = u.sub(state["previous"]).mul_((t - 1).clamp(max=1))
+        state["previous"].copy_(u)
+        m = state["exp_avg"].lerp_(u, 1 - beta1)
+        d = state["exp_avg_diff"].lerp_(change, 1 - beta2)
+        u.add_(change, alpha=beta2)
+        n = state["exp_avg_sq"].mul_(beta3).addcmul_(u, u, 1 - beta3)
+        root = u.copy_(n).sqrt_().div_((1 - beta3**t).sqrt()).add_(group["eps"])
+        ahead = m.div(1 - beta1**t).add_(d, alpha=beta2 / (1 - beta2**t))
+        return root.reciprocal_().mul_(ahead)

@@ -1,0 +1,62 @@
+"""ADOPT: momentum of gradients that are each divided by the second moment of those before."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from torchzero_clip.core import Group, Live, State, TensorList, Transform, counter, zeros_like_state
+
+
+class ADOPT(Transform):
+    """m ← β₁ m + (1 - β₁) clip(u / max(√v, eps));   v ← β₂ v + (1 - β₂) u²;   u ← m
+
+    The clip is to (t - 1)^clip_power, for each entry. The first step makes v = u² and no update.
+
+    Args:
+        betas: How much of m and of v is kept a step.
+        eps: The smallest √v.
+        clip_power: The power of the number of steps before to which entries are cut, or None.
+        weight_decay: How much of the parameter joins the update, but for the first. A `WeightDecay`
+            in front of this link is the decay that is coupled.
+
+    Example:
+        >>> import torch
+        >>> from torchzero_clip import ADOPT, LR, Modular
+        >>> model = torch.nn.Linear(10, 1)
+        >>> opt = Modular(model.parameters(), ADOPT(weight_decay=0.01), LR(1e-3))
+
+    Reference:
+        Taniguchi et al., "ADOPT: modified Adam can converge with any β₂ with the optimal rate",
+        arXiv 2411.02853.
+    """
+
+    betas: Live[tuple[float, float]] = (0.9, 0.9999)
+    eps: Live[float] = 1e-6
+    clip_power: Live[float | None] = 0.25
+    weight_decay: Live[float] = 0.0
+
+    update_size = "ones"
+    pure = True
+
+    def check(self) -> None:
+        super().check()
+        self.require("betas", at_least=0, below=1, length=2)
+        self.require("eps", above=0)
+        self.require("clip_power", at_least=0, optional=True)
+        self.require("weight_decay", at_least=0)
+
+    def init(self, param: Tensor) -> dict[str, Tensor]:
+        averages = {name: zeros_like_state(param) for name in ("exp_avg", "exp_avg_sq")}
+        return {"step": counter(param), **averages}
+
+    def update(self, u: TensorList, state: State, group: Group) -> TensorList:
+        (beta1, beta2), power = group["betas"], group["clip_power"]
+        before = state["step"].add_(1).stack() - 1
+        later = before.clamp(max=1)  # 0 in the first step, then 1
+        v = state["exp_avg_sq"]
+        ratio = u.div(v.sqrt().maximum_(group["eps"]))
+        if power is not None:
+            ratio.clamp_(-(before**power), before**power)
+        m = state["exp_avg"].lerp_(ratio, (1 - beta1) * later)
+        v.mul_(beta2).addcmul_(u, u, 1 - beta2 * later)
+        return u.copy_(m).add_(group["params"], alpha=group["weight_decay"] * later)

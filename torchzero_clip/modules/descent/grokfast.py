@@ -1,0 +1,43 @@
+"""Grokfast: the gradient with its slow average on top."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from torchzero_clip.core import Group, Live, State, TensorList, Transform, counter, zeros_like_state
+
+
+class Grokfast(Transform):
+    """m ← alpha · m + (1 - alpha) u, at first u;   u ← u + lamb · m
+
+    Args:
+        alpha: How much of the average is kept a step.
+        lamb: How much of it is added.
+
+    Example:
+        >>> import torch
+        >>> from torchzero_clip import LR, Adam, Grokfast, Modular
+        >>> model = torch.nn.Linear(10, 1)
+        >>> opt = Modular(model.parameters(), Grokfast(), Adam(), LR(1e-3))
+
+    Reference:
+        Lee et al., "Grokfast: accelerated grokking by amplifying slow gradients", arXiv 2405.20233.
+    """
+
+    alpha: Live[float] = 0.98
+    lamb: Live[float] = 2.0
+
+    pure = True
+
+    def check(self) -> None:
+        super().check()
+        self.require("alpha", at_least=0, below=1)
+        self.require("lamb", at_least=0)
+
+    def init(self, param: Tensor) -> dict[str, Tensor]:
+        return {"step": counter(param), "ema": zeros_like_state(param)}
+
+    def update(self, u: TensorList, state: State, group: Group) -> TensorList:
+        later = state["step"].add_(1).minimum_(2).sub(1).stack()  # 0 in the first step, then 1
+        slow = state["ema"].lerp_(u, 1 - group["alpha"] * later)
+        return u.add_(slow, alpha=group["lamb"])

@@ -1,0 +1,58 @@
+"""LaProp: momentum of steps that are each divided first."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from torchzero_clip.core import Group, Live, State, TensorList, Transform, zeros_like_state
+from torchzero_clip.core.state import statistic
+
+
+class LaProp(Transform):
+    """m ← β₁ m + (1 - β₁) lr · u / (√v̂ + eps);   u ← m / r;   r ← β₁ r + (1 - β₁) lr
+
+    v̂ is the average of u² that `Adam` has. The average of steps is weighted with the learning rate
+    that each had, that of `LR`, and r is how much of it there is.
+
+    Args:
+        betas: How much of m and of v is kept a step.
+        eps: Added to the denominator.
+
+    Example:
+        >>> import torch
+        >>> from torchzero_clip import LR, LaProp, Modular
+        >>> model = torch.nn.Linear(10, 1)
+        >>> opt = Modular(model.parameters(), LaProp(), LR(4e-4))
+
+    Reference:
+        Ziyin et al., "LaProp: separating momentum and adaptivity in Adam", arXiv 2002.04839.
+    """
+
+    betas: Live[tuple[float, float]] = (0.9, 0.999)
+    eps: Live[float] = 1e-15
+
+    update_size = "ones"
+    pure = True
+
+    def check(self) -> None:
+        super().check()
+        self.require("betas", at_least=0, below=1, length=2)
+        self.require("eps", at_least=0)
+
+    @property
+    def reads(self) -> tuple[str, ...]:
+        return ("lr",)
+
+    def init(self, param: Tensor) -> dict[str, Tensor]:
+        averages = {name: zeros_like_state(param) for name in ("exp_avg", "exp_avg_sq")}
+        return {"rate": statistic(0.0, param), "mass": statistic(0.0, param), **averages}
+
+    def update(self, u: TensorList, state: State, group: Group) -> TensorList:
+        beta1, beta2 = group["betas"]
+        weight = (1 - beta1) * group["lr"]
+        rate = state["rate"].mul_(beta1).add_(weight).stack()
+        mass = state["mass"].mul_(beta2).add_(1 - beta2).stack()  # betas may change on the way
+        v = state["exp_avg_sq"].mul_(beta2).addcmul_(u, u, 1 - beta2)
+        u.div_(v.sqrt().div_(mass.sqrt()).add_(group["eps"]))
+        m = state["exp_avg"].mul_(beta1).add_(u, alpha=weight)
+        return u.copy_(m).div_(rate + (rate <= 0))  # of learning rates that were all 0, 0

@@ -1,0 +1,65 @@
+"""NAdam: Adam that looks ahead, with a momentum that grows."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+
+from torchzero_clip.core import Group, Live, State, TensorList, Transform, counter, zeros_like_state
+from torchzero_clip.core.state import statistic
+
+
+class NAdam(Transform):
+    """u ← (μₜ₊₁ m / (1 - Πμ μₜ₊₁) + (1 - μₜ) u / (1 - Πμ)) / (√v̂ + eps)
+
+    m and v̂ are the averages of `Adam`, Πμ is the product of μ so far, and
+    μₜ = β₁ (1 - 0.96^(t · momentum_decay) / 2).
+
+    Args:
+        betas: How much of the two averages is kept a step.
+        eps: Added to the denominator.
+        momentum_decay: How fast μ grows, from about β₁ / 2 to β₁; with `math.inf` it is β₁.
+
+    Example:
+        >>> import torch
+        >>> from torchzero_clip import LR, Modular, NAdam, WeightDecay
+        >>> model = torch.nn.Linear(10, 1)
+        >>> opt = Modular(model.parameters(), NAdam(), WeightDecay(0.01), LR(2e-3))
+
+    Reference:
+        Dozat, "Incorporating Nesterov momentum into Adam", ICLR 2016 workshop.
+    """
+
+    betas: Live[tuple[float, float]] = (0.9, 0.999)
+    eps: Live[float] = 1e-8
+    momentum_decay: Live[float] = 4e-3
+
+    update_size = "ones"
+    pure = True
+
+    def check(self) -> None:
+        super().check()
+        self.require("betas", at_least=0, below=1, length=2)
+        self.require("eps", at_least=0)
+        self.require("momentum_decay", at_least=0)
+
+    def init(self, param: Tensor) -> dict[str, Tensor]:
+        averages = {name: zeros_like_state(param) for name in ("exp_avg", "exp_avg_sq")}
+        return {"step": counter(param), "mu_product": statistic(1.0, param), **averages}
+
+    def update(self, u: TensorList, state: State, group: Group) -> TensorList:
+        beta1, beta2 = group["betas"]
+        t = state["step"].add_(1).stack()
+        mu, coming = _momentum(t, group), _momentum(t + 1, group)
+        product = state["mu_product"].mul_(mu).stack()
+        m = state["exp_avg"].lerp_(u, 1 - beta1)
+        v = state["exp_avg_sq"].mul_(beta2).addcmul_(u, u, 1 - beta2)
+        ahead = u.mul((1 - mu) / (1 - product)).add_(m, alpha=coming / (1 - product * coming))
+        u = u.copy_(v).sqrt_().div_((1 - beta2**t).sqrt()).add_(group["eps"])
+        return u.reciprocal_().mul_(ahead)
+
+
+def _momentum(t: Tensor, group: Group) -> Any:
+    """How much of the average enters step t."""
+    return group["betas"][0] * (1 - 0.5 * 0.96 ** (t * group["momentum_decay"]))

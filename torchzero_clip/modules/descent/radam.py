@@ -1,0 +1,65 @@
+"""RAdam: Adam that begins as momentum, until its second moment can be trusted."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from torchzero_clip.core import Group, Live, State, TensorList, Transform, counter, zeros_like_state
+
+
+class RAdam(Transform):
+    """u ← r m̂ √(1 - β₂ᵗ) / (√v + eps);   m̂ while ρ ≤ 5
+
+    m̂ and v are the averages of `Adam`, r = √((ρ - 4)(ρ - 2) ρ∞ / ((ρ∞ - 4)(ρ∞ - 2) ρ)),
+    ρ∞ = 2 / (1 - β₂) - 1 and ρ = ρ∞ - 2 t β₂ᵗ / (1 - β₂ᵗ), which counts the gradients in v.
+
+    Args:
+        betas: How much of the two averages is kept a step.
+        eps: Added to √v, before its bias is undone.
+
+    Example:
+        >>> import torch
+        >>> from torchzero_clip import LR, Modular, RAdam
+        >>> model = torch.nn.Linear(10, 1)
+        >>> opt = Modular(model.parameters(), RAdam(), LR(1e-3))
+
+    Reference:
+        Liu et al., "On the variance of the adaptive learning rate and beyond", arXiv 1908.03265.
+    """
+
+    betas: Live[tuple[float, float]] = (0.9, 0.999)
+    eps: Live[float] = 1e-8
+
+    update_size = "ones"
+    pure = True
+
+    def check(self) -> None:
+        super().check()
+        self.require("betas", at_least=0, below=1, length=2)
+        self.require("eps", at_least=0)
+
+    def init(self, param: Tensor) -> dict[str, Tensor]:
+        averages = {name: zeros_like_state(param) for name in ("exp_avg", "exp_avg_sq")}
+        return {"step": counter(param), **averages}
+
+    def update(self, u: TensorList, state: State, group: Group) -> TensorList:
+        beta1, beta2 = group["betas"]
+        t = state["step"].add_(1).stack()
+        m = state["exp_avg"].lerp_(u, 1 - beta1)
+        v = state["exp_avg_sq"].mul_(beta2).addcmul_(u, u, 1 - beta2)
+        root = u.copy_(v).sqrt_().add_(group["eps"])
+        return rectified(m, root, t, group["betas"])
+
+
+def rectified(m: TensorList, root: TensorList, t: Tensor, betas: Any) -> TensorList:
+    """The direction in step t, of the averages m and v; writes `root`, which is √v + eps."""
+    beta1, beta2 = betas
+    longest = 2 / (1 - beta2) - 1
+    length = longest - 2 * t * beta2**t / (1 - beta2**t)
+    r = (length - 4) * (length - 2) * longest / ((longest - 4) * (longest - 2) * length)
+    share = torch.where(length > 5, ((1 - beta2**t) * r) ** -0.5, 0)
+    root.mul_(share).add_((length <= 5).to(t.dtype))
+    return root.mul_(1 - beta1**t).reciprocal_().mul_(m)

@@ -1,0 +1,64 @@
+"""Rprop: a step size for every entry, from the signs of its gradients alone."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from torchzero_clip.core import Group, Live, State, TensorList, Transform, counter, zeros_like_state
+
+
+class Rprop(Transform):
+    """s ← s · η⁺ where u and the last one have one sign, s · η⁻ where not;   u ← s · sign(u)
+
+    Where the sign has turned the entry rests for a step.
+
+    Args:
+        lr: The first step size of every entry; later values act on parameters that begin then.
+        etas: (η⁻, η⁺), the factors of a step size.
+        step_sizes: The smallest and the largest step size.
+
+    Example:
+        >>> import torch
+        >>> from torchzero_clip import Modular, Rprop
+        >>> model = torch.nn.Linear(10, 1)
+        >>> opt = Modular(model.parameters(), Rprop(1e-2))
+
+    Reference:
+        Riedmiller, Braun, "A direct adaptive method for faster backpropagation learning: the RPROP
+        algorithm", ICNN 1993.
+    """
+
+    lr: Live[float] = 1e-2
+    etas: Live[tuple[float, float]] = (0.5, 1.2)
+    step_sizes: Live[tuple[float, float]] = (1e-6, 50.0)
+
+    update_size = "own"
+    pure = True
+
+    def check(self) -> None:
+        super().check()
+        self.require("lr", at_least=0)
+        self.require("etas", above=0, length=2)
+        self.require("step_sizes", at_least=0, length=2)
+        numbers = [x for x in self.etas if isinstance(x, (int, float))]  # to read others is to wait
+        if len(numbers) == 2 and not numbers[0] < 1 < numbers[1]:
+            raise ValueError(f"Rprop: etas must be one below 1 and one above 1, got {self.etas!r}")
+
+    def init(self, param: Tensor) -> dict[str, Tensor]:
+        return {
+            "step": counter(param),
+            "prev": zeros_like_state(param),
+            "step_size": zeros_like_state(param),
+        }
+
+    def update(self, u: TensorList, state: State, group: Group) -> TensorList:
+        (shorter, longer), (low, high) = group["etas"], group["step_sizes"]
+        t = state["step"].add_(1).stack()
+        size = state["step_size"]
+        turn = u.sign().mul_(state["prev"]).sign_()  # -1 where the sign has turned
+        factor = turn.maximum(0.0).mul_(longer - 1)
+        factor.add_(turn.neg().maximum_(0.0), alpha=shorter - 1).add_(1)
+        size.add_((2 - t).clamp(min=0) * group["lr"]).mul_(factor).clamp_(low, high)
+        u = u.where(turn.add_(1).positive(), 0.0)
+        state["prev"].copy_(u)
+        return u.sign_().mul_(size)

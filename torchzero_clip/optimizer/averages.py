@@ -1,0 +1,289 @@
+"""Averages: the weights for evaluation, for a while in the memory of the parameters."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, NamedTuple, TypeAlias
+
+import torch
+from torch import Tensor
+from torch.nn import Module
+
+from torchzero_clip.core.link import Link
+from torchzero_clip.core.sharding import layout_of, local
+from torchzero_clip.core.transform import averages
+
+SHOWN = "averaged/shown"  # in the chain of a group, while eval() has them in the parameters
+TRAINING = "averaged/training"  # in the state of a parameter, what it is in training meanwhile
+NONE = (
+    "no link of this chain has weights for evaluation: put one behind LR, as WeightEMA(0.999) or "
+    "ScheduleFree()"
+)
+
+
+def check_order(links: Sequence[Link], seen: Link | None = None) -> Link | None:
+    """Raise a sentence where a link changes the step behind one that averages what it leaves."""
+    for link in [link for link in links if link.transforms]:
+        tfm = link.transform
+        if tfm.inner == "branches":
+            seen = next(filter(None, [check_order([one], seen) for one in link.children]), seen)
+        elif tfm.inner == "chain":
+            seen = check_order(link.children, seen)
+        else:
+            if seen is not None and (tfm.drops or not tfm.passes_gradient):
+                raise ValueError(
+                    f"{seen.path} must see the step that is subtracted, and {link.path} behind it "
+                    f"changes it: put {seen.path} behind {link.path}"
+                )
+            seen = link if averages(tfm) else seen
+    return seen
+
+
+class Shown(NamedTuple):
+    """A parameter that has weights for evaluation; of sharded ones the parts on this rank.
+
+    Attributes:
+        param: The parameter as the optimizer holds it.
+        weights: Its weights for evaluation.
+        held: Whether these are memory of state in the parameter's dtype, to be exchanged with it.
+    """
+
+    param: Tensor
+    weights: Tensor
+    held: bool
+
+
+def rows(optimizer: Any, name: str | None = None) -> Iterator[Shown]:
+    """Every parameter with weights for evaluation: of the last link that has some, or of one.
+
+    Args:
+        optimizer: The optimizer.
+        name: The path of a link, or None.
+    """
+    links = _links(optimizer.keys.links, name)
+    for group in optimizer.param_groups:
+        values = {
+            link.path: {**link.values(group), **_held(link, group["chain"])} for link in links
+        }
+        for p in group["params"]:
+            for link in links:
+                if held := _held(link, optimizer.state.get(p, {})):
+                    weights = link.transform.averaged(local(p), held, values[link.path])
+                    own = any([weights is t for t in held.values()])
+                    yield Shown(p, weights, own and weights.dtype == p.dtype)
+                    break
+
+
+def _links(links: Sequence[Link], name: str | None) -> list[Link]:
+    """The links with weights for evaluation, the last first, or the one of this name."""
+    found = [link for link in links if averages(link.transform)]
+    if not found:
+        raise ValueError(NONE)
+    if name is None:
+        return found[::-1]
+    if name not in [link.path for link in found]:
+        raise ValueError(
+            f"averaged: name must be None or one of {[link.path for link in found]}, got {name!r}"
+        )
+    return [link for link in found if link.path == name]
+
+
+def _held(link: Link, state: Mapping[str, Any]) -> dict[str, Tensor]:
+    """The link's state of one parameter, or the numbers that it keeps for a group, by name."""
+    own = {key.rpartition("/")[2]: t for key, t in state.items() if _path(key) == link.path}
+    return {name: local(t) for name, t in own.items() if isinstance(t, Tensor)}
+
+
+def _path(key: Any) -> str:
+    return str(key).rpartition("/")[0]
+
+
+# ---------------------------------------------------------------------- in the place of weights
+
+Moves: TypeAlias = "list[tuple[Tensor, Tensor]]"
+"""Pairs of tensors, the last pair first: each takes the values of the other."""
+
+
+class Substitution:
+    """Weights for evaluation in the memory of parameters, until `undo`.
+
+    Each of its copies may be made twice, so that one which was interrupted is made again, and
+    nothing on the way back asks for memory.
+    """
+
+    def __init__(self, params: Iterable[Tensor]) -> None:
+        self._items: list[
+            tuple[Moves, Moves]
+        ] = []  # what is left of the way there, and the way back
+        self._spare: dict[Any, Tensor] = {}
+        self._largest: dict[Any, int] = {}
+        for p in map(local, params):
+            kind = p.device, p.dtype
+            self._largest[kind] = max(p.numel(), self._largest.get(kind, 0))
+
+    @torch.no_grad()
+    def put(self, row: Shown) -> Tensor | None:
+        """Put weights into the memory of their parameter; returns the copy of what was there.
+
+        None where they have changed places with state.
+        """
+        if row.held:
+            self._items.append((self._swap(row), self._swap(row)))
+            _run(self._items[-1][0])
+            return None
+        kept = row.param.detach().clone()
+        self._items.append(([(local(row.param), row.weights)], [(local(row.param), local(kept))]))
+        _run(self._items[-1][0])
+        return kept
+
+    def expect(self, row: Shown, kept: Tensor | None) -> None:
+        """Know the way back for weights that were put there before."""
+        if row.held:
+            self._items.append(([], self._swap(row)))
+        elif kept is not None:
+            self._items.append(([], [(local(row.param), local(kept))]))
+
+    @torch.no_grad()
+    def undo(self) -> None:
+        """Put the training weights back, whatever was done of the way there."""
+        interrupted: KeyboardInterrupt | None = None
+        while self._items:
+            try:
+                for moves in self._items[-1]:
+                    _run(moves)
+                self._items.pop()
+            except KeyboardInterrupt as error:  # once all are back
+                interrupted = error
+        if interrupted is not None:
+            raise interrupted
+
+    def _swap(self, row: Shown) -> Moves:
+        p, weights = local(row.param), row.weights
+        kind = p.device, p.dtype
+        if kind not in self._spare:
+            self._spare[kind] = torch.empty(self._largest[kind], dtype=p.dtype, device=p.device)
+        spare = self._spare[kind][: p.numel()].view(p.shape)
+        return [(weights, spare), (p, weights), (spare, p)]
+
+
+def _run(moves: Moves) -> None:
+    while moves:
+        target, source = moves[-1]
+        target.copy_(source)
+        moves.pop()
+
+
+@contextmanager
+def averaged(optimizer: Any, name: str | None, model: Module | None) -> Iterator[None]:
+    """The weights for evaluation in the parameters, as long as the context lasts."""
+    refuse(optimizer, "averaged()", shown=True)
+    _links(optimizer.keys.links, name)
+    substitution = Substitution(_params(optimizer))
+    hook = optimizer.register_state_dict_pre_hook(lambda opt: refuse(opt, "state_dict()"))
+    try:
+        optimizer._inside = True
+        for row in rows(optimizer, name):
+            substitution.put(row)
+        _reshard(model)
+        yield
+    finally:
+        try:
+            substitution.undo()
+        finally:
+            optimizer._inside = False
+            hook.remove()
+            _reshard(model)
+
+
+def _reshard(model: Module | None) -> None:
+    """Have the modules of FSDP2 let go of weights that they have gathered, and hold no longer."""
+    for module in [] if model is None else model.modules():
+        if callable(reshard := getattr(module, "reshard", None)):
+            reshard()
+
+
+def evaluate(optimizer: Any) -> None:
+    """Put the weights for evaluation into the parameters, until `train`."""
+    refuse(optimizer, "eval()")
+    if is_shown(optimizer) or not any([averages(x.transform) for x in optimizer.keys.links]):
+        return
+    substitution = Substitution(_params(optimizer))
+    try:
+        for row in rows(optimizer):
+            kept = substitution.put(row)
+            if kept is not None:
+                optimizer.state[row.param][TRAINING] = kept
+        for group in optimizer.param_groups:
+            group["chain"][SHOWN] = 1
+    except BaseException:
+        substitution.undo()
+        _forget(optimizer)
+        raise
+
+
+def train(optimizer: Any) -> None:
+    """Put the training weights back that `evaluate` has taken out."""
+    refuse(optimizer, "train()")
+    if not is_shown(optimizer):
+        return
+    substitution = Substitution(_params(optimizer))
+    for row in rows(optimizer):
+        substitution.expect(row, optimizer.state[row.param].get(TRAINING))
+    try:
+        substitution.undo()
+    finally:
+        _forget(optimizer)
+
+
+def is_shown(optimizer: Any) -> bool:
+    """Whether the parameters are the weights for evaluation since `evaluate`."""
+    return any([SHOWN in group["chain"] for group in optimizer.param_groups])
+
+
+def refuse(optimizer: Any, what: str, shown: bool = False) -> None:
+    """Raise a sentence where the parameters are the weights for evaluation: inside `averaged`, and
+    where it is asked for since `evaluate`.
+    """
+    if optimizer._inside:
+        raise RuntimeError(
+            f"{what} inside averaged(): the parameters are the weights for evaluation there, and "
+            "the training weights come back at its end: leave it first"
+        )
+    if shown and is_shown(optimizer):
+        raise RuntimeError(
+            f"{what} after eval(): the parameters are the weights for evaluation: call train() "
+            "first, which puts the training weights back"
+        )
+
+
+def averaged_state_dict(optimizer: Any, model: Module, name: str | None) -> dict[str, Any]:
+    """The state dict of a model, with the weights for evaluation in place of its parameters."""
+    refuse(optimizer, "averaged_state_dict()", shown=True)
+    found: dict[Tensor, Tensor] = {}
+    for row in rows(optimizer, name):
+        layout = layout_of(row.param)
+        weights = row.weights.to(row.param.dtype, copy=True)
+        found[row.param] = weights if layout is None else layout.wrap(weights)
+    state: dict[str, Any] = model.state_dict(keep_vars=True)
+    params = {value for value in state.values() if isinstance(value, Tensor)}
+    if not params & set(_params(optimizer)):
+        raise ValueError(
+            "averaged_state_dict: takes the model that this optimizer trains, got one with none of "
+            "its parameters"
+        )
+    for key, value in state.items():
+        if isinstance(value, Tensor):
+            state[key] = found.get(value, value).detach()
+    return state
+
+
+def _params(optimizer: Any) -> list[Tensor]:
+    return [p for group in optimizer.param_groups for p in group["params"]]
+
+
+def _forget(optimizer: Any) -> None:
+    for p in _params(optimizer):
+        optimizer.state.get(p, {}).pop(TRAINING, None)
+    for group in optimizer.param_groups:
+        group["chain"].pop(SHOWN, None)

@@ -1,0 +1,75 @@
+"""Behind: links that run behind the step of another optimizer, at the weights that it leaves."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from torchzero_clip.core.chain import send
+from torchzero_clip.core.tensors import is_sharded
+from torchzero_clip.core.transform import Transform, averages
+from torchzero_clip.optimizer.modular import Modular
+from torchzero_clip.optimizer.rounding import subtract
+
+PARAMS = ("params", "param_names")
+
+
+class Behind(Modular):
+    """Links with weights for evaluation that see the weights as a step has left them, and an update
+    of zero.
+
+    Args:
+        groups: The groups of the optimizer that steps.
+        *transforms: The links.
+    """
+
+    _makes_steps = None
+
+    def __init__(self, groups: Sequence[Mapping[str, Any]], *transforms: Transform) -> None:
+        flat = [tfm for top in transforms for tfm in top.walk() if isinstance(tfm, Transform)]
+        for tfm in flat:
+            if tfm.reads or not (averages(tfm) or tfm.inner in ("chain", "branches")):
+                raise ValueError(
+                    f"attach: after= takes links that see nothing but the weights that a step has "
+                    f"left, as WeightEMA(0.999), got {tfm!r}: it needs the step itself, in the "
+                    "chain of a Modular"
+                )
+        super().__init__(list(map(_shared, groups)), *transforms, fused=False)
+
+    def follow(self, groups: Sequence[Mapping[str, Any]]) -> None:
+        """Have the parameters that the optimizer has now."""
+        del self.param_groups[len(groups) :]
+        for i, group in enumerate(groups):
+            if i == len(self.param_groups):
+                self.add_param_group(_shared(group))
+            self.param_groups[i].update(_shared(group))
+
+    def begin(self) -> None:
+        """Make the state of new parameters, some of which begins at the weights before a step."""
+        params = [p for group in self.param_groups for p in group["params"]]
+        if any([p.requires_grad and p not in self.state for p in params]):
+            self.init_state()
+
+    @torch.no_grad()
+    def look(self) -> None:
+        """Take in the weights of the parameters that have had a gradient."""
+        with self._begin() as step:
+            buckets = step.buckets(_nothing)
+            for link in self.links:
+                buckets = send(link, buckets)
+            if any([not link.transform.passes_gradient for link in self.links]):
+                subtract(buckets, self.rounding)
+
+
+def _shared(group: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: group[key] for key in PARAMS if key in group}
+
+
+def _nothing(p: Tensor) -> Tensor | None:
+    """An update of zero, in the memory of one number, where a parameter has had a gradient."""
+    if p.grad is None:
+        return None
+    return torch.zeros_like(p) if is_sharded(p) else p.new_zeros(()).expand(p.shape)

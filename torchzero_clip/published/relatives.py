@@ -1,0 +1,127 @@
+"""Methods that divide an average by another one, each in its own way."""
+
+from __future__ import annotations
+
+from torchzero_clip.core import Chain
+from torchzero_clip.modules.descent import (
+    ADOPT,
+    LR,
+    AdaBelief,
+    AdamAtan2,
+    Adan,
+    LaProp,
+    WeightDecay,
+    Yogi,
+)
+from torchzero_clip.published.name import published
+
+
+@published
+def adam_atan2(
+    lr: float = 1e-4,
+    betas: tuple[float, float] = (0.9, 0.99),
+    weight_decay: float = 0.0,
+    a: float = 1.27,
+    b: float = 1.0,
+) -> Chain:
+    """AdamW without an eps: an arctangent in place of the division.
+
+    Reference:
+        Everett et al., "Scaling exponents across parameterizations and optimizers",
+        arXiv 2407.05872; lucidrains/adam-atan2-pytorch.
+    """
+    return Chain(AdamAtan2(betas, a, b), WeightDecay(weight_decay), LR(lr))
+
+
+@published
+def adabelief(
+    lr: float = 1e-3,
+    betas: tuple[float, float] = (0.9, 0.999),
+    eps: float = 1e-16,
+    weight_decay: float = 0.0,
+    rectify: bool = True,
+) -> Chain:
+    """AdamW over how far gradients are from what their average expected.
+
+    Reference:
+        Zhuang et al., "AdaBelief optimizer: adapting stepsizes by the belief in observed
+        gradients", arXiv 2010.07468.
+    """
+    return Chain(AdaBelief(betas, eps, rectify), WeightDecay(weight_decay), LR(lr))
+
+
+@published
+def adan(
+    lr: float = 1e-3,
+    betas: tuple[float, float, float] = (0.98, 0.92, 0.99),
+    eps: float = 1e-8,
+    weight_decay: float = 0.0,
+    no_prox: bool = False,
+) -> Chain:
+    """Adam with an average of what changes between gradients, and a decay of what the step leaves.
+
+    The authors' `max_grad_norm` is `ClipNorm(max_grad_norm, dim="global")` in front.
+
+    Reference:
+        Xie et al., "Adan: adaptive Nesterov momentum algorithm for faster optimizing deep models",
+        arXiv 2208.06677.
+    """
+    decay = WeightDecay(weight_decay, proximal=not no_prox)
+    return Chain(Adan(betas, eps), decay, LR(lr))
+
+
+@published
+def adopt(
+    lr: float = 1e-3,
+    betas: tuple[float, float] = (0.9, 0.9999),
+    eps: float = 1e-6,
+    clip_power: float | None = 0.25,
+    weight_decay: float = 0.0,
+    decouple: bool = False,
+) -> Chain:
+    """Momentum of gradients that are each divided by the second moment of those before.
+
+    The authors' `clip_lambda` is a function of the number of steps; theirs is its power of 0.25.
+
+    Reference:
+        Taniguchi et al., "ADOPT: modified Adam can converge with any β₂ with the optimal rate",
+        arXiv 2411.02853.
+    """
+    if decouple:
+        return Chain(ADOPT(betas, eps, clip_power, weight_decay), LR(lr))
+    return Chain(WeightDecay(weight_decay), ADOPT(betas, eps, clip_power), LR(lr))
+
+
+@published
+def laprop(
+    lr: float = 4e-4,
+    betas: tuple[float, float] = (0.9, 0.999),
+    eps: float = 1e-15,
+    weight_decay: float = 0.0,
+) -> Chain:
+    """Momentum of steps that are each divided first, and a decay of what the step leaves.
+
+    The decay is times the learning rate here; its authors multiply weights by 1 - weight_decay.
+
+    Reference:
+        Ziyin et al., "LaProp: separating momentum and adaptivity in Adam", arXiv 2002.04839.
+    """
+    return Chain(LaProp(betas, eps), WeightDecay(weight_decay, afterwards=True), LR(lr))
+
+
+@published
+def yogi(
+    lr: float = 1e-2,
+    betas: tuple[float, float] = (0.9, 0.999),
+    eps: float = 1e-3,
+    weight_decay: float = 0.0,
+    initial_accumulator: float = 1e-6,
+) -> Chain:
+    """Adam whose second moment takes small steps, up as well as down.
+
+    Reference:
+        Zaheer et al., "Adaptive methods for nonconvex optimization", NeurIPS 2018;
+        torch_optimizer.Yogi.
+    """
+    direction = Yogi(betas, eps, initial_accumulator)
+    return Chain(WeightDecay(weight_decay), direction, LR(lr))

@@ -1,0 +1,82 @@
+"""Averaged: the lines of a file that give the weights for evaluation of a parameter."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+
+from torchzero_clip.core.link import Link
+from torchzero_clip.core.transform import averages
+from torchzero_clip.source.values import ATOM, BINARY, SourceError
+
+
+class Term:
+    """An expression that stands for a tensor or number: its text, and how tight it binds."""
+
+    def __init__(self, text: str, tight: int = ATOM) -> None:
+        self.text, self.tight = text, tight
+
+    def to(self, dtype: Term) -> Term:
+        return Term(f"{self._within(ATOM)}.to({dtype.text})")
+
+    @property
+    def dtype(self) -> Term:
+        return Term(f"{self._within(ATOM)}.dtype")
+
+    def _within(self, tight: int) -> str:
+        return self.text if self.tight >= tight else f"({self.text})"
+
+    def _joined(self, operator: str, other: Any) -> Term:
+        sign, tight = BINARY[operator]
+        right = other if isinstance(other, Term) else Term(repr(other))
+        return Term(f"{self._within(tight)} {sign} {right._within(tight + 1)}", tight)
+
+    def __add__(self, other: Any) -> Term:
+        return self._joined("add", other)
+
+    def __sub__(self, other: Any) -> Term:
+        return self._joined("sub", other)
+
+    def __mul__(self, other: Any) -> Term:
+        return self._joined("mul", other)
+
+    def __truediv__(self, other: Any) -> Term:
+        return self._joined("truediv", other)
+
+    def __rsub__(self, other: Any) -> Term:
+        return Term(repr(other))._joined("sub", self)
+
+    __radd__, __rmul__ = __add__, __mul__
+
+
+def averaged_weights(links: Sequence[Link]) -> Iterator[str]:
+    """The method of the file, where a link has weights for evaluation; the last one counts."""
+    flat = [link for top in links for link in top.walk()]
+    found = [link for link in flat if averages(link.transform)]
+    if not found:
+        return
+    link, names = found[-1], list(found[-1].state_names(torch.empty(2, 3, device="meta")))
+    group = {name: Term(f'group["{key}"]') for name, key in link.keys.items()}
+    try:
+        made = link.transform.averaged(Term("p"), {name: Term(name) for name in names}, group)
+        text: str = made.text
+    except (AttributeError, TypeError) as error:
+        raise SourceError(
+            f"{link.path} cannot be written as a file of plain torch: its weights for evaluation "
+            f"are more than sums and products of state and live values ({error}); use the library "
+            "for it"
+        ) from None
+    yield "    @torch.no_grad()"
+    yield "    def averaged_weights(self, p: Tensor) -> Tensor:"
+    yield '        """The weights for evaluation in place of a parameter\'s."""'
+    used = [name for name in names if name in text]
+    yield "        state = self.state[p]"
+    yield f'        if "{link.path}/{names[0]}" not in state:'
+    yield "            return p.detach().clone()"
+    yield from [f'        {name} = state["{link.path}/{name}"]' for name in used]
+    if "group[" in text:
+        yield "        groups = self.param_groups"
+        yield '        group = next(g for g in groups if any(q is p for q in g["params"]))'
+    yield f"        return {text if text not in used else f'{text}.clone()'}"
