@@ -177,6 +177,12 @@ def tail(tfm: Transform) -> list[Transform]:
     return [Adam()] if owns_lr else [Adam(), LR(0.01)]
 
 
+def with_adam(case: Case) -> list[Transform]:
+    """The rule in front of Adam, or behind it where it must see the step that is subtracted."""
+    tfm = case.make()
+    return [*tail(tfm), tfm] if case.last else [tfm, *tail(tfm)]
+
+
 PLACES: dict[str, Callable[[Transform], Chain]] = {
     "alone": lambda tfm: [tfm],
     "before Adam": lambda tfm: [tfm, *tail(tfm)],

@@ -20,7 +20,7 @@ import pytest
 import torch
 
 from tests.engines.test_compiled import CHAINS, DTYPES, give, params_of
-from tests.engines.test_fast_plain import tail
+from tests.engines.test_fast_plain import with_adam
 from tests.helpers import gradients, parameters, set_grads
 from tests.table import GOOD
 from torchzero_clip import LR, Adam, ClipNorm, Guard, Modular, Transform
@@ -40,6 +40,8 @@ HEADLINE = 72  # of the kernel behind a clip with Adam, which has 28 bytes an en
 SPILLED = {(80, "Adam behind a guard"): 8}
 """Bytes of stack: on this card ptxas keeps to 72 registers. With `maxnreg` none is needed, and the
 headline takes 72 in the place of 64."""
+
+NODE_BY_NODE = {"atan2", "pow"}  # what Triton has no function of that is right in float32
 
 
 def programs(
@@ -79,7 +81,7 @@ def of_the_contract() -> list[Program]:
         params = parameters(case.shapes)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            opt = Modular(list(params.items()), case.make(), *tail(case.make()), compile=True)
+            opt = Modular(list(params.items()), *with_adam(case), compile=True)
             launched = watched(opt)
             for i in range(2):
                 set_grads(params, gradients(case.shapes, i))
@@ -155,6 +157,9 @@ def test_kernels_of_the_contract_fit_every_card(part: int) -> None:
     assert len(some) > 10
     guarded = programs(Guard(), Adam(), LR(0.01))[-1]
     for program in some:
+        if {name for name, _ in program.nodes} & NODE_BY_NODE:
+            assert triton.native(program) is None
+            continue
         kernel, name = kernel_of(program), "Adam behind a guard" if program == guarded else ""
         for card in CARDS:
             machine = Machine(kernel, card, ALIGNED=True)
