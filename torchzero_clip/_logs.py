@@ -10,13 +10,14 @@ import io
 import json
 import math
 import re
-import warnings
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
+
+from torchzero_clip.core.outside import warn
 
 WANTED = "a column such as grad_norm, and best one such as step"
 STEPS = ("step", "steps", "global_step", "globalstep", "iteration", "iter", "it", "update")
@@ -180,7 +181,7 @@ def parse(contents: bytes, source: str) -> Log:
         return Log(of_json(text, source), source)
     whole = text[: text.rfind("\n") + 1]
     if whole != text:
-        warnings.warn(f"Trace: {source} ends within a line, which is left out", stacklevel=4)
+        warn(f"Trace: {source} ends within a line, which is left out")
     whole, between = table(whole)
     lines = rows(whole, source, between)
     names = [name.strip() for name in lines[0]] if lines else []
@@ -246,7 +247,7 @@ def of_json(text: str, source: str) -> dict[str, list[str]]:
             except (SyntaxError, ValueError) as error:
                 if i == len(text.splitlines()):
                     words = f"Trace: {source} ends within a line, which is left out"
-                    warnings.warn(words, stacklevel=5)
+                    warn(words)
                     break
                 raise ValueError(
                     f"Trace: {source} must have an object in every line, got line {i}: {error}"

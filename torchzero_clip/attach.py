@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -17,6 +16,7 @@ from typing_extensions import Self
 
 from torchzero_clip.core import Bucket, Chain, Step, Transform, Units, bind, send
 from torchzero_clip.core.norms import NAMED
+from torchzero_clip.core.outside import warn
 from torchzero_clip.core.sharding import local
 from torchzero_clip.modules.flow.identity import Identity
 from torchzero_clip.optimizer import Modular, averages
@@ -113,10 +113,9 @@ class Clipper(Modular):
     def _warn_of_none(self) -> None:
         given = any([group["params"] for group in self.param_groups])
         if given and self.process_group is None and not torch.compiler.is_compiling():
-            warnings.warn(
+            warn(
                 "Clipper: no parameter has a gradient, so nothing is clipped: call step() between "
                 "backward() and the optimizer's step()",
-                stacklevel=2,  # its engine is in between
             )
 
     def _in_place(self, buckets: list[Bucket]) -> list[Bucket]:
@@ -294,10 +293,9 @@ class Attached(Clipper):
             self.load_state_dict(given[KEY])
             return {key: value for key, value in given.items() if key != KEY}
         if self._in_checkpoint:
-            warnings.warn(
+            warn(
                 f"this checkpoint of {type(optimizer).__name__} has nothing of its transforms, "
                 "which stay as they are: it was saved without attach(..., in_checkpoint=True)",
-                stacklevel=5,
             )
         return None
 
@@ -354,11 +352,10 @@ def _state_of_a_copy(original: Callable[[], Optimizer | None]) -> Any:
     optimizer = original()
     assert optimizer is not None, "the optimizer itself holds this function"
     name = type(optimizer).__name__
-    warnings.warn(
+    warn(
         f"a copy of this {name} has no transforms: they stay with the {name} that they were "
         "attached to. Attach to the copy as well, and load the handle's state_dict; or remove() "
         "the handle before copying",
-        stacklevel=2,
     )
     return type(optimizer).__getstate__(optimizer)  # type: ignore[attr-defined, unused-ignore]
 

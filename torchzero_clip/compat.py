@@ -9,7 +9,6 @@ from __future__ import annotations
 import functools
 import math
 import types
-import warnings
 from typing import Any
 
 import torch
@@ -17,6 +16,7 @@ from torch import Tensor
 
 from torchzero_clip.core import TensorList, Units
 from torchzero_clip.core.decision import decide
+from torchzero_clip.core.outside import warn
 from torchzero_clip.core.private import traced
 from torchzero_clip.grads import Params, apply, buckets_of, listed
 from torchzero_clip.modules.clipping import ClipNorm, ClipValue
@@ -63,9 +63,7 @@ def clip_grad_norm_(
     """
     params, order = listed(parameters), float(norm_type)
     if not params and isinstance(parameters, types.GeneratorType):
-        warnings.warn(
-            "`parameters` is an empty generator, no gradient clipping will occur.", stacklevel=3
-        )
+        warn("`parameters` is an empty generator, no gradient clipping will occur.")
     grads = [p.grad for p in params if p.grad is not None]
     if not grads and process_group is not None:
         params = grads = [_nothing(params)]  # the others wait for the norm of what is here

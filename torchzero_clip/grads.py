@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import warnings
 from collections.abc import Callable, Iterable
 from types import EllipsisType
 from typing import Any, Literal, TypeAlias, TypeVar
@@ -29,6 +28,7 @@ from torchzero_clip.core import (
 from torchzero_clip.core.decision import Cells, Decision, decide
 from torchzero_clip.core.gradients import plain
 from torchzero_clip.core.link import Link
+from torchzero_clip.core.outside import warn
 from torchzero_clip.core.private import traced
 from torchzero_clip.core.sharding import refuse_flat
 from torchzero_clip.engines import AT_ONCE
@@ -87,11 +87,10 @@ def clip_grad_norm_(
     if isinstance(dim, EllipsisType):
         params, dim = listed(params), None
         if len(params) > 1 and min_norm is None and not torch.compiler.is_compiling():
-            warnings.warn(
+            warn(
                 f"clip_grad_norm_: each of the {len(params)} gradients is clipped by itself: "
                 'dim="global" clips their norm together, as torch does; dim=None says that it is '
                 "meant",
-                stacklevel=3,
             )
     rule = rule_of(_Between, min_norm, max_norm, ord, dim, inverse_dims, min_size)
     return _apply_norm_rule(rule, params, error_if_nonfinite)
@@ -284,10 +283,9 @@ def _apply_or_warn(rule: Transform, params: Params) -> None:
 
 def _warn_of_none() -> None:
     if not torch.compiler.is_compiling():
-        warnings.warn(
+        warn(
             "no parameter has a gradient, so nothing is clipped: give parameters, not their "
             "gradients nor an iterator that is used up, between backward() and step()",
-            stacklevel=5,
         )
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -13,6 +12,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from torchzero_clip.core.description import RESERVED
+from torchzero_clip.core.outside import warn
 from torchzero_clip.core.values import is_row
 from torchzero_clip.optimizer import Modular
 from torchzero_clip.optimizer.keys import WELL_KNOWN, nearest
@@ -237,11 +237,10 @@ class _Values:
             if not (isinstance(given, float) and isinstance(value, (int, float)) and given > 0):
                 continue
             if value >= max(0.1, 30 * given):
-                warnings.warn(
+                warn(
                     f"schedule: the function for {self.key!r} gave {value} at step {self.count}, "
                     f"where {given} was given: it gives the value itself; for factors, as those of "
                     "LambdaLR, write partial(LambdaLR, lr_lambda=...)",
-                    stacklevel=3,
                 )
                 self.rates = []
                 return

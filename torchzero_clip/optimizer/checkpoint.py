@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -10,6 +9,7 @@ import torch
 from torch import Tensor
 
 from torchzero_clip.core.description import RESERVED
+from torchzero_clip.core.outside import warn
 from torchzero_clip.core.sharding import local
 from torchzero_clip.core.state import share_vectors
 from torchzero_clip.core.stochastic import DRAWS, DROPPED
@@ -101,10 +101,9 @@ class Checkpoint:
                     self.layout.check_parameter(f"parameter {index}", held, shared, p)
         self._refuse_nan()
         if changed:
-            warnings.warn(
+            warn(
                 f"the checkpoint was saved by a chain with other fixed arguments than {chain}, "
                 "which goes on with its own: make the chain as it was if that is not meant",
-                stacklevel=5,
             )
 
     def adapt(self) -> None:
@@ -130,10 +129,9 @@ class Checkpoint:
                 self.state[index] = {k: x for k, x in held.items() if k != COMPENSATION}
         if saved != here:
             end = {saved: "its compensation is dropped", here: "the compensation starts at zero"}
-            warnings.warn(
+            warn(
                 f"the checkpoint was saved with rounding={saved!r}, the parameters here have "
                 f"rounding={here!r}" + (f": {end['kahan']}" if "kahan" in end else ""),
-                stacklevel=5,
             )
 
     def for_torch(self) -> dict[str, Any]:

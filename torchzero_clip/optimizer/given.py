@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, TypeAlias
 
 from torch import Tensor
 
+from torchzero_clip.core.outside import warn
 from torchzero_clip.optimizer.keys import GroupKeys
 
 OwnGroups: TypeAlias = Sequence[dict[str, Any]]
@@ -47,10 +47,9 @@ def warn_of_values(
                 )
     names = [key for key in keys.defaults if key in found]
     if names:
-        warnings.warn(
+        warn(
             f"{'; '.join([found[key] for key in names])}. To take what was given: "
             f"load_state_dict(state_dict, keep={tuple(names)})",
-            stacklevel=7,
         )
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
@@ -14,9 +13,9 @@ from torch import Tensor
 from torchzero_clip.core.link import Link
 from torchzero_clip.core.norm_rule import NormRule
 from torchzero_clip.core.norms import NAMED, measure
+from torchzero_clip.core.outside import warn
 from torchzero_clip.core.state import state_dtype
 from torchzero_clip.optimizer.metrics import metrics_of
-from torchzero_clip.optimizer.outside import level
 from torchzero_clip.optimizer.places import places
 
 CLIP_OF_TORCH = 3e-6  # how near its limit a norm comes that torch's clip brought there
@@ -92,16 +91,14 @@ def warn_of_size(links: Sequence[Link], chain: Any) -> None:
     """Warn where no learning rate acts: there is none, or what comes behind divides it out."""
     flow = Flow().send(links)
     for lr, link in flow.lost:
-        warnings.warn(
+        warn(
             f"{_divided(lr, link)}: put it behind {link.path}; a factor that is meant for what "
             f"enters {link.path} is Scale(...)",
-            stacklevel=level(),
         )
     if not flow.sized:
-        warnings.warn(
+        warn(
             f"{_full(flow)} by {chain!r}{'' if flow.masks else ', and schedulers find no lr'}: "
             "put LR(...) behind, or LR(1.0) where full size is meant",
-            stacklevel=level(),
         )
 
 
@@ -111,11 +108,10 @@ def warn_of_small_state(optimizer: Any) -> None:
     wide = [p for p in params if state_dtype(p) == torch.float32][:1]
     slow = [link.path for link in optimizer.keys.links for p in wide if link.rounds(p)]
     if slow and not optimizer.compile:
-        warnings.warn(
+        warn(
             f"{', '.join(slow)} keeps its state in bfloat16, widened and rounded tensor by tensor "
             "here: a step takes several times as long as with state in float32. Give compile=True "
             "as well, where a kernel does it on its way",
-            stacklevel=level(),
         )
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -10,7 +9,7 @@ from torch import Tensor
 
 from torchzero_clip.core.link import Link
 from torchzero_clip.core.norm_rule import NormRule
-from torchzero_clip.optimizer.outside import level
+from torchzero_clip.core.outside import warn
 
 DECAY_OF_A_STEP = 1e-3  # the least that, taken off every weight in each step, is surely a mistake
 
@@ -19,7 +18,7 @@ def warn_of_places(links: Sequence[Link]) -> None:
     """Warn of links that do in their place what is seldom meant, with what to do."""
     for sentence, way in [*_places(links), *_zeros(links)]:
         if way:
-            warnings.warn(f"{sentence}: {way}", stacklevel=level())
+            warn(f"{sentence}: {way}")
 
 
 def places(optimizer: Any) -> Iterator[str]:

@@ -17,10 +17,11 @@ import shutil
 import stat
 import subprocess
 import tempfile
-import warnings
 from functools import cache
 from pathlib import Path
 from typing import Any
+
+from torchzero_clip.core.outside import warn
 
 FLAGS = "-std=c++17 -O3 -march=native -fno-math-errno -fno-trapping-math -fopenmp -fPIC -shared"
 HEADERS = [Path(__file__).with_name(name) for name in ("kernel.h", "vector.h")]
@@ -50,10 +51,9 @@ def function(text: str, flags: str | None = None) -> Any:
         return _function(text, [*command, *(flags or FLAGS).split()])
     except (OSError, AttributeError, subprocess.CalledProcessError) as error:
         why = getattr(error, "stderr", None) or str(error)
-        warnings.warn(
+        warn(
             f"{shlex.join(command)} could not build a kernel, whose operators now run one by one, "
             f"which is slower: {why.strip()[-500:]}",
-            stacklevel=2,
         )
         return None
 
@@ -121,10 +121,9 @@ def _folder() -> Path:
         return folder
     folder = Path(tempfile.mkdtemp(prefix="torchzero_clip_"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    warnings.warn(
+    warn(
         f"compiled kernels are not kept for the next process: {why}; name a folder of your own in "
         "the environment variable TORCHZERO_CLIP_CACHE",
-        stacklevel=2,
     )
     return folder
 

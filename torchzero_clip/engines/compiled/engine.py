@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -23,6 +22,7 @@ from torchzero_clip.core.engine import (
     Watch,
     updated,
 )
+from torchzero_clip.core.outside import warn
 from torchzero_clip.core.private import foreach
 from torchzero_clip.core.skip import Skip
 from torchzero_clip.core.stochastic import Rounding
@@ -56,7 +56,7 @@ class Compiled(Runner):
         if (why := missing(device.type)) is not None:
             raise RuntimeError(f"compile=True {why}; leave compile out to step without it")
         if (why := node_by_node(device.type)) is not None:
-            warnings.warn(f"compile=True {why}", stacklevel=2)
+            warn(f"compile=True {why}")
         self.devices.add(device.type)
 
     def __repr__(self) -> str:

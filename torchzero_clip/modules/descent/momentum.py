@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
-
 import torch
 from torch import Tensor
 
@@ -17,6 +15,7 @@ from torchzero_clip.core import (
     counter,
     zeros_like_state,
 )
+from torchzero_clip.core.outside import warn
 from torchzero_clip.core.private import fused
 
 
@@ -84,8 +83,7 @@ def check_momentum(rule: Transform) -> None:
         return  # reading it would wait for the device
     if value >= 1:
         name, grows = type(rule).__name__, "never shrinks" if value == 1 else "grows by itself"
-        warnings.warn(
+        warn(
             f"{name}: with momentum={value!r} the sum of updates {grows}, and every gradient acts "
             "for good; below 1, as 0.9, it forgets them",
-            stacklevel=2,
         )
