@@ -26,17 +26,13 @@ ROOT = Path(__file__).resolve().parent.parent
 NAME = "torchzero_clip"
 PACKAGE = ROOT / NAME
 
-CONTRACT, INSIDE, CUDA, SOURCE, LONGEST_FILE = 3150, 9600, 800, 2650, 250
+CONTRACT, INSIDE, CUDA, SOURCE, LONGEST_FILE = 3150, 9610, 800, 2650, 250
 FUNCTIONS, FILES, REPEATED = 172, 34, 50
 LONGEST_PAGE, SHORT_PAGE = 124, 96
 LONGER = {  # files that wait to be divided, and may not grow
-    "core/bucket.py": 283,
-    "core/tensorlist.py": 269,
-    "core/units.py": 260,
     "engines/compiled/loops.py": 258,
     "engines/compiled/lowering.py": 342,
     "engines/compiled/replays.py": 256,
-    "optimizer/modular.py": 271,
 }
 FOR_CUDA = ("backends.py", "kernel.py", "launches.py", "tables.py", "triton.py")
 SHORT = (  # rules that go beyond `limit`, and are short all the same

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn import Parameter
 
 from torchzero_clip import Modular, Transform
-from torchzero_clip.core import Bucket, Step, send
+from torchzero_clip.core import Bucket, Step, in_buckets, send
 from torchzero_clip.engines import AT_ONCE
 from torchzero_clip.optimizer.rounding import subtract
 
@@ -263,7 +263,7 @@ def param(*values, dtype=torch.float32, grad=None):
 def prepared(opt: Modular) -> list[Bucket]:
     """The buckets of a step, as torch compiles it, with all state there."""
     opt.init_state()
-    return Step(opt.param_groups, opt.state, opt._records, AT_ONCE).buckets()
+    return in_buckets(Step(opt.param_groups, opt.state, opt._records, AT_ONCE))
 
 
 def chain_of(opt: Modular) -> Any:

@@ -14,7 +14,7 @@ from torch.nn import Module
 from torch.optim import Optimizer
 from typing_extensions import Self
 
-from torchzero_clip.core import Bucket, Chain, Step, Transform, Units, bind, send
+from torchzero_clip.core import Bucket, Chain, Step, Transform, Units, bind, in_buckets, send
 from torchzero_clip.core.norms import NAMED
 from torchzero_clip.core.outside import warn
 from torchzero_clip.core.sharding import local
@@ -82,7 +82,7 @@ class Clipper(Modular):
     def _run(self, step: Step) -> None:
         """Send the gradients of a step through the chain, and write what comes out back."""
         with step:
-            buckets = self._in_place(step.buckets())
+            buckets = self._in_place(in_buckets(step))
             if self._measures and not buckets:
                 self._warn_of_none()
             total = torch.zeros(())

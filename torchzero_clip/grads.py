@@ -23,6 +23,7 @@ from torchzero_clip.core import (
     Transform,
     UnitState,
     bind,
+    in_buckets,
     norms,
 )
 from torchzero_clip.core.decision import Cells, Decision, decide
@@ -264,7 +265,7 @@ def buckets_of(rule: Transform, params: Params, process_group: Any = None) -> li
     link, defaults = (_alone if torch.compiler.is_compiling() else _known_alone)(rule)
     group = {"params": tensors, "chain": {}, **defaults}
     step = Step([group], None, {}, AT_ONCE, process_group)
-    return [bucket.seen_by(link) for bucket in step.buckets()]
+    return [bucket.seen_by(link) for bucket in in_buckets(step)]
 
 
 @traced

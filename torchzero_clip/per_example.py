@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from torchzero_clip.core import Chain, NormRule, Step, Transform, bind
+from torchzero_clip.core import Chain, NormRule, Step, Transform, bind, in_buckets
 from torchzero_clip.core.values import is_row
 from torchzero_clip.engines import AT_ONCE
 from torchzero_clip.optimizer.keys import GroupKeys
@@ -100,7 +100,7 @@ def _clip(
     (link,) = bind(Chain(rule))
     group = {"params": tensors, "param_names": names, "chain": {}, **GroupKeys([link]).defaults}
     step = Step([group], None, {}, AT_ONCE)
-    rule.step([bucket.seen_by(link) for bucket in step.buckets()])
+    rule.step([bucket.seen_by(link) for bucket in in_buckets(step)])
     step.close()
     clipped: Tensor = metrics_of(step.record)[f"{link.path}/clipped"]
     return clipped.reshape(-1)

@@ -10,7 +10,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from torchzero_clip.core import Bucket, Chain, NormRule, Step, Transform, norms, send
+from torchzero_clip.core import Bucket, Chain, NormRule, Step, Transform, in_buckets, norms, send
 from torchzero_clip.core.division import UnitIds
 from torchzero_clip.core.engine import Engine, Play, Records, Session, Watch
 from torchzero_clip.core.link import Link
@@ -373,7 +373,7 @@ class LastStep:
         """The divisors for the next step, from all that has flowed in this one."""
         if not self.columns:
             return
-        moved = step.buckets(lambda p: p if p in self.columns else None)
+        moved = in_buckets(step, lambda p: p if p in self.columns else None)
         buckets = [part for bucket in moved for part in bucket.seen_by(self.link).alike()]
         units = self.rule.units(buckets)
         columns = [self.columns[p] for bucket in units.buckets for p in bucket.originals]

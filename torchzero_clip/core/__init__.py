@@ -1,7 +1,7 @@
 """The contract: what an author writes, and what a step passes through."""
 
 from torchzero_clip.core.annotation import Live
-from torchzero_clip.core.bucket import Bucket, Step, count_step, keep_number
+from torchzero_clip.core.bucket import Bucket, count_step, in_buckets, keep_number
 from torchzero_clip.core.chain import Chain, bind, prepare, run, send, transformed
 from torchzero_clip.core.config import from_config, to_config
 from torchzero_clip.core.decision import Decision, UnitState
@@ -11,6 +11,7 @@ from torchzero_clip.core.norm_rule import NormRule, Scope
 from torchzero_clip.core.norms import Ord
 from torchzero_clip.core.numbers import Numbers
 from torchzero_clip.core.state import counter, zeros_like_state
+from torchzero_clip.core.step import Step
 from torchzero_clip.core.tensorlist import TensorList
 from torchzero_clip.core.transform import Reach, TensorwiseTransform, Transform
 from torchzero_clip.core.units import Units
@@ -39,6 +40,7 @@ __all__ = [
     "count_step",
     "counter",
     "from_config",
+    "in_buckets",
     "keep_number",
     "prepare",
     "run",

@@ -8,143 +8,20 @@ from typing import Any, Literal, TypeAlias
 import torch
 from torch import Tensor
 
-from torchzero_clip.core.engine import Engine, Group, Session, State
-from torchzero_clip.core.gradients import StepGradients
+from torchzero_clip.core.engine import Group, State
 from torchzero_clip.core.link import Link
-from torchzero_clip.core.part import Part, Roster, StateNames
-from torchzero_clip.core.sharding import gather, local, part_of, whole_of
-from torchzero_clip.core.skip import Skip, Skipped
+from torchzero_clip.core.part import Part, StateNames
+from torchzero_clip.core.sharding import local, part_of, whole_of
 from torchzero_clip.core.state import share_vectors
-from torchzero_clip.core.stochastic import SEED, STEP, Rounding, mix_, prepare_draws
+from torchzero_clip.core.step import Step
+from torchzero_clip.core.stochastic import Rounding, mix_, prepare_draws
 from torchzero_clip.core.tensorlist import TensorList
-from torchzero_clip.core.tensors import wide
 
 BEGUN = "begun"
 """The number in the state of a parameter that says whether it has begun at a link."""
 Origin: TypeAlias = Literal["gradient", "touched", "update"]
 """What flows: the gradient as it came, the gradient that links have looked at and may have
 scaled, or what a link has made of it."""
-
-
-class Step:
-    """A step: what all its buckets share. It opens and closes their sessions.
-
-    As a context manager it closes them at the end, and ends early where it is skipped.
-
-    Args:
-        groups: The parameter groups.
-        states: The state of each parameter, `optimizer.state`.
-        record: The measurements of the links, by path; `metrics()` reads them.
-        engine: Where arithmetic is done.
-        process_group: Processes that hold the rest of the model.
-        roster: The parts of the groups, from the step before.
-        loss: The loss that was reported for the step.
-        asked: Takes what functions of a user were asked, and their answers.
-    """
-
-    def __init__(
-        self,
-        groups: Sequence[dict[str, Any]],
-        states: Mapping[Tensor, dict[str, Any]] | None,
-        record: dict[str, Any],
-        engine: Engine,
-        process_group: Any = None,
-        roster: Roster | None = None,
-        loss: Tensor | float | None = None,
-        asked: list[Any] | None = None,
-    ) -> None:
-        self.asked = asked
-        self.groups, self.states, self.record = groups, states, record
-        self.engine, self.process_group, self.loss = engine, process_group, loss
-        self.roster = Roster() if roster is None else roster
-        self.sessions: list[Session] = []
-        self.skip = Skip()
-        self.measured: dict[Any, Tensor] = {}  # statistics of the gradients
-        self._mean_loss: Tensor | None = None
-        self.drawn = False  # whether this step is among those that round state
-        self.gradients, self.opener = StepGradients(), engine
-        self.released = False  # whether it is of one parameter: what is kept once is for the next
-
-    def buckets(
-        self, gradient: Callable[[Tensor], Tensor | None] | None = None, moves: bool = False
-    ) -> list[Bucket]:
-        """Buckets of the parameters that have a gradient: their own, unless another is given.
-
-        Where the step `moves` parameters, gradients may lie in their memory.
-        """
-        self.close()  # deferred updates may be read again
-        self.measured.clear()
-        self.roster.forget(len(self.groups))
-        out: list[Bucket] = []
-        rows: list[list[Tensor]] = [group["params"] for group in self.groups]
-        if gradient is None:
-            given = self.gradients.of(rows, moves)
-        else:
-            given = [list(map(gradient, params)) for params in rows]
-        self.opener = self.engine.in_turn() if self.gradients.shared else self.engine
-        for index, (group, grads) in enumerate(zip(self.groups, given, strict=True)):
-            parts = self.roster.parts(index, group, grads)
-            out.extend([Bucket(self, part, part.of(grads)) for part in parts])
-        return out
-
-    def ask(self, function: Callable[..., Any], *args: Any) -> Any:
-        """The answer of a function of a user, which must be the same where the step is repeated."""
-        answer = function(*args)
-        if self.asked is not None:
-            self.asked.append((function, args, answer))
-        return answer
-
-    def mean_loss(self, path: str, device: torch.device) -> Tensor:
-        """The loss that was reported, on a device: the mean over all ranks."""
-        if self.loss is None:
-            raise RuntimeError(
-                f"{path} needs the loss of each step: call opt.report(loss=loss) before "
-                "opt.step(), or give step a closure that returns it"
-            )
-        if self._mean_loss is None:
-            self._mean_loss = torch.as_tensor(self.loss, dtype=wide(device), device=device)
-            ranks = torch.distributed
-            joined = ranks.is_available() and ranks.is_initialized()
-            if joined and ranks.get_world_size() > 1:
-                self._mean_loss = gather(self._mean_loss.view(1), None).mean()
-        return self._mean_loss.to(device)
-
-    def opened(self, session: Session) -> Session:
-        """The session, to be closed with the step."""
-        session.skip = self.skip
-        self.sessions.append(session)
-        return session
-
-    def draw(self, index: int) -> tuple[int, Tensor]:
-        """The seed of a group, and the count of the steps that rounded state, this one included."""
-        if not self.drawn:
-            for group in self.groups:
-                self.skip.hold([group["chain"][STEP]])
-                group["chain"][STEP].add_(1)
-            self.drawn = True
-        chain = self.groups[index]["chain"]
-        return chain[SEED], chain[STEP]
-
-    def close(self) -> None:
-        """Close all sessions: updates that were deferred and then dropped are computed."""
-        for session in self.sessions:
-            session.close()
-        self.sessions.clear()
-        self.skip.put_back()
-
-    def __enter__(self) -> Step:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> bool:
-        if kind is None:
-            try:
-                self.close()
-            except Skipped:
-                kind = Skipped
-        self.sessions.clear()
-        if kind is Skipped:
-            self.skip.put_back()
-        return kind is Skipped
 
 
 class Bucket:
@@ -392,6 +269,16 @@ def begun(buckets: Sequence[Bucket]) -> list[Bucket]:
         rest = sorted(set(range(len(bucket.param_states))) - set(new))
         out += [bucket.select(rest)] if rest else []
     return out
+
+
+def in_buckets(
+    step: Step, gradient: Callable[[Tensor], Tensor | None] | None = None, moves: bool = False
+) -> list[Bucket]:
+    """Buckets of the parameters that have a gradient: their own, unless another is given.
+
+    Where the step `moves` parameters, gradients may lie in their memory.
+    """
+    return [Bucket(step, part, grads) for part, grads in step.parts(gradient, moves)]
 
 
 def count_step(buckets: Sequence[Bucket], name: str = "step", by: int = 1) -> int:

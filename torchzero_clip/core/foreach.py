@@ -1,4 +1,4 @@
-"""Operators on lists of tensors: torch's `_foreach_*`, and stand-ins where torch has none."""
+"""Operators on lists of tensors, and their operands: `_foreach_*`, and stand-ins for the rest."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from torch import Tensor
 
 from torchzero_clip.core import norms, private
 from torchzero_clip.core.packs import packs, shares, spread, stretched, unpacked
-from torchzero_clip.core.state import HALF
-from torchzero_clip.core.tensors import is_sharded
+from torchzero_clip.core.state import HALF, statistic_dtype
+from torchzero_clip.core.tensors import FEW, REAL, is_sharded
 
 OUT = ("mul", "div", "sub", "clamp")
 """What runs from borrowed memory straight into a workspace, one call a tensor."""
@@ -37,6 +37,49 @@ STAND_INS: dict[str, Callable[..., Tensor]] = {
     "positive": _positive,
     "eq": torch.eq,
 }
+
+
+def arguments(name: str, tensors: Sequence[Tensor], operands: Sequence[Any]) -> list[Any]:
+    """Operands for these tensors as torch's foreach operators take them."""
+    if name in ("mul", "div", "add", "sub"):
+        operands = [_as_tensors(x, tensors) for x in operands]
+    args = [operand(x, tensors, as_it_is=name in ("mul", "div")) for x in operands]
+    if name == "lerp" and not isinstance(args[1], (int, float)):  # which insists on one dtype
+        args[1] = [w.to(t.dtype) for w, t in zip(args[1], tensors, strict=True)]
+    return args
+
+
+def operand(x: Any, tensors: Sequence[Tensor], as_it_is: bool = False) -> Any:
+    """A number, or a tensor for each: operators but mul and div read a 0-dim one on the host.
+
+    Those two take it `as_it_is`, where it is on their device.
+    """
+    if not isinstance(x, Tensor):
+        return x
+    if x.numel() == 1:
+        x, first = x.reshape(()) if x.dim() else x, tensors[0]
+        as_it_is = as_it_is and x.device == first.device and not is_sharded(first)
+        return x if as_it_is else [x] * len(tensors)
+    if x.shape != (len(tensors),):
+        raise ValueError(
+            f"a vector must have one number for each of the {len(tensors)} tensors of the "
+            f"list, got shape {tuple(x.shape)}: give a number, or a 0-dim tensor, for all"
+        )
+    return list(x.unbind())
+
+
+def _as_tensors(x: Any, tensors: Sequence[Tensor]) -> Any:
+    """Numbers for many tensors on CPU as 0-dim tensors: torch would make one for every call."""
+    first = tensors[0]
+    number = isinstance(x[0] if isinstance(x, (list, tuple)) and x else x, (int, float))
+    if not number or len(tensors) < FEW or not first.dim():
+        return x
+    if first.device.type != "cpu" or type(first) not in REAL:
+        return x
+    dtype = statistic_dtype(first)
+    if isinstance(x, (int, float)):
+        return torch.full((), x, dtype=dtype, device="cpu")  # a third of torch.tensor's time
+    return list(torch.tensor(x, dtype=dtype, device="cpu").unbind())
 
 
 def vector_operand(x: Any, vector: Tensor) -> Any:

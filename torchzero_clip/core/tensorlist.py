@@ -12,16 +12,17 @@ from torchzero_clip.core import norms
 from torchzero_clip.core.foreach import (
     OUT,
     STAND_INS,
+    arguments,
     copies,
     copy_into,
     fill_,
     foreach,
+    operand,
     stand_in,
     vector_operand,
 )
 from torchzero_clip.core.norms import Measure
-from torchzero_clip.core.state import statistic_dtype
-from torchzero_clip.core.tensors import FEW, REAL, SMALL, is_sharded, shared_memory, wide
+from torchzero_clip.core.tensors import SMALL, shared_memory, wide
 
 Operand: TypeAlias = "float | Tensor | TensorList | Sequence[Tensor]"
 """A number, a 0-dim tensor, a vector with a number for each tensor, a TensorList, or a list of one
@@ -189,50 +190,13 @@ class TensorList:
 
     def _row(self, x: Operand) -> list[Any]:
         """An operand as one for each tensor."""
-        each = self._operand(x)
+        each = operand(x.tensors if isinstance(x, TensorList) else x, self.tensors)
         return list(each) if isinstance(each, (list, tuple)) else [each] * len(self)
 
-    def _arguments(self, name: str, operands: Sequence[Any]) -> list[Any]:
+    def _arguments(self, name: str, operands: Sequence[Operand]) -> list[Any]:
         """Operands as torch's foreach operators take them."""
-        if name in ("mul", "div", "add", "sub"):
-            operands = [self._as_tensors(x) for x in operands]
-        args = [self._operand(x, as_it_is=name in ("mul", "div")) for x in operands]
-        if name == "lerp" and not isinstance(args[1], (int, float)):  # which insists on one dtype
-            args[1] = [w.to(t.dtype) for w, t in zip(args[1], self.tensors, strict=True)]
-        return args
-
-    def _operand(self, x: Operand, as_it_is: bool = False) -> Any:
-        """A number, or a tensor for each: operators but mul and div read a 0-dim one on the host.
-
-        Those two take it `as_it_is`, where it is on their device.
-        """
-        if isinstance(x, TensorList):
-            return x.tensors
-        if not isinstance(x, Tensor):
-            return x
-        if x.numel() == 1:
-            x, first = x.reshape(()) if x.dim() else x, self.tensors[0]
-            as_it_is = as_it_is and x.device == first.device and not is_sharded(first)
-            return x if as_it_is else [x] * len(self)
-        if x.shape != (len(self),):
-            raise ValueError(
-                f"a vector must have one number for each of the {len(self)} tensors of the "
-                f"list, got shape {tuple(x.shape)}: give a number, or a 0-dim tensor, for all"
-            )
-        return list(x.unbind())
-
-    def _as_tensors(self, x: Operand) -> Operand:
-        """Numbers for many tensors on CPU as 0-dim tensors: torch would make one for every call."""
-        first = self.tensors[0]
-        number = isinstance(x[0] if isinstance(x, (list, tuple)) and x else x, (int, float))
-        if not number or len(self) < FEW or not first.dim():
-            return x
-        if first.device.type != "cpu" or type(first) not in REAL:
-            return x
-        dtype = statistic_dtype(first)
-        if isinstance(x, (int, float)):
-            return torch.full((), x, dtype=dtype, device="cpu")  # a third of torch.tensor's time
-        return list(torch.tensor(x, dtype=dtype, device="cpu").unbind())
+        given = [x.tensors if isinstance(x, TensorList) else x for x in operands]
+        return arguments(name, self.tensors, given)
 
     # ------------------------------------------------------------------ arithmetic
 

@@ -13,8 +13,7 @@ from torchzero_clip.core.private import FakeTensor, base
 SHAPE, DTYPE, DEVICE, LAYOUT = map(operator.attrgetter, ("shape", "dtype", "device", "layout"))
 REAL = frozenset((Tensor, torch.nn.Parameter))  # they have values, where these can be read
 PLAIN = REAL | {FakeTensor}  # they are whole, and in memory of their own
-SMALL = 2**12  # entries of a tensor that is not worth a call of its own, where there are
-MANY = 16  # of one shape
+SMALL = 2**12  # entries of a tensor that is not worth a call of its own
 FEW = 4  # tensors for which a number is not worth a tensor
 
 

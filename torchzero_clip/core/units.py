@@ -17,7 +17,6 @@ from torchzero_clip.core.division import Division
 from torchzero_clip.core.engine import Group
 from torchzero_clip.core.lazy import Joined
 from torchzero_clip.core.norms.shards import across, merge_shards
-from torchzero_clip.core.packs import in_stacks
 from torchzero_clip.core.sharding import part_of
 from torchzero_clip.core.state import statistic_dtype
 from torchzero_clip.core.tensorlist import Operand, TensorList
@@ -146,10 +145,9 @@ class Units(Cells):
         `dims_of` says which dims those run along: all of a tensor, or the matrices of a stack.
         """
         assert self.division.lengths is not None
-        tensors = [p for bucket in self.buckets for p in bucket.originals]
         rows = zip(norm.split(self.division.lengths), self.division.slices, strict=True)
-        grids = [part.view(shape) for part, shape in rows]
-        return torch.cat(in_stacks(grids, _over_each, _over, [dims_of(t) for t in tensors]))
+        dims = [dims_of(p) for bucket in self.buckets for p in bucket.originals]
+        return torch.cat(norms.along([part.view(shape) for part, shape in rows], dims))
 
     def of_shapes(self, like: Tensor, number: Callable[..., float], *args: Any) -> Tensor:
         """A vector like another: number(shape, *args) for each tensor, at each of its units."""
@@ -309,8 +307,7 @@ class Units(Cells):
         if self.division.lengths is None:
             return self._of_all_shards([some.statistics(m) for some in lists], m)
         tensors = [t for some in lists for t in some]
-        parts = norms.statistics_of_slices(tensors, self.division.dims, m)
-        return self._of_all_shards(parts, m)
+        return self._of_all_shards(norms.statistics_of_slices(tensors, self.division.dims, m), m)
 
     def _of_all_shards(self, parts: Sequence[Tensor], m: norms.Measure) -> Tensor:
         """The statistics of whole tensors, or of their slices, from those of the parts here."""
@@ -360,16 +357,3 @@ class UnitRecord(NamedTuple):
     ratios: Sequence[Tensor]
     division: Division
     groups: Sequence[Mapping[str, Any]]
-
-
-def _over(grid: Tensor, dims: tuple[int, ...]) -> Tensor:
-    """The norms along some dims of a grid, at each of its entries."""
-    if not grid.numel():
-        return grid.flatten()
-    whole = torch.linalg.vector_norm(grid, dim=dims, keepdim=True)
-    return whole.expand_as(grid).flatten()
-
-
-def _over_each(grids: Tensor, dims: tuple[int, ...]) -> Tensor:
-    """The same of stacked grids."""
-    return _over(grids, tuple([d + 1 for d in dims])).view(len(grids), -1)

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from torchzero_clip.core.bucket import in_buckets
 from torchzero_clip.core.chain import send
 from torchzero_clip.core.tensors import is_sharded
 from torchzero_clip.core.transform import Transform, averages
@@ -57,7 +58,7 @@ class Behind(Modular):
     def look(self) -> None:
         """Take in the weights of the parameters that have had a gradient."""
         with self._begin() as step:
-            buckets = step.buckets(_nothing)
+            buckets = in_buckets(step, _nothing)
             for link in self.links:
                 buckets = send(link, buckets)
             if any([not link.transform.passes_gradient for link in self.links]):

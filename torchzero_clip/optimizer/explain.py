@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
+from torchzero_clip.core.bucket import in_buckets
 from torchzero_clip.core.chain import send
 from torchzero_clip.core.private import TorchDispatchMode, schema, tree_leaves
 from torchzero_clip.core.sharding import layout_of, route
@@ -135,7 +136,7 @@ def _watch(twin: Any, parts: list[Traffic]) -> Skip:
     """
     places = _places(twin)
     with torch.no_grad(), twin._begin() as step:
-        buckets = step.buckets()
+        buckets = in_buckets(step)
         for link in twin.links:
             parts.append(Traffic(link.path, places))
             with parts[-1]:

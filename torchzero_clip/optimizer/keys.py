@@ -7,6 +7,8 @@ import operator
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import torch
+
 from torchzero_clip.core.description import RESERVED, class_with, no_argument
 from torchzero_clip.core.link import Link
 from torchzero_clip.core.values import python_number
@@ -42,6 +44,8 @@ class GroupKeys:
 
     def __init__(self, links: Sequence[Link]) -> None:
         self.links = [link for top in links for link in top.walk()]
+        self.seen: list[list[Any]] = []  # the live values of each group, in the step before
+        self._seen_keys: list[frozenset[str]] = []
         self.defaults: dict[str, Any] = {}
         self.aliases: dict[str, str] = {}  # every qualified name -> the key in use
         self.ambiguous: dict[str, list[str]] = {}
@@ -87,12 +91,28 @@ class GroupKeys:
         """The live values of a group."""
         return [group[key] for key in self.defaults]
 
+    def check_groups(self, groups: Sequence[dict[str, Any]]) -> None:
+        """Check keys and live values that are others than in the step before."""
+        keys = list(map(frozenset, groups))
+        if keys != self._seen_keys:
+            for g, group in enumerate(groups):
+                of_group(g, self.tidy, group, True)
+            self._seen_keys = list(map(frozenset, groups))
+            self.seen = list(map(self.values, groups))
+        if not torch.compiler.is_compiling():
+            rows = enumerate(zip(groups, self.seen, strict=True))
+            self.seen = [of_group(g, self.check_changed, *row) for g, row in rows]
+
+    def forget(self) -> None:
+        """Check all in the next step: the groups are others."""
+        self._seen_keys = []
+
     def check_changed(self, group: dict[str, Any], seen: Sequence[Any]) -> list[Any]:
         """Check the links whose live values are other objects than those seen; returns the values.
 
         Objects are compared, since to compare tensors would wait for their device.
         """
-        held = self.values(group)
+        held = [group[key] for key in self.defaults]
         if not all(map(operator.is_, held, seen)):
             rows = zip(self.defaults, held, seen, strict=True)
             changed = {key for key, new, old in rows if new is not old}

@@ -12,23 +12,23 @@ from torch.nn import Module
 from torch.optim import Optimizer
 from typing_extensions import Never
 
-from torchzero_clip.core.bucket import Step
+from torchzero_clip.core.bucket import in_buckets
 from torchzero_clip.core.chain import Chain, bind, send
 from torchzero_clip.core.description import RESERVED
 from torchzero_clip.core.engine import Engine, Play, Records
 from torchzero_clip.core.part import Roster
 from torchzero_clip.core.private import traced, untraced
 from torchzero_clip.core.sharding import refuse_flat
+from torchzero_clip.core.step import Step
 from torchzero_clip.core.transform import Transform
 from torchzero_clip.core.values import is_row
 from torchzero_clip.engines import AT_ONCE, Compiled, Eager
 from torchzero_clip.optimizer import averages
-from torchzero_clip.optimizer.checkpoint import Checkpoint, check_form
 from torchzero_clip.optimizer.explain import explain
 from torchzero_clip.optimizer.fingerprint import fingerprint, shared_start
-from torchzero_clip.optimizer.given import keep_given, warn_of_values
-from torchzero_clip.optimizer.keys import GroupKeys, of_group, refuse_arguments
+from torchzero_clip.optimizer.keys import GroupKeys, refuse_arguments
 from torchzero_clip.optimizer.layout import StateLayout
+from torchzero_clip.optimizer.loading import loading
 from torchzero_clip.optimizer.loss import evaluate, one_number
 from torchzero_clip.optimizer.meaning import refuse_step, warn_of_size, warn_of_small_state
 from torchzero_clip.optimizer.metrics import metrics_of
@@ -125,8 +125,6 @@ class Modular(Optimizer):
         self.keys.check_structure(self.links)
         averages.check_order(self.links)
         self.layout = StateLayout(self.keys.links, rounding)
-        self._seen_keys: list[frozenset[str]] = []
-        self._seen_values: list[list[Any]] = []
         self._seen_dtypes: list[list[torch.dtype]] = []
         self._scheduled: set[str] = set()  # keys whose values schedules move
         self._records, self._reported = dict[str, Any](), dict[str, Any]()  # of the next step
@@ -151,7 +149,7 @@ class Modular(Optimizer):
             self._run(self._begin(loss))
             return
         self._check_keys()
-        given = self.param_groups, self.state, list(self.keys.defaults), self._seen_values
+        given = self.param_groups, self.state, list(self.keys.defaults), self.keys.seen
         told = self._loss(loss)
         play = Play(*given, self._roster, told, self.links, self._measures, self._anew)
         self._records = self.engine.take(play)
@@ -159,7 +157,7 @@ class Modular(Optimizer):
     def _run(self, step: Step) -> None:
         """Send the gradients of a step through the chain."""
         with step:
-            buckets = step.buckets(moves=True)
+            buckets = in_buckets(step, moves=True)
             for link in self.links:
                 buckets = send(link, buckets)  # an empty list ends the step
             subtract(buckets, self.rounding)
@@ -273,7 +271,7 @@ class Modular(Optimizer):
         it need not.
         """
         with self._begin() as step:
-            buckets = step.buckets(lambda p: p if p.requires_grad else None)
+            buckets = in_buckets(step, lambda p: p if p.requires_grad else None)
             for link in self.links:
                 buckets = send(link, buckets, init=True)
             prepare_rounding(buckets, self.rounding)
@@ -330,18 +328,9 @@ class Modular(Optimizer):
 
     def _check_keys(self) -> None:
         """Check keys, live values and dtypes that are others than in the step before."""
-        keys = [frozenset(group) for group in self.param_groups]
-        if keys != self._seen_keys:
-            for g, group in enumerate(self.param_groups):
-                of_group(g, self.keys.tidy, group, True)
-            self._seen_keys = [frozenset(group) for group in self.param_groups]
-            self._seen_values = [self.keys.values(group) for group in self.param_groups]
+        self.keys.check_groups(self.param_groups)
         if torch.compiler.is_compiling():
             return
-        pairs = enumerate(zip(self.param_groups, self._seen_values, strict=True))
-        self._seen_values = [
-            of_group(g, self.keys.check_changed, group, seen) for g, (group, seen) in pairs
-        ]
         dtypes = [[p.dtype for p in group["params"][:1]] for group in self.param_groups]
         if dtypes != self._seen_dtypes:
             if self._seen_dtypes:  # before the first step there is no state, or it was checked
@@ -399,30 +388,9 @@ class Modular(Optimizer):
         """
         averages.refuse(self, "load_state_dict()")
         names = (keep,) if isinstance(keep, str) else tuple(keep)
-        loading: list[Checkpoint] = []
-        if not isinstance(state_dict, Mapping):  # torch would copy it before anybody looks
-            check_form(state_dict, self.param_groups)
-
-        def look(_: Optimizer, given: dict[str, Any]) -> dict[str, Any]:
-            checkpoint = Checkpoint(given, self.param_groups, self.keys, self.layout)
-            keep_given(checkpoint.groups, self.param_groups, self.keys, names)
-            checkpoint.check(repr(self.chain))
-            warn_of_values(checkpoint.groups, self.param_groups, self.keys, self._scheduled)
-            checkpoint.adapt()
-            loading.append(checkpoint)
-            return checkpoint.for_torch()
-
-        def restore(_: Optimizer) -> None:
-            loading[0].restore(self.state)
-            self._seen_keys = []
-
-        before = self.register_load_state_dict_pre_hook(look)
-        after = self.register_load_state_dict_post_hook(restore, prepend=True)
-        try:
+        with loading(self, state_dict, names):
             super().load_state_dict(state_dict)
-        finally:
-            before.remove()
-            after.remove()
+        self.keys.forget()
 
     def __repr__(self) -> str:
         given = [(name, getattr(self, name), default) for name, default in self._options.items()]

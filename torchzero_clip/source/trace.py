@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torchzero_clip.core import Bucket, NormRule, Step, TensorList, norms, send
+from torchzero_clip.core import Bucket, NormRule, Step, TensorList, in_buckets, norms, send
 from torchzero_clip.core.chain import Chain
 from torchzero_clip.core.link import Link
 from torchzero_clip.core.private import without_torch_function
@@ -84,7 +84,7 @@ class WrittenStep:
             }
             state: dict[Tensor, dict[str, Any]] = {p: {}}
             step = Step([group], state, {}, ENGINE)
-            bucket = step.buckets()[0]
+            bucket = in_buckets(step)[0]
         params, grads = bucket.session.params.tensors[0], bucket.session.grads.tensors[0]
         recorder.context = context
         sized = self._input(params, "params")

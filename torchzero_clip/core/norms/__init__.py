@@ -26,7 +26,7 @@ from torchzero_clip.core.norms.numeric import (
 )
 from torchzero_clip.core.norms.percentile import percentile, percentiles
 from torchzero_clip.core.norms.products import entrywise, products
-from torchzero_clip.core.norms.slices import slice_statistics, statistics_of_slices
+from torchzero_clip.core.norms.slices import along, slice_statistics, statistics_of_slices
 from torchzero_clip.core.norms.whole import largest, statistics
 
 __all__ = [
@@ -35,6 +35,7 @@ __all__ = [
     "Measure",
     "Ord",
     "all_ones",
+    "along",
     "as_one_operator",
     "divisions",
     "entrywise",

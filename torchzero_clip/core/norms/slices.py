@@ -45,6 +45,21 @@ def statistics_of_slices(
     return in_stacks(tensors, of_stack, lambda t, along: slice_statistics(t, along, m), dims)
 
 
+def along(grids: Sequence[Tensor], dims: Sequence[tuple[int, ...]]) -> list[Tensor]:
+    """The norms of grids along some of their dims, at each of their entries."""
+
+    def of_one(grid: Tensor, along: tuple[int, ...]) -> Tensor:
+        if not grid.numel():
+            return grid.flatten()
+        whole = torch.linalg.vector_norm(grid, dim=along, keepdim=True)
+        return whole.expand_as(grid).flatten()
+
+    def of_stack(grids: Tensor, along: tuple[int, ...]) -> Tensor:
+        return of_one(grids, tuple([d + 1 for d in along])).view(len(grids), -1)
+
+    return in_stacks(grids, of_stack, of_one, dims)
+
+
 def _slice_statistics(x: Tensor, dims: tuple[int, ...], m: Measure) -> Tensor:
     dtype = wide(x.device)
     if m.kind == "power":

@@ -33,6 +33,7 @@ class AdaBelief(Transform):
 
     update_size = "ones"
     pure = True
+    per_entry = True
 
     def check(self) -> None:
         super().check()

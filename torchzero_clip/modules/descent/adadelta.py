@@ -29,6 +29,7 @@ class Adadelta(Transform):
 
     update_size = "own"
     pure = True
+    per_entry = True
 
     def check(self) -> None:
         super().check()

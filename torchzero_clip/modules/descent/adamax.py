@@ -29,6 +29,7 @@ class Adamax(Transform):
 
     update_size = "ones"
     pure = True
+    per_entry = True
 
     def check(self) -> None:
         super().check()

@@ -32,6 +32,7 @@ class Adan(Transform):
 
     update_size = "ones"
     pure = True
+    per_entry = True
 
     def check(self) -> None:
         super().check()

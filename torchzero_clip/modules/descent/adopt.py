@@ -37,6 +37,7 @@ class ADOPT(Transform):
 
     update_size = "ones"
     pure = True
+    per_entry = True
 
     def check(self) -> None:
         super().check()

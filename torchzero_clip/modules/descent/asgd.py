@@ -39,6 +39,7 @@ class ASGD(Transform):
     update_size = "set"
     about_step = True
     pure = True
+    per_entry = True
 
     def check(self) -> None:
         super().check()

@@ -23,6 +23,7 @@ class Grams(Transform):
 
     reads_grads = True
     pure = True
+    per_entry = True
 
     def update(self, u: TensorList, state: State, group: Group) -> TensorList:
         signs = group["grads"].to(u.dtype).sign()  # before u, which may be the gradient, is written

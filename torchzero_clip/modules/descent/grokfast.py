@@ -28,6 +28,7 @@ class Grokfast(Transform):
     lamb: Live[float] = 2.0
 
     pure = True
+    per_entry = True
 
     def check(self) -> None:
         super().check()

@@ -34,6 +34,7 @@ class Rprop(Transform):
 
     update_size = "own"
     pure = True
+    per_entry = True
 
     def check(self) -> None:
         super().check()

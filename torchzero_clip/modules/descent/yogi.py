@@ -34,6 +34,7 @@ class Yogi(Transform):
 
     update_size = "ones"
     pure = True
+    per_entry = True
 
     def check(self) -> None:
         super().check()

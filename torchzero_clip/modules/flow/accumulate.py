@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import Tensor
 
-from torchzero_clip.core import Bucket, Step, Transform, count_step, zeros_like_state
+from torchzero_clip.core import Bucket, Step, Transform, count_step, in_buckets, zeros_like_state
 from torchzero_clip.core.private import foreach
 
 
@@ -77,7 +77,7 @@ class Accumulate(Transform):
             held = states.get(p, {})
             return held[f"{path}/sum"] if held.get(f"{path}/begun") else None
 
-        buckets = step.buckets(total)
+        buckets = in_buckets(step, total)
         for bucket in buckets:
             bucket.session.write_grads(bucket.session.writable_grads().div_(self.steps))
             for state in bucket.param_states:

@@ -1,17 +1,51 @@
-"""Given: live values that were given, beside those of a checkpoint that is loaded."""
+"""Loading a checkpoint, and the live values that were given beside its own."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, TypeAlias
 
 from torch import Tensor
+from torch.optim import Optimizer
 
 from torchzero_clip.core.outside import warn
+from torchzero_clip.optimizer.checkpoint import Checkpoint, check_form
 from torchzero_clip.optimizer.keys import GroupKeys
 
 OwnGroups: TypeAlias = Sequence[dict[str, Any]]
+
+
+@contextmanager
+def loading(optimizer: Any, state_dict: Any, keep: Sequence[str]) -> Iterator[None]:
+    """While it lasts torch's `load_state_dict` takes a checkpoint of the optimizer's chain, or
+    raises before anything changes.
+    """
+    checked: list[Checkpoint] = []
+    if not isinstance(state_dict, Mapping):  # torch would copy it before anybody looks
+        check_form(state_dict, optimizer.param_groups)
+
+    def look(_: Optimizer, given: dict[str, Any]) -> dict[str, Any]:
+        groups, keys = optimizer.param_groups, optimizer.keys
+        checkpoint = Checkpoint(given, groups, keys, optimizer.layout)
+        keep_given(checkpoint.groups, groups, keys, keep)
+        checkpoint.check(repr(optimizer.chain))
+        warn_of_values(checkpoint.groups, groups, keys, optimizer._scheduled)
+        checkpoint.adapt()
+        checked.append(checkpoint)
+        return checkpoint.for_torch()
+
+    def restore(_: Optimizer) -> None:
+        checked[0].restore(optimizer.state)
+
+    before = optimizer.register_load_state_dict_pre_hook(look)
+    after = optimizer.register_load_state_dict_post_hook(restore, prepend=True)
+    try:
+        yield
+    finally:
+        before.remove()
+        after.remove()
 
 
 def keep_given(theirs: OwnGroups, ours: OwnGroups, keys: GroupKeys, names: Sequence[str]) -> None:
