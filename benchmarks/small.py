@@ -95,11 +95,11 @@ def races() -> dict[str, Small]:
         DEFAULT: attached,
     }
     found = {
-        "MLP, clip + Adam": Small(MLP, adam | peers, {DEFAULT: 1.8, COMPILED: 1.25}),
-        "ViT-tiny, clip + Adam": Small(SHAPES["vit"](), adam, {DEFAULT: 1.15, COMPILED: 0.8}),
-        "ViT-tiny, clip + SGD": Small(SHAPES["vit"](), sgd, {DEFAULT: 1.15, COMPILED: 0.8}),
+        "MLP, clip + Adam": Small(MLP, adam | peers, {DEFAULT: 1.8, COMPILED: 0.8}),
+        "ViT-tiny, clip + Adam": Small(SHAPES["vit"](), adam, {DEFAULT: 1.15, COMPILED: 0.65}),
+        "ViT-tiny, clip + SGD": Small(SHAPES["vit"](), sgd, {DEFAULT: 1.15, COMPILED: 0.65}),
         "1000 of 32x32, clip + Adam": Small(
-            SHAPES["tiny"](), adam | peers, {DEFAULT: 1.1, COMPILED: 0.4}
+            SHAPES["tiny"](), adam | peers, {DEFAULT: 1.1, COMPILED: 0.36}
         ),
         "attach before AdamW, 12 tensors": Small(PAIR * 6, before, {DEFAULT: 1.6}),
     }

@@ -20,7 +20,7 @@ from benchmarks.step.bars import Bar
 from benchmarks.step.chains import COMPILED, HEADLINE, OURS, PEERS, RACES, Race, installed
 from benchmarks.step.shapes import SHAPES
 from benchmarks.step.timing import BARE, Result
-from benchmarks.studies import muon, muon_clipping, overhead, state_dtype
+from benchmarks.studies import muon, muon_clipping, overhead, replayed, state_dtype
 from tests.helpers import ROOT
 
 CONTESTANTS = [
@@ -334,6 +334,14 @@ def test_the_race_of_small_models_prints_ratios_and_bars(capsys, monkeypatch):
     out = capsys.readouterr().out
     assert re.search(r"^MLP, clip \+ Adam +\d+ +default [\d.]+, compiled [\d.]+", out, re.M)
     assert re.search(r"[\d.]+ ≤ 1.5 +clip_grad_norm_, 12 tensors, default$", out, re.M)
+
+
+def test_compiled_rules_are_raced_beside_a_clip(capsys, monkeypatch):
+    monkeypatch.setattr(small, "TURN", 0.0)
+    replayed.main(["--seconds", "0"])
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 1 + len(replayed.RULES)
+    assert all("≤" in line for line in lines[1:])
 
 
 @pytest.mark.parametrize("name", small.races())
