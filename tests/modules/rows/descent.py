@@ -351,6 +351,7 @@ ROWS = [
         memory="free",
         squares=True,
         measures=4,
+        attaches=False,
         keeps=("variance",),
     ),
     Row(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from torchzero_clip.core import Bucket, Decision, Group, Live, NormRule, counter
+from torchzero_clip.core import Bucket, Group, Live, NormRule, counter
 from torchzero_clip.modules.descent.factored import Factored
 
 SECOND = Factored("row_var", "col_var", "variance")
@@ -70,13 +70,11 @@ class Adafactor(NormRule):
         rms = units.norms_of(updates)
         size = units.norms_of([bucket.params for bucket in units.buckets])
         time = torch.cat([t.to(units.home) for t in counts]).sqrt()
-        clips = [(rms / d).clamp(min=1) for d in units.each("d")]
-        rates = [
-            size.clamp(min=eps) * (1 / (lr * time)).clamp(max=1)
-            for lr, (_, eps) in zip(units.each("lr"), units.each("eps"), strict=True)
-        ]
-        units.record(Decision(rms, units.each("d"), clips, {}))
-        units.scale([clip / rate for clip, rate in zip(clips, rates, strict=True)], updates)
+        divisors = []
+        for lr, d, (_, eps) in zip(*map(units.each, ("lr", "d", "eps")), strict=True):
+            alpha = size.clamp(min=eps) * (1 / (lr * time)).clamp(max=1)
+            divisors.append((rms / d).clamp(min=1) / alpha)
+        units.scale(divisors, updates)
         return buckets
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from torchzero_clip.core import Bucket, Decision, Live, NormRule, zeros_like_state
+from torchzero_clip.core import Bucket, Live, NormRule, zeros_like_state
 from torchzero_clip.modules.descent.factored import Factored
 
 SECOND = Factored("exp_avg_sq_row", "exp_avg_sq_col", "exp_avg_sq")
@@ -60,16 +60,11 @@ class CAME(NormRule):
         us = [bucket.u.to(bucket.state_dtype) for bucket in units.buckets]
         SECOND.follow(units.buckets, us, [1 - beta2 for _, beta2, _ in betas], [x for x, _ in eps])
         updates = [SECOND.divide(bucket, u) for bucket, u in zip(units.buckets, us, strict=True)]
-        rms, limits = units.norms_of(updates), units.each("clip_threshold")
-        divisors = [(rms / limit).clamp(min=1) for limit in limits]
-        units.record(Decision(rms, limits, divisors, {}))
-        each = [ratio for row, ratio in zip(units.groups, divisors, strict=True) for _ in row]
+        rms = units.norms_of(updates)
         means, rest = [], []
-        for bucket, u, ratio, (beta1, _, _) in zip(
-            units.buckets, updates, each, betas, strict=True
-        ):
-            u.div_(units.operand(bucket, ratio))
-            means.append(bucket.state["exp_avg"].lerp_(u, 1 - beta1))
+        for bucket, u, group in zip(units.buckets, updates, groups, strict=True):
+            u.div_(units.operand(bucket, (rms / group["clip_threshold"]).clamp(min=1)))
+            means.append(bucket.state["exp_avg"].lerp_(u, 1 - group["betas"][0]))
             rest.append(u.sub_(means[-1]))
         DOUBT.follow(units.buckets, rest, [1 - beta3 for _, _, beta3 in betas], [x for _, x in eps])
         for bucket, m in zip(units.buckets, means, strict=True):
