@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from torchzero_clip.core import Bucket, Live, NormRule, zeros_like_state
+from torchzero_clip.core import Bucket, Live, NormRule, TensorList, zeros_like_state
 from torchzero_clip.modules.descent.factored import Factored
 
 SECOND = Factored("exp_avg_sq_row", "exp_avg_sq_col", "exp_avg_sq")
@@ -61,7 +61,8 @@ class CAME(NormRule):
         SECOND.follow(units.buckets, us, [1 - beta2 for _, beta2, _ in betas], [x for x, _ in eps])
         updates = [SECOND.divide(bucket, u) for bucket, u in zip(units.buckets, us, strict=True)]
         rms = units.norms_of(updates)
-        means, rest = [], []
+        means: list[TensorList] = []
+        rest: list[TensorList] = []
         for bucket, u, group in zip(units.buckets, updates, groups, strict=True):
             u.div_(units.operand(bucket, (rms / group["clip_threshold"]).clamp(min=1)))
             means.append(bucket.state["exp_avg"].lerp_(u, 1 - group["betas"][0]))

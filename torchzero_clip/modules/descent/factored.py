@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
 
 from torchzero_clip.core import Bucket, TensorList, Units, norms, zeros_like_state
@@ -53,23 +54,25 @@ class Factored(NamedTuple):
             units = Units([row[0] for row in given], (), norms.measure("rms"), dims)
             squares = units.norms_of([row[1] for row in given]).square()
             held = [row[0].state[name] for row in given]
-            means = iter(squares.split([t.numel() for average in held for t in average]))
-            for average, (bucket, _, weight, more) in zip(held, given, strict=True):
-                new = [(next(means) + more).to(bucket.device, t.dtype).view_as(t) for t in average]
-                average.lerp_(TensorList(new), weight)
+            parts = squares.split([sum([t.numel() for t in average]) for average in held])
+            for average, part, (bucket, _, weight, more) in zip(held, parts, given, strict=True):
+                means = (part + more).to(bucket.device, bucket.state_dtype)
+                each = zip(means.split([t.numel() for t in average]), average, strict=True)
+                average.lerp_(TensorList([mean.view_as(t) for mean, t in each]), weight)
 
     def divide(self, bucket: Bucket, u: TensorList, least: float | Tensor = 0.0) -> TensorList:
         """A new list: u / √V, neither mean(R) nor √V below `least`; u where there is no V."""
         state = bucket.state
         if self.whole in state:
-            return u.div(state[str(self.whole)].sqrt().maximum_(least))
-        if self.rows not in state:
+            root = state[str(self.whole)].sqrt()
+        elif self.rows not in state:
             return u.clone()
-        rows, columns = state[self.rows], state[self.columns]
-        mean = rows.map(lambda t: t.mean(-2, keepdim=True)).maximum_(least)
-        factors = TensorList(bucket.parts(columns.sqrt()))
-        root = factors.mul(bucket.parts(rows.div(mean.tensors).sqrt_()))
-        return u.div(root.maximum_(least))
+        else:
+            rows, columns = state[self.rows], state[self.columns]
+            mean = rows.map(lambda t: t.mean(-2, keepdim=True)).maximum_(least)
+            sides = bucket.parts(rows.div(mean).sqrt_()), bucket.parts(columns.sqrt())
+            root = TensorList(list(map(torch.mul, *sides)), owned=True)
+        return root.maximum_(least).reciprocal_().mul_(u)
 
 
 def _in_rows(tensor: Tensor) -> tuple[int, ...]:
