@@ -21,7 +21,12 @@ TITLES = {
     "averages": "Matrices and averages",
     "flow": "Flow and guards",
 }
-BASES = ("AdaptiveRule", "Criterion", "Heads")  # of which rules are made, or what they are told
+BASES = (
+    "AdaptiveRule",
+    "Criterion",
+    "Factored",
+    "Heads",
+)  # of which rules are made, or what they are told
 SETTINGS = [
     "eager",
     "`torch.compile`",

@@ -14,6 +14,7 @@ from torchzero_clip.modules.descent.asgd import ASGD
 from torchzero_clip.modules.descent.came import CAME
 from torchzero_clip.modules.descent.cautious import Cautious
 from torchzero_clip.modules.descent.ema import EMA
+from torchzero_clip.modules.descent.factored import Factored
 from torchzero_clip.modules.descent.grams import Grams
 from torchzero_clip.modules.descent.grokfast import Grokfast
 from torchzero_clip.modules.descent.heads import Heads
@@ -54,6 +55,7 @@ __all__ = [
     "Adamax",
     "Adan",
     "Cautious",
+    "Factored",
     "Grams",
     "Grokfast",
     "Heads",
