@@ -35,7 +35,7 @@ def test_every_argument_of_a_name_changes_its_chain(name: str) -> None:
         assert repr(named(name, **given)) != repr(named(name, **usual)), argument
 
 
-OTHERS = {"alpha_warmup": 9, "beta3_warmup": 9, "etas": (0.4, 1.1)}
+OTHERS = {"alpha_warmup": 9, "beta3_warmup": 9, "etas": (0.4, 1.1), "d": 2.0}
 
 
 def changed(value: object) -> object:
@@ -44,7 +44,7 @@ def changed(value: object) -> object:
     if isinstance(value, str):
         return None
     if isinstance(value, tuple):
-        return tuple(0.5 * x for x in value)
+        return tuple(0.1 if x is None else 0.5 * x for x in value)
     assert isinstance(value, (int, float))
     return value + 1 if isinstance(value, int) else value * 0.5 or 0.25
 
@@ -56,6 +56,8 @@ THEIRS: dict[str, dict[str, Any]] = {  # as their code has them, that of the ide
               "warmup_steps": 100},
     "ademamix": {**ADAM, "betas": (0.9, 0.999, 0.9999), "alpha": 2.0, "weight_decay": 0.0,
                  "alpha_warmup": None, "beta3_warmup": None},
+    "came": {"betas": (0.9, 0.999, 0.9999), "eps": (1e-30, 1e-16), "clip_threshold": 1.0,
+             "weight_decay": 0.0},
     "cadamw": {**ADAM, "weight_decay": 1e-2},
     "lamb": {"betas": (0.9, 0.999), "eps": 1e-6, "weight_decay": 0.0},
     "lambc": {**ADAM, "eps": 1e-6, "weight_decay": 0.01},

@@ -11,7 +11,8 @@ calls its own. Within a sentence
     <!-- cell: rule | place | trouble | column -->    a cell of the atlas,
     <!-- alarms: trace | family -->                   what a replay found.
 
-The page of each rule in the atlas gets its picture.
+The page of each rule in the atlas gets its picture; what `benchmarks.atlas.rules` reads of it, as
+`<!-- atlas entry: ZClip | ZClip() -->`, is taken out.
 """
 
 import importlib
@@ -24,11 +25,13 @@ DOCS = Path(__file__).parents[1]
 RESULTS = DOCS.parent / "benchmarks" / "results"
 ASKED = re.compile(r"^<!-- (atlas|replay|guide|suites|clips|private): (\w+) -->$", re.MULTILINE)
 NUMBER = re.compile(r"<!-- (effect|cell|alarms): (.+?) -->")
+ENTRY = re.compile(r"^<!-- atlas entry: .+ -->\n+", re.MULTILINE)
 sys.path.insert(0, str(DOCS.parent))  # for the benchmarks
 
 
 def on_page_markdown(markdown, page, **_):
-    filled = ASKED.sub(lambda match: KINDS[match[1]](match[2]), markdown)
+    filled = ENTRY.sub("", markdown)
+    filled = ASKED.sub(lambda match: KINDS[match[1]](match[2]), filled)
     filled = NUMBER.sub(lambda match: NUMBERS[match[1]](*match[2].split(" | ")), filled)
     source = page.file.src_uri
     if source.startswith("modules/") and source != "modules/index.md":

@@ -15,12 +15,18 @@ TITLES = {
     "clipping": "Clipping",
     "adaptive": "Adaptive",
     "descent": "Descent",
-    "directions": "Adam and others",
+    "torch": "Of torch.optim",
+    "directions": "Relatives of Adam",
     "matrices": "Matrices and averages",
     "averages": "Matrices and averages",
     "flow": "Flow and guards",
 }
-BASES = ("AdaptiveRule", "Criterion", "Heads")  # of which rules are made, or what they are told
+BASES = (
+    "AdaptiveRule",
+    "Criterion",
+    "Factored",
+    "Heads",
+)  # of which rules are made, or what they are told
 SETTINGS = [
     "eager",
     "`torch.compile`",
@@ -54,7 +60,7 @@ def on_page_markdown(markdown, **_):
 
 
 def navigation():
-    """The pages by section; criteria of AdaptiveClip, and what is like Adam, stand apart."""
+    """The pages by section; criteria of AdaptiveClip, and the parts of descent, stand apart."""
     for title in dict.fromkeys(TITLES.values()):
         folders = [folder for folder, named in TITLES.items() if named == title]
         yield {title: [{name: link(name)} for folder in folders for name in rules(folder)]}
@@ -78,13 +84,18 @@ def row(name):
 
 
 def rules(folder):
-    """The rules of a folder of modules, by name; those of descent that set a size stand apart."""
-    apart = [name for name in classes("descent") if public(name).update_size in ("ones", "own")]
-    if folder == "directions":
-        return apart
+    """The rules of a folder of modules, by name; of descent in three parts."""
+    if folder in ("descent", "torch", "directions"):
+        return [name for name in classes("descent") if part(name) == folder]
     criterion = public("Criterion")
-    names = [name for name in classes(folder) if not issubclass(public(name), criterion)]
-    return [name for name in names if folder != "descent" or name not in apart]
+    return [name for name in classes(folder) if not issubclass(public(name), criterion)]
+
+
+def part(name):
+    """The part of descent: what torch.optim has, what sets a size as those do, and the rest."""
+    if hasattr(importlib.import_module("torch.optim"), name):
+        return "torch"
+    return "directions" if public(name).update_size in ("ones", "own") else "descent"
 
 
 def criteria():

@@ -153,8 +153,10 @@ def test_replays_are_the_steps_bit_for_bit_whatever_the_gradients_are(name: str)
     assert done == [False, False] + [True] * (len(scales) - 2)
 
 
-def other(value: float) -> float:
+def other(value: float | None) -> float | None:
     """Another value that is accepted where this one is."""
+    if value is None:
+        return None
     return (1.01 if 1 <= value < 50 else 0.95) * value
 
 

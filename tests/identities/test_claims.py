@@ -94,9 +94,9 @@ def test_every_mark_has_its_test() -> None:
 
 
 def test_every_optimizer_of_torch_has_its_row_and_its_identity() -> None:
-    """LBFGS and SparseAdam have a row that says what to do; Adafactor has neither yet."""
+    """LBFGS and SparseAdam have a row that says what to do."""
     theirs = {name for name, cls in vars(torch.optim).items() if inspect.isclass(cls)}
-    theirs -= {"Optimizer", "Adafactor"}
+    theirs -= {"Optimizer"}
     page = (ROOT / "docs" / "coming_from.md").read_text()
     assert theirs <= set(re.findall(r"`torch\.optim\.(\w+)", page))
     held = {it.source.removeprefix("torch.optim.") for it in load().values() if it.in_torch}

@@ -367,7 +367,8 @@ def test_every_dtype_gives_what_double_precision_gives_for_the_same_values(case,
     out, expected = flow(case.make(), params, low), flow(case.make(), exact, high)
     eps = torch.finfo(dtype).eps  # a stateless link may work in the parameter's own precision
     for a, b in zip(out, expected, strict=True):
-        close(a, b, rtol=max(4 * eps, 1e-14), atol=max(4 * eps, 1e-14))
+        largest = max([1.0, *(float(t.abs().max()) for t in b.values())])
+        close(a, b, rtol=max(4 * eps, 1e-14), atol=max(4 * eps, 1e-14) * largest)
 
 
 # ---------------------------------------------------------------------- shapes and layouts
@@ -401,7 +402,10 @@ def test_a_tensor_without_dims_counts_like_one_with_a_single_entry(case):
     other = {"embed.a": (1,), "embed.b": (3,)}
     steps = [gradients(some, i, scale=i + 1) for i in range(3)]
     out = flow(case.make(), parameters(some), steps)
-    if case.scope == "slices" and not case.make().dims(torch.zeros(())):  # nothing to slice
+    rule = case.make()
+    if getattr(rule, "scope", None) is not None and not (  # nothing to slice
+        isinstance(rule.scope, str) or rule.dims(torch.zeros(()))
+    ):
         for a, step in zip(out, steps, strict=True):
             assert a["embed.a"].equal(step["embed.a"])
         return

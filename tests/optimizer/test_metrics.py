@@ -17,6 +17,7 @@ from tests.helpers import gradients, parameters, set_grads
 from tests.table import GOOD, Case, over
 from torchzero_clip import (
     AGC,
+    CAME,
     LR,
     AdaClip,
     AdaGC,
@@ -170,6 +171,7 @@ def test_values_are_those_of_the_last_step():
 
 
 SHAPING = (
+    CAME,
     AdaClip,
     Centralize,
     Graft,

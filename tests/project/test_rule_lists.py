@@ -6,6 +6,7 @@ import re
 import pytest
 
 import torchzero_clip as tz
+from benchmarks.atlas import rules as atlas
 from tests.helpers import ROOT
 from tests.table import ROWS, concrete
 
@@ -71,3 +72,22 @@ def test_the_readme_shows_some_rules_and_their_pages():
     for name, link in rows:
         assert name in tz.__all__
         assert link == f"docs/{hook.link(name)}"
+
+
+def test_the_page_of_a_rule_puts_it_into_the_atlas(tmp_path, monkeypatch):
+    """With a name, what Python makes of x, the places where it stands, and whose the picture is."""
+    page = tmp_path / "clipping" / "sign.md"
+    page.parent.mkdir()
+    monkeypatch.setattr(atlas, "PAGES", tmp_path)
+    page.write_text(
+        "<!-- atlas entry: Two | ClipNorm(2 * x.norm), Sign() | before Adam, alone | together -->\n"
+        "<!-- atlas entry: Sign | Sign() -->\n\n::: torchzero_clip.Sign\n"
+    )
+    (name, two), (other, one) = atlas.entries()
+    assert (name, other) == ("Two", "Sign")
+    assert repr(two.make(atlas.Usual(3.0))) == "[ClipNorm(max_norm=6.0), Sign()]"
+    assert (two.page, two.places, two.together) == ("Sign", ("before Adam", "alone"), True)
+    assert (one.page, one.places, one.together) == ("Sign", atlas.EVERYWHERE, False)
+    page.write_text("<!-- atlas entry: Sign | Sign() | nowhere -->\n\n::: torchzero_clip.Sign\n")
+    with pytest.raises(ValueError, match=r"sign.md: an atlas entry is a name, links, its places"):
+        list(atlas.entries())

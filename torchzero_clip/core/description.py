@@ -91,9 +91,12 @@ class Description:
         optional: bool = False,
         length: int | None = None,
     ) -> None:
-        """Raise a sentence unless the argument, or each of `length` of them, is within bounds."""
+        """Raise a sentence unless the argument, or each of `length` of them, is within bounds.
+
+        `optional` is for None, in place of the argument or of one of those.
+        """
         value = getattr(self, name)
-        if optional and value is None:
+        if optional and value is None and length is None:
             return
         limits = {"at least": at_least, "above": above, "below": below, "at most": at_most}
 
@@ -111,6 +114,8 @@ class Description:
             if len(value) != length:
                 raise ValueError(sentence())
         for x in value if length is not None else (value,):
+            if optional and x is None:
+                continue
             if isinstance(x, Tensor) and x.numel() == 1:
                 if x.device.type != "cpu" or torch.compiler.is_compiling():
                     continue  # reading it would wait for the device

@@ -7,6 +7,7 @@ from torchzero_clip.modules.descent import (
     ASGD,
     LR,
     Adadelta,
+    Adafactor,
     Adagrad,
     Adam,
     Adamax,
@@ -204,3 +205,20 @@ def asgd(
         Control and Optimization 30 (1992); torch.optim.ASGD.
     """
     return Chain(WeightDecay(weight_decay), ASGD(lr, lambd, alpha, t0))
+
+
+@published
+def adafactor(
+    lr: float = 1e-2,
+    beta2_decay: float = -0.8,
+    eps: tuple[float | None, float] = (None, 1e-3),
+    d: float = 1.0,
+    weight_decay: float = 0.0,
+) -> Chain:
+    """Second moments of rows and columns alone, no momentum, and steps as large as the weights ask.
+
+    Reference:
+        Shazeer, Stern, "Adafactor: adaptive learning rates with sublinear memory cost",
+        arXiv 1804.04235; torch.optim.Adafactor.
+    """
+    return Chain(Adafactor(beta2_decay, eps, d), WeightDecay(weight_decay), LR(lr))

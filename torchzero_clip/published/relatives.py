@@ -5,6 +5,7 @@ from __future__ import annotations
 from torchzero_clip.core import Chain
 from torchzero_clip.modules.descent import (
     ADOPT,
+    CAME,
     LR,
     AdaBelief,
     AdamAtan2,
@@ -90,6 +91,23 @@ def adopt(
     if decouple:
         return Chain(ADOPT(betas, eps, clip_power, weight_decay), LR(lr))
     return Chain(WeightDecay(weight_decay), ADOPT(betas, eps, clip_power), LR(lr))
+
+
+@published
+def came(
+    lr: float = 2e-4,
+    betas: tuple[float, float, float] = (0.9, 0.999, 0.9999),
+    eps: tuple[float, float] = (1e-30, 1e-16),
+    clip_threshold: float = 1.0,
+    weight_decay: float = 0.0,
+) -> Chain:
+    """Adafactor with momentum, divided once more by how far updates are from their average.
+
+    Reference:
+        Luo et al., "CAME: confidence-guided adaptive memory efficient optimization",
+        arXiv 2307.02047.
+    """
+    return Chain(CAME(betas, eps, clip_threshold), WeightDecay(weight_decay), LR(lr))
 
 
 @published

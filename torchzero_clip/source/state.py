@@ -100,7 +100,9 @@ def _begun(link: Link, p: Tensor) -> dict[str, str]:
             texts[key] = f"p.detach().to({dtype}, copy=True)"
             continue
         if len(set(x.flatten().tolist())) != 1 or x.shape not in ((), p.shape):
-            raise SourceError(f"state {key!r} begins with other than one value")
+            raise SourceError(
+                f"state {key!r} begins with other than one value, or has a shape of its own"
+            )
         texts[key] = _beginning(x, double[key].flatten()[0].item(), dtype)
     return texts
 

@@ -304,3 +304,31 @@ def rprop(groups: Any) -> Any:
 )
 def asgd(groups: Any) -> Any:
     return in_double(torch.optim.ASGD)(groups)
+
+
+@optimizer(
+    "adafactor",
+    "`Adafactor`, then `WeightDecay`, then `LR`, is Adafactor",
+    source="torch.optim.Adafactor",
+    groups=(
+        {**DECAYED[0], "lr": 0.5, "beta2_decay": -0.8, "eps": (0.3, 0.2), "d": 1.5},
+        {**DECAYED[1], "lr": 0.2, "beta2_decay": -0.5, "eps": (1e-3, 0.5), "d": 1.8},
+    ),
+)
+def adafactor(groups: Any) -> Any:
+    return torch.optim.Adafactor(groups)
+
+
+@optimizer(
+    "adafactor_plain",
+    "`Adafactor`, then `WeightDecay`, then `LR`, is Adafactor with the spacing of numbers as eps",
+    source="torch.optim.Adafactor",
+    ours=lambda **options: named("adafactor", **options),
+    groups=(
+        {**DECAYED[0], "eps": (None, 1e-3), "d": 1.0, "beta2_decay": -0.8},
+        {**DECAYED[1], "eps": (None, 0.5), "d": 3.0, "beta2_decay": -0.5},
+    ),
+    constant={"beta2_decay": "the other identity changes it", "d": "the other one does"},
+)
+def adafactor_plain(groups: Any) -> Any:
+    return torch.optim.Adafactor(groups)

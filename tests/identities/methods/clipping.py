@@ -280,7 +280,7 @@ def slower(opt: Modular, step: int) -> None:
 
 
 @transformation(
-    "adafactor",
+    "adafactor_unfactored",
     "`RMSprop` with a growing `alpha`, `ClipRMS(1)`, `LR`, `EMA` is Adafactor without factors",
     source="optax 0.2.8, `optax.adafactor`",
     ours=lambda lr, momentum, clipping_threshold: Chain(

@@ -153,6 +153,25 @@ def adopt_decoupled(groups: Any) -> Any:
 
 
 @optimizer(
+    "came",
+    "`CAME`, `WeightDecay`, `LR` is CAME",
+    source="yangluo7/CAME e77c5c0, `came_pytorch/CAME.py`",
+    groups=(
+        {
+            "lr": 0.05, "betas": (0.9, 0.8, 0.95), "eps": (1e-3, 1e-2), "clip_threshold": 1.0,
+            "weight_decay": 0.1,
+        },
+        {
+            "lr": 0.02, "betas": (0.8, 0.9, 0.9), "eps": (1e-6, 1e-3), "clip_threshold": 0.7,
+            "weight_decay": 0.01,
+        },
+    ),
+)  # fmt: skip
+def came(groups: Any) -> Any:
+    return official_file("yangluo7/CAME", "came_pytorch/CAME.py").CAME(groups, lr=0.05)
+
+
+@optimizer(
     "laprop",
     "`LaProp`, `WeightDecay(afterwards=True)`, `LR` is LaProp whose decay is times lr",
     source="Z-T-WANG/LaProp-Optimizer a419916, `laprop.py`",

@@ -42,7 +42,8 @@ class Row:
     complex: Literal["turns", "pairs", "refuses", "free"] = "pairs"
     """turns: a rotation of all entries rotates the result; pairs: as pairs of real numbers."""
     scope: Mapping[str, str] = field(default_factory=dict)
-    """Label -> "mixed" where units of several sizes have a say, or what `dim` does not tell."""
+    """Label -> "mixed" where units of several sizes have a say, or what `dim` does not tell:
+    "slices" where rows and columns have a say in a tensor's own update."""
     per_entry: bool = False
     """Every entry is treated by itself."""
     squares: bool = False

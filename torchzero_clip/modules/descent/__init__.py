@@ -3,6 +3,7 @@
 from torchzero_clip.modules.descent.ad_ema_mix import AdEMAMix
 from torchzero_clip.modules.descent.adabelief import AdaBelief
 from torchzero_clip.modules.descent.adadelta import Adadelta
+from torchzero_clip.modules.descent.adafactor import Adafactor
 from torchzero_clip.modules.descent.adagrad import Adagrad
 from torchzero_clip.modules.descent.adam import Adam
 from torchzero_clip.modules.descent.adam_atan2 import AdamAtan2
@@ -10,8 +11,10 @@ from torchzero_clip.modules.descent.adamax import Adamax
 from torchzero_clip.modules.descent.adan import Adan
 from torchzero_clip.modules.descent.adopt import ADOPT
 from torchzero_clip.modules.descent.asgd import ASGD
+from torchzero_clip.modules.descent.came import CAME
 from torchzero_clip.modules.descent.cautious import Cautious
 from torchzero_clip.modules.descent.ema import EMA
+from torchzero_clip.modules.descent.factored import Factored
 from torchzero_clip.modules.descent.grams import Grams
 from torchzero_clip.modules.descent.grokfast import Grokfast
 from torchzero_clip.modules.descent.heads import Heads
@@ -39,17 +42,20 @@ from torchzero_clip.modules.descent.yogi import Yogi
 __all__ = [
     "ADOPT",
     "ASGD",
+    "CAME",
     "EMA",
     "LR",
     "AdEMAMix",
     "AdaBelief",
     "Adadelta",
+    "Adafactor",
     "Adagrad",
     "Adam",
     "AdamAtan2",
     "Adamax",
     "Adan",
     "Cautious",
+    "Factored",
     "Grams",
     "Grokfast",
     "Heads",
