@@ -69,6 +69,8 @@ class Transform(Description):
     """Set where parameters may be missing after the link, or the step may end."""
     numbers: ClassVar[tuple[str, ...]] = (BEGUN,)
     """State entries that are Python numbers; loading does not turn them into tensors."""
+    later_state: ClassVar[tuple[str, ...]] = ()
+    """State of units that older checkpoints lack: there it begins anew."""
     complex: ClassVar[Literal["pairs", "whole", "refuse"]] = "pairs"
     """How `update` meets complex tensors: as pairs of real numbers, as they are, or not at all."""
     starts_with_state: ClassVar[bool] = False
