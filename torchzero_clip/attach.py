@@ -207,7 +207,7 @@ class Attached(Clipper):
         if self.after is not None:
             self.after.follow(optimizer.param_groups)
 
-    def explain(self) -> str:
+    def explain(self, *, parameters: bool = False) -> str:
         """The plan of the chain, behind sentences about what may not be as one expects."""
         optimizer = self._optimizer()
         groups = [] if optimizer is None else optimizer.param_groups
@@ -219,7 +219,7 @@ class Attached(Clipper):
             if theirs[key] != ours[key]
         ]
         behind = [] if self.after is None else [f"Behind each step: {self.after.chain!r}."]
-        return "\n".join([*unread, super().explain(), *behind])
+        return "\n".join([*unread, super().explain(parameters=parameters), *behind])
 
     def safe_to_save(self, steps: int = 1) -> bool:
         """Whether a checkpoint of now is worth keeping, the optimizer's own state included."""

@@ -27,7 +27,7 @@ def at(values: Tensor, dtype: torch.dtype) -> Named:
 
 
 def plain(value: Any) -> Any:
-    """Nested state with the type, dtype and every digit of what it holds, but what is kept since."""
+    """Nested state with the type, dtype and every digit of what was kept then."""
     if isinstance(value, Tensor):
         return str(value.dtype), tuple(value.shape), repr(value.tolist())
     if isinstance(value, dict):

@@ -174,6 +174,14 @@ class Transform(Description):
         """The state that a rule keeps once for a group or for all groups."""
         return {**self.model_numbers(), **self.init_group()}
 
+    def branches_of(self, name: str, param: Tensor) -> Sequence[int]:
+        """Which of the transforms inside a parameter goes through; `explain` asks."""
+        return range(len(list(self.children())))
+
+    def leaves_out(self, name: str, param: Tensor) -> bool:
+        """Whether a parameter takes no part in what comes behind this link; `explain` asks."""
+        return False
+
     def earlier(self) -> Earlier | None:
         """What older checkpoints have in its place, if they are read."""
         return None

@@ -241,11 +241,16 @@ class Modular(Optimizer):
         """
         return metrics_of(self._records)
 
-    def explain(self) -> str:
+    def explain(self, *, parameters: bool = False) -> str:
         """What the chain means where one might expect something else, and the plan of a step: what
         each link reads and writes, and what waits for a later pass.
 
         A step of a small model with the same chain is watched, with gradients that the limits cut.
+        Where a rule takes one norm over several branches, it says how much of it each has, in the
+        gradients that are there.
+
+        Args:
+            parameters: Add a table of the links, the learning rate and the decay of each parameter.
 
         Example:
             >>> import torch
@@ -256,7 +261,7 @@ class Modular(Optimizer):
             >>> print(next(line for line in plan.splitlines() if line.startswith("ClipNorm(")))
             ClipNorm(max_norm=1.0), Adam(), LR(lr=0.001)
         """
-        return explain(self, Modular)
+        return explain(self, Modular, parameters)
 
     def to_source(self, name: str = "MyOptimizer") -> str:
         """The chain as one file of plain torch, with a class of this name.
