@@ -24,6 +24,7 @@ from torchzero_clip.optimizer.behind import PARAMS, Behind
 from torchzero_clip.optimizer.keys import SCHEDULER_KEYS, WELL_KNOWN, GroupKeys
 from torchzero_clip.optimizer.loss import evaluate, one_number
 from torchzero_clip.optimizer.meaning import refuse_step
+from torchzero_clip.optimizer.saving import safe_to_save
 
 TOTAL = "total norm"  # among what the links of a Clipper measured
 KEY = "torchzero_clip"  # of a handle's state in the state dict of its optimizer
@@ -206,7 +207,7 @@ class Attached(Clipper):
         if self.after is not None:
             self.after.follow(optimizer.param_groups)
 
-    def explain(self) -> str:
+    def explain(self, *, parameters: bool = False) -> str:
         """The plan of the chain, behind sentences about what may not be as one expects."""
         optimizer = self._optimizer()
         groups = [] if optimizer is None else optimizer.param_groups
@@ -218,7 +219,12 @@ class Attached(Clipper):
             if theirs[key] != ours[key]
         ]
         behind = [] if self.after is None else [f"Behind each step: {self.after.chain!r}."]
-        return "\n".join([*unread, super().explain(), *behind])
+        return "\n".join([*unread, super().explain(parameters=parameters), *behind])
+
+    def safe_to_save(self, steps: int = 1) -> bool:
+        """Whether a checkpoint of now is worth keeping, the optimizer's own state included."""
+        optimizer = self._optimizer()
+        return safe_to_save(self, self.keys.links, steps, optimizer.state if optimizer else {})
 
     # ------------------------------------------------------------------ weights for evaluation
 

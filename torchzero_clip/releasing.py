@@ -212,10 +212,14 @@ class Released(Modular):
 
     # ------------------------------------------------------------------ what else is said
 
-    def explain(self) -> str:
+    def explain(self, *, parameters: bool = False) -> str:
         """The plan of a step in words, as if the gradients of all parameters were there."""
         late = [f"{late.link.path}: the factor of the step before" for late in self._late]
-        lines = ["Each parameter by itself, when its gradient is whole", *late, super().explain()]
+        lines = [
+            "Each parameter by itself, when its gradient is whole",
+            *late,
+            super().explain(parameters=parameters),
+        ]
         return "\n".join(lines)
 
     @property

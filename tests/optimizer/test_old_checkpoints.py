@@ -27,11 +27,12 @@ def at(values: Tensor, dtype: torch.dtype) -> Named:
 
 
 def plain(value: Any) -> Any:
-    """Nested state with the type, dtype and every digit of what it holds."""
+    """Nested state with the type, dtype and every digit of what was kept then."""
     if isinstance(value, Tensor):
         return str(value.dtype), tuple(value.shape), repr(value.tolist())
     if isinstance(value, dict):
-        return {k: plain(v) for k, v in value.items() if k != "fingerprint"}
+        since = {"fingerprint", "Guard/since"}
+        return {k: plain(v) for k, v in value.items() if k not in since}
     if isinstance(value, (list, tuple)):
         return [plain(v) for v in value]
     return type(value), repr(value)

@@ -46,6 +46,14 @@ def main(store: str, rank: int, what: str) -> None:
         attempt(f"step {step}", train, step)
     checkpoint = copy.deepcopy(opt.state_dict())
     attempt("load", opt.load_state_dict, checkpoint)
+    if what == "NaN":
+        held = opt.state[next(model.parameters())]["Adam/exp_avg"].to_local()
+        before, safe = held.clone(), [opt.safe_to_save()]
+        if rank == 1:
+            held[-1] = math.nan
+        safe.append(opt.safe_to_save())
+        held.copy_(before)
+        print(f"safe to save: {safe}", flush=True)
     if rank == 1:
         checkpoint["state"][0]["Adam/exp_avg"].to_local()[-1] = math.nan
     attempt("load", opt.load_state_dict, checkpoint)

@@ -93,8 +93,9 @@ def test_a_nan_in_the_shard_of_one_rank_stops_all(tmp_path):
     """The rank that holds it says so, and the others raise in their next step at the latest."""
     first, second = two_ranks(tmp_path, "NaN", wait_for=2)
     before = [*[f"step {step}: done" for step in range(3)], "load: done"]
-    assert first[:4] == second[:4] == before
-    assert re.match(r"load: ValueError .* has NaN in 'Adam/exp_avg' of parameter 0: ", second[4])
+    told = "safe to save: [True, False]"  # on the other rank as well
+    assert first[:5] == second[:5] == [*before, told]
+    assert re.match(r"load: ValueError .* has NaN in 'Adam/exp_avg' of parameter 0: ", second[5])
     assert re.match(r"load: ValueError |step 3: \w+Error ", first[-1])
 
 

@@ -69,6 +69,8 @@ class Transform(Description):
     """Set where parameters may be missing after the link, or the step may end."""
     numbers: ClassVar[tuple[str, ...]] = (BEGUN,)
     """State entries that are Python numbers; loading does not turn them into tensors."""
+    later_state: ClassVar[tuple[str, ...]] = ()
+    """State of units that older checkpoints lack: there it begins anew."""
     complex: ClassVar[Literal["pairs", "whole", "refuse"]] = "pairs"
     """How `update` meets complex tensors: as pairs of real numbers, as they are, or not at all."""
     starts_with_state: ClassVar[bool] = False
@@ -171,6 +173,14 @@ class Transform(Description):
     def per_group(self) -> dict[str, Any]:
         """The state that a rule keeps once for a group or for all groups."""
         return {**self.model_numbers(), **self.init_group()}
+
+    def branches_of(self, name: str, param: Tensor) -> Sequence[int]:
+        """Which of the transforms inside a parameter goes through; `explain` asks."""
+        return range(len(list(self.children())))
+
+    def leaves_out(self, name: str, param: Tensor) -> bool:
+        """Whether a parameter takes no part in what comes behind this link; `explain` asks."""
+        return False
 
     def earlier(self) -> Earlier | None:
         """What older checkpoints have in its place, if they are read."""

@@ -11,7 +11,7 @@ from torch import Tensor
 from torchzero_clip.core.description import RESERVED
 from torchzero_clip.core.outside import warn
 from torchzero_clip.core.sharding import local
-from torchzero_clip.core.state import share_vectors
+from torchzero_clip.core.state import share_vectors, statistic
 from torchzero_clip.core.stochastic import DRAWS, DROPPED
 from torchzero_clip.optimizer.earlier import Older
 from torchzero_clip.optimizer.fingerprint import fingerprint, marks, other_arguments
@@ -64,6 +64,18 @@ class Checkpoint:
                         where = f"parameter {index}"
                         self.state[index] = older.state(where, self.state[index], group)
                 self.groups[g] = older.group(group)
+        for group, here in zip(self.groups, self.param_groups, strict=True):
+            if isinstance(held := group.get("chain"), dict):
+                group["chain"] = {**self._later(held, here["params"]), **held}
+
+    def _later(self, held: Mapping[str, Any], params: Sequence[Tensor]) -> dict[str, Tensor]:
+        """What links keep in a group since after the checkpoint was saved, as it begins."""
+        paths = {key.rpartition("/")[0] for key in held if is_links(key)}
+        return {
+            f"{link.path}/{name}": statistic(link.group_values()[name], params[0])
+            for link in self.keys.links
+            for name in (link.transform.later_state if link.path in paths and params else ())
+        }
 
     def rows(self) -> Iterator[tuple[Any, Tensor, Mapping[str, Any]]]:
         """Every parameter with its index in the checkpoint, and what that holds for it."""

@@ -17,6 +17,7 @@ from torchzero_clip.core.private import TorchDispatchMode, schema, tree_leaves
 from torchzero_clip.core.sharding import layout_of, route
 from torchzero_clip.core.skip import Skip
 from torchzero_clip.core.transform import TensorwiseTransform, averages
+from torchzero_clip.optimizer import branches
 from torchzero_clip.optimizer.meaning import sentences
 from torchzero_clip.optimizer.rounding import subtract
 
@@ -95,7 +96,7 @@ class Traffic(TorchDispatchMode):
         return f"{self.label:{width}}  {read:5.3g}  {written:6.3g}   {how}"
 
 
-def explain(optimizer: Any, make: Callable[..., Any]) -> str:
+def explain(optimizer: Any, make: Callable[..., Any], each: bool = False) -> str:
     """The plan of a chain: for each link the passes over memory, in bytes for each number."""
     twin, parts = _twin(optimizer, make), list[Traffic]()
 
@@ -113,7 +114,8 @@ def explain(optimizer: Any, make: Callable[..., Any]) -> str:
     reads = sum([part.read for part in parts]) / numbers
     writes = sum([part.written for part in parts]) / numbers
     told = [*_parameters(optimizer), *_owners(optimizer), *_averages(optimizer)]
-    said = [f"{sentence}." for sentence in sentences(optimizer)]
+    said = [*sentences(optimizer), *branches.joint(optimizer)]
+    said = [f"{sentence}." for sentence in [*said, *(branches.fallen(optimizer) if each else ())]]
     lines = [*said, *[""] * bool(said), repr(optimizer.chain)[len("Chain(") : -1], *told, ""]
     lines.append(f"{'':{width}}  reads  writes   bytes a number")
     lines += [part.row(width, numbers) for part in parts]
@@ -127,7 +129,8 @@ def explain(optimizer: Any, make: Callable[..., Any]) -> str:
         ends.append(f"The host waits in each step for whether it is skipped: {skip.why}.")
     replays = getattr(optimizer.engine, "replays", None)  # of the engine that compiles
     ends += [] if replays is None else replays.sentences()
-    return "\n".join([*lines, "", *ends])
+    table = ["", *branches.parameters(optimizer)] if each else []
+    return "\n".join([*lines, "", *ends, *table])
 
 
 def _watch(twin: Any, parts: list[Traffic]) -> Skip:

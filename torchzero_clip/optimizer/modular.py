@@ -34,6 +34,7 @@ from torchzero_clip.optimizer.meaning import refuse_step, warn_of_size, warn_of_
 from torchzero_clip.optimizer.metrics import metrics_of
 from torchzero_clip.optimizer.places import warn_of_places
 from torchzero_clip.optimizer.rounding import check_options, prepare_rounding, subtract
+from torchzero_clip.optimizer.saving import safe_to_save
 
 
 class Modular(Optimizer):
@@ -214,6 +215,23 @@ class Modular(Optimizer):
         records = [record for record in self._records.values() if isinstance(record, dict)]
         return any([bool(record.get("why", 0)) for record in records])
 
+    def safe_to_save(self, steps: int = 1) -> bool:
+        """Whether a checkpoint of now is worth keeping: no guard skipped one of the last `steps`
+        steps, and all weights and state are finite.
+
+        Without a guard the numbers alone count. It waits for the device once; in a distributed run
+        every rank calls it, and all get the same answer.
+
+        Example:
+            >>> import torch
+            >>> from torchzero_clip import LR, Adam, Guard, Modular
+            >>> model = torch.nn.Linear(10, 1)
+            >>> opt = Modular(model.parameters(), Guard(), Adam(), LR(1e-3))
+            >>> opt.safe_to_save(steps=10)
+            True
+        """
+        return safe_to_save(self, self.keys.links, steps, {})
+
     def metrics(self) -> dict[str, Tensor]:
         """What the norm rules measured in the last step, under names such as "ClipNorm/norm".
 
@@ -223,11 +241,16 @@ class Modular(Optimizer):
         """
         return metrics_of(self._records)
 
-    def explain(self) -> str:
+    def explain(self, *, parameters: bool = False) -> str:
         """What the chain means where one might expect something else, and the plan of a step: what
         each link reads and writes, and what waits for a later pass.
 
         A step of a small model with the same chain is watched, with gradients that the limits cut.
+        Where a rule takes one norm over several branches, it says how much of it each has, in the
+        gradients that are there.
+
+        Args:
+            parameters: Add a table of the links, the learning rate and the decay of each parameter.
 
         Example:
             >>> import torch
@@ -238,7 +261,7 @@ class Modular(Optimizer):
             >>> print(next(line for line in plan.splitlines() if line.startswith("ClipNorm(")))
             ClipNorm(max_norm=1.0), Adam(), LR(lr=0.001)
         """
-        return explain(self, Modular)
+        return explain(self, Modular, parameters)
 
     def to_source(self, name: str = "MyOptimizer") -> str:
         """The chain as one file of plain torch, with a class of this name.

@@ -39,6 +39,9 @@ class Freeze(Transform):
         super().check()
         check_function(self, "where")
 
+    def leaves_out(self, name: str, param: Tensor) -> bool:
+        return bool(self.where(name, param))
+
     def prepare(self, buckets: list[Bucket]) -> list[Bucket]:
         return split(buckets, self.where)[1]
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from torch import Tensor
 
@@ -44,6 +44,9 @@ class Masked(Transform):
     def step(self, buckets: list[Bucket]) -> list[Bucket]:
         inside, outside = split(buckets, self.where)
         return outside + run(inside)
+
+    def branches_of(self, name: str, param: Tensor) -> Sequence[int]:
+        return [0] if self.where(name, param) else []
 
     def prepare(self, buckets: list[Bucket]) -> list[Bucket]:
         inside, outside = split(buckets, self.where)

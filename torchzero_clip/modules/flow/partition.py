@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 from torch import Tensor
 
@@ -71,6 +71,9 @@ class Partition(Transform):
             part = self._part(buckets, label)
             out += send(link, part, init)
         return out
+
+    def branches_of(self, name: str, param: Tensor) -> Sequence[int]:
+        return [list(self.transforms).index(self._label(name, param))]
 
     def _part(self, buckets: list[Bucket], label: str) -> list[Bucket]:
         return split(buckets, lambda name, p: self._label(name, p) == label)[0]

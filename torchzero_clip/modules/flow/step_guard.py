@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any, NamedTuple
 
 import torch
@@ -29,13 +30,13 @@ class _StepGuard(Transform):
     Write `judge`, and for a guard with memory `init_unit` and `remember`.
     """
 
-    goes_first = True
-    passes_gradient = True
+    goes_first = passes_gradient = True
     judges_loss = False
+    later_state = ("since",)
     reason = "bad gradients"
 
     def init_unit(self) -> dict[str, Any]:
-        return {"skipped": 0.0, "consecutive": 0.0}
+        return {"skipped": 0.0, "consecutive": 0.0, "since": math.inf}
 
     def judge(self, seen: _Seen, state: UnitState, group: Group) -> Tensor:
         """Why the step is skipped, as a number; 0 where it happens."""
@@ -101,10 +102,10 @@ class _StepGuard(Transform):
     def _counts(self, state: UnitState, bad: Tensor) -> UnitState:
         """The counts after the step. A row that is too long stays until the host has seen it."""
         row, most = state["consecutive"], getattr(self, "max_consecutive", None)
-        again = (row + 1) * bad
+        again, since = (row + 1) * bad, torch.where(bad, 0.0, state["since"] + 1)
         if most is not None:
             again = torch.where((row >= most) & ~bad, row, again)
-        return {"skipped": state["skipped"] + bad, "consecutive": again}
+        return {"skipped": state["skipped"] + bad, "consecutive": again, "since": since}
 
     def _give_up(self, units: Units, row: Tensor) -> None:
         """Raise after a row that is too long. The host looks once in as many steps."""

@@ -1,0 +1,71 @@
+"""Saving: whether what an optimizer holds is worth a checkpoint."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from torchzero_clip.core.link import Link
+from torchzero_clip.core.norms import largest
+from torchzero_clip.core.sharding import local
+
+SINCE = "since"
+"""The state of guards that counts the steps since one was skipped."""
+
+
+@torch.no_grad()
+def safe_to_save(
+    optimizer: Optimizer, links: Sequence[Link], steps: int, more: Mapping[Any, Any]
+) -> bool:
+    """Whether no guard skipped one of the last steps, and all weights and state are finite.
+
+    `more` is state that another optimizer keeps. It waits for the device once, and all ranks agree.
+    """
+    if isinstance(steps, bool) or not isinstance(steps, int) or steps < 0:
+        raise ValueError(f"safe_to_save: steps must be an integer at least 0, got {steps!r}")
+    held = list(_held(optimizer, links, more))
+    flags = [x >= steps for key, x in held if key.endswith(f"/{SINCE}")]
+    numbers = [x for key, x in held if not key.endswith(f"/{SINCE}")]
+    flags += [torch.isfinite(largest(row)).all() for row in _alike(numbers)]
+    home = flags[0].device if flags else torch.device("cpu")
+    safe = torch.stack([flag.to(home) for flag in flags]).all() if flags else torch.tensor(True)
+    ranks = torch.distributed
+    if ranks.is_available() and ranks.is_initialized() and ranks.get_world_size() > 1:
+        safe = safe.to(torch.int32)
+        ranks.all_reduce(safe, ranks.ReduceOp.MIN)
+    return bool(safe)
+
+
+def _held(
+    optimizer: Optimizer, links: Sequence[Link], more: Mapping[Any, Any]
+) -> Iterator[tuple[str, Tensor]]:
+    """All weights and state, each under its key, but what is no finite number until it is known."""
+    unknown = {key for link in links for key in _unknown(link)}
+    for group in optimizer.param_groups:
+        yield from [("", p) for p in group["params"]]
+    rows = [group.get("chain", {}) for group in optimizer.param_groups]
+    for row in [*rows, *optimizer.state.values(), *more.values()]:
+        for key, x in row.items() if isinstance(row, Mapping) else ():
+            number = isinstance(x, Tensor) and (x.is_floating_point() or x.is_complex())
+            if number and (key not in unknown or str(key).endswith(f"/{SINCE}")):
+                yield str(key), x
+
+
+def _unknown(link: Link) -> list[str]:
+    """The keys of state of units that begins as NaN or infinite, as an empty window does."""
+    made = {**link.group_values(), **getattr(link.transform, "init_unit", dict)()}
+    begins = {f"{link.path}/{name}": torch.as_tensor(x) for name, x in made.items()}
+    return [key for key, x in begins.items() if not x.isfinite().all()]
+
+
+def _alike(tensors: Sequence[Tensor]) -> list[list[Tensor]]:
+    """Lists of one device and dtype, of the parts that are here."""
+    found: dict[Any, list[Tensor]] = {}
+    for x in map(local, tensors):
+        if x.numel():
+            found.setdefault((x.device, x.dtype), []).append(x)
+    return list(found.values())
