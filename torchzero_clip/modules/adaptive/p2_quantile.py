@@ -56,10 +56,12 @@ class P2Quantile(Criterion):
 
     def estimate(self, state: UnitState, group: Group) -> Tensor:
         """The quantile of the norms so far."""
-        heights, q = state["heights"], group["q"]
-        few = torch.where(torch.isinf(heights), torch.full_like(heights, math.nan), heights)
-        first = torch.nanquantile(few, q.to(few) if isinstance(q, Tensor) else q, dim=-1)
-        return torch.where(state["seen"] < 5, first, heights[:, 2])
+        heights, seen = state["heights"], state["seen"]
+        place = (seen - 1).clamp(0, 4) * group["q"]  # among the first, which are in order
+        both = torch.stack([place.floor(), place.ceil()], dim=1).long()
+        low, high = heights.gather(1, both).unbind(1)
+        first = torch.lerp(low, high, (place - place.floor()).to(low.dtype))
+        return torch.where(seen < 5, first, heights[:, 2])
 
     def observe(self, norm: Tensor, state: UnitState, group: Group) -> UnitState:
         heights, positions, seen = state["heights"], state["positions"], state["seen"]
@@ -83,8 +85,7 @@ class P2Quantile(Criterion):
         for i, share in ((1, q / 2), (2, q), (3, (1 + q) / 2)):
             gap = 1 + (n[4] - 1) * share - n[i]
             up, down = n[i + 1] - n[i], n[i] - n[i - 1]
-            d = torch.where((gap >= 1) & (up > 1), 1.0, 0.0)
-            d = torch.where((gap <= -1) & (down > 1), -1.0, d).to(h[i].dtype)
+            d = ((gap >= 1) & (up > 1)).to(x.dtype) - ((gap <= -1) & (down > 1)).to(x.dtype)
             rise_up, rise_down = (h[i + 1] - h[i]) / up, (h[i] - h[i - 1]) / down
             bend = ((down + d) * rise_up + (up - d) * rise_down) / (up + down)
             curved = h[i] + d * bend
