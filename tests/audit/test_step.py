@@ -277,3 +277,13 @@ def test_what_the_command_cannot_try_is_a_sentence(
         main(["audit", name])
     assert ended.value.code == 2
     assert "audit: error: " in capsys.readouterr().err
+
+
+def test_the_page_shows_what_the_command_prints(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(ROOT)
+    with pytest.raises(SystemExit):
+        main(["audit", "examples/slow_clip.py:make"])
+    page = (ROOT / "docs" / "waits.md").read_text()
+    assert f"```text\n{capsys.readouterr().out}```" in page

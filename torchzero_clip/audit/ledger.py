@@ -349,7 +349,9 @@ def _change(before: tuple[Any, ...], now: tuple[Any, ...]) -> str:
 
 
 def _plain(x: Any) -> Any:
-    return f"a tensor of {x.dtype} and shape {x.shape}" if isinstance(x, Given) else x
+    if isinstance(x, Given):
+        return f"a tensor of {x.dtype} and shape {x.shape}"
+    return f"{x:.4g}" if isinstance(x, float) else x
 
 
 def _where() -> tuple[str, str]:

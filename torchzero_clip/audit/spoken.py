@@ -56,11 +56,17 @@ def _numpy(x: Tensor, *_: Any, **__: Any) -> Any:
         return torch.ones(x.shape, dtype=x.dtype).numpy()
 
 
+def _data_ptr(x: Tensor) -> int:
+    start: int = getattr(x.untyped_storage(), "address", 0)
+    return start + int(x.storage_offset()) * x.element_size()
+
+
 ANSWERS: dict[str, Callable[..., Any]] = {
     "__repr__": _repr,
     "__format__": _format,
     "numpy": _numpy,
     "__array__": _numpy,
+    "data_ptr": _data_ptr,
 }
 
 # ---------------------------------------------------------------------- what asks for a guard

@@ -22,6 +22,7 @@ from torchzero_clip.audit.findings import Finding, changes, loops, memory, refus
 from torchzero_clip.audit.ledger import Ledger, NeedsValues
 
 STEPS = 3
+HAND = "clip_grad_norm_ and AdamW(fused=True)"
 MOST = 8  # lines of one kind in a text; `findings` has all
 SYNCHRONIZES = "synchronizing CUDA operation"  # as torch's own mode warns
 
@@ -134,7 +135,8 @@ def audit(make: Callable[[Any], Any], params: Any) -> StepReport:
     if not rows:
         raise ValueError("audit: there are no parameters to make twins of")
     seen = on_gpu(make, rows) if torch.cuda.is_available() else None
-    return replace(trial(make, rows), on_gpu=seen, beside=trial(by_hand, rows))
+    hand = replace(trial(by_hand, rows), name=HAND)
+    return replace(trial(make, rows), on_gpu=seen, beside=hand)
 
 
 def assert_no_waits(make: Callable[[Any], Any], params: Any) -> None:
@@ -169,16 +171,16 @@ def trial(make: Callable[[Any], Any], params: Sequence[Any]) -> StepReport:
     stepped: dict[int, Optimizer] = {}
     with fake_cuda():
         twins = _twins(params)
+        grads = [p.grad for p in _tensors(twins) if p.grad is not None]
         with Ledger():  # so that reads have values
             made = make(twins)
             step = _step_of(made)
         hook = register_optimizer_step_pre_hook(lambda opt, *_: stepped.update({id(opt): opt}))
         try:
             with _uncompiled():
-                ledgers, ended = _steps(step)
+                ledgers, ended = _steps(step, _tensors(twins))
         finally:
             hook.remove()
-        grads = [p.grad for p in _tensors(twins) if p.grad is not None]
         size = sum([t.numel() * t.element_size() for t in grads])
     last = ledgers[-1]
     if not last.requests:
@@ -192,11 +194,13 @@ def trial(make: Callable[[Any], Any], params: Sequence[Any]) -> StepReport:
     return StepReport(_name(make, made), *told, findings, ended)
 
 
-def _steps(step: Callable[[], Any]) -> tuple[list[Ledger], str]:
+def _steps(step: Callable[[], Any], params: Sequence[Any]) -> tuple[list[Ledger], str]:
     """The ledgers of some steps, and why one of them could not go on."""
-    ledgers = []
+    ledgers, grads = [], [p.grad for p in params]
     for _ in range(STEPS):
         ledgers.append(Ledger())
+        for p, grad in zip(params, grads, strict=True):  # which a step may have freed
+            p.grad = grad
         try:
             with ledgers[-1]:
                 step()
