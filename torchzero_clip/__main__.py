@@ -29,10 +29,11 @@ BASES = ("AdaptiveRule", "Criterion")  # of which rules are made
 def main(arguments: Sequence[str] | None = None) -> None:
     """Print what was asked for; an unknown name ends in a sentence and exit code 2."""
     arguments = sys.argv[1:] if arguments is None else arguments
-    if lines := COMMANDS.get(next(iter(arguments), "")):
-        for line in lines(arguments[1:]):
-            print(line, flush=True)
-        return
+    for word, lines in COMMANDS.items():
+        if arguments[:1] == [word]:
+            for line in lines(arguments[1:]):
+                print(line, flush=True)
+            return
     parser = argparse.ArgumentParser(
         "python -m torchzero_clip",
         epilog="python -m torchzero_clip replay run.csv: what rules would have done to its norms; "

@@ -1,7 +1,8 @@
 """Fills pages from result files, while the docs are built.
 
 A page asks with `<!-- atlas: table -->`, `troubles`, `settings` or `sentences`, with
-`<!-- suites: table -->` or `causes`, `<!-- clips: table -->` or `causes`, `<!-- waits: table -->`, with
+`<!-- suites: table -->` or `causes`, `<!-- clips: table -->` or `causes`, `<!-- waits: table -->`,
+with
 `<!-- replay: traces -->`, `defaults` or the name of a trace for a picture, or with
 `<!-- guide: … -->` and a name that `python -m benchmarks.guide --table` prints, or `picture_` and a
 trouble; with `<!-- private: names -->` for names that torch

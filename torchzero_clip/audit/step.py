@@ -122,7 +122,7 @@ def audit(make: Callable[[Any], Any], params: Any) -> StepReport:
         >>> import torch
         >>> from torchzero_clip.audit import audit
         >>> model = torch.nn.Linear(8, 4)
-        >>> audit(torch.optim.Adagrad, model.parameters()).capturable
+        >>> audit(torch.optim.AdamW, model.parameters()).capturable
         False
     """
     if isinstance(make, Optimizer):
