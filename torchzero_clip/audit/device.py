@@ -1,8 +1,8 @@
 """An imagined GPU: tensors on `cuda:0` that have a form and no values, whatever torch is built for.
 
 torch's fake tensors do nearly all of it. Indexing, and copies from one device to another, ask for
-the guard of a device, which a build without CUDA has not: it gets the one of the CPU, which does
-nothing, or does without where torch does not show where guards lie.
+the guard of a device, which is not there, or asks for a driver: it gets the one of the CPU, which
+does nothing, or does without where torch does not show where guards lie.
 """
 
 from __future__ import annotations
@@ -78,13 +78,13 @@ def twin(params: Any, device: str = "cuda:0") -> list[torch.nn.Parameter]:
 
 @cache
 def _guard() -> bool:
-    """Give CUDA a device guard where torch is built without; False where that cannot be done."""
-    if torch.version.cuda is not None or torch.version.hip is not None:
+    """Give CUDA a guard that does nothing where no GPU is; False where that cannot be done."""
+    if torch.cuda.is_available():
         return True
     library = Path(torch.__file__).parent / "lib" / C10.get(sys.platform, "libc10.so")
     try:
         guards = (ctypes.c_void_p * (CUDA + 1)).in_dll(ctypes.CDLL(str(library)), GUARDS)
     except (OSError, ValueError):
         return False
-    guards[CUDA] = guards[CUDA] or guards[CPU]
+    guards[CUDA] = guards[CPU]  # that of a build for CUDA asks for a driver
     return True
