@@ -16,7 +16,7 @@ from types import FunctionType
 import torch
 
 import torchzero_clip
-from torchzero_clip._audit_command import audit_clip_command
+from torchzero_clip._audit_command import audit_clip_command, audit_command
 from torchzero_clip._replay_command import command
 from torchzero_clip.published import NAMES, instead_of, links_of
 
@@ -29,7 +29,7 @@ BASES = ("AdaptiveRule", "Criterion")  # of which rules are made
 def main(arguments: Sequence[str] | None = None) -> None:
     """Print what was asked for; an unknown name ends in a sentence and exit code 2."""
     arguments = sys.argv[1:] if arguments is None else arguments
-    for word, lines in (("replay", command), ("lab", _lab), ("audit-clip", audit_clip_command)):
+    for word, lines in COMMANDS.items():
         if arguments[:1] == [word]:
             for line in lines(arguments[1:]):
                 print(line, flush=True)
@@ -38,6 +38,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         "python -m torchzero_clip",
         epilog="python -m torchzero_clip replay run.csv: what rules would have done to its norms; "
         "python -m torchzero_clip lab run.csv: the same to look at, in a browser; "
+        "python -m torchzero_clip audit package.module:function: whether a step waits for a GPU; "
         "python -m torchzero_clip audit-clip package.module:function: whether its norms are right.",
     )
     parser.add_argument("name", nargs="?", help="show this rule or function, not the list of all")
@@ -72,6 +73,14 @@ def _lab(given: Sequence[str]) -> Iterator[str]:
     from torchzero_clip.lab.command import command as lab  # which no other command needs
 
     return lab(given)
+
+
+COMMANDS = {
+    "replay": command,
+    "lab": _lab,
+    "audit": audit_command,
+    "audit-clip": audit_clip_command,
+}
 
 
 def everything() -> Iterator[str]:

@@ -1,7 +1,8 @@
 """Fills pages from result files, while the docs are built.
 
 A page asks with `<!-- atlas: table -->`, `troubles`, `settings` or `sentences`, with
-`<!-- suites: table -->` or `causes`, `<!-- clips: table -->` or `causes`, with
+`<!-- suites: table -->` or `causes`, `<!-- clips: table -->` or `causes`, `<!-- waits: table -->`,
+with
 `<!-- replay: traces -->`, `defaults` or the name of a trace for a picture, or with
 `<!-- guide: … -->` and a name that `python -m benchmarks.guide --table` prints, or `picture_` and a
 trouble; with `<!-- private: names -->` for names that torch
@@ -23,7 +24,9 @@ from pathlib import Path
 
 DOCS = Path(__file__).parents[1]
 RESULTS = DOCS.parent / "benchmarks" / "results"
-ASKED = re.compile(r"^<!-- (atlas|replay|guide|suites|clips|private): (\w+) -->$", re.MULTILINE)
+ASKED = re.compile(
+    r"^<!-- (atlas|replay|guide|suites|clips|waits|private): (\w+) -->$", re.MULTILINE
+)
 NUMBER = re.compile(r"<!-- (effect|cell|alarms): (.+?) -->")
 ENTRY = re.compile(r"^<!-- atlas entry: .+ -->\n+", re.MULTILINE)
 sys.path.insert(0, str(DOCS.parent))  # for the benchmarks
@@ -83,6 +86,10 @@ def clips(wanted):
     return getattr(module("benchmarks.studies.clips"), wanted)()
 
 
+def waits(wanted):
+    return getattr(module("benchmarks.studies.waits"), wanted)()
+
+
 def effect(*wanted):
     report = module("benchmarks.guide.report")
     return str(report.compare(report.results())[wanted])
@@ -117,6 +124,7 @@ KINDS = {
     "guide": guide,
     "suites": suites,
     "clips": clips,
+    "waits": waits,
     "private": private,
 }
 

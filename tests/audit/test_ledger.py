@@ -36,6 +36,8 @@ READS: dict[str, Callable[[Tensor], object]] = {
     "float": lambda x: float(x.sum()),
     "bool": lambda x: bool(x.sum() > 0),
     "list": lambda x: x[0, :1].tolist(),
+    "text": lambda x: f"{x.sum():.3f}",
+    "entries of a mask": lambda x: x.__setitem__(x > 0, x[0]),
     "equal": lambda x: torch.equal(x, x + 1),
 }
 
@@ -51,6 +53,7 @@ COPIES: dict[str, Callable[[Tensor], object]] = {
     "to the device": lambda x: torch.ones(3).to(x.device),
     "a new number": lambda x: torch.tensor(1.0, device=x.device),
     "new numbers": lambda x: torch.tensor([1.0, 2.0], device=x.device),
+    "words": lambda x: (x.shape, str(x)),
     "into memory that is there": lambda x: x.copy_(torch.ones(4, 4)),
     "a number as an entry": lambda x: x[0, 0].copy_(torch.ones(())),
 }

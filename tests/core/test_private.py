@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import importlib
 import json
+import math
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -229,6 +230,32 @@ def test_tensors_that_do_not_say_that_they_have_no_values_are_taken_for_others()
     assert private.fake_mode(t) is None
     t.fake_mode = "a mode"  # type: ignore[attr-defined]
     assert private.fake_mode(t) == "a mode"
+
+
+def test_fake_numbers_of_the_host_are_known_where_torch_keeps_them() -> None:
+    assert private.known_number(torch.tensor(2.0)) == 2
+    fake = torch.ones(())
+    fake.fake_mode, fake.constant = "a mode", torch.tensor(3.0)  # type: ignore[attr-defined]
+    assert private.known_number(fake) == 3
+    del fake.constant  # type: ignore[attr-defined]
+    assert math.isnan(private.known_number(fake))
+
+
+def test_torch_takes_a_class_for_its_own_in_a_block_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Other(torch.Tensor):
+        pass
+
+    def taken() -> bool:
+        tensors: list[Any] = [torch.ones(2).as_subclass(Other)]
+        return torch.utils._foreach_utils._has_foreach_support(tensors, torch.device("cuda"))
+
+    with private.taken_for_plain(Other):
+        assert taken()
+    assert not taken()
+    take_away(monkeypatch, "torch.optim.optimizer._foreach_supported_types")
+    take_away(monkeypatch, "torch.utils._foreach_utils._foreach_supported_types")
+    with private.taken_for_plain(Other):
+        pass
 
 
 def test_parameters_of_fsdp1_that_do_not_say_so_are_taken() -> None:

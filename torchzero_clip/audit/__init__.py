@@ -2,13 +2,20 @@
 
 from torchzero_clip.audit.clipping import ClipReport, ClipRow, audit_clip
 from torchzero_clip.audit.device import fake_cuda, twin
-from torchzero_clip.audit.ledger import Ledger, Request, ledgers, lines, same
+from torchzero_clip.audit.findings import Finding
+from torchzero_clip.audit.ledger import Ledger, NeedsValues, Request, ledgers, lines, same
+from torchzero_clip.audit.step import StepReport, assert_no_waits, audit
 
 __all__ = [
     "ClipReport",
     "ClipRow",
+    "Finding",
     "Ledger",
+    "NeedsValues",
     "Request",
+    "StepReport",
+    "assert_no_waits",
+    "audit",
     "audit_clip",
     "fake_cuda",
     "ledgers",

@@ -1,8 +1,8 @@
 """An imagined GPU: tensors on `cuda:0` that have a form and no values, whatever torch is built for.
 
 torch's fake tensors do nearly all of it. Indexing, and copies from one device to another, ask for
-the guard of a device, which a build without CUDA has not: it gets the one of the CPU, which does
-nothing.
+the guard of a device, which is not there, or asks for a driver: it gets the one of the CPU, which
+does nothing, or does without where torch does not show where guards lie.
 """
 
 from __future__ import annotations
@@ -18,10 +18,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torchzero_clip.core.private import FakeTensorMode, schema, tree_leaves
+from torchzero_clip.audit.spoken import Spoken
+from torchzero_clip.core.private import (
+    FakeTensor,
+    FakeTensorMode,
+    schema,
+    taken_for_plain,
+    tree_leaves,
+)
 
 CPU, CUDA = 0, 1  # as c10 numbers kinds of devices
 GUARDS = "_ZN3c104impl26device_guard_impl_registryE"  # a pointer for each kind of device
+C10 = {"darwin": "libc10.dylib", "win32": "c10.dll"}
 ALIGNED = 512  # where CUDA's allocator begins a tensor
 
 
@@ -53,8 +61,7 @@ def fake_cuda() -> Iterator[Imagined]:
     """
     if tuple(map(int, torch.__version__.split(".")[:2])) < (2, 9):
         raise RuntimeError(f"fake CUDA tensors need torch 2.9 or newer, got {torch.__version__}")
-    _guard()
-    with Imagined() as mode:
+    with taken_for_plain(FakeTensor), Imagined() as mode, Spoken(guarded=_guard()):
         yield mode
 
 
@@ -70,17 +77,14 @@ def twin(params: Any, device: str = "cuda:0") -> list[torch.nn.Parameter]:
 
 
 @cache
-def _guard() -> None:
-    """Give CUDA a device guard where torch is built without."""
-    if torch.version.cuda is not None or torch.version.hip is not None:
-        return
-    endings = {"darwin": "libc10.dylib", "win32": "c10.dll"}
-    library = Path(torch.__file__).parent / "lib" / endings.get(sys.platform, "libc10.so")
+def _guard() -> bool:
+    """Give CUDA a guard that does nothing where no GPU is; False where that cannot be done."""
+    if torch.cuda.is_available():
+        return True
+    library = Path(torch.__file__).parent / "lib" / C10.get(sys.platform, "libc10.so")
     try:
         guards = (ctypes.c_void_p * (CUDA + 1)).in_dll(ctypes.CDLL(str(library)), GUARDS)
-    except (OSError, ValueError) as error:
-        raise RuntimeError(
-            f"fake CUDA tensors need a torch that is built for CUDA here, since torch "
-            f"{torch.__version__} on {sys.platform} shows no device guards: {error}"
-        ) from None
-    guards[CUDA] = guards[CUDA] or guards[CPU]
+    except (OSError, ValueError):
+        return False
+    guards[CUDA] = guards[CPU]  # that of a build for CUDA asks for a driver
+    return True

@@ -9,20 +9,25 @@ from __future__ import annotations
 import math
 import traceback
 import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from torchzero_clip.core.private import TorchDispatchMode, schema, tree_leaves
+from torchzero_clip.core.private import TorchDispatchMode, known_number, schema, tree_leaves
 
 WAITS = ("cholesky", "eig", "eigh", "eigvals", "inv", "lstsq", "lu_factor", "solve", "svd")
 """Operators of torch.linalg that wait for the device inside, or may: no fake tensor shows it."""
-TORCH = str(Path(torch.__file__).parent)
-SPEAKING = tuple([f"{TORCH}/{part}/" for part in ("optim", "nn", "amp", "distributed")])
+HERE, TORCH = Path(__file__).parent, Path(torch.__file__).parent
+SPEAKING = tuple([str(TORCH / part) for part in ("optim", "nn", "amp", "distributed")])
 """The parts of torch that ask as users do; its other files only hand on."""
+OURS = [HERE.parent / "core" / f"{name}.py" for name in ("foreach", "private", "tensorlist")]
+TRIAL = str(HERE / "step.py")
+SILENT = tuple(map(str, [TORCH, HERE, *OURS]))
+PATIENCE = 20_000
+"""Numbers that a step may read: a loop that ends by a value ends never, where there is none."""
 NORMS = (1, 2, math.inf)  # that torch has for many tensors at once
 
 
@@ -36,9 +41,12 @@ class Request(NamedTuple):
         name: As torch calls it.
         calls: The kernels that it starts: a foreach operator off its fast route starts one for
             each tensor.
-        given: What it was given: the dtype and shape of tensors, and all numbers.
+        given: What it was given: the dtype and shape of tensors, and where those lie that were
+            there before the step; and all numbers.
         where: The file and line of the code that asked.
         waits: Whether it waits for the device inside.
+        called: Where that is torch's own, the file and line of the code that called it.
+        fresh: The bytes of memory that it reserved.
     """
 
     kind: str
@@ -47,16 +55,42 @@ class Request(NamedTuple):
     given: tuple[Any, ...]
     where: str
     waits: bool = False
+    called: str = ""
+    fresh: int = 0
 
     def __str__(self) -> str:
         return f"{self.where}: {self.name}"
+
+
+class Given(NamedTuple):
+    """A tensor among the arguments of an operator.
+
+    Attributes:
+        dtype: Its dtype.
+        shape: Its shape.
+        place: Where on the device it lies; None if it was made in this step.
+    """
+
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    place: int | None
+
+
+class Host(NamedTuple):
+    """A 0-dim tensor of the host among the arguments: NaN, which equals nothing, if not known."""
+
+    number: float
+
+
+class NeedsValues(RuntimeError):
+    """Raised where a step cannot go on without values, which fake tensors do not have."""
 
 
 class Ledger(TorchDispatchMode):
     """All that happens between `with ledger:` and the end of the block, inside `fake_cuda`.
 
     A number that the host reads is noted, and the block goes on as if it were one, or a flag that
-    is not set. Where a shape depends on values, nothing can go on: a `RuntimeError` names the line.
+    is not set. Where a shape depends on values, nothing can go on: `NeedsValues` names the line.
 
     Attributes:
         requests: All that was asked, in order.
@@ -67,7 +101,8 @@ class Ledger(TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.requests: list[Request] = []
-        self.fresh = self.peak = self._alive = 0
+        self.fresh = self.peak = self._alive = self._reads = 0
+        self._made: weakref.WeakSet[torch.UntypedStorage] = weakref.WeakSet()
 
     def of(self, *kinds: str) -> list[Request]:
         """What was asked of these kinds."""
@@ -107,39 +142,59 @@ class Ledger(TorchDispatchMode):
         given = _tensors((args, kwargs))
         if func.namespace in ("prim", "profiler"):
             return func(*args, **kwargs)
-        if _needs_values(func, given):
+        if _by_mask(name, args):
+            self._note("read", name, (args, kwargs))
+        elif _needs_values(func, given):
             return self._read(func, name, args, kwargs, given)
         out = func(*args, **kwargs)
         made = _tensors(out)
         old = {id(t.untyped_storage()) for t in given}
         new = {id(m): m for t in made if id(m := t.untyped_storage()) not in old and t.is_cuda}
         kind = _kind(name, given + made, bool(new) or told.is_mutable)
-        for memory in new.values():
-            self._reserve(memory)
         if kind is not None:
             calls = _kernels(name, args) if kind == "call" else 0
-            self._note(kind, name, (args, kwargs), calls)
+            fresh = sum([memory.nbytes() for memory in new.values()])
+            self._note(kind, name, (args, kwargs), calls, fresh)
+        for memory in new.values():
+            self._reserve(memory)
         return out
 
     def _read(self, func: Any, name: str, args: Any, kwargs: Any, given: list[Tensor]) -> Any:
         """A number that the host asks for: what it is, where that is known, or one."""
         if any([t.is_cuda for t in given]):
             self._note("read", name, (args, kwargs))
+            self._reads += 1
+        if self._reads > PATIENCE:
+            raise NeedsValues(f"{_where()[0]} reads number after number: a loop that a value ends?")
         try:
             return func(*args, **kwargs)
         except RuntimeError as error:
             if any(["Tensor" in str(made.type) for made in schema(func).returns]):
-                raise RuntimeError(
-                    f"{_where()} asks for a shape that depends on values, which fake tensors do "
+                raise NeedsValues(
+                    f"{_where()[0]} asks for a shape that depends on values, which fake tensors do "
                     f"not have ({name}): it waits for the device"
                 ) from error
         return _one(given[0].dtype)
 
-    def _note(self, kind: str, name: str, given: Any, calls: int = 0) -> None:
-        self.requests.append(Request(kind, name, calls, _asked(given), _where(), _waits(name)))
+    def _note(self, kind: str, name: str, given: Any, calls: int = 0, fresh: int = 0) -> None:
+        asked = tuple(map(self._form, tree_leaves(given)))
+        where, called = _where()
+        self.requests.append(Request(kind, name, calls, asked, where, _waits(name), called, fresh))
+
+    def _form(self, x: Any) -> Any:
+        """An argument, to be compared: of tensors form and place, of all else what it is."""
+        if isinstance(x, Tensor):
+            if not x.is_cuda and not x.dim():
+                return Host(known_number(x))
+            memory = x.untyped_storage()
+            lies = None if memory in self._made else getattr(memory, "address", None)
+            return Given(x.dtype, tuple(x.shape), lies and lies + x.storage_offset())
+        plain = isinstance(x, (int, str, torch.dtype, torch.device)) or x is None
+        return x if plain or (isinstance(x, (float, complex)) and x == x) else str(type(x))
 
     def _reserve(self, memory: torch.UntypedStorage) -> None:
         size = memory.nbytes()
+        self._made.add(memory)
         self.fresh, self._alive = self.fresh + size, self._alive + size
         self.peak = max(self.peak, self._alive)
         weakref.finalize(memory, self._free, size)
@@ -167,18 +222,26 @@ def ledgers(make: Callable[[Any], Any], params: Any, steps: int = 3) -> list[Led
     return found
 
 
-def same(one: Ledger, other: Ledger) -> str | None:
-    """None where two steps ask the same of the device, else a sentence with the first difference.
+def differences(one: Ledger, other: Ledger) -> Iterator[tuple[Request, str]]:
+    """What the second of two steps asks otherwise than the first, and how.
 
-    A graph of a step may be replayed where they do: numbers among the arguments are part of it.
+    A graph of a step may be replayed where nothing is: numbers among the arguments are part of it,
+    and so is where tensors lie.
     """
     for a, b in zip(one.requests, other.requests, strict=False):
-        if a[:4] != b[:4]:
-            return f"{b} with {b.given}, before it was {a.name} with {a.given}"
-    if len(one.requests) == len(other.requests):
-        return None
-    rest = (one.requests, other.requests)[len(one.requests) < len(other.requests)]
-    return f"{rest[min(len(one.requests), len(other.requests))]} happens in one of them alone"
+        if a[:3] != b[:3]:
+            yield b, f"comes where {a} came in the step before"
+            return
+        if a.given != b.given:
+            yield b, _change(a.given, b.given)
+    if len(one.requests) != len(other.requests):
+        rest = (one.requests, other.requests)[len(one.requests) < len(other.requests)]
+        yield rest[min(len(one.requests), len(other.requests))], "comes in one of two steps alone"
+
+
+def same(one: Ledger, other: Ledger) -> str | None:
+    """None where two steps ask the same, else a sentence with the first difference."""
+    return next((f"{request} {words}" for request, words in differences(one, other)), None)
 
 
 # ---------------------------------------------------------------------- what an operator is
@@ -196,6 +259,15 @@ def _needs_values(func: Any, given: Sequence[Tensor]) -> bool:
         return False
     by_index = func.overloadpacket.__name__.startswith(("index", "_unsafe_index"))
     return not by_index or any([t.dtype in (torch.bool, torch.uint8) for t in given[1:]])
+
+
+def _by_mask(name: str, args: Sequence[Any]) -> bool:
+    """Whether entries are written by a mask, of which torch asks how many; one fill needs none."""
+    if not name.startswith(("aten.index_put", "aten._index_put", "aten._unsafe_index_put")):
+        return False
+    masks = [t for t in _tensors(args[1]) if t.dtype in (torch.bool, torch.uint8) and t.is_cuda]
+    fills = args[2].numel() == 1 and not args[2].is_cuda
+    return bool(masks) and not fills
 
 
 def _kind(name: str, tensors: Sequence[Tensor], works: bool) -> str | None:
@@ -263,26 +335,38 @@ def _one(dtype: torch.dtype) -> bool | int | float:
     return 1.0 if dtype.is_floating_point else 1
 
 
-def _asked(given: Any) -> tuple[Any, ...]:
-    """Arguments, to be compared: of tensors the form, of all else what it is."""
-    return tuple(map(_form, tree_leaves(given)))
+def _change(before: tuple[Any, ...], now: tuple[Any, ...]) -> str:
+    """How the arguments of an operator are others than in the step before."""
+    for a, b in zip(before, now, strict=False):
+        if a == b:
+            continue
+        if isinstance(b, Host):
+            return "is given a number of the host in a tensor, and a graph keeps what it once was"
+        if isinstance(a, Given) and isinstance(b, Given) and a[:2] == b[:2]:
+            return "is given a tensor that lay elsewhere in the step before: write state in place"
+        return f"is given {_plain(b)}, which was {_plain(a)} in the step before"
+    return f"is given {len(now)} arguments, which were {len(before)} in the step before"
 
 
-def _form(x: Any) -> Any:
-    if isinstance(x, Tensor):
-        return x.dtype, tuple(x.shape)
-    plain = isinstance(x, (int, str, torch.dtype, torch.device)) or x is None
-    return x if plain or (isinstance(x, (float, complex)) and x == x) else str(type(x))
+def _plain(x: Any) -> Any:
+    if isinstance(x, Given):
+        return f"a tensor of {x.dtype} and shape {x.shape}"
+    return f"{x:.4g}" if isinstance(x, float) else x
 
 
-def _where() -> str:
-    """The file and line of the code that asked for the operator on its way."""
+def _where() -> tuple[str, str]:
+    """The file and line of the code that asked, and of the code outside of torch if it is torch."""
+    asked = ""
     for frame, line in traceback.walk_stack(None):
         file = frame.f_code.co_filename
-        hands_on = file == __file__ or (file.startswith(TORCH) and not file.startswith(SPEAKING))
-        if not hands_on:
-            return f"{file}:{line}"
-    return "an unknown place"
+        if file == TRIAL and asked:  # the step is torch's own
+            break
+        if not file.startswith(SILENT):
+            place = f"{file}:{line}"
+            return (asked, place) if asked else (place, "")
+        if not asked and file.startswith(SPEAKING):
+            asked = f"{file}:{line}"
+    return asked or "an unknown place", ""
 
 
 def lines(requests: Iterable[Request]) -> list[str]:

@@ -7,8 +7,8 @@ that is replayed is then done anew, and `opt.engine.replays.why` is that sentenc
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, TypeVar, cast
 
@@ -69,6 +69,13 @@ NAMES = {
     "fake_mode": Name(
         "tensors that have a form and no values, on which nothing is launched",
         "They are taken for others.",
+    ),
+    "constant": Name("numbers of the host among tensors that are fake", "They count as changing."),
+    "torch.optim.optimizer._foreach_supported_types": Name(
+        "having torch take fake tensors for its own", "Audits see a tensor after the other."
+    ),
+    "torch.utils._foreach_utils._foreach_supported_types": Name(
+        "having torch take fake tensors for its own", "Audits see a tensor after the other."
     ),
 }
 """Every name, besides `_step_supports_amp_scaling`: torch's GradScaler asks optimizers for it."""
@@ -209,3 +216,24 @@ def assert_async(fine: Tensor, words: str) -> None:
 def fake_mode(t: Tensor) -> Any:
     """What made this tensor, if it has a form and no values; otherwise None."""
     return getattr(t, "fake_mode", None)
+
+
+def known_number(t: Tensor) -> float:
+    """What a tensor of the host holds; NaN where it is fake and that is not known."""
+    real = t if fake_mode(t) is None else getattr(t, "constant", None)
+    with without_modes():
+        return float("nan") if real is None else real.item()
+
+
+@contextmanager
+def taken_for_plain(kind: type) -> Iterator[None]:
+    """A block in which torch chooses for tensors of this class as for its own: by lists."""
+    homes = ("torch.optim.optimizer", "torch.utils._foreach_utils")
+    lists = [_found(f"{home}._foreach_supported_types") or [] for home in homes]
+    for kinds in lists:
+        kinds.append(kind)
+    try:
+        yield
+    finally:
+        for kinds in lists:
+            kinds.remove(kind)

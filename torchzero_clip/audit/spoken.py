@@ -1,0 +1,161 @@
+"""What Python asks of a fake tensor past torch's operators, in words that a ledger understands.
+
+To print a tensor copies it to the host. Without a guard for the device
+torch cannot index, move or read a tensor by the usual methods: the operators behind them can.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+from torchzero_clip.core.private import fake_mode, without_modes
+
+aten = torch.ops.aten
+
+
+class Spoken(TorchFunctionMode):
+    """A block in which a fake tensor answers to Python as one with values would.
+
+    Args:
+        guarded: Whether the device has a guard.
+    """
+
+    def __init__(self, guarded: bool) -> None:
+        super().__init__()
+        self.answers = ANSWERS if guarded else ANSWERS | UNGUARDED
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        answer = self.answers.get(getattr(func, "__name__", ""))
+        tensors = [x for x in args if isinstance(x, Tensor)]
+        if answer is None or not tensors or fake_mode(tensors[0]) is None:
+            return func(*args, **(kwargs or {}))
+        return answer(*args, **(kwargs or {}))
+
+
+# ---------------------------------------------------------------------- what shows values
+
+
+def _repr(x: Tensor, **options: Any) -> str:
+    x.cpu()
+    return str(Tensor.__repr__(x, **options))  # type: ignore[no-untyped-call]
+
+
+def _format(x: Tensor, spec: str) -> str:
+    return format(_repr(x) if x.dim() else x.item(), spec)
+
+
+def _numpy(x: Tensor, *_: Any, **__: Any) -> Any:
+    if x.is_cuda:
+        raise TypeError("can't convert cuda:0 device type tensor to numpy: copy it to the host")
+    with without_modes():
+        return torch.ones(x.shape, dtype=x.dtype).numpy()
+
+
+def _data_ptr(x: Tensor) -> int:
+    start: int = getattr(x.untyped_storage(), "address", 0)
+    return start + int(x.storage_offset()) * x.element_size()
+
+
+ANSWERS: dict[str, Callable[..., Any]] = {
+    "__repr__": _repr,
+    "__format__": _format,
+    "numpy": _numpy,
+    "__array__": _numpy,
+    "data_ptr": _data_ptr,
+}
+
+# ---------------------------------------------------------------------- what asks for a guard
+
+
+def _get(x: Tensor, index: Any) -> Tensor:
+    """Entries: one dim after the other by views, then tensors and masks together."""
+    index = index if isinstance(index, tuple) else (index,)
+    takes = sum([_dims(i) for i in index])
+    dim = 0
+    chosen: list[Tensor | None] = []
+    for i in _written_out(index, x.dim() - takes):
+        if i is None:
+            x = aten.unsqueeze(x, dim)
+        elif isinstance(i, slice):
+            x = x if i == slice(None) else aten.slice(x, dim, i.start, i.stop, i.step or 1)
+        elif isinstance(i, (Tensor, list)):
+            chosen += [None] * (dim - len(chosen)) + [torch.as_tensor(i)]
+        else:
+            x = aten.select(x, dim, int(i))
+            continue
+        dim += 1 if i is None else _dims(i)
+    return aten.index(x, chosen) if chosen else x
+
+
+def _set(x: Tensor, index: Any, value: Any) -> None:
+    index = index if isinstance(index, tuple) else (index,)
+    if any([isinstance(i, (Tensor, list)) for i in index]):
+        places = [torch.as_tensor(i) for i in index]
+        aten.index_put_(x, places, torch.as_tensor(value, dtype=x.dtype))
+    elif isinstance(value, Tensor):
+        aten.copy_(_get(x, index), value)
+    else:
+        aten.fill_(_get(x, index), value)
+
+
+def _dims(i: Any) -> int:
+    """How many dims an index is for."""
+    if isinstance(i, Tensor) and i.dtype in (torch.bool, torch.uint8):
+        return i.dim()
+    return 0 if i is None or i is ... else 1
+
+
+def _written_out(index: tuple[Any, ...], rest: int) -> list[Any]:
+    """An index without `...`."""
+    out: list[Any] = []
+    for i in index:
+        out += [slice(None)] * rest if i is ... else [i]
+    return out
+
+
+def _to(x: Tensor, *given: Any, **options: Any) -> Tensor:
+    """`x.to(device, dtype, non_blocking, copy)`, in any of its forms."""
+    wanted = {"device": x.device, "dtype": x.dtype, **options}
+    for value in given:
+        if isinstance(value, Tensor):
+            wanted |= {"device": value.device, "dtype": value.dtype}
+        elif isinstance(value, torch.dtype):
+            wanted["dtype"] = value
+        elif not isinstance(value, bool) and value is not None:
+            wanted["device"] = torch.device(value)
+    device = torch.device(wanted["device"] or x.device)
+    dtype = wanted["dtype"] or x.dtype
+    if device.type == x.device.type:
+        return Tensor.to(x, dtype, copy=wanted.get("copy", False))
+    made = torch.empty(x.shape, dtype=dtype, device="cuda:0" if device.type == "cuda" else device)
+    return aten.copy_(made, x, wanted.get("non_blocking", False))
+
+
+def _cuda(x: Tensor, *given: Any, **options: Any) -> Tensor:
+    return _to(x, *(given or ("cuda:0",)), **options)
+
+
+def _copy(x: Tensor, source: Tensor, non_blocking: bool = False) -> Tensor:
+    if source.is_cuda and x.is_cuda:
+        return aten.copy_(x, aten.view(source, source.shape), non_blocking)
+    return aten.copy_(x, source, non_blocking)
+
+
+UNGUARDED: dict[str, Callable[..., Any]] = {
+    "__getitem__": _get,
+    "__setitem__": _set,
+    "__float__": lambda x: float(x.item()),
+    "__int__": lambda x: int(x.item()),
+    "__bool__": lambda x: bool(x.item()),
+    "__index__": lambda x: int(x.item()),
+    "to": _to,
+    "cuda": _cuda,
+    "copy_": _copy,
+    "nonzero": aten.nonzero,
+    "__invert__": aten.bitwise_not,
+}
