@@ -781,6 +781,19 @@ def test_a_parameter_that_has_begun_goes_on_from_a_checkpoint():
     assert all(torch.equal(p, others[name]) for name, p in params.items())
 
 
+def test_a_first_step_that_makes_state_alone_may_be_compiled_by_torch():
+    params, others = [{"w": Parameter(torch.ones(2))} for _ in range(2)]
+    chain = Whitened(), Adam(), LR(0.1)
+    opt, other = [Modular(some.values(), *chain, fused=False) for some in (params, others)]
+    step = torch.compile(opt.step, fullgraph=True, backend="aot_eager")
+    for i in range(3):
+        for some, one in ((params, step), (others, other.step)):
+            give(some, i)
+            one()
+        torch.testing.assert_close(params["w"], others["w"])
+    assert opt.state[params["w"]]["Adam/step"] == 2
+
+
 def test_steps_after_the_first_are_replayed():
     check_pure(Whitened(), Adam(), LR(0.1))
 
