@@ -14,6 +14,7 @@ from torchzero_clip.core import Bucket, Chain, NormRule, Step, Transform, in_buc
 from torchzero_clip.core.division import UnitIds
 from torchzero_clip.core.engine import Engine, Play, Records, Session, Watch
 from torchzero_clip.core.link import Link
+from torchzero_clip.core.numbers import numbered
 from torchzero_clip.core.part import Roster, label
 from torchzero_clip.core.stochastic import prepare_draws
 from torchzero_clip.core.units import UnitRecord
@@ -379,6 +380,8 @@ class LastStep:
             return
         moved = in_buckets(step, lambda p: p if p in self.columns else None)
         buckets = [part for bucket in moved for part in bucket.seen_by(self.link).alike()]
+        if self.link.numbered:
+            numbered(buckets, advance=False)
         units = self.rule.units(buckets)
         columns = [self.columns[p] for bucket in units.buckets for p in bucket.originals]
         units.take(torch.stack([column.to(units.home) for column in columns], dim=1))

@@ -540,6 +540,45 @@ def test_released_parameters_count_a_step_once():
         assert all(torch.equal(x, theirs["chain"][key]) for key, x in kept.items())
 
 
+class Fading(NormRule):
+    """‖u‖ ≤ c · lr / t, c doubled in every step of the group"""
+
+    dim: Scope = "global"
+
+    counts_steps = True
+    reads = ("lr",)
+
+    def init_group(self):
+        return {"c": 1.0}
+
+    def advance_group(self, numbers, group):
+        return {"c": 2 * numbers["c"]}
+
+    def limit(self, norm, state, group):
+        return group["c"] * group["lr"] / group["step"]
+
+
+@both_engines
+def test_a_limit_of_the_step_before_has_the_numbers_of_that_step(compile):
+    params = model()
+    free = release(two_groups(params), Fading(), LR(0.25), compile=compile, limit="last step")
+    divisors = [1.0, 1.0]
+    for step in range(1, 6):
+        before = {name: p.detach().clone() for name, p in params.items()}
+        give(params, step)
+        grads = {name: p.grad.clone() for name, p in params.items()}
+        free.step()
+        for i, group in enumerate(free.param_groups):
+            for name in [n for n, p in params.items() if any(p is q for q in group["params"])]:
+                moved = before[name] - group["lr"] * grads[name] / divisors[i]
+                torch.testing.assert_close(params[name].detach(), moved)
+        norm = torch.stack([g.double().norm() for g in grads.values()]).norm().item()
+        limits = [2**step * group["lr"] / step for group in free.param_groups]
+        divisors = [max(1.0, norm / limit) for limit in limits]
+        assert free.param_groups[0]["chain"]["Fading/step"] == step
+    assert max(divisors) > 1.0
+
+
 def test_numbers_kept_once_are_replayed():
     check_pure(Averaging(), EveryThird(), LR(0.1))
     check_pure(Guard(), Averaging(), EveryThird(), LR(0.1))
@@ -740,6 +779,19 @@ def test_a_parameter_that_has_begun_goes_on_from_a_checkpoint():
             give(some, step)
             one.step()
     assert all(torch.equal(p, others[name]) for name, p in params.items())
+
+
+def test_a_first_step_that_makes_state_alone_may_be_compiled_by_torch():
+    params, others = [{"w": Parameter(torch.ones(2))} for _ in range(2)]
+    chain = Whitened(), Adam(), LR(0.1)
+    opt, other = [Modular(some.values(), *chain, fused=False) for some in (params, others)]
+    step = torch.compile(opt.step, fullgraph=True, backend="aot_eager")
+    for i in range(3):
+        for some, one in ((params, step), (others, other.step)):
+            give(some, i)
+            one()
+        torch.testing.assert_close(params["w"], others["w"])
+    assert opt.state[params["w"]]["Adam/step"] == 2
 
 
 def test_steps_after_the_first_are_replayed():

@@ -17,6 +17,7 @@ from torchzero_clip import (
     Modular,
     Momentum,
     Normalize,
+    NormRule,
     ZClip,
 )
 
@@ -44,6 +45,48 @@ def test_compiled_it_passes_twice_and_keeps_none():
     text = plan(ClipNorm(1.0, dim="global"), Adam(), LR(1e-3), compile=True)
     assert bytes_of(text) == (4 + 16, 12)
     assert text.endswith("besides the state: none.")
+
+
+class Ranked(NormRule):
+    """‖u‖ ≤ the sum of all norms up to its own"""
+
+    pure = True
+
+    def limit(self, norm, state, group):
+        return norm.sort().values.cumsum(0)
+
+
+class Doubled(NormRule):
+    """‖u‖ ≤ 1 + 2 ‖u‖"""
+
+    pure = True
+
+    def limit(self, norm, state, group):
+        return 1 + 2 * norm
+
+
+@pytest.mark.parametrize(
+    ("rule", "sentence"),
+    [
+        (Doubled, "A step is one native call."),
+        (
+            Ranked,
+            "A step is 2 native calls; torch does between them: aten.sort.default, "
+            "aten.cumsum.default.",
+        ),
+    ],
+)
+def test_it_tells_what_stays_a_call_of_torch_once_steps_are_replayed(rule, sentence):
+    params = [torch.nn.Parameter(torch.ones(4, 3)) for _ in range(2)]
+    opt, eager = [Modular(params, rule(), LR(0.1), compile=way) for way in (True, False)]
+    assert "native" not in opt.explain()
+    for p in params:
+        p.grad = torch.ones_like(p)
+    for _ in range(20):
+        opt.step()
+    assert opt.explain().endswith("\n" + sentence)
+    eager.step()
+    assert "native" not in eager.explain()
 
 
 def test_plain_formulas_take_more_and_say_so():
