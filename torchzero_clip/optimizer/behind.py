@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from torchzero_clip.core.bucket import Step
 from torchzero_clip.core.chain import send
 from torchzero_clip.core.tensors import is_sharded
 from torchzero_clip.core.transform import Transform, averages
@@ -24,11 +25,14 @@ class Behind(Modular):
     Args:
         groups: The groups of the optimizer that steps.
         *transforms: The links.
+        compile: As for `Modular`.
     """
 
     _makes_steps = None
 
-    def __init__(self, groups: Sequence[Mapping[str, Any]], *transforms: Transform) -> None:
+    def __init__(
+        self, groups: Sequence[Mapping[str, Any]], *transforms: Transform, compile: bool = False
+    ) -> None:
         flat = [tfm for top in transforms for tfm in top.walk() if isinstance(tfm, Transform)]
         for tfm in flat:
             if tfm.reads or not (averages(tfm) or tfm.inner in ("chain", "branches")):
@@ -37,7 +41,7 @@ class Behind(Modular):
                     f"left, as WeightEMA(0.999), got {tfm!r}: it needs the step itself, in the "
                     "chain of a Modular"
                 )
-        super().__init__(list(map(_shared, groups)), *transforms, fused=False)
+        super().__init__(list(map(_shared, groups)), *transforms, fused=False, compile=compile)
 
     def follow(self, groups: Sequence[Mapping[str, Any]]) -> None:
         """Have the parameters that the optimizer has now."""
@@ -56,12 +60,21 @@ class Behind(Modular):
     @torch.no_grad()
     def look(self) -> None:
         """Take in the weights of the parameters that have had a gradient."""
-        with self._begin() as step:
-            buckets = step.buckets(_nothing)
-            for link in self.links:
-                buckets = send(link, buckets)
-            if any([not link.transform.passes_gradient for link in self.links]):
-                subtract(buckets, self.rounding)
+        self._advance(None)
+
+    def _run(self, step: Step) -> None:
+        with step:
+            self._send(step)  # at whose end nothing holds the update, which is not to be kept
+
+    def _send(self, step: Step) -> None:
+        """Send an update of zero through the links."""
+        buckets = step.buckets(None if self.compile else _nothing)
+        for bucket in buckets if self.compile else ():  # zero takes no memory in a kernel
+            bucket.update = bucket.params.clamp_(0.0, 0.0)
+        for link in self.links:
+            buckets = send(link, buckets)
+        if any([not link.transform.passes_gradient for link in self.links]):
+            subtract(buckets, self.rounding)
 
 
 def _shared(group: Mapping[str, Any]) -> dict[str, Any]:
