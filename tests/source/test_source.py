@@ -54,7 +54,8 @@ from torchzero_clip.source import SourceError
 
 HEADLINE = ClipNorm(1.0, dim="global"), Adam(), LR(1e-3)
 FOLDERS = ("clipping", "descent", "adaptive")
-OTHERS = ("Chain", "Identity", "Masked", "Partition", "WeightEMA", "WeightAverage", "Lookahead")
+AVERAGES = ("WeightEMA", "WeightAverage", "Lookahead", "ScheduleFree")
+OTHERS = ("Chain", "Identity", "Masked", "Partition", *AVERAGES)
 TAKEN = [
     case
     for case in GOOD
@@ -255,7 +256,14 @@ def test_state_that_begins_at_the_parameter_does_so_in_the_file() -> None:
 
 @pytest.mark.parametrize(
     "link",
-    [WeightEMA(0.5), WeightAverage(), Lookahead(2), Masked(WeightEMA(), is_matrix)],
+    [
+        WeightEMA(0.5),
+        WeightAverage(),
+        Lookahead(2),
+        ScheduleFree(),
+        Masked(WeightEMA(), is_matrix),
+        Masked(ScheduleFree(0.5, rectified=True), is_matrix),
+    ],
     ids=repr,
 )
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
@@ -301,9 +309,29 @@ def test_a_formula_of_weights_is_written_as_it_is() -> None:
             torch.testing.assert_close(b.averaged_weights(theirs[name]), p.detach())
 
 
-def test_numbers_that_a_group_keeps_are_a_source_error() -> None:
-    with pytest.raises(SourceError, match=r"ScheduleFree cannot .* keeps other numbers of a group"):
-        Modular([torch.zeros(2)], LR(0.1), ScheduleFree()).to_source()
+@pytest.mark.parametrize("name", ["schedule_free_adamw", "schedule_free_radam"])
+def test_numbers_that_a_group_keeps_are_kept_by_the_file(name: str) -> None:
+    own = {"beta": 0.8, "r": 1.0, "lr": 0.02}
+    compare([named(name)], SHAPES, torch.float64, own)
+    compare([Adam(), LR(0.1), Masked(ScheduleFree(), is_matrix)], SHAPES, torch.float64, own)
+
+
+class Halved(Transform):
+    """u ← u / 2ᵗ, t the steps of the model"""
+
+    def init_model(self) -> dict[str, float]:
+        return {"t": 0.0}
+
+    def advance_model(self, numbers: dict[str, Tensor], group: Group) -> dict[str, Tensor]:
+        return {"t": numbers["t"] + 1}
+
+    def update(self, u: TensorList, state: State, group: Group) -> TensorList:
+        return u.div_(2 ** group["t"])
+
+
+def test_numbers_that_the_model_keeps_are_a_source_error() -> None:
+    with pytest.raises(SourceError, match=r"Halved cannot .* keeps other numbers of the model"):
+        Modular([torch.zeros(2)], Halved(), LR(0.1)).to_source()
 
 
 class Doubtful(WeightEMA):
