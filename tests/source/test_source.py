@@ -263,6 +263,7 @@ def test_state_that_begins_at_the_parameter_does_so_in_the_file() -> None:
         ScheduleFree(),
         Masked(WeightEMA(), is_matrix),
         Masked(ScheduleFree(0.5, rectified=True), is_matrix),
+        Chain(Lookahead(2), WeightAverage(), Masked(WeightEMA(), is_matrix)),
     ],
     ids=repr,
 )
