@@ -150,6 +150,18 @@ def table(rows: Sequence[Row], task: str) -> str:
     return markdown(("", "rate", "loss", *[f"against {other}" for other in AGAINST]), lines)
 
 
+def results(file: Path = FILE) -> list[Row]:
+    """The runs so far."""
+    return read(file, Row)
+
+
+def tables(rows: Sequence[Row]) -> dict[str, str]:
+    """What the page asks for, by name."""
+    names = {task: task.replace(", ", "_").replace(" ", "_") for task in TASKS}
+    made = {name: table(rows, task) for task, name in names.items()}
+    return {"count": f"{len(compared(rows))} comparisons", **made}
+
+
 def main(given: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--minutes", type=float, default=20.0, help="when to stop")
@@ -159,7 +171,7 @@ def main(given: list[str] | None = None) -> None:
     parser.add_argument("--out", type=Path, default=FILE, help="the file that runs are added to")
     options = parser.parse_args(given)
     torch.set_num_threads(1)
-    rows, end = read(options.out, Row), time.monotonic() + 60 * options.minutes
+    rows, end = results(options.out), time.monotonic() + 60 * options.minutes
 
     def made() -> Iterator[Row]:
         for wanted in missing(rows):

@@ -4,10 +4,11 @@ A page asks with `<!-- atlas: table -->`, `troubles`, `settings` or `sentences`,
 `<!-- suites: table -->` or `causes`, `<!-- clips: table -->` or `causes`, with
 `<!-- replay: traces -->`, `defaults` or the name of a trace for a picture, or with
 `<!-- guide: … -->` and a name that `python -m benchmarks.guide --table` prints, or `picture_` and a
-trouble; with `<!-- private: names -->` for names that torch
+trouble; with `<!-- averages: … -->` and a task; with `<!-- private: names -->` for names that torch
 calls its own. Within a sentence
 
     <!-- effect: trouble | method | other -->         is a comparison of the guide,
+    <!-- mean: task | method | other -->              one of averages of weights,
     <!-- cell: rule | place | trouble | column -->    a cell of the atlas,
     <!-- alarms: trace | family -->                   what a replay found.
 
@@ -22,8 +23,10 @@ from pathlib import Path
 
 DOCS = Path(__file__).parents[1]
 RESULTS = DOCS.parent / "benchmarks" / "results"
-ASKED = re.compile(r"^<!-- (atlas|replay|guide|suites|clips|private): (\w+) -->$", re.MULTILINE)
-NUMBER = re.compile(r"<!-- (effect|cell|alarms): (.+?) -->")
+ASKED = re.compile(
+    r"^<!-- (atlas|replay|guide|averages|suites|clips|private): (\w+) -->$", re.MULTILINE
+)
+NUMBER = re.compile(r"<!-- (effect|mean|cell|alarms): (.+?) -->")
 sys.path.insert(0, str(DOCS.parent))  # for the benchmarks
 
 
@@ -71,6 +74,11 @@ def guide(wanted):
     return report.tables(rows)[wanted]
 
 
+def averages(wanted):
+    study = module("benchmarks.studies.averaged")
+    return study.tables(study.results())[wanted]
+
+
 def suites(wanted):
     scripts = module("scripts.suites")
     return getattr(scripts, wanted)(module("benchmarks.rows").read(scripts.RESULTS, scripts.Row))
@@ -83,6 +91,11 @@ def clips(wanted):
 def effect(*wanted):
     report = module("benchmarks.guide.report")
     return str(report.compare(report.results())[wanted])
+
+
+def mean(*wanted):
+    study = module("benchmarks.studies.averaged")
+    return str(study.compared(study.results())[wanted])
 
 
 def cell(rule, place, trouble, column):
@@ -107,11 +120,12 @@ def private(wanted):
     return "\n".join(["| name | what it is for | without it |", "|---|---|---|", *rows])
 
 
-NUMBERS = {"effect": effect, "cell": cell, "alarms": alarms}
+NUMBERS = {"effect": effect, "mean": mean, "cell": cell, "alarms": alarms}
 KINDS = {
     "atlas": atlas,
     "replay": replay,
     "guide": guide,
+    "averages": averages,
     "suites": suites,
     "clips": clips,
     "private": private,

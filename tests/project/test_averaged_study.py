@@ -10,7 +10,17 @@ from pathlib import Path
 import pytest
 
 from benchmarks.guide.runs import GRID, SEEDS, TUNING, Row
-from benchmarks.studies.averaged import METHODS, TASKS, compared, main, missing, one, table
+from benchmarks.studies.averaged import (
+    METHODS,
+    TASKS,
+    compared,
+    main,
+    missing,
+    one,
+    results,
+    table,
+    tables,
+)
 
 TASK = "labels with heavy tails"
 
@@ -49,3 +59,30 @@ def test_the_tuning_comes_first_and_the_tables_are_of_pairs(
     assert last.startswith("| constant, Lookahead | 1 | 1.07 | worse, +0.07 (+0.07 to +0.07); p = ")
     main(["--table", "--out", str(tmp_path / "none.csv")])
     assert capsys.readouterr().out.count("| rate |") == len(TASKS)
+
+
+def test_what_is_published_is_complete_and_on_the_page(capsys: pytest.CaptureFixture[str]) -> None:
+    rows, page = results(), (Path(__file__).parents[2] / "docs" / "guide.md").read_text()
+    assert not list(missing(rows))
+    assert {x.pairs for x in compared(rows).values()} == {len(SEEDS)}
+    main(["--table"])
+    printed = capsys.readouterr().out
+    for name in tables(rows).keys() - {"count"}:
+        assert f"<!-- averages: {name} -->" in page
+        assert tables(rows)[name] in printed
+
+
+def test_what_the_page_says_of_averages_holds() -> None:
+    made = compared(results())
+    emas = "constant, EMA 0.9", "constant, EMA 0.99"
+    for task in TASKS:
+        assert made[task, "Schedule-Free", "cosine"].verdict == "better"
+        assert {made[task, method, "constant"].verdict for method in emas} == {"better"}
+        assert "better" not in {made[task, method, "cosine"].verdict for method in emas}
+        assert made[task, "cosine, EMA 0.9", "cosine"].verdict != "better"
+    halves = [made[task, "constant, mean of the second half", "constant"] for task in TASKS]
+    assert all(
+        half.median > made[task, emas[0], "constant"].median
+        for task, half in zip(TASKS, halves, strict=True)
+        if "language" in task
+    )
