@@ -34,12 +34,14 @@ from torchzero_clip import (
     Masked,
     Modular,
     Momentum,
+    NormRule,
     Orthogonalize,
     OrthoGrad,
     Partition,
     QKClip,
     Scale,
     ScheduleFree,
+    Scope,
     State,
     TensorList,
     Transform,
@@ -315,6 +317,30 @@ def test_numbers_that_a_group_keeps_are_kept_by_the_file(name: str) -> None:
     own = {"beta": 0.8, "r": 1.0, "lr": 0.02}
     compare([named(name)], SHAPES, torch.float64, own)
     compare([Adam(), LR(0.1), Masked(ScheduleFree(), is_matrix)], SHAPES, torch.float64, own)
+
+
+class Rising(NormRule):
+    """u ← u · min(1, d / ‖u‖), d grows by the rate in every step"""
+
+    dim: Scope = None
+
+    def init_group(self) -> dict[str, float]:
+        return {"d": 0.5}
+
+    def advance_group(self, numbers: dict[str, Tensor], group: Group) -> dict[str, Tensor]:
+        return {"d": numbers["d"] + group["lr"]}
+
+    @property
+    def reads(self) -> tuple[str, ...]:
+        return ("lr",)
+
+    def limit(self, norm: Tensor, state: Any, group: Group) -> Tensor:
+        return group["d"]
+
+
+@pytest.mark.parametrize("dim", [None, "layer", "group", "global"])
+def test_a_limit_may_be_a_number_that_the_group_keeps(dim: Scope) -> None:
+    compare([Rising(dim=dim), LR(0.1)], SHAPES, torch.float64, {"lr": 0.02})
 
 
 class Halved(Transform):
