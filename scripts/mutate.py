@@ -295,7 +295,7 @@ NOT_TERMS = {
     "sign.py update: t.sign_().masked": "NaN stays NaN",
     'asgd.py update: state["ax"]': "the average, which tests/modules/test_descent.py holds",
     "following.py begun: param.detach": "state asks for no gradient, and a step makes none",
-    "evaluation.py schedule_free_radam: 0  →": "no weight moves before the schedule has come",
+    "evaluation.py schedule_free_radam: 0": "no weight moves before the schedule has come",
     "schedule_free.py update: 0.0": "where all rates were 0, z is w, and any share is right",
     "cautious.py step: 1 + bucket.dtype.is_complex": "complex numbers are pairs",
     "cautious.py step: n * entries": "complex numbers are pairs",
