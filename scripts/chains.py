@@ -7,8 +7,9 @@
 A seed makes a chain of any classes of the contract table, alone and inside others, and a run of
 it: two groups with values of their own, gradients that are missing, zero or a spike, live values
 that change in every step, and steps past every period of the table. The chain and its file go
-side by side, and half-way each takes the other's state dict. What neither agrees nor is refused is
-printed as the smallest part of the chain that still shows it, and is the exit status.
+side by side, weights for evaluation included, and half-way each takes the other's state dict. What
+neither agrees nor is refused is printed as the smallest part of the chain that still shows it, and
+is the exit status.
 """
 
 from __future__ import annotations

@@ -154,7 +154,9 @@ def test_groups_that_are_added_are_averaged_as_well():
 
 def test_the_plan_tells_of_links_behind_the_optimizer():
     handle = attach(sgd(network()), after=WeightEMA(0.5))
-    assert handle.explain().splitlines()[-1] == "Behind each step: Chain(WeightEMA(decay=0.5))."
+    shown = "whose weights for evaluation averaged() shows"
+    said = f"Behind each step: Chain(WeightEMA(decay=0.5)), {shown}."
+    assert handle.explain().splitlines()[-1] == said
 
 
 def test_a_removed_handle_looks_no_more():

@@ -220,7 +220,8 @@ class Attached(Clipper):
             for key in self.keys.defaults.keys() & theirs.keys() - self._foreign
             if theirs[key] != ours[key]
         ]
-        behind = [] if self.after is None else [f"Behind each step: {self.after.chain!r}."]
+        shown = "whose weights for evaluation averaged() shows"
+        behind = [] if self.after is None else [f"Behind each step: {self.after.chain!r}, {shown}."]
         return "\n".join([*unread, super().explain(), *behind])
 
     # ------------------------------------------------------------------ weights for evaluation

@@ -1,8 +1,9 @@
 """Random chains, every way of running them, against a simulation in numpy that shares no code.
 
 A seed makes a model, a chain and some steps in which gradients come and go, live values change,
-tensors leave channels_last or begin to share memory. After each step parameters and gradients
-are compared. `check(Case(seed), way)` is one such run; a failure prints a smaller one.
+tensors leave channels_last or begin to share memory. After each step parameters, gradients and
+weights for evaluation are compared. `check(Case(seed), way)` is one such run; a failure prints a
+smaller one.
 """
 
 from __future__ import annotations
