@@ -93,6 +93,21 @@ def test_compiled_it_is_one_kernel_and_a_step_of_it_is_replayed(link):
             pass
 
 
+@each_link
+def test_complex_parameters_have_averages_compiled_or_not(link):
+    found = []
+    for compile in (False, True):
+        p = Parameter(torch.tensor([1 + 2j, 3 - 1j]))
+        opt = torch.optim.SGD([p], 0.1)
+        handle = attach(opt, after=link, compile=compile)
+        for i in range(5):
+            p.grad = torch.tensor([1j, i + 0j])
+            opt.step()
+        with handle.averaged():
+            found.append(p.detach().clone())
+    close(*found)
+
+
 def test_compiled_zero_is_no_pass_over_gradients():
     """A kernel reads weights and average, writes the average, and sees no gradient."""
     handle = attach(sgd(network()), after=WeightEMA(0.5), compile=True)

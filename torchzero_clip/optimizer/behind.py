@@ -70,7 +70,7 @@ class Behind(Modular):
         """Send an update of zero through the links."""
         buckets = step.buckets(None if self.compile else _nothing)
         for bucket in buckets if self.compile else ():  # zero takes no memory in a kernel
-            bucket.update = bucket.params.clamp_(0.0, 0.0)
+            bucket.update = bucket.params.sub(bucket.params)
         for link in self.links:
             buckets = send(link, buckets)
         if any([not link.transform.passes_gradient for link in self.links]):
