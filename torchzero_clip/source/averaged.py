@@ -63,9 +63,11 @@ def averaged_weights(links: Sequence[Link]) -> Iterator[str]:
     yield "    @torch.no_grad()"
     yield "    def averaged_weights(self, p: Tensor) -> Tensor:"
     yield '        """The weights for evaluation in place of a parameter\'s."""'
-    yield "        state = self.state[p]"
-    for link, _ in found[:last]:
-        yield from _of(link)
+    yield "        state: dict[str, Tensor] = self.state[p]"
+    lines = [line for link, _ in found[:last] for line in _of(link)]
+    if any("weights = " in line for line in lines):
+        yield "        weights: Tensor"
+    yield from lines
     yield "        return p.detach().clone()"
 
 
@@ -96,4 +98,7 @@ def _of(link: Link) -> Iterator[str]:
     if "group[" in text:
         yield "            groups = self.param_groups"
         yield '            group = next(g for g in groups if any(q is p for q in g["params"]))'
-    yield f"            return {text if text not in used else f'{text}.clone()'}"
+        yield f"            weights = {text}"
+        yield "            return weights"
+    else:
+        yield f"            return {text if text not in used else f'{text}.clone()'}"
