@@ -7,8 +7,9 @@
 A seed makes a chain of any classes of the contract table, alone and inside others, and a run of
 it: two groups with values of their own, gradients that are missing, zero or a spike, live values
 that change in every step, and steps past every period of the table. The chain and its file go
-side by side, and half-way each takes the other's state dict. What neither agrees nor is refused is
-printed as the smallest part of the chain that still shows it, and is the exit status.
+side by side, weights for evaluation included, and half-way each takes the other's state dict. What
+neither agrees nor is refused is printed as the smallest part of the chain that still shows it, and
+is the exit status.
 """
 
 from __future__ import annotations
@@ -40,14 +41,18 @@ from torchzero_clip import (  # noqa: E402
     Chain,
     Graft,
     Identity,
+    Lookahead,
     Masked,
     Modular,
     Parallel,
     Partition,
     QKClip,
     Reset,
+    ScheduleFree,
     TensorList,
     Transform,
+    WeightAverage,
+    WeightEMA,
     When,
 )
 from torchzero_clip.published import NAMES  # noqa: E402
@@ -138,7 +143,19 @@ def links_of(seed: int) -> list[Transform]:
         links = some(rng, 4)
     if not any("lr" in inner.live for link in links for inner in link.walk()):
         links.insert(rng.randint(len(links) // 2, len(links)), LR(0.05))
-    return links
+    return links + averages(random.Random(f"averages {seed}"), links)
+
+
+def averages(rng: random.Random, links: Sequence[Transform]) -> list[Transform]:
+    """Averages of weights, behind two chains of five: one that may change the step, and others."""
+    if rng.random() > 0.4:
+        return []
+    owners = [inner for link in links for inner in link.walk() if "lr" in inner.live]
+    changing = [Lookahead(2), Lookahead(3, 0.8, start="sync"), ScheduleFree(0.5, r=1.0)]
+    passing = [WeightEMA(0.5), WeightEMA(0.9, every=2, warmup=True), WeightAverage(2, every=3)]
+    first = rng.choice([None, *changing[: 3 if len(owners) == 1 else 2]])
+    made = ([] if first is None else [first]) + rng.sample(passing, rng.randint(first is None, 2))
+    return [Masked(one, is_matrix) if rng.random() < 0.2 else one for one in made]
 
 
 # ---------------------------------------------------------------------- a run of a chain
@@ -275,8 +292,14 @@ def compare(seed: int, links: Sequence[Transform]) -> int:
                 if g is not None and params is noisy:
                     p.grad *= 1 + NOISE[run.dtype] * torch.randn(p.shape, generator=bits)
             opt.step()
-        for kind in ("param", "grad"):
-            noise, away = distance(ours, noisy, kind), distance(ours, theirs, kind)
+        sides = [{"param": row, "grad": _grads(row)} for row in (ours, noisy, theirs)]
+        if hasattr(b, "averaged_weights"):
+            for opt, params, side in zip((a, twin), (ours, noisy), sides, strict=False):
+                with opt.averaged():
+                    side["average"] = {name: p.detach().clone() for name, p in params.items()}
+            sides[2]["average"] = {name: b.averaged_weights(p) for name, p in theirs.items()}
+        for kind, row in sides[0].items():
+            noise, away = distance(row, sides[1][kind]), distance(row, sides[2][kind])
             if not noise < LOST:
                 return number
             if not away <= ALIKE[run.dtype] + SLACK * noise:
@@ -284,13 +307,16 @@ def compare(seed: int, links: Sequence[Transform]) -> int:
     return STEPS
 
 
-def distance(a: dict[str, Any], b: dict[str, Any], kind: str) -> float:
-    """The largest difference between parameters or their gradients, of the largest entry."""
+def _grads(params: dict[str, Any]) -> dict[str, Any]:
+    return {name: p.grad for name, p in params.items()}
+
+
+def distance(a: dict[str, Any], b: dict[str, Any]) -> float:
+    """The largest difference between tensors, of the largest entry."""
     far = 0.0
-    for name, p in a.items():
-        x, y = (p, b[name]) if kind == "param" else (p.grad, b[name].grad)
+    for name, x in a.items():
         if x is not None and x.numel():
-            gap = (x - y).abs().max().item() / max(x.abs().max().item(), 1.0)
+            gap = (x - b[name]).abs().max().item() / max(x.abs().max().item(), 1.0)
             far = max(far, gap) if gap == gap else float("inf")
     return far
 

@@ -71,6 +71,59 @@ def test_behind_an_optimizer_averages_are_those_of_a_chain(link):
     same(weights(model), before)
 
 
+@each_link
+def test_compiled_it_is_one_kernel_and_a_step_of_it_is_replayed(link):
+    model, other = network(), network()
+    optimizers = sgd(model), sgd(other)
+    handle = attach(optimizers[0], after=link, compile=True)
+    plain = attach(optimizers[1], after=link)
+    last = list(model.parameters())[-1]
+    for late in (False, True):
+        last.requires_grad_(late)  # a parameter that joins
+        list(other.parameters())[-1].requires_grad_(late)
+        for one, opt in zip((model, other), optimizers, strict=True):
+            train(one, opt, 6)
+        engine = handle.after.engine
+        assert engine.replays.count > 0, engine.replays.why
+        assert engine.replays.sentences() == ["A step is one native call."]
+        close(weights(model), weights(other))
+        found = handle.averaged_state_dict(model), plain.averaged_state_dict(other)
+        close(*[dict(x) for x in found])
+        with handle.averaged():  # which leaves the addresses as they are
+            pass
+
+
+@each_link
+def test_complex_parameters_have_averages_compiled_or_not(link):
+    found = []
+    for compile in (False, True):
+        p = Parameter(torch.tensor([1 + 2j, 3 - 1j]))
+        opt = torch.optim.SGD([p], 0.1)
+        handle = attach(opt, after=link, compile=compile)
+        for i in range(5):
+            p.grad = torch.tensor([1j, i + 0j])
+            opt.step()
+        with handle.averaged():
+            found.append(p.detach().clone())
+    close(*found)
+
+
+def test_compiled_zero_is_no_pass_over_gradients():
+    """A kernel reads weights and average, writes the average, and sees no gradient."""
+    handle = attach(sgd(network()), after=WeightEMA(0.5), compile=True)
+    launches: list[Any] = []
+    engine, run = handle.after.engine, type(handle.after.engine)._run
+    engine._run = lambda launch: launches.append(launch) or run(engine, launch)
+    p = next(iter(handle.param_groups[0]["params"]))
+    p.grad = torch.full_like(p, torch.nan)
+    handle.after.begin()
+    handle.after.look()
+    (launch,) = launches
+    moved = [sum([t.numel() for t in row]) for row in (launch.read, launch.written)]
+    assert moved == [2 * p.numel(), p.numel()]
+    assert handle.after.state[p]["WeightEMA/ema"].equal(p)
+
+
 @pytest.mark.parametrize("in_checkpoint", [False, True])
 def test_a_resumed_run_goes_on_with_its_average(in_checkpoint):
     model = network()
@@ -116,7 +169,9 @@ def test_groups_that_are_added_are_averaged_as_well():
 
 def test_the_plan_tells_of_links_behind_the_optimizer():
     handle = attach(sgd(network()), after=WeightEMA(0.5))
-    assert handle.explain().splitlines()[-1] == "Behind each step: Chain(WeightEMA(decay=0.5))."
+    shown = "whose weights for evaluation averaged() shows"
+    said = f"Behind each step: Chain(WeightEMA(decay=0.5)), {shown}."
+    assert handle.explain().splitlines()[-1] == said
 
 
 def test_a_removed_handle_looks_no_more():

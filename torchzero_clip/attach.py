@@ -144,7 +144,9 @@ class Attached(Clipper):
         after: Transform | None = None,
     ) -> None:
         self._optimizer = weakref.ref(optimizer)
-        self.after = None if after is None else Behind(optimizer.param_groups, after)
+        self.after = (
+            None if after is None else Behind(optimizer.param_groups, after, compile=compile)
+        )
         self._in_checkpoint = in_checkpoint
         self._foreign = frozenset(optimizer.defaults)
         refuse_step("attach", bind(Chain(*transforms)))
@@ -218,7 +220,8 @@ class Attached(Clipper):
             for key in self.keys.defaults.keys() & theirs.keys() - self._foreign
             if theirs[key] != ours[key]
         ]
-        behind = [] if self.after is None else [f"Behind each step: {self.after.chain!r}."]
+        shown = "whose weights for evaluation averaged() shows"
+        behind = [] if self.after is None else [f"Behind each step: {self.after.chain!r}, {shown}."]
         return "\n".join([*unread, super().explain(parameters=parameters), *behind])
 
     def safe_to_save(self, steps: int = 1) -> bool:
@@ -389,7 +392,8 @@ def attach(
             "torchzero_clip"; otherwise save `handle.state_dict()` beside it. Loading takes it from
             there in any case.
         after: A link with weights for evaluation, as `WeightEMA(0.999)`, or a Chain of such: it
-            runs behind each step of the optimizer, at the weights that this has left.
+            runs behind each step of the optimizer, at the weights that this has left; compiled in
+            one kernel of its own.
 
     Returns:
         A handle with `param_groups` (live values, one group for each of the optimizer's),

@@ -1,4 +1,4 @@
-"""Weights for evaluation against schedules, on paired seeds of a small language model.
+"""Weights for evaluation against schedules, on paired seeds of the guide's small trainings.
 
     python -m benchmarks.studies.averaged --minutes 20  # adds runs to a file until all are there
     python -m benchmarks.studies.averaged --table       # what results/averaged.csv says
@@ -18,9 +18,10 @@ from pathlib import Path
 
 import torch
 
-from benchmarks.guide.paired import interval, wilcoxon
+from benchmarks.guide.paired import holm, interval, wilcoxon
+from benchmarks.guide.report import WORST, Comparison, cell, losses, markdown, middle_loss
 from benchmarks.guide.runs import GRID, SEEDS, SIZE, TEXT, TUNING, Row, best, beyond, key, tuned
-from benchmarks.guide.troubles import Nothing
+from benchmarks.guide.troubles import TROUBLES
 from benchmarks.rows import digits, read, write
 from torchzero_clip import (
     LR,
@@ -38,7 +39,11 @@ from torchzero_clip import (
 
 FILE = Path(__file__).parents[1] / "results" / "averaged.csv"
 STEPS, WARMUP, TESTS = 600, 30, 5
-NAME, AGAINST = "language, 600 steps", "cosine"
+TASKS = {
+    "language": TROUBLES["nothing wrong"],
+    "language, bad batches": TROUBLES["bad batches"],
+    "labels with heavy tails": TROUBLES["heavy tails"],
+}
 
 
 def constant(step: int) -> float:
@@ -64,61 +69,97 @@ METHODS: dict[str, tuple[Callable[[], Chain], Callable[[int], float]]] = {
     "cosine, EMA 0.9": (lambda: adamw(WeightEMA(0.9)), cosine),
     "constant, Lookahead": (lambda: adamw(Lookahead()), constant),
 }
+AGAINST = ("cosine", "constant")
+PAIRS = [(method, other) for method in METHODS for other in AGAINST if method not in AGAINST]
+PAIRS.insert(0, ("constant", "cosine"))
 
 
-def one(method: str, rate: float, seed: int, steps: int = STEPS) -> Row:
+def one(task: str, method: str, rate: float, seed: int, steps: int = STEPS) -> Row:
     """A run from its seed, judged at its weights for evaluation: the median of the last tests."""
     torch.manual_seed(seed)
-    task = Nothing(SIZE, TEXT, seed)
+    training = TASKS[task](SIZE, TEXT, seed)
     chain, schedule = METHODS[method]
-    opt = Modular(task.model.named_parameters(), chain())
+    opt = Modular(training.model.named_parameters(), chain())
     tests = []
     for step in range(steps):
-        opt.param_groups[0]["lr"] = rate * task.rates["Adam"] * schedule(step)
-        loss, _ = task.losses()
+        opt.param_groups[0]["lr"] = rate * training.rates["Adam"] * schedule(step)
+        loss, clean = training.losses()
+        if not math.isfinite(clean.item()):
+            return Row(task, method, rate, seed, math.inf)
         opt.zero_grad()
         loss.backward()
         opt.step()
         left = steps - 1 - step
         if left % 10 == 0 and left < 10 * TESTS:
             opt.eval()
-            tests.append(task.test().item())
+            tests.append(training.test().item())
             opt.train()
     final = statistics.median(tests) if all(map(math.isfinite, tests)) else math.inf
-    return Row(NAME, method, rate, seed, digits(final))
+    final = final if final <= 2 * training.chance else math.inf
+    return Row(task, method, rate, seed, digits(final))
 
 
-def missing(rows: Sequence[Row]) -> Iterator[tuple[str, float, int]]:
-    """What has to run next: the tuning, then the results seed by seed; `rows` may grow."""
-    done = {key(row)[1:] for row in rows}
-    yield from (x for x in product(METHODS, GRID, TUNING) if x not in done)
+def missing(rows: Sequence[Row]) -> Iterator[tuple[str, str, float, int]]:
+    """What has to run next: of each task the tuning, then the results seed by seed; `rows` may
+    grow.
+    """
+    done = {key(row) for row in rows}
+    for task in TASKS:
+        grids = ((task, *x) for x in product(METHODS, GRID, TUNING))
+        yield from (x for x in grids if x not in done)
+        for method in METHODS:
+            outer = beyond(tuned(rows, task, method))
+            yield from (
+                x for x in ((task, method, *y) for y in product(outer, TUNING)) if x not in done
+            )
+        rates = {method: best(rows, task, method) for method in METHODS}
+        for seed, (method, rate) in product(SEEDS, rates.items()):
+            if rate is not None and (task, method, rate, seed) not in done:
+                yield task, method, rate, seed
+
+
+def compared(rows: Sequence[Row]) -> dict[tuple[str, str, str], Comparison]:
+    """Each method against the schedule, and against its like without an average, on the same
+    seeds; corrected over all of them.
+    """
+    made = {}
+    for task, (method, other) in product(TASKS, PAIRS):
+        own, theirs = losses(rows, task, method), losses(rows, task, other)
+        away = [
+            round(min(own[seed], WORST) - min(theirs[seed], WORST), 6)
+            for seed in sorted(own.keys() & theirs.keys())
+        ]
+        if len(away) > 1:
+            middle = statistics.median(away)
+            span = *interval(away), wilcoxon(away)
+            made[task, method, other] = Comparison(task, method, other, len(away), middle, *span)
+    chances = holm([x.chance for x in made.values()])
+    for comparison, chance in zip(made.values(), chances, strict=True):
+        comparison.chance = chance
+    return made
+
+
+def table(rows: Sequence[Row], task: str) -> str:
+    """For each method of a task its rate, its loss, and its differences in pairs of seeds."""
+    made, lines = compared(rows), []
     for method in METHODS:
-        outer = beyond(tuned(rows, NAME, method))
-        yield from (x for x in product([method], outer, TUNING) if x not in done)
-    rates = {method: best(rows, NAME, method) for method in METHODS}
-    for seed, (method, rate) in product(SEEDS, rates.items()):
-        if rate is not None and (method, rate, seed) not in done:
-            yield method, rate, seed
+        if found := losses(rows, task, method):
+            rate = f"{best(rows, task, method):g}"
+            cells = [cell(made.get((task, method, other))) for other in AGAINST]
+            lines.append((method, rate, middle_loss([*found.values()]), *cells))
+    return markdown(("", "rate", "loss", *[f"against {other}" for other in AGAINST]), lines)
 
 
-def table(rows: Sequence[Row]) -> str:
-    """For each method its rate, its loss, and the differences from cosine in pairs of seeds."""
-    found = {row.method: {} for row in rows}  # type: dict[str, dict[int, float]]
-    for row in rows:
-        if row.seed in SEEDS and row.rate == best(rows, NAME, row.method):
-            found[row.method][row.seed] = row.final_loss
-    lines = ["| | rate | seeds | loss | difference | 95 % | p |", "|---|---|---|---|---|---|---|"]
-    for method, losses in found.items():
-        pairs = [losses[seed] - found[AGAINST][seed] for seed in losses if seed in found[AGAINST]]
-        if not pairs:
-            continue
-        low, high = interval(pairs)
-        rate, loss = best(rows, NAME, method), statistics.median(losses.values())
-        away = (
-            f"{statistics.median(pairs):+.4f} | {low:+.4f} to {high:+.4f} | {wilcoxon(pairs):.2g}"
-        )
-        lines.append(f"| {method} | {rate:g} | {len(pairs)} | {loss:.4f} | {away} |")
-    return "\n".join(lines)
+def results(file: Path = FILE) -> list[Row]:
+    """The runs so far."""
+    return read(file, Row)
+
+
+def tables(rows: Sequence[Row]) -> dict[str, str]:
+    """What the page asks for, by name."""
+    names = {task: task.replace(", ", "_").replace(" ", "_") for task in TASKS}
+    made = {name: table(rows, task) for task, name in names.items()}
+    return {"count": f"{len(compared(rows))} comparisons", **made}
 
 
 def main(given: list[str] | None = None) -> None:
@@ -130,7 +171,7 @@ def main(given: list[str] | None = None) -> None:
     parser.add_argument("--out", type=Path, default=FILE, help="the file that runs are added to")
     options = parser.parse_args(given)
     torch.set_num_threads(1)
-    rows, end = read(options.out, Row), time.monotonic() + 60 * options.minutes
+    rows, end = results(options.out), time.monotonic() + 60 * options.minutes
 
     def made() -> Iterator[Row]:
         for wanted in missing(rows):
@@ -141,7 +182,8 @@ def main(given: list[str] | None = None) -> None:
 
     if not options.table:
         write(options.out, Row, made(), more=True)
-    print(table(rows))
+    for task in TASKS:
+        print(f"{task}\n\n{table(rows, task)}\n")
 
 
 if __name__ == "__main__":

@@ -152,7 +152,9 @@ CHAINS: dict[str, Callable[[], list[Transform]]] = {
 }
 
 
-def optimizer(chain: str, *before: Transform, **options: Any) -> Modular:
+def optimizer(
+    chain: str, *before: Transform, after: Sequence[Transform] = (), **options: Any
+) -> Modular:
     """The optimizer of a model of 34 million parameters, four layers as wide as GPT-2's."""
     d, generator = 768, torch.Generator().manual_seed(0)
     layer = [(3 * d, d), (d, d), (4 * d, d), (d, 4 * d), (3 * d,), (4 * d,), (d,), (d,)]
@@ -162,7 +164,7 @@ def optimizer(chain: str, *before: Transform, **options: Any) -> Modular:
     ]
     for p in params:
         p.grad = torch.randn(p.shape, generator=generator)
-    return Modular(params, *before, *CHAINS[chain](), **options)
+    return Modular(params, *before, *CHAINS[chain](), *after, **options)
 
 
 def times(chain: str, rounds: int, clock: Clock, **options: Any) -> str:

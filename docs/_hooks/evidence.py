@@ -5,10 +5,11 @@ A page asks with `<!-- atlas: table -->`, `troubles`, `settings` or `sentences`,
 with
 `<!-- replay: traces -->`, `defaults` or the name of a trace for a picture, or with
 `<!-- guide: … -->` and a name that `python -m benchmarks.guide --table` prints, or `picture_` and a
-trouble; with `<!-- private: names -->` for names that torch
+trouble; with `<!-- averages: … -->` and a task; with `<!-- private: names -->` for names that torch
 calls its own. Within a sentence
 
     <!-- effect: trouble | method | other -->         is a comparison of the guide,
+    <!-- mean: task | method | other -->              one of averages of weights,
     <!-- cell: rule | place | trouble | column -->    a cell of the atlas,
     <!-- alarms: trace | family -->                   what a replay found.
 
@@ -25,9 +26,9 @@ from pathlib import Path
 DOCS = Path(__file__).parents[1]
 RESULTS = DOCS.parent / "benchmarks" / "results"
 ASKED = re.compile(
-    r"^<!-- (atlas|replay|guide|suites|clips|waits|private): (\w+) -->$", re.MULTILINE
+    r"^<!-- (atlas|replay|guide|averages|suites|clips|waits|private): (\w+) -->$", re.MULTILINE
 )
-NUMBER = re.compile(r"<!-- (effect|cell|alarms): (.+?) -->")
+NUMBER = re.compile(r"<!-- (effect|mean|cell|alarms): (.+?) -->")
 ENTRY = re.compile(r"^<!-- atlas entry: .+ -->\n+", re.MULTILINE)
 sys.path.insert(0, str(DOCS.parent))  # for the benchmarks
 
@@ -77,6 +78,11 @@ def guide(wanted):
     return report.tables(rows)[wanted]
 
 
+def averages(wanted):
+    study = module("benchmarks.studies.averaged")
+    return study.tables(study.results())[wanted]
+
+
 def suites(wanted):
     scripts = module("scripts.suites")
     return getattr(scripts, wanted)(module("benchmarks.rows").read(scripts.RESULTS, scripts.Row))
@@ -93,6 +99,11 @@ def waits(wanted):
 def effect(*wanted):
     report = module("benchmarks.guide.report")
     return str(report.compare(report.results())[wanted])
+
+
+def mean(*wanted):
+    study = module("benchmarks.studies.averaged")
+    return str(study.compared(study.results())[wanted])
 
 
 def cell(rule, place, trouble, column):
@@ -117,11 +128,12 @@ def private(wanted):
     return "\n".join(["| name | what it is for | without it |", "|---|---|---|", *rows])
 
 
-NUMBERS = {"effect": effect, "cell": cell, "alarms": alarms}
+NUMBERS = {"effect": effect, "mean": mean, "cell": cell, "alarms": alarms}
 KINDS = {
     "atlas": atlas,
     "replay": replay,
     "guide": guide,
+    "averages": averages,
     "suites": suites,
     "clips": clips,
     "waits": waits,

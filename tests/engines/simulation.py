@@ -53,14 +53,22 @@ class Simulation:
 
     def __init__(self, parameters: Sequence[Parameter], chain: Chain, noise: float = 0.0) -> None:
         self.parameters, self.chain = list(parameters), chain
-        for rule in chain.walk():
+        rules = list(chain.walk())
+        self.averages = [rule for rule in rules if isinstance(rule, Average)]
+        for rule in rules:
             rule.noise, rule.random = noise, np.random.default_rng(0)
+            rule.before = rules[: rules.index(rule)]
 
     def step(self) -> None:
         """w ← w - u, one parameter after the other; u is what the chain makes of the gradient"""
         flows = [Flow(p, p.grad.copy()) for p in self.parameters if p.grad is not None]
         for flow in self.chain.run(sorted(flows, key=lambda flow: flow.group)):
             flow.parameter.value -= flow.u
+
+    def averaged(self, p: Parameter) -> Array:
+        """The weights for evaluation: of the last average that knows the parameter."""
+        known = [rule for rule in self.averages if p in rule.memory]
+        return known[-1].averaged(p) if known else p.value
 
 
 class Rule:
@@ -72,6 +80,7 @@ class Rule:
 
     noise = 0.0
     random: np.random.Generator
+    before: Sequence[Rule] = ()
 
     def __init__(self, target: str = "update", name: str | None = None, **arguments: Any) -> None:
         self.target, self.name, self.arguments = target, name, arguments
@@ -649,6 +658,119 @@ class Adagrad(Rule):
         memory["t"] = memory.get("t", 0) + 1
         memory["s"] = memory.get("s", self.initial) + u * u
         return u / (np.sqrt(memory["s"]) + live["eps"]) / (1 + (memory["t"] - 1) * live["lr_decay"])
+
+
+# ---------------------------------------------------------------------- weights for evaluation
+
+
+class Average(Rule):
+    """A rule that makes weights for evaluation, of w - u: what the step will leave."""
+
+    def averaged(self, p: Parameter) -> Array:
+        mean: Array = self.memory[p]["mean"]
+        return mean
+
+
+class WeightEMA(Average):
+    """e ← decay · e + (1 - decay) (w - u) in every so many steps, at first the weights"""
+
+    def __init__(self, every: int = 1, warmup: bool = False, **rest: Any) -> None:
+        super().__init__(**{"decay": 0.999, **rest})
+        self.every, self.warmup = every, warmup
+
+    def update(self, u: Array, w: Array, memory: dict[str, Any], live: Live) -> Array:
+        times, left = divmod(memory.get("t", 0), self.every)
+        memory["t"] = memory.get("t", 0) + 1
+        decay = min(live["decay"], (1 + times) / (10 + times)) if self.warmup else live["decay"]
+        if "mean" not in memory:
+            memory["mean"] = w - u
+        elif left == 0:
+            memory["mean"] = decay * memory["mean"] + (1 - decay) * (w - u)
+        return u
+
+
+class WeightAverage(Average):
+    """The mean of the weights after some steps from a start; until then the last"""
+
+    def __init__(self, start: int = 0, every: int = 1, **rest: Any) -> None:
+        super().__init__(**rest)
+        self.start, self.every = start, every
+
+    def update(self, u: Array, w: Array, memory: dict[str, Any], live: Live) -> Array:
+        after, taken = memory.setdefault("t", 0) - self.start, memory.setdefault("taken", [])
+        memory["t"] += 1
+        if after >= 0 and after % self.every == 0:
+            taken.append(w - u)
+        memory["mean"] = sum(taken) / len(taken) if taken else w - u
+        return u
+
+
+class Lookahead(Average):
+    """φ ← φ + alpha (w - u - φ), w ← φ in every k-th step; φ is at first w, or that of the first"""
+
+    def __init__(self, k: int = 6, start: str = "weights", **rest: Any) -> None:
+        super().__init__(**{"alpha": 0.5, **rest})
+        self.k, self.start = k, start
+
+    def update(self, u: Array, w: Array, memory: dict[str, Any], live: Live) -> Array:
+        memory["t"] = memory.get("t", 0) + 1
+        if self.start == "sync" and memory["t"] <= self.k:
+            memory["mean"] = w - u
+            return u
+        slow = memory.setdefault("mean", w.copy())
+        if memory["t"] % self.k:
+            return u
+        memory["mean"] = slow + live["alpha"] * (w - u - slow)
+        return w - memory["mean"]
+
+
+class ScheduleFree(Average):
+    """y ← (1 - c) y + c z - (1 - beta (1 - c)) u and z ← z - u;   x = (y - (1 - beta) z) / beta
+
+    c is the share of tʳ · (largest lr)ᵖ in its sum.
+    """
+
+    def __init__(self, rectified: bool = False, **rest: Any) -> None:
+        super().__init__(**{"beta": 0.9, "r": 0.0, "weight_lr_power": 2.0, **rest})
+        self.rectified = rectified
+        self.groups: dict[int, dict[str, float]] = {}
+
+    def apply(self, flows: list[Flow]) -> list[Flow]:
+        shares = {group: self.share(group) for group in {flow.group for flow in flows}}
+        for flow in flows:
+            c, factor = shares[flow.group]
+            memory, beta = self.memory.setdefault(flow.parameter, {}), self.live(flow.group)["beta"]
+            y, z, u = flow.parameter.value, memory.get("z", flow.parameter.value), flow.u * factor
+            memory["z"] = z - u
+            flow.u = y - ((1 - c) * y + c * z - (1 - beta * (1 - c)) * u)
+        return flows
+
+    def share(self, group: int) -> tuple[float, float]:
+        """The share of this z in the mean, and what the step is multiplied by."""
+        (lr,) = [rule.live(group)["lr"] for rule in self.before if isinstance(rule, LR)]
+        live = self.live(group)
+        held = self.groups.setdefault(group, {"t": 0, "largest": 0.0, "sum": 0.0})
+        held["t"] += 1
+        factor = self.factor(group, held["t"]) if self.rectified else 1.0
+        held["largest"] = max(held["largest"], lr * factor)
+        weight = held["t"] ** live["r"] * held["largest"] ** live["weight_lr_power"]
+        held["sum"] += weight
+        return (weight / held["sum"] if held["sum"] else 0.0), factor
+
+    def factor(self, group: int, t: float) -> float:
+        """How much of a step RAdam makes of the t-th."""
+        ((_, beta),) = [r.live(group)["betas"] for r in self.before if isinstance(r, Adam)]
+        most = 2 / (1 - beta) - 1
+        rho = most - 2 * t * beta**t / (1 - beta**t)
+        if rho <= 4:
+            return 0.0
+        above, below = (rho - 4) * (rho - 2) * most, (most - 4) * (most - 2) * rho
+        return math.sqrt(above / below)
+
+    def averaged(self, p: Parameter) -> Array:
+        z, beta = self.memory[p]["z"], self.live(p.group)["beta"]
+        mean: Array = (p.value - (1 - beta) * z) / beta
+        return mean
 
 
 # ---------------------------------------------------------------------- flow

@@ -1,8 +1,9 @@
 """Random chains, every way of running them, against a simulation in numpy that shares no code.
 
 A seed makes a model, a chain and some steps in which gradients come and go, live values change,
-tensors leave channels_last or begin to share memory. After each step parameters and gradients
-are compared. `check(Case(seed), way)` is one such run; a failure prints a smaller one.
+tensors leave channels_last or begin to share memory. After each step parameters, gradients and
+weights for evaluation are compared. `check(Case(seed), way)` is one such run; a failure prints a
+smaller one.
 """
 
 from __future__ import annotations
@@ -186,8 +187,17 @@ SMALL: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "Warmup": ({"steps": (1, 2, 4)}, {}),
     "WeightDecay": ({"weight_decay": (0.01, 0.1, 0.5)}, {}),
 }
+AVERAGES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "ScheduleFree": (
+        {"beta": (0.9, 0.5), "r": (0.0, 1.0), "weight_lr_power": (2.0, 1.0, 0.0)},
+        {"rectified": (False, True)},
+    ),
+    "Lookahead": ({"alpha": (0.5, 0.8, 1.0)}, {"k": (1, 2, 3), "start": ("weights", "sync")}),
+    "WeightEMA": ({"decay": (0.5, 0.9, 0.0)}, {"every": (1, 2, 3), "warmup": (False, True)}),
+    "WeightAverage": ({}, {"start": (0, 1, 3), "every": (1, 2)}),
+}
 LRS = (0.1, 0.02, Number(0.05, ()), Number(0.05, (1,)))
-KINDS = {**CLIPS, **DESCENT, **SMALL, "LR": ({"lr": LRS}, {})}
+KINDS = {**CLIPS, **DESCENT, **SMALL, **AVERAGES, "LR": ({"lr": LRS}, {})}
 MEMORYLESS_OR_SAFE = {"ClipNorm", "ClipNormGrowth", "ClipNormByEMA", "ClipValueGrowth", "LR"}
 
 WHERE: dict[str, Callable[[str, Any], bool]] = {
@@ -298,16 +308,50 @@ class Draw:
         return made
 
 
+def averages(rng: random.Random, chain: Sequence[Link]) -> list[Link]:
+    """Averages of weights behind two chains of three: one that may change the step, and others."""
+    kinds = [link.kind for top in chain for _, link in top.walk()]
+    if rng.random() < 0.33:
+        return []
+    changing = [None, "Lookahead", *["ScheduleFree" if "LR" in kinds else "Lookahead"] * 2]
+    first, rest = rng.choice(changing), rng.choices(["WeightEMA", "WeightAverage"], k=2)
+    drawn = ([] if first is None else [first]) + rest[: rng.randint(first is None, 2)]
+    made: list[Link] = []
+    for i, kind in enumerate(drawn):
+        live, fixed = AVERAGES[kind]
+        some = {key: rng.choice(x) for key, x in {**live, **fixed}.items() if rng.random() < 0.6}
+        if kinds.count("Adam") != 1:
+            some.pop("rectified", None)
+        one = Link(kind, f"average{i}", some)
+        if rng.random() < 0.25:
+            one = Link("Masked", f"some{i}", {"where": rng.choice(list(WHERE))}, {"": [one]})
+        made.append(one)
+    return made
+
+
+def readable(chain: Sequence[Link]) -> list[Link]:
+    """The links but for those that read a rate, or betas, which no link has any more."""
+    kinds = {link.kind for top in chain for _, link in top.walk()}
+
+    def reads(link: Link) -> set[str]:
+        free, rectified = link.kind == "ScheduleFree", link.arguments.get("rectified", False)
+        return {"LR", *["Adam"] * rectified} if free else set()
+
+    return [top for top in chain if all(reads(link) <= kinds for _, link in top.walk())]
+
+
 def scenario(case: Case) -> Scenario:
     """Everything that a case does, from its seed alone."""
     rng = random.Random(case.seed)
     chain = Draw(rng).chain()
-    kinds = {link.kind for top in chain for _, link in top.walk()}
     names = sorted(rng.sample(list(TENSORS), rng.randint(3, 7)))
     shares = [row for row in SHARES if row[0] in names and row[1] in names]
     sharing = rng.choice(shares) if shares and rng.random() < 0.7 else None
     if sharing is not None:
         without_decay(chain)
+    else:  # the average of a weight that another one moves is for nobody to say either
+        chain += averages(random.Random(f"averages {case.seed}"), chain)
+    kinds = {link.kind for top in chain for _, link in top.walk()}
     shapes = {name: TENSORS[name][0] for name in names}
     values = {name: gaussian(rng, shape, 0.5) for name, shape in shapes.items()}
     count = rng.randint(1, 3)
@@ -413,7 +457,8 @@ def cut(whole: Scenario, case: Case) -> Scenario:
             for step in whole.steps:  # what the guard let nobody see
                 for name, g in step.gradients.items():
                     step.gradients[name] = np.where(np.isfinite(g), g, 0.0)
-        whole.chain = [link for i, link in enumerate(whole.chain) if i in case.links]
+        kept = [link for i, link in enumerate(whole.chain) if i in case.links]
+        whole.chain = readable(kept)
         tops = {link.name for link in whole.chain}
         whole.overrides = [row for row in whole.overrides if row[1].split("/")[0] in tops]
         for step in whole.steps:
@@ -537,6 +582,11 @@ class Real:
                 p.grad = laid_out(step.gradients[name], step.layouts[name], self.dtype)
         self.opt.step()
 
+    def averaged(self) -> dict[str, torch.Tensor]:
+        """The weights for evaluation."""
+        with self.opt.averaged():
+            return {name: p.detach().clone() for name, p in self.parameters.items()}
+
 
 def laid_out(value: np.ndarray, layout: str, dtype: torch.dtype) -> torch.Tensor:
     """A tensor of these values that lies in memory as told."""
@@ -571,6 +621,7 @@ def follow(plan: Scenario, dtype: str, way: str) -> tuple[int, int]:
         for side in (plain, noisy):
             side.step(step)
         real.step(step)
+        shown = real.averaged() if plain.simulation.averages else {}
         for name, p in real.parameters.items():
             ours, theirs = plain.parameters[name], noisy.parameters[name]
             pairs = [("value", p.detach(), ours.value, theirs.value)]
@@ -578,6 +629,11 @@ def follow(plan: Scenario, dtype: str, way: str) -> tuple[int, int]:
                 assert p.grad is None
             elif not undecided(plan, step):
                 pairs.append(("gradient", p.grad, ours.grad, theirs.grad))
+            if name in shown:
+                means = [
+                    side.simulation.averaged(p) for side, p in ((plain, ours), (noisy, theirs))
+                ]
+                pairs.append(("average", shown[name], *means))
             for what, got, wanted, near in pairs:
                 slack = compare(got, wanted, near, dtype, f"step {i}, {what} of {name}")
                 compared, sharp = compared + 1, sharp + slack
@@ -657,7 +713,7 @@ def story(case: Case, way: str) -> str:
 
 # ---------------------------------------------------------------------- random chains
 
-SEEDS = dict.fromkeys(EAGER, 60) | {"native": 4}
+SEEDS = dict.fromkeys(EAGER, 60) | {"native": 6}
 AT_ONCE = dict.fromkeys(EAGER, 20) | {"native": 2}
 
 

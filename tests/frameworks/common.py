@@ -22,6 +22,8 @@ from torchzero_clip import (
     AutoClip,
     ClipNorm,
     Guard,
+    Modular,
+    ScheduleFree,
     Transform,
     Warmup,
     WeightDecay,
@@ -40,6 +42,9 @@ CHAINS: dict[str, Callable[[], list[Transform]]] = {
         LR(1e-2),
     ],
 }
+
+# one with weights for evaluation
+FREE = {"free": lambda: [ClipNorm(0.5, dim="global"), Adam((0.0, 0.999)), LR(1e-2), ScheduleFree()]}
 
 # Distributed checkpoints load what they find, so these must have all state from the start; one has
 # none for single parameters.
@@ -72,6 +77,12 @@ def data(batches: int = 8, seed: int = 2) -> list[tuple[Tensor, Tensor]]:
 def values(model: nn.Module) -> dict[str, Tensor]:
     """A copy of the parameters."""
     return {name: p.detach().clone() for name, p in model.named_parameters()}
+
+
+def averaged(opt: Modular, model: nn.Module) -> dict[str, Tensor]:
+    """The parameters as they are in an evaluation."""
+    found = opt.averaged_state_dict(model)
+    return {name: found[name] for name, _ in model.named_parameters()}
 
 
 def blank(model: nn.Module) -> nn.Module:

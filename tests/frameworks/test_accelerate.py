@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from tests.frameworks.common import CHAINS, blank, data, need, network, values
+from tests.frameworks.common import CHAINS, FREE, averaged, blank, data, need, network, values
 from tests.helpers import equal
 from torchzero_clip import Modular
 
@@ -32,7 +32,8 @@ class Run:
 
     def __init__(self, chain: str, **kwargs: Any) -> None:
         self.accelerator = accelerate.Accelerator(cpu=True, **kwargs)
-        opt = Modular((net := network()).named_parameters(), *CHAINS[chain]())
+        links = {**CHAINS, **FREE}[chain]()
+        opt = Modular((net := network()).named_parameters(), *links)
         cycle = torch.optim.lr_scheduler.OneCycleLR(opt, 0.05, total_steps=16)
         loader = torch.utils.data.DataLoader(data(), batch_size=None)
         prepared = self.accelerator.prepare(net, opt, cycle, loader)
@@ -89,3 +90,23 @@ def test_metrics_are_read_from_the_optimizer_inside():
     run = Run("clip")
     run.epoch()
     assert "ClipNorm/norm" in run.opt.optimizer.metrics()
+
+
+def test_a_state_that_is_saved_in_an_evaluation_is_averaged_and_goes_on(tmp_path):
+    straight = Run("free")
+    straight.epoch()
+    straight.opt.eval()
+    straight.accelerator.save_state(str(tmp_path))
+    shown = values(straight.net)
+    straight.opt.train()
+    assert equal(shown, averaged(straight.opt.optimizer, straight.net))
+    assert not equal(shown, values(straight.net))
+    straight.epoch()
+    accelerate.state.AcceleratorState._reset_state(reset_partial_state=True)
+    resumed = Run("free")
+    blank(resumed.net)
+    resumed.accelerator.load_state(str(tmp_path))
+    assert equal(shown, values(resumed.net))
+    resumed.opt.train()
+    resumed.epoch()
+    assert equal(values(straight.net), values(resumed.net))

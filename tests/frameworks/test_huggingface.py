@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.frameworks.common import CHAINS, blank, need, values
+from tests.frameworks.common import CHAINS, FREE, averaged, blank, need, values
 from tests.helpers import equal
 from torchzero_clip import LR, Adam, ClipNorm, Modular, Transform, WeightDecay, ZClip, to_floats
 
@@ -39,7 +39,8 @@ def texts() -> list[dict[str, Tensor]]:
 
 def trainer(folder: Path, model: Any, cls: Any = transformers.Trainer, **kwargs: Any) -> Any:
     """A Trainer whose own clipping is off unless the arguments say otherwise."""
-    passed = {k: kwargs.pop(k) for k in ("optimizers", "optimizer_cls_and_kwargs") if k in kwargs}
+    given = "optimizers", "optimizer_cls_and_kwargs", "eval_dataset"
+    passed = {k: kwargs.pop(k) for k in given if k in kwargs}
     settings = {"max_grad_norm": 0.0, "max_steps": STEPS, "save_strategy": "no", **kwargs}
     args = transformers.TrainingArguments(
         output_dir=str(folder),
@@ -192,3 +193,36 @@ def test_guard_skips_a_step_of_the_trainer(tmp_path):
     run.train()
     assert logged(run, "Guard/skipped") == [0, 0, 1, 1, 1, 1, 1, 1]
     assert all(p.isfinite().all() for p in model.parameters())
+
+
+class Watched(transformers.Trainer):
+    """The Trainer, which notes the weights of its evaluations and those that were to be there."""
+
+    def evaluate(self, *args: Any, **kwargs: Any) -> Any:
+        out = super().evaluate(*args, **kwargs)
+        opt, self.shown = self.optimizer.optimizer, values(self.model)
+        opt.train()
+        self.training, self.wanted = values(self.model), averaged(opt, self.model)
+        opt.eval()
+        return out
+
+
+def test_evaluations_and_what_is_saved_after_them_have_averaged_weights(tmp_path):
+    def start(folder: Path) -> Any:
+        model = gpt()
+        half = {"eval_steps": STEPS // 2, "save_steps": STEPS // 2}
+        when = {"eval_strategy": "steps", "save_strategy": "steps", **half}
+        pairs = {"optimizers": pair(model, FREE["free"]())}
+        return trainer(folder, model, Watched, eval_dataset=texts()[:8], **pairs, **when)
+
+    straight, resumed = start(tmp_path / "straight"), start(tmp_path / "resumed")
+    straight.train()
+    assert equal(straight.shown, straight.wanted)
+    assert not equal(straight.shown, straight.training)
+    last = str(tmp_path / "straight" / f"checkpoint-{STEPS}")
+    kept = transformers.GPT2LMHeadModel.from_pretrained(last)
+    assert equal(values(kept), straight.wanted)
+    blank(resumed.model)
+    resumed.train(resume_from_checkpoint=last.replace(str(STEPS), str(STEPS // 2)))
+    assert equal(resumed.training, straight.training)
+    assert equal(resumed.shown, straight.shown)

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from tests.frameworks.common import CHAINS, blank, data, need, network, values
+from tests.frameworks.common import CHAINS, FREE, averaged, blank, data, need, network, values
 from tests.helpers import equal
 from torchzero_clip import LR, Adam, AutoClip, ClipNorm, Clipper, Modular, ZClip, to_floats
 
@@ -250,3 +250,64 @@ def test_two_optimizers_by_hand(tmp_path):
                 nn.functional.mse_loss(net(x), y).backward()
                 opt.step()
     assert equal(values(model.net), values(net))
+
+
+class AveragedWeights(lightning.Callback):
+    """The callback of the page; it notes the weights at the end of each validation."""
+
+    def on_validation_start(self, trainer: Any, _: Any) -> None:
+        for optimizer in trainer.optimizers:
+            optimizer.eval()
+
+    def on_train_batch_start(self, trainer: Any, *_: Any) -> None:
+        for optimizer in trainer.optimizers:
+            optimizer.train()
+
+    def on_validation_end(self, trainer: Any, model: Any) -> None:
+        self.shown = values(model.net)
+
+
+class Judged(Lit):
+    def validation_step(self, batch: tuple[Tensor, Tensor]) -> None:
+        self.log("judged", self.loss(batch))
+
+
+def test_with_a_callback_validations_and_what_is_saved_in_them_have_averaged_weights(tmp_path):
+    def run(epochs: int, resume: Any = None) -> tuple[Any, Any]:
+        watch = AveragedWeights()
+        folder = tmp_path / f"{epochs}{'again' if resume else ''}"
+        best = lightning.pytorch.callbacks.ModelCheckpoint(folder, monitor="judged")
+        model = Judged(FREE["free"]())
+        if resume:
+            blank(model)
+        trainer = lightning.Trainer(
+            max_epochs=epochs,
+            accelerator="cpu",
+            devices=1,
+            logger=False,
+            callbacks=[watch, best],
+            enable_progress_bar=False,
+            enable_model_summary=False,
+            num_sanity_val_steps=0,
+            default_root_dir=tmp_path,
+        )
+        loader = torch.utils.data.DataLoader(data(), batch_size=None)
+        trainer.fit(model, loader, loader, ckpt_path=resume)
+        return trainer, watch
+
+    straight, watch = run(2)
+    (opt,), net = straight.optimizers, straight.lightning_module.net
+    assert equal(values(net), watch.shown)
+    opt.train()
+    assert equal(averaged(opt, net), watch.shown)
+    assert not equal(values(net), watch.shown)
+    first, _ = run(1)
+    path = first.checkpoint_callback.best_model_path
+    saved = torch.load(path, weights_only=False)["state_dict"]
+    (half,) = first.optimizers
+    half.train()
+    wanted = averaged(half, first.lightning_module.net)
+    assert equal({name: saved[f"net.{name}"] for name in wanted}, wanted)
+    second, _ = run(2, path)
+    second.optimizers[0].train()
+    assert equal(values(second.lightning_module.net), values(net))

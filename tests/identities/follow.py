@@ -13,6 +13,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from tests.helpers import saved
 from tests.identities.inputs import STEPS
 
 if TYPE_CHECKING:
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
 
 EVALUATION = 5
 """The steps from one evaluation to the next, where there are some."""
+RESUMED = 8
+"""The step before which a run is resumed in training; in the evaluation after it, once more."""
 Trajectory = dict[str, Tensor]
 """For each parameter what it, or its gradient, was after every step, stacked."""
 
@@ -49,8 +52,18 @@ def moved(
     make: Callable[[Any], torch.optim.Optimizer],
     values: Values,
     each_step: Callable[[Any, int], None] | None = None,
+    resumes: bool = False,
 ) -> Trajectory:
-    """The parameters after every step of an optimizer, all of whose live values change."""
+    """The parameters after every step of an optimizer, all of whose live values change.
+
+    Where it `resumes`, another one takes its state dict, in training and in an evaluation.
+    """
+
+    def again(opt: torch.optim.Optimizer) -> Any:
+        other = make(groups_of(identity, params))
+        other.load_state_dict(saved(opt.state_dict()))
+        return other
+
     params = identity.inputs.parameters(dtype)
     opt = make(groups_of(identity, params))
     steps: list[dict[str, Tensor]] = []
@@ -60,11 +73,13 @@ def moved(
         schedule(identity, params, opt.param_groups, {x: values(x, i) for x in "ab"})
         if each_step is not None:
             each_step(opt, i + 1)
+        opt = again(opt) if resumes and i == RESUMED else opt
         opt.step()
         steps.append({name: p.detach().clone() for name, p in params.items()})
         if identity.evaluates and i % EVALUATION == 0:
             opt.eval()  # type: ignore[attr-defined]
             shown.append({f"{name} shown": p.detach().clone() for name, p in params.items()})
+            opt = again(opt) if resumes and RESUMED < i <= RESUMED + EVALUATION else opt
             opt.train()  # type: ignore[attr-defined]
     return {**stacked(steps), **stacked(shown)}
 

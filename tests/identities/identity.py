@@ -149,15 +149,15 @@ class Identity:
             raise FileNotFoundError(f"{self.name} has no recording: write it with {command}")
         return torch.load(self.file, weights_only=True)
 
-    def got(self, dtype: torch.dtype, **options: Any) -> Trajectory:
-        """What our chain gives, with the options of Modular."""
+    def got(self, dtype: torch.dtype, resumes: bool = False, **options: Any) -> Trajectory:
+        """What our chain gives, with the options of Modular; whether it is resumed on its way."""
         if self.compare == "gradients":
             return rewritten(self, dtype, self._clipper, self.ours_in)
         if self.compare == "thresholds":
             seen = judged(self, dtype, self._limits, self.ours_in)
             return {name: numbers[1:] for name, numbers in seen.items()}  # those of the past
         make = lambda groups: Modular(own(groups), self.chain(), **options)  # noqa: E731
-        return moved(self, dtype, make, self.ours_in, self.each_step)
+        return moved(self, dtype, make, self.ours_in, self.each_step, resumes)
 
     def _clipper(self, groups: list[dict[str, Any]]) -> tuple[Callable[[], Any], Any]:
         clipper = Clipper(own(groups), self.chain())

@@ -40,6 +40,14 @@ def test_the_compiled_chain_is_the_method(name: str) -> None:
     assert IDENTITIES[name].distance(torch.float32, compile=True) <= 1
 
 
+@pytest.mark.filterwarnings("ignore:.*was given:UserWarning")  # live values are scheduled
+@pytest.mark.parametrize("name", [name for name, it in IDENTITIES.items() if it.evaluates])
+def test_weights_for_evaluation_are_the_same_in_a_run_that_was_resumed(name: str) -> None:
+    """In the middle of training, and from a checkpoint of an evaluation."""
+    for dtype in IDENTITIES[name].rtol:
+        assert IDENTITIES[name].distance(dtype, resumes=True) <= 1
+
+
 @pytest.mark.peers
 @pytest.mark.filterwarnings("ignore")  # theirs
 @recorded
@@ -91,7 +99,8 @@ def test_every_row_is_without_a_gradient_now_and_then(name: str) -> None:
 
 
 WITHOUT_GAPS = {
-    "adafactor_unfactored", "adagc", "ema_adamw", "ema_pytorch", "lamb_timm", "lambc",
+    "adafactor_unfactored", "adagc", "ema_adamw", "ema_diffusers", "ema_pytorch", "lamb_timm",
+    "lambc",
     "lookahead_adam", "lookahead_timm", "nanochat", "normuon", "schedule_free_adamw",
     "schedule_free_radam", "spam", "spike_clip", "stable_adamw",
 }  # fmt: skip

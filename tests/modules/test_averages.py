@@ -263,6 +263,30 @@ def test_a_skipped_step_moves_no_average_and_no_count(link, compile):
     same(*runs)
 
 
+@pytest.mark.parametrize("compile", [False, pytest.param(True, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "link",
+    [WeightEMA(0.99, every=2, warmup=True), WeightAverage(2, every=2), Lookahead(3)],
+    ids=lambda link: type(link).__name__,
+)
+def test_a_parameter_that_is_unfrozen_late_has_the_average_of_its_own_steps(link, compile):
+    """Which is the one that it would have alone, whatever the others have behind them."""
+    early, late, alone = [Parameter(torch.full((3,), 0.5)) for _ in range(3)]
+    late.requires_grad_(False)
+    both = Modular([early, late], LR(0.1), link, compile=compile)
+    other = Modular([alone], LR(0.1), link, compile=compile)
+    for i in range(12):
+        if i == 5:
+            late.requires_grad_(True)
+        early.grad = torch.full((3,), math.cos(i))
+        if i >= 5:
+            late.grad, alone.grad = torch.full((3,), math.sin(i)), torch.full((3,), math.sin(i))
+            other.step()
+        both.step()
+        with both.averaged(), other.averaged():
+            same(late.detach().clone(), alone.detach().clone())
+
+
 def test_the_average_of_a_parameter_counts_its_own_steps():
     p, q = Parameter(torch.zeros(1)), Parameter(torch.zeros(1))
     opt = Modular([p, q], LR(1.0), WeightEMA(0.5))

@@ -39,7 +39,7 @@ def recipe() -> dict[str, Any]:
 
 def train(folder: Path, steps: int, tell: Callable[[str], None]) -> None:
     """Go on from the newest checkpoint; says what it does: "t"rain, evaluate with "a"veraged
-    weights, "s"ave, "e"nd.
+    weights, "s"ave these or those of training, "e"nd.
     """
     save, newest = (recipe()[name] for name in ("save", "newest"))
     for path in folder.glob("*.pt"):
@@ -61,6 +61,7 @@ def train(folder: Path, steps: int, tell: Callable[[str], None]) -> None:
     held = newest(folder)
     for name in parts if held else ():
         parts[name].load_state_dict(held[name])
+    opt.train()  # every other checkpoint is of an evaluation
     for step in range(held["step"] if held else 0, steps):
         tell("t")
         torch.manual_seed(step)
@@ -72,9 +73,12 @@ def train(folder: Path, steps: int, tell: Callable[[str], None]) -> None:
         for name in ("ScheduleFree", "WeightEMA"):
             with opt.averaged(name), torch.no_grad():
                 model(torch.randn(8, 32))
+        if step % 2:
+            opt.eval()
         tell("s")
         state = {name: part.state_dict() for name, part in parts.items()}
         save({"step": step + 1, **state}, folder, step + 1)
+        opt.train()
     tell("e")
 
 

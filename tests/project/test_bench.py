@@ -8,6 +8,7 @@ import math
 import re
 import shutil
 import sys
+import types
 
 import pytest
 import torch
@@ -20,7 +21,7 @@ from benchmarks.step.bars import Bar
 from benchmarks.step.chains import COMPILED, HEADLINE, OURS, PEERS, RACES, Race, installed
 from benchmarks.step.shapes import SHAPES
 from benchmarks.step.timing import BARE, Result
-from benchmarks.studies import muon, muon_clipping, overhead, replayed, state_dtype
+from benchmarks.studies import averages, muon, muon_clipping, overhead, replayed, state_dtype
 from tests.helpers import ROOT
 
 CONTESTANTS = [
@@ -412,6 +413,27 @@ def test_steps_that_alternate_have_the_ratio_of_their_times():
         return lambda: now.__setitem__(0, now[0] + seconds)
 
     assert state_dtype.ratio(takes(3.0), takes(1.5), 4, lambda: now[0]) == "2.00 (2.00 to 2.00)"
+
+
+def test_what_an_average_adds_is_over_the_chain_and_a_copy_of_as_many_numbers(monkeypatch, capsys):
+    now = [0.0]
+
+    def small(chain, after=(), compile=False):
+        p = Parameter(torch.zeros(10))
+        takes = 6.0 if after else 3.0
+        p.grad = torch.ones(10)
+        opt = types.SimpleNamespace(param_groups=[{"params": [p]}])
+        opt.step = lambda: now.__setitem__(0, now[0] + takes)
+        return opt
+
+    copy = lambda *_: now.__setitem__(0, now[0] + 1.0)  # noqa: E731
+    monkeypatch.setattr(averages, "optimizer", small)
+    monkeypatch.setattr(torch, "_foreach_copy_", copy)
+    ratios, speeds = averages.added("Lion", "ScheduleFree", 4, lambda: now[0])
+    assert (ratios, speeds) == ([6 / 4] * 4, pytest.approx([8e-8] * 4))
+    monkeypatch.setattr(averages, "clock_of", lambda cpu: lambda: now[0])
+    averages.main(["--rounds", "4", "--chain", "Lion", "--link", "ScheduleFree"])
+    assert "NOT MET         1.50 ≤ 1.05" in capsys.readouterr().out
 
 
 def test_the_page_of_results_is_printed_from_its_tables():

@@ -34,12 +34,14 @@ from torchzero_clip import (
     Masked,
     Modular,
     Momentum,
+    NormRule,
     Orthogonalize,
     OrthoGrad,
     Partition,
     QKClip,
     Scale,
     ScheduleFree,
+    Scope,
     State,
     TensorList,
     Transform,
@@ -54,7 +56,8 @@ from torchzero_clip.source import SourceError
 
 HEADLINE = ClipNorm(1.0, dim="global"), Adam(), LR(1e-3)
 FOLDERS = ("clipping", "descent", "adaptive")
-OTHERS = ("Chain", "Identity", "Masked", "Partition", "WeightEMA", "WeightAverage", "Lookahead")
+AVERAGES = ("WeightEMA", "WeightAverage", "Lookahead", "ScheduleFree")
+OTHERS = ("Chain", "Identity", "Masked", "Partition", *AVERAGES)
 TAKEN = [
     case
     for case in GOOD
@@ -136,7 +139,9 @@ def label(name: str, p: Tensor) -> str:
 def random_chain(seed: int) -> list[Transform]:
     """A few rules of the table, some for a part of the parameters, then descent."""
     rng = random.Random(seed)
-    plain = [case for case in TAKEN if case.cls.__module__.split(".")[2] != "flow"]
+    plain = [
+        case for case in TAKEN if case.cls.__module__.split(".")[2] not in ("flow", "averages")
+    ]
     clips = [case for case in plain if case.cls.__module__.split(".")[2] != "descent"]
     links: list[Transform] = [rng.choice(clips).make() for _ in range(rng.randint(0, 2))]
     links += [rng.choice(plain).make()]
@@ -255,7 +260,15 @@ def test_state_that_begins_at_the_parameter_does_so_in_the_file() -> None:
 
 @pytest.mark.parametrize(
     "link",
-    [WeightEMA(0.5), WeightAverage(), Lookahead(2), Masked(WeightEMA(), is_matrix)],
+    [
+        WeightEMA(0.5),
+        WeightAverage(),
+        Lookahead(2),
+        ScheduleFree(),
+        Masked(WeightEMA(), is_matrix),
+        Masked(ScheduleFree(0.5, rectified=True), is_matrix),
+        Chain(Lookahead(2), WeightAverage(), Masked(WeightEMA(), is_matrix)),
+    ],
     ids=repr,
 )
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
@@ -291,7 +304,7 @@ def test_a_formula_of_weights_is_written_as_it_is() -> None:
     ours, theirs = parameters(), parameters()
     a = Modular(list(ours.items()), LR(0.1), Between(0.5), fused=False)
     source = a.to_source()
-    assert 'return ema - (ema - p.to(ema.dtype) * group["share"]) / 2' in source
+    assert 'weights = ema - (ema - p.to(ema.dtype) * group["share"]) / 2' in source
     b = written(source)(list(theirs.items()))
     for step in range(3):
         set_grads(ours, gradients(seed=step)), set_grads(theirs, gradients(seed=step))
@@ -301,9 +314,53 @@ def test_a_formula_of_weights_is_written_as_it_is() -> None:
             torch.testing.assert_close(b.averaged_weights(theirs[name]), p.detach())
 
 
-def test_numbers_that_a_group_keeps_are_a_source_error() -> None:
-    with pytest.raises(SourceError, match=r"ScheduleFree cannot .* keeps other numbers of a group"):
-        Modular([torch.zeros(2)], LR(0.1), ScheduleFree()).to_source()
+@pytest.mark.parametrize("name", ["schedule_free_adamw", "schedule_free_radam"])
+def test_numbers_that_a_group_keeps_are_kept_by_the_file(name: str) -> None:
+    own = {"beta": 0.8, "r": 1.0, "lr": 0.02}
+    compare([named(name)], SHAPES, torch.float64, own)
+    compare([Adam(), LR(0.1), Masked(ScheduleFree(), is_matrix)], SHAPES, torch.float64, own)
+
+
+class Rising(NormRule):
+    """u ← u · min(1, d / ‖u‖), d grows by the rate in every step"""
+
+    dim: Scope = None
+
+    def init_group(self) -> dict[str, float]:
+        return {"d": 0.5}
+
+    def advance_group(self, numbers: dict[str, Tensor], group: Group) -> dict[str, Tensor]:
+        return {"d": numbers["d"] + group["lr"]}
+
+    @property
+    def reads(self) -> tuple[str, ...]:
+        return ("lr",)
+
+    def limit(self, norm: Tensor, state: Any, group: Group) -> Tensor:
+        return group["d"]
+
+
+@pytest.mark.parametrize("dim", [None, "layer", "group", "global"])
+def test_a_limit_may_be_a_number_that_the_group_keeps(dim: Scope) -> None:
+    compare([Rising(dim=dim), LR(0.1)], SHAPES, torch.float64, {"lr": 0.02})
+
+
+class Halved(Transform):
+    """u ← u / 2ᵗ, t the steps of the model"""
+
+    def init_model(self) -> dict[str, float]:
+        return {"t": 0.0}
+
+    def advance_model(self, numbers: dict[str, Tensor], group: Group) -> dict[str, Tensor]:
+        return {"t": numbers["t"] + 1}
+
+    def update(self, u: TensorList, state: State, group: Group) -> TensorList:
+        return u.div_(2 ** group["t"])
+
+
+def test_numbers_that_the_model_keeps_are_a_source_error() -> None:
+    with pytest.raises(SourceError, match=r"Halved cannot .* keeps other numbers of the model"):
+        Modular([torch.zeros(2)], Halved(), LR(0.1)).to_source()
 
 
 class Doubtful(WeightEMA):
@@ -418,7 +475,12 @@ def accepted(folder: Path) -> None:
 
 @pytest.mark.slow
 def test_ruff_and_mypy_accept_files(tmp_path: Path) -> None:
-    chains: dict[str, Any] = {"headline": HEADLINE}
+    masked = Masked(ScheduleFree(0.5, rectified=True), is_matrix)
+    chains: dict[str, Any] = {
+        "headline": HEADLINE,
+        "averages": [LR(0.1), ScheduleFree(), WeightEMA(), Masked(WeightAverage(), is_matrix)],
+        "masked": [Adam(), LR(0.1), masked],
+    }
     for name in ("lamb", "adagc", "stable_adamw"):
         chains[name] = [named(name)]
     for i in range(0, 100, 20):

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from torchzero_clip.core.bucket import in_buckets
 from torchzero_clip.core.chain import send
+from torchzero_clip.core.step import Step
 from torchzero_clip.core.tensors import is_sharded
 from torchzero_clip.core.transform import Transform, averages
 from torchzero_clip.optimizer.modular import Modular
@@ -25,11 +26,14 @@ class Behind(Modular):
     Args:
         groups: The groups of the optimizer that steps.
         *transforms: The links.
+        compile: As for `Modular`.
     """
 
     _makes_steps = None
 
-    def __init__(self, groups: Sequence[Mapping[str, Any]], *transforms: Transform) -> None:
+    def __init__(
+        self, groups: Sequence[Mapping[str, Any]], *transforms: Transform, compile: bool = False
+    ) -> None:
         flat = [tfm for top in transforms for tfm in top.walk() if isinstance(tfm, Transform)]
         for tfm in flat:
             if tfm.reads or not (averages(tfm) or tfm.inner in ("chain", "branches")):
@@ -38,7 +42,7 @@ class Behind(Modular):
                     f"left, as WeightEMA(0.999), got {tfm!r}: it needs the step itself, in the "
                     "chain of a Modular"
                 )
-        super().__init__(list(map(_shared, groups)), *transforms, fused=False)
+        super().__init__(list(map(_shared, groups)), *transforms, fused=False, compile=compile)
 
     def follow(self, groups: Sequence[Mapping[str, Any]]) -> None:
         """Have the parameters that the optimizer has now."""
@@ -57,12 +61,21 @@ class Behind(Modular):
     @torch.no_grad()
     def look(self) -> None:
         """Take in the weights of the parameters that have had a gradient."""
-        with self._begin() as step:
-            buckets = in_buckets(step, _nothing)
-            for link in self.links:
-                buckets = send(link, buckets)
-            if any([not link.transform.passes_gradient for link in self.links]):
-                subtract(buckets, self.rounding)
+        self._advance(None)
+
+    def _run(self, step: Step) -> None:
+        with step:
+            self._send(step)  # at whose end nothing holds the update, which is not to be kept
+
+    def _send(self, step: Step) -> None:
+        """Send an update of zero through the links."""
+        buckets = in_buckets(step, None if self.compile else _nothing)
+        for bucket in buckets if self.compile else ():  # zero takes no memory in a kernel
+            bucket.update = bucket.params.sub(bucket.params)
+        for link in self.links:
+            buckets = send(link, buckets)
+        if any([not link.transform.passes_gradient for link in self.links]):
+            subtract(buckets, self.rounding)
 
 
 def _shared(group: Mapping[str, Any]) -> dict[str, Any]:

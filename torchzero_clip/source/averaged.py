@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from torchzero_clip.core.chain import Chain
 from torchzero_clip.core.link import Link
 from torchzero_clip.core.transform import averages
 from torchzero_clip.source.values import ATOM, BINARY, SourceError
@@ -52,12 +53,35 @@ class Term:
 
 
 def averaged_weights(links: Sequence[Link]) -> Iterator[str]:
-    """The method of the file, where a link has weights for evaluation; the last one counts."""
-    flat = [link for top in links for link in top.walk()]
-    found = [link for link in flat if averages(link.transform)]
+    """The method of the file, where a link has weights for evaluation; the last one that knows a
+    parameter counts.
+    """
+    found = [*_found(links)][::-1]
+    last = next((i for i, (_, known) in enumerate(found) if known), len(found)) + 1
     if not found:
         return
-    link, names = found[-1], list(found[-1].state_names(torch.empty(2, 3, device="meta")))
+    yield "    @torch.no_grad()"
+    yield "    def averaged_weights(self, p: Tensor) -> Tensor:"
+    yield '        """The weights for evaluation in place of a parameter\'s."""'
+    yield "        state: dict[str, Tensor] = self.state[p]"
+    lines = [line for link, _ in found[:last] for line in _of(link)]
+    if any("weights = " in line for line in lines):
+        yield "        weights: Tensor"
+    yield from lines
+    yield "        return p.detach().clone()"
+
+
+def _found(links: Sequence[Link], known: bool = True) -> Iterator[tuple[Link, bool]]:
+    """The links with weights for evaluation, and whether they know all parameters."""
+    for link in links:
+        if averages(link.transform):
+            yield link, known
+        yield from _found(link.children, known and isinstance(link.transform, Chain))
+
+
+def _of(link: Link) -> Iterator[str]:
+    """The lines for a link."""
+    names = list(link.state_names(torch.empty(2, 3, device="meta")))
     group = {name: Term(f'group["{key}"]') for name, key in link.keys.items()}
     try:
         made = link.transform.averaged(Term("p"), {name: Term(name) for name in names}, group)
@@ -68,15 +92,13 @@ def averaged_weights(links: Sequence[Link]) -> Iterator[str]:
             f"are more than sums and products of state and live values ({error}); use the library "
             "for it"
         ) from None
-    yield "    @torch.no_grad()"
-    yield "    def averaged_weights(self, p: Tensor) -> Tensor:"
-    yield '        """The weights for evaluation in place of a parameter\'s."""'
     used = [name for name in names if name in text]
-    yield "        state = self.state[p]"
-    yield f'        if "{link.path}/{names[0]}" not in state:'
-    yield "            return p.detach().clone()"
-    yield from [f'        {name} = state["{link.path}/{name}"]' for name in used]
+    yield f'        if "{link.path}/{names[0]}" in state:'
+    yield from [f'            {name} = state["{link.path}/{name}"]' for name in used]
     if "group[" in text:
-        yield "        groups = self.param_groups"
-        yield '        group = next(g for g in groups if any(q is p for q in g["params"]))'
-    yield f"        return {text if text not in used else f'{text}.clone()'}"
+        yield "            groups = self.param_groups"
+        yield '            group = next(g for g in groups if any(q is p for q in g["params"]))'
+        yield f"            weights = {text}"
+        yield "            return weights"
+    else:
+        yield f"            return {text if text not in used else f'{text}.clone()'}"

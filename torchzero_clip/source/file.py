@@ -90,7 +90,8 @@ class File:
         """The comment above the lines of a link: its name and formula."""
         formula = (inspect.getdoc(type(link.transform)) or "").partition("\n\n")[0]
         text = f"{link.path}: {' '.join(formula.split())}"
-        return textwrap.wrap(text, 100 - 14, break_long_words=False)
+        indent = 14 + 4 * link.path.count("/")
+        return textwrap.wrap(text, 100 - indent, break_long_words=False)
 
     # ------------------------------------------------------------------ the same for others
 

@@ -65,12 +65,15 @@ class NoNames(list[Any]):
 
 
 class NoCounts(dict[str, Any]):
-    """What a group keeps besides live values, which a file has for norms alone."""
+    """What a group keeps besides live values: in a file the numbers of the group alone."""
+
+    def get(self, key: Any, *_: Any) -> Any:
+        return dict.__getitem__(self, key) if key in self else self._refuse()
 
     def _refuse(self, *_: Any) -> Any:
-        raise SourceError("it counts steps, or keeps other numbers of a group")
+        raise SourceError("it counts steps, or keeps other numbers of the model")
 
-    __getitem__ = __setitem__ = get = setdefault = _refuse
+    __getitem__ = __setitem__ = setdefault = _refuse
 
 
 class _Sums(list[Tensor]):

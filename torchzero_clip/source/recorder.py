@@ -197,7 +197,7 @@ class OpRecorder(TorchFunctionMode):
 
     def _in_place(self, name: str, base: str, args: Any, kwargs: Any, found: list[Value]) -> None:
         lists = [value for value in found if value.kind in ("list", "sizes")]
-        args = self._repeated(args) if base.startswith("_foreach_") else args
+        args = self._repeated(args) if lists and base.startswith("_foreach_") else args
         found = list(self._values([*args, *kwargs.values()]))
         first = args[0][0] if isinstance(args[0], (list, tuple)) else args[0]
         written = self.knows(first)

@@ -50,6 +50,17 @@ class WrittenState:
             self._list(key, x)
         with self.recorder.resting():
             bucket.seen_by(link).held()  # whose shapes are checked once
+        for name, start in link.transform.init_group().items():
+            cell, key = torch.full((), start, dtype=torch.float64), f"{link.path}/{name}"
+            self.recorder.learn(cell, self._of_group(key, name, _start(float(start))))
+            bucket.group_state.update({key: cell})
+
+    def _of_group(self, key: str, name: str, start: str) -> Value:
+        """The tensor that a group holds under a key."""
+        held = Value("tensor", hint=f"{name}_cell")
+        write = lambda n: (f'_of_group(group, "{key}", {start})', ATOM)
+        self.recorder.add(write, [], held, joint=False, lasting=True, stays=True)
+        return held
 
     def _list(self, key: str, x: Tensor) -> Value:
         hint = key.rpartition("/")[2]
@@ -73,8 +84,7 @@ class WrittenState:
         held = Value("tensor", hint=f"{name}_cell")
         kinds: dict[str, Any] = {"lasting": True, "stays": True}
         if units.scope == "group":
-            write = lambda n: (f'_of_group(group, "{key}", {text})', ATOM)
-            recorder.add(write, [], held, joint=False, **kinds)
+            held = self._of_group(key, name, text)
         elif units.scope == "global":
             recorder.add(
                 lambda n: (f'self._shared("{key}", {text})', ATOM), [], held, joint=True, **kinds

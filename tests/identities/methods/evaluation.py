@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+import itertools
 from typing import Any
 
 import torch
@@ -160,6 +162,36 @@ def ema_pytorch(groups: Any) -> Any:
         def average(self, p: Tensor) -> Tensor:
             (place,) = [i for i, one in enumerate(params) if one is p]
             shown: Tensor = ema.ema_model[place]
+            return shown
+
+    return WithEMA(groups)
+
+
+@optimizer(
+    "ema_diffusers",
+    "`WeightEMA(warmup=True)` is the EMAModel of diffusers, here in every other step",
+    source="diffusers 0.42.1, `training_utils.EMAModel`",
+    ours=lambda lr, decay: Chain(LR(lr), WeightEMA(decay, every=2, warmup=True)),
+    groups=({"lr": 0.05, "decay": 0.45}, {"lr": 0.02}),
+    constant={"decay": "theirs has one, for all parameters"},
+    inputs=Inputs(gaps=False),  # its average moves where a parameter has no gradient
+    evaluates=True,
+)
+def ema_diffusers(groups: Any) -> Any:
+    params = [p for group in groups for p in group["params"]]
+    need("diffusers")
+    ema = importlib.import_module("diffusers.training_utils").EMAModel(params, decay=0.45)
+    steps = itertools.count()
+
+    class WithEMA(Shown, torch.optim.SGD):
+        def step(self, closure: Any = None) -> Any:  # type: ignore[override]
+            super().step()
+            if next(steps) % 2 == 0:
+                ema.step(params)
+
+        def average(self, p: Tensor) -> Tensor:
+            (place,) = [i for i, one in enumerate(params) if one is p]
+            shown: Tensor = ema.shadow_params[place]
             return shown
 
     return WithEMA(groups)

@@ -1,4 +1,10 @@
-"""What averages of weights share: where they stand, how they begin and move."""
+"""What averages of weights share: where they stand, how they begin and move.
+
+Steps are counted for each parameter, not once for the model. A parameter that is unfrozen late has
+weights of its own from there on: its average begins at these, with the first share and warm-up, its
+mean is over as many as there were, and it is drawn back after k steps that it has made. A count of
+the model would take its average for one that is long under way, and hold it at where it was frozen.
+"""
 
 from __future__ import annotations
 
