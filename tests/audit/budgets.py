@@ -67,15 +67,16 @@ def steps(
     dtype: torch.dtype = torch.float32,
     shapes: Sequence[Any] = SMALL,
     engine: Any = None,
+    turns: int = 3,
 ) -> list[Ledger]:
-    """The ledgers of three steps of a model; an engine is one of `Modular`'s options."""
+    """The ledgers of some steps of a model; an engine is one of `Modular`'s options."""
     some = [shape for shape in shapes if len(shape) > 1 or not chain.matrices]
     forms = [torch.empty(s, dtype=dtype) for s in itertools.islice(itertools.cycle(some), count)]
     with fake_cuda(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         params = twin(forms)
         rows = [(f"l{i // 2}.{('weight', 'bias')[i % 2]}", p) for i, p in enumerate(params)]
-        return ledgers(lambda _: Modular(rows, *chain.make(), **(engine or {})), params)
+        return ledgers(lambda _: Modular(rows, *chain.make(), **(engine or {})), params, turns)
 
 
 def memory(chain: Chain) -> float:

@@ -15,11 +15,14 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from typing_extensions import Self
 
 from torchzero_clip.core.private import TorchDispatchMode, schema, tree_leaves
+from torchzero_clip.engines.compiled import launches
 
 WAITS = ("cholesky", "eig", "eigh", "eigvals", "inv", "lstsq", "lu_factor", "solve", "svd")
 """Operators of torch.linalg that wait for the device inside, or may: no fake tensor shows it."""
+LAUNCHES = str(launches.__file__)
 TORCH = str(Path(torch.__file__).parent)
 SPEAKING = tuple([f"{TORCH}/{part}/" for part in ("optim", "nn", "amp", "distributed")])
 """The parts of torch that ask as users do; its other files only hand on."""
@@ -97,6 +100,18 @@ class Ledger(TorchDispatchMode):
     def waits(self) -> list[Request]:
         """Operators that wait for the device inside."""
         return [request for request in self.requests if request.waits]
+
+    def __enter__(self) -> Self:
+        launches.WATCHED.append(self._launched)
+        return super().__enter__()  # type: ignore[no-untyped-call]
+
+    def __exit__(self, *error: Any) -> None:
+        launches.WATCHED.remove(self._launched)
+        super().__exit__(*error)  # type: ignore[no-untyped-call]
+
+    def _launched(self, name: str, given: Sequence[Any]) -> None:
+        """Note a kernel of ours, with the form of what it is given."""
+        self._note("call", f"triton.{name}", given, 1)
 
     # ------------------------------------------------------------------ what torch calls
 
@@ -279,7 +294,9 @@ def _where() -> str:
     """The file and line of the code that asked for the operator on its way."""
     for frame, line in traceback.walk_stack(None):
         file = frame.f_code.co_filename
-        hands_on = file == __file__ or (file.startswith(TORCH) and not file.startswith(SPEAKING))
+        hands_on = file in (__file__, LAUNCHES) or (
+            file.startswith(TORCH) and not file.startswith(SPEAKING)
+        )
         if not hands_on:
             return f"{file}:{line}"
     return "an unknown place"
