@@ -122,7 +122,7 @@ class Ledger(TorchDispatchMode):
         given = _tensors((args, kwargs))
         if func.namespace in ("prim", "profiler"):
             return func(*args, **kwargs)
-        if _needs_values(func, given):
+        if _needs_values(func, given, kwargs):
             return self._read(func, name, args, kwargs, given)
         out = func(*args, **kwargs)
         made = _tensors(out)
@@ -203,11 +203,12 @@ def _tensors(x: Any) -> list[Tensor]:
     return [t for t in tree_leaves(x) if isinstance(t, Tensor)]
 
 
-def _needs_values(func: Any, given: Sequence[Tensor]) -> bool:
+def _needs_values(func: Any, given: Sequence[Tensor], kwargs: dict[str, Any]) -> bool:
     """Whether the host must wait for values: for a number, or for a shape."""
     if torch.Tag.data_dependent_output in func.tags:
         return True
-    if torch.Tag.dynamic_output_shape not in func.tags:
+    told = kwargs.get("output_size") is not None  # what is repeated, and how often in all
+    if told or torch.Tag.dynamic_output_shape not in func.tags:
         return False
     by_index = func.overloadpacket.__name__.startswith(("index", "_unsafe_index"))
     return not by_index or any([t.dtype in (torch.bool, torch.uint8) for t in given[1:]])
