@@ -78,7 +78,9 @@ def deepspeed(params: Any, max_norm: float) -> Any:
     os.environ.setdefault("DS_ACCELERATOR", "cpu")
     import deepspeed.comm
     from deepspeed.runtime.utils import clip_grad_norm_
+    from deepspeed.utils import groups
 
+    groups._WORLD_GROUP = None  # it keeps a group of the first world that it has seen
     alone = not dist.is_initialized()  # it asks for its neighbours, even then
     if alone:
         file = Path(tempfile.mkdtemp(), "store").as_uri()

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import sys
+import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
@@ -38,7 +39,7 @@ class Imagined(FakeTensorMode):  # type: ignore[misc, valid-type, unused-ignore]
 
     def __init__(self) -> None:
         super().__init__(allow_non_fake_inputs=True)
-        self._next = ALIGNED
+        self._next, self._free = ALIGNED, dict[int, list[int]]()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         told, given = schema(func), tree_leaves((args, kwargs))
@@ -48,9 +49,18 @@ class Imagined(FakeTensorMode):  # type: ignore[misc, valid-type, unused-ignore]
         out = super().__torch_dispatch__(func, types, args, kwargs or {})
         for t in tree_leaves(out):
             if isinstance(t, Tensor) and not hasattr(memory := t.untyped_storage(), "address"):
-                vars(memory)["address"] = self._next
-                self._next += -(-max(memory.nbytes(), 1) // ALIGNED) * ALIGNED
+                self._place(memory)
         return out
+
+    def _place(self, memory: torch.UntypedStorage) -> None:
+        """Give memory an address: one where memory of this size was, as CUDA's allocator does."""
+        size = -(-max(memory.nbytes(), 1) // ALIGNED) * ALIGNED
+        free = self._free.setdefault(size, [])
+        if not free:
+            free.append(self._next)
+            self._next += size
+        vars(memory)["address"] = address = free.pop()
+        weakref.finalize(memory, free.append, address)
 
 
 @contextmanager

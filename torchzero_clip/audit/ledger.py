@@ -15,8 +15,10 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from typing_extensions import Self
 
 from torchzero_clip.core.private import TorchDispatchMode, known_number, schema, tree_leaves
+from torchzero_clip.engines.compiled import launches
 
 WAITS = ("cholesky", "eig", "eigh", "eigvals", "inv", "lstsq", "lu_factor", "solve", "svd")
 """Operators of torch.linalg that wait for the device inside, or may: no fake tensor shows it."""
@@ -25,7 +27,7 @@ SPEAKING = tuple([str(TORCH / part) for part in ("optim", "nn", "amp", "distribu
 """The parts of torch that ask as users do; its other files only hand on."""
 OURS = [HERE.parent / "core" / f"{name}.py" for name in ("foreach", "private", "tensorlist")]
 TRIAL = str(HERE / "step.py")
-SILENT = tuple(map(str, [TORCH, HERE, *OURS]))
+SILENT = tuple(map(str, [TORCH, HERE, launches.__file__, *OURS]))
 PATIENCE = 20_000
 """Numbers that a step may read: a loop that ends by a value ends never, where there is none."""
 NORMS = (1, 2, math.inf)  # that torch has for many tensors at once
@@ -133,6 +135,18 @@ class Ledger(TorchDispatchMode):
         """Operators that wait for the device inside."""
         return [request for request in self.requests if request.waits]
 
+    def __enter__(self) -> Self:
+        launches.WATCHED.append(self._launched)
+        return super().__enter__()  # type: ignore[no-untyped-call]
+
+    def __exit__(self, *error: Any) -> None:
+        launches.WATCHED.remove(self._launched)
+        super().__exit__(*error)  # type: ignore[no-untyped-call]
+
+    def _launched(self, name: str, given: Sequence[Any]) -> None:
+        """Note a kernel of ours, with the form of what it is given."""
+        self._note("call", f"triton.{name}", given, 1)
+
     # ------------------------------------------------------------------ what torch calls
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -144,7 +158,7 @@ class Ledger(TorchDispatchMode):
             return func(*args, **kwargs)
         if _by_mask(name, args):
             self._note("read", name, (args, kwargs))
-        elif _needs_values(func, given):
+        elif _needs_values(func, given, kwargs):
             return self._read(func, name, args, kwargs, given)
         out = func(*args, **kwargs)
         made = _tensors(out)
@@ -251,11 +265,12 @@ def _tensors(x: Any) -> list[Tensor]:
     return [t for t in tree_leaves(x) if isinstance(t, Tensor)]
 
 
-def _needs_values(func: Any, given: Sequence[Tensor]) -> bool:
+def _needs_values(func: Any, given: Sequence[Tensor], kwargs: dict[str, Any]) -> bool:
     """Whether the host must wait for values: for a number, or for a shape."""
     if torch.Tag.data_dependent_output in func.tags:
         return True
-    if torch.Tag.dynamic_output_shape not in func.tags:
+    told = kwargs.get("output_size") is not None  # what is repeated, and how often in all
+    if told or torch.Tag.dynamic_output_shape not in func.tags:
         return False
     by_index = func.overloadpacket.__name__.startswith(("index", "_unsafe_index"))
     return not by_index or any([t.dtype in (torch.bool, torch.uint8) for t in given[1:]])

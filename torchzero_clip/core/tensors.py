@@ -44,6 +44,14 @@ def all_real(tensors: Iterable[Tensor]) -> bool:
     return REAL.issuperset(map(type, tensors))
 
 
+def all_here(tensors: Sequence[Tensor]) -> bool:
+    """Whether all are plain and lie in memory, if only in that of an imagined device."""
+    if all_real(tensors):
+        return True
+    imagined = all_plain(tensors) and not any([t.is_cpu for t in tensors])
+    return imagined and addresses(tensors) is not None
+
+
 def addresses(tensors: Sequence[Tensor]) -> list[int] | None:
     """Where tensors begin in memory; None where one is fake and has none, as in a recorded step.
 

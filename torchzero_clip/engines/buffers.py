@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torchzero_clip.core.tensors import DTYPE, SHAPE, same_shapes
+from torchzero_clip.core.tensors import DTYPE, SHAPE, addresses, same_shapes
 
 MOST = 1000  # buffers that are remembered
 
@@ -106,7 +106,7 @@ def apart(buffers: Sequence[Buffer]) -> bool:
 
 
 def _addresses(tensors: Sequence[Tensor]) -> array[int]:
-    return array("Q", list(map(Tensor.data_ptr, tensors)))
+    return array("Q", addresses(tensors) or [0] * len(tensors))
 
 
 def _forms(tensors: Sequence[Tensor]) -> tuple[list[Any], ...]:

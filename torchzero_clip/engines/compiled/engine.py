@@ -27,7 +27,7 @@ from torchzero_clip.core.private import foreach
 from torchzero_clip.core.skip import Skip
 from torchzero_clip.core.stochastic import Rounding
 from torchzero_clip.core.tensorlist import Operand, TensorList
-from torchzero_clip.core.tensors import all_real
+from torchzero_clip.core.tensors import all_here
 from torchzero_clip.engines.buffers import apart
 from torchzero_clip.engines.compiled.backends import missing, node_by_node
 from torchzero_clip.engines.compiled.launches import KernelError
@@ -83,7 +83,7 @@ class Compiled(Runner):
         Tensors that share memory must be worked on one after the other.
         """
         odd = torch.compiler.is_compiling() or params[0].is_complex()
-        if odd or not all_real([*params, *grads]):
+        if odd or not all_here([*params, *grads]):
             return self._eagerly(key, places, params, grads)
         self.check(params[0].device)
         trace = BucketTrace(self, key, places, params, grads, WeakSet())

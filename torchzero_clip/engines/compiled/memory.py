@@ -15,7 +15,7 @@ from torchzero_clip.core.private import foreach
 from torchzero_clip.core.skip import Skip
 from torchzero_clip.core.state import state_dtype
 from torchzero_clip.core.stochastic import Elements
-from torchzero_clip.core.tensors import all_real, same_shapes
+from torchzero_clip.core.tensors import all_here, same_shapes
 from torchzero_clip.engines.buffers import Buffer
 from torchzero_clip.engines.compiled.recording import Recording
 from torchzero_clip.engines.compiled.runner import Runner
@@ -57,7 +57,7 @@ class Memory(Recording):
 
     def hold(self, tensors: Sequence[Tensor], name: Hashable = None) -> int:
         """The buffer of these tensors; those with a name are known from the step before."""
-        if self.runner.recorder is not None and not all_real(tensors):
+        if self.runner.recorder is not None and not all_here(tensors):
             return self._copied(tensors)
         for i, buffer in enumerate(self.buffers):
             if buffer.tensors[0] is tensors[0] and all(map(operator.is_, buffer.tensors, tensors)):

@@ -13,7 +13,7 @@ from torch import Tensor
 from torchzero_clip.core.gradients import odd
 from torchzero_clip.core.part import Part
 from torchzero_clip.core.private import base
-from torchzero_clip.core.tensors import LAYOUT, SHAPE, all_real
+from torchzero_clip.core.tensors import LAYOUT, SHAPE, addresses, all_here
 from torchzero_clip.engines.buffers import Buffer, apart
 
 Groups = Sequence[Mapping[str, Any]]
@@ -48,7 +48,7 @@ class Premises:
         self._names = _names(self._states)
         self._held = Buffer(self._tensors(groups))
         self._others = _others(groups)
-        self._bases: list[tuple[Tensor, int]] = []
+        self._bases: list[tuple[Tensor, list[int] | None]] = []
         self._apart: list[Any] = []  # where gradients were that are known to lie apart
 
     def unknown(self, leaves: Sequence[Any], others: Sequence[Tensor]) -> str | None:
@@ -57,7 +57,7 @@ class Premises:
         known = {id(t) for t in [*self._held.tensors, *vectors, *others]}
         found = [t for t in map(base, self._held.tensors) if t is not None]
         bases = {id(t): t for t in found}
-        self._bases = [(base, base.data_ptr()) for base in bases.values()]
+        self._bases = [(base, addresses([base])) for base in bases.values()]
         for leaf in [x for x in leaves if isinstance(x, Tensor)]:
             if id(leaf) not in known and id(leaf) not in bases:
                 return (
@@ -83,7 +83,7 @@ class Premises:
             return None
         if not self._held.same(self._tensors(groups)):
             return None
-        if not all([base.data_ptr() == address for base, address in self._bases]):
+        if not all([addresses([base]) == address for base, address in self._bases]):
             return None
         return self._gradients([part.of(grads[part.index]) for part in self._parts])
 
@@ -142,4 +142,4 @@ def _others(groups: Groups) -> list[Any]:
 def of_tensors(states: States) -> bool:
     """Whether all state is of plain tensors, and of numbers."""
     every = [x for state in states.values() for x in state.values()]
-    return all_real([x for x in every if type(x) not in (int, float, bool)])
+    return all_here([x for x in every if type(x) not in (int, float, bool)])

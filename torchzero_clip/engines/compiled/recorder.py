@@ -21,6 +21,7 @@ from torch.overrides import TorchFunctionMode
 from torchzero_clip.core.norms import is_one_operator
 from torchzero_clip.core.private import (
     TorchDispatchMode,
+    fake_mode,
     fake_tensors,
     foreach,
     schema,
@@ -55,7 +56,7 @@ class StepRecorder(TorchDispatchMode):
         self.sessions: dict[int, tuple[int, ...]] = {}  # by the identity of the buffer
         self.gradients: dict[tuple[int, ...], Buffer] = {}  # of the step that is done, by places
         self._grads = {id(g): i for i, g in enumerate(grads)}
-        (self._kind, self._fake), self._resting = fake_tensors(), False
+        (_, self._fake), self._resting = fake_tensors(), False
         self._nodes: dict[int, Node] = {}
         self.made: list[Tensor] = []  # memory and constants that were made on the way
         self._held: list[Any] = []  # so that no identity is that of two
@@ -120,7 +121,7 @@ class StepRecorder(TorchDispatchMode):
         return out
 
     def _without_values(self, t: Tensor) -> Tensor:
-        return t if isinstance(t, self._kind) else self._fake.from_tensor(t)
+        return t if fake_mode(t) is self._fake else self._fake.from_tensor(t)
 
     def graph_arguments(self, x: Any) -> Any:
         """The same with nodes in the place of tensors."""
@@ -200,8 +201,10 @@ class StepRecorder(TorchDispatchMode):
         with self.real():
             kept = [torch.empty(t.shape, dtype=t.dtype, device=t.device) for t in outputs]
         self.made += kept
-        if kept:
-            foreach("copy_", kept, list(outputs))
+        for device in dict.fromkeys(t.device for t in kept):  # lists of one have a fast route
+            rows = zip(kept, outputs, strict=True)
+            some = [(new, t) for new, t in rows if new.device == device]
+            foreach("copy_", *map(list, zip(*some, strict=True)))
         self.graph.output(None)
         shorten(self.graph, {self._nodes[id(t)] for t in fixed if id(t) in self._nodes})
         return kept

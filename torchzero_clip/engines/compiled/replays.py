@@ -20,7 +20,7 @@ from torch import Tensor
 from torchzero_clip.core.engine import Play, Records
 from torchzero_clip.core.link import Link
 from torchzero_clip.core.part import Part
-from torchzero_clip.core.tensors import all_real
+from torchzero_clip.core.tensors import all_here, all_real
 from torchzero_clip.core.units import UnitRecord
 from torchzero_clip.engines.buffers import Buffer
 from torchzero_clip.engines.compiled.premises import Premises, of_tensors
@@ -134,7 +134,7 @@ class Replays:
         counts = [sum([p.grad is not None for p in part.originals]) for part in parts]
         gradients, leaves = recorder.gradients, recorder.leaves
         native = None
-        if self._native:
+        if self._native and all_real(leaf for leaf in leaves if isinstance(leaf, Tensor)):
             step = NativeStep(recorder.graph, leaves, changing, gradients)
             native = step if step.works else None
         inputs = StepInputs(leaves, changing, live, self._live.numbers, counts, gradients)
@@ -336,7 +336,7 @@ def _parts(play: Play) -> list[Part]:
 
 
 def _able(part: Part) -> bool:
-    return part.plain and all_real([p.grad for p in part.originals if p.grad is not None])
+    return part.plain and all_here([p.grad for p in part.originals if p.grad is not None])
 
 
 def _as_tensor(loss: Tensor | float | None) -> Tensor | None:

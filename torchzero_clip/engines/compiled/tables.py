@@ -161,7 +161,7 @@ class DeviceTables:
         dtype, device = DTYPES[words.typecode], like.device
         out = like.new_empty(len(words), dtype=dtype, requires_grad=False)
         if fake_mode(like) is not None:
-            return out.copy_(like.new_empty(len(words), dtype=dtype, device="cpu"))
+            return out.copy_(torch.empty(len(words), dtype=dtype, device="cpu"))
         if _capturing(device):
             foreach("add_", list(out.zero_().unbind()), words.tolist())
         elif device.type == "cpu":
