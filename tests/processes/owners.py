@@ -23,8 +23,10 @@ from torchzero_clip import (
     LR,
     Adam,
     Chain,
+    ClipNorm,
     ClipSpectral,
     EqualRows,
+    InBasis,
     Live,
     Modular,
     Momentum,
@@ -32,6 +34,7 @@ from torchzero_clip import (
     Normalize,
     Orthogonalize,
     Partition,
+    SOAPBasis,
     TensorwiseTransform,
     Transform,
     WeightDecay,
@@ -220,6 +223,8 @@ def equal() -> list[str]:
             "spectral": [Momentum(0.9), ClipSpectral(0.5)],
             "weights": [Onto(), Momentum(0.9)],
             "state": [Whiten(), Momentum(0.9)],
+            "soap": [InBasis(SOAPBasis(every=2, max_dim=100), Adam(eps=1e-3)), WeightDecay(0.1)],
+            "soap 2": [InBasis(SOAPBasis(every=2, first="step"), Momentum(0.9), ClipNorm(1.0))],
             "blocks": [Orthogonalize(blocks={"^p0$": 3, "^p2$": 4, "^p4$": (2, 3)})],
             "74": muon(),
         }.items():
@@ -231,7 +236,7 @@ def equal() -> list[str]:
             for params in (plain, split):
                 named = [(f"p{i}", p) for i, p in enumerate(params)]
                 opts.append(Modular(named, *chain, LR(0.02)))
-            for step in range(5 if label == "state" else 2):
+            for step in range(5 if label[:4] in ("stat", "soap") else 2):
                 for params, opt in zip((plain, split), opts, strict=True):
                     give(params, step)
                     opt.step()
@@ -286,7 +291,7 @@ def model_and_optimizer(mesh: Any) -> tuple[nn.Module, Modular]:
     if mesh is not None:
         fully_shard(model, mesh=mesh)
     kinds = {r"^4": "state", r"^3.weight": "state", r"weight$": "a", "": "b"}
-    state = Chain(Whiten(), Momentum(0.9))
+    state = Chain(Whiten(), InBasis(SOAPBasis(every=2), Adam()))
     three = Partition({"a": Chain(*nanochat()), "b": Adam(), "state": state}, kinds)
     return model, Modular(model.named_parameters(), three, LR(0.02))
 

@@ -69,6 +69,7 @@ class Matrices:
         self,
         lists: Sequence[Sequence[Tensor]],
         function: Callable[[int, list[Tensor], MatrixState], Tensor],
+        some: Sequence[int] | None = None,
     ) -> list[Tensor]:
         """The first list with what a function made of every matrix, by its owner.
 
@@ -76,13 +77,17 @@ class Matrices:
             lists: Lists of tensors like the parameters.
             function: Called with the place of a parameter, a matrix of each list, which may be
                 written, and the state.
+            some: The places of the parameters that it is called for, unless it is all.
         """
         out = list(lists[0])
+        ways = dict(zip(self.where, zip(self.layouts, self.places, strict=True), strict=True))
+        where = self.where if some is None else list(some)
+        layouts, places = [ways[i][0] for i in where], [ways[i][1] for i in where]
 
-        def work(some: list[int], *whole: list[Tensor]) -> list[Tensor]:
+        def work(here: list[int], *whole: list[Tensor]) -> list[Tensor]:
             made = []
-            for k, tensors in zip(some, zip(*whole, strict=True), strict=True):
-                i = self.where[k]
+            for k, tensors in zip(here, zip(*whole, strict=True), strict=True):
+                i = where[k]
                 rows = self.rows[i]
                 cut = [t.reshape(sum(rows), -1).split(rows) for t in tensors]
                 each = zip(zip(*cut, strict=True), self.mine[i], strict=True)
@@ -91,12 +96,12 @@ class Matrices:
                 made.append(joined.reshape(tensors[0].shape))
             return made
 
-        chosen = [[row[i] for i in self.where] for row in lists]
-        if any(self.layouts):
-            results = by_owners(chosen, self.layouts, self.places, work)
+        chosen = [[row[i] for i in where] for row in lists]
+        if any(layouts):
+            results = by_owners(chosen, layouts, places, work)
         else:
-            results = work(list(range(len(self.where))), *chosen)
-        for i, t in zip(self.where, results, strict=True):
+            results = work(list(range(len(where))), *chosen)
+        for i, t in zip(where, results, strict=True):
             out[i] = t
         return out
 
@@ -258,7 +263,8 @@ def count(rule: Any, buckets: Sequence[Bucket], by: int = 1) -> int:
 
 def step_matrices(rule: Any, buckets: list[Bucket]) -> list[Bucket]:
     """The step of a rule with state of matrices."""
-    now, kept = count(rule, buckets), list[Tensor]()
+    kept: list[Tensor] = []
+    now = count(rule, buckets)
     for bucket in buckets:
         rule.refuse_complex(bucket)
         matrices = Matrices(bucket, now)
@@ -269,7 +275,7 @@ def step_matrices(rule: Any, buckets: list[Bucket]) -> list[Bucket]:
         bucket.u = bucket.session.update(OfMatrices(matrices), u, {}, bucket.group)
         if rule.refreshes:
             matrices.begin()
-        kept += [flag.to(buckets[0].device) for flag in matrices.kept]
+        kept += matrices.kept
     record(buckets, kept)
     return buckets
 
@@ -286,7 +292,8 @@ def record(buckets: Sequence[Bucket], kept: Sequence[Tensor]) -> None:
     finite.
     """
     if kept:
-        buckets[0].step.record[buckets[0].bound.path] = {"kept": torch.stack(list(kept)).sum()}
+        flags = torch.stack([flag.to(buckets[0].device) for flag in kept])
+        buckets[0].step.record[buckets[0].bound.path] = {"kept": flags.sum()}
 
 
 def _forms(bucket: Bucket) -> tuple[list[list[int]], list[list[dict[str, StateForm]]]]:
