@@ -179,6 +179,16 @@ def balance() -> list[str]:
     shapes = [shape for _ in range(LAYERS) for shape in GPT2]
     for mesh, placements in ((line(), [Shard(0)]), (square(), [Replicate(), Shard(0)])):
         plain, split = both(shapes, mesh, lambda i, found=placements: found)
+        soap = InBasis(SOAPBasis(), Adam())
+        pairs = [Modular(params, soap, LR(0.0)) for params in (plain, split)]
+        for step in range(2):
+            for params in (plain, split):
+                give(params, step)
+            done = [operations(opt.step) for opt in pairs]
+        share = torch.tensor([done[1] / done[0]])
+        dist.all_reduce(share, dist.ReduceOp.MAX)
+        if not 0 < share.item() <= 1.1 / dist.get_world_size():
+            wrong.append(f"balance: {share.item():.3f} of SOAP's operations on one rank")
         opts = [Modular(params, *muon(), LR(0.02)) for params in (plain, split)]
         for params, opt in zip((plain, split), opts, strict=True):
             give(params, 0)

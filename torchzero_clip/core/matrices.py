@@ -161,10 +161,10 @@ class Matrices:
 
     def _cost(self, i: int) -> float:
         """What a parameter is to its owner: operations, and entries of state."""
-        param, forms = self.bucket.originals[i], self.forms[i]
-        sides = [sum(rows := self.rows[i]), param.numel() // sum(rows)]
-        products = 2.0 * param.numel() * sum(sides)
-        entries = sum([math.prod(t.shape) for form in forms for t in form.values()])
+        param, rows = self.bucket.originals[i], self.rows[i]
+        columns = param.numel() // sum(rows)
+        products = 2.0 * sum([r * columns * (r + columns) for r in rows])
+        entries = sum([math.prod(t.shape) for form in self.forms[i] for t in form.values()])
         return (self.rule.operations(param) or products) + entries
 
     def _keys(self, i: int) -> list[tuple[str, StateForm]]:
