@@ -16,9 +16,9 @@ def eigenvectors(matrix: Tensor) -> Tensor:
 
 def sorted_before(matrix: Tensor, basis: Tensor) -> tuple[Tensor, Tensor]:
     """A power iteration of columns sorted by the eigenvalue that each has nearly, and the order."""
-    values = (basis * (matrix @ basis)).sum(0)
-    order = values.argsort(descending=True, stable=True)
-    return torch.linalg.qr(matrix @ basis[:, order]).Q, order
+    product = matrix @ basis
+    order = (basis * product).sum(0).argsort(descending=True, stable=True)
+    return torch.linalg.qr(product[:, order]).Q, order
 
 
 def sorted_after(matrix: Tensor, basis: Tensor) -> Tensor:
