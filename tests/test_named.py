@@ -35,7 +35,13 @@ def test_every_argument_of_a_name_changes_its_chain(name: str) -> None:
         assert repr(named(name, **given)) != repr(named(name, **usual)), argument
 
 
-OTHERS = {"alpha_warmup": 9, "beta3_warmup": 9, "etas": (0.4, 1.1), "d": 2.0}
+OTHERS = {
+    "first": "step",
+    "alpha_warmup": 9,
+    "beta3_warmup": 9,
+    "etas": (0.4, 1.1),
+    "d": 2.0,
+}
 
 
 def changed(value: object) -> object:

@@ -38,6 +38,7 @@ DTYPES = (torch.float32, torch.bfloat16)
 READS = {"SkipLarge-huge": 1, "SkipSpike-new": 1}
 """Guards with no fused optimizer at the end: docs/guards.md, "Nothing waits"."""
 COUNTS = {"When-odd", "Reset-average", "Accumulate-2", "spam", "stable_spam"}
+COUNTS |= {"SOAPBasis-every 2", "InBasis-soap", "soap"}
 """What is done in a step depends on its number, which the host knows."""
 WAITS = {"ClipSpectral-0.5"}
 """Singular values come of torch's eigh, which waits inside."""

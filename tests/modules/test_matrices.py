@@ -575,6 +575,6 @@ def test_matrix_rules_agree_with_a_network_in_channels_last():
 
 def test_a_whole_matrix_beside_sharded_ones_is_not_written_to() -> None:
     gradient = torch.ones(2, 2)
-    (made,) = by_owners([[gradient]], [None], [1.0], lambda _, whole: [t.mul_(2) for t in whole])
+    (made,) = by_owners([[gradient]], [None], [None], lambda _, whole: [t.mul_(2) for t in whole])
     assert made.tolist() == [[2, 2], [2, 2]]
     assert gradient.tolist() == [[1, 1], [1, 1]]

@@ -23,14 +23,18 @@ from torchzero_clip import (
     LR,
     Adam,
     Chain,
+    ClipNorm,
     ClipSpectral,
     EqualRows,
+    InBasis,
+    Live,
     Modular,
     Momentum,
     NeuronNorm,
     Normalize,
     Orthogonalize,
     Partition,
+    SOAPBasis,
     TensorwiseTransform,
     Transform,
     WeightDecay,
@@ -54,6 +58,27 @@ class Onto(TensorwiseTransform):
     def update_tensor(self, u: Tensor, state: dict[str, Tensor], group: Any) -> Tensor:
         w = group["param"] / group["param"].norm()
         return u - w @ (w.T @ u)
+
+
+class Whiten(TensorwiseTransform):
+    """L ← β L + (1 - β) u uᵀ;   P ← (L + 1)^(-1/2) every third step;   u ← P u"""
+
+    beta: Live[float] = 0.5
+    every: int = 3
+
+    def init_matrix(self, rows: int, columns: int) -> dict[str, Tensor]:
+        return {"left": torch.zeros(rows, rows), "root": torch.eye(rows), "sum": torch.zeros(1)}
+
+    def observe_matrix(self, u: Tensor, state: dict[str, Tensor], group: Any) -> dict[str, Tensor]:
+        left = torch.lerp(state["left"], u @ u.mT, 1 - group["beta"])
+        return {"left": left, "sum": state["sum"] + u.sum()}
+
+    def refresh_matrix(self, state: dict[str, Tensor], group: Any) -> dict[str, Tensor]:
+        values, vectors = torch.linalg.eigh(state["left"])
+        return {"root": vectors * (values.clamp(min=0) + 1).rsqrt() @ vectors.mT}
+
+    def update_tensor(self, u: Tensor, state: dict[str, Tensor], group: Any) -> Tensor:
+        return state["root"] @ u
 
 
 def muon() -> list[Transform]:
@@ -138,6 +163,13 @@ def operations(step: Callable[[], Any]) -> int:
     return counter.get_total_flops()
 
 
+def entries(opt: Modular) -> int:
+    """How many entries of matrices' state this rank has."""
+    rows = [row.items() for row in opt.state.values()]
+    state = [t for row in rows for key, t in row if key in ("Whiten/left", "Whiten/root")]
+    return sum([(t.to_local() if isinstance(t, DTensor) else t).numel() for t in state])
+
+
 # ---------------------------------------------------------------------- what is checked
 
 
@@ -147,6 +179,16 @@ def balance() -> list[str]:
     shapes = [shape for _ in range(LAYERS) for shape in GPT2]
     for mesh, placements in ((line(), [Shard(0)]), (square(), [Replicate(), Shard(0)])):
         plain, split = both(shapes, mesh, lambda i, found=placements: found)
+        soap = InBasis(SOAPBasis(), Adam())
+        pairs = [Modular(params, soap, LR(0.0)) for params in (plain, split)]
+        for step in range(2):
+            for params in (plain, split):
+                give(params, step)
+            done = [operations(opt.step) for opt in pairs]
+        share = torch.tensor([done[1] / done[0]])
+        dist.all_reduce(share, dist.ReduceOp.MAX)
+        if not 0 < share.item() <= 1.1 / dist.get_world_size():
+            wrong.append(f"balance: {share.item():.3f} of SOAP's operations on one rank")
         opts = [Modular(params, *muon(), LR(0.02)) for params in (plain, split)]
         for params, opt in zip((plain, split), opts, strict=True):
             give(params, 0)
@@ -190,6 +232,9 @@ def equal() -> list[str]:
             "nanochat": nanochat(),
             "spectral": [Momentum(0.9), ClipSpectral(0.5)],
             "weights": [Onto(), Momentum(0.9)],
+            "state": [Whiten(), Momentum(0.9)],
+            "soap": [InBasis(SOAPBasis(every=2, max_dim=100), Adam(eps=1e-3)), WeightDecay(0.1)],
+            "soap 2": [InBasis(SOAPBasis(every=2, first="step"), Momentum(0.9), ClipNorm(1.0))],
             "blocks": [Orthogonalize(blocks={"^p0$": 3, "^p2$": 4, "^p4$": (2, 3)})],
             "74": muon(),
         }.items():
@@ -201,11 +246,16 @@ def equal() -> list[str]:
             for params in (plain, split):
                 named = [(f"p{i}", p) for i, p in enumerate(params)]
                 opts.append(Modular(named, *chain, LR(0.02)))
-            for step in range(2):
+            for step in range(5 if label[:4] in ("stat", "soap") else 2):
                 for params, opt in zip((plain, split), opts, strict=True):
                     give(params, step)
                     opt.step()
             away = max((a - whole(b)).abs().max().item() for a, b in zip(plain, split, strict=True))
+            if label == "state":
+                held, mine = [entries(opt) for opt in opts]
+                most = held / world + 2 * (4 * WIDTH) ** 2  # the largest is on one rank
+                if name == "rows" and not 0 < mine <= most:
+                    wrong.append(f"equal {name} {label}: {mine} of {held} entries on one rank")
             if not away < 1e-5:
                 wrong.append(f"equal {name} {label}: off by {away:.1e}")
     return wrong
@@ -246,17 +296,21 @@ def model_and_optimizer(mesh: Any) -> tuple[nn.Module, Modular]:
     from torch.distributed.fsdp import fully_shard
 
     torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(6, 9), nn.Tanh(), nn.Linear(9, 5), nn.Linear(5, 5))
+    layers = [nn.Linear(6, 9), nn.Tanh(), nn.Linear(9, 5), nn.Linear(5, 5)]
+    model = nn.Sequential(*layers, nn.Linear(5, 12, bias=False))
     if mesh is not None:
         fully_shard(model, mesh=mesh)
-    two = Partition({"a": Chain(*nanochat()), "b": Adam()}, {r"weight$": "a", "": "b"})
-    return model, Modular(model.named_parameters(), two, LR(0.02))
+    kinds = {r"^4": "state", r"^3.weight": "state", r"weight$": "a", "": "b"}
+    state = Chain(Whiten(), InBasis(SOAPBasis(every=2), Adam()))
+    three = Partition({"a": Chain(*nanochat()), "b": Adam(), "state": state}, kinds)
+    return model, Modular(model.named_parameters(), three, LR(0.02))
 
 
 def _checkpoint(folder: str, save: bool) -> list[str]:
     """Save in the middle of a run, or load and compare every bit of state with what was saved."""
     import torch.distributed.checkpoint as dcp
     from torch.distributed.checkpoint.state_dict import (
+        StateDictOptions,
         get_optimizer_state_dict,
         set_optimizer_state_dict,
     )
@@ -269,25 +323,38 @@ def _checkpoint(folder: str, save: bool) -> list[str]:
     else:
         opt.init_state()
     state = get_optimizer_state_dict(model, opt)
-    full = os.path.join(folder, "full.pt")
+    full, options = os.path.join(folder, "full.pt"), StateDictOptions(full_state_dict=True)
     if save:
         dcp.save(state, checkpoint_id=os.path.join(folder, "dcp"))
-        kept = {
-            f"{n}/{k}": whole(v)
-            for n, p in model.named_parameters()
-            for k, v in opt.state[p].items()
-        }
+        both = _whole_state(opt), get_optimizer_state_dict(model, opt, options=options)
         if dist.get_rank() == 0:
-            torch.save(kept, full)
+            torch.save(both, full)
         return []
     dcp.load(state, checkpoint_id=os.path.join(folder, "dcp"))
     set_optimizer_state_dict(model, opt, state)
-    kept, wrong = torch.load(full), []
-    for n, p in model.named_parameters():
-        for k, v in opt.state[p].items():
-            if not torch.equal(whole(v), kept.pop(f"{n}/{k}")):
-                wrong.append(f"load: {n}/{k} is another")
-    return [*wrong, *[f"load: {key} was lost" for key in kept]]
+    wrong = _differences("load", _whole_state(opt), torch.load(full)[0])
+    model, other = model_and_optimizer(line())
+    other.init_state()
+    set_optimizer_state_dict(model, other, torch.load(full)[1], options=options)
+    wrong += _differences("full", _whole_state(other), torch.load(full)[0])
+    for step in range(3, 5):  # the new owners go on, with what they were handed
+        give(list(model.parameters()), step)
+        other.step()
+    lost = [key for key, t in _whole_state(other).items() if not torch.isfinite(t).all()]
+    return [*wrong, *[f"on: {key}" for key in lost]]
+
+
+def _whole_state(opt: Modular) -> dict[str, Tensor]:
+    """All state of a state dict, gathered."""
+    rows = opt.state_dict()["state"].items()
+    return {f"{i}/{k}": whole(torch.as_tensor(t)) for i, row in rows for k, t in row.items()}
+
+
+def _differences(label: str, got: dict[str, Tensor], kept: dict[str, Tensor]) -> list[str]:
+    other = [key for key in got if not (key in kept and torch.equal(got[key], kept[key]))]
+    return [f"{label}: {other} are others"] * bool(other) + [
+        f"{label}: {key} was lost" for key in kept if key not in got
+    ]
 
 
 CHECKS = {f.__name__: f for f in (balance, equal, gathered, loads)}

@@ -7,6 +7,7 @@ from torchzero_clip.core.config import from_config, to_config
 from torchzero_clip.core.decision import Decision, UnitState
 from torchzero_clip.core.description import Description
 from torchzero_clip.core.engine import FusedKernel, Group, State
+from torchzero_clip.core.matrices import Matrices
 from torchzero_clip.core.norm_rule import NormRule, Scope
 from torchzero_clip.core.norms import Ord
 from torchzero_clip.core.numbers import Numbers
@@ -24,6 +25,7 @@ __all__ = [
     "FusedKernel",
     "Group",
     "Live",
+    "Matrices",
     "NormRule",
     "Numbers",
     "Ord",

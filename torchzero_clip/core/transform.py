@@ -13,7 +13,8 @@ from torchzero_clip.core.bucket import BEGUN, Bucket, begun
 from torchzero_clip.core.description import Description
 from torchzero_clip.core.engine import FusedKernel, Group, Rule, State, updated
 from torchzero_clip.core.lazy import Joined
-from torchzero_clip.core.sharding import by_owners, full, layout_of, part_of
+from torchzero_clip.core.matrices import prepare_matrices, step_matrices
+from torchzero_clip.core.sharding import by_owners, full, layout_of, owners_of, part_of
 from torchzero_clip.core.state import STATE_DTYPES
 from torchzero_clip.core.tensorlist import TensorList
 
@@ -83,6 +84,10 @@ class Transform(Description):
     """Set where the link asks for `group["loss"]`, the loss of the step on the device."""
     shown: ClassVar[tuple[str, ...]] = ()
     """Numbers of the model that `metrics()` shows."""
+    turns: ClassVar[tuple[str, ...]] = ()
+    """State in the shape of a parameter that is linear in the update: `InBasis` turns it along."""
+    permutes: ClassVar[tuple[str, ...]] = ()
+    """State with an entry for each of the update, which `InBasis` sorts along."""
     separable: ClassVar[bool] = True
     """Cleared where `update` looks from one tensor at another, so that it must see all at once."""
     per_entry: ClassVar[bool] = False
@@ -250,6 +255,71 @@ class TensorwiseTransform(Transform):
         """
         return 0.0
 
+    def init_matrix(self, rows: int, columns: int) -> Mapping[str, Tensor]:
+        """The state of one matrix, of any shapes: it lies with the owner of a sharded one.
+
+        A class that has some sees matrices alone, each by itself; other parameters pass unchanged.
+        """
+        return {}
+
+    def observe_matrix(
+        self, u: Tensor, state: dict[str, Tensor], group: Group
+    ) -> Mapping[str, Tensor]:
+        """New values of state from a matrix of the update, before `update_tensor` sees it.
+
+        They are taken where all are finite. `group["first"]`: whether the parameter begins.
+        """
+        return {}
+
+    def refresh_matrix(self, state: dict[str, Tensor], group: Group) -> Mapping[str, Tensor]:
+        """New values of state that are dear, in the first step and in every `every`-th after it.
+
+        They are taken where all are finite. `every` is a field of the class, or 1; where one named
+        `stagger` is true, parameters take turns.
+        """
+        return {}
+
+    def rows_of(self, name: str, param: Tensor) -> Sequence[int]:
+        """The rows of each matrix that a parameter is, as (first, rest); none where it is none."""
+        return [len(param)] if param.dim() > 1 and param.numel() else []
+
+    @property
+    def keeps_matrices(self) -> bool:
+        """Whether the class keeps state of matrices."""
+        return type(self).init_matrix is not TensorwiseTransform.init_matrix
+
+    @property
+    def refreshes(self) -> bool:
+        """Whether the class has state that is renewed now and then."""
+        return type(self).refresh_matrix is not TensorwiseTransform.refresh_matrix
+
+    @property
+    def reach(self) -> Reach:
+        return "tensor" if type(self).step is TensorwiseTransform.step else "model"
+
+    def step(self, buckets: list[Bucket]) -> list[Bucket]:
+        if not self.keeps_matrices:
+            return super().step(buckets)
+        buckets = step_matrices(self, buckets)
+        return begun(buckets) if self.starts_with_state else buckets
+
+    def prepare(self, buckets: list[Bucket]) -> list[Bucket]:
+        if self.keeps_matrices:
+            prepare_matrices(self, buckets)
+        return super().prepare(buckets)
+
+    def per_parameter(self, param: Tensor) -> dict[str, Any]:
+        begins = {BEGUN: 0} if self.keeps_matrices and self.refreshes else {}
+        return {**super().per_parameter(param), **begins}
+
+    def check(self) -> None:
+        super().check()
+        if self.keeps_matrices and type(self).init is not Transform.init:
+            raise TypeError(
+                f"{type(self).__name__} has both init and init_matrix: the owner of a matrix sees "
+                "all its state in one place, so make what init makes in init_matrix"
+            )
+
     def rule(self, bucket: Bucket) -> Rule:
         """Sharded tensors are made whole, since the function of a part is not part of it."""
         if not any(bucket.part.layouts):
@@ -323,7 +393,8 @@ class Owned(Wrapped):
                 some["params"] = TensorList(params[0])
             return updated(self.inner, TensorList(whole, owned=True), {}, some).tensors
 
-        made = by_owners([u.tensors, *beside], self.bucket.part.layouts, self.costs, work)
+        layouts = self.bucket.part.layouts
+        made = by_owners([u.tensors, *beside], layouts, owners_of(layouts, self.costs), work)
         return u.copy_(TensorList(made))
 
 

@@ -113,7 +113,8 @@ def explain(optimizer: Any, make: Callable[..., Any], each: bool = False) -> str
     numbers, width = sum(map(Tensor.numel, params)), max([len(part.label) for part in parts])
     reads = sum([part.read for part in parts]) / numbers
     writes = sum([part.written for part in parts]) / numbers
-    told = [*_parameters(optimizer), *_owners(optimizer), *_averages(optimizer)]
+    told = [*_parameters(optimizer), *_owners(optimizer), *_refreshes(optimizer)]
+    told += _averages(optimizer)
     said = [*sentences(optimizer), *branches.joint(optimizer)]
     said = [f"{sentence}." for sentence in [*said, *(branches.fallen(optimizer) if each else ())]]
     lines = [*said, *[""] * bool(said), repr(optimizer.chain)[len("Chain(") : -1], *told, ""]
@@ -156,26 +157,36 @@ def _watch(twin: Any, parts: list[Traffic]) -> Skip:
 def _twin(optimizer: Any, make: Callable[..., Any]) -> Any:
     """The same chain over small parameters of the same kinds."""
     left, groups = MOST, []
+    square = any(
+        [getattr(link.transform, "keeps_matrices", False) for link in optimizer.keys.links]
+    )
     for group in optimizer.param_groups:
         names = group.get("param_names") or [f"p{i}" for i in range(len(group["params"]))]
         rows = list(zip(names, group["params"], strict=True))[: max(left, 1)]
         left -= len(rows)
         live = {key: group[key] for key in optimizer.keys.defaults}
-        groups.append({**live, "params": [(name, _small(p)) for name, p in rows]})
+        groups.append({**live, "params": [(name, _small(p, square)) for name, p in rows]})
     options = {name: getattr(optimizer, name) for name in ("fused", "rounding", "state_dtype")}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the optimizer itself has warned
         twin = make(groups, *optimizer.chain, **options)
-    for link in twin.links:
-        if link.transform.goes_first:  # a guard, which never gives up here: all gradients are bad
+    for link in twin.keys.links:
+        if square and getattr(link.transform, "blocks", None) is not None:
+            link.transform = link.acts = link.transform.with_values({"blocks": None})
+        if getattr(
+            link.transform, "goes_first", False
+        ):  # a guard, which never gives up here: all gradients are bad
             patient = link.transform.with_values({"max_consecutive": None})
             link.transform = link.acts = patient
     return twin
 
 
-def _small(p: Tensor) -> Parameter:
+def _small(p: Tensor, square: bool) -> Parameter:
+    """A parameter of SIZE numbers; nearly `square` where the work grows with its longer side."""
     shape = [SIZE] * p.dim()
-    if p.dim() > 1:  # as many rows as it has, which blocks of them must add up to
+    if p.dim() > 1 and square:
+        shape = [SIZE // 128, 128, *[1] * (p.dim() - 2)]
+    elif p.dim() > 1:  # as many rows as it has, which blocks of them must add up to
         shape = [len(p), max(2, SIZE // max(len(p), 1)), *[1] * (p.dim() - 2)]
     device = "cpu" if p.device.type == "meta" else p.device
     dtype = p.dtype if p.is_floating_point() or p.is_complex() else torch.float32  # never moves
@@ -225,7 +236,8 @@ def _owners(optimizer: Any) -> Iterator[str]:
     ranks = [len(route(layout)[1]) for layout in layouts]
     for link in optimizer.keys.links:
         needs = getattr(type(link.transform), "operations", TensorwiseTransform.operations)
-        if not layouts or needs is TensorwiseTransform.operations:
+        keeps = getattr(link.transform, "keeps_matrices", False)
+        if not layouts or not (keeps or needs is not TensorwiseTransform.operations):
             continue
         owned, lost = [n for n in ranks if n], ranks.count(0)
         among = " or ".join(map(str, sorted(set(owned))))
@@ -233,3 +245,13 @@ def _owners(optimizer: Any) -> Iterator[str]:
         why = "that hold a part share no process group"
         rest = f"; {lost} are gathered, since the ranks {why}" if lost else ""
         yield f"{link.path}: of the model's {len(ranks)} sharded matrices {has}{rest}"
+
+
+def _refreshes(optimizer: Any) -> Iterator[str]:
+    """A line for each link with state that is renewed now and then."""
+    for link in optimizer.keys.links:
+        if getattr(link.transform, "refreshes", False):
+            every = getattr(link.transform, "every", 1)
+            turns = ", in turns" if getattr(link.transform, "stagger", False) else ""
+            when = f"in its first step and every {every} steps{turns}" if every > 1 else "always"
+            yield f"{link.path}: a matrix is refreshed {when}, by a program of its own"

@@ -254,3 +254,13 @@ def of_group(g: int, check: Callable[..., Any], *args: Any) -> Any:
         return check(*args)
     except (TypeError, ValueError) as error:
         raise type(error)(f"group {g}: {error}") from None
+
+
+def refuse_nameless(links: Sequence[Link], group: Mapping[str, Any]) -> None:
+    """Raise a sentence where a rule asks for the names of parameters that came without."""
+    for link in links:
+        if getattr(link.transform, "scope", None) == "layer" and "param_names" not in group:
+            raise ValueError(
+                f"{link.path}: dim='layer' needs to know the names of the parameters: pass "
+                "model.named_parameters() instead of model.parameters()"
+            )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numbers
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -114,7 +115,7 @@ class StateLayout:
 
         `shared` is the state of its group.
         """
-        known = self.of_parameter(p)
+        known = {**self.of_parameter(p), **self._of_matrices(held)}
         for row in self._rows:
             expected = {key for key, entry in known.items() if entry.link in row}
             common = {f"{link.path}/{name}" for link in row for name in link.group_values()}
@@ -126,6 +127,17 @@ class StateLayout:
                 entry.check(where, key, held[key])
                 _check_if_count(where, entry.link, key, held[key])
         _refuse_rest(where, set(filter(is_links, held)) - known.keys())
+
+    def _of_matrices(self, held: Mapping[str, Any]) -> dict[str, Entry]:
+        """What is kept of matrices, whose form the link checks where it meets them."""
+        made: dict[str, Entry] = {}
+        for link in self.links:
+            names = set(matrix_names(link.transform))
+            for key, value in held.items() if names else ():
+                path, _, name = key.rpartition("/")
+                if path == link.path and re.sub(r"_[0-9]+$", "", name) in names:
+                    made[key] = Entry(value, frozenset(), link)
+        return made
 
     def check_group(self, where: str, shared: Mapping[str, Any], params: Sequence[Tensor]) -> None:
         """Raise a sentence unless this is the state that links keep once for a group."""
@@ -150,6 +162,14 @@ class StateLayout:
         rule = next(link.transform for link in self.links if link.path == path)
         made = rule.per_group() if p is None else rule.per_parameter(p)
         return name in made and bool(local(torch.as_tensor(made[name])).isnan().any())
+
+
+def matrix_names(rule: Any) -> list[str]:
+    """The names of the state that a rule keeps of matrices."""
+    if not getattr(rule, "keeps_matrices", False):
+        return []
+    with torch.device("meta"):
+        return list(rule.init_matrix(2, 3))
 
 
 def is_users(key: Any) -> bool:

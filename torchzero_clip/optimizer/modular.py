@@ -26,10 +26,11 @@ from torchzero_clip.engines import AT_ONCE, Compiled, Eager
 from torchzero_clip.optimizer import averages
 from torchzero_clip.optimizer.explain import explain
 from torchzero_clip.optimizer.fingerprint import fingerprint, shared_start
-from torchzero_clip.optimizer.keys import GroupKeys, refuse_arguments
+from torchzero_clip.optimizer.keys import GroupKeys, refuse_arguments, refuse_nameless
 from torchzero_clip.optimizer.layout import StateLayout
 from torchzero_clip.optimizer.loading import loading
 from torchzero_clip.optimizer.loss import evaluate, one_number
+from torchzero_clip.optimizer.matrices import share_state
 from torchzero_clip.optimizer.meaning import refuse_step, warn_of_size, warn_of_small_state
 from torchzero_clip.optimizer.metrics import metrics_of
 from torchzero_clip.optimizer.places import warn_of_places
@@ -108,6 +109,7 @@ class Modular(Optimizer):
         if is_row(params):  # torch takes a group for one in a dict alone
             params = [dict(x) if isinstance(x, Mapping) else x for x in params]
         super().__init__(params, dict(self.keys.defaults))
+        share_state(self)
         warn_of_small_state(self)
 
     def _build(
@@ -382,12 +384,7 @@ class Modular(Optimizer):
         refuse_flat(group["params"])
         for p in group["params"]:
             self.engine.check(p.device)
-        for link in self.keys.links:
-            if getattr(link.transform, "scope", None) == "layer" and "param_names" not in group:
-                raise ValueError(
-                    f"{link.path}: dim='layer' needs to know the names of the parameters: pass "
-                    "model.named_parameters() instead of model.parameters()"
-                )
+        refuse_nameless(self.keys.links, group)
 
     # ------------------------------------------------------------------ saving and loading
 
@@ -436,10 +433,13 @@ class Modular(Optimizer):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         state = dict(state)
-        if "chain" in state:  # a copy; torch also comes here when it loads
+        copied = "chain" in state  # torch also comes here when it loads
+        if copied:
             self.process_group = None
             options = [state.pop(*option) for option in Modular._options.items()]
             self._build(state.pop("chain"), *options)
             known = state["defaults"].keys() & self.keys.defaults
             self.keys.defaults.update({key: state["defaults"][key] for key in known})
         super().__setstate__(state)
+        if copied:
+            share_state(self)

@@ -6,8 +6,14 @@ from typing import Literal
 
 from torchzero_clip.core import Chain
 from torchzero_clip.modules.clipping import Normalize
-from torchzero_clip.modules.descent import EMA, LR, Momentum, WeightDecay
-from torchzero_clip.modules.matrices import EqualRows, NeuronNorm, Orthogonalize
+from torchzero_clip.modules.descent import EMA, LR, Adam, Momentum, WeightDecay
+from torchzero_clip.modules.matrices import (
+    EqualRows,
+    InBasis,
+    NeuronNorm,
+    Orthogonalize,
+    SOAPBasis,
+)
 from torchzero_clip.published.name import published
 
 
@@ -119,3 +125,28 @@ def nanochat(
     direction = average, EqualRows(), Orthogonalize(None, NANOCHAT)
     neurons = Normalize(per_shape="sqrt_rows"), NeuronNorm(beta, neurons="longer")
     return Chain(*direction, *neurons, WeightDecay(weight_decay, cautious=True), LR(lr))
+
+
+@published
+def soap(
+    lr: float = 3e-3,
+    betas: tuple[float, float] = (0.95, 0.95),
+    shampoo_beta: float = 0.95,
+    eps: float = 1e-8,
+    weight_decay: float = 0.01,
+    precondition_frequency: int = 10,
+    max_precond_dim: int = 10000,
+    first: Literal["skip", "step"] = "skip",
+) -> Chain:
+    """Adam in the bases of Shampoo, renewed every few steps; vectors have Adam alone.
+
+    Where `first` is "skip" the first
+    gradient only makes the bases, as in the authors' code, which decays after the step; "step" is
+    that of NVIDIA's. Tensors of four and more dims count as matrices of shape (first, rest).
+
+    Reference:
+        Vyas et al., "SOAP: improving and stabilizing Shampoo using Adam", arXiv 2409.11321;
+        nikhilvyas/SOAP; NVIDIA-NeMo/Emerging-Optimizers.
+    """
+    basis = SOAPBasis(shampoo_beta, precondition_frequency, first, max_precond_dim)
+    return Chain(InBasis(basis, Adam(betas, eps)), WeightDecay(weight_decay), LR(lr))

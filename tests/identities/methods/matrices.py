@@ -193,3 +193,79 @@ def nanochat(groups: Any) -> Any:
         for p in group["params"]
     ]
     return official.MuonAdamW(rows)
+
+
+BASES = Inputs(
+    (*MATRICES, ("a.bias", (4,)), ("a.row", (1, 4)), ("b.bias", (3,)), ("b.column", (5, 1))),
+    gaps=False,  # they renew bases by the steps of each parameter, a link by its own
+)
+EPS = 1e-2  # in its own basis the first gradient is diagonal: Adam would make 1 of what is rounding
+SOAPS: Any = (
+    {"lr": 0.05, "betas": (0.9, 0.95), "shampoo_beta": 0.9, "eps": EPS,
+     "weight_decay": 0.0, "precondition_frequency": 5},
+    {"lr": 0.02, "betas": (0.8, 0.9), "weight_decay": 0.0},
+)  # fmt: skip
+SAME = {
+    "beta": "theirs is that of the first step",
+    "eps": "theirs is added before the second average is corrected",
+}
+
+
+def as_before_correction(first: int) -> Any:
+    """Gives our Adam an eps that is theirs after the correction, from this step on."""
+
+    def each_step(opt: Any, step: int) -> None:
+        for group in opt.param_groups:
+            t = max(step - first + 1, 1)
+            group["eps"] = EPS / (1 - group["betas"][1] ** t) ** 0.5
+
+    return each_step
+
+
+DECAYED: Any = ({**SOAPS[0], "weight_decay": 0.1}, {**SOAPS[1], "weight_decay": 0.02})
+
+
+def in_one_precision(official: Any) -> Any:
+    class InOnePrecision(official):  # type: ignore[misc]
+        """The official steps, without the cast to float32 in decompositions."""
+
+        def step(self, closure: Any = None) -> Any:
+            before = torch.get_default_dtype()
+            torch.set_default_dtype(self.param_groups[0]["params"][0].dtype)
+            try:
+                with mock.patch.object(Tensor, "float", Tensor.clone):
+                    return super().step(closure)
+            finally:
+                torch.set_default_dtype(before)
+
+    return InOnePrecision
+
+
+@optimizer(
+    "soap",
+    "`InBasis(SOAPBasis(), Adam())`, `LR` is SOAP without decay, which it takes after the step",
+    source="nikhilvyas/SOAP a1e5535, in one precision",
+    groups=SOAPS,
+    constant={**SAME, "weight_decay": "theirs decays after the step"},
+    each_step=as_before_correction(first=2),
+    inputs=BASES,
+    rtol={torch.float32: 1e-4, torch.float64: 1e-12},
+)
+def soap(groups: Any) -> Any:
+    return in_one_precision(official_file("nikhilvyas/SOAP", "soap.py").SOAP)(groups)
+
+
+@optimizer(
+    "soap_from_first_step",
+    '`InBasis(SOAPBasis(first="step"), Adam())`, `WeightDecay`, `LR` is SOAP as NVIDIA has it',
+    source="NVIDIA-NeMo/Emerging-Optimizers fd77292, `tests/soap_reference.py`, in one precision",
+    ours=lambda **options: named("soap", first="step", **options),
+    groups=DECAYED,
+    constant=SAME,
+    each_step=as_before_correction(first=1),
+    inputs=BASES,
+    rtol={torch.float32: 1e-4, torch.float64: 1e-12},
+)
+def soap_from_first_step(groups: Any) -> Any:
+    official = official_file("NVIDIA-NeMo/Emerging-Optimizers", "tests/soap_reference.py")
+    return in_one_precision(official.ReferenceSoap)(groups, **DECAYED[0])

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import math
 
-from tests.modules.rows.row import Bad, Row, at_least, number, share
+from tests.modules.rows.row import Bad, Row, at_least, number, share, steps
 from torchzero_clip import (
+    Adam,
     Chain,
     ClipSpectral,
     EqualRows,
+    InBasis,
+    Lion,
     Momentum,
     NeuronNorm,
     Orthogonalize,
+    SOAPBasis,
 )
 
 inf, nan = math.inf, math.nan
@@ -85,5 +89,42 @@ ROWS = [
         complex="turns",
         matrices=True,
         loops=20,
+    ),
+    Row(
+        SOAPBasis,
+        good={
+            "every 2": lambda: SOAPBasis(every=2),
+            "short": lambda: SOAPBasis(every=3, max_dim=3, first="step"),
+            "blocks": lambda: SOAPBasis(every=2, blocks={"conv": 2}, stagger=True),
+        },
+        bad=[
+            *share("beta"),
+            *steps("every", 1),
+            *steps("max_dim", 0),
+            ({"first": "use"}, ValueError, "first must be one of ['skip', 'step'], got 'use'"),
+            ({"blocks": 3}, TypeError, "blocks must be a dict of name or regular expression and"),
+            *STACKS,
+        ],
+        memory="free",
+        complex="free",
+        matrices=True,
+        loops=60,
+        traces=False,
+    ),
+    Row(
+        InBasis,
+        good={
+            "soap": lambda: InBasis(SOAPBasis(every=2), Adam((0.9, 0.95))),
+            "first step": lambda: InBasis(SOAPBasis(every=3, first="step"), Adam(eps=1e-3)),
+            "blocks": lambda: InBasis(SOAPBasis(every=2, blocks={"conv": 2}), Lion()),
+        },
+        memory="free",
+        complex="refuses",
+        matrices=True,
+        exact=False,
+        squares=True,
+        adds=True,
+        loops=90,
+        traces=False,
     ),
 ]

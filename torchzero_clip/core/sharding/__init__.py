@@ -3,6 +3,15 @@
 Links see plain tensors: of a sharded parameter the part that is here.
 """
 
+from torchzero_clip.core.sharding.held import (
+    collect,
+    evenly,
+    hold,
+    owner_of,
+    place_of,
+    rank_at,
+    spread,
+)
 from torchzero_clip.core.sharding.layout import (
     Layout,
     aligned_grads,
@@ -13,7 +22,7 @@ from torchzero_clip.core.sharding.layout import (
     refuse_flat,
     whole_of,
 )
-from torchzero_clip.core.sharding.owners import by_owners, route
+from torchzero_clip.core.sharding.owners import by_owners, owners_of, route
 from torchzero_clip.core.sharding.ranks import all_coordinates, gather, ranks_of
 
 __all__ = [
@@ -21,13 +30,21 @@ __all__ = [
     "aligned_grads",
     "all_coordinates",
     "by_owners",
+    "collect",
+    "evenly",
     "full",
     "gather",
+    "hold",
     "layout_of",
     "local",
+    "owner_of",
+    "owners_of",
     "part_of",
+    "place_of",
+    "rank_at",
     "ranks_of",
     "refuse_flat",
     "route",
+    "spread",
     "whole_of",
 ]

@@ -25,7 +25,7 @@ Work = Callable[..., list[Tensor]]
 def by_owners(
     lists: Sequence[Sequence[Tensor]],
     layouts: Sequence[Layout | None],
-    costs: Sequence[float],
+    places: Sequence[int | None],
     work: Work,
 ) -> list[Tensor]:
     """Work on whole tensors, each on the rank that owns it; returns the parts here of the results.
@@ -33,31 +33,23 @@ def by_owners(
     Args:
         lists: Of each tensor what is here; there may be several lists of tensors that are alike.
         layouts: Of each tensor; those without a route to an owner are gathered on every rank.
-        costs: The operations that each tensor takes, by which the loads of ranks are balanced.
+        places: The owners that `owners_of` gave.
         work: Called with the indexes of some tensors, and for each list with these tensors whole,
             in memory that it may write to; it returns a tensor for each.
     """
     out = list(lists[0])
-    routes: dict[Any, list[tuple[int, Layout]]] = {}
-    alone: list[int] = []
-    known: dict[Any, Coordinates] = {}
-    for i, layout in enumerate(layouts):
-        kind = None if layout is None else (layout.mesh, layout.split)
-        if layout is not None and kind not in known:
-            known[kind] = route(layout)[1]
-        if layout is not None and known[kind]:
-            routes.setdefault((layout.mesh, known[kind]), []).append((i, layout))
-        else:
-            alone.append(i)
+    alone = [i for i, place in enumerate(places) if place is None]
     if alone:
         every = [[whole_of(parts[i].clone(), layouts[i]) for i in alone] for parts in lists]
         for i, t in zip(alone, work(alone, *every), strict=True):
             out[i] = part_of(t, layouts[i])
-    for (_, coordinates), some in routes.items():
-        ranks = owners([costs[i] for i, _ in some], len(coordinates))
+    for some in _routes(layouts).values():
         batches: dict[tuple[int, ...], list[tuple[int, Layout, int]]] = {}
-        for (i, layout), rank in zip(some, ranks, strict=True):
-            batches.setdefault(layout.shape, []).append((i, layout, rank))
+        for i in some:
+            layout, place = layouts[i], places[i]
+            assert layout is not None
+            assert place is not None
+            batches.setdefault(layout.shape, []).append((i, layout, place))
         for batch in batches.values():
             where = [i for i, _, _ in batch]
             exchange = Exchange([layout for _, layout, _ in batch], [rank for *_, rank in batch])
@@ -69,13 +61,54 @@ def by_owners(
     return out
 
 
-def owners(costs: Sequence[float], ranks: int) -> list[int]:
-    """The owner of each tensor: the dearest first, each to the rank that has the least to do."""
-    load, found = [0.0] * ranks, [0] * len(costs)
-    for i in sorted(range(len(costs)), key=lambda i: -costs[i]):
-        found[i] = min(range(ranks), key=load.__getitem__)
-        load[found[i]] += costs[i]
+def owners_of(
+    layouts: Sequence[Layout | None],
+    costs: Sequence[float],
+    held: Sequence[int | None] | None = None,
+) -> list[int | None]:
+    """The place of each tensor's owner in its process group; None where it is whole on every rank.
+
+    Args:
+        layouts: Of each tensor.
+        costs: What each is to its owner, by which the loads of ranks are balanced.
+        held: The owners that tensors have already.
+    """
+    found: list[int | None] = [None] * len(layouts)
+    for (_, coordinates), some in _routes(layouts).items():
+        have = [None if held is None else held[i] for i in some]
+        places = owners([costs[i] for i in some], len(coordinates), have)
+        for i, place in zip(some, places, strict=True):
+            found[i] = place
     return found
+
+
+def owners(
+    costs: Sequence[float], ranks: int, held: Sequence[int | None] | None = None
+) -> list[int]:
+    """The owner of each tensor: the dearest first, each to the rank that has the least to do."""
+    found = list(held or [None] * len(costs))
+    load = [sum([c for c, r in zip(costs, found, strict=True) if r == k]) for k in range(ranks)]
+    for i in sorted(range(len(costs)), key=lambda i: -costs[i]):
+        place = found[i]
+        if place is None:
+            found[i] = place = min(range(ranks), key=load.__getitem__)
+            load[place] += costs[i]
+    return [place for place in found if place is not None]
+
+
+def _routes(layouts: Sequence[Layout | None]) -> dict[Any, list[int]]:
+    """The tensors that have owners, by the mesh and the coordinates of the ranks among which."""
+    routes: dict[Any, list[int]] = {}
+    known: dict[Any, Coordinates] = {}
+    for i, layout in enumerate(layouts):
+        if layout is None:
+            continue
+        kind = layout.mesh, layout.split
+        if kind not in known:
+            known[kind] = route(layout)[1]
+        if known[kind]:
+            routes.setdefault((layout.mesh, known[kind]), []).append(i)
+    return routes
 
 
 def route(layout: Layout) -> tuple[Any, Coordinates]:

@@ -40,6 +40,7 @@ class Adagrad(Transform):
     initial_accumulator_value: float = 0.0
     eps: Live[float] = 1e-10
 
+    permutes = ("sum",)
     update_size = "own"
     per_entry = True
     pure = True

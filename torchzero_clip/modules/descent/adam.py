@@ -42,6 +42,8 @@ class Adam(Transform):
     eps: Live[float] = 1e-8
     amsgrad: bool = False
 
+    turns = ("exp_avg",)
+    permutes = ("exp_avg_sq", "max_exp_avg_sq")
     update_size = "ones"
     per_entry = True
     pure = True

@@ -33,6 +33,8 @@ class AdamAtan2(Transform):
     a: Live[float] = 1.27
     b: Live[float] = 1.0
 
+    turns = ("exp_avg",)
+    permutes = ("exp_avg_sq",)
     update_size = "ones"
     pure = True
     per_entry = True

@@ -28,6 +28,7 @@ class EMA(Transform):
     debias: bool = False
     nesterov: bool = False
 
+    turns = ("ema",)
     per_entry = True
     pure = True
 

@@ -25,6 +25,7 @@ class Lion(Transform):
 
     betas: Live[tuple[float, float]] = (0.9, 0.99)
 
+    turns = ("exp_avg",)
     update_size = "ones"
     per_entry = True
     pure = True

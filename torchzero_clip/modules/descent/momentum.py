@@ -40,6 +40,7 @@ class Momentum(Transform):
     nesterov: bool = False
     dampening: Live[float] = 0.0
 
+    turns = ("momentum_buffer",)
     per_entry = True
     pure = True
 

@@ -35,6 +35,8 @@ class NAdam(Transform):
     eps: Live[float] = 1e-8
     momentum_decay: Live[float] = 4e-3
 
+    turns = ("exp_avg",)
+    permutes = ("exp_avg_sq",)
     update_size = "ones"
     pure = True
     per_entry = True

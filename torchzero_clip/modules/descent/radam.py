@@ -33,6 +33,8 @@ class RAdam(Transform):
     betas: Live[tuple[float, float]] = (0.9, 0.999)
     eps: Live[float] = 1e-8
 
+    turns = ("exp_avg",)
+    permutes = ("exp_avg_sq",)
     update_size = "ones"
     pure = True
     per_entry = True

@@ -36,6 +36,8 @@ class StableAdam(NormRule):
     weight_decay: Live[float] = 0.0
 
     ord = "rms"
+    turns = ("exp_avg",)
+    permutes = ("exp_avg_sq",)
     pure = True
 
     update_size = "ones"

@@ -2,7 +2,9 @@
 
 from torchzero_clip.modules.matrices.clip_spectral import ClipSpectral
 from torchzero_clip.modules.matrices.equal_rows import EqualRows
+from torchzero_clip.modules.matrices.in_basis import InBasis
 from torchzero_clip.modules.matrices.neuron_norm import NeuronNorm
 from torchzero_clip.modules.matrices.orthogonalize import Orthogonalize
+from torchzero_clip.modules.matrices.soap_basis import SOAPBasis
 
-__all__ = ["ClipSpectral", "EqualRows", "NeuronNorm", "Orthogonalize"]
+__all__ = ["ClipSpectral", "EqualRows", "InBasis", "NeuronNorm", "Orthogonalize", "SOAPBasis"]

@@ -1,0 +1,325 @@
+"""Matrices: those of a bucket, each with its state on the rank that owns it, and work on them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple, TypeAlias
+
+import torch
+from torch import Tensor
+
+from torchzero_clip.core.bucket import BEGUN, Bucket, count_step
+from torchzero_clip.core.engine import Group, State
+from torchzero_clip.core.sharding import (
+    Layout,
+    by_owners,
+    collect,
+    evenly,
+    hold,
+    local,
+    owner_of,
+    owners_of,
+    place_of,
+    rank_at,
+)
+from torchzero_clip.core.state import statistic_dtype
+from torchzero_clip.core.tensorlist import TensorList
+from torchzero_clip.core.tensors import is_sharded
+
+MatrixState: TypeAlias = "dict[str, Tensor]"
+"""The state of one matrix, by name."""
+
+
+class StateForm(NamedTuple):
+    """What a tensor of state is like."""
+
+    shape: torch.Size
+    dtype: torch.dtype
+    device: torch.device
+
+
+class Matrices:
+    """The matrices of a bucket as the link sees it that keeps state of them.
+
+    Args:
+        bucket: The bucket. State that is missing is made, and what was loaded goes to its owner.
+        count: The number of the step, at a link that refreshes.
+
+    Attributes:
+        where: The parameters that are matrices, or several.
+        mine: For each of them whose owner is this rank, the state of its matrices.
+        kept: Flags on the device: whether a matrix kept its state since the new was not finite.
+    """
+
+    def __init__(self, bucket: Bucket, count: int = 0) -> None:
+        self.bucket, self.rule, self.count = bucket, bucket.bound.transform, count
+        kept = bucket.step.roster.kept
+        self.rows, self.forms = kept((bucket.part, bucket.bound.path), lambda: _forms(bucket))
+        self.where = [i for i, rows in enumerate(self.rows) if rows]
+        self.layouts = [bucket.part.layouts[i] for i in self.where]
+        self.kept: list[Tensor] = []
+        self.places = self._places()
+        self._settle()
+        self.mine: dict[int, list[MatrixState]] = {
+            i: self._memories(i) for i, place in self._owners() if self._is_mine(i, place)
+        }
+
+    def over(
+        self,
+        lists: Sequence[Sequence[Tensor]],
+        function: Callable[[int, list[Tensor], MatrixState], Tensor],
+        some: Sequence[int] | None = None,
+    ) -> list[Tensor]:
+        """The first list with what a function made of every matrix, by its owner.
+
+        Args:
+            lists: Lists of tensors like the parameters.
+            function: Called with the place of a parameter, a matrix of each list, which may be
+                written, and the state.
+            some: The places of the parameters that it is called for, unless it is all.
+        """
+        out = list(lists[0])
+        ways = dict(zip(self.where, zip(self.layouts, self.places, strict=True), strict=True))
+        where = self.where if some is None else list(some)
+        layouts, places = [ways[i][0] for i in where], [ways[i][1] for i in where]
+
+        def work(here: list[int], *whole: list[Tensor]) -> list[Tensor]:
+            made = []
+            for k, tensors in zip(here, zip(*whole, strict=True), strict=True):
+                i = where[k]
+                rows = self.rows[i]
+                cut = [t.reshape(sum(rows), -1).split(rows) for t in tensors]
+                each = zip(zip(*cut, strict=True), self.mine[i], strict=True)
+                blocks = [function(i, list(pieces), state) for pieces, state in each]
+                joined = blocks[0] if len(blocks) == 1 else torch.cat(blocks)
+                made.append(joined.reshape(tensors[0].shape))
+            return made
+
+        chosen = [[row[i] for i in where] for row in lists]
+        if any(layouts):
+            results = by_owners(chosen, layouts, places, work)
+        else:
+            results = work(list(range(len(where))), *chosen)
+        for i, t in zip(where, results, strict=True):
+            out[i] = t
+        return out
+
+    def keep(self, state: MatrixState, new: Mapping[str, Tensor]) -> Tensor | None:
+        """Take new values of a matrix's state: all, or where one is not finite none.
+
+        Returns whether they were taken, as a flag on the device.
+        """
+        if not new:
+            return None
+        if not (isinstance(new, Mapping) and new.keys() <= state.keys()):
+            raise KeyError(
+                f"{self.bucket.bound.path}: the state that comes back must be a dict with names of "
+                f"{list(state)}, got {new!r}"
+            )
+        taken = torch.stack([t.isfinite().all() for t in new.values()]).all()
+        for name, t in new.items():
+            state[name].copy_(torch.where(taken, t, state[name]))
+        self.kept.append(~taken)
+        return taken
+
+    def begins(self, i: int) -> bool:
+        """Whether this is the first step of a parameter here, which is known on the host."""
+        return not self.bucket.param_states[i].get(f"{self.bucket.bound.path}/{BEGUN}")
+
+    def begin(self) -> None:
+        """Note that all of them have begun."""
+        for i in self.where:
+            self.bucket.param_states[i][f"{self.bucket.bound.path}/{BEGUN}"] = 1
+
+    def due(self, i: int) -> bool:
+        """Whether a parameter is refreshed in this step: its first, and every k-th of the link."""
+        turn = self.bucket.part.places[i] if getattr(self.rule, "stagger", False) else 0
+        return self.begins(i) or (self.count - 1 + turn) % getattr(self.rule, "every", 1) == 0
+
+    # ------------------------------------------------------------------ where it lies
+
+    def _owners(self) -> Iterator[tuple[int, int | None]]:
+        return zip(self.where, self.places, strict=True)
+
+    def _is_mine(self, i: int, place: int | None) -> bool:
+        layout = self.bucket.part.layouts[i]
+        if place is None or layout is None:
+            return True
+        return rank_at(place, layout) == torch.distributed.get_rank()
+
+    def _places(self) -> list[int | None]:
+        """The owner of each, as its state says; those without are shared out."""
+        if not any(self.layouts):
+            return [None] * len(self.where)
+        held: list[int | None] = []
+        for i, layout in zip(self.where, self.layouts, strict=True):
+            keys = [key for key, _ in self._keys(i)]
+            rank = owner_of(self.bucket.param_states[i].get(keys[0])) if keys else None
+            held.append(None if rank is None or layout is None else place_of(rank, layout))
+        return owners_of(self.layouts, [self._cost(i) for i in self.where], held)
+
+    def _cost(self, i: int) -> float:
+        """What a parameter is to its owner: operations, and entries of state."""
+        param, rows = self.bucket.originals[i], self.rows[i]
+        columns = param.numel() // sum(rows)
+        products = 2.0 * sum([r * columns * (r + columns) for r in rows])
+        entries = sum([math.prod(t.shape) for form in self.forms[i] for t in form.values()])
+        return (self.rule.operations(param) or products) + entries
+
+    def _keys(self, i: int) -> list[tuple[str, StateForm]]:
+        """The keys of a parameter's state, and the form of each."""
+        path = self.bucket.bound.path
+        return [
+            (f"{path}/{name}" + (f"_{b + 1}" if b else ""), t)
+            for b, form in enumerate(self.forms[i])
+            for name, t in form.items()
+        ]
+
+    def _settle(self) -> None:
+        """Make the state that is missing, and bring what was loaded to its owner."""
+        come: list[tuple[int, str, Layout, int | None]] = []
+        for i, place in self._owners():
+            layout: Any = self.bucket.part.layouts[i]
+            state = self.bucket.param_states[i]
+            owner = None if place is None or layout is None else rank_at(place, layout)
+            new: Any = self._made(i, self._is_mine(i, place)) if self._lacks(i) else {}
+            for key, like in self._keys(i):
+                held = new[key] if new else state[key]
+                if is_sharded(held) and owner_of(held) is None:
+                    come.append((i, key, evenly(layout, like.shape), owner))
+                elif held is not None and held.shape != like.shape:
+                    raise ValueError(
+                        f"{key!r} has shape {tuple(held.shape)}, and the matrix asks for "
+                        f"{tuple(like.shape)}: delete optimizer.state[p] to begin anew"
+                    )
+                elif owner is None or owner_of(held) is not None:
+                    state[key] = held
+                else:
+                    state[key] = hold(held if self._is_mine(i, place) else None, like, owner)
+        if come:
+            parts = [self.bucket.param_states[i][key] for i, key, _, _ in come]
+            whole = collect(parts, [row[2] for row in come], [row[3] for row in come])
+            for (i, key, _, _), t in zip(come, whole, strict=True):
+                self.bucket.param_states[i][key] = t
+
+    def _lacks(self, i: int) -> bool:
+        state = self.bucket.param_states[i]
+        return any([key not in state for key, _ in self._keys(i)])
+
+    def _made(self, i: int, mine: bool) -> dict[str, Tensor | None]:
+        """The state that a parameter begins with, where its owner is here."""
+        if self.rule.refreshes:
+            self.bucket.param_states[i].setdefault(f"{self.bucket.bound.path}/{BEGUN}", 0)
+        keys = self._keys(i)
+        if not mine:
+            return {key: None for key, _ in keys}
+        columns = self.bucket.originals[i].numel() // sum(self.rows[i])
+        with torch.device(self.bucket.device):
+            made = [t for r in self.rows[i] for t in self.rule.init_matrix(r, columns).values()]
+        return {k: t.to(like.device, like.dtype) for (k, like), t in zip(keys, made, strict=True)}
+
+    def _memories(self, i: int) -> list[MatrixState]:
+        state, keys = self.bucket.param_states[i], iter(self._keys(i))
+        return [{n: local(state[next(keys)[0]]) for n in form} for form in self.forms[i]]
+
+
+class OfMatrices:
+    """A rule of matrices as engines take it: it learns, is refreshed if that is due, and acts."""
+
+    separable = False
+    per_entry = False
+
+    def __init__(self, matrices: Matrices) -> None:
+        self.matrices = matrices
+
+    def update(self, u: TensorList, state: State, group: Group) -> TensorList:
+        matrices, rule = self.matrices, self.matrices.rule
+        live = {name: x for name, x in group.items() if name not in ("params", "grads")}
+
+        def one(i: int, pieces: list[Tensor], state: MatrixState) -> Tensor:
+            mine = {**live, "first": rule.refreshes and matrices.begins(i)}
+            mine |= {"param": pieces[1]} if rule.reads_params else {}
+            matrices.keep(state, rule.observe_matrix(pieces[0], state, mine))
+            if rule.refreshes and matrices.due(i):
+                matrices.keep(state, rule.refresh_matrix(state, mine))
+            return rule.update_tensor(pieces[0], state, mine)
+
+        u = u.own()
+        beside = [group["params"].tensors] if rule.reads_params else []
+        return u.copy_(TensorList(matrices.over([u.tensors, *beside], one)))
+
+    def fused(self, group: Group) -> None:
+        return None
+
+    def affine(self, group: Group) -> None:
+        return None
+
+
+def count(rule: Any, buckets: Sequence[Bucket], by: int = 1) -> int:
+    """The number of the step of a rule that is refreshed now and then."""
+    return count_step(buckets, "refreshed", by) if rule.refreshes else 0
+
+
+def step_matrices(rule: Any, buckets: list[Bucket]) -> list[Bucket]:
+    """The step of a rule with state of matrices."""
+    kept: list[Tensor] = []
+    now = count(rule, buckets)
+    for bucket in buckets:
+        rule.refuse_complex(bucket)
+        matrices = Matrices(bucket, now)
+        bucket.step.skip.hold(
+            [t for rows in matrices.mine.values() for m in rows for t in m.values()]
+        )
+        u = bucket.u.to(bucket.state_dtype)
+        bucket.u = bucket.session.update(OfMatrices(matrices), u, {}, bucket.group)
+        if rule.refreshes:
+            matrices.begin()
+        kept += matrices.kept
+    record(buckets, kept)
+    return buckets
+
+
+def prepare_matrices(rule: Any, buckets: list[Bucket]) -> None:
+    """Make the state that a step of the rule would make."""
+    count(rule, buckets, by=0)
+    for bucket in buckets:
+        Matrices(bucket)
+
+
+def record(buckets: Sequence[Bucket], kept: Sequence[Tensor]) -> None:
+    """Tell `metrics()` how many matrices of this rank kept their state since the new was not
+    finite.
+    """
+    if kept:
+        flags = torch.stack([flag.to(buckets[0].device) for flag in kept])
+        buckets[0].step.record[buckets[0].bound.path] = {"kept": flags.sum()}
+
+
+def _forms(bucket: Bucket) -> tuple[list[list[int]], list[list[dict[str, StateForm]]]]:
+    """The rows of the matrices of each parameter, and the form of their state."""
+    rule: Any = bucket.bound.transform
+    rows: list[list[int]] = []
+    forms: list[list[dict[str, StateForm]]] = []
+    for name, p in zip(bucket.names, bucket.originals, strict=True):
+        cut = list(rule.rows_of(name or "", p))
+        rows.append(cut)
+        columns = p.numel() // sum(cut) if cut else 0
+        forms.append([_form(bucket, rule, r, columns, p) for r in cut])
+    return rows, forms
+
+
+def _form(bucket: Bucket, rule: Any, rows: int, columns: int, p: Tensor) -> dict[str, StateForm]:
+    """The form of the state of a matrix."""
+    form = {}
+    with torch.device("meta"):
+        made = rule.init_matrix(rows, columns)
+    for name, t in made.items():
+        if not t.dim():
+            raise ValueError(
+                f"{bucket.bound.path}: init_matrix makes a number for {name!r}: give it the shape "
+                "(1,), since state of an owner is kept in parts"
+            )
+        dtype = statistic_dtype(p) if t.is_floating_point() else t.dtype
+        form[name] = StateForm(t.shape, dtype, p.device)
+    return form

@@ -1,0 +1,108 @@
+"""Held: tensors that one rank has whole, and the others know of; and their way into even parts.
+
+Such a tensor is a DTensor on the mesh of its owner alone. In checkpoints it is in even parts, as
+any sharded tensor, which distributed checkpointing gathers, cuts anew and hands out.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from torchzero_clip.core.sharding.layout import Layout, layout_of, local
+from torchzero_clip.core.sharding.owners import Exchange, route
+
+
+def hold(whole: Tensor | None, like: Any, owner: int) -> Tensor:
+    """A tensor that the rank `owner` has; `whole` there, and `like` tells the others its form."""
+    here = torch.empty(0, dtype=like.dtype, device=like.device) if whole is None else whole
+    return Layout(_mesh_of(like.device.type, owner), (_replicate(),), tuple(like.shape)).wrap(here)
+
+
+def owner_of(t: Any) -> int | None:
+    """The rank that has a tensor; None for one that is here, or in parts."""
+    layout = None if t is None else layout_of(t)
+    alone = layout is not None and layout.mesh.size() == 1 and not layout.split
+    return int(t.device_mesh.mesh.item()) if alone else None
+
+
+def place_of(rank: int, layout: Layout) -> int:
+    """The place of a rank in the group that takes a tensor of this layout to its owner."""
+    return list(torch.distributed.get_process_group_ranks(route(layout)[0])).index(rank)
+
+
+def rank_at(place: int, layout: Layout) -> int:
+    """The rank at a place in that group."""
+    return torch.distributed.get_process_group_ranks(route(layout)[0])[place]
+
+
+def evenly(layout: Layout, shape: Sequence[int]) -> Layout:
+    """The layout of a tensor in even parts on the ranks that have the parts of another."""
+    from torch.distributed.tensor import Shard
+
+    cut = [Shard(0) if d in layout.split else _replicate() for d in range(layout.mesh.ndim)]
+    return Layout(layout.mesh, tuple(cut), tuple(shape))
+
+
+def spread(held: Sequence[Tensor], layouts: Sequence[Layout]) -> list[Tensor]:
+    """Tensors that owners have, or every rank, in even parts of these layouts: a collective."""
+    return _moved(held, layouts, [owner_of(t) for t in held], _spread)
+
+
+def collect(parts: Sequence[Tensor], layouts: Sequence[Layout], owners: Sequence[Any]) -> Any:
+    """Tensors in even parts, whole on these ranks, or on every rank: a collective."""
+    return _moved(parts, layouts, owners, _collect)
+
+
+def _moved(
+    tensors: Sequence[Tensor], layouts: Sequence[Layout], owners: Sequence[int | None], move: Any
+) -> list[Any]:
+    """What `move` makes of tensors, those that share a way together."""
+    out: list[Any] = list(tensors)
+    alike: dict[Any, list[int]] = {}
+    for i, layout in enumerate(layouts):
+        kind = layout.mesh, layout.split, tensors[i].dtype, owners[i] is None
+        alike.setdefault(kind, []).append(i)
+    for where in alike.values():
+        some = [tensors[i] for i in where], [layouts[i] for i in where], [owners[i] for i in where]
+        for i, t in zip(where, move(*some), strict=True):
+            out[i] = t
+    return out
+
+
+def _spread(held: list[Tensor], layouts: list[Layout], owners: list[Any]) -> list[Tensor]:
+    if owners[0] is None:
+        return [x.wrap(x.part(t).clone()) for t, x in zip(held, layouts, strict=True)]
+    exchange = _exchange(layouts, owners)
+    back = exchange.back([local(held[k]) for k in exchange.mine], local(held[0]))
+    return [x.wrap(part.clone()) for part, x in zip(back, layouts, strict=True)]
+
+
+def _collect(parts: list[Tensor], layouts: list[Layout], owners: list[Any]) -> list[Tensor]:
+    if owners[0] is None:
+        return [x.whole(local(t)) for t, x in zip(parts, layouts, strict=True)]
+    exchange = _exchange(layouts, owners)
+    whole = dict(zip(exchange.mine, exchange.there(list(map(local, parts))), strict=True))
+    return [hold(whole.get(k), t, owners[k]) for k, t in enumerate(parts)]
+
+
+def _exchange(layouts: list[Layout], owners: list[int]) -> Exchange:
+    return Exchange(layouts, [place_of(r, x) for r, x in zip(owners, layouts, strict=True)])
+
+
+@functools.lru_cache(maxsize=1024)
+def _mesh_of(device: str, rank: int) -> Any:
+    """A mesh of one rank, without a process group, since nothing is sent on it."""
+    from torch.distributed.device_mesh import DeviceMesh
+
+    return DeviceMesh(device, [rank], _init_backend=False)
+
+
+def _replicate() -> Any:
+    from torch.distributed.tensor import Replicate
+
+    return Replicate()

@@ -1,0 +1,119 @@
+"""InBasis: links that see a matrix in a basis of its rows and one of its columns."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from torch import Tensor
+
+from torchzero_clip.core import (
+    Bucket,
+    Matrices,
+    TensorList,
+    Transform,
+    count_step,
+    prepare,
+    transformed,
+)
+from torchzero_clip.core.matrices import record
+from torchzero_clip.modules.matrices.inside import check_inside
+from torchzero_clip.modules.matrices.soap_basis import SOAPBasis
+from torchzero_clip.modules.matrices.turning import begin, enter, renew
+
+
+class InBasis(Transform):
+    """u ← Qₗ links(Qₗᵀ u Qᵣ) Qᵣᵀ
+
+    With `Adam` inside it is SOAP. Matrices have bases; other parameters reach the links as they
+    are. What the links keep is in the basis too: when that is renewed, averages of the update turn
+    along, and second moments are sorted as its columns are.
+
+    Args:
+        *links: What makes the bases, as `SOAPBasis`, and then transforms, first to last, that say
+            how their state in the shape of a parameter follows: in `turns`, or in `permutes`.
+            Guards, Freeze and Accumulate may not be among them.
+
+    Example:
+        >>> import torch
+        >>> from torchzero_clip import LR, Adam, ClipNorm, InBasis, Modular, SOAPBasis, WeightDecay
+        >>> model = torch.nn.Linear(10, 1)
+        >>> soap = InBasis(SOAPBasis(every=10), Adam((0.95, 0.95)))
+        >>> opt = Modular(model.parameters(), ClipNorm(1.0), soap, WeightDecay(0.01), LR(3e-3))
+
+    Reference:
+        Vyas et al., "SOAP: improving and stabilizing Shampoo using Adam", arXiv 2409.11321.
+    """
+
+    links: tuple[Transform, ...] = ()
+
+    inner = "chain"
+    reach = "tensor"
+    complex = "refuse"
+
+    def __init__(
+        self,
+        *links: Transform,
+        name: str | None = None,
+        target: Literal["update", "grad"] = "update",
+        state_dtype: Literal["float32", "bfloat16"] | None = None,
+    ) -> None:
+        self.links, self.name = tuple(links), name
+        self.target, self.state_dtype = target, state_dtype
+
+    def check(self) -> None:
+        super().check()
+        if len(self.links) < 2 or not isinstance(self.links[0], SOAPBasis):
+            raise TypeError(
+                "InBasis: links must be a basis and transforms, as InBasis(SOAPBasis(), Adam()), "
+                f"got {self.links!r}"
+            )
+        for link in self.links[1:]:
+            if not isinstance(link, Transform):
+                raise TypeError(f"InBasis: links must be transforms, as Adam(), got {link!r}")
+            for tfm in link.walk():
+                if isinstance(tfm, Transform):
+                    check_inside(tfm)
+
+    @property
+    def basis(self) -> SOAPBasis:
+        """What makes the bases."""
+        basis = self.links[0]
+        assert isinstance(basis, SOAPBasis)
+        return basis
+
+    def arguments(self) -> dict[str, Any]:
+        return {name: x for name, x in super().arguments().items() if name != "links"}
+
+    def __repr__(self) -> str:
+        named = [f"{key}={value!r}" for key, value in self.arguments().items()]
+        return f"InBasis({', '.join([*map(repr, self.links), *named])})"
+
+    @property
+    def starts_with_state(self) -> bool:  # type: ignore[override]
+        return self.basis.first == "skip"
+
+    def prepare(self, buckets: list[Bucket]) -> list[Bucket]:
+        return prepare(super().prepare(buckets))
+
+    def step(self, buckets: list[Bucket]) -> list[Bucket]:
+        basis, *inner = buckets[0].bound.children
+        for bucket in buckets:
+            self.refuse_complex(bucket)
+        now = count_step([bucket.seen_by(basis) for bucket in buckets], "refreshed")
+        kept: list[Tensor] = []
+        if self.starts_with_state:
+            buckets = begin(buckets, basis, now, kept)
+        if not buckets:
+            return []
+        met = [Matrices(bucket.seen_by(basis), now) for bucket in buckets]
+        turned = [enter(*pair, inner) for pair in zip(buckets, met, strict=True)]
+        made = transformed(buckets, turned, inner)
+        for bucket, matrices, u in zip(buckets, met, made, strict=True):
+            out = matrices.over([u.tensors], lambda i, x, state: self.basis.back(x[0], state))
+            bucket.u = TensorList(out)
+            if self.starts_with_state:
+                renew(bucket, matrices, inner)
+            matrices.begin()
+            kept += matrices.kept
+        record([bucket.seen_by(basis) for bucket in buckets], kept)
+        return buckets

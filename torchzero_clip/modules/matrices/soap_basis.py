@@ -1,0 +1,117 @@
+"""SOAPBasis: the eigenvectors of both averages u uᵀ and uᵀ u of a matrix."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from torchzero_clip.core import Group, Live, TensorwiseTransform
+from torchzero_clip.modules.matrices.batches import matrix_shape
+from torchzero_clip.modules.matrices.blocks import Blocks, block_rows, check_blocks
+from torchzero_clip.modules.matrices.eigenbases import eigenvectors, sorted_after, sorted_before
+
+SIDES = {"left": 0, "right": 1}  # and the dim that each multiplies
+
+
+class SOAPBasis(TensorwiseTransform):
+    """L ← β L + (1 - β) u uᵀ;   R ← β R + (1 - β) uᵀ u;   Qₗ, Qᵣ their eigenvectors, nearly
+
+    It stands in `InBasis`; by itself it leaves u as it is. The first bases are exact. After that
+    every few steps bring them nearer, by one power iteration, L Qₗ, and its QR decomposition, with
+    columns in the order of their eigenvalues.
+
+    Args:
+        beta: How much of the averages stays.
+        every: Steps from one renewal of the bases to the next.
+        first: "skip" as the authors' code: the first gradient of a parameter only makes the bases,
+            and bases are renewed after the step. "step" as NVIDIA's: the first gradient is used,
+            and bases are renewed before the step.
+        max_dim: A side that is longer has no basis, and stays as it is.
+        stagger: Whether parameters take turns to be renewed, so that all steps are as long.
+        stacks: Whether tensors of three dims are a stack of matrices (True) or (first, rest).
+        blocks: The rows of fused matrices, each block with bases of its own, as in `Orthogonalize`.
+
+    Example:
+        >>> import torch
+        >>> from torchzero_clip import LR, Adam, InBasis, Modular, SOAPBasis
+        >>> model = torch.nn.Linear(10, 1)
+        >>> opt = Modular(model.parameters(), InBasis(SOAPBasis(), Adam()), LR(3e-3))
+
+    Reference:
+        Vyas et al., "SOAP: improving and stabilizing Shampoo using Adam", arXiv 2409.11321;
+        nikhilvyas/SOAP; NVIDIA-NeMo/Emerging-Optimizers.
+    """
+
+    beta: Live[float] = 0.95
+    every: int = 10
+    first: Literal["skip", "step"] = "skip"
+    max_dim: int = 10000
+    stagger: bool = False
+    stacks: bool | None = None
+    blocks: Blocks = None
+
+    def check(self) -> None:
+        super().check()
+        self.require("beta", at_least=0, below=1)
+        self.require("every", at_least=1, integer=True)
+        self.require("max_dim", at_least=0, integer=True)
+        self.require_one_of("first", ("skip", "step"))
+        check_blocks(self)
+
+    def rows_of(self, name: str, param: Tensor) -> Sequence[int]:
+        if param.dim() < 2 or not param.numel():
+            return []
+        count, rows, columns = matrix_shape(self, param, self.stacks)
+        each = block_rows(self, name, param, rows)
+        return [] if min([*each, columns]) > self.max_dim else each * count
+
+    def init_matrix(self, rows: int, columns: int) -> dict[str, Tensor]:
+        made: dict[str, Tensor] = {}
+        for side, n in (("left", rows), ("right", columns)):
+            if n <= self.max_dim:
+                made |= {side: torch.zeros(n, n), f"{side}_basis": torch.eye(n)}
+        return made
+
+    def observe_matrix(
+        self, u: Tensor, state: dict[str, Tensor], group: Group
+    ) -> dict[str, Tensor]:
+        new = {"left": lambda: u @ u.mT, "right": lambda: u.mT @ u}
+        rate = 1 - group["beta"]
+        return {x: state[x] + (new[x]() - state[x]) * rate for x in SIDES if x in state}
+
+    def refresh_matrix(self, state: dict[str, Tensor], group: Group) -> dict[str, Tensor]:
+        return self.refreshed(state, group)[0]
+
+    def refreshed(
+        self, state: dict[str, Tensor], group: Group
+    ) -> tuple[dict[str, Tensor], dict[int, Tensor]]:
+        """New bases, and for each dim the order in which second moments follow."""
+        bases: dict[str, Tensor] = {}
+        orders: dict[int, Tensor] = {}
+        for side, dim in SIDES.items():
+            if side in state:
+                old = state[f"{side}_basis"]
+                if group["first"]:
+                    new = eigenvectors(state[side])
+                elif self.first == "step":
+                    new = sorted_after(state[side], old)
+                else:
+                    new, orders[dim] = sorted_before(state[side], old)
+                bases[f"{side}_basis"] = new
+        return bases, orders
+
+    def into(self, u: Tensor, state: dict[str, Tensor]) -> Tensor:
+        """Qₗᵀ u Qᵣ"""
+        u = state["left_basis"].mT @ u if "left_basis" in state else u
+        return u @ state["right_basis"] if "right_basis" in state else u
+
+    def back(self, u: Tensor, state: dict[str, Tensor]) -> Tensor:
+        """Qₗ u Qᵣᵀ"""
+        u = state["left_basis"] @ u if "left_basis" in state else u
+        return u @ state["right_basis"].mT if "right_basis" in state else u
+
+    def update_tensor(self, u: Tensor, state: dict[str, Tensor], group: Group) -> Tensor:
+        return u

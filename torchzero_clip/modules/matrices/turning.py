@@ -1,0 +1,120 @@
+"""Turning: updates that go into the bases of their matrices, and state that follows new ones."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from torchzero_clip.core import Bucket, Matrices, TensorList
+from torchzero_clip.core.bucket import BEGUN, begun
+from torchzero_clip.core.link import Link
+from torchzero_clip.core.matrices import MatrixState
+
+
+def begin(buckets: list[Bucket], basis: Link, now: int, kept: list[Tensor]) -> list[Bucket]:
+    """Make bases of first gradients; returns the buckets of what has begun before."""
+    key = f"{buckets[0].bound.path}/{BEGUN}"
+    for bucket in buckets:
+        new = [i for i, state in enumerate(bucket.param_states) if not state.get(key)]
+        if new:
+            some = bucket.select(new)
+            matrices = Matrices(some.seen_by(basis), now)
+            learn(some, matrices)
+            renew(some, matrices, [])
+            matrices.begin()
+            kept += matrices.kept
+    return begun(buckets)
+
+
+def enter(bucket: Bucket, matrices: Matrices, inner: Sequence[Link]) -> TensorList:
+    """The update in the bases, which learn from it."""
+    basis, group = matrices.rule, matrices.bucket.group
+    before = basis.first == "step" and any([matrices.due(i) for i in matrices.where])
+    if before:
+        learn(bucket, matrices)
+        renew(bucket, matrices, inner)
+
+    def into(i: int, pieces: list[Tensor], state: MatrixState) -> Tensor:
+        made: Tensor = basis.into(pieces[0], state)
+        if not before:
+            matrices.keep(state, basis.observe_matrix(pieces[0], state, group))
+        return made
+
+    return TensorList(matrices.over([bucket.u.to(bucket.state_dtype).tensors], into))
+
+
+def learn(bucket: Bucket, matrices: Matrices) -> None:
+    """Let the bases see an update that stays as it is."""
+    group = matrices.bucket.group
+
+    def see(i: int, pieces: list[Tensor], state: MatrixState) -> Tensor:
+        matrices.keep(state, matrices.rule.observe_matrix(pieces[0], state, group))
+        return pieces[0]
+
+    matrices.over([bucket.u.to(bucket.state_dtype).tensors], see)
+
+
+def renew(bucket: Bucket, matrices: Matrices, inner: Sequence[Link]) -> None:
+    """Renew the bases that are due, and bring what the links inside keep into them."""
+    due = [i for i in matrices.where if matrices.due(i)]
+    turns: dict[int, _Turn] = {}
+    for i in due:
+        group = {**matrices.bucket.group, "first": matrices.begins(i)}
+        for state in matrices.mine.get(i, ()):
+            new, orders = matrices.rule.refreshed(state, group)
+            old = {name: t.clone() if name in new else t for name, t in state.items()}
+            turns[id(state)] = _Turn(matrices.rule, old, orders, matrices.keep(state, new))
+    known = [i for i in due if not matrices.begins(i)]
+    for link in [each for top in inner for each in top.walk() if known and each.transforms]:
+        for name in (*link.transform.turns, *link.transform.permutes):
+            some = [i for i in known if f"{link.path}/{name}" in bucket.param_states[i]]
+            if some:
+                _follow(bucket, matrices, link, name, some, turns)
+
+
+class _Turn(NamedTuple):
+    """The way from old bases of a matrix to new ones, if they were taken."""
+
+    basis: Any
+    old: MatrixState
+    orders: dict[int, Tensor]
+    taken: Tensor | None
+
+    def of(self, x: Tensor, state: MatrixState, linear: bool) -> Tensor:
+        """What is kept in the old bases, in the new ones; only sorted unless it is linear."""
+        made = x
+        if linear:
+            made = self.basis.into(self.basis.back(x, self.old), state)
+        else:
+            for dim, order in self.orders.items():
+                made = made.index_select(dim, order)
+        return made if self.taken is None else torch.where(self.taken, made, x)
+
+
+def _follow(
+    bucket: Bucket,
+    matrices: Matrices,
+    link: Link,
+    name: str,
+    some: list[int],
+    turns: dict[int, _Turn],
+) -> None:
+    """Bring state of a link, of some parameters, into the new bases."""
+    linear = name in link.transform.turns
+    place = {bucket.part.places[i]: i for i in some}
+    for part in bucket.select(some).seen_by(link).alike():
+        if name not in part.state_names:
+            continue
+        part.make_state()  # there is some; but its rounding may be new
+        held, where = part.state[name], [place[p] for p in part.part.places]
+        row: list[Any] = [None] * len(bucket.part.places)
+        for i, t in zip(where, held.tensors, strict=True):
+            row[i] = t
+        made = matrices.over(
+            [row], lambda i, x, state: turns[id(state)].of(x[0], state, linear), where
+        )
+        held.copy_(TensorList([made[i] for i in where]))
+        part.settle()
