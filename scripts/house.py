@@ -26,7 +26,7 @@ ROOT = Path(__file__).resolve().parent.parent
 NAME = "torchzero_clip"
 PACKAGE = ROOT / NAME
 
-CONTRACT, INSIDE, CUDA, SOURCE, LONGEST_FILE = 3170, 9850, 800, 2670, 250
+CONTRACT, INSIDE, CUDA, SOURCE, LONGEST_FILE = 3450, 10300, 800, 2670, 250
 FUNCTIONS, FILES, REPEATED = 172, 34, 50
 LONGEST_PAGE, SHORT_PAGE = 124, 96
 LONGER = {  # files that wait to be divided, and may not grow
