@@ -39,7 +39,8 @@ def main() -> None:
         filled(sharded)
         want = nn.utils.clip_grad_norm_(whole.parameters(), 0.1, order)
         total = compat.clip_grad_norm_(sharded.parameters(), 0.1, order)
-        assert isinstance(total, DTensor) and total.placements == (Replicate(),)
+        assert isinstance(total, DTensor)
+        assert total.placements == (Replicate(),)
         close(total.full_tensor(), want)
         assert float(total) == total.item() == total.full_tensor().item()
         for p, q in zip(sharded.parameters(), whole.parameters(), strict=True):

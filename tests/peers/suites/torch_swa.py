@@ -1,8 +1,8 @@
 """torch's tests of averages of weights and of batch norm's statistics, over ours.
 
-There is no optimizer in the text, which moves the weights by hand and then tells an `AveragedModel`:
-here a step of nothing follows, of a chain that is an average alone. The text is torch's as a backend
-for another device keeps it.
+There is no optimizer in the text, which moves the weights by hand and then tells an
+`AveragedModel`: here a step of nothing follows, of a chain that is an average alone. The text is
+torch's as a backend for another device keeps it.
 """
 
 from __future__ import annotations
