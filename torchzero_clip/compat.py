@@ -18,6 +18,7 @@ from torchzero_clip.core import TensorList, Units
 from torchzero_clip.core.decision import decide
 from torchzero_clip.core.outside import warn
 from torchzero_clip.core.private import traced
+from torchzero_clip.core.sharding import Layout, layout_of
 from torchzero_clip.grads import Params, apply, buckets_of, listed
 from torchzero_clip.modules.clipping import ClipNorm, ClipValue
 
@@ -52,7 +53,8 @@ def clip_grad_norm_(
 
     Returns:
         The norm before clipping, a 0-dim tensor on the device and of the dtype of the gradients;
-        never a DTensor.
+        a DTensor, as from torch, where all gradients are sharded over one mesh and no
+        `process_group` is given, but one that is whole on every rank.
 
     Example:
         >>> import torch
@@ -70,7 +72,8 @@ def clip_grad_norm_(
     if not grads:
         return torch.tensor(0.0)
     rule = ClipNorm(float(max_norm), ord=abs(order), dim="global", target="grad")
-    return _clip(rule, params, grads, order, error_if_nonfinite, process_group)
+    total = _clip(rule, params, grads, order, error_if_nonfinite, process_group)
+    return total if process_group is not None else _on_mesh(total, grads)
 
 
 @torch.no_grad()
@@ -113,6 +116,17 @@ def _clip(
         )
     rule.apply(units, decide(rule, norm, {}, units.live(), units))
     return total
+
+
+def _on_mesh(total: Tensor, grads: list[Tensor]) -> Tensor:
+    """The norm as torch gives it: of gradients that all lie on one mesh, a DTensor there."""
+    layouts = {layout_of(g) for g in grads}
+    meshes = [layout.mesh for layout in layouts if layout is not None]
+    if len(meshes) < len(layouts) or any(mesh != meshes[0] for mesh in meshes):
+        return total
+    from torch.distributed.tensor import Replicate
+
+    return Layout(meshes[0], (Replicate(),) * meshes[0].ndim, ()).wrap(total)
 
 
 def _nothing(params: list[Tensor]) -> Tensor:

@@ -67,7 +67,8 @@ def titan() -> None:
     # the page begins
     def clip_grad_norm_(parameters, *args, pp_mesh=None, ep_enabled=False, **kwargs):
         stages = pp_mesh.get_group() if pp_mesh else None
-        return compat.clip_grad_norm_(parameters, *args, process_group=stages, **kwargs)
+        norm = compat.clip_grad_norm_(parameters, *args, process_group=stages, **kwargs)
+        return getattr(norm, "full_tensor", lambda: norm)()
 
     utils.clip_grad_norm_ = clip_grad_norm_
     # the page ends

@@ -9,6 +9,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor, Replicate
 
 from tests.helpers import network
 from torchzero_clip import compat
@@ -37,7 +38,11 @@ def main() -> None:
         fully_shard(sharded, mesh=init_device_mesh("cpu", (2,)))
         filled(sharded)
         want = nn.utils.clip_grad_norm_(whole.parameters(), 0.1, order)
-        close(compat.clip_grad_norm_(sharded.parameters(), 0.1, order), want)
+        total = compat.clip_grad_norm_(sharded.parameters(), 0.1, order)
+        assert isinstance(total, DTensor)
+        assert total.placements == (Replicate(),)
+        close(total.full_tensor(), want)
+        assert float(total) == total.item() == total.full_tensor().item()
         for p, q in zip(sharded.parameters(), whole.parameters(), strict=True):
             close(full(p.grad), q.grad)
     print("shards")
