@@ -87,7 +87,7 @@ def test_clip_rms_after_adam_is_not_adafactor() -> None:
         clip = ClipRMS(clipping_threshold)
         return Chain(RMSprop(0.0, 1e-30), EMA(momentum), clip, LR(lr))
 
-    assert far("adafactor", after)
+    assert far("adafactor_unfactored", after)
 
 
 @pytest.mark.parametrize(

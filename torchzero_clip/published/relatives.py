@@ -88,9 +88,7 @@ def adopt(
         Taniguchi et al., "ADOPT: modified Adam can converge with any β₂ with the optimal rate",
         arXiv 2411.02853.
     """
-    if decouple:
-        return Chain(ADOPT(betas, eps, clip_power, weight_decay), LR(lr))
-    return Chain(WeightDecay(weight_decay), ADOPT(betas, eps, clip_power), LR(lr))
+    return Chain(ADOPT(betas, eps, clip_power, weight_decay, decouple), LR(lr))
 
 
 @published

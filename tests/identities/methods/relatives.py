@@ -130,11 +130,10 @@ def official_adopt() -> Any:
 
 @optimizer(
     "adopt",
-    "`WeightDecay`, then `ADOPT`, then `LR`, is ADOPT",
+    "`ADOPT(decouple=False)`, then `LR`, is ADOPT",
     source="iShohei220/adopt 6468572, `src/adopt/adopt.py`",
     groups=ADAM,
-    constant={"clip_power": FIXED, "ADOPT/weight_decay": "it is coupled"},
-    keys={"WeightDecay/weight_decay": "weight_decay"},
+    constant={"clip_power": FIXED},
 )
 def adopt(groups: Any) -> Any:
     return official_adopt()(groups)

@@ -294,6 +294,7 @@ ROWS = [
         good={
             "default": ADOPT,
             "decay": lambda: ADOPT((0.5, 0.9), 1e-2, 0.1, 0.1),
+            "coupled": lambda: ADOPT((0.5, 0.9), 1e-2, 0.1, 0.1, decouple=False),
             "no clip": lambda: ADOPT((0.5, 0.9), 0.3, None),
         },
         bad=[

@@ -16,8 +16,8 @@ class ADOPT(Transform):
         betas: How much of m and of v is kept a step.
         eps: The smallest √v.
         clip_power: The power of the number of steps before to which entries are cut, or None.
-        weight_decay: How much of the parameter joins the update, but for the first. A `WeightDecay`
-            in front of this link is the decay that is coupled.
+        weight_decay: How much of the parameter joins the update, but for the first.
+        decouple: False has it join the gradient.
 
     Example:
         >>> import torch
@@ -34,6 +34,7 @@ class ADOPT(Transform):
     eps: Live[float] = 1e-6
     clip_power: Live[float | None] = 0.25
     weight_decay: Live[float] = 0.0
+    decouple: bool = True
 
     update_size = "ones"
     pure = True
@@ -54,10 +55,14 @@ class ADOPT(Transform):
         (beta1, beta2), power = group["betas"], group["clip_power"]
         before = state["step"].add_(1).stack() - 1
         later = before.clamp(max=1)  # 0 in the first step, then 1
+        if not self.decouple:
+            u = u.add_(group["params"], alpha=group["weight_decay"])
         v = state["exp_avg_sq"]
         ratio = u.div(v.sqrt().maximum_(group["eps"]))
         if power is not None:
             ratio.clamp_(-(before**power), before**power)
         m = state["exp_avg"].lerp_(ratio, (1 - beta1) * later)
         v.mul_(beta2).addcmul_(u, u, 1 - beta2 * later)
+        if not self.decouple:
+            return u.copy_(m)
         return u.copy_(m).add_(group["params"], alpha=group["weight_decay"] * later)
