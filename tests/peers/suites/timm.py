@@ -24,8 +24,8 @@ LEFT_OUT = {
     rf"\[(?!({'|'.join(OURS)})\])": "no chain has this name",
 }
 DIFFERS = {
-    r"test_adabelief\[adabelief\]": "timm makes it with `rectify=False`; rectified, as it is by the "
-    "authors and here, timm's own class diverges there as well",
+    r"test_adabelief\[adabelief\]": "timm makes it with `rectify=False`; rectified, as it is "
+    "by the authors and here, timm's own class diverges there as well",
     r"test_lars\[lars\]": "timm leaves LARS's ratio out where weight_decay is 0; with "
     "`always_adapt=True` it ends at the same distance",
 }
