@@ -6,7 +6,6 @@ arithmetic.py has is a node; launches are nodes too. What the table lacks splits
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Callable, Sequence
 from typing import Any, cast
@@ -29,8 +28,9 @@ from torchzero_clip.engines.compiled.arithmetic import (
     TYPES,
     fields,
 )
+from torchzero_clip.engines.compiled.places import Lacking, Places
 from torchzero_clip.engines.compiled.recorder import Relaunch
-from torchzero_clip.engines.compiled.shorter import views, writes
+from torchzero_clip.engines.compiled.shorter import views
 from torchzero_clip.engines.compiled.vectors import (
     Launched,
     Region,
@@ -43,20 +43,14 @@ MOST = 2**14  # entries of what one node makes: with more of them torch's own th
 NORM = vector_norm.__wrapped__  # type: ignore[attr-defined]
 
 
-class Lacking(Exception):
-    """Raised where the table has no operator for a call."""
-
-
-class Lowering:
+class Lowering(Places):
     """The parts of a graph: nodes of the table, and calls that stay torch's.
 
     Args:
-        graph, leaves: The graph, and what its inputs are.
-        changing: Those of them that are others in every step.
+        graph, leaves, changing: As for `Places`.
         able: Whether a launch may be a node.
 
     Attributes:
-        regions: Those of the nodes of the graph.
         lacking: The names of the operators that the table lacks, in order.
     """
 
@@ -67,14 +61,8 @@ class Lowering:
         changing: Sequence[Tensor],
         able: Callable[[Relaunch], bool],
     ) -> None:
-        self.parts: list[list[VectorNode | Launched] | GraphNode] = []
-        self.memories, self.lacking = list[VectorMemory](), list[str]()
-        self.regions: dict[GraphNode, Region] = {}
-        self._able, self._changing = able, set(map(id, changing))
-        given = [node for node in graph.nodes if node.op == "placeholder"]
-        self._given = dict(zip(given, leaves, strict=True))
-        self._roots: dict[GraphNode, int] = {}  # the memory of a node that is no view
-        self._known: dict[Any, int] = {}  # memory by the storage, or by its rows
+        super().__init__(graph, leaves, changing)
+        self.lacking, self._able = list[str](), able
         for node in graph.nodes:
             if node.op == "placeholder":
                 self._leaf(node)
@@ -90,78 +78,6 @@ class Lowering:
         if not self.parts or not isinstance(self.parts[-1], list):
             self.parts.append([])
         self.parts[-1] += nodes  # type: ignore[operator]
-
-    # ------------------------------------------------------------------ places
-
-    def _memory(self, key: Any, memory: VectorMemory) -> int:
-        """The place of a memory among all, a new one for a key that is not known."""
-        if key not in self._known:
-            self._known[key] = len(self.memories)
-            self.memories.append(memory)
-        return self._known[key]
-
-    def _leaf(self, node: GraphNode) -> None:
-        t = self._given[node]
-        if not isinstance(t, Tensor) or t.dtype not in TYPES or not t.is_cpu:
-            return
-        if id(t) in self._changing:
-            if t.is_contiguous():
-                self._root(node, VectorMemory(t.dtype, source=node), int(t.storage_offset()))
-            return
-        key = t.untyped_storage().data_ptr() or id(t)  # of nothing, which is nowhere
-        self._root(
-            node, VectorMemory(t.dtype, t, start=int(t.storage_offset())), 0, ("storage", key)
-        )
-
-    def _root(self, node: GraphNode, memory: VectorMemory, offset: int, key: Any = None) -> None:
-        """Have a node lie in a memory, `offset` entries behind where its form says."""
-        at = self._memory(key or node, memory)
-        if self.memories[at].dtype == memory.dtype:
-            self._roots[node], self.regions[node] = at, self._place(node, at, offset)
-
-    def _place(self, node: GraphNode, memory: int, offset: int) -> Region:
-        dtype, _, shape, strides, start = node.meta["form"]
-        return Region(memory, dtype, tuple(shape), tuple(strides), start - offset)
-
-    def _view(self, node: GraphNode) -> bool:
-        """Whether a node is a view, or one of several results, whose place its form tells."""
-        if node in self._roots or not views(node):
-            if node in self._roots and self.memories[self._roots[node]].source is not None:
-                self.parts.append(node)
-            return node in self._roots
-        operator = node.meta.get("operator")
-        if operator is not None and writes(node) and torch.Tag.inplace_view not in operator.tags:
-            return False
-        root = node.all_input_nodes[0]
-        while root not in self._roots and root.all_input_nodes and views(root):
-            root = root.all_input_nodes[0]
-        if root in self._roots:
-            if "form" in node.meta:
-                base = self.regions[root]
-                place = self._place(node, base.memory, 0)
-                if place.dtype == base.dtype:
-                    offset = root.meta["form"][4] - base.start
-                    self.regions[node] = place._replace(start=place.start - offset)
-        else:
-            self.parts.append(node)
-        return True
-
-    def _fresh(self, node: GraphNode) -> Region:
-        """A place in new memory for what a node makes."""
-        dtype, device, shape, strides, _ = node.meta.get("form", (None, None, (), (), 0))
-        if dtype not in TYPES or device.type != "cpu":
-            raise Lacking(str(node.meta.get("operator", "a function")))
-        size = 1 + sum([(n - 1) * step for n, step in zip(shape, strides, strict=True)])
-        self._root(node, VectorMemory(dtype, size=0 if 0 in shape else size), 0)
-        return self.regions[node]
-
-    def _found(self, x: Any, name: str) -> VectorOperand:
-        """An operand as a node takes it."""
-        if isinstance(x, (bool, int, float)):
-            return x
-        if not isinstance(x, GraphNode) or x not in self.regions:
-            raise Lacking(name)
-        return self.regions[x]
 
     def _call(self, node: GraphNode, name: str) -> None:
         """A call that stays torch's; what it makes lies elsewhere in every step."""
@@ -270,50 +186,6 @@ class Lowering:
             dtype = computed(name, first, some, mutable)  # of one: those with dims weigh more
             nodes.append(self._entry(name, out, row, dtype, said))
         return nodes
-
-    def _side_by_side(self, lists: Sequence[Sequence[Any]]) -> list[tuple[Any, list[Any]]]:
-        """Lists of operands, those in a row that are alike as one operand with another dim.
-
-        Each comes with the first of them.
-        """
-        found: list[tuple[Any, list[Any]]] = []
-        columns = list(zip(*lists, strict=True))
-        begin = 0
-        for end in range(1, len(columns) + 1):
-            if end == len(columns) or not self._alike(columns[begin], columns[end]):
-                some = columns[begin:end]
-                found.append((some[0], [self._row(row) for row in zip(*some, strict=True)]))
-                begin = end
-        return found
-
-    def _alike(self, some: Sequence[VectorOperand], others: Sequence[VectorOperand]) -> bool:
-        for a, b in zip(some, others, strict=True):
-            places = isinstance(a, Region) and isinstance(b, Region)
-            if not places and (
-                isinstance(a, Region) or isinstance(b, Region) or repr(a) != repr(b)
-            ):
-                return False
-            if isinstance(a, Region) and isinstance(b, Region):
-                if (a.dtype, a.shape, a.strides) != (b.dtype, b.shape, b.strides):
-                    return False
-                memories = [self.memories[x.memory] for x in (a, b)]
-                if a != b and any([m.source is not None for m in memories]):
-                    return False
-        return True
-
-    def _row(self, row: Sequence[VectorOperand]) -> VectorOperand:
-        """Regions that are alike as one."""
-        first = row[0]
-        if not isinstance(first, Region) or len(row) == 1:
-            return first
-        places = [x for x in row if isinstance(x, Region)]
-        shape = (len(row), *first.shape)
-        steps = {b.start - a.start for a, b in itertools.pairwise(places)}
-        if len({x.memory for x in places}) == 1 and len(steps) == 1:
-            return first._replace(shape=shape, strides=(*steps, *first.strides))
-        rows = tuple([(x.memory, x.start) for x in places])
-        memory = self._memory((first.dtype, rows), VectorMemory(first.dtype, rows=rows))
-        return Region(memory, first.dtype, shape, (1, *first.strides))
 
     def _joined(
         self, node: GraphNode, name: str, given: list[Any], said: str

@@ -21,8 +21,8 @@ from torch.fx import Node as GraphNode
 from torchzero_clip.engines.buffers import Buffer
 from torchzero_clip.engines.compiled.build import function
 from torchzero_clip.engines.compiled.cpp import kernel_of, threads_for
-from torchzero_clip.engines.compiled.loops import ENDS, Printer
 from torchzero_clip.engines.compiled.lowering import Lowering
+from torchzero_clip.engines.compiled.printer import ENDS, Printer
 from torchzero_clip.engines.compiled.recorder import Relaunch, python
 from torchzero_clip.engines.compiled.shorter import views
 from torchzero_clip.engines.compiled.vectors import Launched, VectorNode

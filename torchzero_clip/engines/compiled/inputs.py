@@ -1,0 +1,127 @@
+"""Inputs of a step that is done again: its live values, and what stands in each place."""
+
+from __future__ import annotations
+
+import itertools
+import operator
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from torchzero_clip.core.engine import Play
+from torchzero_clip.engines.buffers import Buffer
+
+FIXED = (int, bool, float, str, type(None))
+
+
+class StepInputs:
+    """The leaves of a graph: tensors that stay, and those that are others in every step.
+
+    Args:
+        leaves: The tensors and functions that the graph was recorded with.
+        changing: The gradients, and the loss if there is one.
+        live: The live values as tensors.
+        numbers: The same as numbers.
+        counts: How many gradients there are in each buffer.
+        gradients: The buffers of gradients that launches look up, by the places of these.
+    """
+
+    def __init__(
+        self,
+        leaves: Sequence[Any],
+        changing: Sequence[Tensor],
+        live: Sequence[Tensor],
+        numbers: Sequence[float],
+        counts: Sequence[int],
+        gradients: dict[tuple[int, ...], Buffer],
+    ) -> None:
+        places = {id(t): i for i, t in enumerate(changing)}
+        self._changing = {i: places[id(t)] for i, t in enumerate(leaves) if id(t) in places}
+        self._leaves = [None if i in self._changing else t for i, t in enumerate(leaves)]
+        self._live, self._numbers = live, list(numbers)
+        ends = list(itertools.accumulate(counts))
+        whole = {
+            tuple(range(end - n, end)): i
+            for i, (n, end) in enumerate(zip(counts, ends, strict=True))
+        }
+        self._keys, self._gradients = [(key, whole.get(key)) for key in gradients], gradients
+
+    def enter(
+        self, grads: Sequence[Buffer], numbers: Sequence[float], loss: Tensor | None
+    ) -> list[Tensor]:
+        """Take the gradients, live values and loss of a step; returns what changes."""
+        if numbers != self._numbers:
+            for t, old, new in zip(self._live, self._numbers, numbers, strict=True):
+                if old != new:
+                    t.fill_(new)
+            self._numbers = list(numbers)
+        flat = [t for buffer in grads for t in buffer.tensors]
+        for key, i in self._keys:
+            self._gradients[key] = Buffer([flat[k] for k in key]) if i is None else grads[i]
+        return flat if loss is None else [*flat, loss]
+
+    def leaves(self, changing: Sequence[Tensor]) -> list[Any]:
+        """All leaves of a step."""
+        given = list(self._leaves)
+        for i, place in self._changing.items():
+            given[i] = changing[place]
+        return given
+
+    def leave(self) -> None:
+        """Let go of the gradients."""
+        self._gradients.clear()
+
+
+class LiveValues:
+    """The live values of a step.
+
+    Attributes:
+        numbers: Those that may change from step to step.
+        kinds: What must stay as it is for a replay; None where there are tensors and the like.
+    """
+
+    def __init__(self, values: Sequence[Any]) -> None:
+        self._values = values
+        self.numbers: list[float] = []
+        self.kinds: list[Any] | None = []
+        for value in values:
+            each = value if type(value) is tuple else (value,)
+            if _numeric(value):
+                self.numbers += each
+                self.kinds.append((type(value), len(each)))
+            elif all([type(x) in FIXED for x in each]):
+                self.kinds.append((type(value), repr(value)))
+            else:
+                self.kinds = None
+                break
+
+    def same(self, values: Sequence[Any]) -> bool:
+        """Whether these are the same objects."""
+        return len(values) == len(self._values) and all(map(operator.is_, values, self._values))
+
+    def tensors(self) -> list[Tensor]:
+        """The numbers as tensors, so that no link can branch on one."""
+        return [torch.tensor(x, dtype=torch.float64, device="cpu") for x in self.numbers]
+
+    def groups(self, play: Play, tensors: Sequence[Tensor]) -> list[dict[str, Any]]:
+        """The groups with these tensors in the place of the numbers."""
+        each = iter(tensors)
+        return [
+            {**group, **{key: _taken(x, each) for key, x in zip(play.names, row, strict=True)}}
+            for group, row in zip(play.groups, play.values, strict=True)
+        ]
+
+
+def _taken(value: Any, tensors: Iterator[Tensor]) -> Any:
+    if not _numeric(value):
+        return value
+    return tuple([next(tensors) for _ in value]) if type(value) is tuple else next(tensors)
+
+
+def _numeric(value: Any) -> bool:
+    """Whether a live value is a float, or a tuple of them."""
+    return type(value) is float or (
+        type(value) is tuple and bool(value) and all([type(x) is float for x in value])
+    )
