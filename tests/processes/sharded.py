@@ -58,6 +58,7 @@ from torchzero_clip import (
 )
 from torchzero_clip.core.norms import shards
 from torchzero_clip.core.sharding import full, layout_of
+from torchzero_clip.core.sharding.held import owner_of
 
 STEPS = 10 if "brief" in sys.argv else 20
 EVERY = "every" in sys.argv  # construction of the table, not only the first of each row
@@ -174,10 +175,20 @@ def everything(opt: Any, params: list[nn.Parameter]) -> dict[str, Any]:
     for i, p in enumerate(params):
         out[f"p{i}"] = whole(p.detach())
         out[f"g{i}"] = None if p.grad is None else full(p.grad)
-        out |= {f"s{i}/{key}": full(value) for key, value in opt.state.get(p, {}).items()}
+        out |= {f"s{i}/{key}": of_all(value) for key, value in opt.state.get(p, {}).items()}
     for g, group in enumerate(opt.param_groups):
         out |= {f"c{g}/{key}": value for key, value in group["chain"].items()}
     return out | {f"m/{key}": value for key, value in opt.metrics().items()}
+
+
+def of_all(x: Any) -> Any:
+    """A tensor as a whole: what one rank has alone comes from it."""
+    owner = owner_of(x) if isinstance(x, DTensor) else None
+    if owner is None:
+        return full(x)
+    here = x.to_local() if dist.get_rank() == owner else torch.empty(x.shape, dtype=x.dtype)
+    dist.broadcast(here, owner)
+    return here
 
 
 def differ(a: dict[str, Any], b: dict[str, Any], rtol: float, atol: float) -> str:
