@@ -39,7 +39,7 @@ from torchzero_clip import (
 )
 from torchzero_clip.engines import Compiled, buffers
 from torchzero_clip.engines.buffers import Buffer
-from torchzero_clip.engines.compiled import build, cpp, runner, steps, trace
+from torchzero_clip.engines.compiled import build, cpp, native_step, runner, trace
 from torchzero_clip.engines.compiled.operators import OPERATORS
 from torchzero_clip.engines.compiled.program import Launch, Program
 
@@ -830,7 +830,7 @@ def anew(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> Callable[[], None]:
         for room, name in ((cpp, "native"), (build, "function"), (build, "_folder")):
             monkeypatch.setattr(room, name, cache(getattr(room, name).__wrapped__))
         monkeypatch.setattr(cpp, "function", build.function)
-        monkeypatch.setattr(steps, "function", build.function)
+        monkeypatch.setattr(native_step, "function", build.function)
 
     forget()
     return forget
@@ -840,7 +840,7 @@ def test_a_compiler_that_fails_leaves_the_work_to_the_operators(
     monkeypatch: pytest.MonkeyPatch, anew: Callable[[], None], tmp_path: Any
 ) -> None:
     monkeypatch.setattr(build, "FLAGS", "--there-is-no-such-flag")
-    monkeypatch.setattr(steps, "FLAGS", "--there-is-no-such-flag")
+    monkeypatch.setattr(native_step, "FLAGS", "--there-is-no-such-flag")
     ours, theirs = params_of(SHAPES), params_of(SHAPES)
     fast = Modular(ours, *CHAINS["between"](), compile=True)
     with pytest.warns(UserWarning, match="could not build a kernel, whose operators now run"):

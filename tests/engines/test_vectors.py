@@ -14,8 +14,8 @@ from torch import Tensor
 
 from torchzero_clip.core.norms.numeric import vector_norm
 from torchzero_clip.engines.compiled.arithmetic import ENTRIES, REDUCTIONS
+from torchzero_clip.engines.compiled.native_step import NativeStep
 from torchzero_clip.engines.compiled.recorder import StepRecorder, python
-from torchzero_clip.engines.compiled.steps import NativeStep
 
 Function = Callable[..., Any]
 FLOATS = (torch.float64, torch.float32)

@@ -5,6 +5,7 @@ What it lacks stays a call of torch.
 
 from __future__ import annotations
 
+import math
 import re
 
 import torch
@@ -16,34 +17,34 @@ ENTRIES = {
     "sub": "{0} - {1}",
     "rsub": "{1} - {0}",
     "mul": "{0} * {1}",
-    "div": "{0} / {1}",
+    "div": "divided({0}, {1})",
     "remainder": "remainder({0}, {1})",
     "pow": "{power}({0}, {1})",
-    "hypot": "__builtin_hypot({0}, {1})",
+    "hypot": "longest({0}, {1})",
     "lerp": "mix({0}, {1}, {2})",
     "addcmul": "{0} + {1} * {2}",
-    "addcdiv": "{0} + {1} / {2}",
+    "addcdiv": "{0} + divided({1}, {2})",
     "maximum": "larger({0}, {1})",
     "minimum": "smaller({0}, {1})",
     "clamp": "smaller(larger({0}, {1}), {2})",
-    "where": "{0} ? {1} : {2}",
-    "masked_fill": "{1} ? {2} : {0}",
+    "where": "chosen({0}, {1}, {2})",
+    "masked_fill": "chosen({1}, {2}, {0})",
     "neg": "-{0}",
     "abs": "size({0})",
-    "sign": "({0} > 0) - ({0} < 0)",
-    "sqrt": "__builtin_sqrt({0})",
+    "sign": "sign({0})",
+    "sqrt": "root({0})",
     "square": "{0} * {0}",
-    "reciprocal": "1 / {0}",
-    "exp": "__builtin_exp({0})",
-    "exp2": "__builtin_exp2({0})",
-    "log": "__builtin_log({0})",
-    "log2": "__builtin_log2({0})",
-    "floor": "__builtin_floor({0})",
-    "ceil": "__builtin_ceil({0})",
+    "reciprocal": "inverse({0})",
+    "exp": "exp_of({0})",
+    "exp2": "exp2_of({0})",
+    "log": "log_of({0})",
+    "log2": "log2_of({0})",
+    "floor": "floor_of({0})",
+    "ceil": "ceil_of({0})",
     "bitwise_and": "{0} & {1}",
     "bitwise_or": "{0} | {1}",
     "bitwise_xor": "{0} ^ {1}",
-    "bitwise_not": "!{0}",
+    "bitwise_not": "{0} == 0",
     "logical_and": "({0} != 0) & ({1} != 0)",
     "logical_or": "({0} != 0) | ({1} != 0)",
     "logical_not": "{0} == 0",
@@ -54,9 +55,10 @@ ENTRIES = {
     "gt": "{0} > {1}",
     "ge": "{0} >= {1}",
     "isnan": "{0} != {0}",
-    "isinf": "size({0}) == __builtin_inf()",
+    "isinf": "is_infinite({0})",
 }
-"""An entry of what an operator makes, from those of its operands, in C++."""
+"""An entry of what an operator makes, from those of its operands, in C++ and in Triton: vector.h
+and kernel.py have functions of the same names."""
 FLAGS = {"eq", "ne", "lt", "le", "gt", "ge", "isnan", "isinf"}
 FLAGS |= {"logical_not", "logical_and", "logical_or"}
 """Those whose result is true or false, whatever is compared."""
@@ -64,18 +66,18 @@ FLOATS = {"remainder", "pow", "hypot", "lerp", "neg", "abs", "sign", "sqrt", "re
 FLOATS |= {"exp2", "log", "log2", "floor", "ceil", "isinf", "div"}
 """Those that are here for floating point alone."""
 REDUCTIONS = {
-    "sum": ("0", "{0} + {1}", "{0}"),
-    "mean": ("0", "{0} + {1}", "{0} / {n}"),
-    "amax": ("-__builtin_inf()", "larger({0}, {1})", "{0}"),
-    "amin": ("__builtin_inf()", "smaller({0}, {1})", "{0}"),
-    "any": ("0", "({0} != 0) | ({1} != 0)", "{0}"),
-    "all": ("1", "({0} != 0) & ({1} != 0)", "{0}"),
-    "norm1": ("0", "{0} + size({1})", "{0}"),
-    "norm2": ("0", "{0} + {1} * {1}", "__builtin_sqrt({0})"),
-    "norminf": ("0", "larger({0}, size({1}))", "{0}"),
+    "sum": (0, "{0} + {1}", "plus", "{0}"),
+    "mean": (0, "{0} + {1}", "plus", "{0} / {n}"),
+    "amax": (-math.inf, "larger({0}, {1})", "larger", "{0}"),
+    "amin": (math.inf, "smaller({0}, {1})", "smaller", "{0}"),
+    "any": (0, "({0} != 0) | ({1} != 0)", "larger", "{0}"),
+    "all": (1, "({0} != 0) & ({1} != 0)", "smaller", "{0}"),
+    "norm1": (0, "{0} + size({1})", "plus", "{0}"),
+    "norm2": (0, "{0} + {1} * {1}", "plus", "root({0})"),
+    "norminf": (0, "larger({0}, size({1}))", "larger", "{0}"),
 }
-"""For each reduction where it begins, how another entry joins it, and what is left in the end; it
-is done in float64, and of whole numbers in int64."""
+"""For each reduction where it begins, how another entry joins it, what joins two of them, and what
+is left in the end; it is done in float64, and of whole numbers in int64."""
 SYNONYMS = {
     "clone": "copy",
     "_to_copy": "copy",

@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import sys
 
+import torch
+
 from torchzero_clip.engines.compiled import cpp, triton
 from torchzero_clip.engines.compiled.build import compiler
+from torchzero_clip.engines.compiled.device_step import DeviceStep
+from torchzero_clip.engines.compiled.native_step import NativeStep
 from torchzero_clip.engines.compiled.program import Program
+from torchzero_clip.engines.compiled.steps import Step
 
 WINDOWS = sys.platform == "win32"
 NEEDS = {
@@ -23,6 +28,19 @@ def call_of(program: Program, name: str) -> cpp.Call | None:
     if kind == "cpu":
         return cpp.native(program)
     return triton.native(program) if kind == "cuda" and triton.here() else None
+
+
+def on_gpu(device: torch.device, name: str) -> bool:
+    """Whether programs run in Triton."""
+    kind = {"plain": "", "triton": "cuda"}.get(name, device.type)
+    return kind == "cuda" and triton.here()
+
+
+def step_of(name: str, device: torch.device) -> type[Step] | None:
+    """What does a step again that was written down; None for its graph as a function."""
+    if on_gpu(device, name):
+        return DeviceStep
+    return NativeStep if name == "native" and device.type == "cpu" else None
 
 
 def missing(kind: str) -> str | None:

@@ -101,7 +101,7 @@ class Compiled(Runner):
 
     def take(self, play: Play) -> Records:
         if self.replays is None:
-            self.replays = Replays(play.links, native=self.backend == "native")
+            self.replays = Replays(play.links, self.backend)
         try:
             return self.replays.step(play, self._recording)
         except KernelError as error:

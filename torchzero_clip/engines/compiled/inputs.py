@@ -12,6 +12,7 @@ from torch import Tensor
 
 from torchzero_clip.core.engine import Play
 from torchzero_clip.engines.buffers import Buffer
+from torchzero_clip.engines.compiled.tables import TABLES
 
 FIXED = (int, bool, float, str, type(None))
 
@@ -22,7 +23,7 @@ class StepInputs:
     Args:
         leaves: The tensors and functions that the graph was recorded with.
         changing: The gradients, and the loss if there is one.
-        live: The live values as tensors.
+        live: The live values as tensors; on a device as the entries of a vector.
         numbers: The same as numbers.
         counts: How many gradients there are in each buffer.
         gradients: The buffers of gradients that launches look up, by the places of these.
@@ -36,7 +37,9 @@ class StepInputs:
         numbers: Sequence[float],
         counts: Sequence[int],
         gradients: dict[tuple[int, ...], Buffer],
+        vector: Tensor | None = None,
     ) -> None:
+        self._vector = vector
         places = {id(t): i for i, t in enumerate(changing)}
         self._changing = {i: places[id(t)] for i, t in enumerate(leaves) if id(t) in places}
         self._leaves = [None if i in self._changing else t for i, t in enumerate(leaves)]
@@ -53,9 +56,12 @@ class StepInputs:
     ) -> list[Tensor]:
         """Take the gradients, live values and loss of a step; returns what changes."""
         if numbers != self._numbers:
-            for t, old, new in zip(self._live, self._numbers, numbers, strict=True):
-                if old != new:
-                    t.fill_(new)
+            if self._vector is not None:
+                TABLES.send(numbers, self._vector)
+            else:
+                for t, old, new in zip(self._live, self._numbers, numbers, strict=True):
+                    if old != new:
+                        t.fill_(new)
             self._numbers = list(numbers)
         flat = [t for buffer in grads for t in buffer.tensors]
         for key, i in self._keys:
@@ -101,9 +107,15 @@ class LiveValues:
         """Whether these are the same objects."""
         return len(values) == len(self._values) and all(map(operator.is_, values, self._values))
 
-    def tensors(self) -> list[Tensor]:
-        """The numbers as tensors, so that no link can branch on one."""
+    def tensors(self, like: Tensor | None = None) -> list[Tensor]:
+        """The numbers as tensors, so that no link can branch on one; on the device of `like`."""
+        if like is not None:
+            return list(TABLES.numbers(self.numbers, like).unbind())
         return [torch.tensor(x, dtype=torch.float64, device="cpu") for x in self.numbers]
+
+    def vector(self, like: Tensor) -> Tensor:
+        """The numbers as a vector on the device of a tensor, to be written in later steps."""
+        return TABLES.numbers(self.numbers, like).clone()
 
     def groups(self, play: Play, tensors: Sequence[Tensor]) -> list[dict[str, Any]]:
         """The groups with these tensors in the place of the numbers."""

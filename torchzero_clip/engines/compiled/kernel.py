@@ -9,6 +9,7 @@ import triton.language as tl
 CHUNK = tl.constexpr(4096)  # entries that a program of the grid takes, all of one tensor
 BLOCK = tl.constexpr(1024)  # entries that it takes at a time
 PARTS = tl.constexpr(2048)  # statistics of chunks that are joined at a time
+LANES = tl.constexpr(256)  # entries that a vector program takes at a time
 
 
 @triton.jit
@@ -174,3 +175,114 @@ def joined(parts, layout, count, out, POWER: tl.constexpr):
     else:
         sum = tl.sum(total, axis=0)
         tl.store(out + tensor, root(sum) if POWER == 2 else sum)
+
+
+# ---------------------------------------------------------------------- vectors
+
+
+@triton.jit
+def plus(a, b):
+    """The sum."""
+    return a + b
+
+
+@triton.jit
+def chosen(flag, a, b):
+    """a where the flag is set, else b."""
+    return tl.where(flag != 0, a, b)
+
+
+@triton.jit
+def size(x):
+    """|x|"""
+    return tl.abs(x)
+
+
+@triton.jit
+def exp_of(x):
+    """e to the x, in float64."""
+    return tl.exp(x.to(tl.float64))
+
+
+@triton.jit
+def exp2_of(x):
+    """2 to the x, in float64."""
+    return tl.exp2(x.to(tl.float64))
+
+
+@triton.jit
+def log_of(x):
+    """The natural logarithm, in float64."""
+    return tl.log(x.to(tl.float64))
+
+
+@triton.jit
+def log2_of(x):
+    """The logarithm to the base 2, in float64."""
+    return tl.log2(x.to(tl.float64))
+
+
+@triton.jit
+def floor_of(x):
+    """The next whole number below."""
+    return tl.floor(x)
+
+
+@triton.jit
+def ceil_of(x):
+    """The next whole number above."""
+    return tl.ceil(x)
+
+
+@triton.jit
+def alike(x, other):
+    """x, with an entry for each of the other: the interpreter makes numbers of a single flag."""
+    return tl.where(other == other, x, x)
+
+
+@triton.jit
+def remainder(x, y):
+    """What is left of x, with the sign of y."""
+    y = alike(y, x)
+    rest = tl.fma(-y, tl.floor(divided(x, y)), x)
+    rest = tl.where((rest != 0) & ((rest < 0) != (y < 0)), rest + y, rest)  # of a rounded quotient
+    rest = tl.where(tl.abs(rest) > tl.abs(y), rest - y, rest)
+    other = ((x < 0) & (y > 0)) | ((x > 0) & (y < 0))
+    return tl.where(is_infinite(y) & (tl.abs(x) < float("inf")), tl.where(other, y, x), rest)
+
+
+@triton.jit
+def power(x, y):
+    """x to the y, in float64; Triton has no function for it."""
+    base = alike(x.to(tl.float64), y)
+    exponent = alike(y.to(tl.float64), x)
+    value = tl.exp2(exponent * tl.log2(tl.abs(base)))
+    whole = tl.floor(exponent) == exponent
+    odd = whole & (tl.floor(exponent * 0.5) * 2 != exponent)
+    negative = (base < 0) | (inverse(base) < 0)
+    value = tl.where(negative & odd, -value, value)
+    unknown = (base < 0) & (whole == 0) & (base > float("-inf"))
+    value = tl.where(unknown, float("nan"), value)
+    value = tl.where(exponent == 2, base * base, value)
+    value = tl.where(exponent == 0.5, tl.sqrt(base), value)
+    one = (exponent == 0) | (base == 1) | ((base == -1) & is_infinite(exponent))
+    return tl.where(one, 1.0, value)
+
+
+@triton.jit
+def norm_in_range(x, n, step, p):
+    """The p-norm of n numbers that are not negative, in the range that its result has."""
+    lane = tl.arange(0, LANES)
+    most = tl.full((LANES,), 0.0, tl.float64)
+    for at in range(0, n, LANES):
+        i = at + lane
+        most = larger(tl.load(x + i * step, mask=i < n, other=0.0), most)
+    by = tl.reduce(most, 0, larger)
+    by = tl.where((by > 0) & (by < float("inf")), by, 1.0)
+    total = tl.full((LANES,), 0.0, tl.float64)
+    for at in range(0, n, LANES):
+        i = at + lane
+        total += power(
+            tl.load(x + i * step, mask=i < n, other=0.0) / by, tl.full((), p, tl.float64)
+        )
+    return by * power(tl.sum(total, axis=0), 1.0 / tl.full((), p, tl.float64))

@@ -39,7 +39,6 @@ from torchzero_clip.engines.compiled.vectors import (
     VectorOperand,
 )
 
-MOST = 2**14  # entries of what one node makes: with more of them torch's own threads are faster
 NORM = vector_norm.__wrapped__  # type: ignore[attr-defined]
 
 
@@ -47,8 +46,9 @@ class Lowering(Places):
     """The parts of a graph: nodes of the table, and calls that stay torch's.
 
     Args:
-        graph, leaves, changing: As for `Places`.
+        graph, leaves, changing, home: As for `Places`.
         able: Whether a launch may be a node.
+        most: How many entries a node makes; with more of them torch's own calls are faster.
 
     Attributes:
         lacking: The names of the operators that the table lacks, in order.
@@ -59,10 +59,12 @@ class Lowering(Places):
         graph: Graph,
         leaves: Sequence[Any],
         changing: Sequence[Tensor],
+        home: torch.device,
         able: Callable[[Relaunch], bool],
+        most: int,
     ) -> None:
-        super().__init__(graph, leaves, changing)
-        self.lacking, self._able = list[str](), able
+        super().__init__(graph, leaves, changing, home)
+        self.lacking, self._able, self._most = list[str](), able, most
         for node in graph.nodes:
             if node.op == "placeholder":
                 self._leaf(node)
@@ -92,7 +94,7 @@ class Lowering(Places):
             step, dense = 1, not start
             for n, stride in zip(reversed(shape), reversed(strides), strict=True):
                 dense, step = dense and (n == 1 or stride == step), step * n
-            if dense and dtype in TYPES and device.type == "cpu" and not views(node):
+            if dense and dtype in TYPES and device == self.home and not views(node):
                 self._root(one, VectorMemory(dtype, source=one), 0, ("made", one))
 
     # ------------------------------------------------------------------ operators
@@ -154,7 +156,7 @@ class Lowering(Places):
         self, name: str, out: Region, row: Sequence[VectorOperand], dtype: torch.dtype, said: str
     ) -> VectorNode:
         """A node for every entry of a place."""
-        if math.prod(out.shape) > MOST:
+        if math.prod(out.shape) > self._most:
             raise Lacking(f"{said} of {math.prod(out.shape)} entries")
         if name in FLOATS and not dtype.is_floating_point:
             raise Lacking(said)
@@ -194,7 +196,7 @@ class Lowering(Places):
         parts = [self._found(x, said) for x in given[0]]
         out, shape = self._fresh(node), node.meta["form"][2]
         dim = (given[1] if len(given) > 1 else 0) % max(len(shape), 1)
-        if math.prod(shape) > MOST:
+        if math.prod(shape) > self._most:
             raise Lacking(said)
         outs, at = [], 0
         for part in parts:
@@ -228,7 +230,9 @@ class Lowering(Places):
         dims = [dims] if isinstance(dims, int) else dims
         keep = bool(rest[1]) if len(rest) > 1 else False
         whole = not x.dtype.is_floating_point
-        if math.prod(x.shape) > MOST or (name in ("amax", "amin") and (whole or 0 in x.shape)):
+        if math.prod(x.shape) > self._most or (
+            name in ("amax", "amin") and (whole or 0 in x.shape)
+        ):
             raise Lacking(said)
         count = len(x.shape)
         over = {d % count for d in dims} if dims else set(range(count))
@@ -244,20 +248,20 @@ class Lowering(Places):
         function = self._given.get(cast(GraphNode, node.args[0]))
         name = getattr(function, "__name__", "a launch")
         if isinstance(function, Relaunch) and self._able(function):
-            numbers, vectors, _ = node.args[1:]
-            found = [self._found(x, name) for x in numbers]  # type: ignore[union-attr]
-            places = [self._found(x, name) for x in vectors]  # type: ignore[union-attr]
-            for x in places:
+            rows = [[self._found(x, name) for x in row] for row in node.args[1:]]  # type: ignore[union-attr]
+            for x in rows[1]:
                 if not isinstance(x, Region) or (x.strides != (1,) and x.shape != (1,)):
                     raise Lacking(name)
+            if not all([isinstance(x, Region) for x in rows[2]]):
+                raise Lacking(name)
             out = self._fresh(node) if "form" in node.meta else None
-            return [Launched(function, tuple(found), tuple(places), out)]  # type: ignore[arg-type]
+            return [Launched(function, *map(tuple, rows), out)]  # type: ignore[call-arg, arg-type]
         if function is not NORM:
             raise Lacking(name)
         x, p = self._found(node.args[1], name), node.args[2]
         if not isinstance(x, Region) or x.dtype != torch.float64 or not isinstance(p, (int, float)):
             raise Lacking(name)
-        if 0 in x.shape or math.prod(x.shape) > MOST:
+        if 0 in x.shape or math.prod(x.shape) > self._most:
             raise Lacking(name)
         kept = [d for d, n in enumerate(x.shape[:-1]) if n != 1]
         out = self._fresh(node).of(kept)

@@ -50,6 +50,7 @@ class Memory(Recording):
         self.lists: weakref.WeakSet[Any] = weakref.WeakSet()
         self.skip = Skip()
         self._copies: list[tuple[list[Tensor], int]] = []
+        self.interpreted = self.device.type == "cpu" and runner.backend == "triton"
         if runner.recorder is not None:
             self.read = _copy
             runner.recorder.open(self.buffers[GRADIENTS])

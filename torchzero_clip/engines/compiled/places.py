@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.fx import Graph
 from torch.fx import Node as GraphNode
 
+from torchzero_clip.core.tensors import storages
 from torchzero_clip.engines.compiled.arithmetic import TYPES
 from torchzero_clip.engines.compiled.shorter import views, writes
 from torchzero_clip.engines.compiled.vectors import (
@@ -32,13 +33,21 @@ class Places:
     Args:
         graph, leaves: The graph, and what its inputs are.
         changing: Those of them that are others in every step.
+        home: The device whose memory it is.
 
     Attributes:
         parts: Nodes of the table in a row, and calls that stay torch's.
         regions: The places of the nodes of the graph.
     """
 
-    def __init__(self, graph: Graph, leaves: Sequence[Any], changing: Sequence[Tensor]) -> None:
+    def __init__(
+        self,
+        graph: Graph,
+        leaves: Sequence[Any],
+        changing: Sequence[Tensor],
+        home: torch.device,
+    ) -> None:
+        self.home = home
         self.parts: list[list[VectorNode | Launched] | GraphNode] = []
         self.memories = list[VectorMemory]()
         self.regions: dict[GraphNode, Region] = {}
@@ -57,13 +66,13 @@ class Places:
 
     def _leaf(self, node: GraphNode) -> None:
         t = self._given[node]
-        if not isinstance(t, Tensor) or t.dtype not in TYPES or not t.is_cpu:
+        if not isinstance(t, Tensor) or t.dtype not in TYPES or t.device != self.home:
             return
         if id(t) in self._changing:
             if t.is_contiguous():
                 self._root(node, VectorMemory(t.dtype, source=node), int(t.storage_offset()))
             return
-        key = t.untyped_storage().data_ptr() or id(t)  # of nothing, which is nowhere
+        key = max(storages([t]), default=0) or id(t)  # of nothing, which is nowhere
         self._root(
             node, VectorMemory(t.dtype, t, start=int(t.storage_offset())), 0, ("storage", key)
         )
@@ -104,7 +113,7 @@ class Places:
     def _fresh(self, node: GraphNode) -> Region:
         """A place in new memory for what a node makes."""
         dtype, device, shape, strides, _ = node.meta.get("form", (None, None, (), (), 0))
-        if dtype not in TYPES or device.type != "cpu":
+        if dtype not in TYPES or device != self.home:
             raise Lacking(str(node.meta.get("operator", "a function")))
         size = 1 + sum([(n - 1) * step for n, step in zip(shape, strides, strict=True)])
         self._root(node, VectorMemory(dtype, size=0 if 0 in shape else size), 0)

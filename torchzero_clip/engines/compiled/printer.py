@@ -1,4 +1,4 @@
-"""Printer: vector programs in C++.
+"""Printer: what vector programs in C++ and in Triton have in common.
 
 A value that is read in its own loop alone needs no memory. Sizes, steps and addresses are looked up
 in tables, so that models that differ in nothing else share a library.
@@ -6,23 +6,21 @@ in tables, so that models that differ in nothing else share a library.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeAlias
 
-from torchzero_clip.engines.compiled.arithmetic import ENTRIES, REDUCTIONS, TYPES, fields
 from torchzero_clip.engines.compiled.loops import Loop, loops
 from torchzero_clip.engines.compiled.vectors import (
     Launched,
-    Number,
     Region,
     VectorMemory,
     VectorNode,
     touched,
 )
 
-ENDS = {"max": 0, 1.0: 1, 2.0: 2}  # how the parts of a statistic are joined, as vector.h counts
+Dims: TypeAlias = "list[tuple[int, list[int]]]"
+"""The sizes of loops, and for each of them the steps of some regions."""
 
 
 @dataclass
@@ -38,24 +36,26 @@ class Tables:
     integers: list[Any] = field(default_factory=list)
 
     def pointer(self, whose: Any) -> str:
-        return f"p[{_index(self.pointers, whose)}]"
+        return f"p[{index_of(self.pointers, whose)}]"
 
     def integer(self, n: Any) -> str:
-        return str(n) if n in (0, 1) else f"d[{_index(self.integers, n)}]"
+        return str(n) if n in (0, 1) else f"d[{index_of(self.integers, n)}]"
 
 
-def _index(row: list[Any], x: Any) -> int:
+def index_of(row: list[Any], x: Any) -> int:
+    """The place of something in a table, where it is put if it is not there."""
     if x not in row:
         row.append(x)
     return row.index(x)
 
 
-def _nodes(loop: Loop) -> list[VectorNode]:
+def nodes_of(loop: Loop) -> list[VectorNode]:
+    """The nodes of a loop that are no launches."""
     return [node for node in loop.nodes if isinstance(node, VectorNode)]
 
 
 class Printer:
-    """The parts of a step in C++.
+    """The parts of a step.
 
     Args:
         memories: Those of the places.
@@ -73,20 +73,20 @@ class Printer:
         kept: Collection[int],
     ) -> None:
         self.memories, self.tables = memories, Tables()
-        self._loops = [loops(part, memories) for part in parts]
+        self.loops = [loops(part, memories) for part in parts]
         self.kept = set(kept) | self._shared()
-        self._count = self._powers = 0
+        self._count = 0
 
     def _shared(self) -> set[int]:
         """Memories in which more than one loop, or more than one place of it, looks."""
         users: dict[int, set[Any]] = {}
         found: set[int] = set()
-        every = [loop for part in self._loops for loop in part]
+        every = [loop for part in self.loops for loop in part]
         for i, loop in enumerate(every):
             for node in loop.nodes:
                 if isinstance(node, Launched):
                     out = [] if node.out is None else [node.out]
-                    found |= touched([*node.numbers, *node.vectors, *out], self.memories)
+                    found |= touched([*node.given, *out], self.memories)
                     continue
                 for x in (node.out, *node.given):
                     if isinstance(x, Region):
@@ -95,189 +95,37 @@ class Printer:
                             found |= touched([x], self.memories)
                         else:
                             users.setdefault(x.memory, set()).add((i, x))
-        written = {node.out.memory for part in self._loops for x in part for node in _nodes(x)}
+        written = {node.out.memory for part in self.loops for x in part for node in nodes_of(x)}
         once = {memory for memory, places in users.items() if len(places) == 1} & written
         return found | (users.keys() - once)
 
-    def text(self) -> str:
-        """The source of a library whose kernel(p, d, part) does a part."""
-        body = []
-        for i, part in enumerate(self._loops):
-            body += [f"if (part == {i}) {{", *[line for x in part for line in self._loop(x)], "}"]
-        powers = ", ".join([f"power{i + 1}" for i in range(self._powers)])
-        body = [f"last_power {powers};"] * bool(powers) + body
-        lines = "\n    ".join(body)
-        return (
-            '#include "vector.h"\n\n'
-            'extern "C" void kernel(void *const *p, const whole *d, whole part) {\n'
-            f"    {lines}\n}}\n"
-        )
-
-    def _loop(self, loop: Loop) -> list[str]:
-        first = loop.nodes[0]
-        if isinstance(first, Launched):
-            return self._launch(first)
-        if loop.open:
-            return self._entries(loop)
-        return self._norm(first) if first.name == "norm" else self._reduction(first)
-
-    # ------------------------------------------------------------------ entries
-
-    def _entries(self, loop: Loop) -> list[str]:
-        """The statements of all nodes for each entry."""
-        places: list[Region] = []
-        nodes = [node for node in loop.nodes if isinstance(node, VectorNode)]
-        for node in nodes:
-            places += [x for x in (node.out, *node.given) if isinstance(x, Region)]
-        places = list(dict.fromkeys(places))
-        head, terms = self._over(loop.shape, places, "i")
-        known: dict[Region, str] = {}
-        lines = [head + "{"]
-        for node in nodes:
-            kind, given = TYPES[node.dtype], []
-            used = fields(ENTRIES[node.name])
-            for x in node.given:
-                if isinstance(x, Region) and x not in known:
-                    known[x] = self._name("x")
-                    lines.append(f"const {TYPES[x.dtype]} {known[x]} = {terms[x]};")
-                value = known[x] if isinstance(x, Region) else literal(x)
-                given.append(f"{kind}({value})")
-            assert len(given) == len(used)
-            result = ENTRIES[node.name].format(*given, power=self._power(node.name))
-            known[node.out], to = self._name("v"), TYPES[node.out.dtype]
-            lines.append(f"const {to} {known[node.out]} = {to}({result});")
-            if node.out.memory in self.kept or not self._inner(node.out):
-                lines.append(f"{terms[node.out]} = {known[node.out]};")
-        return [*lines, "}"]
-
-    def _inner(self, place: Region) -> bool:
+    def inner(self, place: Region) -> bool:
         """Whether a place lies in memory of the program's own."""
         memory = self.memories[place.memory]
         return memory.tensor is None and memory.source is None and not memory.rows
 
-    def _power(self, name: str) -> str:
-        """The object that takes powers at one place of the text."""
-        self._powers += name == "pow"
-        return f"power{self._powers}"
+    def stored(self, place: Region) -> bool:
+        """Whether what is written there is more than a value in a loop."""
+        return place.memory in self.kept or not self.inner(place)
 
-    def _name(self, letter: str) -> str:
+    def name(self, letter: str) -> str:
         self._count += 1
         return f"{letter}{self._count}"
 
-    def _over(
-        self, shape: Sequence[int], places: Sequence[Region], letter: str, base: str | None = None
-    ) -> tuple[str, dict[Region, str]]:
-        """The heads of loops over a shape, and for each place the term of an entry.
+    def in_rows(self, place: Region) -> bool:
+        """Whether its first dim goes from one memory to the next."""
+        return bool(self.memories[place.memory].rows)
 
-        Dims that lie behind one another in all places are one. Regions begin at `base`, if given.
-        """
-        rows = [bool(self.memories[x.memory].rows) for x in places]
-        dims: list[tuple[int, list[int]]] = []
+    def dims(self, shape: Sequence[int], places: Sequence[Region]) -> Dims:
+        """The loops over a shape: dims that lie behind one another in all places are one."""
+        rows, dims = any(map(self.in_rows, places)), list[tuple[int, list[int]]]()
         for d, n in enumerate(shape):
             steps = [x.strides[d] for x in places]
             if n == 1:
                 continue
-            last = dims[-1][1] if dims and not (any(rows) and d == 1) else None
+            last = dims[-1][1] if dims and not (rows and d == 1) else None
             if last is not None and all([a == b * n for a, b in zip(last, steps, strict=True)]):
                 dims[-1] = dims[-1][0] * n, steps
             else:
                 dims.append((n, steps))
-        head = ""
-        for i, (n, _) in enumerate(dims):
-            name, end = f"{letter}{i}", self.tables.integer(n)
-            head += f"for (whole {name} = 0; {name} < {end}; ++{name}) "
-        terms = {}
-        for k, x in enumerate(places):
-            each = [(f"{letter}{i}", steps[k]) for i, (_, steps) in enumerate(dims)]
-            terms[x] = self._term(x, each, rows[k], base)
-        return head, terms
-
-    def _term(
-        self, x: Region, each: Sequence[tuple[str, int]], rows: bool, base: str | None
-    ) -> str:
-        if x.memory not in self.kept and self._inner(x):
-            return ""
-        at = base or self.tables.pointer(("memory", x.memory))
-        start = [self.tables.integer(x.start)] if x.start else []
-        if rows:
-            at, each = f"((void *const *){at})[{each[0][0]}]", each[1:]
-        at = f"({base})" if base else f"(({TYPES[x.dtype]} *){at})"
-        steps = [
-            name if step == 1 else f"{name} * {self.tables.integer(step)}"
-            for name, step in each
-            if step
-        ]
-        return f"{at}[{' + '.join([*start, *steps]) or '0'}]"
-
-    # ------------------------------------------------------------------ reductions
-
-    def _reduction(self, node: VectorNode) -> list[str]:
-        x = node.given[0]
-        assert isinstance(x, Region)
-        begin, joined, end = REDUCTIONS[node.name]
-        kept, count = len(node.out.shape), len(x.shape)
-        outer = x._replace(shape=x.shape[:kept], strides=x.strides[:kept])
-        head, terms = self._over(node.out.shape, [node.out, outer], "i")
-        inner = x._replace(shape=x.shape[kept:], strides=x.strides[kept:], start=0)
-        within, steps = self._over(x.shape[kept:], [inner], "j", f"&{terms[outer]}")
-        kind, n = TYPES[node.dtype], math.prod(x.shape[kept:count])
-        at = steps[inner]
-        last = end.format("all", n=self.tables.integer(n))
-        out = TYPES[node.out.dtype]
-        return [
-            f"{head}{{",
-            f"{kind} all = {begin};",
-            f"{within}all = {joined.format('all', f'{kind}({at})')};",
-            f"{terms[node.out]} = {out}({last});",
-            "}",
-        ]
-
-    def _norm(self, node: VectorNode) -> list[str]:
-        x = node.given[0]
-        assert isinstance(x, Region)
-        outer = x._replace(shape=x.shape[:-1], strides=x.strides[:-1])
-        head, terms = self._over(node.out.shape, [node.out, outer], "i")
-        size, step = [self.tables.integer(row[-1]) for row in (x.shape, x.strides)]
-        value = f"norm_in_range(&{terms[outer]}, {size}, {step}, {literal(node.power)})"
-        return [f"{head}{terms[node.out]} = {value};"]
-
-    # ------------------------------------------------------------------ launches
-
-    def _launch(self, node: Launched) -> list[str]:
-        """A call of a list program, whose numbers are read where they lie."""
-        t = self.tables
-        numbers = [
-            f"double({self._over((), [x], 'i')[1][x]})" if isinstance(x, Region) else literal(x)
-            for x in node.numbers
-        ]
-        vectors = [f"&{self._over((), [x], 'i')[1][x]}" for x in _single(node.vectors)]
-        again = node.launch
-        parts = [t.pointer((again, name)) for name in ("kernel", "sizes", "lists", "parts")]
-        count, threads = t.integer(len(again.sizes)), f"d[{_index(t.integers, (again, 'threads'))}]"
-        out, kind = "0", 0
-        if node.out is not None:
-            m = again.program.measured[0]  # type: ignore[index]
-            out = t.pointer(("memory", node.out.memory))
-            kind = ENDS["max" if m.kind == "max" else m.p]
-        given = [*parts[:3], "numbers", "vectors", parts[3], threads, out, str(kind)]
-        return [
-            "{",
-            f"const double numbers[] = {{{', '.join(numbers) or '0'}}};",
-            f"const void *const vectors[] = {{{', '.join(vectors) or '0'}}};",
-            f"launch({count}, {', '.join(given)});",
-            "}",
-        ]
-
-
-def _single(places: Sequence[Region]) -> list[Region]:
-    """The first entries of places."""
-    return [x._replace(shape=(), strides=()) for x in places]
-
-
-def literal(x: Number) -> str:
-    """A number in C++."""
-    if isinstance(x, bool):
-        return str(x).lower()
-    if isinstance(x, float) and not math.isfinite(x):
-        return '__builtin_nan("")' if math.isnan(x) else f"{'-' * (x < 0)}__builtin_inf()"
-    return repr(x)
+        return dims

@@ -26,6 +26,7 @@ class Recording:
     def __init__(self, count: int, device: torch.device) -> None:
         self.count, self.device = count, device
         self.read: Callable[[Tensor], float | Tensor] = float  # the number in a CPU tensor
+        self.interpreted = False  # whether the CPU stands for a GPU, whose numbers are not read
         self.clear()
 
     def clear(self) -> None:
@@ -130,7 +131,7 @@ class Recording:
     def _scalar(self, x: Tensor) -> NodeOperand | None:
         if x.is_complex():
             return None
-        if x.device.type == "cpu":
+        if x.device.type == "cpu" and not self.interpreted:
             return self._number(self.read(x))
         self.scalars.append(x.detach().clone())
         return "scalar", len(self.scalars) - 1

@@ -19,16 +19,17 @@ from torch import Tensor
 from torchzero_clip.core.engine import Play, Records
 from torchzero_clip.core.link import Link
 from torchzero_clip.core.part import Part
-from torchzero_clip.core.tensors import all_here, all_real
+from torchzero_clip.core.tensors import all_here
 from torchzero_clip.core.units import UnitRecord
 from torchzero_clip.engines.buffers import Buffer
+from torchzero_clip.engines.compiled.backends import on_gpu, step_of
 from torchzero_clip.engines.compiled.inputs import LiveValues, StepInputs
 from torchzero_clip.engines.compiled.premises import Premises, of_tensors
 from torchzero_clip.engines.compiled.recorder import python
-from torchzero_clip.engines.compiled.steps import NativeStep
 
 if TYPE_CHECKING:
     from torchzero_clip.engines.compiled.recorder import StepRecorder
+    from torchzero_clip.engines.compiled.steps import Step
 
 SELDOM = 1000  # steps alike before what could not be recorded is tried again
 OFTEN = 16  # replays that make up for a recording
@@ -44,15 +45,15 @@ class Replays:
 
     Args:
         links: The chain.
-        native: Whether steps are compiled.
+        backend: What compiles steps: see `Runner`.
 
     Attributes:
         count: How often the graph was replayed.
         why: The reason why steps are not replayed, if one is known.
     """
 
-    def __init__(self, links: Sequence[Link], native: bool = False) -> None:
-        self.count, self._links, self._native = 0, links, native
+    def __init__(self, links: Sequence[Link], backend: str = "plain") -> None:
+        self.count, self._links, self._backend = 0, links, backend
         self.why = impure(links)
         self.possible = self.why is None
         self._live = LiveValues([])
@@ -87,7 +88,7 @@ class Replays:
             if self._replay is not None and (grads := self._replay.holds(play, kinds)) is not None:
                 return self._replay(grads, live.numbers, loss)
             self._replay = None
-        records = play.anew(live.groups(play, live.tensors()), loss)
+        records = play.anew(live.groups(play, live.tensors(self._gpu(play))), loss)
         if able and entries < sum(map(len, play.states.values())):
             self._wait = 1  # state was made, which does not happen again
         return _of_groups(records, measured_in(records), play.groups)
@@ -97,11 +98,18 @@ class Replays:
         native = None if self._replay is None else self._replay.native
         if native is None:
             return []
+        calls = "one native call" if native.calls == 1 else f"{native.calls} native calls"
         if not native.lacking:
-            return ["A step is one native call."]
+            return [f"A step is {calls}."]
         counts = Counter(native.lacking).items()
-        calls = ", ".join([name if n == 1 else f"{name} ({n} times)" for name, n in counts])
-        return [f"A step is {native.calls} native calls; torch does between them: {calls}."]
+        others = ", ".join([name if n == 1 else f"{name} ({n} times)" for name, n in counts])
+        return [f"A step is {calls}; torch does between them: {others}."]
+
+    def _gpu(self, play: Play) -> Tensor | None:
+        """A parameter, where all are on one GPU: numbers of steps are there then as well."""
+        params = [p for group in play.groups for p in group["params"]]
+        one = len({p.device for p in params}) == 1 and bool(self._live.numbers)
+        return params[0] if one and on_gpu(params[0].device, self._backend) else None
 
     def _record(
         self,
@@ -116,7 +124,9 @@ class Replays:
         self._alike, self._wait = 0, min(2 * self._wait, SELDOM)  # unless it can be replayed
         premises = Premises(parts, play.groups, play.states, strided=False)
         grads = [p.grad for part in parts for p in part.originals if p.grad is not None]
-        live, asked = self._live.tensors(), list[Any]()
+        like, asked = self._gpu(play), list[Any]()
+        vector = None if like is None else self._live.vector(like)
+        live = self._live.tensors() if vector is None else list(vector.unbind())
         try:
             with recording(grads) as recorder:
                 records = play.anew(self._live.groups(play, live), loss, asked)
@@ -132,11 +142,11 @@ class Replays:
             return
         counts = [sum([p.grad is not None for p in part.originals]) for part in parts]
         gradients, leaves = recorder.gradients, recorder.leaves
-        native = None
-        if self._native and all_real(leaf for leaf in leaves if isinstance(leaf, Tensor)):
-            step = NativeStep(recorder.graph, leaves, changing, gradients)
-            native = step if step.works else None
-        inputs = StepInputs(leaves, changing, live, self._live.numbers, counts, gradients)
+        step = step_of(self._backend, grads[0].device)
+        native = None if step is None else step(recorder.graph, leaves, changing, gradients)
+        native = native if native is not None and native.works else None
+        numbers = self._live.numbers
+        inputs = StepInputs(leaves, changing, live, numbers, counts, gradients, vector)
         inputs.leave()
         records, functions = _of_groups(records, kept, play.groups), (function, native)
         self._replay = RecordedStep(premises, asked, kinds, functions, inputs, records)
@@ -159,7 +169,7 @@ class RecordedStep:
         premises: Premises,
         asked: Sequence[tuple[Callable[..., Any], Any, Any]],
         kinds: Any,
-        function: tuple[Callable[..., Any], NativeStep | None],
+        function: tuple[Callable[..., Any], Step | None],
         inputs: StepInputs,
         records: Records,
     ) -> None:

@@ -92,10 +92,17 @@ class DeviceTables:
 
     def numbers(self, numbers: Sequence[float], like: Tensor) -> Tensor:
         """Numbers as a vector on the device of a tensor."""
-        words = array("d", numbers)
-        key = words.tobytes(), like.device, fake_mode(like)
+        return self.words(array("d", numbers), like)
+
+    def words(self, words: array[Any], like: Tensor) -> Tensor:
+        """Words as a vector on the device of a tensor, which nobody writes."""
+        key = words.typecode, words.tobytes(), like.device, fake_mode(like)
         found: Tensor = self._find("numbers", key, like.device, lambda: self._sent(words, like))
         return found
+
+    def send(self, numbers: Sequence[float], out: Tensor) -> None:
+        """Write numbers into a vector on its device."""
+        out.copy_(self.numbers(numbers, out))
 
     def table(self, buffers: Sequence[Buffer], sizes: Sequence[int]) -> AddressTable:
         """The table of the first `sizes` entries of the tensors of some buffers."""

@@ -198,12 +198,14 @@ class TritonCall:
     def __init__(self, program: Program, text: str) -> None:
         self.program, self.kernel = program, TritonKernel("program", text, signature(program))
 
-    def __call__(self, given: Launch, sizes: Sequence[int]) -> Tensor | None:
-        """Run it for the first `sizes` entries of each tensor; returns the statistics."""
+    def __call__(
+        self, given: Launch, sizes: Sequence[int], out: Tensor | None = None
+    ) -> Tensor | None:
+        """Run it for the first `sizes` entries of each tensor; returns the statistics, in `out`."""
         with on(self.program.device):
-            return self._run(given, sizes)
+            return self._run(given, sizes, out)
 
-    def _run(self, given: Launch, sizes: Sequence[int]) -> Tensor | None:
+    def _run(self, given: Launch, sizes: Sequence[int], out: Tensor | None) -> Tensor | None:
         count, like = len(sizes), given.buffers[0].tensors[0]
         table = TABLES.table(given.buffers, sizes)
         numbers = TABLES.numbers(given.numbers or [0.0], like)
@@ -216,7 +218,7 @@ class TritonCall:
             launch(self.kernel, programs, *tables, count, skip, *rest, ALIGNED=aligned)
         if measured is None:
             return None
-        out = like.new_empty(1, count, dtype=torch.float64)
+        out = like.new_empty(1, count, dtype=torch.float64) if out is None else out
         power = MEASURED[measured[0]][1]
         launch(JOINED, count, *parts, table.layout, count, out, POWER=power)
         return out

@@ -6,8 +6,21 @@ typedef long long whole;
 
 template <class T> static inline T larger(T a, T b) { return a > b || a != a ? a : b; }
 template <class T> static inline T smaller(T a, T b) { return a < b || a != a ? a : b; }
+template <class T> static inline T divided(T a, T b) { return a / b; }
+template <class T> static inline T inverse(T x) { return 1 / x; }
+template <class T> static inline T chosen(bool is, T a, T b) { return is ? a : b; }
+template <class T> static inline T sign(T x) { return (x > 0) - (x < 0); }
+static inline double root(double x) { return __builtin_sqrt(x); }
+static inline double exp_of(double x) { return __builtin_exp(x); }
+static inline double exp2_of(double x) { return __builtin_exp2(x); }
+static inline double log_of(double x) { return __builtin_log(x); }
+static inline double log2_of(double x) { return __builtin_log2(x); }
+static inline double floor_of(double x) { return __builtin_floor(x); }
+static inline double ceil_of(double x) { return __builtin_ceil(x); }
+static inline double longest(double a, double b) { return __builtin_hypot(a, b); }
 static inline float size(float x) { return __builtin_fabsf(x); }
 static inline double size(double x) { return __builtin_fabs(x); }
+template <class T> static inline bool is_infinite(T x) { return size(x) == __builtin_inf(); }
 template <class T> static inline T mix(T a, T b, T w) {
     return size(w) < T(0.5) ? a + w * (b - a) : b - (b - a) * (1 - w);
 }

@@ -77,7 +77,13 @@ class Launched(NamedTuple):
     launch: Relaunch
     numbers: tuple[VectorOperand, ...]
     vectors: tuple[Region, ...]
+    scalars: tuple[Region, ...]
     out: Region | None
+
+    @property
+    def given(self) -> tuple[VectorOperand, ...]:
+        """All that it reads besides lists."""
+        return *self.numbers, *self.vectors, *self.scalars
 
 
 def touched(operands: Sequence[Any], memories: Sequence[VectorMemory]) -> set[int]:
