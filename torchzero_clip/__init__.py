@@ -36,7 +36,7 @@ from torchzero_clip.modules.clipping import *
 from torchzero_clip.modules.descent import *
 from torchzero_clip.modules.flow import *
 from torchzero_clip.modules.matrices import *
-from torchzero_clip.optimizer import Modular, take_over
+from torchzero_clip.optimizer import Modular, captured, take_over
 from torchzero_clip.optimizer_class import optimizer_class
 from torchzero_clip.per_example import PerExample, per_example_clip
 from torchzero_clip.published import named
@@ -70,6 +70,7 @@ __all__ = [
     "UnitState",
     "Units",
     "attach",
+    "captured",
     "centralize_grads_",
     "clip_grad_norm_",
     "clip_grad_percentile_",

@@ -19,12 +19,26 @@ from typing import Any
 import pytest
 import torch
 
+from tests.audit.budgets import COMPILED, REPLAYED, Chain, steps
 from tests.engines.test_compiled import CHAINS, DTYPES, give, params_of
 from tests.engines.test_fast_plain import with_adam
 from tests.helpers import gradients, parameters, set_grads
 from tests.table import GOOD
-from torchzero_clip import LR, Adam, ClipNorm, Guard, Modular, Transform
-from torchzero_clip.engines.compiled import launches, triton
+from torchzero_clip import (
+    AGC,
+    LR,
+    Adam,
+    AutoClip,
+    ClipNorm,
+    ClipNormByEMA,
+    Guard,
+    Modular,
+    SkipSpike,
+    Transform,
+    ZClip,
+    named,
+)
+from torchzero_clip.engines.compiled import device_step, launches, triton
 from torchzero_clip.engines.compiled.program import Launch, Program
 
 COMPILES = bool(importlib.util.find_spec("triton")) and not os.environ.get("TRITON_INTERPRET")
@@ -250,3 +264,56 @@ def test_a_kernel_is_one_whatever_its_arguments_are() -> None:
     assert [p.annotation_type for p in function.params if not p.is_constexpr] == [
         *kernel_of(program).signature.values()
     ]
+
+
+# ---------------------------------------------------------------------- vectors
+
+VECTORS: dict[str, Any] = {
+    "headline": lambda: [ClipNorm(1.0, dim="global"), Adam(), LR(0.1)],
+    "guards": lambda: [Guard(), SkipSpike(), ClipNorm(1.0), Adam(), LR(0.1)],
+    "ZClip": lambda: [ZClip(), Adam(), LR(0.1)],
+    "AutoClip": lambda: [AutoClip(), Adam(), LR(0.1)],
+    "ClipNormByEMA": lambda: [ClipNormByEMA(), Adam(), LR(0.1)],
+    "AGC": lambda: [AGC(), Adam(), LR(0.1)],
+    "lamb": lambda: [named("lamb")],
+}
+
+
+def vector_kernels(chain: Any, monkeypatch: pytest.MonkeyPatch) -> list[launches.TritonKernel]:
+    """The kernels between the launches of a step of some tensors."""
+    monkeypatch.setattr(device_step, "KERNELS", {})
+    steps(Chain("vectors", chain), 12, engine=COMPILED, turns=REPLAYED)
+    return list(device_step.KERNELS.values())
+
+
+@pytest.mark.parametrize("name", VECTORS)
+def test_vectors_between_launches_fit_every_card(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One block does them: registers are there, and a power of float64 takes a little stack."""
+    kernels = vector_kernels(VECTORS[name], monkeypatch)
+    assert kernels
+    for card in CARDS:
+        for kernel in kernels:
+            found = Machine(kernel, card).resources()
+            assert (found["STACK"] <= 256, found["LOCAL"]) == (True, 0), found
+            assert 0 < found["REG"] < 255, found  # of 255 some would be kept in memory
+
+
+def test_the_vectors_of_the_headline_compile_in_a_second(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Processor time, in an empty cache, once a kernel has been compiled in this process."""
+    (kernel,) = vector_kernels(VECTORS["headline"], monkeypatch)
+    Machine(kernel, 80)
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    before = sum(os.times()[:4])
+    Machine(kernel, 90)
+    assert 0.02 < sum(os.times()[:4]) - before <= 1
+
+
+def test_models_of_other_sizes_share_their_vector_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(device_step, "KERNELS", {})
+    for count in (12, 200):
+        steps(Chain("many", VECTORS["headline"]), count, engine=COMPILED, turns=REPLAYED)
+    assert len(device_step.KERNELS) == 1

@@ -1,6 +1,7 @@
 """torch.optim's side: the optimizer, its groups and keys, saving and loading, what it reports."""
 
+from torchzero_clip.optimizer.capturing import captured
 from torchzero_clip.optimizer.modular import Modular
 from torchzero_clip.optimizer.takeover import take_over
 
-__all__ = ["Modular", "take_over"]
+__all__ = ["Modular", "captured", "take_over"]

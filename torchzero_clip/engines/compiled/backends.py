@@ -11,7 +11,7 @@ from torchzero_clip.engines.compiled.build import compiler
 from torchzero_clip.engines.compiled.device_step import DeviceStep
 from torchzero_clip.engines.compiled.native_step import NativeStep
 from torchzero_clip.engines.compiled.program import Program
-from torchzero_clip.engines.compiled.steps import Step
+from torchzero_clip.engines.compiled.steps import CompiledStep
 
 WINDOWS = sys.platform == "win32"
 NEEDS = {
@@ -36,7 +36,7 @@ def on_gpu(device: torch.device, name: str) -> bool:
     return kind == "cuda" and triton.here()
 
 
-def step_of(name: str, device: torch.device) -> type[Step] | None:
+def step_of(name: str, device: torch.device) -> type[CompiledStep] | None:
     """What does a step again that was written down; None for its graph as a function."""
     if on_gpu(device, name):
         return DeviceStep

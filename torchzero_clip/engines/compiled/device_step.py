@@ -17,7 +17,7 @@ from torchzero_clip.engines.buffers import Buffer
 from torchzero_clip.engines.compiled import triton
 from torchzero_clip.engines.compiled.launches import TritonKernel, launch
 from torchzero_clip.engines.compiled.recorder import Relaunch
-from torchzero_clip.engines.compiled.steps import Step, misfits
+from torchzero_clip.engines.compiled.steps import CompiledStep, misfits
 from torchzero_clip.engines.compiled.tables import TABLES, on
 from torchzero_clip.engines.compiled.vector_triton import TritonPrinter, VectorKernel
 from torchzero_clip.engines.compiled.vectors import (
@@ -34,7 +34,7 @@ Sources: TypeAlias = "dict[int, Tensor]"
 """The tensors of memories that are others in every step."""
 
 
-class DeviceStep(Step):
+class DeviceStep(CompiledStep):
     """A step on a GPU."""
 
     most: ClassVar[int] = 2**12

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 from weakref import WeakSet
@@ -22,6 +22,7 @@ from torchzero_clip.core.engine import (
     Watch,
     updated,
 )
+from torchzero_clip.core.link import Link
 from torchzero_clip.core.outside import warn
 from torchzero_clip.core.private import foreach
 from torchzero_clip.core.skip import Skip
@@ -29,11 +30,12 @@ from torchzero_clip.core.stochastic import Rounding
 from torchzero_clip.core.tensorlist import Operand, TensorList
 from torchzero_clip.core.tensors import all_here
 from torchzero_clip.engines.buffers import apart
-from torchzero_clip.engines.compiled.backends import missing, node_by_node
+from torchzero_clip.engines.compiled.backends import missing, node_by_node, on_gpu
+from torchzero_clip.engines.compiled.graphs import StepGraph
 from torchzero_clip.engines.compiled.launches import KernelError
 from torchzero_clip.engines.compiled.memory import GRADIENTS, PARAMETERS
 from torchzero_clip.engines.compiled.recorder import Refused, StepRecorder
-from torchzero_clip.engines.compiled.replays import Replays
+from torchzero_clip.engines.compiled.replays import Replays, impure
 from torchzero_clip.engines.compiled.runner import Runner
 from torchzero_clip.engines.compiled.trace import BucketTrace, Traced
 from torchzero_clip.engines.eager import Eager
@@ -46,6 +48,7 @@ class Compiled(Runner):
     def __init__(self) -> None:
         super().__init__()
         self.replays: Replays | None = None  # of the chain whose steps it takes
+        self.graph: StepGraph | None = None  # of a step, where these are captured
         self.devices: set[str] = set()  # kinds that programs can be compiled for
         self.eager = Eager(reads=False)  # for tensors that no program takes
 
@@ -101,7 +104,7 @@ class Compiled(Runner):
 
     def take(self, play: Play) -> Records:
         if self.replays is None:
-            self.replays = Replays(play.links, self.backend)
+            self.replays = Replays(play.links, self.backend, self.graph)
         try:
             return self.replays.step(play, self._recording)
         except KernelError as error:
@@ -111,6 +114,15 @@ class Compiled(Runner):
                 "leave compile out to step without it, or install the version of Triton that this "
                 f"torch wants: torch {torch.__version__} names it among its requirements"
             ) from error
+
+    def capture(self, links: Sequence[Link], devices: Collection[torch.device]) -> None:
+        """Have steps captured; raises a sentence where they cannot be."""
+        if len(devices) > 1 or not all([on_gpu(device, self.backend) for device in devices]):
+            where = ", ".join(sorted(map(str, devices)))
+            raise ValueError(f"captured takes parameters on one GPU, with Triton, got {where}")
+        if (why := impure(links)) is not None:
+            raise ValueError(f"captured: the steps of this chain differ on the host: {why}")
+        self.graph, self.replays = StepGraph(), None
 
     def refuse(self, why: str) -> None:
         if self.recorder is not None:

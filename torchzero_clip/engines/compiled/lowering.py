@@ -183,6 +183,9 @@ class Lowering(Places):
             if len(items) < count:  # somebody takes the list as a whole, or leaves some out
                 raise Lacking(said)
             outs = [self._fresh(item) for item in items]
+        entries = [math.prod(out.shape) for out in outs if isinstance(out, Region)]
+        if sum(entries) > self._most:
+            raise Lacking(f"{said} of {sum(entries)} entries")
         nodes: list[VectorNode | Launched] = []
         for (first, *some), (out, *row) in self._side_by_side([outs, *rows]):
             dtype = computed(name, first, some, mutable)  # of one: those with dims weigh more

@@ -14,7 +14,7 @@ from torchzero_clip.engines.buffers import Buffer
 from torchzero_clip.engines.compiled.build import function
 from torchzero_clip.engines.compiled.cpp import kernel_of, threads_for
 from torchzero_clip.engines.compiled.recorder import Relaunch
-from torchzero_clip.engines.compiled.steps import Step, misfits
+from torchzero_clip.engines.compiled.steps import CompiledStep, misfits
 from torchzero_clip.engines.compiled.vector_cpp import ENDS, CppPrinter
 from torchzero_clip.engines.compiled.vectors import Launched, VectorMemory, VectorNode
 
@@ -22,7 +22,7 @@ FLAGS = "-std=c++17 -O1 -march=native -fno-math-errno -ffp-contract=off -fno-str
 FLAGS += " -fPIC -shared"
 
 
-class NativeStep(Step):
+class NativeStep(CompiledStep):
     """A step on CPU.
 
     Attributes:

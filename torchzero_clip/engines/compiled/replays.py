@@ -28,8 +28,9 @@ from torchzero_clip.engines.compiled.premises import Premises, of_tensors
 from torchzero_clip.engines.compiled.recorder import python
 
 if TYPE_CHECKING:
+    from torchzero_clip.engines.compiled.graphs import StepGraph
     from torchzero_clip.engines.compiled.recorder import StepRecorder
-    from torchzero_clip.engines.compiled.steps import Step
+    from torchzero_clip.engines.compiled.steps import CompiledStep
 
 SELDOM = 1000  # steps alike before what could not be recorded is tried again
 OFTEN = 16  # replays that make up for a recording
@@ -46,14 +47,17 @@ class Replays:
     Args:
         links: The chain.
         backend: What compiles steps: see `Runner`.
+        graph: That of a step, where these are captured.
 
     Attributes:
         count: How often the graph was replayed.
         why: The reason why steps are not replayed, if one is known.
     """
 
-    def __init__(self, links: Sequence[Link], backend: str = "plain") -> None:
-        self.count, self._links, self._backend = 0, links, backend
+    def __init__(
+        self, links: Sequence[Link], backend: str = "plain", graph: StepGraph | None = None
+    ) -> None:
+        self.count, self._links, self._backend, self._graph = 0, links, backend, graph
         self.why = impure(links)
         self.possible = self.why is None
         self._live = LiveValues([])
@@ -85,6 +89,11 @@ class Replays:
         entries = sum(map(len, play.states.values()))
         if able and of_tensors(play.states):
             self._record(parts, kinds, loss, play, recording)
+            if self._graph is not None and (self._replay is None or not self._replay.native):
+                raise RuntimeError(
+                    "captured: a step of this chain cannot be captured: "
+                    f"{self.why or 'it is too long'}; leave captured(...) out"
+                )
             if self._replay is not None and (grads := self._replay.holds(play, kinds)) is not None:
                 return self._replay(grads, live.numbers, loss)
             self._replay = None
@@ -145,6 +154,8 @@ class Replays:
         step = step_of(self._backend, grads[0].device)
         native = None if step is None else step(recorder.graph, leaves, changing, gradients)
         native = native if native is not None and native.works else None
+        if native is not None:
+            native.graph = self._graph
         numbers = self._live.numbers
         inputs = StepInputs(leaves, changing, live, numbers, counts, gradients, vector)
         inputs.leave()
@@ -169,7 +180,7 @@ class RecordedStep:
         premises: Premises,
         asked: Sequence[tuple[Callable[..., Any], Any, Any]],
         kinds: Any,
-        function: tuple[Callable[..., Any], Step | None],
+        function: tuple[Callable[..., Any], CompiledStep | None],
         inputs: StepInputs,
         records: Records,
     ) -> None:

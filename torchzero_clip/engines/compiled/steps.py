@@ -8,6 +8,7 @@ what torch makes.
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from functools import partial
 from typing import Any, ClassVar
 
 import torch
@@ -17,6 +18,7 @@ from torch.fx import Graph
 
 from torchzero_clip.core.tensors import addresses
 from torchzero_clip.engines.buffers import Buffer
+from torchzero_clip.engines.compiled.graphs import StepGraph
 from torchzero_clip.engines.compiled.lowering import Lowering
 from torchzero_clip.engines.compiled.recorder import Relaunch
 from torchzero_clip.engines.compiled.rest import Rest
@@ -26,7 +28,7 @@ LONGEST = 2000  # nodes of a step that is compiled: to compile more takes too lo
 LINE = 64  # bytes: where memory of a step's own begins
 
 
-class Step:
+class CompiledStep:
     """A step as a native call, or as several with torch's between.
 
     Args:
@@ -38,6 +40,7 @@ class Step:
         lacking: The operators that stay calls of torch.
         calls: How many native calls it is.
         works: Whether it could be compiled.
+        graph: That of the step, where it is captured.
     """
 
     most: ClassVar[int]
@@ -54,6 +57,7 @@ class Step:
         home = next((t.device for t in [*changing, *here]), torch.device("cpu"))
         made = Lowering(graph, leaves, changing, home, self.able, self.most)
         self.lacking, self._gradients = made.lacking, gradients
+        self.graph: StepGraph | None = None
         parts = [part for part in made.parts if isinstance(part, list)]
         nodes = [node for part in parts for node in part]
         self._launches = [node.launch for node in nodes if isinstance(node, Launched)]
@@ -106,17 +110,23 @@ class Step:
             return False
         if not dense and not all([t.is_contiguous() for t in changing]):
             return False
+        if self.graph is None:
+            self._perform(changing)
+        else:
+            self.graph(partial(self._perform, changing), (self, tuple(addresses(changing) or ())))
+        written = self._written
+        for key in self._written_grads:
+            written = written + self._gradients[key].tensors
+        increment_version(written)
+        return True
+
+    def _perform(self, changing: Sequence[Tensor]) -> None:
         self.begin()
         if self._alone is not None:
             self._part(0, [changing[i] for i in self._alone])
         else:
             assert self._rest is not None
             self._rest(self._part, *changing)
-        written = self._written
-        for key in self._written_grads:
-            written = written + self._gradients[key].tensors
-        increment_version(written)
-        return True
 
     def _part(self, part: int, tensors: Sequence[Tensor]) -> None:
         """Run a part; these tensors are the memories that are others in every step."""

@@ -102,7 +102,8 @@ class DeviceTables:
 
     def send(self, numbers: Sequence[float], out: Tensor) -> None:
         """Write numbers into a vector on its device."""
-        out.copy_(self.numbers(numbers, out))
+        with self._lock:
+            self._write(array("d", numbers), out)
 
     def table(self, buffers: Sequence[Buffer], sizes: Sequence[int]) -> AddressTable:
         """The table of the first `sizes` entries of the tensors of some buffers."""
@@ -165,18 +166,20 @@ class DeviceTables:
 
     def _sent(self, words: array[Any], like: Tensor) -> Tensor:
         """Words on the device of a tensor."""
-        dtype, device = DTYPES[words.typecode], like.device
-        out = like.new_empty(len(words), dtype=dtype, requires_grad=False)
-        if fake_mode(like) is not None:
-            return out.copy_(torch.empty(len(words), dtype=dtype, device="cpu"))
-        if _capturing(device):
-            foreach("add_", list(out.zero_().unbind()), words.tolist())
-        elif device.type == "cpu":
-            out.copy_(torch.frombuffer(words, dtype=dtype))
-        else:
-            ring = self._rings.setdefault(device, Ring())
-            ring.send(torch.frombuffer(words, dtype=dtype), out)
+        out = like.new_empty(len(words), dtype=DTYPES[words.typecode], requires_grad=False)
+        self._write(words, out)
         return out
+
+    def _write(self, words: array[Any], out: Tensor) -> None:
+        if fake_mode(out) is not None:
+            out.copy_(torch.empty(len(words), dtype=out.dtype, device="cpu"))
+        elif _capturing(out.device):
+            foreach("add_", list(out.zero_().unbind()), words.tolist())
+        elif out.device.type == "cpu":
+            out.copy_(torch.frombuffer(words, dtype=out.dtype))
+        else:
+            ring = self._rings.setdefault(out.device, Ring())
+            ring.send(torch.frombuffer(words, dtype=out.dtype), out)
 
 
 def on(device: torch.device) -> AbstractContextManager[Any]:

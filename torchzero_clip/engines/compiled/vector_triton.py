@@ -231,12 +231,12 @@ class TritonPrinter(Printer):
         outer, inner = outer_of(left.shape, [node.out, left]), inner_of(rest.shape, [rest])
         outer.steps[x], inner.steps[x] = outer.steps[left], inner.steps[rest]
         all, mask = self.name("all"), outer.mask or inner.mask
-        one = joined.format(all, f"{self._load(x, outer, inner)}.to(tl.{kind})")
-        one = f"({one}).to(tl.{kind})"
+        entry = f"{all}_x = {self._load(x, outer, inner)}.to(tl.{kind})"
+        one = f"({joined.format(all, f'{all}_x')}).to(tl.{kind})"
         shape = "(LANES,)" if mask else "()"
         lines = [f"{all} = tl.full({shape}, {number(begin, node.dtype)}, tl.{kind})"]
         lines += inner.around(
-            [f"{all} = tl.where({mask}, {one}, {all})" if mask else f"{all} = {one}"]
+            [entry, f"{all} = tl.where({mask}, {one}, {all})" if mask else f"{all} = {one}"]
         )
         result = f"tl.reduce({all}, 0, {join})" if inner.mask else all
         lines.append(f"{all}_end = {result}")
@@ -271,5 +271,5 @@ def operand(x: VectorOperand, known: dict[Region, str], dtype: torch.dtype) -> s
     """An operand, as a node computes with it."""
     kind = f"tl.{WORDS[dtype]}"
     if isinstance(x, Region):
-        return f"{known[x]}.to({kind})"
+        return known[x] if x.dtype == dtype else f"{known[x]}.to({kind})"
     return f"tl.full((), {number(x, dtype)}, {kind})"

@@ -1,0 +1,275 @@
+"""captured(opt): when a graph is made anew, what it reads, and what cannot be captured.
+
+No graph is had without a GPU: here a capture notes the launches, and a replay does them again with
+the very same arguments. On imagined tensors they are counted; in Triton's interpreter they compute.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import Parameter
+
+from torchzero_clip import (
+    LR,
+    Accumulate,
+    AdaGC,
+    Adam,
+    AutoClip,
+    ClipNorm,
+    Guard,
+    Modular,
+    SkipLarge,
+    SkipSpike,
+    Transform,
+    WeightDecay,
+    When,
+    ZClip,
+    captured,
+    named,
+)
+from torchzero_clip.audit import fake_cuda, ledgers, same, twin
+from torchzero_clip.engines import Compiled
+from torchzero_clip.engines.compiled import backends, graphs, launches
+
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1" and bool(importlib.util.find_spec("triton"))
+COMPILED = {"compile": True}
+
+
+@pytest.fixture
+def made(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The launches of each capture."""
+    counts: list[int] = []
+
+    def capture(step: Callable[[], None]) -> Callable[[], None]:
+        found: list[tuple[Any, ...]] = []
+        with pytest.MonkeyPatch.context() as patch:
+            for page in ("triton", "device_step"):
+                name = f"torchzero_clip.engines.compiled.{page}.launch"
+                patch.setattr(name, lambda *args, **constants: found.append((args, constants)))
+            step()
+        counts.append(len(found))
+
+        def replay() -> None:
+            for args, constants in found:
+                launches.launch(*args, **constants)
+
+        return replay
+
+    monkeypatch.setattr(graphs, "capture", capture)
+    return counts
+
+
+# ---------------------------------------------------------------------- on an imagined GPU
+
+
+@pytest.fixture
+def imagined(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Tensor]]:
+    monkeypatch.setattr(backends.triton, "here", lambda: True)
+    with fake_cuda():
+        yield twin([torch.empty(8, 4), torch.empty(4)])
+
+
+def with_grads(params: Sequence[Tensor]) -> None:
+    for p in params:
+        p.grad = torch.zeros_like(p)
+
+
+def headline() -> list[Transform]:
+    return [ClipNorm(1.0, dim="global"), Adam(), WeightDecay(0.01), LR(1e-3)]
+
+
+def test_the_third_step_is_captured_and_later_ones_are_replayed(
+    imagined: list[Tensor], made: list[int]
+) -> None:
+    opt = captured(Modular(imagined, *headline(), compile=True))
+    with_grads(imagined)
+    seen = []
+    for i in range(6):
+        for group in opt.param_groups:
+            group["lr"] = 1e-3 * i
+        before = sum(launches.LAUNCHES.values())
+        opt.step()
+        seen.append(sum(launches.LAUNCHES.values()) - before)
+    assert made == [4]
+    assert seen[-1] == 4
+
+
+def change_gradient(opt: Modular, params: list[Tensor]) -> None:
+    params[0].grad = torch.zeros_like(params[0])
+
+
+def lose_gradient(opt: Modular, params: list[Tensor]) -> None:
+    params[1].grad = None
+
+
+def load_state(opt: Modular, params: list[Tensor]) -> None:
+    """As loading does: the state is other tensors."""
+    for state in opt.state.values():
+        state.update({name: x.clone() for name, x in state.items() if isinstance(x, Tensor)})
+
+
+def set_weight(opt: Modular, params: list[Tensor]) -> None:
+    params[0].data = torch.zeros_like(params[0])
+
+
+def regroup(opt: Modular, params: list[Tensor]) -> None:
+    more = twin([torch.empty(3)])
+    opt.add_param_group({"params": more, "lr": 0.5})
+    with_grads(more)
+
+
+@pytest.mark.parametrize(
+    "change", [change_gradient, lose_gradient, load_state, set_weight, regroup]
+)
+def test_a_change_of_what_a_graph_holds_makes_another(
+    change: Callable[[Modular, list[Tensor]], None], imagined: list[Tensor], made: list[int]
+) -> None:
+    opt = captured(Modular(imagined, *headline(), compile=True))
+    with_grads(imagined)
+    for _ in range(5):
+        opt.step()
+    assert len(made) == 1
+    change(opt, imagined)
+    for _ in range(8):
+        opt.step()
+    assert len(made) == 2
+
+
+@pytest.mark.parametrize(
+    "chain",
+    [
+        headline,
+        lambda: [Guard(), *headline()],
+        lambda: [SkipSpike(), *headline()],
+        lambda: [ZClip(), *headline()],
+        lambda: [AdaGC(), *headline()],
+        lambda: [AutoClip(), *headline()],
+        lambda: [named("lamb")],
+    ],
+)
+def test_no_number_of_python_differs_between_two_steps(
+    chain: Callable[[], list[Transform]], imagined: list[Tensor]
+) -> None:
+    """Rates, step counts and corrections of bias are tensors: a graph would keep what they were."""
+
+    def make(params: Sequence[Tensor]) -> Callable[[], Any]:
+        opt = Modular(params, *chain(), compile=True)
+
+        def step() -> None:
+            for group in opt.param_groups:
+                group["lr"] *= 0.9
+            opt.step()
+
+        return step
+
+    *_, before, last = ledgers(make, imagined, 6)
+    assert (len(last.copies), last.reads) == (1, [])  # the rates, which are sent before the graph
+    for ledger in (before, last):
+        ledger.requests = [request for request in ledger.requests if request.kind != "copy"]
+    assert same(before, last) is None
+
+
+def test_gradients_that_lie_elsewhere_in_every_step_are_told(
+    imagined: list[Tensor], made: list[int]
+) -> None:
+    opt = captured(Modular(imagined, *headline(), compile=True))
+
+    def train() -> None:
+        for _ in range(8):
+            with_grads(imagined)
+            opt.step()
+
+    with pytest.warns(UserWarning, match=r"zero_grad\(set_to_none=False\)"):
+        train()
+    assert made == []
+
+
+def test_what_cannot_be_captured_is_a_sentence(imagined: list[Tensor]) -> None:
+    with pytest.raises(ValueError, match="made with compile=True"):
+        captured(Modular(imagined, *headline()))
+    with pytest.raises(TypeError, match="takes a Modular, got AdamW"):
+        captured(torch.optim.AdamW([Parameter(torch.zeros(2))]))  # type: ignore[type-var]
+    with pytest.raises(ValueError, match="rounding='stochastic'"):
+        captured(Modular(imagined, *headline(), compile=True, rounding="stochastic"))
+    for odd in (When(lambda step: step % 2 == 0, ClipNorm(1.0)), Accumulate(2)):
+        with pytest.raises(ValueError, match=f"differ on the host: .*{type(odd).__name__}"):
+            captured(Modular(imagined, odd, Adam(), LR(0.1), compile=True))
+
+
+def test_parameters_elsewhere_are_a_sentence() -> None:
+    with pytest.raises(ValueError, match="parameters on one GPU, with Triton, got cpu"):
+        captured(Modular([Parameter(torch.zeros(2))], *headline(), compile=True))
+
+
+def test_a_guard_that_reads_is_a_sentence_before_anything_has_happened(
+    imagined: list[Tensor], made: list[int]
+) -> None:
+    opt = captured(Modular(imagined, SkipLarge(5.0), Adam(), LR(0.1), compile=True, fused=False))
+    with_grads(imagined)
+    try:
+        for _ in range(4):
+            opt.step()
+    except RuntimeError as error:
+        assert "cannot be captured: " in str(error)  # noqa: PT017
+    else:
+        assert made, "it reads nothing"
+
+
+# ---------------------------------------------------------------------- in the interpreter
+
+interpreted = [
+    pytest.mark.triton,
+    pytest.mark.skipif(not INTERPRETED, reason="needs Triton and TRITON_INTERPRET=1"),
+    pytest.mark.filterwarnings("ignore::RuntimeWarning"),
+]
+
+
+class TestNumbers:
+    pytestmark = interpreted
+
+    @pytest.mark.parametrize(
+        "chain",
+        [
+            headline,
+            lambda: [Guard(), ZClip(warmup_steps=2), Adam(), LR(1e-2)],
+            lambda: [AdaGC(), Adam(), LR(0.1)],
+        ],
+    )
+    def test_captured_steps_are_the_plain_ones(
+        self,
+        chain: Callable[[], list[Transform]],
+        made: list[int],
+        monkeypatch: pytest.MonkeyPatch,
+    ) -> None:
+        """Rates and gradients change, and one of these is no number."""
+        monkeypatch.setattr(Compiled, "backend", "triton")
+        rows = [[Parameter(torch.ones(4, 3)), Parameter(torch.zeros(5))] for _ in range(2)]
+        fast = captured(Modular(rows[0], *chain(), compile=True))
+        plain = Modular(rows[1], *chain())
+        for p in (*rows[0], *rows[1]):
+            p.grad = torch.zeros_like(p)
+        generator = torch.Generator().manual_seed(0)
+        for i in range(9):
+            for group in (*fast.param_groups, *plain.param_groups):
+                group["lr"] = 0.01 * (i + 1)
+            for ours, theirs in zip(*rows, strict=True):
+                drawn = torch.randn(ours.shape, generator=generator) * (30 if i == 5 else 1)
+                ours.grad.copy_(drawn)  # type: ignore[union-attr]
+                theirs.grad.copy_(drawn)  # type: ignore[union-attr]
+            if i == 6 and isinstance(fast.links[0].transform, Guard):
+                for row in rows:
+                    row[0].grad[0, 0] = torch.nan  # type: ignore[index]
+            fast.step()
+            plain.step()
+            for ours, theirs in zip(*rows, strict=True):
+                torch.testing.assert_close(ours, theirs)
+        assert len(made) == 1
+        for name, value in plain.metrics().items():
+            assert fast.metrics()[name] == pytest.approx(value, rel=1e-5, nan_ok=True)

@@ -1,0 +1,45 @@
+"""Graphs: a step on a GPU that is captured once, and replayed while its tensors stay in place."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+
+import torch
+
+from torchzero_clip.core.outside import warn
+
+MOVES = 3  # steps in a row with gradients elsewhere before it is said
+MOVED = (
+    "captured: gradients lie elsewhere in every step, so that none is captured: keep their memory "
+    "with opt.zero_grad(set_to_none=False), or capture the backward pass as well"
+)
+
+
+class StepGraph:
+    """The graph of a step; one whose tensors lie elsewhere is done as ever, and captured later."""
+
+    def __init__(self) -> None:
+        self._where: Hashable = None
+        self._replay: Callable[[], None] | None = None
+        self._moves = 0
+
+    def __call__(self, step: Callable[[], None], where: Hashable) -> None:
+        """Do a step whose tensors lie there."""
+        if where != self._where:
+            self._where, self._replay, self._moves = where, None, self._moves + 1
+            if self._moves == MOVES:
+                warn(MOVED)
+            step()  # which loads kernels and sends tables, as a capture must not
+            return
+        self._moves = 0
+        if self._replay is None:
+            self._replay = capture(step)
+        self._replay()
+
+
+def capture(step: Callable[[], None]) -> Callable[[], None]:
+    """What repeats the kernels of a step; it is not done yet."""
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        step()
+    return graph.replay

@@ -1,0 +1,44 @@
+"""captured(opt): steps that are replays of a CUDA graph."""
+
+from __future__ import annotations
+
+from typing import TypeVar
+
+from torchzero_clip.engines import Compiled
+from torchzero_clip.optimizer.modular import Modular
+
+M = TypeVar("M", bound=Modular)
+
+
+def captured(opt: M) -> M:
+    """The optimizer, whose steps are from now on one CUDA graph that is replayed.
+
+    The first steps are done as ever, and one that is like the two before it is captured. Rates and
+    other live values may change: the graph reads them where they are sent. It is captured anew
+    after a change of what it holds: which parameters have gradients and where these lie, groups,
+    a loaded state. Gradients must keep their memory: `opt.zero_grad(set_to_none=False)`.
+
+    Args:
+        opt: With `compile=True`, and parameters on one GPU.
+
+    Example:
+        >>> from torchzero_clip import LR, Adam, ClipNorm, Modular, captured
+        >>> def make(model):  # on a GPU
+        ...     links = ClipNorm(1.0, dim="global"), Adam(), LR(1e-3)
+        ...     return captured(Modular(model.parameters(), *links, compile=True))
+    """
+    if not isinstance(opt, Modular):
+        raise TypeError(f"captured takes a Modular, got {type(opt).__name__}")
+    if not isinstance(opt.engine, Compiled):
+        raise ValueError(
+            "captured takes an optimizer that is made with compile=True, whose numbers are on the "
+            f"device; this {type(opt).__name__} has none"
+        )
+    if opt.rounding != "nearest" or opt.process_group is not None:
+        raise ValueError(
+            "captured takes no optimizer with rounding='stochastic' or a process_group: its steps "
+            "are done anew each time"
+        )
+    devices = {p.device for group in opt.param_groups for p in group["params"]}
+    opt.engine.capture(opt.links, devices)
+    return opt
