@@ -45,13 +45,11 @@ WAITS = {"ClipSpectral-0.5"}
 FUNCTIONS = {"Lambda-tanh", "Project-relu", "QKClip-heads"}
 """A function of the user is called for each tensor; so is, every few steps, what Reset begins."""
 SENT = {
-    "ScheduleFree-default": 3,
-    "schedule_free_adamw": 3,
-    "schedule_free_sgd": 3,
-    "schedule_free_radam": 4,
     "QKClip-heads": 2,
     "Project-relu": 1,
     "ClipSpectral-0.5": 2,
+    "InBasis-soap": 3,
+    "soap": 3,
     "spam": 2,
     "stable_spam": 3,
     "muoneq": 2,
@@ -59,8 +57,7 @@ SENT = {
     "muon_plus": 2,
     "nanochat": 3,
 }
-"""What a compiled step sends: numbers of a rate that an average counts, and tables of addresses
-where a link makes other memory in each step."""
+"""What a compiled step sends: tables of addresses, where a link makes other memory in each step."""
 
 
 @pytest.fixture(autouse=True)

@@ -56,6 +56,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore::RuntimeWarning"),  # numpy's, of infinities and NaN
 ]
 CPU = torch.device("cpu")
+ROUNDED = ("lerp", "addcmul", "hypot", "div", "atan2", "pow")
 TWO = {"a.weight": (4, 3), "b.weight": (2, 3, 2, 2)}  # the interpreter takes its time for each
 
 
@@ -77,13 +78,20 @@ def interpreted(launch: Launch) -> Tensor | None:
 @at_once("dtype", DTYPES)
 @pytest.mark.parametrize("last", ["value", "number", "vector"])
 def test_operators_are_those_of_cpp_to_rounding(last: str, dtype: torch.dtype) -> None:
-    names, program = every_operator(last, dtype, but=("atan2", "pow"))
+    names, program = every_operator(last, dtype, but=("pow",) if dtype == torch.float64 else ())
     found = [operated(program, run) for run in (interpreted, natively)]
     for name, ours, right in zip(names, *found, strict=True):
-        exact = right.dtype == torch.bool or name not in ("lerp", "addcmul", "hypot", "div")
+        exact = right.dtype == torch.bool or name not in (
+            "lerp",
+            "addcmul",
+            "hypot",
+            "div",
+            "atan2",
+            "pow",
+        )
         near = 0.0 if exact else 4 * torch.finfo(dtype).eps
         if not exact:  # a product may leave the range, which C++ need not round
-            assert name == "hypot" or ours[edges()[0].isnan()].isnan().all(), name
+            assert name in ("hypot", "pow") or ours[edges()[0].isnan()].isnan().all(), name
             fits = ours.isfinite() & right.isfinite()
             assert fits.sum() >= 0.9 * right.isfinite().sum()
             ours, right = ours[fits], right[fits]

@@ -80,6 +80,44 @@ def longest(a, b):
 
 
 @triton.jit
+def arc(x):
+    """The arc tangent of x, which is between -0.4143 and 0.4143."""
+    z = x * x
+    if x.dtype == tl.float64:
+        top = -8.750608600031904122785e-1 * z - 1.615753718733365076637e1
+        top = (top * z - 7.500855792314704667340e1) * z - 1.228866684490136173410e2
+        top = top * z - 6.485021904942025371773e1
+        below = (z + 2.485846490142306297962e1) * z + 1.650270098316988542046e2
+        below = (below * z + 4.328810604912902668951e2) * z + 4.853903996359136964868e2
+        series = divided(top, below * z + 1.945506571482613964425e2)
+    else:
+        series = (8.05374449538e-2 * z - 1.38776856032e-1) * z + 1.99777106478e-1
+        series = series * z - 3.33329491539e-1
+    return x + x * (z * series)
+
+
+@triton.jit
+def below_zero(x):
+    """Whether x is negative, as -0 is."""
+    return (x < 0) | ((x == 0) & (inverse(x) < 0))
+
+
+@triton.jit
+def angle(y, x):
+    """The angle of the point (x, y)."""
+    most, least = tl.maximum(tl.abs(x), tl.abs(y)), tl.minimum(tl.abs(x), tl.abs(y))
+    share = divided(least, tl.where(most == 0, 1.0, most))
+    share = tl.where(least == float("inf"), 1.0, share)
+    far = share > 0.4142135623730950
+    turned = arc(tl.where(far, divided(share - 1, share + 1), share))
+    found = tl.where(far, turned + 0.7853981633974483, turned)
+    found = tl.where(tl.abs(y) > tl.abs(x), 1.5707963267948966 - found, found)
+    found = tl.where(below_zero(x), 3.141592653589793 - found, found)
+    found = tl.where(below_zero(y), -found, found).to(x.dtype)
+    return tl.where((x == x) & (y == y), found, x + y)
+
+
+@triton.jit
 def over(x, ratio):
     """x / ratio for a ratio of any size: a product, and another where 1 / ratio is out of range."""
     size = tl.abs(ratio)

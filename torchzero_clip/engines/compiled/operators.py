@@ -15,8 +15,7 @@ class Operator(NamedTuple):
 
     torch: str
     cpp: str
-    triton: str | None
-    """None for what Triton has no function of: such programs run node by node on CUDA."""
+    triton: str
     boolean: bool = False
     """Whether the result is true or false."""
 
@@ -36,13 +35,13 @@ OPERATORS: dict[str, Operator] = {
     "clamp_max": Operator("torch.minimum({0}, {1})", "smaller({0}, {1})", "smaller({0}, {1})"),
     "where": Operator("torch.where({1}, {0}, {2})", "({1}) ? {0} : {2}", "tl.where({1}, {0}, {2})"),
     "hypot": Operator("torch.hypot({0}, {1})", "longest({0}, {1})", "longest({0}, {1})"),
-    "atan2": Operator("torch.atan2({0}, {1})", "std::atan2({0}, {1})", None),
+    "atan2": Operator("torch.atan2({0}, {1})", "std::atan2({0}, {1})", "angle({0}, {1})"),
     "neg": Operator("-{0}", "-{0}", "-{0}"),
     "abs": Operator("torch.abs({0})", "std::fabs({0})", "tl.abs({0})"),
     "sign": Operator("torch.sign({0})", "sign({0})", "sign({0})"),
     "sqrt": Operator("torch.sqrt({0})", "std::sqrt({0})", "root({0})"),
     "rsqrt": Operator("torch.rsqrt({0})", "1 / std::sqrt({0})", "inverse(root({0}))"),
-    "pow": Operator("torch.pow({0}, {1})", "std::pow({0}, {1})", None),
+    "pow": Operator("torch.pow({0}, {1})", "std::pow({0}, {1})", "power({0}, {1}).to({0}.dtype)"),
     "reciprocal": Operator("torch.reciprocal({0})", "1 / {0}", "inverse({0})"),
     "positive": Operator("{0} > 0", "{0} > 0", "{0} > 0", boolean=True),
     "isfinite": Operator("torch.isfinite({0})", "{0} - {0} == 0", "{0} - {0} == 0", boolean=True),

@@ -185,8 +185,9 @@ def _line(
         else:
             same = kind == "value" and kinds[which] == computed
             terms.append(text if same else f"{text}.to(tl.{computed})")
-    written = OPERATORS[name].triton
-    return None if written is None else ("int1" if boolean else computed, written.format(*terms))
+    if name == "pow" and computed == "float64":  # what Triton has is right in float32
+        return None
+    return "int1" if boolean else computed, OPERATORS[name].triton.format(*terms)
 
 
 # ---------------------------------------------------------------------- running
