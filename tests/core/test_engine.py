@@ -77,6 +77,9 @@ class AtOnce:
     def take(self, play: Play) -> Records:
         return play.anew(play.groups, play.loss)
 
+    def capture(self, links: Sequence[Any], devices: set[torch.device]) -> None:
+        raise ValueError("nothing is captured")
+
     def refuse(self, why: str) -> None:
         """Every step is done anew."""
 

@@ -195,6 +195,9 @@ class Engine(Protocol):
     def take(self, play: Play) -> Records:
         """Do a step: anew, or as an earlier one was done that is like it."""
 
+    def capture(self, links: Sequence[Any], devices: set[torch.device]) -> None:
+        """Have the steps of a chain on these devices captured; a ValueError where none can be."""
+
     def refuse(self, why: str) -> None:
         """Note that the step on its way does what could not be done again."""
 

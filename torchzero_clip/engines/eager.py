@@ -73,6 +73,9 @@ class Eager:
     def take(self, play: Play) -> Records:
         return play.anew(play.groups, play.loss)
 
+    def capture(self, links: Sequence[Any], devices: set[torch.device]) -> None:
+        raise ValueError("captured takes an optimizer that is made with compile=True")
+
     def refuse(self, why: str) -> None:
         """Note nothing: every step is done anew."""
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TypeVar
 
-from torchzero_clip.engines import Compiled
 from torchzero_clip.optimizer.modular import Modular
 
 M = TypeVar("M", bound=Modular)
@@ -29,11 +28,6 @@ def captured(opt: M) -> M:
     """
     if not isinstance(opt, Modular):
         raise TypeError(f"captured takes a Modular, got {type(opt).__name__}")
-    if not isinstance(opt.engine, Compiled):
-        raise ValueError(
-            "captured takes an optimizer that is made with compile=True, whose numbers are on the "
-            f"device; this {type(opt).__name__} has none"
-        )
     if opt.rounding != "nearest" or opt.process_group is not None:
         raise ValueError(
             "captured takes no optimizer with rounding='stochastic' or a process_group: its steps "

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 from weakref import WeakSet
@@ -22,7 +22,6 @@ from torchzero_clip.core.engine import (
     Watch,
     updated,
 )
-from torchzero_clip.core.link import Link
 from torchzero_clip.core.outside import warn
 from torchzero_clip.core.private import foreach
 from torchzero_clip.core.skip import Skip
@@ -115,7 +114,7 @@ class Compiled(Runner):
                 f"torch wants: torch {torch.__version__} names it among its requirements"
             ) from error
 
-    def capture(self, links: Sequence[Link], devices: Collection[torch.device]) -> None:
+    def capture(self, links: Sequence[Any], devices: set[torch.device]) -> None:
         """Have steps captured; raises a sentence where they cannot be."""
         if len(devices) > 1 or not all([on_gpu(device, self.backend) for device in devices]):
             where = ", ".join(sorted(map(str, devices)))

@@ -19,7 +19,7 @@ from torchzero_clip.engines.compiled.vectors import (
     touched,
 )
 
-Dims: TypeAlias = "list[tuple[int, list[int]]]"
+LoopDims: TypeAlias = "list[tuple[int, list[int]]]"
 """The sizes of loops, and for each of them the steps of some regions."""
 
 
@@ -116,7 +116,7 @@ class Printer:
         """Whether its first dim goes from one memory to the next."""
         return bool(self.memories[place.memory].rows)
 
-    def dims(self, shape: Sequence[int], places: Sequence[Region]) -> Dims:
+    def dims(self, shape: Sequence[int], places: Sequence[Region]) -> LoopDims:
         """The loops over a shape: dims that lie behind one another in all places are one."""
         rows, dims = any(map(self.in_rows, places)), list[tuple[int, list[int]]]()
         for d, n in enumerate(shape):

@@ -15,7 +15,7 @@ import torch
 from torchzero_clip.engines.compiled.arithmetic import ENTRIES, REDUCTIONS
 from torchzero_clip.engines.compiled.launches import POINTERS
 from torchzero_clip.engines.compiled.loops import Loop
-from torchzero_clip.engines.compiled.printer import Dims, Printer, Tables, nodes_of
+from torchzero_clip.engines.compiled.printer import LoopDims, Printer, Tables, nodes_of
 from torchzero_clip.engines.compiled.vectors import Number, Region, VectorNode, VectorOperand
 
 WORDS = {
@@ -162,7 +162,7 @@ class TritonPrinter(Printer):
         heads: list[str],
         inside: list[str],
         places: Sequence[Region],
-        dims: Dims,
+        dims: LoopDims,
         names: Sequence[str],
         mask: str | None,
     ) -> Over:
