@@ -427,6 +427,9 @@ class OneAtATime:
     def take(self, play: Play) -> Records:
         return self.engine.take(play)
 
+    def capture(self, links: Sequence[Any], devices: set[torch.device]) -> None:
+        self.engine.capture(links, devices)
+
     def refuse(self, why: str) -> None:
         self.engine.refuse(why)
 
