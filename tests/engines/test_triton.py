@@ -302,10 +302,10 @@ def test_launches_on_tensors_without_values_are_counted_and_looked_at() -> None:
         launches.launch(launches.JOINED, 3, parts, layout, POWER=2)
 
 
-def test_a_compiled_step_on_imagined_cuda_is_three_launches_and_takes_no_memory(
+def test_a_compiled_step_on_imagined_cuda_is_four_launches_and_takes_no_memory(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The norm, its chunks together, and the rest; however many tensors there are."""
+    """The norm, its chunks together, the factor, and the rest; however many tensors there are."""
     monkeypatch.setattr(backends.triton, "here", lambda: True)
     monkeypatch.setattr(triton, "TABLES", DeviceTables())
     for count in (3, 50):
@@ -318,7 +318,7 @@ def test_a_compiled_step_on_imagined_cuda_is_three_launches_and_takes_no_memory(
             opt.step()
             before = launches.LAUNCHES.copy()
             opt.step()
-        assert launches.LAUNCHES - before == {"program": 2, "joined": 1}
+        assert launches.LAUNCHES - before == {"program": 2, "joined": 1, "vectors": 1}
         assert not opt.engine.kept()
 
 

@@ -74,7 +74,8 @@ def moved(
         if each_step is not None:
             each_step(opt, i + 1)
         opt = again(opt) if resumes and i == RESUMED else opt
-        opt.step()
+        with identity.within():
+            opt.step()
         steps.append({name: p.detach().clone() for name, p in params.items()})
         if identity.evaluates and i % EVALUATION == 0:
             opt.eval()  # type: ignore[attr-defined]

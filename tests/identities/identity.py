@@ -14,6 +14,7 @@ import functools
 import importlib
 import inspect
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -64,6 +65,7 @@ class Identity:
         compare: The "parameters" of an optimizer, what becomes of "gradients", or "thresholds".
         each_step: What our optimizer needs before every step, whose number it gets; counted from 1.
         inputs: What both are given.
+        within: Stands around each step of an optimizer, theirs and ours.
         evaluates: Both have weights for evaluation, by `eval()`, which are compared as well.
         rtol: How far the two may be apart in each dtype, over the largest entry of the tensor.
         in_torch: The official code is part of torch, and runs in every test; others are recorded.
@@ -81,6 +83,7 @@ class Identity:
     compare: str
     each_step: Callable[[Modular, int], None] | None
     inputs: Inputs
+    within: Callable[[], AbstractContextManager[Any]]
     evaluates: bool
     rtol: Mapping[torch.dtype, float]
     in_torch: bool
@@ -253,6 +256,7 @@ def identity_by(follow: Callable[[Identity, torch.dtype], Trajectory], compare: 
         constant: Mapping[str, str] | None = None,
         each_step: Callable[[Modular, int], None] | None = None,
         inputs: Inputs = INPUTS,
+        within: Callable[[], AbstractContextManager[Any]] = nullcontext,
         evaluates: bool = False,
         rtol: Mapping[torch.dtype, float] = BOTH,
     ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
@@ -271,6 +275,7 @@ def identity_by(follow: Callable[[Identity, torch.dtype], Trajectory], compare: 
                 compare=compare,
                 each_step=each_step,
                 inputs=inputs,
+                within=within,
                 evaluates=evaluates,
                 rtol=rtol,
                 in_torch=source.startswith("torch."),

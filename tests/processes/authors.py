@@ -36,7 +36,7 @@ def begun(make: Callable[[], Any]) -> list[str]:
     """Parameters begin, one of them late, as those of one process do."""
     wrong = []
     model, plain = make(), net()
-    chain = Whitened(), Adam(), WeightDecay(0.1), LR(0.05)
+    chain = Whitened(), Adam(eps=1e-4), WeightDecay(0.1), LR(0.05)  # rounding is not a direction
     opts = [Modular(one.named_parameters(), *chain) for one in (model, plain)]
     for step in range(5):
         for one, opt in zip((model, plain), opts, strict=True):
