@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import os
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -163,6 +164,19 @@ def numpy(tensor: Tensor) -> Any:
 def need(name: str) -> Any:
     """A library of the other side, or a skipped test."""
     return pytest.importorskip(name, reason=f"{name} is not installed: see CONTRIBUTING.md")
+
+
+@contextlib.contextmanager
+def official_package(repository: str) -> Iterator[None]:
+    """A public repository, whose packages can be imported; the checkout lies in $OFFICIAL_CODE."""
+    folder = Path(os.environ.get("OFFICIAL_CODE", ""), repository)
+    if not os.environ.get("OFFICIAL_CODE") or not folder.is_dir():
+        pytest.skip(f"no {repository} in the folder $OFFICIAL_CODE: see CONTRIBUTING.md")
+    sys.path.insert(0, str(folder))
+    try:
+        yield
+    finally:
+        sys.path.remove(str(folder))
 
 
 def official_file(repository: str, path: str, name: str | None = None) -> Any:

@@ -7,11 +7,14 @@ from typing import Literal
 from torchzero_clip.core import Chain
 from torchzero_clip.modules.clipping import Normalize
 from torchzero_clip.modules.descent import EMA, LR, Adam, Momentum, WeightDecay
+from torchzero_clip.modules.flow import Graft
 from torchzero_clip.modules.matrices import (
     EqualRows,
     InBasis,
+    KLBasis,
     NeuronNorm,
     Orthogonalize,
+    Shampoo,
     SOAPBasis,
 )
 from torchzero_clip.published.name import published
@@ -140,9 +143,9 @@ def soap(
 ) -> Chain:
     """Adam in the bases of Shampoo, renewed every few steps; vectors have Adam alone.
 
-    Where `first` is "skip" the first
-    gradient only makes the bases, as in the authors' code, which decays after the step; "step" is
-    that of NVIDIA's. Tensors of four and more dims count as matrices of shape (first, rest).
+    Where `first` is "skip" the first gradient only makes the bases, as in the authors' code, which
+    decays after the step; "step" is that of NVIDIA's. Tensors of four and more dims count as
+    matrices of shape (first, rest).
 
     Reference:
         Vyas et al., "SOAP: improving and stabilizing Shampoo using Adam", arXiv 2409.11321;
@@ -150,3 +153,55 @@ def soap(
     """
     basis = SOAPBasis(shampoo_beta, precondition_frequency, first, max_precond_dim)
     return Chain(InBasis(basis, Adam(betas, eps)), WeightDecay(weight_decay), LR(lr))
+
+
+@published
+def klsoap(
+    lr: float = 1e-4,
+    betas: tuple[float, float] = (0.9, 0.98),
+    shampoo_beta: float | None = None,
+    eps: float = 1e-8,
+    weight_decay: float = 0.01,
+    precondition_frequency: int = 10,
+) -> Chain:
+    """SOAP in bases that each side learns from what the other has whitened, KL-SOAP.
+
+    `shampoo_beta` is the second of `betas` unless it is given. The first gradient only makes the
+    bases, and its authors' code decays after the step. Vectors, which it does not take, have Adam
+    alone.
+
+    Reference:
+        Lin et al., "Understanding and improving Shampoo and SOAP via Kullback-Leibler
+        minimization", arXiv 2509.03378; yorkerlin/KL-Methods.
+    """
+    beta = betas[1] if shampoo_beta is None else shampoo_beta
+    basis = KLBasis(beta, precondition_frequency)
+    adam = Adam(betas, eps, bias_correction=False)
+    return Chain(InBasis(basis, adam), WeightDecay(weight_decay), LR(lr))
+
+
+@published
+def shampoo(
+    lr: float = 1e-3,
+    betas: tuple[float, float] = (0.9, 0.999),
+    epsilon: float = 1e-12,
+    weight_decay: float = 0.0,
+    precondition_frequency: int = 10,
+    max_preconditioner_dim: int = 10000,
+    grafting_epsilon: float = 1e-8,
+) -> Chain:
+    """Shampoo with the size of Adam's step; for matrices alone.
+
+    Its authors renew the eigenvectors in each step whose number `precondition_frequency` divides,
+    take Adam's step until then, and cut sides that are longer than `max_preconditioner_dim` into
+    blocks; here the first step has eigenvectors of its own, and longer sides are left as they are.
+
+    Reference:
+        Shi et al., "A distributed data-parallel PyTorch implementation of the distributed Shampoo
+        optimizer", arXiv 2309.06497; facebookresearch/optimizers.
+    """
+    direction = Shampoo(
+        betas, epsilon, every=precondition_frequency, max_dim=max_preconditioner_dim
+    )
+    step = Graft(Adam(betas, grafting_epsilon), direction)
+    return Chain(step, WeightDecay(weight_decay), LR(lr))

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from tests.identities.follow import official_file
+from tests.identities.follow import official_file, official_package
 from tests.identities.identity import optimizer
 from tests.identities.inputs import MATRICES, Inputs
 from torchzero_clip import named
@@ -289,3 +289,117 @@ def soap(groups: Any) -> Any:
 def soap_from_first_step(groups: Any) -> Any:
     official = official_file("NVIDIA-NeMo/Emerging-Optimizers", "tests/soap_reference.py")
     return in_one_precision(official.ReferenceSoap)(groups, **DECAYED[0])
+
+
+KL: Any = (
+    {"lr": 0.05, "betas": (0.9, 0.95), "shampoo_beta": 0.9, "eps": 1e-3,
+     "weight_decay": 0.0, "precondition_frequency": 5},
+    {"lr": 0.02, "betas": (0.8, 0.9), "weight_decay": 0.0},
+)  # fmt: skip
+
+
+@optimizer(
+    "klsoap",
+    "`InBasis(KLBasis(), Adam(bias_correction=False))`, `LR` is KL-SOAP without decay, which it "
+    "takes after the step",
+    source="yorkerlin/KL-Methods a02e622, `KLOpt(using_klsoap=True)`, in one precision",
+    groups=KL,
+    constant={"beta": SAME["beta"], "weight_decay": "theirs decays after the step"},
+    inputs=Inputs(MATRICES, gaps=False),  # as SOAP's
+    within=same_null_spaces,
+    rtol={torch.float32: 1e-4, torch.float64: 1e-10},
+)
+def klsoap(groups: Any) -> Any:
+    uncompiled = mock.patch.object(torch, "compile", lambda function: function)
+    with uncompiled:
+        official = in_one_precision(official_file("yorkerlin/KL-Methods", "optim/kl_opt.py").KLOpt)
+    dtype = groups[0]["params"][0].dtype
+    return official(groups, using_klsoap=True, cast_dtype=dtype)
+
+
+SHAMPOOS: Any = (
+    {"lr": 0.05, "betas": (0.9, 0.95), "epsilon": 1e-4, "grafting_epsilon": 1e-3,
+     "weight_decay": 0.1, "precondition_frequency": 5},
+    {"lr": 0.02, "betas": (0.8, 0.9), "weight_decay": 0.02},
+)  # fmt: skip
+
+
+@optimizer(
+    "shampoo",
+    "`Graft(Adam(betas), Shampoo(betas))`, `WeightDecay`, `LR` is distributed Shampoo on matrices",
+    source="facebookresearch/optimizers f606606, its eigenvectors by our iteration",
+    groups=SHAMPOOS,
+    keys={
+        "Graft/norm_of/betas": "betas",
+        "Graft/direction_of/betas": "betas",
+        "Graft/norm_of/eps": "grafting_epsilon",
+    },
+    constant={
+        "Graft/direction_of/eps": "theirs is that of the last renewal",
+        "exponent": "theirs is that of the first step",
+    },
+    inputs=Inputs(MATRICES, gaps=False),  # its number of the step is that of a group
+    within=same_null_spaces,
+    rtol={torch.float32: 1e-4, torch.float64: 1e-10},
+)
+def shampoo(groups: Any) -> Any:
+    with official_package("facebookresearch/optimizers"):
+        from distributed_shampoo import distributed_shampoo as code
+        from distributed_shampoo import shampoo_types as types_of
+        from distributed_shampoo.preconditioner import shampoo_preconditioner_list as lists_of
+    every, dtype = SHAMPOOS[0]["precondition_frequency"], groups[0]["params"][0].dtype
+    ours = "precondition_frequency", "grafting_epsilon"
+
+    class InOurSteps(in_one_precision(code.DistributedShampoo)):  # type: ignore[misc]
+        """The official steps, which renew when ours do, and read their betas in every step."""
+
+        taken = 0
+
+        def step(self, closure: Any = None) -> Any:
+            for group, lists in zip(self.param_groups, self._per_group_state_lists, strict=True):
+                group["precondition_frequency"] = 10**9 if self.taken % every else 1
+                group["beta3"], beta2 = group["betas"]
+                for kind in ("shampoo", "grafting"):
+                    held = lists[f"{kind}_preconditioner_list"]
+                    held._beta2, held._weighting_factor = beta2, 1 - beta2
+                held._epsilon = group["grafting_epsilon"]
+                for name in (types_of.LR_TENSOR, types_of.LR_CPU_PINNED):
+                    lists[name] = lists[name].to(dtype)
+            first, self.taken = not self.taken, self.taken + 1
+
+            def nearer(
+                A: Tensor, eigenvectors_estimate: Tensor, epsilon: float, **options: Any
+            ) -> Any:
+                """What it takes for its renewals: exact at first, then one iteration."""
+                if first:
+                    basis = torch.linalg.eigh(A).eigenvectors.flip(1)
+                else:
+                    basis = torch.linalg.qr(A @ eigenvectors_estimate).Q
+                    basis = basis[:, (basis.mT @ A @ basis).diag().argsort(descending=True)]
+                return (basis.mT @ A @ basis).diag() + epsilon, basis
+
+            with mock.patch.object(lists_of, "matrix_eigendecomposition", nearer):
+                return super().step(closure)
+
+    official = [
+        {
+            **{key: x for key, x in group.items() if key not in ours},
+            "grafting_config": types_of.AdamPreconditionerConfig(beta2=0.5, epsilon=1.0),
+        }
+        for group in groups
+    ]
+    opt = InOurSteps(
+        official,
+        start_preconditioning_step=1,
+        preconditioner_config=types_of.EigendecomposedShampooPreconditionerConfig(
+            factor_matrix_dtype=dtype,
+            factor_matrix_eigenvectors_dtype=dtype,
+            factor_matrix_eigenvalues_dtype=dtype,
+        ),
+        distributed_config=types_of.SingleDeviceDistributedConfig(
+            target_parameter_dimensionality=2
+        ),
+    )
+    for made, group in zip(opt.param_groups, groups, strict=True):
+        made["grafting_epsilon"] = group["grafting_epsilon"]
+    return opt

@@ -101,6 +101,7 @@ ROWS = [
             "default": Adam,
             "amsgrad": lambda: Adam((0.5, 0.9), amsgrad=True),
             "no averages": lambda: Adam((0.0, 0.0), 0.1),
+            "uncorrected": lambda: Adam((0.5, 0.9), bias_correction=False),
         },
         bad=[*shares("betas"), *at_least("eps", 0)],
         memory="free",

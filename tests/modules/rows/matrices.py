@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import math
 
-from tests.modules.rows.row import Bad, Row, at_least, number, share, steps
+from tests.modules.rows.row import Bad, Row, at_least, number, share, shares, steps
 from torchzero_clip import (
     Adam,
     Chain,
     ClipSpectral,
     EqualRows,
+    Graft,
     InBasis,
+    KLBasis,
     Lion,
     Momentum,
     NeuronNorm,
     Orthogonalize,
+    Shampoo,
     SOAPBasis,
 )
 
@@ -112,11 +115,59 @@ ROWS = [
         traces=False,
     ),
     Row(
+        KLBasis,
+        good={
+            "every 2": lambda: KLBasis(every=2),
+            "short": lambda: KLBasis(every=3, max_dim=3, first="step", initial=1.0),
+            "blocks": lambda: KLBasis(every=2, blocks={"conv": 2}, stagger=True),
+        },
+        bad=[
+            *share("beta"),
+            *steps("every", 1),
+            *steps("max_dim", 0),
+            *number("initial", 0.0, -1.0, nan, words="a number above 0"),
+            *steps("most", 10),
+            ({"first": "use"}, ValueError, "first must be one of ['skip', 'step'], got 'use'"),
+            ({"blocks": 3}, TypeError, "blocks must be a dict of name or regular expression and"),
+            *STACKS,
+        ],
+        memory="free",
+        complex="free",
+        matrices=True,
+        loops=100,
+        traces=False,
+    ),
+    Row(
+        Shampoo,
+        good={
+            "every 2": lambda: Shampoo(every=2),
+            "short": lambda: Shampoo((0.5, 0.9), 1e-6, 0.5, every=3, max_dim=3),
+            "blocks": lambda: Shampoo(every=2, blocks={"conv": 2}, stagger=True),
+            "grafted": lambda: Graft(Adam(), Shampoo(every=2)),
+        },
+        bad=[
+            *shares("betas"),
+            *number("eps", 0.0, -1.0, nan, words="a number above 0"),
+            *number("exponent", 0.0, 1.5, nan, words="a number above 0 and at most 1"),
+            *steps("every", 1),
+            *steps("max_dim", 0),
+            ({"blocks": 3}, TypeError, "blocks must be a dict of name or regular expression and"),
+            *STACKS,
+        ],
+        memory="free",
+        complex="refuses",
+        matrices=True,
+        exact=False,
+        loops=120,
+        traces=False,
+    ),
+    Row(
         InBasis,
         good={
             "soap": lambda: InBasis(SOAPBasis(every=2), Adam((0.9, 0.95))),
             "first step": lambda: InBasis(SOAPBasis(every=3, first="step"), Adam(eps=1e-3)),
             "blocks": lambda: InBasis(SOAPBasis(every=2, blocks={"conv": 2}), Lion()),
+            "kl": lambda: InBasis(KLBasis(every=2), Adam(bias_correction=False)),
         },
         memory="free",
         complex="refuses",

@@ -27,6 +27,8 @@ class Adam(Transform):
         betas: How much of the two averages is kept a step.
         eps: Added to the denominator.
         amsgrad: Divide by the largest v so far.
+        bias_correction: Whether averages are divided by the weight of what they have seen. Without
+            it m̂ is m, and v̂ is v, as in BERT's.
 
     Example:
         >>> import torch
@@ -41,6 +43,7 @@ class Adam(Transform):
     betas: Live[tuple[float, float]] = (0.9, 0.999)
     eps: Live[float] = 1e-8
     amsgrad: bool = False
+    bias_correction: bool = True
 
     turns = ("exp_avg",)
     permutes = ("exp_avg_sq", "max_exp_avg_sq")
@@ -68,10 +71,14 @@ class Adam(Transform):
         v = state["exp_avg_sq"].mul_(beta2).addcmul_(u, u, 1 - beta2)
         if self.amsgrad:
             v = state["max_exp_avg_sq"].maximum_(v)
+        if not self.bias_correction:
+            return u.copy_(v).sqrt_().add_(group["eps"]).reciprocal_().mul_(m)
         u = u.copy_(v).sqrt_().div_((1 - beta2**t).sqrt()).add_(group["eps"])
         return u.mul_(1 - beta1**t).reciprocal_().mul_(m)
 
     def fused(self, group: Group) -> FusedKernel | None:
+        if not self.bias_correction:
+            return None
         beta1, beta2 = group["betas"]
         kernel = fused(
             "adamw", beta1=beta1, beta2=beta2, eps=group["eps"], amsgrad=self.amsgrad,

@@ -3,8 +3,19 @@
 from torchzero_clip.modules.matrices.clip_spectral import ClipSpectral
 from torchzero_clip.modules.matrices.equal_rows import EqualRows
 from torchzero_clip.modules.matrices.in_basis import InBasis
+from torchzero_clip.modules.matrices.kl_basis import KLBasis
 from torchzero_clip.modules.matrices.neuron_norm import NeuronNorm
 from torchzero_clip.modules.matrices.orthogonalize import Orthogonalize
+from torchzero_clip.modules.matrices.shampoo import Shampoo
 from torchzero_clip.modules.matrices.soap_basis import SOAPBasis
 
-__all__ = ["ClipSpectral", "EqualRows", "InBasis", "NeuronNorm", "Orthogonalize", "SOAPBasis"]
+__all__ = [
+    "ClipSpectral",
+    "EqualRows",
+    "InBasis",
+    "KLBasis",
+    "NeuronNorm",
+    "Orthogonalize",
+    "SOAPBasis",
+    "Shampoo",
+]

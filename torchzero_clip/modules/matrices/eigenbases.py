@@ -2,16 +2,43 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 import torch
 from torch import Tensor
 
+from torchzero_clip.modules.matrices.batches import matrix_shape
+from torchzero_clip.modules.matrices.blocks import block_rows
+
+SIDES = {"left": 0, "right": 1}
+"""The sides of a matrix that may have a basis, and the dim that each multiplies."""
 TINY = 1e-30  # what the official code adds to the diagonal before the first decomposition
+
+
+def sides_up_to(rule: Any, rows: int, columns: int) -> dict[str, int]:
+    """The sides that have a basis, and how long each is."""
+    return {s: n for s, n in zip(SIDES, (rows, columns), strict=True) if n <= rule.max_dim}
+
+
+def rows_with_bases(rule: Any, name: str, param: Tensor) -> Sequence[int]:
+    """The rows of each matrix that a parameter is, where one side is short enough for a basis."""
+    if param.dim() < 2 or not param.numel():
+        return []
+    count, rows, columns = matrix_shape(rule, param, rule.stacks)
+    each = block_rows(rule, name, param, rows)
+    return [] if min([*each, columns]) > rule.max_dim else each * count
 
 
 def eigenvectors(matrix: Tensor) -> Tensor:
     """The eigenvectors, that of the largest eigenvalue first."""
     tiny = TINY * torch.eye(len(matrix), dtype=matrix.dtype, device=matrix.device)
     return torch.linalg.eigh(matrix + tiny).eigenvectors.flip(1)
+
+
+def eigenvalues(matrix: Tensor, basis: Tensor) -> Tensor:
+    """The eigenvalue that each column of a basis has, nearly."""
+    return (basis * (matrix @ basis)).sum(0)
 
 
 def sorted_before(matrix: Tensor, basis: Tensor) -> tuple[Tensor, Tensor]:
@@ -23,6 +50,22 @@ def sorted_before(matrix: Tensor, basis: Tensor) -> tuple[Tensor, Tensor]:
 
 def sorted_after(matrix: Tensor, basis: Tensor) -> Tensor:
     """A power iteration whose columns are sorted then."""
-    new = torch.linalg.qr(matrix @ basis).Q
-    values = (new * (matrix @ new)).sum(0)
-    return new[:, values.argsort(descending=True, stable=True)]
+    new = unsorted(matrix, basis)
+    return new[:, eigenvalues(matrix, new).argsort(descending=True, stable=True)]
+
+
+def unsorted(matrix: Tensor, basis: Tensor) -> Tensor:
+    """A power iteration."""
+    return torch.linalg.qr(matrix @ basis).Q
+
+
+def into(u: Tensor, state: dict[str, Tensor]) -> Tensor:
+    """Qₗᵀ u Qᵣ"""
+    u = state["left_basis"].mT @ u if "left_basis" in state else u
+    return u @ state["right_basis"] if "right_basis" in state else u
+
+
+def back(u: Tensor, state: dict[str, Tensor]) -> Tensor:
+    """Qₗ u Qᵣᵀ"""
+    u = state["left_basis"] @ u if "left_basis" in state else u
+    return u @ state["right_basis"].mT if "right_basis" in state else u

@@ -16,6 +16,7 @@ from torchzero_clip.core import (
     transformed,
 )
 from torchzero_clip.core.matrices import record
+from torchzero_clip.modules.matrices.eigenbases import back
 from torchzero_clip.modules.matrices.inside import check_inside
 from torchzero_clip.modules.matrices.soap_basis import SOAPBasis
 from torchzero_clip.modules.matrices.turning import begin, enter, renew
@@ -109,7 +110,7 @@ class InBasis(Transform):
         turned = [enter(*pair, inner) for pair in zip(buckets, met, strict=True)]
         made = transformed(buckets, turned, inner)
         for bucket, matrices, u in zip(buckets, met, made, strict=True):
-            out = matrices.over([u.tensors], lambda i, x, state: self.basis.back(x[0], state))
+            out = matrices.over([u.tensors], lambda i, x, state: back(x[0], state))
             bucket.u = TensorList(out)
             if self.starts_with_state:
                 renew(bucket, matrices, inner)

@@ -9,11 +9,15 @@ import torch
 from torch import Tensor
 
 from torchzero_clip.core import Group, Live, TensorwiseTransform
-from torchzero_clip.modules.matrices.batches import matrix_shape
-from torchzero_clip.modules.matrices.blocks import Blocks, block_rows, check_blocks
-from torchzero_clip.modules.matrices.eigenbases import eigenvectors, sorted_after, sorted_before
-
-SIDES = {"left": 0, "right": 1}  # and the dim that each multiplies
+from torchzero_clip.modules.matrices.blocks import Blocks, check_blocks
+from torchzero_clip.modules.matrices.eigenbases import (
+    SIDES,
+    eigenvectors,
+    rows_with_bases,
+    sides_up_to,
+    sorted_after,
+    sorted_before,
+)
 
 
 class SOAPBasis(TensorwiseTransform):
@@ -62,17 +66,12 @@ class SOAPBasis(TensorwiseTransform):
         check_blocks(self)
 
     def rows_of(self, name: str, param: Tensor) -> Sequence[int]:
-        if param.dim() < 2 or not param.numel():
-            return []
-        count, rows, columns = matrix_shape(self, param, self.stacks)
-        each = block_rows(self, name, param, rows)
-        return [] if min([*each, columns]) > self.max_dim else each * count
+        return rows_with_bases(self, name, param)
 
     def init_matrix(self, rows: int, columns: int) -> dict[str, Tensor]:
         made: dict[str, Tensor] = {}
-        for side, n in (("left", rows), ("right", columns)):
-            if n <= self.max_dim:
-                made |= {side: torch.zeros(n, n), f"{side}_basis": torch.eye(n)}
+        for side, n in sides_up_to(self, rows, columns).items():
+            made |= {side: torch.zeros(n, n), f"{side}_basis": torch.eye(n)}
         return made
 
     def observe_matrix(
@@ -102,16 +101,6 @@ class SOAPBasis(TensorwiseTransform):
                     new, orders[dim] = sorted_before(state[side], old)
                 bases[f"{side}_basis"] = new
         return bases, orders
-
-    def into(self, u: Tensor, state: dict[str, Tensor]) -> Tensor:
-        """Qₗᵀ u Qᵣ"""
-        u = state["left_basis"].mT @ u if "left_basis" in state else u
-        return u @ state["right_basis"] if "right_basis" in state else u
-
-    def back(self, u: Tensor, state: dict[str, Tensor]) -> Tensor:
-        """Qₗ u Qᵣᵀ"""
-        u = state["left_basis"] @ u if "left_basis" in state else u
-        return u @ state["right_basis"].mT if "right_basis" in state else u
 
     def update_tensor(self, u: Tensor, state: dict[str, Tensor], group: Group) -> Tensor:
         return u

@@ -12,6 +12,7 @@ from torchzero_clip.core import Bucket, Matrices, TensorList
 from torchzero_clip.core.bucket import BEGUN, begun
 from torchzero_clip.core.link import Link
 from torchzero_clip.core.matrices import MatrixState
+from torchzero_clip.modules.matrices.eigenbases import back, into
 
 
 def begin(buckets: list[Bucket], basis: Link, now: int, kept: list[Tensor]) -> list[Bucket]:
@@ -37,13 +38,13 @@ def enter(bucket: Bucket, matrices: Matrices, inner: Sequence[Link]) -> TensorLi
         learn(bucket, matrices)
         renew(bucket, matrices, inner)
 
-    def into(i: int, pieces: list[Tensor], state: MatrixState) -> Tensor:
-        made: Tensor = basis.into(pieces[0], state)
+    def turned(i: int, pieces: list[Tensor], state: MatrixState) -> Tensor:
+        made: Tensor = into(pieces[0], state)
         if not before:
             matrices.keep(state, basis.observe_matrix(pieces[0], state, group))
         return made
 
-    return TensorList(matrices.over([bucket.u.to(bucket.state_dtype).tensors], into))
+    return TensorList(matrices.over([bucket.u.to(bucket.state_dtype).tensors], turned))
 
 
 def learn(bucket: Bucket, matrices: Matrices) -> None:
@@ -66,7 +67,7 @@ def renew(bucket: Bucket, matrices: Matrices, inner: Sequence[Link]) -> None:
         for state in matrices.mine.get(i, ()):
             new, orders = matrices.rule.refreshed(state, group)
             old = {name: t.clone() if name in new else t for name, t in state.items()}
-            turns[id(state)] = _Turn(matrices.rule, old, orders, matrices.keep(state, new))
+            turns[id(state)] = _Turn(old, orders, matrices.keep(state, new))
     known = [i for i in due if not matrices.begins(i)]
     for link in [each for top in inner for each in top.walk() if known and each.transforms]:
         for name in (*link.transform.turns, *link.transform.permutes):
@@ -78,7 +79,6 @@ def renew(bucket: Bucket, matrices: Matrices, inner: Sequence[Link]) -> None:
 class _Turn(NamedTuple):
     """The way from old bases of a matrix to new ones, if they were taken."""
 
-    basis: Any
     old: MatrixState
     orders: dict[int, Tensor]
     taken: Tensor | None
@@ -87,7 +87,7 @@ class _Turn(NamedTuple):
         """What is kept in the old bases, in the new ones; only sorted unless it is linear."""
         made = x
         if linear:
-            made = self.basis.into(self.basis.back(x, self.old), state)
+            made = into(back(x, self.old), state)
         else:
             for dim, order in self.orders.items():
                 made = made.index_select(dim, order)

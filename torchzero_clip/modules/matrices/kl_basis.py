@@ -1,0 +1,98 @@
+"""KLBasis: eigenvectors of averages that each side takes of what the other side whitened."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from torchzero_clip.core import Group
+from torchzero_clip.modules.matrices.eigenbases import (
+    SIDES,
+    eigenvectors,
+    sides_up_to,
+    unsorted,
+)
+from torchzero_clip.modules.matrices.soap_basis import SOAPBasis
+
+LEAST = 10  # the weight that any direction of the other side may have
+OTHER = {"left": "right", "right": "left"}
+
+
+class KLBasis(SOAPBasis):
+    """L ← β L + (1 - β) u R⁻¹ uᵀ / columns;   R ← β R + (1 - β) uᵀ L⁻¹ u / rows;   Qₗ, Qᵣ as there
+
+    It stands in `InBasis` in the place of `SOAPBasis`, and the two with `Adam` are KL-SOAP
+    {identity: klsoap}. L⁻¹ is Qₗ diag(1 / λ) Qₗᵀ, whose λ are averages of their own, kept in every
+    step: of the squares of the update in both bases, whitened by the other side.
+
+    Args:
+        beta: How much of the averages stays.
+        every: Steps from one renewal of the bases to the next, by one power iteration and its QR
+            decomposition; columns keep their places.
+        first: "skip" as the authors' code: the first gradient of a parameter only makes the bases,
+            which learn from others after they were used. "step": the first gradient is used, and
+            bases learn before.
+        max_dim: A side that is longer has no basis, and whitens nothing.
+        stagger: Whether parameters take turns to be renewed, so that all steps are as long.
+        stacks: Whether tensors of three dims are a stack of matrices (True) or (first, rest).
+        blocks: The rows of fused matrices, each block with bases of its own, as in `Orthogonalize`.
+        initial: The λ to begin with.
+        most: 1 / √λ is at most this, at most the length of the side, and at least 10.
+
+    Example:
+        >>> import torch
+        >>> from torchzero_clip import LR, Adam, InBasis, KLBasis, Modular
+        >>> model = torch.nn.Linear(10, 1)
+        >>> opt = Modular(model.parameters(), InBasis(KLBasis(), Adam()), LR(3e-3))
+
+    Reference:
+        Lin et al., "Understanding and improving Shampoo and SOAP via Kullback-Leibler
+        minimization", arXiv 2509.03378; yorkerlin/KL-Methods.
+    """
+
+    initial: float = 0.1
+    most: int = 4000
+
+    def check(self) -> None:
+        super().check()
+        self.require("initial", above=0)
+        self.require("most", at_least=LEAST, integer=True)
+
+    def init_matrix(self, rows: int, columns: int) -> dict[str, Tensor]:
+        sides = sides_up_to(self, rows, columns)
+        values = {f"{side}_values": torch.ones(n) for side, n in sides.items()}
+        return {**super().init_matrix(rows, columns), **values}
+
+    def observe_matrix(
+        self, u: Tensor, state: dict[str, Tensor], group: Group
+    ) -> dict[str, Tensor]:
+        rate = 1 - group["beta"]
+        new: dict[str, Tensor] = {}
+        for side in [side for side in SIDES if side in state]:
+            white = _whitened(u if side == "left" else u.mT, OTHER[side], state)
+            columns = white.shape[1]
+            new[side] = state[side] + (white @ white.mT / columns - state[side]) * rate
+            values = state[f"{side}_values"]
+            now = (state[f"{side}_basis"].mT @ white).square().mean(1)
+            least = 1 / max(LEAST, min(len(values), self.most)) ** 2
+            new[f"{side}_values"] = (values + (now - values) * rate).clamp(min=least)
+        return new
+
+    def refreshed(
+        self, state: dict[str, Tensor], group: Group
+    ) -> tuple[dict[str, Tensor], dict[int, Tensor]]:
+        new: dict[str, Tensor] = {}
+        for side in [side for side in SIDES if side in state]:
+            if group["first"]:
+                new[f"{side}_basis"] = eigenvectors(state[side])
+                new[f"{side}_values"] = torch.full_like(state[f"{side}_values"], self.initial)
+            else:
+                new[f"{side}_basis"] = unsorted(state[side], state[f"{side}_basis"])
+        return new, {}
+
+
+def _whitened(rows: Tensor, side: str, state: dict[str, Tensor]) -> Tensor:
+    """The matrix in the basis of its columns, each divided by the root of its λ."""
+    if side not in state:
+        return rows
+    return rows @ state[f"{side}_basis"] * state[f"{side}_values"].rsqrt()
