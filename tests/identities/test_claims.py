@@ -76,7 +76,7 @@ def test_the_table_of_methods_has_a_row_for_every_name() -> None:
         source, _, scheduled = held.partition("; ")
         version = f"torch {torch.__version__.partition('+')[0]}, " if identity.in_torch else ""
         assert (version + identity.source).startswith(source)
-        assert re.search(r" (\d+(\.\d+)+|[0-9a-f]{7})(,|$)", source), f"{source} has no version"
+        assert re.search(r" (\d+(\.\w+)+|[0-9a-f]{7})(,|$)", source), f"{source} has no version"
         assert scheduled == f"{len(moving(identity))} options scheduled"
     scheduled = {"adamw": 4, "lion": 3, "adafactor": 5, "schedule_free_adamw": 7}
     assert {name: len(moving(load()[name])) for name in scheduled} == scheduled
