@@ -66,12 +66,25 @@ def methods():
     for name, recipe in sorted(published.NAMES.items()):
         links = [type(link).__name__ for link, _ in published.links_of(recipe())]
         about = inspect.getdoc(recipe).partition("\n\n")[0].replace("\n", " ").removesuffix(".")
-        held = re.sub(r",? ?`.*", "", identities()[name].source)
         chain = ", ".join(f"`{link}`" for link in links)
-        mark = f"{held} {{identity: {name}}}"
-        rows.append([f"[{name}](#{name})", chain, state_of(recipe()), about, mark])
+        held = f"{held_by(identities()[name])} {{identity: {name}}}"
+        rows.append([f"[{name}](#{name})", chain, state_of(recipe()), about, held])
     table = "\n".join(f"| {' | '.join(row)} |" for row in rows)
     return f'<div class="sortable" markdown>\n\n{table}\n\n</div>'
+
+
+def held_by(it):
+    """Whose code of which version, and how many of its options change while it is followed."""
+    source = re.sub(r",? ?`.*", "", it.source)
+    if it.in_torch:
+        version = importlib.import_module("torch").__version__.partition("+")[0]
+        source = f"torch {version}, {source}"
+    steps = range(importlib.import_module("tests.identities.inputs").STEPS)
+    changed = set()
+    for letter in "ab":
+        first, *later = [it.options(letter, step) for step in steps]
+        changed |= {name for now in later for name in now if now[name] != first[name]}
+    return f"{source}; {len(changed)} options scheduled"
 
 
 def state_of(chain):

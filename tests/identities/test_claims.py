@@ -16,7 +16,8 @@ import torch
 
 import torchzero_clip
 from tests.helpers import KERNELS, ROOT
-from tests.identities.identity import load
+from tests.identities.identity import Identity, load
+from tests.identities.inputs import STEPS
 from torchzero_clip.published import NAMES, links_of
 
 MARK = re.compile(r"\{identity: (\w+)\}")
@@ -63,7 +64,7 @@ def test_the_page_of_names_has_every_name_with_its_links_and_its_identity() -> N
 
 
 def test_the_table_of_methods_has_a_row_for_every_name() -> None:
-    """Its links, the bytes of state for each number, and whose code holds it."""
+    """Its links, the bytes of state for each number, whose code holds it, and in how many ways."""
     page = lists().on_page_markdown((ROOT / "docs" / "named.md").read_text())
     rows = re.findall(r"^\| \[(\w+)\]\(#\w+\) \| (.+) \| (\S+) \| (.+) \| (.+) <a .*$", page, re.M)
     table = {name: rest for name, *rest in rows}
@@ -71,9 +72,22 @@ def test_the_table_of_methods_has_a_row_for_every_name() -> None:
     for name, (links, _, about, held) in table.items():
         assert links == ", ".join(f"`{type(link).__name__}`" for link, _ in links_of(NAMES[name]()))
         assert about in " ".join((inspect.getdoc(NAMES[name]) or "").split())
-        assert load()[name].source.startswith(held)
+        identity = load()[name]
+        source, _, scheduled = held.partition("; ")
+        version = f"torch {torch.__version__.partition('+')[0]}, " if identity.in_torch else ""
+        assert (version + identity.source).startswith(source)
+        assert re.search(r" (\d+(\.\w+)+|[0-9a-f]{7})(,|$)", source), f"{source} has no version"
+        assert scheduled == f"{len(moving(identity))} options scheduled"
+    scheduled = {"adamw": 4, "lion": 3, "adafactor": 5, "schedule_free_adamw": 7}
+    assert {name: len(moving(load()[name])) for name in scheduled} == scheduled
     numbers = {"sgd": "0", "lion": "4", "adamw": "8", "ademamix": "12", "adan": "16"}
     assert {name: table[name][1] for name in numbers} == numbers
+
+
+def moving(identity: Identity) -> set[str]:
+    """The options of the official code that are not the same in all steps of a group."""
+    groups = [[identity.options(x, step) for step in range(STEPS)] for x in "ab"]
+    return {name for rows in groups for name in rows[0] if len({str(x[name]) for x in rows}) > 1}
 
 
 def test_the_page_of_identities_has_every_claim_with_its_test() -> None:

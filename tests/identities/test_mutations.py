@@ -46,6 +46,14 @@ def test_lines_that_do_not_run_are_not_changed() -> None:
     assert not of_amsgrad & changed["adam"]
 
 
+def test_the_changes_of_a_file_are_tried_alone(capsys: pytest.CaptureFixture[str]) -> None:
+    assert mutate.main(["signum", "sign.py"]) == 0
+    *survivors, said = capsys.readouterr().out.splitlines()
+    assert [line.split()[2].partition(":")[0] for line in survivors] == ["modules/clipping/sign.py"]
+    assert 0 < int(said.split()[0]) < 9
+    assert said.endswith("changes, 0 survive")
+
+
 @pytest.mark.slow
 def test_no_change_survives(capsys: pytest.CaptureFixture[str]) -> None:
     assert mutate.main([]) == 0, capsys.readouterr().out

@@ -13,8 +13,16 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from tests.helpers import ROOT
+from tests.identities.methods.matrices import same_null_spaces
 from tests.processes.averaged import fsdp, near, net, tp, whole
+from tests.project.test_docs import blocks, interpreter, run
 from torchzero_clip import LR, Adam, Modular, Transform, WeightDecay, zeros_like_state
+
+ARGUMENTS = {
+    "MyProdigy": {"d0": 0.1},  # or six steps move nothing
+    "MySOAP": {"eps": 1e-2},  # or Adam makes 1 of what is rounding in its first bases
+}
 
 
 class Whitened(Transform):
@@ -57,10 +65,38 @@ def begun(make: Callable[[], Any]) -> list[str]:
     return wrong
 
 
+def written(make: Callable[[], Any]) -> list[str]:
+    """The classes of docs/methods_of_your_own.md do what those of one process do.
+
+    In float64, since near bases of matrices whose rounding is another one are not near.
+    """
+    torch.set_default_dtype(torch.float64)
+    page, wrong = ROOT / "docs" / "methods_of_your_own.md", []
+    with interpreter("methods_of_your_own") as names:
+        for block in blocks(page):
+            run(block.code, str(page), names)
+        for name, made in [(name, x) for name, x in names.items() if name.startswith("My")]:
+            rule, model, plain = made(**ARGUMENTS.get(name, {})), make(), net()
+            chain = (LR(0.05), rule) if name == "MyScheduleFree" else (rule, LR(0.05))
+            for one in (model, plain):
+                opt = Modular(one.named_parameters(), *chain)
+                for step in range(6):
+                    torch.manual_seed(step)
+                    nn.functional.mse_loss(one(torch.randn(8, 5)), torch.ones(8, 4)).backward()
+                    with same_null_spaces():
+                        opt.step()
+                    opt.zero_grad()
+            if not near(whole(dict(model.named_parameters())), dict(plain.named_parameters())):
+                wrong.append(f"other weights with {name}")
+    torch.set_default_dtype(torch.float32)
+    return wrong
+
+
 def main(settings: list[str]) -> None:
     dist.init_process_group("gloo")
     for setting in settings:
-        wrong = begun({"fsdp": fsdp, "tp": tp}[setting])
+        make = {"fsdp": fsdp, "tp": tp}[setting]
+        wrong = begun(make) + written(make)
         print(f"{setting}: {len(wrong)} wrong", *wrong, sep="\n")
     dist.destroy_process_group()
 

@@ -64,7 +64,7 @@ def mars_lion(groups: Any) -> Any:
 @optimizer(
     "ademamix",
     "`AdEMAMix`, `WeightDecay`, `LR` is AdEMAMix",
-    source="apple/ml-ademamix, `pytorch/ademamix.py`",
+    source="apple/ml-ademamix c3d73c0, `pytorch/ademamix.py`",
     groups=(
         {
             "lr": 0.05, "betas": (0.9, 0.99, 0.999), "alpha": 5.0, "eps": 1e-6,

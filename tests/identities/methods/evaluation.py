@@ -222,7 +222,7 @@ def lookahead_adam(groups: Any) -> Any:
 @optimizer(
     "lookahead_timm",
     '`Lookahead(start="sync")` is the Lookahead of timm',
-    source="huggingface/pytorch-image-models, `timm/optim/lookahead.py`",
+    source="huggingface/pytorch-image-models aa4b585, `timm/optim/lookahead.py`",
     ours=lambda lr, betas, eps, lookahead_alpha, k: Chain(
         Adam(betas, eps), LR(lr), Lookahead(k, lookahead_alpha, start="sync")
     ),

@@ -33,7 +33,7 @@ def stable_adamw(groups: Any) -> Any:
 @optimizer(
     "spam",
     '`Reset` of `SpikeClip` and `Adam`, with `keep=("step",)`, then `LR`, is SPAM',
-    source="TianjinYellow/SPAM-Optimizer, `galore_torch/SPAM.py`",
+    source="TianjinYellow/SPAM-Optimizer e8185fb, `galore_torch/SPAM.py`",
     groups=(
         {
             "lr": 0.05,
@@ -73,7 +73,7 @@ def spam(groups: Any) -> Any:
     "stable_spam",
     "`AdaClip(past_only=False)`, `AdaGN`, `Reset(Adam())`, `WeightDecay`, `LR` is Stable-SPAM up "
     "to its first reset",
-    source="TianjinYellow/StableSPAM, `galore_torch/stablespam.py`",
+    source="TianjinYellow/StableSPAM 6a66da1, `galore_torch/stablespam.py`",
     ours=lambda gamma1, gamma2, gamma3, **options: named(
         "stable_spam", gammas=(gamma1, gamma2), theta=gamma3, **options
     ),

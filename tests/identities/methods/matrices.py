@@ -77,7 +77,7 @@ def muon_bfloat16(groups: Any) -> Any:
 @optimizer(
     "normuon",
     "Muon with `NeuronNorm` after `Orthogonalize` is NorMuon",
-    source="zichongli5/NorMuon, `SingleDeviceNorMuon`, its iteration in float32",
+    source="zichongli5/NorMuon d45c9a4, `SingleDeviceNorMuon`, its iteration in float32",
     ours=lambda beta2, **options: named("normuon", beta=beta2, **options),
     groups=({**GROUPS[0], "beta2": 0.95}, {**GROUPS[1], "beta2": 0.9}),
     keys={"EMA/beta": "momentum", "NeuronNorm/beta": "beta2"},
@@ -131,7 +131,7 @@ def muoneq(groups: Any) -> Any:
 @optimizer(
     "muon_plus",
     "Muon with `Normalize` over rows, then columns, after `Orthogonalize` is Muon+ (row_col)",
-    source="K1seki221/MuonPlus, `norm_mode=row_col`, `rms_scaling=False`, in one precision",
+    source="K1seki221/MuonPlus 8a9ace1, `norm_mode=row_col`, `rms_scaling=False`, in one precision",
     groups=GROUPS,
     constant={
         "dampening": NO_FACTOR,
@@ -168,7 +168,7 @@ def muon_plus(groups: Any) -> Any:
     "nanochat",
     "Momentum, `EqualRows`, Polar Express, `Normalize(per_shape=...)`, `NeuronNorm` and cautious "
     "decay are what nanochat does with matrices",
-    source="karpathy/nanochat, `nanochat/optim.py`, in float32",
+    source="karpathy/nanochat 92d63d4, `nanochat/optim.py`, in float32",
     groups=(
         {"lr": 0.05, "momentum": 0.9, "weight_decay": 0.0, "beta2": 0.9},  # the tall ones
         {"lr": 0.02, "momentum": 0.8, "weight_decay": 0.1, "beta2": 0.8},
