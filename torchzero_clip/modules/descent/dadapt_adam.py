@@ -1,0 +1,131 @@
+"""DAdaptAdam: Adam whose learning rate is a lower bound of how far away the solution is."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from torchzero_clip.core import (
+    Bucket,
+    Group,
+    Live,
+    Numbers,
+    TensorList,
+    Transform,
+    Units,
+    zeros_like_state,
+)
+from torchzero_clip.modules.descent import distance
+from torchzero_clip.modules.descent.distance import Rates
+
+
+class DAdaptAdam(Transform):
+    """m, v, s ← averages of lr d u, u² and lr d u;   d ← max(d, r / ‖s‖₁);   u ← m / (√v + eps)
+
+    d is one number for the whole model, and r the average of lr d ⟨u, s / (√v + eps)⟩ over the
+    share 1 - √β₂. This is Adam with D-Adaptation {identity: dadapt_adam}: the rate need not be
+    tuned. It has the learning rate, in place of `LR`.
+
+    Args:
+        lr: Times d.
+        betas: How much of m and v is kept a step; of s and r it is √β₂.
+        eps: Added to the denominators.
+        weight_decay: How much of the parameter joins the update, times lr d.
+        use_bias_correction: Correct m and v for their start at zero, as Adam does.
+        d0: The first d.
+        growth_rate: How much d grows a step, at most.
+        layer_scale: Times the steps of a group, and its part in d.
+
+    Example:
+        >>> import torch
+        >>> from torchzero_clip import DAdaptAdam, Modular
+        >>> model = torch.nn.Linear(10, 1)
+        >>> opt = Modular(model.parameters(), DAdaptAdam())
+
+    Reference:
+        Defazio, Mishchenko, "Learning-rate-free learning by D-adaptation", arXiv 2301.07733.
+    """
+
+    lr: Live[float] = 1.0
+    betas: Live[tuple[float, float]] = (0.9, 0.999)
+    eps: Live[float] = 1e-8
+    weight_decay: Live[float] = 0.0
+    use_bias_correction: bool = False
+    d0: float = 1e-6
+    growth_rate: Live[float] = math.inf
+    layer_scale: Live[float] = 1.0
+
+    complex = "refuse"
+    update_size = "own"
+    shown = ("d",)
+    pure = True
+
+    def check(self) -> None:
+        super().check()
+        self.require("lr", at_least=0)
+        self.require("betas", at_least=0, below=1, length=2)
+        self.require("eps", above=0)
+        self.require("weight_decay", at_least=0)
+        self.require("d0", above=0, below=math.inf)
+        self.require("growth_rate", at_least=1)
+        self.require("layer_scale", at_least=0)
+
+    def init(self, param: Tensor) -> dict[str, Tensor]:
+        return {name: zeros_like_state(param) for name in ("exp_avg", "exp_avg_sq", "s")}
+
+    def init_model(self) -> dict[str, float]:
+        return {"d": self.d0, "numerator": 0.0, "step": 0.0}
+
+    def step(self, buckets: list[Bucket]) -> list[Bucket]:
+        for bucket in buckets:
+            self.refuse_complex(bucket)
+        units, numbers = distance.units_of(buckets), Numbers(buckets)
+        d, rates = numbers.model["d"], distance.rates(units, numbers, self.use_bias_correction)
+        rate, scale = d * rates.lr * rates.correction, distance.vector(units.each("layer_scale"), d)
+        us = [b.u.to(b.state_dtype) for b in units.buckets]
+        roots = [b.state["exp_avg_sq"].sqrt() for b in units.buckets]
+        ahead = [_over(*row, "s") for row in zip(roots, units.buckets, strict=True)]
+        gain = (scale * rate * units.dot(us, ahead)).sum()
+        self._follow(units, us, rates.on, rate, scale)
+        sizes = units.norms_of([b.state["s"] for b in units.buckets])
+        size = (rates.on * scale * sizes).sum()
+        moves = size > 0
+        live = distance.of_model(buckets)
+        distance.keep(numbers, moves, self._estimate(numbers.model, gain, size, live))
+        decay = rate * distance.vector(units.each("weight_decay"), d)
+        for bucket, u in zip(units.buckets, us, strict=True):
+            u = _over(u.copy_(bucket.state["exp_avg_sq"]).sqrt_(), bucket, "exp_avg")
+            u = u.add_(bucket.params, alpha=units.operand(bucket, decay))
+            bucket.u = u.mul_(units.operand(bucket, moves * rates.on))
+        return buckets
+
+    def _follow(
+        self, units: Units, us: Sequence[TensorList], on: Tensor, rate: Tensor, scale: Tensor
+    ) -> None:
+        """Take u into the averages m, v and s."""
+        betas = distance.betas(units, on[0])
+        first, second, third = [on * (1 - beta) for beta in (*betas, betas[1].sqrt())]
+        for bucket, u in zip(units.buckets, us, strict=True):
+            state, number = bucket.state, partial(units.operand, bucket)
+            state["exp_avg"].mul_(number(1 - first)).add_(u, alpha=number(scale * rate * first))
+            state["exp_avg_sq"].lerp_(u.square(), number(second))
+            state["s"].mul_(number(1 - third)).add_(u, alpha=number(rate * third))
+            bucket.settle()
+
+    def _estimate(
+        self, before: Mapping[str, Tensor], gain: Tensor, size: Tensor, live: Group
+    ) -> dict[str, Tensor]:
+        """d and what it comes from, after this step."""
+        d, share = before["d"], live["betas"][1] ** 0.5
+        numerator = share * before["numerator"] + (1 - share) * gain
+        found = numerator / ((1 - share) * size)
+        return {"d": d.maximum(found.minimum(d * live["growth_rate"])), "numerator": numerator}
+
+
+def _over(root: TensorList, bucket: Bucket, name: str) -> TensorList:
+    """What is kept under a name over root + eps, in the memory of the root."""
+    return root.add_(bucket.group["eps"]).reciprocal_().mul_(bucket.state[name])

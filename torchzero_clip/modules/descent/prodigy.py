@@ -1,0 +1,144 @@
+"""Prodigy: Adam whose learning rate is an estimate of how far away the solution is."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from torchzero_clip.core import (
+    Bucket,
+    Group,
+    Live,
+    Numbers,
+    TensorList,
+    Transform,
+    Units,
+    zeros_like_state,
+)
+from torchzero_clip.core.state import state_dtype
+from torchzero_clip.modules.descent import distance
+from torchzero_clip.modules.descent.distance import Rates
+
+
+class Prodigy(Transform):
+    """m, v, s ← averages of d u, (d u)² and lr d u;   d ← max(d, r / ‖s‖₁);   u ← d m / (√v + d eps)
+
+    d is one number for the whole model, and r the average of lr d ⟨u, w₀ - w⟩, w₀ the weights that
+    a parameter began with. With `LR(1.0)` after it this is Prodigy {identity: prodigy}: the rate
+    need not be tuned.
+
+    Args:
+        betas: How much of m and v is kept a step.
+        beta3: How much of s and r is; None for √β₂.
+        eps: Added to the denominator, times d.
+        weight_decay: How much of the parameter joins the update, times d as all of it.
+        use_bias_correction: Correct m and v for their start at zero, as Adam does.
+        safeguard_warmup: Leave lr out of s, so that d is not overestimated while lr is small.
+        d0: The first d.
+        d_coef: Times r / ‖s‖₁: what to change where steps are too small or too large.
+        growth_rate: How much d grows a step, at most.
+
+    Example:
+        >>> import torch
+        >>> from torchzero_clip import LR, Modular, Prodigy
+        >>> model = torch.nn.Linear(10, 1)
+        >>> opt = Modular(model.parameters(), Prodigy(), LR(1.0))
+
+    Reference:
+        Mishchenko, Defazio, "Prodigy: an expeditiously adaptive parameter-free learner",
+        arXiv 2306.06101.
+    """
+
+    betas: Live[tuple[float, float]] = (0.9, 0.999)
+    beta3: Live[float | None] = None
+    eps: Live[float] = 1e-8
+    weight_decay: Live[float] = 0.0
+    use_bias_correction: bool = False
+    safeguard_warmup: bool = False
+    d0: float = 1e-6
+    d_coef: Live[float] = 1.0
+    growth_rate: Live[float] = math.inf
+
+    reads = ("lr",)
+    complex = "refuse"
+    update_size = "own"
+    shown = ("d",)
+    exact_state = ("start",)
+    pure = True
+
+    def check(self) -> None:
+        super().check()
+        self.require("betas", at_least=0, below=1, length=2)
+        self.require("beta3", at_least=0, below=1, optional=True)
+        self.require("eps", above=0)
+        self.require("weight_decay", at_least=0)
+        self.require("d0", above=0, below=math.inf)
+        self.require("d_coef", above=0)
+        self.require("growth_rate", at_least=1)
+
+    def init(self, param: Tensor) -> dict[str, Tensor]:
+        averages = {name: zeros_like_state(param) for name in ("exp_avg", "exp_avg_sq", "s")}
+        return {**averages, "start": param.detach().to(state_dtype(param), copy=True)}
+
+    def init_model(self) -> dict[str, float]:
+        return {"d": self.d0, "d_max": self.d0, "numerator": 0.0, "step": 0.0}
+
+    def step(self, buckets: list[Bucket]) -> list[Bucket]:
+        for bucket in buckets:
+            self.refuse_complex(bucket)
+        units, numbers = distance.units_of(buckets), Numbers(buckets)
+        d, rates = numbers.model["d"], distance.rates(units, numbers, self.use_bias_correction)
+        us = [b.u.to(b.state_dtype).mul_(d.to(b.device)) for b in units.buckets]
+        away = [b.state["start"].sub(b.params) for b in units.buckets]
+        gain = (rates.lr * rates.correction * units.dot(us, away)).sum()
+        self._follow(units, us, d, rates)
+        size = (rates.on * units.norms_of([b.state["s"] for b in units.buckets])).sum()
+        moves = size > 0
+        live = distance.of_model(buckets)
+        distance.keep(numbers, moves, self._estimate(numbers.model, gain, size, live))
+        rate, now = moves * d * rates.correction, numbers.model["d"]
+        eps = [now * x for x in units.each("eps")]
+        for bucket, u in zip(units.buckets, us, strict=True):
+            state, number = bucket.state, partial(units.operand, bucket)
+            u = u.copy_(state["exp_avg_sq"]).sqrt_().add_(number(torch.stack(eps)))
+            u = u.reciprocal_().mul_(state["exp_avg"])
+            u = u.add_(bucket.params, alpha=bucket.group["weight_decay"])
+            bucket.u = u.mul_(number(rate))
+        return buckets
+
+    def _follow(self, units: Units, us: Sequence[TensorList], d: Tensor, rates: Rates) -> None:
+        """Take d u into the averages m, v and s."""
+        first, second = [rates.on * (1 - beta) for beta in distance.betas(units, d)]
+        third = [_beta3(members[0].values) for members in units.groups]
+        kept = 1 - rates.on * (1 - distance.vector(third, d))
+        share = rates.on if self.safeguard_warmup else rates.lr * rates.correction
+        for bucket, u in zip(units.buckets, us, strict=True):
+            state, number = bucket.state, partial(units.operand, bucket)
+            state["exp_avg"].lerp_(u, number(first))
+            state["exp_avg_sq"].lerp_(u.square(), number(second))
+            state["s"].mul_(number(kept)).add_(u, alpha=number(share * d / self.d0))
+            bucket.settle()
+
+    def _estimate(
+        self, before: Mapping[str, Tensor], gain: Tensor, size: Tensor, live: Group
+    ) -> dict[str, Tensor]:
+        """d and what it comes from, after this step."""
+        d = before["d"]
+        numerator = _beta3(live) * before["numerator"] + gain * d / self.d0
+        found = live["d_coef"] * numerator / size
+        largest = before["d_max"].maximum(found)
+        d = torch.where(d == self.d0, d.maximum(found), d)  # the first growth has no bound but this
+        return {
+            "d": largest.minimum(d * live["growth_rate"]),
+            "d_max": largest,
+            "numerator": numerator,
+        }
+
+
+def _beta3(group: Group) -> Any:
+    return group["betas"][1] ** 0.5 if group["beta3"] is None else group["beta3"]
