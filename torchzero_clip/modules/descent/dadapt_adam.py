@@ -35,6 +35,7 @@ class DAdaptAdam(Transform):
         betas: How much of m and v is kept a step; of s and r it is √β₂.
         eps: Added to the denominators.
         weight_decay: How much of the parameter joins the update, times lr d.
+        decouple: False has it join the gradient.
         use_bias_correction: Correct m and v for their start at zero, as Adam does.
         d0: The first d.
         growth_rate: How much d grows a step, at most.
@@ -54,6 +55,7 @@ class DAdaptAdam(Transform):
     betas: Live[tuple[float, float]] = (0.9, 0.999)
     eps: Live[float] = 1e-8
     weight_decay: Live[float] = 0.0
+    decouple: bool = True
     use_bias_correction: bool = False
     d0: float = 1e-6
     growth_rate: Live[float] = math.inf
@@ -86,7 +88,7 @@ class DAdaptAdam(Transform):
         units, numbers = distance.units_of(buckets), Numbers(buckets)
         d, rates = numbers.model["d"], distance.rates(units, numbers, self.use_bias_correction)
         rate, scale = d * rates.lr * rates.correction, distance.vector(units.each("layer_scale"), d)
-        us = [b.u.to(b.state_dtype) for b in units.buckets]
+        us = distance.flowing(units, self.decouple)
         roots = [b.state["exp_avg_sq"].sqrt() for b in units.buckets]
         ahead = [_over(*row, "s") for row in zip(roots, units.buckets, strict=True)]
         gain = (scale * rate * units.dot(us, ahead)).sum()
@@ -99,7 +101,8 @@ class DAdaptAdam(Transform):
         decay = rate * distance.vector(units.each("weight_decay"), d)
         for bucket, u in zip(units.buckets, us, strict=True):
             u = _over(u.copy_(bucket.state["exp_avg_sq"]).sqrt_(), bucket, "exp_avg")
-            u = u.add_(bucket.params, alpha=units.operand(bucket, decay))
+            if self.decouple:
+                u = u.add_(bucket.params, alpha=units.operand(bucket, decay))
             bucket.u = u.mul_(units.operand(bucket, moves * rates.on))
         return buckets
 

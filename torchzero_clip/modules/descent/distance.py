@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from torchzero_clip.core import Bucket, Group, Numbers, Units
+from torchzero_clip.core import Bucket, Group, Numbers, TensorList, Units
 from torchzero_clip.core.norms import NAMED
 
 
@@ -25,6 +25,14 @@ class Rates(NamedTuple):
 def units_of(buckets: Sequence[Bucket]) -> Units:
     """The groups, as units whose norms are sums of magnitudes."""
     return Units(buckets, "group", NAMED["l1"])
+
+
+def flowing(units: Units, decouple: bool) -> list[TensorList]:
+    """What flows, in the precision of state, with the decay where it is not decoupled."""
+    us = [bucket.u.to(bucket.state_dtype) for bucket in units.buckets]
+    for bucket, u in [] if decouple else zip(units.buckets, us, strict=True):
+        u.add_(bucket.params, alpha=bucket.group["weight_decay"])
+    return us
 
 
 def vector(values: Sequence[Any], like: Tensor) -> Tensor:

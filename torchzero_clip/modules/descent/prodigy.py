@@ -37,6 +37,7 @@ class Prodigy(Transform):
         beta3: How much of s and r is; None for √β₂.
         eps: Added to the denominator, times d.
         weight_decay: How much of the parameter joins the update, times d as all of it.
+        decouple: False has it join the gradient.
         use_bias_correction: Correct m and v for their start at zero, as Adam does.
         safeguard_warmup: Leave lr out of s, so that d is not overestimated while lr is small.
         d0: The first d.
@@ -58,6 +59,7 @@ class Prodigy(Transform):
     beta3: Live[float | None] = None
     eps: Live[float] = 1e-8
     weight_decay: Live[float] = 0.0
+    decouple: bool = True
     use_bias_correction: bool = False
     safeguard_warmup: bool = False
     d0: float = 1e-6
@@ -93,7 +95,7 @@ class Prodigy(Transform):
             self.refuse_complex(bucket)
         units, numbers = distance.units_of(buckets), Numbers(buckets)
         d, rates = numbers.model["d"], distance.rates(units, numbers, self.use_bias_correction)
-        us = [b.u.to(b.state_dtype).mul_(d.to(b.device)) for b in units.buckets]
+        us = [u.mul_(d.to(u.tensors[0].device)) for u in distance.flowing(units, self.decouple)]
         away = [b.state["start"].sub(b.params) for b in units.buckets]
         gain = (rates.lr * rates.correction * units.dot(us, away)).sum()
         self._follow(units, us, d, rates)
@@ -107,7 +109,8 @@ class Prodigy(Transform):
             state, number = bucket.state, partial(units.operand, bucket)
             u = u.copy_(state["exp_avg_sq"]).sqrt_().add_(number(torch.stack(eps)))
             u = u.reciprocal_().mul_(state["exp_avg"])
-            u = u.add_(bucket.params, alpha=bucket.group["weight_decay"])
+            if self.decouple:
+                u = u.add_(bucket.params, alpha=bucket.group["weight_decay"])
             bucket.u = u.mul_(number(rate))
         return buckets
 
