@@ -19,6 +19,7 @@ from tests.identities.inputs import Inputs
 from torchzero_clip import named
 
 RESTS = (4, 15)
+UNBOUNDED = "here nothing bounds how much d grows"
 FEW_DIGITS = {**BOTH, torch.float32: 1e-5}  # of w₀ - w, as long as steps are small
 
 
@@ -82,6 +83,7 @@ SAFE: Any = {
     source="konstmish/prodigy 3efb213, version 1.1.2, `prodigyopt/prodigy.py`",
     ours=lambda **options: named("prodigy", **SAFE, **options),
     groups=({**PRODIGY[0], "beta3": None, "growth_rate": torch.inf}, PRODIGY[1]),
+    constant={"growth_rate": UNBOUNDED},
     inputs=Slope(),
 )
 def prodigy_safeguarded(groups: Any) -> Any:
@@ -104,12 +106,13 @@ def dadapt_adam(groups: Any) -> Any:
 
 @optimizer(
     "dadapt_adam_decoupled",
-    "`DAdaptAdam(use_bias_correction=True)` is Adam with D-Adaptation, `decouple=True` and the same",
+    "`DAdaptAdam(use_bias_correction=True)` is Adam with D-Adaptation, with `decouple=True`",
     source="facebookresearch/dadaptation c984980, `dadaptation/dadapt_adam.py`",
     ours=lambda **options: named(
         "dadapt_adam", d0=0.01, decouple=True, use_bias_correction=True, **options
     ),
     groups=({**DADAPT[0], "growth_rate": torch.inf}, DADAPT[1]),
+    constant={"growth_rate": UNBOUNDED},
     inputs=Slope(),
 )
 def dadapt_adam_decoupled(groups: Any) -> Any:

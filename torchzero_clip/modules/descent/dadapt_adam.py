@@ -6,7 +6,6 @@ import math
 from collections.abc import Mapping, Sequence
 from functools import partial
 
-import torch
 from torch import Tensor
 
 from torchzero_clip.core import (
@@ -20,15 +19,14 @@ from torchzero_clip.core import (
     zeros_like_state,
 )
 from torchzero_clip.modules.descent import distance
-from torchzero_clip.modules.descent.distance import Rates
 
 
 class DAdaptAdam(Transform):
-    """m, v, s ← averages of lr d u, u² and lr d u;   d ← max(d, r / ‖s‖₁);   u ← m / (√v + eps)
+    """u ← m / (√v + eps);   m and v average lr d u and u²;   d ← max(d, r / (1 - √β₂) / ‖s‖₁)
 
-    d is one number for the whole model, and r the average of lr d ⟨u, s / (√v + eps)⟩ over the
-    share 1 - √β₂. This is Adam with D-Adaptation {identity: dadapt_adam}: the rate need not be
-    tuned. It has the learning rate, in place of `LR`.
+    s and r average lr d u and lr d ⟨u, s / (√v + eps)⟩ with √β₂, over the whole model. d is one
+    number, a lower bound of how far away the solution is; nothing is left to tune. The link has
+    the learning rate, in place of `LR`. It is Adam with D-Adaptation {identity: dadapt_adam}.
 
     Args:
         lr: Times d.
@@ -38,8 +36,8 @@ class DAdaptAdam(Transform):
         decouple: False has it join the gradient.
         use_bias_correction: Correct m and v for their start at zero, as Adam does.
         d0: The first d.
-        growth_rate: How much d grows a step, at most.
-        layer_scale: Times the steps of a group, and its part in d.
+        growth_rate: The most that d is multiplied by in a step.
+        layer_scale: Times the steps of a group, and its share in d.
 
     Example:
         >>> import torch
@@ -72,7 +70,7 @@ class DAdaptAdam(Transform):
         self.require("betas", at_least=0, below=1, length=2)
         self.require("eps", above=0)
         self.require("weight_decay", at_least=0)
-        self.require("d0", above=0, below=math.inf)
+        self.require("d0", above=0)
         self.require("growth_rate", at_least=1)
         self.require("layer_scale", at_least=0)
 
@@ -100,10 +98,11 @@ class DAdaptAdam(Transform):
         distance.keep(numbers, moves, self._estimate(numbers.model, gain, size, live))
         decay = rate * distance.vector(units.each("weight_decay"), d)
         for bucket, u in zip(units.buckets, us, strict=True):
+            number = partial(distance.number, units, bucket)
             u = _over(u.copy_(bucket.state["exp_avg_sq"]).sqrt_(), bucket, "exp_avg")
             if self.decouple:
-                u = u.add_(bucket.params, alpha=units.operand(bucket, decay))
-            bucket.u = u.mul_(units.operand(bucket, moves * rates.on))
+                u = u.add_(bucket.params, alpha=number(decay))
+            bucket.u = u.mul_(number(moves * rates.on))
         return buckets
 
     def _follow(
@@ -113,7 +112,7 @@ class DAdaptAdam(Transform):
         betas = distance.betas(units, on[0])
         first, second, third = [on * (1 - beta) for beta in (*betas, betas[1].sqrt())]
         for bucket, u in zip(units.buckets, us, strict=True):
-            state, number = bucket.state, partial(units.operand, bucket)
+            state, number = bucket.state, partial(distance.number, units, bucket)
             state["exp_avg"].mul_(number(1 - first)).add_(u, alpha=number(scale * rate * first))
             state["exp_avg_sq"].lerp_(u.square(), number(second))
             state["s"].mul_(number(1 - third)).add_(u, alpha=number(rate * third))

@@ -40,6 +40,13 @@ def vector(values: Sequence[Any], like: Tensor) -> Tensor:
     return torch.stack([torch.zeros_like(like) + x for x in values])
 
 
+def number(units: Units, bucket: Bucket, vector: Tensor) -> Tensor:
+    """The entry of a bucket's group, for its lists."""
+    entry = units.operand(bucket, vector)
+    assert isinstance(entry, Tensor)
+    return entry
+
+
 def betas(units: Units, like: Tensor) -> list[Tensor]:
     """The live value `betas`, each of them as a vector."""
     return [vector(row, like) for row in zip(*units.each("betas"), strict=True)]

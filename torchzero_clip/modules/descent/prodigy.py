@@ -26,23 +26,23 @@ from torchzero_clip.modules.descent.distance import Rates
 
 
 class Prodigy(Transform):
-    """m, v, s ← averages of d u, (d u)² and lr d u;   d ← max(d, r / ‖s‖₁);   u ← d m / (√v + d eps)
+    """u ← d m / (√v + d eps);   m and v average d u and (d u)²;   d ← max(d, d_coef · r / ‖s‖₁)
 
-    d is one number for the whole model, and r the average of lr d ⟨u, w₀ - w⟩, w₀ the weights that
-    a parameter began with. With `LR(1.0)` after it this is Prodigy {identity: prodigy}: the rate
-    need not be tuned.
+    s ← β₃ s + lr d² u and r ← β₃ r + lr d² ⟨u, w₀ - w⟩ are sums over the whole model, w₀ the
+    weights that a parameter began with. d is one number, an estimate of how far away the solution
+    is; with `LR(1.0)` after the link nothing is left to tune. It is Prodigy {identity: prodigy}.
 
     Args:
         betas: How much of m and v is kept a step.
         beta3: How much of s and r is; None for √β₂.
         eps: Added to the denominator, times d.
-        weight_decay: How much of the parameter joins the update, times d as all of it.
+        weight_decay: How much of the parameter joins the update, times d as the rest of it.
         decouple: False has it join the gradient.
         use_bias_correction: Correct m and v for their start at zero, as Adam does.
-        safeguard_warmup: Leave lr out of s, so that d is not overestimated while lr is small.
+        safeguard_warmup: Leave lr out of s, so that a warm-up of lr does not make d too large.
         d0: The first d.
-        d_coef: Times r / ‖s‖₁: what to change where steps are too small or too large.
-        growth_rate: How much d grows a step, at most.
+        d_coef: How far to trust the estimate: what to change where steps are too short or long.
+        growth_rate: The most that d is multiplied by in a step.
 
     Example:
         >>> import torch
@@ -79,7 +79,7 @@ class Prodigy(Transform):
         self.require("beta3", at_least=0, below=1, optional=True)
         self.require("eps", above=0)
         self.require("weight_decay", at_least=0)
-        self.require("d0", above=0, below=math.inf)
+        self.require("d0", above=0)
         self.require("d_coef", above=0)
         self.require("growth_rate", at_least=1)
 
@@ -95,7 +95,8 @@ class Prodigy(Transform):
             self.refuse_complex(bucket)
         units, numbers = distance.units_of(buckets), Numbers(buckets)
         d, rates = numbers.model["d"], distance.rates(units, numbers, self.use_bias_correction)
-        us = [u.mul_(d.to(u.tensors[0].device)) for u in distance.flowing(units, self.decouple)]
+        flowing = zip(units.buckets, distance.flowing(units, self.decouple), strict=True)
+        us = [u.mul_(d.to(bucket.device)) for bucket, u in flowing]
         away = [b.state["start"].sub(b.params) for b in units.buckets]
         gain = (rates.lr * rates.correction * units.dot(us, away)).sum()
         self._follow(units, us, d, rates)
@@ -106,7 +107,7 @@ class Prodigy(Transform):
         rate, now = moves * d * rates.correction, numbers.model["d"]
         eps = [now * x for x in units.each("eps")]
         for bucket, u in zip(units.buckets, us, strict=True):
-            state, number = bucket.state, partial(units.operand, bucket)
+            state, number = bucket.state, partial(distance.number, units, bucket)
             u = u.copy_(state["exp_avg_sq"]).sqrt_().add_(number(torch.stack(eps)))
             u = u.reciprocal_().mul_(state["exp_avg"])
             if self.decouple:
@@ -121,7 +122,7 @@ class Prodigy(Transform):
         kept = 1 - rates.on * (1 - distance.vector(third, d))
         share = rates.on if self.safeguard_warmup else rates.lr * rates.correction
         for bucket, u in zip(units.buckets, us, strict=True):
-            state, number = bucket.state, partial(units.operand, bucket)
+            state, number = bucket.state, partial(distance.number, units, bucket)
             state["exp_avg"].lerp_(u, number(first))
             state["exp_avg_sq"].lerp_(u.square(), number(second))
             state["s"].mul_(number(kept)).add_(u, alpha=number(share * d / self.d0))
@@ -135,7 +136,7 @@ class Prodigy(Transform):
         numerator = _beta3(live) * before["numerator"] + gain * d / self.d0
         found = live["d_coef"] * numerator / size
         largest = before["d_max"].maximum(found)
-        d = torch.where(d == self.d0, d.maximum(found), d)  # the first growth has no bound but this
+        d = torch.where(d == self.d0, d.maximum(found), d)  # the first growth is not bounded
         return {
             "d": largest.minimum(d * live["growth_rate"]),
             "d_max": largest,
