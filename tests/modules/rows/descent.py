@@ -409,13 +409,14 @@ ROWS = [
             *number("d_coef", 0.0, -1.0, words="a number above 0"),
             *at_least("growth_rate", 1),
         ],
-        scope={label: "global" for label in ("default", "safe", "decay", "coupled")},
+        scope=dict.fromkeys(("default", "safe", "decay", "coupled"), "global"),
         complex="refuses",
         memory="free",
         squares=True,
         adds=True,
         measures=3,
         attaches=False,
+        graphs=2,  # as for ScheduleFree, whose numbers are kept once too
         loops=3,  # of the inner product, in float64
         keeps=("exp_avg", "exp_avg_sq", "s"),
     ),
@@ -444,13 +445,14 @@ ROWS = [
             *at_least("growth_rate", 1),
             *at_least("layer_scale", 0),
         ],
-        scope={label: "global" for label in ("default", "corrected", "decay", "coupled")},
+        scope=dict.fromkeys(("default", "corrected", "decay", "coupled"), "global"),
         complex="refuses",
         memory="free",
         squares=True,
         adds=True,
         measures=3,
         attaches=False,
+        graphs=2,  # as for ScheduleFree, whose numbers are kept once too
         loops=3,  # of the inner product, in float64
         keeps=("exp_avg", "exp_avg_sq", "s"),
     ),
