@@ -3,21 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from functools import partial
 
 from torch import Tensor
 
-from torchzero_clip.core import (
-    Bucket,
-    Group,
-    Live,
-    Numbers,
-    TensorList,
-    Transform,
-    Units,
-    zeros_like_state,
-)
+from torchzero_clip.core import Bucket, Live, TensorList, Transform
 from torchzero_clip.modules.descent import distance
 
 
@@ -75,57 +64,42 @@ class DAdaptAdam(Transform):
         self.require("layer_scale", at_least=0)
 
     def init(self, param: Tensor) -> dict[str, Tensor]:
-        return {name: zeros_like_state(param) for name in ("exp_avg", "exp_avg_sq", "s")}
+        return distance.averages(param)
 
     def init_model(self) -> dict[str, float]:
         return {"d": self.d0, "numerator": 0.0, "step": 0.0}
 
     def step(self, buckets: list[Bucket]) -> list[Bucket]:
-        for bucket in buckets:
-            self.refuse_complex(bucket)
-        units, numbers = distance.units_of(buckets), Numbers(buckets)
-        d, rates = numbers.model["d"], distance.rates(units, numbers, self.use_bias_correction)
-        rate, scale = d * rates.lr * rates.correction, distance.vector(units.each("layer_scale"), d)
+        units, numbers = distance.begin(self, buckets)
+        d, numerator = [numbers.model[name] for name in ("d", "numerator")]
+        lr, on, correction = distance.rates(units, numbers, self.use_bias_correction)
+        rate, scale = d * lr * correction, distance.vector(units.each("layer_scale"), d)
         us = distance.flowing(units, self.decouple)
         roots = [b.state["exp_avg_sq"].sqrt() for b in units.buckets]
         ahead = [_over(*row, "s") for row in zip(roots, units.buckets, strict=True)]
         gain = (scale * rate * units.dot(us, ahead)).sum()
-        self._follow(units, us, rates.on, rate, scale)
-        sizes = units.norms_of([b.state["s"] for b in units.buckets])
-        size = (rates.on * scale * sizes).sum()
-        moves = size > 0
-        live = distance.of_model(buckets)
-        distance.keep(numbers, moves, self._estimate(numbers.model, gain, size, live))
-        decay = rate * distance.vector(units.each("weight_decay"), d)
-        for bucket, u in zip(units.buckets, us, strict=True):
-            number = partial(distance.number, units, bucket)
-            u = _over(u.copy_(bucket.state["exp_avg_sq"]).sqrt_(), bucket, "exp_avg")
-            if self.decouple:
-                u = u.add_(bucket.params, alpha=number(decay))
-            bucket.u = u.mul_(number(moves * rates.on))
-        return buckets
-
-    def _follow(
-        self, units: Units, us: Sequence[TensorList], on: Tensor, rate: Tensor, scale: Tensor
-    ) -> None:
-        """Take u into the averages m, v and s."""
-        betas = distance.betas(units, on[0])
+        betas = distance.betas(units, d)
         first, second, third = [on * (1 - beta) for beta in (*betas, betas[1].sqrt())]
         for bucket, u in zip(units.buckets, us, strict=True):
-            state, number = bucket.state, partial(distance.number, units, bucket)
+            state, number = bucket.state, distance.entries(units, bucket)
             state["exp_avg"].mul_(number(1 - first)).add_(u, alpha=number(scale * rate * first))
             state["exp_avg_sq"].lerp_(u.square(), number(second))
             state["s"].mul_(number(1 - third)).add_(u, alpha=number(rate * third))
             bucket.settle()
-
-    def _estimate(
-        self, before: Mapping[str, Tensor], gain: Tensor, size: Tensor, live: Group
-    ) -> dict[str, Tensor]:
-        """d and what it comes from, after this step."""
-        d, share = before["d"], live["betas"][1] ** 0.5
-        numerator = share * before["numerator"] + (1 - share) * gain
+        live, size = distance.of_model(units), distance.size(units, on * scale)
+        share = live["betas"][1] ** 0.5
+        numerator = share * numerator + (1 - share) * gain
         found = numerator / ((1 - share) * size)
-        return {"d": d.maximum(found.minimum(d * live["growth_rate"])), "numerator": numerator}
+        grown = d.maximum(found.minimum(d * live["growth_rate"]))
+        distance.keep(numbers, size > 0, d=grown, numerator=numerator)
+        decay = rate * distance.vector(units.each("weight_decay"), d)
+        for bucket, u in zip(units.buckets, us, strict=True):
+            number = distance.entries(units, bucket)
+            u = _over(u.copy_(bucket.state["exp_avg_sq"]).sqrt_(), bucket, "exp_avg")
+            if self.decouple:
+                u = u.add_(bucket.params, alpha=number(decay))
+            bucket.u = u.mul_(number((size > 0) * on))
+        return buckets
 
 
 def _over(root: TensorList, bucket: Bucket, name: str) -> TensorList:

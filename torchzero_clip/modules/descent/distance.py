@@ -1,30 +1,41 @@
-"""What rules share that estimate how far away the solution is, and step accordingly."""
+"""What rules share that estimate how far away the solution is, and step accordingly.
+
+Groups are units here: vectors have an entry a group, in the precision of the numbers of the model.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from torchzero_clip.core import Bucket, Group, Numbers, TensorList, Units
+from torchzero_clip.core import (
+    Bucket,
+    Group,
+    Numbers,
+    TensorList,
+    Transform,
+    Units,
+    zeros_like_state,
+)
 from torchzero_clip.core.norms import NAMED
 
-
-class Rates(NamedTuple):
-    """The learning rates of a step: vectors with an entry a group, in the precision of d."""
-
-    lr: Tensor
-    on: Tensor
-    """1 where the learning rate is above 0: a group without one is left alone."""
-    correction: Tensor
-    """Adam's bias correction, or 1."""
+AVERAGES = ("exp_avg", "exp_avg_sq", "s")
 
 
-def units_of(buckets: Sequence[Bucket]) -> Units:
-    """The groups, as units whose norms are sums of magnitudes."""
-    return Units(buckets, "group", NAMED["l1"])
+def averages(param: Tensor) -> dict[str, Tensor]:
+    """The averages m and v of a parameter, and the sum s."""
+    return {name: zeros_like_state(param) for name in AVERAGES}
+
+
+def begin(rule: Transform, buckets: Sequence[Bucket]) -> tuple[Units, Numbers]:
+    """The groups of a step, and the numbers of the model."""
+    for bucket in buckets:
+        rule.refuse_complex(bucket)
+    return Units(buckets, "group", NAMED["l1"]), Numbers(buckets)
 
 
 def flowing(units: Units, decouple: bool) -> list[TensorList]:
@@ -36,15 +47,8 @@ def flowing(units: Units, decouple: bool) -> list[TensorList]:
 
 
 def vector(values: Sequence[Any], like: Tensor) -> Tensor:
-    """Live values, one of each group, as a vector."""
+    """Numbers, one of each group, as a vector."""
     return torch.stack([torch.zeros_like(like) + x for x in values])
-
-
-def number(units: Units, bucket: Bucket, vector: Tensor) -> Tensor:
-    """The entry of a bucket's group, for its lists."""
-    entry = units.operand(bucket, vector)
-    assert isinstance(entry, Tensor)
-    return entry
 
 
 def betas(units: Units, like: Tensor) -> list[Tensor]:
@@ -52,24 +56,44 @@ def betas(units: Units, like: Tensor) -> list[Tensor]:
     return [vector(row, like) for row in zip(*units.each("betas"), strict=True)]
 
 
-def rates(units: Units, numbers: Numbers, corrected: bool) -> Rates:
-    """The rates from the live values `lr` and `betas`, and from the steps that d has made."""
+def rates(units: Units, numbers: Numbers, corrected: bool) -> tuple[Tensor, Tensor, Tensor]:
+    """The learning rates, where they are above 0, as 1 or 0, and Adam's bias correction, or 1.
+
+    A group without a learning rate is left alone.
+    """
     step = numbers.model["step"] + 1
     lr = vector(units.each("lr"), step)
     correction = torch.ones_like(lr)
     if corrected:
         first, second = betas(units, step)
         correction = (1 - second**step).sqrt() / (1 - first**step)
-    return Rates(lr, (lr > 0).to(lr.dtype), correction)
+    return lr, (lr > 0).to(lr.dtype), correction
 
 
-def of_model(buckets: Sequence[Bucket]) -> Group:
+def entries(units: Units, bucket: Bucket) -> Callable[[Tensor], Tensor]:
+    """A function that gives the entry of a bucket's group, for its lists."""
+    return partial(_entry, units, bucket)
+
+
+def _entry(units: Units, bucket: Bucket, values: Tensor) -> Tensor:
+    number = units.operand(bucket, values)
+    assert isinstance(number, Tensor)
+    return number
+
+
+def size(units: Units, weights: Tensor) -> Tensor:
+    """‖s‖₁ of the model, the groups with these weights."""
+    return (weights * units.norms_of([bucket.state["s"] for bucket in units.buckets])).sum()
+
+
+def of_model(units: Units) -> Group:
     """The live values that the numbers of the model hang on: those of the first group."""
-    return buckets[0].bound.values(buckets[0].step.groups[0])
+    bucket = units.buckets[0]
+    return bucket.bound.values(bucket.step.groups[0])
 
 
-def keep(numbers: Numbers, moves: Tensor, values: dict[str, Tensor]) -> None:
-    """Keep new numbers of the model and count the step, where d moves."""
+def keep(numbers: Numbers, moves: Tensor, **values: Tensor) -> None:
+    """Keep new numbers of the model and count the step, where it moves."""
     before = numbers.model
     values["step"] = before["step"] + 1
     numbers.set(None, {k: torch.where(moves, new, before[k]) for k, new in values.items()})

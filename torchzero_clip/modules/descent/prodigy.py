@@ -3,26 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from torchzero_clip.core import (
-    Bucket,
-    Group,
-    Live,
-    Numbers,
-    TensorList,
-    Transform,
-    Units,
-    zeros_like_state,
-)
+from torchzero_clip.core import Bucket, Group, Live, Transform
 from torchzero_clip.core.state import state_dtype
 from torchzero_clip.modules.descent import distance
-from torchzero_clip.modules.descent.distance import Rates
 
 
 class Prodigy(Transform):
@@ -84,64 +72,45 @@ class Prodigy(Transform):
         self.require("growth_rate", at_least=1)
 
     def init(self, param: Tensor) -> dict[str, Tensor]:
-        averages = {name: zeros_like_state(param) for name in ("exp_avg", "exp_avg_sq", "s")}
-        return {**averages, "start": param.detach().to(state_dtype(param), copy=True)}
+        start = param.detach().to(state_dtype(param), copy=True)
+        return {**distance.averages(param), "start": start}
 
     def init_model(self) -> dict[str, float]:
         return {"d": self.d0, "d_max": self.d0, "numerator": 0.0, "step": 0.0}
 
     def step(self, buckets: list[Bucket]) -> list[Bucket]:
-        for bucket in buckets:
-            self.refuse_complex(bucket)
-        units, numbers = distance.units_of(buckets), Numbers(buckets)
-        d, rates = numbers.model["d"], distance.rates(units, numbers, self.use_bias_correction)
-        flowing = zip(units.buckets, distance.flowing(units, self.decouple), strict=True)
-        us = [u.mul_(d.to(bucket.device)) for bucket, u in flowing]
-        away = [b.state["start"].sub(b.params) for b in units.buckets]
-        gain = (rates.lr * rates.correction * units.dot(us, away)).sum()
-        self._follow(units, us, d, rates)
-        size = (rates.on * units.norms_of([b.state["s"] for b in units.buckets])).sum()
-        moves = size > 0
-        live = distance.of_model(buckets)
-        distance.keep(numbers, moves, self._estimate(numbers.model, gain, size, live))
-        rate, now = moves * d * rates.correction, numbers.model["d"]
-        eps = [now * x for x in units.each("eps")]
+        units, numbers = distance.begin(self, buckets)
+        d, most, numerator = [numbers.model[name] for name in ("d", "d_max", "numerator")]
+        lr, on, correction = distance.rates(units, numbers, self.use_bias_correction)
+        us = distance.flowing(units, self.decouple)
         for bucket, u in zip(units.buckets, us, strict=True):
-            state, number = bucket.state, partial(distance.number, units, bucket)
-            u = u.copy_(state["exp_avg_sq"]).sqrt_().add_(number(torch.stack(eps)))
+            u.mul_(d.to(bucket.device))
+        away = [b.state["start"].sub(b.params) for b in units.buckets]
+        gain = (lr * correction * units.dot(us, away)).sum()
+        first, second = distance.betas(units, d)
+        third = distance.vector([_beta3(members[0].values) for members in units.groups], d)
+        share = (on if self.safeguard_warmup else lr * correction) * d / self.d0
+        for bucket, u in zip(units.buckets, us, strict=True):
+            state, number = bucket.state, distance.entries(units, bucket)
+            state["exp_avg"].lerp_(u, number(on * (1 - first)))
+            state["exp_avg_sq"].lerp_(u.square(), number(on * (1 - second)))
+            state["s"].mul_(number(third**on)).add_(u, alpha=number(share))
+            bucket.settle()
+        live, size = distance.of_model(units), distance.size(units, on)
+        numerator = _beta3(live) * numerator + gain * d / self.d0
+        found = live["d_coef"] * numerator / size
+        most = most.maximum(found)
+        grown = torch.where(d == self.d0, d.maximum(found), d) * live["growth_rate"]
+        distance.keep(numbers, size > 0, d=most.minimum(grown), d_max=most, numerator=numerator)
+        eps = numbers.model["d"] * distance.vector(units.each("eps"), d)
+        for bucket, u in zip(units.buckets, us, strict=True):
+            state, number = bucket.state, distance.entries(units, bucket)
+            u = u.copy_(state["exp_avg_sq"]).sqrt_().add_(number(eps))
             u = u.reciprocal_().mul_(state["exp_avg"])
             if self.decouple:
                 u = u.add_(bucket.params, alpha=bucket.group["weight_decay"])
-            bucket.u = u.mul_(number(rate))
+            bucket.u = u.mul_(number((size > 0) * d * correction))
         return buckets
-
-    def _follow(self, units: Units, us: Sequence[TensorList], d: Tensor, rates: Rates) -> None:
-        """Take d u into the averages m, v and s."""
-        first, second = [rates.on * (1 - beta) for beta in distance.betas(units, d)]
-        third = [_beta3(members[0].values) for members in units.groups]
-        kept = 1 - rates.on * (1 - distance.vector(third, d))
-        share = rates.on if self.safeguard_warmup else rates.lr * rates.correction
-        for bucket, u in zip(units.buckets, us, strict=True):
-            state, number = bucket.state, partial(distance.number, units, bucket)
-            state["exp_avg"].lerp_(u, number(first))
-            state["exp_avg_sq"].lerp_(u.square(), number(second))
-            state["s"].mul_(number(kept)).add_(u, alpha=number(share * d / self.d0))
-            bucket.settle()
-
-    def _estimate(
-        self, before: Mapping[str, Tensor], gain: Tensor, size: Tensor, live: Group
-    ) -> dict[str, Tensor]:
-        """d and what it comes from, after this step."""
-        d = before["d"]
-        numerator = _beta3(live) * before["numerator"] + gain * d / self.d0
-        found = live["d_coef"] * numerator / size
-        largest = before["d_max"].maximum(found)
-        d = torch.where(d == self.d0, d.maximum(found), d)  # the first growth is not bounded
-        return {
-            "d": largest.minimum(d * live["growth_rate"]),
-            "d_max": largest,
-            "numerator": numerator,
-        }
 
 
 def _beta3(group: Group) -> Any:
