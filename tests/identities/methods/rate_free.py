@@ -14,13 +14,12 @@ import torch
 from torch import Tensor
 
 from tests.identities.follow import official_file
-from tests.identities.identity import BOTH, optimizer
+from tests.identities.identity import optimizer
 from tests.identities.inputs import Inputs
 from torchzero_clip import named
 
 RESTS = (4, 15)
 UNBOUNDED = "here nothing bounds how much d grows"
-FEW_DIGITS = {**BOTH, torch.float32: 1e-5}  # of w₀ - w, as long as steps are small
 
 
 @dataclass(frozen=True)
@@ -38,16 +37,16 @@ class Slope(Inputs):
 PRODIGY = (
     {
         "lr": 1.0, "betas": (0.9, 0.99), "beta3": 0.8, "eps": 1e-6, "weight_decay": 0.1,
-        "d_coef": 1.5, "growth_rate": 2.0,
+        "d_coef": 5.0, "growth_rate": 1.5,
     },
-    {"eps": 1e-2, "weight_decay": 0.3},
+    {"eps": 1e-2, "weight_decay": 0.3, "d_coef": 1.0, "growth_rate": 1.6},
 )  # fmt: skip
 DADAPT = (
     {
         "lr": 1.0, "betas": (0.9, 0.99), "eps": 1e-3, "weight_decay": 0.1, "growth_rate": 2.0,
         "layer_scale": 1.0,
     },
-    {"eps": 1e-2, "weight_decay": 0.3, "layer_scale": 0.3},
+    {"eps": 1e-2, "weight_decay": 0.3, "growth_rate": 1.6, "layer_scale": 0.3},
 )  # fmt: skip
 
 
@@ -64,13 +63,14 @@ def quietly(make: Any, groups: Any, **options: Any) -> Any:
     ours=lambda **options: named("prodigy", d0=0.01, **options),
     groups=PRODIGY,
     inputs=Slope(),
-    rtol=FEW_DIGITS,
 )
 def prodigy(groups: Any) -> Any:
     made = official_file("konstmish/prodigy", "prodigyopt/prodigy.py").Prodigy
     return quietly(made, groups, d0=0.01)
 
 
+FREELY: Any = tuple({**group, "d_coef": 2.0, "growth_rate": torch.inf} for group in PRODIGY)
+FREELY[0]["beta3"] = None
 SAFE: Any = {
     "d0": 0.01, "decouple": False, "use_bias_correction": True, "safeguard_warmup": True,
 }  # fmt: skip
@@ -82,13 +82,27 @@ SAFE: Any = {
     "Prodigy with these options",
     source="konstmish/prodigy 3efb213, version 1.1.2, `prodigyopt/prodigy.py`",
     ours=lambda **options: named("prodigy", **SAFE, **options),
-    groups=({**PRODIGY[0], "beta3": None, "growth_rate": torch.inf}, PRODIGY[1]),
+    groups=FREELY,
     constant={"growth_rate": UNBOUNDED},
     inputs=Slope(),
 )
 def prodigy_safeguarded(groups: Any) -> Any:
     made = official_file("konstmish/prodigy", "prodigyopt/prodigy.py").Prodigy
     return quietly(made, groups, **SAFE)
+
+
+@optimizer(
+    "prodigy_corrected",
+    "`Prodigy(use_bias_correction=True)`, then `LR`, is Prodigy with that option",
+    source="konstmish/prodigy 3efb213, version 1.1.2, `prodigyopt/prodigy.py`",
+    ours=lambda **options: named("prodigy", d0=0.01, use_bias_correction=True, **options),
+    groups=FREELY,
+    constant={"growth_rate": UNBOUNDED},
+    inputs=Slope(),
+)
+def prodigy_corrected(groups: Any) -> Any:
+    made = official_file("konstmish/prodigy", "prodigyopt/prodigy.py").Prodigy
+    return quietly(made, groups, d0=0.01, use_bias_correction=True)
 
 
 @optimizer(
@@ -111,7 +125,7 @@ def dadapt_adam(groups: Any) -> Any:
     ours=lambda **options: named(
         "dadapt_adam", d0=0.01, decouple=True, use_bias_correction=True, **options
     ),
-    groups=({**DADAPT[0], "growth_rate": torch.inf}, DADAPT[1]),
+    groups=tuple({**group, "growth_rate": torch.inf} for group in DADAPT),
     constant={"growth_rate": UNBOUNDED},
     inputs=Slope(),
 )

@@ -88,8 +88,8 @@ def size(units: Units, weights: Tensor) -> Tensor:
 
 def of_model(units: Units) -> Group:
     """The live values that the numbers of the model hang on: those of the first group."""
-    bucket = units.buckets[0]
-    return bucket.bound.values(bucket.step.groups[0])
+    link, step = units.buckets[0].bound, units.buckets[0].step
+    return link.values(step.groups[0])
 
 
 def keep(numbers: Numbers, moves: Tensor, **values: Tensor) -> None:
