@@ -417,7 +417,7 @@ ROWS = [
         measures=3,
         attaches=False,
         graphs=2,  # as for ScheduleFree, whose numbers are kept once too
-        loops=3,  # of the inner product, in float64
+        loops=2,  # of the inner product, in float64
         keeps=("exp_avg", "exp_avg_sq", "s"),
     ),
     Row(
@@ -453,7 +453,7 @@ ROWS = [
         measures=3,
         attaches=False,
         graphs=2,  # as for ScheduleFree, whose numbers are kept once too
-        loops=3,  # of the inner product, in float64
+        loops=2,  # of the inner product, in float64
         keeps=("exp_avg", "exp_avg_sq", "s"),
     ),
     Row(
