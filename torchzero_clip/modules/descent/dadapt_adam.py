@@ -77,7 +77,7 @@ class DAdaptAdam(Transform):
         us = distance.flowing(units, self.decouple)
         roots = [b.state["exp_avg_sq"].sqrt() for b in units.buckets]
         ahead = [_over(*row, "s") for row in zip(roots, units.buckets, strict=True)]
-        gain = (scale * rate * units.dot(us, ahead)).sum()
+        gain = distance.dot(units, us, ahead, scale * rate)
         betas = distance.betas(units, d)
         first, second, third = [on * (1 - beta) for beta in (*betas, betas[1].sqrt())]
         for bucket, u in zip(units.buckets, us, strict=True):

@@ -35,7 +35,7 @@ def begin(rule: Transform, buckets: Sequence[Bucket]) -> tuple[Units, Numbers]:
     """The groups of a step, and the numbers of the model."""
     for bucket in buckets:
         rule.refuse_complex(bucket)
-    return Units(buckets, "group", NAMED["l1"]), Numbers(buckets)
+    return Units(buckets, "group"), Numbers(buckets)
 
 
 def flowing(units: Units, decouple: bool) -> list[TensorList]:
@@ -81,9 +81,24 @@ def _entry(units: Units, bucket: Bucket, values: Tensor) -> Tensor:
     return number
 
 
+def dot(
+    units: Units, some: Sequence[TensorList], others: Sequence[TensorList], weights: Tensor
+) -> Tensor:
+    """The inner product of the whole model; the others, which are written, with these weights."""
+    for bucket, x in zip(units.buckets, others, strict=True):
+        x.mul_(entries(units, bucket)(weights))
+    return _model(units).dot(some, others)[0]
+
+
 def size(units: Units, weights: Tensor) -> Tensor:
-    """‖s‖₁ of the model, the groups with these weights."""
-    return (weights * units.norms_of([bucket.state["s"] for bucket in units.buckets])).sum()
+    """‖s‖₁ of the whole model, s with these weights."""
+    lists = [bucket.state["s"].mul(entries(units, bucket)(weights)) for bucket in units.buckets]
+    return _model(units).norms_of(lists)[0]
+
+
+def _model(units: Units) -> Units:
+    """All as one unit, and so the stages of a pipeline too, whichever groups they have."""
+    return Units(units.buckets, "global", NAMED["l1"])
 
 
 def of_model(units: Units) -> Group:

@@ -86,7 +86,7 @@ class Prodigy(Transform):
         for bucket, u in zip(units.buckets, us, strict=True):
             u.mul_(d.to(bucket.device))
         away = [b.state["start"].sub(b.params) for b in units.buckets]
-        gain = (lr * correction * units.dot(us, away)).sum()
+        gain = distance.dot(units, us, away, lr * correction)
         first, second = distance.betas(units, d)
         third = distance.vector([_beta3(members[0].values) for members in units.groups], d)
         share = (on if self.safeguard_warmup else lr * correction) * d / self.d0
