@@ -35,7 +35,7 @@ def begin(rule: Transform, buckets: Sequence[Bucket]) -> tuple[Units, Numbers]:
     """The groups of a step, and the numbers of the model."""
     for bucket in buckets:
         rule.refuse_complex(bucket)
-    return Units(buckets, "group"), Numbers(buckets)
+    return Units(buckets, "group", NAMED["l1"]), Numbers(buckets)
 
 
 def flowing(units: Units, decouple: bool) -> list[TensorList]:
