@@ -87,16 +87,16 @@ def dot(
     """The inner product of the whole model; the others, which are written, with these weights."""
     for bucket, x in zip(units.buckets, others, strict=True):
         x.mul_(entries(units, bucket)(weights))
-    return _model(units).dot(some, others)[0]
+    return _as_one(units).dot(some, others)[0]
 
 
 def size(units: Units, weights: Tensor) -> Tensor:
     """‖s‖₁ of the whole model, s with these weights."""
     lists = [bucket.state["s"].mul(entries(units, bucket)(weights)) for bucket in units.buckets]
-    return _model(units).norms_of(lists)[0]
+    return _as_one(units).norms_of(lists)[0]
 
 
-def _model(units: Units) -> Units:
+def _as_one(units: Units) -> Units:
     """All as one unit, and so the stages of a pipeline too, whichever groups they have."""
     return Units(units.buckets, "global", NAMED["l1"])
 
