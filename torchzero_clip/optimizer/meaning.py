@@ -123,7 +123,7 @@ def refuse_step(owner: str, links: Sequence[Link]) -> None:
         if link.transform.about_step or "lr" in live:
             why = [words for key, words in OWN_SETTINGS.items() if key in live]
             behind = "it belongs behind LR in the chain of a Modular"
-            _refuse(owner, link, " and ".join(why) or behind)
+            _refuse(owner, link, "; ".join(why) or behind)
     for last in links[-1:]:
         factor = getattr(last.transform, "factor", 1.0)
         if last.transform.update_size == "set" and _looks_like_a_rate(factor):
