@@ -296,6 +296,8 @@ NOT_TERMS = {
     "sign.py update: u.own().sign_().masked": "NaN stays NaN: tests/modules/test_contract.py",
     'asgd.py update: state["ax"]': "the average, which tests/modules/test_descent.py holds",
     "following.py begun: param.detach": "state asks for no gradient, and a step makes none",
+    "prodigy.py init: param.detach": "state asks for no gradient, and a step makes none",
+    "distance.py of_model: 0": "every bucket is of the same step, whose groups it asks for",
     "evaluation.py schedule_free_radam: 0": "no weight moves before the schedule has come",
     "schedule_free.py update: 0.0": "where all rates were 0, z is w, and any share is right",
     "cautious.py step: 1 + bucket.dtype.is_complex": "complex numbers are pairs",

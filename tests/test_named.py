@@ -41,6 +41,8 @@ OTHERS = {
     "beta3_warmup": 9,
     "etas": (0.4, 1.1),
     "d": 2.0,
+    "beta3": 0.5,
+    "growth_rate": 2.0,
 }
 
 
@@ -76,6 +78,11 @@ THEIRS: dict[str, dict[str, Any]] = {  # as their code has them, that of the ide
     "grams": {**ADAM, "eps": 1e-6, "weight_decay": 0.0},
     "laprop": {**ADAM, "lr": 4e-4, "eps": 1e-15, "weight_decay": 0.0},
     "yogi": {**ADAM, "lr": 1e-2, "eps": 1e-3, "weight_decay": 0.0, "initial_accumulator": 1e-6},
+    "prodigy": {**ADAM, "lr": 1.0, "beta3": None, "weight_decay": 0, "decouple": True,
+                "use_bias_correction": False, "safeguard_warmup": False, "d0": 1e-6, "d_coef": 1.0,
+                "growth_rate": float("inf")},
+    "dadapt_adam": {**ADAM, "lr": 1.0, "weight_decay": 0, "decouple": False,
+                    "use_bias_correction": False, "d0": 1e-6, "growth_rate": float("inf")},
     "lion": {"lr": 1e-4, "betas": (0.9, 0.99), "weight_decay": 0.0},
     "mars_adamw": {"lr": 3e-3, "betas": (0.95, 0.99), "eps": 1e-8, "weight_decay": 0.0,
                    "gamma": 0.025},

@@ -101,7 +101,7 @@ def test_rules_inside_a_tensor_give_the_same_bits(case, fused):
 @every(lambda case: far(case.make()))
 def test_rules_that_look_further_are_refused_with_the_two_ways_out(case):
     with pytest.raises(ValueError, match=r"release: .* looks at a whole (layer|group|model)") as e:
-        release(list(parameters(case.shapes).items()), case.make(), LR(0.1))
+        release(list(parameters(case.shapes).items()), *with_lr(case.make(), 0.1))
     assert "take a rule that looks at single tensors" in str(e.value)
     assert "limit='last step'" in str(e.value)
 

@@ -47,7 +47,7 @@ from torchzero_clip.audit import fake_cuda
 from torchzero_clip.core.norms import measure
 
 inf, nan = math.inf, math.nan
-EXACT = ("step", "started", "lr_max", "weight_sum")
+EXACT = ("step", "started", "lr_max", "weight_sum", "d", "d_max", "numerator")
 """Numbers whose dtype is not the parameters': counts, as in torch.optim, and sums of a run."""
 DTYPES = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
 

@@ -37,6 +37,7 @@ from torchzero_clip import (
     ClipNormGrowth,
     Modular,
     Noise,
+    Prodigy,
     Transform,
     ZClip,
     attach,
@@ -66,6 +67,7 @@ def chains() -> dict[str, list[Transform]]:
         ],
         "shared only": [ClipNormGrowth(dim="global"), Noise(1e-4), LR(1e-2)],
         "accumulating": [Accumulate(4), Adam(), LR(1e-2)],
+        "distance": [Prodigy(d0=0.01), LR(1.0)],
     }
 
 

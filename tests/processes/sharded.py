@@ -42,10 +42,12 @@ from torchzero_clip import (
     ClipNormByEMA,
     ClipNormGrowth,
     Clipper,
+    DAdaptAdam,
     Guard,
     Modular,
     Momentum,
     NormRule,
+    Prodigy,
     SkipLarge,
     SkipSpike,
     TensorwiseTransform,
@@ -444,6 +446,8 @@ def stages() -> list[str]:
         "mean": lambda: [Centralize(dim="global"), LR(0.1)],
         "large": lambda: [SkipLarge(60.0), ClipNorm(0.1), Adam(), LR(0.1)],
         "spike": lambda: [Guard(), SkipSpike(8, 0.5, 2), ZClip(), Adam(), LR(0.1)],
+        "distance": lambda: [Prodigy(d0=0.01), LR(1.0)],
+        "lower bound": lambda: [DAdaptAdam(d0=0.01)],
     }
     for name, make in chains.items():
         plain, split = twins(Net)

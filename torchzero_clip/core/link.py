@@ -112,6 +112,7 @@ class Link:
         }
         for name, like_params in self.state_names(param).items() if self.narrow else ():
             key = f"{self.path}/{name}"
-            if like_params and full[key].dtype == torch.float32:
+            narrows = like_params and name not in self.transform.exact_state
+            if narrows and full[key].dtype == torch.float32:
                 full[key] = full[key].to(torch.bfloat16)
         return full

@@ -66,6 +66,8 @@ class Transform(Description):
     about_step: ClassVar[bool] = False
     """Set where the link is about the step or the weights, and has no meaning for a gradient that
     another optimizer takes."""
+    exact_state: ClassVar[tuple[str, ...]] = ()
+    """State in the shape of a parameter that is never kept in bfloat16, as weights."""
     drops: ClassVar[bool] = False
     """Set where parameters may be missing after the link, or the step may end."""
     numbers: ClassVar[tuple[str, ...]] = (BEGUN,)

@@ -122,7 +122,8 @@ def refuse_step(owner: str, links: Sequence[Link]) -> None:
         live = getattr(link.transform, "live", ())
         if link.transform.about_step or "lr" in live:
             why = [words for key, words in OWN_SETTINGS.items() if key in live]
-            _refuse(owner, link, *(why or ["it belongs behind LR in the chain of a Modular"]))
+            behind = "it belongs behind LR in the chain of a Modular"
+            _refuse(owner, link, "; ".join(why) or behind)
     for last in links[-1:]:
         factor = getattr(last.transform, "factor", 1.0)
         if last.transform.update_size == "set" and _looks_like_a_rate(factor):

@@ -49,6 +49,12 @@ def _places(links: Sequence[Link]) -> Iterator[tuple[str, str]]:
         elif tfm.about_step and "weight_decay" in tfm.live:
             if rate is not None:
                 yield _decay(link, rate)
+            elif direction is not None and _scales_its_decay(direction.transform):
+                yield (
+                    f"{path} behind {direction.path} is not scaled by what {direction.path} "
+                    "estimates, and decays far too much",
+                    f"leave it out, and give weight_decay to {direction.path}",
+                )
             decays.append(link)
         elif tfm.update_size == "ones":
             for decay in decays:
@@ -88,6 +94,10 @@ def _places(links: Sequence[Link]) -> Iterator[tuple[str, str]]:
             )
         elif isinstance(tfm, NormRule) and not tfm.about_step and rate is not None:
             yield f"{path} stands behind {rate.path} and limits the step, not the gradient", ""
+
+
+def _scales_its_decay(tfm: Any) -> bool:
+    return tfm.update_size == "own" and "weight_decay" in tfm.live
 
 
 def _decay(link: Link, rate: Link) -> tuple[str, str]:

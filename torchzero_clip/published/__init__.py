@@ -7,6 +7,7 @@ from torchzero_clip.published import (
     guarded,
     large_batch,
     matrices,
+    rate_free,
     relatives,
     signs,
 )
@@ -24,6 +25,7 @@ __all__ = [
     "matrices",
     "named",
     "published",
+    "rate_free",
     "relatives",
     "signs",
 ]

@@ -61,6 +61,5 @@ def _flat(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _product(a: Tensor, b: Tensor, scales: Sequence[Tensor]) -> Tensor:
-    dtype = wide(a.device)
-    a, b = a.to(dtype), b.to(dtype)
-    return (a / scales[0]) * (b / scales[1]) if scales else a * b
+    a = a.to(wide(a.device))
+    return (a / scales[0]) * (b.to(a.dtype) / scales[1]) if scales else a * b

@@ -13,6 +13,7 @@ from torchzero_clip.modules.descent.adopt import ADOPT
 from torchzero_clip.modules.descent.asgd import ASGD
 from torchzero_clip.modules.descent.came import CAME
 from torchzero_clip.modules.descent.cautious import Cautious
+from torchzero_clip.modules.descent.dadapt_adam import DAdaptAdam
 from torchzero_clip.modules.descent.ema import EMA
 from torchzero_clip.modules.descent.factored import Factored
 from torchzero_clip.modules.descent.grams import Grams
@@ -28,6 +29,7 @@ from torchzero_clip.modules.descent.max_norm import MaxNorm
 from torchzero_clip.modules.descent.momentum import Momentum
 from torchzero_clip.modules.descent.nadam import NAdam
 from torchzero_clip.modules.descent.ortho_grad import OrthoGrad
+from torchzero_clip.modules.descent.prodigy import Prodigy
 from torchzero_clip.modules.descent.project import Project
 from torchzero_clip.modules.descent.qk_clip import QKClip
 from torchzero_clip.modules.descent.radam import RAdam
@@ -55,6 +57,7 @@ __all__ = [
     "Adamax",
     "Adan",
     "Cautious",
+    "DAdaptAdam",
     "Factored",
     "Grams",
     "Grokfast",
@@ -67,6 +70,7 @@ __all__ = [
     "Momentum",
     "NAdam",
     "OrthoGrad",
+    "Prodigy",
     "Project",
     "QKClip",
     "RAdam",

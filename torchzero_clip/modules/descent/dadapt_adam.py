@@ -1,0 +1,107 @@
+"""DAdaptAdam: Adam whose learning rate is a lower bound of how far away the solution is."""
+
+from __future__ import annotations
+
+import math
+
+from torch import Tensor
+
+from torchzero_clip.core import Bucket, Live, TensorList, Transform
+from torchzero_clip.modules.descent import distance
+
+
+class DAdaptAdam(Transform):
+    """u ← m / (√v + eps);   m and v average lr d u and u²;   d ← max(d, r / (1 - √β₂) / ‖s‖₁)
+
+    s and r average lr d u and lr d ⟨u, s / (√v + eps)⟩ with √β₂, over the whole model. d is one
+    number, a lower bound of how far away the solution is; nothing is left to tune. The link has
+    the learning rate, in place of `LR`. It is Adam with D-Adaptation {identity: dadapt_adam}.
+
+    Args:
+        lr: Times d.
+        betas: How much of m and v is kept a step; of s and r it is √β₂.
+        eps: Added to the denominators.
+        weight_decay: How much of the parameter joins the update, times lr d.
+        decouple: False has it join the gradient.
+        use_bias_correction: Correct m and v for their start at zero, as Adam does.
+        d0: The first d.
+        growth_rate: The most that d is multiplied by in a step.
+        layer_scale: Times the steps of a group, and its share in d.
+
+    Example:
+        >>> import torch
+        >>> from torchzero_clip import DAdaptAdam, Modular
+        >>> model = torch.nn.Linear(10, 1)
+        >>> opt = Modular(model.parameters(), DAdaptAdam())
+
+    Reference:
+        Defazio, Mishchenko, "Learning-rate-free learning by D-adaptation", arXiv 2301.07733.
+    """
+
+    lr: Live[float] = 1.0
+    betas: Live[tuple[float, float]] = (0.9, 0.999)
+    eps: Live[float] = 1e-8
+    weight_decay: Live[float] = 0.0
+    decouple: bool = True
+    use_bias_correction: bool = False
+    d0: float = 1e-6
+    growth_rate: Live[float] = math.inf
+    layer_scale: Live[float] = 1.0
+
+    complex = "refuse"
+    update_size = "own"
+    shown = ("d",)
+    pure = True
+
+    def check(self) -> None:
+        super().check()
+        self.require("lr", at_least=0)
+        self.require("betas", at_least=0, below=1, length=2)
+        self.require("eps", above=0)
+        self.require("weight_decay", at_least=0)
+        self.require("d0", above=0)
+        self.require("growth_rate", at_least=1)
+        self.require("layer_scale", at_least=0)
+
+    def init(self, param: Tensor) -> dict[str, Tensor]:
+        return distance.averages(param)
+
+    def init_model(self) -> dict[str, float]:
+        return {"d": self.d0, "numerator": 0.0, "step": 0.0}
+
+    def step(self, buckets: list[Bucket]) -> list[Bucket]:
+        units, numbers = distance.begin(self, buckets)
+        d, numerator = [numbers.model[name] for name in ("d", "numerator")]
+        lr, on, correction = distance.rates(units, numbers, self.use_bias_correction)
+        rate, scale = d * lr * correction, distance.vector(units.each("layer_scale"), d)
+        us = distance.flowing(units, self.decouple)
+        roots = [b.state["exp_avg_sq"].sqrt() for b in units.buckets]
+        ahead = [_over(*row, "s") for row in zip(roots, units.buckets, strict=True)]
+        gain = distance.dot(units, us, ahead, scale * rate)
+        betas = distance.betas(units, d)
+        first, second, third = [on * (1 - beta) for beta in (*betas, betas[1].sqrt())]
+        for bucket, u in zip(units.buckets, us, strict=True):
+            state, number = bucket.state, distance.entries(units, bucket)
+            state["exp_avg"].mul_(number(1 - first)).add_(u, alpha=number(scale * rate * first))
+            state["exp_avg_sq"].lerp_(u.square(), number(second))
+            state["s"].mul_(number(1 - third)).add_(u, alpha=number(rate * third))
+            bucket.settle()
+        live, size = distance.of_model(units), distance.size(units, on * scale)
+        share = live["betas"][1] ** 0.5
+        numerator = share * numerator + (1 - share) * gain
+        found = numerator / ((1 - share) * size)
+        grown = d.maximum(found.minimum(d * live["growth_rate"]))
+        distance.keep(numbers, size > 0, d=grown, numerator=numerator)
+        decay = rate * distance.vector(units.each("weight_decay"), d)
+        for bucket, u in zip(units.buckets, us, strict=True):
+            number = distance.entries(units, bucket)
+            u = _over(u.copy_(bucket.state["exp_avg_sq"]).sqrt_(), bucket, "exp_avg")
+            if self.decouple:
+                u = u.add_(bucket.params, alpha=number(decay))
+            bucket.u = u.mul_(number((size > 0) * on))
+        return buckets
+
+
+def _over(root: TensorList, bucket: Bucket, name: str) -> TensorList:
+    """What is kept under a name over root + eps, in the memory of the root."""
+    return root.add_(bucket.group["eps"]).reciprocal_().mul_(bucket.state[name])

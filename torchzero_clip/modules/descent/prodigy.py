@@ -1,0 +1,117 @@
+"""Prodigy: Adam whose learning rate is an estimate of how far away the solution is."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from torchzero_clip.core import Bucket, Group, Live, Transform
+from torchzero_clip.core.state import state_dtype
+from torchzero_clip.modules.descent import distance
+
+
+class Prodigy(Transform):
+    """u ← d m / (√v + d eps);   m and v average d u and (d u)²;   d ← max(d, d_coef · r / ‖s‖₁)
+
+    s ← β₃ s + lr d² u and r ← β₃ r + lr d² ⟨u, w₀ - w⟩ are sums over the whole model, w₀ the
+    weights that a parameter began with. d is one number, an estimate of how far away the solution
+    is; with `LR(1.0)` after the link nothing is left to tune. It is Prodigy {identity: prodigy}.
+
+    Args:
+        betas: How much of m and v is kept a step.
+        beta3: How much of s and r is; None for √β₂.
+        eps: Added to the denominator, times d.
+        weight_decay: How much of the parameter joins the update, times d as the rest of it.
+        decouple: False has it join the gradient.
+        use_bias_correction: Correct m and v for their start at zero, as Adam does.
+        safeguard_warmup: Leave lr out of s, so that a warm-up of lr does not make d too large.
+        d0: The first d.
+        d_coef: How far to trust the estimate: what to change where steps are too short or long.
+        growth_rate: The most that d is multiplied by in a step.
+
+    Example:
+        >>> import torch
+        >>> from torchzero_clip import LR, Modular, Prodigy
+        >>> model = torch.nn.Linear(10, 1)
+        >>> opt = Modular(model.parameters(), Prodigy(), LR(1.0))
+
+    Reference:
+        Mishchenko, Defazio, "Prodigy: an expeditiously adaptive parameter-free learner",
+        arXiv 2306.06101.
+    """
+
+    betas: Live[tuple[float, float]] = (0.9, 0.999)
+    beta3: Live[float | None] = None
+    eps: Live[float] = 1e-8
+    weight_decay: Live[float] = 0.0
+    decouple: bool = True
+    use_bias_correction: bool = False
+    safeguard_warmup: bool = False
+    d0: float = 1e-6
+    d_coef: Live[float] = 1.0
+    growth_rate: Live[float] = math.inf
+
+    reads = ("lr",)
+    complex = "refuse"
+    update_size = "own"
+    shown = ("d",)
+    exact_state = ("start",)
+    pure = True
+
+    def check(self) -> None:
+        super().check()
+        self.require("betas", at_least=0, below=1, length=2)
+        self.require("beta3", at_least=0, below=1, optional=True)
+        self.require("eps", above=0)
+        self.require("weight_decay", at_least=0)
+        self.require("d0", above=0)
+        self.require("d_coef", above=0)
+        self.require("growth_rate", at_least=1)
+
+    def init(self, param: Tensor) -> dict[str, Tensor]:
+        start = param.detach().to(state_dtype(param), copy=True)
+        return {**distance.averages(param), "start": start}
+
+    def init_model(self) -> dict[str, float]:
+        return {"d": self.d0, "d_max": self.d0, "numerator": 0.0, "step": 0.0}
+
+    def step(self, buckets: list[Bucket]) -> list[Bucket]:
+        units, numbers = distance.begin(self, buckets)
+        d, most, numerator = [numbers.model[name] for name in ("d", "d_max", "numerator")]
+        lr, on, correction = distance.rates(units, numbers, self.use_bias_correction)
+        us = distance.flowing(units, self.decouple)
+        for bucket, u in zip(units.buckets, us, strict=True):
+            u.mul_(d.to(bucket.device))
+        away = [b.state["start"].sub(b.params) for b in units.buckets]
+        gain = distance.dot(units, us, away, lr * correction)
+        first, second = distance.betas(units, d)
+        third = distance.vector([_beta3(members[0].values) for members in units.groups], d)
+        share = (on if self.safeguard_warmup else lr * correction) * d / self.d0
+        for bucket, u in zip(units.buckets, us, strict=True):
+            state, number = bucket.state, distance.entries(units, bucket)
+            state["exp_avg"].lerp_(u, number(on * (1 - first)))
+            state["exp_avg_sq"].lerp_(u.square(), number(on * (1 - second)))
+            state["s"].mul_(number(third**on)).add_(u, alpha=number(share))
+            bucket.settle()
+        live, size = distance.of_model(units), distance.size(units, on)
+        numerator = _beta3(live) * numerator + gain * d / self.d0
+        found = live["d_coef"] * numerator / size
+        most = most.maximum(found)
+        grown = torch.where(d == self.d0, d.maximum(found), d) * live["growth_rate"]
+        distance.keep(numbers, size > 0, d=most.minimum(grown), d_max=most, numerator=numerator)
+        eps = numbers.model["d"] * distance.vector(units.each("eps"), d)
+        for bucket, u in zip(units.buckets, us, strict=True):
+            state, number = bucket.state, distance.entries(units, bucket)
+            u = u.copy_(state["exp_avg_sq"]).sqrt_().add_(number(eps))
+            u = u.reciprocal_().mul_(state["exp_avg"])
+            if self.decouple:
+                u = u.add_(bucket.params, alpha=bucket.group["weight_decay"])
+            bucket.u = u.mul_(number((size > 0) * d * correction))
+        return buckets
+
+
+def _beta3(group: Group) -> Any:
+    return group["betas"][1] ** 0.5 if group["beta3"] is None else group["beta3"]
