@@ -57,6 +57,7 @@ def changed(value: object) -> object:
 
 ADAM = {"lr": 1e-3, "betas": (0.9, 0.999), "eps": 1e-8}
 MUON = {"lr": 1e-3, "momentum": 0.95, "weight_decay": 0.1, "nesterov": True}
+NORDION = {"lr": 0.01, "fraction": 0.25, "mu": 0.95, "muon_beta2": 0.95, "weight_decay": 0.01}
 THEIRS: dict[str, dict[str, Any]] = {  # as their code has them, that of the identity unless it says
     "adagc": {**ADAM, "weight_decay": 0.1, "rel": 1.05, "abs": 1.0, "beta": 0.98,
               "warmup_steps": 100},
@@ -79,6 +80,9 @@ THEIRS: dict[str, dict[str, Any]] = {  # as their code has them, that of the ide
     "lion": {"lr": 1e-4, "betas": (0.9, 0.99), "weight_decay": 0.0},
     "mars_adamw": {"lr": 3e-3, "betas": (0.95, 0.99), "eps": 1e-8, "weight_decay": 0.0,
                    "gamma": 0.025},
+    "dion2": {"lr": 0.01, "fraction": 0.25, "ef_decay": 0.95, "weight_decay": 0.01},
+    "dion3": NORDION,
+    "nordion2": NORDION,
     "muon_plus": MUON,
     "muoneq": MUON,  # and the scale of its decay, `adjust_lr_for_muon`
     "nanochat": {},

@@ -12,6 +12,8 @@ from torchzero_clip.modules.matrices import (
     InBasis,
     NeuronNorm,
     Orthogonalize,
+    Rows,
+    ScaleByShape,
     SOAPBasis,
 )
 from torchzero_clip.published.name import published
@@ -97,13 +99,22 @@ def muon_plus(
     return Chain(*direction, WeightDecay(weight_decay), LR(lr))
 
 
-NANOCHAT = (  # Polar Express; the first divides by 1.01, as nanochat does with the matrix
-    (8.156554524902461 / 1.01, -22.48329292557795 / 1.01**3, 15.878769915207462 / 1.01**5),
+EXPRESS = (  # Polar Express in five steps
+    (8.156554524902461, -22.48329292557795, 15.878769915207462),
     (4.042929935166739, -2.808917465908714, 0.5000178451051316),
     (3.8916678022926607, -2.772484153217685, 0.5060648178503393),
     (3.285753657755655, -2.3681294933425376, 0.46449024233003106),
     (2.3465413258596377, -1.7097828382687081, 0.42323551169305323),
 )
+
+
+def express(safety: float) -> tuple[tuple[float, float, float], ...]:
+    """The steps where the first divides by a factor, as others do with the matrix."""
+    (a, b, c), *rest = EXPRESS
+    return (a / safety, b / safety**3, c / safety**5), *rest
+
+
+NANOCHAT, DION = express(1.01), express(1.02)
 
 
 @published
@@ -125,6 +136,60 @@ def nanochat(
     direction = average, EqualRows(), Orthogonalize(None, NANOCHAT)
     neurons = Normalize(per_shape="sqrt_rows"), NeuronNorm(beta, neurons="longer")
     return Chain(*direction, *neurons, WeightDecay(weight_decay, cautious=True), LR(lr))
+
+
+@published
+def dion2(
+    lr: float = 0.01,
+    fraction: float = 0.25,
+    ef_decay: float = 0.95,
+    weight_decay: float = 0.01,
+) -> Chain:
+    """Muon of a share of the rows, or of the columns where they are fewer; for matrices alone.
+
+    The learning rate is that of steps whose matrices map vectors of mean square one to such.
+
+    Reference:
+        Ahn et al., Dion2; microsoft/dion, `dion/dion2.py`.
+    """
+    rows = Rows(fraction, Orthogonalize(None, DION), ef_decay)
+    return Chain(rows, ScaleByShape(), WeightDecay(weight_decay), LR(lr))
+
+
+@published
+def nordion2(
+    lr: float = 0.01,
+    fraction: float = 0.25,
+    mu: float = 0.95,
+    muon_beta2: float = 0.95,
+    weight_decay: float = 0.01,
+) -> Chain:
+    """NorMuon of a share of the rows, the largest of what has gathered; for matrices alone.
+
+    The learning rate is that of steps whose matrices map vectors of mean square one to such.
+
+    Reference:
+        microsoft/dion, `dion/nordion2.py`, with `selection_scope="global"`.
+    """
+    rows = Rows(fraction, Orthogonalize(None, DION), mu, lines="rows")
+    direction = rows, NeuronNorm(muon_beta2), ScaleByShape()
+    return Chain(*direction, WeightDecay(weight_decay), LR(lr))
+
+
+@published
+def dion3(
+    lr: float = 0.01,
+    fraction: float = 0.25,
+    mu: float = 0.95,
+    muon_beta2: float = 0.95,
+    weight_decay: float = 0.01,
+) -> Chain:
+    """Another name of NorDion2, as its authors have it; for matrices alone.
+
+    Reference:
+        microsoft/dion, `dion/dion3.py`.
+    """
+    return nordion2(lr, fraction, mu, muon_beta2, weight_decay)
 
 
 @published

@@ -195,6 +195,86 @@ def nanochat(groups: Any) -> Any:
     return official.MuonAdamW(rows)
 
 
+LINES = Inputs(
+    (("a.wide", (6, 9)), ("a.tall", (9, 4)), ("b.square", (5, 5)), ("b.zero", (3, 4))),
+    size=1e4,  # they add 1e-8 to norms
+)
+DIONS: Any = (
+    {"lr": 0.05, "fraction": 0.5, "mu": 0.95, "muon_beta2": 0.95, "weight_decay": 0.1},
+    {"lr": 0.02, "mu": 0.8, "muon_beta2": 0.9, "weight_decay": 0.02},
+)
+BY_SHAPE = {"factor": "theirs has no other than that of the shape"}
+
+
+def official_dion(name: str) -> Any:
+    """An optimizer of theirs, in one precision, without its kernels."""
+    uncompiled = mock.patch.object(torch, "compile", return_value=lambda function: function)
+    with uncompiled:
+        official: Any = official_file("microsoft/dion", "dion/__init__.py", "dion")
+
+    class InOnePrecision(getattr(official, name)):  # type: ignore[misc]
+        """The official steps, without casts and with numbers in the dtype of the parameters."""
+
+        def _sync_hyperparam_tensors(self) -> None:
+            """Leave learning rates as they are; theirs go into tensors in float32."""
+
+        def step(self, closure: Any = None) -> Any:
+            before = torch.get_default_dtype()
+            torch.set_default_dtype(self.param_groups[0]["params"][0].dtype)
+            try:
+                with mock.patch.object(Tensor, "float", Tensor.clone), NoBfloat16():
+                    return super().step(closure)
+            finally:
+                torch.set_default_dtype(before)
+
+    return InOnePrecision
+
+
+@optimizer(
+    "dion2",
+    "`Rows(0.25, Orthogonalize())`, `ScaleByShape`, `WeightDecay`, `LR` is Dion2",
+    source="microsoft/dion 0a059a4, `Dion2`, in one precision",
+    groups=(
+        {"lr": 0.05, "fraction": 0.5, "ef_decay": 0.95, "weight_decay": 0.1},
+        {"lr": 0.02, "ef_decay": 0.8, "weight_decay": 0.02},
+    ),
+    keys={"error": "ef_decay"},
+    constant=BY_SHAPE,
+    inputs=LINES,
+    rtol={torch.float32: 5e-5, torch.float64: 1e-9},
+)
+def dion2(groups: Any) -> Any:
+    return official_dion("Dion2")(groups)
+
+
+@optimizer(
+    "nordion2",
+    '`Rows(0.25, Orthogonalize(), lines="rows")`, `NeuronNorm`, `ScaleByShape` is NorDion2',
+    source="microsoft/dion 0a059a4, `NorDion2`, in one precision",
+    groups=DIONS,
+    keys={"error": "mu", "beta": "muon_beta2"},
+    constant=BY_SHAPE,
+    inputs=LINES,
+    rtol={torch.float32: 5e-5, torch.float64: 1e-9},
+)
+def nordion2(groups: Any) -> Any:
+    return official_dion("NorDion2")(groups)
+
+
+@optimizer(
+    "dion3",
+    "The same is Dion3, which is NorDion2",
+    source="microsoft/dion 0a059a4, `Dion3`, in one precision",
+    groups=({**DIONS[0], "fraction": 0.25}, DIONS[1]),
+    keys={"error": "mu", "beta": "muon_beta2"},
+    constant=BY_SHAPE,
+    inputs=LINES,
+    rtol={torch.float32: 5e-5, torch.float64: 1e-9},
+)
+def dion3(groups: Any) -> Any:
+    return official_dion("Dion3")(groups)
+
+
 BASES = Inputs(
     (*MATRICES, ("a.bias", (4,)), ("a.row", (1, 4)), ("b.bias", (3,)), ("b.column", (5, 1))),
     gaps=False,  # they renew bases by the steps of each parameter, a link by its own

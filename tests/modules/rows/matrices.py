@@ -15,6 +15,8 @@ from torchzero_clip import (
     Momentum,
     NeuronNorm,
     Orthogonalize,
+    Rows,
+    ScaleByShape,
     SOAPBasis,
 )
 
@@ -89,6 +91,67 @@ ROWS = [
         complex="turns",
         matrices=True,
         loops=20,
+    ),
+    Row(
+        Rows,
+        good={
+            "dion2": lambda: Rows(0.25, Orthogonalize()),
+            "dion3": lambda: Chain(Rows(0.5, Orthogonalize(), 0.9, lines="rows"), NeuronNorm()),
+            "spectral": lambda: Rows(0.4, ClipSpectral(0.5), error=0.0),
+            "blocks": lambda: Rows(1.0, Orthogonalize(), blocks={"conv": 2}),
+        },
+        args={"share": 0.5, "tfm": Orthogonalize()},
+        bad=[
+            *number("share", 0.0, -0.5, 1.5, nan, words="a number above 0 and at most 1"),
+            *number("share", None, "1", error=TypeError, words="a number above 0 and at most 1"),
+            *number("error", -0.1, 1.5, nan, words="a number at least 0 and at most 1"),
+            (
+                {"lines": "columns"},
+                ValueError,
+                "lines must be one of ['shorter', 'rows'], got 'co",
+            ),
+            (
+                {"tfm": Adam()},
+                TypeError,
+                "tfm must be a rule that makes a matrix of a matrix, w",
+            ),
+            (
+                {"tfm": SOAPBasis()},
+                TypeError,
+                "without state, blocks and target of its own, as O",
+            ),
+            ({"tfm": Orthogonalize(target="grad")}, TypeError, "target of its own, as Orthogonali"),
+            ({"tfm": Orthogonalize(blocks={"a": 2})}, TypeError, "without state, blocks and targe"),
+            ({"tfm": None}, TypeError, "as Orthogonalize(), got None"),
+            ({"blocks": 3}, TypeError, "blocks must be a dict of name or regular expression and"),
+            *STACKS,
+        ],
+        memory="free",
+        complex="refuses",
+        matrices=True,
+        exact=False,
+        adds=True,
+        loops=110,
+        traces=False,
+    ),
+    Row(
+        ScaleByShape,
+        good={
+            "ratio": ScaleByShape,
+            "columns": lambda: ScaleByShape(0.5, "inverse_columns"),
+        },
+        bad=[
+            *number("factor", nan, words="a number"),
+            *number("factor", "1", None, error=TypeError, words="a number"),
+            (
+                {"by": "rows"},
+                ValueError,
+                "by must be one of ['sqrt_ratio', 'inverse_columns'], go",
+            ),
+            *STACKS,
+        ],
+        complex="turns",
+        matrices=True,
     ),
     Row(
         SOAPBasis,

@@ -5,6 +5,17 @@ from torchzero_clip.modules.matrices.equal_rows import EqualRows
 from torchzero_clip.modules.matrices.in_basis import InBasis
 from torchzero_clip.modules.matrices.neuron_norm import NeuronNorm
 from torchzero_clip.modules.matrices.orthogonalize import Orthogonalize
+from torchzero_clip.modules.matrices.rows import Rows
+from torchzero_clip.modules.matrices.scale_by_shape import ScaleByShape
 from torchzero_clip.modules.matrices.soap_basis import SOAPBasis
 
-__all__ = ["ClipSpectral", "EqualRows", "InBasis", "NeuronNorm", "Orthogonalize", "SOAPBasis"]
+__all__ = [
+    "ClipSpectral",
+    "EqualRows",
+    "InBasis",
+    "NeuronNorm",
+    "Orthogonalize",
+    "Rows",
+    "SOAPBasis",
+    "ScaleByShape",
+]
