@@ -80,6 +80,8 @@ THEIRS: dict[str, dict[str, Any]] = {  # as their code has them, that of the ide
     "lion": {"lr": 1e-4, "betas": (0.9, 0.99), "weight_decay": 0.0},
     "mars_adamw": {"lr": 3e-3, "betas": (0.95, 0.99), "eps": 1e-8, "weight_decay": 0.0,
                    "gamma": 0.025},
+    "adamuon": {"lr": 0.02, "weight_decay": 0.01, "momentum": 0.95, "nesterov": True,
+                "eps": 1e-8},
     "dion2": {"lr": 0.01, "fraction": 0.25, "ef_decay": 0.95, "weight_decay": 0.01},
     "dion3": NORDION,
     "nordion2": NORDION,

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Literal
 
 from torchzero_clip.core import Chain
-from torchzero_clip.modules.clipping import Normalize
-from torchzero_clip.modules.descent import EMA, LR, Adam, Momentum, WeightDecay
+from torchzero_clip.modules.clipping import Normalize, Sign
+from torchzero_clip.modules.descent import EMA, LR, Adam, Momentum, RMSprop, WeightDecay
 from torchzero_clip.modules.matrices import (
     EqualRows,
     InBasis,
@@ -97,6 +97,26 @@ def muon_plus(
     lines = Normalize(dim=1), Normalize(dim=0)
     direction = Momentum(momentum, nesterov), Orthogonalize(), *lines
     return Chain(*direction, WeightDecay(weight_decay), LR(lr))
+
+
+@published
+def adamuon(
+    lr: float = 0.02,
+    weight_decay: float = 0.01,
+    momentum: float = 0.95,
+    nesterov: bool = True,
+    eps: float = 1e-8,
+) -> Chain:
+    """Muon of the signs of a momentum, over the root of its mean square; for matrices alone.
+
+    Both averages keep the same share, and entries of the update are as large as Adam's.
+
+    Reference:
+        Si et al., "AdaMuon: adaptive Muon optimizer", arXiv 2507.11005; Chongjie-Si/AdaMuon.
+    """
+    direction = EMA(momentum, nesterov=nesterov), Sign(), Orthogonalize()
+    size = RMSprop(momentum, eps), Normalize(0.2, "rms")
+    return Chain(*direction, *size, WeightDecay(weight_decay), LR(lr))
 
 
 EXPRESS = (  # Polar Express in five steps

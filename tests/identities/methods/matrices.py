@@ -195,6 +195,59 @@ def nanochat(groups: Any) -> Any:
     return official.MuonAdamW(rows)
 
 
+ODD: Any = (("a.wide", (5, 7)), ("a.tall", (7, 3)), ("b.square", (5, 5)), ("b.zero", (3, 5)))
+
+
+@optimizer(
+    "adamuon",
+    '`EMA(nesterov=True)`, `Sign`, `Orthogonalize`, `RMSprop`, `Normalize(0.2, "rms")` is AdaMuon',
+    source="Chongjie-Si/AdaMuon 369f0b3, `gpt2/models/optimizers/adamuon.py`, in one precision",
+    groups=({**GROUPS[0], "eps": 1e-8}, {**GROUPS[1], "eps": 2e-8}),
+    keys={"beta": "momentum", "alpha": "momentum"},
+    constant={"norm_value": "theirs is the number 0.2"},
+    # where sides are even, signs may become orthogonal with zeros that are rounding, of which
+    # RMSprop makes entries like the others
+    inputs=Inputs(ODD),
+    rtol={torch.float32: 1e-5, torch.float64: 2e-7},
+)
+def adamuon(groups: Any) -> Any:
+    params = [p for group in groups for p in group["params"]]
+    empty = torch.empty
+
+    def on_host(*shape: int, **options: Any) -> Tensor:
+        return empty(*shape, dtype=params[0].dtype)
+
+    def gathered(out: Tensor, part: Tensor, async_op: bool) -> Any:
+        out.copy_(part.view_as(out))
+        return types.SimpleNamespace(wait=lambda: None)
+
+    module = official_file("Chongjie-Si/AdaMuon", "gpt2/models/optimizers/adamuon.py")
+    module.dist = types.SimpleNamespace(all_gather_into_tensor=gathered)
+
+    class OnOneProcess(module.AdaMuon):  # type: ignore[misc,name-defined]
+        """The official steps of what has a gradient, on the host, without the cast to bfloat16."""
+
+        def step(self) -> Any:
+            whole = [(group, group["params"]) for group in self.param_groups]
+            for group, held in whole:
+                group["params"] = [p for p in held if p.grad is not None]
+            self.param_groups = [group for group, _ in whole if group["params"]]
+            try:
+                with mock.patch.object(Tensor, "bfloat16", Tensor.clone):
+                    super().step()
+            finally:
+                self.param_groups = [group for group, _ in whole]
+                for group, held in whole:
+                    group["params"] = held
+
+    with mock.patch.object(torch, "empty", on_host):
+        opt = OnOneProcess(params, rank=0, world_size=1)
+    for group in opt.param_groups:  # one for each number of entries
+        mine = next(g for g in groups if any(p is group["params"][0] for p in g["params"]))
+        group.update({key: value for key, value in mine.items() if key != "params"})
+    return opt
+
+
 LINES = Inputs(
     (("a.wide", (6, 9)), ("a.tall", (9, 4)), ("b.square", (5, 5)), ("b.zero", (3, 4))),
     size=1e4,  # they add 1e-8 to norms
