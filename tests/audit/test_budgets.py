@@ -58,6 +58,7 @@ SENT = {
     "normuon": 2,
     "muon_plus": 2,
     "nanochat": 3,
+    "adamuon": 3,
     "nordion2": 2,
     "dion3": 2,
 }

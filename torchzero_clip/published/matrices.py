@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from torchzero_clip.core import Chain
+from torchzero_clip.core import Chain, Transform
 from torchzero_clip.modules.clipping import Normalize, Sign
 from torchzero_clip.modules.descent import EMA, LR, Adam, Momentum, RMSprop, WeightDecay
 from torchzero_clip.modules.matrices import (
@@ -210,6 +210,32 @@ def dion3(
         microsoft/dion, `dion/dion3.py`.
     """
     return nordion2(lr, fraction, mu, muon_beta2, weight_decay)
+
+
+@published
+def scion(
+    lr: float = 1e-3,
+    momentum: float = 1.0,
+    norm: Literal["Spectral", "Sign"] = "Spectral",
+    scale: float = 1.0,
+    unconstrained: bool = False,
+) -> Chain:
+    """Steps to the edge of a ball of matrices, of a norm by which widths are alike.
+
+    "Spectral" is for hidden matrices, "Sign" for those at the ends; `scale` is the radius of the
+    ball. As in its authors' code `momentum` is the share of the new gradient, 1 is without.
+
+    Reference:
+        Pethick et al., "Training deep learning models with norm-constrained LMOs", arXiv
+        2502.07529; LIONS-EPFL/scion.
+    """
+    average = () if momentum == 1 else (EMA(1 - momentum),)
+    if norm == "Sign":
+        direction: tuple[Transform, ...] = Sign(), ScaleByShape(scale, "inverse_columns")
+    else:
+        direction = Orthogonalize(), ScaleByShape(scale)
+    ball = () if unconstrained else (WeightDecay(1.0),)
+    return Chain(*average, *direction, *ball, LR(lr))
 
 
 @published

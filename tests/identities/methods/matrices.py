@@ -248,6 +248,59 @@ def adamuon(groups: Any) -> Any:
     return opt
 
 
+SCIONS: Any = (
+    {"lr": 0.05, "beta": 0.9, "scale": 3.0},
+    {"lr": 0.02, "beta": 0.5, "scale": 0.4},
+)
+BALL = {"weight_decay": "in theirs it is the learning rate, which is held"}
+EDGES = (*MATRICES, ("a.column", (5, 1)), ("b.row", (1, 4)))
+
+
+def official_scion(groups: Any, norm: str) -> Any:
+    with mock.patch.object(torch, "compile", lambda function: function):
+        official: Any = official_file("LIONS-EPFL/scion", "scion.py").Scion
+
+    class InOnePrecision(official):  # type: ignore[misc]
+        """The official steps, whose momentum is 1 - β, without the cast to bfloat16."""
+
+        def step(self) -> Any:
+            for group in self.param_groups:
+                group["momentum"] = 1 - group["beta"]
+            with mock.patch.object(Tensor, "bfloat16", Tensor.clone), torch.no_grad():
+                return super().step()
+
+    return InOnePrecision(groups, norm=norm)
+
+
+@optimizer(
+    "scion",
+    "`EMA`, `Orthogonalize`, `ScaleByShape(radius)`, `WeightDecay(1.0)`, `LR` is Scion",
+    source="LIONS-EPFL/scion f58a393, `Scion` of the norm `Spectral`, in one precision",
+    ours=lambda beta, **options: named("scion", momentum=1 - beta, **options),
+    groups=SCIONS,
+    keys={"factor": "scale"},
+    constant=BALL,
+    inputs=Inputs(EDGES, size=100.0),  # it adds 1e-7 to norms
+    rtol={torch.float32: 1e-5, torch.float64: 1e-6},
+)
+def scion(groups: Any) -> Any:
+    return official_scion(groups, "Spectral")
+
+
+@optimizer(
+    "scion_sign",
+    '`EMA`, `Sign`, `ScaleByShape(radius, "inverse_columns")`, `WeightDecay(1.0)`, `LR` is Scion',
+    source="LIONS-EPFL/scion f58a393, `Scion` of the norm `Sign`",
+    ours=lambda beta, **options: named("scion", norm="Sign", momentum=1 - beta, **options),
+    groups=SCIONS,
+    keys={"factor": "scale"},
+    constant=BALL,
+    inputs=Inputs(EDGES),
+)
+def scion_sign(groups: Any) -> Any:
+    return official_scion(groups, "Sign")
+
+
 LINES = Inputs(
     (("a.wide", (6, 9)), ("a.tall", (9, 4)), ("b.square", (5, 5)), ("b.zero", (3, 4))),
     size=1e4,  # they add 1e-8 to norms
