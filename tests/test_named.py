@@ -38,6 +38,7 @@ def test_every_argument_of_a_name_changes_its_chain(name: str) -> None:
 OTHERS = {
     "first": "step",
     "norm": "Sign",
+    "method": "ns",
     "alpha_warmup": 9,
     "beta3_warmup": 9,
     "etas": (0.4, 1.1),
@@ -86,6 +87,7 @@ THEIRS: dict[str, dict[str, Any]] = {  # as their code has them, that of the ide
     "dion2": {"lr": 0.01, "fraction": 0.25, "ef_decay": 0.95, "weight_decay": 0.01},
     "dion3": NORDION,
     "nordion2": NORDION,
+    "polar": {"lr": 0.02, "weight_decay": 0.0, "momentum": 0.95},
     "scion": {"lr": 1e-3, "momentum": 1.0, "scale": 1.0, "unconstrained": False},
     "muon_plus": MUON,
     "muoneq": MUON,  # and the scale of its decay, `adjust_lr_for_muon`

@@ -45,7 +45,8 @@ WAITS = {"ClipSpectral-0.5"}
 FUNCTIONS = {"Lambda-tanh", "Project-relu", "QKClip-heads"}
 """A function of the user is called for each tensor; so is, every few steps, what Reset begins."""
 EACH = {"SOAPBasis-every 2", "InBasis-soap", "soap", "Rows-dion2", "dion2", "nordion2", "dion3"}
-"""A matrix with state of its own is a matter of its own."""
+EACH |= {"Steepest-tensor", "polar"}
+"""What is done tensor by tensor: matrices with state of their own, and inner products."""
 SENT = {
     "QKClip-heads": 2,
     "Project-relu": 1,
@@ -59,6 +60,7 @@ SENT = {
     "muon_plus": 2,
     "nanochat": 3,
     "adamuon": 3,
+    "polar": 1,
     "nordion2": 2,
     "dion3": 2,
 }

@@ -7,6 +7,7 @@ from typing import Literal
 from torchzero_clip.core import Chain, Transform
 from torchzero_clip.modules.clipping import Normalize, Sign
 from torchzero_clip.modules.descent import EMA, LR, Adam, Momentum, RMSprop, WeightDecay
+from torchzero_clip.modules.flow import Steepest
 from torchzero_clip.modules.matrices import (
     EqualRows,
     InBasis,
@@ -210,6 +211,28 @@ def dion3(
         microsoft/dion, `dion/dion3.py`.
     """
     return nordion2(lr, fraction, mu, muon_beta2, weight_decay)
+
+
+@published
+def polar(
+    lr: float = 0.02,
+    weight_decay: float = 0.0,
+    momentum: float = 0.95,
+    method: Literal["polar_express", "ns"] = "polar_express",
+    inner_steps: int = 8,
+) -> Chain:
+    """PolarGrad: Muon as long as the momentum's singular values together; for matrices alone.
+
+    Its authors' code takes QDWH with two steps where `method` is not given, which decomposes
+    matrices; the two here multiply, and "polar_express" comes as near in eight.
+
+    Reference:
+        Lau et al., "PolarGrad: a class of matrix-gradient optimizers from a unifying
+        preconditioning perspective", arXiv 2505.21799; timlautk/polargrad.
+    """
+    coefficients = method if method == "polar_express" else (3.4445, -4.7750, 2.031)
+    direction = EMA(momentum), Steepest(Orthogonalize(inner_steps, coefficients))
+    return Chain(*direction, WeightDecay(weight_decay), LR(lr))
 
 
 @published

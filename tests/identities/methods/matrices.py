@@ -248,6 +248,55 @@ def adamuon(groups: Any) -> Any:
     return opt
 
 
+def official_polar(groups: Any, **options: Any) -> Any:
+    root = "timlautk/polargrad"
+    with mock.patch.object(torch, "compile", lambda function: function):
+        files = {
+            name: official_file(root, f"{name}.py", name)
+            for name in ("newton_schulz", "polar_express", "polar")
+        }
+        with mock.patch.dict(sys.modules, files):
+            official: Any = official_file(root, "polar_grad.py").PolarGrad
+
+    class InOnePrecision(official):  # type: ignore[misc]
+        """The official steps, without the cast to bfloat16."""
+
+        def step(self, closure: Any = None) -> Any:
+            uncast = mock.patch.object(Tensor, "bfloat16", Tensor.clone)
+            with uncast, mock.patch.dict(sys.modules, files):
+                return super().step(closure)
+
+    return InOnePrecision(groups, **options)
+
+
+@optimizer(
+    "polar",
+    '`EMA`, `Steepest(Orthogonalize(coefficients="polar_express"))`, `LR` is PolarGrad',
+    source='timlautk/polargrad 79f3c6f, `PolarGrad(method="polar_express")`, in one precision',
+    ours=lambda **options: named("polar", inner_steps=6, **options),
+    groups=GROUPS,
+    keys={"beta": "momentum"},
+    inputs=Inputs(MATRICES, size=1e4),  # it adds 1e-7 to norms
+    rtol={torch.float32: 5e-5, torch.float64: 1e-7},
+)
+def polar(groups: Any) -> Any:
+    return official_polar(groups, method="polar_express", inner_steps=6)
+
+
+@optimizer(
+    "polar_ns",
+    "`EMA`, `Steepest(Orthogonalize())`, `WeightDecay`, `LR` is PolarGrad by Newton-Schulz",
+    source='timlautk/polargrad 79f3c6f, `PolarGrad(method="ns")`, in one precision',
+    ours=lambda **options: named("polar", method="ns", inner_steps=4, **options),
+    groups=GROUPS,
+    keys={"beta": "momentum"},
+    inputs=Inputs(MATRICES, size=1e4),  # it adds 1e-7 to norms
+    rtol={torch.float32: 5e-5, torch.float64: 1e-7},
+)
+def polar_ns(groups: Any) -> Any:
+    return official_polar(groups, method="ns", inner_steps=4)
+
+
 SCIONS: Any = (
     {"lr": 0.05, "beta": 0.9, "scale": 3.0},
     {"lr": 0.02, "beta": 0.5, "scale": 0.4},
