@@ -15,7 +15,7 @@ from torch.overrides import TorchFunctionMode
 from tests.identities.follow import official_file
 from tests.identities.identity import optimizer
 from tests.identities.inputs import MATRICES, Inputs
-from torchzero_clip import named
+from torchzero_clip import LR, Chain, Momentum, Orthogonalize, WeightDecay, named
 
 GROUPS: Any = (
     {"lr": 0.05, "momentum": 0.9, "weight_decay": 0.1},
@@ -193,6 +193,45 @@ def nanochat(groups: Any) -> Any:
         for p in group["params"]
     ]
     return official.MuonAdamW(rows)
+
+
+@optimizer(
+    "moonlight",
+    '`Momentum(nesterov=True)`, `Orthogonalize(scale="match_rms_adamw")`, `WeightDecay`, `LR` is '
+    "the Muon of Moonlight",
+    source="MoonshotAI/Moonlight c2ad5b2, `Muon` of `examples/toy_train.py`, in one precision",
+    ours=lambda lr, momentum, wd: Chain(
+        Momentum(momentum, nesterov=True),
+        Orthogonalize(scale="match_rms_adamw"),
+        WeightDecay(wd),
+        LR(lr),
+    ),
+    groups=(
+        {"lr": 0.05, "momentum": 0.9, "wd": 0.1},
+        {"lr": 0.02, "momentum": 0.8, "wd": 0.0},
+    ),
+    keys={"weight_decay": "wd"},
+    constant={"dampening": NO_FACTOR},
+    inputs=Inputs(MATRICES, size=100.0),  # it adds 1e-7 to norms
+    rtol={torch.float32: 1e-5, torch.float64: 1e-6},
+)
+def moonlight(groups: Any) -> Any:
+    uncompiled = mock.patch.object(torch, "compile", lambda function: function)
+    of_its_model = ("datasets", "loguru", "tqdm", "transformers")
+    stubs = mock.patch.dict(sys.modules, {name: mock.MagicMock() for name in of_its_model})
+    with uncompiled, stubs:
+        official: Any = official_file("MoonshotAI/Moonlight", "examples/toy_train.py").Muon
+
+    class InOnePrecision(official):  # type: ignore[misc]
+        """The official steps, without the cast to bfloat16."""
+
+        def step(self, closure: Any = None) -> Any:
+            with mock.patch.object(Tensor, "bfloat16", Tensor.clone):
+                return super().step(closure)
+
+    opt = InOnePrecision(muon_params=[p for group in groups for p in group["params"]])
+    opt.param_groups = [{**opt.defaults, **group} for group in groups]  # it makes one group
+    return opt
 
 
 ODD: Any = (("a.wide", (5, 7)), ("a.tall", (7, 3)), ("b.square", (5, 5)), ("b.zero", (3, 5)))
