@@ -6,7 +6,7 @@ import math
 
 import torch
 
-from torchzero_clip.core import Bucket, NormRule, Scope, Transform, transformed
+from torchzero_clip.core import Bucket, NormRule, Scope, Transform, prepare, transformed
 from torchzero_clip.modules.flow.masked import check_inner, check_keeps
 
 
@@ -48,6 +48,9 @@ class Steepest(NormRule):
         super().check()
         check_inner(self)
         check_keeps(self, "tfm", self.tfm)
+
+    def prepare(self, buckets: list[Bucket]) -> list[Bucket]:
+        return prepare(buckets)
 
     def step(self, buckets: list[Bucket]) -> list[Bucket]:
         units = self.units(buckets)
