@@ -37,6 +37,7 @@ from torchzero_clip import (
     Rows,
     ScaleByShape,
     SOAPBasis,
+    Steepest,
     TensorwiseTransform,
     Transform,
     WeightDecay,
@@ -239,6 +240,7 @@ def equal() -> list[str]:
             "soap 2": [InBasis(SOAPBasis(every=2, first="step"), Momentum(0.9), ClipNorm(1.0))],
             "blocks": [Orthogonalize(blocks={"^p0$": 3, "^p2$": 4, "^p4$": (2, 3)})],
             "state rows": [Rows(0.25, Orthogonalize(), lines="rows"), NeuronNorm(), ScaleByShape()],
+            "polar": [Momentum(0.9), Steepest(Orthogonalize())],
             "state columns": [
                 Rows(0.5, Orthogonalize(), 0.9),
                 ScaleByShape(0.5, "inverse_columns"),

@@ -51,7 +51,9 @@ class Rows(TensorwiseTransform):
     stacks: bool | None = None
     blocks: Blocks = None
 
-    update_size = "own"
+    @property
+    def update_size(self) -> Literal["follows", "own", "ones", "set"]:  # type: ignore[override]
+        return self.tfm.update_size
 
     def check(self) -> None:
         super().check()

@@ -42,7 +42,6 @@ class ScaleByShape(Transform):
 
     complex = "whole"
     reach = "tensor"
-    update_size = "set"
     pure = True
 
     def check(self) -> None:
