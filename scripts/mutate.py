@@ -321,6 +321,7 @@ NOT_TERMS = {
     "equal_rows.py step: size / whole": "Orthogonalize, which comes next, knows no size",
     "neuron_norm.py step: rms + EPS": "how near a row is to zero",
     "neuron_norm.py step: 0": "the step is the same in every bucket",
+    "matrices.py scion: 1": "an average that keeps nothing is the gradient",
     "orthogonalize.py _size": "of torch's options, which tests/modules/test_matrices.py holds",
     "orthogonalize.py _orthogonal: x.dtype": "whether a copy is needed is a question of speed",
     "batches.py matrix_shape": "stacks of matrices, which torch's Muon does not take",

@@ -37,6 +37,8 @@ def test_every_argument_of_a_name_changes_its_chain(name: str) -> None:
 
 OTHERS = {
     "first": "step",
+    "norm": "Sign",
+    "method": "ns",
     "alpha_warmup": 9,
     "beta3_warmup": 9,
     "etas": (0.4, 1.1),
@@ -59,6 +61,7 @@ def changed(value: object) -> object:
 
 ADAM = {"lr": 1e-3, "betas": (0.9, 0.999), "eps": 1e-8}
 MUON = {"lr": 1e-3, "momentum": 0.95, "weight_decay": 0.1, "nesterov": True}
+NORDION = {"lr": 0.01, "fraction": 0.25, "mu": 0.95, "muon_beta2": 0.95, "weight_decay": 0.01}
 THEIRS: dict[str, dict[str, Any]] = {  # as their code has them, that of the identity unless it says
     "adagc": {**ADAM, "weight_decay": 0.1, "rel": 1.05, "abs": 1.0, "beta": 0.98,
               "warmup_steps": 100},
@@ -86,6 +89,13 @@ THEIRS: dict[str, dict[str, Any]] = {  # as their code has them, that of the ide
     "lion": {"lr": 1e-4, "betas": (0.9, 0.99), "weight_decay": 0.0},
     "mars_adamw": {"lr": 3e-3, "betas": (0.95, 0.99), "eps": 1e-8, "weight_decay": 0.0,
                    "gamma": 0.025},
+    "adamuon": {"lr": 0.02, "weight_decay": 0.01, "momentum": 0.95, "nesterov": True,
+                "eps": 1e-8},
+    "dion2": {"lr": 0.01, "fraction": 0.25, "ef_decay": 0.95, "weight_decay": 0.01},
+    "dion3": NORDION,
+    "nordion2": NORDION,
+    "polar": {"lr": 0.02, "weight_decay": 0.0, "momentum": 0.95},
+    "scion": {"lr": 1e-3, "momentum": 1.0, "scale": 1.0, "unconstrained": False},
     "muon_plus": MUON,
     "muoneq": MUON,  # and the scale of its decay, `adjust_lr_for_muon`
     "nanochat": {},

@@ -31,7 +31,8 @@ SMALL = [(32, 16), (16,), (8, 8)]
 LARGE = [(2560, 4096), (4096, 2560)]
 COMPILED = {"compile": True}
 REPLAYED = 4  # steps, of which the last two are replays where a chain is replayed
-MATRICES = [name for name in NAMES if "muo" in name or name == "nanochat"]
+OF_MATRICES = ("muo", "nanochat", "dion", "polar", "scion")
+MATRICES = [name for name in NAMES if any(part in name for part in OF_MATRICES)]
 
 
 @dataclass(frozen=True)

@@ -44,6 +44,9 @@ WAITS = {"ClipSpectral-0.5"}
 """Singular values come of torch's eigh, which waits inside."""
 FUNCTIONS = {"Lambda-tanh", "Project-relu", "QKClip-heads"}
 """A function of the user is called for each tensor; so is, every few steps, what Reset begins."""
+EACH = {"SOAPBasis-every 2", "InBasis-soap", "soap", "Rows-dion2", "dion2", "nordion2", "dion3"}
+EACH |= {"Steepest-tensor", "polar"}
+"""What is done tensor by tensor: matrices with state of their own, and inner products."""
 SENT = {
     "QKClip-heads": 2,
     "Project-relu": 1,
@@ -56,6 +59,10 @@ SENT = {
     "normuon": 2,
     "muon_plus": 2,
     "nanochat": 3,
+    "adamuon": 3,
+    "polar": 1,
+    "nordion2": 2,
+    "dion3": 2,
 }
 """What a compiled step sends: tables of addresses, where a link makes other memory in each step."""
 
@@ -120,7 +127,7 @@ def test_calls_do_not_grow_with_the_number_of_tensors(
     chains: Sequence[Chain], dtype: torch.dtype
 ) -> None:
     for chain in chains:
-        if chain.name not in FUNCTIONS | {"Reset-average"}:
+        if chain.name not in FUNCTIONS | EACH | {"Reset-average"}:
             many = 200 if len(chains) > len(SAMPLE) else 40
             check(chain, BUDGETS[chain.name][DTYPES.index(dtype)], steps(chain, many, dtype))
             few = steps(chain, 3, dtype)

@@ -41,6 +41,7 @@ from torchzero_clip import (
     SoftClip,
     StableAdam,
     Standardize,
+    Steepest,
     TrustRatio,
     When,
     ZClip,
@@ -179,6 +180,7 @@ SHAPING = (
     MaxNorm,
     StableAdam,
     Standardize,
+    Steepest,
 )  # they do more than a factor says
 NORM_RULES = [
     case

@@ -34,7 +34,10 @@ from torchzero_clip import (
     Normalize,
     Orthogonalize,
     Partition,
+    Rows,
+    ScaleByShape,
     SOAPBasis,
+    Steepest,
     TensorwiseTransform,
     Transform,
     WeightDecay,
@@ -236,6 +239,12 @@ def equal() -> list[str]:
             "soap": [InBasis(SOAPBasis(every=2, max_dim=100), Adam(eps=1e-3)), WeightDecay(0.1)],
             "soap 2": [InBasis(SOAPBasis(every=2, first="step"), Momentum(0.9), ClipNorm(1.0))],
             "blocks": [Orthogonalize(blocks={"^p0$": 3, "^p2$": 4, "^p4$": (2, 3)})],
+            "state rows": [Rows(0.25, Orthogonalize(), lines="rows"), NeuronNorm(), ScaleByShape()],
+            "polar": [Momentum(0.9), Steepest(Orthogonalize())],
+            "state columns": [
+                Rows(0.5, Orthogonalize(), 0.9),
+                ScaleByShape(0.5, "inverse_columns"),
+            ],
             "74": muon(),
         }.items():
             if label == "74" and name != "rows":
@@ -301,7 +310,8 @@ def model_and_optimizer(mesh: Any) -> tuple[nn.Module, Modular]:
     if mesh is not None:
         fully_shard(model, mesh=mesh)
     kinds = {r"^4": "state", r"^3.weight": "state", r"weight$": "a", "": "b"}
-    state = Chain(Whiten(), InBasis(SOAPBasis(every=2), Adam()))
+    rows = Rows(0.5, Orthogonalize())
+    state = Chain(Whiten(), rows, InBasis(SOAPBasis(every=2), Adam()))
     three = Partition({"a": Chain(*nanochat()), "b": Adam(), "state": state}, kinds)
     return model, Modular(model.named_parameters(), three, LR(0.02))
 

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from typing import Literal
 
-from torchzero_clip.core import Chain
-from torchzero_clip.modules.clipping import Normalize
-from torchzero_clip.modules.descent import EMA, LR, Adam, Momentum, WeightDecay
-from torchzero_clip.modules.flow import Graft
+from torchzero_clip.core import Chain, Transform
+from torchzero_clip.modules.clipping import Normalize, Sign
+from torchzero_clip.modules.descent import EMA, LR, Adam, Momentum, RMSprop, WeightDecay
+from torchzero_clip.modules.flow import Graft, Steepest
 from torchzero_clip.modules.matrices import (
     EqualRows,
     InBasis,
     KLBasis,
     NeuronNorm,
     Orthogonalize,
+    Rows,
+    ScaleByShape,
     Shampoo,
     SOAPBasis,
 )
@@ -100,13 +102,42 @@ def muon_plus(
     return Chain(*direction, WeightDecay(weight_decay), LR(lr))
 
 
-NANOCHAT = (  # Polar Express; the first divides by 1.01, as nanochat does with the matrix
-    (8.156554524902461 / 1.01, -22.48329292557795 / 1.01**3, 15.878769915207462 / 1.01**5),
+@published
+def adamuon(
+    lr: float = 0.02,
+    weight_decay: float = 0.01,
+    momentum: float = 0.95,
+    nesterov: bool = True,
+    eps: float = 1e-8,
+) -> Chain:
+    """Muon of the signs of a momentum, over the root of its mean square; for matrices alone.
+
+    Both averages keep the same share, and entries of the update are as large as Adam's.
+
+    Reference:
+        Si et al., "AdaMuon: adaptive Muon optimizer", arXiv 2507.11005; Chongjie-Si/AdaMuon.
+    """
+    direction = EMA(momentum, nesterov=nesterov), Sign(), Orthogonalize()
+    size = RMSprop(momentum, eps), Normalize(0.2, "rms")
+    return Chain(*direction, *size, WeightDecay(weight_decay), LR(lr))
+
+
+EXPRESS = (  # Polar Express in five steps
+    (8.156554524902461, -22.48329292557795, 15.878769915207462),
     (4.042929935166739, -2.808917465908714, 0.5000178451051316),
     (3.8916678022926607, -2.772484153217685, 0.5060648178503393),
     (3.285753657755655, -2.3681294933425376, 0.46449024233003106),
     (2.3465413258596377, -1.7097828382687081, 0.42323551169305323),
 )
+
+
+def express(safety: float) -> tuple[tuple[float, float, float], ...]:
+    """The steps where the first divides by a factor, as others do with the matrix."""
+    (a, b, c), *rest = EXPRESS
+    return (a / safety, b / safety**3, c / safety**5), *rest
+
+
+NANOCHAT, DION = express(1.01), express(1.02)
 
 
 @published
@@ -128,6 +159,108 @@ def nanochat(
     direction = average, EqualRows(), Orthogonalize(None, NANOCHAT)
     neurons = Normalize(per_shape="sqrt_rows"), NeuronNorm(beta, neurons="longer")
     return Chain(*direction, *neurons, WeightDecay(weight_decay, cautious=True), LR(lr))
+
+
+@published
+def dion2(
+    lr: float = 0.01,
+    fraction: float = 0.25,
+    ef_decay: float = 0.95,
+    weight_decay: float = 0.01,
+) -> Chain:
+    """Muon of a share of the rows, or of the columns where they are fewer; for matrices alone.
+
+    The learning rate is that of steps whose matrices map vectors of mean square one to such.
+
+    Reference:
+        Ahn et al., Dion2; microsoft/dion, `dion/dion2.py`.
+    """
+    rows = Rows(fraction, Orthogonalize(None, DION), ef_decay)
+    return Chain(rows, ScaleByShape(), WeightDecay(weight_decay), LR(lr))
+
+
+@published
+def nordion2(
+    lr: float = 0.01,
+    fraction: float = 0.25,
+    mu: float = 0.95,
+    muon_beta2: float = 0.95,
+    weight_decay: float = 0.01,
+) -> Chain:
+    """NorMuon of a share of the rows, the largest of what has gathered; for matrices alone.
+
+    The learning rate is that of steps whose matrices map vectors of mean square one to such.
+
+    Reference:
+        microsoft/dion, `dion/nordion2.py`, with `selection_scope="global"`.
+    """
+    rows = Rows(fraction, Orthogonalize(None, DION), mu, lines="rows")
+    direction = rows, NeuronNorm(muon_beta2), ScaleByShape()
+    return Chain(*direction, WeightDecay(weight_decay), LR(lr))
+
+
+@published
+def dion3(
+    lr: float = 0.01,
+    fraction: float = 0.25,
+    mu: float = 0.95,
+    muon_beta2: float = 0.95,
+    weight_decay: float = 0.01,
+) -> Chain:
+    """Another name of NorDion2, as its authors have it; for matrices alone.
+
+    Reference:
+        microsoft/dion, `dion/dion3.py`.
+    """
+    return nordion2(lr, fraction, mu, muon_beta2, weight_decay)
+
+
+@published
+def polar(
+    lr: float = 0.02,
+    weight_decay: float = 0.0,
+    momentum: float = 0.95,
+    method: Literal["polar_express", "ns"] = "polar_express",
+    inner_steps: int = 8,
+) -> Chain:
+    """PolarGrad: Muon as long as the momentum's singular values together; for matrices alone.
+
+    Its authors' code takes QDWH with two steps where `method` is not given, which decomposes
+    matrices; the two here multiply, and "polar_express" comes as near in eight.
+
+    Reference:
+        Lau et al., "PolarGrad: a class of matrix-gradient optimizers from a unifying
+        preconditioning perspective", arXiv 2505.21799; timlautk/polargrad.
+    """
+    coefficients = method if method == "polar_express" else (3.4445, -4.7750, 2.031)
+    direction = EMA(momentum), Steepest(Orthogonalize(inner_steps, coefficients))
+    return Chain(*direction, WeightDecay(weight_decay), LR(lr))
+
+
+@published
+def scion(
+    lr: float = 1e-3,
+    momentum: float = 1.0,
+    norm: Literal["Spectral", "Sign"] = "Spectral",
+    scale: float = 1.0,
+    unconstrained: bool = False,
+) -> Chain:
+    """Steps to the edge of a ball of matrices, of a norm by which widths are alike.
+
+    "Spectral" is for hidden matrices, "Sign" for those at the ends; `scale` is the radius of the
+    ball. As in its authors' code `momentum` is the share of the new gradient, 1 is without.
+
+    Reference:
+        Pethick et al., "Training deep learning models with norm-constrained LMOs", arXiv
+        2502.07529; LIONS-EPFL/scion.
+    """
+    average = () if momentum == 1 else (EMA(1 - momentum),)
+    if norm == "Sign":
+        direction: tuple[Transform, ...] = Sign(), ScaleByShape(scale, "inverse_columns")
+    else:
+        direction = Orthogonalize(), ScaleByShape(scale)
+    ball = () if unconstrained else (WeightDecay(1.0),)
+    return Chain(*average, *direction, *ball, LR(lr))
 
 
 @published

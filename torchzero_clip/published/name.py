@@ -61,6 +61,7 @@ SETTINGS: dict[str, tuple[str, dict[str, Any]]] = {
     "nag": ("sgd", {"momentum": 0.9, "nesterov": True}),
     "nesterov": ("sgd", {"momentum": 0.9, "nesterov": True}),
     "nlars": ("lars", {"nesterov": True}),
+    "polargrad": ("polar", {}),
     "radamw": ("radam", {"decoupled_weight_decay": True}),
     "rmsprop_centered": ("rmsprop", {"centered": True}),
     "rmsprop_momentum": ("rmsprop", {"momentum": 0.9}),

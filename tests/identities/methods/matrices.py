@@ -15,7 +15,7 @@ from torch.overrides import TorchFunctionMode
 from tests.identities.follow import official_file, official_package
 from tests.identities.identity import optimizer
 from tests.identities.inputs import MATRICES, Inputs
-from torchzero_clip import named
+from torchzero_clip import LR, Chain, Momentum, Orthogonalize, WeightDecay, named
 
 GROUPS: Any = (
     {"lr": 0.05, "momentum": 0.9, "weight_decay": 0.1},
@@ -193,6 +193,280 @@ def nanochat(groups: Any) -> Any:
         for p in group["params"]
     ]
     return official.MuonAdamW(rows)
+
+
+@optimizer(
+    "moonlight",
+    '`Momentum(nesterov=True)`, `Orthogonalize(scale="match_rms_adamw")`, `WeightDecay`, `LR` is '
+    "the Muon of Moonlight",
+    source="MoonshotAI/Moonlight c2ad5b2, `Muon` of `examples/toy_train.py`, in one precision",
+    ours=lambda lr, momentum, wd: Chain(
+        Momentum(momentum, nesterov=True),
+        Orthogonalize(scale="match_rms_adamw"),
+        WeightDecay(wd),
+        LR(lr),
+    ),
+    groups=(
+        {"lr": 0.05, "momentum": 0.9, "wd": 0.1},
+        {"lr": 0.02, "momentum": 0.8, "wd": 0.0},
+    ),
+    keys={"weight_decay": "wd"},
+    constant={"dampening": NO_FACTOR},
+    inputs=Inputs(MATRICES, size=100.0),  # it adds 1e-7 to norms
+    rtol={torch.float32: 1e-5, torch.float64: 1e-6},
+)
+def moonlight(groups: Any) -> Any:
+    uncompiled = mock.patch.object(torch, "compile", lambda function: function)
+    of_its_model = ("datasets", "loguru", "tqdm", "transformers")
+    stubs = mock.patch.dict(sys.modules, {name: mock.MagicMock() for name in of_its_model})
+    with uncompiled, stubs:
+        official: Any = official_file("MoonshotAI/Moonlight", "examples/toy_train.py").Muon
+
+    class InOnePrecision(official):  # type: ignore[misc]
+        """The official steps, without the cast to bfloat16."""
+
+        def step(self, closure: Any = None) -> Any:
+            with mock.patch.object(Tensor, "bfloat16", Tensor.clone):
+                return super().step(closure)
+
+    opt = InOnePrecision(muon_params=[p for group in groups for p in group["params"]])
+    opt.param_groups = [{**opt.defaults, **group} for group in groups]  # it makes one group
+    return opt
+
+
+ODD: Any = (("a.wide", (5, 7)), ("a.tall", (7, 3)), ("b.square", (5, 5)), ("b.zero", (3, 5)))
+
+
+@optimizer(
+    "adamuon",
+    '`EMA(nesterov=True)`, `Sign`, `Orthogonalize`, `RMSprop`, `Normalize(0.2, "rms")` is AdaMuon',
+    source="Chongjie-Si/AdaMuon 369f0b3, `gpt2/models/optimizers/adamuon.py`, in one precision",
+    groups=({**GROUPS[0], "eps": 1e-8}, {**GROUPS[1], "eps": 2e-8}),
+    keys={"beta": "momentum", "alpha": "momentum"},
+    constant={"norm_value": "theirs is the number 0.2"},
+    # where sides are even, signs may become orthogonal with zeros that are rounding, of which
+    # RMSprop makes entries like the others
+    inputs=Inputs(ODD),
+    rtol={torch.float32: 1e-5, torch.float64: 2e-7},
+)
+def adamuon(groups: Any) -> Any:
+    params = [p for group in groups for p in group["params"]]
+    empty = torch.empty
+
+    def on_host(*shape: int, **options: Any) -> Tensor:
+        return empty(*shape, dtype=params[0].dtype)
+
+    def gathered(out: Tensor, part: Tensor, async_op: bool) -> Any:
+        out.copy_(part.view_as(out))
+        return types.SimpleNamespace(wait=lambda: None)
+
+    module = official_file("Chongjie-Si/AdaMuon", "gpt2/models/optimizers/adamuon.py")
+    module.dist = types.SimpleNamespace(all_gather_into_tensor=gathered)
+
+    class OnOneProcess(module.AdaMuon):  # type: ignore[misc,name-defined]
+        """The official steps of what has a gradient, on the host, without the cast to bfloat16."""
+
+        def step(self) -> Any:
+            whole = [(group, group["params"]) for group in self.param_groups]
+            for group, held in whole:
+                group["params"] = [p for p in held if p.grad is not None]
+            self.param_groups = [group for group, _ in whole if group["params"]]
+            try:
+                with mock.patch.object(Tensor, "bfloat16", Tensor.clone):
+                    super().step()
+            finally:
+                self.param_groups = [group for group, _ in whole]
+                for group, held in whole:
+                    group["params"] = held
+
+    with mock.patch.object(torch, "empty", on_host):
+        opt = OnOneProcess(params, rank=0, world_size=1)
+    for group in opt.param_groups:  # one for each number of entries
+        mine = next(g for g in groups if any(p is group["params"][0] for p in g["params"]))
+        group.update({key: value for key, value in mine.items() if key != "params"})
+    return opt
+
+
+def official_polar(groups: Any, **options: Any) -> Any:
+    root = "timlautk/polargrad"
+    with mock.patch.object(torch, "compile", lambda function: function):
+        files = {
+            name: official_file(root, f"{name}.py", name)
+            for name in ("newton_schulz", "polar_express", "polar")
+        }
+        with mock.patch.dict(sys.modules, files):
+            official: Any = official_file(root, "polar_grad.py").PolarGrad
+
+    class InOnePrecision(official):  # type: ignore[misc]
+        """The official steps, without the cast to bfloat16."""
+
+        def step(self, closure: Any = None) -> Any:
+            uncast = mock.patch.object(Tensor, "bfloat16", Tensor.clone)
+            with uncast, mock.patch.dict(sys.modules, files):
+                return super().step(closure)
+
+    return InOnePrecision(groups, **options)
+
+
+@optimizer(
+    "polar",
+    '`EMA`, `Steepest(Orthogonalize(coefficients="polar_express"))`, `LR` is PolarGrad',
+    source='timlautk/polargrad 79f3c6f, `PolarGrad(method="polar_express")`, in one precision',
+    ours=lambda **options: named("polar", inner_steps=6, **options),
+    groups=GROUPS,
+    keys={"beta": "momentum"},
+    inputs=Inputs(MATRICES, size=1e4),  # it adds 1e-7 to norms
+    rtol={torch.float32: 5e-5, torch.float64: 1e-7},
+)
+def polar(groups: Any) -> Any:
+    return official_polar(groups, method="polar_express", inner_steps=6)
+
+
+@optimizer(
+    "polar_ns",
+    "`EMA`, `Steepest(Orthogonalize())`, `WeightDecay`, `LR` is PolarGrad by Newton-Schulz",
+    source='timlautk/polargrad 79f3c6f, `PolarGrad(method="ns")`, in one precision',
+    ours=lambda **options: named("polar", method="ns", inner_steps=4, **options),
+    groups=GROUPS,
+    keys={"beta": "momentum"},
+    inputs=Inputs(MATRICES, size=1e4),  # it adds 1e-7 to norms
+    rtol={torch.float32: 5e-5, torch.float64: 1e-7},
+)
+def polar_ns(groups: Any) -> Any:
+    return official_polar(groups, method="ns", inner_steps=4)
+
+
+SCIONS: Any = (
+    {"lr": 0.05, "beta": 0.9, "scale": 3.0},
+    {"lr": 0.02, "beta": 0.5, "scale": 0.4},
+)
+BALL = {"weight_decay": "in theirs it is the learning rate, which is held"}
+EDGES = (*MATRICES, ("a.column", (5, 1)), ("b.row", (1, 4)))
+
+
+def official_scion(groups: Any, norm: str) -> Any:
+    with mock.patch.object(torch, "compile", lambda function: function):
+        official: Any = official_file("LIONS-EPFL/scion", "scion.py").Scion
+
+    class InOnePrecision(official):  # type: ignore[misc]
+        """The official steps, whose momentum is 1 - β, without the cast to bfloat16."""
+
+        def step(self) -> Any:
+            for group in self.param_groups:
+                group["momentum"] = 1 - group["beta"]
+            with mock.patch.object(Tensor, "bfloat16", Tensor.clone), torch.no_grad():
+                return super().step()
+
+    return InOnePrecision(groups, norm=norm)
+
+
+@optimizer(
+    "scion",
+    "`EMA`, `Orthogonalize`, `ScaleByShape(radius)`, `WeightDecay(1.0)`, `LR` is Scion",
+    source="LIONS-EPFL/scion f58a393, `Scion` of the norm `Spectral`, in one precision",
+    ours=lambda beta, **options: named("scion", momentum=1 - beta, **options),
+    groups=SCIONS,
+    keys={"factor": "scale"},
+    constant=BALL,
+    inputs=Inputs(EDGES, size=100.0),  # it adds 1e-7 to norms
+    rtol={torch.float32: 1e-5, torch.float64: 1e-6},
+)
+def scion(groups: Any) -> Any:
+    return official_scion(groups, "Spectral")
+
+
+@optimizer(
+    "scion_sign",
+    '`EMA`, `Sign`, `ScaleByShape(radius, "inverse_columns")`, `WeightDecay(1.0)`, `LR` is Scion',
+    source="LIONS-EPFL/scion f58a393, `Scion` of the norm `Sign`",
+    ours=lambda beta, **options: named("scion", norm="Sign", momentum=1 - beta, **options),
+    groups=SCIONS,
+    keys={"factor": "scale"},
+    constant=BALL,
+    inputs=Inputs(EDGES),
+)
+def scion_sign(groups: Any) -> Any:
+    return official_scion(groups, "Sign")
+
+
+LINES = Inputs(
+    (("a.wide", (6, 9)), ("a.tall", (9, 4)), ("b.square", (5, 5)), ("b.zero", (3, 4))),
+    size=1e4,  # they add 1e-8 to norms
+)
+DIONS: Any = (
+    {"lr": 0.05, "fraction": 0.5, "mu": 0.95, "muon_beta2": 0.95, "weight_decay": 0.1},
+    {"lr": 0.02, "mu": 0.8, "muon_beta2": 0.9, "weight_decay": 0.02},
+)
+BY_SHAPE = {"factor": "theirs has no other than that of the shape"}
+
+
+def official_dion(name: str) -> Any:
+    """An optimizer of theirs, in one precision, without its kernels."""
+    uncompiled = mock.patch.object(torch, "compile", return_value=lambda function: function)
+    with uncompiled:
+        official: Any = official_file("microsoft/dion", "dion/__init__.py", "dion")
+
+    class InOnePrecision(getattr(official, name)):  # type: ignore[misc]
+        """The official steps, without casts and with numbers in the dtype of the parameters."""
+
+        def _sync_hyperparam_tensors(self) -> None:
+            """Leave learning rates as they are; theirs go into tensors in float32."""
+
+        def step(self, closure: Any = None) -> Any:
+            before = torch.get_default_dtype()
+            torch.set_default_dtype(self.param_groups[0]["params"][0].dtype)
+            try:
+                with mock.patch.object(Tensor, "float", Tensor.clone), NoBfloat16():
+                    return super().step(closure)
+            finally:
+                torch.set_default_dtype(before)
+
+    return InOnePrecision
+
+
+@optimizer(
+    "dion2",
+    "`Rows(0.25, Orthogonalize())`, `ScaleByShape`, `WeightDecay`, `LR` is Dion2",
+    source="microsoft/dion 0a059a4, `Dion2`, in one precision",
+    groups=(
+        {"lr": 0.05, "fraction": 0.5, "ef_decay": 0.95, "weight_decay": 0.1},
+        {"lr": 0.02, "ef_decay": 0.8, "weight_decay": 0.02},
+    ),
+    keys={"error": "ef_decay"},
+    constant=BY_SHAPE,
+    inputs=LINES,
+    rtol={torch.float32: 5e-5, torch.float64: 1e-9},
+)
+def dion2(groups: Any) -> Any:
+    return official_dion("Dion2")(groups)
+
+
+@optimizer(
+    "nordion2",
+    '`Rows(0.25, Orthogonalize(), lines="rows")`, `NeuronNorm`, `ScaleByShape` is NorDion2',
+    source="microsoft/dion 0a059a4, `NorDion2`, in one precision",
+    groups=DIONS,
+    keys={"error": "mu", "beta": "muon_beta2"},
+    constant=BY_SHAPE,
+    inputs=LINES,
+    rtol={torch.float32: 5e-5, torch.float64: 1e-9},
+)
+def nordion2(groups: Any) -> Any:
+    return official_dion("NorDion2")(groups)
+
+
+@optimizer(
+    "dion3",
+    "The same is Dion3, which is NorDion2",
+    source="microsoft/dion 0a059a4, `Dion3`, in one precision",
+    groups=({**DIONS[0], "fraction": 0.25}, DIONS[1]),
+    keys={"error": "mu", "beta": "muon_beta2"},
+    constant=BY_SHAPE,
+    inputs=LINES,
+    rtol={torch.float32: 5e-5, torch.float64: 1e-9},
+)
+def dion3(groups: Any) -> Any:
+    return official_dion("Dion3")(groups)
 
 
 BASES = Inputs(

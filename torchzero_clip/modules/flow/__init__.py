@@ -15,6 +15,7 @@ from torchzero_clip.modules.flow.partition import Partition
 from torchzero_clip.modules.flow.reset import Reset
 from torchzero_clip.modules.flow.skip_large import SkipLarge
 from torchzero_clip.modules.flow.skip_spike import SkipSpike
+from torchzero_clip.modules.flow.steepest import Steepest
 from torchzero_clip.modules.flow.when import When
 
 __all__ = [
@@ -32,6 +33,7 @@ __all__ = [
     "Reset",
     "SkipLarge",
     "SkipSpike",
+    "Steepest",
     "When",
     "matrices_and_rest",
 ]

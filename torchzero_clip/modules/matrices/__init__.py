@@ -6,6 +6,8 @@ from torchzero_clip.modules.matrices.in_basis import InBasis
 from torchzero_clip.modules.matrices.kl_basis import KLBasis
 from torchzero_clip.modules.matrices.neuron_norm import NeuronNorm
 from torchzero_clip.modules.matrices.orthogonalize import Orthogonalize
+from torchzero_clip.modules.matrices.rows import Rows
+from torchzero_clip.modules.matrices.scale_by_shape import ScaleByShape
 from torchzero_clip.modules.matrices.shampoo import Shampoo
 from torchzero_clip.modules.matrices.soap_basis import SOAPBasis
 
@@ -16,6 +18,8 @@ __all__ = [
     "KLBasis",
     "NeuronNorm",
     "Orthogonalize",
+    "Rows",
     "SOAPBasis",
+    "ScaleByShape",
     "Shampoo",
 ]

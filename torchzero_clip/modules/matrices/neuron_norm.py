@@ -19,7 +19,7 @@ EPS = 1e-8
 class NeuronNorm(NormRule):
     """V ← β V + (1 - β) · mean of u² over each row;   N = u / (√V + 1e-8);   u ← N · ‖u‖ / ‖N‖
 
-    After `Orthogonalize` it is what NorMuon adds to Muon.
+    After `Orthogonalize` it is what NorMuon adds to Muon. A row of zeros leaves its V as it was.
 
     Args:
         beta: How much of the average V stays.
@@ -85,7 +85,7 @@ class NeuronNorm(NormRule):
         rms = torch.cat([t.to(units.home).flatten() for t in held]).to(norm.dtype)
         betas = [torch.ones_like(norm) * beta for beta in units.each("beta")]
         average = torch.lerp(norm.square(), rms.square(), units.of_first_group(betas))
-        rms = torch.where(units.finite(size), average.sqrt(), rms)
+        rms = torch.where(units.finite(size) & (norm > 0), average.sqrt(), rms)
         parts = rms.split([t.numel() for t in held])
         buckets[0].step.skip.hold(held)
         foreach("copy_", held, [part.view_as(t) for part, t in zip(parts, held, strict=True)])

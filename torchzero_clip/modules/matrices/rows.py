@@ -1,0 +1,115 @@
+"""Rows: of a momentum only the largest rows, the others wait."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from torchzero_clip.core import Group, Live, TensorList, TensorwiseTransform, Transform
+from torchzero_clip.modules.matrices.batches import matrix_shape
+from torchzero_clip.modules.matrices.blocks import Blocks, block_rows, check_blocks
+
+
+class Rows(TensorwiseTransform):
+    """M ← M + u;   R the largest rows of M;   u ← tfm(R), zero elsewhere;   these of M ← error · R
+
+    Of n rows the max(1, ⌈share · n⌉) with the largest sums of absolute values are taken, of the
+    whole matrix however it is sharded. The others keep all that they have, and grow until it is
+    their turn.
+
+    Args:
+        share: The share of the rows that is taken.
+        tfm: What is made of them, as one small matrix: a rule about matrices without state, as
+            `Orthogonalize` or `ClipSpectral`.
+        error: How much of the rows that were taken stays.
+        lines: "shorter" takes columns of matrices with more rows than columns, as Dion2; "rows"
+            always takes rows, as Dion3, behind which `NeuronNorm` stands.
+        stacks: Whether tensors of three dims are a stack of matrices (True) or (first, rest).
+        blocks: The rows of fused matrices, of each of which a share is taken, as in
+            `Orthogonalize`.
+
+    Example:
+        >>> import torch
+        >>> from torchzero_clip import LR, Modular, NeuronNorm, Orthogonalize, Rows, WeightDecay
+        >>> model = torch.nn.Linear(10, 1)
+        >>> matrices = [p for p in model.parameters() if p.dim() == 2]
+        >>> dion3 = Rows(0.25, Orthogonalize(), error=0.95, lines="rows"), NeuronNorm()
+        >>> opt = Modular(matrices, *dion3, WeightDecay(0.01), LR(1e-2))
+
+    Reference:
+        microsoft/dion, `dion/dion2.py` and `dion/nordion2.py`, with `selection_scope="global"`.
+    """
+
+    share: float
+    tfm: Transform
+    error: Live[float] = 0.95
+    lines: Literal["shorter", "rows"] = "shorter"
+    stacks: bool | None = None
+    blocks: Blocks = None
+
+    @property
+    def update_size(self) -> Literal["follows", "own", "ones", "set"]:  # type: ignore[override]
+        return self.tfm.update_size
+
+    def check(self) -> None:
+        super().check()
+        self.require("share", above=0, at_most=1)
+        self.require("error", at_least=0, at_most=1)
+        self.require_one_of("lines", ("shorter", "rows"))
+        check_blocks(self)
+        check_small(self)
+
+    def rows_of(self, name: str, param: Tensor) -> Sequence[int]:
+        count, rows, _ = matrix_shape(self, param, self.stacks)
+        return block_rows(self, name, param, rows) * count if param.numel() else []
+
+    def init_matrix(self, rows: int, columns: int) -> dict[str, Tensor]:
+        return {"momentum": torch.zeros(rows, columns)}
+
+    def observe_matrix(
+        self, u: Tensor, state: dict[str, Tensor], group: Group
+    ) -> dict[str, Tensor]:
+        return {"momentum": state["momentum"] + u}
+
+    def update_tensor(self, u: Tensor, state: dict[str, Tensor], group: Group) -> Tensor:
+        momentum, dim = state["momentum"], self._dim(*u.shape)
+        sums = momentum.abs().sum(dim=1 - dim)
+        where = sums.topk(self._count(len(sums)), sorted=False).indices
+        taken, fine = momentum.index_select(dim, where), u.isfinite().all()
+        momentum.index_copy_(dim, where, torch.where(fine, taken * group["error"], taken))
+        inside = {**group[self.tfm.name or type(self.tfm).__name__], "param_names": [None]}
+        (made,) = self.tfm.update(TensorList([taken], owned=True), {}, inside)
+        out = torch.zeros_like(u).index_copy_(dim, where, made)
+        return torch.where(fine, out, math.nan)
+
+    def operations(self, param: Tensor) -> float:
+        assert isinstance(self.tfm, TensorwiseTransform)
+        count, rows, columns = matrix_shape(self, param, self.stacks)
+        dim = self._dim(rows, columns)
+        shape = [rows, columns]
+        shape[dim] = self._count(shape[dim])
+        return count * self.tfm.operations(torch.empty(shape, device="meta"))
+
+    def _dim(self, rows: int, columns: int) -> int:
+        """The dim that lines are taken along: 0 for rows, 1 for columns."""
+        return int(self.lines == "shorter" and rows > columns)
+
+    def _count(self, lines: int) -> int:
+        return max(1, math.ceil(self.share * lines))
+
+
+def check_small(rule: Rows) -> None:
+    """Raise a sentence unless what is inside makes a matrix of a matrix, and keeps nothing."""
+    tfm: Any = rule.tfm
+    fits = isinstance(tfm, TensorwiseTransform) and tfm.target == "update"
+    fits = fits and type(tfm).init is Transform.init and not tfm.per_group()
+    fits = fits and not (tfm.reads_params or tfm.reads_grads or tfm.keeps_matrices)
+    if not fits or getattr(tfm, "blocks", None):
+        raise TypeError(
+            "Rows: tfm must be a rule that makes a matrix of a matrix, without state, blocks and "
+            f"target of its own, as Orthogonalize(), got {tfm!r}"
+        )
