@@ -44,6 +44,7 @@ OTHERS = {
     "etas": (0.4, 1.1),
     "d": 2.0,
     "beta3": 0.5,
+    "shampoo_beta": 0.5,
     "growth_rate": 2.0,
 }
 
@@ -101,7 +102,12 @@ THEIRS: dict[str, dict[str, Any]] = {  # as their code has them, that of the ide
     "nanochat": {},
     "normuon": {"lr": 0.02, "weight_decay": 0.0, "momentum": 0.95, "beta": 0.95,
                 "nesterov": True},
+    "klsoap": {"lr": 1e-4, "betas": (0.9, 0.98), "eps": 1e-8, "weight_decay": 0.01,
+               "precondition_frequency": 10},
+    "shampoo": {"lr": 1e-2, "epsilon": 1e-12, "weight_decay": 0.0},
     "signum": {"lr": 1e-3, "momentum": 0.9, "weight_decay": 0.0},
+    "soap": {"lr": 3e-3, "betas": (0.95, 0.95), "eps": 1e-8, "weight_decay": 0.01,
+             "precondition_frequency": 10, "max_precond_dim": 10000},
     "spam": {**ADAM, "eps": 1e-6, "weight_decay": 0.0, "threshold": 5000.0, "every": 500,
              "warmup": 150, "wait": 20},
     "stable_adamw": {"betas": (0.9, 0.99), "eps": 1e-6, "weight_decay": 1e-2},

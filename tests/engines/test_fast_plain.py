@@ -253,8 +253,12 @@ def times(value: Any, factor: float) -> Any:
 
 @st.composite
 def chains(draw: Any) -> list[Transform]:
-    """One to five links, then perhaps an optimizer, decay and a learning rate."""
+    """One to five links, then perhaps an optimizer, decay and a learning rate.
+
+    None stands right behind itself: the second of two limits carries nothing but rounding.
+    """
     chain = draw(st.lists(links(), min_size=1, max_size=5))
+    chain = [tfm for i, tfm in enumerate(chain) if not i or repr(tfm) != repr(chain[i - 1])]
     chain += draw(st.sampled_from([[], [Adam()], [Momentum(0.9)], [Adam(amsgrad=True)]]))
     chain += draw(st.sampled_from([[], [WeightDecay(0.1)]]))
     return chain + draw(st.sampled_from([[], [LR(0.01)], [LR(torch.tensor(0.01))]]))

@@ -315,7 +315,7 @@ def klsoap(
 
 @published
 def shampoo(
-    lr: float = 1e-3,
+    lr: float = 1e-2,
     betas: tuple[float, float] = (0.9, 0.999),
     epsilon: float = 1e-12,
     weight_decay: float = 0.0,
@@ -325,9 +325,10 @@ def shampoo(
 ) -> Chain:
     """Shampoo with the size of Adam's step; for matrices alone.
 
-    Its authors renew the eigenvectors in each step whose number `precondition_frequency` divides,
-    take Adam's step until then, and cut sides that are longer than `max_preconditioner_dim` into
-    blocks; here the first step has eigenvectors of its own, and longer sides are left as they are.
+    Its authors sum the statistics up by default, where `betas` is (0.9, 1.0), and renew the
+    eigenvectors in each step whose number `precondition_frequency` divides, 1 by default, with the
+    step of Adam until then; here the first step has eigenvectors of its own. They cut sides longer
+    than `max_preconditioner_dim` into blocks; here such sides are left as they are.
 
     Reference:
         Shi et al., "A distributed data-parallel PyTorch implementation of the distributed Shampoo
