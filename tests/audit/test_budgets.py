@@ -38,21 +38,31 @@ DTYPES = (torch.float32, torch.bfloat16)
 READS = {"SkipLarge-huge": 1, "SkipSpike-new": 1}
 """Guards with no fused optimizer at the end: docs/guards.md, "Nothing waits"."""
 COUNTS = {"When-odd", "Reset-average", "Accumulate-2", "spam", "stable_spam"}
-COUNTS |= {"SOAPBasis-every 2", "InBasis-soap", "soap"}
+RENEWED = {"SOAPBasis-every 2", "InBasis-soap", "soap", "KLBasis-every 2", "klsoap"}
+RENEWED |= {"Shampoo-every 2", "shampoo"}
+COUNTS |= RENEWED
 """What is done in a step depends on its number, which the host knows."""
 WAITS = {"ClipSpectral-0.5"}
 """Singular values come of torch's eigh, which waits inside."""
 FUNCTIONS = {"Lambda-tanh", "Project-relu", "QKClip-heads"}
 """A function of the user is called for each tensor; so is, every few steps, what Reset begins."""
-EACH = {"SOAPBasis-every 2", "InBasis-soap", "soap", "Rows-dion2", "dion2", "nordion2", "dion3"}
-EACH |= {"Steepest-tensor", "polar"}
+EACH = RENEWED | {"Rows-dion2", "dion2", "nordion2", "dion3", "Steepest-tensor", "polar"}
 """What is done tensor by tensor: matrices with state of their own, and inner products."""
+GROWS = {"ASGD-default": 1, "asgd": 1, "Adafactor-default": 2, "adafactor": 2, "CAME-default": 3}
+GROWS |= {"came": 3, "Prodigy-default": 3, "prodigy": 3, "DAdaptAdam-default": 2, "dadapt_adam": 3}
+GROWS |= {"ScheduleFree-default": 1, "schedule_free_adamw": 1, "schedule_free_sgd": 1}
+GROWS |= {"schedule_free_radam": 2}
+"""Calls that a tensor more may cost the default engine: means of rows and columns, inner products,
+and averages between lists of two dtypes, for which torch has no operator on many tensors."""
 SENT = {
     "QKClip-heads": 2,
     "Project-relu": 1,
     "ClipSpectral-0.5": 2,
     "InBasis-soap": 3,
     "soap": 3,
+    "klsoap": 3,
+    "Shampoo-every 2": 2,
+    "shampoo": 3,
     "spam": 2,
     "stable_spam": 3,
     "muoneq": 2,
@@ -74,15 +84,15 @@ def triton(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def check(chain: Chain, calls: int | None, ledgers: Sequence[Ledger], sent: int = 0) -> None:
-    """No wait, no copy, equal steps, and no more calls than the table has."""
+    """No wait, no copy, equal steps where none is sent, and no more calls than the table has."""
     *_, before, last = ledgers
     assert len(last.reads) <= READS.get(chain.name.rpartition(" ")[2], 0), lines(last.reads)
-    assert len(last.copies) <= sent, lines(last.copies)
+    assert len(last.copies) <= sent, (chain.name, *lines(last.copies))
     assert last.waits == [] or chain.name in WAITS, lines(last.waits)
-    if chain.name not in COUNTS:
+    if chain.name not in COUNTS and not sent:
         assert same(before, last) is None
     if calls is not None:
-        assert last.calls <= calls, f"{last.calls} calls, of {calls} in budgets.txt"
+        assert last.calls <= calls, f"{chain.name}: {last.calls} calls, of {calls} in budgets.txt"
 
 
 def test_the_table_has_a_row_for_every_chain() -> None:
@@ -129,7 +139,8 @@ def test_calls_do_not_grow_with_the_number_of_tensors(
     for chain in chains:
         if chain.name not in FUNCTIONS | EACH | {"Reset-average"}:
             many = 200 if len(chains) > len(SAMPLE) else 40
-            check(chain, BUDGETS[chain.name][DTYPES.index(dtype)], steps(chain, many, dtype))
+            more = GROWS.get(chain.name, 0) * (many - 12)
+            check(chain, BUDGETS[chain.name][DTYPES.index(dtype)] + more, steps(chain, many, dtype))
             few = steps(chain, 3, dtype)
             check(chain, BUDGETS[chain.name][DTYPES.index(dtype)], few)
 

@@ -43,10 +43,9 @@ def arguments(name: str, tensors: Sequence[Tensor], operands: Sequence[Any]) -> 
     """Operands for these tensors as torch's foreach operators take them."""
     if name in ("mul", "div", "add", "sub"):
         operands = [_as_tensors(x, tensors) for x in operands]
-    args = [operand(x, tensors, as_it_is=name in ("mul", "div")) for x in operands]
-    if name == "lerp" and not isinstance(args[1], (int, float)):  # which insists on one dtype
-        args[1] = [w.to(t.dtype) for w, t in zip(args[1], tensors, strict=True)]
-    return args
+    if name == "lerp" and isinstance(operands[1], Tensor):  # which insists on one dtype
+        operands = [operands[0], operands[1].to(tensors[0].dtype)]
+    return [operand(x, tensors, as_it_is=name in ("mul", "div")) for x in operands]
 
 
 def operand(x: Any, tensors: Sequence[Tensor], as_it_is: bool = False) -> Any:
