@@ -28,6 +28,7 @@ from torchzero_clip import (
     SkipLarge,
     SkipSpike,
     Transform,
+    WeightEMA,
     WeightDecay,
     When,
     ZClip,
@@ -240,6 +241,7 @@ class TestNumbers:
             headline,
             lambda: [Guard(), ZClip(warmup_steps=2), Adam(), LR(1e-2)],
             lambda: [AdaGC(), Adam(), LR(0.1)],
+            lambda: [ClipNorm(1.0), Adam(), LR(0.1), WeightEMA(0.5)],
         ],
     )
     def test_captured_steps_are_the_plain_ones(
@@ -271,5 +273,9 @@ class TestNumbers:
             for ours, theirs in zip(*rows, strict=True):
                 torch.testing.assert_close(ours, theirs)
         assert len(made) == 1
+        if any(isinstance(link.transform, WeightEMA) for link in plain.links):
+            with fast.averaged(), plain.averaged():
+                for ours, theirs in zip(*rows, strict=True):
+                    torch.testing.assert_close(ours, theirs)
         for name, value in plain.metrics().items():
             assert fast.metrics()[name] == pytest.approx(value, rel=1e-5, nan_ok=True)
