@@ -1,5 +1,6 @@
 """The stand-alone helpers: what torch's own do, at every scope, in place."""
 
+import importlib
 import math
 import random
 
@@ -491,3 +492,21 @@ def test_the_helper_and_the_transform_do_the_same(order, dim):
     tz.Modular(others, tz.ClipNorm(0.5, order, dim, target="grad")).step()
     for p, q in zip(params, others, strict=True):
         assert torch.equal(p.grad, q.grad)
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda params: clip_grad_norm_(params, 1.0, dim="global"),
+        lambda params: normalize_grads_(params, 1.0),
+        lambda params: clip_grad_value_(params, 1.0),
+    ],
+)
+def test_flat_pieces_of_fsdp1_are_refused(call):
+    importlib.import_module("torch.distributed.fsdp")
+    piece = nn.Parameter(torch.ones(3))
+    piece.grad = torch.ones(3)
+    piece._fsdp_flattened = True  # as torch marks it
+    with pytest.raises(TypeError, match="torch.distributed.fsdp.fully_shard instead"):
+        call([piece])
+    assert piece.grad.tolist() == [1, 1, 1]

@@ -294,6 +294,7 @@ def _warn_of_none() -> None:
 def _apply_norm_rule(rule: NormRule, params: Params, error_if_nonfinite: bool = False) -> Tensor:
     """Apply the rule; returns the norm of everything before."""
     tensors = listed(params)
+    refuse_flat(tensors)
     having = [p for p in tensors if p.grad is not None]
     grads = [p.grad for p in having if p.grad is not None]
     joint = rule.scope == "global"
