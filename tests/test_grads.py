@@ -507,6 +507,6 @@ def test_flat_pieces_of_fsdp1_are_refused(call):
     piece = nn.Parameter(torch.ones(3))
     piece.grad = torch.ones(3)
     piece._fsdp_flattened = True  # as torch marks it
-    with pytest.raises(TypeError, match="torch.distributed.fsdp.fully_shard instead"):
+    with pytest.raises(TypeError, match=r"torch\.distributed.fsdp\.fully_shard instead"):
         call([piece])
     assert piece.grad.tolist() == [1, 1, 1]
