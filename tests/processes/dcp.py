@@ -42,7 +42,7 @@ from torchzero_clip import (
     ZClip,
     attach,
 )
-from torchzero_clip.core.sharding import full
+from torchzero_clip.core.sharding import full, local, owner_of
 
 HALF, END = 6, 12
 FORMS = {  # how it is taken out, and how it is put back
@@ -106,9 +106,9 @@ def both(model: Any, opt: Any) -> list[Any]:
 
 
 def weights(model: Any, opt: Any) -> list[Tensor]:
-    """The parameters, and all that the optimizer keeps."""
+    """The parameters, and all that the optimizer keeps; state of a matrix where its owner is."""
     state = [
-        full(torch.as_tensor(value)).double().flatten()
+        whole(torch.as_tensor(value)).double().flatten()
         for p in model.parameters()
         for _, value in sorted(opt.state[p].items())
     ]
@@ -117,6 +117,10 @@ def weights(model: Any, opt: Any) -> list[Tensor]:
         for key, value in sorted(opt.param_groups[0]["chain"].items())
     ]
     return [*[full(p.detach()).double() for p in model.parameters()], *state, *shared]
+
+
+def whole(value: Tensor) -> Tensor:
+    return full(value) if owner_of(value) is None else local(value)
 
 
 def equal(a: list[Tensor], b: list[Tensor], exact: bool) -> bool:

@@ -15,6 +15,7 @@ from torchzero_clip.core.norm_rule import NormRule
 from torchzero_clip.core.sharding import local
 from torchzero_clip.core.state import statistic
 from torchzero_clip.core.stochastic import DRAWS, DROPPED
+from torchzero_clip.core.tensors import is_sharded
 from torchzero_clip.core.transform import Transform, averages
 from torchzero_clip.optimizer.averages import SHOWN, TRAINING
 from torchzero_clip.optimizer.rounding import COMPENSATION, SEED, STEP
@@ -183,8 +184,11 @@ def is_links(key: Any) -> bool:
 
 
 def check_count(where: str, key: str, value: Any) -> None:
-    """Raise a sentence unless a count is a whole number that has not lost its way."""
-    if isinstance(value, Tensor) and value.is_meta:
+    """Raise a sentence unless a count is a whole number that has not lost its way.
+
+    That of a matrix lies in parts, which may be empty here.
+    """
+    if isinstance(value, Tensor) and (value.is_meta or is_sharded(value)):
         return
     one = value.item() if isinstance(value, Tensor) and value.numel() == 1 else value
     if isinstance(one, (int, float)) and 0 <= one < 2**63 and one % 1 == 0:
