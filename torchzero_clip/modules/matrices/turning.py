@@ -11,11 +11,11 @@ from torch import Tensor
 from torchzero_clip.core import Bucket, Matrices, TensorList
 from torchzero_clip.core.bucket import BEGUN, begun
 from torchzero_clip.core.link import Link
-from torchzero_clip.core.matrices import MatrixState
-from torchzero_clip.modules.matrices.eigenbases import back, into
+from torchzero_clip.core.stacks import Batch, MatrixState, Place
+from torchzero_clip.modules.matrices.eigenbases import back, into, ordered
 
 
-def begin(buckets: list[Bucket], basis: Link, now: int, kept: list[Tensor]) -> list[Bucket]:
+def begin(buckets: list[Bucket], basis: Link, now: int, taken: list[Tensor]) -> list[Bucket]:
     """Make bases of first gradients; returns the buckets of what has begun before."""
     key = f"{buckets[0].bound.path}/{BEGUN}"
     for bucket in buckets:
@@ -26,7 +26,7 @@ def begin(buckets: list[Bucket], basis: Link, now: int, kept: list[Tensor]) -> l
             learn(some, matrices)
             renew(some, matrices, [])
             matrices.begin()
-            kept += matrices.kept
+            taken += matrices.taken
     return begun(buckets)
 
 
@@ -38,10 +38,10 @@ def enter(bucket: Bucket, matrices: Matrices, inner: Sequence[Link]) -> TensorLi
         learn(bucket, matrices)
         renew(bucket, matrices, inner)
 
-    def turned(i: int, pieces: list[Tensor], state: MatrixState) -> Tensor:
-        made: Tensor = into(pieces[0], state)
+    def turned(batch: Batch, pieces: list[Tensor]) -> Tensor:
+        made: Tensor = into(pieces[0], batch.state)
         if not before:
-            matrices.keep(state, basis.observe_matrix(pieces[0], state, group))
+            matrices.keep(batch, basis.observe_matrix(pieces[0], batch.state, group))
         return made
 
     return TensorList(matrices.over([bucket.u.to(bucket.state_dtype).tensors], turned))
@@ -51,8 +51,8 @@ def learn(bucket: Bucket, matrices: Matrices) -> None:
     """Let the bases see an update that stays as it is."""
     group = matrices.bucket.group
 
-    def see(i: int, pieces: list[Tensor], state: MatrixState) -> Tensor:
-        matrices.keep(state, matrices.rule.observe_matrix(pieces[0], state, group))
+    def see(batch: Batch, pieces: list[Tensor]) -> Tensor:
+        matrices.keep(batch, matrices.rule.observe_matrix(pieces[0], batch.state, group))
         return pieces[0]
 
     matrices.over([bucket.u.to(bucket.state_dtype).tensors], see)
@@ -61,13 +61,13 @@ def learn(bucket: Bucket, matrices: Matrices) -> None:
 def renew(bucket: Bucket, matrices: Matrices, inner: Sequence[Link]) -> None:
     """Renew the bases that are due, and bring what the links inside keep into them."""
     due = [i for i in matrices.where if matrices.due(i)]
-    turns: dict[int, _Turn] = {}
-    for i in due:
-        group = {**matrices.bucket.group, "first": matrices.begins(i)}
-        for state in matrices.mine.get(i, ()):
-            new, orders = matrices.rule.refreshed(state, group)
-            old = {name: t.clone() if name in new else t for name, t in state.items()}
-            turns[id(state)] = _Turn(old, orders, matrices.keep(state, new))
+    turns: dict[Place, tuple[_Turn, int]] = {}
+    for batch in matrices.batches([i for i in due if i in matrices.mine]):
+        group = {**matrices.bucket.group, "first": batch.begins}
+        new, orders = matrices.rule.refreshed(batch.state, group)
+        old = batch.state if batch.begins else {name: batch.state[name].clone() for name in new}
+        turn = _Turn({**batch.state, **old}, orders, matrices.keep(batch, new))
+        turns |= {place: (turn, k) for k, place in enumerate(batch.places)}
     known = [i for i in due if not matrices.begins(i)]
     for link in [each for top in inner for each in top.walk() if known and each.transforms]:
         for name in (*link.transform.turns, *link.transform.permutes):
@@ -90,8 +90,14 @@ class _Turn(NamedTuple):
             made = into(back(x, self.old), state)
         else:
             for dim, order in self.orders.items():
-                made = made.index_select(dim, order)
-        return made if self.taken is None else torch.where(self.taken, made, x)
+                made = ordered(made, order, dim)
+        return made if self.taken is None else torch.where(self.taken[..., None, None], made, x)
+
+    def part(self, some: slice) -> _Turn:
+        """That of some of the matrices."""
+        orders = {dim: order[some] for dim, order in self.orders.items()}
+        old = {name: t[some] for name, t in self.old.items()}
+        return _Turn(old, orders, None if self.taken is None else self.taken[some])
 
 
 def _follow(
@@ -100,10 +106,17 @@ def _follow(
     link: Link,
     name: str,
     some: list[int],
-    turns: dict[int, _Turn],
+    turns: dict[Place, tuple[_Turn, int]],
 ) -> None:
     """Bring state of a link, of some parameters, into the new bases."""
     linear = name in link.transform.turns
+
+    def turned(batch: Batch, pieces: list[Tensor]) -> Tensor:
+        turn, first = turns[batch.places[0]]  # which is of these matrices, and maybe others
+        if batch.stacked:
+            turn = turn.part(slice(first, first + len(batch.places)))
+        return turn.of(pieces[0], batch.state, linear)
+
     place = {bucket.part.places[i]: i for i in some}
     for part in bucket.select(some).seen_by(link).alike():
         if name not in part.state_names:
@@ -113,8 +126,6 @@ def _follow(
         row: list[Any] = [None] * len(bucket.part.places)
         for i, t in zip(where, held.tensors, strict=True):
             row[i] = t
-        made = matrices.over(
-            [row], lambda i, x, state: turns[id(state)].of(x[0], state, linear), where
-        )
+        made = matrices.over([row], turned, where)
         held.copy_(TensorList([made[i] for i in where]))
         part.settle()
