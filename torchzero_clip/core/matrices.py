@@ -38,6 +38,7 @@ from torchzero_clip.core.state import statistic_dtype
 from torchzero_clip.core.tensorlist import TensorList
 from torchzero_clip.core.tensors import is_sharded
 
+
 class StateForm(NamedTuple):
     """What a tensor of state is like."""
 

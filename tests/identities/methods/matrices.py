@@ -504,6 +504,9 @@ def same_null_spaces() -> Any:
     eigh = torch.linalg.eigh
 
     def decided(matrix: Tensor) -> Any:
+        if matrix.dim() > 2:
+            pairs = zip(*map(decided, matrix), strict=True)
+            return torch.return_types.linalg_eigh(tuple(map(torch.stack, pairs)))
         values, vectors = eigh(matrix)
         null = int((values <= values[-1] * 100 * torch.finfo(matrix.dtype).eps).sum())
         others = torch.eye(len(matrix), dtype=matrix.dtype)

@@ -10,6 +10,8 @@ from torchzero_clip.modules.matrices.eigenbases import (
     SIDES,
     average,
     eigenvectors,
+    gram,
+    into,
     sides_up_to,
     unsorted,
 )
@@ -70,14 +72,19 @@ class KLBasis(SOAPBasis):
         self, u: Tensor, state: dict[str, Tensor], group: Group
     ) -> dict[str, Tensor]:
         rate = 1 - group["beta"]
+        turned = group["turned"] if "turned" in group else into(u, state)
+        squares = turned.square()
         new: dict[str, Tensor] = {}
         for side in [side for side in SIDES if side in state]:
+            each = squares if side == "left" else squares.mT
             white = _whitened(u if side == "left" else u.mT, OTHER[side], state)
             rows, columns = white.shape[-2:]
-            new[side] = average(state[side], (white @ white.mT).div_(columns), rate)
-            now = (state[f"{side}_basis"].mT @ white).square_().mean(-1)
+            new[side] = average(state[side], gram(white).div_(columns), rate)
+            if OTHER[side] in state:
+                each = each * state[f"{OTHER[side]}_values"].reciprocal().unsqueeze(-2)
             least = 1 / max(LEAST, min(rows, self.most)) ** 2
-            new[f"{side}_values"] = average(state[f"{side}_values"], now, rate).clamp_(min=least)
+            values = average(state[f"{side}_values"], each.mean(-1), rate)
+            new[f"{side}_values"] = values.clamp_(min=least)
         return new
 
     def refreshed(
@@ -97,4 +104,5 @@ def _whitened(rows: Tensor, side: str, state: dict[str, Tensor]) -> Tensor:
     """The matrix in the basis of its columns, each divided by the root of its λ."""
     if side not in state:
         return rows
-    return rows @ state[f"{side}_basis"] * state[f"{side}_values"].rsqrt().unsqueeze(-2)
+    roots = state[f"{side}_values"].rsqrt().unsqueeze(-2)
+    return (rows @ state[f"{side}_basis"]).mul_(roots)

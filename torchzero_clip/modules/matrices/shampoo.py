@@ -15,6 +15,7 @@ from torchzero_clip.modules.matrices.eigenbases import (
     back,
     eigenvalues,
     eigenvectors,
+    gram,
     into,
     rows_with_bases,
     sides_up_to,
@@ -94,7 +95,7 @@ class Shampoo(TensorwiseTransform):
         made = {"step": state["step"] + 1, "exp_avg": averaged}
         for side in [side for side in SIDES if side in state]:
             rows = u if side == "left" else u.mT
-            made[side] = average(state[side], rows @ rows.mT, 1 - beta2)
+            made[side] = average(state[side], gram(rows), 1 - beta2)
         return made
 
     def refresh_matrix(self, state: dict[str, Tensor], group: Group) -> dict[str, Tensor]:

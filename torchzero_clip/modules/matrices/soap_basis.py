@@ -14,6 +14,7 @@ from torchzero_clip.modules.matrices.eigenbases import (
     SIDES,
     average,
     eigenvectors,
+    gram,
     rows_with_bases,
     sides_up_to,
     sorted_after,
@@ -80,7 +81,7 @@ class SOAPBasis(TensorwiseTransform):
     def observe_matrix(
         self, u: Tensor, state: dict[str, Tensor], group: Group
     ) -> dict[str, Tensor]:
-        new = {"left": lambda: u @ u.mT, "right": lambda: u.mT @ u}
+        new = {"left": lambda: gram(u), "right": lambda: gram(u.mT)}
         rate = 1 - group["beta"]
         return {x: average(state[x], new[x](), rate) for x in SIDES if x in state}
 

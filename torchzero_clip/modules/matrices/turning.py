@@ -11,7 +11,7 @@ from torch import Tensor
 from torchzero_clip.core import Bucket, Matrices, TensorList
 from torchzero_clip.core.bucket import BEGUN, begun
 from torchzero_clip.core.link import Link
-from torchzero_clip.core.stacks import Batch, MatrixState, Place
+from torchzero_clip.core.stacks import Batch, MatrixState, Place, finite
 from torchzero_clip.modules.matrices.eigenbases import back, into, ordered
 
 
@@ -41,7 +41,8 @@ def enter(bucket: Bucket, matrices: Matrices, inner: Sequence[Link]) -> TensorLi
     def turned(batch: Batch, pieces: list[Tensor]) -> Tensor:
         made: Tensor = into(pieces[0], batch.state)
         if not before:
-            matrices.keep(batch, basis.observe_matrix(pieces[0], batch.state, group))
+            known = {**group, "turned": made}
+            matrices.keep(batch, basis.observe_matrix(pieces[0], batch.state, known))
         return made
 
     return TensorList(matrices.over([bucket.u.to(bucket.state_dtype).tensors], turned))
@@ -62,42 +63,44 @@ def renew(bucket: Bucket, matrices: Matrices, inner: Sequence[Link]) -> None:
     """Renew the bases that are due, and bring what the links inside keep into them."""
     due = [i for i in matrices.where if matrices.due(i)]
     turns: dict[Place, tuple[_Turn, int]] = {}
+    made: list[tuple[Batch, dict[str, Tensor]]] = []
     for batch in matrices.batches([i for i in due if i in matrices.mine]):
         group = {**matrices.bucket.group, "first": batch.begins}
         new, orders = matrices.rule.refreshed(batch.state, group)
-        old = batch.state if batch.begins else {name: batch.state[name].clone() for name in new}
-        turn = _Turn({**batch.state, **old}, orders, matrices.keep(batch, new))
+        turn = _Turn({**batch.state, **new}, orders, finite(list(new.values()), batch.stacked))
         turns |= {place: (turn, k) for k, place in enumerate(batch.places)}
+        made.append((batch, new))
     known = [i for i in due if not matrices.begins(i)]
     for link in [each for top in inner for each in top.walk() if known and each.transforms]:
         for name in (*link.transform.turns, *link.transform.permutes):
             some = [i for i in known if f"{link.path}/{name}" in bucket.param_states[i]]
             if some:
                 _follow(bucket, matrices, link, name, some, turns)
+    for batch, new in made:
+        matrices.keep(batch, new)
 
 
 class _Turn(NamedTuple):
-    """The way from old bases of a matrix to new ones, if they were taken."""
+    """The way from the bases of matrices to new ones, if these will be taken."""
 
-    old: MatrixState
+    new: MatrixState
     orders: dict[int, Tensor]
-    taken: Tensor | None
+    taken: Tensor
 
     def of(self, x: Tensor, state: MatrixState, linear: bool) -> Tensor:
         """What is kept in the old bases, in the new ones; only sorted unless it is linear."""
         made = x
         if linear:
-            made = into(back(x, self.old), state)
+            made = into(back(x, state), self.new)
         else:
             for dim, order in self.orders.items():
                 made = ordered(made, order, dim)
-        return made if self.taken is None else torch.where(self.taken[..., None, None], made, x)
+        return torch.where(self.taken[..., None, None], made, x)
 
     def part(self, some: slice) -> _Turn:
         """That of some of the matrices."""
         orders = {dim: order[some] for dim, order in self.orders.items()}
-        old = {name: t[some] for name, t in self.old.items()}
-        return _Turn(old, orders, None if self.taken is None else self.taken[some])
+        return _Turn({name: t[some] for name, t in self.new.items()}, orders, self.taken[some])
 
 
 def _follow(
