@@ -40,9 +40,12 @@ class StepGradients:
         if not {torch.strided}.issuperset(map(LAYOUT, grads)):  # sparse ones, which are refused
             return found
         made: dict[int, Tensor] = {}  # what two parameters share they share as a copy
-        spans = _spans(grads)
-        self.shared = _shared(spans)
-        for i in {*odd(grads), *(_inside(spans, params) if moves else ())}:
+        inside: list[int] = []
+        if _shared(_spans([*grads, *params] if moves else grads)):  # which is rare
+            spans = _spans(grads)
+            self.shared = _shared(spans)
+            inside = _inside(spans, params) if moves else []
+        for i in {*odd(grads), *inside}:
             if params[i] not in self._copies:
                 plain = grads[i].resolve_conj().resolve_neg()
                 copy = plain.clone(memory_format=torch.contiguous_format)
