@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from torchzero_clip.core.sharding import aligned_grads
-from torchzero_clip.core.tensors import DEVICE, DTYPE, LAYOUT, addresses, all_plain, same_shapes
+from torchzero_clip.core.tensors import DEVICE, DTYPE, LAYOUT, addresses, all_plain
 
 BYTES = operator.attrgetter("nbytes")
 Spans: TypeAlias = "tuple[list[int], list[int]]"
