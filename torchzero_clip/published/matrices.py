@@ -5,13 +5,14 @@ from __future__ import annotations
 from typing import Literal
 
 from torchzero_clip.core import Chain, Transform
-from torchzero_clip.modules.clipping import Normalize, Sign
+from torchzero_clip.modules.clipping import ClipRMS, Normalize, Sign
 from torchzero_clip.modules.descent import EMA, LR, Adam, Momentum, RMSprop, WeightDecay
 from torchzero_clip.modules.flow import Graft, Steepest
 from torchzero_clip.modules.matrices import (
     EqualRows,
     InBasis,
     KLBasis,
+    Kron,
     NeuronNorm,
     Orthogonalize,
     Rows,
@@ -339,3 +340,32 @@ def shampoo(
     )
     step = Graft(Adam(betas, grafting_epsilon), direction)
     return Chain(step, WeightDecay(weight_decay), LR(lr))
+
+
+SAVED = {"smart_one_diag": "longer", "one_diag": "one", "all_diag": "all", None: None}
+
+
+@published
+def kron(
+    lr: float = 3e-4,
+    b1: float = 0.9,
+    weight_decay: float = 0.0,
+    every: int | None = None,
+    max_size_triangular: int = 8192,
+    memory_save_mode: Literal["smart_one_diag", "one_diag", "all_diag"] | None = None,
+    precond_lr: float = 0.1,
+    precond_init_scale: float = 1.0,
+) -> Chain:
+    """PSGD with Kronecker factors: a momentum that is whitened, and clipped where it is large.
+
+    `every` None is the official schedule. Its code decays matrices alone: give vectors a group with
+    `weight_decay=0`. Tensors of three and more dims are cut as (all but the last, last) there where
+    that is less wide, here as (first, rest).
+
+    Reference:
+        Pooladzandi, Li, "Curvature-informed SGD via general purpose Lie-group preconditioners",
+        arXiv 2402.04553; evanatyourservice/kron_torch.
+    """
+    saved = SAVED[memory_save_mode]
+    direction = Kron(b1, precond_lr, every, max_size_triangular, saved, precond_init_scale)
+    return Chain(direction, ClipRMS(1.1), WeightDecay(weight_decay), LR(lr))
