@@ -733,7 +733,8 @@ def is_kron(name: str, every: int | None = None, **options: Any) -> Any:
     )(official)
 
 
-is_kron("kron")  # and others, whose factors begin with roots that float32 has
+is_kron("kron")
+# factors begin with a root, here with one that float32 has
 is_kron("kron_longer", every=5, memory_save_mode="smart_one_diag", precond_init_scale=4.0)
 is_kron("kron_one", every=4, memory_save_mode="one_diag", precond_init_scale=0.25)
 is_kron("kron_all", every=3, memory_save_mode="all_diag")

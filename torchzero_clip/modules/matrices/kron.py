@@ -92,8 +92,8 @@ class Kron(TensorwiseTransform):
         if columns == 1:  # a vector; matrices of one column come as one of one row
             return {**made, "left": torch.full((rows,), self.initial)}
         for side, n, other in (("left", rows, columns), ("right", columns, rows)):
-            full = 1 < n <= self.max_dim and not self._is_diagonal(n, other, side)
-            made[side] = (torch.eye(n) if full else torch.ones(n)) * self.initial**0.5
+            one = torch.ones(n) if self._is_diagonal(n, other, side) else torch.eye(n)
+            made[side] = one * self.initial**0.5
         return made
 
     def observe_matrix(
@@ -135,6 +135,8 @@ class Kron(TensorwiseTransform):
         return state["exp_avg"] / (1 - group["beta"] ** state["step"]).unsqueeze(-1)
 
     def _is_diagonal(self, n: int, other: int, side: str) -> bool:
-        """Whether a side has a diagonal factor by the choice of `diagonal`."""
-        last = self.diagonal == "one" and side == "right" and n == other
-        return self.diagonal == "all" or last or (self.diagonal is not None and n > other)
+        """Whether a side has a diagonal factor."""
+        if self.diagonal == "all" or n == 1 or n > self.max_dim:
+            return True
+        of_equals = self.diagonal == "one" and side == "right" and n == other
+        return of_equals or (self.diagonal is not None and n > other)
