@@ -62,6 +62,7 @@ SENT = {
     "soap": 3,
     "klsoap": 3,
     "Shampoo-every 2": 2,
+    "Kron-default": 2,
     "shampoo": 3,
     "spam": 2,
     "stable_spam": 3,
