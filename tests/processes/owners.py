@@ -241,6 +241,7 @@ def equal() -> list[str]:
             "state": [Whiten(), Momentum(0.9)],
             "soap": [InBasis(SOAPBasis(every=2, max_dim=100), Adam(eps=1e-3)), WeightDecay(0.1)],
             "soap 2": [InBasis(SOAPBasis(every=2, first="step"), Momentum(0.9), ClipNorm(1.0))],
+            "soap 3": [InBasis(SOAPBasis(every=2, first="use"), Adam(eps=1e-3))],
             "state kron": [Kron(every=2, max_dim=100, blocks={"^p0$": 3}), ClipRMS(1.1)],
             "blocks": [Orthogonalize(blocks={"^p0$": 3, "^p2$": 4, "^p4$": (2, 3)})],
             "state rows": [Rows(0.25, Orthogonalize(), lines="rows"), NeuronNorm(), ScaleByShape()],

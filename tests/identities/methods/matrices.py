@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from tests.identities.follow import need, official_file, official_package
+from tests.identities.follow import need, official_file, official_package, official_text
 from tests.identities.identity import optimizer
 from tests.identities.inputs import MATRICES, Inputs
 from torchzero_clip import LR, Chain, Momentum, Orthogonalize, WeightDecay, named
@@ -564,6 +564,37 @@ def soap(groups: Any) -> Any:
 def soap_from_first_step(groups: Any) -> Any:
     official = official_file("NVIDIA-NeMo/Emerging-Optimizers", "tests/soap_reference.py")
     return in_one_precision(official.ReferenceSoap)(groups, **DECAYED[0])
+
+
+@optimizer(
+    "soap_hyperball",
+    '`InBasis(SOAPBasis(0.9, 1, "use"), Adam(bias_correction=False))`, `TrustRatio`, `LR`, '
+    "`Hyperball` is SOAP-H",
+    source="KellerJordan/modded-nanogpt f411b3d3, `SOAPH` of track 3, in one precision",
+    groups=(
+        {"lr": 0.05, "ema_beta": 0.9, "momentum": 0.95, "q_freq": 1, "eps": EPS},
+        {"lr": 0.02, "ema_beta": 0.8, "momentum": 0.9},
+    ),
+    keys={"beta": "ema_beta", "betas": ("momentum", "ema_beta")},
+    constant={"coefficient": "theirs is 1", "bounds": "theirs has none"},
+    # it never moves a weight of zeros; where a side is longer by one its null space is a line
+    inputs=Inputs(
+        (("a.wide", (3, 4)), ("a.tall", (6, 5)), ("b.square", (4, 4)), ("b.wide", (2, 3))),
+        zero_start=False,
+    ),
+    within=same_null_spaces,
+    rtol={torch.float32: 1e-5, torch.float64: 1e-12},
+)
+def soap_hyperball(groups: Any) -> Any:
+    file = "records/track_3_optimization/results/20260518_soaph/train_gpt_simple_soaph.py"
+    found = official_text("KellerJordan/modded-nanogpt", file)
+    begins, ends = found.index("@torch.no_grad()\ndef scale_inv"), found.index("#                Setup")
+    names: dict[str, Any] = {"torch": torch, "Tensor": Tensor, "dist": torch.distributed}
+    with mock.patch.object(torch, "compile", lambda function: function):
+        exec(compile(found[begins:ends], file, "exec"), names)  # the rest of it trains
+    opt = in_one_precision(names["SOAPH"])([p for group in groups for p in group["params"]])
+    opt.param_groups = [{**opt.defaults, **group} for group in groups]  # it makes one group
+    return opt
 
 
 KL: Any = (

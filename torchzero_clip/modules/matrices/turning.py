@@ -23,8 +23,8 @@ def begin(buckets: list[Bucket], basis: Link, now: int, kept: list[Tensor]) -> l
         if new:
             some = bucket.select(new)
             matrices = Matrices(some.seen_by(basis), now)
-            learn(some, matrices)
-            renew(some, matrices, [])
+            learn(some, matrices, matrices.where)
+            renew(some, matrices, [], matrices.where)
             matrices.begin()
             kept += matrices.kept
     return begun(buckets)
@@ -33,34 +33,41 @@ def begin(buckets: list[Bucket], basis: Link, now: int, kept: list[Tensor]) -> l
 def enter(bucket: Bucket, matrices: Matrices, inner: Sequence[Link]) -> TensorList:
     """The update in the bases, which learn from it."""
     basis, group = matrices.rule, matrices.bucket.group
-    before = basis.first == "step" and any([matrices.due(i) for i in matrices.where])
+    before: list[int] = []
+    if basis.first == "use":
+        before = [i for i in matrices.where if matrices.begins(i)]
+    elif basis.first == "step" and any([matrices.due(i) for i in matrices.where]):
+        before = matrices.where
     if before:
-        learn(bucket, matrices)
-        renew(bucket, matrices, inner)
+        learn(bucket, matrices, before)
+        renew(bucket, matrices, inner, before)
+    knowing = set(before)
 
     def turned(i: int, pieces: list[Tensor], state: MatrixState) -> Tensor:
         made: Tensor = into(pieces[0], state)
-        if not before:
+        if i not in knowing:
             matrices.keep(state, basis.observe_matrix(pieces[0], state, group))
         return made
 
     return TensorList(matrices.over([bucket.u.to(bucket.state_dtype).tensors], turned))
 
 
-def learn(bucket: Bucket, matrices: Matrices) -> None:
-    """Let the bases see an update that stays as it is."""
+def learn(bucket: Bucket, matrices: Matrices, some: Sequence[int]) -> None:
+    """Let the bases of some parameters see an update that stays as it is."""
     group = matrices.bucket.group
 
     def see(i: int, pieces: list[Tensor], state: MatrixState) -> Tensor:
         matrices.keep(state, matrices.rule.observe_matrix(pieces[0], state, group))
         return pieces[0]
 
-    matrices.over([bucket.u.to(bucket.state_dtype).tensors], see)
+    matrices.over([bucket.u.to(bucket.state_dtype).tensors], see, some)
 
 
-def renew(bucket: Bucket, matrices: Matrices, inner: Sequence[Link]) -> None:
-    """Renew the bases that are due, and bring what the links inside keep into them."""
-    due = [i for i in matrices.where if matrices.due(i)]
+def renew(
+    bucket: Bucket, matrices: Matrices, inner: Sequence[Link], some: Sequence[int]
+) -> None:
+    """Renew those bases of some that are due, and bring what the links inside keep into them."""
+    due = [i for i in some if matrices.due(i)]
     turns: dict[int, _Turn] = {}
     for i in due:
         group = {**matrices.bucket.group, "first": matrices.begins(i)}
