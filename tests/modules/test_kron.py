@@ -169,7 +169,9 @@ def test_noise_is_normal_and_another_in_every_step():
     for a, b in ((one, other), (one[1:], one[:-1]), (one[:, 1:], one[:, :-1])):
         assert abs((a * b).mean()) < 0.02
     assert torch.equal(one, whitening.normal(like, torch.tensor([3.0])))
-    steps_of_one = torch.stack([whitening.normal(like[:1, :2], torch.ones(1) * n) for n in range(999)])
+    steps_of_one = torch.stack(
+        [whitening.normal(like[:1, :2], torch.ones(1) * n) for n in range(999)]
+    )
     assert abs(steps_of_one.mean()) < 0.1
     assert abs(steps_of_one.var() - 1) < 0.1
 
@@ -276,7 +278,7 @@ def test_a_column_is_a_row_and_unequal_blocks_of_one_are_vectors():
     assert [tuple(q.shape) for q in factors(opt, column)] == [(1,), (5, 5)]
     opt = Modular([("w", column)], Kron(blocks={"w": (2, 3)}), LR(0.01))
     opt.init_state()
-    kept = [k for k in held(opt, column) if k.startswith("left") or k.startswith("right")]
+    kept = [k for k in held(opt, column) if k.startswith(("left", "right"))]
     assert kept == ["left", "left_2"]
 
 
@@ -286,7 +288,11 @@ def test_a_column_is_a_row_and_unequal_blocks_of_one_are_vectors():
 @pytest.mark.parametrize("kind", ["zero", "rank one"])
 def test_zero_and_rank_one_matrices(kind):
     p = Parameter(drawn((4, 6), 0))
-    opt, column, row = Modular([p], Kron(), ClipRMS(1.1), LR(0.01)), drawn((4, 1), 1), drawn((1, 6), 2)
+    opt, column, row = (
+        Modular([p], Kron(), ClipRMS(1.1), LR(0.01)),
+        drawn((4, 1), 1),
+        drawn((1, 6), 2),
+    )
     for step in range(60):
         p.grad = column @ row * (step + 1) if kind == "rank one" else torch.zeros(4, 6)
         before = p.detach().clone()
@@ -370,7 +376,9 @@ def test_a_lesson_that_fails_leaves_the_factors(monkeypatch):
 
 def test_small_parameters_are_whitened_in_float32():
     """Rounding of the parameter apart, it is the step of the same numbers in float32."""
-    small, large = [Parameter(drawn((4, 6), 0).bfloat16().to(t)) for t in (torch.bfloat16, torch.float)]
+    small, large = [
+        Parameter(drawn((4, 6), 0).bfloat16().to(t)) for t in (torch.bfloat16, torch.float)
+    ]
     opts = [Modular([p], named("kron", lr=1e-2)) for p in (small, large)]
     for step in range(9):
         grad = drawn((4, 6), step + 1).bfloat16()
@@ -446,7 +454,9 @@ def test_nothing_waits():
 
 def test_the_plan_and_the_file():
     opt = Modular(model(torch.float32).values(), named("kron"))
-    first = "Kron: a matrix is refreshed in each of the first 501 steps, then ever more seldom, at last"
+    first = (
+        "Kron: a matrix is refreshed in each of the first 501 steps, then ever more seldom, at last"
+    )
     assert f"{first} every 34, by a program of its own" in opt.explain()
     rare = Modular(model(torch.float32).values(), Kron(every=9, stagger=True), LR(0.1))
     assert "refreshed in its first step and every 9 steps, in turns" in rare.explain()

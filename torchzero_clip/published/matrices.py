@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 from torchzero_clip.core import Chain, Transform
 from torchzero_clip.modules.adaptive import TrustRatio
@@ -373,7 +373,12 @@ def shampoo(
     return Chain(step, WeightDecay(weight_decay), LR(lr))
 
 
-SAVED = {"smart_one_diag": "longer", "one_diag": "one", "all_diag": "all", None: None}
+SAVED: dict[str | None, Any] = {
+    "smart_one_diag": "longer",
+    "one_diag": "one",
+    "all_diag": "all",
+    None: None,
+}
 
 
 @published

@@ -570,7 +570,7 @@ def soap_from_first_step(groups: Any) -> Any:
     "soap_hyperball",
     '`InBasis(SOAPBasis(0.9, 1, "use"), Adam(bias_correction=False))`, `TrustRatio`, `LR`, '
     "`Hyperball` is SOAP-H",
-    source="KellerJordan/modded-nanogpt f411b3d3, `SOAPH` of track 3, in one precision",
+    source="KellerJordan/modded-nanogpt f411b3d, `SOAPH` of track 3, in one precision",
     groups=(
         {"lr": 0.05, "ema_beta": 0.9, "momentum": 0.95, "q_freq": 1, "eps": EPS},
         {"lr": 0.02, "ema_beta": 0.8, "momentum": 0.9},
@@ -588,7 +588,10 @@ def soap_from_first_step(groups: Any) -> Any:
 def soap_hyperball(groups: Any) -> Any:
     file = "records/track_3_optimization/results/20260518_soaph/train_gpt_simple_soaph.py"
     found = official_text("KellerJordan/modded-nanogpt", file)
-    begins, ends = found.index("@torch.no_grad()\ndef scale_inv"), found.index("#                Setup")
+    begins, ends = (
+        found.index("@torch.no_grad()\ndef scale_inv"),
+        found.index("#                Setup"),
+    )
     names: dict[str, Any] = {"torch": torch, "Tensor": Tensor, "dist": torch.distributed}
     with mock.patch.object(torch, "compile", lambda function: function):
         exec(compile(found[begins:ends], file, "exec"), names)  # the rest of it trains
@@ -736,7 +739,7 @@ def is_kron(name: str, every: int | None = None, **options: Any) -> Any:
             (step,) = [state["step"] for state in opt.state.values() if state["Q"] is Q]
             rows = G.view(1, -1) if G.shape[1:] == (1,) else G if G.dim() > 1 else G.view(-1, 1)
             noise = whitening.normal(rows, torch.tensor([step], dtype=G.dtype)).view(G.shape)
-            with mock.patch.object(torch, "randn_like", lambda _: noise):
+            with mock.patch.object(torch, "randn_like", return_value=noise):
                 learn(Q, exprs, G.clone(), *numbers)  # which it would write its noise to
 
         take = opt.step

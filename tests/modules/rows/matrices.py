@@ -240,7 +240,9 @@ ROWS = [
             *share("beta"),
             *number("precond_lr", -0.1, 1.5, nan, words="a number at least 0 and at most 1"),
             *number("every", 0, -7, words="an integer at least 1 or None"),
-            *number("every", 2.0, "3", True, error=TypeError, words="an integer at least 1 or None"),
+            *number(
+                "every", 2.0, "3", True, error=TypeError, words="an integer at least 1 or None"
+            ),
             *steps("max_dim", 0),
             *number("initial", 0.0, -1.0, nan, words="a number above 0"),
             *at_least("eps", 0),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import Literal
 
@@ -10,7 +9,7 @@ import torch
 from torch import Tensor
 
 from torchzero_clip.core import Group, Live, TensorwiseTransform
-from torchzero_clip.modules.matrices import whitening
+from torchzero_clip.modules.matrices import lessons, whitening
 from torchzero_clip.modules.matrices.batches import matrix_shape
 from torchzero_clip.modules.matrices.blocks import Blocks, block_rows, check_blocks
 
@@ -30,7 +29,7 @@ class Kron(TensorwiseTransform):
         beta: How much of m stays.
         precond_lr: How fast the factors learn.
         every: Steps from one lesson of the factors to the next. None is the official schedule: in
-            each of the first 500 steps, then ever more seldom, from step 4008 on in every 34th.
+            each of the first 501 steps, then ever more seldom, at last in every 34th.
         max_dim: A side that is longer has a diagonal factor.
         diagonal: Which other sides have one: "longer" the longer side, "one" that of a square
             matrix too, its columns, "all" both.
@@ -48,9 +47,8 @@ class Kron(TensorwiseTransform):
         >>> opt = Modular(model.parameters(), Kron(), ClipRMS(1.1), WeightDecay(0.01), LR(3e-4))
 
     Reference:
-        Li, "Preconditioned stochastic gradient descent", arXiv 1512.04202; Pooladzandi, Li,
-        "Curvature-informed SGD via general purpose Lie-group preconditioners", arXiv 2402.04553;
-        evanatyourservice/kron_torch.
+        Pooladzandi, Li, "Curvature-informed SGD via general purpose Lie-group preconditioners",
+        arXiv 2402.04553; evanatyourservice/kron_torch.
     """
 
     beta: Live[float] = 0.9
@@ -64,7 +62,7 @@ class Kron(TensorwiseTransform):
     stacks: bool | None = None
     blocks: Blocks = None
 
-    complex = "refuse"
+    complex = "refuse"  # type: ignore[assignment]
     update_size = "ones"
 
     def check(self) -> None:
@@ -92,7 +90,7 @@ class Kron(TensorwiseTransform):
         if columns == 1:  # a vector; matrices of one column come as one of one row
             return {**made, "left": torch.full((rows,), self.initial)}
         for side, n, other in (("left", rows, columns), ("right", columns, rows)):
-            one = torch.ones(n) if self._is_diagonal(n, other, side) else torch.eye(n)
+            one = torch.ones(n) if whitening.is_diagonal(self, side, n, other) else torch.eye(n)
             made[side] = one * self.initial**0.5
         return made
 
@@ -104,39 +102,21 @@ class Kron(TensorwiseTransform):
         return {"step": state["step"] + 1, "exp_avg": moved}
 
     def refresh_matrix(self, state: dict[str, Tensor], group: Group) -> dict[str, Tensor]:
-        m, noise = self._average(state, group), whitening.normal(state["exp_avg"], state["step"])
-        size = m.abs().mean((-2, -1), keepdim=True)
-        a, b = m + (whitening.DAMPING * size + group["eps"]) * noise, noise
-        left, right = state["left"], state.get("right")
-        a, b = whitening.times(left, a), whitening.solved(left, b)
-        if right is None:
-            return {"left": whitening.learned(left, a, b, group["precond_lr"])}
-        a, b = whitening.times(right, a.mT).mT, whitening.solved(right, b.mT).mT
-        left = whitening.learned(left, a, b, group["precond_lr"])
-        right = whitening.learned(right, a.mT, b.mT, group["precond_lr"])
-        left, right = whitening.balanced(left, right, m)
-        return {"left": left, "right": right}
+        noise = whitening.normal(state["exp_avg"], state["step"])
+        rate, eps = group["precond_lr"], group["eps"]
+        return whitening.lesson(self._average(state, group), state, noise, rate, eps)
 
     def update_tensor(self, u: Tensor, state: dict[str, Tensor], group: Group) -> Tensor:
         m = whitening.twice(state["left"], self._average(state, group))
         return whitening.twice(state["right"], m.mT).mT if "right" in state else m
 
     def is_due(self, step: int) -> bool:
-        return whitening.is_due(step) if self.every is None else super().is_due(step)
+        return lessons.is_due(step) if self.every is None else super().is_due(step)
 
     @property
     def rhythm(self) -> str:
-        first, then = whitening.FLAT + 1, math.ceil(1 / whitening.LEAST)
-        seldom = f"in each of the first {first} steps, then ever more seldom, at last every {then}"
-        return seldom if self.every is None else super().rhythm
+        return lessons.RHYTHM if self.every is None else super().rhythm
 
     def _average(self, state: dict[str, Tensor], group: Group) -> Tensor:
         """The average, corrected for its start at zero."""
         return state["exp_avg"] / (1 - group["beta"] ** state["step"]).unsqueeze(-1)
-
-    def _is_diagonal(self, n: int, other: int, side: str) -> bool:
-        """Whether a side has a diagonal factor."""
-        if self.diagonal == "all" or n == 1 or n > self.max_dim:
-            return True
-        of_equals = self.diagonal == "one" and side == "right" and n == other
-        return of_equals or (self.diagonal is not None and n > other)

@@ -33,11 +33,9 @@ def begin(buckets: list[Bucket], basis: Link, now: int, kept: list[Tensor]) -> l
 def enter(bucket: Bucket, matrices: Matrices, inner: Sequence[Link]) -> TensorList:
     """The update in the bases, which learn from it."""
     basis, group = matrices.rule, matrices.bucket.group
-    before: list[int] = []
-    if basis.first == "use":
-        before = [i for i in matrices.where if matrices.begins(i)]
-    elif basis.first == "step" and any([matrices.due(i) for i in matrices.where]):
-        before = matrices.where
+    every = basis.first == "step" and any([matrices.due(i) for i in matrices.where])
+    new = matrices.begins if basis.first == "use" else lambda i: every
+    before = [i for i in matrices.where if new(i)]
     if before:
         learn(bucket, matrices, before)
         renew(bucket, matrices, inner, before)
@@ -63,9 +61,7 @@ def learn(bucket: Bucket, matrices: Matrices, some: Sequence[int]) -> None:
     matrices.over([bucket.u.to(bucket.state_dtype).tensors], see, some)
 
 
-def renew(
-    bucket: Bucket, matrices: Matrices, inner: Sequence[Link], some: Sequence[int]
-) -> None:
+def renew(bucket: Bucket, matrices: Matrices, inner: Sequence[Link], some: Sequence[int]) -> None:
     """Renew those bases of some that are due, and bring what the links inside keep into them."""
     due = [i for i in some if matrices.due(i)]
     turns: dict[int, _Turn] = {}

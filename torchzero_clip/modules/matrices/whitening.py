@@ -6,8 +6,9 @@ takes stacks of matrices too.
 
 from __future__ import annotations
 
-import functools
 import math
+from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,7 +16,14 @@ from torch import Tensor
 from torchzero_clip.core.stochastic import halves_, mix_
 
 DAMPING = torch.finfo(torch.float32).eps ** 0.5  # of the mean size of what is learned from
-FLAT, FALL, LEAST = 500, 1e-3, 0.03  # the official share of steps in which factors learn
+
+
+def is_diagonal(rule: Any, side: str, n: int, other: int) -> bool:
+    """Whether a side of n, beside another, has the diagonal of a factor alone."""
+    if rule.diagonal == "all" or n == 1 or n > rule.max_dim:
+        return True
+    of_equals = rule.diagonal == "one" and side == "right" and n == other
+    return of_equals or (rule.diagonal is not None and n > other)
 
 
 def times(q: Tensor, x: Tensor) -> Tensor:
@@ -55,7 +63,22 @@ def length(square: Tensor) -> Tensor:
 
 
 def at_least_tiny(x: Tensor) -> Tensor:
+    """What may be divided by."""
     return x.clamp(min=torch.finfo(x.dtype).tiny)
+
+
+def lesson(
+    m: Tensor, factors: Mapping[str, Tensor], noise: Tensor, rate: Tensor | float, eps: float
+) -> dict[str, Tensor]:
+    """The factors after they have seen a matrix beside noise."""
+    size = m.abs().mean((-2, -1), keepdim=True)
+    left, right = factors["left"], factors.get("right")
+    a, b = times(left, m + (DAMPING * size + eps) * noise), solved(left, noise)
+    if right is None:
+        return {"left": learned(left, a, b, rate)}
+    a, b = times(right, a.mT).mT, solved(right, b.mT).mT
+    new = learned(left, a, b, rate), learned(right, a.mT, b.mT, rate)
+    return dict(zip(("left", "right"), balanced(*new, m), strict=True))
 
 
 def balanced(left: Tensor, right: Tensor, like: Tensor) -> tuple[Tensor, Tensor]:
@@ -73,25 +96,3 @@ def normal(like: Tensor, count: Tensor) -> Tensor:
     halves = halves_(places.view(rows, columns) ^ key)
     u, angle = [half.to(like.dtype).add_(0.5).div_(2**16) for half in halves]
     return u.log_().mul_(-2).sqrt_().mul_(angle.mul_(2 * math.pi).cos_())
-
-
-def is_due(step: int) -> bool:
-    """Whether factors learn in a step, as the official code has it: ever more seldom."""
-    early, last = _early()
-    return step in early if step <= last else (step - last) % math.ceil(1 / LEAST) == 0
-
-
-@functools.cache
-def _early() -> tuple[frozenset[int], int]:
-    """The steps in which factors learn until their distance stays the same, and the last of them."""
-    due: set[int] = set()
-    since = step = 0
-    while True:
-        since += 1
-        share = max(min(math.exp(FALL * (FLAT - step)), 1.0), LEAST)
-        if since >= 1 / share:
-            due.add(step)
-            since = 0
-            if share == LEAST:
-                return frozenset(due), step
-        step += 1
