@@ -430,6 +430,17 @@ def test_a_resumed_run_goes_on_to_the_bit():
     assert all(torch.equal(p, others[n]) for n, p in params.items())
 
 
+def test_a_count_that_is_no_tensor_is_refused_in_a_sentence():
+    params = model(torch.float32)
+    opt = Modular(params.values(), Kron(), LR(0.01))
+    steps(opt, params, 0)
+    checkpoint = saved(opt)
+    checkpoint["state"][0]["Kron/step"] = 3.0
+    words = "the checkpoint has 3.0 where 'Kron/step' of parameter 0 .*a tensor of shape .1,."
+    with pytest.raises(ValueError, match=words):
+        opt.load_state_dict(checkpoint)
+
+
 @both_engines
 def test_engines_agree(compile):
     params, others = model(torch.float32), model(torch.float32)

@@ -232,7 +232,7 @@ ROWS = [
         good={
             "default": Kron,
             "every 2": lambda: Kron(0.5, every=2, diagonal="longer"),
-            "short": lambda: Kron(precond_lr=0.5, every=3, max_dim=3, initial=2.0, stagger=True),
+            "short": lambda: Kron(precond_lr=0.5, every=3, max_dim=3, initial=2.0),
             "blocks": lambda: Kron(every=2, diagonal="one", blocks={"conv": 2}),
             "clipped": lambda: Chain(Kron(diagonal="all", eps=0.0), ClipRMS(1.1)),
         },
