@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -23,13 +23,20 @@ from torchzero_clip.core.sharding import (
     place_of,
     rank_at,
 )
+from torchzero_clip.core.stacks import (
+    Batch,
+    MatrixState,
+    Place,
+    finite,
+    follows,
+    joined,
+    share,
+    side_by_side,
+    stands_alone,
+)
 from torchzero_clip.core.state import statistic_dtype
 from torchzero_clip.core.tensorlist import TensorList
 from torchzero_clip.core.tensors import is_sharded
-
-MatrixState: TypeAlias = "dict[str, Tensor]"
-"""The state of one matrix, by name."""
-
 
 class StateForm(NamedTuple):
     """What a tensor of state is like."""
@@ -49,7 +56,8 @@ class Matrices:
     Attributes:
         where: The parameters that are matrices, or several.
         mine: For each of them whose owner is this rank, the state of its matrices.
-        kept: Flags on the device: whether a matrix kept its state since the new was not finite.
+        taken: Flags on the device: whether matrices took new state, which is finite then.
+        stacked: Whether the rule takes matrices of one shape as a stack.
     """
 
     def __init__(self, bucket: Bucket, count: int = 0) -> None:
@@ -58,25 +66,28 @@ class Matrices:
         self.rows, self.forms = kept((bucket.part, bucket.bound.path), lambda: _forms(bucket))
         self.where = [i for i, rows in enumerate(self.rows) if rows]
         self.layouts = [bucket.part.layouts[i] for i in self.where]
-        self.kept: list[Tensor] = []
+        self.taken: list[Tensor] = []
+        self.stacked = bool(vars(type(self.rule)).get("batched", False))
         self.places = self._places()
         self._settle()
         self.mine: dict[int, list[MatrixState]] = {
             i: self._memories(i) for i, place in self._owners() if self._is_mine(i, place)
         }
+        if self.stacked:
+            self._share()
 
     def over(
         self,
         lists: Sequence[Sequence[Tensor]],
-        function: Callable[[int, list[Tensor], MatrixState], Tensor],
+        function: Callable[[Batch, list[Tensor]], Tensor],
         some: Sequence[int] | None = None,
     ) -> list[Tensor]:
         """The first list with what a function made of every matrix, by its owner.
 
         Args:
             lists: Lists of tensors like the parameters.
-            function: Called with the place of a parameter, a matrix of each list, which may be
-                written, and the state.
+            function: Called with a batch, and with its matrices of each list, which may be
+                written: stacked where the rule takes stacks.
             some: The places of the parameters that it is called for, unless it is all.
         """
         out = list(lists[0])
@@ -85,16 +96,12 @@ class Matrices:
         layouts, places = [ways[i][0] for i in where], [ways[i][1] for i in where]
 
         def work(here: list[int], *whole: list[Tensor]) -> list[Tensor]:
-            made = []
-            for k, tensors in zip(here, zip(*whole, strict=True), strict=True):
-                i = where[k]
-                rows = self.rows[i]
-                cut = [t.reshape(sum(rows), -1).split(rows) for t in tensors]
-                each = zip(zip(*cut, strict=True), self.mine[i], strict=True)
-                blocks = [function(i, list(pieces), state) for pieces, state in each]
-                joined = blocks[0] if len(blocks) == 1 else torch.cat(blocks)
-                made.append(joined.reshape(tensors[0].shape))
-            return made
+            mine = [where[k] for k in here]
+            lists = [dict(zip(mine, row, strict=True)) for row in whole]
+            blocks: dict[int, dict[int, Tensor]] = {}
+            for batch in self.batches(mine):
+                batch.give(function(batch, [batch.cut(row, self.rows) for row in lists]), blocks)
+            return [joined(blocks[i], lists[0][i]) for i in mine]
 
         chosen = [[row[i] for i in where] for row in lists]
         if any(layouts):
@@ -105,22 +112,45 @@ class Matrices:
             out[i] = t
         return out
 
-    def keep(self, state: MatrixState, new: Mapping[str, Tensor]) -> Tensor | None:
-        """Take new values of a matrix's state: all, or where one is not finite none.
+    def batches(self, where: Sequence[int]) -> list[Batch]:
+        """The matrices of some parameters that are owned here: those of one form whose state lies
+        side by side together, where the rule takes stacks, and otherwise each by itself.
+        """
+        runs: list[list[Place]] = []
+        last: dict[Any, list[Place]] = {}
+        for i in where:
+            begins = self.begins(i)
+            for b, state in enumerate(self.mine[i]):
+                run = last.get((self._kind(i, b), begins))
+                if not (run and self.stacked and follows(state, self._state(run[-1]))):
+                    run = last[self._kind(i, b), begins] = []
+                    runs.append(run)
+                run.append((i, b))
+        return [self._batch(run) for run in runs]
 
-        Returns whether they were taken, as a flag on the device.
+    def _batch(self, run: list[Place]) -> Batch:
+        rows = list(map(self._state, run))
+        state = side_by_side(rows) if self.stacked else rows[0]
+        return Batch(run, state, self.begins(run[0][0]), self.stacked)
+
+    def keep(self, batch: Batch, new: Mapping[str, Tensor]) -> Tensor | None:
+        """Take new values of matrices' state: all, or of one where any is not finite none.
+
+        Returns whether they were taken, as a flag on the device, or one for each of a stack.
         """
         if not new:
             return None
-        if not (isinstance(new, Mapping) and new.keys() <= state.keys()):
+        if not (isinstance(new, Mapping) and new.keys() <= batch.state.keys()):
             raise KeyError(
                 f"{self.bucket.bound.path}: the state that comes back must be a dict with names of "
-                f"{list(state)}, got {new!r}"
+                f"{list(batch.state)}, got {new!r}"
             )
-        taken = torch.stack([t.isfinite().all() for t in new.values()]).all()
+        taken = finite(list(new.values()), batch.stacked)
         for name, t in new.items():
-            state[name].copy_(torch.where(taken, t, state[name]))
-        self.kept.append(~taken)
+            held = batch.state[name]
+            flag = taken.view(*taken.shape, *[1] * (held.dim() - taken.dim()))
+            torch.where(flag, t.expand_as(held), held, out=held)
+        self.taken.append(taken)
         return taken
 
     def begins(self, i: int) -> bool:
@@ -219,6 +249,39 @@ class Matrices:
             made = [t for r in self.rows[i] for t in self.rule.init_matrix(r, columns).values()]
         return {k: t.to(like.device, like.dtype) for (k, like), t in zip(keys, made, strict=True)}
 
+    def _kind(self, i: int, b: int) -> Any:
+        """What matrices have in common that may be in one batch."""
+        param, rows = self.bucket.originals[i], self.rows[i]
+        shape = param.shape if self.bucket.part.layouts[i] else None  # they go to owners together
+        return rows[b], param.numel() // sum(rows), shape
+
+    def _state(self, place: Place) -> MatrixState:
+        return self.mine[place[0]][place[1]]
+
+    def _share(self) -> None:
+        """Bring state that stands alone side by side, so that no step needs to copy it."""
+        alike: dict[Any, list[Place]] = {}
+        for i, states in self.mine.items():
+            for b, state in enumerate(states):
+                if state and stands_alone(state):
+                    alike.setdefault(self._kind(i, b), []).append((i, b))
+        for (rows, columns, _), places in alike.items():
+            if len(places) > 1:
+                moved = share(list(map(self._state, places)), rows * columns)
+                for place, state in zip(places, moved, strict=True):
+                    self._move(place, state)
+
+    def _move(self, place: Place, state: MatrixState) -> None:
+        """Hold the state of a matrix in other memory."""
+        i, b = place
+        names = list(self.forms[i][b])
+        before = sum([len(form) for form in self.forms[i][:b]])
+        for name, (key, like) in zip(names, self._keys(i)[before:], strict=False):
+            owner = owner_of(self.bucket.param_states[i][key])
+            t = state[name]
+            self.bucket.param_states[i][key] = t if owner is None else hold(t, like, owner)
+        self.mine[i][b] = state
+
     def _memories(self, i: int) -> list[MatrixState]:
         state, keys = self.bucket.param_states[i], iter(self._keys(i))
         return [{n: local(state[next(keys)[0]]) for n in form} for form in self.forms[i]]
@@ -237,13 +300,17 @@ class OfMatrices:
         matrices, rule = self.matrices, self.matrices.rule
         live = {name: x for name, x in group.items() if name not in ("params", "grads")}
 
-        def one(i: int, pieces: list[Tensor], state: MatrixState) -> Tensor:
-            mine = {**live, "first": rule.refreshes and matrices.begins(i)}
+        def one(batch: Batch, pieces: list[Tensor]) -> Tensor:
+            mine = {**live, "first": rule.refreshes and batch.begins}
             mine |= {"param": pieces[1]} if rule.reads_params else {}
-            matrices.keep(state, rule.observe_matrix(pieces[0], state, mine))
-            if rule.refreshes and matrices.due(i):
-                matrices.keep(state, rule.refresh_matrix(state, mine))
-            return rule.update_tensor(pieces[0], state, mine)
+            matrices.keep(batch, rule.observe_matrix(pieces[0], batch.state, mine))
+            for some in batch.parts(matrices.due) if rule.refreshes else ():
+                part = batch.part(some)
+                if rule.reads_params and batch.stacked:
+                    mine["param"] = pieces[1][some]
+                matrices.keep(part, rule.refresh_matrix(part.state, mine))
+            mine |= {"param": pieces[1]} if rule.reads_params else {}
+            return rule.update_tensor(pieces[0], batch.state, mine)
 
         u = u.own()
         beside = [group["params"].tensors] if rule.reads_params else []
@@ -263,20 +330,19 @@ def count(rule: Any, buckets: Sequence[Bucket], by: int = 1) -> int:
 
 def step_matrices(rule: Any, buckets: list[Bucket]) -> list[Bucket]:
     """The step of a rule with state of matrices."""
-    kept: list[Tensor] = []
+    taken: list[Tensor] = []
     now = count(rule, buckets)
     for bucket in buckets:
         rule.refuse_complex(bucket)
         matrices = Matrices(bucket, now)
-        bucket.step.skip.hold(
-            [t for rows in matrices.mine.values() for m in rows for t in m.values()]
-        )
+        for batch in matrices.batches(list(matrices.mine)):
+            bucket.step.skip.hold(list(batch.state.values()))
         u = bucket.u.to(bucket.state_dtype)
         bucket.u = bucket.session.update(OfMatrices(matrices), u, {}, bucket.group)
         if rule.refreshes:
             matrices.begin()
-        kept += matrices.kept
-    record(buckets, kept)
+        taken += matrices.taken
+    record(buckets, taken)
     return buckets
 
 
@@ -287,13 +353,13 @@ def prepare_matrices(rule: Any, buckets: list[Bucket]) -> None:
         Matrices(bucket)
 
 
-def record(buckets: Sequence[Bucket], kept: Sequence[Tensor]) -> None:
+def record(buckets: Sequence[Bucket], taken: Sequence[Tensor]) -> None:
     """Tell `metrics()` how many matrices of this rank kept their state since the new was not
     finite.
     """
-    if kept:
-        flags = torch.stack([flag.to(buckets[0].device) for flag in kept])
-        buckets[0].step.record[buckets[0].bound.path] = {"kept": flags.sum()}
+    if taken:
+        flags = torch.cat([flag.view(-1).to(buckets[0].device) for flag in taken])
+        buckets[0].step.record[buckets[0].bound.path] = {"kept": flags.logical_not().sum()}
 
 
 def _forms(bucket: Bucket) -> tuple[list[list[int]], list[list[dict[str, StateForm]]]]:

@@ -233,6 +233,9 @@ class TensorwiseTransform(Transform):
     complex = "whole"
     reads_params: ClassVar[bool] = False
     """Set where `update_tensor` asks for its parameter, `group["param"]`, in its own dtype."""
+    batched: ClassVar[bool] = False
+    """Set where the methods about a matrix also take a stack of them, with a first dim in `u` and
+    in state: those of one shape are then one call. A class says so itself; it is not inherited."""
 
     def update_tensor(self, u: Tensor, state: dict[str, Tensor], group: Group) -> Tensor:
         """The transformed update of one tensor; `u` may be written."""
@@ -260,7 +263,8 @@ class TensorwiseTransform(Transform):
     def init_matrix(self, rows: int, columns: int) -> Mapping[str, Tensor]:
         """The state of one matrix, of any shapes: it lies with the owner of a sharded one.
 
-        A class that has some sees matrices alone, each by itself; other parameters pass unchanged.
+        A class that has some sees matrices alone, each by itself or `batched`; other parameters
+        pass unchanged.
         """
         return {}
 

@@ -101,20 +101,20 @@ class InBasis(Transform):
         for bucket in buckets:
             self.refuse_complex(bucket)
         now = count_step([bucket.seen_by(basis) for bucket in buckets], "refreshed")
-        kept: list[Tensor] = []
+        taken: list[Tensor] = []
         if self.starts_with_state:
-            buckets = begin(buckets, basis, now, kept)
+            buckets = begin(buckets, basis, now, taken)
         if not buckets:
             return []
         met = [Matrices(bucket.seen_by(basis), now) for bucket in buckets]
         turned = [enter(*pair, inner) for pair in zip(buckets, met, strict=True)]
         made = transformed(buckets, turned, inner)
         for bucket, matrices, u in zip(buckets, met, made, strict=True):
-            out = matrices.over([u.tensors], lambda i, x, state: back(x[0], state))
+            out = matrices.over([u.tensors], lambda batch, x: back(x[0], batch.state))
             bucket.u = TensorList(out)
             matrices.begin()
             if self.basis.first != "step":
                 renew(bucket, matrices, inner, matrices.where)
-            kept += matrices.kept
-        record([bucket.seen_by(basis) for bucket in buckets], kept)
+            taken += matrices.taken
+        record([bucket.seen_by(basis) for bucket in buckets], taken)
         return buckets

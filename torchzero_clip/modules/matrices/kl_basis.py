@@ -8,6 +8,7 @@ from torch import Tensor
 from torchzero_clip.core import Group
 from torchzero_clip.modules.matrices.eigenbases import (
     SIDES,
+    average,
     eigenvectors,
     sides_up_to,
     unsorted,
@@ -53,6 +54,8 @@ class KLBasis(SOAPBasis):
     initial: float = 0.1
     most: int = 4000
 
+    batched = True
+
     def check(self) -> None:
         super().check()
         self.require("initial", above=0)
@@ -70,12 +73,11 @@ class KLBasis(SOAPBasis):
         new: dict[str, Tensor] = {}
         for side in [side for side in SIDES if side in state]:
             white = _whitened(u if side == "left" else u.mT, OTHER[side], state)
-            columns = white.shape[1]
-            new[side] = state[side] + (white @ white.mT / columns - state[side]) * rate
-            values = state[f"{side}_values"]
-            now = (state[f"{side}_basis"].mT @ white).square().mean(1)
-            least = 1 / max(LEAST, min(len(values), self.most)) ** 2
-            new[f"{side}_values"] = (values + (now - values) * rate).clamp(min=least)
+            rows, columns = white.shape[-2:]
+            new[side] = average(state[side], (white @ white.mT).div_(columns), rate)
+            now = (state[f"{side}_basis"].mT @ white).square_().mean(-1)
+            least = 1 / max(LEAST, min(rows, self.most)) ** 2
+            new[f"{side}_values"] = average(state[f"{side}_values"], now, rate).clamp_(min=least)
         return new
 
     def refreshed(
@@ -95,4 +97,4 @@ def _whitened(rows: Tensor, side: str, state: dict[str, Tensor]) -> Tensor:
     """The matrix in the basis of its columns, each divided by the root of its λ."""
     if side not in state:
         return rows
-    return rows @ state[f"{side}_basis"] * state[f"{side}_values"].rsqrt()
+    return rows @ state[f"{side}_basis"] * state[f"{side}_values"].rsqrt().unsqueeze(-2)

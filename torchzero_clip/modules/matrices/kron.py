@@ -64,6 +64,7 @@ class Kron(TensorwiseTransform):
 
     complex = "refuse"  # type: ignore[assignment]
     update_size = "ones"
+    batched = True
 
     def check(self) -> None:
         super().check()

@@ -51,6 +51,8 @@ class Rows(TensorwiseTransform):
     stacks: bool | None = None
     blocks: Blocks = None
 
+    batched = True
+
     @property
     def update_size(self) -> Literal["follows", "own", "ones", "set"]:  # type: ignore[override]
         return self.tfm.update_size
@@ -76,15 +78,24 @@ class Rows(TensorwiseTransform):
         return {"momentum": state["momentum"] + u}
 
     def update_tensor(self, u: Tensor, state: dict[str, Tensor], group: Group) -> Tensor:
-        momentum, dim = state["momentum"], self._dim(*u.shape)
-        sums = momentum.abs().sum(dim=1 - dim)
-        where = sums.topk(self._count(len(sums)), sorted=False).indices
-        taken, fine = momentum.index_select(dim, where), u.isfinite().all()
-        momentum.index_copy_(dim, where, torch.where(fine, taken * group["error"], taken))
-        inside = {**group[self.tfm.name or type(self.tfm).__name__], "param_names": [None]}
-        (made,) = self.tfm.update(TensorList([taken], owned=True), {}, inside)
-        out = torch.zeros_like(u).index_copy_(dim, where, made)
+        momentum, dim = state["momentum"], self._dim(*u.shape[-2:])
+        sums = momentum.abs().sum(-3 - dim)
+        chosen = sums.topk(self._count(sums.shape[-1]), sorted=False).indices.unsqueeze(-3 - dim)
+        shape = list(u.shape)
+        shape[dim] = chosen.shape[dim]
+        where = chosen.expand(shape)
+        taken, fine = momentum.gather(dim, where), u.isfinite().all(-1).all(-1)[..., None, None]
+        momentum.scatter_(dim, where, torch.where(fine, taken * group["error"], taken))
+        out = torch.zeros_like(u).scatter_(dim, where, self._made(taken, group))
         return torch.where(fine, out, math.nan)
+
+    def _made(self, taken: Tensor, group: Group) -> Tensor:
+        """What the transform inside makes of each small matrix."""
+        small = list(taken.unbind()) if taken.dim() > 2 else [taken]
+        inside = {**group[self.tfm.name or type(self.tfm).__name__]}
+        inside["param_names"] = [None] * len(small)
+        made = self.tfm.update(TensorList(small, owned=True), {}, inside)
+        return torch.stack(list(made)) if taken.dim() > 2 else made.tensors[0]
 
     def operations(self, param: Tensor) -> float:
         assert isinstance(self.tfm, TensorwiseTransform)
@@ -95,8 +106,8 @@ class Rows(TensorwiseTransform):
         return count * self.tfm.operations(torch.empty(shape, device="meta"))
 
     def _dim(self, rows: int, columns: int) -> int:
-        """The dim that lines are taken along: 0 for rows, 1 for columns."""
-        return int(self.lines == "shorter" and rows > columns)
+        """The dim that lines are taken along: -2 for rows, -1 for columns."""
+        return -1 if self.lines == "shorter" and rows > columns else -2
 
     def _count(self, lines: int) -> int:
         return max(1, math.ceil(self.share * lines))

@@ -11,6 +11,7 @@ from torchzero_clip.core import Group, Live, TensorwiseTransform
 from torchzero_clip.modules.matrices.blocks import Blocks, check_blocks
 from torchzero_clip.modules.matrices.eigenbases import (
     SIDES,
+    average,
     back,
     eigenvalues,
     eigenvectors,
@@ -61,6 +62,8 @@ class Shampoo(TensorwiseTransform):
     stacks: bool | None = None
     blocks: Blocks = None
 
+    batched = True
+
     def check(self) -> None:
         super().check()
         self.require("betas", at_least=0, below=1, length=2)
@@ -87,26 +90,27 @@ class Shampoo(TensorwiseTransform):
         self, u: Tensor, state: dict[str, Tensor], group: Group
     ) -> dict[str, Tensor]:
         beta1, beta2 = group["betas"]
-        average = state["exp_avg"]
-        made = {"step": state["step"] + 1, "exp_avg": average + (u - average) * (1 - beta1)}
+        averaged = average(state["exp_avg"], u.clone(), 1 - beta1)
+        made = {"step": state["step"] + 1, "exp_avg": averaged}
         for side in [side for side in SIDES if side in state]:
             rows = u if side == "left" else u.mT
-            made[side] = state[side] + (rows @ rows.mT - state[side]) * (1 - beta2)
+            made[side] = average(state[side], rows @ rows.mT, 1 - beta2)
         return made
 
     def refresh_matrix(self, state: dict[str, Tensor], group: Group) -> dict[str, Tensor]:
         weight = 1 - group["betas"][1] ** state["step"]
         made: dict[str, Tensor] = {}
         for side in [side for side in SIDES if side in state]:
-            matrix, old = state[side] / weight, state[f"{side}_basis"]
+            matrix, old = state[side] / weight.unsqueeze(-1), state[f"{side}_basis"]
             basis = eigenvectors(matrix) if group["first"] else sorted_after(matrix, old)
             made |= {f"{side}_basis": basis, f"{side}_values": eigenvalues(matrix, basis)}
         return made
 
     def update_tensor(self, u: Tensor, state: dict[str, Tensor], group: Group) -> Tensor:
-        m = into(state["exp_avg"] / (1 - group["betas"][0] ** state["step"]), state)
+        weight = 1 - group["betas"][0] ** state["step"]
+        m = into(state["exp_avg"] / weight.unsqueeze(-1), state)
         for side, dim in SIDES.items():
             if side in state:
                 values = state[f"{side}_values"].clamp(min=0) + group["eps"]
-                m = m * (values ** -group["exponent"]).unsqueeze(1 - dim)
+                m = m.mul_((values ** -group["exponent"]).unsqueeze(-3 - dim))
         return back(m, state)

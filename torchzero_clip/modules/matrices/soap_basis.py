@@ -12,6 +12,7 @@ from torchzero_clip.core import Group, Live, TensorwiseTransform
 from torchzero_clip.modules.matrices.blocks import Blocks, check_blocks
 from torchzero_clip.modules.matrices.eigenbases import (
     SIDES,
+    average,
     eigenvectors,
     rows_with_bases,
     sides_up_to,
@@ -59,6 +60,8 @@ class SOAPBasis(TensorwiseTransform):
     stacks: bool | None = None
     blocks: Blocks = None
 
+    batched = True
+
     def check(self) -> None:
         super().check()
         self.require("beta", at_least=0, below=1)
@@ -81,7 +84,7 @@ class SOAPBasis(TensorwiseTransform):
     ) -> dict[str, Tensor]:
         new = {"left": lambda: u @ u.mT, "right": lambda: u.mT @ u}
         rate = 1 - group["beta"]
-        return {x: state[x] + (new[x]() - state[x]) * rate for x in SIDES if x in state}
+        return {x: average(state[x], new[x](), rate) for x in SIDES if x in state}
 
     def refresh_matrix(self, state: dict[str, Tensor], group: Group) -> dict[str, Tensor]:
         return self.refreshed(state, group)[0]

@@ -11,11 +11,11 @@ from torch import Tensor
 from torchzero_clip.core import Bucket, Matrices, TensorList
 from torchzero_clip.core.bucket import BEGUN, begun
 from torchzero_clip.core.link import Link
-from torchzero_clip.core.matrices import MatrixState
-from torchzero_clip.modules.matrices.eigenbases import back, into
+from torchzero_clip.core.stacks import Batch, MatrixState, Place
+from torchzero_clip.modules.matrices.eigenbases import back, into, ordered
 
 
-def begin(buckets: list[Bucket], basis: Link, now: int, kept: list[Tensor]) -> list[Bucket]:
+def begin(buckets: list[Bucket], basis: Link, now: int, taken: list[Tensor]) -> list[Bucket]:
     """Make bases of first gradients; returns the buckets of what has begun before."""
     key = f"{buckets[0].bound.path}/{BEGUN}"
     for bucket in buckets:
@@ -26,7 +26,7 @@ def begin(buckets: list[Bucket], basis: Link, now: int, kept: list[Tensor]) -> l
             learn(some, matrices, matrices.where)
             renew(some, matrices, [], matrices.where)
             matrices.begin()
-            kept += matrices.kept
+            taken += matrices.taken
     return begun(buckets)
 
 
@@ -41,10 +41,10 @@ def enter(bucket: Bucket, matrices: Matrices, inner: Sequence[Link]) -> TensorLi
         renew(bucket, matrices, inner, before)
     knowing = set(before)
 
-    def turned(i: int, pieces: list[Tensor], state: MatrixState) -> Tensor:
-        made: Tensor = into(pieces[0], state)
-        if i not in knowing:
-            matrices.keep(state, basis.observe_matrix(pieces[0], state, group))
+    def turned(batch: Batch, pieces: list[Tensor]) -> Tensor:
+        made: Tensor = into(pieces[0], batch.state)
+        if batch.places[0][0] not in knowing:  # all of a batch begin, or none
+            matrices.keep(batch, basis.observe_matrix(pieces[0], batch.state, group))
         return made
 
     return TensorList(matrices.over([bucket.u.to(bucket.state_dtype).tensors], turned))
@@ -54,8 +54,8 @@ def learn(bucket: Bucket, matrices: Matrices, some: Sequence[int]) -> None:
     """Let the bases of some parameters see an update that stays as it is."""
     group = matrices.bucket.group
 
-    def see(i: int, pieces: list[Tensor], state: MatrixState) -> Tensor:
-        matrices.keep(state, matrices.rule.observe_matrix(pieces[0], state, group))
+    def see(batch: Batch, pieces: list[Tensor]) -> Tensor:
+        matrices.keep(batch, matrices.rule.observe_matrix(pieces[0], batch.state, group))
         return pieces[0]
 
     matrices.over([bucket.u.to(bucket.state_dtype).tensors], see, some)
@@ -64,13 +64,13 @@ def learn(bucket: Bucket, matrices: Matrices, some: Sequence[int]) -> None:
 def renew(bucket: Bucket, matrices: Matrices, inner: Sequence[Link], some: Sequence[int]) -> None:
     """Renew those bases of some that are due, and bring what the links inside keep into them."""
     due = [i for i in some if matrices.due(i)]
-    turns: dict[int, _Turn] = {}
-    for i in due:
-        group = {**matrices.bucket.group, "first": matrices.begins(i)}
-        for state in matrices.mine.get(i, ()):
-            new, orders = matrices.rule.refreshed(state, group)
-            old = {name: t.clone() if name in new else t for name, t in state.items()}
-            turns[id(state)] = _Turn(old, orders, matrices.keep(state, new))
+    turns: dict[Place, tuple[_Turn, int]] = {}
+    for batch in matrices.batches([i for i in due if i in matrices.mine]):
+        group = {**matrices.bucket.group, "first": batch.begins}
+        new, orders = matrices.rule.refreshed(batch.state, group)
+        old = batch.state if batch.begins else {name: batch.state[name].clone() for name in new}
+        turn = _Turn({**batch.state, **old}, orders, matrices.keep(batch, new))
+        turns |= {place: (turn, k) for k, place in enumerate(batch.places)}
     known = [i for i in due if not matrices.begins(i)]
     for link in [each for top in inner for each in top.walk() if known and each.transforms]:
         for name in (*link.transform.turns, *link.transform.permutes):
@@ -93,8 +93,14 @@ class _Turn(NamedTuple):
             made = into(back(x, self.old), state)
         else:
             for dim, order in self.orders.items():
-                made = made.index_select(dim, order)
-        return made if self.taken is None else torch.where(self.taken, made, x)
+                made = ordered(made, order, dim)
+        return made if self.taken is None else torch.where(self.taken[..., None, None], made, x)
+
+    def part(self, some: slice) -> _Turn:
+        """That of some of the matrices."""
+        orders = {dim: order[some] for dim, order in self.orders.items()}
+        old = {name: t[some] for name, t in self.old.items()}
+        return _Turn(old, orders, None if self.taken is None else self.taken[some])
 
 
 def _follow(
@@ -103,10 +109,17 @@ def _follow(
     link: Link,
     name: str,
     some: list[int],
-    turns: dict[int, _Turn],
+    turns: dict[Place, tuple[_Turn, int]],
 ) -> None:
     """Bring state of a link, of some parameters, into the new bases."""
     linear = name in link.transform.turns
+
+    def turned(batch: Batch, pieces: list[Tensor]) -> Tensor:
+        turn, first = turns[batch.places[0]]  # which is of these matrices, and maybe others
+        if batch.stacked:
+            turn = turn.part(slice(first, first + len(batch.places)))
+        return turn.of(pieces[0], batch.state, linear)
+
     place = {bucket.part.places[i]: i for i in some}
     for part in bucket.select(some).seen_by(link).alike():
         if name not in part.state_names:
@@ -116,8 +129,6 @@ def _follow(
         row: list[Any] = [None] * len(bucket.part.places)
         for i, t in zip(where, held.tensors, strict=True):
             row[i] = t
-        made = matrices.over(
-            [row], lambda i, x, state: turns[id(state)].of(x[0], state, linear), where
-        )
+        made = matrices.over([row], turned, where)
         held.copy_(TensorList([made[i] for i in where]))
         part.settle()

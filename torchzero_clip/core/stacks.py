@@ -1,0 +1,154 @@
+"""Stacks: matrices of one shape as one tensor, and their state side by side in memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from itertools import groupby
+from typing import Any, NamedTuple, TypeAlias
+
+import torch
+from torch import Tensor
+
+from torchzero_clip.core.private import base
+from torchzero_clip.core.tensors import share_memory
+
+MatrixState: TypeAlias = "dict[str, Tensor]"
+"""The state of one matrix, or of a stack of them, by name."""
+Place: TypeAlias = "tuple[int, int]"
+"""The place of a matrix: that of its parameter, and its own among the matrices of that."""
+
+MOST = 2**26  # entries of matrices and their state that share memory, taken a few times in a step
+MOST_ON_CPU = 2**19  # of which a few copies fit into the cache
+
+
+class Batch(NamedTuple):
+    """Matrices that a rule takes in one call.
+
+    Attributes:
+        places: The place of each.
+        state: Their state, by name: of a rule that takes stacks with a first dim, an entry of it
+            for each matrix; otherwise that of the one matrix.
+        begins: Whether this is the first step of their parameters here.
+        stacked: Whether the rule takes stacks.
+    """
+
+    places: list[Place]
+    state: MatrixState
+    begins: bool
+    stacked: bool
+
+    def part(self, some: slice) -> Batch:
+        """Some of the matrices, which follow each other."""
+        if len(self.places[some]) == len(self.places):
+            return self
+        state = {name: t[some] for name, t in self.state.items()}
+        return self._replace(places=self.places[some], state=state)
+
+    def parts(self, chosen: Callable[[int], bool]) -> Iterator[slice]:
+        """Where parameters are chosen, as slices of the matrices."""
+        begin = 0
+        for is_chosen, run in groupby(self.places, lambda place: chosen(place[0])):
+            end = begin + len(list(run))
+            if is_chosen:
+                yield slice(begin, end)
+            begin = end
+
+    def cut(self, tensors: dict[int, Tensor], rows: Sequence[list[int]]) -> Tensor:
+        """The matrices of tensors like the parameters, as the rule takes them."""
+        parts = []
+        for i, first, count in self._runs():
+            high, begin = rows[i][first], sum(rows[i][:first])
+            whole = tensors[i].reshape(sum(rows[i]), -1)
+            parts.append(whole[begin : begin + count * high].view(count, high, -1))
+        stack = parts[0] if len(parts) == 1 else torch.cat(parts)
+        return stack if self.stacked else stack[0]
+
+    def give(self, made: Tensor, blocks: dict[int, dict[int, Tensor]]) -> None:
+        """Put rows that were made of the matrices under their parameters and first matrices."""
+        runs = list(self._runs())
+        each = made.split([count for *_, count in runs]) if self.stacked else [made]
+        for (i, first, _), part in zip(runs, each, strict=True):
+            blocks.setdefault(i, {})[first] = part.reshape(-1, part.shape[-1])
+
+    def _runs(self) -> Iterator[tuple[int, int, int]]:
+        """Each parameter, the first of its matrices that are here, and how many follow it."""
+        for i, run in groupby(self.places, lambda place: place[0]):
+            some = list(run)
+            yield i, some[0][1], len(some)
+
+
+def joined(blocks: dict[int, Tensor], like: Tensor) -> Tensor:
+    """Blocks of rows as one tensor in the shape of another."""
+    rows = [blocks[first] for first in sorted(blocks)]
+    return (rows[0] if len(rows) == 1 else torch.cat(rows)).reshape(like.shape)
+
+
+def share(rows: Sequence[MatrixState], entries: int) -> list[MatrixState]:
+    """State of one form in the same memory, a part of the matrices after another.
+
+    Args:
+        rows: The state of each matrix.
+        entries: How many entries a matrix has.
+    """
+    first = next(iter(rows[0].values()))
+    each = entries + sum([t.numel() for t in rows[0].values()])
+    most = max(1, (MOST_ON_CPU if first.is_cpu else MOST) // each)
+    out: list[MatrixState] = [{} for _ in rows]
+    for begin in range(0, len(rows), most):
+        for name in rows[0]:
+            column = [row[name] for row in rows[begin : begin + most]]
+            moved = share_memory(column) if len(column) > 1 else column
+            for state, t in zip(out[begin:], moved, strict=False):
+                state[name] = t
+    return out
+
+
+def stands_alone(state: MatrixState) -> bool:
+    """Whether no tensor of a matrix's state shares memory."""
+    return all([base(t) is None for t in state.values()])
+
+
+def follows(state: MatrixState, before: MatrixState) -> bool:
+    """Whether the state of a matrix lies behind that of another one, which it shares memory with.
+
+    Without any it does.
+    """
+    return all([_is_behind(t, before[name]) for name, t in state.items()])
+
+
+def _is_behind(t: Tensor, before: Tensor) -> bool:
+    whole = base(t)
+    if whole is None or base(before) is not whole or whole.shape[1:] != t.shape:
+        return False
+    step = t.numel()
+    aligned = whole.is_contiguous() and t.is_contiguous() and t.storage_offset() % step == 0
+    return aligned and t.storage_offset() - before.storage_offset() == step
+
+
+def side_by_side(rows: Sequence[MatrixState]) -> MatrixState:
+    """The state of matrices that lie side by side, with a first dim, in the same memory."""
+    return {name: _side_by_side(t, len(rows)) for name, t in rows[0].items()}
+
+
+def _side_by_side(first: Tensor, count: int) -> Tensor:
+    whole = base(first)
+    if count == 1 or whole is None:
+        return first.unsqueeze(0)
+    begin = (first.storage_offset() - whole.storage_offset()) // first.numel()
+    return whole[begin : begin + count]
+
+
+def finite(tensors: Sequence[Tensor], stacked: bool) -> Tensor:
+    """Whether all entries of a matrix's tensors are finite: a flag, or one for each of a stack."""
+    kinds = [t for t in tensors if t.is_floating_point() or t.is_complex()]
+    flags = [_finite(t, stacked) for t in kinds or tensors]
+    return flags[0] if len(flags) == 1 else torch.stack(flags).all(0)
+
+
+def _finite(t: Tensor, stacked: bool) -> Tensor:
+    if t.is_cpu and t.is_floating_point() and t.numel() and (not stacked or len(t) == 1):
+        ends = torch.stack(torch.aminmax(t))  # isfinite takes thirty times as long
+        flag = ends.isfinite().all()
+        return flag.unsqueeze(0) if stacked else flag
+    flags = t.isfinite()
+    return flags.flatten(1).all(1) if stacked else flags.all()
