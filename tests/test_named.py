@@ -36,7 +36,9 @@ def test_every_argument_of_a_name_changes_its_chain(name: str) -> None:
 
 
 OTHERS = {
+    "every": 5,
     "first": "step",
+    "memory_save_mode": "one_diag",
     "norm": "Sign",
     "method": "ns",
     "alpha_warmup": 9,
@@ -104,7 +106,10 @@ THEIRS: dict[str, dict[str, Any]] = {  # as their code has them, that of the ide
                 "nesterov": True},
     "klsoap": {"lr": 1e-4, "betas": (0.9, 0.98), "eps": 1e-8, "weight_decay": 0.01,
                "precondition_frequency": 10},
+    "kron": {"lr": 3e-4, "b1": 0.9, "weight_decay": 0.0, "max_size_triangular": 8192,
+             "memory_save_mode": None, "precond_lr": 0.1, "precond_init_scale": 1.0},
     "shampoo": {"lr": 1e-2, "epsilon": 1e-12, "weight_decay": 0.0},
+    "soap_hyperball": {"lr": 1e-2, "ema_beta": 0.9, "momentum": 0.95, "q_freq": 1, "eps": 1e-8},
     "signum": {"lr": 1e-3, "momentum": 0.9, "weight_decay": 0.0},
     "soap": {"lr": 3e-3, "betas": (0.95, 0.95), "eps": 1e-8, "weight_decay": 0.01,
              "precondition_frequency": 10, "max_precond_dim": 10000},

@@ -39,7 +39,7 @@ READS = {"SkipLarge-huge": 1, "SkipSpike-new": 1}
 """Guards with no fused optimizer at the end: docs/guards.md, "Nothing waits"."""
 COUNTS = {"When-odd", "Reset-average", "Accumulate-2", "spam", "stable_spam"}
 RENEWED = {"SOAPBasis-every 2", "InBasis-soap", "soap", "KLBasis-every 2", "klsoap"}
-RENEWED |= {"Shampoo-every 2", "shampoo"}
+RENEWED |= {"Shampoo-every 2", "shampoo", "Kron-default", "kron"}
 COUNTS |= RENEWED
 """What is done in a step depends on its number, which the host knows."""
 WAITS = {"ClipSpectral-0.5"}
@@ -62,6 +62,7 @@ SENT = {
     "soap": 3,
     "klsoap": 3,
     "Shampoo-every 2": 2,
+    "Kron-default": 2,
     "shampoo": 3,
     "spam": 2,
     "stable_spam": 3,

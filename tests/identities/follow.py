@@ -179,11 +179,22 @@ def official_package(repository: str) -> Iterator[None]:
         sys.path.remove(str(folder))
 
 
-def official_file(repository: str, path: str, name: str | None = None) -> Any:
-    """A file of a public repository, as a module; the checkout lies in $OFFICIAL_CODE."""
+def official_path(repository: str, path: str) -> Path:
+    """A file of a public repository; the checkout lies in $OFFICIAL_CODE."""
     file = Path(os.environ.get("OFFICIAL_CODE", ""), repository, path)
     if not file.is_file():
         pytest.skip(f"no {repository}/{path} in the folder $OFFICIAL_CODE: see CONTRIBUTING.md")
+    return file
+
+
+def official_text(repository: str, path: str) -> str:
+    """What such a file says, where importing it would do more than define."""
+    return official_path(repository, path).read_text()
+
+
+def official_file(repository: str, path: str, name: str | None = None) -> Any:
+    """Such a file as a module."""
+    file = official_path(repository, path)
     spec = importlib.util.spec_from_file_location(name or "official_" + file.stem, file)
     assert spec is not None
     assert spec.loader is not None

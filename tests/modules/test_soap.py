@@ -37,7 +37,7 @@ SHAPES = {
     "bias": (4,),
     "no": (0, 3),
 }
-FORMS = pytest.mark.parametrize("first", ["skip", "step"])
+FORMS = pytest.mark.parametrize("first", ["skip", "step", "use"])
 
 
 def model(dtype=torch.float64, shapes=SHAPES) -> dict[str, Parameter]:
@@ -72,7 +72,7 @@ def test_an_average_is_that_of_the_gradients_in_whatever_basis_it_is_kept(first,
     average = torch.zeros_like(p)
     for step in range(10):
         give(params, step)
-        if step or first == "step":
+        if step or first != "skip":
             average = average * 0.9 + p.grad * 0.1
         opt.step()
         if step:
@@ -126,7 +126,7 @@ def test_vectors_and_what_is_empty_see_the_links_alone(first):
         give(params, step)
         give(others, step)
         opt.step()
-        if step or first == "step":
+        if step or first != "skip":
             other.step()
     torch.testing.assert_close(params["bias"], others["bias"])
     assert not bases(opt, params["bias"])
@@ -225,7 +225,7 @@ def test_release_steps_as_the_optimizer_does_and_attach_takes_it(first):
     plain.load_state_dict(net.state_dict())
     chain = soap(first), LR(0.01)
     sgd = torch.optim.SGD(plain.parameters(), lr=0.01)
-    attach(sgd, soap("step"))
+    attach(sgd, soap("step" if first == "skip" else first))
     opts = Modular(net.parameters(), *chain), release(other, *chain), sgd
     for step in range(8):
         x = drawn((8, 4), step)
@@ -235,7 +235,7 @@ def test_release_steps_as_the_optimizer_does_and_attach_takes_it(first):
             opt.step()
     for p, q, r in zip(net.parameters(), other.parameters(), plain.parameters(), strict=True):
         assert torch.equal(p, q)
-        if first == "step":
+        if first != "skip":
             torch.testing.assert_close(p, r)
 
 

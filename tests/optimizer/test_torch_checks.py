@@ -406,6 +406,7 @@ AT_REST = {  # what else would move a parameter
     "asgd": {"weight_decay": 0.0, "lambd": 0.0},
     "rprop": {},
     "scion": {"unconstrained": True},
+    "soap_hyperball": {},
     "yogi": {"weight_decay": 0.0, "initial_accumulator": 0.0},
 }
 
@@ -542,14 +543,15 @@ def test_save_load_equality_with_weights_only(info):
 
 @each
 def test_load_nontensor_step(info):
-    """A checkpoint may have the step count as a plain number."""
+    """A checkpoint may have the step count as a plain number, but for the counts of matrices."""
     for kwargs in inputs(info):
         params, closure = linear()
         opt = info.optim_cls(params, **kwargs)
         train(opt, closure)
         checkpoint = copy.deepcopy(opt.state_dict())
         for held in checkpoint["state"].values():
-            held |= {key: held[key].item() for key in held if key.endswith("/step")}
+            counts = [key for key in held if key.endswith("/step") and not held[key].dim()]
+            held |= {key: held[key].item() for key in counts}
         others, other_closure = linear()
         for p, q in zip(params, others, strict=True):
             q.data.copy_(p.data)

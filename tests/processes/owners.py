@@ -25,9 +25,11 @@ from torchzero_clip import (
     Adam,
     Chain,
     ClipNorm,
+    ClipRMS,
     ClipSpectral,
     EqualRows,
     InBasis,
+    Kron,
     Live,
     Modular,
     Momentum,
@@ -48,6 +50,7 @@ from torchzero_clip.core.sharding import owners as exchange
 WIDTH = 32  # of GPT-2 small, 768 wide; the shapes are the same
 LAYERS = 12
 GPT2 = [(3 * WIDTH, WIDTH), (WIDTH, WIDTH), (4 * WIDTH, WIDTH), (WIDTH, 4 * WIDTH)]
+VECTORS = [(7,), (2,)]
 UNEVEN = [(5, 7), (3, 2), (7, 5), (9, 4), (1, 6), (2, 3), (5, 7)]  # and empty on some ranks
 
 
@@ -239,6 +242,8 @@ def equal() -> list[str]:
             "state": [Whiten(), Momentum(0.9)],
             "soap": [InBasis(SOAPBasis(every=2, max_dim=100), Adam(eps=1e-3)), WeightDecay(0.1)],
             "soap 2": [InBasis(SOAPBasis(every=2, first="step"), Momentum(0.9), ClipNorm(1.0))],
+            "soap 3": [InBasis(SOAPBasis(every=2, first="use"), Adam(eps=1e-3))],
+            "state kron": [Kron(every=2, max_dim=100, blocks={"^p0$": 3}), ClipRMS(1.1)],
             "blocks": [Orthogonalize(blocks={"^p0$": 3, "^p2$": 4, "^p4$": (2, 3)})],
             "state rows": [Rows(0.25, Orthogonalize(), lines="rows"), NeuronNorm(), ScaleByShape()],
             "polar": [Momentum(0.9), Steepest(Orthogonalize())],
@@ -251,6 +256,8 @@ def equal() -> list[str]:
             if label == "74" and name != "rows":
                 continue
             shapes = [(8, 12)] * 74 if label == "74" else [*GPT2, *UNEVEN]
+            if label == "state kron" and name == "rows":
+                shapes += VECTORS
             plain, split = both(shapes, mesh, placements)
             opts = []
             for params in (plain, split):
@@ -313,8 +320,9 @@ def model_and_optimizer(mesh: Any) -> tuple[nn.Module, Modular]:
         fully_shard(model, mesh=mesh)
     kinds = {r"^4": "state", r"^3.weight": "state", r"weight$": "a", "": "b"}
     rows = Rows(0.5, Orthogonalize())
-    state = Chain(Whiten(), rows, InBasis(SOAPBasis(every=2), Adam()))
-    three = Partition({"a": Chain(*nanochat()), "b": Adam(), "state": state}, kinds)
+    state = Chain(Whiten(), rows, Kron(every=2), InBasis(SOAPBasis(every=2), Adam()))
+    vectors = Chain(Kron(every=2, eps=1e-6), Adam())
+    three = Partition({"a": Chain(*nanochat()), "b": vectors, "state": state}, kinds)
     return model, Modular(model.named_parameters(), three, LR(0.02))
 
 

@@ -121,7 +121,8 @@ def transformed(
 
     `links` are some of these transforms; all unless they are given.
     """
-    inner = [bucket.with_update(u) for bucket, u in zip(buckets, lists, strict=True)]
+    begun = [bucket.with_update(u) for bucket, u in zip(buckets, lists, strict=True)]
+    inner = begun
     for link in buckets[0].bound.children if links is None else links:
         inner = send(link, inner)
     made: dict[tuple[int, int], Tensor] = {}
@@ -135,7 +136,9 @@ def transformed(
             f"{link.path}: the transforms inside must return something for every parameter, but "
             f"dropped some: {[child.path for child in link.children]}"
         )
-    return [TensorList([made[key] for key in keys]) for keys in wanted]
+    rows = [TensorList([made[key] for key in keys]) for keys in wanted]
+    # as lists of their sessions, or an engine would take their memory for free
+    return [bucket.session.adopt(u) for bucket, u in zip(begun, rows, strict=True)]
 
 
 def bind(parent: Description, path: str = "", narrow: bool = False) -> tuple[Link, ...]:

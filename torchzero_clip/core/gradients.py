@@ -12,8 +12,9 @@ import torch
 from torch import Tensor
 
 from torchzero_clip.core.sharding import aligned_grads
-from torchzero_clip.core.tensors import DEVICE, DTYPE, LAYOUT, addresses, all_plain, same_shapes
+from torchzero_clip.core.tensors import DEVICE, DTYPE, LAYOUT, addresses, all_plain
 
+BYTES = operator.attrgetter("nbytes")
 Spans: TypeAlias = "tuple[list[int], list[int]]"
 """The addresses at which tensors begin, and at which they end."""
 
@@ -40,9 +41,12 @@ class StepGradients:
         if not {torch.strided}.issuperset(map(LAYOUT, grads)):  # sparse ones, which are refused
             return found
         made: dict[int, Tensor] = {}  # what two parameters share they share as a copy
-        spans = _spans(grads)
-        self.shared = _shared(spans)
-        for i in {*odd(grads), *(_inside(spans, params) if moves else ())}:
+        inside: list[int] = []
+        if _shared(_spans([*grads, *params] if moves else grads)):  # which is rare
+            spans = _spans(grads)
+            self.shared = _shared(spans)
+            inside = _inside(spans, params) if moves else []
+        for i in {*odd(grads), *inside}:
             if params[i] not in self._copies:
                 plain = grads[i].resolve_conj().resolve_neg()
                 copy = plain.clone(memory_format=torch.contiguous_format)
@@ -68,25 +72,21 @@ def odd(grads: Sequence[Tensor]) -> list[int]:
 
 
 def plain(params: Sequence[Tensor], grads: Sequence[Tensor]) -> bool:
-    """Whether gradients are whole tensors of one dtype on one device, each like its parameter and
-    in memory of its own.
-    """
+    """Whether gradients are whole tensors of one dtype on one device, in memory of their own."""
     if torch.compiler.is_compiling() or not grads or not all_plain([*params, *grads]):
         return False
     facts = [set(map(fact, grads)) for fact in (DTYPE, DEVICE, LAYOUT)]
     alike = list(map(len, facts)) == [1, 1, 1] and facts[2] == {torch.strided}
-    return alike and same_shapes(params, grads) and not (odd(grads) or _shared(_spans(grads)))
+    return alike and not (odd(grads) or _shared(_spans(grads)))
 
 
 def _shared(spans: Spans) -> bool:
-    """Whether a tensor begins before another one ends, in memory."""
-    starts, ends = spans
-    if any(map(operator.eq, starts, ends)):
-        filled = [(start, end) for start, end in zip(starts, ends, strict=True) if start < end]
-        starts, ends = [start for start, _ in filled], [end for _, end in filled]
-    end_of, ordered = dict(zip(starts, ends, strict=True)), sorted(starts)
-    apart = map(operator.le, map(end_of.__getitem__, ordered), ordered[1:])
-    return len(end_of) < len(starts) or not all(apart)
+    """Whether a tensor begins before another one ends, in memory.
+
+    Where none does, they begin and end in one order.
+    """
+    starts, ends = map(sorted, spans)
+    return not all(map(operator.le, ends, starts[1:]))
 
 
 def _inside(spans: Spans, params: Sequence[Tensor]) -> list[int]:
@@ -100,14 +100,9 @@ def _inside(spans: Spans, params: Sequence[Tensor]) -> list[int]:
 
 def _spans(tensors: Sequence[Tensor]) -> Spans:
     """The addresses at which tensors begin and end; both are 0 for those without memory."""
-    if all(map(Tensor.is_contiguous, tensors)):
-        sizes = list(
-            map(operator.mul, map(Tensor.numel, tensors), map(Tensor.element_size, tensors))
-        )
-    else:
-        sizes = list(map(_extent, tensors))
     starts = addresses(tensors) or [0] * len(tensors)
-    ends = list(map(operator.add, starts, sizes))
+    whole = all(map(Tensor.is_contiguous, tensors))
+    ends = list(map(operator.add, starts, map(BYTES if whole else _extent, tensors)))
     return starts, [start and end for start, end in zip(starts, ends, strict=True)]
 
 

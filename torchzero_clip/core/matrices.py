@@ -164,9 +164,9 @@ class Matrices:
             self.bucket.param_states[i][f"{self.bucket.bound.path}/{BEGUN}"] = 1
 
     def due(self, i: int) -> bool:
-        """Whether a parameter is refreshed in this step: its first, and every k-th of the link."""
+        """Whether a parameter is refreshed in this step: its first, and those of the link."""
         turn = self.bucket.part.places[i] if getattr(self.rule, "stagger", False) else 0
-        return self.begins(i) or (self.count - 1 + turn) % getattr(self.rule, "every", 1) == 0
+        return self.begins(i) or self.rule.is_due(self.count - 1 + turn)
 
     # ------------------------------------------------------------------ where it lies
 

@@ -285,6 +285,16 @@ class TensorwiseTransform(Transform):
         """
         return {}
 
+    def is_due(self, step: int) -> bool:
+        """Whether a step, counted from 0, refreshes, besides the first one of a parameter."""
+        return step % getattr(self, "every", 1) == 0
+
+    @property
+    def rhythm(self) -> str:
+        """When the class refreshes; `explain` asks."""
+        every = getattr(self, "every", 1)
+        return f"in its first step and every {every} steps" if every > 1 else "always"
+
     def rows_of(self, name: str, param: Tensor) -> Sequence[int]:
         """The rows of each matrix that a parameter is, as (first, rest); none where it is none."""
         return [len(param)] if param.dim() > 1 and param.numel() else []

@@ -8,6 +8,7 @@ is saved.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
@@ -24,7 +25,7 @@ from torchzero_clip.core.private import foreach
 from torchzero_clip.core.skip import Skip
 from torchzero_clip.core.state import HALF
 from torchzero_clip.core.tensorlist import TensorList
-from torchzero_clip.core.tensors import DTYPE, all_plain, same_shapes, storages
+from torchzero_clip.core.tensors import DTYPE, SHAPE, all_plain, storages
 from torchzero_clip.engines.kept import BATCH, LARGE, Kept, batches, updated_in_turn
 from torchzero_clip.engines.parts import PART, Parted, Piece, bottom, cut, piece_of, pieces
 
@@ -199,6 +200,7 @@ def takes(kernel: FusedKernel, params: list[Tensor], u: TensorList, state: State
     every = mine + others
     others = [t for t in others if not kept or t.dtype != torch.bfloat16]
     kinds = {dtype, *HALF} if params[0].is_cpu else {dtype}
+    shapes = list(map(SHAPE, params))
     return (
         kernel.function is not None
         and params[0].device.type in kernel.devices
@@ -208,7 +210,7 @@ def takes(kernel: FusedKernel, params: list[Tensor], u: TensorList, state: State
         and all_plain(every)
         and all(map(Tensor.is_contiguous, every))
         and all([len(some) == len(params) for some in (grads, *held.values())])
-        and all([same_shapes(some, params) for some in alike])
+        and all([all(map(operator.eq, map(SHAPE, some), shapes)) for some in alike])
         and all([some.in_order(some.stored) for some in kept])
     )
 

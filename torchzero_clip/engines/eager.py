@@ -196,12 +196,12 @@ class EagerSession:
     def select(self, where: Sequence[int], key: Hashable, places: Sequence[int]) -> EagerSession:
         params, grads = self.params.tensors, self.grads.tensors
         some = [params[i] for i in where], [grads[i] for i in where]
-        return EagerSession(self._engine, key, places, *some)
+        other = EagerSession(self._engine, key, places, *some)
+        other._keeps = self._keeps  # a branch's part is a branch
+        return other
 
     def branch(self) -> EagerSession:
-        other = EagerSession(
-            self._engine, self._key, self._places, self.params.tensors, self.grads.tensors
-        )
+        other = self.select(range(len(self.params)), self._key, self._places)
         other._keeps = False
         return other
 

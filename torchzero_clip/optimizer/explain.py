@@ -251,7 +251,7 @@ def _refreshes(optimizer: Any) -> Iterator[str]:
     """A line for each link with state that is renewed now and then."""
     for link in optimizer.keys.links:
         if getattr(link.transform, "refreshes", False):
-            every = getattr(link.transform, "every", 1)
-            turns = ", in turns" if getattr(link.transform, "stagger", False) else ""
-            when = f"in its first step and every {every} steps{turns}" if every > 1 else "always"
+            when = link.transform.rhythm
+            turns = getattr(link.transform, "stagger", False) and when != "always"
+            when += ", in turns" if turns else ""
             yield f"{link.path}: a matrix is refreshed {when}, by a program of its own"

@@ -137,7 +137,8 @@ class StateLayout:
             for key, value in held.items() if names else ():
                 path, _, name = key.rpartition("/")
                 if path == link.path and re.sub(r"_[0-9]+$", "", name) in names:
-                    made[key] = Entry(value, frozenset(), link)
+                    like = value if isinstance(value, Tensor) else torch.empty(1, device="meta")
+                    made[key] = Entry(like, frozenset(), link)
         return made
 
     def check_group(self, where: str, shared: Mapping[str, Any], params: Sequence[Tensor]) -> None:

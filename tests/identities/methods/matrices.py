@@ -12,10 +12,11 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from tests.identities.follow import official_file, official_package
+from tests.identities.follow import need, official_file, official_package, official_text
 from tests.identities.identity import optimizer
 from tests.identities.inputs import MATRICES, Inputs
 from torchzero_clip import LR, Chain, Momentum, Orthogonalize, WeightDecay, named
+from torchzero_clip.modules.matrices import whitening
 
 GROUPS: Any = (
     {"lr": 0.05, "momentum": 0.9, "weight_decay": 0.1},
@@ -568,6 +569,40 @@ def soap_from_first_step(groups: Any) -> Any:
     return in_one_precision(official.ReferenceSoap)(groups, **DECAYED[0])
 
 
+@optimizer(
+    "soap_hyperball",
+    '`InBasis(SOAPBasis(0.9, 1, "use"), Adam(bias_correction=False))`, `TrustRatio`, `LR`, '
+    "`Hyperball` is SOAP-H",
+    source="KellerJordan/modded-nanogpt f411b3d, `SOAPH` of track 3, in one precision",
+    groups=(
+        {"lr": 0.05, "ema_beta": 0.9, "momentum": 0.95, "q_freq": 1, "eps": EPS},
+        {"lr": 0.02, "ema_beta": 0.8, "momentum": 0.9},
+    ),
+    keys={"beta": "ema_beta", "betas": ("momentum", "ema_beta")},
+    constant={"coefficient": "theirs is 1", "bounds": "theirs has none"},
+    # it never moves a weight of zeros; where a side is longer by one its null space is a line
+    inputs=Inputs(
+        (("a.wide", (3, 4)), ("a.tall", (6, 5)), ("b.square", (4, 4)), ("b.wide", (2, 3))),
+        zero_start=False,
+    ),
+    within=same_null_spaces,
+    rtol={torch.float32: 1e-5, torch.float64: 1e-12},
+)
+def soap_hyperball(groups: Any) -> Any:
+    file = "records/track_3_optimization/results/20260518_soaph/train_gpt_simple_soaph.py"
+    found = official_text("KellerJordan/modded-nanogpt", file)
+    begins, ends = (
+        found.index("@torch.no_grad()\ndef scale_inv"),
+        found.index("#                Setup"),
+    )
+    names: dict[str, Any] = {"torch": torch, "Tensor": Tensor, "dist": torch.distributed}
+    with mock.patch.object(torch, "compile", lambda function: function):
+        exec(compile(found[begins:ends], file, "exec"), names)  # the rest of it trains
+    opt = in_one_precision(names["SOAPH"])([p for group in groups for p in group["params"]])
+    opt.param_groups = [{**opt.defaults, **group} for group in groups]  # it makes one group
+    return opt
+
+
 KL: Any = (
     {"lr": 0.05, "betas": (0.9, 0.95), "shampoo_beta": 0.9, "eps": 1e-3,
      "weight_decay": 0.0, "precondition_frequency": 5},
@@ -680,3 +715,64 @@ def shampoo(groups: Any) -> Any:
     for made, group in zip(opt.param_groups, groups, strict=True):
         made["grafting_epsilon"] = group["grafting_epsilon"]
     return opt
+
+
+KRONS: Any = (
+    {"lr": 0.05, "b1": 0.9, "weight_decay": 0.1, "precond_lr": 0.1},
+    {"lr": 0.02, "b1": 0.8, "weight_decay": 0.0, "precond_lr": 0.3},  # its code decays no vectors
+)
+SIDES: Any = (*MATRICES, ("a.row", (1, 4)), ("a.column", (5, 1)), ("b.bias", (4,)))
+
+
+def is_kron(name: str, every: int | None = None, **options: Any) -> Any:
+    """An identity with the official package, whose noise is ours, and leaves its momentum alone."""
+
+    def official(groups: Any) -> Any:
+        with mock.patch.object(torch, "compile", lambda function: function):
+            code = need("kron_torch.kron")
+            share = None if every is None else (lambda n: 1.0 if int(n) % every == 0 else 1e-9)
+            given = [{k: x for k, x in group.items() if k != "every"} for group in groups]
+            dtype = groups[0]["params"][0].dtype
+            opt = in_one_precision(code.Kron)(
+                given, preconditioner_update_probability=share, precond_dtype=dtype
+            )
+        learn = code._update_precond
+
+        def with_our_noise(Q: Any, exprs: Any, G: Tensor, *numbers: Tensor) -> None:
+            (step,) = [state["step"] for state in opt.state.values() if state["Q"] is Q]
+            rows = G.view(1, -1) if G.shape[1:] == (1,) else G if G.dim() > 1 else G.view(-1, 1)
+            noise = whitening.normal(rows, torch.tensor([step], dtype=G.dtype)).view(G.shape)
+            with mock.patch.object(torch, "randn_like", return_value=noise):
+                learn(Q, exprs, G.clone(), *numbers)  # which it would write its noise to
+
+        take = opt.step
+
+        def step() -> None:
+            with mock.patch.object(code, "_update_precond", with_our_noise):
+                take()
+
+        opt.step = step
+        return opt
+
+    settings = {} if every is None else {"every": every}
+    claim = "" if every is None else f", of other sides and every {every} steps"
+    optimizer(
+        name,
+        f"`Kron`, `ClipRMS(1.1)`, `WeightDecay`, `LR` is PSGD Kron{claim}",
+        source="kron_torch 0.3.3, `Kron`, with our noise and in one precision",
+        ours=lambda **given: named("kron", **given),
+        groups=({**KRONS[0], **settings, **options}, KRONS[1]),
+        keys={"beta": "b1"},
+        constant={"eps": "theirs has none", "max_rms": "theirs is the number 1.1"},
+        # a late first gradient is one to learn from, in theirs if it is one of every few steps
+        inputs=Inputs(SIDES, gaps=every is None),
+        rtol={torch.float32: 1e-5, torch.float64: 1e-11},
+    )(official)
+
+
+is_kron("kron")
+# factors begin with a root, here with one that float32 has
+is_kron("kron_longer", every=5, memory_save_mode="smart_one_diag", precond_init_scale=4.0)
+is_kron("kron_one", every=4, memory_save_mode="one_diag", precond_init_scale=0.25)
+is_kron("kron_all", every=3, memory_save_mode="all_diag")
+is_kron("kron_short", every=2, max_size_triangular=4)

@@ -102,7 +102,7 @@ def inputs_of(name: str, device: Any = None, dtype: Any = None) -> list[Optimize
     given += [{"weight_decay": 0.1}] if "weight_decay" in takes else []
     if not any(getattr(tfm, "reads_grads", False) for tfm in named(name).walk()):
         given += [{"maximize": True}]  # those need the gradient itself turned
-    if name == "soap":  # of gradients of rank one Adam would make 1 of what is rounding
+    if "soap" in name:  # of gradients of rank one Adam would make 1 of what is rounding
         given = [{"eps": 1e-2, **kwargs} for kwargs in given]
     return [OptimizerInput(params=None, kwargs=kwargs, desc=str(kwargs)) for kwargs in given]
 

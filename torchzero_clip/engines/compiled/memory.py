@@ -58,11 +58,12 @@ class Memory(Recording):
 
     def hold(self, tensors: Sequence[Tensor], name: Hashable = None) -> int:
         """The buffer of these tensors; those with a name are known from the step before."""
-        if self.runner.recorder is not None and not all_here(tensors):
-            return self._copied(tensors)
         for i, buffer in enumerate(self.buffers):
             if buffer.tensors[0] is tensors[0] and all(map(operator.is_, buffer.tensors, tensors)):
                 return i
+        recorder = self.runner.recorder
+        if recorder is not None and (not all_here(tensors) or recorder.changing(tensors)):
+            return self._copied(tensors)
         found = self.runner.buffers.find((self.key, name), tensors) if name else Buffer(tensors)
         self.buffers.append(found)
         return len(self.buffers) - 1

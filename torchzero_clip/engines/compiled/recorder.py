@@ -191,6 +191,10 @@ class StepRecorder(TorchDispatchMode):
         self._held.append(gradients)
         self.sessions[id(gradients)] = tuple([self._grads[id(t)] for t in gradients.tensors])
 
+    def changing(self, tensors: Sequence[Tensor]) -> bool:
+        """Whether a gradient is among them, which is another tensor in every step."""
+        return not self._grads.keys().isdisjoint(map(id, tensors))
+
     # ------------------------------------------------------------------ the function
 
     def end(self, outputs: Sequence[Tensor], fixed: Sequence[Tensor]) -> list[Tensor]:

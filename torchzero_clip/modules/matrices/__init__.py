@@ -4,6 +4,7 @@ from torchzero_clip.modules.matrices.clip_spectral import ClipSpectral
 from torchzero_clip.modules.matrices.equal_rows import EqualRows
 from torchzero_clip.modules.matrices.in_basis import InBasis
 from torchzero_clip.modules.matrices.kl_basis import KLBasis
+from torchzero_clip.modules.matrices.kron import Kron
 from torchzero_clip.modules.matrices.neuron_norm import NeuronNorm
 from torchzero_clip.modules.matrices.orthogonalize import Orthogonalize
 from torchzero_clip.modules.matrices.rows import Rows
@@ -16,6 +17,7 @@ __all__ = [
     "EqualRows",
     "InBasis",
     "KLBasis",
+    "Kron",
     "NeuronNorm",
     "Orthogonalize",
     "Rows",

@@ -112,9 +112,9 @@ class InBasis(Transform):
         for bucket, matrices, u in zip(buckets, met, made, strict=True):
             out = matrices.over([u.tensors], lambda batch, x: back(x[0], batch.state))
             bucket.u = TensorList(out)
-            if self.starts_with_state:
-                renew(bucket, matrices, inner)
             matrices.begin()
+            if self.basis.first != "step":
+                renew(bucket, matrices, inner, matrices.where)
             taken += matrices.taken
         record([bucket.seen_by(basis) for bucket in buckets], taken)
         return buckets

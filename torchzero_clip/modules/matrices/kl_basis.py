@@ -34,7 +34,7 @@ class KLBasis(SOAPBasis):
             decomposition; columns keep their places.
         first: "skip" as the authors' code: the first gradient of a parameter only makes the bases,
             which learn from others after they were used. "step": the first gradient is used, and
-            bases learn before.
+            bases learn before. "use": it is used, and bases learn from others after they were used.
         max_dim: A side that is longer has no basis, and whitens nothing.
         stagger: Whether parameters take turns to be renewed, so that all steps are as long.
         stacks: Whether tensors of three dims are a stack of matrices (True) or (first, rest).

@@ -19,6 +19,7 @@ from torchzero_clip.modules.matrices.eigenbases import (
     sides_up_to,
     sorted_after,
     sorted_before,
+    unsorted,
 )
 
 
@@ -34,7 +35,8 @@ class SOAPBasis(TensorwiseTransform):
         every: Steps from one renewal of the bases to the next.
         first: "skip" as the authors' code: the first gradient of a parameter only makes the bases,
             and bases are renewed after the step. "step" as NVIDIA's: the first gradient is used,
-            and bases are renewed before the step.
+            and bases are renewed before the step. "use" as in modded-nanogpt: the first gradient
+            makes the bases and is used, and they are renewed after the step, columns in place.
         max_dim: A side that is longer has no basis, and stays as it is.
         stagger: Whether parameters take turns to be renewed, so that all steps are as long.
         stacks: Whether tensors of three dims are a stack of matrices (True) or (first, rest).
@@ -53,7 +55,7 @@ class SOAPBasis(TensorwiseTransform):
 
     beta: Live[float] = 0.95
     every: int = 10
-    first: Literal["skip", "step"] = "skip"
+    first: Literal["skip", "step", "use"] = "skip"
     max_dim: int = 10000
     stagger: bool = False
     stacks: bool | None = None
@@ -66,7 +68,7 @@ class SOAPBasis(TensorwiseTransform):
         self.require("beta", at_least=0, below=1)
         self.require("every", at_least=1, integer=True)
         self.require("max_dim", at_least=0, integer=True)
-        self.require_one_of("first", ("skip", "step"))
+        self.require_one_of("first", ("skip", "step", "use"))
         check_blocks(self)
 
     def rows_of(self, name: str, param: Tensor) -> Sequence[int]:
@@ -101,6 +103,8 @@ class SOAPBasis(TensorwiseTransform):
                     new = eigenvectors(state[side])
                 elif self.first == "step":
                     new = sorted_after(state[side], old)
+                elif self.first == "use":
+                    new = unsorted(state[side], old)
                 else:
                     new, orders[dim] = sorted_before(state[side], old)
                 bases[f"{side}_basis"] = new

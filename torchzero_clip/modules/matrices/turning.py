@@ -23,8 +23,8 @@ def begin(buckets: list[Bucket], basis: Link, now: int, taken: list[Tensor]) -> 
         if new:
             some = bucket.select(new)
             matrices = Matrices(some.seen_by(basis), now)
-            learn(some, matrices)
-            renew(some, matrices, [])
+            learn(some, matrices, matrices.where)
+            renew(some, matrices, [], matrices.where)
             matrices.begin()
             taken += matrices.taken
     return begun(buckets)
@@ -33,14 +33,17 @@ def begin(buckets: list[Bucket], basis: Link, now: int, taken: list[Tensor]) -> 
 def enter(bucket: Bucket, matrices: Matrices, inner: Sequence[Link]) -> TensorList:
     """The update in the bases, which learn from it."""
     basis, group = matrices.rule, matrices.bucket.group
-    before = basis.first == "step" and any([matrices.due(i) for i in matrices.where])
+    every = basis.first == "step" and any([matrices.due(i) for i in matrices.where])
+    new = matrices.begins if basis.first == "use" else lambda i: every
+    before = [i for i in matrices.where if new(i)]
     if before:
-        learn(bucket, matrices)
-        renew(bucket, matrices, inner)
+        learn(bucket, matrices, before)
+        renew(bucket, matrices, inner, before)
+    knowing = set(before)
 
     def turned(batch: Batch, pieces: list[Tensor]) -> Tensor:
         made: Tensor = into(pieces[0], batch.state)
-        if not before:
+        if batch.places[0][0] not in knowing:  # all of a batch begin, or none
             known = {**group, "turned": made}
             matrices.keep(batch, basis.observe_matrix(pieces[0], batch.state, known))
         return made
@@ -48,20 +51,20 @@ def enter(bucket: Bucket, matrices: Matrices, inner: Sequence[Link]) -> TensorLi
     return TensorList(matrices.over([bucket.u.to(bucket.state_dtype).tensors], turned))
 
 
-def learn(bucket: Bucket, matrices: Matrices) -> None:
-    """Let the bases see an update that stays as it is."""
+def learn(bucket: Bucket, matrices: Matrices, some: Sequence[int]) -> None:
+    """Let the bases of some parameters see an update that stays as it is."""
     group = matrices.bucket.group
 
     def see(batch: Batch, pieces: list[Tensor]) -> Tensor:
         matrices.keep(batch, matrices.rule.observe_matrix(pieces[0], batch.state, group))
         return pieces[0]
 
-    matrices.over([bucket.u.to(bucket.state_dtype).tensors], see)
+    matrices.over([bucket.u.to(bucket.state_dtype).tensors], see, some)
 
 
-def renew(bucket: Bucket, matrices: Matrices, inner: Sequence[Link]) -> None:
-    """Renew the bases that are due, and bring what the links inside keep into them."""
-    due = [i for i in matrices.where if matrices.due(i)]
+def renew(bucket: Bucket, matrices: Matrices, inner: Sequence[Link], some: Sequence[int]) -> None:
+    """Renew those bases of some that are due, and bring what the links inside keep into them."""
+    due = [i for i in some if matrices.due(i)]
     turns: dict[Place, tuple[_Turn, int]] = {}
     made: list[tuple[Batch, dict[str, Tensor]]] = []
     for batch in matrices.batches([i for i in due if i in matrices.mine]):
