@@ -296,7 +296,7 @@ def table(lines: Sequence[Line] | None = None) -> str:
     """A row for each method, and when it was counted."""
     lines = rows.read(RESULTS, Line) if lines is None else lines
     out = [
-        "| | operations a rank | at a refresh | of the whole | first step | state a rank, MB | "
+        "| | operations a rank, 10⁹ | at a refresh | of the whole | first step | state a rank, MB | "
         "in all | sent a rank, MB | at a refresh | longest step over the mean | with turns |",
         "|---|" + "--:|" * 10,
     ]
@@ -320,7 +320,7 @@ def table(lines: Sequence[Line] | None = None) -> str:
 
 
 def _giga(count: float) -> str:
-    return f"{count / 1e9:.0f}e9" if count else "0"
+    return f"{count / 1e9:.0f}"
 
 
 def _share(rank: float, whole: float) -> str:

@@ -1,14 +1,20 @@
-"""What methods for matrices cost: counts worked out by hand, and what ranks share."""
+"""What methods for matrices cost, by hand and on ranks, and what a clip does to each."""
 
 from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 
 from benchmarks import rows
-from benchmarks.studies import matrices
+from benchmarks.studies import matrices, matrix_clipping
 from benchmarks.studies.matrices import DECOMPOSITIONS, METHODS, Line, costs, counted, table
 
+DOCS = Path(__file__).parents[2] / "docs"
 SHAPES = [(5, 2), (5, 2), (4, 6), (6,)]  # two embeddings, a matrix, a bias
 PRODUCTS = 2 * (4 * 4 * 6 + 4 * 6 * 6)  # with both sides of the matrix
 CUBES = 4**3 + 6**3
@@ -82,6 +88,44 @@ def test_no_rank_does_much_more_than_its_share() -> None:
             assert rank <= 1.1 / matrices.RANKS * whole, x.method
 
 
-def test_no_step_is_ten_times_as_long_where_parameters_take_turns() -> None:
-    for x in rows.read(matrices.RESULTS, Line):
-        assert x.turns <= x.longest < 10, x.method
+def test_no_step_is_ten_times_as_long_and_turns_even_them_out() -> None:
+    renewed = [x for x in rows.read(matrices.RESULTS, Line) if x.every > 1]
+    for x in renewed:
+        mean = x.refresh_rank / x.longest
+        assert max(x.first_rank, x.refresh_rank) < 10 * min(mean, x.between_rank), x.method
+        assert x.turns < 0.6 * x.longest, x.method
+    assert "soap" in [x.method for x in renewed]
+
+
+# ---------------------------------------------------------------------- the page
+
+
+def hook(name: str) -> Any:
+    source = importlib.util.spec_from_file_location(name, DOCS / "_hooks" / f"{name}.py")
+    assert source is not None
+    assert source.loader is not None
+    module = importlib.util.module_from_spec(source)
+    source.loader.exec_module(module)
+    return module
+
+
+def test_the_page_has_the_tables_of_the_clip() -> None:
+    page = (DOCS / "matrices.md").read_text()
+    for name, text in matrix_clipping.tables().items():
+        assert text in page, name
+
+
+def test_the_page_shows_what_the_file_says() -> None:
+    page = SimpleNamespace(file=SimpleNamespace(src_uri="matrices.md"))
+    shown = hook("evidence").on_page_markdown((DOCS / "matrices.md").read_text(), page)
+    assert table() in shown
+    assert "<!-- effect" not in shown
+
+
+def test_old_addresses_lead_to_pages_that_are_there(tmp_path: Path) -> None:
+    moved = hook("moved")
+    moved.on_post_build({"site_dir": str(tmp_path)})
+    for old, new in moved.MOVED.items():
+        assert not (DOCS / f"{old}.md").exists()
+        assert (DOCS / f"{new}.md").exists()
+        assert f'url=../{new}/"' in (tmp_path / old / "index.html").read_text()
