@@ -296,8 +296,9 @@ def table(lines: Sequence[Line] | None = None) -> str:
     """A row for each method, and when it was counted."""
     lines = rows.read(RESULTS, Line) if lines is None else lines
     out = [
-        "| | operations a rank, 10⁹ | at a refresh | of the whole | first step | state a rank, MB | "
-        "in all | sent a rank, MB | at a refresh | longest step over the mean | with turns |",
+        "| | operations a rank, 10⁹ | at a refresh | of the whole | first step | "
+        "state a rank, MB | in all | sent a rank, MB | at a refresh | "
+        "longest step over the mean | with turns |",
         "|---|" + "--:|" * 10,
     ]
     for x in lines:
