@@ -175,7 +175,8 @@ def test_every_rule_that_is_pure_is_replayed_bit_for_bit(case: Case) -> None:
     """The tested property: what a class says of itself is so."""
     twins = Twins(lambda: with_lr(case.make(), 0.1), shapes=[*case.shapes.values()])
     free = list(twins.fast.keys.defaults)
-    for scale in [1.0, 2.0, 0.5, 1e-4, 50.0, 1.0, 0.0, float("inf"), 1.0]:
+    large = 1e4 if case.nonfinite in ("raises", "stops") else float("inf")
+    for scale in [1.0, 2.0, 0.5, 1e-4, 50.0, 1.0, 0.0, large, 1.0]:
 
         def change(opt: Modular) -> None:
             group = opt.param_groups[0]
