@@ -293,7 +293,7 @@ NOT_TERMS = {
     "trust_ratio.py limit: share.clamp(min": "LAMBC is bounded above alone",
     "reset.py step: self._begin_anew": "the step is the same in every bucket",
     "reset.py _put: if isinstance": "a new tensor is as good as a new value in the old one",
-    "sign.py update: u.own().sign_().masked": "NaN stays NaN: tests/modules/test_contract.py",
+    "sign.py update: u.own().sign_().masked": "NaN stays NaN: tests/modules/contract",
     'asgd.py update: state["ax"]': "the average, which tests/modules/test_descent.py holds",
     "following.py begun: param.detach": "state asks for no gradient, and a step makes none",
     "prodigy.py init: param.detach": "state asks for no gradient, and a step makes none",

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from tests.audit.budgets import CHAINS, COMPILED, REPLAYED, Chain, budgets, memory, rules, steps
-from tests.helpers import at_once
+from tests.helpers import at_once, run_each
 from torchzero_clip import (
     LR,
     Adam,
@@ -32,6 +32,7 @@ from torchzero_clip import (
 )
 from torchzero_clip.audit import Ledger, lines, same
 from torchzero_clip.engines.compiled import backends
+from torchzero_clip.published import NAMES
 
 BUDGETS = budgets()
 DTYPES = (torch.float32, torch.bfloat16)
@@ -100,10 +101,25 @@ def test_the_table_has_a_row_for_every_chain() -> None:
     assert list(BUDGETS) == [chain.name for chain in CHAINS]
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=["float32", "bfloat16"])
-@at_once("chain", CHAINS)
-def test_a_step_waits_for_nothing_and_keeps_its_budget(chain: Chain, dtype: torch.dtype) -> None:
-    check(chain, BUDGETS[chain.name][DTYPES.index(dtype)], steps(chain, 12, dtype))
+NAMED = [chain for chain in CHAINS if chain.name in NAMES]
+
+
+@pytest.mark.parametrize(
+    ("chains", "dtype"),
+    [
+        pytest.param([x for x in CHAINS if x not in NAMED], torch.float32, id="rules in float32"),
+        pytest.param([x for x in CHAINS if x not in NAMED], torch.bfloat16, id="in bfloat16"),
+        pytest.param(NAMED, torch.float32, id="names in float32"),
+        pytest.param(NAMED, torch.bfloat16, id="names", marks=pytest.mark.slow),  # rules by name
+    ],
+)
+def test_a_step_waits_for_nothing_and_keeps_its_budget(
+    chains: Sequence[Chain], dtype: torch.dtype
+) -> None:
+    def keeps(chain: Chain) -> None:
+        check(chain, BUDGETS[chain.name][DTYPES.index(dtype)], steps(chain, 12, dtype))
+
+    run_each(keeps, "chain", chains)
 
 
 SAMPLE = [chain for chain in CHAINS if chain.name in ("ClipNorm-tensor", "AGC-unit")]

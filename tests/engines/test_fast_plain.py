@@ -195,7 +195,6 @@ QUICK = (  # kernels of torch stand at the end, recorded lists anywhere
     ("fused", "before Adam"),
     ("fused", "right after Adam"),
     ("parts", "before Adam"),
-    ("recorded", "alone"),
     ("recorded", "right after Adam"),
 )
 
