@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.nn import Parameter
 
-from tests.helpers import at_once, set_grads
+from tests.helpers import set_grads
 from tests.modules.contract.common import Count, on_devices, owns_lr
 from tests.modules.rows.row import Row
 from tests.table import Case, sampled
@@ -36,11 +36,10 @@ def calls(case: Case, count: int, device: str) -> Counter[str]:
 MEASURES = {"max": 1, "count": 1, "sum": 1, "spread": 3}  # no foreach operator measures these
 
 
-@at_once("device", ["cpu", "meta"])
+@pytest.mark.parametrize("device", [pytest.param("cpu", marks=pytest.mark.slow), "meta"])
 @sampled(lambda case: case.scope != "slices")
 def test_the_number_of_operators_does_not_grow_with_the_number_of_tensors(case, device):
-    if device == "meta" and not on_devices(case):
-        pytest.skip("needs the values")
+    device = device if on_devices(case) else "cpu"  # some need the values
     few, many = calls(case, 4, device), calls(case, 10, device)
     more = {name: round((many[name] - few[name]) / 6) for name in many}  # a branch is no loop
     ord = getattr(case.make(), "ord", 2)

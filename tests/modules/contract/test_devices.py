@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import Parameter
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from tests.helpers import Named, at_once, set_grads
+from tests.helpers import Named, set_grads
 from tests.modules.contract.common import NoCopyToHost, growing, on_devices, owns_lr
 from tests.table import Case, every, sampled
 from torchzero_clip import LR, Modular
@@ -43,10 +43,10 @@ def as_tensor(value: Any, device: Any) -> Any:
     return torch.full((), value, dtype=kind, device=device)
 
 
-LIVE = at_once("live", [False, True])
-
-
-@LIVE
+@pytest.mark.parametrize(
+    "live",
+    [pytest.param(False, id="numbers"), pytest.param(True, id="tensors", marks=pytest.mark.slow)],
+)
 @sampled(on_devices)
 def test_no_value_on_the_device_is_read_by_the_host(case, live):
     """Tensors on the meta device have no values: reading one, or copying it away, raises."""
@@ -68,7 +68,7 @@ def test_an_accelerator_is_neither_read_nor_mixed_with_the_host(case, live):
     is copied to or from the host where all values lie on the device, as a CUDA graph needs it."""
     with fake_cuda(), NoCopyToHost():
         params, opt = on("cuda", case, "cuda" if live else None)
-        for _ in range(3):
+        for _ in range(2):  # state is made in the first
             set_grads(params, {name: torch.empty_like(p) for name, p in params.items()})
             with Copies() as copies:
                 opt.step()
