@@ -85,7 +85,7 @@ def compare(chain: Chain, shapes: Any, device: str = "cpu", way: str = "fused") 
             )
         fast.step()
         slow.step()
-        ours, after = snapshot(fast_params, fast), snapshot(plain_params, slow)
+        ours, after = held(fast_params, fast), held(plain_params, slow)
         agrees(ours, after, before, partial(nudged, chain, shapes, device, before), i)
 
 
@@ -121,14 +121,19 @@ def nudged(chain: Chain, shapes: Any, device: str, before: Any, seed: int) -> di
     state = {i: {k: nudge(v) for k, v in held.items()} for i, held in before["state"].items()}
     opt.load_state_dict({"state": state, "param_groups": copy.deepcopy(before["param_groups"])})
     opt.step()
-    return snapshot(params, opt)
+    return held(params, opt)
+
+
+def held(params: Named, opt: Modular) -> dict[str, Any]:
+    """All that a step may change."""
+    values = {name: p.detach() for name, p in params.items()}
+    grads = {name: p.grad for name, p in params.items()}
+    return {"value": values, "grad": grads, **opt.state_dict()}
 
 
 def snapshot(params: Named, opt: Modular) -> dict[str, Any]:
-    """All that a step may change, apart from what it will change next."""
-    values = {name: p.detach() for name, p in params.items()}
-    grads = {name: p.grad for name, p in params.items()}
-    return copy.deepcopy({"value": values, "grad": grads, **opt.state_dict()})
+    """The same, apart from what it will change next."""
+    return copy.deepcopy(held(params, opt))
 
 
 def close(a: Any, b: Any, before: Any, moved: Any, what: str) -> None:
