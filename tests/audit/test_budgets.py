@@ -32,6 +32,7 @@ from torchzero_clip import (
 )
 from torchzero_clip.audit import Ledger, lines, same
 from torchzero_clip.engines.compiled import backends
+from torchzero_clip.published import NAMES
 
 BUDGETS = budgets()
 DTYPES = (torch.float32, torch.bfloat16)
@@ -100,13 +101,21 @@ def test_the_table_has_a_row_for_every_chain() -> None:
     assert list(BUDGETS) == [chain.name for chain in CHAINS]
 
 
+RULES = [chain for chain in CHAINS if chain.name not in NAMES]
+NAMED = [chain for chain in CHAINS if chain.name in NAMES]
 SOME = CHAINS[::4]
 
 
 @pytest.mark.parametrize(
     ("chains", "dtype"),
     [
-        pytest.param(CHAINS, torch.float32, id="float32"),
+        pytest.param([*RULES, *NAMED[::3]], torch.float32, id="float32"),
+        pytest.param(
+            [chain for chain in NAMED if chain not in NAMED[::3]],  # whose rules are all above
+            torch.float32,
+            id="other names in float32",
+            marks=pytest.mark.slow,
+        ),
         pytest.param(SOME, torch.bfloat16, id="some in bfloat16"),  # which one place widens for all
         pytest.param(
             [chain for chain in CHAINS if chain not in SOME],
