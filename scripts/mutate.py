@@ -336,6 +336,8 @@ NOT_TERMS = {
     "whitening.py twice: -1": "the last dim of one matrix is dim 1",
     "whitening.py solved: -1": "the last dim of one matrix is dim 1",
     "whitening.py learned: -1": "the last dim of one matrix is dim 1",
+    "whitening.py length: -1": "the last dim of one matrix is dim 1",
+    "whitening.py at_least_tiny": "how near the square of all noise is to zero",
     "newton_schulz.py schedule_of": "steps that all have the same coefficients",
     "newton_schulz.py _is_triple": "what is no list of coefficients is an error",
     "newton_schulz.py normalized": "in two steps, for norms whose square has no place in a float",
