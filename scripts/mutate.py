@@ -340,6 +340,7 @@ NOT_TERMS = {
     "whitening.py lesson: -1": "the last dim of one matrix is dim 1",
     "whitening.py lesson: DAMPING * size + eps": "eps, which tests/modules/test_kron.py holds",
     "whitening.py balanced: -1": "the last dim of one matrix is dim 1",
+    "whitening.py balanced: q.abs()": "only the product of both factors is seen",
     "whitening.py at_least_tiny": "how near the square of all noise is to zero",
     "newton_schulz.py schedule_of": "steps that all have the same coefficients",
     "newton_schulz.py _is_triple": "what is no list of coefficients is an error",
