@@ -11,6 +11,7 @@ from torch import Tensor
 
 from torchzero_clip.core.division import Division, layer_of
 from torchzero_clip.core.part import Part
+from torchzero_clip.core.tensorlist import Rows
 
 SHAPES = [(2, 3), (3,), (4,)]
 NAMES = ["head.weight", "body.bias", "head.bias"]
@@ -102,3 +103,30 @@ def test_state_is_double_where_one_parameter_is() -> None:
     mixed = [*parts()[:1], Part(1, [0], [None], [torch.zeros(4).double()], torch.float64)]
     assert Division(parts(), None, None, "Rule").dtype == torch.float32
     assert Division(mixed, None, None, "Rule").dtype == torch.float64
+
+
+def test_slices_that_lie_in_one_piece_are_rows() -> None:
+    """Of a matrix its rows and not its columns; a vector without the dim is one."""
+    part, other = parts()
+    made = Division([part, other], (1,), rows, "Rule")
+    found = made.rows[part]
+    assert found == Rows(((2, 1), (1,)), ((1,), ()), (3, 3), (2, 1))
+    assert made.rows[other] == Rows(((1,),), ((),), (4,), (1,))
+    columns = Division([part], (0,), lambda t: (0,), "Rule")
+    assert columns.rows[part] is None
+    stack = Part(0, [0], [None], [torch.zeros(2, 1, 3, 5)], torch.float32)
+    for dims, lengths in (((2, 3), (15,)), ((1, 3), (5,)), ((0, 1), None), ((0, 2, 3), (30,))):
+        got = Division([stack], dims, lambda t, dims=dims: dims, "Rule").rows[stack]
+        assert (got and got.lengths) == lengths, dims
+    empty = Part(0, [0], [None], [torch.zeros(0, 3)], torch.float32)
+    assert Division([empty], (1,), rows, "Rule").rows[empty] is None
+
+
+def test_a_vector_of_known_numbers_is_made_once() -> None:
+    part, other = parts()
+    made = Division([part, other], (1,), rows, "Rule")
+    numbers = made.constant([0.5, 2.0, -1.0])
+    assert numbers.tolist() == [0.5, 0.5, 2.0, -1.0]
+    assert made.constant([0.5, 2.0, -1.0]) is numbers
+    assert made.flags([True, False, False]).tolist() == [True, True, False, False]
+    assert [t is numbers for t in part.vectors][:1] == [True], "where replays look"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -12,6 +12,8 @@ from torch import Tensor
 from torchzero_clip.core.norms import numbers
 from torchzero_clip.core.part import Part
 from torchzero_clip.core.state import statistic_dtype
+from torchzero_clip.core.tensorlist import Rows
+from torchzero_clip.core.tensors import all_here, wide
 
 
 class Division:
@@ -45,6 +47,8 @@ class Division:
         self.dims: list[Any] = [None] * len(groups)  # of each tensor those along its slices
         self.lengths: list[int] | None = None  # how many units each tensor is, where it is several
         self.layers: dict[str, int] = {}
+        self.rows: dict[Part, Rows | None] = {}  # where slices lie in one piece
+        self._known: dict[Hashable, Tensor] = {}
         if scope is None or isinstance(scope, str):
             self._join(groups)
         else:
@@ -99,6 +103,20 @@ class Division:
             math.prod([t.shape[d] for d in along if t.dim()]) if along else -1
             for t, along in zip(tensors, self.dims, strict=True)
         ]
+        for part, start in self.starts.items():
+            each = slice(start, start + len(part.places))
+            self.rows[part] = None if self.sharded else self._rows(part, each)
+
+    def _rows(self, part: Part, each: slice) -> Rows | None:
+        """The slices of a part, unless some are scattered."""
+        shapes, dims, counts = self.slices[each], self.dims[each], self.lengths[each]  # type: ignore[index]
+        for t, shape in zip(part.originals, shapes, strict=True):
+            cut = [n > 1 for n in shape]  # the dims that go from slice to slice
+            inside = [d for d, n in enumerate(t.shape) if n > 1 and not cut[d]]
+            if any(cut[min(inside, default=len(cut)) :]) or not all(t.shape):
+                return None
+        lengths = [n // count for n, count in zip(part.sizes, counts, strict=True)]
+        return Rows(tuple(map(tuple, shapes)), tuple(dims), tuple(lengths), tuple(counts))
 
     # ------------------------------------------------------------------ vectors of known values
 
@@ -119,15 +137,32 @@ class Division:
 
     def flags(self, values: Sequence[bool]) -> Tensor:
         """A vector of known truths, one a unit or, where units are slices, one a tensor."""
-        if any(values):
-            like = torch.empty(0, dtype=torch.float32, device=self.home)
-            flags = numbers([float(value) for value in values], like) > 0
-        else:
-            flags = torch.zeros(len(values), dtype=torch.bool, device=self.home)
+        return self.constant(values) > 0
+
+    def constant(self, values: Sequence[float]) -> Tensor:
+        """A vector of known numbers, one a unit or, where units are slices, one a tensor.
+
+        It is made once, and nobody writes it.
+        """
+        if torch.compiler.is_compiling():
+            return self._constant(values)
+        key = tuple(values)
+        if key not in self._known:
+            with torch.inference_mode(False):
+                made = self._constant(values)
+            if not all_here([made]):  # in a step that is written down
+                return made
+            self._known[key] = made
+            self.parts[0].constants.append(made)  # where replays find it
+        return self._known[key]
+
+    def _constant(self, values: Sequence[float]) -> Tensor:
+        like = torch.empty(0, dtype=wide(self.home), device=self.home)
+        vector = numbers([float(value) for value in values], like)
         if self.lengths is None:
-            return flags
-        rows = zip(flags.unbind(), self.lengths, strict=True)
-        return torch.cat([flag.expand(n) for flag, n in rows])
+            return vector
+        rows = zip(vector.unbind(), self.lengths, strict=True)
+        return torch.cat([x.expand(n) for x, n in rows])
 
     # ------------------------------------------------------------------ who the units are
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 import torch
 from torch import Tensor
@@ -27,6 +27,30 @@ from torchzero_clip.core.tensors import SMALL, shared_memory, wide
 Operand: TypeAlias = "float | Tensor | TensorList | Sequence[Tensor]"
 """A number, a 0-dim tensor, a vector with a number for each tensor, a TensorList, or a list of one
 (broadcastable) tensor for each."""
+
+
+class Rows(NamedTuple):
+    """The slices of some tensors where each lies in one piece, behind the one before it.
+
+    `shapes` are those of a number for each slice of a tensor, and `dims` those that slices run
+    along; `lengths` and `counts` say how long they are and how many.
+    """
+
+    shapes: tuple[tuple[int, ...], ...]
+    dims: tuple[tuple[int, ...], ...]
+    lengths: tuple[int, ...]
+    counts: tuple[int, ...]
+
+
+class OfRows(list[Tensor]):
+    """A number for each slice of the tensors of a list, which lie in one vector."""
+
+    def __init__(self, vector: Tensor, rows: Rows) -> None:
+        parts = zip(vector.split(rows.counts), rows.shapes, strict=True)
+        super().__init__([part.view(shape) for part, shape in parts])
+        self.vector, self.rows = vector, rows
+
+
 Workspace: TypeAlias = "Callable[[], list[Tensor] | None] | None"
 """A function that gives memory kept from step to step for a list to move to, or None."""
 L = TypeVar("L", bound="TensorList")
@@ -404,6 +428,10 @@ class TensorList:
     def statistics(self, m: Measure) -> Tensor:
         """The statistics of a norm order: a column for each tensor."""
         return norms.statistics(self.tensors, m)
+
+    def row_statistics(self, rows: Rows, m: Measure) -> Tensor | None:
+        """The statistics of slices, a column for each, where a pass of this list measures them."""
+        return None
 
 
 def _sum(x: Operand, alpha: float | Tensor) -> tuple[Any, ...]:

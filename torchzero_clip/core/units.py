@@ -19,7 +19,7 @@ from torchzero_clip.core.lazy import Joined
 from torchzero_clip.core.norms.shards import across, merge_shards
 from torchzero_clip.core.sharding import part_of
 from torchzero_clip.core.state import statistic_dtype
-from torchzero_clip.core.tensorlist import Operand, TensorList
+from torchzero_clip.core.tensorlist import OfRows, Operand, TensorList
 from torchzero_clip.core.unit_state import UnitStore
 
 
@@ -266,6 +266,10 @@ class Units(Cells):
         start = division.starts[bucket.part]
         end = start + len(bucket.part.places)
         if division.lengths is not None:
+            known = None if torch.compiler.is_compiling() else division.rows[bucket.part]
+            if known is not None:
+                first = sum(division.lengths[:start])
+                return OfRows(vector[first : first + sum(known.counts)], known)
             parts = vector.split(division.lengths)
             slices = [parts[i].view(division.slices[i]) for i in range(start, end)]
             rows = zip(slices, bucket.part.layouts, strict=True)
@@ -306,6 +310,14 @@ class Units(Cells):
         """The statistics of lists: a column for each tensor, or for each slice."""
         if self.division.lengths is None:
             return self._of_all_shards([some.statistics(m) for some in lists], m)
+        rows = [self.division.rows[bucket.part] for bucket in self.buckets]
+        pairs = zip(lists, rows, strict=True)
+        made = [some.row_statistics(each, m) if each else None for some, each in pairs]
+        known = [stats for stats in made if stats is not None]
+        if len(known) == len(made):
+            stats = self._of_all_shards(known, m)
+            without = [not dims for dims in self.division.dims]  # they have no slice
+            return stats.masked_fill(self.division.flags(without), 0) if any(without) else stats
         tensors = [t for some in lists for t in some]
         return self._of_all_shards(norms.statistics_of_slices(tensors, self.division.dims, m), m)
 
@@ -327,7 +339,7 @@ class Units(Cells):
         """The statistics of tensors or slices as those of units, and the numbers of entries."""
         units, step, sized = self.division, self.buckets[0].step, m.counts or m.kind == "sum"
         if units.lengths is not None:
-            return stats, self._entries(stats) if sized else None
+            return stats, units.constant(units.sizes).to(stats.dtype) if sized else None
         if units.width > 1 and units.count > 1:  # short units are filled with zeros
             columns = [*stats.unbind(1), torch.zeros_like(stats[:, 0])]
             stats = torch.stack([columns[i] for i in units.columns], 1)
@@ -340,13 +352,6 @@ class Units(Cells):
         if units.positions is None or group is None:
             return stats, sizes
         return across(stats, sizes, m, units.positions, max(len(step.groups), 1), group)
-
-    def _entries(self, like: Tensor) -> Tensor:
-        """The number of entries of each slice."""
-        assert self.division.lengths is not None
-        sizes = norms.numbers(self.division.sizes, like)
-        rows = zip(sizes.unbind(), self.division.lengths, strict=True)
-        return torch.cat([size.expand(n) for size, n in rows])
 
 
 class UnitRecord(NamedTuple):

@@ -64,7 +64,7 @@ class Runner:
         stats = call(launch, [0 if i in odd else sizes[i] for i in every] if odd else sizes)
         some = launch.plainly(odd)
         if stats is not None and some is not None:
-            for column, i in enumerate(odd):  # a list of places would be copied to the device
+            for column, i in enumerate(launch.places(odd)):  # a list would be sent to the device
                 stats[:, i] = some[:, column]
         return stats
 
