@@ -148,7 +148,7 @@ def test_numbers_on_the_device_of_any_dtype_are_operands(dtype: torch.dtype) -> 
 
 @at_once("name", list(SLICED))
 def test_slices_are_a_launch_as_whole_tensors_are(name: str) -> None:
-    """Also of a vector that is one slice of more than a chunk, and of tensors that lie otherwise."""
+    """Also of a vector that is a slice of more than a chunk, and of tensors that lie otherwise."""
     opt = like_eager(SLICED[name], [(3, 21), (ROW + 5,), (4, 3, 1, 1)])
     assert isinstance(opt.engine, Compiled)
     assert opt.engine.replays is not None
