@@ -131,7 +131,7 @@ class Replays:
         """Write down a step, which does not happen yet."""
         self.count, again = 0, self._wait
         self._alike, self._wait = 0, min(2 * self._wait, SELDOM)  # unless it can be replayed
-        premises = Premises(parts, play.groups, play.states, strided=False)
+        premises = Premises(parts, play.groups, play.states)
         grads = [p.grad for part in parts for p in part.originals if p.grad is not None]
         like, asked = self._gpu(play), list[Any]()
         vector = None if like is None else self._live.vector(like)
