@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from torchzero_clip.core.division import Division, layer_of
+from torchzero_clip.core.norms import Rows
 from torchzero_clip.core.part import Part
-from torchzero_clip.core.tensorlist import Rows
 
 SHAPES = [(2, 3), (3,), (4,)]
 NAMES = ["head.weight", "body.bias", "head.bias"]
@@ -105,21 +105,20 @@ def test_state_is_double_where_one_parameter_is() -> None:
     assert Division(mixed, None, None, "Rule").dtype == torch.float64
 
 
-def test_slices_that_lie_in_one_piece_are_rows() -> None:
+def test_slices_that_lie_in_one_piece_are_known() -> None:
     """Of a matrix its rows and not its columns; a vector without the dim is one."""
     part, other = parts()
     made = Division([part, other], (1,), rows, "Rule")
-    found = made.rows[part]
-    assert found == Rows(((2, 1), (1,)), ((1,), ()), (3, 3), (2, 1))
-    assert made.rows[other] == Rows(((1,),), ((),), (4,), (1,))
-    columns = Division([part], (0,), lambda t: (0,), "Rule")
-    assert columns.rows[part] is None
+    assert made.rows[part] == Rows(((2, 1), (1,)), ((1,), ()), (3, 3), (2, 1), True)
+    assert made.rows[other] == Rows(((1,),), ((),), (4,), (1,), True)
+    assert not Division([part], (0,), lambda t: (0,), "Rule").rows[part].whole
     stack = Part(0, [0], [None], [torch.zeros(2, 1, 3, 5)], torch.float32)
-    for dims, lengths in (((2, 3), (15,)), ((1, 3), (5,)), ((0, 1), None), ((0, 2, 3), (30,))):
+    for dims, whole in (((2, 3), True), ((1, 3), True), ((0, 1), False), ((0, 2, 3), True)):
         got = Division([stack], dims, lambda t, dims=dims: dims, "Rule").rows[stack]
-        assert (got and got.lengths) == lengths, dims
+        assert got.whole == whole, dims
+        assert got.lengths[0] * got.counts[0] == 30
     empty = Part(0, [0], [None], [torch.zeros(0, 3)], torch.float32)
-    assert Division([empty], (1,), rows, "Rule").rows[empty] is None
+    assert not Division([empty], (1,), rows, "Rule").rows[empty].whole
 
 
 def test_a_vector_of_known_numbers_is_made_once() -> None:

@@ -9,10 +9,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from torchzero_clip.core.norms import numbers
+from torchzero_clip.core import norms
 from torchzero_clip.core.part import Part
 from torchzero_clip.core.state import statistic_dtype
-from torchzero_clip.core.tensorlist import Rows
 from torchzero_clip.core.tensors import all_here, wide
 
 
@@ -47,7 +46,7 @@ class Division:
         self.dims: list[Any] = [None] * len(groups)  # of each tensor those along its slices
         self.lengths: list[int] | None = None  # how many units each tensor is, where it is several
         self.layers: dict[str, int] = {}
-        self.rows: dict[Part, Rows | None] = {}  # where slices lie in one piece
+        self.rows: dict[Part, norms.Rows] = {}  # the slices
         self._known: dict[Hashable, Tensor] = {}
         if scope is None or isinstance(scope, str):
             self._join(groups)
@@ -105,18 +104,7 @@ class Division:
         ]
         for part, start in self.starts.items():
             each = slice(start, start + len(part.places))
-            self.rows[part] = None if self.sharded else self._rows(part, each)
-
-    def _rows(self, part: Part, each: slice) -> Rows | None:
-        """The slices of a part, unless some are scattered."""
-        shapes, dims, counts = self.slices[each], self.dims[each], self.lengths[each]  # type: ignore[index]
-        for t, shape in zip(part.originals, shapes, strict=True):
-            cut = [n > 1 for n in shape]  # the dims that go from slice to slice
-            inside = [d for d, n in enumerate(t.shape) if n > 1 and not cut[d]]
-            if any(cut[min(inside, default=len(cut)) :]) or not all(t.shape):
-                return None
-        lengths = [n // count for n, count in zip(part.sizes, counts, strict=True)]
-        return Rows(tuple(map(tuple, shapes)), tuple(dims), tuple(lengths), tuple(counts))
+            self.rows[part] = norms.rows_of(part.originals, self.slices[each], self.dims[each])
 
     # ------------------------------------------------------------------ vectors of known values
 
@@ -158,7 +146,7 @@ class Division:
 
     def _constant(self, values: Sequence[float]) -> Tensor:
         like = torch.empty(0, dtype=wide(self.home), device=self.home)
-        vector = numbers([float(value) for value in values], like)
+        vector = norms.numbers([float(value) for value in values], like)
         if self.lengths is None:
             return vector
         rows = zip(vector.unbind(), self.lengths, strict=True)

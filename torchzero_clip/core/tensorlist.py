@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, NamedTuple, TypeAlias, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 import torch
 from torch import Tensor
@@ -21,36 +21,12 @@ from torchzero_clip.core.foreach import (
     stand_in,
     vector_operand,
 )
-from torchzero_clip.core.norms import Measure
+from torchzero_clip.core.norms import Measure, Rows
 from torchzero_clip.core.tensors import SMALL, shared_memory, wide
 
 Operand: TypeAlias = "float | Tensor | TensorList | Sequence[Tensor]"
 """A number, a 0-dim tensor, a vector with a number for each tensor, a TensorList, or a list of one
 (broadcastable) tensor for each."""
-
-
-class Rows(NamedTuple):
-    """The slices of some tensors where each lies in one piece, behind the one before it.
-
-    `shapes` are those of a number for each slice of a tensor, and `dims` those that slices run
-    along; `lengths` and `counts` say how long they are and how many.
-    """
-
-    shapes: tuple[tuple[int, ...], ...]
-    dims: tuple[tuple[int, ...], ...]
-    lengths: tuple[int, ...]
-    counts: tuple[int, ...]
-
-
-class OfRows(list[Tensor]):
-    """A number for each slice of the tensors of a list, which lie in one vector."""
-
-    def __init__(self, vector: Tensor, rows: Rows) -> None:
-        parts = zip(vector.split(rows.counts), rows.shapes, strict=True)
-        super().__init__([part.view(shape) for part, shape in parts])
-        self.vector, self.rows = vector, rows
-
-
 Workspace: TypeAlias = "Callable[[], list[Tensor] | None] | None"
 """A function that gives memory kept from step to step for a list to move to, or None."""
 L = TypeVar("L", bound="TensorList")

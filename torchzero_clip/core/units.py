@@ -17,9 +17,8 @@ from torchzero_clip.core.division import Division
 from torchzero_clip.core.engine import Group
 from torchzero_clip.core.lazy import Joined
 from torchzero_clip.core.norms.shards import across, merge_shards
-from torchzero_clip.core.sharding import part_of
 from torchzero_clip.core.state import statistic_dtype
-from torchzero_clip.core.tensorlist import OfRows, Operand, TensorList
+from torchzero_clip.core.tensorlist import Operand, TensorList
 from torchzero_clip.core.unit_state import UnitStore
 
 
@@ -266,14 +265,9 @@ class Units(Cells):
         start = division.starts[bucket.part]
         end = start + len(bucket.part.places)
         if division.lengths is not None:
-            known = None if torch.compiler.is_compiling() else division.rows[bucket.part]
-            if known is not None:
-                first = sum(division.lengths[:start])
-                return OfRows(vector[first : first + sum(known.counts)], known)
-            parts = vector.split(division.lengths)
-            slices = [parts[i].view(division.slices[i]) for i in range(start, end)]
-            rows = zip(slices, bucket.part.layouts, strict=True)
-            return [part_of(x, layout) for x, layout in rows]
+            first, end = [sum(division.lengths[:i]) for i in (start, end)]
+            slices = norms.of_rows(vector[first:end], division.rows[bucket.part])
+            return bucket.parts(slices) if bucket.part.sharded else slices
         if division.scope is None:
             return vector[start:end]
         if division.scope in ("group", "global"):
@@ -310,14 +304,14 @@ class Units(Cells):
         """The statistics of lists: a column for each tensor, or for each slice."""
         if self.division.lengths is None:
             return self._of_all_shards([some.statistics(m) for some in lists], m)
-        rows = [self.division.rows[bucket.part] for bucket in self.buckets]
-        pairs = zip(lists, rows, strict=True)
-        made = [some.row_statistics(each, m) if each else None for some, each in pairs]
+        pairs = zip(
+            lists, [self.division.rows[bucket.part] for bucket in self.buckets], strict=True
+        )
+        made = [x.row_statistics(rows, m) for x, rows in pairs if rows.whole]
         known = [stats for stats in made if stats is not None]
-        if len(known) == len(made):
-            stats = self._of_all_shards(known, m)
-            without = [not dims for dims in self.division.dims]  # they have no slice
-            return stats.masked_fill(self.division.flags(without), 0) if any(without) else stats
+        if len(known) == len(lists) and not self.division.sharded:
+            without = self.division.flags([not dims for dims in self.division.dims])
+            return self._of_all_shards(known, m).masked_fill(without, 0)
         tensors = [t for some in lists for t in some]
         return self._of_all_shards(norms.statistics_of_slices(tensors, self.division.dims, m), m)
 

@@ -16,8 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torchzero_clip.core.norms import NAMED, Measure
-from torchzero_clip.core.tensorlist import Rows
+from torchzero_clip.core.norms import NAMED, Measure, Rows
 from torchzero_clip.engines.compiled.build import function
 from torchzero_clip.engines.compiled.operators import OPERATORS
 from torchzero_clip.engines.compiled.program import Launch, NodeOperand, Program

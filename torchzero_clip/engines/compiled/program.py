@@ -17,9 +17,8 @@ from typing import Any, NamedTuple, TypeAlias
 import torch
 from torch import Tensor
 
-from torchzero_clip.core.norms import Measure, numbers, statistics, statistics_of_slices
+from torchzero_clip.core.norms import Measure, Rows, numbers, statistics, statistics_of_slices
 from torchzero_clip.core.stochastic import Elements, rounded
-from torchzero_clip.core.tensorlist import Rows
 from torchzero_clip.core.tensors import wide
 from torchzero_clip.engines.buffers import Buffer
 from torchzero_clip.engines.compiled.operators import OPERATORS, over

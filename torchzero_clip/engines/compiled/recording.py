@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torchzero_clip.core.norms import numbers
-from torchzero_clip.core.tensorlist import OfRows, Rows, TensorList
+from torchzero_clip.core.norms import OfRows, Rows, numbers
+from torchzero_clip.core.tensorlist import TensorList
 from torchzero_clip.core.tensors import shared_memory, wide
 from torchzero_clip.engines.compiled.operators import OPERATORS, SYNONYMS
 from torchzero_clip.engines.compiled.program import Node, NodeOperand
@@ -113,7 +113,7 @@ class Recording:
 
     def _of_rows(self, x: OfRows) -> NodeOperand | None:
         """Numbers of slices; None where those of others are an operand already."""
-        if self.rows not in (None, x.rows):
+        if self.rows not in (None, x.rows) or not x.rows.whole:
             return None
         self.rows = x.rows
         return self._vector(x.vector, "row")

@@ -19,8 +19,8 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 from torch import Tensor
 
+from torchzero_clip.core.norms import Rows
 from torchzero_clip.core.private import fake_mode, foreach
-from torchzero_clip.core.tensorlist import Rows
 from torchzero_clip.engines.buffers import Buffer
 
 CHUNK = 4096  # entries that a program of the grid takes: kernel.py has the same

@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 
 from torchzero_clip.core.lazy import Lazy
-from torchzero_clip.core.norms import NAMED, Measure, statistics
+from torchzero_clip.core.norms import NAMED, Measure, Rows, statistics
 from torchzero_clip.core.private import foreach
-from torchzero_clip.core.tensorlist import Rows, TensorList
+from torchzero_clip.core.tensorlist import TensorList
 from torchzero_clip.engines.compiled.memory import GRADIENTS, PARAMETERS, Memory
 from torchzero_clip.engines.compiled.program import Launch, Measurement, NodeOperand, program_of
 
