@@ -281,13 +281,18 @@ def in_buckets(
     return [Bucket(step, part, grads) for part, grads in step.parts(gradient, moves)]
 
 
-def count_step(buckets: Sequence[Bucket], name: str = "step", by: int = 1) -> int:
-    """The count of steps of this link, this one included: a number kept in every group."""
+def count_step(
+    buckets: Sequence[Bucket], name: str = "step", by: int = 1, asks: bool = False
+) -> int:
+    """The count of steps of this link, this one included: a number kept in every group.
+
+    A link that `asks` the step for all that it decides by the count may be repeated.
+    """
     path, step = buckets[0].bound.path, buckets[0].step
     step.skip.read(f"{path} counts the steps that happen")
-    count = int(step.groups[0]["chain"].get(f"{path}/{name}", 0)) + by
-    keep_number(buckets, name, count)
-    return count
+    if not asks:
+        step.engine.refuse(f"{path} counts on the host")
+    return step.count(f"{path}/{name}", by)
 
 
 def keep_number(buckets: Sequence[Bucket], name: str, value: int) -> None:

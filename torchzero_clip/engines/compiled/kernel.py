@@ -245,6 +245,12 @@ def exp_of(x):
 
 
 @triton.jit
+def cos_of(x):
+    """The cosine of x, in float64."""
+    return tl.cos(x.to(tl.float64))
+
+
+@triton.jit
 def exp2_of(x):
     """2 to the x, in float64."""
     return tl.exp2(x.to(tl.float64))

@@ -52,9 +52,15 @@ class Premises:
             seen = forms_of(row.tensors) if row.contiguous and self._seen else None
             self._seen_grads.append(seen)
             row.tensors.clear()  # they go with their step
-        self._others = _others(groups)
+        self._counts: set[str] = set()  # the keys of what each step counts
+        self._others = _others(groups, self._counts)
         self._bases: list[tuple[Tensor, list[int] | None]] = []
         self._apart: list[Any] = []  # where gradients were that are known to lie apart
+
+    def leave_out(self, counts: Collection[str]) -> None:
+        """Let these values of groups be others in every step."""
+        self._counts |= set(counts)
+        self._others = [pair for pair in self._others if pair[0] not in counts]
 
     def unknown(self, leaves: Sequence[Any], others: Sequence[Tensor]) -> str | None:
         """A sentence where a tensor is neither of these, nor of state or parts, nor their base."""
@@ -82,7 +88,7 @@ class Premises:
             return None
         if not (_same(states, self._keys) and _same(states.values(), self._states)):
             return None
-        if _names(self._states) != self._names or _others(groups) != self._others:
+        if _names(self._states) != self._names or _others(groups, self._counts) != self._others:
             return None
         if not all([_equal(held.get(name), x) for held, name, x in self._numbers]):
             return None
@@ -149,12 +155,13 @@ def _names(states: Sequence[Mapping[str, Any]]) -> tuple[list[int], list[str]]:
     return list(map(len, states)), list(itertools.chain.from_iterable(states))
 
 
-def _others(groups: Groups) -> list[Any]:
-    """The names in the chain dicts of groups, and the values that are no tensors."""
+def _others(groups: Groups, but: Collection[str]) -> list[Any]:
+    """The names in the chain dicts of groups, and the values that are no tensors, but for some."""
     return [
         (key, None if isinstance(x, Tensor) else repr(x))
         for group in groups
         for key, x in group["chain"].items()
+        if key not in but
     ]
 
 

@@ -79,6 +79,13 @@ class StepRecorder(TorchDispatchMode):
         finally:
             self._resting = before
 
+    def kept(self, make: Callable[[], list[Tensor]]) -> list[Tensor]:
+        """Memory that is made now, and lasts as long as the graph."""
+        with self.real():
+            made = make()
+        self.made += made
+        return made
+
     # ------------------------------------------------------------------ operators of torch
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -201,9 +208,9 @@ class StepRecorder(TorchDispatchMode):
 
         Those that are `fixed` nobody writes.
         """
-        with self.real():
-            kept = [torch.empty(t.shape, dtype=t.dtype, device=t.device) for t in outputs]
-        self.made += kept
+        kept = self.kept(
+            lambda: [torch.empty(t.shape, dtype=t.dtype, device=t.device) for t in outputs]
+        )
         for new, t in zip(kept, outputs, strict=True):
             new.copy_(t)
         self.graph.output(None)

@@ -50,10 +50,7 @@ class Runner:
         """Memory that a step takes, and that lasts where the step is written down."""
         if self.recorder is None:
             return make()
-        with self.recorder.real():
-            made = make()
-        self.recorder.made += made
-        return made
+        return self.recorder.kept(make)
 
     def _run(self, launch: Launch) -> Tensor | None:
         sizes, every = launch.sizes, range(len(launch.sizes))

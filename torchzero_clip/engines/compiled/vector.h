@@ -12,6 +12,7 @@ template <class T> static inline T chosen(bool is, T a, T b) { return is ? a : b
 template <class T> static inline T sign(T x) { return (x > 0) - (x < 0); }
 static inline double root(double x) { return __builtin_sqrt(x); }
 static inline double exp_of(double x) { return __builtin_exp(x); }
+static inline double cos_of(double x) { return __builtin_cos(x); }
 static inline double exp2_of(double x) { return __builtin_exp2(x); }
 static inline double log_of(double x) { return __builtin_log(x); }
 static inline double log2_of(double x) { return __builtin_log2(x); }
