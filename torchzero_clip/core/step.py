@@ -103,6 +103,11 @@ class Step:
             return made
         return torch.full((), function(*args), dtype=wide(device), device=device)
 
+    def alone(self, why: str) -> None:
+        """Note that this step does what those before and after it do not."""
+        if self.asked is not None:
+            self.asked.alone(why)
+
     def count(self, key: str, by: int) -> Counted:
         """A count of steps that every group keeps, this one included."""
         count = Counted()

@@ -85,6 +85,10 @@ class StepInputs:
         self._gradients.clear()
 
 
+class Later(Exception):
+    """Raised where this step alone could not be done again; nothing has happened yet."""
+
+
 class Questions:
     """What a step that is written down asked on the host: functions of a user, and of counts.
 
@@ -100,6 +104,9 @@ class Questions:
         self._asked: list[tuple[Callable[..., Any], Any, Any]] = []
         self._numbers: list[tuple[Tensor, Callable[..., Any], Any]] = []
         self._values: list[Any] = []
+
+    def alone(self, why: str) -> None:
+        raise Later(why)
 
     def count(self, count: Counted) -> None:
         self.counts.append(count)

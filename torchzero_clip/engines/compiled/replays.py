@@ -23,7 +23,7 @@ from torchzero_clip.core.tensors import all_here
 from torchzero_clip.core.units import UnitRecord
 from torchzero_clip.engines.buffers import Buffer
 from torchzero_clip.engines.compiled.backends import on_gpu, step_of
-from torchzero_clip.engines.compiled.inputs import LiveValues, Questions, StepInputs
+from torchzero_clip.engines.compiled.inputs import Later, LiveValues, Questions, StepInputs
 from torchzero_clip.engines.compiled.premises import Premises, of_tensors
 from torchzero_clip.engines.compiled.recorder import python
 
@@ -148,7 +148,8 @@ class Replays:
                 kept = recorder.end(measured_in(records), live)
             function = python(recorder.graph)
         except Exception as error:  # a step that fails says so itself when it is done
-            self.why, self._wait = str(error) or type(error).__name__, SELDOM
+            self.why = str(error) or type(error).__name__
+            self._wait = again if isinstance(error, Later) else SELDOM
             return
         changing = [*grads, *([] if loss is None else [loss])]
         known = [*changing, *live, *_fields(self._links)]
