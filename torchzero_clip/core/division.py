@@ -132,25 +132,19 @@ class Division:
 
         It is made once, and nobody writes it.
         """
-        if torch.compiler.is_compiling():
-            return self._constant(values)
         key = tuple(values)
         if key not in self._known:
-            with torch.inference_mode(False):
-                made = self._constant(values)
-            if not all_here([made]):  # in a step that is written down
+            like = torch.empty(0, dtype=wide(self.home), device=self.home)
+            made = norms.numbers(list(map(float, values)), like)
+            if self.lengths is not None:
+                rows = zip(made.unbind(), self.lengths, strict=True)
+                made = torch.cat([x.expand(n) for x, n in rows])
+            passing = torch.compiler.is_compiling() or torch.is_inference_mode_enabled()
+            if passing or not all_here([made]):  # as in a step that is written down
                 return made
             self._known[key] = made
             self.parts[0].constants.append(made)  # where replays find it
         return self._known[key]
-
-    def _constant(self, values: Sequence[float]) -> Tensor:
-        like = torch.empty(0, dtype=wide(self.home), device=self.home)
-        vector = norms.numbers([float(value) for value in values], like)
-        if self.lengths is None:
-            return vector
-        rows = zip(vector.unbind(), self.lengths, strict=True)
-        return torch.cat([x.expand(n) for x, n in rows])
 
     # ------------------------------------------------------------------ who the units are
 

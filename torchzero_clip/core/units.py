@@ -304,10 +304,8 @@ class Units(Cells):
         """The statistics of lists: a column for each tensor, or for each slice."""
         if self.division.lengths is None:
             return self._of_all_shards([some.statistics(m) for some in lists], m)
-        pairs = zip(
-            lists, [self.division.rows[bucket.part] for bucket in self.buckets], strict=True
-        )
-        made = [x.row_statistics(rows, m) for x, rows in pairs if rows.whole]
+        pairs = zip(lists, self.buckets, strict=True)
+        made = [x.row_statistics(self.division.rows[b.part], m) for x, b in pairs]
         known = [stats for stats in made if stats is not None]
         if len(known) == len(lists) and not self.division.sharded:
             without = self.division.flags([not dims for dims in self.division.dims])

@@ -79,7 +79,7 @@ class Traced(Lazy):
         return statistics(self.compute(), m) if found is None else found
 
     def row_statistics(self, rows: Rows, m: Measure) -> Tensor | None:
-        return self._trace.measure(self, m, rows)
+        return self._trace.measure(self, m, rows) if rows.whole else None
 
     def on(self, trace: BucketTrace) -> bool:
         """Whether this list is of that trace."""
