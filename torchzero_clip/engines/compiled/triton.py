@@ -155,8 +155,8 @@ def _constants(program: Program) -> tuple[list[str], list[str]]:
     lines, names = [], []
     for i, dtype in enumerate(program.buffers):
         kind = f"tl.pointer_type(tl.{TYPES[dtype][0]})"
-        lines.append(f"x{i} = tl.load(addresses + {i} * count + tensor).to({kind})")
-        lines.append(f"x{i} = (tl.multiple_of(x{i}, 16) if ALIGNED else x{i}) + at")
+        lines.append(f"x{i} = tl.load(addresses + {i} * count + tensor).to({kind}) + at")
+        lines.append(f"x{i} = tl.multiple_of(x{i}, 16) if ALIGNED else x{i}")
         names.append(f"x{i}")
     for kind, many, place in (
         ("number", program.numbers, "numbers + {}"),
