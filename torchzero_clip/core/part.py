@@ -116,7 +116,9 @@ class Part:
         """The part of some of the parameters."""
         places, names = [self.places[i] for i in where], [self.names[i] for i in where]
         params = [self.originals[i] for i in where]
-        return Part(self.index, places, names, params, self.grad_dtype)
+        made = Part(self.index, places, names, params, self.grad_dtype)
+        made.constants = self.constants  # replays know the parts of groups alone
+        return made
 
     def of(self, row: Grads) -> Sequence[Any]:
         """Of the values for every parameter of the group those of these."""
