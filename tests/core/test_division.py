@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from torchzero_clip.core.division import Division, layer_of
-from torchzero_clip.core.norms import Rows
+from torchzero_clip.core.norms import SliceRows
 from torchzero_clip.core.part import Part
 
 SHAPES = [(2, 3), (3,), (4,)]
@@ -109,8 +109,8 @@ def test_slices_that_lie_in_one_piece_are_known() -> None:
     """Of a matrix its rows and not its columns; a vector without the dim is one."""
     part, other = parts()
     made = Division([part, other], (1,), rows, "Rule")
-    assert made.rows[part] == Rows(((2, 1), (1,)), ((1,), ()), (3, 3), (2, 1), True)
-    assert made.rows[other] == Rows(((1,),), ((),), (4,), (1,), True)
+    assert made.rows[part] == SliceRows(((2, 1), (1,)), ((1,), ()), (3, 3), (2, 1), True)
+    assert made.rows[other] == SliceRows(((1,),), ((),), (4,), (1,), True)
     assert not Division([part], (0,), lambda t: (0,), "Rule").rows[part].whole
     stack = Part(0, [0], [None], [torch.zeros(2, 1, 3, 5)], torch.float32)
     for dims, whole in (((2, 3), True), ((1, 3), True), ((0, 1), False), ((0, 2, 3), True)):

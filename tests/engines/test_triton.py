@@ -18,7 +18,7 @@ from tests.engines.test_compiled import CHAINS, DTYPES, every_operator, give, pa
 from tests.helpers import at_once
 from torchzero_clip import LR, Adam, ClipNorm, Modular, WeightDecay
 from torchzero_clip.audit import fake_cuda
-from torchzero_clip.core.norms import NAMED, Rows
+from torchzero_clip.core.norms import NAMED, SliceRows
 from torchzero_clip.core.private import fake_tensors
 from torchzero_clip.engines import Compiled
 from torchzero_clip.engines.buffers import Buffer
@@ -133,7 +133,7 @@ def test_a_table_gives_each_chunk_a_tensor_and_aligned_ones_come_first() -> None
 
 def test_a_table_of_slices_says_whose_they_are_and_where_they_begin() -> None:
     """Of two tensors: two slices of more than a chunk, and three of which not all are aligned."""
-    rows = Rows(((2, 1), (3,)), ((1,), ()), (ROW + 1, 6), (2, 3), True)
+    rows = SliceRows(((2, 1), (3,)), ((1,), ()), (ROW + 1, 6), (2, 3), True)
     table = DeviceTables().table([at(16, 32)], [2 * ROW + 2, 18], rows)
     tensors, places = [0, 0, 1, 1, 1], [0, ROW + 1, 0, 6, 12]
     layout = [[ROW + 1] * 2 + [6] * 3, [0, 2, 4, 5, 6], tensors, places]
@@ -141,7 +141,7 @@ def test_a_table_of_slices_says_whose_they_are_and_where_they_begin() -> None:
     chunks = [[0, 0], [0, 1], [1, 0], [1, 1], [2, 0], [3, 0], [4, 0]]
     assert table.chunks.view(-1, 2).tolist() == chunks
     assert (table.launches, table.alone) == ([(False, 0, 7)], False)
-    rows = Rows(((2, 1), (3,)), ((1,), ()), (2, 4), (2, 3), True)
+    rows = SliceRows(((2, 1), (3,)), ((1,), ()), (2, 4), (2, 3), True)
     table = DeviceTables().table([at(16, 32)], [4, 12], rows)
     assert table.launches == [(True, 0, 3), (False, 3, 2)], "the second has slices of 16 bytes"
     assert table.layout.view(4, 5)[1].tolist() == [3, 4, 0, 1, 2]

@@ -46,7 +46,7 @@ class Division:
         self.dims: list[Any] = [None] * len(groups)  # of each tensor those along its slices
         self.lengths: list[int] | None = None  # how many units each tensor is, where it is several
         self.layers: dict[str, int] = {}
-        self.rows: dict[Part, norms.Rows] = {}  # the slices
+        self.rows: dict[Part, norms.SliceRows] = {}  # the slices
         self._known: dict[Hashable, Tensor] = {}
         if scope is None or isinstance(scope, str):
             self._join(groups)

@@ -21,7 +21,7 @@ from torchzero_clip.core.foreach import (
     stand_in,
     vector_operand,
 )
-from torchzero_clip.core.norms import Measure, Rows
+from torchzero_clip.core.norms import Measure, SliceRows
 from torchzero_clip.core.tensors import SMALL, shared_memory, wide
 
 Operand: TypeAlias = "float | Tensor | TensorList | Sequence[Tensor]"
@@ -405,7 +405,7 @@ class TensorList:
         """The statistics of a norm order: a column for each tensor."""
         return norms.statistics(self.tensors, m)
 
-    def row_statistics(self, rows: Rows, m: Measure) -> Tensor | None:
+    def row_statistics(self, rows: SliceRows, m: Measure) -> Tensor | None:
         """The statistics of slices, a column for each, where a pass of this list measures them."""
         return None
 

@@ -28,7 +28,7 @@ from torchzero_clip.core.norms.percentile import percentile, percentiles
 from torchzero_clip.core.norms.products import entrywise, products
 from torchzero_clip.core.norms.slices import (
     OfRows,
-    Rows,
+    SliceRows,
     along,
     of_rows,
     rows_of,
@@ -43,7 +43,7 @@ __all__ = [
     "Measure",
     "OfRows",
     "Ord",
-    "Rows",
+    "SliceRows",
     "all_ones",
     "along",
     "as_one_operator",

@@ -15,7 +15,7 @@ from torchzero_clip.core.packs import in_stacks
 from torchzero_clip.core.tensors import wide
 
 
-class Rows(NamedTuple):
+class SliceRows(NamedTuple):
     """The slices of some tensors.
 
     `shapes` are those of a number for each slice of a tensor, and `dims` those that slices run
@@ -34,12 +34,12 @@ class OfRows(list[Tensor]):
     """A number for each slice of the tensors of a list, which lie in one vector."""
 
     vector: Tensor
-    rows: Rows
+    rows: SliceRows
 
 
 def rows_of(
     tensors: Sequence[Tensor], shapes: Sequence[Sequence[int]], dims: Sequence[tuple[int, ...]]
-) -> Rows:
+) -> SliceRows:
     """The slices of tensors along dims, whose numbers have these shapes."""
     whole, counts = True, tuple(map(math.prod, shapes))
     for t, shape in zip(tensors, shapes, strict=True):
@@ -47,10 +47,10 @@ def rows_of(
         inside = [d for d, n in enumerate(t.shape) if n > 1 and not cut[d]]
         whole = whole and not any(cut[min(inside, default=len(cut)) :]) and t.numel() > 0
     lengths = [t.numel() // max(n, 1) for t, n in zip(tensors, counts, strict=True)]
-    return Rows(tuple(map(tuple, shapes)), tuple(dims), tuple(lengths), counts, whole)
+    return SliceRows(tuple(map(tuple, shapes)), tuple(dims), tuple(lengths), counts, whole)
 
 
-def of_rows(vector: Tensor, rows: Rows) -> list[Tensor]:
+def of_rows(vector: Tensor, rows: SliceRows) -> list[Tensor]:
     """The entries of a vector as a number for each slice."""
     parts = zip(vector.split(rows.counts), rows.shapes, strict=True)
     made = [part.view(shape) for part, shape in parts]

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torchzero_clip.core.norms import NAMED, Measure, Rows
+from torchzero_clip.core.norms import NAMED, Measure, SliceRows
 from torchzero_clip.engines.compiled.build import function
 from torchzero_clip.engines.compiled.operators import OPERATORS
 from torchzero_clip.engines.compiled.program import Launch, NodeOperand, Program
@@ -164,7 +164,7 @@ def threads_for(sizes: Sequence[int]) -> int:
     return max(1, min(torch.get_num_threads(), sum(sizes) // SHARE))
 
 
-def rows_of(rows: Rows) -> array[int]:
+def rows_of(rows: SliceRows) -> array[int]:
     """Slices as kernels find them: how long those of a tensor are, the first, and how many."""
     ends = itertools.accumulate(rows.counts, initial=0)
     return array("q", [*rows.lengths, *ends])

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, TypeAlias
 import torch
 from torch import Tensor
 
-from torchzero_clip.core.norms import Measure, Rows, numbers, statistics, statistics_of_slices
+from torchzero_clip.core.norms import Measure, SliceRows, numbers, statistics, statistics_of_slices
 from torchzero_clip.core.stochastic import Elements, rounded
 from torchzero_clip.core.tensors import wide
 from torchzero_clip.engines.buffers import Buffer
@@ -133,7 +133,7 @@ class Launch:
     numbers: Sequence[float]
     vectors: list[Tensor]
     scalars: list[Tensor]
-    rows: Rows | None = field(default=None, kw_only=True)
+    rows: SliceRows | None = field(default=None, kw_only=True)
 
     @property
     def width(self) -> int:

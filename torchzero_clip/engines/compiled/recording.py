@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torchzero_clip.core.norms import OfRows, Rows, numbers
+from torchzero_clip.core.norms import OfRows, SliceRows, numbers
 from torchzero_clip.core.tensorlist import TensorList
 from torchzero_clip.core.tensors import shared_memory, wide
 from torchzero_clip.engines.compiled.operators import OPERATORS, SYNONYMS
@@ -35,7 +35,7 @@ class Recording:
         self.numbers: list[float | Tensor] = []
         self.scalars: list[Tensor] = []
         self.vectors: list[Tensor] = []
-        self.rows: Rows | None = None  # the slices that have operands of their own
+        self.rows: SliceRows | None = None  # the slices that have operands of their own
 
     def cast(self, value: int, dtype: torch.dtype) -> int:
         """A value in another dtype."""

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 from torch import Tensor
 
-from torchzero_clip.core.norms import Rows
+from torchzero_clip.core.norms import SliceRows
 from torchzero_clip.core.private import fake_mode, foreach
 from torchzero_clip.engines.buffers import Buffer
 
@@ -111,7 +111,7 @@ class DeviceTables:
             self._write(array("d", numbers), out)
 
     def table(
-        self, buffers: Sequence[Buffer], sizes: Sequence[int], rows: Rows | None = None
+        self, buffers: Sequence[Buffer], sizes: Sequence[int], rows: SliceRows | None = None
     ) -> AddressTable:
         """The table of the first `sizes` entries of the tensors of some buffers, or of `rows`."""
         like, lengths = buffers[0].tensors[0], array("q", sizes)
@@ -152,7 +152,7 @@ class DeviceTables:
         addresses: array[int],
         sizes: array[int],
         like: Tensor,
-        rows: Rows | None,
+        rows: SliceRows | None,
         step: int,
     ) -> AddressTable:
         count = len(sizes)
@@ -187,7 +187,7 @@ class DeviceTables:
         alone = all([0 < n <= most for n in lengths])
         return AddressTable(held[:n], placed, which, used, total, alone)
 
-    def _of_rows(self, first: Tensor, sizes: Tensor, rows: Rows) -> Tensor:
+    def _of_rows(self, first: Tensor, sizes: Tensor, rows: SliceRows) -> Tensor:
         """The layout of slices, computed on the device from the first chunks of tensors."""
         lengths, counts = sizes.view(2, -1)
         tensor = torch.arange(len(counts), device=counts.device)

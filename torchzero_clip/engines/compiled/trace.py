@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from torchzero_clip.core.lazy import Lazy
-from torchzero_clip.core.norms import NAMED, Measure, Rows, statistics
+from torchzero_clip.core.norms import NAMED, Measure, SliceRows, statistics
 from torchzero_clip.core.private import foreach
 from torchzero_clip.core.tensorlist import TensorList
 from torchzero_clip.engines.compiled.memory import GRADIENTS, PARAMETERS, Memory
@@ -78,7 +78,7 @@ class Traced(Lazy):
         found = self._trace.measure(self, m)
         return statistics(self.compute(), m) if found is None else found
 
-    def row_statistics(self, rows: Rows, m: Measure) -> Tensor | None:
+    def row_statistics(self, rows: SliceRows, m: Measure) -> Tensor | None:
         return self._trace.measure(self, m, rows) if rows.whole else None
 
     def on(self, trace: BucketTrace) -> bool:
@@ -204,7 +204,7 @@ class BucketTrace(Memory):
         for trace in [other for other in self.family if other is not self and other.nodes]:
             trace.run()
 
-    def run(self, measured: Measurement = None, rows: Rows | None = None) -> Tensor | None:
+    def run(self, measured: Measurement = None, rows: SliceRows | None = None) -> Tensor | None:
         """Run what was recorded; then a buffer backs every list that is still referenced."""
         used = {one.buffer for one in self.lists}
         due = [i for i in self.current if self.pending(i) and (i in used or i not in self.spares)]
@@ -245,7 +245,7 @@ class BucketTrace(Memory):
             stores[i] = self.node("where", (("value", old), which, ("value", new)), dtype)
 
     def _launch(
-        self, stores: dict[int, int], measured: Measurement = None, of: Rows | None = None
+        self, stores: dict[int, int], measured: Measurement = None, of: SliceRows | None = None
     ) -> Tensor | None:
         rows: list[list[Any]] = [self.buffers, self.numbers, self.vectors, self.scalars]
         dtypes = tuple([tuple([x.dtype for x in row]) for row in (rows[0], *rows[2:])])
@@ -255,7 +255,7 @@ class BucketTrace(Memory):
         known = of if program.rows else None
         return self.runner.run(Launch(program, self.sizes, self.elements, *given, rows=known))
 
-    def measure(self, x: Traced, m: Measure, rows: Rows | None = None) -> Tensor | None:
+    def measure(self, x: Traced, m: Measure, rows: SliceRows | None = None) -> Tensor | None:
         """The statistic of each tensor of a list, or of its slices, by the program that makes it.
 
         None where none does.
