@@ -18,7 +18,7 @@ from torch import Tensor
 
 from torchzero_clip.core import norms, packs
 from torchzero_clip.core.engine import FusedKernel, Group, Rule, State
-from torchzero_clip.core.foreach import copies, copy_into
+from torchzero_clip.core.foreach import copy_into
 from torchzero_clip.core.lazy import Lazy
 from torchzero_clip.core.norms import Measure
 from torchzero_clip.core.private import foreach
@@ -267,7 +267,7 @@ def subtract_(
         foreach("sub_", params, list(values), alpha=rest)
         return
     if not in_parts:  # off the fast route of torch
-        wide = copies(params, values[0].dtype)
+        wide = packs.copies(params, values[0].dtype)
         foreach("sub_", wide, list(values), alpha=rest)
         copy_into(params, wide)
         return
