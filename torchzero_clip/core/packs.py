@@ -48,8 +48,9 @@ def packs(tensors: Sequence[Tensor], kinds: Sequence[Any] | None = None) -> list
     return made
 
 
-def copies(tensors: Sequence[Tensor], dtype: torch.dtype) -> list[Tensor]:
-    """New tensors with these values, in a dtype."""
+def copies(tensors: Sequence[Tensor], dtype: torch.dtype | None = None) -> list[Tensor]:
+    """New tensors with these values, in a dtype, or their own."""
+    dtype = tensors[0].dtype if dtype is None else dtype
     if tensors[0].dtype != dtype and shares(tensors):
         made = [torch.empty_like(t, dtype=dtype) for t in tensors]
         private.foreach("copy_", made, list(tensors))
