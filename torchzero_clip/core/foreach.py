@@ -116,9 +116,11 @@ def foreach(name: str, tensors: list[Tensor], args: Sequence[Any], in_place: boo
 
 def _wider(tensors: list[Tensor], args: Sequence[Any]) -> torch.dtype | None:
     """The dtype of what comes out where the tensors are in half precision and an operand is not."""
+    if tensors[0].dtype not in HALF or not shares(tensors):
+        return None
     lists = [x for x in args if isinstance(x, list) and isinstance(x[0], Tensor) and x[0].dim()]
     wide = [some[0].dtype for some in lists if _narrower(tensors[0], some[0])]
-    return wide[0] if wide and shares(tensors) else None
+    return wide[0] if wide else None
 
 
 def _uneven(tensors: list[Tensor], args: Sequence[Any]) -> bool:

@@ -15,7 +15,7 @@ from torchzero_clip.core.state import DOUBLE
 from torchzero_clip.core.tensors import wide
 
 MOST = 2**21  # products at a time where calls are dear
-Row = tuple[Tensor, Tensor, list[Tensor]]
+Factors = tuple[Tensor, Tensor, list[Tensor]]
 
 
 @as_one_operator
@@ -29,7 +29,7 @@ def products(some: Sequence[Tensor], others: Sequence[Tensor]) -> Tensor:
     size = CHUNK if readable(pairs[0][0]) else MOST
     parts = [list(zip(a.split(size), b.split(size), strict=True)) for a, b in pairs]
     lengths, columns = [len(row) for row in parts], [scale.unbind() for scale in scales]
-    rows: list[Row] = []
+    rows: list[Factors] = []
     sums: list[Tensor] = []
     waiting = 0
     for i, row in enumerate(parts):
@@ -63,7 +63,7 @@ def _flat(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
     return a.reshape(-1), b.expand_as(a).reshape(-1)
 
 
-def _sums(rows: Sequence[Row]) -> Tensor:
+def _sums(rows: Sequence[Factors]) -> Tensor:
     """The inner products of some pairs."""
     some, others, scales = map(list, zip(*rows, strict=True))
     if not shares(some):
