@@ -15,19 +15,31 @@ from tests.audit.budgets import CHAINS, COMPILED, REPLAYED, Chain, budgets, memo
 from tests.helpers import at_once, run_each
 from torchzero_clip import (
     LR,
+    AdaClip,
     Adam,
+    Cautious,
+    Centralize,
     ClipNorm,
+    Clippy,
     ClipValue,
     Group,
     Guard,
+    Hyperball,
     Lion,
+    Lookahead,
+    MaxNorm,
     Noise,
+    OrthoGrad,
+    ScheduleFree,
     SkipLarge,
     SkipSpike,
+    StableAdam,
+    Standardize,
     State,
     TensorList,
     Transform,
     WeightDecay,
+    WeightEMA,
     ZClip,
 )
 from torchzero_clip.audit import Ledger, lines, same
@@ -185,6 +197,15 @@ ENTRIES = {
     "behind a guard": lambda: [Guard(), ZClip(), *HEADLINE],
     "entries": lambda: [ClipValue(0.1), Lion(), WeightDecay(0.01), LR(1e-3)],
     "two clips": lambda: [ClipNorm(1.0), ClipNorm(1.0, dim="global"), LR(1e-3)],
+    "gradients": lambda: [Guard("zero"), Centralize(), Standardize(), AdaClip(), LR(1e-3)],
+    "by their weights": lambda: [OrthoGrad(), LR(1e-3), Clippy()],
+    "signs": lambda: [Cautious(), LR(1e-3)],
+    "stable": lambda: [StableAdam(), LR(1e-3)],
+    "in a ball": lambda: [LR(1e-3), MaxNorm(1.0)],
+    "on a sphere": lambda: [LR(1e-3), Hyperball()],
+    "averaged": lambda: [*HEADLINE, WeightEMA(0.99)],
+    "in the place of the weights": lambda: [*HEADLINE, ScheduleFree()],
+    "drawn back": lambda: [*HEADLINE, Lookahead()],
 }
 
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from torchzero_clip.core import norms, packs
-from torchzero_clip.core.engine import Group, Rule, State, updated
+from torchzero_clip.core.engine import Entrywise, Group, Rule, State, updated
 from torchzero_clip.core.lazy import Lazy
 from torchzero_clip.core.norms import Measure
 from torchzero_clip.core.private import foreach
@@ -213,7 +213,8 @@ class Updated(Parted):
             self._done(self)
         state = {name: self._held(held, piece) for name, held in self._state.items()}
         group = {name: _of(x, piece) for name, x in self._group.items()}
-        u = piece_of(self.source, piece, keep or not self._state)
+        others = isinstance(self._rule, Entrywise)  # that may read what it reads
+        u = piece_of(self.source, piece, keep or others)
         return updated(self._rule, u, state, group)
 
     def _held(self, held: TensorList, piece: Piece) -> TensorList:

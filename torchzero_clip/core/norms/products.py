@@ -8,13 +8,12 @@ import torch
 from torch import Tensor
 
 from torchzero_clip.core.norms.numeric import as_one_operator, readable, safe_scale
-from torchzero_clip.core.norms.whole import CHUNK, largest, totals
+from torchzero_clip.core.norms.whole import CHUNK, MOST, largest, totals
 from torchzero_clip.core.packs import copies, shares
 from torchzero_clip.core.private import foreach
 from torchzero_clip.core.state import DOUBLE
 from torchzero_clip.core.tensors import wide
 
-MOST = 2**21  # products at a time where calls are dear
 Factors = tuple[Tensor, Tensor, list[Tensor]]
 
 
