@@ -23,9 +23,22 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from tests.engines.accelerated import Accelerated
-from tests.helpers import Named, gradients, parameters, set_grads
+from tests.helpers import Named, at_once, gradients, parameters, set_grads
 from tests.table import GOOD, Case, sampled
-from torchzero_clip import LR, Adam, Modular, Momentum, Transform, WeightDecay
+from torchzero_clip import (
+    LR,
+    AdaClip,
+    Adam,
+    Cautious,
+    Clippy,
+    Hyperball,
+    MaxNorm,
+    Modular,
+    Momentum,
+    OrthoGrad,
+    Transform,
+    WeightDecay,
+)
 
 TOLERANCE = 1e-6
 NUDGES = 5  # how often inputs are nudged before a difference counts
@@ -286,6 +299,12 @@ def test_a_fast_step_of_a_random_chain_is_the_plain_step(chain: list[Transform],
 @given(chain=chains())
 def test_a_fast_step_of_many_random_chains(chain: list[Transform], way: str) -> None:
     is_plain(chain, way)
+
+
+@at_once("rule", [MaxNorm(0.01), Hyperball(), Clippy(0.001), Cautious(), OrthoGrad(), AdaClip()])
+def test_what_a_rule_measures_and_returns_in_parts_is_of_one_update(rule: Transform) -> None:
+    """What is behind Adam writes state, and so is computed once."""
+    compare([Adam(), LR(0.1), rule], MATRICES, way="parts")
 
 
 def is_plain(chain: list[Transform], way: str, shapes: Any = MATRICES) -> None:

@@ -8,7 +8,7 @@ from typing import Any, Literal, TypeAlias
 import torch
 from torch import Tensor
 
-from torchzero_clip.core.engine import Group, State
+from torchzero_clip.core.engine import Entrywise, Group, State
 from torchzero_clip.core.link import Link
 from torchzero_clip.core.part import Part, StateNames
 from torchzero_clip.core.sharding import local, part_of, whole_of
@@ -233,7 +233,20 @@ class Bucket:
     def beside(self, tensors: TensorList) -> TensorList:
         """The same values, to be written in other memory than the update lies in."""
         kept = self.session.workspace(self.update)
-        return TensorList(tensors.tensors, workspace=None if kept is None else lambda: kept)
+        if kept is None:
+            return tensors.borrow()
+        return TensorList(tensors.tensors, workspace=lambda: kept)
+
+    def entrywise(
+        self, function: Callable[..., TensorList], u: TensorList, **operands: Any
+    ) -> TensorList:
+        """function(u, **operands), an entry of which depends on those in its place alone.
+
+        On an accelerator it is computed part by part, each time that it is asked for. So it may
+        write u, which is a copy then, and nothing else, and what it reads must stay as it is.
+        Operands are numbers, what `Units.operand` makes, and lists.
+        """
+        return self.session.update(Entrywise(function), u, {}, operands)
 
     def whole(self, tensors: Iterable[Tensor]) -> list[Tensor]:
         """Tensors like the parameters, gathered from all ranks where they are sharded."""

@@ -13,7 +13,6 @@ from torchzero_clip.core.foreach import (
     OUT,
     STAND_INS,
     arguments,
-    copies,
     copy_into,
     fill_,
     foreach,
@@ -22,6 +21,7 @@ from torchzero_clip.core.foreach import (
     vector_operand,
 )
 from torchzero_clip.core.norms import Measure, SliceRows
+from torchzero_clip.core.packs import copies
 from torchzero_clip.core.tensors import SMALL, shared_memory, wide
 
 Operand: TypeAlias = "float | Tensor | TensorList | Sequence[Tensor]"
