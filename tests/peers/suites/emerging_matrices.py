@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from suites import emerging
+from . import emerging
 from torch import Tensor
 
 from torchzero_clip import ClipSpectral, Modular, Orthogonalize, Transform, TrustRatio

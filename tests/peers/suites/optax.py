@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from suites.chains import published
+from .chains import published
 
 SOURCE = "google-deepmind/optax"
 COMMIT = "2edbcbe2390da13983b92cbef94ac0460ecde1c5"

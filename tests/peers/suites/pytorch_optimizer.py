@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from suites.chains import NAMES, Published, published
+from .chains import NAMES, Published, published
 
 from torchzero_clip import ClipNorm
 
