@@ -254,5 +254,5 @@ def test_a_clip_by_any_norm_divides_by_what_is_above_the_limit():
 
 def test_a_norm_that_is_no_number_is_an_error_where_it_is_asked_for():
     assert compat.get_total_norm([torch.tensor([inf])]).item() == inf
-    with pytest.raises(RuntimeError, match="The total norm of order 2.0 for gradients"):
+    with pytest.raises(RuntimeError, match=r"The total norm of order 2\.0 for gradients"):
         compat.get_total_norm([torch.tensor([inf])], error_if_nonfinite=True)

@@ -1,8 +1,8 @@
 """torch's functions that clip gradients, with torch's arguments and exact norms.
 
 `from torchzero_clip.compat import clip_grad_norm_, clip_grad_value_` takes the place of the same
-line with `torch.nn.utils`, and every call stays right. The two halves of the first, `get_total_norm`
-and `clip_grads_with_norm_`, which torch has since 2.6, are here as well.
+line with `torch.nn.utils`, and every call stays right. So do `get_total_norm` and
+`clip_grads_with_norm_`, the two halves of the first.
 """
 
 from __future__ import annotations

@@ -54,7 +54,7 @@ from tests.helpers import close, equal  # noqa: E402
 from tests.peers.suites.chains import MATRICES, published  # noqa: E402
 from tests.peers.suites.presets import RULES, Preset, preset  # noqa: E402
 from tests.peers.suites.torch_inputs import errors, inputs_of  # noqa: E402
-from torchzero_clip import Scale, attach, named  # noqa: E402
+from torchzero_clip import Scale, attach  # noqa: E402
 from torchzero_clip.published import NAMES  # noqa: E402
 
 # That import changes two settings for the whole process.
@@ -87,7 +87,7 @@ NAMED = {
         not_og_supported_flags=(),
         supports_fused_on=("cpu", "cuda"),
         supports_complex=name not in MATRICES
-        and not any(tfm.complex == "refuse" for tfm in named(name).walk()),
+        and not any(tfm.complex == "refuse" for tfm in NAMES[name]().walk()),
     )
     for name in NAMES
 }

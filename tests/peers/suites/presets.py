@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from .chains import Published, published
-
 from torchzero_clip import (
     AGC,
     AdaGC,
@@ -20,6 +18,8 @@ from torchzero_clip import (
     Transform,
     ZClip,
 )
+
+from .chains import Published, published
 
 RULES: dict[str, Callable[[], Transform]] = {
     "ClipNorm": lambda: ClipNorm(1.0, dim="global"),

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from .chains import NAMES, Published, published
-
 from torchzero_clip import ClipNorm
+
+from .chains import NAMES, Published, published
 
 SOURCE = "kozistr/pytorch_optimizer"
 COMMIT = "v4.1.0"

@@ -17,8 +17,9 @@ OURS = (
 
 
 def put_ours() -> None:
-    from .chains import published
     from torch.testing._internal.common_distributed import MultiProcessTestCase
+
+    from .chains import published
 
     def fork(self: MultiProcessTestCase) -> None:  # what is made anew would not come by here
         self._start_processes(torch.multiprocessing.get_context("fork").Process)

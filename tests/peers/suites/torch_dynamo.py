@@ -16,6 +16,7 @@ DIFFERS = {
 
 def put_ours() -> None:
     import torch
+
     from .chains import published
 
     torch.optim.Adam, torch.optim.Adagrad = published("adam", "Adam"), published("adagrad")

@@ -5,13 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from .chains import defaults
 from torch.testing._internal.common_optimizers import (
     ErrorOptimizerInput,
     OptimizerErrorEnum,
     OptimizerInput,
     get_error_inputs_for_all_optims,
 )
+
+from .chains import defaults
 
 TORCHS = {"Tensor lr must be 1-element": (TypeError, "LR: lr must be a number")}
 ADAMS = (

@@ -35,9 +35,10 @@ ELEMENTWISE = {"sgd", "adam", "adamw", "adagrad", "rmsprop", "ademamix"}  # of c
 
 
 def put_ours() -> None:
+    from torch.testing._internal import common_optimizers as theirs
+
     from .presets import RULES, preset
     from .torch_inputs import errors, inputs_of
-    from torch.testing._internal import common_optimizers as theirs
 
     def row(cls: type, inputs: Any, adam: bool, supports_complex: bool) -> Any:
         return theirs.OptimizerInfo(
