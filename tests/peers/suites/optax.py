@@ -23,8 +23,9 @@ CHOICE = "test_optimizers and not accept and not inject"
 LEFT_OUT: dict[str, str] = {}
 DIFFERS: dict[str, str] = {}
 
+ALIKE = ["ademamix", "sgd", "adam", "lamb", "lion", "adopt", "adan", "radam", "adamax"]
 OURS: dict[str, tuple[str, dict[str, Any]]] = {  # with the defaults that are others in optax
-    **{name: (name, {}) for name in "ademamix sgd adam lamb lion adopt adan radam adamax".split()},
+    **{name: (name, {}) for name in ALIKE},
     "adabelief": ("adabelief", {"rectify": False}),
     "adamw": ("adamw", {"weight_decay": 1e-4}),
     "amsgrad": ("adam", {"amsgrad": True}),

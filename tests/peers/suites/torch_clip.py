@@ -19,6 +19,5 @@ def put_ours() -> None:
 
     from .older import put_absent
 
-    torch.nn.utils.clip_grad_norm_ = compat.clip_grad_norm_
-    torch.nn.utils.clip_grad_value_ = compat.clip_grad_value_
+    vars(torch.nn.utils).update({name: getattr(compat, name) for name in compat.__all__})
     put_absent("test/test_nn.py")
