@@ -211,7 +211,8 @@ def test_optimizer_can_be_printed(info):
 @pytest.mark.parametrize("strided", [False, True])
 def test_forloop_goes_right_direction(info, strided):
     runs = [((), kwargs) for kwargs in inputs(info)]
-    runs += [(schedulers, {}) for schedulers in info.scheduler_inputs]
+    plain = info.optim_inputs_func(device="cpu")[0].kwargs
+    runs += [(schedulers, plain) for schedulers in info.scheduler_inputs]
     for schedulers, kwargs in runs:
         params, closure = linear(strided=strided)
         opt = info.optim_cls(params, **kwargs)
