@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from typing import Any
 
-from torchzero_clip import Adam, Chain, Modular, Partition, Scale, Transform, named
+from torchzero_clip import LR, Adam, Chain, Modular, Partition, Scale, Transform, named
 from torchzero_clip.published import NAMES, matrices
 
 MATRICES = {name for name in NAMES if NAMES[name].__module__ == matrices.__name__}
@@ -58,9 +58,10 @@ class Published(Modular):
         front = [*[Scale(-1.0, target="grad" if compares else "update")] * turned, *self.front]
         if self.method not in MATRICES:
             return [*front, chain]
-        *direction, lr = chain
-        kinds = {"matrices": Chain(*direction), "rest": Adam()}
-        return [*front, Partition(kinds, lambda _, p: "matrices" if p.dim() > 1 else "rest"), lr]
+        lr = next(place for place, link in enumerate(chain) if isinstance(link, LR))
+        kinds = {"matrices": Chain(*list(chain)[:lr]), "rest": Adam()}
+        parts = Partition(kinds, lambda _, p: "matrices" if p.dim() > 1 else "rest")
+        return [*front, parts, *list(chain)[lr:]]
 
 
 def published(

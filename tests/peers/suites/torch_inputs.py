@@ -25,7 +25,8 @@ BASE: dict[str, dict[str, Any]] = {  # with which twenty steps show where they g
     "prodigy": {"d0": 0.01, "growth_rate": 1.02},
     "schedule_free_sgd": {"lr": 0.01},
     "scion": {"unconstrained": True},  # in its ball weights shrink, whatever the gradient says
-    "soap": {"eps": 1e-2},  # of gradients of rank one Adam would make 1 of what is rounding
+    # Of gradients of rank one Adam would make 1 of what is rounding.
+    **dict.fromkeys(("soap", "klsoap", "soap_hyperball"), {"eps": 1e-2}),
 }
 
 
