@@ -26,7 +26,7 @@ BASE: dict[str, dict[str, Any]] = {  # with which twenty steps show where they g
     "schedule_free_sgd": {"lr": 0.01},
     "scion": {"unconstrained": True},  # in its ball weights shrink, whatever the gradient says
     # Of gradients of rank one Adam would make 1 of what is rounding.
-    **dict.fromkeys(("soap", "klsoap", "soap_hyperball"), {"eps": 1e-2}),
+    **{name: {"eps": 1e-2} for name in ("soap", "klsoap", "soap_hyperball")},
 }
 
 
