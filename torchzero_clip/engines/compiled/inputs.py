@@ -129,6 +129,10 @@ class Questions:
         some = [x for x in self._asked if any([isinstance(y, Counted) for y in x[1]]) == counted]
         return all([function(*_now(args, groups)) == answer for function, args, answer in some])
 
+    def close(self) -> None:
+        """Let go of what wrote the step down, which holds its gradients."""
+        del self._recorder
+
     def count_on(self, groups: Sequence[dict[str, Any]]) -> None:
         """Count a step that is done again."""
         values = [function(*_now(args, groups)) for _, function, args in self._numbers]

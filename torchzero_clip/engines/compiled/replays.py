@@ -147,6 +147,7 @@ class Replays:
                 records = play.anew(self._live.groups(play, live), loss, asked)
                 kept = recorder.end(measured_in(records), live)
             function = python(recorder.graph)
+            asked.close()
         except Exception as error:  # a step that fails says so itself when it is done
             self.why = str(error) or type(error).__name__
             self._wait = again if isinstance(error, Later) else SELDOM
