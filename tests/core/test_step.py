@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -44,7 +45,8 @@ def test_a_loss_is_one_tensor_in_double_precision(loss: Any) -> None:
 
 def test_what_a_user_is_asked_is_noted_where_somebody_asks_for_it() -> None:
     asked: list[Any] = []
-    assert step_of(asked=asked).ask(max, 1, 2) == step_of().ask(max, 1, 2) == 2
+    notes = SimpleNamespace(ask=lambda *said: asked.append(said))
+    assert step_of(asked=notes).ask(max, 1, 2) == step_of().ask(max, 1, 2) == 2
     assert asked == [(max, (1, 2), 2)]
 
 

@@ -165,7 +165,8 @@ def by_torch(info: OptimizerInfo, params: list[Tensor], kwargs: dict[str, Any]) 
     kwargs.pop("fused", None)
     reference = torch.optim.AdamW(params, **kwargs, foreach=False)
     front = [Scale(-1.0)] if kwargs.get("maximize") else []
-    reference.handle = attach(reference, *front, RULES[info.name](), *front)  # the hook is weak
+    rule = info.optim_cls.rule if hasattr(info.optim_cls, "rule") else RULES[info.name]
+    reference.handle = attach(reference, *front, rule(), *front)  # the hook is weak
     return reference
 
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from torchzero_clip.core.engine import Group
-from torchzero_clip.core.packs import copies
+from torchzero_clip.core.packs import copies, shares
 from torchzero_clip.core.private import foreach
 from torchzero_clip.core.tensors import wide
 from torchzero_clip.core.transform import Transform
@@ -108,7 +108,9 @@ class Numbers:
         """Copies of numbers that these groups hold together, made where they are missing."""
         found = {name: self._find(groups, name, start) for name, start in made.items()}
         self._held.update({(index, name): held for name, held in found.items()})
-        return dict(zip(found, copies(list(found.values())), strict=True)) if found else {}
+        held = list(found.values())
+        made = copies(held) if held and shares(held) else [x.clone() for x in held]
+        return dict(zip(found, made, strict=True))
 
     def _find(self, groups: Sequence[int], name: str, start: float) -> Tensor:
         """The tensor of a number, which all of these groups hold."""

@@ -405,7 +405,7 @@ class TensorList:
         """The statistics of a norm order: a column for each tensor."""
         return norms.statistics(self.tensors, m)
 
-    def row_statistics(self, rows: SliceRows, m: Measure) -> Tensor | None:
+    def _row_statistics(self, rows: SliceRows, m: Measure) -> Tensor | None:
         """The statistics of slices, a column for each, where a pass of this list measures them."""
         return None
 

@@ -63,7 +63,7 @@ class UnitStore:
         """A copy of each row; those of single numbers in one call."""
         every = [cell for cells in rows for cell in cells]
         numbers = len({(cell.dtype, cell.device, cell.shape) for cell in every}) == 1
-        shared = [memory for cells in rows if (memory := shared_memory(cells)) is not None]
+        shared = [memory for memory in map(shared_memory, rows) if memory is not None]
         alike = len({t.dtype for t in shared}) == 1 and shared[0].is_floating_point()
         if len(shared) == len(rows) and alike and shares(shared):
             return copies([t.to(self.home) for t in shared], wide(self.home))

@@ -305,7 +305,7 @@ class Units(Cells):
         if self.division.lengths is None:
             return self._of_all_shards([some.statistics(m) for some in lists], m)
         pairs = zip(lists, self.buckets, strict=True)
-        made = [x.row_statistics(self.division.rows[b.part], m) for x, b in pairs]
+        made = [x._row_statistics(self.division.rows[b.part], m) for x, b in pairs]
         known = [stats for stats in made if stats is not None]
         if len(known) == len(lists) and not self.division.sharded:
             without = self.division.flags([not dims for dims in self.division.dims])

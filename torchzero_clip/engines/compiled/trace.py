@@ -78,7 +78,7 @@ class Traced(Lazy):
         found = self._trace.measure(self, m)
         return statistics(self.compute(), m) if found is None else found
 
-    def row_statistics(self, rows: SliceRows, m: Measure) -> Tensor | None:
+    def _row_statistics(self, rows: SliceRows, m: Measure) -> Tensor | None:
         return self._trace.measure(self, m, rows) if rows.whole else None
 
     def on(self, trace: BucketTrace) -> bool:
