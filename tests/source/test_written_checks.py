@@ -57,7 +57,7 @@ CHECKS = {
 
 
 class Preset:
-    """AdamW with a rule in front, as a file, with AdamW's arguments, and without decay by itself."""
+    """AdamW with a rule in front, as a file, with AdamW's arguments and no decay by itself."""
 
     rule: ClassVar[Callable[[], Transform]]
 

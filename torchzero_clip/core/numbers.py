@@ -109,8 +109,8 @@ class Numbers:
         found = {name: self._find(groups, name, start) for name, start in made.items()}
         self._held.update({(index, name): held for name, held in found.items()})
         held = list(found.values())
-        made = copies(held) if held and shares(held) else [x.clone() for x in held]
-        return dict(zip(found, made, strict=True))
+        copied = copies(held) if held and shares(held) else [x.clone() for x in held]
+        return dict(zip(found, copied, strict=True))
 
     def _find(self, groups: Sequence[int], name: str, start: float) -> Tensor:
         """The tensor of a number, which all of these groups hold."""
