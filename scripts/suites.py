@@ -190,10 +190,8 @@ def table(results: list[Row]) -> str:
     lines = ["| suite | text of | torch | cases | pass | differ | not run |", "|" + "---|" * 7]
     for row in results:
         at = f"https://github.com/{row.source}/tree/{row.commit}"
-        blob = row.commit.startswith("blob ")  # git's name for the text, of no one commit
-        text = row.commit if blob else f"[{row.commit[:7]}]({at})"
         counts = f"{row.cases} | {row.passed} | {row.failed} | {row.skipped}"
-        lines.append(f"| {row.what} | {text} | {row.torch} | {counts} |")
+        lines.append(f"| {row.what} | [{row.commit[:7]}]({at}) | {row.torch} | {counts} |")
     return "\n".join(lines)
 
 

@@ -30,7 +30,10 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
     took: Counter[str] = Counter()
     for reports in terminalreporter.stats.values():
         for report in reports:
-            folder = getattr(report, "nodeid", "").rpartition("/")[0]
+            file = getattr(report, "nodeid", "").partition("::")[
+                0
+            ]  # a value behind it may have slashes
+            folder = file.rpartition("/")[0]
             took[folder] += getattr(report, "duration", 0.0)
     if sum(took.values()) >= 60:
         each = [

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.nn.utils import clip_grad
 
 from tests.helpers import at_once
 from tests.processes.launch import on_ranks
@@ -46,7 +45,7 @@ def grads_of(params: list[Tensor]) -> list[Tensor]:
 @pytest.mark.parametrize("name", compat.__all__)
 def test_arguments_and_defaults_are_those_of_torch(name):
     ours = inspect.signature(getattr(compat, name)).parameters
-    theirs = inspect.signature(getattr(clip_grad, name)).parameters
+    theirs = inspect.signature(getattr(nn.utils, name)).parameters
     more = [key for key in ours if key not in theirs]
     assert more == (["process_group"] if name == "clip_grad_norm_" else [])
     assert [(key, p.default) for key, p in ours.items() if key in theirs] == [
@@ -215,3 +214,45 @@ def test_several_processes_have_one_norm():
     """Shards of FSDP2, stages of a pipeline, and a stage without gradients."""
     for out in on_ranks(2, "-m", "tests.processes.compat"):
         assert out.split() == ["shards", "stages", "nothing", "error"]
+
+
+# ---------------------------------------------------------------------- the two halves
+
+
+@at_once("order", ORDERS)
+def test_the_norm_and_the_clip_by_it_are_together_the_one_call(order):
+    for seed in range(4):
+        whole, halves = drawn(seed, torch.float32), drawn(seed, torch.float32)
+        want = compat.clip_grad_norm_(whole, 0.1, order)
+        got = compat.get_total_norm(iter(grads_of(halves)), order, foreach=False)
+        assert (got.shape, got.dtype, got.item()) == ((), want.dtype, want.item())
+        before = [g.clone() for g in grads_of(halves)]
+        assert all(map(torch.equal, before, grads_of(halves)))
+        assert compat.clip_grads_with_norm_(halves, 0.1, got) is None
+        torch.testing.assert_close(grads_of(halves), grads_of(whole), rtol=1e-6, atol=0)
+
+
+def test_a_norm_of_one_tensor_and_of_none_and_of_one_that_is_there_twice():
+    assert compat.get_total_norm(torch.tensor([3.0, 4.0])).item() == 5.0
+    assert compat.get_total_norm([]).item() == 0.0
+    twice = [torch.tensor([3.0])] * 2
+    assert compat.get_total_norm(twice, 1).item() == nn.utils.get_total_norm(twice, 1).item() == 6.0
+    weight = nn.Parameter(torch.tensor([3.0, 4.0]))
+    assert compat.get_total_norm([weight]).item() == 5.0
+    assert weight.grad is None
+
+
+def test_a_clip_by_any_norm_divides_by_what_is_above_the_limit():
+    params = gradients([3.0, 4.0], None, [5.0])
+    compat.clip_grads_with_norm_(params, 1.0, torch.tensor(10.0))
+    torch.testing.assert_close(params[0].grad, torch.tensor([0.3, 0.4]))
+    torch.testing.assert_close(params[2].grad, torch.tensor([0.5]))
+    compat.clip_grads_with_norm_(params, 1.0, 0.5)  # torch takes a number too
+    torch.testing.assert_close(params[0].grad, torch.tensor([0.3, 0.4]), rtol=0, atol=0)
+    compat.clip_grads_with_norm_(gradients(None), 1.0, torch.tensor(10.0))
+
+
+def test_a_norm_that_is_no_number_is_an_error_where_it_is_asked_for():
+    assert compat.get_total_norm([torch.tensor([inf])]).item() == inf
+    with pytest.raises(RuntimeError, match=r"The total norm of order 2\.0 for gradients"):
+        compat.get_total_norm([torch.tensor([inf])], error_if_nonfinite=True)

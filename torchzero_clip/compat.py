@@ -1,7 +1,8 @@
-"""torch's two functions that clip gradients, with torch's arguments and exact norms.
+"""torch's functions that clip gradients, with torch's arguments and exact norms.
 
 `from torchzero_clip.compat import clip_grad_norm_, clip_grad_value_` takes the place of the same
-line with `torch.nn.utils`, and every call stays right.
+line with `torch.nn.utils`, and every call stays right. So do `get_total_norm` and
+`clip_grads_with_norm_`, the two halves of the first.
 """
 
 from __future__ import annotations
@@ -18,11 +19,11 @@ from torchzero_clip.core import TensorList, Units
 from torchzero_clip.core.decision import decide
 from torchzero_clip.core.outside import warn
 from torchzero_clip.core.private import traced
-from torchzero_clip.core.sharding import Layout, layout_of
+from torchzero_clip.core.sharding import Layout, full, layout_of
 from torchzero_clip.grads import Params, apply, buckets_of, listed
 from torchzero_clip.modules.clipping import ClipNorm, ClipValue
 
-__all__ = ["clip_grad_norm_", "clip_grad_value_"]
+__all__ = ["clip_grad_norm_", "clip_grad_value_", "clip_grads_with_norm_", "get_total_norm"]
 
 
 @torch.no_grad()
@@ -95,6 +96,67 @@ def clip_grad_value_(parameters: Params, clip_value: float, foreach: bool | None
     apply(ClipValue(float(clip_value), target="grad"), parameters)
 
 
+@torch.no_grad()
+def get_total_norm(
+    tensors: Params,
+    norm_type: float = 2.0,
+    error_if_nonfinite: bool = False,
+    foreach: bool | None = None,
+) -> Tensor:
+    """The norm of all tensors together, as `torch.nn.utils.get_total_norm` gives it, exact.
+
+    Args:
+        tensors: One tensor, or an iterable of them: gradients, not parameters.
+        norm_type: Which norm, as in `clip_grad_norm_`.
+        error_if_nonfinite: Raise where torch does, as in `clip_grad_norm_`.
+        foreach: Taken for torch's sake; there is one implementation.
+
+    Returns:
+        The norm, as `clip_grad_norm_` returns it.
+
+    Example:
+        >>> import torch
+        >>> from torchzero_clip import compat
+        >>> print(compat.get_total_norm([torch.tensor(3.0), torch.tensor(4.0)]).item())
+        5.0
+    """
+    grads = [tensors] if isinstance(tensors, Tensor) else list(tensors)
+    if not grads:
+        return torch.tensor(0.0)
+    order = float(norm_type)
+    rule = ClipNorm(1.0, ord=abs(order), dim="global", target="grad")
+    holders = [_holder(g) for g in grads]
+    return _on_mesh(_measured(rule, holders, grads, order, error_if_nonfinite)[-1], grads)
+
+
+@torch.no_grad()
+def clip_grads_with_norm_(
+    parameters: Params, max_norm: float, total_norm: Tensor, foreach: bool | None = None
+) -> None:
+    """Clip gradients whose norm is known, as `torch.nn.utils.clip_grads_with_norm_` does.
+
+    Args:
+        parameters: One tensor, or an iterable of them.
+        max_norm: The largest norm allowed.
+        total_norm: The norm, as `get_total_norm` gives it; gradients within the limit by it keep
+            every bit.
+        foreach: Taken for torch's sake; there is one implementation.
+
+    Example:
+        >>> import torch
+        >>> from torchzero_clip import compat
+        >>> model = torch.nn.Linear(10, 1)
+        >>> model(torch.randn(64, 10)).square().mean().backward()
+        >>> total = compat.get_total_norm([p.grad for p in model.parameters()])
+        >>> compat.clip_grads_with_norm_(model.parameters(), 1.0, total)
+    """
+    rule = ClipNorm(float(max_norm), dim="global", target="grad")
+    if buckets := buckets_of(rule, parameters):
+        units = rule.units(buckets)
+        norm = full(torch.as_tensor(total_norm)).to(units.home, units.dtype).reshape(1)
+        rule.apply(units, decide(rule, norm, {}, units.live(), units))
+
+
 @traced
 def _clip(
     rule: ClipNorm,
@@ -105,6 +167,22 @@ def _clip(
     process_group: Any,
 ) -> Tensor:
     """Clip by the rule; returns the norm of this order before."""
+    given = order, error_if_nonfinite, process_group
+    units, norm, total = _measured(rule, params, grads, *given)
+    rule.apply(units, decide(rule, norm, {}, units.live(), units))
+    return total
+
+
+@traced
+def _measured(
+    rule: ClipNorm,
+    params: list[Tensor],
+    grads: list[Tensor],
+    order: float,
+    error_if_nonfinite: bool,
+    process_group: Any = None,
+) -> tuple[Units, Tensor, Tensor]:
+    """The gradients as units, their norm of this order as units have it, and as torch gives it."""
     units = rule.units(buckets_of(rule, params, process_group))
     norm = units.norm() if order >= 0 else _negative(units)
     total = norm[0].to(grads[0].device, _dtype_of(grads))
@@ -114,8 +192,7 @@ def _clip(
             "cannot be clipped. To disable this error and scale the gradients by the non-finite "
             "norm anyway, set `error_if_nonfinite=False`"
         )
-    rule.apply(units, decide(rule, norm, {}, units.live(), units))
-    return total
+    return units, norm, total
 
 
 def _on_mesh(total: Tensor, grads: list[Tensor]) -> Tensor:
@@ -127,6 +204,13 @@ def _on_mesh(total: Tensor, grads: list[Tensor]) -> Tensor:
     from torch.distributed.tensor import Replicate
 
     return Layout(meshes[0], (Replicate(),) * meshes[0].ndim, ()).wrap(total)
+
+
+def _holder(grad: Tensor) -> Tensor:
+    """A parameter with this gradient, in the memory of the gradient."""
+    made = grad.detach()
+    made.grad = made.detach()
+    return made
 
 
 def _nothing(params: list[Tensor]) -> Tensor:

@@ -15,6 +15,7 @@ from benchmarks.guide.paired import holm, interval, middle, wilcoxon
 from benchmarks.guide.runs import (
     BEYOND,
     CASES,
+    MATRICES,
     METHODS,
     SEEDS,
     SIZE,
@@ -32,9 +33,13 @@ WORST = 1e6  # a run that diverged counts as this loss: worse than any other
 CHANCE = 0.05
 FIXED = "Adam, global 1"  # what the other rules of Adam are compared with, too
 NONE = "Adam, no clipping"
-PAIRS = (  # other comparisons
+SCOPES = (  # other comparisons: the same clip for each and for all
     ("Adam, AdaGC", "Adam, AdaGC, global"),
-    ("Muon, clip inside", "Muon, clip outside"),
+    *[(f"{name}, clip inside", f"{name}, clip outside") for name in MATRICES],
+)
+BESIDE = (  # methods for matrices beside Adam and beside each other, each with the same limit
+    *[(f"{name}, clip outside", FIXED) for name in MATRICES],
+    *[(f"{name}, clip outside", "Muon, clip outside") for name in MATRICES if name != "Muon"],
 )
 
 
@@ -81,7 +86,8 @@ def wanted() -> Iterator[tuple[str, str, str]]:
                 yield trouble, method, none
             if optimizer_of(method).startswith("Adam") and method not in (FIXED, NONE):
                 yield trouble, method, FIXED
-        yield from ((trouble, *pair) for pair in PAIRS if {*pair} <= {*methods})
+        pairs = (*SCOPES, *BESIDE)
+        yield from ((trouble, *pair) for pair in pairs if {*pair} <= {*methods})
 
 
 def optimizer_of(method: str) -> str:
@@ -162,9 +168,9 @@ def cell(comparison: Comparison | None) -> str:
     return "" if comparison is None else f"{comparison}; p = {comparison.chance:.2g}"
 
 
-def others(rows: tuple[Row, ...]) -> str:
-    """The comparisons that no table of a trouble has."""
-    found = [x for (_, *pair), x in compare(rows).items() if tuple(pair) in PAIRS]
+def others(rows: tuple[Row, ...], pairs: Sequence[tuple[str, str]]) -> str:
+    """The comparisons of some pairs, in all troubles."""
+    found = [x for (_, *pair), x in compare(rows).items() if tuple(pair) in pairs]
     lines = [(x.trouble, x.method, x.other, cell(x)) for x in found]
     return markdown(("trouble", "", "against", ""), lines)
 
@@ -210,5 +216,6 @@ def tables(rows: tuple[Row, ...]) -> dict[str, str]:
         "count": f"{len(compare(rows))} comparisons",
         "chains": chains(rows),
         **{trouble.replace(" ", "_"): table(rows, trouble) for trouble in CASES},
-        "others": others(rows),
+        "others": others(rows, SCOPES),
+        "matrices": others(rows, BESIDE),
     }

@@ -26,12 +26,16 @@ from torchzero_clip import (
     ClipNorm,
     ClipNormByEMA,
     ClipNormGrowth,
+    Graft,
+    InBasis,
     Modular,
     Momentum,
     Orthogonalize,
     Partition,
     Reset,
+    Shampoo,
     SkipSpike,
+    SOAPBasis,
     SpikeClip,
     StableAdam,
     Transform,
@@ -67,10 +71,26 @@ SPAM = Reset(Chain(SpikeClip(5000.0, wait=20), Adam()), every=50, warmup=15, kee
 STABLE_SPAM = (AdaClip(), AdaGN(), Reset(Adam(), every=100))
 
 
-def muon(task: Trouble, outside: Sequence[Transform], inside: Sequence[Transform]) -> Chain:
-    """Muon for matrices, Adam for the rest; a clip in front of both, or in front of each."""
-    matrices = Chain(*inside, Momentum(0.95, nesterov=True), Orthogonalize(scale="match_rms_adamw"))
-    parts = {"matrices": matrices, "rest": Chain(*inside, Adam())}
+MATRICES: dict[str, tuple[Transform, ...]] = {
+    "Muon": (Momentum(0.95, nesterov=True), Orthogonalize(scale="match_rms_adamw")),
+    "SOAP": (InBasis(SOAPBasis(), Adam((0.95, 0.95))),),
+    "Shampoo": (Graft(Adam(), Shampoo()),),
+}
+CLIPS: dict[str, tuple[Sequence[Transform], Sequence[Transform]]] = {  # outside, inside
+    "no clipping": ((), ()),
+    "clip outside": ((LIMIT,), ()),
+    "clip inside": ((), (LIMIT,)),
+}
+
+
+def in_parts(
+    task: Trouble,
+    direction: Sequence[Transform],
+    outside: Sequence[Transform],
+    inside: Sequence[Transform],
+) -> Chain:
+    """A method for matrices, Adam for the rest; a clip in front of both, or in front of each."""
+    parts = {"matrices": Chain(*inside, *direction), "rest": Chain(*inside, Adam())}
     return Chain(*outside, Partition(parts, matrices_and_rest(task.model)))
 
 
@@ -90,25 +110,28 @@ METHODS: dict[str, Callable[[Trouble], Chain]] = {
         f"SGD, {name}": lambda task, r=RULES[name]: Chain(*r, Momentum(0.9))
         for name in ("no clipping", "global 1", "AGC")
     },
-    "Muon, no clipping": lambda task: muon(task, (), ()),
-    "Muon, clip outside": lambda task: muon(task, (LIMIT,), ()),
-    "Muon, clip inside": lambda task: muon(task, (), (LIMIT,)),
+    **{
+        f"{name}, {where}": lambda task, d=direction, c=clips: in_parts(task, d, *c)
+        for name, direction in MATRICES.items()
+        for where, clips in CLIPS.items()
+    },
 }
+BY_MATRICES = tuple(f"{name}, {where}" for name in MATRICES for where in CLIPS)
+FEW = "Muon, no clipping", "Muon, clip outside"
 OTHERS = (  # for models without layer norms
     *(f"Adam, {name}" for name in RULES if name not in ("ClipNormGrowth", "SkipSpike")),
     *("AdamW with warm-up, no clipping", "AdamW with warm-up, global 1"),
     *("SGD, no clipping", "SGD, global 1"),
-    *("Muon, no clipping", "Muon, clip outside"),
 )
 CASES: dict[str, tuple[str, ...]] = {  # the methods of each trouble, in the order of running
     "bad batches": (*METHODS,),
     "nothing wrong": (
         *(f"Adam, {name}" for name in ("no clipping", "global 1", "ZClip")),
         *("AdamW with warm-up, no clipping", "AdamW with warm-up, global 1"),
-        *("Muon, no clipping", "Muon, clip outside"),
+        *FEW,
     ),
-    "exploding": OTHERS,
-    "heavy tails": OTHERS,
+    "exploding": (*OTHERS, *FEW),
+    "heavy tails": (*OTHERS, *BY_MATRICES),
 }
 
 

@@ -2,7 +2,7 @@
 
 A page asks with `<!-- atlas: table -->`, `troubles`, `settings` or `sentences`, with
 `<!-- suites: table -->` or `causes`, `<!-- clips: table -->` or `causes`, `<!-- waits: table -->`,
-with
+`<!-- matrices: table -->`, with
 `<!-- replay: traces -->`, `defaults` or the name of a trace for a picture, or with
 `<!-- guide: … -->` and a name that `python -m benchmarks.guide --table` prints, or `picture_` and a
 trouble; with `<!-- averages: … -->` and a task; with `<!-- private: names -->` for names that torch
@@ -26,7 +26,8 @@ from pathlib import Path
 DOCS = Path(__file__).parents[1]
 RESULTS = DOCS.parent / "benchmarks" / "results"
 ASKED = re.compile(
-    r"^<!-- (atlas|replay|guide|averages|suites|clips|waits|private): (\w+) -->$", re.MULTILINE
+    r"^<!-- (atlas|replay|guide|averages|suites|clips|waits|matrices|private): (\w+) -->$",
+    re.MULTILINE,
 )
 NUMBER = re.compile(r"<!-- (effect|mean|cell|alarms): (.+?) -->")
 ENTRY = re.compile(r"^<!-- atlas entry: .+ -->\n+", re.MULTILINE)
@@ -96,6 +97,10 @@ def waits(wanted):
     return getattr(module("benchmarks.studies.waits"), wanted)()
 
 
+def matrices(wanted):
+    return getattr(module("benchmarks.studies.matrices"), wanted)()
+
+
 def effect(*wanted):
     report = module("benchmarks.guide.report")
     return str(report.compare(report.results())[wanted])
@@ -137,6 +142,7 @@ KINDS = {
     "suites": suites,
     "clips": clips,
     "waits": waits,
+    "matrices": matrices,
     "private": private,
 }
 

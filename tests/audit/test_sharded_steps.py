@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import pytest
 import torch
@@ -21,10 +22,12 @@ from torchzero_clip import (
     Guard,
     Modular,
     Orthogonalize,
+    Shampoo,
     Transform,
     ZClip,
 )
 from torchzero_clip.audit import Ledger, fake_cuda, ledgers, lines, same
+from torchzero_clip.core.sharding import owner_of
 
 RANKS = 8
 
@@ -51,19 +54,24 @@ COLLECTIVES: dict[str, tuple[int, Callable[[], Sequence[Transform]]]] = {
 """The most collectives of a step of many matrices of one shape."""
 
 
-def steps(chain: Sequence[Transform], count: int) -> list[Ledger]:
-    def sharded() -> Tensor:
-        local = torch.empty(4, 16, device="cuda:0")
-        whole = {"shape": torch.Size((4 * RANKS, 16)), "stride": (16, 1)}
-        return DTensor.from_local(local, mesh, [Shard(0)], run_check=False, **whole)
+def sharded(mesh: Any) -> Tensor:
+    local = torch.empty(4, 16, device="cuda:0")
+    whole = {"shape": torch.Size((4 * RANKS, 16)), "stride": (16, 1)}
+    return DTensor.from_local(local, mesh, [Shard(0)], run_check=False, **whole)
 
+
+def parameters(count: int, mesh: Any) -> list[tuple[str, torch.nn.Parameter]]:
+    params = [torch.nn.Parameter(sharded(mesh)) for _ in range(count)]
+    for p in params:
+        p.grad = sharded(mesh)
+    return [(f"layer{i}.weight", p) for i, p in enumerate(params)]
+
+
+def steps(chain: Sequence[Transform], count: int) -> list[Ledger]:
     mesh = init_device_mesh("cuda", (RANKS,))
     with fake_cuda():
-        params = [torch.nn.Parameter(sharded()) for _ in range(count)]
-        for p in params:
-            p.grad = sharded()
-        named = [(f"layer{i}.weight", p) for i, p in enumerate(params)]
-        return ledgers(lambda _: Modular(named, *chain), params)
+        named = parameters(count, mesh)
+        return ledgers(lambda _: Modular(named, *chain), [p for _, p in named])
 
 
 @at_once("name", COLLECTIVES)
@@ -74,3 +82,15 @@ def test_collectives_keep_their_budget_and_nothing_waits(name: str) -> None:
         assert len(last.collectives) <= most, lines(last.collectives)
         assert last.of("read", "copy") == [], lines(last.of("read", "copy"))
         assert same(before, last) is None
+
+
+def test_every_rank_owns_a_matrix_with_state() -> None:
+    """The owners are those that real ranks find: a mesh is no tensor of the imagined device."""
+    mesh = init_device_mesh("cuda", (RANKS,))
+    with fake_cuda():
+        named = parameters(RANKS, mesh)
+        opt = Modular(named, Shampoo(), LR(0.1))
+        for _ in range(2):
+            opt.step()
+        owners = [owner_of(opt.state[p]["Shampoo/left"]) for _, p in named]
+    assert sorted(owners) == list(range(RANKS))

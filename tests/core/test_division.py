@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from torchzero_clip.core.division import Division, layer_of
+from torchzero_clip.core.norms import SliceRows
 from torchzero_clip.core.part import Part
 
 SHAPES = [(2, 3), (3,), (4,)]
@@ -102,3 +103,29 @@ def test_state_is_double_where_one_parameter_is() -> None:
     mixed = [*parts()[:1], Part(1, [0], [None], [torch.zeros(4).double()], torch.float64)]
     assert Division(parts(), None, None, "Rule").dtype == torch.float32
     assert Division(mixed, None, None, "Rule").dtype == torch.float64
+
+
+def test_slices_that_lie_in_one_piece_are_known() -> None:
+    """Of a matrix its rows and not its columns; a vector without the dim is one."""
+    part, other = parts()
+    made = Division([part, other], (1,), rows, "Rule")
+    assert made.rows[part] == SliceRows(((2, 1), (1,)), ((1,), ()), (3, 3), (2, 1), True)
+    assert made.rows[other] == SliceRows(((1,),), ((),), (4,), (1,), True)
+    assert not Division([part], (0,), lambda t: (0,), "Rule").rows[part].whole
+    stack = Part(0, [0], [None], [torch.zeros(2, 1, 3, 5)], torch.float32)
+    for dims, whole in (((2, 3), True), ((1, 3), True), ((0, 1), False), ((0, 2, 3), True)):
+        got = Division([stack], dims, lambda t, dims=dims: dims, "Rule").rows[stack]
+        assert got.whole == whole, dims
+        assert got.lengths[0] * got.counts[0] == 30
+    empty = Part(0, [0], [None], [torch.zeros(0, 3)], torch.float32)
+    assert not Division([empty], (1,), rows, "Rule").rows[empty].whole
+
+
+def test_a_vector_of_known_numbers_is_made_once() -> None:
+    part, other = parts()
+    made = Division([part, other], (1,), rows, "Rule")
+    numbers = made.constant([0.5, 2.0, -1.0])
+    assert numbers.tolist() == [0.5, 0.5, 2.0, -1.0]
+    assert made.constant([0.5, 2.0, -1.0]) is numbers
+    assert made.flags([True, False, False]).tolist() == [True, True, False, False]
+    assert [t is numbers for t in part.vectors][:1] == [True], "where replays look"

@@ -13,24 +13,32 @@ import torch
 from torch import Tensor
 
 from tests.helpers import close, gradients, parameters, same, set_grads
-from tests.modules.rows.row import with_lr
-from tests.modules.test_contract import (  # noqa: F401  (they run here with this engine)
+from tests.modules.contract.test_layouts import (  # noqa: F401  (they run here with this engine)
+    test_an_empty_tensor_changes_nothing_for_the_others,
+    test_the_memory_layout_changes_nothing,
+)
+from tests.modules.contract.test_non_finite import (  # noqa: F401  (they run here with this engine)
     test_a_guarded_rule_loses_only_the_unit_that_was_not_finite,
     test_a_non_finite_entry_stays_inside_its_unit,
     test_a_norm_that_is_nan_gives_nan_and_an_infinite_one_zeros_and_nan,
-    test_a_parameter_without_a_gradient_counts_for_nobody,
     test_a_rule_that_hides_what_is_not_finite_lets_nothing_of_it_through,
     test_a_rule_that_raises_names_the_parameter_and_changes_nothing,
-    test_a_step_with_zero_gradients_and_lr_0_changes_no_parameter,
     test_after_a_non_finite_step_a_guarded_rule_is_as_if_it_had_not_been,
-    test_an_empty_tensor_changes_nothing_for_the_others,
+)
+from tests.modules.contract.test_precision import (  # noqa: F401  (they run here with this engine)
     test_extreme_values_come_out_as_in_double_precision,
+)
+from tests.modules.contract.test_who_takes_part import (  # noqa: F401  (they run here with this engine)
+    test_a_parameter_without_a_gradient_counts_for_nobody,
     test_no_gradients_at_all_is_a_step_that_does_nothing,
-    test_one_tensor_of_zeros_among_others_stays_zero,
     test_parameters_without_a_gradient_are_untouched_and_have_no_state,
-    test_the_memory_layout_changes_nothing,
+)
+from tests.modules.contract.test_zeros import (  # noqa: F401  (they run here with this engine)
+    test_a_step_with_zero_gradients_and_lr_0_changes_no_parameter,
+    test_one_tensor_of_zeros_among_others_stays_zero,
     test_zero_gradients_give_zero_or_what_the_parameters_add,
 )
+from tests.modules.rows.row import with_lr
 from tests.table import Case, every
 from torchzero_clip import LR, Adam, ClipNorm, Guard, Modular, WeightDecay, release
 from torchzero_clip.core import Group, State, TensorList, norms

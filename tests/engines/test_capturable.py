@@ -1,6 +1,6 @@
 """What a CUDA graph needs: state that stays where it is.
 
-That a step copies nothing between host and device is checked in `test_contract.py`.
+That a step copies nothing between host and device is checked in `modules/contract/test_devices.py`.
 """
 
 from __future__ import annotations

@@ -17,11 +17,13 @@ import torchzero_clip as tz
 from tests.helpers import at_once, gradients, parameters, set_grads
 from tests.table import Case, sampled
 from torchzero_clip import (
+    AGC,
     LR,
     Accumulate,
     AdaGC,
     Adam,
     Cautious,
+    Centralize,
     ClipNorm,
     ClipNormGrowth,
     ClipValue,
@@ -319,6 +321,76 @@ def with_one_that_is(bad: float) -> list[Tensor]:
     grads = [p.detach() for p in params_of([(300, 5), (7,)])]
     grads[0][200, 3] = bad
     return grads
+
+
+# ---------------------------------------------------------------------- slices
+
+SLICED: dict[str, Callable[[], Chain]] = {
+    "AGC": lambda: [AGC(0.1), Adam(), LR(0.1)],
+    "a mean": lambda: [Centralize(dim=0, inverse_dims=True), Momentum(), LR(0.1)],
+    "two": lambda: [ClipNorm(0.5, dim=1), Normalize(dim=0, inverse_dims=True, ord=1), LR(0.1)],
+    "then all": lambda: [Normalize(dim=1, ord="inf"), ClipNorm(1.0, dim="global"), LR(0.1)],
+}
+"""Chains that measure slices, each of which lies in one piece."""
+
+
+def like_eager(
+    chain: Callable[[], Chain], shapes: Sequence[tuple[int, ...]], turned: bool = False
+) -> Modular:
+    """Steps that come to the same in both engines; returns the compiled optimizer."""
+    ways = [params_of(shapes), params_of(shapes)]
+    made = [Modular(ways[0], *chain()), Modular(ways[1], *chain(), compile=True)]
+    for i in range(5):
+        for params, opt in zip(ways, made, strict=True):
+            give(params, i)
+            for p in params if turned else ():
+                if p.grad is not None and p.dim() == 2:
+                    p.grad = p.grad.t().contiguous().t()
+            opt.step()
+            for path, value in opt.metrics().items():
+                assert torch.is_tensor(value), path
+        close(*ways)
+    told = [opt.metrics() for opt in made]
+    for path, value in told[0].items():
+        torch.testing.assert_close(told[1][path], value, rtol=1e-5, atol=1e-7)
+    return made[1]
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("name", SLICED)
+def test_slices_are_measured_and_scaled_in_the_passes_of_whole_tensors(
+    name: str, threads: int
+) -> None:
+    """A step is one native call, whatever the shapes; a vector without the dim stays alone."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        opt = like_eager(SLICED[name], [(300, 701), (33,), (4, 3, 1, 1), (1, 5), (7, 1), ()])
+    finally:
+        torch.set_num_threads(before)
+    assert isinstance(opt.engine, Compiled)
+    assert opt.engine.replays is not None
+    assert opt.engine.replays.sentences() == ["A step is one native call."]
+
+
+@pytest.mark.parametrize("name", SLICED)
+def test_slices_of_tensors_that_lie_otherwise_are_those_of_torch(name: str) -> None:
+    like_eager(SLICED[name], [(30, 7), (5,), (8, 4)], turned=True)
+
+
+@pytest.mark.parametrize("order", [1, 2, float("inf")])
+def test_slices_are_measured_right_to_a_millionth(order: float) -> None:
+    """Whatever the range; where an entry is no number its own slice alone is none."""
+    for scale in (1.0, 1e20, 1e-30):
+        grad = torch.randn(5, 300) * scale
+        grad[3, 7] = float("nan")
+        p = Parameter(torch.zeros(5, 300))
+        opt = Modular([p], ClipNorm(1.0, dim=1, ord=order), LR(0.0), compile=True)
+        p.grad = grad.clone()
+        opt.step()
+        (norm,) = [v for k, v in opt.metrics().items() if k.endswith("norm")]
+        right = torch.linalg.vector_norm(grad.double(), order, dim=1)
+        torch.testing.assert_close(norm.double(), right, rtol=1e-6, atol=0, equal_nan=True)
 
 
 # ---------------------------------------------------------------------- compiled once

@@ -1,6 +1,6 @@
 """On a GPU: nothing waits, every chain is a CUDA graph, and the numbers are those of the CPU.
 
-`test_contract.py` has what every module promises there by itself, `test_capturable.py` what a CUDA
+`modules/contract` has what every module promises there by itself, `test_capturable.py` what a CUDA
 graph needs and a machine without a GPU can tell.
 """
 

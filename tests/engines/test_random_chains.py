@@ -713,7 +713,7 @@ def story(case: Case, way: str) -> str:
 
 # ---------------------------------------------------------------------- random chains
 
-SEEDS = dict.fromkeys(EAGER, 60) | {"native": 6}
+SEEDS = dict.fromkeys(EAGER, 40) | {"native": 6}
 AT_ONCE = dict.fromkeys(EAGER, 20) | {"native": 2}
 
 

@@ -18,7 +18,7 @@ from tests.engines.test_compiled import CHAINS, DTYPES, every_operator, give, pa
 from tests.helpers import at_once
 from torchzero_clip import LR, Adam, ClipNorm, Modular, WeightDecay
 from torchzero_clip.audit import fake_cuda
-from torchzero_clip.core.norms import NAMED
+from torchzero_clip.core.norms import NAMED, SliceRows
 from torchzero_clip.core.private import fake_tensors
 from torchzero_clip.engines import Compiled
 from torchzero_clip.engines.buffers import Buffer
@@ -31,7 +31,7 @@ from torchzero_clip.engines.compiled import (
 from torchzero_clip.engines.compiled import recording as recordings
 from torchzero_clip.engines.compiled.operators import over
 from torchzero_clip.engines.compiled.program import Program
-from torchzero_clip.engines.compiled.tables import CHUNK, DeviceTables, Ring
+from torchzero_clip.engines.compiled.tables import CHUNK, ROW, DeviceTables, Ring
 
 PAGE = Path(triton.__file__).with_name("kernel.py")
 CPU = torch.device("cpu")
@@ -104,7 +104,8 @@ def test_sums_begin_at_nothing_and_the_largest_goes_by_its_bits() -> None:
 
 def test_chunks_are_as_long_on_both_pages() -> None:
     text = PAGE.read_text()
-    assert int(re.findall(r"^CHUNK = tl.constexpr\((\d+)\)", text, re.M)[0]) == CHUNK
+    for name, size in (("CHUNK", CHUNK), ("ROW", ROW)):
+        assert int(re.findall(rf"^{name} = tl.constexpr\((\d+)\)", text, re.M)[0]) == size
     block = int(re.findall(r"^BLOCK = tl.constexpr\((\d+)\)", text, re.M)[0])
     assert CHUNK % block == 0
 
@@ -128,6 +129,26 @@ def test_a_table_gives_each_chunk_a_tensor_and_aligned_ones_come_first() -> None
     assert table.chunks.view(-1, 2).tolist() == [[0, 0], [0, 1], [3, 0], [3, 1], [1, 0]]
     assert table.launches == [(True, 0, 4), (False, 4, 1)]
     assert table.total == 5
+
+
+def test_a_table_of_slices_says_whose_they_are_and_where_they_begin() -> None:
+    """Of two tensors: two slices of more than a chunk, and three of which not all are aligned."""
+    rows = SliceRows(((2, 1), (3,)), ((1,), ()), (ROW + 1, 6), (2, 3), True)
+    table = DeviceTables().table([at(16, 32)], [2 * ROW + 2, 18], rows)
+    tensors, places = [0, 0, 1, 1, 1], [0, ROW + 1, 0, 6, 12]
+    layout = [[ROW + 1] * 2 + [6] * 3, [0, 2, 4, 5, 6], tensors, places]
+    assert table.layout.view(4, 5).tolist() == layout
+    chunks = [[0, 0], [0, 1], [1, 0], [1, 1], [2, 0], [3, 0], [4, 0]]
+    assert table.chunks.view(-1, 2).tolist() == chunks
+    assert (table.launches, table.alone) == ([(False, 0, 7)], False)
+    rows = SliceRows(((2, 1), (3,)), ((1,), ()), (2, 4), (2, 3), True)
+    table = DeviceTables().table([at(16, 32)], [4, 12], rows)
+    assert table.launches == [(True, 0, 3), (False, 3, 2)], "the second has slices of 16 bytes"
+    assert table.layout.view(4, 5)[1].tolist() == [3, 4, 0, 1, 2]
+    assert table.alone
+    table = DeviceTables().table([at(16, 32)], [0, 12], rows)
+    assert table.layout.view(4, 5)[0].tolist() == [0, 0, 4, 4, 4], "one tensor is left out"
+    assert table.total == 3
 
 
 def test_a_table_of_aligned_tensors_is_one_launch() -> None:
@@ -288,13 +309,13 @@ def test_launches_on_tensors_without_values_are_counted_and_looked_at() -> None:
     (layout,) = imagined(6, dtype=torch.int64)
     layout = parts.new_empty(6, dtype=torch.int64)
     before = launches.LAUNCHES["joined"]
-    launches.launch(launches.JOINED, 3, parts, layout, 3, out, POWER=2)
+    launches.launch(launches.JOINED, 3, parts, layout, 3, out, CHUNK, POWER=2)
     assert launches.LAUNCHES["joined"] == before + 1
     for wrong, said in (
-        ((parts, parts, 3, out), "as layout, got torch.float64"),
-        ((parts, layout, 3.0, out), "i32 as count, got 3.0"),
-        ((parts, layout, 2**31, out), "i32 as count, got 2147483648"),
-        ((parts[::2], layout, 3, out), r"contiguous \*fp64 as parts"),
+        ((parts, parts, 3, out, CHUNK), "as layout, got torch.float64"),
+        ((parts, layout, 3.0, out, CHUNK), "i32 as count, got 3.0"),
+        ((parts, layout, 2**31, out, CHUNK), "i32 as count, got 2147483648"),
+        ((parts[::2], layout, 3, out, CHUNK), r"contiguous \*fp64 as parts"),
     ):
         with pytest.raises(TypeError, match=said):
             launches.launch(launches.JOINED, 3, *wrong, POWER=2)
@@ -305,12 +326,15 @@ def test_launches_on_tensors_without_values_are_counted_and_looked_at() -> None:
 def test_a_compiled_step_on_imagined_cuda_is_four_launches_and_takes_no_memory(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The norm, its chunks together, the factor, and the rest; however many tensors there are."""
+    """The norm, its chunks together, the factor, and the rest; however many tensors there are.
+
+    Where each is a chunk there is nothing to join.
+    """
     monkeypatch.setattr(backends.triton, "here", lambda: True)
     monkeypatch.setattr(triton, "TABLES", DeviceTables())
-    for count in (3, 50):
+    for count, rows in ((3, 300), (3, 3000), (50, 3000)):
         with fake_cuda():
-            params = [Parameter(torch.randn(300, 5, device="cuda:0")) for _ in range(count)]
+            params = [Parameter(torch.randn(rows, 5, device="cuda:0")) for _ in range(count)]
             for p in params:
                 p.grad = torch.randn_like(p)
             chain = ClipNorm(1.0, dim="global"), Adam(), WeightDecay(0.1), LR(0.1)
@@ -318,7 +342,8 @@ def test_a_compiled_step_on_imagined_cuda_is_four_launches_and_takes_no_memory(
             opt.step()
             before = launches.LAUNCHES.copy()
             opt.step()
-        assert launches.LAUNCHES - before == {"program": 2, "joined": 1, "vectors": 1}
+        joined = {"joined": 1} if rows * 5 > CHUNK else {}
+        assert launches.LAUNCHES - before == {"program": 2, **joined, "vectors": 1}
         assert not opt.engine.kept()
 
 

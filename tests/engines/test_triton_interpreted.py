@@ -22,12 +22,14 @@ from tests.engines.test_compiled import (
     CHAINS,
     DTYPES,
     SHAPES,
+    SLICED,
     Chain,
     copied,
     edges,
     every_operator,
     give,
     halves,
+    like_eager,
     measures_right,
     natively,
     norms_of,
@@ -47,7 +49,7 @@ from torchzero_clip.engines import Compiled
 from torchzero_clip.engines.buffers import Buffer
 from torchzero_clip.engines.compiled import launches, trace, triton
 from torchzero_clip.engines.compiled.program import Launch, Program
-from torchzero_clip.engines.compiled.tables import CHUNK, TABLES, AddressTable
+from torchzero_clip.engines.compiled.tables import CHUNK, ROW, TABLES, AddressTable
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1" and bool(importlib.util.find_spec("triton"))
 pytestmark = [
@@ -141,6 +143,19 @@ def test_numbers_on_the_device_of_any_dtype_are_operands(dtype: torch.dtype) -> 
     assert torch.equal(x, torch.arange(7.0))
 
 
+# ---------------------------------------------------------------------- slices
+
+
+@at_once("name", list(SLICED))
+def test_slices_are_a_launch_as_whole_tensors_are(name: str) -> None:
+    """Also of a vector that is a slice of more than a chunk, and of tensors that lie otherwise."""
+    opt = like_eager(SLICED[name], [(3, 21), (ROW + 5,), (4, 3, 1, 1)])
+    assert isinstance(opt.engine, Compiled)
+    assert opt.engine.replays is not None
+    assert "torch" not in opt.engine.replays.sentences()[0]
+    like_eager(SLICED[name], [(3, 2), (4,)], turned=True)
+
+
 # ---------------------------------------------------------------------- tensors
 
 
@@ -186,7 +201,7 @@ def test_entries_beyond_2_to_the_31_are_found(monkeypatch: pytest.MonkeyPatch) -
     chunks = torch.tensor([0, start // CHUNK, 0, start // CHUNK + 1], dtype=torch.int32)
     layout = torch.tensor([size, 0])
     table = AddressTable(real.addresses - 4 * start, layout, chunks, [(True, 0, 2)], 2)
-    monkeypatch.setattr(TABLES, "table", lambda buffers, sizes: table)
+    monkeypatch.setattr(TABLES, "table", lambda *given: table)
     add_one([memory], [size])
     assert (memory == 1).all()
 
@@ -206,7 +221,7 @@ def test_elements_beyond_2_to_the_32_have_the_bits_of_cpp(monkeypatch: pytest.Mo
     moved = real.addresses - far * torch.tensor([4, 2])
     chunks = torch.tensor([0, far // CHUNK], dtype=torch.int32)
     table = AddressTable(moved, torch.tensor([far + CHUNK, 0]), chunks, [(True, 0, 1)], 1)
-    monkeypatch.setattr(TABLES, "table", lambda buffers, sizes: table)
+    monkeypatch.setattr(TABLES, "table", lambda *given: table)
     vectors[1] = torch.tensor([0], dtype=torch.int32)
     interpreted(Launch(program, [far + CHUNK], None, near, [], vectors, []))
     assert torch.equal(*out.view(torch.int16))

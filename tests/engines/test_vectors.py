@@ -83,6 +83,7 @@ UNARY: dict[str, Function] = {
     "square": lambda x: torch.ops.aten.pow(x, 2),
     "reciprocal": torch.reciprocal,
     "exp": torch.exp,
+    "cos": torch.cos,
     "exp2": torch.exp2,
     "log": torch.log,
     "log2": torch.log2,

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
-from tests.helpers import Named, at_once, gradients, parameters, same, set_grads
+from tests.helpers import Named, at_once, close, gradients, parameters, same, set_grads
 from tests.table import Case, sampled
 from torchzero_clip import (
     LR,
@@ -82,9 +82,9 @@ def test_after_skipped_steps_the_run_is_what_it_would_have_been(case: Case, way:
         params = parameters(case.shapes)
         lr = [] if any("lr" in tfm.live for tfm in case.make().walk()) else [LR(0.01)]
         opt = optimizer(params, Guard(), SkipLarge(50.0), case.make(), *lr, way=way)
-        for i in range(5):
+        for i, before in enumerate([(nan, 1e6), (1e6,), (nan,), (nan, 1e6)]):
             grads = gradients(case.shapes, i, scale=1 + i / 4)
-            for bad in (nan, 1e6) if with_bad else ():  # before every step, the first included
+            for bad in before if with_bad else ():  # the first step included
                 seen = spoilt(grads, bad)
                 set_grads(params, {name: g.clone() for name, g in seen.items()})
                 opt.step()
@@ -93,14 +93,20 @@ def test_after_skipped_steps_the_run_is_what_it_would_have_been(case: Case, way:
             opt.step()
         runs.append((params, opt))
     (params, opt), (expected, reference) = runs
-    same(params, expected)
+    near = {"rtol": 1e-5, "atol": 1e-6} if way == "native" else EXACTLY  # which replays round apart
+    close(params, expected, **near)
     for kind in ("Guard", "SkipLarge"):
-        assert opt.param_groups[0]["chain"][f"{kind}/skipped"] == 5
-    assert_same_state(opt, params, reference, expected)
+        assert opt.param_groups[0]["chain"][f"{kind}/skipped"] == 3
+    assert_same_state(opt, params, reference, expected, **near)
 
 
-def assert_same_state(opt: Modular, params: Named, reference: Modular, others: Named) -> None:
-    """Everything the two keep is equal, bit by bit, except what guards keep."""
+EXACTLY = {"rtol": 0.0, "atol": 0.0}
+
+
+def assert_same_state(
+    opt: Modular, params: Named, reference: Modular, others: Named, **near: float
+) -> None:
+    """Everything the two keep but what guards do is equal, bit by bit unless it may be `near`."""
     pairs = [(opt.state.get(p, {}), reference.state.get(others[n], {})) for n, p in params.items()]
     pairs += [
         (a["chain"], b["chain"])
@@ -114,7 +120,7 @@ def assert_same_state(opt: Modular, params: Named, reference: Modular, others: N
         assert ours.keys() == theirs.keys()
         for key, value in theirs.items():
             if isinstance(value, Tensor):
-                torch.testing.assert_close(ours[key], value, rtol=0, atol=0, equal_nan=True)
+                close(ours[key], value, **(near or EXACTLY))
             else:
                 assert ours[key] == value, key
 

@@ -16,7 +16,7 @@ from torch.nn import Parameter
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.helpers import SHAPES, Named, gradients, parameters, same, set_grads
-from tests.modules.test_contract import NoCopyToHost
+from tests.modules.contract.common import NoCopyToHost
 from torchzero_clip import (
     LR,
     Accumulate,

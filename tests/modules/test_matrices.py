@@ -10,7 +10,7 @@ from torch import nn
 from torch.nn import Parameter
 
 from tests.helpers import close, same
-from tests.modules.test_contract import Count
+from tests.modules.contract.common import Count
 from torchzero_clip import (
     LR,
     ClipSpectral,

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor
 
-from tests.helpers import Named, at_once, parameters, same, saved, train
+from tests.helpers import Named, parameters, same, saved, train
 from tests.modules.rows.row import with_lr
 from tests.table import ROWS, Case, sampled
 from torchzero_clip import Modular
@@ -96,7 +97,7 @@ def test_every_engine_rounds_alike(case):
                 assert (value != wanted).sum() <= 1, (way, key)
 
 
-@at_once("way", ["fused", "compiled"])
+@pytest.mark.parametrize("way", [pytest.param("fused", marks=pytest.mark.slow), "compiled"])
 @NARROW
 def test_a_resumed_run_is_to_the_bit_the_run_that_went_on(case, way):
     params, opt = optimizer(case, way)

@@ -378,6 +378,7 @@ def test_memory_does_not_grow_with_the_steps():
 
     for _ in range(3):
         opt.step()
+        opt.metrics()
     before = tensors()
     for _ in range(20):
         opt.step()

@@ -51,19 +51,11 @@ from torch.testing._internal.common_optimizers import (  # noqa: E402
 )
 
 from tests.helpers import close, equal  # noqa: E402
-from tests.peers.suites.presets import (  # noqa: E402
-    RULES,
-    Method,
-    Preset,
-    errors,
-    inputs_of,
-    method,
-)
-from torchzero_clip import (  # noqa: E402
-    Scale,
-    attach,
-)
-from torchzero_clip.published import NAMES, matrices  # noqa: E402
+from tests.peers.suites.chains import MATRICES, published  # noqa: E402
+from tests.peers.suites.presets import RULES, Preset, preset  # noqa: E402
+from tests.peers.suites.torch_inputs import errors, inputs_of  # noqa: E402
+from torchzero_clip import Scale, attach  # noqa: E402
+from torchzero_clip.published import NAMES  # noqa: E402
 
 # That import changes two settings for the whole process.
 settings.load_profile(PROFILE)
@@ -74,7 +66,7 @@ ADAM = next(info for info in optim_db if info.optim_cls is torch.optim.Adam)
 
 optim_db.extend(
     OptimizerInfo(
-        type(name, (Preset,), {"rule": staticmethod(rule)}),
+        preset(name),
         optim_inputs_func=optim_inputs_func_adam,
         optim_error_inputs_func=errors,
         scheduler_inputs=ADAM.scheduler_inputs,
@@ -86,17 +78,16 @@ optim_db.extend(
     for name, rule in RULES.items()
 )
 
-MATRICES = {name for name in NAMES if NAMES[name].__module__ == matrices.__name__}
 NAMED = {
     name: OptimizerInfo(
-        type(name, (Method,), {"method": name}),
+        published(name),
         optim_inputs_func=functools.partial(inputs_of, name),
         scheduler_inputs=ADAM.scheduler_inputs,
         supported_impls=("fused",),
         not_og_supported_flags=(),
         supports_fused_on=("cpu", "cuda"),
         supports_complex=name not in MATRICES
-        and not any(tfm.complex == "refuse" for tfm in method(name).walk()),
+        and not any(tfm.complex == "refuse" for tfm in NAMES[name]().walk()),
     )
     for name in NAMES
 }
@@ -170,11 +161,12 @@ def descend(opt: torch.optim.Optimizer, closure: Any, schedulers: Any) -> tuple[
 
 def by_torch(info: OptimizerInfo, params: list[Tensor], kwargs: dict[str, Any]) -> Any:
     """torch's AdamW, one tensor after another, with the rule attached."""
-    kwargs = {"weight_decay": 1e-2, **kwargs}
+    kwargs = {"weight_decay": 0.0, **kwargs}
     kwargs.pop("fused", None)
     reference = torch.optim.AdamW(params, **kwargs, foreach=False)
     front = [Scale(-1.0)] if kwargs.get("maximize") else []
-    reference.handle = attach(reference, *front, info.optim_cls.rule(), *front)  # the hook is weak
+    rule = info.optim_cls.rule if hasattr(info.optim_cls, "rule") else RULES[info.name]
+    reference.handle = attach(reference, *front, rule(), *front)  # the hook is weak
     return reference
 
 
@@ -209,7 +201,8 @@ def test_optimizer_can_be_printed(info):
     for kwargs in inputs(info):
         shown = repr(info.optim_cls(linear()[0], **kwargs))
         assert shown.startswith(f"{info.name}(")
-        assert f"'lr': {kwargs.get('lr', info.optim_cls(linear()[0]).defaults['lr'])}" in shown
+        lr = kwargs.get("lr", info.optim_cls(linear()[0]).defaults["lr"])
+        assert f"'lr': {lr!r}" in shown
 
 
 # ---------------------------------------------------------------------- what a step does
@@ -219,7 +212,8 @@ def test_optimizer_can_be_printed(info):
 @pytest.mark.parametrize("strided", [False, True])
 def test_forloop_goes_right_direction(info, strided):
     runs = [((), kwargs) for kwargs in inputs(info)]
-    runs += [(schedulers, {}) for schedulers in info.scheduler_inputs]
+    plain = info.optim_inputs_func(device="cpu")[0].kwargs
+    runs += [(schedulers, plain) for schedulers in info.scheduler_inputs]
     for schedulers, kwargs in runs:
         params, closure = linear(strided=strided)
         opt = info.optim_cls(params, **kwargs)

@@ -45,6 +45,14 @@ def main() -> None:
         assert float(total) == total.item() == total.full_tensor().item()
         for p, q in zip(sharded.parameters(), whole.parameters(), strict=True):
             close(full(p.grad), q.grad)
+        clipped = [p.grad.clone() for p in sharded.parameters()]
+        filled(sharded.zero_grad() or sharded)
+        total = compat.get_total_norm([p.grad for p in sharded.parameters()], order)
+        assert isinstance(total, DTensor)
+        close(total.full_tensor(), want)
+        compat.clip_grads_with_norm_(sharded.parameters(), 0.1, total)
+        for p, g in zip(sharded.parameters(), clipped, strict=True):
+            close(full(p.grad), full(g))
     print("shards")
 
     for order in ORDERS:

@@ -21,8 +21,7 @@ from benchmarks.step.bars import Bar
 from benchmarks.step.chains import COMPILED, HEADLINE, OURS, PEERS, RACES, Race, installed
 from benchmarks.step.shapes import SHAPES
 from benchmarks.step.timing import BARE, Result
-from benchmarks.studies import averages, muon, muon_clipping, overhead, replayed, state_dtype
-from tests.helpers import ROOT
+from benchmarks.studies import averages, muon, overhead, replayed, state_dtype
 
 CONTESTANTS = [
     (chain, name)
@@ -359,10 +358,6 @@ def test_small_races_compare_equal_steps(name):
 
 
 # ---------------------------------------------------------------------- Muon
-
-
-def test_the_page_about_muon_has_the_table_of_its_script():
-    assert "\n".join(muon_clipping.table()) in (ROOT / "docs" / "muon.md").read_text()
 
 
 PEERS_HERE = [

@@ -16,13 +16,15 @@ import torch
 import torchzero_clip
 from benchmarks.guide import runs
 from benchmarks.guide.__main__ import main
-from benchmarks.guide.paired import doubled_ranks, holm, interval, wilcoxon
+from benchmarks.guide.paired import doubled_ranks, holm, interval, middle, wilcoxon
 from benchmarks.guide.picture import picture
-from benchmarks.guide.report import budget, compare, losses, results, tables, wanted
+from benchmarks.guide.report import BESIDE, budget, compare, losses, results, tables, wanted
 from benchmarks.guide.runs import (
     BEYOND,
+    BY_MATRICES,
     CASES,
     GRID,
+    MATRICES,
     METHODS,
     SEEDS,
     SIZE,
@@ -246,7 +248,7 @@ def test_every_method_trains(method: str) -> None:
 
 
 @pytest.mark.parametrize("trouble", ["exploding", "heavy tails"])
-@pytest.mark.parametrize("method", ["Adam, global 1", "Muon, clip outside"])
+@pytest.mark.parametrize("method", ["Adam, global 1", "Muon, clip outside", "SOAP, clip inside"])
 def test_other_models_train(trouble: str, method: str) -> None:
     assert math.isfinite(one(trouble, method, 1.0, 0, steps=40).final_loss)
 
@@ -336,6 +338,24 @@ def test_what_the_pages_say_of_two_troubles_holds() -> None:
         assert made["nothing wrong", method, none].verdict == "no difference"
 
 
+def test_what_the_pages_say_of_methods_for_matrices_holds() -> None:
+    made, rows, limit = compare(results()), results(), "Adam, global 1"
+    for name in MATRICES:
+        outside, none = f"{name}, clip outside", f"{name}, no clipping"
+        for trouble in ("bad batches", "heavy tails"):
+            assert made[trouble, outside, none].verdict == "better"
+            assert made[trouble, outside, limit].verdict == "better"
+            loss = [
+                middle(torch.tensor([*losses(rows, trouble, m).values()])) for m in (none, limit)
+            ]
+            assert loss[0] > 1.5 * loss[1]
+    beside = [x for (_, *pair), x in made.items() if tuple(pair) in BESIDE and limit in pair]
+    assert {x.verdict for x in beside} == {"better"}
+    for trouble in ("bad batches", "heavy tails"):
+        found = made[trouble, "SOAP, clip outside", "Muon, clip outside"]
+        assert found.verdict == "no difference"
+
+
 def test_what_the_pages_say_of_tuning_holds() -> None:
     """SPAM's rate is ahead of the next one by less than its two seeds differ."""
     found = tuning(results(), "bad batches", "SPAM")
@@ -349,8 +369,11 @@ def test_what_the_pages_say_was_not_run_was_not() -> None:
     calm = {"StableAdam", "Stable-SPAM", *(f"Adam, {rule}" for rule in calm)}
     assert not calm & {*CASES["nothing wrong"]}
     later = {"Adam, ClipNormGrowth", "Adam, SkipSpike", "StableAdam", "SPAM", "Stable-SPAM"}
-    later |= {"SGD, AGC", "Muon, clip inside"}
-    assert all({*METHODS} - {*CASES[trouble]} == later for trouble in ("exploding", "heavy tails"))
+    later |= {"SGD, AGC"}
+    assert {*METHODS} - {*CASES["heavy tails"]} == later
+    by_matrices = {*BY_MATRICES} - {"Muon, no clipping", "Muon, clip outside"}
+    assert {*METHODS} - {*CASES["exploding"]} == later | by_matrices
+    assert not by_matrices & {*CASES["nothing wrong"]}
 
 
 def test_the_first_table_of_the_choice_has_chains_that_step() -> None:

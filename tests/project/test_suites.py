@@ -15,7 +15,7 @@ THEIRS = """
 import pytest, unittest, heavyball, torch
 from heavyball.core import build
 
-@pytest.mark.parametrize("name", ["sgd", "adopt"])
+@pytest.mark.parametrize("name", ["sgd", "unscaled_adamw"])
 def test_a_step(name):
     w = torch.nn.Parameter(torch.ones(2))
     opt = build([w], getattr(heavyball, name), lr=0.5, weight_decay=0.0)

@@ -57,7 +57,7 @@ CHECKS = {
 
 
 class Preset:
-    """AdamW with a rule in front, as a file, with AdamW's arguments."""
+    """AdamW with a rule in front, as a file, with AdamW's arguments and no decay by itself."""
 
     rule: ClassVar[Callable[[], Transform]]
 
@@ -67,7 +67,7 @@ class Preset:
         lr: float | Tensor = 1e-3,
         betas: tuple[float, float] = (0.9, 0.999),
         eps: float = 1e-8,
-        weight_decay: float = 1e-2,
+        weight_decay: float = 0.0,
         amsgrad: bool = False,
         maximize: bool = False,
     ) -> Any:
@@ -171,7 +171,7 @@ def test_several_dtypes_in_one_optimizer(info: OptimizerInfo) -> None:
 
     chain = rule, Adam(), WeightDecay(1e-2), LR(0.01)
     ours = run(lambda params: Modular(params, *chain, fused=False))
-    theirs = run(lambda params: info.optim_cls(params, lr=0.01))
+    theirs = run(lambda params: info.optim_cls(params, lr=0.01, weight_decay=1e-2))
     assert [p.dtype for p in theirs] == dtypes
     for p, q in zip(ours, theirs, strict=True):
         half = p.dtype in (torch.bfloat16, torch.float16)

@@ -8,7 +8,7 @@ from typing import Any, Literal, TypeAlias
 import torch
 from torch import Tensor
 
-from torchzero_clip.core.engine import Group, State
+from torchzero_clip.core.engine import Entrywise, Group, State
 from torchzero_clip.core.link import Link
 from torchzero_clip.core.part import Part, StateNames
 from torchzero_clip.core.sharding import local, part_of, whole_of
@@ -233,7 +233,20 @@ class Bucket:
     def beside(self, tensors: TensorList) -> TensorList:
         """The same values, to be written in other memory than the update lies in."""
         kept = self.session.workspace(self.update)
-        return TensorList(tensors.tensors, workspace=None if kept is None else lambda: kept)
+        if kept is None:
+            return tensors.borrow()
+        return TensorList(tensors.tensors, workspace=lambda: kept)
+
+    def entrywise(
+        self, function: Callable[..., TensorList], u: TensorList, **operands: Any
+    ) -> TensorList:
+        """function(u, **operands), an entry of which depends on those in its place alone.
+
+        On an accelerator it is computed part by part, each time that it is asked for. So it may
+        write u, which is a copy then, and nothing else, and what it reads must stay as it is.
+        Operands are numbers, what `Units.operand` makes, and lists.
+        """
+        return self.session.update(Entrywise(function), u, {}, operands)
 
     def whole(self, tensors: Iterable[Tensor]) -> list[Tensor]:
         """Tensors like the parameters, gathered from all ranks where they are sharded."""
@@ -281,13 +294,18 @@ def in_buckets(
     return [Bucket(step, part, grads) for part, grads in step.parts(gradient, moves)]
 
 
-def count_step(buckets: Sequence[Bucket], name: str = "step", by: int = 1) -> int:
-    """The count of steps of this link, this one included: a number kept in every group."""
+def count_step(
+    buckets: Sequence[Bucket], name: str = "step", by: int = 1, asks: bool = False
+) -> int:
+    """The count of steps of this link, this one included: a number kept in every group.
+
+    A link that `asks` the step for all that it decides by the count may be repeated.
+    """
     path, step = buckets[0].bound.path, buckets[0].step
     step.skip.read(f"{path} counts the steps that happen")
-    count = int(step.groups[0]["chain"].get(f"{path}/{name}", 0)) + by
-    keep_number(buckets, name, count)
-    return count
+    if not asks:
+        step.engine.refuse(f"{path} counts on the host")
+    return step.count(f"{path}/{name}", by)
 
 
 def keep_number(buckets: Sequence[Bucket], name: str, value: int) -> None:

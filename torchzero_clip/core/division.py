@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from torchzero_clip.core.norms import numbers
+from torchzero_clip.core import norms
 from torchzero_clip.core.part import Part
 from torchzero_clip.core.state import statistic_dtype
+from torchzero_clip.core.tensors import all_here, wide
 
 
 class Division:
@@ -45,6 +46,8 @@ class Division:
         self.dims: list[Any] = [None] * len(groups)  # of each tensor those along its slices
         self.lengths: list[int] | None = None  # how many units each tensor is, where it is several
         self.layers: dict[str, int] = {}
+        self.rows: dict[Part, norms.SliceRows] = {}  # the slices
+        self._known: dict[Hashable, Tensor] = {}
         if scope is None or isinstance(scope, str):
             self._join(groups)
         else:
@@ -99,6 +102,9 @@ class Division:
             math.prod([t.shape[d] for d in along if t.dim()]) if along else -1
             for t, along in zip(tensors, self.dims, strict=True)
         ]
+        for part, start in self.starts.items():
+            each = slice(start, start + len(part.places))
+            self.rows[part] = norms.rows_of(part.originals, self.slices[each], self.dims[each])
 
     # ------------------------------------------------------------------ vectors of known values
 
@@ -119,15 +125,26 @@ class Division:
 
     def flags(self, values: Sequence[bool]) -> Tensor:
         """A vector of known truths, one a unit or, where units are slices, one a tensor."""
-        if any(values):
-            like = torch.empty(0, dtype=torch.float32, device=self.home)
-            flags = numbers([float(value) for value in values], like) > 0
-        else:
-            flags = torch.zeros(len(values), dtype=torch.bool, device=self.home)
-        if self.lengths is None:
-            return flags
-        rows = zip(flags.unbind(), self.lengths, strict=True)
-        return torch.cat([flag.expand(n) for flag, n in rows])
+        return self.constant(values) > 0
+
+    def constant(self, values: Sequence[float]) -> Tensor:
+        """A vector of known numbers, one a unit or, where units are slices, one a tensor.
+
+        It is made once, and nobody writes it.
+        """
+        key = tuple(values)
+        if key not in self._known:
+            like = torch.empty(0, dtype=wide(self.home), device=self.home)
+            made = norms.numbers(list(map(float, values)), like)
+            if self.lengths is not None:
+                rows = zip(made.unbind(), self.lengths, strict=True)
+                made = torch.cat([x.expand(n) for x, n in rows])
+            passing = torch.compiler.is_compiling() or torch.is_inference_mode_enabled()
+            if passing or not all_here([made]):  # as in a step that is written down
+                return made
+            self._known[key] = made
+            self.parts[0].constants.append(made)  # where replays find it
+        return self._known[key]
 
     # ------------------------------------------------------------------ who the units are
 

@@ -67,6 +67,24 @@ class Rule(Protocol):
         """(a, b) where `update` is u ← a · u + b · w."""
 
 
+class Entrywise:
+    """A rule that is a function of what flows and of operands, and takes each entry by itself."""
+
+    separable = per_entry = True
+
+    def __init__(self, function: Callable[..., TensorList]) -> None:
+        self.function = function
+
+    def update(self, u: TensorList, state: State, group: Group) -> TensorList:
+        return self.function(u, **group)
+
+    def fused(self, group: Group) -> FusedKernel | None:
+        return None
+
+    def affine(self, group: Group) -> tuple[Any, Any] | None:
+        return None
+
+
 class Session(Protocol):
     """The tensors of one bucket during one step. Lists that it gives may be computed later."""
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from torchzero_clip.core import norms, private
-from torchzero_clip.core.packs import packs, shares, spread, stretched, unpacked
+from torchzero_clip.core.packs import copies, packs, shares, spread, stretched, unpacked
 from torchzero_clip.core.state import HALF, statistic_dtype
 from torchzero_clip.core.tensors import FEW, REAL, is_sharded
 
@@ -58,13 +58,21 @@ def operand(x: Any, tensors: Sequence[Tensor], as_it_is: bool = False) -> Any:
     if x.numel() == 1:
         x, first = x.reshape(()) if x.dim() else x, tensors[0]
         as_it_is = as_it_is and x.device == first.device and not is_sharded(first)
-        return x if as_it_is else [x] * len(tensors)
+        return _of_one_dtype(x, tensors) if as_it_is else [x] * len(tensors)
     if x.shape != (len(tensors),):
         raise ValueError(
             f"a vector must have one number for each of the {len(tensors)} tensors of the "
             f"list, got shape {tuple(x.shape)}: give a number, or a 0-dim tensor, for all"
         )
     return list(x.unbind())
+
+
+def _of_one_dtype(x: Tensor, tensors: Sequence[Tensor]) -> Tensor:
+    """A number in the dtype of tensors, where torch shares a call for no other; not in a half one,
+    in which it would be rounded.
+    """
+    dtype = tensors[0].dtype
+    return x.to(dtype) if x.dtype != dtype and dtype not in HALF and shares(tensors) else x
 
 
 def _as_tensors(x: Any, tensors: Sequence[Tensor]) -> Any:
@@ -94,12 +102,25 @@ def foreach(name: str, tensors: list[Tensor], args: Sequence[Any], in_place: boo
         made = foreach("clamp_min", tensors, args[:1], in_place)
         foreach("clamp_max", tensors if in_place else made, args[1:], in_place=True)
         return made
+    if not in_place and (dtype := _wider(tensors, args)) is not None:
+        tensors = copies(tensors, dtype)
+        foreach(name, tensors, args, in_place=True)
+        return tensors
     if _uneven(tensors, args):
         return _in_packs(name, tensors, args, in_place)
     options = {}
     if name == "add_scaled":
         name, args, options = "add", args[:1], {"alpha": args[1]}
     return private.foreach(name + "_" * in_place, tensors, *args, **options)
+
+
+def _wider(tensors: list[Tensor], args: Sequence[Any]) -> torch.dtype | None:
+    """The dtype of what comes out where the tensors are in half precision and an operand is not."""
+    if tensors[0].dtype not in HALF or not shares(tensors):
+        return None
+    lists = [x for x in args if isinstance(x, list) and isinstance(x[0], Tensor) and x[0].dim()]
+    wide = [some[0].dtype for some in lists if _narrower(tensors[0], some[0])]
+    return wide[0] if wide else None
 
 
 def _uneven(tensors: list[Tensor], args: Sequence[Any]) -> bool:
@@ -179,17 +200,6 @@ def _packed(column: list[Any], tensors: list[Tensor]) -> Any:
     if all([x is first for x in column]) and not (isinstance(first, Tensor) and first.dim()):
         return first
     return torch.cat([x.expand(t.shape).reshape(-1) for x, t in zip(column, tensors, strict=True)])
-
-
-def copies(tensors: Sequence[Tensor], dtype: torch.dtype) -> list[Tensor]:
-    """New tensors with these values, in a dtype."""
-    if tensors[0].dtype != dtype and shares(tensors):
-        made = [torch.empty_like(t, dtype=dtype) for t in tensors]
-        private.foreach("copy_", made, list(tensors))
-        return made
-    if tensors[0].dtype != dtype or not private.has_foreach("clone"):
-        return [t.to(dtype, copy=True) for t in tensors]
-    return list(private.foreach("clone", list(tensors)))
 
 
 def copy_into(target: list[Tensor], source: Sequence[Tensor]) -> None:

@@ -9,8 +9,10 @@ import torch
 from torch import Tensor
 
 from torchzero_clip.core.engine import Group
+from torchzero_clip.core.packs import copies, shares
 from torchzero_clip.core.private import foreach
 from torchzero_clip.core.tensors import wide
+from torchzero_clip.core.transform import Transform
 
 if TYPE_CHECKING:
     from torchzero_clip.core.bucket import Bucket
@@ -60,6 +62,7 @@ class Numbers:
     def store(self) -> None:
         """Keep the numbers for the next step."""
         step, path = self._step, self._link.path
+        rows: tuple[list[Tensor], list[Tensor]] = [], []
         for (index, name), held in self._held.items():
             new = (self.model if index < 0 else self.groups[index])[name]
             new = new if isinstance(new, Tensor) else torch.full_like(held, new)
@@ -67,23 +70,31 @@ class Numbers:
             if step.skip:
                 new = torch.where(step.skip.on(held.device), held, new)
             if not step.released:
-                foreach("copy_", [held], [new])  # a write that AOTAutograd sees, unlike copy_
+                rows[0].append(held)
+                rows[1].append(new)
                 continue
             for group in step.groups if index < 0 else [step.groups[index]]:
                 group["chain"][f"{path}/{name}"] = new
+        if rows[0]:
+            foreach("copy_", *rows)  # a write that AOTAutograd sees, unlike copy_
         if shown := self._link.transform.shown:
             step.record[path] = {name: self.model[name] for name in shown}
 
     def advance(self) -> None:
         """Bring the numbers to this step, as the transform says, and keep them."""
         tfm, home = self._link.transform, self._buckets[0].device
+        kind = type(tfm)
+        for_model = kind.advance_model is not Transform.advance_model
+        for_groups = kind.advance_group is not Transform.advance_group
+        if not (tfm.counts_steps or for_model or for_groups):
+            return
         if tfm.counts_steps:
             self.model[STEP] = self.model[STEP] + 1
-        if self.model:
+        if self.model and for_model:
             live = self._live(0, home)
             self.set(None, tfm.advance_model(dict(self.model), live))
         for index, numbers in self.groups.items():
-            if numbers:
+            if numbers and for_groups:
                 live = self._live(index, next(iter(numbers.values())).device)
                 self.set(index, tfm.advance_group({**self.model, **numbers}, live))
         self.store()
@@ -97,7 +108,9 @@ class Numbers:
         """Copies of numbers that these groups hold together, made where they are missing."""
         found = {name: self._find(groups, name, start) for name, start in made.items()}
         self._held.update({(index, name): held for name, held in found.items()})
-        return {name: held.clone() for name, held in found.items()}
+        held = list(found.values())
+        copied = copies(held) if held and shares(held) else [x.clone() for x in held]
+        return dict(zip(found, copied, strict=True))
 
     def _find(self, groups: Sequence[int], name: str, start: float) -> Tensor:
         """The tensor of a number, which all of these groups hold."""

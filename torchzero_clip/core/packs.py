@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from torchzero_clip.core import private
 from torchzero_clip.core.tensors import all_plain
 
 HOSTS = ("cpu",)  # devices on which a call costs little, and fresh memory much
@@ -47,9 +48,16 @@ def packs(tensors: Sequence[Tensor], kinds: Sequence[Any] | None = None) -> list
     return made
 
 
-def packed(tensors: Sequence[Tensor]) -> Tensor:
-    """The entries of tensors, one after another."""
-    return torch.cat([t.view(-1) for t in tensors])
+def copies(tensors: Sequence[Tensor], dtype: torch.dtype | None = None) -> list[Tensor]:
+    """New tensors with these values, in a dtype, or their own."""
+    dtype = tensors[0].dtype if dtype is None else dtype
+    if tensors[0].dtype != dtype and shares(tensors):
+        made = [torch.empty_like(t, dtype=dtype) for t in tensors]
+        private.foreach("copy_", made, list(tensors))
+        return made
+    if tensors[0].dtype != dtype or not private.has_foreach("clone"):
+        return [t.to(dtype, copy=True) for t in tensors]
+    return list(private.foreach("clone", list(tensors)))
 
 
 def spread(numbers: Sequence[Tensor], tensors: Sequence[Tensor]) -> list[Tensor]:
@@ -92,5 +100,22 @@ def in_stacks(
             continue
         made = function(torch.stack([tensors[i] for i in some]), *rows[some[0]])
         for i, x in zip(some, made.unbind(), strict=True):
+            out[i] = x
+    return out
+
+
+def outer(
+    rows: Sequence[Tensor], columns: Sequence[Tensor], like: Sequence[Tensor]
+) -> list[Tensor]:
+    """Outer products: of (…, n, 1) with (…, 1, m), in the shapes of these tensors."""
+    if not shares(like):
+        return list(map(torch.mul, rows, columns))
+    out: list[Any] = [None] * len(like)
+    for some in packs(like, [(a.shape, b.shape) for a, b in zip(rows, columns, strict=True)]):
+        sides = [[side[i] for i in some] for side in (rows, columns)]
+        if len(some) == 1:
+            out[some[0]] = sides[0][0] * sides[1][0]
+            continue
+        for i, x in zip(some, torch.mul(*map(torch.stack, sides)).unbind(), strict=True):
             out[i] = x
     return out

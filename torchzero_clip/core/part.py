@@ -53,6 +53,7 @@ class Part:
         self._kinds: dict[str, list[StateNames]] = {}
         self._keys: dict[tuple[int, ...], Tensor] = {}
         self._elements: Elements | None = None
+        self.constants: list[Tensor] = []  # of what divides these into units
 
     def keys(self, *numbers: int) -> Tensor:
         """A whole number for each parameter, a hash of its place and of some numbers."""
@@ -70,7 +71,8 @@ class Part:
     @property
     def vectors(self) -> list[Tensor]:
         """The numbers of each parameter that are kept from step to step, and never change."""
-        return [*self._keys.values(), *([self._elements.starts] if self._elements else [])]
+        starts = [self._elements.starts] if self._elements else []
+        return [*self._keys.values(), *starts, *self.constants]
 
     def same(self, group: Mapping[str, Any], grads: Grads) -> bool:
         """Whether the group has the same parameters here, in the form and kind that they had."""
@@ -114,7 +116,9 @@ class Part:
         """The part of some of the parameters."""
         places, names = [self.places[i] for i in where], [self.names[i] for i in where]
         params = [self.originals[i] for i in where]
-        return Part(self.index, places, names, params, self.grad_dtype)
+        made = Part(self.index, places, names, params, self.grad_dtype)
+        made.constants = self.constants  # replays know the parts of groups alone
+        return made
 
     def of(self, row: Grads) -> Sequence[Any]:
         """Of the values for every parameter of the group those of these."""

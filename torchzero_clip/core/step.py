@@ -17,6 +17,19 @@ from torchzero_clip.core.stochastic import SEED, STEP
 from torchzero_clip.core.tensors import wide
 
 
+class Counted(int):
+    """A count of steps, this one included, and the key that it has in the chain dict of groups."""
+
+    key: str
+    by: int
+
+    def now(self, groups: Sequence[Mapping[str, Any]]) -> Counted:
+        """The count of the next step."""
+        found = Counted(int(groups[0]["chain"].get(self.key, 0)) + self.by)
+        found.key, found.by = self.key, self.by
+        return found
+
+
 class Step:
     """A step: what all its buckets share. It opens and closes their sessions.
 
@@ -30,7 +43,7 @@ class Step:
         process_group: Processes that hold the rest of the model.
         roster: The parts of the groups, from the step before.
         loss: The loss that was reported for the step.
-        asked: Takes what functions of a user were asked, and their answers.
+        asked: Takes what was asked on the host, where the step is written down.
     """
 
     def __init__(
@@ -42,7 +55,7 @@ class Step:
         process_group: Any = None,
         roster: Roster | None = None,
         loss: Tensor | float | None = None,
-        asked: list[Any] | None = None,
+        asked: Any = None,
     ) -> None:
         self.asked = asked
         self.groups, self.states, self.record = groups, states, record
@@ -77,11 +90,35 @@ class Step:
         ]
 
     def ask(self, function: Callable[..., Any], *args: Any) -> Any:
-        """The answer of a function of a user, which must be the same where the step is repeated."""
+        """The answer of a function, which must be the same where the step is repeated."""
         answer = function(*args)
         if self.asked is not None:
-            self.asked.append((function, args, answer))
+            self.asked.ask(function, args, answer)
         return answer
+
+    def number(self, device: torch.device, function: Callable[..., float], *args: Any) -> Tensor:
+        """The answer of a function as a tensor, which is asked anew where the step is repeated."""
+        if self.asked is not None:
+            made: Tensor = self.asked.number(device, function, args)
+            return made
+        return torch.full((), function(*args), dtype=wide(device), device=device)
+
+    def alone(self, why: str) -> None:
+        """Note that this step does what those before and after it do not."""
+        if self.asked is not None:
+            self.asked.alone(why)
+
+    def count(self, key: str, by: int) -> Counted:
+        """A count of steps that every group keeps, this one included."""
+        count = Counted()
+        count.key, count.by = key, by
+        count = count.now(self.groups)
+        if self.asked is not None:
+            self.asked.count(count)
+        else:
+            for group in self.groups:
+                group["chain"][key] = int(count)
+        return count
 
     def mean_loss(self, path: str, device: torch.device) -> Tensor:
         """The loss that was reported, on a device: the mean over all ranks."""

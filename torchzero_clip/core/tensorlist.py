@@ -13,7 +13,6 @@ from torchzero_clip.core.foreach import (
     OUT,
     STAND_INS,
     arguments,
-    copies,
     copy_into,
     fill_,
     foreach,
@@ -21,7 +20,8 @@ from torchzero_clip.core.foreach import (
     stand_in,
     vector_operand,
 )
-from torchzero_clip.core.norms import Measure
+from torchzero_clip.core.norms import Measure, SliceRows
+from torchzero_clip.core.packs import copies
 from torchzero_clip.core.tensors import SMALL, shared_memory, wide
 
 Operand: TypeAlias = "float | Tensor | TensorList | Sequence[Tensor]"
@@ -404,6 +404,10 @@ class TensorList:
     def statistics(self, m: Measure) -> Tensor:
         """The statistics of a norm order: a column for each tensor."""
         return norms.statistics(self.tensors, m)
+
+    def _row_statistics(self, rows: SliceRows, m: Measure) -> Tensor | None:
+        """The statistics of slices, a column for each, where a pass of this list measures them."""
+        return None
 
 
 def _sum(x: Operand, alpha: float | Tensor) -> tuple[Any, ...]:

@@ -11,6 +11,7 @@ from torch import Tensor
 from torchzero_clip.core.bucket import Bucket
 from torchzero_clip.core.decision import UnitState
 from torchzero_clip.core.division import Division, layer_of
+from torchzero_clip.core.packs import copies, shares
 from torchzero_clip.core.private import foreach
 from torchzero_clip.core.state import statistic, statistic_dtype
 from torchzero_clip.core.tensors import share_memory, shared_memory, wide
@@ -44,27 +45,29 @@ class UnitStore:
     def store(self, state: UnitState) -> None:
         """Write vectors back where the units' numbers are kept."""
         skip = self.buckets[0].step.skip
+        together: dict[Any, tuple[list[Tensor], list[Tensor]]] = {}  # whose units share memory
         apart: dict[Any, tuple[list[Tensor], list[Tensor]]] = {}
         for name, vector in state.items():
             cells = self.cells[name]
             if skip:  # now, since a guard that comes next has no say in what this was
                 vector = torch.where(skip.on(self.home), self._vector(cells), vector)
             memory = shared_memory(cells)
-            if memory is not None:
-                memory.copy_(vector)
-                continue
-            held, new = apart.setdefault((cells[0].dtype, vector.dtype), ([], []))
-            held += cells
-            new += vector.unbind(0)
-        for held, new in apart.values():
+            kinds, rows = (cells[0].dtype, vector.dtype), apart if memory is None else together
+            held, new = rows.setdefault(kinds, ([], []))
+            held += cells if memory is None else [memory]
+            new += vector.unbind(0) if memory is None else [vector]
+        for held, new in [*apart.values(), *together.values()]:
             foreach("copy_", held, new)
 
     def _vectors(self, rows: list[list[Tensor]]) -> list[Tensor]:
         """A copy of each row; those of single numbers in one call."""
         every = [cell for cells in rows for cell in cells]
-        apart = [shared_memory(cells) is None for cells in rows]
         numbers = len({(cell.dtype, cell.device, cell.shape) for cell in every}) == 1
-        if len(rows) < 2 or not (numbers and all(apart)):
+        shared = [memory for memory in map(shared_memory, rows) if memory is not None]
+        alike = len({t.dtype for t in shared}) == 1 and shared[0].is_floating_point()
+        if len(shared) == len(rows) and alike and shares(shared):
+            return copies([t.to(self.home) for t in shared], wide(self.home))
+        if len(rows) < 2 or not (numbers and not shared):
             return list(map(self._vector, rows))
         return list(self._vector(every).split(list(map(len, rows))))
 

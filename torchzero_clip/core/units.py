@@ -17,7 +17,6 @@ from torchzero_clip.core.division import Division
 from torchzero_clip.core.engine import Group
 from torchzero_clip.core.lazy import Joined
 from torchzero_clip.core.norms.shards import across, merge_shards
-from torchzero_clip.core.sharding import part_of
 from torchzero_clip.core.state import statistic_dtype
 from torchzero_clip.core.tensorlist import Operand, TensorList
 from torchzero_clip.core.unit_state import UnitStore
@@ -266,10 +265,9 @@ class Units(Cells):
         start = division.starts[bucket.part]
         end = start + len(bucket.part.places)
         if division.lengths is not None:
-            parts = vector.split(division.lengths)
-            slices = [parts[i].view(division.slices[i]) for i in range(start, end)]
-            rows = zip(slices, bucket.part.layouts, strict=True)
-            return [part_of(x, layout) for x, layout in rows]
+            first, end = [sum(division.lengths[:i]) for i in (start, end)]
+            slices = norms.of_rows(vector[first:end], division.rows[bucket.part])
+            return bucket.parts(slices) if bucket.part.sharded else slices
         if division.scope is None:
             return vector[start:end]
         if division.scope in ("group", "global"):
@@ -306,6 +304,12 @@ class Units(Cells):
         """The statistics of lists: a column for each tensor, or for each slice."""
         if self.division.lengths is None:
             return self._of_all_shards([some.statistics(m) for some in lists], m)
+        pairs = zip(lists, self.buckets, strict=True)
+        made = [x._row_statistics(self.division.rows[b.part], m) for x, b in pairs]
+        known = [stats for stats in made if stats is not None]
+        if len(known) == len(lists) and not self.division.sharded:
+            without = self.division.flags([not dims for dims in self.division.dims])
+            return self._of_all_shards(known, m).masked_fill(without, 0)
         tensors = [t for some in lists for t in some]
         return self._of_all_shards(norms.statistics_of_slices(tensors, self.division.dims, m), m)
 
@@ -327,7 +331,7 @@ class Units(Cells):
         """The statistics of tensors or slices as those of units, and the numbers of entries."""
         units, step, sized = self.division, self.buckets[0].step, m.counts or m.kind == "sum"
         if units.lengths is not None:
-            return stats, self._entries(stats) if sized else None
+            return stats, units.constant(units.sizes).to(stats.dtype) if sized else None
         if units.width > 1 and units.count > 1:  # short units are filled with zeros
             columns = [*stats.unbind(1), torch.zeros_like(stats[:, 0])]
             stats = torch.stack([columns[i] for i in units.columns], 1)
@@ -340,13 +344,6 @@ class Units(Cells):
         if units.positions is None or group is None:
             return stats, sizes
         return across(stats, sizes, m, units.positions, max(len(step.groups), 1), group)
-
-    def _entries(self, like: Tensor) -> Tensor:
-        """The number of entries of each slice."""
-        assert self.division.lengths is not None
-        sizes = norms.numbers(self.division.sizes, like)
-        rows = zip(sizes.unbind(), self.division.lengths, strict=True)
-        return torch.cat([size.expand(n) for size, n in rows])
 
 
 class UnitRecord(NamedTuple):

@@ -32,6 +32,13 @@ class Buffer:
         self._spans: tuple[dict[int, int], int] | None = None
         self._fits: tuple[Buffer, bool] | None = None
 
+    def moved(self, tensors: Sequence[Tensor], places: array[int]) -> Buffer:
+        """Others of the same forms, at other addresses."""
+        made = object.__new__(Buffer)
+        vars(made).update(vars(self), tensors=list(tensors), addresses=places)
+        made._vectors = made._spans = made._fits = None
+        return made
+
     def same(self, tensors: Sequence[Tensor]) -> bool:
         """Whether these are the tensors, in the memory and of the form that they had."""
         if len(tensors) != len(self.tensors) or not all(map(operator.is_, tensors, self.tensors)):

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from torchzero_clip.core import norms, packs
 from torchzero_clip.core.engine import FusedKernel, Group, Rule, State
-from torchzero_clip.core.foreach import copies, copy_into
+from torchzero_clip.core.foreach import copy_into
 from torchzero_clip.core.lazy import Lazy
 from torchzero_clip.core.norms import Measure
 from torchzero_clip.core.private import foreach
@@ -27,7 +27,7 @@ from torchzero_clip.core.state import HALF
 from torchzero_clip.core.tensorlist import TensorList
 from torchzero_clip.core.tensors import DTYPE, SHAPE, all_plain, storages
 from torchzero_clip.engines.kept import BATCH, LARGE, Kept, batches, updated_in_turn
-from torchzero_clip.engines.parts import PART, Parted, Piece, bottom, cut, piece_of, pieces
+from torchzero_clip.engines.parts import PART, Parted, Piece, Updated, bottom, cut, piece_of, pieces
 
 LARGEST = 4 * PART  # entries for a fused optimizer, which needs no memory of its own
 
@@ -87,8 +87,9 @@ class Scaled(Parted):
         u = source if source.owned else self._movable(TensorList(source.tensors))
         return self._of(u, self._params).own().tensors
 
-    def piece(self, piece: Piece) -> TensorList:
-        return self._of(piece_of(self.source, piece), TensorList(piece.of(self._params.tensors)))
+    def piece(self, piece: Piece, keep: bool = False) -> TensorList:
+        params = TensorList(piece.of(self._params.tensors))
+        return self._of(piece_of(self.source, piece, keep), params)
 
     def _of(self, u: TensorList, params: TensorList) -> TensorList:
         u = u.to(self._dtype)
@@ -125,34 +126,40 @@ class Guarded(Lazy):
         return self.held
 
 
-class Fused(Lazy):
+class Fused(Updated):
     """A deferred update of a rule that torch has a fused optimizer for."""
 
-    __slots__ = ("_group", "_kernel", "_rule", "_state", "_u", "_waiting")
+    __slots__ = ("_kernel",)
 
     def __init__(
         self,
-        waiting: list[Any],
-        kernel: FusedKernel,
+        source: TensorList,
         rule: Rule,
-        u: TensorList,
         state: State,
         group: Group,
+        done: Callable[[Updated], Any],
+        kernel: FusedKernel,
     ) -> None:
-        super().__init__()
-        self._waiting, self._kernel, self._rule = waiting, kernel, rule
-        self._u, self._state, self._group = u, state, group
-
-    def __len__(self) -> int:
-        return len(self._u)
+        super().__init__(source, rule, state, group, done)
+        self._kernel = kernel
 
     @property
-    def dtype(self) -> torch.dtype:
-        return self._u.dtype
+    def at_once(self) -> bool:
+        """Whether nothing is had by computing its pieces, or they cannot be told apart."""
+        host = bottom(self).tensors[0].device.type in packs.HOSTS
+        kept = any([isinstance(held, Kept) for held in self._state.values()])
+        return host or kept or not self._rule.per_entry
 
     def compute(self) -> list[Tensor]:
-        self._waiting.remove(self)  # to compute it may ask for the workspace that it reads
-        return updated_in_turn(self._rule, self._u, self._state, self._group).own().tensors
+        if not self.at_once:
+            return super().compute()
+        self._done(self)  # to compute it may ask for the workspace that it reads
+        return updated_in_turn(self._rule, self.source, self._state, self._group).own().tensors
+
+    def piece(self, piece: Piece, keep: bool = False) -> TensorList:
+        if self.at_once:
+            return TensorList(piece.of(self.tensors), owned=not keep)
+        return super().piece(piece, keep)
 
     def move(self, params: list[Tensor], a: Any, b: float, skip: Skip) -> None:
         """w ← (1 - b) w - a u, by the fused optimizer."""
@@ -172,20 +179,22 @@ class Fused(Lazy):
                 rest = torch.where(flag, torch.ones_like(flag, dtype=self.dtype), rest)
         kept = [some if isinstance(some, Kept) else None for some in lists]
         stored_lists = list(map(stored, lists))
-        u = self._u
+        u = self.source
         host = params[0].device.type in packs.HOSTS
         if isinstance(u, Parted) and u.pending and not (host or any(kept)):
             for piece in pieces(params, cut(u), LARGEST):
+                grads = piece_of(u, piece).tensors  # before the weights move, which they may be of
                 if rest is not None:
                     foreach("mul_", piece.of(params), rest)
                 some = [piece.of(x) for x in stored_lists]
-                function(piece.of(params), piece_of(u, piece).tensors, *some, **options)
+                function(piece.of(params), grads, *some, **options)
+                del grads
         else:
             factor, grads = _factor_and_source(u)
             if shrinks and overlap(params, grads):
                 grads = [grad.clone() for grad in grads]
             fused_(params, grads, stored_lists, kept, factor, rest, function, self.dtype, **options)
-        self._waiting.remove(self)
+        self._done(self)
         self.tensors = []  # it is used up
 
 
@@ -267,7 +276,7 @@ def subtract_(
         foreach("sub_", params, list(values), alpha=rest)
         return
     if not in_parts:  # off the fast route of torch
-        wide = copies(params, values[0].dtype)
+        wide = packs.copies(params, values[0].dtype)
         foreach("sub_", wide, list(values), alpha=rest)
         copy_into(params, wide)
         return

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from torchzero_clip.core import norms, packs
-from torchzero_clip.core.engine import Group, Play, Records, Rule, State, Watch, updated
+from torchzero_clip.core.engine import Entrywise, Group, Play, Records, Rule, State, Watch, updated
 from torchzero_clip.core.lazy import Lazy
 from torchzero_clip.core.private import foreach
 from torchzero_clip.core.skip import Skip
@@ -25,7 +25,7 @@ from torchzero_clip.core.tensorlist import Operand, TensorList, Workspace
 from torchzero_clip.core.tensors import all_plain
 from torchzero_clip.engines.deferred import Fused, Guarded, Scaled, overlap, subtract_, takes, times
 from torchzero_clip.engines.kept import Kept, updated_in_turn
-from torchzero_clip.engines.parts import Divided, Parted, Updated, cut, piece_of, pieces
+from torchzero_clip.engines.parts import Divided, Parted, Updated, cut, piece_of, pieces, settle
 from torchzero_clip.engines.workspace import Workspaces
 
 
@@ -146,14 +146,18 @@ class EagerSession:
         if kernel is None or not (numbers and takes(kernel, self.params.tensors, u, state)):
             if not (self._parts and rule.per_entry) or self._kept_state:
                 return updated_in_turn(rule, u, state, group)
-            self._waiting.append(Updated(u, rule, state, group, self._done))
-        else:
-            self._waiting.append(Fused(self._waiting, kernel, rule, u, state, group))
+            if isinstance(rule, Entrywise):  # others may read what it reads
+                settle([u, *group.values()])
+            made = Updated(u, rule, state, group, self._done)
+            (self._waiting if state else self._reading).append(made)
+            return made
+        self._waiting.append(Fused(u, rule, state, group, self._done, kernel))
         return self._waiting[-1]
 
     def _done(self, u: Lazy) -> None:
         """Forget a list that is computed now."""
-        self._waiting[:] = [x for x in self._waiting if x is not u]
+        for lists in (self._waiting, self._reading):
+            lists[:] = [x for x in lists if x is not u]
 
     def divide(
         self,
@@ -211,7 +215,7 @@ class EagerSession:
             self._guard("no fused optimizer is at the end", self.params.tensors)
         if isinstance(u, Fused) and u.pending:
             u.move(self.params.tensors, 1.0, 0.0, self.skip)
-        elif self._parts and isinstance(source, Parted) and source.pending:
+        elif self._parts and _pieces(source):
             self._subtract_parts(u)
         elif isinstance(u, Scaled) and u.pending:
             self._subtract_scaled(u)
@@ -310,6 +314,11 @@ class Narrow(TensorList):
 
     def to(self, dtype: torch.dtype) -> TensorList:
         return self if self.owned or dtype == self.dtype else self._widened(self, dtype)
+
+
+def _pieces(u: TensorList) -> bool:
+    """Whether pieces of a list are still to be computed, by no fused optimizer."""
+    return isinstance(u, Parted) and u.pending and not isinstance(u, Fused)
 
 
 def _number(x: Any) -> float | None:

@@ -13,10 +13,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from torchzero_clip.core import norms
-from torchzero_clip.core.engine import Group, Rule, State, updated
+from torchzero_clip.core import norms, packs
+from torchzero_clip.core.engine import Entrywise, Group, Rule, State, updated
 from torchzero_clip.core.lazy import Lazy
 from torchzero_clip.core.norms import Measure
+from torchzero_clip.core.private import foreach
 from torchzero_clip.core.tensorlist import Operand, TensorList
 
 PART = 2**21  # entries that go through a chain together: eight lists of them are 64 MiB
@@ -38,8 +39,9 @@ class Piece(NamedTuple):
         return [some[0].view(-1)[self.start : self.stop]]
 
 
-def pieces(tensors: Sequence[Tensor], cuts: bool, most: int = PART) -> Iterator[Piece]:
+def pieces(tensors: Sequence[Tensor], cuts: bool, most: int | None = None) -> Iterator[Piece]:
     """The pieces of tensors, of `most` entries; a larger tensor in several where it may be cut."""
+    most = PART if most is None else most
     begin, total = 0, 0
     for i, t in enumerate(tensors):
         size = t.numel()
@@ -77,12 +79,56 @@ class Parted(Lazy):
         """Whether entries can be computed by themselves."""
         raise NotImplementedError
 
-    def piece(self, piece: Piece) -> TensorList:
-        """A piece of it, computed now: once, since state may be written."""
+    @property
+    def repeats(self) -> bool:
+        """Whether pieces may be computed more than once, since no state is written, and nothing is
+        kept from the first time, since memory is dearer than a pass.
+        """
+        if isinstance(self.source, Parted) and self.source.pending:
+            return self.source.repeats
+        return self.source.tensors[0].device.type not in packs.HOSTS
+
+    def piece(self, piece: Piece, keep: bool = False) -> TensorList:
+        """A piece of it, computed now; `keep` has what it reads stay as it is."""
         raise NotImplementedError
 
+    def borrow(self) -> TensorList:
+        return Borrowed(self) if self.pending and self.repeats else super().borrow()
+
     def compute(self) -> list[Tensor]:
-        return self.piece(Piece(0, len(self))).own().tensors
+        every = list(pieces(bottom(self).tensors, cut(self)))
+        if len(every) == 1:
+            return self.piece(every[0]).own().tensors
+        made = [torch.empty_like(t, dtype=self.dtype) for t in bottom(self).tensors]
+        for piece in every:
+            foreach("copy_", piece.of(made), self.piece(piece).tensors)
+        return made
+
+    def statistics(self, m: Measure) -> Tensor:
+        whole = bottom(self).tensors
+        every = list(pieces(whole, cut(self))) if self.pending and self.repeats else []
+        if len(every) < 2:
+            return super().statistics(m)
+        columns: list[Tensor] = []
+        parts: list[tuple[Tensor, int]] = []  # of one tensor
+        for piece in every:
+            made = self.piece(piece, keep=True).statistics(m)
+            if piece.stop is None:
+                columns.append(made)
+                continue
+            parts.append((made, piece.stop - piece.start))
+            if piece.stop == whole[piece.begin].numel():
+                counts = norms.numbers([n for _, n in parts], made).unsqueeze(0)
+                columns.append(norms.merge(torch.stack([x for x, _ in parts], dim=2), counts, m))
+                parts.clear()
+        return torch.cat(columns, dim=1)
+
+
+def settle(lists: Sequence[Any]) -> None:
+    """Compute those of the lists that cannot be computed twice."""
+    for x in lists:
+        if isinstance(x, Parted) and x.pending and not x.repeats:
+            _ = x.tensors
 
 
 def cut(u: TensorList) -> bool:
@@ -92,16 +138,28 @@ def cut(u: TensorList) -> bool:
     return all(map(Tensor.is_contiguous, u.tensors))
 
 
-def piece_of(u: TensorList, piece: Piece) -> TensorList:
-    """A piece of a list."""
-    if isinstance(u, Parted) and u.pending:
-        return u.piece(piece)
-    return TensorList(piece.of(u.tensors), owned=u.owned)
+def piece_of(u: TensorList, piece: Piece, keep: bool = False) -> TensorList:
+    """A piece of a list, to be written unless what there is must be kept."""
+    every = piece.stop is None and piece.end - piece.begin == len(u)
+    if isinstance(u, Parted) and u.pending and not (keep and every):  # else it is small, and kept
+        return u.piece(piece, keep)
+    return TensorList(piece.of(u.tensors), owned=u.owned and not keep)
 
 
 def bottom(u: TensorList) -> TensorList:
     """The list that is there already, from which one is to be computed."""
     return bottom(u.source) if isinstance(u, Parted) and u.pending else u
+
+
+class Borrowed(Parted):
+    """A list as another one sees it that writes elsewhere."""
+
+    @property
+    def cut(self) -> bool:
+        return True
+
+    def piece(self, piece: Piece, keep: bool = False) -> TensorList:
+        return piece_of(self.source, piece, keep=True)
 
 
 class Divided(Parted):
@@ -115,31 +173,10 @@ class Divided(Parted):
 
     @property
     def cut(self) -> bool:
-        return not isinstance(self.over, (list, tuple, TensorList))
+        return _is_cut(self.over, bottom(self).tensors)
 
-    def piece(self, piece: Piece) -> TensorList:
-        x = self.over
-        if isinstance(x, Tensor) and not x.dim():
-            return piece_of(self.source, piece).div_(x)
-        return piece_of(self.source, piece).div_(x[piece.begin : piece.end])
-
-    def statistics(self, m: Measure) -> Tensor:
-        if not self.pending or isinstance(self.source, Updated):
-            return super().statistics(m)
-        columns: list[Tensor] = []
-        parts: list[tuple[Tensor, int]] = []  # of one tensor
-        whole = bottom(self).tensors
-        for piece in pieces(whole, cut(self)):
-            made = piece_of(self, piece).statistics(m)
-            if piece.stop is None:
-                columns.append(made)
-                continue
-            parts.append((made, piece.stop - piece.start))
-            if piece.stop == whole[piece.begin].numel():
-                counts = norms.numbers([n for _, n in parts], made).unsqueeze(0)
-                columns.append(norms.merge(torch.stack([x for x, _ in parts], dim=2), counts, m))
-                parts.clear()
-        return torch.cat(columns, dim=1)
+    def piece(self, piece: Piece, keep: bool = False) -> TensorList:
+        return piece_of(self.source, piece, keep).div_(_of(self.over, piece))
 
 
 class Updated(Parted):
@@ -161,14 +198,24 @@ class Updated(Parted):
     @property
     def cut(self) -> bool:
         lists = [*self._state.values(), *self._group.values()]
-        tensors = [t for x in lists if isinstance(x, TensorList) for t in x.tensors]
-        return all(map(Tensor.is_contiguous, tensors))
+        return all([_is_cut(x, bottom(self).tensors) for x in lists])
 
-    def piece(self, piece: Piece) -> TensorList:
+    @property
+    def repeats(self) -> bool:
+        return not self._state and super().repeats
+
+    def compute(self) -> list[Tensor]:
         self._done(self)
+        return super().compute()
+
+    def piece(self, piece: Piece, keep: bool = False) -> TensorList:
+        if self._state:
+            self._done(self)
         state = {name: self._held(held, piece) for name, held in self._state.items()}
         group = {name: _of(x, piece) for name, x in self._group.items()}
-        return updated(self._rule, piece_of(self.source, piece), state, group)
+        others = isinstance(self._rule, Entrywise)  # that may read what it reads
+        u = piece_of(self.source, piece, keep or others)
+        return updated(self._rule, u, state, group)
 
     def _held(self, held: TensorList, piece: Piece) -> TensorList:
         """State of a piece; numbers of a tensor that is cut are written with its last part."""
@@ -181,4 +228,23 @@ class Updated(Parted):
 
 
 def _of(x: Any, piece: Piece) -> Any:
-    return TensorList(piece.of(x.tensors)) if isinstance(x, TensorList) else x
+    """An operand of a piece: of lists, and of vectors of a number for each tensor, a part."""
+    if isinstance(x, TensorList):
+        return piece_of(x, piece, keep=True)
+    if _is_list(x) or (isinstance(x, Tensor) and x.numel() > 1):
+        return x[piece.begin : piece.end]
+    return x
+
+
+def _is_list(x: Any) -> bool:
+    return isinstance(x, list) and bool(x) and isinstance(x[0], Tensor)
+
+
+def _is_cut(x: Any, whole: Sequence[Tensor]) -> bool:
+    """Whether an operand has an entry beside each of these tensors, or one for all of a tensor."""
+    if isinstance(x, Parted) and x.pending:
+        return cut(x)
+    if not (isinstance(x, TensorList) or _is_list(x)):
+        return True
+    rows = zip(x, whole, strict=True)
+    return all([not t.dim() or (t.is_contiguous() and t.shape == p.shape) for t, p in rows])

@@ -5,15 +5,19 @@ from __future__ import annotations
 import inspect
 from typing import Any
 
-from torchzero_clip import Adam, Chain, Modular, Partition, Scale, Transform, named
-from torchzero_clip.published.name import NAMES
+from torchzero_clip import LR, Adam, Chain, Modular, Partition, Scale, Transform, named
+from torchzero_clip.published import NAMES, matrices
 
-MATRICES = {"muon", "muon_plus", "muoneq", "nanochat", "normuon"}
+MATRICES = {name for name in NAMES if NAMES[name].__module__ == matrices.__name__}
 """What is for matrices; vectors go to Adam."""
 
 
 class Published(Modular):
-    """The chain of a published method, as a class of optimizers with the method's arguments."""
+    """The chain of a published method, as a class of optimizers with the method's arguments.
+
+    A group may have any of them, as in torch. Where one chooses links, such as a momentum, all
+    groups have these, and each its own value.
+    """
 
     method: str
     front: tuple[Transform, ...] = ()
@@ -23,7 +27,6 @@ class Published(Modular):
         params: Any,
         lr: Any = None,
         *,
-        maximize: bool = False,
         fused: bool | None = None,
         foreach: Any = None,  # with these two torch's classes choose a kernel
         capturable: Any = None,
@@ -31,19 +34,34 @@ class Published(Modular):
     ) -> None:
         if lr is not None:
             arguments["lr"] = lr
-        target = "grad" if self.method == "cadamw" else "update"  # Cautious compares with it
-        turned = [Scale(-1.0, target=target)] if maximize else []
-        super().__init__(params, *turned, self.chain_of(arguments), fused=fused is not False)
+        dicts = isinstance(params, list) and params and isinstance(params[0], dict)
+        groups = [dict(group) for group in params] if dicts else []
+        names = defaults(self.method).keys() | {"maximize"}
+        theirs = [{key: group.pop(key) for key in names & group.keys()} for group in groups]
+        chosen = dict(arguments)
+        for given in theirs:
+            chosen |= {key: value for key, value in given.items() if not chosen.get(key)}
+        turned = chosen.pop("maximize", False)
+        super().__init__(groups or params, *self.links(chosen, turned), fused=fused is not False)
+        for group, given in zip(self.param_groups, theirs, strict=False):
+            live = {**defaults(self.method), **arguments, **given}
+            group.update({key: live[key] for key in chosen.keys() & group.keys()})
+            if turned:
+                where = "factor" if "factor" in group else "Scale/factor"
+                group[where] = -1.0 if live.get("maximize") else 1.0
 
-    def chain_of(self, arguments: dict[str, Any]) -> Chain:
-        if "weight_decay" not in takes(self.method) and not arguments.get("weight_decay"):
-            arguments.pop("weight_decay", None)
+    def links(self, arguments: dict[str, Any], turned: bool) -> list[Transform]:
+        if "weight_decay" not in defaults(self.method) and not arguments.get("weight_decay"):
+            arguments = {k: value for k, value in arguments.items() if k != "weight_decay"}
         chain = named(self.method, **arguments)
+        compares = any(tfm.reads_grads for tfm in chain.walk())  # with the gradient, which turns
+        front = [*[Scale(-1.0, target="grad" if compares else "update")] * turned, *self.front]
         if self.method not in MATRICES:
-            return Chain(*self.front, chain)
-        *matrices, lr = chain
-        kinds = {"matrices": Chain(*matrices), "rest": Adam()}
-        return Chain(Partition(kinds, lambda _, p: "matrices" if p.dim() > 1 else "rest"), lr)
+            return [*front, chain]
+        lr = next(place for place, link in enumerate(chain) if isinstance(link, LR))
+        kinds = {"matrices": Chain(*list(chain)[:lr]), "rest": Adam()}
+        parts = Partition(kinds, lambda _, p: "matrices" if p.dim() > 1 else "rest")
+        return [*front, parts, *list(chain)[lr:]]
 
 
 def published(
@@ -57,6 +75,6 @@ def published(
     return type(name or method, (kind,), {"method": method, "__signature__": signature, **more})
 
 
-def takes(method: str) -> frozenset[str]:
-    """The arguments of a published method."""
-    return frozenset(inspect.signature(NAMES[method]).parameters)
+def defaults(method: str) -> dict[str, Any]:
+    """The arguments of a published method, each with its default."""
+    return {p.name: p.default for p in inspect.signature(NAMES[method]).parameters.values()}

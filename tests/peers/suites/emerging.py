@@ -6,7 +6,7 @@ import sys
 import types
 import typing
 
-from suites.emerging_classes import OurLaProp, OurLion, OurSignum
+from .emerging_classes import OurLaProp, OurLion, OurSignum
 
 SOURCE = "NVIDIA-NeMo/Emerging-Optimizers"
 COMMIT = "fd7729267109a8848709e9406bf19e53e970c3f4"

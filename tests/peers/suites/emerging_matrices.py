@@ -5,10 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from suites import emerging
 from torch import Tensor
 
 from torchzero_clip import ClipSpectral, Modular, Orthogonalize, Transform, TrustRatio
+
+from . import emerging
 
 SOURCE = emerging.SOURCE
 COMMIT = emerging.COMMIT

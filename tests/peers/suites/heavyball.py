@@ -8,77 +8,60 @@ from __future__ import annotations
 
 import sys
 import types
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
-from torchzero_clip import (
-    EMA,
-    LR,
-    Adam,
-    Cautious,
-    Chain,
-    Modular,
-    Sign,
-    WeightDecay,
-    named,
-)
+import torchzero_clip as tz
+from torchzero_clip import LR, Chain, Modular, OrthoGrad, Transform, WeightDecay, named
 
 SOURCE = "HomebrewML/HeavyBall"
 COMMIT = "6684c62bc800cc3ac39065ba9d1617e50db8f65c"
-FILES = {"test/test_reference.py": "", "test/reference.py": ""}  # transcribed, not compared
+FILES = {"test/test_reference.py": "690e7e36b075", "test/reference.py": "556b6cace8f3"}
 RUNS = ["test/test_reference.py"]
 PATHS: list[str] = []
-SETTINGS: dict[str, str] = {}
+SETTINGS = {"OMP_NUM_THREADS": "1"}
 
-OURS = {
-    # The references divide by √max(v, eps): where v is larger that is an eps of 0 here.
-    "adamw": lambda lr, beta1, beta2, weight_decay: Chain(
-        Adam((beta1, beta2), 0.0), WeightDecay(weight_decay), LR(lr)
-    ),
-    "rmsprop": lambda lr, beta2, weight_decay: Chain(
-        Adam((0.0, beta2), 0.0), WeightDecay(weight_decay), LR(lr)
-    ),
-    "laprop": lambda lr, beta1, beta2, weight_decay: Chain(
-        Adam((0.0, beta2), 0.0), EMA(beta1, debias=True), WeightDecay(weight_decay), LR(lr)
-    ),
-    "sgd": lambda lr, weight_decay: Chain(WeightDecay(weight_decay), LR(lr)),
-    "lion": lambda lr, beta1, beta2, weight_decay: named(
-        "lion", lr=lr, betas=(beta1, beta2), weight_decay=weight_decay
-    ),
-    "signsgd": lambda lr, weight_decay: Chain(Sign(), WeightDecay(weight_decay), LR(lr)),
-    "cautious_adamw": lambda lr, beta1, beta2, weight_decay: Chain(
-        Adam((beta1, beta2), 0.0), Cautious(), WeightDecay(weight_decay), LR(lr)
-    ),
-    "ademamix": lambda lr, beta1, beta2, beta3, alpha, weight_decay: named(
-        "ademamix",
-        lr=lr,
-        betas=(beta1, beta2, beta3),
-        alpha=alpha,
-        eps=0.0,
-        weight_decay=weight_decay,
-    ),
-    "mars_adamw": lambda lr, beta1, beta2, mars_gamma, weight_decay: named(
-        "mars_adamw",
-        lr=lr,
-        betas=(beta1, beta2),
-        gamma=mars_gamma,
-        eps=0.0,
-        weight_decay=weight_decay,
-    ),
+# The references divide by √max(v, eps): where v is larger that is an eps of 0 here.
+ADAM: Callable[..., Transform] = lambda b1, b2: tz.Adam((b1, b2), 0.0)  # noqa: E731
+LAPROP: Callable[..., Transform] = lambda b1, b2: tz.LaProp((b1, b2), 0.0)  # noqa: E731
+CHAINS: dict[str, Callable[[float, float], list[Transform]]] = {  # of the two betas
+    "adamw": lambda *betas: [ADAM(*betas)],
+    "rmsprop": lambda _, beta: [ADAM(0.0, beta)],
+    "laprop": lambda *betas: [LAPROP(*betas)],
+    "sgd": lambda *_: [],
+    "signsgd": lambda *_: [tz.Sign()],
+    "cautious_adamw": lambda *betas: [ADAM(*betas), tz.Cautious()],
+    "orthograd_adamw": lambda *betas: [OrthoGrad(), ADAM(*betas)],
+    "ortho_laprop": lambda *betas: [OrthoGrad(), LAPROP(*betas)],
+    "laprop_ortho": lambda *betas: [LAPROP(*betas), OrthoGrad()],
+    "sign_laprop": lambda *betas: [LAPROP(*betas), tz.Graft(tz.Scale(1.0), tz.Sign())],
 }
-THEIRS = "adopt unscaled_adamw nadam orthograd_adamw ortho_laprop laprop_ortho sign_laprop"
-
-LEFT_OUT = {rf"\[({THEIRS.replace(' ', '|')})\]": "no chain is this method"}
+NAMED: dict[str, dict[str, Any]] = {
+    "lion": {},
+    "adopt": {"eps": 1e-8, "clip_power": None, "decouple": True},
+    "ademamix": {"eps": 0.0},
+    "nadam": {"eps": 0.0, "decoupled_weight_decay": True},
+    "mars_adamw": {"eps": 0.0},
+}
+LEFT_OUT = {r"\[unscaled_adamw\]": "no chain is this method"}
 DIFFERS: dict[str, str] = {}
 
 
-def build(params: Any, recipe: Any, **arguments: Any) -> Modular:
+def build(params: Any, name: str, lr: float, weight_decay: float, **arguments: Any) -> Modular:
     """What HeavyBall's `build` gives: an optimizer that has allocated the gradients."""
+    betas = tuple(arguments.pop(f"beta{k}", 0.0) for k in (1, 2, 3)[: 2 + (name == "ademamix")])
+    arguments.pop("eps", None)
+    if name in NAMED:
+        given = {key.removeprefix("mars_"): value for key, value in arguments.items()}
+        given |= {"lr": lr, "betas": betas, "weight_decay": weight_decay}
+        chain = named(name, **given, **NAMED[name])
+    else:
+        chain = Chain(*CHAINS[name](*betas), WeightDecay(weight_decay), LR(lr))
     for param in params:
         param.grad = torch.zeros_like(param)
-    arguments.pop("eps", None)
-    optimizer = Modular(params, recipe(**arguments), rounding="stochastic")
+    optimizer = Modular(params, chain, rounding="stochastic")
     optimizer.init_state()
     if "rounding/seed" in optimizer.param_groups[0]["chain"]:
         optimizer.param_groups[0]["chain"]["rounding/seed"] = torch.initial_seed()
@@ -87,6 +70,7 @@ def build(params: Any, recipe: Any, **arguments: Any) -> Modular:
 
 def put_ours() -> None:
     package, core = types.ModuleType("heavyball"), types.ModuleType("heavyball.core")
-    vars(package).update(dict.fromkeys(THEIRS.split()), **OURS, core=core)
+    names = [*CHAINS, *NAMED, "unscaled_adamw"]
+    vars(package).update({name: name for name in names}, core=core)
     vars(core).update(build=build, torch=torch)
     sys.modules.update({"heavyball": package, "heavyball.core": core})

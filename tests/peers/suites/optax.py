@@ -11,8 +11,8 @@ from functools import partial
 from typing import Any
 
 import pytest
-import torch
-from suites.chains import published
+
+from .optax_chain import transformation
 
 SOURCE = "google-deepmind/optax"
 COMMIT = "2edbcbe2390da13983b92cbef94ac0460ecde1c5"
@@ -23,55 +23,22 @@ CHOICE = "test_optimizers and not accept and not inject"
 LEFT_OUT: dict[str, str] = {}
 DIFFERS: dict[str, str] = {}
 
-OURS: dict[str, dict[str, Any]] = {  # with the defaults that are others in optax
-    "ademamix": {},
-    "muon": {"weight_decay": 0.0},
-    "sgd": {},
-    "adam": {},
-    "adamw": {"weight_decay": 1e-4},
-    "lamb": {},
-    "lion": {},
-    "rmsprop": {"alpha": 0.9},
+ALIKE = ["ademamix", "sgd", "adam", "lamb", "lion", "adopt", "adan", "radam", "adamax"]
+OURS: dict[str, tuple[str, dict[str, Any]]] = {  # with the defaults that are others in optax
+    **{name: (name, {}) for name in ALIKE},
+    "adabelief": ("adabelief", {"rectify": False}),
+    "adamw": ("adamw", {"weight_decay": 1e-4}),
+    "amsgrad": ("adam", {"amsgrad": True}),
+    "muon": ("muon", {"weight_decay": 0.0}),
+    "prodigy": ("prodigy", {}),
+    "rmsprop": ("rmsprop", {"alpha": 0.9}),
+    "yogi": ("yogi", {}),
 }
 THEIRS = (
-    "acprop simplified_ademamix adopt cocob dadapt_adamw dog dowg madgrad momo momo_adam prodigy "
-    "schedule_free_sgd schedule_free_adamw sophia galore adamax adamaxw adan amsgrad noisy_sgd "
-    "novograd optimistic_gradient_descent adabelief radam sm3 yogi"
+    "acprop simplified_ademamix cocob dadapt_adamw dog dowg madgrad momo momo_adam "
+    "schedule_free_sgd schedule_free_adamw sophia galore adamaxw noisy_sgd "
+    "novograd optimistic_gradient_descent sm3"
 )
-
-
-def transformation(name: str, learning_rate: float, b1: float | None = None, **more: Any) -> Any:
-    """A chain as a transformation of optax, whose state in JAX is the count of its steps."""
-    import jax
-    import numpy
-    import optax
-    from jax.experimental import io_callback
-
-    arguments = OURS[name] | more | ({} if b1 is None else {"betas": (b1, 0.99)})
-    held: dict[str, Any] = {}
-
-    def step(count: Any, grads: Any, params: Any) -> Any:
-        values, tree = jax.tree.flatten(params)
-        values = [torch.from_numpy(numpy.array(value)) for value in values]
-        if count == 0:
-            held["weights"] = [torch.nn.Parameter(value.clone()) for value in values]
-            held["chain"] = published(name)(held["weights"], learning_rate, **arguments)
-        for weight, value, grad in zip(
-            held["weights"], values, jax.tree.leaves(grads), strict=True
-        ):
-            weight.data.copy_(value)
-            weight.grad = torch.from_numpy(numpy.array(grad))
-        held["chain"].step()
-        ends = [weight.detach() for weight in held["weights"]]
-        return jax.tree.unflatten(
-            tree, [(w - v).numpy() for w, v in zip(ends, values, strict=True)]
-        )
-
-    def update(grads: Any, count: Any, params: Any = None, **_: Any) -> Any:
-        shapes = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), params)
-        return io_callback(step, shapes, count, grads, params, ordered=True), count + 1
-
-    return optax.GradientTransformationExtraArgs(lambda _: jax.numpy.zeros((), int), update)
 
 
 def put_ours() -> None:
@@ -81,6 +48,6 @@ def put_ours() -> None:
     def left_out(**_: Any) -> None:
         pytest.skip("no chain has this name")
 
-    chains = {name: partial(transformation, name) for name in OURS}
+    chains = {name: partial(transformation, *row) for name, row in OURS.items()}
     for name, factory in (dict.fromkeys(THEIRS.split(), left_out) | chains).items():
         setattr(contrib if hasattr(contrib, name) else alias, name, factory)

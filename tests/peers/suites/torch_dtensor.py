@@ -5,24 +5,24 @@ from __future__ import annotations
 import torch
 
 SOURCE = "pytorch/pytorch"
-COMMIT = "3a0a3271ea65bf85ff275232dd3149a17aa205c5"
-FILES = {"test/distributed/tensor/test_optimizers.py": "c876f28e165b"}
+COMMIT = "v2.6.0"
+FILES = {"test/distributed/_tensor/test_optimizers.py": "a8a86b65fa5d"}
 PATHS = ["test"]
-SETTINGS: dict[str, str] = {}
-LEFT_OUT = {
-    "(adadelta|nadam|radam|adamax|asgd)_1d": "no chain has this name",
-    "foreach_supported_types": "about a list of torch's",
-}
+SETTINGS = {"PYTEST_ADDOPTS": "--noconftest", "OMP_NUM_THREADS": "1"}
+LEFT_OUT = {"foreach_supported_types": "about a list of torch's"}
 DIFFERS: dict[str, str] = {}
-OURS = {name: name.lower() for name in ("SGD", "Adam", "AdamW", "Adagrad", "RMSprop")}
+OURS = (
+    "SGD Adam AdamW Adagrad RMSprop Adadelta NAdam RAdam Adamax ASGD Rprop Adafactor"  # as in torch
+)
 
 
 def put_ours() -> None:
-    from suites.chains import published
     from torch.testing._internal.common_distributed import MultiProcessTestCase
+
+    from .chains import published
 
     def fork(self: MultiProcessTestCase) -> None:  # what is made anew would not come by here
         self._start_processes(torch.multiprocessing.get_context("fork").Process)
 
     MultiProcessTestCase._spawn_processes = fork
-    vars(torch.optim).update({name: published(method, name) for name, method in OURS.items()})
+    vars(torch.optim).update({name: published(name.lower(), name) for name in OURS.split()})

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 SOURCE = "pytorch/pytorch"
-COMMIT = "blob 614baec1e3dc"  # of v2.7.1
+COMMIT = "v2.6.0"
 FILES = {"test/dynamo/test_optimizers.py": "614baec1e3dc"}
 PATHS = ["test"]
-SETTINGS: dict[str, str] = {}
+SETTINGS = {"PYTEST_ADDOPTS": "--noconftest"}
 LEFT_OUT = {"test_init_group": "about an optimizer of its own"}
 DIFFERS = {
     "over_tensor_with_requires_grad": "the first step makes the state, and has a graph of its own "
@@ -16,6 +16,7 @@ DIFFERS = {
 
 def put_ours() -> None:
     import torch
-    from suites.chains import published
+
+    from .chains import published
 
     torch.optim.Adam, torch.optim.Adagrad = published("adam", "Adam"), published("adagrad")

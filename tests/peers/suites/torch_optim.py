@@ -11,71 +11,64 @@ import types
 from functools import partial
 from typing import Any
 
-from suites.chains import MATRICES, NAMES, published, takes
+from .chains import MATRICES, NAMES, published
 
 SOURCE = "pytorch/pytorch"
-COMMIT = "blob 8b6cc66681a0"  # a text from before 2.13; which commits have it was not to be seen
+COMMIT = "v2.6.0"
 FILES = {"test/test_optim.py": "8b6cc66681a0"}
 PATHS = ["test"]
-SETTINGS = {"PYTORCH_TESTING_DEVICE_ONLY_FOR": "cpu"}
+SETTINGS = {
+    "PYTORCH_TESTING_DEVICE_ONLY_FOR": "cpu",
+    "PYTEST_ADDOPTS": "--noconftest",
+    "OMP_NUM_THREADS": "1",
+}
 
 LEFT_OUT: dict[str, str] = {}
 DIFFERS = {
-    r"test_param_groups_(lr|weight_decay)_": "a chain has the same links for all groups: "
-    "`maximize`, or a momentum where there is none, in one group alone is refused",
     r"test_fused_error_on_params_on_meta_": "parameters on the device meta step as others do, "
     "where torch's fused kernels refuse them",
-    r"test_step_is_noop_for_zero_grads_": "it decays by default, which moves weights without a "
-    "gradient: the test knows that of AdamW by its name",
-    r"test_load_state_dict_post_hook_mars_adamw_": "the learning rate that the test takes for a "
-    "sign of its own hook is the default here",
-    r"test_non_empty_state_sgd_": "SGD without momentum has no state, and an empty entry for it",
+    r"test_load_state_dict_post_hook_(mars_adamw|soap)_": "the learning rate that the test takes "
+    "for a sign of its own hook is the default here",
+    r"test_non_empty_state_(SGD|scion)_": "without momentum there is no state, and an empty entry "
+    "for it",
+    r"test_step_is_noop_for_zero_grads_yogi_": "its averages begin at 1e-6, as its authors have it",
 }
 ELEMENTWISE = {"sgd", "adam", "adamw", "adagrad", "rmsprop", "ademamix"}  # of complex numbers too
 
 
-def inputs(method: str, device: Any = None, dtype: Any = None) -> list[Any]:
-    """What is tried with every method: a rate, a decay, the other direction, a rate as a tensor."""
-    import torch
-    from torch.testing._internal.common_optimizers import OptimizerInput
-
-    decay = {"weight_decay": 0.1} if "weight_decay" in takes(method) else {}
-    tried: list[dict[str, Any]] = [{}, {"lr": 1e-3}, decay, {**decay, "maximize": True}]
-    tried.append({"lr": torch.tensor(1e-3)})
-    return [OptimizerInput(params=None, kwargs=kwargs) for kwargs in tried]
+def is_tolerance(decorated: Any) -> bool:
+    return any(type(by).__name__ == "toleranceOverride" for by in decorated.decorators)
 
 
 def put_ours() -> None:
-    from suites.presets import RULES, Preset, errors
     from torch.testing._internal import common_optimizers as theirs
 
-    named = {info.optim_cls.__name__.lower(): info for info in theirs.optim_db}
+    from .presets import RULES, preset
+    from .torch_inputs import errors, inputs_of
+
+    def row(
+        cls: type, inputs: Any, adam: bool, supports_complex: bool, tolerances: Any = ()
+    ) -> Any:
+        return theirs.OptimizerInfo(
+            cls,
+            optim_inputs_func=inputs,
+            optim_error_inputs_func=partial(errors, adam=adam),
+            supported_impls=("fused",),
+            not_og_supported_flags=(),
+            supports_fused_on=("cpu",),
+            supports_complex=supports_complex,
+            decorators=tolerances,
+        )
+
+    torchs = {info.optim_cls.__name__.lower(): info for info in theirs.optim_db}
     table = []
     for method in NAMES:
-        alike = named.get(method) if method not in MATRICES else None
-        table.append(
-            theirs.OptimizerInfo(
-                published(method),
-                optim_inputs_func=alike.optim_inputs_func if alike else partial(inputs, method),
-                optim_error_inputs_func=partial(errors, adam=False),
-                supported_impls=("fused",),
-                not_og_supported_flags=(),
-                supports_fused_on=("cpu",),
-                supports_complex=method in ELEMENTWISE,
-            )
-        )
-    for name, rule in RULES.items():
-        table.append(
-            theirs.OptimizerInfo(
-                type(name, (Preset,), {"rule": staticmethod(rule)}),
-                optim_inputs_func=theirs.optim_inputs_func_adam,
-                optim_error_inputs_func=errors,
-                supported_impls=("fused",),
-                not_og_supported_flags=(),
-                supports_fused_on=("cpu",),
-                supports_complex=False,
-            )
-        )
+        alike = torchs.get(method) if method not in MATRICES else None
+        cls = published(method, alike and alike.optim_cls.__name__)  # tests know some by their name
+        inputs = alike.optim_inputs_func if alike else partial(inputs_of, method)
+        tolerances = [told for told in alike.decorators if is_tolerance(told)] if alike else ()
+        table.append(row(cls, inputs, False, method in ELEMENTWISE, tolerances))
+    table += [row(preset(name), theirs.optim_inputs_func_adam, True, False) for name in RULES]
     theirs.optim_db[:] = table
     for name, cls in {  # suites of their own, which the file would run once more
         "test_lrscheduler": "TestLRScheduler",

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-SOURCE = "Ascend/pytorch"  # a copy of the texts of torch 2.1
-COMMIT = "0653b139589c316a0dabb56f6c1a62b34a742fd2"
-FILES = {"test/optim/test_lrscheduler.py": "aafd0b2364e5"}
+SOURCE = "pytorch/pytorch"
+COMMIT = "v2.6.0"
+FILES = {"test/optim/test_lrscheduler.py": "316d639a6b5d"}
 PATHS = ["test"]
-SETTINGS: dict[str, str] = {}
-LEFT_OUT = {
-    "fail_with_momentumless_optimizer": "torch itself does not pass it any more: its CyclicLR "
-    "takes Adam's β₁ for a momentum",
-}
+SETTINGS = {"PYTEST_ADDOPTS": "--noconftest", "OMP_NUM_THREADS": "1"}
+LEFT_OUT = {"verbose_deprecation_warning": "about an argument that torch has no more"}
 DIFFERS: dict[str, str] = {}
 
 
 def put_ours() -> None:
     import torch
-    from suites import torch_classes
+
+    from . import torch_classes
+    from .older import put_absent
 
     torch.optim.SGD, torch.optim.Adam = torch_classes.SGD, torch_classes.Adam
+    put_absent("test/optim/test_lrscheduler.py")

@@ -1,27 +1,24 @@
 """torch's tests of averages of weights and of batch norm's statistics, over ours.
 
 There is no optimizer in the text, which moves the weights by hand and then tells an
-`AveragedModel`: here a step of nothing follows, of a chain that is an average alone. The text is
-torch's as a backend for another device keeps it.
+`AveragedModel`: here a step of nothing follows, of a chain that is an average alone.
 """
 
 from __future__ import annotations
 
 import copy
-import sys
 from typing import Any
-from unittest.mock import MagicMock
 
 import torch
 from torch.optim import swa_utils
 
 from torchzero_clip import Modular, WeightAverage, WeightEMA, fresh_batch_norm
 
-SOURCE = "Ascend/pytorch"
-COMMIT = "9e73e708ab9350d203475609f36f8a43f6a0c2ab"
-FILES = {"test/optim/test_swa_utils.py": "6da7a3b94923"}
+SOURCE = "pytorch/pytorch"
+COMMIT = "v2.6.0"
+FILES = {"test/optim/test_swa_utils.py": "560316fe3ae6"}
 PATHS = ["test"]
-SETTINGS: dict[str, str] = {}
+SETTINGS = {"PYTEST_ADDOPTS": "--noconftest", "OMP_NUM_THREADS": "1"}
 LEFT_OUT = {"use_multi_avg_fn_False": "the average is a function of the test"}
 DIFFERS: dict[str, str] = {}
 
@@ -59,5 +56,3 @@ def put_ours() -> None:
     ours = {"AveragedModel": Averaged, "update_bn": update_bn}
     ours |= {"get_ema_multi_avg_fn": WeightEMA, "get_swa_multi_avg_fn": WeightAverage}
     vars(swa_utils).update(ours)
-    torch.npu = MagicMock(is_available=lambda: False)
-    sys.modules.update({"torch_npu": torch.npu, "torch_npu.testing": torch.npu})

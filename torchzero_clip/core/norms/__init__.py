@@ -26,14 +26,24 @@ from torchzero_clip.core.norms.numeric import (
 )
 from torchzero_clip.core.norms.percentile import percentile, percentiles
 from torchzero_clip.core.norms.products import entrywise, products
-from torchzero_clip.core.norms.slices import along, slice_statistics, statistics_of_slices
+from torchzero_clip.core.norms.slices import (
+    OfRows,
+    SliceRows,
+    along,
+    of_rows,
+    rows_of,
+    slice_statistics,
+    statistics_of_slices,
+)
 from torchzero_clip.core.norms.whole import largest, statistics
 
 __all__ = [
     "NAMED",
     "Divisions",
     "Measure",
+    "OfRows",
     "Ord",
+    "SliceRows",
     "all_ones",
     "along",
     "as_one_operator",
@@ -51,10 +61,12 @@ __all__ = [
     "measure",
     "merge",
     "numbers",
+    "of_rows",
     "percentile",
     "percentiles",
     "products",
     "readable",
+    "rows_of",
     "scaled",
     "slice_statistics",
     "statistics",

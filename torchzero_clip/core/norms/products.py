@@ -8,11 +8,13 @@ import torch
 from torch import Tensor
 
 from torchzero_clip.core.norms.numeric import as_one_operator, readable, safe_scale
-from torchzero_clip.core.norms.whole import CHUNK, largest, totals
+from torchzero_clip.core.norms.whole import CHUNK, MOST, largest, totals
+from torchzero_clip.core.packs import copies, shares
+from torchzero_clip.core.private import foreach
 from torchzero_clip.core.state import DOUBLE
 from torchzero_clip.core.tensors import wide
 
-MOST = 2**24  # products at a time where calls are dear
+Factors = tuple[Tensor, Tensor, list[Tensor]]
 
 
 @as_one_operator
@@ -26,17 +28,17 @@ def products(some: Sequence[Tensor], others: Sequence[Tensor]) -> Tensor:
     size = CHUNK if readable(pairs[0][0]) else MOST
     parts = [list(zip(a.split(size), b.split(size), strict=True)) for a, b in pairs]
     lengths, columns = [len(row) for row in parts], [scale.unbind() for scale in scales]
-    made: list[Tensor] = []
+    rows: list[Factors] = []
     sums: list[Tensor] = []
     waiting = 0
     for i, row in enumerate(parts):
         by = [column[i] for column in columns]
         for a, b in row:
-            made.append(_product(a, b, by))
+            if rows and waiting + a.numel() > size:
+                sums, rows, waiting = [*sums, _sums(rows)], [], 0
+            rows.append((a, b, by))
             waiting += a.numel()
-            if waiting >= size:
-                sums, made, waiting = [*sums, totals(made)[0]], [], 0
-    every = torch.cat([*sums, totals(made)[0]] if made else sums)
+    every = torch.cat([*sums, _sums(rows)])
     real = every
     if max(lengths) > 1:
         real = torch.stack([part.sum() for part in every.split(lengths)])
@@ -58,6 +60,18 @@ def _flat(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
         kind = torch.promote_types(a.dtype, b.dtype)
         a, b = [torch.view_as_real(x.to(kind).resolve_conj()) for x in (a, b)]
     return a.reshape(-1), b.expand_as(a).reshape(-1)
+
+
+def _sums(rows: Sequence[Factors]) -> Tensor:
+    """The inner products of some pairs."""
+    some, others, scales = map(list, zip(*rows, strict=True))
+    if not shares(some):
+        return totals([_product(*row) for row in rows])[0]
+    made, right = [copies(x, wide(some[0].device)) for x in (some, others)]
+    for side, by in zip((made, right), zip(*scales, strict=True), strict=False):
+        foreach("div_", side, list(by))
+    foreach("mul_", made, right)
+    return totals(made)[0]
 
 
 def _product(a: Tensor, b: Tensor, scales: Sequence[Tensor]) -> Tensor:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -12,6 +13,52 @@ from torchzero_clip.core.norms.measures import Measure, merge
 from torchzero_clip.core.norms.numeric import PIECE, at_least_float32, readable, safe_scale
 from torchzero_clip.core.packs import in_stacks
 from torchzero_clip.core.tensors import wide
+
+
+class SliceRows(NamedTuple):
+    """The slices of some tensors.
+
+    `shapes` are those of a number for each slice of a tensor, and `dims` those that slices run
+    along; `lengths` and `counts` say how long they are and how many. `whole`: each lies in one
+    piece, behind the one before it.
+    """
+
+    shapes: tuple[tuple[int, ...], ...]
+    dims: tuple[tuple[int, ...], ...]
+    lengths: tuple[int, ...]
+    counts: tuple[int, ...]
+    whole: bool
+
+
+class OfRows(list[Tensor]):
+    """A number for each slice of the tensors of a list, which lie in one vector."""
+
+    vector: Tensor
+    rows: SliceRows
+
+
+def rows_of(
+    tensors: Sequence[Tensor], shapes: Sequence[Sequence[int]], dims: Sequence[tuple[int, ...]]
+) -> SliceRows:
+    """The slices of tensors along dims, whose numbers have these shapes."""
+    whole, counts = True, tuple(map(math.prod, shapes))
+    for t, shape in zip(tensors, shapes, strict=True):
+        cut = [n > 1 for n in shape]  # the dims that go from slice to slice
+        inside = [d for d, n in enumerate(t.shape) if n > 1 and not cut[d]]
+        whole = whole and not any(cut[min(inside, default=len(cut)) :]) and t.numel() > 0
+    lengths = [t.numel() // max(n, 1) for t, n in zip(tensors, counts, strict=True)]
+    return SliceRows(tuple(map(tuple, shapes)), tuple(dims), tuple(lengths), counts, whole)
+
+
+def of_rows(vector: Tensor, rows: SliceRows) -> list[Tensor]:
+    """The entries of a vector as a number for each slice."""
+    parts = zip(vector.split(rows.counts), rows.shapes, strict=True)
+    made = [part.view(shape) for part, shape in parts]
+    if torch.compiler.is_compiling():
+        return made
+    found = OfRows(made)
+    found.vector, found.rows = vector, rows
+    return found
 
 
 def slice_statistics(x: Tensor, dims: tuple[int, ...], m: Measure) -> Tensor:

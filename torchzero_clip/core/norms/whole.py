@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from torchzero_clip.core.norms.measures import NAMED, Measure
+from torchzero_clip.core.norms.measures import NAMED, Measure, merge
 from torchzero_clip.core.norms.numeric import (
     as_one_operator,
     at_least_float32,
@@ -27,6 +27,7 @@ from torchzero_clip.core.tensors import all_real, wide
 
 FEW_ROWS = 2**10  # whose norms are joined together with those of others
 CHUNK = 2**16  # what is converted at a time
+MOST = 2**21  # the same where calls are dear
 SHARED = (1, 2, math.inf)  # norms that torch takes of many tensors in one call on an accelerator
 
 
@@ -218,8 +219,17 @@ def _spread(tensors: list[Tensor]) -> Tensor:
             return made
         out[:, small] = made
     for i in set(range(len(tensors))) - set(small):
-        out[:, i] = _moments(tensors[i])
+        t = tensors[i]
+        out[:, i] = _moments(t) if readable(t) or not _is_plain(t) else _of_parts(t)
     return out
+
+
+def _of_parts(t: Tensor) -> Tensor:
+    """The same of a large tensor on an accelerator: a copy of all in float64 would be larger."""
+    parts = list(t.reshape(-1).split(MOST))
+    stats = _spread(parts).unsqueeze(1)
+    counts = numbers([part.numel() for part in parts], stats).unsqueeze(0)
+    return merge(stats, counts, NAMED["std"]).squeeze(1)
 
 
 def _var_mean(x: Tensor, dtype: torch.dtype, dim: int | None = None) -> Tensor:
@@ -228,8 +238,11 @@ def _var_mean(x: Tensor, dtype: torch.dtype, dim: int | None = None) -> Tensor:
 
 
 def _at_once(t: Tensor) -> bool:
-    plain = t.dtype not in DOUBLE and not t.is_complex()
-    return plain and (not readable(t) or t.numel() <= CHUNK)
+    return _is_plain(t) and t.numel() <= (CHUNK if readable(t) else MOST)
+
+
+def _is_plain(t: Tensor) -> bool:
+    return t.dtype not in DOUBLE and not t.is_complex()
 
 
 def _moments(x: Tensor) -> Tensor:

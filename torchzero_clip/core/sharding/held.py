@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from torchzero_clip.core.private import without_modes
 from torchzero_clip.core.sharding.layout import Layout, layout_of, local
 from torchzero_clip.core.sharding.owners import Exchange, route
 
@@ -27,7 +28,7 @@ def owner_of(t: Any) -> int | None:
     """The rank that has a tensor; None for one that is here, or in parts."""
     layout = None if t is None else layout_of(t)
     alone = layout is not None and layout.mesh.size() == 1 and not layout.split
-    return int(t.device_mesh.mesh.item()) if alone else None
+    return _rank_of(t.device_mesh) if alone else None
 
 
 def place_of(rank: int, layout: Layout) -> int:
@@ -99,7 +100,15 @@ def _mesh_of(device: str, rank: int) -> Any:
     """A mesh of one rank, without a process group, since nothing is sent on it."""
     from torch.distributed.device_mesh import DeviceMesh
 
-    return DeviceMesh(device, [rank], _init_backend=False)
+    with without_modes():
+        return DeviceMesh(device, [rank], _init_backend=False)
+
+
+@functools.lru_cache(maxsize=1024)
+def _rank_of(mesh: Any) -> int:
+    """The rank of a mesh of one."""
+    with without_modes():
+        return int(mesh.mesh.item())
 
 
 def _replicate() -> Any:

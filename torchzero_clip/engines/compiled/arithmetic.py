@@ -36,6 +36,7 @@ ENTRIES = {
     "square": "{0} * {0}",
     "reciprocal": "inverse({0})",
     "exp": "exp_of({0})",
+    "cos": "cos_of({0})",
     "exp2": "exp2_of({0})",
     "log": "log_of({0})",
     "log2": "log2_of({0})",
@@ -63,7 +64,7 @@ FLAGS = {"eq", "ne", "lt", "le", "gt", "ge", "isnan", "isinf"}
 FLAGS |= {"logical_not", "logical_and", "logical_or"}
 """Those whose result is true or false, whatever is compared."""
 FLOATS = {"remainder", "pow", "hypot", "lerp", "neg", "abs", "sign", "sqrt", "reciprocal", "exp"}
-FLOATS |= {"exp2", "log", "log2", "floor", "ceil", "isinf", "div"}
+FLOATS |= {"cos", "exp2", "log", "log2", "floor", "ceil", "isinf", "div"}
 """Those that are here for floating point alone."""
 REDUCTIONS = {
     "sum": (0, "{0} + {1}", "plus", "{0}"),

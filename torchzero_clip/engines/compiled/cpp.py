@@ -7,6 +7,7 @@ all include.
 from __future__ import annotations
 
 import ctypes
+import itertools
 from array import array
 from collections.abc import Callable, Sequence
 from functools import cache
@@ -15,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torchzero_clip.core.norms import NAMED
+from torchzero_clip.core.norms import NAMED, Measure, SliceRows
 from torchzero_clip.engines.compiled.build import function
 from torchzero_clip.engines.compiled.operators import OPERATORS
 from torchzero_clip.engines.compiled.program import Launch, NodeOperand, Program
@@ -36,8 +37,9 @@ VECTORS = {torch.float32: "float", torch.float64: "double", torch.bool: "bool"}
 VECTORS |= {torch.int32: "int32_t"}
 SOURCE = """#include "kernel.h"
 
-static void entries(int64_t tensor, int64_t at, int64_t end, void *const *const *lists,
-                    const double *numbers, const void *const *vectors, double *out) {{
+static void entries(int64_t tensor, int64_t row, int64_t at, int64_t end,
+                    void *const *const *lists, const double *numbers, const void *const *vectors,
+                    double *out) {{
     {constants}
     auto entry = [=](int64_t j) {{
         {lines}
@@ -47,8 +49,8 @@ static void entries(int64_t tensor, int64_t at, int64_t end, void *const *const 
 
 extern "C" void kernel(int64_t count, const int64_t *sizes, void *const *const *lists,
                        const double *numbers, const void *const *vectors, double *out,
-                       int64_t threads) {{
-    share<{backward}>(entries, count, sizes, lists, numbers, vectors, out, threads);
+                       int64_t threads, const int64_t *rows) {{
+    share<{backward}>(entries, count, sizes, lists, numbers, vectors, out, threads, {rows});
 }}
 """
 EACH = """#pragma omp simd
@@ -65,6 +67,7 @@ MEASURED = {
     NAMED["l1"]: (ADDED, "magnitude"),
     NAMED["l2"]: (ADDED, "square"),
     NAMED["linf"]: (LARGEST, "size"),
+    NAMED["sum"]: (ADDED, "double"),
 }
 """For each measure the loop that adds it up, and the function of an entry that is added."""
 
@@ -94,8 +97,9 @@ def source(program: Program) -> str | None:
         constants.append(f"{TYPES[dtype]} *const x{i} = ({TYPES[dtype]} *)lists[{i}][tensor];")
     constants += [f"const double number{i} = numbers[{i}];" for i in range(program.numbers)]
     for i, dtype in enumerate(program.vectors):
-        kind = VECTORS[dtype]
-        constants.append(f"const {kind} vector{i} = ((const {kind} *)vectors[{i}])[tensor];")
+        kind, name = VECTORS[dtype], "row" if i in program.of_rows else "vector"
+        at = "row" if name == "row" else "tensor"
+        constants.append(f"const {kind} {name}{i} = ((const {kind} *)vectors[{i}])[{at}];")
     ratios = [f"{x[0]}{x[1]}" for x in [row[1] for name, row in program.nodes if name == "over"]]
     constants += [f"const inverse over_{x}({x});" for x in dict.fromkeys(ratios)]
     return SOURCE.format(
@@ -103,6 +107,7 @@ def source(program: Program) -> str | None:
         lines="\n        ".join(lines),
         loop=loop,
         backward="true" if program.stores else "false",
+        rows="rows" if program.rows else "nullptr",
     )
 
 
@@ -150,13 +155,25 @@ def kernel_of(program: Program) -> Any:
     text = source(program)
     kernel = None if text is None else function(text)
     if kernel is not None:
-        kernel.argtypes = [ctypes.c_void_p] * 7
+        kernel.argtypes = [ctypes.c_void_p] * 8
     return kernel
 
 
 def threads_for(sizes: Sequence[int]) -> int:
     """How many threads share tensors of these sizes."""
     return max(1, min(torch.get_num_threads(), sum(sizes) // SHARE))
+
+
+def rows_of(rows: SliceRows) -> array[int]:
+    """Slices as kernels find them: how long those of a tensor are, the first, and how many."""
+    ends = itertools.accumulate(rows.counts, initial=0)
+    return array("q", [*rows.lengths, *ends])
+
+
+def ending(m: Measure) -> int | None:
+    """How the parts of a statistic are joined: 0 for the largest, 1 for the sum, 2 for its root."""
+    kind = m.p if m.kind == "power" else m.kind
+    return {"max": 0, "sum": 1, 1.0: 1, 2.0: 2}.get(kind)
 
 
 @cache
@@ -175,7 +192,8 @@ def native(program: Program) -> Call | None:
         vectors = array("Q", [vector.data_ptr() for vector in launch.vectors])
         out = None
         if program.measured is not None:
-            out = torch.zeros(threads, count, dtype=torch.float64, device="cpu")
+            out = torch.zeros(threads, launch.width, dtype=torch.float64, device="cpu")
+        rows = None if launch.rows is None else rows_of(launch.rows)
         kernel(
             count,
             lengths.buffer_info()[0],
@@ -184,13 +202,12 @@ def native(program: Program) -> Call | None:
             vectors.buffer_info()[0],
             0 if out is None else out.data_ptr(),
             threads,
+            0 if rows is None else rows.buffer_info()[0],
         )
         if out is None:
             return None
-        m = program.measured[0]  # type: ignore[index]
-        if m.kind == "max":
-            return out.amax(dim=0, keepdim=True)
-        total = out if threads == 1 else out.sum(dim=0, keepdim=True)
-        return total if m.p == 1 else total.pow_(1 / m.p)
+        end = ending(program.measured[0])  # type: ignore[index]
+        total = out if threads == 1 else out.sum(dim=0) if end else out.amax(dim=0)
+        return (total.sqrt_() if end == 2 else total).view(1, -1)
 
     return call

@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import itertools
 import operator
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from torchzero_clip.core.engine import Play
+from torchzero_clip.core.step import Counted
+from torchzero_clip.core.tensors import wide
 from torchzero_clip.engines.buffers import Buffer
 from torchzero_clip.engines.compiled.tables import TABLES
+
+if TYPE_CHECKING:
+    from torchzero_clip.engines.compiled.recorder import StepRecorder
 
 FIXED = (int, bool, float, str, type(None))
 
@@ -78,6 +83,71 @@ class StepInputs:
     def leave(self) -> None:
         """Let go of the gradients."""
         self._gradients.clear()
+
+
+class Later(Exception):
+    """Raised where this step alone could not be done again; nothing has happened yet."""
+
+
+class Questions:
+    """What a step that is written down asked on the host: functions of a user, and of counts.
+
+    Args:
+        recorder: What writes it down.
+
+    Attributes:
+        counts: The counts of steps that it keeps in groups.
+    """
+
+    def __init__(self, recorder: StepRecorder) -> None:
+        self.counts, self._recorder = list[Counted](), recorder
+        self._asked: list[tuple[Callable[..., Any], Any, Any]] = []
+        self._numbers: list[tuple[Tensor, Callable[..., Any], Any]] = []
+        self._values: list[Any] = []
+
+    def alone(self, why: str) -> None:
+        raise Later(why)
+
+    def count(self, count: Counted) -> None:
+        self.counts.append(count)
+
+    def ask(self, function: Callable[..., Any], args: Any, answer: Any) -> None:
+        self._asked.append((function, args, answer))
+
+    def number(self, device: torch.device, function: Callable[..., float], args: Any) -> Tensor:
+        """A number that is another one in every step."""
+        value = function(*args)
+        (made,) = self._recorder.kept(
+            lambda: [torch.full((), value, dtype=wide(device), device=device)]
+        )
+        self._numbers.append((made, function, args))
+        self._values.append(value)
+        return made
+
+    def same(self, groups: Sequence[dict[str, Any]], counted: bool) -> bool:
+        """Whether the answers are as they were: those about counts, or the others."""
+        some = [x for x in self._asked if any([isinstance(y, Counted) for y in x[1]]) == counted]
+        return all([function(*_now(args, groups)) == answer for function, args, answer in some])
+
+    def close(self) -> None:
+        """Let go of what wrote the step down, which holds its gradients."""
+        del self._recorder
+
+    def count_on(self, groups: Sequence[dict[str, Any]]) -> None:
+        """Count a step that is done again."""
+        values = [function(*_now(args, groups)) for _, function, args in self._numbers]
+        for i, (t, _, _) in enumerate(self._numbers):
+            if values[i] != self._values[i]:
+                t.fill_(values[i])
+        self._values = values
+        for count in self.counts:
+            now = int(count.now(groups))
+            for group in groups:
+                group["chain"][count.key] = now
+
+
+def _now(args: Any, groups: Sequence[dict[str, Any]]) -> list[Any]:
+    return [x.now(groups) if isinstance(x, Counted) else x for x in args]
 
 
 class LiveValues:

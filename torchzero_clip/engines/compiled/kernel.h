@@ -94,12 +94,14 @@ static inline double magnitude(float x) { return std::fabs(double(x)); }
 static inline uint32_t size(float x) { return bits(x) & 0x7fffffff; }  // in order, NaN above all
 static inline double square(float x) { return double(x) * double(x); }
 
-// Calls entries(tensor, at, end, ..., out) for the parts of all tensors, each in one thread: every
-// thread takes an equal share of all entries. Backward, since the last ones a norm read are cached.
+// Calls entries(tensor, row, at, end, ..., out) for the parts of all tensors, each in one thread:
+// every thread takes an equal share of all entries. Backward, since the last ones a norm read are
+// cached. Of `rows` come the lengths, then the numbers of the first ones, and how many there are.
 template <bool backward, class Entries>
 static inline void share(Entries entries, int64_t count, const int64_t *sizes,
                          void *const *const *lists, const double *numbers,
-                         const void *const *vectors, double *out, int64_t threads) {
+                         const void *const *vectors, double *out, int64_t threads,
+                         const int64_t *rows) {
     int64_t total = 0;
     for (int64_t i = 0; i < count; ++i) total += sizes[i];
     #pragma omp parallel num_threads(threads)
@@ -111,8 +113,13 @@ static inline void share(Entries entries, int64_t count, const int64_t *sizes,
             const int64_t i = backward ? count - 1 - k : k;
             start -= backward ? sizes[i] : 0;
             const int64_t at = std::max(from, start), end = std::min(to, start + sizes[i]);
-            if (at < end)
-                entries(i, at - start, end - start, lists, numbers, vectors, out + me * count + i);
+            const int64_t length = rows ? rows[i] : sizes[i], width = rows ? rows[2 * count] : count;
+            for (int64_t j = at - start; j < end - start;) {
+                const int64_t row = (rows ? rows[count + i] : i) + j / length;
+                const int64_t next = std::min(end - start, (j / length + 1) * length);
+                entries(i, row, j, next, lists, numbers, vectors, out + me * width + row);
+                j = next;
+            }
             start += backward ? 0 : sizes[i];
         }
     }

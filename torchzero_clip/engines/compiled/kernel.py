@@ -7,6 +7,7 @@ import triton
 import triton.language as tl
 
 CHUNK = tl.constexpr(4096)  # entries that a program of the grid takes, all of one tensor
+ROW = tl.constexpr(16384)  # the same where all are of one slice
 BLOCK = tl.constexpr(1024)  # entries that it takes at a time
 PARTS = tl.constexpr(2048)  # statistics of chunks that are joined at a time
 LANES = tl.constexpr(256)  # entries that a vector program takes at a time
@@ -191,13 +192,14 @@ def largest_of(x):
 
 
 @triton.jit
-def joined(parts, layout, count, out, POWER: tl.constexpr):
+def joined(parts, layout, count, out, most, POWER: tl.constexpr):
     """The statistic of each tensor from those of its chunks, one after another: always the same.
 
-    POWER is 0 for the largest, otherwise the power whose root is taken.
+    POWER is 0 for the largest, otherwise the power whose root is taken; chunks have
+    `most` entries.
     """
     tensor = tl.program_id(0)
-    chunks = (tl.load(layout + tensor) + CHUNK - 1) // CHUNK
+    chunks = (tl.load(layout + tensor) + most - 1) // most
     parts += tl.load(layout + count + tensor)
     lane = tl.arange(0, PARTS)
     total = tl.full((PARTS,), 0.0, tl.float64)
@@ -240,6 +242,12 @@ def size(x):
 def exp_of(x):
     """e to the x, in float64."""
     return tl.exp(x.to(tl.float64))
+
+
+@triton.jit
+def cos_of(x):
+    """The cosine of x, in float64."""
+    return tl.cos(x.to(tl.float64))
 
 
 @triton.jit

@@ -60,7 +60,9 @@ class TritonKernel:
 
 
 JOINED = TritonKernel(
-    "joined", None, {"parts": "*fp64", "layout": "*i64", "count": "i32", "out": "*fp64"}
+    "joined",
+    None,
+    {"parts": "*fp64", "layout": "*i64", "count": "i32", "out": "*fp64", "most": "i32"},
 )
 LAUNCHES: Counter[str] = Counter()
 """How often kernels were launched in this process, by name."""

@@ -12,10 +12,10 @@ from torch import Tensor
 
 from torchzero_clip.engines.buffers import Buffer
 from torchzero_clip.engines.compiled.build import function
-from torchzero_clip.engines.compiled.cpp import kernel_of, threads_for
+from torchzero_clip.engines.compiled.cpp import ending, kernel_of, rows_of, threads_for
 from torchzero_clip.engines.compiled.recorder import Relaunch
 from torchzero_clip.engines.compiled.steps import CompiledStep, misfits
-from torchzero_clip.engines.compiled.vector_cpp import ENDS, CppPrinter
+from torchzero_clip.engines.compiled.vector_cpp import CppPrinter
 from torchzero_clip.engines.compiled.vectors import Launched, VectorMemory, VectorNode
 
 FLAGS = "-std=c++17 -O1 -march=native -fno-math-errno -ffp-contract=off -fno-strict-aliasing"
@@ -34,7 +34,7 @@ class NativeStep(CompiledStep):
     def able(self, launch: Relaunch) -> bool:
         program = launch.program
         measured = program.measured
-        known = measured is None or measured[0].kind == "max" or measured[0].p in ENDS
+        known = measured is None or ending(measured[0]) is not None
         here = program.device.type == "cpu" and not program.scalars and known
         return here and not misfits(launch) and kernel_of(program) is not None
 
@@ -67,6 +67,8 @@ class NativeStep(CompiledStep):
                 self._p[i] = _address_of(kernel_of(whose.program))
             elif which == "sizes":
                 self._p[i] = self._hold(array("q", whose.sizes))
+            elif which == "rows":
+                self._p[i] = self._hold(rows_of(whose.rows))
             elif which == "lists":
                 self._p[i] = self._hold(self._addresses(whose))
         self._given = self._p.buffer_info()[0], self._d.buffer_info()[0]
@@ -116,7 +118,7 @@ class NativeStep(CompiledStep):
         self._parts = []
         for i, (whose, which) in enumerate(self._pointers):
             if which == "parts":
-                parts = array("d", [0.0] * len(whose.sizes) * threads_for(whose.sizes))
+                parts = array("d", [0.0] * whose.width * threads_for(whose.sizes))
                 self._parts.append(parts)
                 self._p[i] = parts.buffer_info()[0]
 

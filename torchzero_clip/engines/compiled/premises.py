@@ -15,6 +15,7 @@ from torchzero_clip.core.part import Part
 from torchzero_clip.core.private import base
 from torchzero_clip.core.tensors import LAYOUT, SHAPE, addresses, all_here
 from torchzero_clip.engines.buffers import Buffer, apart
+from torchzero_clip.engines.compiled.forms import Forms, forms_of
 
 Groups = Sequence[Mapping[str, Any]]
 States = Mapping[Tensor, dict[str, Any]]
@@ -23,21 +24,19 @@ States = Mapping[Tensor, dict[str, Any]]
 class Premises:
     """The tensors of a step, by identity, address and form; they are compared before a replay.
 
-    Gradients are others in every step: of theirs the form and that they lie apart from the
-    parameters is compared, and strides where `strided` says so.
+    Gradients are others in every step: of theirs the dtype and shape are compared, and that they
+    lie apart from the parameters.
     """
 
-    def __init__(
-        self, parts: Sequence[Part], groups: Groups, states: States, strided: bool
-    ) -> None:
-        self._parts, self._strided = list(parts), strided
+    def __init__(self, parts: Sequence[Part], groups: Groups, states: States) -> None:
+        self._parts = list(parts)
         self._rows = [list(group["params"]) for group in groups]
         self._named = [tuple(group.get("param_names") or ()) for group in groups]
         self._shapes = [list(part.shapes) for part in parts]
         self._params = [Buffer(part.originals) for part in parts]
         grads = [[p.grad for p in row] for row in self._rows]
         self._kinds = [list(map(type, row)) for row in grads]
-        self._forms = [Buffer(part.of(grads[part.index])).forms for part in parts]
+        self._grads = [Buffer(part.of(grads[part.index])) for part in parts]
         self._keys, self._states = list(states), list(states.values())
         self._numbers = [
             (held, name, x)
@@ -47,9 +46,21 @@ class Premises:
         ]
         self._names = _names(self._states)
         self._held = Buffer(self._tensors(groups))
-        self._others = _others(groups)
+        self._seen = forms_of(self._held.tensors)
+        self._seen_grads: list[Forms | None] = []
+        for row in self._grads:
+            seen = forms_of(row.tensors) if row.contiguous and self._seen else None
+            self._seen_grads.append(seen)
+            row.tensors.clear()  # they go with their step
+        self._counts: set[str] = set()  # the keys of what each step counts
+        self._others = _others(groups, self._counts)
         self._bases: list[tuple[Tensor, list[int] | None]] = []
         self._apart: list[Any] = []  # where gradients were that are known to lie apart
+
+    def leave_out(self, counts: Collection[str]) -> None:
+        """Let these values of groups be others in every step."""
+        self._counts |= set(counts)
+        self._others = [pair for pair in self._others if pair[0] not in counts]
 
     def unknown(self, leaves: Sequence[Any], others: Sequence[Tensor]) -> str | None:
         """A sentence where a tensor is neither of these, nor of state or parts, nor their base."""
@@ -77,28 +88,42 @@ class Premises:
             return None
         if not (_same(states, self._keys) and _same(states.values(), self._states)):
             return None
-        if _names(self._states) != self._names or _others(groups) != self._others:
+        if _names(self._states) != self._names or _others(groups, self._counts) != self._others:
             return None
         if not all([_equal(held.get(name), x) for held, name, x in self._numbers]):
             return None
-        if not self._held.same(self._tensors(groups)):
+        if not self._same(self._tensors(groups)):
             return None
         if not all([addresses([base]) == address for base, address in self._bases]):
             return None
         return self._gradients([part.of(grads[part.index]) for part in self._parts])
 
-    def _gradients(self, grads: Sequence[Sequence[Tensor]]) -> list[Buffer] | None:
-        """The gradients as buffers where they have the form that they had."""
-        if not all([{torch.strided}.issuperset(map(LAYOUT, row)) for row in grads]):
+    def _same(self, tensors: Sequence[Tensor]) -> bool:
+        """Whether these are the tensors that were there, in the memory and form that they had."""
+        if self._seen is None:
+            return self._held.same(tensors)
+        return _same(tensors, self._held.tensors) and self._seen.hold()
+
+    def _like(self, i: int, grads: Sequence[Tensor]) -> Buffer | None:
+        """The gradients of a part as a buffer where they are as they were."""
+        seen = self._seen_grads[i]
+        places = seen.of(grads) if seen and not any(map(Tensor.is_neg, grads)) else None
+        if places is not None:
+            return self._grads[i].moved(grads, places)
+        if not {torch.strided}.issuperset(map(LAYOUT, grads)):
             return None
-        buffers = list(map(Buffer, grads))
-        for i, (buffer, params) in enumerate(zip(buffers, self._params, strict=True)):
-            forms, shapes = self._forms[i], self._shapes[i]
-            like = buffer.forms == forms if self._strided else buffer.forms[0] == forms[0]
-            for row in (params.tensors, buffer.tensors):
-                like = like and all(map(operator.eq, map(SHAPE, row), shapes))
-            if not like or (not buffer.contiguous and odd(buffer.tensors)):
-                return None
+        buffer, shapes = Buffer(grads), self._shapes[i]
+        like = buffer.forms[0] == self._grads[i].forms[0]
+        for row in (self._params[i].tensors, grads):
+            like = like and all(map(operator.eq, map(SHAPE, row), shapes))
+        return buffer if like and (buffer.contiguous or not odd(grads)) else None
+
+    def _gradients(self, grads: Sequence[Sequence[Tensor]]) -> list[Buffer] | None:
+        """The gradients as buffers where they are as they were."""
+        found = [self._like(i, row) for i, row in enumerate(grads)]
+        buffers = [buffer for buffer in found if buffer is not None]
+        if len(buffers) < len(found):
+            return None
         where = [(buffer.addresses, buffer.forms) for buffer in buffers]
         if where != self._apart and not apart([*self._params, *buffers]):
             return None
@@ -130,12 +155,13 @@ def _names(states: Sequence[Mapping[str, Any]]) -> tuple[list[int], list[str]]:
     return list(map(len, states)), list(itertools.chain.from_iterable(states))
 
 
-def _others(groups: Groups) -> list[Any]:
-    """The names in the chain dicts of groups, and the values that are no tensors."""
+def _others(groups: Groups, but: Collection[str]) -> list[Any]:
+    """The names in the chain dicts of groups, and the values that are no tensors, but for some."""
     return [
         (key, None if isinstance(x, Tensor) else repr(x))
         for group in groups
         for key, x in group["chain"].items()
+        if key not in but
     ]
 
 

@@ -6,17 +6,18 @@ node; cpp.py and triton.py print it for a compiler.
 
 from __future__ import annotations
 
+import itertools
 import linecache
 import zlib
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache, cached_property, lru_cache
 from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
 
-from torchzero_clip.core.norms import Measure, numbers, statistics
+from torchzero_clip.core.norms import Measure, SliceRows, numbers, statistics, statistics_of_slices
 from torchzero_clip.core.stochastic import Elements, rounded
 from torchzero_clip.core.tensors import wide
 from torchzero_clip.engines.buffers import Buffer
@@ -24,8 +25,8 @@ from torchzero_clip.engines.compiled.operators import OPERATORS, over
 
 NodeOperand: TypeAlias = "tuple[str, Any]"
 """A kind and which of it: ("value", node), ("buffer", i), ("number", i), ("scalar", i), ("vector",
-i), ("dtype", name) or ("half", 0 or 1) of random bits. Scalars are 0-dim tensors on the device;
-vectors have an entry a tensor."""
+i), ("row", i) for a vector with an entry a slice, ("dtype", name) or ("half", 0 or 1) of random
+bits. Scalars are 0-dim tensors on the device; vectors have an entry a tensor."""
 Node: TypeAlias = "tuple[str, tuple[NodeOperand, ...]]"
 """An operator and its operands; the first is a value, or the buffer that is loaded."""
 Measurement: TypeAlias = "tuple[Measure, int] | None"
@@ -39,6 +40,7 @@ TERMS = {
     "number": "number[{}]",
     "scalar": "scalar{}",
     "vector": "vector{}[{lane}]",
+    "row": "vector{}[{lane}]",
     "dtype": "{}",
     "half": "{}",
 }
@@ -64,12 +66,19 @@ class Program(NamedTuple):
     vectors: tuple[torch.dtype, ...]
     scalars: tuple[torch.dtype, ...]
     device: torch.device
+    rows: bool = False
+    """Whether slices of tensors are measured, or have operands of their own."""
 
     @property
     def numbers(self) -> int:
         """The count of Python numbers that it takes."""
         operands = [operand for _, node in self.nodes for operand in node]
         return max([which + 1 for kind, which in operands if kind == "number"], default=0)
+
+    @property
+    def of_rows(self) -> set[int]:
+        """The vectors that have an entry a slice."""
+        return {which for _, node in self.nodes for kind, which in node if kind == "row"}
 
     def source(self, width: int) -> str:
         """The function of `width` tensors of each buffer; it returns the values to be measured."""
@@ -114,6 +123,7 @@ class Launch:
     Attributes:
         sizes: The number of entries of each tensor.
         elements: The places of entries in whole parameters, where some are rounded by them.
+        rows: The slices that are measured, or that have operands of their own.
     """
 
     program: Program
@@ -123,6 +133,12 @@ class Launch:
     numbers: Sequence[float]
     vectors: list[Tensor]
     scalars: list[Tensor]
+    rows: SliceRows | None = field(default=None, kw_only=True)
+
+    @property
+    def width(self) -> int:
+        """The count of statistics that it measures."""
+        return len(self.sizes) if self.rows is None else sum(self.rows.counts)
 
     @cached_property
     def sent(self) -> Tensor:
@@ -148,6 +164,9 @@ class Launch:
     def misfits(self) -> list[int]:
         """The tensors with gaps in memory, or with another order in one buffer than in another."""
         in_order = self.elements is None or self.elements.contiguous
+        if self.rows is not None:
+            lists = zip(*[buffer.tensors for buffer in self.buffers], strict=True)
+            return [i for i, some in enumerate(lists) if not all([t.is_contiguous() for t in some])]
         if in_order and all([buffer.contiguous for buffer in self.buffers]):
             return []
         return [i for i in range(len(self.sizes)) if not self._fits(i)]
@@ -167,14 +186,28 @@ class Launch:
         function = interpreted(self.program, 1)
         values: list[Tensor] = []
         for i in some:
-            vectors = [self._entry(vector, i) for vector in self.vectors]
+            vectors = [self._entry(vector, k, i) for k, vector in enumerate(self.vectors)]
             tensors = [torch.atleast_1d(buffer.tensors[i]) for buffer in self.buffers]
             values += function(self.sent, *vectors, *self.scalars, *tensors) or []
         measured = self.program.measured
-        return None if measured is None else statistics(values, measured[0])
+        if measured is None:
+            return None
+        if self.rows is None:
+            return statistics(values, measured[0])[:1]
+        dims = [self.rows.dims[i] for i in some]
+        return torch.cat(statistics_of_slices(values, dims, measured[0]), dim=1)[:1]
 
-    def _entry(self, vector: Tensor, i: int) -> Tensor:
+    def places(self, some: Collection[int]) -> list[int]:
+        """Where the statistics of these tensors stand among all."""
+        if self.rows is None:
+            return list(some)
+        ends = list(itertools.accumulate(self.rows.counts, initial=0))
+        return [k for i in some for k in range(ends[i], ends[i + 1])]
+
+    def _entry(self, vector: Tensor, which: int, i: int) -> Tensor:
         """A vector of one entry, that of the i-th tensors; for all their elements a row of them."""
+        if self.rows is not None and which in self.program.of_rows:
+            return vector[self.places([i])].view(1, *self.rows.shapes[i])
         if self.elements is None or vector is not self.elements.starts:
             return vector[i : i + 1]
         like = self.buffers[0].tensors[i]
@@ -188,6 +221,7 @@ def program_of(
     measured: Measurement,
     dtypes: Sequence[Sequence[torch.dtype]],
     device: torch.device,
+    rows: bool = False,
 ) -> tuple[Program, list[tuple[int, ...]]]:
     """A program of the nodes that these stores need, named in the order of use.
 
@@ -201,7 +235,8 @@ def program_of(
     new: dict[str, dict[int, int]] = {kind: {} for kind in ("value", *TAKEN)}
 
     def name(kind: str, which: Any) -> NodeOperand:
-        return kind, new[kind].setdefault(which, len(new[kind])) if kind in new else which
+        known = new.get("vector" if kind == "row" else kind)
+        return kind, which if known is None else known.setdefault(which, len(known))
 
     lines = []
     for i in sorted(needed):
@@ -209,8 +244,9 @@ def program_of(
         name("value", i)
     ends = [(name("buffer", i)[1], name("value", v)[1]) for i, v in stores]
     taken = {kind: tuple(new[kind]) for kind in TAKEN}
-    rows = zip(("buffer", "vector", "scalar"), dtypes, strict=True)
-    buffers, vectors, scalars = [tuple([row[i] for i in taken[kind]]) for kind, row in rows]
+    lists = zip(("buffer", "vector", "scalar"), dtypes, strict=True)
+    buffers, vectors, scalars = [tuple([row[i] for i in taken[kind]]) for kind, row in lists]
     end = None if measured is None else (measured[0], new["value"][measured[1]])
     made = tuple(lines), tuple(sorted(ends)), end
-    return Program(*made, buffers, vectors, scalars, device), list(taken.values())
+    program = Program(*made, buffers, vectors, scalars, device)
+    return program._replace(rows=rows and bool(measured or program.of_rows)), list(taken.values())

@@ -23,7 +23,6 @@ from torchzero_clip.core.private import (
     TorchDispatchMode,
     fake_mode,
     fake_tensors,
-    foreach,
     schema,
     tree_flatten,
     tree_leaves,
@@ -79,6 +78,13 @@ class StepRecorder(TorchDispatchMode):
             yield
         finally:
             self._resting = before
+
+    def kept(self, make: Callable[[], list[Tensor]]) -> list[Tensor]:
+        """Memory that is made now, and lasts as long as the graph."""
+        with self.real():
+            made = make()
+        self.made += made
+        return made
 
     # ------------------------------------------------------------------ operators of torch
 
@@ -177,7 +183,7 @@ class StepRecorder(TorchDispatchMode):
         if measures:
             device = launch.program.device
             form = {"dtype": wide(device), "device": device}
-            out = self.imagined(torch.empty, (1, len(launch.sizes)), **form)
+            out = self.imagined(torch.empty, (1, launch.width), **form)
         buffers = [self.sessions.get(id(buffer), buffer) for buffer in launch.buffers]
         self._held += launch.buffers
         self.gradients.update(
@@ -202,13 +208,11 @@ class StepRecorder(TorchDispatchMode):
 
         Those that are `fixed` nobody writes.
         """
-        with self.real():
-            kept = [torch.empty(t.shape, dtype=t.dtype, device=t.device) for t in outputs]
-        self.made += kept
-        for device in dict.fromkeys(t.device for t in kept):  # lists of one have a fast route
-            rows = zip(kept, outputs, strict=True)
-            some = [(new, t) for new, t in rows if new.device == device]
-            foreach("copy_", *map(list, zip(*some, strict=True)))
+        kept = self.kept(
+            lambda: [torch.empty(t.shape, dtype=t.dtype, device=t.device) for t in outputs]
+        )
+        for new, t in zip(kept, outputs, strict=True):
+            new.copy_(t)
         self.graph.output(None)
         shorten(self.graph, {self._nodes[id(t)] for t in fixed if id(t) in self._nodes})
         return kept
@@ -239,6 +243,7 @@ class Relaunch:
     ) -> None:
         self.program, self.sizes, self.elements = launch.program, launch.sizes, launch.elements
         self.buffers, self.gradients, self._run = buffers, gradients, run
+        self.rows, self.width = launch.rows, launch.width
 
     def __call__(self, numbers: Any, vectors: Any, scalars: Any) -> Tensor | None:
         return self._run(self.launch(list(map(float, numbers)), vectors, scalars))
@@ -246,7 +251,7 @@ class Relaunch:
     def launch(self, *given: Any) -> Launch:
         """The launch with the gradients of this step."""
         now = [b if isinstance(b, Buffer) else self.gradients[b] for b in self.buffers]
-        return Launch(self.program, self.sizes, self.elements, now, *given)
+        return Launch(self.program, self.sizes, self.elements, now, *given, rows=self.rows)
 
 
 class _Functions(TorchFunctionMode):

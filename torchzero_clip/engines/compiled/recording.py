@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torchzero_clip.core.norms import numbers
+from torchzero_clip.core.norms import OfRows, SliceRows, numbers
 from torchzero_clip.core.tensorlist import TensorList
 from torchzero_clip.core.tensors import shared_memory, wide
 from torchzero_clip.engines.compiled.operators import OPERATORS, SYNONYMS
@@ -35,6 +35,7 @@ class Recording:
         self.numbers: list[float | Tensor] = []
         self.scalars: list[Tensor] = []
         self.vectors: list[Tensor] = []
+        self.rows: SliceRows | None = None  # the slices that have operands of their own
 
     def cast(self, value: int, dtype: torch.dtype) -> int:
         """A value in another dtype."""
@@ -54,7 +55,7 @@ class Recording:
         known = [x for x in found if x is not None]
         if len(known) < len(found) or (mine == torch.bool and not boolean):
             return None
-        if name == "div" and known[0][0] in ("vector", "number"):
+        if name == "div" and known[0][0] in ("vector", "row", "number"):
             name = "mul"  # a division of every entry takes as long as all the rest
             self._invert(known[0])
         dtype = mine
@@ -85,6 +86,8 @@ class Recording:
         if isinstance(x, Tensor):
             whole = x.numel() == 1 and x.shape != (self.count,)  # a model of one shares programs
             return self._scalar(x.reshape(())) if whole else self._vector(x)
+        if isinstance(x, OfRows):
+            return self._of_rows(x)
         each = x.tensors if isinstance(x, TensorList) else x
         if len(each) != self.count:
             raise ValueError(
@@ -101,15 +104,22 @@ class Recording:
 
     def _invert(self, operand: NodeOperand) -> None:
         kind, i = operand
-        if kind == "vector":
+        if kind != "number":
             self.vectors[i] = self.vectors[i].to(wide(self.device)).reciprocal()
         else:
             x = self.numbers[i]
             number = not isinstance(x, Tensor) and not x
             self.numbers[i] = math.copysign(math.inf, x) if number else 1 / x
 
-    def _vector(self, x: Tensor) -> NodeOperand | None:
-        if x.shape != (self.count,):
+    def _of_rows(self, x: OfRows) -> NodeOperand | None:
+        """Numbers of slices; None where those of others are an operand already."""
+        if self.rows not in (None, x.rows) or not x.rows.whole:
+            return None
+        self.rows = x.rows
+        return self._vector(x.vector, "row")
+
+    def _vector(self, x: Tensor, kind: str = "vector") -> NodeOperand | None:
+        if kind == "vector" and x.shape != (self.count,):
             raise ValueError(
                 f"a vector must have one number for each of the {self.count} tensors of the "
                 f"list, got shape {tuple(x.shape)}: give a number, or a 0-dim tensor, for all"
@@ -120,7 +130,7 @@ class Recording:
         dtype = x.dtype if x.dtype in (torch.float32, most, torch.bool) else most
         # a copy, since it may change before the trace runs
         self.vectors.append(x.detach().to(self.device, dtype, copy=True).contiguous())
-        return "vector", len(self.vectors) - 1
+        return kind, len(self.vectors) - 1
 
     def whole(self, x: Tensor) -> NodeOperand:
         """A vector of whole numbers or flags, which stay as they are."""

@@ -23,7 +23,7 @@ from torchzero_clip.core.tensors import all_here
 from torchzero_clip.core.units import UnitRecord
 from torchzero_clip.engines.buffers import Buffer
 from torchzero_clip.engines.compiled.backends import on_gpu, step_of
-from torchzero_clip.engines.compiled.inputs import LiveValues, StepInputs
+from torchzero_clip.engines.compiled.inputs import Later, LiveValues, Questions, StepInputs
 from torchzero_clip.engines.compiled.premises import Premises, of_tensors
 from torchzero_clip.engines.compiled.recorder import python
 
@@ -64,6 +64,7 @@ class Replays:
         self._like: Any = None  # the parts of the last step, and the kinds of its live values
         self._alike, self._wait = 0, 1  # steps that were like it, and how many it takes
         self._replay: RecordedStep | None = None
+        self._rested = False  # whether the last step was another one among many replays
 
     def step(self, play: Play, recording: StartRecording) -> Records:
         """Do a step again, or anew; returns what the links measured."""
@@ -75,17 +76,21 @@ class Replays:
         live, loss = self._live, _as_tensor(play.loss)
         told = None if loss is None else (loss.dtype, loss.device)
         kinds = live.kinds, told, play.kind
-        broken = False
+        broken = rests = False
         if self._replay is not None:
-            if (grads := self._replay.holds(play, kinds)) is not None:
-                self.count += 1
-                return self._replay(grads, live.numbers, loss)
-            self._replay, broken = None, True
-            self._wait = 1 if self.count >= OFTEN else min(2 * self._wait, SELDOM)
+            grads = self._replay.holds(play, kinds)
+            if grads is not None and self._replay.asked.same(play.groups, counted=True):
+                self.count, self._rested = self.count + 1, False
+                return self._replay(play, grads, live.numbers, loss)
+            rests = grads is not None and not self._rested  # a step among many
+            if not rests:
+                self._replay, broken = None, True
+                self._wait = 1 if self.count >= OFTEN else min(2 * self._wait, SELDOM)
+        self._rested = rests
         parts = _parts(play)
         self._alike = self._alike + 1 if (parts, kinds) == self._like and not broken else 0
         self._like = parts, kinds
-        able = parts and all(map(_able, parts)) and self._alike >= self._wait
+        able = parts and all(map(_able, parts)) and self._alike >= self._wait and not rests
         entries = sum(map(len, play.states.values()))
         if able and of_tensors(play.states):
             self._record(parts, kinds, loss, play, recording)
@@ -95,7 +100,7 @@ class Replays:
                     f"{self.why or 'it is too long'}; leave captured(...) out"
                 )
             if self._replay is not None and (grads := self._replay.holds(play, kinds)) is not None:
-                return self._replay(grads, live.numbers, loss)
+                return self._replay(play, grads, live.numbers, loss)
             self._replay = None
         records = play.anew(live.groups(play, live.tensors(self._gpu(play))), loss)
         if able and entries < sum(map(len, play.states.values())):
@@ -131,24 +136,28 @@ class Replays:
         """Write down a step, which does not happen yet."""
         self.count, again = 0, self._wait
         self._alike, self._wait = 0, min(2 * self._wait, SELDOM)  # unless it can be replayed
-        premises = Premises(parts, play.groups, play.states, strided=False)
+        premises = Premises(parts, play.groups, play.states)
         grads = [p.grad for part in parts for p in part.originals if p.grad is not None]
-        like, asked = self._gpu(play), list[Any]()
+        like = self._gpu(play)
         vector = None if like is None else self._live.vector(like)
         live = self._live.tensors() if vector is None else list(vector.unbind())
         try:
             with recording(grads) as recorder:
+                asked = Questions(recorder)
                 records = play.anew(self._live.groups(play, live), loss, asked)
                 kept = recorder.end(measured_in(records), live)
             function = python(recorder.graph)
+            asked.close()
         except Exception as error:  # a step that fails says so itself when it is done
-            self.why, self._wait = str(error) or type(error).__name__, SELDOM
+            self.why = str(error) or type(error).__name__
+            self._wait = again if isinstance(error, Later) else SELDOM
             return
         changing = [*grads, *([] if loss is None else [loss])]
         known = [*changing, *live, *_fields(self._links)]
         if (why := premises.unknown(recorder.leaves, [*known, *recorder.made])) is not None:
             self.why, self._wait = why, SELDOM
             return
+        premises.leave_out([count.key for count in asked.counts])
         counts = [sum([p.grad is not None for p in part.originals]) for part in parts]
         gradients, leaves = recorder.gradients, recorder.leaves
         step = step_of(self._backend, grads[0].device)
@@ -168,7 +177,7 @@ class RecordedStep:
     """A step that can be done again.
 
     Args:
-        premises, asked: What must be as it was, and the answers of functions of a user.
+        premises, asked: What must be as it was, and what was asked on the host.
         kinds: Those of the live values and of the loss.
         function: The step, of its leaves, and as native calls where it is compiled.
         inputs: What stands in the place of each leaf.
@@ -178,13 +187,13 @@ class RecordedStep:
     def __init__(
         self,
         premises: Premises,
-        asked: Sequence[tuple[Callable[..., Any], Any, Any]],
+        asked: Questions,
         kinds: Any,
         function: tuple[Callable[..., Any], CompiledStep | None],
         inputs: StepInputs,
         records: Records,
     ) -> None:
-        self._premises, self._asked, self._kinds = premises, asked, kinds
+        self._premises, self.asked, self._kinds = premises, asked, kinds
         self._inputs, self._records = inputs, records
         self._function, self.native = function
 
@@ -193,13 +202,12 @@ class RecordedStep:
         if kinds != self._kinds:
             return None
         grads = self._premises.hold(play.groups, play.states)
-        if grads is None or any([ask(*args) != answer for ask, args, answer in self._asked]):
-            return None
-        return grads
+        return grads if grads and self.asked.same(play.groups, counted=False) else None
 
     def __call__(
-        self, grads: Sequence[Buffer], numbers: Sequence[float], loss: Tensor | None
+        self, play: Play, grads: Sequence[Buffer], numbers: Sequence[float], loss: Tensor | None
     ) -> Records:
+        self.asked.count_on(play.groups)
         changing = self._inputs.enter(grads, numbers, loss)
         try:
             if self.native is None or not self.native(changing):

@@ -50,10 +50,7 @@ class Runner:
         """Memory that a step takes, and that lasts where the step is written down."""
         if self.recorder is None:
             return make()
-        with self.recorder.real():
-            made = make()
-        self.recorder.made += made
-        return made
+        return self.recorder.kept(make)
 
     def _run(self, launch: Launch) -> Tensor | None:
         sizes, every = launch.sizes, range(len(launch.sizes))
@@ -64,7 +61,7 @@ class Runner:
         stats = call(launch, [0 if i in odd else sizes[i] for i in every] if odd else sizes)
         some = launch.plainly(odd)
         if stats is not None and some is not None:
-            for column, i in enumerate(odd):  # a list of places would be copied to the device
+            for column, i in enumerate(launch.places(odd)):  # a list would be sent to the device
                 stats[:, i] = some[:, column]
         return stats
 

@@ -110,14 +110,14 @@ class CompiledStep:
             return False
         if not dense and not all([t.is_contiguous() for t in changing]):
             return False
+        written = self._written
+        for key in self._written_grads:
+            written = written + self._gradients[key].tensors
+        increment_version(written)  # first, while they are in the cache
         if self.graph is None:
             self._perform(changing)
         else:
             self.graph(partial(self._perform, changing), (self, tuple(addresses(changing) or ())))
-        written = self._written
-        for key in self._written_grads:
-            written = written + self._gradients[key].tensors
-        increment_version(written)
         return True
 
     def _perform(self, changing: Sequence[Tensor]) -> None:

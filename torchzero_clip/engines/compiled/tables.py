@@ -19,10 +19,12 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 from torch import Tensor
 
+from torchzero_clip.core.norms import SliceRows
 from torchzero_clip.core.private import fake_mode, foreach
 from torchzero_clip.engines.buffers import Buffer
 
 CHUNK = 4096  # entries that a program of the grid takes: kernel.py has the same
+ROW = 16384  # the same where they are of a slice
 WIDE_LOADS = 16  # bytes; addresses that are multiples of it can be read 128 bits at a time
 MOST = 64  # tables that are remembered, and lists of numbers
 PLACES = 8  # pieces of pinned memory before one is waited for
@@ -35,10 +37,12 @@ class AddressTable(NamedTuple):
 
     Attributes:
         addresses: A row of addresses for each buffer.
-        layout: The size of each tensor, and in another row the first of its chunks.
-        chunks: For each program of the grid a tensor, and which of its chunks.
+        layout: The size of each tensor, or of each slice, and in another row the first of its
+            chunks. Of slices come two more rows: their tensors, and where they begin in these.
+        chunks: For each program of the grid a tensor or a slice, and which of its chunks.
         launches: Whether all addresses are aligned, the first program, and how many.
         total: The count of chunks.
+        alone: Whether each tensor or slice is one chunk.
     """
 
     addresses: Tensor
@@ -46,6 +50,7 @@ class AddressTable(NamedTuple):
     chunks: Tensor
     launches: list[tuple[bool, int, int]]
     total: int
+    alone: bool = False
 
 
 class Pinned:
@@ -105,17 +110,22 @@ class DeviceTables:
         with self._lock:
             self._write(array("d", numbers), out)
 
-    def table(self, buffers: Sequence[Buffer], sizes: Sequence[int]) -> AddressTable:
-        """The table of the first `sizes` entries of the tensors of some buffers."""
+    def table(
+        self, buffers: Sequence[Buffer], sizes: Sequence[int], rows: SliceRows | None = None
+    ) -> AddressTable:
+        """The table of the first `sizes` entries of the tensors of some buffers, or of `rows`."""
         like, lengths = buffers[0].tensors[0], array("q", sizes)
         addresses = array("q")
         for buffer in buffers:
             addresses.frombytes(buffer.addresses.tobytes())
         itemsizes = tuple([buffer.dtype.itemsize for buffer in buffers])
-        form = addresses.tobytes(), lengths.tobytes(), itemsizes
+        form = addresses.tobytes(), lengths.tobytes(), itemsizes, rows
         key = *form, like.device, fake_mode(like)
         found: AddressTable = self._find(
-            "tables", key, like.device, lambda: self._made(addresses, lengths, like)
+            "tables",
+            key,
+            like.device,
+            lambda: self._made(addresses, lengths, like, rows, min(itemsizes)),
         )
         return found
 
@@ -137,11 +147,25 @@ class DeviceTables:
             known[key, stream] = found
             return found
 
-    def _made(self, addresses: array[int], sizes: array[int], like: Tensor) -> AddressTable:
+    def _made(
+        self,
+        addresses: array[int],
+        sizes: array[int],
+        like: Tensor,
+        rows: SliceRows | None,
+        step: int,
+    ) -> AddressTable:
         count = len(sizes)
-        rows = [addresses[i : i + count] for i in range(0, len(addresses), count)]
-        odd = [reduce(operator.or_, each) % WIDE_LOADS != 0 for each in zip(*rows, strict=True)]
-        chunks = [-(-size // CHUNK) for size in sizes]
+        places = [addresses[i : i + count] for i in range(0, len(addresses), count)]
+        if rows is not None:  # each begins where the one before it ends
+            places.append(array("q", [n * step for n in rows.lengths]))
+        odd = [reduce(operator.or_, each) % WIDE_LOADS != 0 for each in zip(*places, strict=True)]
+        most, many = (CHUNK, [1] * count) if rows is None else (ROW, rows.counts)
+        lengths = sizes
+        if rows is not None:
+            each = zip(rows.lengths, sizes, strict=True)
+            lengths = array("q", [n if size else 0 for n, size in each])
+        chunks = [-(-n // most) * k for n, k in zip(lengths, many, strict=True)]
         order = sorted(range(count), key=odd.__getitem__)  # aligned ones first
         starts = itertools.accumulate([chunks[i] for i in order], initial=0)
         first = dict(zip(order, starts, strict=False))
@@ -149,17 +173,35 @@ class DeviceTables:
         aligned = sum([n for n, is_odd in zip(chunks, odd, strict=True) if not is_odd])
         launches = [(True, 0, aligned), (False, aligned, total - aligned)]
         layout = array("q", [*sizes, *[first[i] for i in range(count)]])
-        held = self._sent(addresses + layout + array("q", order), like)
+        words = addresses + layout + array("q", order)
+        if rows is not None:
+            words += lengths + array("q", rows.counts)
+        held = self._sent(words, like)
         n = len(addresses)
-        placed = held[n : n + 2 * count]
-        which = self._chunks(placed, held[n + 2 * count :], total)
+        placed, turns, more = held[n:].split([2 * count, count, len(held) - n - 3 * count])
+        if rows is not None:
+            placed = self._of_rows(placed[count:], more, rows)
+            turns = placed.view(4, -1)[1].argsort(stable=True)
+        which = self._chunks(placed, turns, total, most)
         used = [launch for launch in launches if launch[2]]
-        return AddressTable(held[:n], placed, which, used, total)
+        alone = all([0 < n <= most for n in lengths])
+        return AddressTable(held[:n], placed, which, used, total, alone)
 
-    def _chunks(self, layout: Tensor, order: Tensor, total: int) -> Tensor:
+    def _of_rows(self, first: Tensor, sizes: Tensor, rows: SliceRows) -> Tensor:
+        """The layout of slices, computed on the device from the first chunks of tensors."""
+        lengths, counts = sizes.view(2, -1)
+        tensor = torch.arange(len(counts), device=counts.device)
+        tensor = torch.repeat_interleave(tensor, counts, output_size=sum(rows.counts))
+        begin = counts.cumsum(0) - counts
+        place = torch.arange(len(tensor), device=counts.device) - begin[tensor]
+        length = lengths[tensor]
+        chunk = first[tensor] + place * ((length + (ROW - 1)) // ROW)
+        return torch.cat([length, chunk, tensor, place * length])
+
+    def _chunks(self, layout: Tensor, order: Tensor, total: int, most: int) -> Tensor:
         """For each chunk its tensor and which it is there, computed on the device."""
-        sizes, first = layout.view(2, -1)
-        many = ((sizes + (CHUNK - 1)) // CHUNK)[order]
+        sizes, first = layout.view(-1, len(order))[:2]
+        many = ((sizes + (most - 1)) // most)[order]
         tensor = torch.repeat_interleave(order, many, output_size=total)
         place = torch.arange(total, device=layout.device) - first[tensor]
         return torch.stack([tensor, place], dim=1).to(torch.int32).view(-1)

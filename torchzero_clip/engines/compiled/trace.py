@@ -15,13 +15,13 @@ import torch
 from torch import Tensor
 
 from torchzero_clip.core.lazy import Lazy
-from torchzero_clip.core.norms import NAMED, Measure, statistics
+from torchzero_clip.core.norms import NAMED, Measure, SliceRows, statistics
 from torchzero_clip.core.private import foreach
 from torchzero_clip.core.tensorlist import TensorList
 from torchzero_clip.engines.compiled.memory import GRADIENTS, PARAMETERS, Memory
 from torchzero_clip.engines.compiled.program import Launch, Measurement, NodeOperand, program_of
 
-MEASURED = {(m.kind, m.p): m for m in (NAMED["l1"], NAMED["l2"], NAMED["linf"])}
+MEASURED = {(m.kind, m.p): m for m in (NAMED["l1"], NAMED["l2"], NAMED["linf"], NAMED["sum"])}
 """The measures that programs take, in float64."""
 SINGLE = (torch.float32, torch.bfloat16, torch.float16)
 
@@ -75,7 +75,11 @@ class Traced(Lazy):
         return self._trace.count
 
     def statistics(self, m: Measure) -> Tensor:
-        return self._trace.measure(self, m)
+        found = self._trace.measure(self, m)
+        return statistics(self.compute(), m) if found is None else found
+
+    def _row_statistics(self, rows: SliceRows, m: Measure) -> Tensor | None:
+        return self._trace.measure(self, m, rows) if rows.whole else None
 
     def on(self, trace: BucketTrace) -> bool:
         """Whether this list is of that trace."""
@@ -200,7 +204,7 @@ class BucketTrace(Memory):
         for trace in [other for other in self.family if other is not self and other.nodes]:
             trace.run()
 
-    def run(self, measured: Measurement = None) -> Tensor | None:
+    def run(self, measured: Measurement = None, rows: SliceRows | None = None) -> Tensor | None:
         """Run what was recorded; then a buffer backs every list that is still referenced."""
         used = {one.buffer for one in self.lists}
         due = [i for i in self.current if self.pending(i) and (i in used or i not in self.spares)]
@@ -212,7 +216,7 @@ class BucketTrace(Memory):
         copied = {i: node[1][0][1] for i, node in made.items() if node[0] == "load"}
         stats = None
         if measured or len(copied) < len(stores) or set(copied.values()) & set(stores):
-            stats = self._launch(stores, measured)
+            stats = self._launch(stores, measured, rows or self.rows)
         else:  # nothing but copies, which need no program
             for i, source in copied.items():
                 foreach("copy_", self.buffers[i].tensors, self.buffers[source].tensors)
@@ -240,22 +244,32 @@ class BucketTrace(Memory):
             new = self.cast(stores[i], dtype)
             stores[i] = self.node("where", (("value", old), which, ("value", new)), dtype)
 
-    def _launch(self, stores: dict[int, int], measured: Measurement = None) -> Tensor | None:
+    def _launch(
+        self, stores: dict[int, int], measured: Measurement = None, of: SliceRows | None = None
+    ) -> Tensor | None:
         rows: list[list[Any]] = [self.buffers, self.numbers, self.vectors, self.scalars]
         dtypes = tuple([tuple([x.dtype for x in row]) for row in (rows[0], *rows[2:])])
         what = tuple(self.nodes), tuple(stores.items()), measured
-        program, taken = program_of(*what, dtypes, self.device)
+        program, taken = program_of(*what, dtypes, self.device, of is not None)
         given = [[row[i] for i in some] for row, some in zip(rows, taken, strict=True)]
-        return self.runner.run(Launch(program, self.sizes, self.elements, *given))
+        known = of if program.rows else None
+        return self.runner.run(Launch(program, self.sizes, self.elements, *given, rows=known))
 
-    def measure(self, x: Traced, m: Measure) -> Tensor:
-        """The statistic of each tensor of a list, by the program that makes it where it can be."""
+    def measure(self, x: Traced, m: Measure, rows: SliceRows | None = None) -> Tensor | None:
+        """The statistic of each tensor of a list, or of its slices, by the program that makes it.
+
+        None where none does.
+        """
         known = MEASURED.get((m.kind, m.p))
         if known is None or x.dtype not in SINGLE:
-            return statistics(x.compute(), m)
+            return None
+        if x.pending and self.rows != rows and self.rows:
+            self.run()
         wanted = known, x.value
-        stats = self.run(wanted) if x.pending else self._launch({}, wanted)
+        stats = self.run(wanted, rows) if x.pending else self._launch({}, wanted, rows)
         assert stats is not None
+        if m.kind == "sum":
+            stats = torch.cat([stats, torch.zeros_like(stats)])
         return stats
 
     def end(self) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import importlib.util
 from collections.abc import Sequence
 from functools import cache
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,7 +19,7 @@ from torchzero_clip.core.norms import NAMED
 from torchzero_clip.engines.compiled.launches import JOINED, POINTERS, TritonKernel, launch
 from torchzero_clip.engines.compiled.operators import OPERATORS
 from torchzero_clip.engines.compiled.program import Launch, NodeOperand, Program
-from torchzero_clip.engines.compiled.tables import TABLES, on
+from torchzero_clip.engines.compiled.tables import CHUNK, ROW, TABLES, on
 
 HOME = "torchzero_clip.engines.compiled.kernel"
 TYPES = {
@@ -37,8 +38,24 @@ MEASURED = {
     NAMED["l1"]: ("power_of({}, False)", 1),
     NAMED["l2"]: ("power_of({}, True)", 2),
     NAMED["linf"]: ("largest_of({})", 0),
+    NAMED["sum"]: ("tl.sum({}.to(tl.float64), axis=0)", 1),
 }
 """For each measure what a block adds to the statistic of its chunk, and how chunks are joined."""
+TENSORS = """tensor = tl.load(chunks + 2 * program)
+    at = tl.load(chunks + 2 * program + 1).to(tl.int64) * CHUNK
+    left = tl.minimum(tl.load(layout + tensor) - at, CHUNK).to(tl.int32)"""
+"""Where the chunk of a tensor begins, and how many entries are left there."""
+ROWS = """row = tl.load(chunks + 2 * program)
+    at = tl.load(chunks + 2 * program + 1).to(tl.int64) * ROW
+    left = tl.minimum(tl.load(layout + row) - at, ROW).to(tl.int32)
+    tensor = tl.load(layout + 2 * width + row).to(tl.int32)
+    at += tl.load(layout + 3 * width + row)"""
+"""The same of a slice."""
+ALONE = """if alone != 0:
+        tl.store(parts + {one}, {last})
+    else:
+        tl.store(parts + program, {total})"""
+"""What is left of a chunk: the statistic, where a tensor or slice is a single one."""
 SOURCE = """import triton
 import triton.language as tl
 
@@ -56,9 +73,7 @@ def entries({given}lane, at, left, FULL: tl.constexpr):
 @triton.jit(do_not_specialize={names})
 def kernel({signature}, ALIGNED: tl.constexpr):
     program = tl.program_id(0) + skip
-    tensor = tl.load(chunks + 2 * program)
-    at = tl.load(chunks + 2 * program + 1).to(tl.int64) * CHUNK
-    left = tl.minimum(tl.load(layout + tensor) - at, CHUNK).to(tl.int32)
+    {where}
     {constants}
     {begin}for start in range(0, left, BLOCK):
         lane = start + tl.arange(0, BLOCK)
@@ -103,16 +118,19 @@ def source(program: Program) -> str | None:
         lines.append(f"return {text.format('size')}")
         start = "0.0, tl.float64" if power else "0, tl.int32"
         begin, added = f"total = tl.full((), {start})\n    ", "total += {}"
-        end = "tl.store(parts + program, total)"
+        total, one = "total", "row" if program.rows else "tensor"
         if not power:
             added = "total = tl.maximum(total, {})"
-            end = "tl.store(parts + program, total.to(tl.float32, bitcast=True).to(tl.float64))"
+            total = "total.to(tl.float32, bitcast=True).to(tl.float64)"
+        last = "root(total)" if power == 2 else total
+        end = ALONE.format(one=one, last=last, total=total)
     names = signature(program)
     return SOURCE.format(
         home=HOME,
         given="".join(f"{name}, " for name in given),
         lines="\n    ".join(lines),
         names=list(names),
+        where=ROWS if program.rows else TENSORS,
         signature=", ".join(f'{name}: "{kind}"' for name, kind in names.items()),
         constants="\n    ".join(constants),
         begin=begin,
@@ -125,10 +143,11 @@ def source(program: Program) -> str | None:
 def signature(program: Program) -> dict[str, str]:
     """The arguments of a kernel and their types; ALIGNED comes behind them."""
     names = {"addresses": "*i64", "layout": "*i64", "chunks": "*i32", "count": "i32"}
-    names |= {"skip": "i32", "numbers": "*fp64"}
+    names |= {"skip": "i32", "width": "i32"} if program.rows else {"skip": "i32"}
+    names |= {"numbers": "*fp64"}
     names |= {f"vectors{i}": POINTERS[dtype] for i, dtype in enumerate(program.vectors)}
     names |= {f"scalars{i}": POINTERS[dtype] for i, dtype in enumerate(program.scalars)}
-    return names if program.measured is None else names | {"parts": "*fp64"}
+    return names if program.measured is None else names | {"parts": "*fp64", "alone": "i32"}
 
 
 def _constants(program: Program) -> tuple[list[str], list[str]]:
@@ -136,15 +155,18 @@ def _constants(program: Program) -> tuple[list[str], list[str]]:
     lines, names = [], []
     for i, dtype in enumerate(program.buffers):
         kind = f"tl.pointer_type(tl.{TYPES[dtype][0]})"
-        lines.append(f"x{i} = tl.load(addresses + {i} * count + tensor).to({kind})")
-        lines.append(f"x{i} = (tl.multiple_of(x{i}, 16) if ALIGNED else x{i}) + at")
+        lines.append(f"x{i} = tl.load(addresses + {i} * count + tensor).to({kind}) + at")
+        lines.append(f"x{i} = tl.multiple_of(x{i}, 16) if ALIGNED else x{i}")
         names.append(f"x{i}")
     for kind, many, place in (
         ("number", program.numbers, "numbers + {}"),
         ("vector", len(program.vectors), "vectors{} + tensor"),
+        ("row", len(program.vectors), "vectors{} + row"),
         ("scalar", len(program.scalars), "scalars{}"),
     ):
         for i in range(many):
+            if kind in ("vector", "row") and (i in program.of_rows) != (kind == "row"):
+                continue
             lines.append(f"{kind}{i} = tl.load({place.format(i)})")
             names.append(f"{kind}{i}")
     return lines, names
@@ -208,20 +230,22 @@ class TritonCall:
 
     def _run(self, given: Launch, sizes: Sequence[int], out: Tensor | None) -> Tensor | None:
         count, like = len(sizes), given.buffers[0].tensors[0]
-        table = TABLES.table(given.buffers, sizes)
+        table, width = TABLES.table(given.buffers, sizes, given.rows), given.width
         numbers = TABLES.numbers(given.numbers or [0.0], like)
-        parts, measured = [], self.program.measured
+        parts, measured = list[Any](), self.program.measured
         if measured is not None:
-            parts = [like.new_empty(max(table.total, 1), dtype=torch.float64)]
+            out = like.new_empty(1, width, dtype=torch.float64) if out is None else out
+            wide = out if table.alone else out.new_empty(max(table.total, 1))
+            parts = [wide, int(table.alone)]
+        more = [width] * self.program.rows
         rest = [numbers, *given.vectors, *given.scalars, *parts]
         for aligned, skip, programs in table.launches:
             tables = table.addresses, table.layout, table.chunks
-            launch(self.kernel, programs, *tables, count, skip, *rest, ALIGNED=aligned)
-        if measured is None:
-            return None
-        out = like.new_empty(1, count, dtype=torch.float64) if out is None else out
-        power = MEASURED[measured[0]][1]
-        launch(JOINED, count, *parts, table.layout, count, out, POWER=power)
+            launch(self.kernel, programs, *tables, count, skip, *more, *rest, ALIGNED=aligned)
+        if measured is not None and not table.alone:
+            most = CHUNK if given.rows is None else ROW
+            power = MEASURED[measured[0]][1]
+            launch(JOINED, width, parts[0], table.layout, width, out, most, POWER=power)
         return out
 
 

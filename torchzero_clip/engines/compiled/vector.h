@@ -12,6 +12,7 @@ template <class T> static inline T chosen(bool is, T a, T b) { return is ? a : b
 template <class T> static inline T sign(T x) { return (x > 0) - (x < 0); }
 static inline double root(double x) { return __builtin_sqrt(x); }
 static inline double exp_of(double x) { return __builtin_exp(x); }
+static inline double cos_of(double x) { return __builtin_cos(x); }
 static inline double exp2_of(double x) { return __builtin_exp2(x); }
 static inline double log_of(double x) { return __builtin_log(x); }
 static inline double log2_of(double x) { return __builtin_log2(x); }
@@ -56,18 +57,18 @@ static double norm_in_range(const double *x, whole n, whole step, double p) {
     return norm_over(x, n, step, p, most > 0 && most < __builtin_inf() ? most : 1);
 }
 typedef void (*kernel_of_lists)(whole, const void *, const void *, const double *,
-                                const void *const *, double *, whole);
+                                const void *const *, double *, whole, const void *);
 // A launch; of what each thread found of a tensor comes the statistic of it.
 static void launch(whole count, void *kernel, const void *sizes, const void *lists,
                    const double *numbers, const void *const *vectors, void *room, whole threads,
-                   void *out, int kind) {
+                   const void *rows, whole width, void *out, int kind) {
     double *parts = (double *)room, *all = (double *)out;
-    for (whole i = 0; out && i < count * threads; ++i) parts[i] = 0;
-    ((kernel_of_lists)kernel)(count, sizes, lists, numbers, vectors, parts, threads);
-    for (whole i = 0; out && i < count; ++i) {
+    for (whole i = 0; out && i < width * threads; ++i) parts[i] = 0;
+    ((kernel_of_lists)kernel)(count, sizes, lists, numbers, vectors, parts, threads, rows);
+    for (whole i = 0; out && i < width; ++i) {
         all[i] = parts[i];
         for (whole k = 1; k < threads; ++k) {
-            const double part = parts[k * count + i];
+            const double part = parts[k * width + i];
             all[i] = kind ? all[i] + part : larger(all[i], part);
         }
         if (kind == 2) all[i] = __builtin_sqrt(all[i]);

@@ -6,6 +6,7 @@ import math
 from collections.abc import Collection, Sequence
 
 from torchzero_clip.engines.compiled.arithmetic import ENTRIES, REDUCTIONS, TYPES, fields
+from torchzero_clip.engines.compiled.cpp import ending
 from torchzero_clip.engines.compiled.loops import Loop
 from torchzero_clip.engines.compiled.printer import Printer, index_of, nodes_of
 from torchzero_clip.engines.compiled.vectors import (
@@ -15,8 +16,6 @@ from torchzero_clip.engines.compiled.vectors import (
     VectorMemory,
     VectorNode,
 )
-
-ENDS = {"max": 0, 1.0: 1, 2.0: 2}  # how the parts of a statistic are joined, as vector.h counts
 
 
 class CppPrinter(Printer):
@@ -164,16 +163,14 @@ class CppPrinter(Printer):
         vectors = [f"&{self._over((), [x], 'i')[1][x]}" for x in _single(node.vectors)]
         again = node.launch
         parts = [t.pointer((again, name)) for name in ("kernel", "sizes", "lists", "parts")]
-        count, threads = (
-            t.integer(len(again.sizes)),
-            f"d[{index_of(t.integers, (again, 'threads'))}]",
-        )
+        count, width = t.integer(len(again.sizes)), t.integer(again.width)
+        threads = f"d[{index_of(t.integers, (again, 'threads'))}]"
+        rows = "0" if again.rows is None else t.pointer((again, "rows"))
         out, kind = "0", 0
         if node.out is not None:
-            m = again.program.measured[0]  # type: ignore[index]
             out = t.pointer(("memory", node.out.memory))
-            kind = ENDS["max" if m.kind == "max" else m.p]
-        given = [*parts[:3], "numbers", "vectors", parts[3], threads, out, str(kind)]
+            kind = ending(again.program.measured[0])  # type: ignore[index, assignment]
+        given = [*parts[:3], "numbers", "vectors", parts[3], threads, rows, width, out, str(kind)]
         return [
             "{",
             f"const double numbers[] = {{{', '.join(numbers) or '0'}}};",

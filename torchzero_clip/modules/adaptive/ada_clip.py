@@ -8,7 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torchzero_clip.core import Decision, Group, Live, NormRule, Units, UnitState
+from torchzero_clip.core import Decision, Group, Live, NormRule, TensorList, Units, UnitState
+from torchzero_clip.core.tensorlist import Operand
 from torchzero_clip.modules.adaptive.criterion import blend
 
 
@@ -67,6 +68,10 @@ class AdaClip(NormRule):
             floor = torch.where(torch.isfinite(norm), bound, -1.0)  # else all of the tensor is cut
             for bucket in members:
                 u = bucket.u.to(bucket.state_dtype)
-                above = u.abs().sub_(units.operand(bucket, floor)).positive()
-                cut = units.divide(bucket, bucket.beside(u).own(), ratio)
-                bucket.u = cut.where(above, u)
+                cut = units.divide(bucket, bucket.beside(u), ratio)
+                operands = {"cut": cut, "floor": units.operand(bucket, floor)}
+                bucket.u = bucket.entrywise(_bounded, u, **operands)
+
+
+def _bounded(u: TensorList, cut: TensorList, floor: Operand) -> TensorList:
+    return cut.where(u.abs().sub_(floor).positive(), u)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from torchzero_clip.core import Bucket, Live, NormRule, TensorList
 
 
@@ -45,7 +47,12 @@ class Clippy(NormRule):
 
     def _shares(self, bucket: Bucket) -> TensorList:
         """What each entry is of the change that it may make."""
-        group, size = bucket.group, bucket.u.to(bucket.state_dtype).abs()
-        most = group["params"].to(bucket.state_dtype).abs().mul_(group["relative"])
-        shares = size.div(most.add_(group["absolute"]))
-        return shares.where(size.positive(), size)  # 0 where it changes nothing, and may not
+        u, values = bucket.u.to(bucket.state_dtype), bucket.values
+        live = {name: values[name] for name in ("relative", "absolute")}
+        return bucket.entrywise(_shares, u, w=bucket.params, **live)
+
+
+def _shares(u: TensorList, w: TensorList, relative: Any, absolute: Any) -> TensorList:
+    most = w.to(u.dtype).abs().mul_(relative).add_(absolute)
+    size = u.abs()
+    return size.div(most).where(size.positive(), size)  # 0 where it changes nothing, and may not

@@ -80,16 +80,17 @@ class P2Quantile(Criterion):
     ) -> tuple[Tensor, Tensor]:
         low, *middle, high = heights.unbind(1)
         h = [torch.minimum(x, low), *middle, torch.maximum(x, high)]
-        n = [k + below(x, height) for k, height in zip(positions.unbind(1), heights.unbind(1))]  # noqa: B905
+        n = list((positions + below(x[:, None], heights)).unbind(1))
         n[0], n[4] = positions[:, 0], positions[:, 4] + 1
+        ranks = n[4] - 1
         for i, share in ((1, q / 2), (2, q), (3, (1 + q) / 2)):
-            gap = 1 + (n[4] - 1) * share - n[i]
-            up, down = n[i + 1] - n[i], n[i] - n[i - 1]
-            d = ((gap >= 1) & (up > 1)).to(x.dtype) - ((gap <= -1) & (down > 1)).to(x.dtype)
+            off = (1 + ranks * share - n[i]).trunc().clamp(-1, 1)
+            up, down, rises = n[i + 1] - n[i], n[i] - n[i - 1], off > 0
+            d = off * (torch.where(rises, up, down) > 1)
             rise_up, rise_down = (h[i + 1] - h[i]) / up, (h[i] - h[i - 1]) / down
             bend = ((down + d) * rise_up + (up - d) * rise_down) / (up + down)
             curved = h[i] + d * bend
-            straight = h[i] + d * torch.where(d > 0, rise_up, rise_down)
-            new = torch.where((h[i - 1] < curved) & (curved < h[i + 1]), curved, straight)
-            h[i], n[i] = torch.where(d == 0, h[i], new), n[i] + d
+            inside = (h[i - 1] < curved) & (curved < h[i + 1])
+            slope = torch.where(inside, bend, torch.where(rises, rise_up, rise_down))
+            h[i], n[i] = h[i] + d * slope, n[i] + d
         return torch.stack(h, dim=1), torch.stack(n, dim=1)

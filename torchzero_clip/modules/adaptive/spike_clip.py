@@ -55,7 +55,7 @@ class SpikeClip(Transform):
 
     def update(self, u: TensorList, state: State, group: Group) -> TensorList:
         rms, finite, beta = state["rms"], u.isfinite(), group["beta"]
-        bound = rms.mul(group["threshold"] ** 0.5).masked_fill_(rms.eq(0.0), math.inf)
+        bound = rms.mul(group["threshold"] ** 0.5).where(rms.positive(), math.inf)
         if self.wait:
             t = state["step"].add_(1).stack()
             since = t if self.every is None else t % self.every

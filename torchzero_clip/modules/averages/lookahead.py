@@ -39,6 +39,7 @@ class Lookahead(Transform):
 
     about_step = True
     pure = True
+    per_entry = True
 
     def check(self) -> None:
         super().check()

@@ -44,6 +44,7 @@ class ScheduleFree(Transform):
 
     about_step = True
     pure = True
+    per_entry = True
 
     def check(self) -> None:
         super().check()

@@ -37,6 +37,7 @@ class WeightAverage(Transform):
     about_step = True
     passes_gradient = True
     pure = True
+    per_entry = True
 
     def check(self) -> None:
         super().check()

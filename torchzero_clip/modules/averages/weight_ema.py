@@ -40,6 +40,7 @@ class WeightEMA(Transform):
     about_step = True
     passes_gradient = True
     pure = True
+    per_entry = True
 
     def check(self) -> None:
         super().check()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from torchzero_clip.core import Bucket, NormRule, Scope
+from torchzero_clip.core import Bucket, NormRule, Scope, TensorList
 
 
 class Centralize(NormRule):
@@ -42,5 +42,5 @@ class Centralize(NormRule):
         shift = torch.where(units.smaller_than(self.min_size), torch.zeros_like(mean), mean)
         for bucket in buckets:
             u = bucket.u.to(bucket.state_dtype)
-            bucket.u = u.sub_(units.operand(bucket, shift))
+            bucket.u = bucket.entrywise(TensorList.sub_, u, x=units.operand(bucket, shift))
         return buckets

@@ -6,8 +6,9 @@ import math
 
 import torch
 
-from torchzero_clip.core import Bucket, Live, NormRule, Scope
+from torchzero_clip.core import Bucket, Live, NormRule, Scope, TensorList
 from torchzero_clip.core.norms import eps_of
+from torchzero_clip.core.tensorlist import Operand
 
 
 class Standardize(NormRule):
@@ -54,6 +55,11 @@ class Standardize(NormRule):
                 flat = std <= 4 * eps_of(mean, bucket.state_dtype) * mean.abs()
                 scale = torch.where(flat, torch.full_like(std, math.inf), std + eps)
                 scale = torch.where(alone, torch.ones_like(std), scale)
-                u = bucket.u.to(bucket.state_dtype).sub_(units.operand(bucket, shift))
-                bucket.u = u.div_(units.operand(bucket, scale))
+                operands = [units.operand(bucket, x) for x in (shift, scale)]
+                u = bucket.u.to(bucket.state_dtype)
+                bucket.u = bucket.entrywise(_standard, u, shift=operands[0], scale=operands[1])
         return buckets
+
+
+def _standard(u: TensorList, shift: Operand, scale: Operand) -> TensorList:
+    return u.sub_(shift).div_(scale)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from torch import Tensor
+
 from torchzero_clip.core import Bucket, TensorList, Transform, Units
 from torchzero_clip.core.norms import measure, numbers
 from torchzero_clip.core.transform import pairs, unpaired
@@ -33,15 +35,24 @@ class Cautious(Transform):
         kept, start = units.statistics(agree, units.order)[0], 0
         for bucket, mask in zip(units.buckets, agree, strict=True):
             entries = 1 + bucket.dtype.is_complex  # a complex number is a pair
-            here = kept[start : (start := start + len(mask))].to(mask.tensors[0])
+            here = kept[start : (start := start + len(mask))].to(bucket.device, mask.dtype)
             size = numbers([n * entries for n in bucket.part.sizes], here)
             share = (here / size.clamp(min=1)).clamp(min=1e-3)
-            u = pairs(bucket.u.to(bucket.state_dtype)).mul_(mask).div_(share)
+            u = pairs(bucket.u.to(bucket.state_dtype))
+            u = bucket.entrywise(_kept, u, mask=mask, share=share)
             bucket.u = u if entries == 1 else unpaired(u)
         return buckets
 
     def _agree(self, bucket: Bucket) -> TensorList:
-        """1 where update and gradient have one sign, else 0."""
-        u, grads = pairs(bucket.u.to(bucket.state_dtype)), pairs(bucket.grads)
-        same = bucket.beside(u).sign_().mul_(grads)  # u · g of two tiny numbers would be 0
-        return same.sign_().maximum_(0.0)
+        u = bucket.beside(pairs(bucket.u.to(bucket.state_dtype)))
+        return bucket.entrywise(_agreement, u, grads=pairs(bucket.grads))
+
+
+def _agreement(u: TensorList, grads: TensorList) -> TensorList:
+    """1 where update and gradient have one sign, else 0."""
+    same = u.sign_().mul_(grads)  # u · g of two tiny numbers would be 0
+    return same.sign_().maximum_(0.0)
+
+
+def _kept(u: TensorList, mask: TensorList, share: Tensor) -> TensorList:
+    return u.mul_(mask).div_(share)

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-import torch
 from torch import Tensor
 
 from torchzero_clip.core import Bucket, TensorList, Units, norms, zeros_like_state
+from torchzero_clip.core.packs import in_stacks, outer
 from torchzero_clip.core.tensorlist import Operand
 
 
@@ -69,10 +69,14 @@ class Factored(NamedTuple):
             return u.clone()
         else:
             rows, columns = state[self.rows], state[self.columns]
-            mean = rows.map(lambda t: t.mean(-2, keepdim=True)).maximum_(least)
+            mean = TensorList(in_stacks(rows.tensors, _mean, _mean), owned=True).maximum_(least)
             sides = bucket.parts(rows.div(mean).sqrt_()), bucket.parts(columns.sqrt())
-            root = TensorList(list(map(torch.mul, *sides)), owned=True)
+            root = TensorList(outer(*sides, u.tensors), owned=True)
         return root.maximum_(least).reciprocal_().mul_(u)
+
+
+def _mean(rows: Tensor) -> Tensor:
+    return rows.mean(-2, keepdim=True)
 
 
 def _in_rows(tensor: Tensor) -> tuple[int, ...]:

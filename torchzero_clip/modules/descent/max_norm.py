@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from torchzero_clip.core import Bucket, Live, NormRule, Ord, Scope, Units
+from torchzero_clip.core import Bucket, Live, NormRule, Ord, Scope, TensorList, Units
 
 
 class MaxNorm(NormRule):
@@ -56,13 +56,22 @@ def project(rule: NormRule, units: Units, limits: Sequence[Tensor | float]) -> N
     """Change the steps so that the weights end at the limits; units within theirs keep the step."""
     steps = [bucket.u.to(bucket.state_dtype) for bucket in units.buckets]
     pairs = zip(units.buckets, steps, strict=True)
-    ends = [bucket.params.to(bucket.state_dtype).sub(u) for bucket, u in pairs]
+    ends = [bucket.entrywise(_less, u, w=bucket.params) for bucket, u in pairs]
     norm = units.norms_of(ends)
     ratios, before = rule.scale(units, norm, limits, ends), iter(steps)
     for members, ratio in zip(units.groups, ratios, strict=True):
         for bucket in members:
-            moved = bucket.params.to(bucket.state_dtype).sub(bucket.u)
-            bucket.u = moved.where(units.as_list(bucket, ratio != 1), next(before))
+            operands = {"step": next(before), "moves": units.as_list(bucket, ratio != 1)}
+            bucket.u = bucket.entrywise(_to, bucket.u, w=bucket.params, **operands)
+
+
+def _less(step: TensorList, w: TensorList) -> TensorList:
+    return w.to(step.dtype).sub(step)
+
+
+def _to(end: TensorList, w: TensorList, step: TensorList, moves: TensorList) -> TensorList:
+    """The step that ends there, where it is to be changed."""
+    return _less(end, w).where(moves, step)
 
 
 def check_last(rule: NormRule) -> None:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import torch
 
-from torchzero_clip.core import Bucket, Transform, Units
+from torchzero_clip.core import Bucket, TensorList, Transform, Units
 from torchzero_clip.core.norms import NAMED, measure, numbers
+from torchzero_clip.core.tensorlist import Operand
 from torchzero_clip.core.transform import pairs, unpaired
 
 
@@ -29,20 +30,26 @@ class OrthoGrad(Transform):
 
     def step(self, buckets: list[Bucket]) -> list[Bucket]:
         units = Units(buckets, None, measure(2), name="OrthoGrad")
-        rows = [(bucket, bucket.state_dtype) for bucket in units.buckets]
-        rest = [pairs(bucket.u.to(dtype)) for bucket, dtype in rows]
-        weights = [pairs(bucket.params.to(dtype)) for bucket, dtype in rows]
+        rest = [pairs(bucket.u.to(bucket.state_dtype)) for bucket in units.buckets]
+        weights = [pairs(bucket.params.to(bucket.state_dtype)) for bucket in units.buckets]
         before, size = units.norms_of(rest), units.norms_of(weights)
-        products = [u.mul(w) for u, w in zip(rest, weights, strict=True)]
+        rows = list(zip(units.buckets, rest, weights, strict=True))
+        products = [bucket.entrywise(TensorList.mul, u, x=w) for bucket, u, w in rows]
         share = units.statistics(products, NAMED["sum"])[0] / size**2
         share = torch.where(size > 0, share, 0)
-        for bucket, u, w in zip(units.buckets, rest, weights, strict=True):
-            u.sub_(w.mul(units.operand(bucket, share)))
+        rest = [
+            bucket.entrywise(_without, u, w=w, share=units.operand(bucket, share))
+            for bucket, u, w in rows
+        ]
         after = units.norms_of(rest)
-        eps = [torch.finfo(dtype).eps for bucket, dtype in rows for _ in bucket.part.sizes]
+        eps = [torch.finfo(b.state_dtype).eps for b in units.buckets for _ in b.part.sizes]
         rounding = after <= before * numbers([8 * x for x in eps], before)
         ratio = torch.where(rounding, torch.inf, after / before)
         for bucket, u in zip(units.buckets, rest, strict=True):
-            u = u.div(units.operand(bucket, ratio))
+            u = bucket.entrywise(TensorList.div_, u, x=units.operand(bucket, ratio))
             bucket.u = unpaired(u) if bucket.dtype.is_complex else u
         return buckets
+
+
+def _without(u: TensorList, w: TensorList, share: Operand) -> TensorList:
+    return u.sub_(w.mul(share))

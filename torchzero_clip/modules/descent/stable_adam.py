@@ -70,11 +70,25 @@ class StableAdam(NormRule):
         t = state["step"].add_(1).stack()
         m = pairs(state["exp_avg"]).lerp_(u, 1 - beta1)
         v = pairs(state["exp_avg_sq"]).mul_(beta2).addcmul_(u, u, 1 - beta2)
-        root = v.sqrt().div_((1 - beta2**t).sqrt())
-        growth = u.div(root.maximum(eps))
-        adam = root.add_(eps).mul_(1 - beta1**t).reciprocal_().mul_(m)
-        adam.add_(pairs(group["params"]), alpha=group["weight_decay"])
+        root = bucket.entrywise(_root, v, bias=(1 - beta2**t).sqrt())
+        growth = bucket.entrywise(_growth, u, root=root, eps=eps)
+        live = {"w": pairs(group["params"]), "eps": eps, "decay": group["weight_decay"]}
+        adam = bucket.entrywise(_adam, root, m=m, bias=1 - beta1**t, **live)
         bucket.settle()
         if not bucket.dtype.is_complex:
             return adam, growth
         return unpaired(adam), unpaired(growth.mul_(0.5**0.5))  # each is two entries of the mean
+
+
+def _root(v: TensorList, bias: Tensor) -> TensorList:
+    return v.sqrt().div_(bias)
+
+
+def _growth(u: TensorList, root: TensorList, eps: float) -> TensorList:
+    return u.div(root.maximum(eps))
+
+
+def _adam(
+    root: TensorList, m: TensorList, bias: Tensor, w: TensorList, eps: float, decay: float
+) -> TensorList:
+    return root.add_(eps).mul_(bias).reciprocal_().mul_(m).add_(w, alpha=decay)

@@ -12,7 +12,6 @@ from torch import Tensor
 from torchzero_clip.core import Bucket, Transform, count_step, prepare, run
 from torchzero_clip.core.foreach import copy_into
 from torchzero_clip.core.state import statistic
-from torchzero_clip.core.tensors import wide
 from torchzero_clip.modules.flow.masked import check_inner
 
 
@@ -46,6 +45,7 @@ class Reset(Transform):
 
     inner = "chain"
     reach = "tensor"
+    pure = True
 
     def check(self) -> None:
         super().check()
@@ -62,24 +62,31 @@ class Reset(Transform):
         return prepare(buckets)
 
     def step(self, buckets: list[Bucket]) -> list[Bucket]:
-        t = count_step(buckets)
-        since = t % self.every
-        if since == 0:
+        t, step = count_step(buckets, asks=True), buckets[0].step
+        if step.ask(self._begins, t):
             self._begin_anew(buckets[0])
         out = run(buckets)
-        if t >= self.every and since < self.warmup:
+        if self.warmup and (step.asked is not None or self._since(t) < self.warmup):
             for bucket in out:
-                share = self._share(since, bucket.device)
+                share = self._share(step.number(bucket.device, self._since, t))
                 bucket.u = bucket.u.to(bucket.state_dtype).mul_(share)
         return out
 
-    def _share(self, k: int, device: torch.device) -> Tensor:
+    def _begins(self, t: int) -> bool:
+        return t % self.every == 0
+
+    def _since(self, t: int) -> int:
+        """The steps since state began anew; warmup + 1 where none are small any more."""
+        since = t % self.every
+        return since if t >= self.every and since < self.warmup else self.warmup + 1
+
+    def _share(self, k: Tensor) -> Tensor:
         """The part that is left of an update: a tensor, so that a graph is not of one step."""
-        angle = torch.full((), k, dtype=wide(device), device=device) * math.pi / (self.warmup + 1)
-        return 1 - 0.99 * (1 + torch.cos(angle)) / 2
+        return 1 - 0.99 * (1 + torch.cos(k * math.pi / (self.warmup + 1))) / 2
 
     def _begin_anew(self, bucket: Bucket) -> None:
         """Put all state inside back to its first values, that of idle parameters too."""
+        bucket.step.alone(f"{bucket.bound.path} begins anew")
         states = bucket.step.states or {}
         for link in bucket.bound.walk():
             if link is bucket.bound or not link.transforms:

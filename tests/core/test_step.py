@@ -1,0 +1,73 @@
+"""A step: the loss that was reported, what users are asked, draws that count once, early ends."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch.nn import Parameter
+
+from torchzero_clip.core.skip import Skipped
+from torchzero_clip.core.step import Step
+from torchzero_clip.core.stochastic import SEED, STEP
+from torchzero_clip.engines import Eager
+
+CPU = torch.device("cpu")
+
+
+def step_of(**options: Any) -> Step:
+    """A step of two groups, each with a parameter and the draws of its rounding."""
+    groups = [
+        {
+            "params": [Parameter(torch.ones(2))],
+            "param_names": [name],
+            "chain": {SEED: number, STEP: torch.zeros((), dtype=torch.int64)},
+        }
+        for number, name in enumerate("ab")
+    ]
+    return Step(groups, {}, {}, Eager(), **options)
+
+
+def test_a_loss_that_was_not_reported_is_a_sentence_with_the_path() -> None:
+    with pytest.raises(RuntimeError, match=r"Polyak needs the loss of each step: call opt\.report"):
+        step_of().mean_loss("Polyak", CPU)
+
+
+@pytest.mark.parametrize("loss", [0.25, torch.tensor(0.25, dtype=torch.bfloat16)])
+def test_a_loss_is_one_tensor_in_double_precision(loss: Any) -> None:
+    step = step_of(loss=loss)
+    made = step.mean_loss("here", CPU)
+    assert (made.item(), made.dtype) == (0.25, torch.float64)
+    assert step.mean_loss("there", CPU) is made
+
+
+def test_what_a_user_is_asked_is_noted_where_somebody_asks_for_it() -> None:
+    asked: list[Any] = []
+    notes = SimpleNamespace(ask=lambda *said: asked.append(said))
+    assert step_of(asked=notes).ask(max, 1, 2) == step_of().ask(max, 1, 2) == 2
+    assert asked == [(max, (1, 2), 2)]
+
+
+def test_a_step_that_rounds_is_counted_once_in_every_group() -> None:
+    step = step_of()
+    assert [step.draw(i) for i in (0, 1, 0)] == [(0, 1), (1, 1), (0, 1)]
+    assert [group["chain"][STEP].item() for group in step.groups] == [1, 1]
+
+
+def test_only_parameters_with_a_gradient_take_part() -> None:
+    step = step_of()
+    held = step.groups[1]["params"][0]
+    held.grad = torch.ones(2)
+    ((part, grads),) = step.parts()
+    assert part.index == 1
+    assert list(part.places) == [0]
+    assert grads[0] is held.grad
+
+
+def test_a_skipped_step_ends_early_and_other_errors_are_seen() -> None:
+    with step_of():
+        raise Skipped
+    with pytest.raises(ValueError, match="mine"), step_of():
+        raise ValueError("mine")

@@ -1,0 +1,105 @@
+"""Forms: what one native call sees of many tensors, and what it must not overlook."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from tests.engines.test_replays import Twins, headline
+from tests.helpers import at_once
+from torchzero_clip.engines.compiled import forms
+from torchzero_clip.engines.compiled.forms import forms_of
+
+
+def some() -> list[Tensor]:
+    return [torch.zeros(3, 4), torch.zeros(()), torch.zeros(0, 2), torch.zeros(4, 6)[:, ::2]]
+
+
+def test_places_are_the_addresses_of_tensors() -> None:
+    tensors = [*some(), torch.zeros(8)[3:], torch.zeros(2, dtype=torch.bool)]
+    seen = forms_of(tensors)
+    assert seen is not None
+    assert seen.hold()
+    assert seen.places is not None
+    assert list(seen.places) == [t.data_ptr() for t in tensors]
+
+
+def given(t: Tensor, new: Tensor) -> None:
+    """What hooks and `module.to` do: the same object, with other data."""
+    t.data = new
+
+
+CHANGES: dict[str, Callable[[Tensor], Any]] = {
+    "address": lambda t: given(t, torch.zeros(3, 4)),
+    "offset": lambda t: given(t, t.data.new_zeros(24)[12:].view(3, 4)),
+    "shape": lambda t: t.resize_(4, 3),
+    "dims": lambda t: t.resize_(12),
+    "fewer": lambda t: t.resize_(3, 3),
+    "more": lambda t: t.resize_(3, 2, 2),
+    "strides": lambda t: t.as_strided_((3, 4), (1, 3)),
+    "gaps": lambda t: t.as_strided_((3, 4), (4, 0)),
+    "dtype": lambda t: given(t, t.data.view(torch.int32)),
+    "half": lambda t: given(t, t.data.half()),
+}
+
+
+@at_once("change", list(CHANGES))
+def test_a_tensor_that_lies_otherwise_is_noticed(change: str) -> None:
+    """It stands between others, and is known again where all is as it was."""
+    first, changed, last = torch.zeros(2), torch.zeros(3, 4), torch.zeros(5)
+    seen, kept = forms_of([first, changed, last]), changed.detach()
+    assert seen is not None
+    CHANGES[change](changed)
+    assert not seen.hold()
+    changed.data = kept
+    assert seen.hold()
+
+
+def test_others_of_the_same_form_lie_elsewhere() -> None:
+    seen, others = forms_of(some()), some()
+    assert seen is not None
+    places = seen.of(others)
+    assert places is not None
+    assert list(places) == [t.data_ptr() for t in others]
+    wide = forms_of([torch.zeros(4, 1)])
+    assert wide is not None
+    assert wide.of([torch.zeros(1, 4).t()]), "the stride of a dim of one entry says nothing"
+
+
+OTHERS: dict[str, Tensor] = {
+    "strides": torch.zeros(4, 3).t(),
+    "shape": torch.zeros(4, 3),
+    "dims": torch.zeros(3, 4, 1, 1, 1, 1, 1),
+    "dtype": torch.zeros(3, 4, dtype=torch.float64),
+    "half": torch.zeros(3, 4, dtype=torch.bfloat16),
+    "device": torch.zeros(3, 4, device="meta"),
+    "sparse": torch.zeros(3, 4).to_sparse(),
+    "expanded": torch.zeros(()).expand(3, 4),
+}
+
+
+@at_once("name", list(OTHERS))
+def test_others_of_another_form_are_none(name: str) -> None:
+    seen = forms_of([torch.zeros(3, 4), torch.zeros(2)])
+    assert seen is not None
+    assert seen.of([OTHERS[name], torch.zeros(2)]) is None
+    assert seen.of([torch.zeros(3, 4), OTHERS[name]]) is None
+
+
+def test_what_dlpack_has_no_word_for_is_not_seen() -> None:
+    assert forms_of([torch.zeros(3, device="meta")]) is None
+    assert forms_of([torch.zeros(3).to_sparse()]) is None
+
+
+def test_without_the_interface_steps_are_replayed_as_well(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(forms, "API", "__dlpack_of_another_name__")
+    forms.looks.cache_clear()
+    try:
+        assert forms_of(some()) is None
+        Twins(headline).warm()
+    finally:
+        forms.looks.cache_clear()

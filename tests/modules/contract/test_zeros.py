@@ -1,0 +1,48 @@
+"""Zero gradients: what every transform promises of them, over the whole table."""
+
+from __future__ import annotations
+
+from tests.helpers import flow, gradients, parameters, same, set_grads
+from tests.modules.contract.common import SICK, growing, owns_lr
+from tests.table import every
+from torchzero_clip import LR, Modular
+
+
+@every()
+def test_zero_gradients_give_zero_or_what_the_parameters_add(case):
+    params, zeros = parameters(case.shapes), gradients(case.shapes, scale=0.0)
+    for out in flow(case.make(), params, [zeros] * 3):
+        for name, u in out.items():
+            assert u.isfinite().all(), name
+            assert case.adds or not u.any(), name
+
+
+@every()
+def test_a_zero_gradient_after_others_gives_finite_values(case):
+    steps = [*growing(case, 2), gradients(case.shapes, scale=0.0), *growing(case, 2)]
+    for out in flow(case.make(), parameters(case.shapes), steps):
+        assert all(u.isfinite().all() for u in out.values())
+
+
+@every()
+def test_one_tensor_of_zeros_among_others_stays_zero(case):
+    grads = growing(case, 3)
+    for step in grads:
+        step[SICK].zero_()
+    params = parameters(case.shapes)
+    for out in flow(case.make(), params, grads):
+        assert all(u.isfinite().all() for u in out.values())
+        if not (case.adds or case.nonfinite == "shown"):  # a common mean is taken off zeros too
+            assert SICK not in out or not out[SICK].any()
+
+
+@every()
+def test_a_step_with_zero_gradients_and_lr_0_changes_no_parameter(case):
+    params = parameters(case.shapes)
+    before = {name: p.detach().clone() for name, p in params.items()}
+    opt = Modular(params.items(), case.make(), *([] if owns_lr(case) else [LR(0.0)]))
+    for group in opt.param_groups:
+        group["lr"] = 0.0
+    set_grads(params, gradients(case.shapes, scale=0.0))
+    opt.step()
+    same(params, before)
