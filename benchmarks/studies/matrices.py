@@ -59,15 +59,18 @@ Named = dict[str, tuple[int, ...]]
 aten = torch.ops.aten
 DECOMPOSITIONS: dict[Any, Callable[..., float]] = {
     # Golub and Van Loan, Matrix computations: eigenvectors of a symmetric n x n by QR iteration
-    aten._linalg_eigh: lambda a, *_, **__: 9.0 * a.shape[-1] ** 3,
+    aten._linalg_eigh: lambda a, *_, **__: 9.0 * a.shape[-1] * a.numel(),
     # Householder's R, and as much again for Q
-    aten.linalg_qr: lambda a, *_, **__: (
-        2 * 2 * min(a.shape) ** 2 * (max(a.shape) - min(a.shape) / 3)
-    ),
+    aten.linalg_qr: lambda a, *_, **__: _qr(a, *sorted(a.shape[-2:])),
     aten.linalg_solve_triangular: lambda a, b, **_: float(a.shape[-1] * b.numel()),
 }
 UNCOUNTED = ("linalg", "cholesky", "lu_", "svd", "inverse", "solve", "lstsq")
 ENTRIES = ("linalg_vector_norm",)  # not products
+
+
+def _qr(a: Tensor, short: int, long: int) -> float:
+    """The QR decompositions of a stack of matrices."""
+    return a.numel() / (short * long) * 2 * 2 * short**2 * (long - short / 3)
 
 
 class Counted(TorchDispatchMode):

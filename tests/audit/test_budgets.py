@@ -59,8 +59,8 @@ WAITS = {"ClipSpectral-0.5"}
 """Singular values come of torch's eigh, which waits inside."""
 FUNCTIONS = {"Lambda-tanh", "Project-relu", "QKClip-heads"}
 """A function of the user is called for each tensor; so is, every few steps, what Reset begins."""
-EACH = RENEWED | {"Rows-dion2", "dion2", "nordion2", "dion3", "Steepest-tensor", "polar"}
-"""What is done tensor by tensor: matrices with state of their own, and inner products."""
+EACH = {"Steepest-tensor", "polar"}
+"""What is done tensor by tensor: inner products."""
 SENT = {
     "QKClip-heads": 2,
     "Project-relu": 1,

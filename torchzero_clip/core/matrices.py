@@ -9,8 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from torchzero_clip.core.bucket import BEGUN, Bucket, count_step
-from torchzero_clip.core.engine import Group, State
+from torchzero_clip.core.bucket import BEGUN, Bucket
 from torchzero_clip.core.sharding import (
     Layout,
     by_owners,
@@ -24,9 +23,9 @@ from torchzero_clip.core.sharding import (
     rank_at,
 )
 from torchzero_clip.core.stacks import (
-    Batch,
+    MatrixPlace,
     MatrixState,
-    Place,
+    Stack,
     finite,
     follows,
     joined,
@@ -35,7 +34,6 @@ from torchzero_clip.core.stacks import (
     stands_alone,
 )
 from torchzero_clip.core.state import statistic_dtype
-from torchzero_clip.core.tensorlist import TensorList
 from torchzero_clip.core.tensors import is_sharded
 
 
@@ -80,7 +78,7 @@ class Matrices:
     def over(
         self,
         lists: Sequence[Sequence[Tensor]],
-        function: Callable[[Batch, list[Tensor]], Tensor],
+        function: Callable[[Stack, list[Tensor]], Tensor],
         some: Sequence[int] | None = None,
     ) -> list[Tensor]:
         """The first list with what a function made of every matrix, by its owner.
@@ -113,12 +111,12 @@ class Matrices:
             out[i] = t
         return out
 
-    def batches(self, where: Sequence[int]) -> list[Batch]:
+    def batches(self, where: Sequence[int]) -> list[Stack]:
         """The matrices of some parameters that are owned here: those of one form whose state lies
         side by side together, where the rule takes stacks, and otherwise each by itself.
         """
-        runs: list[list[Place]] = []
-        last: dict[Any, list[Place]] = {}
+        runs: list[list[MatrixPlace]] = []
+        last: dict[Any, list[MatrixPlace]] = {}
         for i in where:
             begins = self.begins(i)
             for b, state in enumerate(self.mine[i]):
@@ -129,12 +127,12 @@ class Matrices:
                 run.append((i, b))
         return [self._batch(run) for run in runs]
 
-    def _batch(self, run: list[Place]) -> Batch:
+    def _batch(self, run: list[MatrixPlace]) -> Stack:
         rows = list(map(self._state, run))
         state = side_by_side(rows) if self.stacked else rows[0]
-        return Batch(run, state, self.begins(run[0][0]), self.stacked)
+        return Stack(run, state, self.begins(run[0][0]), self.stacked)
 
-    def keep(self, batch: Batch, new: Mapping[str, Tensor]) -> Tensor | None:
+    def keep(self, batch: Stack, new: Mapping[str, Tensor]) -> Tensor | None:
         """Take new values of matrices' state: all, or of one where any is not finite none.
 
         Returns whether they were taken, as a flag on the device, or one for each of a stack.
@@ -256,12 +254,12 @@ class Matrices:
         shape = param.shape if self.bucket.part.layouts[i] else None  # they go to owners together
         return rows[b], param.numel() // sum(rows), shape
 
-    def _state(self, place: Place) -> MatrixState:
+    def _state(self, place: MatrixPlace) -> MatrixState:
         return self.mine[place[0]][place[1]]
 
     def _share(self) -> None:
         """Bring state that stands alone side by side, so that no step needs to copy it."""
-        alike: dict[Any, list[Place]] = {}
+        alike: dict[Any, list[MatrixPlace]] = {}
         for i, states in self.mine.items():
             for b, state in enumerate(states):
                 if state and stands_alone(state):
@@ -272,7 +270,7 @@ class Matrices:
                 for place, state in zip(places, moved, strict=True):
                     self._move(place, state)
 
-    def _move(self, place: Place, state: MatrixState) -> None:
+    def _move(self, place: MatrixPlace, state: MatrixState) -> None:
         """Hold the state of a matrix in other memory."""
         i, b = place
         names = list(self.forms[i][b])
@@ -286,81 +284,6 @@ class Matrices:
     def _memories(self, i: int) -> list[MatrixState]:
         state, keys = self.bucket.param_states[i], iter(self._keys(i))
         return [{n: local(state[next(keys)[0]]) for n in form} for form in self.forms[i]]
-
-
-class OfMatrices:
-    """A rule of matrices as engines take it: it learns, is refreshed if that is due, and acts."""
-
-    separable = False
-    per_entry = False
-
-    def __init__(self, matrices: Matrices) -> None:
-        self.matrices = matrices
-
-    def update(self, u: TensorList, state: State, group: Group) -> TensorList:
-        matrices, rule = self.matrices, self.matrices.rule
-        live = {name: x for name, x in group.items() if name not in ("params", "grads")}
-
-        def one(batch: Batch, pieces: list[Tensor]) -> Tensor:
-            mine = {**live, "first": rule.refreshes and batch.begins}
-            mine |= {"param": pieces[1]} if rule.reads_params else {}
-            matrices.keep(batch, rule.observe_matrix(pieces[0], batch.state, mine))
-            for some in batch.parts(matrices.due) if rule.refreshes else ():
-                part = batch.part(some)
-                if rule.reads_params and batch.stacked:
-                    mine["param"] = pieces[1][some]
-                matrices.keep(part, rule.refresh_matrix(part.state, mine))
-            mine |= {"param": pieces[1]} if rule.reads_params else {}
-            return rule.update_tensor(pieces[0], batch.state, mine)
-
-        u = u.own()
-        beside = [group["params"].tensors] if rule.reads_params else []
-        return u.copy_(TensorList(matrices.over([u.tensors, *beside], one)))
-
-    def fused(self, group: Group) -> None:
-        return None
-
-    def affine(self, group: Group) -> None:
-        return None
-
-
-def count(rule: Any, buckets: Sequence[Bucket], by: int = 1) -> int:
-    """The number of the step of a rule that is refreshed now and then."""
-    return count_step(buckets, "refreshed", by) if rule.refreshes else 0
-
-
-def step_matrices(rule: Any, buckets: list[Bucket]) -> list[Bucket]:
-    """The step of a rule with state of matrices."""
-    taken: list[Tensor] = []
-    now = count(rule, buckets)
-    for bucket in buckets:
-        rule.refuse_complex(bucket)
-        matrices = Matrices(bucket, now)
-        for batch in matrices.batches(list(matrices.mine)):
-            bucket.step.skip.hold(list(batch.state.values()))
-        u = bucket.u.to(bucket.state_dtype)
-        bucket.u = bucket.session.update(OfMatrices(matrices), u, {}, bucket.group)
-        if rule.refreshes:
-            matrices.begin()
-        taken += matrices.taken
-    record(buckets, taken)
-    return buckets
-
-
-def prepare_matrices(rule: Any, buckets: list[Bucket]) -> None:
-    """Make the state that a step of the rule would make."""
-    count(rule, buckets, by=0)
-    for bucket in buckets:
-        Matrices(bucket)
-
-
-def record(buckets: Sequence[Bucket], taken: Sequence[Tensor]) -> None:
-    """Tell `metrics()` how many matrices of this rank kept their state since the new was not
-    finite.
-    """
-    if taken:
-        flags = torch.cat([flag.view(-1).to(buckets[0].device) for flag in taken])
-        buckets[0].step.record[buckets[0].bound.path] = {"kept": flags.logical_not().sum()}
 
 
 def _forms(bucket: Bucket) -> tuple[list[list[int]], list[list[dict[str, StateForm]]]]:

@@ -14,14 +14,14 @@ from torchzero_clip.core.tensors import share_memory
 
 MatrixState: TypeAlias = "dict[str, Tensor]"
 """The state of one matrix, or of a stack of them, by name."""
-Place: TypeAlias = "tuple[int, int]"
+MatrixPlace: TypeAlias = "tuple[int, int]"
 """The place of a matrix: that of its parameter, and its own among the matrices of that."""
 
 MOST = 2**26  # entries of matrices and their state that share memory, taken a few times in a step
 MOST_ON_CPU = 2**19  # of which a few copies fit into the cache
 
 
-class Batch(NamedTuple):
+class Stack(NamedTuple):
     """Matrices that a rule takes in one call.
 
     Attributes:
@@ -32,12 +32,12 @@ class Batch(NamedTuple):
         stacked: Whether the rule takes stacks.
     """
 
-    places: list[Place]
+    places: list[MatrixPlace]
     state: MatrixState
     begins: bool
     stacked: bool
 
-    def part(self, some: slice) -> Batch:
+    def part(self, some: slice) -> Stack:
         """Some of the matrices, which follow each other."""
         if len(self.places[some]) == len(self.places):
             return self

@@ -13,7 +13,7 @@ from torchzero_clip.core.bucket import BEGUN, Bucket, begun
 from torchzero_clip.core.description import Description
 from torchzero_clip.core.engine import FusedKernel, Group, Rule, State, updated
 from torchzero_clip.core.lazy import Joined
-from torchzero_clip.core.matrices import prepare_matrices, step_matrices
+from torchzero_clip.core.matrix_steps import prepare_matrices, step_matrices
 from torchzero_clip.core.sharding import by_owners, full, layout_of, owners_of, part_of
 from torchzero_clip.core.state import STATE_DTYPES
 from torchzero_clip.core.tensorlist import TensorList

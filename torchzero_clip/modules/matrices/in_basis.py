@@ -15,7 +15,7 @@ from torchzero_clip.core import (
     prepare,
     transformed,
 )
-from torchzero_clip.core.matrices import record
+from torchzero_clip.core.matrix_steps import record
 from torchzero_clip.modules.matrices.eigenbases import back
 from torchzero_clip.modules.matrices.inside import check_inside
 from torchzero_clip.modules.matrices.soap_basis import SOAPBasis

@@ -80,10 +80,12 @@ class KLBasis(SOAPBasis):
             white = _whitened(u if side == "left" else u.mT, OTHER[side], state)
             rows, columns = white.shape[-2:]
             new[side] = average(state[side], gram(white).div_(columns), rate)
+            weights = torch.ones_like(each[..., :1, :])
             if OTHER[side] in state:
-                each = each * state[f"{OTHER[side]}_values"].reciprocal().unsqueeze(-2)
+                weights = weights / state[f"{OTHER[side]}_values"].unsqueeze(-2)
+            now = (each @ weights.mT).squeeze(-1) / columns
             least = 1 / max(LEAST, min(rows, self.most)) ** 2
-            values = average(state[f"{side}_values"], each.mean(-1), rate)
+            values = average(state[f"{side}_values"], now, rate)
             new[f"{side}_values"] = values.clamp_(min=least)
         return new
 

@@ -92,16 +92,16 @@ class Rows(TensorwiseTransform):
     def _made(self, taken: Tensor, group: Group) -> Tensor:
         """What the transform inside makes of each small matrix."""
         small = list(taken.unbind()) if taken.dim() > 2 else [taken]
-        inside = {**group[self.tfm.name or type(self.tfm).__name__]}
-        inside["param_names"] = [None] * len(small)
-        made = self.tfm.update(TensorList(small, owned=True), {}, inside)
+        mine = group[self.tfm.name or type(self.tfm).__name__] | {
+            "param_names": [None] * len(small)
+        }
+        made = self.tfm.update(TensorList(small, owned=True), {}, mine)
         return torch.stack(list(made)) if taken.dim() > 2 else made.tensors[0]
 
     def operations(self, param: Tensor) -> float:
         assert isinstance(self.tfm, TensorwiseTransform)
         count, rows, columns = matrix_shape(self, param, self.stacks)
-        dim = self._dim(rows, columns)
-        shape = [rows, columns]
+        dim, shape = self._dim(rows, columns), [rows, columns]
         shape[dim] = self._count(shape[dim])
         return count * self.tfm.operations(torch.empty(shape, device="meta"))
 

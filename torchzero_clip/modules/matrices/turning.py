@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
-import torch
 from torch import Tensor
 
 from torchzero_clip.core import Bucket, Matrices, TensorList
 from torchzero_clip.core.bucket import BEGUN, begun
 from torchzero_clip.core.link import Link
-from torchzero_clip.core.stacks import Batch, MatrixState, Place, finite
-from torchzero_clip.modules.matrices.eigenbases import back, into, ordered
+from torchzero_clip.core.stacks import MatrixPlace, Stack, finite
+from torchzero_clip.modules.matrices.eigenbases import into
+from torchzero_clip.modules.matrices.turns import Turn
 
 
 def begin(buckets: list[Bucket], basis: Link, now: int, taken: list[Tensor]) -> list[Bucket]:
@@ -41,7 +41,7 @@ def enter(bucket: Bucket, matrices: Matrices, inner: Sequence[Link]) -> TensorLi
         renew(bucket, matrices, inner, before)
     knowing = set(before)
 
-    def turned(batch: Batch, pieces: list[Tensor]) -> Tensor:
+    def turned(batch: Stack, pieces: list[Tensor]) -> Tensor:
         made: Tensor = into(pieces[0], batch.state)
         if batch.places[0][0] not in knowing:  # all of a batch begin, or none
             known = {**group, "turned": made}
@@ -55,7 +55,7 @@ def learn(bucket: Bucket, matrices: Matrices, some: Sequence[int]) -> None:
     """Let the bases of some parameters see an update that stays as it is."""
     group = matrices.bucket.group
 
-    def see(batch: Batch, pieces: list[Tensor]) -> Tensor:
+    def see(batch: Stack, pieces: list[Tensor]) -> Tensor:
         matrices.keep(batch, matrices.rule.observe_matrix(pieces[0], batch.state, group))
         return pieces[0]
 
@@ -65,12 +65,12 @@ def learn(bucket: Bucket, matrices: Matrices, some: Sequence[int]) -> None:
 def renew(bucket: Bucket, matrices: Matrices, inner: Sequence[Link], some: Sequence[int]) -> None:
     """Renew those bases of some that are due, and bring what the links inside keep into them."""
     due = [i for i in some if matrices.due(i)]
-    turns: dict[Place, tuple[_Turn, int]] = {}
-    made: list[tuple[Batch, dict[str, Tensor]]] = []
+    turns: dict[MatrixPlace, tuple[Turn, int]] = {}
+    made: list[tuple[Stack, dict[str, Tensor]]] = []
     for batch in matrices.batches([i for i in due if i in matrices.mine]):
         group = {**matrices.bucket.group, "first": batch.begins}
         new, orders = matrices.rule.refreshed(batch.state, group)
-        turn = _Turn({**batch.state, **new}, orders, finite(list(new.values()), batch.stacked))
+        turn = Turn({**batch.state, **new}, orders, finite(list(new.values()), batch.stacked))
         turns |= {place: (turn, k) for k, place in enumerate(batch.places)}
         made.append((batch, new))
     known = [i for i in due if not matrices.begins(i)]
@@ -83,41 +83,18 @@ def renew(bucket: Bucket, matrices: Matrices, inner: Sequence[Link], some: Seque
         matrices.keep(batch, new)
 
 
-class _Turn(NamedTuple):
-    """The way from the bases of matrices to new ones, if these will be taken."""
-
-    new: MatrixState
-    orders: dict[int, Tensor]
-    taken: Tensor
-
-    def of(self, x: Tensor, state: MatrixState, linear: bool) -> Tensor:
-        """What is kept in the old bases, in the new ones; only sorted unless it is linear."""
-        made = x
-        if linear:
-            made = into(back(x, state), self.new)
-        else:
-            for dim, order in self.orders.items():
-                made = ordered(made, order, dim)
-        return torch.where(self.taken[..., None, None], made, x)
-
-    def part(self, some: slice) -> _Turn:
-        """That of some of the matrices."""
-        orders = {dim: order[some] for dim, order in self.orders.items()}
-        return _Turn({name: t[some] for name, t in self.new.items()}, orders, self.taken[some])
-
-
 def _follow(
     bucket: Bucket,
     matrices: Matrices,
     link: Link,
     name: str,
     some: list[int],
-    turns: dict[Place, tuple[_Turn, int]],
+    turns: dict[MatrixPlace, tuple[Turn, int]],
 ) -> None:
     """Bring state of a link, of some parameters, into the new bases."""
     linear = name in link.transform.turns
 
-    def turned(batch: Batch, pieces: list[Tensor]) -> Tensor:
+    def turned(batch: Stack, pieces: list[Tensor]) -> Tensor:
         turn, first = turns[batch.places[0]]  # which is of these matrices, and maybe others
         if batch.stacked:
             turn = turn.part(slice(first, first + len(batch.places)))
