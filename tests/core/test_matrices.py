@@ -1,6 +1,7 @@
 """State of matrices: what a rule of a user may rely on; `processes/owners.py` has it sharded."""
 
 import copy
+from typing import ClassVar
 
 import pytest
 import torch
@@ -317,3 +318,131 @@ def test_a_step_and_a_refresh_read_nothing_on_the_host(every):
             with Ledger() as ledger:
                 opt.step()
             assert (ledger.reads, ledger.copies, ledger.waits) == ([], [], [])
+
+
+class Stacked(Whiten):
+    """The same of a stack."""
+
+    batched = True
+    shapes: ClassVar[list[tuple[int, ...]]] = []
+
+    def observe_matrix(self, u, state, group):
+        self.shapes.append(tuple(u.shape))
+        return super().observe_matrix(u, state, group)
+
+    def refresh_matrix(self, state, group):
+        values, vectors = torch.linalg.eigh(state["left"])
+        return {"root": vectors * (values + 1).rsqrt().unsqueeze(-2) @ vectors.mT}
+
+
+class Heir(Stacked):
+    """What is inherited is written for one matrix, for all that is known."""
+
+
+EQUAL = {"a": (3, 5), "b": (4,), "c": (4, 2), "d": (3, 5), "e": (4, 2), "f": (3, 5)}
+
+
+def equal(dtype=torch.float64):
+    return {n: Parameter(drawn(shape, i, dtype)) for i, (n, shape) in enumerate(EQUAL.items())}
+
+
+@both_engines
+@pytest.mark.parametrize("stagger", [False, True])
+def test_matrices_of_one_shape_are_one_call_and_come_out_as_one_by_one(compile, stagger):
+    params, others = equal(), equal()
+    opts = [
+        Modular(some.values(), rule(every=2, stagger=stagger), LR(0.1), compile=compile)
+        for some, rule in ((params, Stacked), (others, Whiten))
+    ]
+    for step in range(9):
+        missing = {2: ("a",), 3: ("d", "c"), 4: ("e",)}.get(step, ())
+        Stacked.shapes.clear()
+        for some, opt in zip((params, others), opts, strict=True):
+            give(some, step, missing)
+            if step == 5:
+                some["d"].grad[0] = torch.nan
+            opt.step()
+        if not missing:
+            assert Stacked.shapes == [(3, 3, 5), (2, 4, 2)]
+        if step == 3:  # what has no gradient stands between two that have one
+            assert Stacked.shapes == [(1, 3, 5), (1, 4, 2), (1, 3, 5)]
+        assert opts[0].metrics()["Stacked/kept"] == (step == 5) * 1
+        assert opts[1].metrics()["Whiten/kept"] == (step == 5) * 1
+        for name in ("root", "left"):
+            for p, q in zip(params.values(), others.values(), strict=True):
+                held = (
+                    opts[0].state[p].get(f"Stacked/{name}"),
+                    opts[1].state[q].get(f"Whiten/{name}"),
+                )
+                if held[1] is not None:
+                    torch.testing.assert_close(*held, rtol=1e-12, atol=1e-12)
+        if step == 5:  # the weight is NaN, and its state is not
+            params["d"].data.copy_(others["a"]), others["d"].data.copy_(others["a"])
+    for p, q in zip(params.values(), others.values(), strict=True):
+        torch.testing.assert_close(p, q, rtol=1e-12, atol=1e-12)
+
+
+def test_a_class_that_inherits_does_not_take_stacks_by_itself():
+    params = equal()
+    Stacked.shapes.clear()
+    give(params, 0)
+    Modular(params.values(), Heir(), LR(0.1)).step()
+    assert Stacked.shapes == [(3, 5), (4, 2), (3, 5), (4, 2), (3, 5)]
+
+
+def test_state_stays_where_it_is_and_side_by_side_also_when_it_was_loaded_or_copied():
+    params = equal(torch.float32)
+    opt = Modular(params.values(), Stacked(), LR(0.1))
+    for step in range(4):
+        give(params, step)
+        opt.step()
+    others, (third, copied) = equal(torch.float32), copy.deepcopy((params, opt))
+    for name, p in params.items():
+        others[name].data.copy_(p)
+    other = Modular(others.values(), Stacked(), LR(0.1))
+    other.load_state_dict(saved(opt))
+    for some, one in ((params, opt), (others, other), (third, copied)):
+        places = []
+        for step in (4, 5):
+            give(some, step)
+            Stacked.shapes.clear()
+            one.step()
+            assert Stacked.shapes == [(3, 3, 5), (2, 4, 2)]
+            places.append([one.state[some[n]]["Stacked/left"].data_ptr() for n in "adf"])
+        assert places[0] == places[1]
+        assert places[0] == list(range(places[0][0], places[0][0] + 3 * 36, 36))
+    for name, p in params.items():
+        assert torch.equal(p, others[name])
+        assert torch.equal(p, third[name])
+
+
+def test_blocks_of_equal_rows_are_a_stack_too():
+    class Cut(Stacked):
+        batched = True
+
+        def rows_of(self, name, param):
+            return [2, 2, 3] if param.dim() > 1 else []
+
+    params = {"a": Parameter(drawn((7, 2), 0)), "b": Parameter(drawn((7, 2), 1))}
+    pieces = [Parameter(t.clone()) for p in params.values() for t in p.detach().split([2, 2, 3])]
+    opt, other = Modular(params.items(), Cut(), LR(0.1)), Modular(pieces, Whiten(), LR(0.1))
+    for step in range(4):
+        give(params, step)
+        grads = [t for p in params.values() for t in p.grad.split([2, 2, 3])]
+        for p, grad in zip(pieces, grads, strict=True):
+            p.grad = grad
+        Stacked.shapes.clear()
+        opt.step(), other.step()
+        assert Stacked.shapes == [(4, 2, 2), (2, 3, 2)]
+    torch.testing.assert_close(torch.cat(pieces), torch.cat(list(params.values())))
+
+
+def test_state_that_comes_back_too_large_is_refused():
+    class Large(Whiten):
+        def observe_matrix(self, u, state, group):
+            return {"left": torch.zeros(9, 9, dtype=u.dtype)}
+
+    params = {"a": Parameter(drawn((2, 3), 0))}
+    give(params, 0)
+    with pytest.raises(RuntimeError, match="expand"):
+        Modular(params.values(), Large(), LR(0.1)).step()

@@ -92,10 +92,8 @@ class Rows(TensorwiseTransform):
     def _made(self, taken: Tensor, group: Group) -> Tensor:
         """What the transform inside makes of each small matrix."""
         small = list(taken.unbind()) if taken.dim() > 2 else [taken]
-        mine = group[self.tfm.name or type(self.tfm).__name__] | {
-            "param_names": [None] * len(small)
-        }
-        made = self.tfm.update(TensorList(small, owned=True), {}, mine)
+        live, names = group[self.tfm.name or type(self.tfm).__name__], [None] * len(small)
+        made = self.tfm.update(TensorList(small, owned=True), {}, {**live, "param_names": names})
         return torch.stack(list(made)) if taken.dim() > 2 else made.tensors[0]
 
     def operations(self, param: Tensor) -> float:

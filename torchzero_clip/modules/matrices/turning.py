@@ -12,7 +12,7 @@ from torchzero_clip.core.bucket import BEGUN, begun
 from torchzero_clip.core.link import Link
 from torchzero_clip.core.stacks import MatrixPlace, Stack, finite
 from torchzero_clip.modules.matrices.eigenbases import into
-from torchzero_clip.modules.matrices.turns import Turn
+from torchzero_clip.modules.matrices.turns import BasisTurn
 
 
 def begin(buckets: list[Bucket], basis: Link, now: int, taken: list[Tensor]) -> list[Bucket]:
@@ -65,12 +65,12 @@ def learn(bucket: Bucket, matrices: Matrices, some: Sequence[int]) -> None:
 def renew(bucket: Bucket, matrices: Matrices, inner: Sequence[Link], some: Sequence[int]) -> None:
     """Renew those bases of some that are due, and bring what the links inside keep into them."""
     due = [i for i in some if matrices.due(i)]
-    turns: dict[MatrixPlace, tuple[Turn, int]] = {}
+    turns: dict[MatrixPlace, tuple[BasisTurn, int]] = {}
     made: list[tuple[Stack, dict[str, Tensor]]] = []
     for batch in matrices.batches([i for i in due if i in matrices.mine]):
         group = {**matrices.bucket.group, "first": batch.begins}
         new, orders = matrices.rule.refreshed(batch.state, group)
-        turn = Turn({**batch.state, **new}, orders, finite(list(new.values()), batch.stacked))
+        turn = BasisTurn({**batch.state, **new}, orders, finite(list(new.values()), batch.stacked))
         turns |= {place: (turn, k) for k, place in enumerate(batch.places)}
         made.append((batch, new))
     known = [i for i in due if not matrices.begins(i)]
@@ -89,7 +89,7 @@ def _follow(
     link: Link,
     name: str,
     some: list[int],
-    turns: dict[MatrixPlace, tuple[Turn, int]],
+    turns: dict[MatrixPlace, tuple[BasisTurn, int]],
 ) -> None:
     """Bring state of a link, of some parameters, into the new bases."""
     linear = name in link.transform.turns
