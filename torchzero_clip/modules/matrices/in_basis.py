@@ -18,8 +18,9 @@ from torchzero_clip.core import (
 from torchzero_clip.core.matrix_steps import record
 from torchzero_clip.modules.matrices.eigenbases import back
 from torchzero_clip.modules.matrices.inside import check_inside
+from torchzero_clip.modules.matrices.renewal import renew
 from torchzero_clip.modules.matrices.soap_basis import SOAPBasis
-from torchzero_clip.modules.matrices.turning import begin, enter, renew
+from torchzero_clip.modules.matrices.turning import begin, enter
 
 
 class InBasis(Transform):
