@@ -89,6 +89,7 @@ UNARY: dict[str, Function] = {
     "log2": torch.log2,
     "floor": torch.floor,
     "ceil": torch.ceil,
+    "trunc": torch.trunc,
     "isnan": torch.isnan,
     "isinf": torch.isinf,
     "logical_not": torch.logical_not,

@@ -42,6 +42,7 @@ ENTRIES = {
     "log2": "log2_of({0})",
     "floor": "floor_of({0})",
     "ceil": "ceil_of({0})",
+    "trunc": "trunc_of({0})",
     "bitwise_and": "{0} & {1}",
     "bitwise_or": "{0} | {1}",
     "bitwise_xor": "{0} ^ {1}",
@@ -64,7 +65,7 @@ FLAGS = {"eq", "ne", "lt", "le", "gt", "ge", "isnan", "isinf"}
 FLAGS |= {"logical_not", "logical_and", "logical_or"}
 """Those whose result is true or false, whatever is compared."""
 FLOATS = {"remainder", "pow", "hypot", "lerp", "neg", "abs", "sign", "sqrt", "reciprocal", "exp"}
-FLOATS |= {"cos", "exp2", "log", "log2", "floor", "ceil", "isinf", "div"}
+FLOATS |= {"cos", "exp2", "log", "log2", "floor", "ceil", "trunc", "isinf", "div"}
 """Those that are here for floating point alone."""
 REDUCTIONS = {
     "sum": (0, "{0} + {1}", "plus", "{0}"),

@@ -281,6 +281,12 @@ def ceil_of(x):
 
 
 @triton.jit
+def trunc_of(x):
+    """The next whole number towards zero."""
+    return tl.where(x < 0, tl.ceil(x), tl.floor(x))
+
+
+@triton.jit
 def alike(x, other):
     """x, with an entry for each of the other: the interpreter makes numbers of a single flag."""
     return tl.where(other == other, x, x)

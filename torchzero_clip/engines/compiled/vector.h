@@ -18,6 +18,7 @@ static inline double log_of(double x) { return __builtin_log(x); }
 static inline double log2_of(double x) { return __builtin_log2(x); }
 static inline double floor_of(double x) { return __builtin_floor(x); }
 static inline double ceil_of(double x) { return __builtin_ceil(x); }
+static inline double trunc_of(double x) { return __builtin_trunc(x); }
 static inline double longest(double a, double b) { return __builtin_hypot(a, b); }
 static inline float size(float x) { return __builtin_fabsf(x); }
 static inline double size(double x) { return __builtin_fabs(x); }
