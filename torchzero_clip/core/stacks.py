@@ -66,6 +66,8 @@ class Stack(NamedTuple):
     def give(self, made: Tensor, blocks: dict[int, dict[int, Tensor]]) -> None:
         """Put rows that were made of the matrices under their parameters and first matrices."""
         runs = list(self._runs())
+        if not made.is_cpu:  # once, for what takes many tensors as they lie
+            made = made.contiguous()
         each = made.split([count for *_, count in runs]) if self.stacked else [made]
         for (i, first, _), part in zip(runs, each, strict=True):
             blocks.setdefault(i, {})[first] = part.reshape(-1, part.shape[-1])
