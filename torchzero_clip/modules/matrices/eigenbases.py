@@ -33,10 +33,11 @@ def rows_with_bases(rule: Any, name: str, param: Tensor) -> Sequence[int]:
 
 
 def average(old: Tensor, new: Tensor, rate: Any) -> Tensor:
-    """old + (new - old) · rate, in the memory of `new` where the rate is no tensor."""
-    if isinstance(rate, Tensor):
-        return old + (new - old) * rate
-    return new.lerp_(old, 1 - rate)
+    """old + (new - old) · rate, in the memory of `new`."""
+    stays = 1 - rate  # rounded alike, be it a number or a tensor
+    if isinstance(stays, Tensor):
+        stays = stays.to(new.device, new.dtype)
+    return new.lerp_(old, stays)
 
 
 def gram(x: Tensor) -> Tensor:
