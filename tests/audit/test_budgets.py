@@ -20,8 +20,10 @@ from torchzero_clip import (
     Cautious,
     Centralize,
     ClipNorm,
+    ClipNormByEMA,
     Clippy,
     ClipValue,
+    DAdaptAdam,
     Group,
     Guard,
     Hyperball,
@@ -30,6 +32,7 @@ from torchzero_clip import (
     MaxNorm,
     Noise,
     OrthoGrad,
+    Prodigy,
     ScheduleFree,
     SkipLarge,
     SkipSpike,
@@ -41,6 +44,7 @@ from torchzero_clip import (
     WeightDecay,
     WeightEMA,
     ZClip,
+    named,
 )
 from torchzero_clip.audit import Ledger, lines, same
 from torchzero_clip.engines.compiled import backends
@@ -206,6 +210,10 @@ ENTRIES = {
     "averaged": lambda: [*HEADLINE, WeightEMA(0.99)],
     "in the place of the weights": lambda: [*HEADLINE, ScheduleFree()],
     "drawn back": lambda: [*HEADLINE, Lookahead()],
+    "an average's norm": lambda: [ClipNormByEMA(0.9), Adam(), LR(1e-3)],
+    "free of a rate": lambda: [Prodigy(weight_decay=0.1, decouple=False), LR(1.0)],
+    "free of a rate by a bound": lambda: [DAdaptAdam(weight_decay=0.1)],
+    "spikes": lambda: [named("spam")],
 }
 
 

@@ -124,6 +124,9 @@ class Lists:
     def update(self, rule: Rule, u: TensorList, state: State, group: Group) -> TensorList:
         return updated(rule, u, state, group)
 
+    def write(self, rule: Rule, u: TensorList, state: State, group: Group) -> None:
+        updated(rule, u, state, group)
+
     def divide(
         self,
         u: TensorList,

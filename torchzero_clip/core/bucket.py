@@ -248,6 +248,19 @@ class Bucket:
         """
         return self.session.update(Entrywise(function), u, {}, operands)
 
+    def write(
+        self,
+        function: Callable[..., TensorList],
+        u: TensorList,
+        state: Mapping[str, TensorList],
+        **operands: Any,
+    ) -> None:
+        """function(u, **state, **operands), which writes the state and returns u, as it was.
+
+        An entry depends on those in its place alone: on an accelerator it is done part by part.
+        """
+        self.session.write(Entrywise(function), u, dict(state), operands)
+
     def whole(self, tensors: Iterable[Tensor]) -> list[Tensor]:
         """Tensors like the parameters, gathered from all ranks where they are sharded."""
         return list(map(whole_of, tensors, self.part.layouts))

@@ -68,7 +68,7 @@ class Rule(Protocol):
 
 
 class Entrywise:
-    """A rule that is a function of what flows and of operands, and takes each entry by itself."""
+    """A rule that is a function of what flows, of state and operands, an entry by itself."""
 
     separable = per_entry = True
 
@@ -76,7 +76,7 @@ class Entrywise:
         self.function = function
 
     def update(self, u: TensorList, state: State, group: Group) -> TensorList:
-        return self.function(u, **group)
+        return self.function(u, **state, **group)
 
     def fused(self, group: Group) -> FusedKernel | None:
         return None
@@ -110,6 +110,9 @@ class Session(Protocol):
 
     def update(self, rule: Rule, u: TensorList, state: State, group: Group) -> TensorList:
         """The update that the rule makes of u, computed now or when it is first read."""
+
+    def write(self, rule: Rule, u: TensorList, state: State, group: Group) -> None:
+        """Have the rule write its state by u, now; the update that it makes is not wanted."""
 
     def divide(
         self,

@@ -74,11 +74,19 @@ class Units(Cells):
 
     def mean(self) -> Tensor:
         """The mean of every unit of the update, complex where some tensor is."""
-        m = norms.NAMED["sum"]
-        sums, sizes = self._joined(self.statistics([bucket.u for bucket in self.buckets], m), m)
-        assert sizes is not None
+        sums, sizes = self._sums_of([bucket.u for bucket in self.buckets])
         mean = sums / sizes.clamp(min=1)
         return torch.complex(mean[0], mean[1]) if self.division.complex else mean[0]
+
+    def sums_of(self, lists: Sequence[TensorList]) -> Tensor:
+        """The sum of the entries of every unit of real lists, one for each bucket."""
+        return self._sums_of(lists)[0][0]
+
+    def _sums_of(self, lists: Sequence[TensorList]) -> tuple[Tensor, Tensor]:
+        m = norms.NAMED["sum"]
+        sums, sizes = self._joined(self.statistics(lists, m), m)
+        assert sizes is not None
+        return sums, sizes
 
     def total(self) -> Tensor:
         """The norm of the whole update, as one."""
@@ -219,9 +227,9 @@ class Units(Cells):
         """
         for members, weight in zip(self.groups, weights, strict=True):
             for bucket in members:
-                m = bucket.state[name]
-                u = bucket.u.to(bucket.state_dtype).where(self.as_list(bucket, where), m)
-                m.lerp_(u, self.as_list(bucket, weight))
+                lists = {"where": self.as_list(bucket, where), "by": self.as_list(bucket, weight)}
+                held = {"m": bucket.state[name]}
+                bucket.write(_lerp, bucket.u.to(bucket.state_dtype), held, **lists)
                 bucket.settle()
 
     def div_(self, name: str, ratio: Tensor) -> None:
@@ -344,6 +352,11 @@ class Units(Cells):
         if units.positions is None or group is None:
             return stats, sizes
         return across(stats, sizes, m, units.positions, max(len(step.groups), 1), group)
+
+
+def _lerp(u: TensorList, m: TensorList, where: list[Tensor], by: TensorList) -> TensorList:
+    m.lerp_(u.where(where, m), by)
+    return u
 
 
 class UnitRecord(NamedTuple):

@@ -27,9 +27,19 @@ from torchzero_clip.core.state import HALF
 from torchzero_clip.core.tensorlist import TensorList
 from torchzero_clip.core.tensors import DTYPE, SHAPE, all_plain, storages
 from torchzero_clip.engines.kept import BATCH, LARGE, Kept, batches, updated_in_turn
-from torchzero_clip.engines.parts import PART, Parted, Piece, Updated, bottom, cut, piece_of, pieces
+from torchzero_clip.engines.parts import (
+    PART,
+    Parted,
+    Piece,
+    Updated,
+    bottom,
+    computes,
+    cut,
+    piece_of,
+    pieces,
+)
 
-LARGEST = 4 * PART  # entries for a fused optimizer, which needs no memory of its own
+LARGEST = 4 * PART  # entries for a fused optimizer behind factors alone, which need little memory
 
 
 class Scaled(Parted):
@@ -182,7 +192,8 @@ class Fused(Updated):
         u = self.source
         host = params[0].device.type in packs.HOSTS
         if isinstance(u, Parted) and u.pending and not (host or any(kept)):
-            for piece in pieces(params, cut(u), LARGEST):
+            most = None if computes(u) else LARGEST
+            for piece in pieces(params, cut(u), most):
                 grads = piece_of(u, piece).tensors  # before the weights move, which they may be of
                 if rest is not None:
                     foreach("mul_", piece.of(params), rest)

@@ -25,7 +25,16 @@ from torchzero_clip.core.tensorlist import Operand, TensorList, Workspace
 from torchzero_clip.core.tensors import all_plain
 from torchzero_clip.engines.deferred import Fused, Guarded, Scaled, overlap, subtract_, takes, times
 from torchzero_clip.engines.kept import Kept, updated_in_turn
-from torchzero_clip.engines.parts import Divided, Parted, Updated, cut, piece_of, pieces, settle
+from torchzero_clip.engines.parts import (
+    Divided,
+    Parted,
+    Updated,
+    bottom,
+    cut,
+    piece_of,
+    pieces,
+    settle,
+)
 from torchzero_clip.engines.workspace import Workspaces
 
 
@@ -153,6 +162,14 @@ class EagerSession:
             return made
         self._waiting.append(Fused(u, rule, state, group, self._done, kernel))
         return self._waiting[-1]
+
+    def write(self, rule: Rule, u: TensorList, state: State, group: Group) -> None:
+        if not self._parts or self._kept_state:  # what is kept may have been read in float32
+            updated(rule, u, state, group)
+            return
+        whole = Updated(u, rule, state, group, self._done)
+        for piece in pieces(bottom(u).tensors, cut(whole)):
+            whole.piece(piece)
 
     def _done(self, u: Lazy) -> None:
         """Forget a list that is computed now."""

@@ -138,6 +138,13 @@ def cut(u: TensorList) -> bool:
     return all(map(Tensor.is_contiguous, u.tensors))
 
 
+def computes(u: TensorList) -> bool:
+    """Whether the update of a rule waits on the way to a list, which needs memory of its own."""
+    if not (isinstance(u, Parted) and u.pending):
+        return False
+    return isinstance(u, Updated) or computes(u.source)
+
+
 def piece_of(u: TensorList, piece: Piece, keep: bool = False) -> TensorList:
     """A piece of a list, to be written unless what there is must be kept."""
     every = piece.stop is None and piece.end - piece.begin == len(u)

@@ -203,6 +203,9 @@ class CompiledSession:
     def update(self, rule: Rule, u: TensorList, state: State, group: Group) -> TensorList:
         return self.adopt(updated(rule, self.adopt(u), state, _undecided(group)))
 
+    def write(self, rule: Rule, u: TensorList, state: State, group: Group) -> None:
+        self.update(rule, u, state, group)
+
     def divide(
         self,
         u: TensorList,

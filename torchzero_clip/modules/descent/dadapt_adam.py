@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 from torch import Tensor
 
@@ -75,16 +76,19 @@ class DAdaptAdam(Transform):
         lr, on, correction = distance.rates(units, numbers, self.use_bias_correction)
         rate, scale = d * lr * correction, distance.vector(units.each("layer_scale"), d)
         us = distance.flowing(units, self.decouple)
-        roots = [b.state["exp_avg_sq"].sqrt() for b in units.buckets]
-        ahead = [_over(*row, "s") for row in zip(roots, units.buckets, strict=True)]
+        ahead = [
+            bucket.entrywise(distance.adam, u.borrow(), **_over(bucket, "s"))
+            for bucket, u in zip(units.buckets, us, strict=True)
+        ]
         gain = distance.dot(units, us, ahead, scale * rate)
         betas = distance.betas(units, d)
         first, second, third = [on * (1 - beta) for beta in (*betas, betas[1].sqrt())]
+        taken = {"into_m": scale * rate * first, "into_s": rate * third}
         for bucket, u in zip(units.buckets, us, strict=True):
-            state, number = bucket.state, distance.entries(units, bucket)
-            state["exp_avg"].mul_(number(1 - first)).add_(u, alpha=number(scale * rate * first))
-            state["exp_avg_sq"].lerp_(u.square(), number(second))
-            state["s"].mul_(number(1 - third)).add_(u, alpha=number(rate * third))
+            operands = distance.entries(
+                units, bucket, first=first, second=second, third=third, **taken
+            )
+            bucket.write(_average, u, distance.averages_of(bucket), **operands)
             bucket.settle()
         live, size = distance.of_model(units), distance.size(units, on * scale)
         share = live["betas"][1] ** 0.5
@@ -94,14 +98,31 @@ class DAdaptAdam(Transform):
         distance.keep(numbers, size > 0, d=grown, numerator=numerator)
         decay = rate * distance.vector(units.each("weight_decay"), d)
         for bucket, u in zip(units.buckets, us, strict=True):
-            number = distance.entries(units, bucket)
-            u = _over(u.copy_(bucket.state["exp_avg_sq"]).sqrt_(), bucket, "exp_avg")
+            u = bucket.entrywise(distance.adam, u, **_over(bucket, "exp_avg"))
             if self.decouple:
-                u = u.add_(bucket.params, alpha=number(decay))
-            bucket.u = u.mul_(number((size > 0) * on))
+                u = distance.decayed(bucket, u, distance.entry(units, bucket, decay))
+            rate = distance.entry(units, bucket, (size > 0) * on)
+            bucket.u = bucket.entrywise(TensorList.mul_, u, x=rate)
         return buckets
 
 
-def _over(root: TensorList, bucket: Bucket, name: str) -> TensorList:
-    """What is kept under a name over root + eps, in the memory of the root."""
-    return root.add_(bucket.group["eps"]).reciprocal_().mul_(bucket.state[name])
+def _over(bucket: Bucket, name: str) -> dict[str, Any]:
+    """What `distance.adam` divides: the state with this name."""
+    return {"m": bucket.state[name], "v": bucket.state["exp_avg_sq"], "eps": bucket.group["eps"]}
+
+
+def _average(
+    u: TensorList,
+    exp_avg: TensorList,
+    exp_avg_sq: TensorList,
+    s: TensorList,
+    first: Tensor,
+    second: Tensor,
+    third: Tensor,
+    into_m: Tensor,
+    into_s: Tensor,
+) -> TensorList:
+    exp_avg.mul_(1 - first).add_(u, alpha=into_m)
+    exp_avg_sq.lerp_(u.square(), second)
+    s.mul_(1 - third).add_(u, alpha=into_s)
+    return u

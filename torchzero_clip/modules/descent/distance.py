@@ -5,8 +5,7 @@ Groups are units here: vectors have an entry a group, in the precision of the nu
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -41,9 +40,20 @@ def begin(rule: Transform, buckets: Sequence[Bucket]) -> tuple[Units, Numbers]:
 def flowing(units: Units, decouple: bool) -> list[TensorList]:
     """What flows, in the precision of state, with the decay where it is not decoupled."""
     us = [bucket.u.to(bucket.state_dtype) for bucket in units.buckets]
-    for bucket, u in [] if decouple else zip(units.buckets, us, strict=True):
-        u.add_(bucket.params, alpha=bucket.group["weight_decay"])
-    return us
+    if decouple:
+        return us
+    rows = zip(units.buckets, us, strict=True)
+    return [decayed(bucket, u, bucket.group["weight_decay"]) for bucket, u in rows]
+
+
+def decayed(bucket: Bucket, u: TensorList, decay: Any) -> TensorList:
+    """u + decay · w"""
+    return bucket.entrywise(TensorList.add_, u, x=bucket.params, alpha=decay)
+
+
+def adam(u: TensorList, m: TensorList, v: TensorList, eps: Any) -> TensorList:
+    """m / (√v + eps), in the memory of u."""
+    return u.copy_(v).sqrt_().add_(eps).reciprocal_().mul_(m)
 
 
 def vector(values: Sequence[Any], like: Tensor) -> Tensor:
@@ -70,29 +80,44 @@ def rates(units: Units, numbers: Numbers, corrected: bool) -> tuple[Tensor, Tens
     return lr, (lr > 0).to(lr.dtype), correction
 
 
-def entries(units: Units, bucket: Bucket) -> Callable[[Tensor], Tensor]:
-    """A function that gives the entry of a bucket's group, for its lists."""
-    return partial(_entry, units, bucket)
-
-
-def _entry(units: Units, bucket: Bucket, values: Tensor) -> Tensor:
+def entry(units: Units, bucket: Bucket, values: Tensor) -> Tensor:
+    """The entry of a bucket's group, for its lists."""
     number = units.operand(bucket, values)
     assert isinstance(number, Tensor)
     return number
 
 
+def entries(units: Units, bucket: Bucket, **vectors: Tensor) -> dict[str, Tensor]:
+    """The entries of a bucket's group, for its lists."""
+    return {name: entry(units, bucket, values) for name, values in vectors.items()}
+
+
+def averages_of(bucket: Bucket) -> dict[str, TensorList]:
+    """The averages of a bucket's parameters, by name."""
+    return {name: bucket.state[name] for name in AVERAGES}
+
+
 def dot(
     units: Units, some: Sequence[TensorList], others: Sequence[TensorList], weights: Tensor
 ) -> Tensor:
-    """The inner product of the whole model; the others, which are written, with these weights."""
-    for bucket, x in zip(units.buckets, others, strict=True):
-        x.mul_(entries(units, bucket)(weights))
-    return _as_one(units).dot(some, others)[0]
+    """The inner product of the whole model, the others with these weights."""
+    products = [
+        bucket.entrywise(_product, x, by=u, weight=entry(units, bucket, weights))
+        for bucket, u, x in zip(units.buckets, some, others, strict=True)
+    ]
+    return _as_one(units).sums_of(products)[0]
+
+
+def _product(x: TensorList, by: TensorList, weight: Tensor) -> TensorList:
+    return x.mul_(weight).mul_(by)
 
 
 def size(units: Units, weights: Tensor) -> Tensor:
     """‖s‖₁ of the whole model, s with these weights."""
-    lists = [bucket.state["s"].mul(entries(units, bucket)(weights)) for bucket in units.buckets]
+    lists = [
+        bucket.entrywise(TensorList.mul, bucket.state["s"], x=entry(units, bucket, weights))
+        for bucket in units.buckets
+    ]
     return _as_one(units).norms_of(lists)[0]
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torchzero_clip.core import Bucket, Group, Live, Transform
+from torchzero_clip.core import Bucket, Group, Live, TensorList, Transform
 from torchzero_clip.core.state import state_dtype
 from torchzero_clip.modules.descent import distance
 
@@ -82,19 +82,18 @@ class Prodigy(Transform):
         units, numbers = distance.begin(self, buckets)
         d, most, numerator = [numbers.model[name] for name in ("d", "d_max", "numerator")]
         lr, on, correction = distance.rates(units, numbers, self.use_bias_correction)
-        us = distance.flowing(units, self.decouple)
-        for bucket, u in zip(units.buckets, us, strict=True):
-            u.mul_(d.to(bucket.device))
-        away = [b.state["start"].sub(b.params) for b in units.buckets]
+        flowing = zip(units.buckets, distance.flowing(units, self.decouple), strict=True)
+        us = [b.entrywise(TensorList.mul_, u, x=d.to(b.device)) for b, u in flowing]
+        starts = [(b, b.state["start"].borrow()) for b in units.buckets]
+        away = [b.entrywise(TensorList.sub_, start, x=b.params) for b, start in starts]
         gain = distance.dot(units, us, away, lr * correction)
         first, second = distance.betas(units, d)
         third = distance.vector([_beta3(members[0].values) for members in units.groups], d)
         share = (on if self.safeguard_warmup else lr * correction) * d / self.d0
+        taken = {"first": on * (1 - first), "second": on * (1 - second)}
         for bucket, u in zip(units.buckets, us, strict=True):
-            state, number = bucket.state, distance.entries(units, bucket)
-            state["exp_avg"].lerp_(u, number(on * (1 - first)))
-            state["exp_avg_sq"].lerp_(u.square(), number(on * (1 - second)))
-            state["s"].mul_(number(third**on)).add_(u, alpha=number(share))
+            operands = distance.entries(units, bucket, **taken, third=third**on, share=share)
+            bucket.write(_average, u, distance.averages_of(bucket), **operands)
             bucket.settle()
         live, size = distance.of_model(units), distance.size(units, on)
         numerator = _beta3(live) * numerator + gain * d / self.d0
@@ -103,14 +102,31 @@ class Prodigy(Transform):
         grown = torch.where(d == self.d0, d.maximum(found), d) * live["growth_rate"]
         distance.keep(numbers, size > 0, d=most.minimum(grown), d_max=most, numerator=numerator)
         eps = numbers.model["d"] * distance.vector(units.each("eps"), d)
+        rate = (size > 0) * d * correction
         for bucket, u in zip(units.buckets, us, strict=True):
-            state, number = bucket.state, distance.entries(units, bucket)
-            u = u.copy_(state["exp_avg_sq"]).sqrt_().add_(number(eps))
-            u = u.reciprocal_().mul_(state["exp_avg"])
+            state, numbers_of = bucket.state, distance.entries(units, bucket, eps=eps, rate=rate)
+            lists = {"m": state["exp_avg"], "v": state["exp_avg_sq"]}
+            u = bucket.entrywise(distance.adam, u, **lists, eps=numbers_of["eps"])
             if self.decouple:
-                u = u.add_(bucket.params, alpha=bucket.group["weight_decay"])
-            bucket.u = u.mul_(number((size > 0) * d * correction))
+                u = distance.decayed(bucket, u, bucket.group["weight_decay"])
+            bucket.u = bucket.entrywise(TensorList.mul_, u, x=numbers_of["rate"])
         return buckets
+
+
+def _average(
+    u: TensorList,
+    exp_avg: TensorList,
+    exp_avg_sq: TensorList,
+    s: TensorList,
+    first: Tensor,
+    second: Tensor,
+    third: Tensor,
+    share: Tensor,
+) -> TensorList:
+    exp_avg.lerp_(u, first)
+    exp_avg_sq.lerp_(u.square(), second)
+    s.mul_(third).add_(u, alpha=share)
+    return u
 
 
 def _beta3(group: Group) -> Any:

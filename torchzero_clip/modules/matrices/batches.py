@@ -11,7 +11,7 @@ from torch import Tensor
 
 from torchzero_clip.core import Transform
 
-MOST = 2**28  # entries of a batch, for which memory is taken several times
+MOST = 2**24  # entries of a batch, for which memory is taken several times
 MOST_ON_CPU = 2**19  # of which a few copies fit into the cache
 
 
