@@ -11,13 +11,12 @@ import torch
 from torch import Tensor, nn
 
 from torchzero_clip.core import Bucket, Chain, NormRule, Step, Transform, in_buckets, norms, send
-from torchzero_clip.core.division import UnitIds
+from torchzero_clip.core.division import UnitIds, UnitRecord
 from torchzero_clip.core.engine import Engine, Play, Records, Session, Watch
 from torchzero_clip.core.link import Link
 from torchzero_clip.core.numbers import numbered
 from torchzero_clip.core.part import Roster, label
 from torchzero_clip.core.stochastic import prepare_draws
-from torchzero_clip.core.units import UnitRecord
 from torchzero_clip.engines import AT_ONCE, Compiled, Eager
 from torchzero_clip.optimizer import Modular
 from torchzero_clip.optimizer.loss import evaluate

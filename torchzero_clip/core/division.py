@@ -190,3 +190,13 @@ class UnitIds(NamedTuple):
 def layer_of(name: str) -> str:
     """The module that a parameter belongs to: all of its name before the last dot."""
     return name.rpartition(".")[0]
+
+
+class UnitRecord(NamedTuple):
+    """What a rule leaves for `metrics()`: vectors, those of limits and ratios for every group."""
+
+    norm: Tensor
+    limits: Sequence[Tensor | float]
+    ratios: Sequence[Tensor]
+    division: Division
+    groups: Sequence[Mapping[str, Any]]

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -13,7 +13,7 @@ from torch import Tensor
 from torchzero_clip.core import norms
 from torchzero_clip.core.bucket import Bucket
 from torchzero_clip.core.decision import Cells, Decision, UnitState
-from torchzero_clip.core.division import Division
+from torchzero_clip.core.division import Division, UnitRecord
 from torchzero_clip.core.engine import Group
 from torchzero_clip.core.lazy import Joined
 from torchzero_clip.core.norms.shards import across, merge_shards
@@ -74,19 +74,16 @@ class Units(Cells):
 
     def mean(self) -> Tensor:
         """The mean of every unit of the update, complex where some tensor is."""
-        sums, sizes = self._sums_of([bucket.u for bucket in self.buckets])
+        m = norms.NAMED["sum"]
+        sums, sizes = self._joined(self.statistics([bucket.u for bucket in self.buckets], m), m)
+        assert sizes is not None
         mean = sums / sizes.clamp(min=1)
         return torch.complex(mean[0], mean[1]) if self.division.complex else mean[0]
 
     def sums_of(self, lists: Sequence[TensorList]) -> Tensor:
         """The sum of the entries of every unit of real lists, one for each bucket."""
-        return self._sums_of(lists)[0][0]
-
-    def _sums_of(self, lists: Sequence[TensorList]) -> tuple[Tensor, Tensor]:
         m = norms.NAMED["sum"]
-        sums, sizes = self._joined(self.statistics(lists, m), m)
-        assert sizes is not None
-        return sums, sizes
+        return self._joined(self.statistics(lists, m), m)[0][0]
 
     def total(self) -> Tensor:
         """The norm of the whole update, as one."""
@@ -227,9 +224,9 @@ class Units(Cells):
         """
         for members, weight in zip(self.groups, weights, strict=True):
             for bucket in members:
-                lists = {"where": self.as_list(bucket, where), "by": self.as_list(bucket, weight)}
-                held = {"m": bucket.state[name]}
-                bucket.write(_lerp, bucket.u.to(bucket.state_dtype), held, **lists)
+                u, held = bucket.u.to(bucket.state_dtype), {"m": bucket.state[name]}
+                flags, by = self.as_list(bucket, where), self.as_list(bucket, weight)
+                bucket.write(_lerp, u, held, where=flags, by=by)
                 bucket.settle()
 
     def div_(self, name: str, ratio: Tensor) -> None:
@@ -357,13 +354,3 @@ class Units(Cells):
 def _lerp(u: TensorList, m: TensorList, where: list[Tensor], by: TensorList) -> TensorList:
     m.lerp_(u.where(where, m), by)
     return u
-
-
-class UnitRecord(NamedTuple):
-    """What a rule leaves for `metrics()`: vectors, those of limits and ratios for every group."""
-
-    norm: Tensor
-    limits: Sequence[Tensor | float]
-    ratios: Sequence[Tensor]
-    division: Division
-    groups: Sequence[Mapping[str, Any]]

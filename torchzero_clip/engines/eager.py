@@ -21,9 +21,10 @@ from torchzero_clip.core.private import foreach
 from torchzero_clip.core.skip import Skip
 from torchzero_clip.core.state import HALF
 from torchzero_clip.core.stochastic import Rounding
-from torchzero_clip.core.tensorlist import Operand, TensorList, Workspace
+from torchzero_clip.core.tensorlist import Operand, TensorList
 from torchzero_clip.core.tensors import all_plain
-from torchzero_clip.engines.deferred import Fused, Guarded, Scaled, overlap, subtract_, takes, times
+from torchzero_clip.engines.deferred import Guarded, Narrow, Scaled, overlap, subtract_, times
+from torchzero_clip.engines.fused import Fused, takes
 from torchzero_clip.engines.kept import Kept, updated_in_turn
 from torchzero_clip.engines.parts import (
     Divided,
@@ -313,24 +314,6 @@ class EagerSession:
     def _subtract(self, values: Sequence[Tensor], a: float) -> None:
         """w ← w - a u."""
         subtract_(self.params.tensors, values, a, in_parts=self._keeps)
-
-
-class Narrow(TensorList):
-    """A borrowed list of half precision: its conversion waits for the next pass."""
-
-    __slots__ = ("_widened",)
-
-    def __init__(
-        self,
-        tensors: Sequence[Tensor],
-        widened: Callable[[TensorList, torch.dtype], TensorList],
-        workspace: Workspace,
-    ) -> None:
-        super().__init__(tensors, workspace=workspace)
-        self._widened = widened
-
-    def to(self, dtype: torch.dtype) -> TensorList:
-        return self if self.owned or dtype == self.dtype else self._widened(self, dtype)
 
 
 def _pieces(u: TensorList) -> bool:

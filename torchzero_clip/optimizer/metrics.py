@@ -8,8 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torchzero_clip.core.division import UnitIds
-from torchzero_clip.core.units import UnitRecord
+from torchzero_clip.core.division import UnitIds, UnitRecord
 
 
 def metrics_of(records: Mapping[str, Any]) -> dict[str, Any]:

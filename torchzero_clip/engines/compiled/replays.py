@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import torch
 from torch import Tensor
 
+from torchzero_clip.core.division import UnitRecord
 from torchzero_clip.core.engine import Play, Records
 from torchzero_clip.core.link import Link
 from torchzero_clip.core.part import Part
 from torchzero_clip.core.tensors import all_here
-from torchzero_clip.core.units import UnitRecord
 from torchzero_clip.engines.buffers import Buffer
 from torchzero_clip.engines.compiled.backends import on_gpu, step_of
 from torchzero_clip.engines.compiled.inputs import Later, LiveValues, Questions, StepInputs

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 from torch import Tensor
 
-from torchzero_clip.core import Bucket, Live, TensorList, Transform
+from torchzero_clip.core import Bucket, Live, Transform
 from torchzero_clip.modules.descent import distance
+from torchzero_clip.modules.descent import distance_lists as lists
 
 
 class DAdaptAdam(Transform):
@@ -65,7 +65,7 @@ class DAdaptAdam(Transform):
         self.require("layer_scale", at_least=0)
 
     def init(self, param: Tensor) -> dict[str, Tensor]:
-        return distance.averages(param)
+        return lists.averages(param)
 
     def init_model(self) -> dict[str, float]:
         return {"d": self.d0, "numerator": 0.0, "step": 0.0}
@@ -75,54 +75,23 @@ class DAdaptAdam(Transform):
         d, numerator = [numbers.model[name] for name in ("d", "numerator")]
         lr, on, correction = distance.rates(units, numbers, self.use_bias_correction)
         rate, scale = d * lr * correction, distance.vector(units.each("layer_scale"), d)
-        us = distance.flowing(units, self.decouple)
-        ahead = [
-            bucket.entrywise(distance.adam, u.borrow(), **_over(bucket, "s"))
-            for bucket, u in zip(units.buckets, us, strict=True)
-        ]
-        gain = distance.dot(units, us, ahead, scale * rate)
+        us = lists.flowing(units, self.decouple)
+        ahead = lists.over_root(units, [u.borrow() for u in us], "s", units.each("eps"))
+        gain = lists.dot(units, us, ahead, scale * rate)
         betas = distance.betas(units, d)
         first, second, third = [on * (1 - beta) for beta in (*betas, betas[1].sqrt())]
-        taken = {"into_m": scale * rate * first, "into_s": rate * third}
-        for bucket, u in zip(units.buckets, us, strict=True):
-            operands = distance.entries(
-                units, bucket, first=first, second=second, third=third, **taken
-            )
-            bucket.write(_average, u, distance.averages_of(bucket), **operands)
-            bucket.settle()
-        live, size = distance.of_model(units), distance.size(units, on * scale)
+        m, s = (1 - first, scale * rate * first), (1 - third, rate * third)
+        lists.remember(units, us, m=m, v=second, s=s)
+        live, size = distance.of_model(units), lists.size(units, on * scale)
         share = live["betas"][1] ** 0.5
         numerator = share * numerator + (1 - share) * gain
         found = numerator / ((1 - share) * size)
         grown = d.maximum(found.minimum(d * live["growth_rate"]))
         distance.keep(numbers, size > 0, d=grown, numerator=numerator)
-        decay = rate * distance.vector(units.each("weight_decay"), d)
-        for bucket, u in zip(units.buckets, us, strict=True):
-            u = bucket.entrywise(distance.adam, u, **_over(bucket, "exp_avg"))
-            if self.decouple:
-                u = distance.decayed(bucket, u, distance.entry(units, bucket, decay))
-            rate = distance.entry(units, bucket, (size > 0) * on)
-            bucket.u = bucket.entrywise(TensorList.mul_, u, x=rate)
+        us = lists.over_root(units, us, "exp_avg", units.each("eps"))
+        if self.decouple:
+            decay = rate * distance.vector(units.each("weight_decay"), d)
+            us = lists.decayed(units, us, decay)
+        for bucket, u in zip(units.buckets, lists.times(units, us, (size > 0) * on), strict=True):
+            bucket.u = u
         return buckets
-
-
-def _over(bucket: Bucket, name: str) -> dict[str, Any]:
-    """What `distance.adam` divides: the state with this name."""
-    return {"m": bucket.state[name], "v": bucket.state["exp_avg_sq"], "eps": bucket.group["eps"]}
-
-
-def _average(
-    u: TensorList,
-    exp_avg: TensorList,
-    exp_avg_sq: TensorList,
-    s: TensorList,
-    first: Tensor,
-    second: Tensor,
-    third: Tensor,
-    into_m: Tensor,
-    into_s: Tensor,
-) -> TensorList:
-    exp_avg.mul_(1 - first).add_(u, alpha=into_m)
-    exp_avg_sq.lerp_(u.square(), second)
-    s.mul_(1 - third).add_(u, alpha=into_s)
-    return u

@@ -1,6 +1,6 @@
-"""What rules share that estimate how far away the solution is, and step accordingly.
+"""What rules share that estimate how far away the solution is: numbers, an entry a group.
 
-Groups are units here: vectors have an entry a group, in the precision of the numbers of the model.
+Groups are units here: vectors are in the precision of the numbers of the model.
 """
 
 from __future__ import annotations
@@ -11,23 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torchzero_clip.core import (
-    Bucket,
-    Group,
-    Numbers,
-    TensorList,
-    Transform,
-    Units,
-    zeros_like_state,
-)
+from torchzero_clip.core import Bucket, Group, Numbers, Transform, Units
 from torchzero_clip.core.norms import NAMED
-
-AVERAGES = ("exp_avg", "exp_avg_sq", "s")
-
-
-def averages(param: Tensor) -> dict[str, Tensor]:
-    """The averages m and v of a parameter, and the sum s."""
-    return {name: zeros_like_state(param) for name in AVERAGES}
 
 
 def begin(rule: Transform, buckets: Sequence[Bucket]) -> tuple[Units, Numbers]:
@@ -35,25 +20,6 @@ def begin(rule: Transform, buckets: Sequence[Bucket]) -> tuple[Units, Numbers]:
     for bucket in buckets:
         rule.refuse_complex(bucket)
     return Units(buckets, "group", NAMED["l1"]), Numbers(buckets)
-
-
-def flowing(units: Units, decouple: bool) -> list[TensorList]:
-    """What flows, in the precision of state, with the decay where it is not decoupled."""
-    us = [bucket.u.to(bucket.state_dtype) for bucket in units.buckets]
-    if decouple:
-        return us
-    rows = zip(units.buckets, us, strict=True)
-    return [decayed(bucket, u, bucket.group["weight_decay"]) for bucket, u in rows]
-
-
-def decayed(bucket: Bucket, u: TensorList, decay: Any) -> TensorList:
-    """u + decay · w"""
-    return bucket.entrywise(TensorList.add_, u, x=bucket.params, alpha=decay)
-
-
-def adam(u: TensorList, m: TensorList, v: TensorList, eps: Any) -> TensorList:
-    """m / (√v + eps), in the memory of u."""
-    return u.copy_(v).sqrt_().add_(eps).reciprocal_().mul_(m)
 
 
 def vector(values: Sequence[Any], like: Tensor) -> Tensor:
@@ -78,52 +44,6 @@ def rates(units: Units, numbers: Numbers, corrected: bool) -> tuple[Tensor, Tens
         first, second = betas(units, step)
         correction = (1 - second**step).sqrt() / (1 - first**step)
     return lr, (lr > 0).to(lr.dtype), correction
-
-
-def entry(units: Units, bucket: Bucket, values: Tensor) -> Tensor:
-    """The entry of a bucket's group, for its lists."""
-    number = units.operand(bucket, values)
-    assert isinstance(number, Tensor)
-    return number
-
-
-def entries(units: Units, bucket: Bucket, **vectors: Tensor) -> dict[str, Tensor]:
-    """The entries of a bucket's group, for its lists."""
-    return {name: entry(units, bucket, values) for name, values in vectors.items()}
-
-
-def averages_of(bucket: Bucket) -> dict[str, TensorList]:
-    """The averages of a bucket's parameters, by name."""
-    return {name: bucket.state[name] for name in AVERAGES}
-
-
-def dot(
-    units: Units, some: Sequence[TensorList], others: Sequence[TensorList], weights: Tensor
-) -> Tensor:
-    """The inner product of the whole model, the others with these weights."""
-    products = [
-        bucket.entrywise(_product, x, by=u, weight=entry(units, bucket, weights))
-        for bucket, u, x in zip(units.buckets, some, others, strict=True)
-    ]
-    return _as_one(units).sums_of(products)[0]
-
-
-def _product(x: TensorList, by: TensorList, weight: Tensor) -> TensorList:
-    return x.mul_(weight).mul_(by)
-
-
-def size(units: Units, weights: Tensor) -> Tensor:
-    """‖s‖₁ of the whole model, s with these weights."""
-    lists = [
-        bucket.entrywise(TensorList.mul, bucket.state["s"], x=entry(units, bucket, weights))
-        for bucket in units.buckets
-    ]
-    return _as_one(units).norms_of(lists)[0]
-
-
-def _as_one(units: Units) -> Units:
-    """All as one unit, and so the stages of a pipeline too, whichever groups they have."""
-    return Units(units.buckets, "global", NAMED["l1"])
 
 
 def of_model(units: Units) -> Group:

@@ -11,6 +11,7 @@ from torch import Tensor
 from torchzero_clip.core import Bucket, Group, Live, TensorList, Transform
 from torchzero_clip.core.state import state_dtype
 from torchzero_clip.modules.descent import distance
+from torchzero_clip.modules.descent import distance_lists as lists
 
 
 class Prodigy(Transform):
@@ -73,7 +74,7 @@ class Prodigy(Transform):
 
     def init(self, param: Tensor) -> dict[str, Tensor]:
         start = param.detach().to(state_dtype(param), copy=True)
-        return {**distance.averages(param), "start": start}
+        return {**lists.averages(param), "start": start}
 
     def init_model(self) -> dict[str, float]:
         return {"d": self.d0, "d_max": self.d0, "numerator": 0.0, "step": 0.0}
@@ -82,51 +83,27 @@ class Prodigy(Transform):
         units, numbers = distance.begin(self, buckets)
         d, most, numerator = [numbers.model[name] for name in ("d", "d_max", "numerator")]
         lr, on, correction = distance.rates(units, numbers, self.use_bias_correction)
-        flowing = zip(units.buckets, distance.flowing(units, self.decouple), strict=True)
-        us = [b.entrywise(TensorList.mul_, u, x=d.to(b.device)) for b, u in flowing]
+        us = lists.times(units, lists.flowing(units, self.decouple), d.expand_as(lr))
         starts = [(b, b.state["start"].borrow()) for b in units.buckets]
         away = [b.entrywise(TensorList.sub_, start, x=b.params) for b, start in starts]
-        gain = distance.dot(units, us, away, lr * correction)
-        first, second = distance.betas(units, d)
-        third = distance.vector([_beta3(members[0].values) for members in units.groups], d)
+        gain = lists.dot(units, us, away, lr * correction)
+        first, second = [on * (1 - beta) for beta in distance.betas(units, d)]
+        third = distance.vector([_beta3(members[0].values) for members in units.groups], d) ** on
         share = (on if self.safeguard_warmup else lr * correction) * d / self.d0
-        taken = {"first": on * (1 - first), "second": on * (1 - second)}
-        for bucket, u in zip(units.buckets, us, strict=True):
-            operands = distance.entries(units, bucket, **taken, third=third**on, share=share)
-            bucket.write(_average, u, distance.averages_of(bucket), **operands)
-            bucket.settle()
-        live, size = distance.of_model(units), distance.size(units, on)
+        lists.remember(units, us, m=(1 - first, first), v=second, s=(third, share))
+        live, size = distance.of_model(units), lists.size(units, on)
         numerator = _beta3(live) * numerator + gain * d / self.d0
         found = live["d_coef"] * numerator / size
         most = most.maximum(found)
         grown = torch.where(d == self.d0, d.maximum(found), d) * live["growth_rate"]
         distance.keep(numbers, size > 0, d=most.minimum(grown), d_max=most, numerator=numerator)
         eps = numbers.model["d"] * distance.vector(units.each("eps"), d)
+        us = lists.over_root(units, us, "exp_avg", eps)
+        us = lists.decayed(units, us, units.each("weight_decay")) if self.decouple else us
         rate = (size > 0) * d * correction
-        for bucket, u in zip(units.buckets, us, strict=True):
-            state, numbers_of = bucket.state, distance.entries(units, bucket, eps=eps, rate=rate)
-            lists = {"m": state["exp_avg"], "v": state["exp_avg_sq"]}
-            u = bucket.entrywise(distance.adam, u, **lists, eps=numbers_of["eps"])
-            if self.decouple:
-                u = distance.decayed(bucket, u, bucket.group["weight_decay"])
-            bucket.u = bucket.entrywise(TensorList.mul_, u, x=numbers_of["rate"])
+        for bucket, u in zip(units.buckets, lists.times(units, us, rate), strict=True):
+            bucket.u = u
         return buckets
-
-
-def _average(
-    u: TensorList,
-    exp_avg: TensorList,
-    exp_avg_sq: TensorList,
-    s: TensorList,
-    first: Tensor,
-    second: Tensor,
-    third: Tensor,
-    share: Tensor,
-) -> TensorList:
-    exp_avg.lerp_(u, first)
-    exp_avg_sq.lerp_(u.square(), second)
-    s.mul_(third).add_(u, alpha=share)
-    return u
 
 
 def _beta3(group: Group) -> Any:
