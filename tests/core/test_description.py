@@ -1,0 +1,266 @@
+"""What a transform is before it runs: a dataclass that is checked once, and sealed."""
+
+import dataclasses
+import math
+import sys
+import types
+from typing import Annotated
+
+import pytest
+
+from tests.helpers import one, run_once
+from torchzero_clip import (
+    AdaptiveClip,
+    ClipNorm,
+    Live,
+    Modular,
+    NormRule,
+    TensorwiseTransform,
+    Transform,
+    ZStat,
+)
+
+
+def test_a_description_is_a_dataclass_in_signature_and_repr():
+    class Mine(Transform):
+        factor: Live[float]
+        power: int = 2
+
+    assert repr(Mine(3.0)) == "Mine(factor=3.0)"
+    assert repr(Mine(3.0, 4, name="m", target="grad")) == (
+        "Mine(target='grad', name='m', factor=3.0, power=4)"
+    )
+    assert Mine.live == ("factor",)
+    with pytest.raises(TypeError, match="factor"):
+        Mine()
+    with pytest.raises(TypeError, match="positional"):
+        Mine(3.0, 4, "grad")
+
+
+def test_a_description_cannot_be_changed():
+    clip = ClipNorm(1.0)
+    with pytest.raises(AttributeError, match=r"ClipNorm\.max_norm.*groups\[i\]\['max_norm'\]"):
+        clip.max_norm = 2.0
+    with pytest.raises(AttributeError, match=r"ClipNorm\.ord.*new one"):
+        clip.ord = 1
+
+
+def test_an_init_of_ones_own_is_kept_by_subclasses_too():
+    class Twice(Transform):
+        factor: Live[float]
+
+        def __init__(self, half):
+            self.factor = 2 * half
+
+        def update(self, u, state, group):
+            return u.mul_(group["factor"])
+
+    class Thrice(Twice):
+        extra: float = 1.5
+
+    assert run_once(Twice(1.5))[2] == [12.0]
+    thrice = Thrice(1.5)
+    assert (thrice.factor, thrice.extra, thrice.target, thrice.name) == (3.0, 1.5, "update", None)
+    assert run_once(Thrice(1.5))[2] == [12.0]
+
+
+def test_a_check_runs_once_after_the_outermost_init_and_for_groups():
+    calls = []
+
+    class Checked(Transform):
+        factor: Live[float]
+
+        def check(self):
+            super().check()
+            calls.append(self.factor)
+            self.require("factor", above=0)
+
+        def update(self, u, state, group):
+            return u.mul_(group["factor"])
+
+    class Sub(Checked):
+        other: float = 1.0
+
+        def __init__(self, factor):
+            super().__init__(factor)
+
+    Sub(2.0)
+    assert calls == [2.0]
+    with pytest.raises(ValueError, match=r"Sub: factor must be a number above 0, got -1\.0"):
+        Sub(-1.0)
+    with pytest.raises(ValueError, match=r"Sub: factor must be a number above 0, got 0\.0"):
+        Modular([{"params": [one()], "factor": 0.0}], Sub(1.0))
+
+
+def test_annotations_that_cannot_be_evaluated_do_not_matter():
+    class Local:
+        pass
+
+    class Mine(Transform):
+        thing: "Local"
+        factor: "Live[Nowhere]" = 2.0  # noqa: F821
+        other: "Nowhere | None" = None  # noqa: F821
+
+        def update(self, u, state, group):
+            return u.mul_(group["factor"])
+
+    assert Mine.live == ("factor",)
+    assert run_once(Mine(Local()))[2] == [8.0]
+
+
+def test_future_annotations_and_type_checking_imports_do_not_matter(monkeypatch):
+    source = """
+from __future__ import annotations
+from typing import TYPE_CHECKING
+if TYPE_CHECKING:
+    from nowhere import Thing
+import torchzero_clip as tz
+from torchzero_clip import Live, Transform
+class Mine(Transform):
+    thing: Thing
+    factor: Live[float] = 2.0
+    other: tz.Live[Thing | None] = None
+    fixed: list[Thing] | None = None
+"""
+    module = types.ModuleType("elsewhere")
+    monkeypatch.setitem(sys.modules, "elsewhere", module)
+    exec(source, vars(module))
+    assert module.Mine.live == ("factor", "other")
+    assert module.Mine(1).factor == 2.0
+
+
+@pytest.mark.parametrize(
+    "hint",
+    [
+        Live[float] | None,
+        "Live[float] | None",
+        "Live[Nowhere] | None",
+        list[Live[float]],
+        "dict[str, Live[float]]",
+        Annotated[list[Live[float]], "more"],
+    ],
+    ids=str,
+)
+def test_live_inside_another_type_is_an_error_at_class_creation(hint):
+    with pytest.raises(TypeError, match=r"Wrong: .*'beta'.*Live\[float \| None\]"):
+        type("Wrong", (Transform,), {"__annotations__": {"beta": hint}, "__module__": __name__})
+
+
+OPEN = ("ord", "dim", "inverse_dims", "min_size")
+
+
+@pytest.mark.parametrize("base", [NormRule, TensorwiseTransform, ClipNorm, ZStat])
+def test_a_field_may_not_have_the_name_of_anything_that_its_bases_have(base):
+    """Methods, properties and what they say about themselves: it would take the place of that."""
+    taken = {name for b in base.__mro__ for name in vars(b) if not name.startswith("__")}
+    taken -= {*(f.name for f in dataclasses.fields(base)), *OPEN}
+    assert {"live", "registry", "require", "open_fields", "_finished"} <= taken
+    for name in sorted(taken):
+        sentence = f"Wrong: the field '{name}' has the name of an attribute of [A-Z].*; call it"
+        for hint in (float, Live[float]):
+            with pytest.raises(TypeError, match=sentence):
+                type("Wrong", (base,), {"__annotations__": {name: hint}, name: 1.0})
+
+
+@pytest.mark.parametrize(
+    ("base", "names"),
+    [
+        (Transform, ("numbers", "complex", "inner", "drops", "goes_first", "passes_gradient")),
+        (Transform, ("reads_grads", "update", "init", "step", "check", "affine", "fused")),
+        (NormRule, ("measure", "units", "scope", "sets_norm", "limit", "observe", "total")),
+    ],
+)
+def test_names_that_a_field_is_likely_to_take_by_mistake(base, names):
+    for name in names:
+        said = f"Wrong: the field '{name}' has the name of an attribute of {base.__name__}; call it"
+        with pytest.raises(TypeError, match=said):
+            type("Wrong", (base,), {"__annotations__": {name: float}})
+
+
+def test_an_argument_that_a_class_may_declare_is_named_as_such():
+    class Halves(NormRule):
+        def limit(self, norm, state, group):
+            return norm / 2
+
+    said = r"no argument 'dim', which its class may declare; it takes \['target'"
+    with pytest.raises(TypeError, match=said):
+        Halves(dim="global")
+
+
+def test_a_base_may_open_an_attribute_and_fields_may_be_declared_again():
+    class OpensSize(NormRule):
+        size = 3.0
+        open_fields = ("size",)
+
+    class SetsSize(OpensSize):
+        ord = 1
+        size = 4.0
+
+    class DeclaresSize(SetsSize):
+        size: Live[float] = 5.0
+        ord: float = 2
+        name: str | None = dataclasses.field(default="free", kw_only=True)
+
+    class DeclaresSizeAgain(DeclaresSize):
+        size: Live[float | None] = None
+
+    assert (
+        OpensSize().size,
+        SetsSize().size,
+        DeclaresSize().size,
+        DeclaresSizeAgain(size=1.0).size,
+    ) == (3, 4, 5, 1)
+    assert (DeclaresSize().name, DeclaresSize().ord, DeclaresSize.live, DeclaresSizeAgain.live) == (
+        "free",
+        2,
+        ("size",),
+        ("size",),
+    )
+    with pytest.raises(TypeError, match="Wrong: the field 'size' has the name of an attribute"):
+        type("Wrong", (type("M", (), {"size": 1}), Transform), {"__annotations__": {"size": float}})
+
+
+def test_a_field_whose_default_is_a_function_may_be_declared_again():
+    class HoldsFunction(Transform):
+        fn: object = math.sin
+
+    class HoldsAnother(HoldsFunction):
+        fn: object = math.cos
+
+    assert HoldsAnother().fn is math.cos
+
+
+def test_a_field_named_like_a_method_of_its_own_class_is_an_error_too():
+    said = "Wrong: the field 'scaled' has the name of a method of Wrong"
+    with pytest.raises(TypeError, match=said):
+
+        class Wrong(Transform):
+            scaled: float
+
+            def scaled(self):
+                return 1.0
+
+    with pytest.raises(TypeError, match=said):
+
+        class Wrong(Transform):
+            scaled: float
+
+            @property
+            def scaled(self):
+                return 1.0
+
+
+@pytest.mark.parametrize("name", ["params", "chain", "param_names", "grads"])
+def test_a_live_field_may_not_take_a_key_of_the_group(name):
+    with pytest.raises(TypeError, match=f"Wrong: '{name}' is taken"):
+        type("Wrong", (Transform,), {"__annotations__": {name: Live[float]}})
+
+
+def test_a_class_of_a_user_does_not_change_what_the_rules_name():
+    known = Transform.registry["ClipNorm"]
+
+    class ClipNorm(Transform):
+        pass
+
+    assert Transform.registry["ClipNorm"] is known
+    assert AdaptiveClip(ZStat()).warmup.max_norm == 1.0

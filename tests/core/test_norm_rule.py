@@ -1,0 +1,81 @@
+"""A rule about norms: its limit, its memory, and which mistakes are sentences."""
+
+import math
+
+import pytest
+
+from tests.helpers import one, run_once
+from torchzero_clip import (
+    Live,
+    Modular,
+    NormRule,
+)
+
+
+def test_a_norm_rule_of_ones_own_works_at_every_scope():
+    class Halve(NormRule):
+        """At most half of the norm before."""
+
+        share: Live[float] = 0.5
+        dim: "object" = None
+
+        def init_unit(self):
+            return {"previous": math.inf}
+
+        def limit(self, norm, state, group):
+            return state["previous"] * group["share"]
+
+        def observe(self, norm, clipped, state, group):
+            return {"previous": clipped}
+
+    for dim in (None, "layer", "group", "global"):
+        p = one(0.0, grad=8.0)
+        opt = Modular([("a.w", p)], Halve(dim=dim))
+        updates = []
+        for _ in range(3):
+            p.data.zero_()
+            opt.step()
+            updates.append(-p.item())
+        assert updates == [8.0, 4.0, 2.0]
+    with pytest.raises(ValueError, match=r"Halve: dim must be None.*memory"):
+        Halve(dim=0)
+
+
+def test_a_norm_rule_may_measure_the_parameters_at_its_scope():
+    class Trust(NormRule):
+        dim: "object" = None
+        sets_norm = True
+
+        def limit(self, norm, state, group):
+            return self.measure(group["params"])
+
+    a, b = one(3.0, grad=10.0), one(4.0, grad=10.0)
+    Modular([a, b], Trust()).step()
+    assert (a.item(), b.item()) == pytest.approx((0.0, 0.0))
+    a, b = one(3.0, grad=10.0), one(4.0, grad=10.0)
+    Modular([a, b], Trust(dim="global")).step()
+    step = 5 / math.sqrt(2)
+    assert (a.item(), b.item()) == pytest.approx((3 - step, 4 - step))
+
+
+def test_observing_what_init_unit_does_not_make_is_an_error():
+    class Wrong(NormRule):
+        def init_unit(self):
+            return {"a": 0.0}
+
+        def limit(self, norm, state, group):
+            return math.inf
+
+        def observe(self, norm, clipped, state, group):
+            return {"b": norm}
+
+    with pytest.raises(KeyError, match=r"Wrong\.observe returned \['b'\]"):
+        run_once(Wrong())
+
+
+def test_a_norm_rule_without_limit_says_what_to_write():
+    class Nothing(NormRule):
+        pass
+
+    with pytest.raises(NotImplementedError, match="Nothing has no limit"):
+        run_once(Nothing())
