@@ -1,6 +1,6 @@
 """What a link may do with a bucket: what flows, its state, other memory, and parts of it."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -8,7 +8,7 @@ import torch
 from torch.nn import Parameter
 
 from tests.engines.accelerated import Accelerated
-from torchzero_clip import LR, Adam, Modular, TensorList, Transform, zeros_like_state
+from torchzero_clip import EMA, LR, Adam, Modular, TensorList, Transform, zeros_like_state
 from torchzero_clip.core import Bucket
 from torchzero_clip.core.norms import NAMED
 from torchzero_clip.engines import Eager
@@ -29,11 +29,16 @@ class Does(Transform):
 
 
 def after(
-    body: Callable[[Bucket], None], engine: Any = None, size: int = 20, **options: Any
+    body: Callable[[Bucket], None],
+    engine: Any = None,
+    size: int = 20,
+    before: Sequence[Transform] = (),
+    **options: Any,
 ) -> tuple[list[list[float]], list[list[float]]]:
     """How far two parameters went, and their state, after two steps with gradients 0, 1, 2, …"""
     params = [Parameter(torch.zeros(size)), Parameter(torch.zeros(3))]
-    opt = Modular([(f"p{i}", p) for i, p in enumerate(params)], Does(body), LR(1.0), **options)
+    rows = [(f"p{i}", p) for i, p in enumerate(params)]
+    opt = Modular(rows, *before, Does(body), LR(1.0), **options)
     opt.engine = engine or opt.engine
     for _ in range(2):
         for p in params:
@@ -59,6 +64,16 @@ def test_state_is_written_and_what_flows_is_as_it_was(engine: str) -> None:
     moved, state = after(body, ENGINES[engine]())
     assert moved == [[-2.0 * i for i in range(20)], [0.0, -2.0, -4.0]]
     assert state == [[0.75 * i for i in range(20)], [0.0, 0.75, 1.5]]
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_an_update_that_waits_is_computed_once_though_state_is_written_by_it(engine: str) -> None:
+    def body(bucket: Bucket) -> None:
+        bucket.write(_take, bucket.u, {"m": bucket.state["m"]}, share=0.5)
+
+    moved, state = after(body, ENGINES[engine](), before=(EMA(0.5),))
+    assert moved == [[-1.25 * i for i in range(20)], [0.0, -1.25, -2.5]]
+    assert state == [[0.5 * i for i in range(20)], [0.0, 0.5, 1.0]]
 
 
 def test_a_compiled_step_writes_it_too() -> None:

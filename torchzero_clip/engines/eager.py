@@ -168,6 +168,7 @@ class EagerSession:
         if not self._parts or self._kept_state:  # what is kept may have been read in float32
             updated(rule, u, state, group)
             return
+        settle([u, *group.values()])
         whole = Updated(u, rule, state, group, self._done)
         for piece in pieces(bottom(u).tensors, cut(whole)):
             whole.piece(piece)
