@@ -31,6 +31,15 @@ def test_kinds_do_not_mix() -> None:
     assert packs([one, one, one], ["a", "b", "a"]) == [[0, 2], [1]]
 
 
+def test_a_tensor_without_entries_has_its_place_wherever_it_stands() -> None:
+    none, one = torch.ones(0, 4), torch.ones(2)
+    assert packs([none, one, none]) == [[0, 1, 2]]
+    assert packs([none, none]) == [[0, 1]]
+    with as_on_an_accelerator():
+        made = in_stacks([none, one, none], lambda x: x.flatten(1).sum(1), torch.sum)
+    assert [x.item() for x in made] == [0.0, 2.0, 0.0]
+
+
 def test_calls_are_shared_on_an_accelerator_alone_and_by_more_than_a_few() -> None:
     assert not shares([torch.ones(1)] * 5)
     with as_on_an_accelerator():

@@ -234,6 +234,25 @@ def test_a_fast_step_of_every_rule_is_the_plain_step(case: Case, place: str, way
     compare(chain, case.shapes, way=way)
 
 
+ODD = {"a": (0, 4), "b": (), "c": (5,), "d": (), "e": (0, 4), "f": (3, 4), "g": (0,), "h": (1,)}
+ODD_MATRICES = {"a": (0, 4), "b": (3, 4), "c": (0, 4), "d": (1, 4), "e": (4, 1), "f": (4, 0)}
+
+
+@sampled()
+def test_tensors_without_entries_and_single_numbers_go_in_packs_too(case: Case) -> None:
+    """Shards are often empty; packs, parts and stacks know such tensors by their forms."""
+    chain, shapes = PLACES["before Adam"](case.make()), ODD_MATRICES if case.matrices else ODD
+    if refused(chain, shapes):
+        return
+    (ours, fast), (theirs, slow) = pair(chain, shapes, way="parts")
+    for i in range(2):
+        for params, opt in ((ours, fast), (theirs, slow)):
+            set_grads(params, gradients(shapes, i))
+            opt.step()
+    for name, p in ours.items():
+        torch.testing.assert_close(p, theirs[name], rtol=1e-4, atol=1e-6, equal_nan=True)
+
+
 def refused(chain: Chain, shapes: Any) -> bool:
     """Whether there is no such chain."""
     try:

@@ -7,6 +7,7 @@ not all of them. A tensor that is large keeps a call of its own, and nothing of 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -32,14 +33,14 @@ def shares(tensors: Sequence[Tensor]) -> bool:
 def packs(tensors: Sequence[Tensor], kinds: Sequence[Any] | None = None) -> list[list[int]]:
     """The places of tensors that go together: those of a pack are of one kind, or one dtype."""
     made: list[list[int]] = []
-    open_: dict[Any, tuple[list[int], int]] = {}
+    open_: dict[Any, tuple[list[int], float]] = {}
     for i, t in enumerate(tensors):
         size = t.numel()
         if size >= LARGE or not t.is_contiguous():
             made.append([i])
             continue
         kind = t.dtype if kinds is None else kinds[i]
-        some, total = open_.get(kind, ([], ROOM))
+        some, total = open_.get(kind, ([], math.inf))
         if total + size > ROOM:
             some, total = [], 0
             made.append(some)
@@ -87,7 +88,8 @@ def in_stacks(
 ) -> list[Tensor]:
     """What `alone` makes of each tensor, those of one shape, dtype and kind in one call.
 
-    `function` makes it of tensors that are stacked, `alone` of one; both get the kind, if any.
+    `function` makes it of tensors that are stacked, numbers as rows of one, and `alone` of one;
+    both get the kind, if any.
     """
     rows = [()] * len(tensors) if kinds is None else [(kind,) for kind in kinds]
     if not shares(tensors):
@@ -98,7 +100,8 @@ def in_stacks(
         if len(some) == 1:
             out[some[0]] = alone(tensors[some[0]], *rows[some[0]])
             continue
-        made = function(torch.stack([tensors[i] for i in some]), *rows[some[0]])
+        stack = torch.stack([tensors[i] for i in some])
+        made = function(stack if stack.dim() > 1 else stack.unsqueeze(1), *rows[some[0]])
         for i, x in zip(some, made.unbind(), strict=True):
             out[i] = x
     return out

@@ -36,6 +36,8 @@ def percentiles(tensors: Sequence[Tensor], p: float | Tensor) -> list[Tensor]:
     def of_rows(x: Tensor) -> Tensor:
         rows = x.flatten(1).abs()
         last = rows.shape[1] - 1
+        if last < 0:
+            return rows.new_zeros(len(rows))
         if isinstance(p, Tensor):
             index = (p * last / 100).to(x.device).floor().long().view(1)
             return rows.sort(dim=1).values.index_select(1, index).squeeze(1)
