@@ -3,24 +3,24 @@
 from __future__ import annotations
 
 import inspect
-from typing import Any
+from typing import Any, ClassVar
 
 from torchzero_clip import LR, Adam, Chain, Modular, Partition, Scale, Transform, named
 from torchzero_clip.published import NAMES, matrices
 
-MATRICES = {name for name in NAMES if NAMES[name].__module__ == matrices.__name__}
-"""What is for matrices; vectors go to Adam."""
+VECTORS_TOO = {"klsoap", "kron", "shampoo", "soap", "soap_hyperball"}  # else to Adam
+MATRICES = {name for name in NAMES if NAMES[name].__module__ == matrices.__name__} - VECTORS_TOO
 
 
 class Published(Modular):
     """The chain of a published method, as a class of optimizers with the method's arguments.
 
-    A group may have any of them, as in torch. Where one chooses links, such as a momentum, all
-    groups have these, and each its own value.
+    Groups may have them too, as in torch; where one chooses links, as a momentum, all have these.
     """
 
     method: str
     front: tuple[Transform, ...] = ()
+    engine: ClassVar[dict[str, bool]] = {}
 
     def __init__(
         self,
@@ -32,8 +32,7 @@ class Published(Modular):
         capturable: Any = None,
         **arguments: Any,
     ) -> None:
-        if lr is not None:
-            arguments["lr"] = lr
+        arguments |= {} if lr is None else {"lr": lr}
         dicts = isinstance(params, list) and params and isinstance(params[0], dict)
         groups = [dict(group) for group in params] if dicts else []
         names = defaults(self.method).keys() | {"maximize"}
@@ -42,7 +41,8 @@ class Published(Modular):
         for given in theirs:
             chosen |= {key: value for key, value in given.items() if not chosen.get(key)}
         turned = chosen.pop("maximize", False)
-        super().__init__(groups or params, *self.links(chosen, turned), fused=fused is not False)
+        engine = self.engine or {"fused": fused is not False}
+        super().__init__(groups or params, *self.links(chosen, turned), **engine)
         for group, given in zip(self.param_groups, theirs, strict=False):
             live = {**defaults(self.method), **arguments, **given}
             group.update({key: live[key] for key in chosen.keys() & group.keys()})
