@@ -55,7 +55,7 @@ atlas: $(INSTALLED) ## what every rule does to every trouble of the gradient
 	$(BIN)/python -m benchmarks.atlas $(ARGS)
 
 suites: $(INSTALLED) ## run other people's tests over our chains: make suites NAME=timm SOURCE=checkout
-	$(BIN)/python scripts/suites.py $(NAME) --source $(SOURCE)
+	$(BIN)/python scripts/suites.py $(NAME) --source $(SOURCE) $(ARGS)
 
 lint: $(INSTALLED) ## check style and formatting
 	$(BIN)/ruff check .

@@ -5,7 +5,7 @@
 An adapter in `tests/peers/suites` says of which commit which files are run, and puts our chains
 where the suite looks for its own optimizers. What fails must have a reason in the adapter, and a
 reason must have a case that fails; then the suite's row in `benchmarks/results/suites.csv` is
-written anew.
+written anew. Of a suite that takes long a quick part is run, and no row written, but with `--all`.
 """
 
 from __future__ import annotations
@@ -84,22 +84,14 @@ def check(suite: Any, source: Path) -> None:
             raise SystemExit(f"{name} is not the text of {suite.SOURCE} at {suite.COMMIT}")
 
 
-def run(name: str, suite: Any, source: Path, file: str) -> list[Case]:
-    """The cases of one file, in a process of its own."""
+def run(name: str, suite: Any, source: Path, file: str, in_part: bool = False) -> list[Case]:
+    """The cases of one file, in two processes of its own, or as its adapter says."""
     paths = [*(str(source / path) for path in suite.PATHS), str(PEERS), str(ROOT)]
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder) / "report.xml"
         options = ["-q", "-c", os.devnull, "--rootdir", str(source), "--tb", "short"]
-        options += [
-            "-k",
-            getattr(suite, "CHOICE", ""),
-            "-p",
-            "suites.plugin",
-            "-p",
-            "no:cacheprovider",
-            "--junitxml",
-            str(report),
-        ]
+        options += ["-k", getattr(suite, "CHOICE", ""), "-n", str(getattr(suite, "PROCESSES", 2))]
+        options += ["-p", "suites.plugin", "-p", "no:cacheprovider", "--junitxml", str(report)]
         done = subprocess.run(
             [sys.executable, "-m", "pytest", *options, str(source / file)],
             env={
@@ -109,6 +101,7 @@ def run(name: str, suite: Any, source: Path, file: str) -> list[Case]:
                 "CUDA_VISIBLE_DEVICES": "",
                 "SUITE": name,
                 "SUITE_SOURCE": str(source),
+                "SUITE_PART": "quick" if in_part else "",
                 **suite.SETTINGS,
             },
             cwd=folder,
@@ -139,11 +132,10 @@ def cases(report: Path) -> Iterator[Case]:
     yield from found.values()
 
 
-def reasons(suite: Any, failed: Iterable[Case]) -> tuple[Counter[str], list[str]]:
-    """How many cases fail for each reason, and what is wrong with the list of reasons."""
+def reasons(suite: Any, failed: Iterable[Case]) -> tuple[Counter[str], list[str], list[str]]:
+    """How many cases fail for each reason; which have none; and which reasons have no case."""
     counts: Counter[str] = Counter()
-    wrong = []
-    used = set()
+    wrong, used = [], set()
     for case in failed:
         found = [pattern for pattern in suite.DIFFERS if re.search(pattern, case.name)]
         if not found:
@@ -151,21 +143,22 @@ def reasons(suite: Any, failed: Iterable[Case]) -> tuple[Counter[str], list[str]
         for pattern in found[:1]:
             used.add(pattern)
             counts[suite.DIFFERS[pattern]] += 1
-    wrong += [f"no case fails because of {p!r} any more" for p in suite.DIFFERS if p not in used]
-    return counts, wrong
+    return counts, wrong, [pattern for pattern in suite.DIFFERS if pattern not in used]
 
 
 def told(counts: Counter[str]) -> str:
     return "; ".join(f"{count} × {why}" for why, count in counts.most_common())
 
 
-def judge(name: str, suite: Any, found: list[Case]) -> Row:
+def judge(name: str, suite: Any, found: list[Case], in_part: bool = False) -> Row:
     """The row of a suite, if all that fails has a reason."""
     import torch
 
     failed = [case for case in found if case.outcome == "failed"]
     skipped = [case for case in found if case.outcome == "skipped"]
-    counts, wrong = reasons(suite, failed)
+    counts, wrong, unused = reasons(suite, failed)
+    if not in_part:
+        wrong += [f"no case fails because of {pattern!r} any more" for pattern in unused]
     if not any(case.outcome == "passed" for case in found):
         wrong.append(f"{name}: no case passes")
     if wrong:
@@ -210,17 +203,21 @@ def main() -> None:
     )
     parser.add_argument("name", choices=ADAPTERS)
     parser.add_argument("--source", type=Path, required=True, help="a checkout of the suite")
+    parser.add_argument("--all", action="store_true", help="all of a suite that has a quick part")
     given = parser.parse_args()
     source = given.source.resolve()
     suite = importlib.import_module(f"suites.{given.name}")
     check(suite, source)
+    in_part = hasattr(suite, "quick") and not given.all
     files = getattr(suite, "RUNS", suite.FILES)  # where the text has no tests of its own
-    found = [case for file in files for case in run(given.name, suite, source, file)]
-    row = judge(given.name, suite, found)
-    others = [other for other in rows.read(RESULTS, Row) if other.suite != row.suite]
-    rows.write(RESULTS, Row, sorted([*others, row], key=lambda row: row.suite))
+    found = [case for file in files for case in run(given.name, suite, source, file, in_part)]
+    row = judge(given.name, suite, found, in_part)
+    if not in_part:
+        others = [other for other in rows.read(RESULTS, Row) if other.suite != row.suite]
+        rows.write(RESULTS, Row, sorted([*others, row], key=lambda row: row.suite))
     counts = f"{row.passed} pass, {row.failed} differ, {row.skipped} not run"
-    print(f"{row.suite}: {row.cases} cases, {counts}")
+    more = "; --all runs all, and writes the row" if in_part else ""
+    print(f"{row.suite}: {row.cases} cases, {counts}{more}")
 
 
 if __name__ == "__main__":

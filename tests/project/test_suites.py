@@ -40,7 +40,11 @@ def suite(**more):
 def test_an_adapter_puts_chains_where_a_suite_looks_for_its_optimizers(tmp_path):
     file = tmp_path / "test_theirs.py"
     file.write_text(THEIRS)
-    pinned = suite(FILES={file.name: suites.blob(file)}, DIFFERS={"that_fails": "it is otherwise"})
+    pinned = suite(
+        FILES={file.name: suites.blob(file)},
+        PROCESSES=0,
+        DIFFERS={"that_fails": "it is otherwise"},
+    )
     suites.check(pinned, tmp_path)
     found = suites.run("heavyball", pinned, tmp_path, file.name)
     row = suites.judge("a", pinned, found)
@@ -55,6 +59,8 @@ def test_a_failure_without_a_reason_and_a_reason_without_a_failure_write_no_row(
         suites.judge("a", suite(), found)
     with pytest.raises(SystemExit, match="no case fails because of 'three' any more"):
         suites.judge("a", suite(DIFFERS={"two": "a reason", "three": "another"}), found)
+    part = suites.judge("a", suite(DIFFERS={"two": "why", "three": "another"}), found, in_part=True)
+    assert part.why_failed == "1 × why"
     with pytest.raises(SystemExit, match="a: no case passes"):
         suites.judge("a", suite(DIFFERS={"two": "a reason"}), found[1:])
 
@@ -67,6 +73,14 @@ def test_another_text_than_that_of_the_commit_is_refused(tmp_path):
         suites.check(suite(FILES={"t.py": ""}), tmp_path)
     with pytest.raises(SystemExit, match=r"has no u.py: give a checkout of a/b"):
         suites.check(suite(FILES={"u.py": ""}), tmp_path)
+
+
+def test_the_quick_part_of_optax_is_the_second_of_its_four_functions(monkeypatch):
+    monkeypatch.syspath_prepend(str(suites.PEERS))
+    monkeypatch.delitem(sys.modules, "suites", raising=False)
+    quick = importlib.import_module("suites.optax").quick
+    picked = [k for k in range(12) if quick(f"ContribTest::test_optimizers{k}")]
+    assert picked == [1, 5, 9]
 
 
 def test_a_row_says_of_each_case_what_became_of_it_and_of_its_adapter_what_it_is(monkeypatch):

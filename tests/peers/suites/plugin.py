@@ -13,6 +13,8 @@ suite.put_ours()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    if os.environ.get("SUITE_PART") == "quick":
+        items[:] = [item for item in items if suite.quick(item.name)]
     for item in items:
         for pattern, why in suite.LEFT_OUT.items():
             if re.search(pattern, item.nodeid):

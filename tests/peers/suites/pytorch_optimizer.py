@@ -34,7 +34,8 @@ ITS_OWN = (
 LEFT_OUT = {
     rf"\[(?!({'|'.join(OURS)})(_\(|\]))": "no chain has this name",
     rf"'({ITS_OWN.replace(' ', '|')})'|'eps': None|shampoo_.*momentum|test_norm|"
-    r"resume\[(spam|stablespam|adafactor)\]|frequency\[shampoo": "an argument that it alone has",
+    r"resume\[(spam|stablespam|adafactor|kron)\]|frequency\[shampoo": "an argument that it alone "
+    "has",
     "test_init_group": "about a method of its own",
 }
 DIFFERS = {

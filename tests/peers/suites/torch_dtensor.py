@@ -9,6 +9,7 @@ COMMIT = "v2.6.0"
 FILES = {"test/distributed/_tensor/test_optimizers.py": "a8a86b65fa5d"}
 PATHS = ["test"]
 SETTINGS = {"PYTEST_ADDOPTS": "--noconftest", "OMP_NUM_THREADS": "1"}
+PROCESSES = 0  # each case begins its own
 LEFT_OUT = {"foreach_supported_types": "about a list of torch's"}
 DIFFERS: dict[str, str] = {}
 OURS = (

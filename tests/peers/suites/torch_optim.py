@@ -47,11 +47,12 @@ def put_ours() -> None:
     from .torch_table import table
 
     common_optimizers.optim_db[:] = table()
-    for name, cls in {  # suites of their own, which the file would run once more
+    others = {  # which it imports; two have rows of their own, chains have no `differentiable`
         "test_lrscheduler": "TestLRScheduler",
         "test_optim": "TestDifferentiableOptimizer",
         "test_swa_utils": "TestSWAUtils",
-    }.items():
+    }
+    for name, cls in others.items():
         other = types.ModuleType(f"optim.{name}")
         setattr(other, cls, None)
         sys.modules[other.__name__] = other
