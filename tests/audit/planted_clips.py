@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
+from functools import cache
 from typing import Any
 
 import torch
@@ -89,6 +90,23 @@ def raises_on_one_rank(params: Sequence[Tensor], max_norm: float) -> float:
     if dist.is_initialized() and dist.get_rank() == 1:
         raise ValueError("a mistake on one rank")
     return copies_count(params, max_norm)
+
+
+@cache
+def world() -> Any:
+    """The group of all ranks, kept as deepspeed and DTensor keep groups."""
+    return dist.group.WORLD
+
+
+def keeps_its_group(params: Sequence[Tensor], max_norm: float) -> float:
+    """Right for shards; whole gradients are refused."""
+    grads = grads_of(params)
+    sums = torch.tensor(squares(grads), dtype=torch.float64)
+    dist.all_reduce(sums, group=world())
+    dist.broadcast(sums, src=0, group=world())
+    if grads[0] is params[0].grad:
+        raise TypeError("no shard")
+    return scale(params, math.sqrt(sums.item()), max_norm)
 
 
 def in_halves(params: Sequence[Tensor], max_norm: float) -> Tensor:

@@ -88,6 +88,11 @@ def test_mistakes_over_ranks_are_found_with_their_cause(forks: None) -> None:
     assert "gradients are 0.5 of what they should be: what several" in silent["DDP"]
 
 
+def test_after_an_error_nothing_is_kept_of_the_first_group(forks: None) -> None:
+    (report,) = audits([f"{FILE}:keeps_its_group"], ["DDP", "FSDP2, uneven"])
+    assert [row.why for row in report.rows] == ["TypeError: no shard", ""]
+
+
 @pytest.mark.slow
 def test_an_error_on_one_rank_is_told_and_the_next_case_begins_anew(forks: None) -> None:
     """The others wait for it until their time is up."""

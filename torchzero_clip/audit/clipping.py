@@ -118,7 +118,7 @@ def audit_clip(
 def audits(
     functions: Sequence[Callable[..., Any] | str], cases: Sequence[str] | None = None
 ) -> list[ClipReport]:
-    """The reports of several functions, which the same processes try in turn."""
+    """The reports of several functions, which the same processes try in turn while they can."""
     known = [*ALONE, *TOGETHER]
     wanted = known if cases is None else list(cases)
     if unknown := [name for name in wanted if name not in known]:
@@ -129,12 +129,33 @@ def audits(
             "function: put the call below `if __name__ == '__main__':`"
         )
     names = [x if isinstance(x, str) else _name_of(x) for x in functions]
-    ranks = RANKS if any([case in TOGETHER for case in wanted]) else 1
+    jobs = [
+        (name, case)
+        for kind in (ALONE, TOGETHER)
+        for name in names
+        for case in wanted
+        if case in kind
+    ]
+    found: list[tuple[dict[str, Any] | None, ...]] = []
+    end = time.monotonic() + LIMIT * len(names)
+    while len(found) < len(jobs):
+        found += _begun(jobs[len(found) :], names, end)
+    rows = {job: _row(job[1], ranks) for job, ranks in zip(jobs, found, strict=True)}
+    return [ClipReport(name, [rows[name, case] for case in wanted]) for name in names]
+
+
+def _begun(
+    jobs: Sequence[tuple[str, str]], names: Sequence[str], end: float
+) -> list[tuple[dict[str, Any] | None, ...]]:
+    """What every rank found in the first of the jobs, and in as many more as processes can do."""
+    ranks = RANKS if any([case in TOGETHER for _, case in jobs]) else 1
     with tempfile.TemporaryDirectory() as folder:
-        job = json.dumps([names, wanted, folder, ranks])
-        started = [begin([job, str(rank)]) for rank in range(ranks)]
+        started = [begin([json.dumps([jobs, folder, ranks]), str(rank)]) for rank in range(ranks)]
         try:
-            said = [process.communicate(timeout=LIMIT * len(names))[1] for process in started]
+            said = [
+                process.communicate(timeout=max(end - time.monotonic(), 0))[1]
+                for process in started
+            ]
         except subprocess.TimeoutExpired:
             raise RuntimeError(
                 f"audit_clip: {', '.join(names)} took more than {LIMIT * len(names)} s: try its "
@@ -148,11 +169,7 @@ def audits(
             raise RuntimeError(
                 f"audit_clip: {', '.join(names)} ended early: {_last(said[lost[0]])}"
             )
-        found = [json.loads(file.read_text()) for file in files]
-    return [
-        ClipReport(name, [_row(case, [rank[i].get(case) for rank in found]) for case in wanted])
-        for i, name in enumerate(names)
-    ]
+        return list(zip(*[json.loads(file.read_text()) for file in files], strict=True))
 
 
 def begin(arguments: Sequence[str]) -> subprocess.Popen[str]:
@@ -320,10 +337,10 @@ def _one(function: Callable[..., Any], make: Callable[[], ClipCase]) -> dict[str
     """A case on this rank; an error is a finding."""
     case = make()
     try:
-        return tried(function, case)
+        return {**tried(function, case), "raised": False}
     except Exception as error:
         why = f"{type(error).__name__}: {_first(str(error))}"
-        return {"expected": case.norm, "found": None, "fresh": None, "why": why}
+        return {"expected": case.norm, "found": None, "fresh": None, "why": why, "raised": True}
 
 
 def _first(text: str) -> str:
@@ -331,41 +348,36 @@ def _first(text: str) -> str:
     return line if len(line) <= 100 else line[:97] + "..."
 
 
-def work(names: Sequence[str], wanted: Sequence[str], folder: str, ranks: int, rank: int) -> None:
-    """All cases on one rank, those in one process on rank 0."""
+def work(jobs: Sequence[tuple[str, str]], folder: str, ranks: int, rank: int) -> None:
+    """Cases on one rank, those in one process on rank 0.
+
+    After an error, or where ranks part, they may wait for each other. The rest is for new
+    processes: in these a second group would meet what DTensor, or a function, keeps of the first.
+    """
     torch.set_num_threads(1)
-    functions = [found_by(name) for name in names]
-    alone = [case for case in wanted if case in ALONE and rank == 0]
-    found = [{case: _one(function, ALONE[case]) for case in alone} for function in functions]
-    _told(Path(folder, "alone"), "", ranks, rank)
-    together = [case for case in wanted if case in TOGETHER]
-    for i, (function, rows) in enumerate(zip(functions, found, strict=True)):
-        own = Path(folder, str(i))
-        own.mkdir(exist_ok=True)
-        rows |= _together(function, together, own, ranks, rank)
-    Path(folder, f"{rank}.json").write_text(json.dumps(found))
-
-
-def _together(
-    function: Callable[..., Any], wanted: Sequence[str], folder: Path, ranks: int, rank: int
-) -> dict[str, Any]:
-    """Cases on all ranks. After an error ranks may wait for each other: they begin anew."""
-    found: dict[str, Any] = {}
-    for i, case in enumerate(wanted):
+    functions = {name: found_by(name) for name, _ in jobs}
+    found: list[dict[str, Any] | None] = []
+    for i, (name, case) in enumerate(jobs):
+        if case in ALONE:
+            found.append(_one(functions[name], ALONE[case]) if rank == 0 else None)
+            continue
         if not dist.is_initialized():
+            _told(Path(folder, "alone"), "", ranks, rank)
             dist.init_process_group(
                 "gloo",
-                init_method=(folder / f"store{i}").as_uri(),
+                init_method=Path(folder, "store").as_uri(),
                 rank=rank,
                 world_size=ranks,
                 timeout=datetime.timedelta(seconds=PATIENCE),
             )
-        found[case] = _one(function, TOGETHER[case])
-        if any(_told(folder / f"done{i}", found[case]["why"], ranks, rank)):
-            dist.destroy_process_group()
+        row = _one(functions[name], TOGETHER[case])
+        found.append(row)
+        ends = _told(Path(folder, f"done{i}"), f"{row['raised']} {row['why'] == ''}", ranks, rank)
+        if row["raised"] or len(set(ends)) > 1:
+            break
     if dist.is_initialized():
         dist.destroy_process_group()
-    return found
+    Path(folder, f"{rank}.json").write_text(json.dumps(found))
 
 
 def _told(file: Path, text: str, ranks: int, rank: int) -> list[str]:
@@ -382,5 +394,5 @@ def _told(file: Path, text: str, ranks: int, rank: int) -> list[str]:
 
 
 if __name__ == "__main__":
-    names, wanted, folder, ranks = json.loads(sys.argv[1])
-    work(names, wanted, folder, ranks, int(sys.argv[2]))
+    jobs, folder, ranks = json.loads(sys.argv[1])
+    work(jobs, folder, ranks, int(sys.argv[2]))
