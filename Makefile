@@ -13,6 +13,10 @@ TRITON    := $(VENV)/.triton
 # mkdocs-material advertises its successor at every build; the versions here are pinned.
 export NO_MKDOCS_2_WARNING := 1
 
+# Half of what it takes to collect the tests is compiling them: images that say so for small
+# containers (PYTHONDONTWRITEBYTECODE=1) would do that in each process of each run.
+export PYTHONDONTWRITEBYTECODE :=
+
 .DEFAULT_GOAL := help
 .PHONY: help install test test-slow test-triton demo bench atlas suites lint format types docs docs-serve wheel smoke chains check clean
 

@@ -13,6 +13,7 @@ from hypothesis import settings
 from tests import helpers
 
 torch.set_num_threads(1)  # xdist brings the parallelism
+gc.disable()  # until tests are collected: nothing of them is garbage
 
 settings.register_profile("suite", deadline=None, max_examples=30, derandomize=True)
 settings.register_profile("thorough", deadline=None, max_examples=300, derandomize=True)
@@ -21,6 +22,7 @@ settings.load_profile("suite")
 
 def pytest_collection_finish() -> None:
     """Tens of thousands of tests need not be walked whenever garbage is collected."""
+    gc.enable()
     gc.collect()
     gc.freeze()
 
