@@ -42,12 +42,13 @@ class Imagined(FakeTensorMode):  # type: ignore[misc, valid-type, unused-ignore]
         self._next, self._free = ALIGNED, dict[int, list[int]]()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        told, given = schema(func), tree_leaves((args, kwargs))
-        there = any([isinstance(t, Tensor) and t.is_cuda for t in given])
-        if there and told.is_mutable and not told.returns:  # it writes, and makes nothing
-            return None
+        told = schema(func)
+        if told.is_mutable and not told.returns:  # it writes, and makes nothing
+            given = tree_leaves((args, kwargs))
+            if any([isinstance(t, Tensor) and t.is_cuda for t in given]):
+                return None
         out = super().__torch_dispatch__(func, types, args, kwargs or {})
-        for t in tree_leaves(out):
+        for t in [out] if isinstance(out, Tensor) else tree_leaves(out):
             if isinstance(t, Tensor) and not hasattr(memory := t.untyped_storage(), "address"):
                 self._place(memory)
         return out
