@@ -74,7 +74,7 @@ SENT = {
     "klsoap": 3,
     "Shampoo-every 2": 2,
     "Kron-default": 2,
-    "shampoo": 3,
+    "shampoo": 4,
     "spam": 2,
     "stable_spam": 3,
     "muoneq": 2,
@@ -83,8 +83,8 @@ SENT = {
     "nanochat": 3,
     "adamuon": 3,
     "polar": 1,
-    "nordion2": 2,
-    "dion3": 2,
+    "nordion2": 3,
+    "dion3": 3,
 }
 """What a compiled step sends: tables of addresses, where a link makes other memory in each step."""
 

@@ -33,11 +33,11 @@ def rows_with_bases(rule: Any, name: str, param: Tensor) -> Sequence[int]:
 
 
 def average(old: Tensor, new: Tensor, rate: Any) -> Tensor:
-    """old + (new - old) · rate, in the memory of `new`."""
-    stays = 1 - rate  # rounded alike, be it a number or a tensor
-    if isinstance(stays, Tensor):
-        stays = stays.to(new.device, new.dtype)
-    return new.lerp_(old, stays)
+    """old + (new - old) · rate, in the memory of `new`, rounded alike for a number or a tensor."""
+    if not new.is_cpu:  # where a tensor of the host may be a factor, and is not sent
+        return new.sub_(old).mul_(rate).add_(old)
+    stays = 1 - rate
+    return new.lerp_(old, stays.to(new.dtype) if isinstance(stays, Tensor) else stays)
 
 
 def gram(x: Tensor) -> Tensor:
