@@ -92,13 +92,12 @@ def share(rows: Sequence[MatrixState], entries: int) -> list[MatrixState]:
         rows: The state of each matrix.
         entries: How many entries a matrix has.
     """
-    first = next(iter(rows[0].values()))
     each = entries + sum([t.numel() for t in rows[0].values()])
-    most = max(1, (MOST_ON_CPU if first.is_cpu else MOST) // each)
+    most = max(1, (MOST_ON_CPU if next(iter(rows[0].values())).is_cpu else MOST) // each)
     out: list[MatrixState] = [{} for _ in rows]
     for begin in range(0, len(rows), most):
         for name in rows[0]:
-            column = [row[name] for row in rows[begin : begin + most]]
+            column = [_itself(row[name]) for row in rows[begin : begin + most]]
             moved = share_memory(column) if len(column) > 1 else column
             for state, t in zip(out[begin:], moved, strict=False):
                 state[name] = t
@@ -107,7 +106,13 @@ def share(rows: Sequence[MatrixState], entries: int) -> list[MatrixState]:
 
 def stands_alone(state: MatrixState) -> bool:
     """Whether no tensor of a matrix's state shares memory."""
-    return all([base(t) is None for t in state.values()])
+    return all([base(_itself(t)) is None for t in state.values()])
+
+
+def _itself(t: Tensor) -> Tensor:
+    """The tensor that this one is all of, as what an owner holds is a view of its own memory."""
+    whole = base(t)
+    return t if whole is None or whole.shape != t.shape else whole
 
 
 def follows(state: MatrixState, before: MatrixState) -> bool:
@@ -122,9 +127,8 @@ def _is_behind(t: Tensor, before: Tensor) -> bool:
     whole = base(t)
     if whole is None or base(before) is not whole or whole.shape[1:] != t.shape:
         return False
-    step = t.numel()
-    aligned = whole.is_contiguous() and t.is_contiguous() and t.storage_offset() % step == 0
-    return aligned and t.storage_offset() - before.storage_offset() == step
+    aligned = whole.is_contiguous() and t.is_contiguous() and t.storage_offset() % t.numel() == 0
+    return aligned and t.storage_offset() - before.storage_offset() == t.numel()
 
 
 def side_by_side(rows: Sequence[MatrixState]) -> MatrixState:
