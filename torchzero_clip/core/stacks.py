@@ -110,9 +110,14 @@ def stands_alone(state: MatrixState) -> bool:
 
 
 def _itself(t: Tensor) -> Tensor:
-    """The tensor that this one is all of, as what an owner holds is a view of its own memory."""
+    """The tensor that this one is another handle of, as what an owner gives out is a view."""
     whole = base(t)
-    return t if whole is None or whole.shape != t.shape else whole
+    same = whole is not None and _form(whole) == _form(t)
+    return whole if whole is not None and same else t
+
+
+def _form(t: Tensor) -> tuple[object, ...]:
+    return t.shape, t.stride(), t.storage_offset(), t.dtype
 
 
 def follows(state: MatrixState, before: MatrixState) -> bool:
@@ -125,7 +130,7 @@ def follows(state: MatrixState, before: MatrixState) -> bool:
 
 def _is_behind(t: Tensor, before: Tensor) -> bool:
     whole = base(t)
-    if whole is None or base(before) is not whole or whole.shape[1:] != t.shape:
+    if whole is None or base(before) is not whole or whole.shape[1:] != t.shape or not t.numel():
         return False
     aligned = whole.is_contiguous() and t.is_contiguous() and t.storage_offset() % t.numel() == 0
     return aligned and t.storage_offset() - before.storage_offset() == t.numel()
