@@ -92,7 +92,7 @@ def normal(like: Tensor, count: Tensor) -> Tensor:
     """Normal numbers that are a hash of a count and of the place of each entry in its matrix."""
     rows, columns = like.shape[-2:]
     places = torch.arange(rows * columns, dtype=torch.int32, device=like.device)
-    key = mix_(count.to(torch.int32)).unsqueeze(-1)
+    key = mix_(count.to(torch.int32))[..., None]
     halves = halves_(places.view(rows, columns) ^ key)
     u, angle = [half.to(like.dtype).add_(0.5).div_(2**16) for half in halves]
     return u.log_().mul_(-2).sqrt_().mul_(angle.mul_(2 * math.pi).cos_())
