@@ -1,9 +1,10 @@
-"""SOAP, KL-SOAP and Shampoo beside their authors' code: a step of GPT-2 small's matrices.
+"""SOAP, KL-SOAP, Shampoo and Kron beside their authors' code: a step of GPT-2 small's matrices.
 
     python -m benchmarks.studies.bases checkouts                 # all of them, two of twelve layers
     python -m benchmarks.studies.bases checkouts --only soap --rounds 10
 
-`checkouts/owner/repository` are the repositories at the commits below. Both sides step in turn on
+`checkouts/owner/repository` are the repositories at the commits below, or a folder that a package
+was unpacked into. Both sides step in turn on
 the same gradients, in one process and in single precision, and a ratio is that of two steps that
 follow each other; steps that renew bases are told apart from those between. A bar is from the
 first to the third quarter of the ratios. First steps, which decompose matrices, do not count.
@@ -102,6 +103,19 @@ def official_shampoo(folder: Path, params: list[Parameter]) -> Any:
     )
 
 
+def official_kron(folder: Path, params: list[Parameter]) -> Any:
+    if not torch.backends.opt_einsum.is_available():
+        raise ImportError(
+            "kron_torch multiplies in the order that opt_einsum finds: install it too"
+        )
+    sys.path.insert(0, str(folder))
+    with uncompiled():
+        code = importlib.import_module("kron_torch.kron")
+    sys.path.remove(str(folder))
+    seldom = lambda n: 1.0 if int(n) % EVERY == 0 else 1e-9  # noqa: E731
+    return code.Kron(params, lr=3e-4, preconditioner_update_probability=seldom)
+
+
 def of_name(name: str, **options: Any) -> Make:
     return lambda params: Modular(params, named(name, **options))
 
@@ -126,6 +140,13 @@ RACES = {
         official_shampoo,
         of_name("shampoo", precondition_frequency=EVERY),
         lambda n: n % EVERY == 0,
+        lambda n: (n - 1) % EVERY == 0,
+    ),
+    "kron": Race(
+        "evanatyourservice/kron_torch 0.3.3",
+        official_kron,
+        of_name("kron", every=EVERY),
+        lambda n: (n - 1) % EVERY == 0,
         lambda n: (n - 1) % EVERY == 0,
     ),
 }

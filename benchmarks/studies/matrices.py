@@ -34,7 +34,7 @@ from torch.utils.flop_counter import flop_registry
 import torchzero_clip
 from benchmarks import rows
 from benchmarks.step.shapes import gpt
-from torchzero_clip import LR, Adam, Chain, Modular, Partition, WeightDecay, named
+from torchzero_clip import LR, Adam, Chain, Hyperball, Modular, Partition, WeightDecay, named
 from torchzero_clip.audit import fake_cuda
 
 RESULTS = Path(__file__).parents[1] / "results" / "matrices.csv"
@@ -49,8 +49,10 @@ METHODS: dict[str, dict[str, Any]] = {  # names, and what is not as `named` has 
     "polar": {},
     "scion": {"momentum": 0.1},
     "soap": {},
+    "soap_hyperball": {},
     "klsoap": {},
     "shampoo": {},
+    "kron": {"every": 10},  # at first each step has a lesson, at last every 34th
 }
 MATRICES, REST = "matrices", "rest"
 Shapes = Sequence[tuple[int, ...]]
@@ -128,10 +130,9 @@ def kind(name: str, param: Tensor) -> str:
 
 
 def method(name: str, stagger: bool) -> Chain:
-    """The direction that it is, without decay and rate; its matrices may take turns."""
-    chain = Chain(
-        *[x for x in named(name, **METHODS[name]) if not isinstance(x, (WeightDecay, LR))]
-    )
+    """The direction that it is, without what comes after; its matrices may take turns."""
+    after = WeightDecay, LR, Hyperball
+    chain = Chain(*[x for x in named(name, **METHODS[name]) if not isinstance(x, after)])
     return Chain.from_config(in_turns(chain.to_config())) if stagger else chain
 
 
@@ -311,7 +312,7 @@ def table(lines: Sequence[Line] | None = None) -> str:
             _giga(x.between_rank),
             "" if once else _giga(x.refresh_rank),
             shares[0] if once or shares[0] == shares[1] else ", ".join(shares),
-            "" if once else _giga(x.first_rank),
+            "" if x.first_rank == x.between_rank else _giga(x.first_rank),
             *[f"{size / 1e6:.0f}" for size in (x.state_rank, x.state_whole)],
             f"{x.sent_between / 1e6:.0f}",
             "" if x.sent_refresh == x.sent_between else f"{x.sent_refresh / 1e6:.0f}",

@@ -24,9 +24,11 @@ from torchzero_clip import (
     Adam,
     Chain,
     ClipNorm,
+    ClipRMS,
     Graft,
     InBasis,
     KLBasis,
+    Kron,
     Modular,
     NeuronNorm,
     Normalize,
@@ -71,6 +73,7 @@ METHODS: dict[str, Callable[..., Chain]] = {  # of the matrix, behind a clip ins
         *clip, InBasis(KLBasis(0.98), Adam((0.9, 0.98), bias_correction=False))
     ),
     "Shampoo": lambda *clip: Chain(*clip, Graft(Adam(), Shampoo())),
+    "Kron": lambda *clip: Chain(*clip, Kron(), ClipRMS(1.1)),
 }
 
 

@@ -416,6 +416,31 @@ def test_state_stays_where_it_is_and_side_by_side_also_when_it_was_loaded_or_cop
         assert torch.equal(p, third[name])
 
 
+def test_state_of_any_strides_and_without_entries_is_kept_as_it_is():
+    class Odd(Stacked):
+        """Its state begins as a transpose, which is another matrix than its memory, and as none."""
+
+        batched = True
+
+        def init_matrix(self, rows, columns):
+            made = drawn((rows, rows), 0)
+            return {"left": torch.zeros(rows, rows), "root": made.mT, "none": torch.zeros(0, 3)}
+
+        def refresh_matrix(self, state, group):
+            return {}
+
+    params = {"a": Parameter(torch.zeros(3, 5)), "b": Parameter(torch.zeros(3, 5))}
+    opt = Modular(params.values(), Odd(), LR(1.0))
+    for step in range(2):
+        give(params, step)
+        for p in params.values():
+            p.data.zero_()
+        opt.step()
+        for p in params.values():
+            torch.testing.assert_close(p.detach(), -drawn((3, 3), 0).mT @ p.grad)
+            assert opt.state[p]["Odd/none"].shape == (0, 3)
+
+
 def test_blocks_of_equal_rows_are_a_stack_too():
     class Cut(Stacked):
         batched = True

@@ -103,7 +103,7 @@ WITHOUT_GAPS = {
     "kron_all", "kron_longer", "kron_one", "kron_short",
     "lamb_timm", "lambc", "lookahead_adam", "lookahead_timm", "nanochat", "normuon",
     "schedule_free_adamw", "schedule_free_radam", "shampoo", "soap", "soap_from_first_step",
-    "spam", "spike_clip", "stable_adamw",
+    "soap_hyperball_seldom", "spam", "spike_clip", "stable_adamw",
 }  # fmt: skip
 """Whose official code counts other steps, asks for all gradients, or goes on without one."""
 

@@ -531,14 +531,18 @@ def test_hyperball_turns_the_weights_and_keeps_their_norm() -> None:
     assert math.hypot(*after) == about(5.0)
 
 
-def test_hyperball_moves_back_to_its_first_norm_whatever_happens_outside() -> None:
-    p = Parameter(torch.tensor([3.0, 4.0]))
+@pytest.mark.parametrize("size", [0.1, 1.0])
+def test_hyperball_moves_back_to_its_first_norm_whatever_happens_outside(size: float) -> None:
+    begins = torch.tensor([3.0, 4.0]) * size
+    p = Parameter(begins.clone())
     opt = Modular([p], LR(0.1), Hyperball())
     p.grad = torch.zeros(2)
+    p.data[0] = nan  # which is no norm to keep
     opt.step()
-    p.data.mul_(3)
-    opt.step()
-    assert p.tolist() == about([3.0, 4.0])
+    for factor in (1, 3):
+        p.data.copy_(begins * factor)
+        opt.step()
+        assert p.tolist() == about(begins.tolist())
 
 
 def test_a_weight_of_zero_moves_freely_until_it_has_a_norm() -> None:

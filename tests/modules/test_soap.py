@@ -16,6 +16,7 @@ from torchzero_clip import (
     Guard,
     InBasis,
     Mars,
+    Masked,
     Modular,
     Momentum,
     Orthogonalize,
@@ -27,6 +28,7 @@ from torchzero_clip import (
     release,
 )
 from torchzero_clip.audit import Ledger, fake_cuda, twin
+from torchzero_clip.modules.matrices.eigenbases import MIRRORED_FROM, gram, ordered, orthonormal
 from torchzero_clip.source import SourceError
 
 SHAPES = {
@@ -202,10 +204,9 @@ def test_a_renewal_that_fails_leaves_bases_and_averages(first, monkeypatch):
     qr = torch.linalg.qr
     for step in range(9):
         give(params, step)
-        fails = step == 3
+        fails = step == (2 if first == "use" else 3)
         if fails:
             before = copy.deepcopy(bases(opt, p))
-            monkeypatch.setattr(torch.linalg, "qr", lambda x: (qr(x).Q * torch.nan,) * 2)
             monkeypatch.setattr(torch.linalg, "qr", lambda x: type(qr(x))((qr(x).Q * torch.nan, x)))
         opt.step()
         monkeypatch.undo()
@@ -267,6 +268,67 @@ def test_nothing_waits_but_the_first_decomposition(first):
                 opt.step()
             assert (ledger.reads, ledger.copies) == ([], [])
             assert (step == 0) == bool(ledger.waits)
+
+
+@FORMS
+@both_engines
+def test_what_comes_late_leaves_the_others_as_they_are(first, compile):
+    """Its first gradient makes bases of its own, beside matrices of its shape that have some."""
+    shapes = {"a": (4, 6), "late": (4, 6), "b": (4, 6), "bias": (6,)}
+    runs = []
+    for late in (5, 99):
+        params = model(torch.float32, shapes)
+        opt = Modular(params.values(), soap(first), LR(0.01), compile=compile)
+        for step in range(9):
+            give(params, step)
+            if step < late:
+                params["late"].grad = None
+            opt.step()
+        runs.append((opt, params))
+    (opt, params), (other, others) = runs
+    for name in ("a", "b", "bias"):
+        torch.testing.assert_close(params[name], others[name], rtol=1e-5, atol=1e-6)
+    for key, t in bases(opt, params["b"]).items():
+        torch.testing.assert_close(t, bases(other, others["b"])[key], rtol=1e-5, atol=1e-5)
+    q = bases(opt, params["late"])["left_basis"]
+    torch.testing.assert_close(q.mT @ q, torch.eye(4))
+    assert not torch.equal(q, torch.eye(4))
+
+
+@FORMS
+def test_links_inside_may_be_for_some_of_the_matrices(first):
+    """An average that some keep turns with the bases of these, among others of their shape."""
+    shapes = {"a": (4, 6), "b": (4, 6), "c": (4, 6), "d": (4, 6), "e": (6, 4)}
+    params, others = model(torch.float64, shapes), model(torch.float64, shapes)
+    some = Masked(Momentum(0.9), lambda name, p: name in "bde")
+    opt = Modular(params.items(), InBasis(SOAPBasis(0.9, 2, first), some), LR(0.01))
+    with_it = Modular([others[n] for n in "bde"], Momentum(0.9), LR(0.01))
+    without = Modular([others[n] for n in "ac"], LR(0.01))
+    for step in range(7):
+        give(params, step)
+        give(others, step)
+        opt.step()
+        if step or first != "skip":
+            with_it.step()
+            without.step()
+    for name, p in params.items():  # neither knows a basis
+        torch.testing.assert_close(p, others[name])
+
+
+@pytest.mark.parametrize("rows", [5, MIRRORED_FROM, MIRRORED_FROM + 3])
+@pytest.mark.parametrize("count", [None, 1, 2])
+def test_what_is_done_in_another_way_for_speed_is_the_same(rows, count):
+    x = drawn((rows, 7) if count is None else (count, rows, 7), 0, torch.float64)
+    for y in (x, x.mT):
+        torch.testing.assert_close(gram(y), y @ y.mT, rtol=1e-12, atol=1e-12)
+    wide = x.mT[..., :7]
+    made = orthonormal(wide if rows > 6 else x)
+    torch.testing.assert_close(made, torch.linalg.qr(wide if rows > 6 else x).Q)
+    assert made.is_contiguous()
+    order = drawn((*x.shape[:-2], 7), 1).argsort()
+    one = order.unsqueeze(-2).expand(x.shape)
+    assert torch.equal(ordered(x, order, -1), x.gather(-1, one))
+    assert torch.equal(ordered(x.mT, order, -2), x.gather(-1, one).mT)
 
 
 class Kept(Transform):

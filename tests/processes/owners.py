@@ -279,6 +279,32 @@ def equal() -> list[str]:
     return wrong
 
 
+def beside() -> list[str]:
+    """What an owner keeps of matrices of one shape lies side by side, and stays where it is."""
+    _, split = both([(8, 12)] * 6, line(), lambda i: [Shard(0)])
+    opt, seen = Modular(split, InBasis(SOAPBasis(every=2), Adam()), LR(0.02)), []
+    for step in range(3):
+        give(split, step)
+        opt.step()
+        held = [opt.state[p]["InBasis/SOAPBasis/left"].to_local() for p in split]
+        seen.append([t.data_ptr() for t in held if t.numel()])
+    size = 8 * 8 * 4
+    right = seen[0] == seen[2] and seen[0] == [seen[0][0] + size * k for k in range(len(seen[0]))]
+    return [] if right else [f"beside: {seen}"]
+
+
+def told() -> list[str]:
+    """A rank that owns no matrix tells how many it kept, none, under the name that others have."""
+    _, split = both([(8, 12)], line(), lambda i: [Shard(0)])
+    chain = Whiten(), Rows(0.5, Orthogonalize()), InBasis(SOAPBasis(first="step"), Adam())
+    opt = Modular(split, *chain, LR(0.02))
+    give(split, 0)
+    opt.step()
+    kept = {name: int(x) for name, x in opt.metrics().items() if name.endswith("kept")}
+    wanted = ["InBasis/SOAPBasis/kept", "Rows/kept", "Whiten/kept"]
+    return [] if kept == dict.fromkeys(wanted, 0) else [f"told: {kept}"]
+
+
 def gathered() -> list[str]:
     """Where ranks that share a matrix share no group it is gathered, and comes out the same."""
     known, exchange.all_coordinates = exchange.all_coordinates, lambda mesh: ()
@@ -377,7 +403,7 @@ def _differences(label: str, got: dict[str, Tensor], kept: dict[str, Tensor]) ->
     ]
 
 
-CHECKS = {f.__name__: f for f in (balance, equal, gathered, loads)}
+CHECKS = {f.__name__: f for f in (balance, beside, equal, gathered, loads, told)}
 
 
 def main() -> None:

@@ -16,7 +16,7 @@ def ranks(n, *checks):
 @pytest.mark.parametrize(
     ("n", "checks"),
     [
-        (2, ("loads", "balance", "equal")),
+        (2, ("loads", "balance", "beside", "told", "equal")),
         pytest.param(4, ("balance", "equal", "gathered"), marks=pytest.mark.slow),
     ],
 )

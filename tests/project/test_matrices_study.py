@@ -35,6 +35,18 @@ def test_soap_costs_what_its_formula_says() -> None:
 
 
 @fake
+def test_kron_and_soap_hyperball_cost_what_their_formulas_say() -> None:
+    """Qᵀ Q from both sides; in a lesson A, B, their squares, the change of Q, and its length."""
+    found = costs("kron", SHAPES, stagger=False).operations
+    acts = 2 * PRODUCTS + 2 * 4**3 - 2 * 4 * 4 * 6  # Qᵀ Q is cheaper than Q u where Q is short
+    lesson = PRODUCTS + PRODUCTS / 2 + 2 * PRODUCTS + 2 * CUBES + 2 * 2 * (4 * 4 + 6 * 6)
+    assert found == [acts + lesson, *[acts] * 9, acts + lesson]
+    found, acts = costs("soap_hyperball", SHAPES, stagger=False).operations, 3 * PRODUCTS
+    renewed = 2 * CUBES + 8 / 3 * CUBES + 2 * PRODUCTS
+    assert found == pytest.approx([acts + 9 * CUBES + renewed, *[acts + renewed] * 2])
+
+
+@fake
 def test_matrices_take_turns() -> None:
     found = costs("soap", [*SHAPES, *[(4, 6)] * 3], stagger=True).operations
     between = 4 * 3 * PRODUCTS

@@ -72,6 +72,8 @@ class Matrices:
         self.mine: dict[int, list[MatrixState]] = {
             i: self._memories(i) for i, place in self._owners() if self._is_mine(i, place)
         }
+        if self.where and not self.mine:  # every rank tells how many it kept, also of none
+            self.taken.append(torch.ones(1, dtype=torch.bool, device=bucket.device))
         if self.stacked:
             self._share()
 

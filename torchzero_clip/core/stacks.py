@@ -92,13 +92,12 @@ def share(rows: Sequence[MatrixState], entries: int) -> list[MatrixState]:
         rows: The state of each matrix.
         entries: How many entries a matrix has.
     """
-    first = next(iter(rows[0].values()))
     each = entries + sum([t.numel() for t in rows[0].values()])
-    most = max(1, (MOST_ON_CPU if first.is_cpu else MOST) // each)
+    most = max(1, (MOST_ON_CPU if next(iter(rows[0].values())).is_cpu else MOST) // each)
     out: list[MatrixState] = [{} for _ in rows]
     for begin in range(0, len(rows), most):
         for name in rows[0]:
-            column = [row[name] for row in rows[begin : begin + most]]
+            column = [_itself(row[name]) for row in rows[begin : begin + most]]
             moved = share_memory(column) if len(column) > 1 else column
             for state, t in zip(out[begin:], moved, strict=False):
                 state[name] = t
@@ -107,7 +106,17 @@ def share(rows: Sequence[MatrixState], entries: int) -> list[MatrixState]:
 
 def stands_alone(state: MatrixState) -> bool:
     """Whether no tensor of a matrix's state shares memory."""
-    return all([base(t) is None for t in state.values()])
+    return all([base(_itself(t)) is None for t in state.values()])
+
+
+def _itself(t: Tensor) -> Tensor:
+    """The tensor that this one is another handle of, as what an owner gives out is a view."""
+    whole = base(t)
+    return whole if whole is not None and _form(whole) == _form(t) else t
+
+
+def _form(t: Tensor) -> tuple[object, ...]:
+    return t.shape, t.stride(), t.storage_offset(), t.dtype
 
 
 def follows(state: MatrixState, before: MatrixState) -> bool:
@@ -120,11 +129,10 @@ def follows(state: MatrixState, before: MatrixState) -> bool:
 
 def _is_behind(t: Tensor, before: Tensor) -> bool:
     whole = base(t)
-    if whole is None or base(before) is not whole or whole.shape[1:] != t.shape:
+    if whole is None or base(before) is not whole or whole.shape[1:] != t.shape or not t.numel():
         return False
-    step = t.numel()
-    aligned = whole.is_contiguous() and t.is_contiguous() and t.storage_offset() % step == 0
-    return aligned and t.storage_offset() - before.storage_offset() == step
+    aligned = whole.is_contiguous() and t.is_contiguous() and t.storage_offset() % t.numel() == 0
+    return aligned and t.storage_offset() - before.storage_offset() == t.numel()
 
 
 def side_by_side(rows: Sequence[MatrixState]) -> MatrixState:
@@ -149,8 +157,7 @@ def finite(tensors: Sequence[Tensor], stacked: bool) -> Tensor:
 
 def _finite(t: Tensor, stacked: bool) -> Tensor:
     if t.is_cpu and t.is_floating_point() and t.numel() and (not stacked or len(t) == 1):
-        ends = torch.stack(torch.aminmax(t))  # isfinite takes thirty times as long
-        flag = ends.isfinite().all()
+        flag = torch.stack(torch.aminmax(t)).isfinite().all()  # isfinite takes 30 times as long
         return flag.unsqueeze(0) if stacked else flag
     flags = t.isfinite()
     return flags.flatten(1).all(1) if stacked else flags.all()

@@ -293,7 +293,7 @@ class TensorwiseTransform(Transform):
     def rhythm(self) -> str:
         """When the class refreshes; `explain` asks."""
         every = getattr(self, "every", 1)
-        return f"in its first step and every {every} steps" if every > 1 else "always"
+        return f"in its first step and every {every} steps" if every > 1 else "in every step"
 
     def rows_of(self, name: str, param: Tensor) -> Sequence[int]:
         """The rows of each matrix that a parameter is, as (first, rest); none where it is none."""

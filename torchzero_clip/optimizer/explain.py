@@ -252,6 +252,6 @@ def _refreshes(optimizer: Any) -> Iterator[str]:
     for link in optimizer.keys.links:
         if getattr(link.transform, "refreshes", False):
             when = link.transform.rhythm
-            turns = getattr(link.transform, "stagger", False) and when != "always"
+            turns = getattr(link.transform, "stagger", False) and when != "in every step"
             when += ", in turns" if turns else ""
             yield f"{link.path}: a matrix is refreshed {when}, by a program of its own"

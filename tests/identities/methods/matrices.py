@@ -569,26 +569,37 @@ def soap_from_first_step(groups: Any) -> Any:
     return in_one_precision(official.ReferenceSoap)(groups, **DECAYED[0])
 
 
-@optimizer(
-    "soap_hyperball",
-    '`InBasis(SOAPBasis(0.9, 1, "use"), Adam(bias_correction=False))`, `TrustRatio`, `LR`, '
-    "`Hyperball` is SOAP-H",
-    source="KellerJordan/modded-nanogpt f411b3d, `SOAPH` of track 3, in one precision",
-    groups=(
-        {"lr": 0.05, "ema_beta": 0.9, "momentum": 0.95, "q_freq": 1, "eps": EPS},
-        {"lr": 0.02, "ema_beta": 0.8, "momentum": 0.9},
-    ),
-    keys={"beta": "ema_beta", "betas": ("momentum", "ema_beta")},
-    constant={"coefficient": "theirs is 1", "bounds": "theirs has none"},
-    # it never moves a weight of zeros; where a side is longer by one its null space is a line
-    inputs=Inputs(
-        (("a.wide", (3, 4)), ("a.tall", (6, 5)), ("b.square", (4, 4)), ("b.wide", (2, 3))),
-        zero_start=False,
-    ),
-    within=same_null_spaces,
-    rtol={torch.float32: 1e-5, torch.float64: 1e-12},
+SOAP_H: Any = (
+    {"lr": 0.05, "ema_beta": 0.9, "momentum": 0.95, "eps": EPS},
+    {"lr": 0.02, "ema_beta": 0.8, "momentum": 0.9},
 )
-def soap_hyperball(groups: Any) -> Any:
+
+
+def is_soap_h(name: str, q_freq: int) -> Any:
+    """An identity with SOAP-H whose bases are renewed in every so many steps."""
+    seldom = q_freq > 1
+    return optimizer(
+        name,
+        f'`InBasis(SOAPBasis(0.9, {q_freq}, "use"), Adam(bias_correction=False))`, `TrustRatio`, '
+        "`LR`, `Hyperball` is SOAP-H" + f", renewed every {q_freq} steps" * seldom,
+        source="KellerJordan/modded-nanogpt f411b3d, `SOAPH` of track 3, in one precision",
+        ours=lambda **options: named("soap_hyperball", **options),
+        groups=tuple({**group, "q_freq": q_freq} for group in SOAP_H),
+        keys={"beta": "ema_beta", "betas": ("momentum", "ema_beta")},
+        constant={"coefficient": "theirs is 1", "bounds": "theirs has none"},
+        # it never moves a weight of zeros; where a side is longer by one its null space is a line;
+        # it counts steps of each parameter, here the link does
+        inputs=Inputs(
+            (("a.wide", (3, 4)), ("a.tall", (6, 5)), ("b.square", (4, 4)), ("b.wide", (2, 3))),
+            zero_start=False,
+            gaps=not seldom,
+        ),
+        within=same_null_spaces,
+        rtol={torch.float32: 1e-5, torch.float64: 1e-12},
+    )(soap_h)
+
+
+def soap_h(groups: Any) -> Any:
     file = "records/track_3_optimization/results/20260518_soaph/train_gpt_simple_soaph.py"
     found = official_text("KellerJordan/modded-nanogpt", file)
     begins, ends = (
@@ -601,6 +612,10 @@ def soap_hyperball(groups: Any) -> Any:
     opt = in_one_precision(names["SOAPH"])([p for group in groups for p in group["params"]])
     opt.param_groups = [{**opt.defaults, **group} for group in groups]  # it makes one group
     return opt
+
+
+is_soap_h("soap_hyperball", q_freq=1)
+is_soap_h("soap_hyperball_seldom", q_freq=3)
 
 
 KL: Any = (

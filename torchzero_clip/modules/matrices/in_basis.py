@@ -101,11 +101,13 @@ class InBasis(Transform):
         basis, *inner = buckets[0].bound.children
         for bucket in buckets:
             self.refuse_complex(bucket)
-        now = count_step([bucket.seen_by(basis) for bucket in buckets], "refreshed")
+        seen = [bucket.seen_by(basis) for bucket in buckets]
+        now = count_step(seen, "refreshed")
         taken: list[Tensor] = []
         if self.starts_with_state:
             buckets = begin(buckets, basis, now, taken)
         if not buckets:
+            record(seen, taken)
             return []
         met = [Matrices(bucket.seen_by(basis), now) for bucket in buckets]
         turned = [enter(*pair, inner) for pair in zip(buckets, met, strict=True)]
@@ -117,5 +119,5 @@ class InBasis(Transform):
             if self.basis.first != "step":
                 renew(bucket, matrices, inner, matrices.where)
             taken += matrices.taken
-        record([bucket.seen_by(basis) for bucket in buckets], taken)
+        record(seen, taken)
         return buckets

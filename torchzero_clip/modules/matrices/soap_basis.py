@@ -36,7 +36,8 @@ class SOAPBasis(TensorwiseTransform):
         first: "skip" as the authors' code: the first gradient of a parameter only makes the bases,
             and bases are renewed after the step. "step" as NVIDIA's: the first gradient is used,
             and bases are renewed before the step. "use" as in modded-nanogpt: the first gradient
-            makes the bases and is used, and they are renewed after the step, columns in place.
+            makes the bases and is used, and they are renewed after each `every`-th step, columns
+            in place.
         max_dim: A side that is longer has no basis, and stays as it is.
         stagger: Whether parameters take turns to be renewed, so that all steps are as long.
         stacks: Whether tensors of three dims are a stack of matrices (True) or (first, rest).
@@ -70,6 +71,9 @@ class SOAPBasis(TensorwiseTransform):
         self.require("max_dim", at_least=0, integer=True)
         self.require_one_of("first", ("skip", "step", "use"))
         check_blocks(self)
+
+    def is_due(self, step: int) -> bool:
+        return super().is_due(step + (self.first == "use"))
 
     def rows_of(self, name: str, param: Tensor) -> Sequence[int]:
         return rows_with_bases(self, name, param)

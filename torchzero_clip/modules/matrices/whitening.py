@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from torchzero_clip.core.stochastic import halves_, mix_
+from torchzero_clip.modules.matrices.eigenbases import gram
 
 DAMPING = torch.finfo(torch.float32).eps ** 0.5  # of the mean size of what is learned from
 
@@ -33,7 +34,10 @@ def times(q: Tensor, x: Tensor) -> Tensor:
 
 def twice(q: Tensor, x: Tensor) -> Tensor:
     """Qᵀ Q x"""
-    return q.mT @ (q @ x) if q.dim() == x.dim() else q.square().unsqueeze(-1) * x
+    if q.dim() < x.dim():
+        return q.square().unsqueeze(-1) * x
+    rows, columns = x.shape[-2:]
+    return q.mT @ q @ x if rows < columns else q.mT @ (q @ x)
 
 
 def solved(q: Tensor, x: Tensor) -> Tensor:
@@ -48,7 +52,7 @@ def learned(q: Tensor, a: Tensor, b: Tensor, rate: Tensor | float) -> Tensor:
     if q.dim() < a.dim():
         left, right = a.square().sum(-1), b.square().sum(-1)
         return q - (left - right) * q * (rate / at_least_tiny((left + right).amax(-1, True)))
-    left, right = a @ a.mT, b @ b.mT
+    left, right = gram(a), gram(b)
     return q - (left - right).triu() @ q * (rate / at_least_tiny(length(left + right)))
 
 
@@ -92,7 +96,7 @@ def normal(like: Tensor, count: Tensor) -> Tensor:
     """Normal numbers that are a hash of a count and of the place of each entry in its matrix."""
     rows, columns = like.shape[-2:]
     places = torch.arange(rows * columns, dtype=torch.int32, device=like.device)
-    key = mix_(count.to(torch.int32)).unsqueeze(-1)
+    key = mix_(count.to(torch.int32))[..., None]
     halves = halves_(places.view(rows, columns) ^ key)
     u, angle = [half.to(like.dtype).add_(0.5).div_(2**16) for half in halves]
     return u.log_().mul_(-2).sqrt_().mul_(angle.mul_(2 * math.pi).cos_())
