@@ -48,9 +48,8 @@ def after(
     return [p.tolist() for p in params], state
 
 
-def _take(u: TensorList, m: TensorList, share: float) -> TensorList:
+def _take(u: TensorList, m: TensorList, share: float) -> None:
     m.lerp_(u, share)
-    return u
 
 
 ENGINES = {"default": Eager, "plain": lambda: Eager(defers=False), "in parts": Accelerated}

@@ -249,17 +249,18 @@ class Bucket:
         return self.session.update(Entrywise(function), u, {}, operands)
 
     def write(
-        self,
-        function: Callable[..., TensorList],
-        u: TensorList,
-        state: Mapping[str, TensorList],
-        **operands: Any,
+        self, function: Callable[..., object], u: TensorList, state: State, **operands: Any
     ) -> None:
-        """function(u, **state, **operands), which writes the state and returns u, as it was.
+        """function(u, **state, **operands), which writes the state and leaves u as it was.
 
         An entry depends on those in its place alone: on an accelerator it is done part by part.
         """
-        self.session.write(Entrywise(function), u, dict(state), operands)
+
+        def writes(u: TensorList, **given: Any) -> TensorList:
+            function(u, **given)
+            return u
+
+        self.session.write(Entrywise(writes), u, state, operands)
 
     def whole(self, tensors: Iterable[Tensor]) -> list[Tensor]:
         """Tensors like the parameters, gathered from all ranks where they are sharded."""

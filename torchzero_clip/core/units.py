@@ -351,6 +351,5 @@ class Units(Cells):
         return across(stats, sizes, m, units.positions, max(len(step.groups), 1), group)
 
 
-def _lerp(u: TensorList, m: TensorList, where: list[Tensor], by: TensorList) -> TensorList:
+def _lerp(u: TensorList, m: TensorList, where: list[Tensor], by: TensorList) -> None:
     m.lerp_(u.where(where, m), by)
-    return u

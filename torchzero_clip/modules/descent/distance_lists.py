@@ -54,11 +54,10 @@ def remember(
 
 def _remember(
     u: TensorList, exp_avg: TensorList, exp_avg_sq: TensorList, s: TensorList, **weights: Any
-) -> TensorList:
+) -> None:
     exp_avg.mul_(weights["keep"]).add_(u, alpha=weights["take"])
     exp_avg_sq.lerp_(u.square(), weights["share"])
     s.mul_(weights["keep_s"]).add_(u, alpha=weights["take_s"])
-    return u
 
 
 def over_root(units: Units, us: Sequence[TensorList], name: str, eps: Weights) -> list[TensorList]:
