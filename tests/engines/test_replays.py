@@ -34,6 +34,8 @@ from torchzero_clip import (
     Noise,
     NormRule,
     Reset,
+    Sign,
+    SkipSpike,
     State,
     TensorList,
     Transform,
@@ -44,6 +46,7 @@ from torchzero_clip import (
 )
 from torchzero_clip.core import Bucket, bind, count_step
 from torchzero_clip.core import Chain as Links
+from torchzero_clip.core.private import FakeTensorMode
 from torchzero_clip.engines.compiled import engine
 from torchzero_clip.engines.compiled.recorder import Refused, StepRecorder
 from torchzero_clip.engines.compiled.replays import Replays, impure
@@ -530,6 +533,28 @@ def test_gradients_are_let_go_with_the_step_without_a_garbage_collector(name: st
             assert not any([ref() is not None for ref in grads])
     finally:
         gc.enable()
+
+
+NAN: dict[str, Callable[[], Chain]] = {
+    "an empty window": lambda: [SkipSpike(), *headline()],
+    "entries without a sign": lambda: [Sign(), LR(1e-2)],
+}
+
+
+@at_once("name", ["headline", *NAN])
+def test_what_is_recorded_again_leaves_nothing_more_in_torchs_cache(name: str) -> None:
+    """Torch remembers an operator by its arguments, and NaN is like none that was there before."""
+    opt, sizes, recorded = model({**CHAINS, **NAN}[name]()), [], []
+    for i in range(30):
+        give(opt, i)
+        if i % 6 == 0:  # a step of another kind, after which it is written down again
+            params_of(opt)[0].grad = None
+            replays(opt)._wait = 1
+        opt.step()
+        sizes.append(FakeTensorMode.cache_info().size)
+        recorded.append(replays(opt)._replay)
+    assert len(set(recorded) - {None}) >= 4
+    assert sizes[-1] == sizes[11]
 
 
 def test_an_optimizer_that_replays_goes_with_the_last_that_holds_it() -> None:

@@ -119,15 +119,17 @@ class StepRecorder(TorchDispatchMode):
     def imagined(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """What a function gives, without values; nothing is written."""
         with self.real(), self._fake:
-            args, kwargs = tree_map_only(Tensor, self._without_values, (args, kwargs))
+            args, kwargs = tree_map_only((Tensor, float), self._without_values, (args, kwargs))
             out = function(*args, **kwargs)
         for t in tree_leaves(out):
             if isinstance(t, Tensor):  # it has no memory to look at
                 without_memory(t)
         return out
 
-    def _without_values(self, t: Tensor) -> Tensor:
-        return t if fake_mode(t) is self._fake else self._fake.from_tensor(t)
+    def _without_values(self, x: Tensor | float) -> Any:
+        if isinstance(x, float):  # torch remembers calls by their numbers, and no NaN is another's
+            return x if x == x else 0.0
+        return x if fake_mode(x) is self._fake else self._fake.from_tensor(x)
 
     def graph_arguments(self, x: Any) -> Any:
         """The same with nodes in the place of tensors."""
