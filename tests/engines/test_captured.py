@@ -48,7 +48,7 @@ def made(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The launches of each capture."""
     counts: list[int] = []
 
-    def capture(step: Callable[[], None]) -> Callable[[], None]:
+    def capture(step: Callable[[], None], device: torch.device) -> Callable[[], None]:
         found: list[tuple[Any, ...]] = []
         with pytest.MonkeyPatch.context() as patch:
             for page in ("triton", "device_step"):

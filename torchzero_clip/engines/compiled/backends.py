@@ -24,10 +24,9 @@ OTHERS = ("xpu", "mps")
 
 def call_of(program: Program, name: str) -> cpp.Call | None:
     """What runs a program; None for node by node."""
-    kind = {"plain": "", "triton": "cuda"}.get(name, program.device.type)
-    if kind == "cpu":
-        return cpp.native(program)
-    return triton.native(program) if kind == "cuda" and triton.here() else None
+    if on_gpu(program.device, name):
+        return triton.native(program)
+    return cpp.native(program) if name == "native" and program.device.type == "cpu" else None
 
 
 def on_gpu(device: torch.device, name: str) -> bool:

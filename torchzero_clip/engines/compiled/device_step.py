@@ -18,7 +18,7 @@ from torchzero_clip.engines.compiled import triton
 from torchzero_clip.engines.compiled.launches import TritonKernel, launch
 from torchzero_clip.engines.compiled.recorder import Relaunch
 from torchzero_clip.engines.compiled.steps import CompiledStep, misfits
-from torchzero_clip.engines.compiled.tables import TABLES, on
+from torchzero_clip.engines.compiled.tables import TABLES
 from torchzero_clip.engines.compiled.vector_triton import TritonPrinter, VectorKernel
 from torchzero_clip.engines.compiled.vectors import (
     Launched,
@@ -82,9 +82,8 @@ class DeviceStep(CompiledStep):
         table = array("q", words)
 
         def call(sources: Sources) -> None:
-            with on(own.device):
-                given = [sources[m] for m in kernel.sources]
-                launch(function, 1, TABLES.words(table, own), *given)
+            given = [sources[m] for m in kernel.sources]
+            launch(function, 1, TABLES.words(table, own), *given)
 
         return call
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Hashable
 
 import torch
@@ -23,8 +24,8 @@ class StepGraph:
         self._replay: Callable[[], None] | None = None
         self._moves = 0
 
-    def __call__(self, step: Callable[[], None], where: Hashable) -> None:
-        """Do a step whose tensors lie there."""
+    def __call__(self, step: Callable[[], None], device: torch.device, where: Hashable) -> None:
+        """Do a step on a device, whose tensors lie there."""
         if where != self._where:
             self._where, self._replay, self._moves = where, None, self._moves + 1
             if self._moves == MOVES:
@@ -33,13 +34,21 @@ class StepGraph:
             return
         self._moves = 0
         if self._replay is None:
-            self._replay = capture(step)
+            self._replay = capture(step, device)
         self._replay()
 
 
-def capture(step: Callable[[], None]) -> Callable[[], None]:
-    """What repeats the kernels of a step; it is not done yet."""
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        step()
+def capture(step: Callable[[], None], device: torch.device) -> Callable[[], None]:
+    """What repeats the kernels of a step on a device; it is not done yet.
+
+    Of other devices nothing is captured, nor of other threads, which may pin memory meanwhile.
+    """
+    graph, stream = torch.cuda.CUDAGraph(), torch.cuda.Stream(device)
+    with torch.cuda.stream(stream), warnings.catch_warnings():
+        warnings.filterwarnings("error", "The CUDA Graph is empty")  # its replays do nothing
+        try:
+            with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
+                step()
+        except UserWarning as error:
+            raise RuntimeError(f"captured: {error} Leave captured(...) out") from error
     return graph.replay

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from torchzero_clip.core.private import fake_mode
+from torchzero_clip.engines.compiled.tables import on
 
 WARPS = 4
 POINTERS = {
@@ -80,17 +81,18 @@ def launch(kernel: TritonKernel, programs: int, *arguments: Any, **constants: An
     On tensors without values the arguments are looked at, and nothing is computed.
     """
     LAUNCHES[kernel.name] += 1
-    for seen in WATCHED:
-        seen(kernel.name, (programs, *arguments))
     tensors = [x for x in arguments if isinstance(x, Tensor)]
-    if any([fake_mode(t) is not None for t in tensors]):
-        return _check(kernel, arguments)
-    try:
-        kernel.function[(programs,)](*arguments, **constants, num_warps=WARPS)
-    except Exception as error:
-        if kernel.works or isinstance(error, torch.OutOfMemoryError):
-            raise
-        raise KernelError(_said(error)) from error
+    with on(tensors[0].device):  # Triton takes the current device, wherever the tensors are
+        for seen in WATCHED:
+            seen(kernel.name, (programs, *arguments))
+        if any([fake_mode(t) is not None for t in tensors]):
+            return _check(kernel, arguments)
+        try:
+            kernel.function[(programs,)](*arguments, **constants, num_warps=WARPS)
+        except Exception as error:
+            if kernel.works or isinstance(error, torch.OutOfMemoryError):
+                raise
+            raise KernelError(_said(error)) from error
     kernel.works = True
     return None
 

@@ -117,7 +117,8 @@ class CompiledStep:
         if self.graph is None:
             self._perform(changing)
         else:
-            self.graph(partial(self._perform, changing), (self, tuple(addresses(changing) or ())))
+            where = self, tuple(addresses(changing) or ())
+            self.graph(partial(self._perform, changing), changing[0].device, where)
         return True
 
     def _perform(self, changing: Sequence[Tensor]) -> None:

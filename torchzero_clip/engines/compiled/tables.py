@@ -101,13 +101,13 @@ class DeviceTables:
 
     def words(self, words: array[Any], like: Tensor) -> Tensor:
         """Words as a vector on the device of a tensor, which nobody writes."""
-        key = words.typecode, words.tobytes(), like.device, fake_mode(like)
-        found: Tensor = self._find("numbers", key, like.device, lambda: self._sent(words, like))
+        form = words.typecode, words.tobytes()
+        found: Tensor = self._find("numbers", form, like, lambda: self._sent(words, like))
         return found
 
     def send(self, numbers: Sequence[float], out: Tensor) -> None:
         """Write numbers into a vector on its device."""
-        with self._lock:
+        with self._lock, on(out.device):
             self._write(array("d", numbers), out)
 
     def table(
@@ -120,23 +120,19 @@ class DeviceTables:
             addresses.frombytes(buffer.addresses.tobytes())
         itemsizes = tuple([buffer.dtype.itemsize for buffer in buffers])
         form = addresses.tobytes(), lengths.tobytes(), itemsizes, rows
-        key = *form, like.device, fake_mode(like)
-        found: AddressTable = self._find(
-            "tables",
-            key,
-            like.device,
-            lambda: self._made(addresses, lengths, like, rows, min(itemsizes)),
-        )
+        given = addresses, lengths, like, rows, min(itemsizes)
+        found: AddressTable = self._find("tables", form, like, lambda: self._made(*given))
         return found
 
-    def _find(self, kind: str, key: Hashable, device: torch.device, make: Callable[[], T]) -> T:
-        """What is known under a key, or what is made now; while a graph is captured it is kept.
+    def _find(self, kind: str, form: Hashable, like: Tensor, make: Callable[[], T]) -> T:
+        """What is known of a form, or what is made now; while a graph is captured it is kept.
 
         A stream does not wait for what another one sends, but a capture begins when all is there.
         """
-        with self._lock:
-            known, stream = self._known[kind], _stream(device)
-            if _capturing(device):
+        key = form, like.device, fake_mode(like)
+        with self._lock, on(like.device):
+            known, stream = self._known[kind], _stream(like.device)
+            if _capturing(like.device):
                 found = next((x for (k, _), x in known.items() if k == key), None)
                 self._captured.append(make() if found is None else found)
                 return self._captured[-1]
@@ -157,14 +153,14 @@ class DeviceTables:
     ) -> AddressTable:
         count = len(sizes)
         places = [addresses[i : i + count] for i in range(0, len(addresses), count)]
-        if rows is not None:  # each begins where the one before it ends
-            places.append(array("q", [n * step for n in rows.lengths]))
-        odd = [reduce(operator.or_, each) % WIDE_LOADS != 0 for each in zip(*places, strict=True)]
-        most, many = (CHUNK, [1] * count) if rows is None else (ROW, rows.counts)
-        lengths = sizes
+        most, many, lengths = CHUNK, [1] * count, sizes
         if rows is not None:
+            most, many = ROW, list(rows.counts)
             each = zip(rows.lengths, sizes, strict=True)
             lengths = array("q", [n if size else 0 for n, size in each])
+            # each begins where the one before it ends
+            places.append(array("q", [n * step for n in rows.lengths]))
+        odd = [reduce(operator.or_, each) % WIDE_LOADS != 0 for each in zip(*places, strict=True)]
         chunks = [-(-n // most) * k for n, k in zip(lengths, many, strict=True)]
         order = sorted(range(count), key=odd.__getitem__)  # aligned ones first
         starts = itertools.accumulate([chunks[i] for i in order], initial=0)
@@ -225,8 +221,9 @@ class DeviceTables:
 
 
 def on(device: torch.device) -> AbstractContextManager[Any]:
-    """Where kernels and copies of this device begin."""
-    return torch.cuda.device(device) if _is_real(device) else nullcontext()
+    """Where kernels of this device begin, and where its stream is asked about."""
+    there = not _is_real(device) or device.index == torch.cuda.current_device()
+    return nullcontext() if there else torch.cuda.device(device)
 
 
 def _is_real(device: torch.device) -> bool:

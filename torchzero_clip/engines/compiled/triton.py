@@ -19,7 +19,7 @@ from torchzero_clip.core.norms import NAMED
 from torchzero_clip.engines.compiled.launches import JOINED, POINTERS, TritonKernel, launch
 from torchzero_clip.engines.compiled.operators import OPERATORS
 from torchzero_clip.engines.compiled.program import Launch, NodeOperand, Program
-from torchzero_clip.engines.compiled.tables import CHUNK, ROW, TABLES, on
+from torchzero_clip.engines.compiled.tables import CHUNK, ROW, TABLES
 
 HOME = "torchzero_clip.engines.compiled.kernel"
 TYPES = {
@@ -225,10 +225,6 @@ class TritonCall:
         self, given: Launch, sizes: Sequence[int], out: Tensor | None = None
     ) -> Tensor | None:
         """Run it for the first `sizes` entries of each tensor; returns the statistics, in `out`."""
-        with on(self.program.device):
-            return self._run(given, sizes, out)
-
-    def _run(self, given: Launch, sizes: Sequence[int], out: Tensor | None) -> Tensor | None:
         count, like = len(sizes), given.buffers[0].tensors[0]
         table, width = TABLES.table(given.buffers, sizes, given.rows), given.width
         numbers = TABLES.numbers(given.numbers or [0.0], like)
