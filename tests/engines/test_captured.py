@@ -177,6 +177,30 @@ def test_no_number_of_python_differs_between_two_steps(
     assert same(before, last) is None
 
 
+@pytest.mark.parametrize("of", [float, torch.tensor], ids=["number", "tensor of the host"])
+def test_a_loss_of_the_host_is_sent_with_the_rates(
+    of: Callable[[float], Any], imagined: list[Tensor]
+) -> None:
+    """A graph would keep the one that it was captured with, or read where it once lay."""
+    losses = iter(range(1, 9))
+
+    def make(params: Sequence[Tensor]) -> Callable[[], Any]:
+        opt = Modular(params, SkipSpike(), *headline(), compile=True)
+
+        def step() -> None:
+            opt.report(loss=of(1.5 * next(losses)))
+            opt.step()
+
+        return step
+
+    *_, before, last = ledgers(make, imagined, 6)
+    assert (len(last.copies), last.reads) == (1, [])
+    assert last.requests[0].kind == "copy"  # before the graph
+    for ledger in (before, last):
+        ledger.requests = [request for request in ledger.requests if request.kind != "copy"]
+    assert same(before, last) is None
+
+
 def test_gradients_that_lie_elsewhere_in_every_step_are_told(
     imagined: list[Tensor], made: list[int]
 ) -> None:
@@ -241,6 +265,7 @@ class TestNumbers:
             headline,
             lambda: [Guard(), ZClip(warmup_steps=2), Adam(), LR(1e-2)],
             lambda: [AdaGC(), Adam(), LR(0.1)],
+            lambda: [SkipSpike(window=8, least=2), Adam(), LR(0.1)],
             lambda: [ClipNorm(1.0), Adam(), LR(0.1), WeightEMA(0.5)],
         ],
     )
@@ -250,7 +275,7 @@ class TestNumbers:
         made: list[int],
         monkeypatch: pytest.MonkeyPatch,
     ) -> None:
-        """Rates and gradients change, and one of these is no number."""
+        """Rates, losses and gradients change, and one of these is no number."""
         monkeypatch.setattr(Compiled, "backend", "triton")
         rows = [[Parameter(torch.ones(4, 3)), Parameter(torch.zeros(5))] for _ in range(2)]
         fast = captured(Modular(rows[0], *chain(), compile=True))
@@ -268,8 +293,9 @@ class TestNumbers:
             if i == 6 and isinstance(fast.links[0].transform, Guard):
                 for row in rows:
                     row[0].grad[0, 0] = torch.nan  # type: ignore[index]
-            fast.step()
-            plain.step()
+            for opt in (fast, plain):
+                opt.report(loss=1.0 + 0.1 * (i % 3) + 100 * (i == 7))
+                opt.step()
             for ours, theirs in zip(*rows, strict=True):
                 torch.testing.assert_close(ours, theirs)
         assert len(made) == 1

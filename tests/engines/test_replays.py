@@ -278,6 +278,18 @@ def test_betas_and_decay_may_change_too() -> None:
     assert twins.step(other(0.0))
 
 
+def test_a_loss_is_another_one_in_every_step() -> None:
+    """A number, a tensor, or none: a step with one is like others with such a one."""
+    twins = Twins(lambda: [SkipSpike(window=8, least=2), *headline()])
+    for of in (float, torch.tensor, lambda loss: torch.tensor(loss, dtype=torch.float64)):
+        for i in range(8):
+            loss = of(1.0 + 0.1 * (i % 3) + 100 * (i == 6))
+            again = twins.step(lambda opt, loss=loss: opt.report(loss=loss))
+        assert again
+        assert twins.fast.metrics()["SkipSpike/skipped"]
+    assert not twins.step()
+
+
 def test_a_limit_may_change_in_every_step() -> None:
     twins = Twins(headline).warm()
 

@@ -231,3 +231,12 @@ def test_a_graph_without_a_kernel_is_a_sentence(
             train(opt)
     assert machine.replayed == 0
     assert (machine.now, machine.streams) == (HERE, streams)
+
+
+def test_a_graph_is_of_one_device(machine: Machine) -> None:
+    """A group on another one comes later: its kernels would be done once, and in no replay."""
+    opt = captured(Modular(model(), *headline(), compile=True))
+    train(opt)
+    opt.add_param_group({"params": model(f"cuda:{HERE}")})
+    with pytest.raises(RuntimeError, match="cannot be captured: its parameters are on several"):
+        train(opt)

@@ -27,7 +27,7 @@ class StepInputs:
 
     Args:
         leaves: The tensors and functions that the graph was recorded with.
-        changing: The gradients, and the loss if there is one.
+        changing: The gradients, and the loss if it is a tensor.
         live: The live values as tensors; on a device as the entries of a vector.
         numbers: The same as numbers.
         counts: How many gradients there are in each buffer.
@@ -57,7 +57,7 @@ class StepInputs:
         self._keys, self._gradients = [(key, whole.get(key)) for key in gradients], gradients
 
     def enter(
-        self, grads: Sequence[Buffer], numbers: Sequence[float], loss: Tensor | None
+        self, grads: Sequence[Buffer], numbers: Sequence[float], loss: Tensor | float | None
     ) -> list[Tensor]:
         """Take the gradients, live values and loss of a step; returns what changes."""
         if numbers != self._numbers:
@@ -71,7 +71,7 @@ class StepInputs:
         flat = [t for buffer in grads for t in buffer.tensors]
         for key, i in self._keys:
             self._gradients[key] = Buffer([flat[k] for k in key]) if i is None else grads[i]
-        return flat if loss is None else [*flat, loss]
+        return [*flat, loss] if isinstance(loss, Tensor) else flat
 
     def leaves(self, changing: Sequence[Tensor]) -> list[Any]:
         """All leaves of a step."""
@@ -151,7 +151,7 @@ def _now(args: Any, groups: Sequence[dict[str, Any]]) -> list[Any]:
 
 
 class LiveValues:
-    """The live values of a step.
+    """The live values of a step, and behind them its loss; None where that is a tensor.
 
     Attributes:
         numbers: Those that may change from step to step.
@@ -187,13 +187,14 @@ class LiveValues:
         """The numbers as a vector on the device of a tensor, to be written in later steps."""
         return TABLES.numbers(self.numbers, like).clone()
 
-    def groups(self, play: Play, tensors: Sequence[Tensor]) -> list[dict[str, Any]]:
-        """The groups with these tensors in the place of the numbers."""
+    def given(self, play: Play, tensors: Sequence[Tensor]) -> tuple[list[dict[str, Any]], Any]:
+        """The groups and the loss with these tensors in the place of the numbers."""
         each = iter(tensors)
-        return [
+        groups = [
             {**group, **{key: _taken(x, each) for key, x in zip(play.names, row, strict=True)}}
             for group, row in zip(play.groups, play.values, strict=True)
         ]
+        return groups, _taken(play.loss, each)
 
 
 def _taken(value: Any, tensors: Iterator[Tensor]) -> Any:

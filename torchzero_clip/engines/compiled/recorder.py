@@ -298,12 +298,10 @@ def _quicker(func: Any, args: Any, kwargs: Any) -> Callable[..., Any]:
         except _Caught as caught:
             same = caught.args[0] is func and _equal(caught.args[1:], (args, kwargs))
             if same and _named(function):
-                break
+                return function
         except Exception:  # it takes other arguments
             continue
-    else:
-        function = func
-    return function
+    return func
 
 
 def _named(function: Any) -> bool:

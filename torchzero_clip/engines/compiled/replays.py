@@ -13,7 +13,6 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-import torch
 from torch import Tensor
 
 from torchzero_clip.core.division import UnitRecord
@@ -68,20 +67,21 @@ class Replays:
 
     def step(self, play: Play, recording: StartRecording) -> Records:
         """Do a step again, or anew; returns what the links measured."""
-        flat = list(itertools.chain(*play.values))
+        play = _with_loss_here(play)
+        loss = play.loss if isinstance(play.loss, Tensor) else None
+        flat = [*itertools.chain(*play.values), play.loss if loss is None else None]
         if not self._live.same(flat):
             self._live = LiveValues(flat)
         if not self.possible or self._live.kinds is None:
             return play.anew(play.groups, play.loss)
-        live, loss = self._live, _as_tensor(play.loss)
         told = None if loss is None else (loss.dtype, loss.device)
-        kinds = live.kinds, told, play.kind
+        kinds = self._live.kinds, told, play.kind
         broken = rests = False
         if self._replay is not None:
             grads = self._replay.holds(play, kinds)
             if grads is not None and self._replay.asked.same(play.groups, counted=True):
                 self.count, self._rested = self.count + 1, False
-                return self._replay(play, grads, live.numbers, loss)
+                return self._replay(play, grads, self._live.numbers)
             rests = grads is not None and not self._rested  # a step among many
             if not rests:
                 self._replay, broken = None, True
@@ -93,16 +93,16 @@ class Replays:
         able = parts and all(map(_able, parts)) and self._alike >= self._wait and not rests
         entries = sum(map(len, play.states.values()))
         if able and of_tensors(play.states):
-            self._record(parts, kinds, loss, play, recording)
+            self._record(parts, kinds, play, recording)
             if self._graph is not None and (self._replay is None or not self._replay.native):
                 raise RuntimeError(
                     "captured: a step of this chain cannot be captured: "
                     f"{self.why or 'it is too long'}; leave captured(...) out"
                 )
             if self._replay is not None and (grads := self._replay.holds(play, kinds)) is not None:
-                return self._replay(play, grads, live.numbers, loss)
+                return self._replay(play, grads, self._live.numbers)
             self._replay = None
-        records = play.anew(live.groups(play, live.tensors(self._gpu(play))), loss)
+        records = play.anew(*self._live.given(play, self._live.tensors(self._gpu(play))))
         if able and entries < sum(map(len, play.states.values())):
             self._wait = 1  # state was made, which does not happen again
         return _of_groups(records, measured_in(records), play.groups)
@@ -126,25 +126,23 @@ class Replays:
         return params[0] if one and on_gpu(params[0].device, self._backend) else None
 
     def _record(
-        self,
-        parts: Sequence[Part],
-        kinds: Any,
-        loss: Tensor | None,
-        play: Play,
-        recording: StartRecording,
+        self, parts: Sequence[Part], kinds: Any, play: Play, recording: StartRecording
     ) -> None:
         """Write down a step, which does not happen yet."""
         self.count, again = 0, self._wait
         self._alike, self._wait = 0, min(2 * self._wait, SELDOM)  # unless it can be replayed
         premises = Premises(parts, play.groups, play.states)
         grads = [p.grad for part in parts for p in part.originals if p.grad is not None]
+        if self._graph is not None and len({g.device for g in grads}) > 1:
+            self.why = "its parameters are on several devices"
+            return
         like = self._gpu(play)
         vector = None if like is None else self._live.vector(like)
         live = self._live.tensors() if vector is None else list(vector.unbind())
         try:
             with recording(grads) as recorder:
                 asked = Questions(recorder)
-                records = play.anew(self._live.groups(play, live), loss, asked)
+                records = play.anew(*self._live.given(play, live), asked)
                 kept = recorder.end(measured_in(records), live)
             function = python(recorder.graph)
             asked.close()
@@ -152,7 +150,7 @@ class Replays:
             self.why = str(error) or type(error).__name__
             self._wait = again if isinstance(error, Later) else SELDOM
             return
-        changing = [*grads, *([] if loss is None else [loss])]
+        changing = [*grads, *([play.loss] if isinstance(play.loss, Tensor) else [])]
         known = [*changing, *live, *_fields(self._links)]
         if (why := premises.unknown(recorder.leaves, [*known, *recorder.made])) is not None:
             self.why, self._wait = why, SELDOM
@@ -165,8 +163,7 @@ class Replays:
         native = native if native is not None and native.works else None
         if native is not None:
             native.graph = self._graph
-        numbers = self._live.numbers
-        inputs = StepInputs(leaves, changing, live, numbers, counts, gradients, vector)
+        inputs = StepInputs(leaves, changing, live, self._live.numbers, counts, gradients, vector)
         inputs.leave()
         records, functions = _of_groups(records, kept, play.groups), (function, native)
         self._replay = RecordedStep(premises, asked, kinds, functions, inputs, records)
@@ -204,11 +201,9 @@ class RecordedStep:
         grads = self._premises.hold(play.groups, play.states)
         return grads if grads and self.asked.same(play.groups, counted=False) else None
 
-    def __call__(
-        self, play: Play, grads: Sequence[Buffer], numbers: Sequence[float], loss: Tensor | None
-    ) -> Records:
+    def __call__(self, play: Play, grads: Sequence[Buffer], numbers: Sequence[float]) -> Records:
         self.asked.count_on(play.groups)
-        changing = self._inputs.enter(grads, numbers, loss)
+        changing = self._inputs.enter(grads, numbers, play.loss)
         try:
             if self.native is None or not self.native(changing):
                 self._function(*self._inputs.leaves(changing))
@@ -252,12 +247,19 @@ def _parts(play: Play) -> list[Part]:
     return parts
 
 
+def _with_loss_here(play: Play) -> Play:
+    """The step; a loss that lies on the host is a number where parameters are on a GPU.
+
+    It is sent with the rates: a copy would wait for the device, and a graph would keep its address.
+    """
+    here = isinstance(play.loss, Tensor) and play.loss.is_cpu
+    if here and any([p.is_cuda for group in play.groups for p in group["params"][:1]]):
+        return play._replace(loss=float(play.loss))  # type: ignore[arg-type]
+    return play
+
+
 def _able(part: Part) -> bool:
     return part.plain and all_here([p.grad for p in part.originals if p.grad is not None])
-
-
-def _as_tensor(loss: Tensor | float | None) -> Tensor | None:
-    return torch.tensor(loss, dtype=torch.float64) if isinstance(loss, float) else loss
 
 
 # ---------------------------------------------------------------------- what links measured
