@@ -24,6 +24,7 @@ from torchzero_clip import (
     Live,
     Modular,
     Momentum,
+    NanToNum,
     Normalize,
     Scale,
     TensorList,
@@ -168,6 +169,15 @@ def test_a_tensor_is_as_good_as_a_number():
         ClipNorm(torch.tensor(-1.0))
     with pytest.raises(TypeError, match="ClipNorm: max_norm must be a number at least 0, got"):
         ClipNorm(torch.ones(2))
+
+
+@pytest.mark.parametrize("compile", [False, True])
+def test_a_tensor_of_one_entry_is_as_good_as_a_number_for_what_replaces_an_infinity(compile):
+    p = Parameter(torch.zeros(3))
+    opt = Modular([p], NanToNum(*[torch.tensor([x]) for x in (1.0, 2.0, 3.0)]), compile=compile)
+    p.grad = torch.tensor([torch.nan, torch.inf, -torch.inf])
+    opt.step()
+    assert p.tolist() == [-1.0, -2.0, -3.0]
 
 
 # ---------------------------------------------------------------------- names of live values
