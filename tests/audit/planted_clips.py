@@ -68,6 +68,40 @@ def measures_only(params: Sequence[Tensor], max_norm: float) -> float:
     return math.sqrt(squares(grads_of(params)))
 
 
+def scales_up(params: Iterable[Tensor], max_norm: float) -> Tensor:
+    """Brings small gradients to the limit, too."""
+    params = list(params)
+    norm = clip_grad_norm_(params, max_norm, dim="global")
+    for t in grads_of(params):
+        if 0 < norm < max_norm:
+            t.mul_(max_norm / norm)
+    return norm
+
+
+def nearly_one(params: Iterable[Tensor], max_norm: float) -> Tensor:
+    """Divides by a number near 1 within the limit."""
+    params = list(params)
+    norm = clip_grad_norm_(params, max_norm, dim="global")
+    for t in grads_of(params):
+        t.div_(1 + 1e-6)
+    return norm
+
+
+def goes_through_twice(params: Iterable[Tensor], max_norm: float) -> float:
+    """Measures, and then finds a generator at its end."""
+    return scale(params, math.sqrt(squares(grads_of(params))), max_norm)
+
+
+def rounds_its_factor(params: Iterable[Tensor], max_norm: float) -> Tensor:
+    """Scales by a number with the eight bits of bfloat16."""
+    grads = grads_of(params)
+    norm = torch.stack([t.double().norm() for t in grads]).norm()
+    factor = (max_norm / norm).clamp(max=1).to(torch.bfloat16)
+    for t in grads:
+        t.mul_(factor)
+    return norm
+
+
 def silent_and_wrong(params: Sequence[Tensor], max_norm: float) -> None:
     """Returns nothing, and counts copies."""
     copies_count(params, max_norm)

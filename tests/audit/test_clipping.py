@@ -56,7 +56,11 @@ def test_a_right_function_is_right_in_one_process(case: str) -> None:
     [
         (planted_clips.added, "whole", "1.677 of the right one: norms of tensors are added"),
         (planted_clips.no_root, "whole", "the squares are added, and the root is missing"),
-        (planted_clips.measures_only, "whole", "gradients are 4 of what they should be"),
+        (planted_clips.measures_only, "whole", "gradients are 3.333 of what they should be"),
+        (planted_clips.scales_up, "within the limit", "gradients are 4 of what they should be"),
+        (planted_clips.nearly_one, "within the limit", "within the limit are not what they were"),
+        (planted_clips.goes_through_twice, "a generator", "gradients are 3.333 of what"),
+        (planted_clips.rounds_its_factor, "whole", "gradients are 1.00"),
         (planted_clips.in_halves, "float16", "squares or norms overflow float16"),
         (planted_clips.in_halves, "entries of 1e30", "squares overflow float32"),
         (planted_clips.in_halves, "entries of 1e-30", "squares vanish in float32"),

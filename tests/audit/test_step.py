@@ -52,6 +52,30 @@ def test_nothing_is_found_where_nothing_is_wrong(make: Callable[..., Any]) -> No
     assert report.findings == [] or make is not planted_steps.fused, str(report)
 
 
+def scaled(made: list[Any], enabled: bool = True) -> Callable[[Any], Any]:
+    """A step with a scaler, as most are written, which `made` takes."""
+
+    def make(some: Any) -> Any:
+        opt = torch.optim.AdamW(some, foreach=True, capturable=True)
+        made.append(torch.amp.GradScaler("cuda", enabled=enabled))
+        return lambda: made[-1].step(opt)
+
+    return make
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="torch has CUDA, and a scaler is enabled")
+@pytest.mark.filterwarnings("ignore:torch.cuda.amp.GradScaler is enabled, but:UserWarning")
+def test_a_scaler_that_torch_disables_here_is_said_to_be_unseen() -> None:
+    report = trial(scaled([]), params())
+    assert not report.capturable
+    assert 'Nothing more was seen: torch disables GradScaler("cuda") where it has no' in str(report)
+    with pytest.raises(AssertionError, match="torch disables GradScaler"):
+        assert_no_waits(scaled([]), params())
+    off = trial(scaled([], enabled=False), params())
+    assert off.capturable, str(off)
+    assert torch.amp.GradScaler("cpu").is_enabled()
+
+
 OURS: dict[str, Callable[[Any], Any]] = {
     "headline": lambda some: Modular(some, ClipNorm(1.0, dim="global"), named("adamw")),
     "names": lambda some: Modular(some, named("lion")),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from typing import Any
 
@@ -9,7 +10,7 @@ import pytest
 import torch
 from torch.nn import Parameter
 
-from tests.helpers import gradients, parameters, run_each, set_grads
+from tests.helpers import at_once, gradients, parameters, run_each, set_grads
 from tests.modules.rows.row import EVERYWHERE, Bad, Row
 from tests.table import NAMES, ROWS
 from torchzero_clip import (
@@ -20,11 +21,18 @@ from torchzero_clip import (
     ClipNormGrowth,
     ClipValue,
     ClipValueByEMA,
+    EMAQuantile,
+    EMARatio,
+    GeometricQuantile,
+    InBasis,
     Lambda,
     Live,
     Modular,
     Momentum,
+    NanToNum,
     Normalize,
+    P2Quantile,
+    Quantile,
     Scale,
     TensorList,
     Transform,
@@ -32,6 +40,7 @@ from torchzero_clip import (
     ZStat,
     clip_grad_norm_,
 )
+from torchzero_clip.core.description import Description
 
 
 def given(row: Row) -> list[Bad]:
@@ -39,7 +48,10 @@ def given(row: Row) -> list[Bad]:
     return [*row.bad, *(bad for bad in EVERYWHERE if bad[0].keys() <= set(fields(row.cls)))]
 
 
-def fields(cls: type[Transform]) -> list[str]:
+CRITERIA = (EMAQuantile, EMARatio, GeometricQuantile, P2Quantile, Quantile, ZStat)
+
+
+def fields(cls: type[Description]) -> list[str]:
     return [] if cls is Chain else list(cls.__dataclass_fields__)
 
 
@@ -73,6 +85,32 @@ def test_a_bad_argument_is_refused_at_construction_in_a_sentence(row):
         check_sentence(info.value, row, bad)
 
     run_each(refused, "bad", given(row))
+
+
+STRANGE = [torch.ones(3), [1.0], {"a": 1}, "x", object(), type]
+
+
+def constructions() -> list[tuple[type[Description], dict[str, Any]]]:
+    """Every class of ours that can be made, with the arguments that it cannot do without."""
+    rows = [(row.cls, row.args) for row in ROWS if row.cls not in (Chain, InBasis)]
+    return [*rows, *[(cls, {"q": 0.5} if "q" in fields(cls) else {}) for cls in CRITERIA]]
+
+
+@at_once("cls, args", constructions())
+def test_what_is_wrong_for_an_argument_is_said_in_a_sentence(cls, args):
+    """Whatever is given: what `check` looks at may be anything."""
+    cls(**args)
+    for name, strange in itertools.product(fields(cls), STRANGE):
+        words = refusal(cls, {**args, name: strange})
+        assert words is None or words.startswith(f"{cls.__name__}: "), (name, strange, words)
+
+
+def refusal(cls: type[Description], args: dict[str, Any]) -> str | None:
+    try:
+        cls(**args)
+    except (TypeError, ValueError) as error:
+        return str(error)
+    return None
 
 
 @pytest.mark.parametrize("row", [row for row in ROWS if live(row)], ids=named)
@@ -168,6 +206,15 @@ def test_a_tensor_is_as_good_as_a_number():
         ClipNorm(torch.tensor(-1.0))
     with pytest.raises(TypeError, match="ClipNorm: max_norm must be a number at least 0, got"):
         ClipNorm(torch.ones(2))
+
+
+@pytest.mark.parametrize("compile", [False, True])
+def test_a_tensor_of_one_entry_is_as_good_as_a_number_for_what_replaces_an_infinity(compile):
+    p = Parameter(torch.zeros(3))
+    opt = Modular([p], NanToNum(*[torch.tensor([x]) for x in (1.0, 2.0, 3.0)]), compile=compile)
+    p.grad = torch.tensor([torch.nan, torch.inf, -torch.inf])
+    opt.step()
+    assert p.tolist() == [-1.0, -2.0, -3.0]
 
 
 # ---------------------------------------------------------------------- names of live values

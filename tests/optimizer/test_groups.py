@@ -37,6 +37,20 @@ def test_an_added_group_joins_the_global_norm_and_its_memory():
     assert (-a.item(), -b.item()) == pytest.approx((3 * 4.5 / 5, 4 * 4.5 / 5))
 
 
+@at_once("compile", [False, True])
+def test_groups_that_were_put_in_place_of_others_are_refused_in_a_sentence(compile):
+    for ready in (False, True):
+        a = one()
+        opt = Modular([a], ClipNorm(1.0), LR(0.1), compile=compile)
+        if ready:
+            opt.step()
+        before, opt.param_groups = opt.param_groups, [{"params": [a]}]
+        with pytest.raises(ValueError, match="group 0: it came past add_param_group: call that"):
+            opt.step()
+        opt.param_groups = before
+        opt.step()
+
+
 def test_adding_does_not_change_the_dict_that_was_given():
     given = {"params": [one()], "ClipNorm/max_norm": 0.5}
     opt = Modular([one()], ClipNorm(1.0), LR(0.1))

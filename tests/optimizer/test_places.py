@@ -22,21 +22,29 @@ from torchzero_clip import (
     ClipPercentile,
     ClipValue,
     Freeze,
+    InBasis,
+    KLBasis,
+    Kron,
     Lion,
     Masked,
     Modular,
     Momentum,
+    NanToNum,
+    Orthogonalize,
     Scale,
+    Shampoo,
+    Sign,
+    SOAPBasis,
     WeightDecay,
     attach,
 )
 
 
-def warned(*chain, make=Modular):
+def warned(*chain, make=Modular, params=None):
     """What making an optimizer with the chain warns of."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        make([param(1.0)], *chain)
+        make([param(1.0)] if params is None else params, *chain)
     return [str(warning.message) for warning in caught]
 
 
@@ -104,6 +112,14 @@ def test_a_limit_of_zero_warns_in_front_of_other_optimizers_as_well():
             "with the first of betas=(0.999, 0.9) than with the second",
         ),
         ([Adam(), Accumulate(2), LR(0.1)], "Accumulate behind Adam takes the mean of updates"),
+        (
+            [ClipNorm(1.0, dim="global"), Accumulate(2), LR(0.1)],
+            "ClipNorm in front of Accumulate limits parts of a batch, not their mean.",
+        ),
+        ([ClipValue(1.0), Accumulate(2), LR(0.1)], "ClipValue in front of Accumulate limits"),
+        ([ClipNorm(1.0, dim=-1), LR(0.1)], "ClipNorm: dim=-1 takes one norm a slice, dim=None"),
+        ([Momentum(), Adam(), LR(0.1)], "its first beta is the momentum of Adam."),
+        ([AutoClip(percentile=0.9), LR(0.1)], "percentile=0.9 is less than one percent."),
     ],
 )
 def test_explain_says_what_a_link_does_where_it_stands(chain, sentence):
@@ -114,6 +130,8 @@ def test_explain_says_what_a_link_does_where_it_stands(chain, sentence):
     "chain",
     [
         [Accumulate(2), EMA(0.9), WeightDecay(0.1), LR(0.1)],
+        [NanToNum(), Accumulate(2), ClipNorm(1.0, dim="global"), Adam(), LR(0.1)],
+        [Momentum(), Sign(), LR(0.1)],
         [Adam(), WeightDecay(0.1), LR(0.1), Freeze(lambda n, p: "bias" in n)],
     ],
 )
@@ -129,6 +147,30 @@ def test_explain_names_a_mask_that_chooses_nothing():
     assert text == "Masked chooses none of the 2 parameters by its where."
     decay = Masked(WeightDecay(0.1), lambda name, p: "weight" in name)
     assert "none" not in head(Modular(model.named_parameters(), Adam(), decay, LR(0.1)))
+
+
+@at_once(
+    "cut",
+    [
+        lambda blocks: Orthogonalize(blocks=blocks),
+        lambda blocks: Kron(blocks=blocks),
+        lambda blocks: Shampoo(blocks=blocks),
+        lambda blocks: InBasis(SOAPBasis(blocks=blocks), Adam()),
+        lambda blocks: InBasis(KLBasis(blocks=blocks), Adam()),
+    ],
+)
+def test_blocks_of_a_name_that_no_parameter_has_warn_with_the_nearest(cut):
+    model = nn.ModuleDict({"qkv": nn.Linear(4, 6, bias=False)})
+    named = list(model.named_parameters())
+    assert warned(cut({"qkv": 3}), LR(0.1), params=named) == []
+    said = "blocks has 'qvk', which is in the name of no parameter"
+    (words,) = warned(cut({"qkv": 3, "qvk": 3}), LR(0.1), params=named)
+    assert words.endswith(f"{said}: did you mean 'qkv'?")
+    (words,) = warned(cut({"qvk": 3}), LR(0.1), params=list(model.parameters()))
+    assert words.endswith(f"{said}: pass model.named_parameters()")
+    with pytest.warns(UserWarning, match="blocks has"):
+        opt = Modular(named, cut({"qvk": 3}), LR(0.1))
+    assert f"{said}." in head(opt)
 
 
 def test_explain_names_parameters_that_will_not_move_or_move_though_frozen():

@@ -14,21 +14,37 @@ import torch
 from torch import Tensor
 
 from examples.write_your_own import SlowBoost
-from tests.helpers import ROOT, SHAPES, equal, gradients, network, parameters, saved, set_grads
+from tests.helpers import (
+    ROOT,
+    SHAPES,
+    at_once,
+    close,
+    equal,
+    gradients,
+    network,
+    parameters,
+    saved,
+    set_grads,
+)
 from tests.modules.rows.descent import heads
 from tests.modules.rows.row import with_lr
 from tests.source.files import written
 from tests.table import GOOD, Case, other_values
 from torchzero_clip import (
+    ADOPT,
     CAME,
     EMA,
     LR,
     Accumulate,
+    Adadelta,
     Adafactor,
     Adam,
+    AutoClip,
     Chain,
     ClipNorm,
+    ClipNormByEMA,
     ClipNormGrowth,
+    ClipValueGrowth,
     DAdaptAdam,
     Group,
     Guard,
@@ -37,15 +53,18 @@ from torchzero_clip import (
     Masked,
     Modular,
     Momentum,
+    NanToNum,
     NormRule,
     Orthogonalize,
     OrthoGrad,
     Partition,
     Prodigy,
     QKClip,
+    RMSprop,
     Scale,
     ScheduleFree,
     Scope,
+    StableAdam,
     State,
     TensorList,
     Transform,
@@ -461,21 +480,31 @@ def write_all(folder: Path, chains: dict[str, Any]) -> None:
         (folder / f"{name}.py").write_text(opt.to_source(), encoding="utf-8")
 
 
+def formatted(folder: Path) -> None:
+    """As ruff formats, for lines of 88 and of 100."""
+    said(folder, ["ruff", "format", "--isolated", "--diff"])
+    said(folder, ["ruff", "format", "--isolated", "--diff", "--line-length=100"])
+
+
 def accepted(folder: Path) -> None:
-    """By ruff, as formatted for lines of 88 and of 100 and by our own rules, and by mypy."""
+    """By ruff, as formatted and by our own rules, and by mypy."""
+    formatted(folder)
     for arguments in (
-        ["ruff", "format", "--isolated", "--check"],
-        ["ruff", "format", "--isolated", "--check", "--line-length=100"],
         ["ruff", "check", "--config", str(ROOT / "pyproject.toml"), "--ignore", "D,E501"],
         ["mypy", "--strict", "--config-file=", "--no-error-summary"],
     ):
-        found = subprocess.run(
-            [sys.executable, "-m", *arguments, str(folder)],
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        assert found.returncode == 0, found.stdout + found.stderr
+        said(folder, arguments)
+
+
+def said(folder: Path, arguments: list[str]) -> None:
+    """What a tool says of a folder, which is nothing."""
+    found = subprocess.run(
+        [sys.executable, "-m", *arguments, str(folder)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert found.returncode == 0, found.stdout + found.stderr
 
 
 @pytest.mark.slow
@@ -543,6 +572,56 @@ def test_a_value_that_the_chain_decides_by_must_stay_of_its_kind() -> None:
     opt.param_groups[0]["add"] = 0.5
     with pytest.raises(ValueError, match="write this file anew for another add"):
         opt.step()
+
+
+@at_once(
+    "rule, key",
+    [
+        (ADOPT(), "clip_power"),
+        (ZClip(), "max_norm"),
+        (ClipNormByEMA(), "max_ema_growth"),
+        *[(ClipNormGrowth(), key) for key in ("mul", "min_value", "max_decay")],
+        *[(ClipValueGrowth(), key) for key in ("mul", "min_value", "max_decay")],
+    ],
+)
+def test_a_value_that_may_be_none_is_not_given_up_in_a_file(rule: Transform, key: str) -> None:
+    opt = written(Modular([torch.zeros(1)], rule, LR(0.1)).to_source())([torch.zeros(1)])
+    opt.param_groups[0][key] = None
+    with pytest.raises(ValueError, match=f"write this file anew for another {key}"):
+        opt.step()
+
+
+@at_once(
+    "rule",
+    [Adadelta, Adam, RMSprop, StableAdam, NanToNum, ADOPT, lambda: AutoClip("percentile")],
+)
+def test_a_tensor_is_as_good_as_a_number_in_a_file(rule: Any) -> None:
+    make = written(Modular([torch.zeros(3)], *with_lr(rule(), 0.05)).to_source())
+    ends = []
+    for kind in (lambda x: x, torch.tensor):
+        p = torch.nn.Parameter(torch.ones(3))
+        opt = make([p])
+        for key, x in [*opt.param_groups[0].items()]:
+            if isinstance(x, (float, tuple)):
+                opt.param_groups[0][key] = tuple(map(kind, x)) if isinstance(x, tuple) else kind(x)
+        for step in range(3):
+            p.grad = gradients({"p": (3,)}, step)["p"]
+            opt.step()
+        ends.append(p.detach())
+    close(ends[:1], ends[1:], 1e-5)
+
+
+def test_lines_with_long_keys_are_formatted(tmp_path: Path) -> None:
+    long = "all_matrices_of_the_model_but_its_embeddings"
+    chains = {
+        "shared": [ClipNormByEMA(dim="layer"), LR(0.1)],
+        "optional": [Chain(ClipNormGrowth(), name=long), LR(0.1)],
+        "state": [Masked(ClipNormGrowth(add=1.0), is_matrix, name=long), LR(0.1)],
+        "value": [Masked(ClipNorm(1.0), is_matrix, name=f"{long}_or_none"), ClipNorm(1.0), LR(0.1)],
+        "power": [ADOPT(), LR(0.1)],
+    }
+    write_all(tmp_path, chains)
+    formatted(tmp_path)
 
 
 # ---------------------------------------------------------------------- the command line

@@ -31,6 +31,8 @@ class ClipCase:
         mistakes: The norms that known mistakes find.
         bad: Whether the norm is no number.
         loose: The relative error that a norm may have.
+        share: The limit, in norms of the gradients. Rounded to bfloat16 it is another number.
+        once: Whether the parameters are a generator, as those of a module are.
     """
 
     params: list[nn.Parameter]
@@ -40,6 +42,8 @@ class ClipCase:
     mistakes: dict[str, float] = field(default_factory=dict)
     bad: bool = False
     loose: float = 1e-4
+    share: float = 0.3
+    once: bool = False
 
     @property
     def here(self) -> list[Tensor]:
@@ -82,6 +86,18 @@ def whole() -> ClipCase:
     """Whole gradients of an ordinary size."""
     params = plain()
     return ClipCase(params, size(params), mistakes=of_tensors(params))
+
+
+def within() -> ClipCase:
+    """Gradients below the limit, which stay as they are."""
+    params = plain()
+    return ClipCase(params, size(params), mistakes=of_tensors(params), share=4.0)
+
+
+def once() -> ClipCase:
+    """Parameters that can be gone through one time, as `model.parameters()`."""
+    params = plain()
+    return ClipCase(params, size(params), mistakes=of_tensors(params), once=True)
 
 
 def tiny() -> ClipCase:
@@ -320,6 +336,8 @@ def of_ranks(here: Sequence[Tensor]) -> dict[str, float]:
 
 ALONE: dict[str, Callable[[], ClipCase]] = {
     "whole": whole,
+    "within the limit": within,
+    "a generator": once,
     "tied, listed twice": tied,
     "frozen and missing": frozen,
     "no gradients": nothing,

@@ -26,7 +26,6 @@ from torch import Tensor
 from torchzero_clip.audit.cases import ALONE, RANKS, TOGETHER, ClipCase
 from torchzero_clip.core.private import TorchDispatchMode, tree_leaves
 
-SHARE = 0.25  # of its norm a case is clipped to
 FRESH = 1.75  # fresh memory that a clip may take, in gradients of a rank
 MEASURED = 2**15  # bytes of gradients whose memory is compared
 PATIENCE = 20  # seconds that a rank waits for the others
@@ -209,9 +208,7 @@ def _row(case: str, ranks: Sequence[dict[str, Any] | None]) -> ClipRow:
     wrong = [one for one in told if one["why"]]
     first = (wrong or told)[0]
     why = first["why"]
-    norms = {
-        one["found"] for one in told if one["found"] is not None and one["found"] == one["found"]
-    }
+    norms = {x for one in told if (x := one["found"]) is not None and x == x}
     if not why and norms and max(norms) > min(norms) * (1 + 1e-6):
         why = f"ranks disagree: {sorted(norms)}"
     elif why and len(wrong) < len(told):
@@ -254,12 +251,12 @@ def _tensors(x: Any) -> list[Tensor]:
 
 def tried(function: Callable[..., Any], case: ClipCase) -> dict[str, Any]:
     """What a function does in one case, on this rank."""
-    wanted = 1.0 if case.bad or case.norm == 0 else SHARE * case.norm
+    wanted = 1.0 if case.bad or case.norm == 0 else case.share * case.norm
     before = [t.clone() for t in case.here] if case.norm and not case.bad else []
-    takes = "case" in _arguments(function)
+    more = {"case": case} if "case" in _arguments(function) else {}
     bytes_here = sum([t.numel() * t.element_size() for t in case.here])
     with Fresh() as fresh:
-        returned = function(case.params, wanted, **({"case": case} if takes else {}))
+        returned = function(iter(case.params) if case.once else case.params, wanted, **more)
     found = None if returned is None else float(_whole(returned))
     del returned
     out: dict[str, Any] = {"expected": case.norm, "found": found, "why": ""}
@@ -271,7 +268,8 @@ def tried(function: Callable[..., Any], case: ClipCase) -> dict[str, Any]:
     if found is not None and not _near(found, case.norm, case.loose):
         out["why"] = _cause(found, case)
         return out
-    pairs = [(a, b * (wanted / case.norm)) for a, b in zip(case.here, before, strict=False)]
+    keep = min(case.share, 1.0)
+    pairs = [(a, b * keep) for a, b in zip(case.here, before, strict=False)]
     ratios = [(a.double().norm() / b.double().norm()).item() for a, b in pairs if a.numel()]
     off = [x for x in ratios if not _near(x, 1.0, max(2 * case.loose, 1e-3))]
     if off:
@@ -279,6 +277,8 @@ def tried(function: Callable[..., Any], case: ClipCase) -> dict[str, Any]:
         if found is None:
             cause = _cause(case.norm / off[0], case).partition(": ")[2]
             out["why"] += f": {cause}" if cause else ""
+    elif keep == 1 and not all([torch.equal(a, b) for a, b in pairs]):
+        out["why"] = "gradients within the limit are not what they were, bit for bit"
     elif out["fresh"] is not None and out["fresh"] > FRESH:
         out["why"] = f"it takes {out['fresh']:.1f} times the memory of the gradients here"
     return out

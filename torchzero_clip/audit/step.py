@@ -5,14 +5,17 @@ No GPU is needed, and nothing is computed. A step is done three times; the last 
 
 from __future__ import annotations
 
+import functools
+import inspect
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import torch
+from torch.amp import GradScaler
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
@@ -24,6 +27,10 @@ from torchzero_clip.audit.ledger import Ledger, NeedsValues
 STEPS = 3
 HAND = "clip_grad_norm_ and AdamW(fused=True)"
 MOST = 8  # lines of one kind in a text; `findings` has all
+SCALER = (
+    'torch disables GradScaler("cuda") where it has no CUDA, and an enabled one may read in each '
+    "step whether a gradient is infinite"
+)
 SYNCHRONIZES = "synchronizing CUDA operation"  # as torch's own mode warns
 
 
@@ -169,7 +176,7 @@ def by_hand(params: Any) -> Callable[[], None]:
 def trial(make: Callable[[Any], Any], params: Sequence[Any]) -> StepReport:
     """The report of a step, with nothing beside it."""
     stepped: dict[int, Optimizer] = {}
-    with fake_cuda():
+    with fake_cuda(), _scalers() as disabled:
         twins = _twins(params)
         grads = [p.grad for p in _tensors(twins) if p.grad is not None]
         with Ledger():  # so that reads have values
@@ -190,6 +197,7 @@ def trial(make: Callable[[Any], Any], params: Sequence[Any]) -> StepReport:
         )
     findings = [*waits(last), *([] if ended else changes(*ledgers[-2:]))]
     findings += [*refusals(stepped.values()), *loops(last, len(grads)), *memory(last, size)]
+    ended = ended or (SCALER if disabled else "")
     told = len(grads), last.calls, last.peak, len(last.collectives)
     return StepReport(_name(make, made), *told, findings, ended)
 
@@ -219,6 +227,25 @@ def _step_of(made: Any) -> Callable[[], Any]:
     raise TypeError(
         f"audit: `make` returns an optimizer or a function that does a step, got {made!r}"
     )
+
+
+@contextmanager
+def _scalers() -> Iterator[list[Any]]:
+    """The scalers that were to be enabled in the block, and are not, since torch has no CUDA."""
+    init, disabled = GradScaler.__init__, list[Any]()
+
+    @functools.wraps(init)
+    def watched(self: Any, *args: Any, **kwargs: Any) -> None:
+        init(self, *args, **kwargs)
+        wanted = inspect.signature(init).bind(self, *args, **kwargs).arguments.get("enabled", True)
+        if wanted and not self.is_enabled():
+            disabled.append(self)
+
+    GradScaler.__init__ = watched  # type: ignore[method-assign]
+    try:
+        yield disabled
+    finally:
+        GradScaler.__init__ = init  # type: ignore[method-assign]
 
 
 def _name(make: Any, made: Any) -> str:

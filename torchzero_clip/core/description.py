@@ -135,13 +135,15 @@ class Description:
                 f"{type(self).__name__}: {name} must be one of {list(choices)}, got {value!r}"
             )
 
-    def _check_types(self) -> None:
-        """Numbers and truths must be what their annotation says, whatever `check` looks at."""
+    def _check_all(self) -> None:
+        """Truths are such before `check` asks them; numbers are, whatever it looks at."""
         for name, (kind, optional) in self._kinds.items():
             value = getattr(self, name)
             if kind is bool and not (isinstance(value, bool) or (optional and value is None)):
                 words = "True, False or None" if optional else "True or False"
                 raise TypeError(f"{type(self).__name__}: {name} must be {words}, got {value!r}")
+        self.check()
+        for name, (kind, optional) in self._kinds.items():
             if kind is not bool:
                 self.require(name, integer=kind is int, optional=optional)
 
@@ -153,8 +155,7 @@ class Description:
             return self
         other = copy.copy(self)
         vars(other).update(values)
-        other.check()
-        other._check_types()
+        other._check_all()
         return other
 
     def children(self) -> Iterator[tuple[str | None, Description]]:
@@ -233,8 +234,7 @@ def _check_after_init(cls: type[Description]) -> None:
         if type(self) is cls:
             for field in dataclasses.fields(cls):
                 vars(self)[field.name] = python_number(getattr(self, field.name))
-            self.check()
-            self._check_types()
+            self._check_all()
             vars(self)["_finished"] = True
 
     cls.__init__ = checked  # type: ignore[method-assign, assignment]

@@ -184,7 +184,8 @@ def stand_in(name: str, tensors: list[Tensor], rows: Sequence[list[Any]]) -> lis
 
 
 def fill_(tensors: list[Tensor], masks: Sequence[Tensor], value: Any) -> None:
-    """Put a value where a mask holds."""
+    """Put a value where a mask holds; torch takes a tensor without dims alone."""
+    value = value.reshape(()) if isinstance(value, Tensor) else value
     for some in packs(tensors) if shares(tensors) else [[i] for i in range(len(tensors))]:
         mine = [tensors[i] for i in some]
         if len(some) == 1:

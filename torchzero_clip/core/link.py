@@ -27,9 +27,8 @@ class Link:
         self, transform: Any, path: str, children: tuple[Link, ...], narrow: bool = False
     ) -> None:
         self.transform = transform
-        self.acts = (
-            transform  # what buckets are sent through; `release` and `explain` put another here
-        )
+        # what buckets are sent through; `release` and `explain` put another here
+        self.acts = transform
         self.path, self.number = path, zlib.crc32(path.encode())
         self.children = children
         self.transforms = hasattr(transform, "step")  # buckets are sent through no other

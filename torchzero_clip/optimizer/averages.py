@@ -113,9 +113,8 @@ class Substitution:
     """
 
     def __init__(self, params: Iterable[Tensor]) -> None:
-        self._items: list[
-            tuple[Moves, Moves]
-        ] = []  # what is left of the way there, and the way back
+        # what is left of the way there, and the way back
+        self._items: list[tuple[Moves, Moves]] = []
         self._spare: dict[Any, Tensor] = {}
         self._largest: dict[Any, int] = {}
         for p in map(local, params):
@@ -238,7 +237,7 @@ def train(optimizer: Any) -> None:
 
 def is_shown(optimizer: Any) -> bool:
     """Whether the parameters are the weights for evaluation since `evaluate`."""
-    return any([SHOWN in group["chain"] for group in optimizer.param_groups])
+    return any([SHOWN in group.get("chain", ()) for group in optimizer.param_groups])
 
 
 def refuse(optimizer: Any, what: str, shown: bool = False) -> None:

@@ -113,8 +113,8 @@ def explain(optimizer: Any, make: Callable[..., Any], each: bool = False) -> str
     numbers, width = sum(map(Tensor.numel, params)), max([len(part.label) for part in parts])
     reads = sum([part.read for part in parts]) / numbers
     writes = sum([part.written for part in parts]) / numbers
-    told = [*_parameters(optimizer), *_owners(optimizer), *_refreshes(optimizer)]
-    told += _averages(optimizer)
+    kinds = _parameters, _owners, _refreshes, _averages
+    told = [line for of_kind in kinds for line in of_kind(optimizer)]
     said = [*sentences(optimizer), *branches.joint(optimizer)]
     said = [f"{sentence}." for sentence in [*said, *(branches.fallen(optimizer) if each else ())]]
     lines = [*said, *[""] * bool(said), repr(optimizer.chain)[len("Chain(") : -1], *told, ""]
@@ -156,10 +156,8 @@ def _watch(twin: Any, parts: list[Traffic]) -> Skip:
 
 def _twin(optimizer: Any, make: Callable[..., Any]) -> Any:
     """The same chain over small parameters of the same kinds."""
-    left, groups = MOST, []
-    square = any(
-        [getattr(link.transform, "keeps_matrices", False) for link in optimizer.keys.links]
-    )
+    left, groups, links = MOST, [], optimizer.keys.links
+    square = any([getattr(link.transform, "keeps_matrices", False) for link in links])
     for group in optimizer.param_groups:
         names = group.get("param_names") or [f"p{i}" for i in range(len(group["params"]))]
         rows = list(zip(names, group["params"], strict=True))[: max(left, 1)]
@@ -173,11 +171,9 @@ def _twin(optimizer: Any, make: Callable[..., Any]) -> Any:
     for link in twin.keys.links:
         if square and getattr(link.transform, "blocks", None) is not None:
             link.transform = link.acts = link.transform.with_values({"blocks": None})
-        if getattr(
-            link.transform, "goes_first", False
-        ):  # a guard, which never gives up here: all gradients are bad
-            patient = link.transform.with_values({"max_consecutive": None})
-            link.transform = link.acts = patient
+        # a guard never gives up here, where all gradients are bad
+        if getattr(link.transform, "goes_first", False):
+            link.transform = link.acts = link.transform.with_values({"max_consecutive": None})
     return twin
 
 

@@ -177,6 +177,9 @@ def _norms(groups: Sequence[Mapping[str, Any]], link: Link, behind: Link | None)
     count = sum(map(len, sizes))
     if rule.scope is None and count > 1:
         yield f'{link.path}: {count} norms, one a tensor: torch\'s clip has one (dim="global")'
+    elif not isinstance(rule.scope, (str, type(None))):
+        slices = f"{link.path}: dim={rule.dim} takes one norm a slice, dim=None one a tensor"
+        yield f'{slices}, and torch\'s clip one of all (dim="global")'
     if behind is None or rule.scope not in (None, "global", "group"):
         return
     united = {"global": [sum(map(sum, sizes))] * len(groups), "group": list(map(sum, sizes))}

@@ -104,12 +104,12 @@ class Modular(Optimizer):
             warn_of_size(self.links, self.chain)
         elif self._makes_steps is False:
             refuse_step(type(self).__name__, self.links)
-        warn_of_places(self.links)
         self.process_group = process_group
         if is_row(params):  # torch takes a group for one in a dict alone
             params = [dict(x) if isinstance(x, Mapping) else x for x in params]
         super().__init__(params, dict(self.keys.defaults))
         share_state(self)
+        warn_of_places(self)
         warn_of_small_state(self)
 
     def _build(

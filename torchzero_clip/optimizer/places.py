@@ -2,29 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from torch import Tensor
 
 from torchzero_clip.core.link import Link
+from torchzero_clip.core.names import by_name
 from torchzero_clip.core.norm_rule import NormRule
 from torchzero_clip.core.outside import warn
+from torchzero_clip.optimizer.keys import nearest
 
 DECAY_OF_A_STEP = 1e-3  # the least that, taken off every weight in each step, is surely a mistake
 
 
-def warn_of_places(links: Sequence[Link]) -> None:
+def warn_of_places(optimizer: Any) -> None:
     """Warn of links that do in their place what is seldom meant, with what to do."""
-    for sentence, way in [*_places(links), *_zeros(links)]:
+    for sentence, way in _told(optimizer):
         if way:
             warn(f"{sentence}: {way}")
 
 
 def places(optimizer: Any) -> Iterator[str]:
     """Sentences about the place of links, and about parameters and values that nothing reads."""
-    told = [*_places(optimizer.links), *_zeros(optimizer.links)]
-    yield from [sentence for sentence, _ in told]
+    yield from [sentence for sentence, _ in _told(optimizer)]
     yield from _chosen(optimizer)
     for key in optimizer.keys.defaults.keys() & vars(optimizer).keys():
         yield f"the attribute {key} is read by nothing: set param_groups[i][{key!r}]"
@@ -36,10 +37,17 @@ def places(optimizer: Any) -> Iterator[str]:
         yield f"{frozen} parameters that require no gradient have one and go on: set it to None"
 
 
+def _told(optimizer: Any) -> list[tuple[str, str]]:
+    """Sentences, each with what to do where it is hardly ever meant."""
+    return [*_places(optimizer.links), *_zeros(optimizer.links), *_blocks(optimizer)]
+
+
 def _places(links: Sequence[Link]) -> Iterator[tuple[str, str]]:
     """A sentence for each such link, and what to do where it is hardly ever meant."""
     rate: Link | None = None
     direction: Link | None = None
+    momentum: Link | None = None
+    clip: Link | None = None
     decays: list[Link] = []
     for link in _in_turn(links):
         tfm, path = link.transform, link.path
@@ -58,42 +66,35 @@ def _places(links: Sequence[Link]) -> Iterator[tuple[str, str]]:
             decays.append(link)
         elif tfm.update_size == "ones":
             for decay in decays:
-                yield (
-                    (
-                        f"{decay.path} in front of {path} joins the gradient, as in torch's Adam; "
-                        f"behind {path} it is that of AdamW"
-                    ),
-                    "",
-                )
+                joins = f"{decay.path} in front of {path} joins the gradient, as in torch's Adam"
+                yield f"{joins}; behind {path} it is that of AdamW", ""
             if direction is not None and direction.transform.update_size == "ones":
                 yield f"{path} behind {direction.path} sees its updates, not the gradient", ""
             first, second = [*getattr(tfm, "betas", ()), 0.0, 1.0][:2]
             if not isinstance(first, Tensor) and first > second:
-                yield (
-                    (
-                        f"{path} averages over more steps with the first of betas={tfm.betas} than "
-                        "with the second: usually it is the other way round"
-                    ),
-                    "",
-                )
+                longer = f"{path} averages over more steps with the first of betas={tfm.betas}"
+                yield f"{longer} than with the second: usually it is the other way round", ""
+            if momentum is not None and hasattr(tfm, "betas"):
+                twice = f"{path} behind {momentum.path} averages what is an average already"
+                yield f"{twice}: its first beta is the momentum of {path}", ""
             direction, decays = link, []
         elif tfm.update_size == "own":
             direction, decays = link, []
         elif tfm.update_size == "set" and before is not None and _number(tfm, "factor") < 0:
-            yield (
-                (f"{tfm!r} behind {before.path} turns the step around"),
-                "updates are subtracted here, and take no minus; to maximize, put Scale(-1) first",
-            )
-        elif tfm.drops and tfm.passes_gradient and not tfm.asks and before is not None:
-            yield (
-                (
-                    f"{path} behind {before.path} takes the mean of updates, each of which "
-                    f"{before.path} has made of a part of the batch"
-                ),
-                "",
-            )
-        elif isinstance(tfm, NormRule) and not tfm.about_step and rate is not None:
-            yield f"{path} stands behind {rate.path} and limits the step, not the gradient", ""
+            way = "updates are subtracted here, and take no minus; to maximize, put Scale(-1) first"
+            yield f"{tfm!r} behind {before.path} turns the step around", way
+        elif tfm.drops and tfm.passes_gradient and not tfm.asks:
+            if before is not None:
+                mean = f"{path} behind {before.path} takes the mean of updates, each of which"
+                yield f"{mean} {before.path} has made of a part of the batch", ""
+            elif clip is not None:
+                yield f"{clip.path} in front of {path} limits parts of a batch, not their mean", ""
+        elif (isinstance(tfm, NormRule) and not tfm.about_step) or "value" in tfm.live:
+            clip = clip or link
+            if rate is not None:
+                yield f"{path} stands behind {rate.path} and limits the step, not the gradient", ""
+        elif "momentum" in tfm.live:
+            momentum = link
 
 
 def _scales_its_decay(tfm: Any) -> bool:
@@ -114,16 +115,12 @@ def _zeros(links: Sequence[Link]) -> Iterator[tuple[str, str]]:
     for link in [link for top in links for link in top.walk() if link.transforms]:
         for name in ("max_norm", "value"):
             if name in link.transform.live and _number(link.transform, name) == 0:
-                yield (
-                    (f"{link.path}: with {name}=0 every update becomes zero"),
-                    f'leave the link out, or give {name}=float("inf"), to clip nothing',
-                )
+                way = f'leave the link out, or give {name}=float("inf"), to clip nothing'
+                yield f"{link.path}: with {name}=0 every update becomes zero", way
         share = _number(link.transform, "percentile") if "percentile" in link.transform.live else 0
         if 0 < share < 1:
-            yield (
-                (f"{link.path}: percentile={share} is less than one percent"),
-                f"write {100 * share:g} for the share {share}",
-            )
+            way = f"write {100 * share:g} for the share {share}"
+            yield f"{link.path}: percentile={share} is less than one percent", way
 
 
 def _in_turn(links: Sequence[Link]) -> Iterator[Link]:
@@ -137,16 +134,30 @@ def _in_turn(links: Sequence[Link]) -> Iterator[Link]:
 
 def _chosen(optimizer: Any) -> Iterator[str]:
     """Masks that choose no parameter."""
+    rows = list(_named(optimizer))
     for link in optimizer.keys.links:
-        if "where" not in getattr(link.transform, "asks", ()):
-            continue
-        rows = [
-            (name, p)
-            for group in optimizer.param_groups
-            for name, p in zip(group.get("param_names", ()), group["params"], strict=False)
-        ]
-        if rows and not any([link.transform.where(name, p) for name, p in rows]):
+        where = "where" in getattr(link.transform, "asks", ())
+        if where and rows and not any([link.transform.where(name, p) for name, p in rows]):
             yield f"{link.path} chooses none of the {len(rows)} parameters by its where"
+
+
+def _blocks(optimizer: Any) -> Iterator[tuple[str, str]]:
+    """Blocks for what is in the name of no parameter; stages of a pipeline know but their own."""
+    names = [name for name, _ in _named(optimizer)]
+    for link in optimizer.keys.links:
+        given = getattr(link.transform, "blocks", None)
+        for key in given if isinstance(given, Mapping) else ():
+            known = any([by_name({key: 0}, name) for name in names])
+            if not known and optimizer.process_group is None:
+                near = nearest(key, [part for name in names for part in name.split(".")])
+                other = "give a part of one" if names else "pass model.named_parameters()"
+                way = f"did you mean {near!r}?" if near else other
+                yield f"{link.path}: blocks has {key!r}, which is in the name of no parameter", way
+
+
+def _named(optimizer: Any) -> Iterator[tuple[str, Tensor]]:
+    for group in optimizer.param_groups:
+        yield from zip(group.get("param_names", ()), group["params"], strict=False)
 
 
 def _number(tfm: Any, name: str) -> float:

@@ -20,9 +20,9 @@ from torchzero_clip.source.averaged import averaged_weights
 from torchzero_clip.source.expressions import by_key
 from torchzero_clip.source.fixed import FUNCTIONS, METHODS
 from torchzero_clip.source.lines import Lines
-from torchzero_clip.source.page import WIDTH
+from torchzero_clip.source.page import WIDTH, keyed
 from torchzero_clip.source.trace import STAND_INS, WrittenStep, sentence
-from torchzero_clip.source.values import Context, SourceError, Value, constant
+from torchzero_clip.source.values import Context, SourceError, Value, constant, quoted
 
 CALLED = re.compile(r"torch\._foreach_(\w+)\(")
 
@@ -217,43 +217,38 @@ class File:
 
     def _kinds(self) -> Iterator[tuple[str, str]]:
         """What live values may not be, since the chain decides by them, and their keys."""
-        for key, value in self.defaults.items():
-            if value is None:
-                yield f'group["{key}"] is not None', key
+        for link in [link for top in self.links for link in top.walk()]:
+            for name, key in link.keys.items():
+                none, kind = self.defaults[key] is None, link.transform._kinds.get(name)
+                if none or (kind is not None and kind[1]):
+                    yield f'group["{key}"] is {"not " * none}None', key
         for key, write in self.trace.recorder.live.broken:
             yield write(by_key)[0], key
 
     def _checks(self) -> Iterator[str]:
         """The lines that refuse live values of another kind, and several where one is taken."""
-        refused = {}
-        for condition, key in self._kinds():
-            refused[condition] = f"write this file anew for another {key.rpartition('/')[2]}"
-        shared = dict.fromkeys(self.trace.recorder.live.shared)
-        if refused or shared:
+        same = "give all groups the same {key} for this file"
+        anew = "write this file anew for another {key}"
+        other = 'group["{0}"] != self.param_groups[0]["{0}"]'
+        rows = [(other.format(key), key, same) for key in self.trace.recorder.live.shared]
+        rows += [(*row, anew) for row in self._kinds()]
+        if rows:
             yield "        for group in self.param_groups:"
-        for key in shared:
-            why = f"give all groups the same {key.rpartition('/')[2]} for this file"
+        for condition, key, way in dict.fromkeys(rows):
             yield f'            key = "{key}"'
-            yield "            if group[key] != self.param_groups[0][key]:"
-            yield f'                raise ValueError("{why}")'
-        for condition, why in refused.items():
-            yield f"            if {condition}:"
-            yield f'                raise ValueError("{why}")'
+            yield f"            if {condition.replace(quoted(key), 'key')}:"
+            yield f'                raise ValueError(f"{way}")'
 
     def _state(self, number: int, context: Context, made: dict[str, str]) -> Iterator[str]:
         name = "_state" if number == 1 else f"_state_{number}"
         yield f"    def {name}(self, p: Tensor) -> dict[str, Tensor]:"
         yield "        state: dict[str, Tensor] = self.state[p]"
         first = next(iter(made))
-        yield f'        if "{first}" not in state:'
+        yield from keyed(f'        if "{first}" not in state:')
         if any("=dtype" in text or "to(dtype" in text for text in made.values()):
             yield "            dtype = torch.promote_types(p.dtype, torch.float32)"
         for key, text in made.items():
-            line = f'            state["{key}"] = {text}'
-            if len(line) > WIDTH:
-                yield f'            key = "{key}"'
-                line = f"            state[key] = {text}"
-            yield line
+            yield from keyed(f'            state["{key}"] = {text}')
         yield "        return state"
 
 

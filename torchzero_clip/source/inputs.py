@@ -72,10 +72,6 @@ class Inputs:
         brings: dict[str, Callable[[Op, str], str]] = {"state": self._state, "flags": self._flags}
         name = self.names.of(value)
         text = brings.get(op.takes, self._part)(op, name)
-        if '"' in text and not self.page.fits(f"{name} = {text}"):
-            key = text.split('"')[1]
-            self.page.line(f'key = "{key}"')
-            text = text.replace(f'"{key}"', "key")
         self.page.line(f"{name} = {text}")
 
     def _part(self, op: Op, name: str) -> str:

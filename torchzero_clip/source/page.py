@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 
 WIDTH = 88
 INDENT = "    "
@@ -23,7 +24,8 @@ class Page:
     def line(self, text: str) -> None:
         """A line, or several that belong together."""
         self._loop = None
-        self.lines += [INDENT * self.indent + part for part in text.split("\n")]
+        lines = [INDENT * self.indent + part for part in text.split("\n")]
+        self.lines += lines if len(lines) > 1 else keyed(lines[0])
 
     def comment(self, texts: list[str]) -> None:
         """Lines of a comment, between which and the last line a loop may go on."""
@@ -36,6 +38,15 @@ class Page:
             self.line(head)
         self.line(INDENT + body)
         self._loop = here
+
+
+def keyed(line: str) -> list[str]:
+    """The line, or two where its key makes it too long: one gives the key a name."""
+    found = re.search(r'"[^"]+"', line)
+    if len(line) <= WIDTH or found is None:
+        return [line]
+    indent = line[: len(line) - len(line.lstrip())]
+    return [f"{indent}key = {found[0]}", line.replace(found[0], "key")]
 
 
 def exploded(text: str) -> str:

@@ -49,10 +49,11 @@ def called(
             return binary(bare[1:], args[1], args[0], names)
         if bare in BINARY and len(args) == 2 and not kwargs:
             return binary(bare, args[0], args[1], names)
+    args, kwargs = _numbers(base, args, kwargs, names)
     method = name.startswith("torch.Tensor.")
     if base in PREFIXES and method:
         text, binds = operand(args[0], names)
-        return PREFIXES[base] + (text if binds >= UNARY else f"({text})"), UNARY
+        return PREFIXES[base] + (text if binds in (UNARY, ATOM) else f"({text})"), UNARY
     if base == "__getitem__":
         index = args[1] if isinstance(args[1], tuple) else (args[1],)
         inner = ", ".join([operand(x, names)[0] for x in index])
@@ -61,6 +62,18 @@ def called(
         made, binds = call(base, args[1:], kwargs, names)
         return f"{wrapped(args[0], names)}.{made}", binds
     return call(name, args, kwargs, names)
+
+
+def _numbers(
+    base: str, args: list[Any], kwargs: dict[str, Any], names: Names
+) -> tuple[list[Any], dict[str, Any]]:
+    """Operands for which torch takes a number, but a tensor of one only if it is told so."""
+    last = args[3] if base.startswith("_foreach_addc") and len(args) == 4 else None
+    if isinstance(last, (int, float)) or (isinstance(last, Value) and last.numeric):
+        return args[:3], {"value": last, **kwargs}
+    if base == "nanquantile":
+        return [args[0], Raw(f"float({operand(args[1], names)[0]})"), *args[2:]], kwargs
+    return args, kwargs
 
 
 def wrapped(x: Any, names: Names) -> str:

@@ -48,10 +48,14 @@ class AGC(NormRule):
 
     @property
     def scope(self) -> Scope:
-        return () if self.dim in ("unit", None) else self.dim
+        return () if self._of_units() else self.dim
+
+    def _of_units(self) -> bool:
+        """Whether norms are as the paper has them: one a unit, or one a tensor."""
+        return self.dim is None or (isinstance(self.dim, str) and self.dim == "unit")
 
     def dims(self, tensor: Tensor) -> tuple[int, ...]:
-        if self.dim not in ("unit", None):
+        if not self._of_units():
             return super().dims(tensor)
         every = tuple(range(max(tensor.dim(), 1)))  # as in torch, a number has a dim 0
         if tensor.dim() <= 1:

@@ -73,10 +73,11 @@ def clipping_function(clipping: Clipping) -> Callable[[Tensor, Any], Tensor | An
 
 def check_clipping(criterion: Any) -> None:
     """Raise a sentence unless `clipping` is a function or the name of one."""
-    if not callable(criterion.clipping) and criterion.clipping not in CLIPPINGS:
+    given = criterion.clipping
+    if not callable(given) and not (isinstance(given, str) and given in CLIPPINGS):
         raise ValueError(
             f"{type(criterion).__name__}: clipping must be one of {list(CLIPPINGS)} or a function "
-            f"of (z, threshold), got {criterion.clipping!r}"
+            f"of (z, threshold), got {given!r}"
         )
 
 
