@@ -16,6 +16,7 @@ from torchzero_clip.core.norms.numeric import vector_norm
 from torchzero_clip.engines.compiled.arithmetic import ENTRIES, REDUCTIONS
 from torchzero_clip.engines.compiled.native_step import NativeStep
 from torchzero_clip.engines.compiled.recorder import StepRecorder, python
+from torchzero_clip.engines.compiled.vectors import Region
 
 Function = Callable[..., Any]
 FLOATS = (torch.float64, torch.float32)
@@ -264,6 +265,45 @@ def test_an_operator_on_lists_is_that_of_torch(name: str) -> None:
     shapes: tuple[tuple[int, ...], ...] = ((), (2,), (1,))
     some = [[numbers(shape, torch.float32, i) for i in range(3)] for shape in shapes]
     compare(*[(LISTS[name], three) for three in some])
+
+
+OPERANDS = ((5,), (), (1,), (1, 5), (5, 1), (5, 5))
+FEWER: dict[str, Function] = {
+    "add": torch._foreach_add,
+    "div": torch._foreach_div,
+    "maximum": torch._foreach_maximum,
+    "in place": lambda some, others: [torch._foreach_mul_(some, others), *some][1:],
+    "copied": lambda some, others: [torch._foreach_copy_(some, others), *some][1:],
+    "lerp": lambda some, others: torch._foreach_lerp(some, others, others),
+}
+
+
+@pytest.mark.parametrize("name", FEWER)
+def test_lists_of_one_shape_meet_operands_of_fewer_dims_each_its_own(name: str) -> None:
+    """As many tensors as the last dim has entries: none may be taken for the other."""
+    cases: list[tuple[Function, list[Tensor]]] = []
+    for shape, count, other in itertools.product(OPERANDS, (2, 5), FLOATS):
+        some = [numbers((5, 5), torch.float32, i) for i in range(count)]
+        others = [numbers(shape, other, i + 9) for i in range(count)]
+
+        def function(*both: Tensor, count: int = count) -> Any:
+            return FEWER[name](both[:count], both[count:])
+
+        try:
+            function(*[t.clone() for t in [*some, *others]])
+        except RuntimeError:  # torch wants one dtype
+            continue
+        cases.append((function, [*some, *others]))
+    assert cases
+    compare(*cases)
+
+
+def test_a_region_is_repeated_for_no_shape_but_one_that_torch_would_make_of_it() -> None:
+    place = Region(0, torch.float32, (3, 1), (1, 1))
+    assert place.expanded((2, 3, 4)).strides == (0, 1, 0)
+    for shape in ((2, 4), (4, 1), (3,)):
+        with pytest.raises(ValueError, match=r"shorter|broadcast"):
+            place.expanded(shape)
 
 
 def test_counters_that_share_a_vector_are_counted() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from tests.helpers import flow, gradients, parameters, same, set_grads
 from tests.modules.contract.common import SICK, growing, owns_lr
 from tests.table import every
-from torchzero_clip import LR, Modular
+from torchzero_clip import CAME, LR, Modular, Prodigy
 
 
 @every()
@@ -46,3 +46,21 @@ def test_a_step_with_zero_gradients_and_lr_0_changes_no_parameter(case):
     set_grads(params, gradients(case.shapes, scale=0.0))
     opt.step()
     same(params, before)
+
+
+LEAST = 1e-45  # the smallest number of float32, whose inverse is infinite
+SCALED = (CAME, Prodigy)  # they multiply eps by what is below 1: of this one nothing is left
+
+
+@every(lambda case: "eps" in case.make().live and case.cls not in SCALED)
+def test_a_zero_gradient_over_the_smallest_eps_is_finite(case):
+    """u / x is computed, and not u times 1 / x."""
+    for how in ({"compile": True}, {"fused": False}, {}):
+        params = parameters(case.shapes)
+        opt = Modular(params.items(), case.make(), *([] if owns_lr(case) else [LR(0.1)]), **how)
+        for group in opt.param_groups:
+            group["eps"] = LEAST
+        for _ in range(4):
+            set_grads(params, gradients(case.shapes, scale=0.0))
+            opt.step()
+        assert all(p.isfinite().all() for p in params.values()), how

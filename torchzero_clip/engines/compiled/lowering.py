@@ -135,7 +135,8 @@ class Lowering(Places):
         row = [self._found(given[i], name) for i in sorted(fields(ENTRIES[base]))]
         out = self._found(node.args[0], name) if mutable else self._fresh(node)
         assert isinstance(out, Region)
-        return [self._entry(base, out, row, computed(base, out, row, mutable), name)]
+        wide = [x.expanded(out.shape) if isinstance(x, Region) else x for x in row]
+        return [self._entry(base, out, wide, computed(base, out, row, mutable), name)]
 
     def _arguments(self, node: GraphNode, told: Any) -> tuple[list[Any], dict[str, Any]]:
         """The operands of a call in order, and the arguments that are none."""
@@ -155,17 +156,17 @@ class Lowering(Places):
     def _entry(
         self, name: str, out: Region, row: Sequence[VectorOperand], dtype: torch.dtype, said: str
     ) -> VectorNode:
-        """A node for every entry of a place."""
+        """A node for every entry of a place, from operands of its shape."""
         if math.prod(out.shape) > self._most:
             raise Lacking(f"{said} of {math.prod(out.shape)} entries")
         if name in FLOATS and not dtype.is_floating_point:
             raise Lacking(said)
         if name == "bitwise_not" and dtype != torch.bool:
             raise Lacking(said)
-        wide = [x.expanded(out.shape) if isinstance(x, Region) else x for x in row]
+        assert {x.shape for x in row if isinstance(x, Region)} <= {out.shape}
         some = [d for d, n in enumerate(out.shape) if n != 1]
-        wide = [x.of(some) if isinstance(x, Region) else x for x in wide]
-        return VectorNode(name, out.of(some), tuple(wide), dtype)
+        given = [x.of(some) if isinstance(x, Region) else x for x in row]
+        return VectorNode(name, out.of(some), tuple(given), dtype)
 
     def _of_lists(
         self, node: GraphNode, name: str, given: list[Any], mutable: bool, said: str

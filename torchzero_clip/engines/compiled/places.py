@@ -132,15 +132,15 @@ class Places:
     def _side_by_side(self, lists: Sequence[Sequence[Any]]) -> list[tuple[Any, list[Any]]]:
         """Lists of operands, those in a row that are alike as one operand with another dim.
 
-        Each comes with the first of them.
+        Each comes with the first of them. The first list is what is written.
         """
         found: list[tuple[Any, list[Any]]] = []
         columns = list(zip(*lists, strict=True))
         begin = 0
         for end in range(1, len(columns) + 1):
             if end == len(columns) or not self._alike(columns[begin], columns[end]):
-                some = columns[begin:end]
-                found.append((some[0], [self._row(row) for row in zip(*some, strict=True)]))
+                some, shape = columns[begin:end], columns[begin][0].shape
+                found.append((some[0], [self._row(row, shape) for row in zip(*some, strict=True)]))
                 begin = end
         return found
 
@@ -159,13 +159,12 @@ class Places:
                     return False
         return True
 
-    def _row(self, row: Sequence[VectorOperand]) -> VectorOperand:
-        """Regions that are alike as one."""
-        first = row[0]
-        if not isinstance(first, Region) or len(row) == 1:
-            return first
-        places = [x for x in row if isinstance(x, Region)]
-        shape = (len(row), *first.shape)
+    def _row(self, row: Sequence[VectorOperand], shape: Sequence[int]) -> VectorOperand:
+        """Regions that are alike as one, each for this shape: another dim stands before it."""
+        places = [x.expanded(shape) for x in row if isinstance(x, Region)]
+        if len(places) < 2:
+            return places[0] if places else row[0]
+        first, shape = places[0], (len(row), *shape)
         steps = {b.start - a.start for a, b in itertools.pairwise(places)}
         if len({x.memory for x in places}) == 1 and len(steps) == 1:
             return first._replace(shape=shape, strides=(*steps, *first.strides))

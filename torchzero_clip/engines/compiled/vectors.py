@@ -31,10 +31,11 @@ class Region(NamedTuple):
         return self._replace(shape=rows[0], strides=rows[1])
 
     def expanded(self, shape: Sequence[int]) -> Region:
-        """The same entries, repeated for a larger shape."""
+        """The same entries, repeated for a larger shape as torch does: it aligns the last dims."""
         missing = len(shape) - len(self.shape)
-        rows = zip(self.shape, shape[missing:], self.strides, strict=True)
-        strides = [step if n == wide else 0 for n, wide, step in rows]
+        if any([n not in (1, wide) for n, wide in zip(self.shape, shape[missing:], strict=True)]):
+            raise ValueError(f"{self.shape} does not broadcast to {tuple(shape)}")
+        strides = [step * (n > 1) for n, step in zip(self.shape, self.strides, strict=True)]
         return self._replace(shape=tuple(shape), strides=(*[0] * missing, *strides))
 
 

@@ -64,7 +64,7 @@ class AdEMAMix(Transform):
         v = state["exp_avg_sq"].mul_(beta2).addcmul_(u, u, 1 - beta2)
         mix = slow.mul(self._alpha(t, group)).add_(m.div(1 - beta1**t))
         u = u.copy_(v).sqrt_().div_((1 - beta2**t).sqrt()).add_(group["eps"])
-        return u.reciprocal_().mul_(mix)
+        return u.div_(mix).reciprocal_()
 
     def _alpha(self, t: Tensor, group: Group) -> Any:
         steps, alpha = group["alpha_warmup"], group["alpha"]

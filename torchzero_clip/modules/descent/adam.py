@@ -72,9 +72,10 @@ class Adam(Transform):
         if self.amsgrad:
             v = state["max_exp_avg_sq"].maximum_(v)
         if not self.bias_correction:
-            return u.copy_(v).sqrt_().add_(group["eps"]).reciprocal_().mul_(m)
+            return u.copy_(v).sqrt_().add_(group["eps"]).div_(m).reciprocal_()
         u = u.copy_(v).sqrt_().div_((1 - beta2**t).sqrt()).add_(group["eps"])
-        return u.mul_(1 - beta1**t).reciprocal_().mul_(m)
+        # not m · (1 / u): that is 0 · ∞ where nothing is left of m and u is the smallest eps
+        return u.div_(m).mul_(1 - beta1**t).reciprocal_()
 
     def fused(self, group: Group) -> FusedKernel | None:
         if not self.bias_correction:

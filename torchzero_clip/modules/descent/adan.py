@@ -54,4 +54,4 @@ class Adan(Transform):
         n = state["exp_avg_sq"].mul_(beta3).addcmul_(u, u, 1 - beta3)
         root = u.copy_(n).sqrt_().div_((1 - beta3**t).sqrt()).add_(group["eps"])
         ahead = m.div(1 - beta1**t).add_(d, alpha=beta2 / (1 - beta2**t))
-        return root.reciprocal_().mul_(ahead)
+        return root.div_(ahead).reciprocal_()

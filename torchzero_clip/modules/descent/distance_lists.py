@@ -70,7 +70,7 @@ def over_root(units: Units, us: Sequence[TensorList], name: str, eps: Weights) -
 
 
 def _over_root(u: TensorList, m: TensorList, v: TensorList, eps: Any) -> TensorList:
-    return u.copy_(v).sqrt_().add_(eps).reciprocal_().mul_(m)
+    return u.copy_(v).sqrt_().add_(eps).div_(m).reciprocal_()
 
 
 def dot(

@@ -72,7 +72,7 @@ class Factored(NamedTuple):
             mean = TensorList(in_stacks(rows.tensors, _mean, _mean), owned=True).maximum_(least)
             sides = bucket.parts(rows.div(mean).sqrt_()), bucket.parts(columns.sqrt())
             root = TensorList(outer(*sides, u.tensors), owned=True)
-        return root.maximum_(least).reciprocal_().mul_(u)
+        return root.maximum_(least).div_(u).reciprocal_()
 
 
 def _mean(rows: Tensor) -> Tensor:

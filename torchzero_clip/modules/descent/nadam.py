@@ -60,7 +60,7 @@ class NAdam(Transform):
         v = state["exp_avg_sq"].mul_(beta2).addcmul_(u, u, 1 - beta2)
         ahead = u.mul((1 - mu) / (1 - product)).add_(m, alpha=coming / (1 - product * coming))
         u = u.copy_(v).sqrt_().div_((1 - beta2**t).sqrt()).add_(group["eps"])
-        return u.reciprocal_().mul_(ahead)
+        return u.div_(ahead).reciprocal_()
 
 
 def _momentum(t: Tensor, group: Group) -> Any:
