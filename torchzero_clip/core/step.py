@@ -62,6 +62,7 @@ class Step:
         self.engine, self.process_group, self.loss = engine, process_group, loss
         self.roster = Roster() if roster is None else roster
         self.sessions: list[Session] = []
+        self.new: list[dict[str, Any]] = []  # state of parameters that begin
         self.skip = Skip()
         self.measured: dict[Any, Tensor] = {}  # statistics of the gradients
         self._mean_loss: Tensor | None = None
@@ -130,8 +131,7 @@ class Step:
         if self._mean_loss is None:
             self._mean_loss = torch.as_tensor(self.loss, dtype=wide(device), device=device)
             ranks = torch.distributed
-            joined = ranks.is_available() and ranks.is_initialized()
-            if joined and ranks.get_world_size() > 1:
+            if ranks.is_available() and ranks.is_initialized() and ranks.get_world_size() > 1:
                 self._mean_loss = gather(self._mean_loss.view(1), None).mean()
         return self._mean_loss.to(device)
 
@@ -167,7 +167,8 @@ class Step:
                 self.close()
             except Skipped:
                 kind = Skipped
-        self.sessions.clear()
         if kind is Skipped:
             self.skip.put_back()
+            for state in self.new:  # made by the links before the one that read the flag
+                state.clear()
         return kind is Skipped
