@@ -23,11 +23,12 @@ class Counted(int):
     key: str
     by: int
 
-    def now(self, groups: Sequence[Mapping[str, Any]]) -> Counted:
-        """The count of the next step."""
-        found = Counted(int(groups[0]["chain"].get(self.key, 0)) + self.by)
-        found.key, found.by = self.key, self.by
-        return found
+
+def counted(groups: Sequence[Mapping[str, Any]], key: str, by: int) -> Counted:
+    """The count of the next step."""
+    found = Counted(int(groups[0]["chain"].get(key, 0)) + by)
+    found.key, found.by = key, by
+    return found
 
 
 class Step:
@@ -109,17 +110,16 @@ class Step:
         if self.asked is not None:
             self.asked.alone(why)
 
-    def count(self, key: str, by: int) -> Counted:
+    def count(self, key: str, by: int) -> int:
         """A count of steps that every group keeps, this one included."""
-        count = Counted()
-        count.key, count.by = key, by
-        count = count.now(self.groups)
         if self.asked is not None:
+            count = counted(self.groups, key, by)
             self.asked.count(count)
-        else:
-            for group in self.groups:
-                group["chain"][key] = int(count)
-        return count
+            return count
+        now = int(self.groups[0]["chain"].get(key, 0)) + by  # torch traces no number of ours
+        for group in self.groups:
+            group["chain"][key] = now
+        return now
 
     def mean_loss(self, path: str, device: torch.device) -> Tensor:
         """The loss that was reported, on a device: the mean over all ranks."""
