@@ -69,7 +69,7 @@ def as_tensors(opt: Modular) -> list[Tensor]:
     return made
 
 
-AT_A_BOUND = {"Adafactor/d"}  # and may not become smaller
+AT_A_BOUND = {"d"}  # Adafactor's, which may not become smaller
 
 
 def change(values: list[Tensor]) -> None:
