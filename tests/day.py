@@ -23,12 +23,14 @@ class Choice(NamedTuple):
         return f"SLOW_DAY={self.day} SLOW_SHARE={self.share:g}"
 
     def of(self, cases: Sequence[str]) -> set[str]:
-        """The cases of a file that run: so many of them, in an order that each day has anew."""
+        """The cases of a file that run: so many of them, in an order that each day has anew. Where
+        that is no whole number some days have one more, so that a long one comes now and then."""
 
-        def place(case: str) -> str:
-            return hashlib.sha256(f"{self.day} {case}".encode()).hexdigest()
+        def place(case: str) -> float:
+            return int(hashlib.sha256(f"{self.day} {case}".encode()).hexdigest(), 16) / 2**256
 
-        return set(sorted(cases, key=place)[: math.ceil(self.share * len(cases))])
+        count = self.share * len(cases) + place(f"count of {min(cases, default='')}")
+        return set(sorted(cases, key=place)[: math.floor(count + 1e-9)])
 
 
 def choice() -> Choice | None:

@@ -32,6 +32,12 @@ def test_a_day_chooses_a_share_of_the_cases_and_another_day_others() -> None:
     assert set.union(*days) == set(CASES)  # a month leaves none out
 
 
+def test_a_long_case_alone_in_its_file_comes_on_some_days() -> None:
+    days = [len(day.Choice(f"day {i}", 0.25).of(CASES[:1])) for i in range(400)]
+    assert set(days) == {0, 1}
+    assert 0.2 < sum(days) / len(days) < 0.3
+
+
 def item(case: str, marked: bool = True) -> Any:
     return SimpleNamespace(nodeid=case, get_closest_marker=lambda name: marked or None)
 
@@ -47,8 +53,8 @@ def test_a_share_is_of_each_files_slow_cases_and_without_one_all_run(
     monkeypatch.setenv("SLOW_DAY", "2026-01-01")
     (kept, rest), wanted = day.chosen(items), day.Choice("2026-01-01", 0.1).of(CASES)
     assert [x.nodeid for x in kept if x in items[:40]] == [x for x in CASES if x in wanted]
-    assert items[-1] in kept  # at least one of each file
     assert len(wanted) == 4
+    assert all(x in kept for x in items[40:43])
     assert len(kept) + len(rest) == len(items)
 
 
@@ -141,6 +147,17 @@ def test_what_passed_in_part_runs_again_where_the_whole_is_asked_for(
     assert [share for *_, share in runs.files] == [1.0, 1.0, 0.48]
     slow.note("c.py", slow.Ran(1440, 1440, 0, "0000000", "2025-01-01", 53.0))
     assert ran(runs, "--whole") == (0, ["c.py"])
+
+
+def test_a_day_without_a_case_of_a_file_leaves_its_row_and_is_no_failure(
+    runs: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runs.failing.clear()
+    ran(runs)
+    before = slow.PAGE.read_text()
+    monkeypatch.setattr(slow, "run_file", lambda *_: (0, 0, 0))
+    assert slow.main(["run", "--again"]) == 0
+    assert slow.PAGE.read_text() == before
 
 
 def test_each_file_that_is_done_has_its_row(runs: SimpleNamespace) -> None:
