@@ -41,8 +41,8 @@ $(TRITON): $(INSTALLED)
 test: $(INSTALLED) ## run the tests (ARGS="-k norm" chooses)
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(ARGS)
 
-test-slow: $(INSTALLED) ## run the longer checks
-	$(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup -m slow $(ARGS)
+test-slow: $(INSTALLED) ## run the longer checks that have not passed at this commit (ARGS=--again)
+	$(BIN)/python scripts/slow.py run --workers $(WORKERS) $(ARGS)
 
 test-triton: $(TRITON) ## interpret the kernels for GPUs, and compile them for four, without one
 	TRITON_INTERPRET=1 $(BIN)/python -m pytest -n $(WORKERS) -m "triton and not slow" tests/engines/test_triton_interpreted.py tests/engines/test_vectors_interpreted.py tests/engines/test_captured.py $(ARGS)

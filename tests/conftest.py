@@ -10,14 +10,39 @@ import pytest
 import torch
 from hypothesis import settings
 
-from tests import helpers
+from tests import day, helpers
 
 torch.set_num_threads(1)  # xdist brings the parallelism
 gc.disable()  # until tests are collected: nothing of them is garbage
 
+COUNTS = pytest.StashKey[list[int]]()
+
 settings.register_profile("suite", deadline=None, max_examples=30, derandomize=True)
 settings.register_profile("thorough", deadline=None, max_examples=300, derandomize=True)
 settings.load_profile("suite")
+
+
+def pytest_report_header() -> list[str]:
+    """What chooses the slow cases of this run, so that they can be run again."""
+    chooses = day.choice()
+    return [] if chooses is None else [f"slow cases of a day: {chooses} chooses them again"]
+
+
+@pytest.hookimpl(trylast=True)  # when -m has chosen
+def pytest_collection_modifyitems(config: Any, items: list[Any]) -> None:
+    """Leave the slow cases of other days out, and tell the process that counts how many."""
+    items[:], rest = day.chosen(items)
+    if rest:
+        config.hook.pytest_deselected(items=rest)
+    counts = [len(items), len(items) + len(rest)]
+    getattr(config, "workeroutput", {})["counts"] = counts
+    config.stash[COUNTS] = counts
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any) -> None:
+    """Take the counts of a worker, which are those of each."""
+    node.config.stash[COUNTS] = node.workeroutput.get("counts")
 
 
 def pytest_collection_finish() -> None:
@@ -28,7 +53,11 @@ def pytest_collection_finish() -> None:
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:
-    """Say what each folder takes, in seconds of all workers; a minute or more in all."""
+    """Say how many slow cases ran, and what each folder takes, in seconds of all workers; a minute
+    or more in all."""
+    counts, chooses = terminalreporter.config.stash.get(COUNTS, None), day.choice()
+    if counts and chooses:
+        terminalreporter.write_line(f"{counts[0]:,} of {counts[1]:,} cases ran: {chooses}")
     took: Counter[str] = Counter()
     for reports in terminalreporter.stats.values():
         for report in reports:

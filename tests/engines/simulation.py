@@ -51,12 +51,14 @@ class Simulation:
     from one without says what rounding may do to this chain.
     """
 
-    def __init__(self, parameters: Sequence[Parameter], chain: Chain, noise: float = 0.0) -> None:
+    def __init__(
+        self, parameters: Sequence[Parameter], chain: Chain, noise: float = 0.0, draw: int = 0
+    ) -> None:
         self.parameters, self.chain = list(parameters), chain
         rules = list(chain.walk())
         self.averages = [rule for rule in rules if isinstance(rule, Average)]
         for rule in rules:
-            rule.noise, rule.random = noise, np.random.default_rng(0)
+            rule.noise, rule.random = noise, np.random.default_rng(draw)
             rule.before = rules[: rules.index(rule)]
 
     def step(self) -> None:

@@ -8,11 +8,13 @@ smaller one.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import math
 import os
 import random
 import time
+import zlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -31,6 +33,7 @@ WAYS = (*EAGER, "native")
 TOLERANCE = {"float64": 1e-9, "float32": 1e-4}  # of the largest entry
 ROUNDING = {"float64": 8 * 2.0**-52, "float32": 8 * 2.0**-23}  # the noise of the noisy run
 SLACK = 30  # how much further than the noisy run a result may be
+DRAWS = 5  # noisy runs, each with noise of its own, before a difference counts
 LOST = 1e6  # a run in which parameters grow beyond this says nothing any more
 
 
@@ -511,13 +514,13 @@ def as_number(value: Any) -> Any:
 class Simulated:
     """The numpy side of a run."""
 
-    def __init__(self, plan: Scenario, noise: float = 0.0) -> None:
+    def __init__(self, plan: Scenario, noise: float = 0.0, draw: int = 0) -> None:
         self.parameters = {
             name: Parameter(name, plan.groups[name], value.copy())
             for name, value in plan.values.items()
         }
         chain = build(simulation, plan.chain)
-        self.simulation = Simulation(list(self.parameters.values()), chain, noise)
+        self.simulation = Simulation(list(self.parameters.values()), chain, noise, draw)
         paths = [path for top in plan.chain for path, _ in top.walk()]
         rules: dict[str, Any] = {}
         for path in paths:
@@ -607,14 +610,18 @@ def check(case: Case, way: str) -> tuple[int, int]:
     """Run a case in one way; returns how many tensors were compared, and how many sharply.
 
     A tensor is compared sharply where rounding alone, as the noisy run has it, does not move it.
+    Where a norm lies at its limit, rounding decides, and one noisy run may decide as none had.
     """
-    return follow(scenario(case), case.dtype, way)
+    for draw in range(DRAWS - 1):
+        with contextlib.suppress(Difference):
+            return follow(scenario(case), case.dtype, way, draw)
+    return follow(scenario(case), case.dtype, way, DRAWS - 1)
 
 
 @np.errstate(all="ignore")
-def follow(plan: Scenario, dtype: str, way: str) -> tuple[int, int]:
+def follow(plan: Scenario, dtype: str, way: str, draw: int = 0) -> tuple[int, int]:
     """Do what a scenario says on both sides, and compare after every step."""
-    plain, noisy = Simulated(plan), Simulated(plan, ROUNDING[dtype])
+    plain, noisy = Simulated(plan), Simulated(plan, ROUNDING[dtype], draw)
     real = Real(plan, getattr(torch, dtype), way)
     compared = sharp = 0
     for i, step in enumerate(plan.steps):
@@ -739,9 +746,11 @@ def test_random_chains_do_what_the_simulation_does(way: str, first: int, dtype: 
 @pytest.mark.slow
 @pytest.mark.parametrize("way", WAYS)
 def test_many_random_chains_do_what_the_simulation_does(way: str) -> None:
-    """RANDOM_CHAINS_SECONDS is for all ways together, RANDOM_CHAINS_SEED the first seed."""
-    end = time.monotonic() + float(os.environ.get("RANDOM_CHAINS_SECONDS", "3600")) / len(WAYS)
-    seed, stories = int(os.environ.get("RANDOM_CHAINS_SEED", "1000")), []
+    """RANDOM_CHAINS_SECONDS is for all ways together, RANDOM_CHAINS_SEED the first seed; without it
+    each day of `make test-slow` has others."""
+    end = time.monotonic() + float(os.environ.get("RANDOM_CHAINS_SECONDS", "600")) / len(WAYS)
+    days = zlib.crc32(os.environ.get("SLOW_DAY", "").encode()) % 10**5
+    seed, stories = int(os.environ.get("RANDOM_CHAINS_SEED", 1000 + 10**5 * days)), []
     while time.monotonic() < end and len(stories) < 10:
         for dtype in TOLERANCE:
             case = Case(seed, dtype)

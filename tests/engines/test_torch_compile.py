@@ -64,9 +64,12 @@ def as_tensors(opt: Modular) -> list[Tensor]:
         return made[-1]
 
     for group in opt.param_groups:
-        for key in opt.keys.defaults:
+        for key in opt.keys.defaults.keys() - AT_A_BOUND:
             group[key] = turned(group[key])
     return made
+
+
+AT_A_BOUND = {"d"}  # Adafactor's, which may not become smaller
 
 
 def change(values: list[Tensor]) -> None:
@@ -112,7 +115,15 @@ def test_a_chain_is_one_graph_compiled_once_and_equal_to_eager(case):
     check(case, "eager")
 
 
+@since_2_12
+def test_what_a_step_does_by_its_number_is_traced_while_numbers_are_symbols():
+    """torch makes a symbol of a number that has changed: from the third step on."""
+    check(next(case for case in TRACED if str(case) == "When-odd"), "eager")
+
+
 @pytest.mark.slow
+# torch says so of a cache from whose function it gets the same: a choice by a name
+@pytest.mark.filterwarnings("ignore:Dynamo detected a call to a `functools.lru_cache`")
 @over(TRACED)
 def test_every_construction_is_one_graph_compiled_once_and_equal_to_eager(case):
     check(case, "aot_eager")

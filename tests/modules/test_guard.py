@@ -19,11 +19,13 @@ from torchzero_clip import (
     Adam,
     Chain,
     ClipNorm,
+    ClipNormByEMA,
     Guard,
     Identity,
     Masked,
     Modular,
     Momentum,
+    RAdam,
     SkipLarge,
     Transform,
     WeightDecay,
@@ -280,6 +282,29 @@ def test_the_counters_are_in_the_checkpoint(kind):
     with pytest.raises(RuntimeError, match="3 steps in a row"):
         step(q, other, bad, 1.0)
     assert other.param_groups[0]["chain"][f"{kind}/skipped"] == 3
+
+
+@at_once("fused", [True, False])
+@at_once(
+    "links", [(RAdam(), Adam()), (Adam(), Momentum(0.9)), (ClipNormByEMA(0.9), RAdam(), Adam())]
+)
+def test_a_run_whose_first_steps_were_skipped_is_resumed(links, fused):
+    """The guard's flag is read somewhere in the chain: of what follows nothing has state then."""
+    runs = []
+    for resumed in (False, True):
+        params = parameters()
+        opt = Modular(params.items(), Guard(), *links, LR(0.01), fused=fused)
+        for i, bad in enumerate([nan, nan, None, None]):
+            grads = gradients(seed=i)
+            set_grads(params, grads if bad is None else spoilt(grads, bad))
+            opt.step()
+            if resumed:
+                before, opt = opt, Modular(params.items(), Guard(), *links, LR(0.01), fused=fused)
+                opt.load_state_dict(copy.deepcopy(before.state_dict()))
+        runs.append((params, opt))
+    (params, opt), (expected, reference) = runs
+    same(params, expected)
+    assert_same_state(opt, params, reference, expected)
 
 
 def test_a_copy_counts_for_itself():

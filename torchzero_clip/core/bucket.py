@@ -40,6 +40,7 @@ class Bucket:
         self.settings = step.groups[part.index]
         states, params = step.states, part.originals
         self.param_states = [{} if states is None else states[p] for p in params]
+        step.new += [state for state in self.param_states if not state]
         if not part.plain:
             params, grads = [local(p) for p in params], [local(g) for g in grads]
         self.session = step.opened(step.opener.open(part.key, part.places, params, grads))
@@ -186,9 +187,8 @@ class Bucket:
             prepare_draws(self.step.groups)
         if new:
             self.step.engine.refuse(f"{link.path} makes state")
-        for i in new:
-            self.param_states[i].update(link.new_state(self.originals[i]))
-        if new:
+            for i in new:
+                self.param_states[i].update(link.new_state(self.originals[i]))
             share_vectors([self.param_states[i] for i in new], keys)
 
     def writable_grads(self) -> TensorList:
@@ -285,16 +285,15 @@ def begun(buckets: Sequence[Bucket]) -> list[Bucket]:
     out: list[Bucket] = []
     for bucket in buckets:
         key = f"{bucket.bound.path}/{BEGUN}"
-        new = [i for i, state in enumerate(bucket.param_states) if not state.get(key)]
-        if not new:
+        old = [i for i, state in enumerate(bucket.param_states) if state.get(key)]
+        if len(old) == len(bucket.param_states):
             out.append(bucket)
             continue
         bucket.step.skip.read(f"{bucket.bound.path}: parameters begin")
         bucket.step.engine.refuse(f"{bucket.bound.path}: parameters begin")
-        for i in new:
-            bucket.param_states[i][key] = 1
-        rest = sorted(set(range(len(bucket.param_states))) - set(new))
-        out += [bucket.select(rest)] if rest else []
+        for state in bucket.param_states:
+            state[key] = 1
+        out += [bucket.select(old)] if old else []
     return out
 
 

@@ -23,11 +23,12 @@ class Counted(int):
     key: str
     by: int
 
-    def now(self, groups: Sequence[Mapping[str, Any]]) -> Counted:
-        """The count of the next step."""
-        found = Counted(int(groups[0]["chain"].get(self.key, 0)) + self.by)
-        found.key, found.by = self.key, self.by
-        return found
+
+def counted(groups: Sequence[Mapping[str, Any]], key: str, by: int) -> Counted:
+    """The count of the next step."""
+    found = Counted(int(groups[0]["chain"].get(key, 0)) + by)
+    found.key, found.by = key, by
+    return found
 
 
 class Step:
@@ -62,6 +63,7 @@ class Step:
         self.engine, self.process_group, self.loss = engine, process_group, loss
         self.roster = Roster() if roster is None else roster
         self.sessions: list[Session] = []
+        self.new: list[dict[str, Any]] = []  # state of parameters that begin
         self.skip = Skip()
         self.measured: dict[Any, Tensor] = {}  # statistics of the gradients
         self._mean_loss: Tensor | None = None
@@ -108,17 +110,16 @@ class Step:
         if self.asked is not None:
             self.asked.alone(why)
 
-    def count(self, key: str, by: int) -> Counted:
+    def count(self, key: str, by: int) -> int:
         """A count of steps that every group keeps, this one included."""
-        count = Counted()
-        count.key, count.by = key, by
-        count = count.now(self.groups)
         if self.asked is not None:
+            count = counted(self.groups, key, by)
             self.asked.count(count)
-        else:
-            for group in self.groups:
-                group["chain"][key] = int(count)
-        return count
+            return count
+        now = int(self.groups[0]["chain"].get(key, 0)) + by  # torch traces no number of ours
+        for group in self.groups:
+            group["chain"][key] = now
+        return now
 
     def mean_loss(self, path: str, device: torch.device) -> Tensor:
         """The loss that was reported, on a device: the mean over all ranks."""
@@ -130,8 +131,7 @@ class Step:
         if self._mean_loss is None:
             self._mean_loss = torch.as_tensor(self.loss, dtype=wide(device), device=device)
             ranks = torch.distributed
-            joined = ranks.is_available() and ranks.is_initialized()
-            if joined and ranks.get_world_size() > 1:
+            if ranks.is_available() and ranks.is_initialized() and ranks.get_world_size() > 1:
                 self._mean_loss = gather(self._mean_loss.view(1), None).mean()
         return self._mean_loss.to(device)
 
@@ -167,7 +167,8 @@ class Step:
                 self.close()
             except Skipped:
                 kind = Skipped
-        self.sessions.clear()
         if kind is Skipped:
             self.skip.put_back()
+            for state in self.new:  # made by the links before the one that read the flag
+                state.clear()
         return kind is Skipped

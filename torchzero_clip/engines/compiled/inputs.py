@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from torchzero_clip.core.engine import Play
-from torchzero_clip.core.step import Counted
+from torchzero_clip.core.step import Counted, counted
 from torchzero_clip.core.tensors import wide
 from torchzero_clip.engines.buffers import Buffer
 from torchzero_clip.engines.compiled.tables import TABLES
@@ -141,13 +141,13 @@ class Questions:
                 t.fill_(values[i])
         self._values = values
         for count in self.counts:
-            now = int(count.now(groups))
+            now = int(counted(groups, count.key, count.by))
             for group in groups:
                 group["chain"][count.key] = now
 
 
 def _now(args: Any, groups: Sequence[dict[str, Any]]) -> list[Any]:
-    return [x.now(groups) if isinstance(x, Counted) else x for x in args]
+    return [counted(groups, x.key, x.by) if isinstance(x, Counted) else x for x in args]
 
 
 class LiveValues:
