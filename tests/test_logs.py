@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 from pathlib import Path
 
@@ -126,6 +127,66 @@ def test_a_line_that_is_still_being_written_is_left_out(tmp_path: Path) -> None:
     (tmp_path / "run.jsonl").write_text('{"step": 1, "grad_norm": 0.5}\n{"step": 2, "grad')
     with pytest.warns(UserWarning, match="ends within a line"):
         assert len(Trace.read(tmp_path / "run.jsonl")) == 1
+
+
+@pytest.mark.parametrize(
+    ("text", "rows"),
+    [
+        ("step,grad_norm\n10,0.5\n20,1.5\n30,0.25", 3),
+        ("step,grad_norm\r\n10,0.5\r\n20,1.5\r\n30,0.25", 3),
+        ("step;grad_norm\n10;0,5\n20;1,5\n30;0,25", 3),
+        ("# a run\nstep,grad_norm,loss\n10,0.5,\n20,1.5,\n30,0.25,", 3),
+        ("step,grad_norm\n10,0.5", 1),
+    ],
+)
+def test_a_last_line_without_a_newline_counts_if_it_is_whole(text, rows, tmp_path: Path) -> None:
+    path = tmp_path / "run.csv"
+    path.write_bytes(text.encode())
+    with pytest.warns(UserWarning, match="no newline at its end: its last line is read as it is"):
+        assert Trace.read(path).norms.tolist() == NORMS[:rows]
+
+
+@pytest.mark.parametrize("end", ["30", "30,", "30,0.25e", "30,0.25,", '30,"0.25', "9" * 200_000])
+def test_a_last_line_that_is_no_row_is_left_out(end: str, tmp_path: Path) -> None:
+    path = tmp_path / "run.csv"
+    path.write_text(f"step,grad_norm\n10,0.5\n20,1.5\n{end}")
+    with pytest.warns(UserWarning, match="ends within a line, which is left out"):
+        assert Trace.read(path).norms.tolist() == NORMS[:2]
+
+
+DAMAGED = bytearray(gzip.compress(b"step,grad_norm\n" + b"5,1.5\n7,2.5\n" * 99, mtime=0))
+DAMAGED[len(DAMAGED) // 2] ^= 255
+
+
+NO_LOGS = [
+    (b"[" * 100_000, "brackets in brackets, too deep to read"),
+    (b'{"a":' * 100_000, "brackets in brackets, too deep to read"),
+    (b'{"step": 1, "grad_norm": 1}\n' + b"[" * 100_000 + b"\n{}\n", "too deep to read"),
+    (b'{"a":' * 3000 + b"1" + b"}" * 3000, "too deep to read"),
+    (b'{"log_history": 5}', "must have a list as its log_history, got int"),
+    (b"\xff\xfe", "has no steps"),
+    (b"\xef\xbb\xbf", "has no steps"),
+    (b"\x1f\x8b", "has no steps"),
+    (b"\x1f\x8bxxxxxxxxxxxxxxxx", r"must be a whole \.gz file, or text"),
+    (bytes(DAMAGED), r"must be a whole \.gz file, or text"),
+    (b"step,grad_norm\n1," + b"1" * 200_000 + b"\n", "larger than"),
+]
+
+
+@pytest.mark.parametrize(("contents", "sentence"), NO_LOGS, ids=range(len(NO_LOGS)))
+def test_what_no_logger_writes_gets_a_sentence(contents: bytes, sentence: str, tmp_path) -> None:
+    (tmp_path / "run.csv").write_bytes(contents)
+    with pytest.raises(ValueError, match=sentence):
+        Trace.read(tmp_path / "run.csv")
+
+
+@pytest.mark.parametrize("step", ["1e300", "-1e308", "inf", "1e20", "nan", ""])
+@pytest.mark.parametrize("norm", ["norm", "grad_norm"])
+def test_steps_that_count_nothing_are_counted(step: str, norm: str, tmp_path: Path) -> None:
+    (tmp_path / "run.csv").write_text(f"step,{norm}\n-1e308,0.5\n1e308,1.5\n{step},0.5\n")
+    trace = Trace.read(tmp_path / "run.csv")
+    assert trace.stride == 1
+    assert trace.steps.tolist() == [*range(1, len(trace) + 1)]
 
 
 def test_steps_are_kept_by_a_file_and_by_a_part(tmp_path: Path) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import csv
 import math
+import re
 import sys
 from pathlib import Path
 
@@ -38,6 +40,7 @@ from torchzero_clip import (
     replay,
 )
 from torchzero_clip.__main__ import main
+from torchzero_clip._replay_command import rule as read_rule
 from torchzero_clip.replaying import kinds
 
 NAMES = ["a.weight", "a.bias", "b.weight"]
@@ -164,6 +167,43 @@ def test_merged_rows_stand_for_several_steps(tmp_path: Path) -> None:
     assert Trace.read(tmp_path / "run.csv").stride == 4
 
 
+def test_a_file_says_how_many_steps_a_row_stands_for_and_older_files_are_read(tmp_path) -> None:
+    recorder = run(steps=30)
+    recorder.capacity = 10
+    recorder._fit()
+    recorder.to_csv(tmp_path / "run.csv")
+    with open(tmp_path / "run.csv", newline="") as file:
+        rows = [*csv.DictReader(file)]
+    assert [row["step"] for row in rows] == ["4", "8", "12", "16", "20", "24", "28", "30"]
+    assert [row["stands_for"] for row in rows] == [*["4"] * 7, "2"]
+    new = Trace.read(tmp_path / "run.csv")
+    with open(tmp_path / "old.csv", "w", newline="") as file:
+        older = csv.DictWriter(file, [name for name in rows[0] if name != "stands_for"])
+        older.writeheader()
+        older.writerows({name: row[name] for name in older.fieldnames} for row in rows)
+    old = Trace.read(tmp_path / "old.csv")
+    assert (new.stride, [*new.logged], new.names) == (old.stride, [*old.logged], old.names)
+    assert torch.equal(new.steps, old.steps)
+    torch.testing.assert_close(new.norms, old.norms, rtol=0, atol=0, equal_nan=True)
+    recorder.capacity = 2
+    recorder._fit()
+    recorder.to_csv(tmp_path / "run.csv")
+    assert Trace.read(tmp_path / "run.csv").part(0, 1).stride == 16
+
+
+def test_a_norm_is_what_it_is_however_large_or_small(tmp_path: Path) -> None:
+    """Its square may be too large for a float, and it too large for a float32."""
+    rule = AutoClip()  # has no limit yet
+    for norm in (math.inf, 1.7e308, 1e300, 1e200, 1e-200, 1e-310):
+        (tmp_path / "run.csv").write_text(f"step,grad_norm\n1,{norm}\n2,{norm}\n")
+        trace = Trace.read(tmp_path / "run.csv")
+        assert trace.total.tolist() == [norm, norm]
+        left = replay(trace.part(0, 1), rule).left.item()
+        assert left == pytest.approx(norm, rel=1e-7, abs=1e-45)
+        both = Trace(torch.tensor([[norm / 2, norm / 2]], dtype=torch.float64)).total.item()
+        assert both == pytest.approx(norm / math.sqrt(2), rel=1e-9)
+
+
 @pytest.mark.parametrize(
     ("rule", "error", "sentence"),
     [
@@ -277,6 +317,8 @@ def test_the_command_prints_its_table_without_matplotlib(tmp_path, capsys, monke
         (["run.csv", "ZCilp()"], "ZCilp"),
         (["run.csv", "ZClip("], "a rule is written like ZClip(max_norm=None), got ZClip("),
         (["run.csv", "--norms", "x"], "there is no column 'x'"),
+        (["run.csv", "ClipNorm(2 * 3)"], "nothing in it is computed: got 2 * 3"),
+        (["run.csv", "ClipNorm(x)"], "unknown transform 'x'"),
     ],
 )
 def test_a_wrong_argument_gets_a_sentence(given, sentence, tmp_path, capsys, monkeypatch) -> None:
@@ -286,3 +328,70 @@ def test_a_wrong_argument_gets_a_sentence(given, sentence, tmp_path, capsys, mon
         main(["replay", *given])
     assert stop.value.code == 2
     assert sentence in capsys.readouterr().err
+
+
+WRONG = {
+    "ClipNorm(2*3)": "nothing in it is computed: got 2 * 3",
+    "ClipNorm(-x)": "nothing in it is computed: got -x",
+    "ClipNorm(1 if 2 else 3)": "nothing in it is computed: got 1 if 2 else 3",
+    "ClipNorm(*[1])": r"nothing in it is computed: got *[1]",
+    "ClipNorm(**x)": "nothing in it is computed: got x",
+    "ClipNorm(1)(2)": r"nothing in it is computed: got ClipNorm(1)(2)",
+    "torch.ZClip()": r"nothing in it is computed: got torch.ZClip()",
+    "ClipNorm(math.tau)": "nothing in it is computed: got math.tau",
+    "ClipNorm(1, name={'function': 'os:system'})": "nothing in it is computed",
+    "AdaptiveClip(ZStat(1 + 1))": r"nothing in it is computed: got 1 + 1",
+    "lambda: 1": "replay takes rules about norms, such as ZClip(), got lambda: 1",
+    "1": "replay takes rules about norms, such as ZClip(), got 1",
+    "ClipNorm(1, max_norm=2)": "ClipNorm: there may be one max_norm, got two",
+    "ClipNorm(1, type='ZClip')": "ClipNorm has no argument 'type'",
+    "ClipNorm(" + "1, " * 20 + ")": "got 20 values without a name",
+    "ClipNorm(" + "9" * 400 + ")": "takes numbers that a float can hold",
+    "ClipNorm(" + "9" * 5000 + ")": "a rule is written like",
+    "-" * 9000 + "1": "a rule is written like",
+    "x" + ".x" * 3000: "a rule is written like",
+    "ClipNorm(" * 500: "a rule is written like",
+    "\ud800": "a rule is written like",
+    "ZClip()\0": "a rule is written like",
+    "ClipNorm(nan)": "max_norm must be a number at least 0, got nan",
+}
+
+
+@pytest.mark.parametrize("text", WRONG, ids=range(len(WRONG)))
+def test_a_wrong_rule_gets_a_sentence_in_the_words_of_who_wrote_it(text: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(WRONG[text])) as error:
+        read_rule(text)
+    assert "object at 0x" not in str(error.value)
+    assert len(str(error.value)) < 300
+
+
+def test_a_rule_is_read_as_it_is_printed() -> None:
+    for rule in [*RULES, ClipNorm(math.inf), SoftClip(1e300), ZClip(alpha=1e-300)]:
+        assert repr(read_rule(repr(rule))) == repr(rule)
+    assert repr(read_rule("ClipNorm(math.inf)")) == repr(read_rule("ClipNorm(inf)"))
+
+
+@pytest.mark.parametrize("norm", ["nan", "inf", "0"])
+def test_a_run_without_a_norm_to_go_by_is_replayed_and_says_so(
+    norm: str, tmp_path, capsys, monkeypatch
+) -> None:
+    (tmp_path / "run.csv").write_text(f"step,grad_norm\n1,{norm}\n2,{norm}\n3,{norm}\n")
+    monkeypatch.chdir(tmp_path)
+    main(["replay", "run.csv", "--out", "replay.svg"])
+    first, _, *lines, _ = capsys.readouterr().out.splitlines()
+    middle = {"0": "the median of all 0"}.get(norm, "none is a finite number, so a rule has")
+    assert first.startswith(f"3 steps of 1 norm; {middle}")
+    rules = [line.split("(")[0] for line in lines]
+    assert rules == [
+        "ZClip",
+        "AutoClip",
+        "ClipNormGrowth",
+        "AdaGC",
+    ]
+    assert [line.split()[-1] for line in lines[:3]] == [norm] * 3
+
+
+def test_the_median_is_of_norms_that_are_numbers() -> None:
+    norms = torch.tensor([[2.0], [math.nan], [math.inf], [math.inf], [math.inf], [4.0], [3.0]])
+    assert Trace(norms).median == 3.0
+    assert math.isnan(Trace(norms[1:3]).median)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import ast
-import contextlib
 import csv
 import gzip
 import io
 import json
 import math
 import re
+import zlib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -161,17 +161,23 @@ def read(path: Path) -> Log:
     return parse(path.read_bytes(), str(path))
 
 
-def parse(contents: bytes, source: str) -> Log:
-    """The log in the contents of a file; a last line without an end is left out, with a warning."""
+def parse(contents: bytes, source: str, growing: bool = False) -> Log:
+    """The log in the contents of a file.
+
+    A last line of a table that has no end is left out, with a warning, unless it has all its cells
+    and the file is not `growing`.
+    """
+    cut = growing
     if contents.startswith(PACKED):
-        contents = unpacked(contents)
-    if not contents.strip():
-        raise ValueError(f"Trace: {source} has no steps")
+        contents, whole = unpacked(contents, source)
+        cut = cut or not whole
     wide = contents.startswith((b"\xff\xfe", b"\xfe\xff"))
     try:
         text = contents.decode("utf-16" if wide else "utf-8-sig")
     except UnicodeDecodeError:
         text = "\0"
+    if not text.strip():
+        raise ValueError(f"Trace: {source} has no steps")
     if "\0" in text:
         raise ValueError(
             f"Trace: {source} must be text, CSV or JSON, with {WANTED}: of an event file or a "
@@ -179,15 +185,42 @@ def parse(contents: bytes, source: str) -> Log:
         )
     if text.lstrip()[0] in "{[":
         return Log(of_json(text, source), source)
-    whole = text[: text.rfind("\n") + 1]
-    if whole != text:
-        warn(f"Trace: {source} ends within a line, which is left out")
-    whole, between = table(whole)
-    lines = rows(whole, source, between)
+    text = ended(text, source, cut)
+    whole_text, between = table(text)
+    lines = rows(whole_text, source, between)
     names = [name.strip() for name in lines[0]] if lines else []
     columns = zip(*lines[1:], strict=True) if lines[1:] else ([] for _ in names)
     cells = {name: [*column] for name, column in zip(names, columns, strict=True)}
     return Log(cells, source, comma=between == ";")
+
+
+def ended(text: str, source: str, cut: bool) -> str:
+    """A table whose last line has an end: without the last where that is not whole."""
+    above, _, last = text.rpartition("\n")
+    if not last.strip():
+        return text
+    if above and not cut and has_all_cells(f"{above}\n", last):
+        warn(f"Trace: {source} has no newline at its end: its last line is read as it is: {last}")
+        return f"{text}\n"
+    warn(f"Trace: {source} ends within a line, which is left out")
+    return f"{above}\n" if above else ""
+
+
+def has_all_cells(above: str, last: str) -> bool:
+    """Whether a last line without an end has as many cells as the header, and a number at last.
+
+    Nothing at last is whole too where the line above ends so.
+    """
+    lines, between = table(above)
+    try:
+        header, before, row = [
+            next(csv.reader([line], delimiter=between, strict=True))
+            for line in (lines.partition("\n")[0], lines.rstrip().rpartition("\n")[2], last)
+        ]
+    except (csv.Error, StopIteration):
+        return False
+    end = row[-1].strip().replace(",", ".")
+    return len(row) == len(header) and (is_number(end) or end == before[-1].strip() == "")
 
 
 def table(text: str) -> tuple[str, str]:
@@ -238,27 +271,46 @@ def rows(text: str, source: str, between: str) -> list[list[str]]:
 def of_json(text: str, source: str) -> dict[str, list[str]]:
     """The cells of an object a line, of a list of objects, or of the state of a Trainer."""
     try:
-        found = json.loads(text)
-    except ValueError:
-        found = []
-        for i, line in enumerate(text.splitlines(), 1):
-            try:
-                found += [spelt(line)] if line.strip() else []
-            except (SyntaxError, ValueError) as error:
-                if i == len(text.splitlines()):
-                    words = f"Trace: {source} ends within a line, which is left out"
-                    warn(words)
-                    break
-                raise ValueError(
-                    f"Trace: {source} must have an object in every line, got line {i}: {error}"
-                ) from None
-    if isinstance(found, dict):
-        found = found.get("log_history", [found])  # a Hugging Face Trainer's trainer_state.json
-    if any([isinstance(row, list) for row in found]):  # as TensorBoard downloads it
-        found = [dict(zip(TENSORBOARD, row, strict=False)) for row in found]
-    flat = [dict(flattened(row)) for row in found]
+        flat = [dict(flattened(row)) for row in objects(text, source)]
+    except (RecursionError, MemoryError):
+        raise ValueError(
+            f"Trace: {source} must be a list of objects, or one in every line, got brackets in "
+            "brackets, too deep to read"
+        ) from None
     names = dict.fromkeys(name for row in flat for name in row)
     return {name: [row.get(name, "") for row in flat] for name in names}
+
+
+def objects(text: str, source: str) -> list[Any]:
+    """The objects in a text, of which each has the numbers of a step."""
+    try:
+        found = json.loads(text)
+    except ValueError:
+        return by_lines(text.splitlines(), source)
+    if isinstance(found, dict):
+        found = found.get("log_history", [found])  # a Hugging Face Trainer's trainer_state.json
+    if not isinstance(found, list):
+        raise ValueError(
+            f"Trace: {source} must have a list as its log_history, got {type(found).__name__}"
+        )
+    # as TensorBoard downloads it
+    return [dict(zip(TENSORBOARD, x, strict=False)) if isinstance(x, list) else x for x in found]
+
+
+def by_lines(lines: list[str], source: str) -> list[Any]:
+    """An object a line; the last line may still be on its way."""
+    found = []
+    for i, line in enumerate(lines, 1):
+        try:
+            found += [spelt(line)] if line.strip() else []
+        except (SyntaxError, ValueError) as error:
+            if i == len(lines):
+                warn(f"Trace: {source} ends within a line, which is left out")
+                break
+            raise ValueError(
+                f"Trace: {source} must have an object in every line, got line {i}: {error}"
+            ) from None
+    return found
 
 
 def spelt(line: str) -> Any:
@@ -280,10 +332,17 @@ def flattened(row: Any, prefix: str = "") -> Iterable[tuple[str, str]]:
             yield prefix + key, "" if value is None else str(value)
 
 
-def unpacked(packed: bytes) -> bytes:
-    """What was packed by gzip, as far as it was written."""
+def unpacked(packed: bytes, source: str) -> tuple[bytes, bool]:
+    """What was packed by gzip, as far as it was written, and whether that is all."""
     parts = [b""]
-    with gzip.open(io.BytesIO(packed)) as file, contextlib.suppress(EOFError):  # it has no end
-        while part := file.read1():
-            parts.append(part)
-    return b"".join(parts)
+    with gzip.open(io.BytesIO(packed)) as file:
+        try:
+            while part := file.read1():
+                parts.append(part)
+        except EOFError:  # it has no end
+            return b"".join(parts), False
+        except (OSError, zlib.error) as error:
+            raise ValueError(
+                f"Trace: {source} must be a whole .gz file, or text: {error}"
+            ) from None
+    return b"".join(parts), True

@@ -12,6 +12,7 @@ from torch import Tensor
 from torchzero_clip.core.division import UnitIds
 from torchzero_clip.floats import KEEPS
 
+ROW = "stands_for"  # the column of a file that says how many steps a row stands for
 NOTHING = {"amax": -math.inf, "amin": math.inf, "sum": 0.0}
 
 Entries: TypeAlias = dict[tuple[int, int, int], str]
@@ -80,9 +81,16 @@ class Table:
             self.steps = ends.scatter_reduce(0, places, self.steps, "amax")
         return self
 
+    def counts(self) -> Tensor:
+        """How many steps each row stands for."""
+        if not len(self):
+            return self.steps
+        first = (self.steps[:1] - 1) // self.stride * self.stride
+        return self.steps.diff(prepend=first)
+
     def header(self, named: bool = False) -> list[str]:
         """A name for each column of a file: entry i of a vector is name/i, or name/<its unit>."""
-        names = ["step"]
+        names = ["step", ROW]
         for name, column in self.columns.items():
             units = [*column.units.values()] if named else range(len(column.units))
             names += [f"{name}/{unit}" for unit in units] if column.vector else [name]
@@ -90,7 +98,7 @@ class Table:
 
     def rows(self, start: int = 0) -> list[tuple[str, ...]]:
         """The cells of a file from a row on; what was not there is empty."""
-        cells = [[str(step) for step in self.steps[start:].tolist()]]
+        cells = [[str(n) for n in x[start:].tolist()] for x in (self.steps, self.counts())]
         for column in self.columns.values():
             values, there = column.read()[start:].T, (column.counts[start:] > 0).T
             for entries, known in zip(values.tolist(), there.tolist(), strict=True):

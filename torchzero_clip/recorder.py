@@ -15,7 +15,7 @@ from typing_extensions import Self
 
 from torchzero_clip._live import LiveFile
 from torchzero_clip._plot import draw
-from torchzero_clip._table import Block, Series, Table
+from torchzero_clip._table import ROW, Block, Series, Table
 from torchzero_clip.attach import Attached
 from torchzero_clip.core.division import UnitIds
 from torchzero_clip.optimizer import Modular
@@ -106,8 +106,11 @@ class Recorder:
         Call it before `opt.step()`. What is logged more than once for a step is averaged, as with
         the losses of the parts of a batch.
         """
-        if "step" in values:
-            raise ValueError("Recorder: log takes no 'step', which the recorder counts itself")
+        for name in ("step", ROW):
+            if name in values:
+                raise ValueError(
+                    f"Recorder: log takes no {name!r}, which the recorder counts itself"
+                )
         self._logged += [(name, number(name, value)) for name, value in values.items()]
 
     @torch.no_grad()
@@ -198,7 +201,10 @@ class Recorder:
         return list(columns[name].units.values())
 
     def to_csv(self, path: str | PathLike[str]) -> None:
-        """Write the history: entry i of a vector is name/i, and what was not there is empty."""
+        """Write the history: entry i of a vector is name/i, and what was not there is empty.
+
+        "step" is the last step of a row, and "stands_for" how many steps the row has.
+        """
         table = self._read()
         with open(path, "w", newline="", encoding="utf-8") as file:
             csv.writer(file).writerows([table.header(), *table.rows()])

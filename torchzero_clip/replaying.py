@@ -18,7 +18,7 @@ from torchzero_clip.attach import Clipper
 from torchzero_clip.core import NormRule, Transform, UnitState
 from torchzero_clip.core.decision import Cells, decide
 from torchzero_clip.core.division import UnitIds, layer_of
-from torchzero_clip.trace import Trace
+from torchzero_clip.trace import Trace, norm_of_all
 
 SCOPES = (None, "layer", "group", "global")
 ONE_FOR_ALL = ("q", "percentile")  # a quantile of many units is the same for all
@@ -76,8 +76,8 @@ class Replay:
     @property
     def left(self) -> Tensor:
         """Steps by rules: the norm of everything that a rule would have left."""
-        parts = [(made["norm"] * made["factor"]).nan_to_num(0) for made in self.metrics.values()]
-        return torch.stack([torch.linalg.vector_norm(part, dim=1) for part in parts], 1)
+        parts = [made["norm"] * made["factor"] for made in self.metrics.values()]
+        return torch.stack([norm_of_all(part.nan_to_num(0, math.inf)) for part in parts], 1)
 
     def alarms(self) -> tuple[Tensor, Tensor]:
         """For each rule the share of good steps that it clips, and of known spikes that it misses.
@@ -163,7 +163,7 @@ class Rerun:
         """What each rule would have done in the steps that come next."""
         norms, known = together(part, self.rules[0])
         units, seen = norms.shape[1], known.repeat(1, len(self.rules))
-        rounded = norms.float().double().repeat(1, len(self.rules))
+        rounded = as_measured(norms).repeat(1, len(self.rules))
         if self._group is None:
             self._group = group_of(self.rules, units)
             self._state = {  # float32, as beside parameters
@@ -195,6 +195,12 @@ class Rerun:
             limits[step], ratios[step] = made.limits[0], made.divisors[0]
             self._state = {name: value.float() for name, value in made.state.items()}
         return limits, ratios
+
+
+def as_measured(norms: Tensor) -> Tensor:
+    """Norms rounded to float32, as a step measures them; those that it cannot hold as they are."""
+    rounded = norms.float().double()
+    return rounded.where(rounded.isfinite() == norms.isfinite(), norms)
 
 
 class Known(Cells):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import gzip
 import io
+import math
 from collections.abc import Mapping, Sequence
 from os import PathLike
 from pathlib import Path
@@ -14,16 +15,20 @@ from torch import Tensor
 from typing_extensions import Self
 
 from torchzero_clip._logs import Log, norms_of, read
+from torchzero_clip._table import ROW
 from torchzero_clip.floats import GUARD
 from torchzero_clip.recorder import Recorder
+
+MOST_STEPS = 2**53  # up to here a float counts one by one
 
 
 class Trace:
     """Gradient norms of a run, steps by units, and what was logged beside them.
 
     A file is what `Recorder.to_csv` writes, perhaps with ".gz" at the end of its name: a column
-    "step", a column "norm" or "Rule/norm" or, for many units, "norm/<unit>" each, and others. Logs
-    of others are read as well: see `read`.
+    "step", a column "norm" or "Rule/norm" or, for many units, "norm/<unit>" each, and others. Of
+    merged rows "stands_for" says how many steps each has; without it, as in older files, that is
+    how far the first two are apart. Logs of others are read as well: see `read`.
 
     Args:
         norms: Steps by units.
@@ -75,7 +80,13 @@ class Trace:
     @property
     def total(self) -> Tensor:
         """The norm of everything, a number a step."""
-        return torch.linalg.vector_norm(self.norms.where(self.known, 0.0), dim=1)
+        return norm_of_all(self.norms.where(self.known, 0.0))
+
+    @property
+    def median(self) -> float:
+        """The median of all norms of everything that are finite; NaN if there is none."""
+        total = self.total
+        return total.where(total.isfinite(), math.nan).nanmedian().item()
 
     @property
     def spikes(self) -> Tensor | None:
@@ -107,7 +118,8 @@ class Trace:
         CSV, also as TensorBoard and Weights & Biases export it, JSON lines, and the
         trainer_state.json of a Hugging Face Trainer.
 
-        A last line that has no end, as a killed writer leaves it, is left out, with a warning.
+        A last line that has no newline is read where it has all its cells; else, as a killed
+        writer leaves it, it is left out. A warning says which.
         """
         return cls.from_log(read(Path(path)), name)
 
@@ -128,8 +140,8 @@ class Trace:
                 'recorded where a rule measures it, as ClipNorm(math.inf, name="raw") in front does'
             )
         steps = columns.get("step")
-        if steps is not None and not steps.isfinite().all():
-            steps = None
+        if steps is not None and not (steps.abs() <= MOST_STEPS).all():
+            steps = None  # NaN, or numbers that count nothing
         measured = {"norm", "limit", "factor", "clipped", *GUARD}
         return cls(
             torch.stack([columns[key] for key in units], 1),
@@ -138,9 +150,9 @@ class Trace:
             {
                 key: values
                 for key, values in columns.items()
-                if key not in (*units, "step") and not set(key.split("/")) & measured
+                if key not in (*units, "step", ROW) and not set(key.split("/")) & measured
             },
-            1 if steps is None or len(steps) < 2 else max(1, int(steps[1] - steps[0])),
+            stride_of(steps, columns.get(ROW)),
             steps,
         )
 
@@ -164,6 +176,21 @@ class Trace:
                 pairs = zip(columns, known, strict=True)
                 cells = [f"{x[i].item():.{digits}g}" if there[i] else "" for x, there in pairs]
                 lines.writerow([int(self.steps[i]), *cells])
+
+
+def stride_of(steps: Tensor | None, counts: Tensor | None) -> int:
+    """How many steps a row stands for: as a Recorder wrote, or as far as two rows are apart."""
+    if counts is not None and len(counts) and counts.isfinite().all():
+        return max(1, int(counts.amax().clamp(max=MOST_STEPS)))
+    return 1 if steps is None or len(steps) < 2 else max(1, int(steps[1] - steps[0]))
+
+
+def norm_of_all(norms: Tensor) -> Tensor:
+    """The norm of each row, also where a square of an entry is too large or small for a float."""
+    largest = norms.amax(1, keepdim=True)
+    scale = torch.ldexp(torch.ones_like(largest), torch.frexp(largest).exponent - 1)
+    scale = scale.where((largest > 0) & largest.isfinite(), 1.0)
+    return torch.linalg.vector_norm(norms / scale, dim=1) * scale[:, 0]
 
 
 def _open(path: str | PathLike[str]) -> io.TextIOWrapper:

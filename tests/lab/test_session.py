@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import csv
 from pathlib import Path
 
 import pytest
@@ -199,10 +198,16 @@ def test_numbers_of_a_page_are_read_as_they_were_spelt() -> None:
         number("much")
 
 
-def test_a_line_that_is_not_whole_is_said_unless_the_run_is_on_its_way(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("cell", "steps"), [("0.5", 6), ("0.5e", 5)])
+def test_a_line_without_an_end_is_said_unless_the_run_is_on_its_way(
+    cell: str, steps: int, tmp_path: Path
+) -> None:
     path = a_file(tmp_path, norms(5))
     with open(path, "a", newline="") as file:
-        csv.writer(file, lineterminator="").writerow([6, 0.5])
-    assert "ends within a line" in LabSession(path).run(0, 0)["notes"][0]
+        file.write(f"6,{cell}")
+    session = LabSession(path)
+    said = "no newline at its end" if steps == 6 else "ends within a line"
+    assert said in session.run(0, 0)["notes"][0]
+    assert session.run(0, 0)["steps"] == steps
     following = LabSession(path, follow=True)
     assert (following.run(0, 0)["notes"], following.run(0, 0)["steps"]) == ([], 5)

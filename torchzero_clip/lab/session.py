@@ -61,10 +61,10 @@ class LabSession:
         self._open(contents, name, None)
         self._follow = False
 
-    def _open(self, contents: bytes, name: str, norms: str | None) -> None:
+    def _open(self, contents: bytes, name: str, norms: str | None, growing: bool = False) -> None:
         with warnings.catch_warnings(record=True) as notes:
             warnings.simplefilter("always")
-            log = parse(contents, name)
+            log = parse(contents, name, growing)
             trace = Trace.from_log(log, norms)
         with self._lock:
             told = [str(note.message).removeprefix("Trace: ") for note in notes]
@@ -105,7 +105,7 @@ class LabSession:
                 status = path.stat()
                 stamp = status.st_size, status.st_mtime_ns
                 if stamp != self._stamp:
-                    self._open(path.read_bytes(), path.name, self._norms)
+                    self._open(path.read_bytes(), path.name, self._norms, growing=True)
                     self._notes, self._stamp = [], stamp
             except (OSError, ValueError) as error:  # it is not there yet, or has no steps yet
                 if self.trace is None:
