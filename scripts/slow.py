@@ -181,9 +181,11 @@ def run_file(file: str, day: str, share: float, workers: int) -> tuple[int, int,
         command += ["-n", str(workers), "--dist", "loadgroup", f"--junitxml={found}"]
         done = subprocess.run(command, check=False, cwd=ROOT, env={**every, **chosen})
         for suite in ElementTree.parse(found).iter("testsuite") if found.exists() else ():
-            counts.update({key: int(suite.get(key, 0)) for key in ("tests", "failures", "errors")})
+            kinds = "tests", "skipped", "failures", "errors"
+            counts.update({key: int(suite.get(key, 0)) for key in kinds})
     failed = counts["failures"] + counts["errors"] if counts["tests"] else done.returncode != NONE
-    return counts["tests"], max(0, counts["tests"] - failed), int(failed)
+    ran = counts["tests"] - counts["skipped"]  # as those that need Triton, where it is not there
+    return ran, max(0, ran - failed), int(failed)
 
 
 def run(options: argparse.Namespace, cases: Mapping[str, int]) -> list[str]:
