@@ -45,7 +45,9 @@ def item(case: str, marked: bool = True) -> Any:
 def test_a_share_is_of_each_files_slow_cases_and_without_one_all_run(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    items = [item(case) for case in CASES] + [item(case, marked=False) for case in CASES[:3]]
+    items = [item(case) for case in CASES] + [
+        item(f"{case} quick", marked=False) for case in CASES[:3]
+    ]
     items += [item("tests/b.py::test_b")]
     monkeypatch.delenv("SLOW_SHARE", raising=False)
     assert day.chosen(items) == (items, [])
