@@ -22,6 +22,7 @@ from torchzero_clip import (
     ClipNorm,
     Clipper,
     Freeze,
+    Guard,
     InBasis,
     Lambda,
     Masked,
@@ -235,6 +236,10 @@ FOUND: dict[str, tuple[Any, Any, tuple[str, ...]]] = {
     "a tensor from elsewhere": (
         Chain(Doing(pure(lambda x: x * CONSTANT)), LR(0.1)), None,
         ("torch.Size([])", "state", "field"),
+    ),
+    "a guard that raises": (Chain(Guard("raise"), LR(0.1)), None, ("Guard", "waits", "'skip'")),
+    "a guard that gives up": (
+        Chain(Guard(max_consecutive=3), LR(0.1)), None, ("Guard", "max_consecutive"),
     ),
     "a count on the host": (Chain(Counting(), LR(0.1)), None, ("Counting", "counts_steps")),
     "gradients that a clipper leaves out": (
