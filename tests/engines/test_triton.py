@@ -93,7 +93,7 @@ def test_entries_are_read_once_and_written_once(monkeypatch: pytest.MonkeyPatch)
 
 def test_sums_begin_at_nothing_and_the_largest_goes_by_its_bits() -> None:
     load = ("load", (("buffer", 0),))
-    for name, said in (("l1", "power_of(size, False)"), ("l2", "power_of(size, True)")):
+    for name, said in (("l1", "power_of(entry, False)"), ("l2", "power_of(entry, True)")):
         text = triton.source(Program((load,), (), (NAMED[name], 0), (torch.float16,), (), (), CPU))
         assert text is not None
         assert f"return {said}" in text

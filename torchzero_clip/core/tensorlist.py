@@ -30,6 +30,19 @@ Operand: TypeAlias = "float | Tensor | TensorList | Sequence[Tensor]"
 Workspace: TypeAlias = "Callable[[], list[Tensor] | None] | None"
 """A function that gives memory kept from step to step for a list to move to, or None."""
 L = TypeVar("L", bound="TensorList")
+Unary: TypeAlias = "Callable[[TensorList], TensorList]"
+
+
+def _both(name: str) -> tuple[Unary, Unary]:
+    """The methods of an operator of one list: a new list, and in place."""
+
+    def new(self: TensorList) -> TensorList:
+        return self._new(name)
+
+    def write(self: TensorList) -> TensorList:
+        return self._write(name)
+
+    return new, write
 
 
 class TensorList:
@@ -272,41 +285,44 @@ class TensorList:
         """The smaller of self and x, entry by entry"""
         return self._write("clamp_max", x)
 
-    def neg(self) -> TensorList:
-        """A new list: -self"""
-        return self._new("neg")
-
-    def abs(self) -> TensorList:
-        """A new list: |self|"""
-        return self._new("abs")
-
-    def abs_(self) -> TensorList:
-        """|self|"""
-        return self._write("abs")
-
-    def sign(self) -> TensorList:
-        """A new list: -1, 0 or 1, as the sign of each entry"""
-        return self._new("sign")
-
-    def sign_(self) -> TensorList:
-        """-1, 0 or 1, as the sign of each entry"""
-        return self._write("sign")
-
-    def sqrt(self) -> TensorList:
-        """A new list: √self"""
-        return self._new("sqrt")
-
-    def sqrt_(self) -> TensorList:
-        """√self"""
-        return self._write("sqrt")
-
-    def rsqrt(self) -> TensorList:
-        """A new list: 1 / √self"""
-        return self._new("rsqrt")
-
-    def rsqrt_(self) -> TensorList:
-        """1 / √self"""
-        return self._write("rsqrt")
+    neg, neg_ = _both("neg")
+    """-self"""
+    abs, abs_ = _both("abs")
+    """|self|"""
+    sign, sign_ = _both("sign")
+    """-1, 0 or 1, as the sign of each entry"""
+    sqrt, sqrt_ = _both("sqrt")
+    """√self"""
+    rsqrt, rsqrt_ = _both("rsqrt")
+    """1 / √self"""
+    reciprocal, reciprocal_ = _both("reciprocal")
+    """1 / self"""
+    exp, exp_ = _both("exp")
+    """e to the power of self"""
+    expm1, expm1_ = _both("expm1")
+    """e to the power of self, less 1: near 0 too"""
+    log, log_ = _both("log")
+    """The natural logarithm of self"""
+    log1p, log1p_ = _both("log1p")
+    """The natural logarithm of 1 + self: near 0 too"""
+    tanh, tanh_ = _both("tanh")
+    """The hyperbolic tangent of self"""
+    sigmoid, sigmoid_ = _both("sigmoid")
+    """1 / (1 + e to the power of -self)"""
+    erf, erf_ = _both("erf")
+    """The error function of self"""
+    sin, sin_ = _both("sin")
+    """The sine of self"""
+    cos, cos_ = _both("cos")
+    """The cosine of self"""
+    isfinite = _both("isfinite")[0]
+    """A new list: where entries are neither infinite nor NaN"""
+    isinf = _both("isinf")[0]
+    """A new list: where entries are infinite"""
+    isnan = _both("isnan")[0]
+    """A new list: where entries are not a number"""
+    positive = _both("positive")[0]
+    """A new list: where entries are above zero"""
 
     def square(self) -> TensorList:
         """A new list: self²"""
@@ -323,10 +339,6 @@ class TensorList:
     def pow_(self, exponent: Operand) -> TensorList:
         """self to the power of the exponent"""
         return self._write("pow", exponent)
-
-    def reciprocal_(self) -> TensorList:
-        """1 / self"""
-        return self._write("reciprocal")
 
     def where(self, keep: Tensor | Iterable[Tensor], other: TensorList | float) -> TensorList:
         """A new list: these values where `keep` holds, or other.
@@ -345,22 +357,6 @@ class TensorList:
     def atan2(self, other: TensorList) -> TensorList:
         """A new list: the angle of the points (other, self), in range whatever the ratio is."""
         return self._new("atan2", other)
-
-    def isfinite(self) -> TensorList:
-        """A new list: where entries are neither infinite nor NaN."""
-        return self._new("isfinite")
-
-    def isinf(self) -> TensorList:
-        """A new list: where entries are infinite."""
-        return self._new("isinf")
-
-    def isnan(self) -> TensorList:
-        """A new list: where entries are not a number."""
-        return self._new("isnan")
-
-    def positive(self) -> TensorList:
-        """A new list: where entries are above zero."""
-        return self._new("positive")
 
     def eq(self, x: Operand) -> TensorList:
         """A new list: where entries equal x."""

@@ -10,62 +10,38 @@ import re
 
 import torch
 
-ENTRIES = {
+from torchzero_clip.engines.compiled.operators import OPERATORS
+
+COMPARED = {"eq": "==", "ne": "!=", "lt": "<", "le": "<=", "gt": ">", "ge": ">="}
+SIGNS = {**COMPARED, "bitwise_and": "&", "bitwise_or": "|", "bitwise_xor": "^"}
+ENTRIES = {name: row.native for name, row in OPERATORS.items() if name != "positive"}
+ENTRIES |= {name: f"{{0}} {sign} {{1}}" for name, sign in SIGNS.items()}
+ENTRIES |= {
     "copy": "{0}",
     "fill": "{0}",
-    "add": "{0} + {1}",
-    "sub": "{0} - {1}",
     "rsub": "{1} - {0}",
-    "mul": "{0} * {1}",
-    "div": "divided({0}, {1})",
     "remainder": "remainder({0}, {1})",
-    "pow": "{power}({0}, {1})",
-    "hypot": "longest({0}, {1})",
-    "lerp": "mix({0}, {1}, {2})",
-    "addcmul": "{0} + {1} * {2}",
     "addcdiv": "{0} + divided({1}, {2})",
-    "maximum": "larger({0}, {1})",
-    "minimum": "smaller({0}, {1})",
     "clamp": "smaller(larger({0}, {1}), {2})",
     "where": "chosen({0}, {1}, {2})",
     "masked_fill": "chosen({1}, {2}, {0})",
-    "neg": "-{0}",
-    "abs": "size({0})",
-    "sign": "sign({0})",
-    "sqrt": "root({0})",
     "square": "{0} * {0}",
-    "reciprocal": "inverse({0})",
-    "exp": "exp_of({0})",
-    "cos": "cos_of({0})",
-    "exp2": "exp2_of({0})",
-    "log": "log_of({0})",
-    "log2": "log2_of({0})",
-    "floor": "floor_of({0})",
-    "ceil": "ceil_of({0})",
+    "exp2": "{lib}exp2({0})",
+    "log2": "{lib}log2({0})",
+    "floor": "{lib}floor({0})",
+    "ceil": "{lib}ceil({0})",
     "trunc": "trunc_of({0})",
-    "bitwise_and": "{0} & {1}",
-    "bitwise_or": "{0} | {1}",
-    "bitwise_xor": "{0} ^ {1}",
     "bitwise_not": "{0} == 0",
     "logical_and": "({0} != 0) & ({1} != 0)",
     "logical_or": "({0} != 0) | ({1} != 0)",
     "logical_not": "{0} == 0",
-    "eq": "{0} == {1}",
-    "ne": "{0} != {1}",
-    "lt": "{0} < {1}",
-    "le": "{0} <= {1}",
-    "gt": "{0} > {1}",
-    "ge": "{0} >= {1}",
-    "isnan": "{0} != {0}",
-    "isinf": "is_infinite({0})",
 }
-"""An entry of what an operator makes, from those of its operands, in C++ and in Triton: vector.h
-and kernel.py have functions of the same names."""
-FLAGS = {"eq", "ne", "lt", "le", "gt", "ge", "isnan", "isinf"}
-FLAGS |= {"logical_not", "logical_and", "logical_or"}
+"""An entry of what an operator makes, from those of its operands, in C++ and in Triton: those of
+lists, but for `positive`, which torch calls another, and more."""
+FLAGS = {*COMPARED, "isnan", "isinf", "isfinite", "logical_not", "logical_and", "logical_or"}
 """Those whose result is true or false, whatever is compared."""
-FLOATS = {"remainder", "pow", "hypot", "lerp", "neg", "abs", "sign", "sqrt", "reciprocal", "exp"}
-FLOATS |= {"cos", "exp2", "log", "log2", "floor", "ceil", "trunc", "isinf", "div"}
+EXACT = {"mul", "add", "sub", "addcmul", "clamp_min", "clamp_max", "where", "isnan"}
+FLOATS = {"remainder", "exp2", "log2", "floor", "ceil", "trunc"} | (OPERATORS.keys() - EXACT)
 """Those that are here for floating point alone."""
 REDUCTIONS = {
     "sum": (0, "{0} + {1}", "plus", "{0}"),
@@ -84,8 +60,8 @@ SYNONYMS = {
     "clone": "copy",
     "_to_copy": "copy",
     "scalar_tensor": "fill",
-    "clamp_min": "maximum",
-    "clamp_max": "minimum",
+    "maximum": "clamp_min",
+    "minimum": "clamp_max",
     "max": "amax",
     "min": "amin",
 }

@@ -66,7 +66,7 @@ LARGEST = """uint32_t largest = 0;
 MEASURED = {
     NAMED["l1"]: (ADDED, "magnitude"),
     NAMED["l2"]: (ADDED, "square"),
-    NAMED["linf"]: (LARGEST, "size"),
+    NAMED["linf"]: (LARGEST, "order"),
     NAMED["sum"]: (ADDED, "double"),
 }
 """For each measure the loop that adds it up, and the function of an entry that is added."""
@@ -101,7 +101,7 @@ def source(program: Program) -> str | None:
         at = "row" if name == "row" else "tensor"
         constants.append(f"const {kind} {name}{i} = ((const {kind} *)vectors[{i}])[{at}];")
     ratios = [f"{x[0]}{x[1]}" for x in [row[1] for name, row in program.nodes if name == "over"]]
-    constants += [f"const inverse over_{x}({x});" for x in dict.fromkeys(ratios)]
+    constants += [f"const divisor over_{x}({x});" for x in dict.fromkeys(ratios)]
     return SOURCE.format(
         constants="\n    ".join(constants),
         lines="\n        ".join(lines),
@@ -142,7 +142,7 @@ def _line(
         same = kind == "value" and values[which] == computed
         terms.append(text if flag or same else f"{computed}({text})")
     result = "bool" if OPERATORS[name].boolean else computed
-    return result, OPERATORS[name].cpp.format(*terms)
+    return result, OPERATORS[name].native.format(*terms, lib="std::", power="std::pow")
 
 
 def _wide(kind: str) -> str:

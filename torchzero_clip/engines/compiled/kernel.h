@@ -47,15 +47,15 @@ static inline float rounded(float x, int32_t key, int32_t start, int64_t j) {
     return x != x ? x : number((bits(x) + noise) & 0xffff0000);
 }
 // x / ratio for a ratio of any size: a product, and another where 1 / ratio is out of range.
-struct inverse {
+struct divisor {
     double first, half;
-    explicit inverse(double ratio) {
+    explicit divisor(double ratio) {
         const double size = std::fabs(ratio);
         half = size > 1e290 ? 0x1p-512 : size < 1e-290 ? 0x1p512 : 1;
         first = 1 / (ratio * half);
     }
 };
-template <class V> static inline V over(V x, inverse ratio) {
+template <class V> static inline V over(V x, divisor ratio) {
     return V(double(x) * ratio.first * ratio.half);
 }
 static inline bfloat cut(float x) { return bfloat{uint16_t(bits(x) >> 16)}; }
@@ -82,6 +82,16 @@ template <class A, class B> static inline std::common_type_t<A, B> smaller(A a, 
     return a == a ? least : a;
 }
 template <class T> static inline T sign(T x) { return T((x > 0) - (x < 0)); }
+template <class T> static inline T divided(T a, T b) { return a / b; }
+template <class T> static inline T inverse(T x) { return 1 / x; }
+template <class T> static inline T chosen(bool is, T a, T b) { return is ? a : b; }
+template <class T> static inline T size(T x) { return std::fabs(x); }
+template <class T> static inline T root(T x) { return std::sqrt(x); }
+template <class T> static inline T angle(T y, T x) { return std::atan2(y, x); }
+template <class T> static inline T expm1_of(T x) { return std::expm1(x); }
+template <class T> static inline T log1p_of(T x) { return std::log1p(x); }
+template <class T> static inline T tanh_of(T x) { return std::tanh(x); }
+template <class T> static inline bool is_infinite(T x) { return std::fabs(x) == T(INFINITY); }
 template <class T> static inline T mix(T a, T b, T w) {
     return std::fabs(w) < T(0.5) ? a + w * (b - a) : b - (b - a) * (1 - w);
 }
@@ -91,7 +101,7 @@ static inline float longest(float a, float b) {
 }
 static inline double longest(double a, double b) { return std::hypot(a, b); }
 static inline double magnitude(float x) { return std::fabs(double(x)); }
-static inline uint32_t size(float x) { return bits(x) & 0x7fffffff; }  // in order, NaN above all
+static inline uint32_t order(float x) { return bits(x) & 0x7fffffff; }  // in order, NaN above all
 static inline double square(float x) { return double(x) * double(x); }
 
 // Calls entries(tensor, row, at, end, ..., out) for the parts of all tensors, each in one thread:

@@ -239,45 +239,27 @@ def size(x):
 
 
 @triton.jit
-def exp_of(x):
-    """e to the x, in float64."""
-    return tl.exp(x.to(tl.float64))
+def expm1_of(x):
+    """e to the x less 1, by W. Kahan: what the power was rounded by goes out again."""
+    power = tl.exp(x)
+    near = (power == 1) | (power == 0) | is_infinite(power)
+    rest = (power - 1) * divided(x, tl.log(tl.where(near, 2.0, power)))
+    return tl.where(power == 1, x, tl.where(near, power - 1, rest))
 
 
 @triton.jit
-def cos_of(x):
-    """The cosine of x, in float64."""
-    return tl.cos(x.to(tl.float64))
+def log1p_of(x):
+    """The logarithm of 1 + x, in the same way."""
+    sum = 1 + x
+    near = (sum == 1) | (sum == float("inf"))
+    return tl.where(near, x, tl.log(sum) * divided(x, tl.where(near, 1.0, sum - 1)))
 
 
 @triton.jit
-def exp2_of(x):
-    """2 to the x, in float64."""
-    return tl.exp2(x.to(tl.float64))
-
-
-@triton.jit
-def log_of(x):
-    """The natural logarithm, in float64."""
-    return tl.log(x.to(tl.float64))
-
-
-@triton.jit
-def log2_of(x):
-    """The logarithm to the base 2, in float64."""
-    return tl.log2(x.to(tl.float64))
-
-
-@triton.jit
-def floor_of(x):
-    """The next whole number below."""
-    return tl.floor(x)
-
-
-@triton.jit
-def ceil_of(x):
-    """The next whole number above."""
-    return tl.ceil(x)
+def tanh_of(x):
+    """The hyperbolic tangent."""
+    power = expm1_of(2 * x)
+    return tl.where(is_infinite(power), 1.0, divided(power, power + 2))
 
 
 @triton.jit

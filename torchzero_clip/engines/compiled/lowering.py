@@ -121,7 +121,7 @@ class Lowering(Places):
         if base == "clamp":
             given += [None] * (3 - len(given))
             low, high = given[1:3]
-            base = "minimum" if low is None else "maximum" if high is None else "clamp"
+            base = "clamp_max" if low is None else "clamp_min" if high is None else "clamp"
             given = [x for x in given if x is not None]
         if base not in ENTRIES or options:
             raise Lacking(name)

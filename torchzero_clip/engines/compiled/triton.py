@@ -17,7 +17,7 @@ from torch import Tensor
 
 from torchzero_clip.core.norms import NAMED
 from torchzero_clip.engines.compiled.launches import JOINED, POINTERS, TritonKernel, launch
-from torchzero_clip.engines.compiled.operators import OPERATORS
+from torchzero_clip.engines.compiled.operators import IN_DOUBLE, OPERATORS
 from torchzero_clip.engines.compiled.program import Launch, NodeOperand, Program
 from torchzero_clip.engines.compiled.tables import CHUNK, ROW, TABLES, on
 
@@ -113,9 +113,9 @@ def source(program: Program) -> str | None:
     begin = end = added = ""
     if program.measured is not None:
         text, power = MEASURED[program.measured[0]]
-        lines.append(f"size = v{program.measured[1]}.to(tl.float32)")
-        lines.append("size = size if FULL else tl.where(mask, size, 0.0)")
-        lines.append(f"return {text.format('size')}")
+        lines.append(f"entry = v{program.measured[1]}.to(tl.float32)")
+        lines.append("entry = entry if FULL else tl.where(mask, entry, 0.0)")
+        lines.append(f"return {text.format('entry')}")
         start = "0.0, tl.float64" if power else "0, tl.int32"
         begin, added = f"total = tl.full((), {start})\n    ", "total += {}"
         total, one = "total", "row" if program.rows else "tensor"
@@ -198,7 +198,8 @@ def _line(
     if first == "int1" and not boolean:
         return None
     some = [kinds[which] for kind, which in operands if kind == "value"]
-    computed = "float64" if "float64" in some else "float32"
+    widest = "float64" if "float64" in some else "float32"
+    computed = "float64" if name in IN_DOUBLE else widest
     terms = []
     for position, (kind, which) in enumerate(operands):
         text = f"v{which}" if kind == "value" else f"{kind}{which}"
@@ -209,7 +210,9 @@ def _line(
             terms.append(text if same else f"{text}.to(tl.{computed})")
     if name == "pow" and computed == "float64":  # what Triton has is right in float32
         return None
-    return "int1" if boolean else computed, OPERATORS[name].triton.format(*terms)
+    made = "int1" if boolean else widest
+    text = OPERATORS[name].native.format(*terms, lib="tl.", power="power")
+    return made, f"({text}).to(tl.{made})"
 
 
 # ---------------------------------------------------------------------- running

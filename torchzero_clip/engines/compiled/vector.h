@@ -11,13 +11,10 @@ template <class T> static inline T inverse(T x) { return 1 / x; }
 template <class T> static inline T chosen(bool is, T a, T b) { return is ? a : b; }
 template <class T> static inline T sign(T x) { return (x > 0) - (x < 0); }
 static inline double root(double x) { return __builtin_sqrt(x); }
-static inline double exp_of(double x) { return __builtin_exp(x); }
-static inline double cos_of(double x) { return __builtin_cos(x); }
-static inline double exp2_of(double x) { return __builtin_exp2(x); }
-static inline double log_of(double x) { return __builtin_log(x); }
-static inline double log2_of(double x) { return __builtin_log2(x); }
-static inline double floor_of(double x) { return __builtin_floor(x); }
-static inline double ceil_of(double x) { return __builtin_ceil(x); }
+static inline double expm1_of(double x) { return __builtin_expm1(x); }
+static inline double log1p_of(double x) { return __builtin_log1p(x); }
+static inline double tanh_of(double x) { return __builtin_tanh(x); }
+static inline double angle(double y, double x) { return __builtin_atan2(y, x); }
 static inline double trunc_of(double x) { return __builtin_trunc(x); }
 static inline double longest(double a, double b) { return __builtin_hypot(a, b); }
 static inline float size(float x) { return __builtin_fabsf(x); }

@@ -74,7 +74,8 @@ class CppPrinter(Printer):
                 value = known[x] if isinstance(x, Region) else literal(x)
                 given.append(f"{kind}({value})")
             assert len(given) == len(used)
-            result = ENTRIES[node.name].format(*given, power=self._power(node.name))
+            power = self._power(node.name)
+            result = ENTRIES[node.name].format(*given, lib="__builtin_", power=power)
             known[node.out], to = self.name("v"), TYPES[node.out.dtype]
             lines.append(f"const {to} {known[node.out]} = {to}({result});")
             if self.stored(node.out):

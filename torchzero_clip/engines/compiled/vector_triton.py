@@ -15,17 +15,10 @@ import torch
 from torchzero_clip.engines.compiled.arithmetic import ENTRIES, REDUCTIONS
 from torchzero_clip.engines.compiled.launches import POINTERS
 from torchzero_clip.engines.compiled.loops import Loop
+from torchzero_clip.engines.compiled.operators import IN_DOUBLE
 from torchzero_clip.engines.compiled.printer import LoopDims, Printer, Tables, nodes_of
 from torchzero_clip.engines.compiled.vectors import Number, Region, VectorNode, VectorOperand
 
-WORDS = {
-    torch.float32: "float32",
-    torch.float64: "float64",
-    torch.int64: "int64",
-    torch.int32: "int32",
-    torch.bool: "int1",
-}
-"""The dtypes of entries, in Triton; flags lie in memory as bytes."""
 SOURCE = """import triton
 import triton.language as tl
 
@@ -208,10 +201,11 @@ class TritonPrinter(Printer):
                 if isinstance(x, Region) and x not in known:
                     known[x] = self.name("x")
                     lines.append(f"{known[x]} = {self._load(x, over)}")
-            given = [operand(x, known, node.dtype) for x in node.given]
-            result = ENTRIES[node.name].format(*given, power="power")
+            kind = torch.float64 if node.name in IN_DOUBLE else node.dtype
+            given = [operand(x, known, kind) for x in node.given]
+            result = ENTRIES[node.name].format(*given, lib="tl.", power="power")
             known[node.out] = self.name("v")
-            lines.append(f"{known[node.out]} = ({result}).to(tl.{WORDS[node.out.dtype]})")
+            lines.append(f"{known[node.out]} = ({result}).to(tl.{word(node.out.dtype)})")
             if self.stored(node.out):
                 lines.append(self._store(node.out, known[node.out], over))
         return over.around(lines)
@@ -223,7 +217,7 @@ class TritonPrinter(Printer):
         x, kept = node.given[0], len(node.out.shape)
         assert isinstance(x, Region)
         begin, joined, join, end = REDUCTIONS[node.name]
-        count, kind = math.prod(x.shape[kept:]), WORDS[node.dtype]
+        count, kind = math.prod(x.shape[kept:]), word(node.dtype)
         across = count > math.prod(node.out.shape)
         outer_of, inner_of = (self._each, self._lanes) if across else (self._lanes, self._each)
         left = x._replace(shape=x.shape[:kept], strides=x.strides[:kept])
@@ -241,7 +235,7 @@ class TritonPrinter(Printer):
         result = f"tl.reduce({all}, 0, {join})" if inner.mask else all
         lines.append(f"{all}_end = {result}")
         last = end.format(f"{all}_end", n=self._integer(count))
-        lines.append(f"{all}_out = ({last}).to(tl.{WORDS[node.out.dtype]})")
+        lines.append(f"{all}_out = ({last}).to(tl.{word(node.out.dtype)})")
         return outer.around([*lines, self._store(node.out, f"{all}_out", outer)])
 
     def _norm(self, node: VectorNode) -> list[str]:
@@ -255,9 +249,14 @@ class TritonPrinter(Printer):
         return over.around([line, self._store(node.out, all, over)])
 
 
+def word(dtype: torch.dtype) -> str:
+    """A dtype of entries in Triton."""
+    return "int1" if dtype == torch.bool else str(dtype).removeprefix("torch.")
+
+
 def stored_as(dtype: torch.dtype) -> str:
-    """How entries of a dtype lie in memory."""
-    return "int8" if dtype == torch.bool else WORDS[dtype]
+    """How entries of a dtype lie in memory: flags as bytes."""
+    return "int8" if dtype == torch.bool else word(dtype)
 
 
 def number(x: Number, dtype: torch.dtype) -> str:
@@ -269,7 +268,7 @@ def number(x: Number, dtype: torch.dtype) -> str:
 
 def operand(x: VectorOperand, known: dict[Region, str], dtype: torch.dtype) -> str:
     """An operand, as a node computes with it."""
-    kind = f"tl.{WORDS[dtype]}"
+    kind = f"tl.{word(dtype)}"
     if isinstance(x, Region):
         return known[x] if x.dtype == dtype else f"{known[x]}.to({kind})"
     return f"tl.full((), {number(x, dtype)}, {kind})"
