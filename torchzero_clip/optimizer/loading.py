@@ -112,9 +112,3 @@ def _told(value: Any) -> Any:
     if isinstance(value, (tuple, list)):
         return type(value)(map(_told, value))
     return value.item() if isinstance(value, Tensor) and not value.is_meta else value
-
-
-def _check_kind(what: str, value: Any, kind: Any, words: str) -> None:
-    """Raise a sentence unless a value is of a kind, which `words` name."""
-    if not isinstance(value, kind):
-        raise ValueError(f"{what} must be {words}, got {type(value).__name__}")

@@ -58,24 +58,14 @@ def _places(links: Sequence[Link]) -> Iterator[tuple[str, str]]:
             decays.append(link)
         elif tfm.update_size == "ones":
             for decay in decays:
-                yield (
-                    (
-                        f"{decay.path} in front of {path} joins the gradient, as in torch's Adam; "
-                        f"behind {path} it is that of AdamW"
-                    ),
-                    "",
-                )
+                adams = f"joins the gradient, as in torch's Adam; behind {path} it is that of AdamW"
+                yield f"{decay.path} in front of {path} {adams}", ""
             if direction is not None and direction.transform.update_size == "ones":
                 yield f"{path} behind {direction.path} sees its updates, not the gradient", ""
             first, second = [*getattr(tfm, "betas", ()), 0.0, 1.0][:2]
             if not isinstance(first, Tensor) and first > second:
-                yield (
-                    (
-                        f"{path} averages over more steps with the first of betas={tfm.betas} than "
-                        "with the second: usually it is the other way round"
-                    ),
-                    "",
-                )
+                longer = f"averages over more steps with the first of betas={tfm.betas}"
+                yield f"{path} {longer} than with the second: usually it is the other way round", ""
             direction, decays = link, []
         elif tfm.update_size == "own":
             direction, decays = link, []
@@ -85,13 +75,8 @@ def _places(links: Sequence[Link]) -> Iterator[tuple[str, str]]:
                 "updates are subtracted here, and take no minus; to maximize, put Scale(-1) first",
             )
         elif tfm.drops and tfm.passes_gradient and not tfm.asks and before is not None:
-            yield (
-                (
-                    f"{path} behind {before.path} takes the mean of updates, each of which "
-                    f"{before.path} has made of a part of the batch"
-                ),
-                "",
-            )
+            made = f"each of which {before.path} has made of a part of the batch"
+            yield f"{path} behind {before.path} takes the mean of updates, {made}", ""
         elif isinstance(tfm, NormRule) and not tfm.about_step and rate is not None:
             yield f"{path} stands behind {rate.path} and limits the step, not the gradient", ""
 

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from torchzero_clip.engines.compiled.arithmetic import ENTRIES
 from torchzero_clip.engines.compiled.vectors import (
     Launched,
-    Region,
     VectorMemory,
     VectorNode,
     touched,
@@ -33,14 +32,9 @@ class Loop:
             return False
         for other in self.nodes:
             assert isinstance(other, VectorNode)
-            for a, b in [(other.out, x) for x in (node.out, *node.given)] + [
-                (node.out, x) for x in other.given
-            ]:
-                if (
-                    isinstance(b, Region)
-                    and a != b
-                    and touched([a], memories) & touched([b], memories)
-                ):
+            pairs = [(other.out, x) for x in (node.out, *node.given)]
+            for a, b in [*pairs, *[(node.out, x) for x in other.given]]:
+                if a != b and touched([a], memories) & touched([b], memories):
                     return False
         return True
 

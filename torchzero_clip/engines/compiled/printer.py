@@ -85,8 +85,7 @@ class Printer:
         for i, loop in enumerate(every):
             for node in loop.nodes:
                 if isinstance(node, Launched):
-                    out = [] if node.out is None else [node.out]
-                    found |= touched([*node.given, *out], self.memories)
+                    found |= touched([*node.given, node.out], self.memories)
                     continue
                 for x in (node.out, *node.given):
                     if isinstance(x, Region):
