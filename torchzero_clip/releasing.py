@@ -432,6 +432,9 @@ class OneAtATime:
     def refuse(self, why: str) -> None:
         self.engine.refuse(why)
 
+    def notes(self, links: Sequence[Any], besides: Sequence[str]) -> list[str]:
+        return self.engine.notes(links, besides)
+
 
 def _too_far(links: Iterable[Link], limit: str) -> list[Link]:
     """The links that look further than a tensor; raises unless the last step can tell them."""

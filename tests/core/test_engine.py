@@ -91,6 +91,9 @@ class AtOnce:
     def refuse(self, why: str) -> None:
         """Every step is done anew."""
 
+    def notes(self, links: Sequence[Any], besides: Sequence[str]) -> list[str]:
+        return []
+
 
 class Lists:
     """The session of such an engine."""

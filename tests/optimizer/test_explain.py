@@ -44,7 +44,7 @@ def test_the_headline_chain_scales_in_front_of_the_fused_optimizer_and_keeps_not
 def test_compiled_it_passes_twice_and_keeps_none():
     text = plan(ClipNorm(1.0, dim="global"), Adam(), LR(1e-3), compile=True)
     assert bytes_of(text) == (4 + 16, 12)
-    assert text.endswith("besides the state: none.")
+    assert "besides the state: none." in text
 
 
 class Ranked(NormRule):

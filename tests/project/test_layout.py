@@ -66,7 +66,7 @@ def test_core_and_rules_know_no_class_of_an_engine():
     assert {label(p): names for p in paths if (names := house.engine_names(p))} == {}
 
 
-INSIDE_AN_ENGINE = {"workspaces", "watch", "backend", "recorder", "buffers"}
+INSIDE_AN_ENGINE = {"workspaces", "watch", "backend", "recorder", "buffers", "replays"}
 
 
 def inside_engines(source):

@@ -18,6 +18,7 @@ from torchzero_clip.core.stochastic import Rounding, mix_, prepare_draws
 from torchzero_clip.core.tensorlist import TensorList
 
 BEGUN = "begun"
+COUNTS = "counts on the host: set counts_steps for group['step'], and leave max_consecutive out"
 """The number in the state of a parameter that says whether it has begun at a link."""
 Origin: TypeAlias = Literal["gradient", "touched", "update"]
 """What flows: the gradient as it came, the gradient that links have looked at and may have
@@ -185,7 +186,7 @@ class Bucket:
         if link.narrow and any(names.values()):
             prepare_draws(self.step.groups)
         if new:
-            self.step.engine.refuse(f"{link.path} makes state")
+            self.step.engine.refuse(f"{link.path} makes state, once")
         for i in new:
             self.param_states[i].update(link.new_state(self.originals[i]))
         if new:
@@ -290,7 +291,7 @@ def begun(buckets: Sequence[Bucket]) -> list[Bucket]:
             out.append(bucket)
             continue
         bucket.step.skip.read(f"{bucket.bound.path}: parameters begin")
-        bucket.step.engine.refuse(f"{bucket.bound.path}: parameters begin")
+        bucket.step.engine.refuse(f"{bucket.bound.path}: parameters begin, once")
         for i in new:
             bucket.param_states[i][key] = 1
         rest = sorted(set(range(len(bucket.param_states))) - set(new))
@@ -318,12 +319,12 @@ def count_step(
     path, step = buckets[0].bound.path, buckets[0].step
     step.skip.read(f"{path} counts the steps that happen")
     if not asks:
-        step.engine.refuse(f"{path} counts on the host")
+        step.engine.refuse(f"{path} {COUNTS}")
     return step.count(f"{path}/{name}", by)
 
 
 def keep_number(buckets: Sequence[Bucket], name: str, value: int) -> None:
     """Keep a number of this link in every group."""
-    buckets[0].step.engine.refuse(f"{buckets[0].bound.path} counts on the host")
+    buckets[0].step.engine.refuse(f"{buckets[0].bound.path} {COUNTS}")
     for group in buckets[0].step.groups:
         group["chain"][f"{buckets[0].bound.path}/{name}"] = value

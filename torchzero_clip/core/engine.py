@@ -222,6 +222,12 @@ class Engine(Protocol):
     def refuse(self, why: str) -> None:
         """Note that the step on its way does what could not be done again."""
 
+    def notes(self, links: Sequence[Any], besides: Sequence[str]) -> list[str]:
+        """Lines on how it does steps of a chain again, or why not and what to do about that.
+
+        `besides` are reasons not to which are no link's.
+        """
+
 
 def updated(rule: Rule, u: TensorList, state: State, group: Group) -> TensorList:
     """The result of `update`; what it assigned to its state dict goes into the state.

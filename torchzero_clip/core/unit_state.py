@@ -101,7 +101,7 @@ class UnitStore:
         return cells
 
     def _refuse(self, key: str) -> None:
-        self.buckets[0].step.engine.refuse(f"{key} is made")
+        self.buckets[0].step.engine.refuse(f"{key} is made, once")
 
     def _places(self, key: str) -> list[list[Place]]:
         """The dicts that hold, or should hold, the number of each unit."""

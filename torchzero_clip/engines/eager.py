@@ -89,6 +89,9 @@ class Eager:
     def refuse(self, why: str) -> None:
         """Note nothing: every step is done anew."""
 
+    def notes(self, links: Sequence[Any], besides: Sequence[str]) -> list[str]:
+        return []
+
 
 AT_ONCE = Eager(defers=False, keeps=False, reads=False)
 """The engine of a step that torch compiles as a whole, and of single calls."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TypeVar
 
+from torchzero_clip.optimizer.explain import unrepeated
 from torchzero_clip.optimizer.modular import Modular
 
 M = TypeVar("M", bound=Modular)
@@ -28,11 +29,8 @@ def captured(opt: M) -> M:
     """
     if not isinstance(opt, Modular):
         raise TypeError(f"captured takes a Modular, got {type(opt).__name__}")
-    if opt.rounding != "nearest" or opt.process_group is not None:
-        raise ValueError(
-            "captured takes no optimizer with rounding='stochastic' or a process_group: its steps "
-            "are done anew each time"
-        )
+    if why := "; ".join(unrepeated(opt)):
+        raise ValueError(f"captured: steps of this optimizer are never done again: {why}")
     devices = {p.device for group in opt.param_groups for p in group["params"]}
     opt.engine.capture(opt.links, devices)
     return opt

@@ -16,6 +16,7 @@ from torchzero_clip.core.chain import send
 from torchzero_clip.core.private import TorchDispatchMode, schema, tree_leaves
 from torchzero_clip.core.sharding import layout_of, route
 from torchzero_clip.core.skip import Skip
+from torchzero_clip.core.tensors import is_sharded
 from torchzero_clip.core.transform import TensorwiseTransform, averages
 from torchzero_clip.optimizer import branches
 from torchzero_clip.optimizer.meaning import sentences
@@ -128,10 +129,21 @@ def explain(optimizer: Any, make: Callable[..., Any], each: bool = False) -> str
         ends.append("Whether a step is skipped stays on the device.")
     elif skip:
         ends.append(f"The host waits in each step for whether it is skipped: {skip.why}.")
-    replays = getattr(optimizer.engine, "replays", None)  # of the engine that compiles
-    ends += [] if replays is None else replays.sentences()
+    ends += optimizer.engine.notes(optimizer.links, unrepeated(optimizer))
     table = ["", *branches.parameters(optimizer)] if each else []
     return "\n".join([*lines, "", *ends, *table])
+
+
+def unrepeated(optimizer: Any) -> list[str]:
+    """The reasons why steps are never done again, whatever the links are, with ways out."""
+    sharded = sum(map(is_sharded, _params(optimizer)))
+    told = [f"rounding={optimizer.rounding!r}: take 'nearest', or leave compile out"]
+    told = told if optimizer.rounding != "nearest" else []
+    if optimizer.process_group is not None:
+        told.append("ranks of a process_group talk in each step: leave compile out")
+    if sharded:
+        told.append(f"{sharded} parameters are sharded: leave compile out")
+    return told
 
 
 def _watch(twin: Any, parts: list[Traffic]) -> Skip:
@@ -173,11 +185,8 @@ def _twin(optimizer: Any, make: Callable[..., Any]) -> Any:
     for link in twin.keys.links:
         if square and getattr(link.transform, "blocks", None) is not None:
             link.transform = link.acts = link.transform.with_values({"blocks": None})
-        if getattr(
-            link.transform, "goes_first", False
-        ):  # a guard, which never gives up here: all gradients are bad
-            patient = link.transform.with_values({"max_consecutive": None})
-            link.transform = link.acts = patient
+        if getattr(link.transform, "goes_first", False):  # a guard: all gradients are bad here
+            link.transform = link.acts = link.transform.with_values({"max_consecutive": None})
     return twin
 
 

@@ -33,8 +33,9 @@ from torchzero_clip.engines.compiled.backends import missing, node_by_node, on_g
 from torchzero_clip.engines.compiled.graphs import StepGraph
 from torchzero_clip.engines.compiled.launches import KernelError
 from torchzero_clip.engines.compiled.memory import GRADIENTS, PARAMETERS
+from torchzero_clip.engines.compiled.premises import impure
 from torchzero_clip.engines.compiled.recorder import Refused, StepRecorder
-from torchzero_clip.engines.compiled.replays import Replays, impure
+from torchzero_clip.engines.compiled.replays import Replays
 from torchzero_clip.engines.compiled.runner import Runner
 from torchzero_clip.engines.compiled.trace import BucketTrace, Traced
 from torchzero_clip.engines.eager import Eager
@@ -85,20 +86,16 @@ class Compiled(Runner):
         Tensors that share memory must be worked on one after the other.
         """
         odd = torch.compiler.is_compiling() or params[0].is_complex()
-        if odd or not all_here([*params, *grads]):
-            return self._eagerly(key, places, params, grads)
-        self.check(params[0].device)
-        trace = BucketTrace(self, key, places, params, grads, WeakSet())
-        if not apart([trace.buffers[PARAMETERS], trace.buffers[GRADIENTS]]):
-            return self._eagerly(key, places, params, grads)
-        return CompiledSession(trace)
-
-    def _eagerly(self, *args: Any) -> Session:
-        self.refuse("some tensors are no program's")
-        return self.eager.open(*args)
+        if not odd and all_here([*params, *grads]):
+            self.check(params[0].device)
+            trace = BucketTrace(self, key, places, params, grads, WeakSet())
+            if apart([trace.buffers[PARAMETERS], trace.buffers[GRADIENTS]]):
+                return CompiledSession(trace)
+        self.refuse("tensors are complex or share memory: give view_as_real of them, or clones")
+        return self.eager.open(key, places, params, grads)
 
     def in_turn(self) -> Engine:
-        self.refuse("gradients share memory")
+        self.refuse("gradients share memory: give each its own, as p.grad.clone() has")
         return self.eager
 
     def take(self, play: Play) -> Records:
@@ -119,13 +116,16 @@ class Compiled(Runner):
         if len(devices) > 1 or not all([on_gpu(device, self.backend) for device in devices]):
             where = ", ".join(sorted(map(str, devices)))
             raise ValueError(f"captured takes parameters on one GPU, with Triton, got {where}")
-        if (why := impure(links)) is not None:
+        if why := "; ".join(impure(links)):
             raise ValueError(f"captured: the steps of this chain differ on the host: {why}")
         self.graph, self.replays = StepGraph(), None
 
     def refuse(self, why: str) -> None:
         if self.recorder is not None:
             raise Refused(why)
+
+    def notes(self, links: Sequence[Any], besides: Sequence[str]) -> list[str]:
+        return (self.replays or Replays(links)).notes(besides)
 
     @contextmanager
     def _recording(self, grads: Sequence[Tensor]) -> Iterator[StepRecorder]:

@@ -173,6 +173,11 @@ class LiveValues:
                 self.kinds = None
                 break
 
+    def odd(self, names: Sequence[str]) -> str:
+        """The sentence about a value that has no kind."""
+        i = next(i for i, x in enumerate(self._values) if LiveValues([x]).kinds is None)
+        return f"{names[i % len(names)]!r} is a {type(self._values[i]).__name__}: give a number"
+
     def same(self, values: Sequence[Any]) -> bool:
         """Whether these are the same objects."""
         return len(values) == len(self._values) and all(map(operator.is_, values, self._values))

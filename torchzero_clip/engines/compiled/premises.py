@@ -10,13 +10,20 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from torchzero_clip.core.description import Description
 from torchzero_clip.core.gradients import odd
+from torchzero_clip.core.link import Link
 from torchzero_clip.core.part import Part
 from torchzero_clip.core.private import base
-from torchzero_clip.core.tensors import LAYOUT, SHAPE, addresses, all_here
+from torchzero_clip.core.tensors import LAYOUT, REAL, SHAPE, addresses, all_here
 from torchzero_clip.engines.buffers import Buffer, apart
 from torchzero_clip.engines.compiled.forms import Forms, forms_of
 
+UNSAID = (
+    "does not say `pure = True`: that its methods hang on their arguments alone and branch on no "
+    "value. Where that holds say it, and test it by `torchzero_clip.testing.check_pure`"
+)
+OURS = __name__.partition(".")[0]
 Groups = Sequence[Mapping[str, Any]]
 States = Mapping[Tensor, dict[str, Any]]
 
@@ -71,9 +78,7 @@ class Premises:
         self._bases = [(base, addresses([base])) for base in bases.values()]
         for leaf in [x for x in leaves if isinstance(x, Tensor)]:
             if id(leaf) not in known and id(leaf) not in bases:
-                return (
-                    f"a tensor of shape {tuple(leaf.shape)} is neither state nor a field of a link"
-                )
+                return f"a tensor of {leaf.shape} is neither state nor a rule's field: make it one"
         return None
 
     def hold(self, groups: Groups, states: States) -> list[Buffer] | None:
@@ -165,7 +170,36 @@ def _others(groups: Groups, but: Collection[str]) -> list[Any]:
     ]
 
 
-def of_tensors(states: States) -> bool:
-    """Whether all state is of plain tensors, and of numbers."""
-    every = [x for state in states.values() for x in state.values()]
-    return all_here([x for x in every if type(x) not in (int, float, bool)])
+def impure(links: Sequence[Link]) -> list[str]:
+    """The reasons why a chain may not be replayed, whatever its steps do.
+
+    A class says itself that it is pure: what inherits from it may be something else.
+    """
+    inside = [(link.path, one) for link in links for one in link.transform.walk()]
+    return [f"{path}: {why}" for path, one in inside for why in _unsaid(one)]
+
+
+def _unsaid(one: Description) -> list[str]:
+    kind, found = type(one), list[str]()
+    if not vars(kind).get("pure", False):
+        return [kind.impure or f"{kind.__name__} {UNSAID}"]
+    for name, value in vars(one).items():
+        known = name in kind.asks or getattr(value, "pure", False)
+        ours = (getattr(value, "__module__", None) or "").partition(".")[0] == OURS
+        if callable(value) and not (known or ours):
+            found.append(f"{name} may do anything: where it is pure say `{name}.pure = True`")
+    return found
+
+
+def subclassed(parts: Sequence[Part], states: States) -> str | None:
+    """The reason why a step of such tensors is not replayed; None where all are plain."""
+    params = [p for part in parts for p in part.originals]
+    held = [x for state in states.values() for x in state.values()]
+    held = [x for x in held if type(x) not in (int, float, bool)]
+    rows: dict[str, list[Any]] = {"parameters": params, "state": held}
+    rows["gradients"] = [p.grad for p in params]
+    for what, row in rows.items():
+        if not all_here(row):
+            kinds = ", ".join(sorted({type(x).__name__ for x in row if type(x) not in REAL}))
+            return f"{what} are no plain tensors ({kinds}): leave compile out"
+    return None

@@ -98,10 +98,10 @@ class StepRecorder(TorchDispatchMode):
         if name.startswith("aten.lift_fresh"):
             self.made += [args[0]]
         if torch.Tag.nondeterministic_seeded in func.tags:
-            raise Refused(f"{name} draws random numbers")
+            raise Refused(f"{name} draws random numbers: make them of group['step']")
         if not (told.is_mutable or _makes_tensors(told)):
             if any([isinstance(t, Tensor) for t in tree_leaves((args, kwargs))]):
-                raise Refused(f"{name} reads a number on the host")
+                raise Refused(f"{name} reads a number on the host: choose by torch.where")
             return func(*args, **kwargs)
         given = self.graph_arguments((args, kwargs))
         out, turned = self.imagined(func, *args, **kwargs), torch.Tag.inplace_view in func.tags

@@ -8,9 +8,12 @@ of state. Another step runs anew, and is recorded where a second one like it com
 from __future__ import annotations
 
 import itertools
+import traceback
 from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
+from pathlib import Path
+from textwrap import shorten
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
@@ -20,12 +23,12 @@ from torchzero_clip.core.division import UnitRecord
 from torchzero_clip.core.engine import Play, Records
 from torchzero_clip.core.link import Link
 from torchzero_clip.core.part import Part
-from torchzero_clip.core.tensors import all_here
+from torchzero_clip.core.private import Missing
 from torchzero_clip.engines.buffers import Buffer
 from torchzero_clip.engines.compiled.backends import on_gpu, step_of
 from torchzero_clip.engines.compiled.inputs import Later, LiveValues, Questions, StepInputs
-from torchzero_clip.engines.compiled.premises import Premises, of_tensors
-from torchzero_clip.engines.compiled.recorder import python
+from torchzero_clip.engines.compiled.premises import OURS, Premises, impure, subclassed
+from torchzero_clip.engines.compiled.recorder import Refused, python
 
 if TYPE_CHECKING:
     from torchzero_clip.engines.compiled.graphs import StepGraph
@@ -34,7 +37,8 @@ if TYPE_CHECKING:
 
 SELDOM = 1000  # steps alike before what could not be recorded is tried again
 OFTEN = 16  # replays that make up for a recording
-OURS = __name__.partition(".")[0]
+LIKE = "parameters with a gradient", "kinds of live values", "kind of the loss", "measurements"
+"""What two steps must have in common: see `Replays.step`."""
 
 
 StartRecording: TypeAlias = "Callable[[Sequence[Tensor]], AbstractContextManager[StepRecorder]]"
@@ -51,17 +55,17 @@ class Replays:
 
     Attributes:
         count: How often the graph was replayed.
-        why: The reason why steps are not replayed, if one is known.
+        why: The reason why the last steps were not replayed, if one is known.
     """
 
     def __init__(
         self, links: Sequence[Link], backend: str = "plain", graph: StepGraph | None = None
     ) -> None:
         self.count, self._links, self._backend, self._graph = 0, links, backend, graph
-        self.why = impure(links)
-        self.possible = self.why is None
+        self._never = impure(links)
+        self.why = "; ".join(self._never) or None
         self._live = LiveValues([])
-        self._like: Any = None  # the parts of the last step, and the kinds of its live values
+        self._like: tuple[Any, ...] = ()  # the parts of the last step, and the kinds of its values
         self._alike, self._wait = 0, 1  # steps that were like it, and how many it takes
         self._replay: RecordedStep | None = None
         self._rested = False  # whether the last step was another one among many replays
@@ -71,11 +75,11 @@ class Replays:
         flat = list(itertools.chain(*play.values))
         if not self._live.same(flat):
             self._live = LiveValues(flat)
-        if not self.possible or self._live.kinds is None:
+        if self._never or self._live.kinds is None:
+            self.why = self.why if self._never else self._live.odd(play.names)
             return play.anew(play.groups, play.loss)
         live, loss = self._live, _as_tensor(play.loss)
-        told = None if loss is None else (loss.dtype, loss.device)
-        kinds = live.kinds, told, play.kind
+        kinds = (live.kinds, loss is not None and (loss.dtype, loss.device), play.kind)
         broken = rests = False
         if self._replay is not None:
             grads = self._replay.holds(play, kinds)
@@ -87,12 +91,17 @@ class Replays:
                 self._replay, broken = None, True
                 self._wait = 1 if self.count >= OFTEN else min(2 * self._wait, SELDOM)
         self._rested = rests
-        parts = _parts(play)
-        self._alike = self._alike + 1 if (parts, kinds) == self._like and not broken else 0
-        self._like = parts, kinds
-        able = parts and all(map(_able, parts)) and self._alike >= self._wait and not rests
+        parts, before = _parts(play), self._like
+        self._like = (parts, *kinds)
+        alike = self._like == before and not broken
+        self._alike = self._alike + 1 if alike else 0
+        if before and not alike:
+            self.why = unlike(self._like, before)
+        able = bool(parts) and self._alike >= self._wait and not rests
+        if able and (why := subclassed(parts, play.states)):
+            self.why, able = why, False
         entries = sum(map(len, play.states.values()))
-        if able and of_tensors(play.states):
+        if able:
             self._record(parts, kinds, loss, play, recording)
             if self._graph is not None and (self._replay is None or not self._replay.native):
                 raise RuntimeError(
@@ -107,17 +116,22 @@ class Replays:
             self._wait = 1  # state was made, which does not happen again
         return _of_groups(records, measured_in(records), play.groups)
 
-    def sentences(self) -> list[str]:
-        """The way steps are done now, as far as it is known."""
-        native = None if self._replay is None else self._replay.native
+    def notes(self, besides: Sequence[str]) -> list[str]:
+        """The way steps are done now, as far as it is known: see `Engine.notes`."""
+        if never := [*besides, *self._never]:
+            return ["No step will be replayed:", *[f"- {why}." for why in never]]
+        if self._replay is None:
+            none = "Nothing in the chain keeps its steps from being replayed."
+            return [f"The last step was done anew: {self.why}." if self.why else none]
+        done, native = f"Steps are replayed, {self.count} so far.", self._replay.native
         if native is None:
-            return []
+            return [done]
         calls = "one native call" if native.calls == 1 else f"{native.calls} native calls"
         if not native.lacking:
-            return [f"A step is {calls}."]
+            return [done, f"A step is {calls}."]
         counts = Counter(native.lacking).items()
-        others = ", ".join([name if n == 1 else f"{name} ({n} times)" for name, n in counts])
-        return [f"A step is {calls}; torch does between them: {others}."]
+        names = ", ".join([name if n == 1 else f"{name} ({n} times)" for name, n in counts])
+        return [done, f"A step is {calls}; torch does between them: {names}."]
 
     def _gpu(self, play: Play) -> Tensor | None:
         """A parameter, where all are on one GPU: numbers of steps are there then as well."""
@@ -149,7 +163,7 @@ class Replays:
             function = python(recorder.graph)
             asked.close()
         except Exception as error:  # a step that fails says so itself when it is done
-            self.why = str(error) or type(error).__name__
+            self.why = told(error)
             self._wait = again if isinstance(error, Later) else SELDOM
             return
         changing = [*grads, *([] if loss is None else [loss])]
@@ -220,21 +234,27 @@ class RecordedStep:
 # ---------------------------------------------------------------------- what may be replayed
 
 
-def impure(links: Sequence[Link]) -> str | None:
-    """The reason why a chain may not be replayed, whatever its steps do; None for one that may.
+def unlike(step: Sequence[Any], before: Sequence[Any]) -> str:
+    """What is another than in the step before."""
+    changed = [what for what, x, y in zip(LIKE, step, before, strict=True) if x != y]
+    if not changed:
+        return "a tensor or number of state, groups or gradients was replaced: write it in place"
+    return f"{' and '.join(changed)} differ from the step before: have the same in each"
 
-    A class says itself that it is pure: what inherits from it may be something else.
-    """
-    for link in links:
-        for one in link.transform.walk():
-            if not vars(type(one)).get("pure", False):
-                return f"{link.path}: {type(one).__name__} does not say that it is pure"
-            for name, value in vars(one).items():
-                known = name in getattr(one, "asks", ()) or getattr(value, "pure", False)
-                ours = (getattr(value, "__module__", None) or "").partition(".")[0] == OURS
-                if callable(value) and not (known or ours):
-                    return f"{link.path}: {name} is a function that does not say that it is pure"
-    return None
+
+def told(error: Exception) -> str:
+    """The reason why a step could not be written down, and the line of a rule that it is about."""
+    why, place = str(error), ""
+    if not isinstance(error, (Refused, Later, Missing)):
+        why = f"{type(error).__name__}: {shorten(why, 120)}; a pure rule works without values"
+    for frame, line in traceback.walk_tb(error.__traceback__):
+        room = frame.f_globals.get("__name__", "").split(".")
+        if room[0] != "torch" and (room[0] != OURS or "modules" in room):
+            place = f" ({Path(frame.f_code.co_filename).name}, line {line})"
+    return why + place
+
+
+# ---------------------------------------------------------------------- what a step is made of
 
 
 def _fields(links: Sequence[Link]) -> list[Tensor]:
@@ -250,10 +270,6 @@ def _parts(play: Play) -> list[Part]:
     for index, group in enumerate(play.groups):
         parts += play.roster.parts(index, group, [p.grad for p in group["params"]])
     return parts
-
-
-def _able(part: Part) -> bool:
-    return part.plain and all_here([p.grad for p in part.originals if p.grad is not None])
 
 
 def _as_tensor(loss: Tensor | float | None) -> Tensor | None:

@@ -29,6 +29,11 @@ class Project(TensorwiseTransform):
 
     fn: Callable[[Tensor], Tensor]
 
+    impure = (
+        "fn may be any function: write a rule whose update has the formula on lists, as u.tanh(), "
+        "and which says pure = True"
+    )
+
     about_step = True
 
     def check(self) -> None:

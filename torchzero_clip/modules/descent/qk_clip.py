@@ -44,6 +44,7 @@ class QKClip(Transform):
     complex = "refuse"
     reach = "tensor"
     about_step = True
+    impure = "max_logits is asked in each step for tensors of that step: there is nothing to do"
 
     def check(self) -> None:
         super().check()

@@ -30,6 +30,10 @@ class Accumulate(Transform):
 
     passes_gradient = True  # what leaves is the gradient of the large batch
     drops = True
+    impure = (
+        "most of its steps do less than others, which the host decides: where memory allows call "
+        "backward() several times, of the loss over their number, before one step()"
+    )
 
     def check(self) -> None:
         super().check()

@@ -25,6 +25,11 @@ class Lambda(TensorwiseTransform):
 
     fn: Callable[[Tensor], Tensor]
 
+    impure = (
+        "fn may be any function: write a rule whose update has the formula on lists, as u.tanh(), "
+        "and which says pure = True"
+    )
+
     def check(self) -> None:
         super().check()
         check_function(self, "fn")

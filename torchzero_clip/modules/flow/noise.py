@@ -14,7 +14,8 @@ class Noise(Transform):
     """u ← u + N(0, η / (1 + t)^γ), the variance falling with the step t
 
     The generator's state is saved with the optimizer, so that a resumed run draws what it would
-    have drawn. Every rank draws for the whole tensor and takes its part.
+    have drawn. Every rank draws for the whole tensor and takes its part. With `compile=True` no
+    step of a chain with it is replayed: a replay would draw nothing.
 
     Args:
         eta: η, the variance at the start.
@@ -35,6 +36,11 @@ class Noise(Transform):
     eta: Live[float]
     gamma: Live[float] = 0.55
     seed: int = 0
+
+    impure = (
+        "it draws from a generator in each step, where a replay would draw nothing, and a subclass "
+        "cannot mend that: leave compile out, or Noise"
+    )
 
     def check(self) -> None:
         super().check()

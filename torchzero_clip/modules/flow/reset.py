@@ -86,7 +86,7 @@ class Reset(Transform):
 
     def _begin_anew(self, bucket: Bucket) -> None:
         """Put all state inside back to its first values, that of idle parameters too."""
-        bucket.step.alone(f"{bucket.bound.path} begins anew")
+        bucket.step.alone(f"{bucket.bound.path} begins anew, in this step alone")
         states = bucket.step.states or {}
         for link in bucket.bound.walk():
             if link is bucket.bound or not link.transforms:

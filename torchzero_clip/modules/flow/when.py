@@ -28,6 +28,10 @@ class When(Transform):
 
     inner = "chain"
     reach = "tensor"
+    impure = (
+        "its condition is asked on the host in each step: where a schedule of a live value does "
+        "the same, as one of max_norm, take that"
+    )
 
     def check(self) -> None:
         super().check()

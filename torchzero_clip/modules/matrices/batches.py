@@ -11,6 +11,7 @@ from torch import Tensor
 
 from torchzero_clip.core import Transform
 
+PRODUCTS = "its products of matrices take the step's time, replayed or not: there is nothing to do"
 MOST = 2**24  # entries of a batch, for which memory is taken several times
 MOST_ON_CPU = 2**19  # of which a few copies fit into the cache
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from torchzero_clip.core import Group, Live, State, TensorList, TensorwiseTransform
 from torchzero_clip.core.norms import readable
-from torchzero_clip.modules.matrices.batches import in_batches, matrix_shape
+from torchzero_clip.modules.matrices.batches import PRODUCTS, in_batches, matrix_shape
 
 NEAR = 1e-5
 """The share of the largest entry down to which eigenvectors of u uᵀ tell singular values apart: a
@@ -43,6 +43,8 @@ class ClipSpectral(TensorwiseTransform):
 
     max_norm: Live[float]
     stacks: bool | None = None
+
+    impure = PRODUCTS
 
     def check(self) -> None:
         super().check()

@@ -51,6 +51,7 @@ class InBasis(Transform):
     inner = "chain"
     reach = "tensor"
     complex = "refuse"
+    impure = SOAPBasis.impure
 
     def __init__(
         self,

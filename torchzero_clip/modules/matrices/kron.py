@@ -10,7 +10,7 @@ from torch import Tensor
 
 from torchzero_clip.core import Group, Live, TensorwiseTransform
 from torchzero_clip.modules.matrices import lessons, whitening
-from torchzero_clip.modules.matrices.batches import matrix_shape
+from torchzero_clip.modules.matrices.batches import PRODUCTS, matrix_shape
 from torchzero_clip.modules.matrices.blocks import Blocks, block_rows, check_blocks
 
 
@@ -65,6 +65,7 @@ class Kron(TensorwiseTransform):
     complex = "refuse"  # type: ignore[assignment]
     update_size = "ones"
     batched = True
+    impure = PRODUCTS
 
     def check(self) -> None:
         super().check()

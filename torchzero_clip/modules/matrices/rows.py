@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from torchzero_clip.core import Group, Live, TensorList, TensorwiseTransform, Transform
-from torchzero_clip.modules.matrices.batches import matrix_shape
+from torchzero_clip.modules.matrices.batches import PRODUCTS, matrix_shape
 from torchzero_clip.modules.matrices.blocks import Blocks, block_rows, check_blocks
 
 
@@ -51,7 +51,7 @@ class Rows(TensorwiseTransform):
     stacks: bool | None = None
     blocks: Blocks = None
 
-    batched = True
+    batched, impure = True, PRODUCTS
 
     @property
     def update_size(self) -> Literal["follows", "own", "ones", "set"]:  # type: ignore[override]

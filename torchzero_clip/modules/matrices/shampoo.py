@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from torchzero_clip.core import Group, Live, TensorwiseTransform
+from torchzero_clip.modules.matrices.batches import PRODUCTS
 from torchzero_clip.modules.matrices.blocks import Blocks, check_blocks
 from torchzero_clip.modules.matrices.eigenbases import (
     SIDES,
@@ -64,6 +65,7 @@ class Shampoo(TensorwiseTransform):
     blocks: Blocks = None
 
     batched = True
+    impure = PRODUCTS
 
     def check(self) -> None:
         super().check()

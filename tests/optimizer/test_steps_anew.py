@@ -1,0 +1,291 @@
+"""`explain()` says why steps are not replayed, and what to do about it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Shard, distribute_tensor
+from torch.nn import Parameter
+from torch.testing._internal.distributed.fake_pg import FakeStore
+
+from tests.helpers import at_once
+from torchzero_clip import (
+    LR,
+    Accumulate,
+    Adam,
+    Chain,
+    ClipNorm,
+    Clipper,
+    Freeze,
+    Guard,
+    InBasis,
+    Lambda,
+    Masked,
+    Modular,
+    Noise,
+    Project,
+    SkipSpike,
+    SOAPBasis,
+    Transform,
+    When,
+)
+from torchzero_clip.core import Group, State, TensorList, count_step
+
+CONSTANT = torch.tensor(0.5)
+
+
+class Unsaid(Transform):
+    """A rule that says nothing of itself."""
+
+    def update(self, u: TensorList, state: State, group: Group) -> TensorList:
+        return u.mul_(0.5)
+
+
+class Scaled(Transform):
+    """A rule with a function that says nothing of itself."""
+
+    schedule: Callable[[float], float]
+
+    pure = True
+
+    def update(self, u: TensorList, state: State, group: Group) -> TensorList:
+        return u.mul_(self.schedule(1.0))
+
+
+class Doing(Transform):
+    """A rule that does what it is told to each tensor, and says that it is pure."""
+
+    what: Callable[[Tensor], Tensor]
+
+    pure = True
+
+    def update(self, u: TensorList, state: State, group: Group) -> TensorList:
+        return u.map(self.what)
+
+
+class Counting(Transform):
+    pure = True
+
+    def step(self, buckets: list[Any]) -> list[Any]:
+        count_step(buckets)
+        return buckets
+
+
+def pure(function: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+    function.pure = True  # type: ignore[attr-defined]
+    return function
+
+
+def params(**options: Any) -> list[Parameter]:
+    generator = torch.Generator().manual_seed(0)
+    shapes = [(4, 3), (4,)]
+    return [Parameter(torch.randn(shape, generator=generator, **options)) for shape in shapes]
+
+
+def made(*chain: Transform, kind: Any = Modular, **options: Any) -> Modular:
+    """A model whose programs run node by node."""
+    opt: Modular = kind(params(), *chain, compile=True, **options)
+    opt.engine = opt.engine.twin()
+    return opt
+
+
+def steps(opt: Modular, count: int = 6, change: Callable[[Modular, int], Any] | None = None) -> str:
+    """What it says after some steps."""
+    for i in range(count):
+        for group in opt.param_groups:
+            for p in group["params"]:
+                p.grad = torch.randn_like(p)
+        if change is not None:
+            change(opt, i)
+        opt.step()
+    return opt.explain()
+
+
+# ---------------------------------------------------------------------- before the first step
+
+
+NEVER: dict[str, tuple[Callable[[], Transform], tuple[str, ...]]] = {
+    "a rule that says nothing": (
+        Unsaid, ("Unsaid", "pure = True", "branch on no value", "check_pure"),
+    ),
+    "a function": (lambda: Scaled(lambda x: x), ("Scaled", "schedule.pure = True")),
+    "noise": (lambda: Noise(0.1), ("Noise", "generator", "leave compile out")),
+    "lambda": (lambda: Lambda(torch.tanh), ("Lambda", "fn", "u.tanh()")),
+    "when": (lambda: When(lambda t: t < 9, ClipNorm(1.0)), ("When", "condition", "schedule")),
+    "accumulate": (lambda: Accumulate(2), ("Accumulate", "backward()")),
+    "project": (lambda: Project(torch.relu), ("Project", "fn", "pure = True")),
+    "matrices": (
+        lambda: InBasis(SOAPBasis(), Adam()), ("InBasis", "matrices", "nothing to do"),
+    ),
+    "inside": (lambda: Masked(Noise(0.1), lambda name, p: True), ("Masked", "generator")),
+}  # fmt: skip
+
+
+@at_once("name", NEVER)
+def test_before_the_first_step_it_says_what_stands_in_the_way_and_what_to_do(name: str) -> None:
+    make, words = NEVER[name]
+    said = made(make(), LR(0.1)).explain()
+    assert "No step will be replayed" in said
+    assert [word for word in words if word not in said] == []
+
+
+def test_every_link_that_stands_in_the_way_is_named() -> None:
+    said = made(Noise(0.1), Lambda(torch.tanh), Lambda(torch.sin), Unsaid(), LR(0.1)).explain()
+    lines = said[said.index("No step will be replayed") :].splitlines()[1:]
+    assert [line.split(":")[0].strip("- ") for line in lines] == [
+        "Noise", "Lambda", "Lambda_2", "Unsaid",
+    ]  # fmt: skip
+
+
+def test_it_says_the_same_after_steps() -> None:
+    opt = made(Noise(0.1), Unsaid(), LR(0.1))
+    before = opt.explain()
+    assert steps(opt) == before
+
+
+def test_options_that_no_step_is_replayed_with_are_named() -> None:
+    opt = made(Adam(), LR(0.1), rounding="stochastic")
+    assert "rounding='stochastic': take 'nearest'" in opt.explain()
+    assert steps(opt) == opt.explain()
+
+
+def test_of_a_chain_that_may_be_replayed_it_says_so() -> None:
+    assert (
+        "Nothing in the chain keeps its steps from being replayed."
+        in made(Adam(), LR(0.1)).explain()
+    )
+
+
+def test_without_compile_it_says_nothing() -> None:
+    for chain in (Chain(Adam(), LR(0.1)), Chain(Noise(0.1), Lambda(torch.tanh), LR(0.1))):
+        assert "replay" not in Modular(params(), *chain).explain()
+
+
+def test_a_clipper_says_it_too() -> None:
+    assert "Noise" in made(Noise(0.1), kind=Clipper).explain().partition("No step")[2]
+
+
+# ---------------------------------------------------------------------- after steps
+
+
+def test_after_steps_it_says_how_many_were_replayed() -> None:
+    assert "Steps are replayed, 5 so far." in steps(made(Adam(), LR(0.1)), 7)
+
+
+def rate(opt: Modular, i: int) -> None:
+    opt.param_groups[0]["lr"] = torch.tensor(0.1)
+
+
+def of_a_subclass(opt: Modular, i: int) -> None:
+    class Mine(Tensor):
+        pass
+
+    p = opt.param_groups[0]["params"][0]
+    p.grad = p.grad.as_subclass(Mine)
+
+
+def in_turn(opt: Modular, i: int) -> None:
+    opt.param_groups[0]["params"][i % 2].grad = None
+
+
+def losses(opt: Modular, i: int) -> None:
+    opt.report(loss=1.0 if i % 2 else torch.tensor(1.0))
+
+
+def shared(opt: Modular, i: int) -> None:
+    memory, (a, b) = torch.randn(12), opt.param_groups[0]["params"]
+    a.grad, b.grad = memory.view(4, 3), memory[:4]
+
+
+def moving(opt: Modular, i: int) -> None:
+    for state in opt.state.values():
+        state["Adam/exp_avg"] = state["Adam/exp_avg"].clone()
+
+
+BEFORE = Chain(Adam(), LR(0.1))
+FOUND: dict[str, tuple[Any, Any, tuple[str, ...]]] = {
+    "a rate that is a tensor": (BEFORE, rate, ("'lr'", "Tensor", "give a number")),
+    "gradients of a subclass": (BEFORE, of_a_subclass, ("gradients", "Mine", "leave compile out")),
+    "other gradients in each step": (BEFORE, in_turn, ("parameters with a gradient differ",)),
+    "losses of two kinds": (
+        Chain(SkipSpike(), Adam(), LR(0.1)), losses, ("kind of the loss differ",),
+    ),
+    "gradients that share memory": (BEFORE, shared, ("share memory", "clone")),
+    "state that moves": (BEFORE, moving, ("in place",)),
+    "a value that is read": (
+        Chain(Doing(pure(lambda x: x if (x > 0).any() else -x)), LR(0.1)), None,
+        ("a number on the host", "torch.where", "test_steps_anew.py"),
+    ),
+    "numpy": (
+        Chain(Doing(pure(lambda x: torch.from_numpy(x.numpy()))), LR(0.1)), None,
+        ("values", "test_steps_anew.py"),
+    ),
+    "a shape that depends on values": (
+        Chain(Doing(pure(lambda x: x * x.nonzero().shape[0])), LR(0.1)), None,
+        ("aten.nonzero", "values", "test_steps_anew.py"),
+    ),
+    "random numbers": (
+        Chain(Doing(pure(lambda x: x + torch.randn_like(x))), LR(0.1)), None,
+        ("random", "group['step']", "test_steps_anew.py"),
+    ),
+    "a tensor from elsewhere": (
+        Chain(Doing(pure(lambda x: x * CONSTANT)), LR(0.1)), None,
+        ("torch.Size([])", "state", "field"),
+    ),
+    "a guard that raises": (Chain(Guard("raise"), LR(0.1)), None, ("Guard", "waits", "'skip'")),
+    "a guard that gives up": (
+        Chain(Guard(max_consecutive=3), LR(0.1)), None, ("Guard", "max_consecutive"),
+    ),
+    "a count on the host": (Chain(Counting(), LR(0.1)), None, ("Counting", "counts_steps")),
+    "gradients that a clipper leaves out": (
+        Chain(ClipNorm(1.0), Freeze(lambda name, p: p.dim() < 2)), None,
+        ("requires_grad_(False)",),
+    ),
+}  # fmt: skip
+
+
+@at_once("name", FOUND)
+def test_after_steps_it_says_why_they_were_done_anew_and_what_to_do(name: str) -> None:
+    chain, change, words = FOUND[name]
+    kind = Clipper if "clipper" in name else Modular
+    said = steps(made(*chain, kind=kind), change=change)
+    assert "was done anew: " in said, said
+    assert [word for word in words if word not in said] == [], said
+    assert len(said.splitlines()[-1]) < 500
+
+
+def test_complex_parameters_are_named() -> None:
+    opt = Modular(params(dtype=torch.complex64), Adam(), LR(0.1), compile=True)
+    assert "view_as_real" in steps(opt)
+
+
+def test_parameters_that_share_memory_are_named() -> None:
+    memory = torch.randn(12)
+    opt = Modular([Parameter(memory.view(4, 3)), Parameter(memory[:4])], BEFORE, compile=True)
+    assert "share memory" in steps(opt)
+
+
+@pytest.fixture
+def mesh() -> Iterator[Any]:
+    """One rank of two; what it sends goes nowhere."""
+    torch.distributed.init_process_group("fake", rank=0, world_size=2, store=FakeStore())
+    yield init_device_mesh("cpu", (2,))
+    torch.distributed.destroy_process_group()
+
+
+def test_sharded_parameters_are_named_before_the_first_step_and_after(mesh: Any) -> None:
+    sharded = [Parameter(distribute_tensor(p.detach(), mesh, [Shard(0)])) for p in params()]
+    opt = Modular(sharded, Adam(), LR(0.1), compile=True)
+    before = opt.explain()
+    assert "2 parameters are sharded" in before
+    assert "leave compile out" in before
+    for _ in range(4):
+        for p in sharded:
+            p.grad = torch.ones_like(p)
+        opt.step()
+    assert opt.explain() == before
