@@ -81,12 +81,12 @@ def test_what_is_replayed_as_it_is_done_anew_passes(chain):
 @pytest.mark.parametrize(
     ("rule", "why"),
     [
-        (Inherits(), "Inherits does not say that it is pure"),
+        (Inherits(), "Inherits does not say `pure = True`"),
         (Counts(), "is not the same where it is replayed"),
         (Looks(), "no step was replayed"),
         (Reads(), "no step was replayed"),
         (Points(), "no step was replayed"),
-        (Lambda(halved), "Lambda does not say that it is pure"),
+        (Lambda(halved), "Lambda: fn may be any function"),
     ],
 )
 def test_what_is_not_pure_is_found(rule, why):

@@ -103,7 +103,7 @@ def test_a_dropped_file_is_the_run(server: LabServer) -> None:
     ("question", "sentence"),
     [
         ({"text": "Adam()"}, "replay takes rules about norms, such as ZClip(), got Adam()"),
-        ({"text": "__import__('os').system('true')"}, "malformed"),
+        ({"text": "__import__('os').system('true')"}, "nothing in it is computed"),
         ({"text": "ClipNorm(-1.0)"}, "max_norm must be a number at least 0, got -1.0"),
         ({"text": "TrustRatio()"}, ""),
         ({}, "text"),

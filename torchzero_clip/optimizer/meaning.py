@@ -140,10 +140,8 @@ def sentences(optimizer: Any) -> Iterator[str]:
     yield from places(optimizer)
     if not optimizer._makes_steps:
         for link in [link for link in optimizer.links if link.transform.update_size == "ones"]:
-            yield (
-                f"{link.path} leaves entries near 1, whatever the gradient, for the optimizer that "
-                "steps next"
-            )
+            ones = f"{link.path} leaves entries near 1, whatever the gradient"
+            yield f"{ones}, for the optimizer that steps next"
     for link, behind in flow.norms:
         yield from _norms(optimizer.param_groups, link, behind)
     yield from _clipped_before(optimizer, [link for link, behind in flow.norms if behind is None])
@@ -187,10 +185,9 @@ def _norms(groups: Sequence[Mapping[str, Any]], link: Link, behind: Link | None)
     for group, n in zip(groups, largest, strict=True):
         limit = group[key]
         if limit is not None and limit < math.sqrt(n):
-            yield (
-                f"{link.path} at {float(limit)} behind {behind.path} sees norms near √n, here "
-                f"{math.sqrt(n):,.4g}, and cuts every step: ClipRMS does not depend on n"
-            )
+            sees = f"sees norms near √n, here {math.sqrt(n):,.4g}, and cuts every step"
+            at = f"{link.path} at {float(limit)} behind {behind.path}"
+            yield f"{at} {sees}: ClipRMS does not depend on n"
             return
 
 
@@ -206,7 +203,5 @@ def _clipped_before(optimizer: Any, rules: Sequence[Link]) -> Iterator[str]:
         total = float(torch.linalg.vector_norm(norm))
         limit = float(f"{total:.2g}") if math.isfinite(total) else 0.0
         if limit and abs(total - limit) <= CLIP_OF_TORCH * limit:
-            yield (
-                f"the norm of all gradients was {limit} in the last step: another clip stands in "
-                "front, such as the framework's own, at its limit"
-            )
+            was = f"the norm of all gradients was {limit} in the last step"
+            yield f"{was}: another clip stands in front, such as the framework's own, at its limit"

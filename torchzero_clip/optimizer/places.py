@@ -58,11 +58,9 @@ def _places(links: Sequence[Link]) -> Iterator[tuple[str, str]]:
             if rate is not None:
                 yield _decay(link, rate)
             elif direction is not None and _scales_its_decay(direction.transform):
-                yield (
-                    f"{path} behind {direction.path} is not scaled by what {direction.path} "
-                    "estimates, and decays far too much",
-                    f"leave it out, and give weight_decay to {direction.path}",
-                )
+                far = f"is not scaled by what {direction.path} estimates, and decays far too much"
+                way = f"leave it out, and give weight_decay to {direction.path}"
+                yield f"{path} behind {direction.path} {far}", way
             decays.append(link)
         elif tfm.update_size == "ones":
             for decay in decays:
