@@ -426,6 +426,9 @@ class OneAtATime:
     def take(self, play: Play) -> Records:
         return self.engine.take(play)
 
+    def forget(self) -> None:
+        self.engine.forget()
+
     def capture(self, links: Sequence[Any], devices: set[torch.device]) -> None:
         self.engine.capture(links, devices)
 

@@ -85,6 +85,9 @@ class AtOnce:
     def take(self, play: Play) -> Records:
         return play.anew(play.groups, play.loss)
 
+    def forget(self) -> None:
+        """There is nothing to forget."""
+
     def capture(self, links: Sequence[Any], devices: set[torch.device]) -> None:
         raise ValueError("nothing is captured")
 

@@ -6,6 +6,7 @@ import copy
 import itertools
 import traceback
 import warnings
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +14,11 @@ import pytest
 import torch
 
 from tests.helpers import Named, Tensors, gradients, parameters, same, set_grads
+from tests.modules.rows.row import with_lr
 from tests.processes.launch import python
-from tests.table import GOOD, Case, by_class, over
+from tests.table import GOOD, Case, by_class, over, sampled
 from torchzero_clip import (
+    CAME,
     EMA,
     LR,
     Adam,
@@ -27,7 +30,9 @@ from torchzero_clip import (
     Momentum,
     Scale,
     Transform,
+    named,
 )
+from torchzero_clip.published import NAMES
 
 pytestmark = pytest.mark.xdist_group("resume")  # one worker makes the runs
 
@@ -163,6 +168,123 @@ def flat(value: Any) -> Any:
     if isinstance(value, (list, tuple)):
         return [flat(v) for v in value]
     return value
+
+
+# ---------------------------------------------------------------------- compiled
+
+
+SMALL = {f"{n}x{m}.{i}.weight": (n, m) for n, m in [(8, 5), (3, 3)] for i in range(5)}
+SAVED, LAST = 5, 11
+
+
+def missing(params: Named, opt: Modular) -> None:
+    params[next(iter(params))].grad = None
+
+
+def other_rate(params: Named, opt: Modular) -> None:
+    opt.param_groups[0]["lr"] *= 0.5
+
+
+def as_ever(params: Named, opt: Modular) -> None:
+    """Every step is like the one before."""
+
+
+EVENTS: dict[str, Callable[[Named, Modular], None]] = {
+    f.__name__: f for f in (as_ever, missing, other_rate)
+}
+
+
+def compiled(
+    make: Callable[[], Sequence[Transform]], shapes: dict[str, tuple[int, ...]], dtype: torch.dtype
+) -> tuple[Named, Modular]:
+    """A model in two groups."""
+    params = parameters(shapes, dtype)
+    pairs = list(params.items())
+    groups = [{"params": pairs[::2]}, {"params": pairs[1::2]}]
+    return params, Modular(groups, *make(), compile=True)
+
+
+def check_compiled(
+    make: Callable[[], Sequence[Transform]],
+    shapes: dict[str, tuple[int, ...]],
+    dtype: torch.dtype,
+    event: str,
+) -> list[int]:
+    """A run that saved goes on as one that loads that; returns how many steps each replayed."""
+
+    def go_on(params: Named, opt: Modular, steps: range) -> int:
+        for i in steps:
+            set_grads(params, gradients(shapes, i, dtype, scale=1 + i % 3))
+            if i == SAVED + 2:
+                EVENTS[event](params, opt)
+            opt.step()
+        engine: Any = opt.engine
+        return 0 if engine.replays is None else engine.replays.count
+
+    params, opt = compiled(make, shapes, dtype)
+    go_on(params, opt, range(SAVED))
+    saved = snapshot(params, opt)
+    others, other = compiled(make, shapes, dtype)
+    for name, p in others.items():
+        p.data.copy_(saved["params"][name])
+    other.load_state_dict(saved["optimizer"])
+    counts = [go_on(*run, range(SAVED, LAST)) for run in ((params, opt), (others, other))]
+    same(others, params)
+    assert flat(other.state_dict()) == flat(opt.state_dict())
+    return counts
+
+
+WIDE = (torch.float32, torch.float64)
+
+
+@pytest.mark.parametrize("name", sorted(NAMES))
+def test_a_compiled_name_that_is_resumed_goes_on_bit_for_bit(name: str) -> None:
+    """Its replays differ from steps done anew by rounding, and so neither run may be ahead."""
+    first, second = check_compiled(lambda: [named(name)], SMALL, torch.float64, "as_ever")
+    assert first == second
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", sorted(NAMES))
+def test_a_compiled_name_goes_on_bit_for_bit_whatever_happens(name: str) -> None:
+    for dtype, event in itertools.product(WIDE, EVENTS):
+        check_compiled(lambda: [named(name)], SMALL, dtype, event)
+
+
+@sampled()
+def test_a_compiled_run_that_is_resumed_goes_on_bit_for_bit(case: Case) -> None:
+    first, second = check_compiled(
+        lambda: with_lr(case.make(), 0.05), case.shapes, torch.float64, "as_ever"
+    )
+    assert first == second
+
+
+@pytest.mark.slow
+@over(GOOD)
+def test_a_compiled_run_goes_on_bit_for_bit_whatever_happens(case: Case) -> None:
+    for dtype, event in itertools.product(WIDE, EVENTS):
+        check_compiled(lambda: with_lr(case.make(), 0.05), case.shapes, dtype, event)
+
+
+def test_loading_into_a_compiled_run_that_is_on_its_way_is_loading_into_a_new_one() -> None:
+    (params, opt), (fresh, new) = (
+        compiled(lambda: (CAME(), LR(0.1)), SMALL, torch.float64) for _ in range(2)
+    )
+    for i in range(SAVED):
+        set_grads(params, gradients(SMALL, i, torch.float64))
+        opt.step()
+    saved = snapshot(params, opt)
+    for i in range(SAVED, LAST):  # it replays again
+        set_grads(params, gradients(SMALL, i, torch.float64))
+        opt.step()
+    for ps, o in ((params, opt), (fresh, new)):
+        for name, p in ps.items():
+            p.data.copy_(saved["params"][name])
+        o.load_state_dict(copy.deepcopy(saved["optimizer"]))
+        for i in range(SAVED, LAST):
+            set_grads(ps, gradients(SMALL, i, torch.float64))
+            o.step()
+    same(params, fresh)
 
 
 # ---------------------------------------------------------------------- other checkpoints

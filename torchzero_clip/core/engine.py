@@ -216,6 +216,9 @@ class Engine(Protocol):
     def take(self, play: Play) -> Records:
         """Do a step: anew, or as an earlier one was done that is like it."""
 
+    def forget(self) -> None:
+        """Do the next steps as an engine that has done none: one that goes on from here is such."""
+
     def capture(self, links: Sequence[Any], devices: set[torch.device]) -> None:
         """Have the steps of a chain on these devices captured; a ValueError where none can be."""
 

@@ -83,6 +83,9 @@ class Eager:
     def take(self, play: Play) -> Records:
         return play.anew(play.groups, play.loss)
 
+    def forget(self) -> None:
+        """Forget nothing: no step depends on those before."""
+
     def capture(self, links: Sequence[Any], devices: set[torch.device]) -> None:
         raise ValueError("captured takes an optimizer that is made with compile=True")
 

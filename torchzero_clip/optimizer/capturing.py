@@ -16,7 +16,8 @@ def captured(opt: M) -> M:
     The first steps are done as ever, and one that is like the two before it is captured. Rates and
     other live values may change: the graph reads them where they are sent. It is captured anew
     after a change of what it holds: which parameters have gradients and where these lie, groups,
-    a loaded state. Gradients must keep their memory: `opt.zero_grad(set_to_none=False)`.
+    a state that was loaded or saved. Gradients must keep their memory:
+    `opt.zero_grad(set_to_none=False)`.
 
     Args:
         opt: With `compile=True`, and parameters on one GPU.

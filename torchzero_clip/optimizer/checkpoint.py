@@ -154,18 +154,18 @@ class Checkpoint:
 
     def restore(self, state: dict[Tensor, dict[str, Any]]) -> None:
         """Put the state of parameters where torch has loaded the rest."""
+        alike: dict[Any, list[dict[str, Any]]] = {}  # those of units lie together over all groups
+        group_of = {p: g for g, group in enumerate(self.param_groups) for p in group["params"]}
         for index, p, held in self.rows():
             if index in self.state:
                 known = self.layout.of_parameter(p)
                 rows = [(key, value, known.get(key)) for key, value in held.items()]
                 state[p] = {key: _loaded(key, value, p, entry) for key, value, entry in rows}
-        for group in self.param_groups:
-            alike: dict[Any, list[dict[str, Any]]] = {}
-            for p in group["params"]:
-                if p in state:
-                    alike.setdefault((p.device, p.dtype), []).append(state[p])
-            for memories in alike.values():
-                share_vectors(memories, memories[0])
+                for key, _, entry in rows:
+                    where = () if entry and entry.kinds is STATISTICS else (p.dtype, group_of[p])
+                    alike.setdefault((key, p.device, *where), []).append(state[p])
+        for (key, *_), memories in alike.items():
+            share_vectors(memories, [key])
 
     def _contents(self, group: Mapping[str, Any]) -> str:
         """The live values and state of another chain's checkpoint, for the sentence about it."""

@@ -388,6 +388,14 @@ class Modular(Optimizer):
 
     # ------------------------------------------------------------------ saving and loading
 
+    def state_dict(self) -> dict[str, Any]:
+        """All that a run needs to go on: state, groups, and what the chain is.
+
+        With `compile=True` the steps behind it are first done anew, as they are where it is loaded.
+        """
+        self.engine.forget()
+        return super().state_dict()
+
     def load_state_dict(
         self, state_dict: dict[str, Any], *, keep: str | Sequence[str] = ()
     ) -> None:
@@ -411,6 +419,7 @@ class Modular(Optimizer):
         with loading(self, state_dict, names):
             super().load_state_dict(state_dict)
         self.keys.forget()
+        self.engine.forget()
 
     def __repr__(self) -> str:
         given = [(name, getattr(self, name), default) for name, default in self._options.items()]

@@ -111,6 +111,9 @@ class Compiled(Runner):
                 f"torch wants: torch {torch.__version__} names it among its requirements"
             ) from error
 
+    def forget(self) -> None:
+        self.replays = None
+
     def capture(self, links: Sequence[Any], devices: set[torch.device]) -> None:
         """Have steps captured; raises a sentence where they cannot be."""
         if len(devices) > 1 or not all([on_gpu(device, self.backend) for device in devices]):

@@ -40,12 +40,11 @@ class Loop:
 
     def hinders(self, node: VectorNode, memories: Sequence[VectorMemory]) -> bool:
         """Whether a node must not happen before this loop."""
-        if not all([isinstance(other, VectorNode) for other in self.nodes]):
-            return True
         read = touched(node.given, memories)
         written = touched([node.out], memories)
         for other in self.nodes:
-            assert isinstance(other, VectorNode)
+            if not isinstance(other, VectorNode):
+                return True
             theirs = touched([other.out], memories)
             if theirs & (read | written) or written & touched(other.given, memories):
                 return True

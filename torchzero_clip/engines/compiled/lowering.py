@@ -126,8 +126,7 @@ class Lowering(Places):
         if base not in ENTRIES or options:
             raise Lacking(name)
         mutable = told.is_mutable
-        base, given = ("copy", given[1:2]) if base == "copy" and mutable else (base, given)
-        base, given = ("fill", given[-1:]) if base == "fill" else (base, given)
+        given = given[-1:] if base in ("copy", "fill") else given
         if len(given) > 1 + max(fields(ENTRIES[base])):
             raise Lacking(name)
         if listed:
@@ -159,9 +158,8 @@ class Lowering(Places):
         """A node for every entry of a place, from operands of its shape."""
         if math.prod(out.shape) > self._most:
             raise Lacking(f"{said} of {math.prod(out.shape)} entries")
-        if name in FLOATS and not dtype.is_floating_point:
-            raise Lacking(said)
-        if name == "bitwise_not" and dtype != torch.bool:
+        whole = name in FLOATS and not dtype.is_floating_point
+        if whole or (name == "bitwise_not" and dtype != torch.bool):
             raise Lacking(said)
         assert {x.shape for x in row if isinstance(x, Region)} <= {out.shape}
         some = [d for d, n in enumerate(out.shape) if n != 1]

@@ -73,9 +73,8 @@ class Places:
                 self._root(node, VectorMemory(t.dtype, source=node), int(t.storage_offset()))
             return
         key = max(storages([t]), default=0) or id(t)  # of nothing, which is nowhere
-        self._root(
-            node, VectorMemory(t.dtype, t, start=int(t.storage_offset())), 0, ("storage", key)
-        )
+        memory = VectorMemory(t.dtype, t, start=int(t.storage_offset()))
+        self._root(node, memory, 0, ("storage", key))
 
     def _root(self, node: GraphNode, memory: VectorMemory, offset: int, key: Any = None) -> None:
         """Have a node lie in a memory, `offset` entries behind where its form says."""
@@ -146,17 +145,14 @@ class Places:
 
     def _alike(self, some: Sequence[VectorOperand], others: Sequence[VectorOperand]) -> bool:
         for a, b in zip(some, others, strict=True):
-            places = isinstance(a, Region) and isinstance(b, Region)
-            if not places and (
-                isinstance(a, Region) or isinstance(b, Region) or repr(a) != repr(b)
-            ):
+            if not (isinstance(a, Region) and isinstance(b, Region)):
+                if repr(a) != repr(b):
+                    return False
+                continue
+            sources = [self.memories[x.memory].source for x in (a, b)]
+            apart = a != b and sources != [None, None]
+            if apart or (a.dtype, a.shape, a.strides) != (b.dtype, b.shape, b.strides):
                 return False
-            if isinstance(a, Region) and isinstance(b, Region):
-                if (a.dtype, a.shape, a.strides) != (b.dtype, b.shape, b.strides):
-                    return False
-                memories = [self.memories[x.memory] for x in (a, b)]
-                if a != b and any([m.source is not None for m in memories]):
-                    return False
         return True
 
     def _row(self, row: Sequence[VectorOperand], shape: Sequence[int]) -> VectorOperand:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Sequence
 
-from torchzero_clip.engines.compiled.arithmetic import ENTRIES, REDUCTIONS, TYPES, fields
+from torchzero_clip.engines.compiled.arithmetic import ENTRIES, REDUCTIONS, TYPES
 from torchzero_clip.engines.compiled.cpp import ending
 from torchzero_clip.engines.compiled.loops import Loop
 from torchzero_clip.engines.compiled.printer import Printer, index_of, nodes_of
@@ -66,14 +66,12 @@ class CppPrinter(Printer):
         lines = [head + "{"]
         for node in nodes:
             kind, given = TYPES[node.dtype], []
-            used = fields(ENTRIES[node.name])
             for x in node.given:
                 if isinstance(x, Region) and x not in known:
                     known[x] = self.name("x")
                     lines.append(f"const {TYPES[x.dtype]} {known[x]} = {terms[x]};")
                 value = known[x] if isinstance(x, Region) else literal(x)
                 given.append(f"{kind}({value})")
-            assert len(given) == len(used)
             power = self._power(node.name)
             result = ENTRIES[node.name].format(*given, lib="__builtin_", power=power)
             known[node.out], to = self.name("v"), TYPES[node.out.dtype]
