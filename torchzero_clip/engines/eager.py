@@ -23,19 +23,10 @@ from torchzero_clip.core.state import HALF
 from torchzero_clip.core.stochastic import Rounding
 from torchzero_clip.core.tensorlist import Operand, TensorList
 from torchzero_clip.core.tensors import all_plain
+from torchzero_clip.engines import parts
 from torchzero_clip.engines.deferred import Guarded, Narrow, Scaled, overlap, subtract_, times
 from torchzero_clip.engines.fused import Fused, takes
 from torchzero_clip.engines.kept import Kept, updated_in_turn
-from torchzero_clip.engines.parts import (
-    Divided,
-    Parted,
-    Updated,
-    bottom,
-    cut,
-    piece_of,
-    pieces,
-    settle,
-)
 from torchzero_clip.engines.workspace import Workspaces
 
 
@@ -163,8 +154,8 @@ class EagerSession:
             if not (self._parts and rule.per_entry) or self._kept_state:
                 return updated_in_turn(rule, u, state, group)
             if isinstance(rule, Entrywise):  # others may read what it reads
-                settle([u, *group.values()])
-            made = Updated(u, rule, state, group, self._done)
+                parts.settle([u, *group.values()])
+            made = parts.Updated(u, rule, state, group, self._done)
             (self._waiting if state else self._reading).append(made)
             return made
         self._waiting.append(Fused(u, rule, state, group, self._done, kernel))
@@ -174,9 +165,9 @@ class EagerSession:
         if not self._parts or self._kept_state:  # what is kept may have been read in float32
             updated(rule, u, state, group)
             return
-        settle([u, *group.values()])
-        whole = Updated(u, rule, state, group, self._done)
-        for piece in pieces(bottom(u).tensors, cut(whole)):
+        parts.settle([u, *group.values()])
+        whole = parts.Updated(u, rule, state, group, self._done)
+        for piece in parts.pieces(parts.bottom(u).tensors, parts.cut(whole)):
             whole.piece(piece)
 
     def _done(self, u: Lazy) -> None:
@@ -196,9 +187,9 @@ class EagerSession:
         return u
 
     def _scale(self, u: TensorList, name: str, x: Operand) -> TensorList:
-        settled = u.owned and not (isinstance(u, Parted) and u.pending)
+        settled = u.owned and not (isinstance(u, parts.Parted) and u.pending)
         if self._parts and name == "div" and not settled:
-            self._reading.append(Divided(u, x))
+            self._reading.append(parts.Divided(u, x))
             return self._reading[-1]
         if not (name == "mul" and isinstance(x, float)):
             return u.mul_(x) if name == "mul" else u.div_(x)
@@ -311,8 +302,9 @@ class EagerSession:
         params, a, b = self.params.tensors, 1.0, 0.0
         if isinstance(u, Scaled) and u.pending and u.dtype == self.params.dtype:
             u, a, b = u.apart()
-        for piece in pieces(params, cut(u) and all(map(Tensor.is_contiguous, params))):
-            values = piece_of(u, piece).tensors  # before the weights move, which they may be of
+        for piece in parts.pieces(params, parts.cut(u) and all(map(Tensor.is_contiguous, params))):
+            # before the weights move, which they may be of
+            values = parts.piece_of(u, piece).tensors
             if b:
                 foreach("mul_", piece.of(params), 1 - b)
             subtract_(piece.of(params), values, a, in_parts=False)
@@ -325,7 +317,7 @@ class EagerSession:
 
 def _pieces(u: TensorList) -> bool:
     """Whether pieces of a list are still to be computed, by no fused optimizer."""
-    return isinstance(u, Parted) and u.pending and not isinstance(u, Fused)
+    return isinstance(u, parts.Parted) and u.pending and not isinstance(u, Fused)
 
 
 def _number(x: Any) -> float | None:
