@@ -35,6 +35,13 @@ def test_every_argument_of_a_name_changes_its_chain(name: str) -> None:
         assert repr(named(name, **given)) != repr(named(name, **usual)), argument
 
 
+@pytest.mark.parametrize("name", ["soap", "klsoap"])
+def test_bases_learn_as_fast_as_the_second_moment_unless_they_are_told(name: str) -> None:
+    assert repr(named(name, betas=(0.9, 0.7))) == repr(
+        named(name, betas=(0.9, 0.7), shampoo_beta=0.7)
+    )
+
+
 OTHERS = {
     "every": 5,
     "first": "step",

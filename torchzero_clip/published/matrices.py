@@ -277,7 +277,7 @@ def scion(
 def soap(
     lr: float = 3e-3,
     betas: tuple[float, float] = (0.95, 0.95),
-    shampoo_beta: float = 0.95,
+    shampoo_beta: float | None = None,
     eps: float = 1e-8,
     weight_decay: float = 0.01,
     precondition_frequency: int = 10,
@@ -286,15 +286,16 @@ def soap(
 ) -> Chain:
     """Adam in the bases of Shampoo, renewed every few steps; vectors have Adam alone.
 
-    Where `first` is "skip" the first gradient only makes the bases, as in the authors' code, which
-    decays after the step; "step" is that of NVIDIA's. Tensors of four and more dims count as
-    matrices of shape (first, rest).
+    `shampoo_beta` is the second of `betas` unless it is given. Where `first` is "skip" the first
+    gradient only makes the bases, as in the authors' code, which decays after the step; "step" is
+    that of NVIDIA's. Tensors of four and more dims count as matrices of shape (first, rest).
 
     Reference:
         Vyas et al., "SOAP: improving and stabilizing Shampoo using Adam", arXiv 2409.11321;
         nikhilvyas/SOAP; NVIDIA-NeMo/Emerging-Optimizers.
     """
-    basis = SOAPBasis(shampoo_beta, precondition_frequency, first, max_precond_dim)
+    beta = betas[1] if shampoo_beta is None else shampoo_beta
+    basis = SOAPBasis(beta, precondition_frequency, first, max_precond_dim)
     return Chain(InBasis(basis, Adam(betas, eps)), WeightDecay(weight_decay), LR(lr))
 
 
