@@ -29,6 +29,7 @@ from torchzero_clip.grads import (
     clip_grad_value_,
     normalize_grads_,
 )
+from torchzero_clip.grouping import groups
 from torchzero_clip.modules import adaptive, averages, clipping, descent, flow, matrices
 from torchzero_clip.modules.adaptive import *
 from torchzero_clip.modules.averages import *
@@ -77,6 +78,7 @@ __all__ = [
     "clip_grad_value_",
     "compat",
     "fresh_batch_norm",
+    "groups",
     "named",
     "normalize_grads_",
     "optimizer_class",
