@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import json
 import socket
@@ -199,6 +200,26 @@ def test_what_is_no_question_gets_a_sentence(server: LabServer, body: str) -> No
     status, _, told = ask(server, "POST", f"{server.base}run", body, **kind)
     assert status == 200
     assert json.loads(told)["error"]
+
+
+def test_two_hundred_requests_at_once_are_all_answered(tmp_path: Path) -> None:
+    server = LabServer(LabSession(a_file(tmp_path, norms(30))))
+    with contextlib.ExitStack() as stack:
+        stack.callback(server.server_close)
+        waiting = []
+        for _ in range(200):  # before the first of them is taken
+            connection = socket.create_connection(("127.0.0.1", server.port), timeout=3)
+            stack.enter_context(connection)
+            connection.settimeout(60)
+            page = f"GET {server.base} HTTP/1.0\r\nHost: 127.0.0.1:{server.port}\r\n\r\n"
+            connection.sendall(page.encode())
+            waiting.append(connection)
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        stack.callback(thread.join, 10)
+        stack.callback(server.shutdown)
+        answers = [connection.makefile("rb").read() for connection in waiting]
+    assert {answer[9:12] for answer in answers} == {b"200"}
 
 
 def test_a_client_that_goes_away_ends_nothing(server: LabServer) -> None:

@@ -34,6 +34,7 @@ class LabServer(ThreadingHTTPServer):
     """The server of one session, which ends when its page is closed."""
 
     daemon_threads = True
+    request_queue_size = 1024  # requests that wait until they are taken; others are lost
 
     def __init__(self, session: LabSession, port: int = 0, grace: float = GRACE) -> None:
         super().__init__((HOST, port), LabHandler)
