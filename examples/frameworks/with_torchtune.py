@@ -8,6 +8,7 @@ from pathlib import Path
 import torch
 import torchtune
 from omegaconf import OmegaConf
+from torchtune.config import instantiate
 
 from torchzero_clip import LR, Adam, WeightDecay, ZClip, optimizer_class
 
@@ -45,7 +46,7 @@ def train(config):
 
 
 Path("base").mkdir(exist_ok=True)
-torch.save(torchtune.config.instantiate(config.model).state_dict(), f"base/{FILE}")
+torch.save(instantiate(config.model).state_dict(), f"base/{FILE}")
 run = train(config)
 third = {"checkpointer": {"checkpoint_files": [f"epoch_2/{FILE}"]}, "resume_from_checkpoint": True}
 resumed = train(OmegaConf.merge(config, third))
