@@ -23,13 +23,13 @@ tiny = {"_component_": "torchtune.models.llama2.llama2", "max_seq_len": 16, **si
 reader = {"_component_": "types.SimpleNamespace", "path": None, "pad_id": 0}
 few = {"device": "cpu", "dtype": "fp32", "seed": 0, "epochs": 4, "batch_size": 4}
 few |= {"enable_activation_checkpointing": False, "enable_activation_offloading": False}
-files = {"checkpoint_dir": "base", "checkpoint_files": [FILE]}
-files["_component_"] = "torchtune.training.FullModelTorchTuneCheckpointer"
-parts = {"model": tiny, "tokenizer": reader, "dataset": {"_component_": "__main__.data"}}
-changes = {**chain, **few, **parts, "checkpointer": files, "output_dir": "out"}
+own = "torchtune.training.FullModelTorchTuneCheckpointer"
+files = {"_component_": own, "checkpoint_dir": "base", "checkpoint_files": [FILE]}
+few |= {"model": tiny, "tokenizer": reader, "dataset": {"_component_": "__main__.data"}}
 recipes = f"{Path(torchtune.__file__).parents[1]}/recipes"
-config = OmegaConf.load(f"{recipes}/configs/llama2/7B_full_low_memory.yaml")
-config = OmegaConf.merge(config, changes)
+RECIPE = runpy.run_path(f"{recipes}/full_finetune_single_device.py")
+defaults = OmegaConf.load(f"{recipes}/configs/llama2/7B_full_low_memory.yaml")
+config = OmegaConf.merge(defaults, chain, few, {"checkpointer": files, "output_dir": "out"})
 
 
 def data(tokenizer, packed):
@@ -37,8 +37,7 @@ def data(tokenizer, packed):
 
 
 def train(config):
-    recipe = runpy.run_path(f"{recipes}/full_finetune_single_device.py")
-    recipe = recipe["FullFinetuneRecipeSingleDevice"](config)
+    recipe = RECIPE["FullFinetuneRecipeSingleDevice"](config)
     with contextlib.redirect_stdout(sys.stderr):
         recipe.setup(config)
         recipe.train()
