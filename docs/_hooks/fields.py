@@ -1,4 +1,5 @@
-"""Gives mkdocstrings the arguments of transforms: dataclass fields that it cannot see by itself."""
+"""Gives mkdocstrings what it cannot see by itself: dataclass fields as arguments of transforms, and
+methods that a function has made, as those of lists."""
 
 import importlib
 import inspect
@@ -45,12 +46,23 @@ class Fields(griffe.Extension):
                 self._visit(member)
             elif member.is_class:
                 self._visit(member)
-                self._add_init(module, member)
+                if module.is_module:
+                    made = getattr(importlib.import_module(module.path), member.name)
+                    self._add_init(member, made)
+                    self._add_methods(member, made)
 
-    def _add_init(self, module, cls):
-        if not module.is_module:
-            return
-        made = getattr(importlib.import_module(module.path), cls.name)
+    def _add_methods(self, cls, made):
+        for name, value in vars(made).items():
+            known = cls.members.get(name)
+            if inspect.isfunction(value) and (known is None or known.is_attribute):
+                said = griffe.Docstring(value.__doc__) if value.__doc__ else None
+                names = inspect.signature(value).parameters
+                given = griffe.Parameters(*map(griffe.Parameter, names))
+                returns = inspect.get_annotations(value).get("return")
+                method = griffe.Function(name, parameters=given, returns=returns, docstring=said)
+                cls.set_member(name, method)
+
+    def _add_init(self, cls, made):
         if "__init__" in cls.members or not hasattr(made, "__dataclass_fields__"):
             return
         given = list(inspect.signature(made).parameters.values())

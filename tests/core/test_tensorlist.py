@@ -30,6 +30,12 @@ def test_a_borrowed_list_is_copied_at_the_first_write_and_written_from_then_on()
     assert memory.tolist() == [2, 2]
 
 
+def test_a_method_has_its_name_and_says_what_it_does():
+    made = {name: x for name, x in vars(TensorList).items() if callable(x) and name[0] != "_"}
+    assert {name: x.__name__ for name, x in made.items()} == {name: name for name in made}
+    assert [name for name, x in made.items() if not x.__doc__] == []
+
+
 def test_an_owned_list_is_written_in_place():
     t = torch.ones(2)
     TensorList([t], owned=True).mul_(3)

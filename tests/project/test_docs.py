@@ -265,6 +265,22 @@ def test_a_function_in_a_file_of_its_own_name_has_its_arguments_on_its_page() ->
             assert package[name].is_function, name
 
 
+def test_what_a_page_lists_of_a_class_is_there_and_says_what_it_does() -> None:
+    """mkdocstrings leaves out what it does not find, without a word."""
+    griffe = pytest.importorskip("griffe", reason="griffe is not installed: it is in the extra dev")
+    extensions = griffe.load_extensions(ROOT / "docs" / "_hooks" / "fields.py")
+    package = griffe.load("torchzero_clip", search_paths=[ROOT], extensions=extensions)
+    page = (ROOT / "docs" / "api.md").read_text()
+    blocks = [block.split("\n\n")[0] for block in page.split("::: torchzero_clip.")[1:]]
+    listed = {block.split()[0]: re.findall(r"members: \[(.*?)\]", block) for block in blocks}
+    listed = {name: row[0].split(", ") for name, row in listed.items() if row}
+    assert len(listed) > 5
+    for name, members in listed.items():
+        found = package[name].all_members
+        assert [x for x in members if x not in found] == [], name
+        assert [x for x in members if not (found[x].docstring or found[x].inherited)] == [], name
+
+
 def test_write_your_own_is_the_example() -> None:
     """The classes in the README and the guide are those of examples/write_your_own.py."""
     example = (ROOT / "examples" / "write_your_own.py").read_text()

@@ -18,8 +18,8 @@ from torchzero_clip.core.stochastic import Rounding, mix_, prepare_draws
 from torchzero_clip.core.tensorlist import TensorList
 
 BEGUN = "begun"
-COUNTS = "counts on the host: set counts_steps for group['step'], and leave max_consecutive out"
 """The number in the state of a parameter that says whether it has begun at a link."""
+COUNTS = "counts on the host: set counts_steps for group['step'], and leave max_consecutive out"
 Origin: TypeAlias = Literal["gradient", "touched", "update"]
 """What flows: the gradient as it came, the gradient that links have looked at and may have
 scaled, or what a link has made of it."""

@@ -33,7 +33,7 @@ L = TypeVar("L", bound="TensorList")
 Unary: TypeAlias = "Callable[[TensorList], TensorList]"
 
 
-def _both(name: str) -> tuple[Unary, Unary]:
+def _both(name: str, says: str) -> tuple[Unary, Unary]:
     """The methods of an operator of one list: a new list, and in place."""
 
     def new(self: TensorList) -> TensorList:
@@ -42,6 +42,8 @@ def _both(name: str) -> tuple[Unary, Unary]:
     def write(self: TensorList) -> TensorList:
         return self._write(name)
 
+    new.__name__, new.__doc__ = name, f"A new list: {says}"
+    write.__name__, write.__doc__ = f"{name}_", says
     return new, write
 
 
@@ -285,44 +287,25 @@ class TensorList:
         """The smaller of self and x, entry by entry"""
         return self._write("clamp_max", x)
 
-    neg, neg_ = _both("neg")
-    """-self"""
-    abs, abs_ = _both("abs")
-    """|self|"""
-    sign, sign_ = _both("sign")
-    """-1, 0 or 1, as the sign of each entry"""
-    sqrt, sqrt_ = _both("sqrt")
-    """√self"""
-    rsqrt, rsqrt_ = _both("rsqrt")
-    """1 / √self"""
-    reciprocal, reciprocal_ = _both("reciprocal")
-    """1 / self"""
-    exp, exp_ = _both("exp")
-    """e to the power of self"""
-    expm1, expm1_ = _both("expm1")
-    """e to the power of self, less 1: near 0 too"""
-    log, log_ = _both("log")
-    """The natural logarithm of self"""
-    log1p, log1p_ = _both("log1p")
-    """The natural logarithm of 1 + self: near 0 too"""
-    tanh, tanh_ = _both("tanh")
-    """The hyperbolic tangent of self"""
-    sigmoid, sigmoid_ = _both("sigmoid")
-    """1 / (1 + e to the power of -self)"""
-    erf, erf_ = _both("erf")
-    """The error function of self"""
-    sin, sin_ = _both("sin")
-    """The sine of self"""
-    cos, cos_ = _both("cos")
-    """The cosine of self"""
-    isfinite = _both("isfinite")[0]
-    """A new list: where entries are neither infinite nor NaN"""
-    isinf = _both("isinf")[0]
-    """A new list: where entries are infinite"""
-    isnan = _both("isnan")[0]
-    """A new list: where entries are not a number"""
-    positive = _both("positive")[0]
-    """A new list: where entries are above zero"""
+    neg, neg_ = _both("neg", "-self")
+    abs, abs_ = _both("abs", "|self|")
+    sign, sign_ = _both("sign", "-1, 0 or 1, as the sign of each entry")
+    sqrt, sqrt_ = _both("sqrt", "√self")
+    rsqrt, rsqrt_ = _both("rsqrt", "1 / √self")
+    reciprocal, reciprocal_ = _both("reciprocal", "1 / self")
+    exp, exp_ = _both("exp", "e to the power of self")
+    expm1, expm1_ = _both("expm1", "e to the power of self, less 1: near 0 too")
+    log, log_ = _both("log", "The natural logarithm of self")
+    log1p, log1p_ = _both("log1p", "The natural logarithm of 1 + self: near 0 too")
+    tanh, tanh_ = _both("tanh", "The hyperbolic tangent of self")
+    sigmoid, sigmoid_ = _both("sigmoid", "1 / (1 + e to the power of -self)")
+    erf, erf_ = _both("erf", "The error function of self")
+    sin, sin_ = _both("sin", "The sine of self")
+    cos, cos_ = _both("cos", "The cosine of self")
+    isfinite = _both("isfinite", "where entries are neither infinite nor NaN")[0]
+    isinf = _both("isinf", "where entries are infinite")[0]
+    isnan = _both("isnan", "where entries are not a number")[0]
+    positive = _both("positive", "where entries are above zero")[0]
 
     def square(self) -> TensorList:
         """A new list: self²"""

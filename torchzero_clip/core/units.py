@@ -196,6 +196,7 @@ class Units(Cells):
         return [self.group(members) for members in self.groups]
 
     def of_first_group(self, vectors: Sequence[Tensor]) -> Tensor:
+        """One vector over all units, of one for each group: a unit takes its first group's."""
         return self.division.of_first_group(vectors)
 
     # ------------------------------------------------------------------ verbs

@@ -137,8 +137,8 @@ def explain(optimizer: Any, make: Callable[..., Any], each: bool = False) -> str
 def unrepeated(optimizer: Any) -> list[str]:
     """The reasons why steps are never done again, whatever the links are, with ways out."""
     sharded = sum(map(is_sharded, _params(optimizer)))
-    told = [f"rounding={optimizer.rounding!r}: take 'nearest', or leave compile out"]
-    told = told if optimizer.rounding != "nearest" else []
+    way = f"rounding={optimizer.rounding!r}: take 'nearest', or leave compile out"
+    told = [] if optimizer.rounding == "nearest" else [way]
     if optimizer.process_group is not None:
         told.append("ranks of a process_group talk in each step: leave compile out")
     if sharded:
