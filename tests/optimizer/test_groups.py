@@ -45,7 +45,9 @@ def test_groups_that_were_put_in_place_of_others_are_refused_in_a_sentence(compi
         if ready:
             opt.step()
         before, opt.param_groups = opt.param_groups, [{"params": [a]}]
-        with pytest.raises(ValueError, match="group 0: it came past add_param_group: call that"):
+        with pytest.raises(
+            ValueError, match="group 0: param_groups was replaced: use add_param_group"
+        ):
             opt.step()
         opt.param_groups = before
         opt.step()

@@ -76,7 +76,9 @@ class GroupKeys:
         A qualified name that turns up `later` is newer than the value under the name in use.
         """
         if later and "chain" not in group:
-            raise ValueError("it came past add_param_group: call that, or change groups in place")
+            raise ValueError(
+                "param_groups was replaced: use add_param_group, or change it in place"
+            )
         for key in [k for k in group if k not in RESERVED and k not in self.defaults]:
             if key in self.aliases:
                 if self.aliases[key] in group and not later:
