@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import gzip
 import json
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -173,11 +176,22 @@ NO_LOGS = [
 ]
 
 
+@contextmanager
+def recursion_limit(limit: int) -> Iterator[None]:
+    before = sys.getrecursionlimit()
+    sys.setrecursionlimit(limit)
+    try:
+        yield
+    finally:
+        sys.setrecursionlimit(before)
+
+
 @pytest.mark.parametrize(("contents", "sentence"), NO_LOGS, ids=range(len(NO_LOGS)))
 def test_what_no_logger_writes_gets_a_sentence(contents: bytes, sentence: str, tmp_path) -> None:
     (tmp_path / "run.csv").write_bytes(contents)
-    with pytest.raises(ValueError, match=sentence):
-        Trace.read(tmp_path / "run.csv")
+    for limit in (1000, 20_000):  # others in a process raise it
+        with recursion_limit(limit), pytest.raises(ValueError, match=sentence):
+            Trace.read(tmp_path / "run.csv")
 
 
 @pytest.mark.parametrize("step", ["1e300", "-1e308", "inf", "1e20", "nan", ""])

@@ -268,6 +268,9 @@ def rows(text: str, source: str, between: str) -> list[list[str]]:
     return found
 
 
+DEEPEST = 100  # objects in objects
+
+
 def of_json(text: str, source: str) -> dict[str, list[str]]:
     """The cells of an object a line, of a list of objects, or of the state of a Trainer."""
     try:
@@ -325,6 +328,8 @@ def spelt(line: str) -> Any:
 
 def flattened(row: Any, prefix: str = "") -> Iterable[tuple[str, str]]:
     """The values in an object as text, those in objects within it named "outer/inner"."""
+    if prefix.count("/") > DEEPEST:  # whatever this process has as its limit
+        raise RecursionError
     for key, value in row.items() if isinstance(row, dict) else ():
         if isinstance(value, dict):
             yield from flattened(value, f"{prefix}{key}/")

@@ -109,6 +109,7 @@ class Modular(Optimizer):
             params = [dict(x) if isinstance(x, Mapping) else x for x in params]
         super().__init__(params, dict(self.keys.defaults))
         share_state(self)
+        self.register_state_dict_pre_hook(forget_replays)
         warn_of_places(self)
         warn_of_small_state(self)
 
@@ -388,14 +389,6 @@ class Modular(Optimizer):
 
     # ------------------------------------------------------------------ saving and loading
 
-    def state_dict(self) -> dict[str, Any]:
-        """All that a run needs to go on: state, groups, and what the chain is.
-
-        With `compile=True` the steps behind it are first done anew, as they are where it is loaded.
-        """
-        self.engine.forget()
-        return super().state_dict()
-
     def load_state_dict(
         self, state_dict: dict[str, Any], *, keep: str | Sequence[str] = ()
     ) -> None:
@@ -452,3 +445,9 @@ class Modular(Optimizer):
         super().__setstate__(state)
         if copied:
             share_state(self)
+            self.register_state_dict_pre_hook(forget_replays)
+
+
+def forget_replays(optimizer: Any) -> None:
+    """Do the steps behind a saved state anew, bit for bit as they are where it is loaded."""
+    optimizer.engine.forget()
