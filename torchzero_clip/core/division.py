@@ -12,7 +12,7 @@ from torch import Tensor
 from torchzero_clip.core import norms
 from torchzero_clip.core.part import Part
 from torchzero_clip.core.state import statistic_dtype
-from torchzero_clip.core.tensors import all_here, wide
+from torchzero_clip.core.tensors import all_here
 
 
 class Division:
@@ -134,8 +134,7 @@ class Division:
         """
         key = tuple(values)
         if key not in self._known:
-            like = torch.empty(0, dtype=wide(self.home), device=self.home)
-            made = norms.numbers(list(map(float, values)), like)
+            made = norms.numbers(list(map(float, values)), self.home)
             if self.lengths is not None:
                 rows = zip(made.unbind(), self.lengths, strict=True)
                 made = torch.cat([x.expand(n) for x, n in rows])

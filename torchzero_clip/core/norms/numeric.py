@@ -16,7 +16,7 @@ from torch.overrides import handle_torch_function, has_torch_function_unary
 
 from torchzero_clip.core.private import foreach
 from torchzero_clip.core.state import HALF
-from torchzero_clip.core.tensors import REAL
+from torchzero_clip.core.tensors import REAL, wide
 
 PIECE = 2**20  # numbers of a tensor on CPU that are worked on at a time
 F = TypeVar("F", bound=Callable[..., Any])
@@ -83,10 +83,12 @@ def eps_of(x: Tensor, dtype: torch.dtype) -> float:
     return torch.finfo(dtype).eps
 
 
-def numbers(values: Sequence[float], like: Tensor) -> Tensor:
+def numbers(values: Sequence[float], like: Tensor | torch.device) -> Tensor:
     """A vector of known numbers on a device, without a copy from the host that would wait."""
-    if like.device.type == "cpu":
-        return torch.tensor(values, dtype=like.dtype, device=like.device)
-    out = torch.zeros(len(values), dtype=like.dtype, device=like.device)
+    at = like if isinstance(like, torch.device) else like.device
+    dtype = wide(at) if isinstance(like, torch.device) else like.dtype
+    if at.type == "cpu":
+        return torch.tensor(values, dtype=dtype, device=at)
+    out = torch.zeros(len(values), dtype=dtype, device=at)
     foreach("add_", list(out.unbind()), [float(v) for v in values])
     return out

@@ -19,7 +19,6 @@ from torch import Tensor
 
 from torchzero_clip.core.norms import Measure, SliceRows, numbers, statistics, statistics_of_slices
 from torchzero_clip.core.stochastic import Elements, rounded
-from torchzero_clip.core.tensors import wide
 from torchzero_clip.engines.buffers import Buffer
 from torchzero_clip.engines.compiled.operators import OPERATORS, over
 
@@ -143,9 +142,7 @@ class Launch:
     @cached_property
     def sent(self) -> Tensor:
         """The numbers, on the device."""
-        device = self.program.device
-        like = torch.empty(0, dtype=wide(device), device=device)
-        return numbers(self.numbers or [0.0], like)
+        return numbers(self.numbers or [0.0], self.program.device)
 
     @property
     def read(self) -> list[Tensor]:

@@ -55,6 +55,9 @@ class Recording:
         known = [x for x in found if x is not None]
         if len(known) < len(found) or (mine == torch.bool and not boolean):
             return None
+        made_by, made_of = self.nodes[value]
+        if name == "reciprocal" and made_by == "div" and made_of[1][0] == "value":
+            return self.node("div", made_of[::-1], mine)  # of a quotient: the other one
         if name == "div" and known[0][0] in ("vector", "row", "number"):
             name = "mul"  # a division of every entry takes as long as all the rest
             self._invert(known[0])
@@ -95,8 +98,7 @@ class Recording:
                 f"{len(each)}: give a number, or a 0-dim tensor, for all"
             )
         if not any([isinstance(t, Tensor) for t in each]):
-            like = torch.empty(0, dtype=wide(self.device), device=self.device)
-            return self._vector(numbers([float(t) for t in each], like))
+            return self._vector(numbers([float(t) for t in each], self.device))
         if not all([isinstance(t, Tensor) and t.dim() == 0 for t in each]):
             return None
         vector = shared_memory(each)

@@ -54,4 +54,4 @@ class AdaBelief(Transform):
         if self.rectify:
             return rectified(m, root.add_(eps), t, group["betas"])
         root.div_((1 - beta2**t).sqrt()).add_(eps)
-        return root.div_(m).mul_(1 - beta1**t).reciprocal_()
+        return root.div_(m).reciprocal_().div_(1 - beta1**t)

@@ -75,7 +75,7 @@ class Adam(Transform):
             return u.copy_(v).sqrt_().add_(group["eps"]).div_(m).reciprocal_()
         u = u.copy_(v).sqrt_().div_((1 - beta2**t).sqrt()).add_(group["eps"])
         # not m · (1 / u): that is 0 · ∞ where nothing is left of m and u is the smallest eps
-        return u.div_(m).mul_(1 - beta1**t).reciprocal_()
+        return u.div_(m).reciprocal_().div_(1 - beta1**t)
 
     def fused(self, group: Group) -> FusedKernel | None:
         if not self.bias_correction:

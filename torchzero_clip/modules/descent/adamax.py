@@ -45,4 +45,4 @@ class Adamax(Transform):
         t = state["step"].add_(1).stack()
         m = state["exp_avg"].lerp_(u, 1 - beta1)
         largest = state["exp_inf"].mul_(beta2).maximum_(u.abs().add_(group["eps"]))
-        return u.copy_(largest).div_(m).mul_(1 - beta1**t).reciprocal_()
+        return u.copy_(largest).div_(m).reciprocal_().div_(1 - beta1**t)

@@ -65,4 +65,4 @@ def rectified(m: TensorList, root: TensorList, t: Tensor, betas: Any) -> TensorL
     r = (length - 4) * (length - 2) * longest / ((longest - 4) * (longest - 2) * length)
     share = torch.where(length > 5, ((1 - beta2**t) * r) ** -0.5, 0)
     root.mul_(share).add_((length <= 5).to(t.dtype))
-    return root.div_(m).mul_(1 - beta1**t).reciprocal_()
+    return root.div_(m).reciprocal_().div_(1 - beta1**t)

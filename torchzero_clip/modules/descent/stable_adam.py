@@ -91,4 +91,4 @@ def _growth(u: TensorList, root: TensorList, eps: float) -> TensorList:
 def _adam(
     root: TensorList, m: TensorList, bias: Tensor, w: TensorList, eps: float, decay: float
 ) -> TensorList:
-    return root.add_(eps).div_(m).mul_(bias).reciprocal_().add_(w, alpha=decay)
+    return root.add_(eps).div_(m).reciprocal_().div_(bias).add_(w, alpha=decay)

@@ -54,4 +54,4 @@ class Yogi(Transform):
         square = u.mul(u)
         v.addcmul_(v.sub(square).sign_(), square, beta2 - 1)
         root = u.copy_(v).sqrt_().div_((1 - beta2**t).sqrt()).add_(group["eps"])
-        return root.div_(m).mul_(1 - beta1**t).reciprocal_()
+        return root.div_(m).reciprocal_().div_(1 - beta1**t)
