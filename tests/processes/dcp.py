@@ -199,7 +199,6 @@ def on_disk(name: str, folder: Path, action: str) -> list[str]:
         train(model, opt, 0, HALF)
         dcp.save(content(model, opt), checkpoint_id=place)
         return []
-    prepare(opt)
     found = content(model, opt)
     dcp.load(found, checkpoint_id=place)
     set_model_state_dict(model, found["model"])

@@ -102,16 +102,18 @@ def send(link: Link, buckets: list[Bucket], init: bool = False) -> list[Bucket]:
     return buckets
 
 
-def run(buckets: list[Bucket], init: bool = False) -> list[Bucket]:
-    """Send buckets through the transforms inside the link that sees them."""
-    for link in buckets[0].bound.children if buckets else ():
+def run(
+    buckets: list[Bucket], links: Sequence[Link] | None = None, init: bool = False
+) -> list[Bucket]:
+    """Send buckets through links: those inside the one that sees them, unless others are given."""
+    for link in (buckets[0].bound.children if buckets else ()) if links is None else links:
         buckets = send(link, buckets, init)
     return buckets
 
 
-def prepare(buckets: list[Bucket]) -> list[Bucket]:
-    """Make the state of the transforms inside the link that sees the buckets."""
-    return run(buckets, init=True)
+def prepare(buckets: list[Bucket], links: Sequence[Link] | None = None) -> list[Bucket]:
+    """Make the state of these links."""
+    return run(buckets, links, init=True)
 
 
 def transformed(
@@ -122,9 +124,7 @@ def transformed(
     `links` are some of these transforms; all unless they are given.
     """
     begun = [bucket.with_update(u) for bucket, u in zip(buckets, lists, strict=True)]
-    inner = begun
-    for link in buckets[0].bound.children if links is None else links:
-        inner = send(link, inner)
+    inner = run(begun, links)
     made: dict[tuple[int, int], Tensor] = {}
     for bucket in inner:
         for place, t in zip(bucket.part.places, bucket.update, strict=True):

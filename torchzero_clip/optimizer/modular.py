@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 from typing_extensions import Never
 
 from torchzero_clip.core.bucket import in_buckets
-from torchzero_clip.core.chain import Chain, bind, send
+from torchzero_clip.core.chain import Chain, bind, prepare, send
 from torchzero_clip.core.description import RESERVED
 from torchzero_clip.core.engine import Engine, Play, Records
 from torchzero_clip.core.part import Roster
@@ -30,12 +30,11 @@ from torchzero_clip.optimizer.keys import GroupKeys, refuse_arguments, refuse_na
 from torchzero_clip.optimizer.layout import StateLayout
 from torchzero_clip.optimizer.loading import loading
 from torchzero_clip.optimizer.loss import evaluate, one_number
-from torchzero_clip.optimizer.matrices import share_state
 from torchzero_clip.optimizer.meaning import refuse_step, warn_of_size, warn_of_small_state
 from torchzero_clip.optimizer.metrics import metrics_of
 from torchzero_clip.optimizer.places import warn_of_places
 from torchzero_clip.optimizer.rounding import check_options, prepare_rounding, subtract
-from torchzero_clip.optimizer.saving import safe_to_save
+from torchzero_clip.optimizer.saving import has_rate, on_saving, safe_to_save
 
 
 class Modular(Optimizer):
@@ -108,8 +107,7 @@ class Modular(Optimizer):
         if is_row(params):  # torch takes a group for one in a dict alone
             params = [dict(x) if isinstance(x, Mapping) else x for x in params]
         super().__init__(params, dict(self.keys.defaults))
-        share_state(self)
-        self.register_state_dict_pre_hook(forget_replays)
+        on_saving(self)
         warn_of_places(self)
         warn_of_small_state(self)
 
@@ -148,9 +146,11 @@ class Modular(Optimizer):
     def _advance(self, loss: Any) -> None:
         """A step; the engine may do it as it did an earlier one that is like it."""
         averages.refuse(self, "step()", shown=True)
+        if not (self._seen_dtypes or torch.compiler.is_compiling() or has_rate(self.param_groups)):
+            self.init_state()  # who takes a first step that moves nothing wants all state
         alone = self.process_group is None and self.rounding == "nearest"
         if not alone or torch.compiler.is_compiling():
-            self._run(self._begin(loss))
+            self._run(self._begin(self._loss(loss)))
             return
         self._check_keys()
         given = self.param_groups, self.state, list(self.keys.defaults), self.keys.seen
@@ -187,7 +187,7 @@ class Modular(Optimizer):
         else:
             self._records = {}
         engine = AT_ONCE if torch.compiler.is_compiling() else self.engine
-        more = self.process_group, self._roster, self._loss(loss)
+        more = self.process_group, self._roster, loss
         return Step(self.param_groups, self.state, self._records, engine, *more)
 
     def _loss(self, given: Any) -> Tensor | float | None:
@@ -298,9 +298,7 @@ class Modular(Optimizer):
         """
         with self._begin() as step:
             buckets = in_buckets(step, lambda p: p if p.requires_grad else None)
-            for link in self.links:
-                buckets = send(link, buckets, init=True)
-            prepare_rounding(buckets, self.rounding)
+            prepare_rounding(prepare(buckets, self.links), self.rounding)
 
     # ------------------------------------------------------------------ weights for evaluation
 
@@ -444,10 +442,4 @@ class Modular(Optimizer):
             self.keys.defaults.update({key: state["defaults"][key] for key in known})
         super().__setstate__(state)
         if copied:
-            share_state(self)
-            self.register_state_dict_pre_hook(forget_replays)
-
-
-def forget_replays(optimizer: Any) -> None:
-    """Do the steps behind a saved state anew, bit for bit as they are where it is loaded."""
-    optimizer.engine.forget()
+            on_saving(self)

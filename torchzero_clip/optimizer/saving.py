@@ -1,4 +1,4 @@
-"""Saving: whether what an optimizer holds is worth a checkpoint."""
+"""Saving: what a state dict shows, and whether what an optimizer holds is worth a checkpoint."""
 
 from __future__ import annotations
 
@@ -12,9 +12,26 @@ from torch.optim import Optimizer
 from torchzero_clip.core.link import Link
 from torchzero_clip.core.norms import largest
 from torchzero_clip.core.sharding import local
+from torchzero_clip.optimizer.matrices import share_state
 
 SINCE = "since"
 """The state of guards that counts the steps since one was skipped."""
+
+
+def on_saving(optimizer: Any) -> None:
+    """Have the state dicts of an optimizer show what owners have; the steps behind one are done
+    anew, bit for bit as they are where it is loaded.
+    """
+    share_state(optimizer)
+    optimizer.register_state_dict_pre_hook(lambda opt: opt.engine.forget())
+
+
+def has_rate(groups: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether a group has a rate that is not 0, as in the step that torch takes for the template of
+    a checkpoint; one in a tensor is not read.
+    """
+    rates = [group.get("lr") for group in groups]
+    return any([rate for rate in rates if not isinstance(rate, Tensor)])
 
 
 @torch.no_grad()
