@@ -135,7 +135,11 @@ def by_optax(identity: Identity, dtype: torch.dtype) -> Trajectory:
     the row has no gradient.
     """
     jax, optax = need("jax"), need("optax")
-    jax.config.update("jax_enable_x64", True)
+    with in_64_bits(jax):
+        return _by_optax(identity, dtype, jax, optax)
+
+
+def _by_optax(identity: Identity, dtype: torch.dtype, jax: Any, optax: Any) -> Trajectory:
     params = {n: numpy(p) for n, p in identity.inputs.parameters(dtype).items()}
     states: dict[str, Any] = {}
     steps = []
@@ -155,6 +159,17 @@ def by_optax(identity: Identity, dtype: torch.dtype) -> Trajectory:
         out = shown if identity.compare == "gradients" else params
         steps.append({n: torch.tensor(need("numpy").array(x)).to(dtype) for n, x in out.items()})
     return stacked(steps)
+
+
+@contextlib.contextmanager
+def in_64_bits(jax: Any) -> Iterator[None]:
+    """While it lasts JAX has float64; other tests of the process have what they had."""
+    before = jax.config.jax_enable_x64
+    jax.config.update("jax_enable_x64", True)
+    try:
+        yield
+    finally:
+        jax.config.update("jax_enable_x64", before)
 
 
 def numpy(tensor: Tensor) -> Any:
