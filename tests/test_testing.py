@@ -66,6 +66,24 @@ class Points(NormRule):
         return norm.numpy().max() / 2 if norm.data_ptr() else norm
 
 
+class Takes(Transform):
+    """It takes a number of the gradient itself to the host, by a way that is no operator."""
+
+    pure = True
+    way: str
+
+    def update(self, u: TensorList, state: State, group: Group) -> TensorList:
+        held = getattr(u.tensors[0], self.way)()
+        return u.mul_(float(len(held)) if isinstance(held, str) else float(held.max()))
+
+
+class Lists(Takes):
+    pure = True
+
+    def update(self, u: TensorList, state: State, group: Group) -> TensorList:
+        return u.mul_(u.tensors[1].tolist()[0])
+
+
 def halved(t):
     return t / 2
 
@@ -86,6 +104,10 @@ def test_what_is_replayed_as_it_is_done_anew_passes(chain):
         (Looks(), "no step was replayed"),
         (Reads(), "no step was replayed"),
         (Points(), "no step was replayed"),
+        (Lists("tolist"), "tolist reads a tensor on the host"),
+        (Takes("numpy"), "numpy reads a tensor on the host"),
+        (Takes("__array__"), "__array__ reads a tensor on the host"),
+        (Takes("__repr__"), "__repr__ reads a tensor on the host"),
         (Lambda(halved), "Lambda: fn may be any function"),
     ],
 )

@@ -223,7 +223,7 @@ FOUND: dict[str, tuple[Any, Any, tuple[str, ...]]] = {
     ),
     "numpy": (
         Chain(Doing(pure(lambda x: torch.from_numpy(x.numpy()))), LR(0.1)), None,
-        ("values", "test_steps_anew.py"),
+        ("numpy reads a tensor", "test_steps_anew.py"),
     ),
     "a shape that depends on values": (
         Chain(Doing(pure(lambda x: x * x.nonzero().shape[0])), LR(0.1)), None,

@@ -35,6 +35,9 @@ from torchzero_clip.engines.buffers import Buffer
 from torchzero_clip.engines.compiled.program import Launch
 from torchzero_clip.engines.compiled.shorter import form, shorten
 
+READS = {Tensor.tolist, Tensor.numpy, Tensor.__array__, Tensor.__repr__}
+"""Ways to what a tensor holds that pass no operator."""
+
 
 class Refused(Exception):
     """Raised where a step does what could not be done again; nothing has happened yet."""
@@ -121,9 +124,7 @@ class StepRecorder(TorchDispatchMode):
         with self.real(), self._fake:
             args, kwargs = tree_map_only((Tensor, float), self._without_values, (args, kwargs))
             out = function(*args, **kwargs)
-        for t in tree_leaves(out):
-            if isinstance(t, Tensor):  # it has no memory to look at
-                without_memory(t)
+        tree_map_only(Tensor, without_memory, out)  # it has none to look at
         return out
 
     def _without_values(self, x: Tensor | float) -> Any:
@@ -184,13 +185,11 @@ class StepRecorder(TorchDispatchMode):
         out = None
         if measures:
             device = launch.program.device
-            form = {"dtype": wide(device), "device": device}
-            out = self.imagined(torch.empty, (1, launch.width), **form)
+            out = self.imagined(torch.empty, (1, launch.width), dtype=wide(device), device=device)
         buffers = [self.sessions.get(id(buffer), buffer) for buffer in launch.buffers]
         self._held += launch.buffers
-        self.gradients.update(
-            {b: launch.buffers[i] for i, b in enumerate(buffers) if isinstance(b, tuple)}
-        )
+        pairs = zip(buffers, launch.buffers, strict=True)
+        self.gradients.update({b: x for b, x in pairs if isinstance(b, tuple)})
         again = Relaunch(launch, run, buffers, self.gradients)
         return self.call(again, (launch.numbers, launch.vectors, launch.scalars), out, True)
 
@@ -257,7 +256,9 @@ class Relaunch:
 
 
 class _Functions(TorchFunctionMode):
-    """Sees the functions of ours that may look at what tensors on the CPU hold."""
+    """Sees the functions of ours that may look at what tensors on the CPU hold, and those of others
+    that do.
+    """
 
     def __init__(self, recorder: StepRecorder) -> None:
         super().__init__()
@@ -265,6 +266,8 @@ class _Functions(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        if func in READS and not self.recorder._resting:
+            raise Refused(f"{func.__name__} reads a tensor on the host: choose by torch.where")
         if not is_one_operator(func) or self.recorder._resting:
             return func(*args, **kwargs)
         function = func.__wrapped__
