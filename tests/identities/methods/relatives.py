@@ -146,6 +146,7 @@ def adopt(groups: Any) -> Any:
     ours=lambda **options: named("adopt", decouple=True, clip_power=None, **options),
     groups=ADAM,
     constant={"clip_power": FIXED},
+    rtol={torch.float32: 2e-6, torch.float64: 1e-12},  # float64 is 3e-7 and, compiled, 9e-7 away
 )
 def adopt_decoupled(groups: Any) -> Any:
     return official_adopt()(groups, decouple=True, clip_lambda=None)
