@@ -15,6 +15,7 @@ import torchzero_clip as tz
 from scripts import house
 from scripts.house import imports, imports_of, label
 from tests.helpers import at_once
+from tests.processes.launch import python
 
 PACKAGE = Path(tz.__file__).parent
 FILES = house.files()
@@ -52,8 +53,9 @@ def test_only_torch_typing_extensions_and_the_standard_library_are_imported(path
 
 
 def test_a_room_imports_only_the_rooms_below_it():
-    """Rules import core and their own folder; core imports torch alone."""
-    assert {label(p): wrong for p in house.files(*house.ROOMS) if (wrong := house.outside(p))} == {}
+    """Rules import core and their own folder; core imports torch alone; every file has a room."""
+    assert {label(p): wrong for p in FILES if (wrong := house.outside(p))} == {}
+    assert {house.room(path) for path in FILES} == set(house.ROOMS)
 
 
 def test_no_two_files_import_each_other_nor_through_others():
@@ -66,7 +68,19 @@ def test_core_and_rules_know_no_class_of_an_engine():
     assert {label(p): names for p in paths if (names := house.engine_names(p))} == {}
 
 
-INSIDE_AN_ENGINE = {"workspaces", "watch", "backend", "recorder", "buffers", "replays"}
+def members(path, name):
+    """What a class has by its methods, its annotations and what it sets on itself."""
+    tree = ast.parse((PACKAGE / path).read_text())
+    (node,) = [n for n in ast.walk(tree) if isinstance(n, ast.ClassDef) and n.name == name]
+    found = {n.name for n in node.body if isinstance(n, ast.FunctionDef)}
+    set_here = [n for n in ast.walk(node) if isinstance(n, ast.Attribute)]
+    return found | {n.attr for n in set_here if ast.unparse(n) == f"self.{n.attr}"}
+
+
+ENGINES = [("engines/eager.py", "Eager"), ("engines/compiled/engine.py", "Compiled")]
+INSIDE_AN_ENGINE = set().union(*[members(*engine) for engine in ENGINES])
+INSIDE_AN_ENGINE |= {"watch", "backend", "buffers"}
+INSIDE_AN_ENGINE -= members("core/engine.py", "Engine") | {"__init__"}
 
 
 def inside_engines(source):
@@ -74,6 +88,9 @@ def inside_engines(source):
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Attribute) and ast.unparse(node.value).endswith("engine"):
             yield from {node.attr} & INSIDE_AN_ENGINE
+        if isinstance(node, ast.Call) and ast.unparse(node.func) == "getattr":
+            of, name = map(ast.unparse, node.args[:2])
+            yield from {name.strip("'")} & INSIDE_AN_ENGINE if of.endswith("engine") else ()
         if isinstance(node, ast.Call) and ast.unparse(node.func) == "isinstance":
             asked = {n.id for n in ast.walk(node.args[1]) if isinstance(n, ast.Name)}
             yield from asked & {"Compiled", "Eager"}
@@ -82,8 +99,9 @@ def inside_engines(source):
 def test_outside_of_engines_nothing_but_the_interface_of_one_is_used():
     outside = [path for path in FILES if not label(path).startswith("engines/")]
     assert {label(p): used for p in outside if (used := [*inside_engines(p.read_text())])} == {}
-    asked = "isinstance(opt.engine, (Compiled, Eager))\nopt.engine.watch = twin.engine.backend"
-    assert sorted(inside_engines(asked)) == ["Compiled", "Eager", "backend", "watch"]
+    asked = "isinstance(opt.engine, (Compiled, Eager))\nopt.engine.watch = twin.engine.backend\n"
+    asked += "getattr(opt.engine, 'replays', None)\nopt.engine.twin()"
+    assert sorted(inside_engines(asked)) == ["Compiled", "Eager", "backend", "replays", "watch"]
 
 
 def test_an_imported_name_belongs_to_the_file_that_defines_it():
@@ -111,6 +129,10 @@ def test_an_imported_name_belongs_to_the_file_that_defines_it():
         ("modules/descent/lr.py", "engines/eager.py"),
         ("modules/descent/lr.py", "modules/flow/when.py"),
         ("published/classic.py", "optimizer/modular.py"),
+        ("optimizer/explain.py", "trace.py"),
+        ("attach.py", "lab/server.py"),
+        ("recorder.py", "audit/step.py"),
+        ("audit/ledger.py", "recorder.py"),
     ],
 )
 def test_arrows_that_go_the_wrong_way_are_found(path, to, monkeypatch):
@@ -138,7 +160,32 @@ def test_core_names_no_rule():
 
 
 def too_many(counts):
-    return [str(count) for count in counts if count.value > count.limit]
+    return [str(count) for count in counts if not count.holds]
+
+
+def test_every_bound_is_of_something_that_is_counted():
+    counts = [*house.sizes(), *house.pages(), *house.ways()]
+    table, named = house.bounds(), {count.what for count in counts}
+    assert table.keys() <= named | {count.row for count in counts}
+    assert all([count.limit for count in counts])
+
+
+def test_a_count_of_nothing_or_without_a_bound_is_an_error():
+    assert too_many([house.Count("files that these are in", 0)])
+    assert too_many([house.Count("files that these are in", 10**6)])
+    with pytest.raises(KeyError, match="has no row"):
+        too_many([house.Count("lines of poetry", 3)])
+
+
+def test_the_tree_that_is_measured_is_its_own(tmp_path):
+    """Not one that is installed: of that no function would be counted, and all be well."""
+    (tmp_path / "torchzero_clip.py").write_text("raise ImportError('another tree')")
+    script = str(Path(house.__file__))
+    code = (
+        f"import runpy; runpy.run_path({script!r}); import torchzero_clip as t; print(t.__file__)"
+    )
+    ended = python("-c", code, cwd=tmp_path, PYTHONPATH=str(tmp_path))
+    assert str(PACKAGE) in str(ended)
 
 
 def test_the_rooms_and_their_files_stay_within_their_bounds():
