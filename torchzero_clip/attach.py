@@ -101,13 +101,13 @@ class Clipper(Modular):
                 for p, layout, u in rows:
                     waiting.discard(p)
                     if p.grad is None:
-                        self.engine.refuse("a gradient is made, once")
+                        step.notes.made("a gradient is made, once")
                         new = u.to(p.dtype, copy=True)
                         p.grad = new if layout is None else layout.wrap(new)
                     elif u is not (grad := local(p.grad)):
                         grad.copy_(u)
         if waiting:
-            self.engine.refuse("gradients are left out on the host: p.requires_grad_(False)")
+            step.notes.host("gradients are left out on the host: p.requires_grad_(False)")
         for p in waiting:
             p.grad = None
 

@@ -432,11 +432,8 @@ class OneAtATime:
     def capture(self, links: Sequence[Any], devices: set[torch.device]) -> None:
         self.engine.capture(links, devices)
 
-    def refuse(self, why: str) -> None:
-        self.engine.refuse(why)
-
-    def notes(self, links: Sequence[Any], besides: Sequence[str]) -> list[str]:
-        return self.engine.notes(links, besides)
+    def says(self, links: Sequence[Any], besides: Sequence[str]) -> list[str]:
+        return self.engine.says(links, besides)
 
 
 def _too_far(links: Iterable[Link], limit: str) -> list[Link]:

@@ -91,10 +91,7 @@ class AtOnce:
     def capture(self, links: Sequence[Any], devices: set[torch.device]) -> None:
         raise ValueError("nothing is captured")
 
-    def refuse(self, why: str) -> None:
-        """Every step is done anew."""
-
-    def notes(self, links: Sequence[Any], besides: Sequence[str]) -> list[str]:
+    def says(self, links: Sequence[Any], besides: Sequence[str]) -> list[str]:
         return []
 
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from torch.nn import Parameter
 
+from torchzero_clip.core.notes import Notes
 from torchzero_clip.core.skip import Skipped
 from torchzero_clip.core.step import Step
 from torchzero_clip.core.stochastic import SEED, STEP
@@ -43,11 +43,15 @@ def test_a_loss_is_one_tensor_in_double_precision(loss: Any) -> None:
     assert step.mean_loss("there", CPU) is made
 
 
-def test_what_a_user_is_asked_is_noted_where_somebody_asks_for_it() -> None:
-    asked: list[Any] = []
-    notes = SimpleNamespace(ask=lambda *said: asked.append(said))
-    assert step_of(asked=notes).ask(max, 1, 2) == step_of().ask(max, 1, 2) == 2
-    assert asked == [(max, (1, 2), 2)]
+def test_what_a_user_is_asked_is_noted_where_somebody_listens() -> None:
+    class Heard(Notes):
+        def ask(self, function: Any, *args: Any) -> Any:
+            heard.append((function, args))
+            return super().ask(function, *args)
+
+    heard: list[Any] = []
+    assert step_of(notes=Heard()).notes.ask(max, 1, 2) == step_of().notes.ask(max, 1, 2) == 2
+    assert heard == [(max, (1, 2))]
 
 
 def test_a_step_that_rounds_is_counted_once_in_every_group() -> None:

@@ -225,7 +225,7 @@ def test_where_answers_about_a_count_stay_others_steps_are_written_down_again() 
         pure = True
 
         def step(self, buckets: list[Bucket]) -> list[Bucket]:
-            late = buckets[0].step.ask(lambda t: t > 4, count_step(buckets, asks=True))
+            late = buckets[0].step.notes.ask(lambda t: t > 4, count_step(buckets, asks=True))
             for bucket in buckets:
                 bucket.u = bucket.u.mul(1.0 if late else 2.0)
             return buckets

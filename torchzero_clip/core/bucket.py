@@ -187,7 +187,7 @@ class Bucket:
         if link.narrow and any(names.values()):
             prepare_draws(self.step.groups)
         if new:
-            self.step.engine.refuse(f"{link.path} makes state, once")
+            self.step.notes.made(f"{link.path} makes state, once")
             for i in new:
                 self.param_states[i].update(link.new_state(self.originals[i]))
             share_vectors([self.param_states[i] for i in new], keys)
@@ -291,7 +291,7 @@ def begun(buckets: Sequence[Bucket]) -> list[Bucket]:
             out.append(bucket)
             continue
         bucket.step.skip.read(f"{bucket.bound.path}: parameters begin")
-        bucket.step.engine.refuse(f"{bucket.bound.path}: parameters begin, once")
+        bucket.step.notes.made(f"{bucket.bound.path}: parameters begin, once")
         for state in bucket.param_states:
             state[key] = 1
         out += [bucket.select(old)] if old else []
@@ -318,12 +318,12 @@ def count_step(
     path, step = buckets[0].bound.path, buckets[0].step
     step.skip.read(f"{path} counts the steps that happen")
     if not asks:
-        step.engine.refuse(f"{path} {COUNTS}")
-    return step.count(f"{path}/{name}", by)
+        step.notes.host(f"{path} {COUNTS}")
+    return step.notes.count(step.groups, f"{path}/{name}", by)
 
 
 def keep_number(buckets: Sequence[Bucket], name: str, value: int) -> None:
     """Keep a number of this link in every group."""
-    buckets[0].step.engine.refuse(f"{buckets[0].bound.path} {COUNTS}")
+    buckets[0].step.notes.host(f"{buckets[0].bound.path} {COUNTS}")
     for group in buckets[0].step.groups:
         group["chain"][f"{buckets[0].bound.path}/{name}"] = value

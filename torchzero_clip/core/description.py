@@ -40,7 +40,7 @@ class Description:
     impure: ClassVar[str] = ""
     """Set in a class that cannot be pure: why, and what to do where steps shall be replayed."""
     asks: ClassVar[tuple[str, ...]] = ()
-    """Fields that are functions, and are asked through `Step.ask`."""
+    """Fields that are functions, and are asked through `Notes.ask`."""
     _kinds: ClassVar[dict[str, tuple[type, bool]]] = {}  # of fields that are numbers or truths
     _own_init: ClassVar[bool] = False
     _finished = False  # whether it is checked, and may no longer change

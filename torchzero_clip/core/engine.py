@@ -164,8 +164,8 @@ class Play(NamedTuple):
         loss: The loss that was reported.
         links: The chain.
         kind: What else must be as it was for a step to be like another.
-        anew: anew(groups, loss, asked) sends the gradients through the links: of these groups,
-            whose live values may be tensors. What functions of a user are asked goes into a list.
+        anew: anew(groups, loss, notes) sends the gradients through the links: of these groups,
+            whose live values may be tensors.
     """
 
     groups: Sequence[dict[str, Any]]
@@ -222,10 +222,7 @@ class Engine(Protocol):
     def capture(self, links: Sequence[Any], devices: set[torch.device]) -> None:
         """Have the steps of a chain on these devices captured; a ValueError where none can be."""
 
-    def refuse(self, why: str) -> None:
-        """Note that the step on its way does what could not be done again."""
-
-    def notes(self, links: Sequence[Any], besides: Sequence[str]) -> list[str]:
+    def says(self, links: Sequence[Any], besides: Sequence[str]) -> list[str]:
         """Lines on how it does steps of a chain again, or why not and what to do about that.
 
         `besides` are reasons not to which are no link's.

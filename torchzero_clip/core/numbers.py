@@ -123,7 +123,7 @@ class Numbers:
             held = held.to(devices[0], wide(devices[0]))
         for chain in chains:
             if chain.get(key) is not held:
-                self._step.engine.refuse(f"{key} is made, once")
+                self._step.notes.made(f"{key} is made, once")
                 chain[key] = held
         return held
 

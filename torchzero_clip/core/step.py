@@ -10,25 +10,12 @@ from torch import Tensor
 
 from torchzero_clip.core.engine import Engine, Session
 from torchzero_clip.core.gradients import StepGradients
+from torchzero_clip.core.notes import UNHEARD, Notes
 from torchzero_clip.core.part import Part, Roster
 from torchzero_clip.core.sharding import gather
 from torchzero_clip.core.skip import Skip, Skipped
 from torchzero_clip.core.stochastic import SEED, STEP
 from torchzero_clip.core.tensors import wide
-
-
-class Counted(int):
-    """A count of steps, this one included, and the key that it has in the chain dict of groups."""
-
-    key: str
-    by: int
-
-
-def counted(groups: Sequence[Mapping[str, Any]], key: str, by: int) -> Counted:
-    """The count of the next step."""
-    found = Counted(int(groups[0]["chain"].get(key, 0)) + by)
-    found.key, found.by = key, by
-    return found
 
 
 class Step:
@@ -44,7 +31,7 @@ class Step:
         process_group: Processes that hold the rest of the model.
         roster: The parts of the groups, from the step before.
         loss: The loss that was reported for the step.
-        asked: Takes what was asked on the host, where the step is written down.
+        notes: What the step tells of itself, where it may be repeated.
     """
 
     def __init__(
@@ -56,9 +43,9 @@ class Step:
         process_group: Any = None,
         roster: Roster | None = None,
         loss: Tensor | float | None = None,
-        asked: Any = None,
+        notes: Notes = UNHEARD,
     ) -> None:
-        self.asked = asked
+        self.notes = notes
         self.groups, self.states, self.record = groups, states, record
         self.engine, self.process_group, self.loss = engine, process_group, loss
         self.roster = Roster() if roster is None else roster
@@ -90,36 +77,6 @@ class Step:
             for index, (group, grads) in groups
             for part in self.roster.parts(index, group, grads)
         ]
-
-    def ask(self, function: Callable[..., Any], *args: Any) -> Any:
-        """The answer of a function, which must be the same where the step is repeated."""
-        answer = function(*args)
-        if self.asked is not None:
-            self.asked.ask(function, args, answer)
-        return answer
-
-    def number(self, device: torch.device, function: Callable[..., float], *args: Any) -> Tensor:
-        """The answer of a function as a tensor, which is asked anew where the step is repeated."""
-        if self.asked is not None:
-            made: Tensor = self.asked.number(device, function, args)
-            return made
-        return torch.full((), function(*args), dtype=wide(device), device=device)
-
-    def alone(self, why: str) -> None:
-        """Note that this step does what those before and after it do not."""
-        if self.asked is not None:
-            self.asked.alone(why)
-
-    def count(self, key: str, by: int) -> int:
-        """A count of steps that every group keeps, this one included."""
-        if self.asked is not None:
-            count = counted(self.groups, key, by)
-            self.asked.count(count)
-            return count
-        now = int(self.groups[0]["chain"].get(key, 0)) + by  # torch traces no number of ours
-        for group in self.groups:
-            group["chain"][key] = now
-        return now
 
     def mean_loss(self, path: str, device: torch.device) -> Tensor:
         """The loss that was reported, on a device: the mean over all ranks."""

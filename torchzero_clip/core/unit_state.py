@@ -91,7 +91,7 @@ class UnitStore:
                 return there
         cells = [self._cell(key, value, places) for places in self._places(key)]
         if alone:
-            self._refuse(key)
+            self.buckets[0].step.notes.made(f"{key} is made, once")
             cells = share_memory(cells)
             for state, cell in zip(states, cells, strict=True):
                 state[key] = cell
@@ -99,9 +99,6 @@ class UnitStore:
             for group in self.buckets[0].step.groups:
                 group["chain"][key] = cells[0]
         return cells
-
-    def _refuse(self, key: str) -> None:
-        self.buckets[0].step.engine.refuse(f"{key} is made, once")
 
     def _places(self, key: str) -> list[list[Place]]:
         """The dicts that hold, or should hold, the number of each unit."""
@@ -131,7 +128,7 @@ class UnitStore:
         state, param = next((row for row in places if key in row[0]), places[0])
         held = state.get(key, value)
         if key not in state or not isinstance(held, Tensor) or held.device != param.device:
-            self._refuse(key)
+            self.buckets[0].step.notes.made(f"{key} is made, once")
             double = any([statistic_dtype(p) == torch.float64 for _, p in places])
             dtype = torch.float64 if double else torch.float32
             held = statistic(held.clone() if isinstance(held, Tensor) else held, param, dtype)

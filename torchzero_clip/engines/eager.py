@@ -80,10 +80,7 @@ class Eager:
     def capture(self, links: Sequence[Any], devices: set[torch.device]) -> None:
         raise ValueError("captured takes an optimizer that is made with compile=True")
 
-    def refuse(self, why: str) -> None:
-        """Note nothing: every step is done anew."""
-
-    def notes(self, links: Sequence[Any], besides: Sequence[str]) -> list[str]:
+    def says(self, links: Sequence[Any], besides: Sequence[str]) -> list[str]:
         return []
 
 

@@ -129,7 +129,7 @@ def explain(optimizer: Any, make: Callable[..., Any], each: bool = False) -> str
         ends.append("Whether a step is skipped stays on the device.")
     elif skip:
         ends.append(f"The host waits in each step for whether it is skipped: {skip.why}.")
-    ends += optimizer.engine.notes(optimizer.links, unrepeated(optimizer))
+    ends += optimizer.engine.says(optimizer.links, unrepeated(optimizer))
     table = ["", *branches.parameters(optimizer)] if each else []
     return "\n".join([*lines, "", *ends, *table])
 

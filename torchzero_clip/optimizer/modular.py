@@ -16,6 +16,7 @@ from torchzero_clip.core.bucket import in_buckets
 from torchzero_clip.core.chain import Chain, bind, prepare, send
 from torchzero_clip.core.description import RESERVED
 from torchzero_clip.core.engine import Engine, Play, Records
+from torchzero_clip.core.notes import UNHEARD, Notes
 from torchzero_clip.core.part import Roster
 from torchzero_clip.core.private import traced, untraced
 from torchzero_clip.core.sharding import refuse_flat
@@ -170,11 +171,11 @@ class Modular(Optimizer):
         self,
         groups: Sequence[dict[str, Any]],
         loss: Tensor | float | None,
-        asked: list[Any] | None = None,
+        notes: Notes = UNHEARD,
     ) -> Records:
         """Run a step of these groups, whose live values are checked; returns what was measured."""
         self._records = {}
-        more = self.process_group, self._roster, loss, asked
+        more = self.process_group, self._roster, loss, notes
         self._run(Step(groups, self.state, self._records, self.engine, *more))
         return self._records
 

@@ -91,11 +91,11 @@ class Compiled(Runner):
             trace = BucketTrace(self, key, places, params, grads, WeakSet())
             if apart([trace.buffers[PARAMETERS], trace.buffers[GRADIENTS]]):
                 return CompiledSession(trace)
-        self.refuse("tensors are complex or share memory: give view_as_real of them, or clones")
+        self._refuse("tensors are complex or share memory: give view_as_real of them, or clones")
         return self.eager.open(key, places, params, grads)
 
     def in_turn(self) -> Engine:
-        self.refuse("gradients share memory: give each its own, as p.grad.clone() has")
+        self._refuse("gradients share memory: give each its own, as p.grad.clone() has")
         return self.eager
 
     def take(self, play: Play) -> Records:
@@ -123,12 +123,12 @@ class Compiled(Runner):
             raise ValueError(f"captured: the steps of this chain differ on the host: {why}")
         self.graph, self.replays = StepGraph(), None
 
-    def refuse(self, why: str) -> None:
+    def _refuse(self, why: str) -> None:
         if self.recorder is not None:
             raise Refused(why)
 
-    def notes(self, links: Sequence[Any], besides: Sequence[str]) -> list[str]:
-        return (self.replays or Replays(links)).notes(besides)
+    def says(self, links: Sequence[Any], besides: Sequence[str]) -> list[str]:
+        return (self.replays or Replays(links)).says(besides)
 
     @contextmanager
     def _recording(self, grads: Sequence[Tensor]) -> Iterator[StepRecorder]:

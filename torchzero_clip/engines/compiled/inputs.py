@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import itertools
 import operator
-from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from torchzero_clip.core.engine import Play
-from torchzero_clip.core.step import Counted, counted
+from torchzero_clip.core.notes import UNHEARD, Notes
 from torchzero_clip.core.tensors import wide
 from torchzero_clip.engines.buffers import Buffer
+from torchzero_clip.engines.compiled.recorder import Refused, StepRecorder
 from torchzero_clip.engines.compiled.tables import TABLES
-
-if TYPE_CHECKING:
-    from torchzero_clip.engines.compiled.recorder import StepRecorder
 
 FIXED = (int, bool, float, str, type(None))
 
@@ -89,8 +87,15 @@ class Later(Exception):
     """Raised where this step alone could not be done again; nothing has happened yet."""
 
 
-class Questions:
-    """What a step that is written down asked on the host: functions of a user, and of counts.
+class Counted(int):
+    """A count of steps, and the key that it has in groups."""
+
+    key: str
+    by: int
+
+
+class StepNotes(Notes):
+    """What a step that is written down told: what was asked on the host, and what it counts.
 
     Args:
         recorder: What writes it down.
@@ -105,17 +110,20 @@ class Questions:
         self._numbers: list[tuple[Tensor, Callable[..., Any], Any]] = []
         self._values: list[Any] = []
 
-    def alone(self, why: str) -> None:
+    def made(self, why: str) -> None:
         raise Later(why)
 
-    def count(self, count: Counted) -> None:
-        self.counts.append(count)
+    def host(self, why: str) -> None:
+        raise Refused(why)
 
-    def ask(self, function: Callable[..., Any], args: Any, answer: Any) -> None:
-        self._asked.append((function, args, answer))
+    def perhaps(self, flag: bool) -> bool:
+        return True
 
-    def number(self, device: torch.device, function: Callable[..., float], args: Any) -> Tensor:
-        """A number that is another one in every step."""
+    def ask(self, function: Callable[..., Any], *args: Any) -> Any:
+        self._asked.append((function, args, function(*args)))
+        return self._asked[-1][-1]
+
+    def number(self, device: torch.device, function: Callable[..., float], *args: Any) -> Tensor:
         value = function(*args)
         (made,) = self._recorder.kept(
             lambda: [torch.full((), value, dtype=wide(device), device=device)]
@@ -123,6 +131,12 @@ class Questions:
         self._numbers.append((made, function, args))
         self._values.append(value)
         return made
+
+    def count(self, groups: Sequence[Mapping[str, Any]], key: str, by: int) -> Counted:
+        found = Counted(int(groups[0]["chain"].get(key, 0)) + by)
+        found.key, found.by = key, by
+        self.counts.append(found)
+        return found
 
     def same(self, groups: Sequence[dict[str, Any]], counted: bool) -> bool:
         """Whether the answers are as they were: those about counts, or the others."""
@@ -141,13 +155,14 @@ class Questions:
                 t.fill_(values[i])
         self._values = values
         for count in self.counts:
-            now = int(counted(groups, count.key, count.by))
-            for group in groups:
-                group["chain"][count.key] = now
+            UNHEARD.count(groups, count.key, count.by)
 
 
 def _now(args: Any, groups: Sequence[dict[str, Any]]) -> list[Any]:
-    return [counted(groups, x.key, x.by) if isinstance(x, Counted) else x for x in args]
+    """The arguments with the counts of the next step."""
+    return [
+        int(groups[0]["chain"].get(x.key, 0)) + x.by if isinstance(x, Counted) else x for x in args
+    ]
 
 
 class LiveValues:

@@ -25,7 +25,7 @@ from torchzero_clip.core.part import Part
 from torchzero_clip.core.private import Missing
 from torchzero_clip.engines.buffers import Buffer
 from torchzero_clip.engines.compiled.backends import on_gpu, step_of
-from torchzero_clip.engines.compiled.inputs import Later, LiveValues, Questions, StepInputs
+from torchzero_clip.engines.compiled.inputs import Later, LiveValues, StepInputs, StepNotes
 from torchzero_clip.engines.compiled.premises import OURS, Premises, impure, subclassed
 from torchzero_clip.engines.compiled.recorder import Refused, python
 
@@ -83,7 +83,7 @@ class Replays:
         broken = rests = False
         if self._replay is not None:
             grads = self._replay.holds(play, kinds)
-            if grads is not None and self._replay.asked.same(play.groups, counted=True):
+            if grads is not None and self._replay.notes.same(play.groups, counted=True):
                 self.count, self._rested = self.count + 1, False
                 return self._replay(play, grads, self._live.numbers)
             rests = grads is not None and not self._rested  # a step among many
@@ -100,7 +100,6 @@ class Replays:
         able = bool(parts) and self._alike >= self._wait and not rests
         if able and (why := subclassed(parts, play.states)):
             self.why, able = why, False
-        entries = sum(map(len, play.states.values()))
         if able:
             self._record(parts, kinds, play, recording)
             if self._graph is not None and (self._replay is None or not self._replay.native):
@@ -112,12 +111,10 @@ class Replays:
                 return self._replay(play, grads, self._live.numbers)
             self._replay = None
         records = play.anew(*self._live.given(play, self._live.tensors(self._gpu(play))))
-        if able and entries < sum(map(len, play.states.values())):
-            self._wait = 1  # state was made, which does not happen again
         return _of_groups(records, measured_in(records), play.groups)
 
-    def notes(self, besides: Sequence[str]) -> list[str]:
-        """The way steps are done now, as far as it is known: see `Engine.notes`."""
+    def says(self, besides: Sequence[str]) -> list[str]:
+        """The way steps are done now, as far as it is known: see `Engine.says`."""
         if never := [*besides, *self._never]:
             return ["No step will be replayed:", *[f"- {why}." for why in never]]
         if self._replay is None:
@@ -155,11 +152,11 @@ class Replays:
         live = self._live.tensors() if vector is None else list(vector.unbind())
         try:
             with recording(grads) as recorder:
-                asked = Questions(recorder)
-                records = play.anew(*self._live.given(play, live), asked)
+                notes = StepNotes(recorder)
+                records = play.anew(*self._live.given(play, live), notes)
                 kept = recorder.end(measured_in(records), live)
             function = python(recorder.graph)
-            asked.close()
+            notes.close()
         except Exception as error:  # a step that fails says so itself when it is done
             self.why = told(error)
             self._wait = again if isinstance(error, Later) else SELDOM
@@ -169,7 +166,7 @@ class Replays:
         if (why := premises.unknown(recorder.leaves, [*known, *recorder.made])) is not None:
             self.why, self._wait = why, SELDOM
             return
-        premises.leave_out([count.key for count in asked.counts])
+        premises.leave_out([count.key for count in notes.counts])
         counts = [sum([p.grad is not None for p in part.originals]) for part in parts]
         gradients, leaves = recorder.gradients, recorder.leaves
         step = step_of(self._backend, grads[0].device)
@@ -180,7 +177,7 @@ class Replays:
         inputs = StepInputs(leaves, changing, live, self._live.numbers, counts, gradients, vector)
         inputs.leave()
         records, functions = _of_groups(records, kept, play.groups), (function, native)
-        self._replay = RecordedStep(premises, asked, kinds, functions, inputs, records)
+        self._replay = RecordedStep(premises, notes, kinds, functions, inputs, records)
         self.why, self._wait = None, again
 
 
@@ -188,7 +185,7 @@ class RecordedStep:
     """A step that can be done again.
 
     Args:
-        premises, asked: What must be as it was, and what was asked on the host.
+        premises, notes: What must be as it was, and what was asked on the host.
         kinds: Those of the live values and of the loss.
         function: The step, of its leaves, and as native calls where it is compiled.
         inputs: What stands in the place of each leaf.
@@ -198,13 +195,13 @@ class RecordedStep:
     def __init__(
         self,
         premises: Premises,
-        asked: Questions,
+        notes: StepNotes,
         kinds: Any,
         function: tuple[Callable[..., Any], CompiledStep | None],
         inputs: StepInputs,
         records: Records,
     ) -> None:
-        self._premises, self.asked, self._kinds = premises, asked, kinds
+        self._premises, self.notes, self._kinds = premises, notes, kinds
         self._inputs, self._records = inputs, records
         self._function, self.native = function
 
@@ -213,10 +210,10 @@ class RecordedStep:
         if kinds != self._kinds:
             return None
         grads = self._premises.hold(play.groups, play.states)
-        return grads if grads and self.asked.same(play.groups, counted=False) else None
+        return grads if grads and self.notes.same(play.groups, counted=False) else None
 
     def __call__(self, play: Play, grads: Sequence[Buffer], numbers: Sequence[float]) -> Records:
-        self.asked.count_on(play.groups)
+        self.notes.count_on(play.groups)
         changing = self._inputs.enter(grads, numbers, play.loss)
         try:
             if self.native is None or not self.native(changing):

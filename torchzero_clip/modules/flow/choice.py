@@ -18,7 +18,7 @@ def split(
     outside: list[Bucket] = []
     for bucket in buckets:
         rows = zip(bucket.names, bucket.originals, strict=True)
-        chosen = [bool(bucket.step.ask(where, n or _NoName(), p)) for n, p in rows]
+        chosen = [bool(bucket.step.notes.ask(where, n or _NoName(), p)) for n, p in rows]
         for part, kind in ((inside, True), (outside, False)):
             places = [i for i, choice in enumerate(chosen) if choice is kind]
             if places:

@@ -63,12 +63,12 @@ class Reset(Transform):
 
     def step(self, buckets: list[Bucket]) -> list[Bucket]:
         t, step = count_step(buckets, asks=True), buckets[0].step
-        if step.ask(self._begins, t):
+        if step.notes.ask(self._begins, t):
             self._begin_anew(buckets[0])
         out = run(buckets)
-        if self.warmup and (step.asked is not None or self._since(t) < self.warmup):
+        if self.warmup and step.notes.perhaps(self._since(t) < self.warmup):
             for bucket in out:
-                share = self._share(step.number(bucket.device, self._since, t))
+                share = self._share(step.notes.number(bucket.device, self._since, t))
                 bucket.u = bucket.u.to(bucket.state_dtype).mul_(share)
         return out
 
@@ -86,7 +86,7 @@ class Reset(Transform):
 
     def _begin_anew(self, bucket: Bucket) -> None:
         """Put all state inside back to its first values, that of idle parameters too."""
-        bucket.step.alone(f"{bucket.bound.path} begins anew, in this step alone")
+        bucket.step.notes.made(f"{bucket.bound.path} begins anew, in this step alone")
         states = bucket.step.states or {}
         for link in bucket.bound.walk():
             if link is bucket.bound or not link.transforms:
