@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import torch
 from torch.nn import Linear, Sequential
 
@@ -18,6 +20,7 @@ from torchzero_clip import (
     Orthogonalize,
     Partition,
     WeightDecay,
+    groups,
     matrices_and_rest,
 )
 
@@ -70,19 +73,19 @@ def test_each_parameter_has_a_row_with_its_links_rate_and_decay() -> None:
     net = model()
     decay = Masked(WeightDecay(0.1), lambda name, p: p.dim() > 1)
     frozen = Freeze(lambda name, p: name == "2.bias")
-    groups = [
+    halves = [
         {"params": list(net[0].named_parameters())},
         {"params": [(f"2.{n}", p) for n, p in net[2].named_parameters()], "lr": 0.5},
     ]
-    opt = Modular(groups, frozen, Adam(), decay, LR(0.1))
+    opt = Modular(halves, frozen, Adam(), decay, LR(0.1))
     rows = opt.explain(parameters=True).splitlines()[-5:]
     assert [row.split(maxsplit=1)[0] for row in rows] == [
         "parameter", "weight", "bias", "2.weight", "2.bias",
     ]  # fmt: skip
-    assert rows[1].split()[:5] == ["weight", "(8,", "4)", "0.1", "0.1"]
+    assert rows[1].split()[:6] == ["weight", "(8,", "4)", "0", "0.1", "0.1"]
     assert rows[1].endswith("Freeze, Adam, Masked/WeightDecay, LR")
-    assert rows[2].split() == ["bias", "(8,)", "0.1", "-", "Freeze,", "Adam,", "LR"]
-    assert rows[3].split()[3] == "0.5"
+    assert rows[2].split() == ["bias", "(8,)", "0", "0.1", "-", "Freeze,", "Adam,", "LR"]
+    assert rows[3].split()[3:5] == ["1", "0.5"]
     assert rows[4].endswith("none: it stays as it is")
     assert "parameter " not in opt.explain()
 
@@ -95,3 +98,17 @@ def test_what_falls_through_a_partition_is_named() -> None:
     assert "Partition leaves 0.bias, 1.bias, 2.bias as they come." in told
     opt = Modular(net.named_parameters(), Masked(Identity(), lambda name, p: True), LR(0.1))
     assert "as they come" not in opt.explain(parameters=True)
+
+
+def test_parameters_that_differ_in_numbers_and_rates_alone_share_a_row() -> None:
+    net = Sequential(*[Linear(4, 4) for _ in range(150)])
+    made = groups(net, {"149.*": {"max_norm": 0.5}}, lr=1.0, layer_decay=0.5)
+    opt = Modular(made, ClipNorm(1.0, dim="global"), Adam(), WeightDecay(0.1), LR(1.0))
+    rows = [re.split("  +", row) for row in opt.explain(parameters=True).splitlines()[-5:]]
+    assert [row[:-1] for row in rows] == [
+        ["parameter", "shape", "group", "lr", "weight_decay"],
+        ["*.weight (149)", "(4, 4)", "0 to 296", f"{0.5**149:g} to 0.5", "0.1"],
+        ["*.bias (149)", "(4,)", "1 to 297", f"{0.5**149:g} to 0.5", "0"],
+        ["149.weight", "(4, 4)", "298", "1", "0.1"],  # whose limit is another
+        ["149.bias", "(4,)", "299", "1", "0"],
+    ]

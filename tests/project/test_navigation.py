@@ -58,6 +58,15 @@ def test_every_page_is_in_the_navigation_once() -> None:
     assert sorted(found) == sorted(str(page.relative_to(docs)) for page in docs.rglob("*.md"))
 
 
+@pytest.mark.parametrize("page", ["README.md", "docs/start.md"])
+def test_a_first_page_leads_to_what_comes_up_next(page: str) -> None:
+    """No decay for biases, several batches as one, averaged weights, what the chain is."""
+    folder = "docs/" if page == "README.md" else ""
+    text = (ROOT / page).read_text()
+    for name in ("groups", "accumulation", "averages", "check"):
+        assert f"]({folder}{name}.md)" in text
+
+
 def test_a_search_for_what_torch_calls_an_optimizer_finds_what_it_is_here() -> None:
     """Words of titles weigh most, and those of this page twice; of other pages one is as heavy."""
     boosted = [p.name for p in (ROOT / "docs").rglob("*.md") if "\n  boost: 2" in p.read_text()]

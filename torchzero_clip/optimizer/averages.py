@@ -178,7 +178,7 @@ def averaged(optimizer: Any, name: str | None, model: Module | None) -> Iterator
     """The weights for evaluation in the parameters, as long as the context lasts."""
     refuse(optimizer, "averaged()", shown=True)
     _links(optimizer.keys.links, name)
-    substitution = Substitution(_params(optimizer))
+    substitution = Substitution(params_of(optimizer))
     hook = optimizer.register_state_dict_pre_hook(lambda opt: refuse(opt, "state_dict()"))
     try:
         optimizer._inside = True
@@ -207,7 +207,7 @@ def evaluate(optimizer: Any) -> None:
     refuse(optimizer, "eval()")
     if is_shown(optimizer) or not any([averages(x.transform) for x in optimizer.keys.links]):
         return
-    substitution = Substitution(_params(optimizer))
+    substitution = Substitution(params_of(optimizer))
     try:
         for row in rows(optimizer):
             kept = substitution.put(row)
@@ -226,7 +226,7 @@ def train(optimizer: Any) -> None:
     refuse(optimizer, "train()")
     if not is_shown(optimizer):
         return
-    substitution = Substitution(_params(optimizer))
+    substitution = Substitution(params_of(optimizer))
     for row in rows(optimizer):
         substitution.expect(row, optimizer.state[row.param].get(TRAINING))
     try:
@@ -266,7 +266,7 @@ def averaged_state_dict(optimizer: Any, model: Module, name: str | None) -> dict
         found[row.param] = weights if layout is None else layout.wrap(weights)
     state: dict[str, Any] = model.state_dict(keep_vars=True)
     params = {value for value in state.values() if isinstance(value, Tensor)}
-    if not params & set(_params(optimizer)):
+    if not params & set(params_of(optimizer)):
         raise ValueError(
             "averaged_state_dict: takes the model that this optimizer trains, got one with none of "
             "its parameters"
@@ -277,12 +277,13 @@ def averaged_state_dict(optimizer: Any, model: Module, name: str | None) -> dict
     return state
 
 
-def _params(optimizer: Any) -> list[Tensor]:
+def params_of(optimizer: Any) -> list[Tensor]:
+    """The parameters of all groups."""
     return [p for group in optimizer.param_groups for p in group["params"]]
 
 
 def _forget(optimizer: Any) -> None:
-    for p in _params(optimizer):
+    for p in params_of(optimizer):
         optimizer.state.get(p, {}).pop(TRAINING, None)
     for group in optimizer.param_groups:
         group["chain"].pop(SHOWN, None)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from torch import Tensor
@@ -12,6 +14,7 @@ from torchzero_clip.core.link import Link
 from torchzero_clip.core.sharding import layout_of, local
 
 MOST = 0.9  # of the square of a norm: a branch with more of it decides
+NUMBER = re.compile(r"\b\d+\b")
 
 
 def way(links: Sequence[Link], name: str, p: Tensor) -> Iterator[Link]:
@@ -19,22 +22,29 @@ def way(links: Sequence[Link], name: str, p: Tensor) -> Iterator[Link]:
     for link in [link for link in links if link.transforms]:
         if link.transform.leaves_out(name, p):
             return
-        if link.transform.inner is None:
-            yield link
-        for i in link.transform.branches_of(name, p) if link.transform.inner else ():
-            yield from way(link.children[i : i + 1], name, p)
+        yield from _inside(link, name, p) if link.transform.inner else [link]
 
 
 def parameters(optimizer: Any) -> list[str]:
-    """A table with a row for each parameter: its links, and its learning rate and decay."""
-    rows: list[tuple[str, ...]] = [("parameter", "shape", "lr", "weight_decay", "links")]
-    for group, name, p in _named(optimizer):
-        links = list(way(optimizer.links, name, p))
-        values = [_value(links, key, group) for key in ("lr", "weight_decay")]
+    """A table of what acts on each parameter, with its learning rate and decay.
+
+    Those that are alike but for their rates and the numbers in their names share a row.
+    """
+    rows: dict[Any, list[Any]] = {}
+    for g, name, p in _named(optimizer):
+        group, links = optimizer.param_groups[g], list(way(optimizer.links, name, p))
+        rate, decay = [_values(links, live, group) for live in ("lr", "weight_decay")]
         told = ", ".join(map(_told, links)) or "none: it stays as it is"
-        rows.append((name, str(tuple(p.shape)), *values, told))
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
+        others = tuple([str(group[x]) for one in links for k, x in one.keys.items() if k != "lr"])
+        kind = NUMBER.sub("*", name), str(tuple(p.shape)), decay, told, others
+        rows.setdefault(kind, []).append((name, (g,), rate))
+    table = [("parameter", "shape", "group", "lr", "weight_decay", "links")]
+    for (pattern, shape, decay, told, _), each in rows.items():
+        names, groups, rates = zip(*each, strict=True)
+        name = f"{pattern} ({len(names)})" if len(names) > 1 else names[0]
+        table.append((name, shape, _span(groups), _span(rates), _span([decay]), told))
+    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+    return ["  ".join(map(str.ljust, row, widths)).rstrip() for row in table]
 
 
 def fallen(optimizer: Any) -> Iterator[str]:
@@ -59,17 +69,12 @@ def joint(optimizer: Any) -> Iterator[str]:
 
 def _shares(optimizer: Any, split: Link) -> str:
     """How much of the square of the norm each branch has, where there are gradients."""
-    squares: dict[str, float] = {}
-    sharded = False
-    for _, name, p in _named(optimizer):
-        if p.grad is None:
-            continue
-        branches = [split.children[i] for i in split.transform.branches_of(name, p)]
+    squares, sharded = defaultdict[str, float](float), False
+    for _, name, p in [row for row in _named(optimizer) if row[-1].grad is not None]:
         square = norms.statistics([local(p.grad)], norms.NAMED["l2"]).square().sum().item()
         sharded = sharded or layout_of(p) is not None
-        for branch in branches[:1]:
-            label = branch.path.rpartition("/")[2]
-            squares[label] = squares.get(label, 0.0) + square
+        for i in split.transform.branches_of(name, p)[:1]:
+            squares[split.children[i].path.rpartition("/")[2]] += square
     whole = sum(squares.values())
     if not (0 < whole < float("inf")):
         return "; how much of it each has is told while gradients are there, before zero_grad()"
@@ -101,13 +106,18 @@ def _inside(link: Link, name: str, p: Tensor) -> Iterator[Link]:
         yield from way(link.children[i : i + 1], name, p)
 
 
-def _named(optimizer: Any) -> Iterator[tuple[Mapping[str, Any], str, Tensor]]:
+def _named(optimizer: Any) -> Iterator[tuple[int, str, Any]]:
     for g, group in enumerate(optimizer.param_groups):
         names = group.get("param_names") or [f"group {g}, {i}" for i in range(len(group["params"]))]
-        for name, p in zip(names, group["params"], strict=True):
-            yield group, name, p
+        yield from [(g, *row) for row in zip(names, group["params"], strict=True)]
 
 
-def _value(links: Sequence[Link], live: str, group: Mapping[str, Any]) -> str:
-    values = [group[link.keys[live]] for link in links if live in link.keys]
-    return ", ".join([f"{float(x):g}" for x in values]) or "-"
+def _values(links: Sequence[Link], live: str, group: Mapping[str, Any]) -> tuple[float, ...]:
+    return tuple([float(group[link.keys[live]]) for link in links if live in link.keys])
+
+
+def _span(values: Iterable[tuple[float, ...]]) -> str:
+    """The least and the greatest, where there are several."""
+    found = sorted(set(values))
+    ends = found[:1] + found[1:][-1:]
+    return " to ".join([", ".join([f"{x:g}" for x in each]) or "-" for each in ends])

@@ -19,6 +19,7 @@ from torchzero_clip.core.skip import Skip
 from torchzero_clip.core.tensors import is_sharded
 from torchzero_clip.core.transform import TensorwiseTransform, averages
 from torchzero_clip.optimizer import branches
+from torchzero_clip.optimizer.averages import params_of
 from torchzero_clip.optimizer.meaning import sentences
 from torchzero_clip.optimizer.rounding import subtract
 
@@ -79,7 +80,6 @@ class Traffic(TorchDispatchMode):
         """Count a pass, and not the operators that it is made of here."""
         self.count(KERNEL, read, reads=True, writes=False)
         self.count(KERNEL, written, reads=False, writes=True)
-        self.operators.add(KERNEL)
         self.inside = True
         yield
         self.inside = False
@@ -105,7 +105,7 @@ def explain(optimizer: Any, make: Callable[..., Any], each: bool = False) -> str
         return parts[-1].whole(read, written)
 
     twin.engine = optimizer.engine.twin(watch)
-    params = _params(twin)
+    params = params_of(twin)
     for _ in range(4):
         for p in params:
             p.grad = torch.full_like(p, 100.0)  # so that limits bite
@@ -125,10 +125,9 @@ def explain(optimizer: Any, make: Callable[..., Any], each: bool = False) -> str
     size = f"{kept / numbers:.3g} of {optimizer._keeps_like} size" if kept else "none"
     lines.append(f"{'in all':{width}}  {reads:5.3g}  {writes:6.3g}")
     ends = [f"Memory kept between steps, besides the state: {size}."]
-    if skip and skip.why is None:
-        ends.append("Whether a step is skipped stays on the device.")
-    elif skip:
-        ends.append(f"The host waits in each step for whether it is skipped: {skip.why}.")
+    if skip:
+        waits = f"The host waits in each step for whether it is skipped: {skip.why}."
+        ends.append("Whether a step is skipped stays on the device." if skip.why is None else waits)
     ends += optimizer.engine.says(optimizer.links, unrepeated(optimizer))
     table = ["", *branches.parameters(optimizer)] if each else []
     return "\n".join([*lines, "", *ends, *table])
@@ -136,7 +135,7 @@ def explain(optimizer: Any, make: Callable[..., Any], each: bool = False) -> str
 
 def unrepeated(optimizer: Any) -> list[str]:
     """The reasons why steps are never done again, whatever the links are, with ways out."""
-    sharded = sum(map(is_sharded, _params(optimizer)))
+    sharded = sum(map(is_sharded, params_of(optimizer)))
     way = f"rounding={optimizer.rounding!r}: take 'nearest', or leave compile out"
     told = [] if optimizer.rounding == "nearest" else [way]
     if optimizer.process_group is not None:
@@ -200,13 +199,9 @@ def _small(p: Tensor, square: bool) -> Parameter:
     return Parameter(torch.full(shape, 0.01, dtype=dtype, device=device))
 
 
-def _params(optimizer: Any) -> list[Tensor]:
-    return [p for group in optimizer.param_groups for p in group["params"]]
-
-
 def _places(twin: Any) -> dict[int, str]:
     """The words for each storage: state, a kept buffer, the gradients or the parameters."""
-    params = _params(twin)
+    params = params_of(twin)
     rows: dict[str, list[Any]] = {
         "state": [value for p in params for value in twin.state[p].values()],
         "a kept buffer": twin.engine.kept(),
@@ -219,12 +214,10 @@ def _places(twin: Any) -> dict[int, str]:
 
 def _parameters(optimizer: Any) -> list[str]:
     sizes: dict[str, list[int]] = {}
-    for p in _params(optimizer):
+    for p in params_of(optimizer):
         kind = f"{str(p.dtype).removeprefix('torch.')} on {p.device.type}"
         sizes.setdefault(kind, []).append(p.numel())
-    return [
-        f"{len(each)} parameters, {sum(each):,} numbers in {kind}" for kind, each in sizes.items()
-    ]
+    return [f"{len(n)} parameters, {sum(n):,} numbers in {kind}" for kind, n in sizes.items()]
 
 
 def _averages(optimizer: Any) -> Iterator[str]:
@@ -238,7 +231,7 @@ def _averages(optimizer: Any) -> Iterator[str]:
 
 def _owners(optimizer: Any) -> Iterator[str]:
     """A line for each link whose sharded matrices have owners, and what is gathered instead."""
-    matrices = [p for p in _params(optimizer) if p.dim() > 1]
+    matrices = [p for p in params_of(optimizer) if p.dim() > 1]
     layouts = [layout for p in matrices if (layout := layout_of(p)) is not None and layout.split]
     ranks = [len(route(layout)[1]) for layout in layouts]
     for link in optimizer.keys.links:

@@ -254,7 +254,8 @@ class Modular(Optimizer):
         gradients that are there.
 
         Args:
-            parameters: Add a table of the links, the learning rate and the decay of each parameter.
+            parameters: Add a table of the groups, rates, decays and links of parameters. Those that
+                are alike but for their rates and the numbers in their names share a row.
 
         Example:
             >>> import torch
