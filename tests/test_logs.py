@@ -10,8 +10,10 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+import torch
 
 from torchzero_clip import Trace
+from torchzero_clip._logs import Log
 
 NORMS = [[0.5], [1.5], [0.25]]
 READ = {
@@ -210,3 +212,12 @@ def test_steps_are_kept_by_a_file_and_by_a_part(tmp_path: Path) -> None:
     assert Trace.read(tmp_path / "again.csv").steps.tolist() == [10, 20, 30]
     part = trace.part(1)
     assert (part.steps.tolist(), part.norms.tolist(), part.stride) == ([20, 30], NORMS[1:], 10)
+
+
+@pytest.mark.parametrize("last", ["0.5", "", "None", "tensor(0.5, device='cuda:0')", " 1e5 "])
+def test_a_column_is_read_as_its_cells_are(last: str) -> None:
+    column = ["1", "2.5", "nan", "-inf", last]
+    log = Log({"norm": column}, "a file")
+    one_by_one = torch.tensor([log.number(cell) for cell in column])
+    torch.testing.assert_close(torch.tensor(log.numbers(column)), one_by_one, equal_nan=True)
+    assert log.known("norm").tolist() == [True] * 4 + [last not in ("", "None")]

@@ -6,6 +6,8 @@ import contextlib
 import http.client
 import json
 import socket
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from tests.helpers import ROOT
 from tests.lab.test_session import a_file, norms
 from torchzero_clip.__main__ import main
 from torchzero_clip.lab import server as serving
@@ -318,3 +321,18 @@ def test_where_there_are_no_windows_no_browser_takes_the_terminal(
     monkeypatch.setattr(LabServer, "serve_forever", lambda *_, **__: None)
     main(["lab", str(a_file(tmp_path, norms(5)))])
     assert "Open this address in a browser on this machine." in capsys.readouterr().out
+
+
+COMPILED = """
+import sys
+from torchzero_clip.lab.session import LabSession
+session = LabSession()
+session.run(0, 0)
+assert [*session.replay("ZClip()", (), 0, session.version, ())]
+sys.exit("torch._dynamo" in sys.modules)
+"""
+
+
+def test_it_is_there_without_the_compiler_of_torch() -> None:
+    """To import that takes seconds; a fork of these tests may have it."""
+    assert subprocess.run([sys.executable, "-c", COMPILED], cwd=ROOT, check=False).returncode == 0
