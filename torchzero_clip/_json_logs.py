@@ -11,6 +11,7 @@ from torchzero_clip.core.outside import warn
 
 TENSORBOARD = ["Wall time", "Step", "Value"]  # its lists of numbers
 DEEPEST = 100  # objects in objects
+SHOWN = 80  # letters of a line that a sentence repeats
 
 
 def of_json(text: str, source: str) -> dict[str, list[str]]:
@@ -48,12 +49,12 @@ def by_lines(lines: list[str], source: str) -> list[Any]:
     for i, line in enumerate(lines, 1):
         try:
             found += [spelt(line)] if line.strip() else []
-        except (SyntaxError, ValueError) as error:
+        except (SyntaxError, TypeError, ValueError):
             if i == len(lines):
                 warn(f"Trace: {source} ends within a line, which is left out")
                 break
             raise ValueError(
-                f"Trace: {source} must have an object in every line, got line {i}: {error}"
+                f"Trace: {source} must have an object in every line, got line {i}: {line[:SHOWN]}"
             ) from None
     return found
 
@@ -76,4 +77,4 @@ def flattened(row: Any, prefix: str = "") -> Iterable[tuple[str, str]]:
         if isinstance(value, dict):
             yield from flattened(value, f"{prefix}{key}/")
         else:
-            yield prefix + key, "" if value is None else str(value)
+            yield f"{prefix}{key}", "" if value is None else str(value)

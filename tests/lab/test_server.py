@@ -50,6 +50,13 @@ def ask(server: LabServer, method: str, path: str, body: Any = None, **headers: 
         connection.close()
 
 
+def refused(server: LabServer, name: str, body: Any, **headers: str) -> str:
+    """The sentence of an answer that says that the request was wrong."""
+    status, given, told = ask(server, "POST", f"{server.base}{name}", body, **headers)
+    assert (status, given["Content-Type"]) == (400, "text/plain; charset=utf-8")
+    return str(told.decode())
+
+
 def raw(server: LabServer, request: bytes) -> bytes:
     with socket.create_connection(("127.0.0.1", server.port), timeout=10) as connection:
         connection.sendall(request)
@@ -97,9 +104,12 @@ def test_a_dropped_file_is_the_run(server: LabServer) -> None:
     assert json.loads(ask(server, "POST", f"{server.base}file", body, **kind)[2]) == {}
     told = server.session.run(0, 0)
     assert (told["title"], told["steps"], told["column"]) == ("märz.csv", 2, "grad_norm")
-    _, _, wrong = ask(server, "POST", f"{server.base}file", b"epoch,loss\n1,2\n", **kind)
-    assert "a column such as grad_norm, and best one such as step" in json.loads(wrong)["error"]
-    assert "there are ['epoch', 'loss']" in json.loads(wrong)["error"]
+    wrong = refused(server, "file", b"epoch,loss\n1,2\n", **kind)
+    assert "a column such as grad_norm, and best one such as step" in wrong
+    assert "there are ['epoch', 'loss']" in wrong
+    assert "brackets in brackets, too deep to read" in refused(
+        server, "file", b"[" * 100_000, **kind
+    )
     assert server.session.run(0, 0)["steps"] == 2
 
 
@@ -108,29 +118,29 @@ def test_a_dropped_file_is_the_run(server: LabServer) -> None:
     [
         ({"text": "Adam()"}, "replay takes rules about norms, such as ZClip(), got Adam()"),
         ({"text": "__import__('os').system('true')"}, "nothing in it is computed"),
+        ({"text": "ClipNorm(max_norm=2 * 3)"}, "nothing in it is computed: got 2 * 3\n"),
+        ({"text": "ClipNorm([-x, 1])"}, "nothing in it is computed: got -x\n"),
         ({"text": "ClipNorm(-1.0)"}, "max_norm must be a number at least 0, got -1.0"),
         ({"text": "TrustRatio()"}, ""),
-        ({}, "text"),
+        ({}, "'text' must be a text of at most 10000 letters, got nothing"),
         ({**RULE, "path": ["max_norm"], "value": "x"}, "wanted is a number, got 'x'"),
         (
             {**RULE, "path": ["nothing"], "value": "1"},
             "has no live number at ['nothing']; it has [(",
         ),
         ({**RULE, "path": ["__class__"], "value": "1"}, "no live number at ['__class__']"),
-        ({**RULE, "path": [["max_norm"]], "value": "1"}, "unhashable"),
+        ({**RULE, "path": [["max_norm"]], "value": "1"}, "names and whole numbers, got a list"),
     ],
 )
 def test_a_wrong_question_gets_a_sentence(server: LabServer, question, sentence: str) -> None:
-    status, _, told = ask(server, "POST", f"{server.base}rule", question)
-    assert status == 200
     if sentence:
-        assert sentence in json.loads(told)["error"]
+        assert sentence in refused(server, "rule", question)
 
 
 def test_what_a_rule_asks_in_vain_is_said_instead_of_an_answer(server: LabServer) -> None:
     question = {"text": "TrustRatio()", "version": 1}
-    _, _, told = ask(server, "POST", f"{server.base}replay", question)
-    assert "reads group['params'], which a recorded run does not have" in json.loads(told)["error"]
+    sentence = "reads group['params'], which a recorded run does not have"
+    assert sentence in refused(server, "replay", question)
 
 
 @pytest.mark.parametrize(
@@ -179,7 +189,7 @@ def test_no_other_page_may_ask(server: LabServer) -> None:
 
 @pytest.mark.parametrize(
     ("length", "code"),
-    [("65537", 413), ("9" * 5000, 413), ("-1", 411), ("x", 411), ("", 411), ("１", 411)],
+    [(str(2**24 + 1), 413), ("9" * 5000, 413), ("-1", 411), ("x", 411), ("", 411), ("１", 411)],
 )
 def test_a_body_has_a_bounded_length(server: LabServer, length: str, code: int) -> None:
     head = (
@@ -196,13 +206,109 @@ def test_a_body_in_chunks_is_refused(server: LabServer) -> None:
 
 
 @pytest.mark.parametrize(
-    "body", ["[1]", "{", "3", '{"from": "x"}', '{"version": null}', "[" * 60_000]
+    "body",
+    ["[1]", "{", "3", "", "\0", "null", "NaN", "9" * 5000, "[" * 60_000, '{"a":' * 60_000,
+     '{"from": ' + "9" * 5000 + "}", '{"from": ' + "[" * 500 + "]" * 500 + "}", b"\xff"],
+    ids=range(13),
+)  # fmt: skip
+def test_what_is_no_question_gets_a_sentence(server: LabServer, body: str | bytes) -> None:
+    told = refused(server, "run", body, Content_Type="application/json")
+    assert "a question is an object in JSON, got " in told or told.startswith("'from' must be a ")
+
+
+ANYTHING = [
+    "NaN", "Infinity", "-Infinity", "1e999", "-1e999", "1e308", "5e-324", "1.5", "-1", "0", "7",
+    "-1000000000000", str(2**53 + 1), str(-(2**70)), "9" * 4000, "null", "true", '"x"', '""',
+    '"1e999"', '"nan"', '"\\ud800"', '"\\u0000"', f'"{"x" * 20_000}"', "{}", '{"x": [1]}', "[]",
+    "[[]]", "[{}]", "[null]", "[true]", '["x"]', "[0, 7]", "[-1000000000000]", "[1e999]",
+    "[9007199254740993]", '["max_norm", 7]',
+]  # fmt: skip
+FIELDS = {
+    "run": {"from": "0", "version": "1"},
+    "rule": {"text": '"ClipNorm(2.0)"', "path": '["max_norm"]', "value": '"3.0"'},
+    "replay": {
+        "text": '"ZClip()"', "path": '["z_thresh"]', "from": "0", "version": "1", "bad": "[3]"
+    },
+    "choose": {"run": '"language_trouble"', "column": '"norm/0"'},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("name", "field"), [(n, f) for n, fields in FIELDS.items() for f in fields]
 )
-def test_what_is_no_question_gets_a_sentence(server: LabServer, body: str) -> None:
-    kind = {"Content_Type": "application/json"}
-    status, _, told = ask(server, "POST", f"{server.base}run", body, **kind)
-    assert status == 200
-    assert json.loads(told)["error"]
+def test_whatever_a_field_says_there_is_an_answer(server: LabServer, name: str, field: str) -> None:
+    """All that it says is there, or a sentence: never a connection that ends without either."""
+    for given in [None, *ANYTHING]:
+        fields = {**FIELDS[name], field: given}
+        said = [f'"{key}": {value}' for key, value in fields.items() if value is not None]
+        body = f"{{{', '.join(said)}}}"
+        status, _, told = ask(
+            server, "POST", f"{server.base}{name}", body, Content_Type="application/json"
+        )
+        lines = told.decode().splitlines()
+        assert status in (200, 400), (given, told)
+        if status == 400:
+            assert len(lines[0]) > 10, given
+            assert "<" not in lines[0], (given, lines)
+        elif name == "replay":
+            assert json.loads(lines[-1]) == {"end": True}, given
+        else:
+            assert isinstance(json.loads(told), dict), given
+
+
+@pytest.mark.parametrize(
+    ("name", "question", "sentence"),
+    [
+        (
+            "run",
+            '{"from": 1e999}',
+            "'from' must be a whole number from 0 to 9007199254740992, got Inf",
+        ),
+        (
+            "replay",
+            '{"text": "ZClip()", "version": 1, "bad": [-1000000000000]}',
+            "'bad' must be a list",
+        ),
+    ],
+)
+def test_numbers_that_count_nothing_are_refused(server, name, question, sentence) -> None:
+    assert sentence in refused(server, name, question, Content_Type="application/json")
+
+
+def test_what_fails_on_the_way_ends_in_a_sentence(server: LabServer, monkeypatch) -> None:
+    """Also where nobody foresaw it, before the first line and after it."""
+    question = {**RULE, "version": server.session.version}
+
+    def lost(*_: object) -> Iterator[dict[str, Any]]:
+        yield {"steps": 1}
+        raise KeyError("lost")
+
+    monkeypatch.setattr(server.session, "replay", lost)
+    _, _, told = ask(server, "POST", f"{server.base}replay", question)
+    assert json.loads(told.splitlines()[-1]) == {"error": "the lab failed: KeyError: 'lost'"}
+    monkeypatch.setattr(server.session, "rule", lambda *_: {}["lost"])
+    status, _, told = ask(server, "POST", f"{server.base}rule", RULE)
+    assert (status, told) == (500, b"the lab failed: KeyError: 'lost'\n")
+
+
+def test_who_still_sends_gets_the_answer(server: LabServer) -> None:
+    """A file that is too large is refused before it has arrived."""
+    head = (
+        f"POST {server.base}file HTTP/1.0\r\nHost: 127.0.0.1:{server.port}\r\n"
+        f"Content-Type: application/octet-stream\r\nContent-Length: {2**29}\r\n\r\n"
+    )
+    with socket.create_connection(("127.0.0.1", server.port), timeout=10) as connection:
+        connection.sendall(head.encode())
+        for _ in range(100):
+            connection.sendall(b"1" * 2**16)
+        told = connection.makefile("rb").read()
+    assert told[9:12] == b"413"
+    assert b"there may be 268435456 bytes" in told
+
+
+def test_what_is_no_request_gets_a_status(server: LabServer) -> None:
+    for request in (b"\x16\x03\x01\x02\r\n\r\n", b"GET\r\n\r\n", b"GET / HTTP/x\r\n\r\n"):
+        assert raw(server, request)[9:12] == b"400"
 
 
 def test_two_hundred_requests_at_once_are_all_answered(tmp_path: Path) -> None:

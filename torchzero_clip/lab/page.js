@@ -15,9 +15,7 @@ async function ask(name, question) {
     body: JSON.stringify(question),
   });
   if (!answer.ok) throw new Error(await answer.text());
-  const told = await answer.json();
-  if (told.error) throw new Error(told.error);
-  return told;
+  return answer.json();
 }
 
 async function lines(name, question, signal, each) {
@@ -446,8 +444,6 @@ async function send(file) {
       body: file,
     });
     if (!answer.ok) throw new Error(await answer.text());
-    const told = await answer.json();
-    if (told.error) throw new Error(told.error);
     await load();
   } catch (error) {
     complain(error);
