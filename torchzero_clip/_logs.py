@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import array
 import csv
 import gzip
 import io
@@ -79,7 +80,7 @@ class Log:
         wanted, columns = self.units(name), dict[str, Tensor]()
         for key, column in self.cells.items():
             try:
-                values = self.numbers(column)
+                columns[key] = self.numbers(column)
             except ValueError as error:
                 if key in wanted:
                     raise ValueError(
@@ -87,11 +88,10 @@ class Log:
                         f"{key!r}"
                     ) from None
                 continue
-            columns[key] = torch.tensor(values, dtype=torch.float64)
         step = next((key for key in columns if is_step(key) and key not in wanted), None)
         if step is not None:
             columns = {"step": columns.pop(step), **columns}
-        known = {key: self.known(key) for key in wanted}
+        known = {key: self.known(key, columns[key]) for key in wanted}
         if name.rpartition("/")[2] == "norm":  # of a Recorder
             return columns, known
         kept = torch.stack([*known.values()]).any(0).nonzero().flatten()
@@ -104,21 +104,20 @@ class Log:
         chosen = [{key: values[kept] for key, values in some.items()} for some in (columns, known)]
         return chosen[0], chosen[1]
 
-    def known(self, key: str) -> Tensor:
-        """Where a column has something in its cells."""
-        column = self.cells[key]
-        try:
-            there = [True for _ in map(float, column)]
-        except ValueError:
-            there = [cell.strip().lower() not in NOTHING for cell in column]
-        return torch.tensor(there)
+    def known(self, key: str, numbers: Tensor) -> Tensor:
+        """Where a column of these numbers has something in its cells, be it NaN."""
+        column, there = self.cells[key], ~numbers.isnan()
+        places = numbers.isnan().nonzero().flatten()
+        spelt = [column[i].strip().lower() not in NOTHING for i in places.tolist()]
+        return there.index_copy(0, places, torch.tensor(spelt, dtype=torch.bool))
 
-    def numbers(self, column: list[str]) -> list[float]:
+    def numbers(self, column: list[str]) -> Tensor:
         """The numbers of cells; most files have nothing but plain ones, and may be long."""
         try:
-            return [*map(float, column)]
+            made = array.array("d", map(float, column))
         except ValueError:
-            return [*map(self.number, column)]
+            made = array.array("d", map(self.number, column))
+        return torch.frombuffer(made, dtype=torch.float64)
 
     def number(self, cell: str) -> float:
         """The number of a cell; NaN for nothing."""

@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,8 @@ from tests.helpers import ROOT
 from tests.lab.test_session import a_file, norms
 from torchzero_clip.__main__ import main
 from torchzero_clip.lab import server as serving
-from torchzero_clip.lab.server import LabServer
+from torchzero_clip.lab import walks
+from torchzero_clip.lab.server import Beginning, LabServer
 from torchzero_clip.lab.session import LabSession
 
 RULE = {"text": "ClipNorm(2.0, dim='global')"}
@@ -92,7 +94,7 @@ def test_questions_are_answered(server: LabServer) -> None:
     _, _, told = ask(server, "POST", f"{server.base}replay", question)
     lines = [json.loads(line) for line in told.splitlines()]
     assert [[*line] for line in lines] == [
-        ["from", "limit", "left", "clipped"], ["summary", "steps"], ["end"]
+        ["from", "limit", "left", "clipped"], ["summary", "steps", "seconds"], ["end"]
     ]  # fmt: skip
     assert json.loads(ask(server, "POST", f"{server.base}choose", {"run": "ppo"})[2]) == {}
     assert server.session.run(0, 0)["title"] == "ppo"
@@ -338,6 +340,44 @@ def test_a_client_that_goes_away_ends_nothing(server: LabServer) -> None:
             f"{head}Content-Type: application/json\r\nContent-Length: 9\r\n\r\n{{".encode()
         )
     assert ask(server, "GET", server.base)[0] == 200
+
+
+def test_a_page_that_asks_no_more_ends_the_walk(tmp_path: Path, monkeypatch) -> None:
+    """It goes on where it was when it is asked for again."""
+    monkeypatch.setattr(walks, "PART", 10)
+    session = LabSession(a_file(tmp_path, norms(20_000)))
+    server = LabServer(session)
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+    thread.start()
+    question = json.dumps({"text": "ZClip(max_norm=None)", "version": session.version})
+    head = (
+        f"POST {server.base}replay HTTP/1.0\r\nHost: 127.0.0.1:{server.port}\r\n"
+        f"Content-Type: application/json\r\nContent-Length: {len(question)}\r\n\r\n"
+    )
+    with socket.create_connection(("127.0.0.1", server.port), timeout=10) as connection:
+        connection.sendall((head + question).encode())
+        connection.recv(100)
+    (walk,) = session._walks.values()
+    trace, before = session._trace(), -1
+    while before != (before := walk.ahead(trace)):
+        time.sleep(0.3)
+    assert before > 0
+    server.shutdown()
+    server.server_close()
+    thread.join(10)
+    again = [*session.replay("ZClip(max_norm=None)", (), 0, session.version, ())]
+    assert (walk.ahead(trace), again[-2]["steps"]) == (0, 20_000)
+
+
+def test_what_begins_goes_before_what_goes_on() -> None:
+    beginning, waited = Beginning(), threading.Event()
+    beginning.wait()
+    with beginning, beginning:
+        thread = threading.Thread(target=lambda: (beginning.wait(), waited.set()))
+        thread.start()
+        assert not waited.wait(0.1)
+    assert waited.wait(10)
+    thread.join(10)
 
 
 # ------------------------------------------------------------------ the end

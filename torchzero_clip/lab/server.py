@@ -46,6 +46,7 @@ class LabServer(ThreadingHTTPServer):
     def __init__(self, session: LabSession, port: int = 0, grace: float = GRACE) -> None:
         super().__init__((HOST, port), LabHandler)
         self.session, self.grace = session, grace
+        self.beginning = Beginning()
         self.port = int(self.server_address[1])
         self.base = f"/{secrets.token_urlsafe(16)}/"
         self.url = f"http://{HOST}:{self.port}{self.base}"
@@ -88,6 +89,27 @@ class LabServer(ThreadingHTTPServer):
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """A browser that goes away in the middle is no error."""
+
+
+class Beginning:
+    """Answers that begin go before those that go on, which may take minutes."""
+
+    def __init__(self) -> None:
+        self._turn, self._inside = threading.Condition(), 0
+
+    def __enter__(self) -> None:
+        with self._turn:
+            self._inside += 1
+
+    def __exit__(self, *_: object) -> None:
+        with self._turn:
+            self._inside -= 1
+            self._turn.notify_all()
+
+    def wait(self) -> None:
+        """Until no answer begins."""
+        with self._turn:
+            self._turn.wait_for(lambda: not self._inside)
 
 
 class Refusal(Exception):
@@ -177,14 +199,17 @@ class LabHandler(BaseHTTPRequestHandler):
 
     def _ask(self, name: str) -> None:
         """A question and its answer, or lines of it as they come."""
-        answer = answers(self.server.session, name, Question(self._body(JSON, QUESTION)))
+        question, beginning = Question(self._body(JSON, QUESTION)), self.server.beginning
+        with beginning:
+            answer = answers(self.server.session, name, question)
+            first = answer if isinstance(answer, dict) else next(answer)  # or a sentence
         if isinstance(answer, dict):
             self._json(answer)
             return
-        first = next(answer)  # or a sentence
         self._head(200, "application/x-ndjson")
         for line in itertools.chain([first], answer):
             self.wfile.write(json.dumps(line).encode() + b"\n")
+            beginning.wait()
 
     def _file(self) -> None:
         """A file that was dropped on the page."""
