@@ -133,7 +133,7 @@ def test_a_long_run_has_a_preview_can_be_stopped_and_goes_on(
     assert browser.value("cards[1].left.filter((x) => x >= 0).length") > 1400
     assert browser.value("cards[1].halt.getAttribute('aria-label')") == "Stop with rule 2"
     browser.value("cards[1].halt.click()")
-    assert "of the first 1,000, stopped" in browser.value("cards[1].shown.textContent")
+    assert "has it, stopped after 1,000" in browser.value("cards[1].shown.textContent")
     gate.set()
     browser.value("toggle(5)")
     browser.wait("cards[0].summary.missed !== null")

@@ -342,6 +342,22 @@ def test_a_client_that_goes_away_ends_nothing(server: LabServer) -> None:
     assert ask(server, "GET", server.base)[0] == 200
 
 
+@pytest.mark.parametrize("window", [2**24 + 1, 10**12, 10**30])
+def test_a_rule_that_remembers_too_much_gets_a_sentence(
+    server: LabServer, window: int, monkeypatch
+) -> None:
+    question = {"text": f"AutoClip('percentile', window_size={window})", "version": 1}
+    told = refused(server, "replay", question)
+    assert told == f"window_size of AutoClip may be at most 16777216 here, got {window}\n"
+    question["text"] = f"AdaptiveClip(Quantile(0.9, window={window}))"
+    assert "window of Quantile may be" in refused(server, "rule", question)
+    monkeypatch.setattr(walks, "ROOM", 1000)
+    question["text"] = "AutoClip('percentile', window_size=998)"
+    assert "remembers 1,001 numbers of this run, and here is room for 1,000" in refused(
+        server, "replay", question
+    )
+
+
 def test_a_page_that_asks_no_more_ends_the_walk(tmp_path: Path, monkeypatch) -> None:
     """It goes on where it was when it is asked for again."""
     monkeypatch.setattr(walks, "PART", 10)

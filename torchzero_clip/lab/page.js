@@ -380,8 +380,8 @@ function showProgress(card) {
   const ready = card.have >= run.steps, known = card.preview || card.summary, parts = [];
   const long = card.seconds > 2 || card.preview;
   if (card.preview) parts.push(`as one row in ${card.preview.every.toLocaleString("en")} has it`);
-  if (!ready && (card.stopped || !card.preview)) parts.push(`of the first ${card.have.toLocaleString("en")}`);
-  if (card.stopped) parts.push("stopped");
+  else if (!ready) parts.push(`of the first ${card.have.toLocaleString("en")}`);
+  if (card.stopped) parts.push(`stopped after ${card.have.toLocaleString("en")}`);
   else if (!ready && long) parts.push(`all in about ${labTime(card.seconds)}`);
   card.shown.textContent = known ? [`clips ${share(card)} of the steps`, ...parts].join(", ") : "";
   card.halt.hidden = ready || !(card.stopped || long);

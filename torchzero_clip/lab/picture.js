@@ -13,10 +13,8 @@ function labPicture(svg, run, rules, view) {
   const short = (n) => n.toFixed(1);
 
   // --- the scale
-  let low = Infinity, high = 0;
-  const see = (y) => { if (y > 0 && y < Infinity) { low = Math.min(low, y); high = Math.max(high, y); } };
-  for (let i = from; i < to; i++) see(run.norms[i]);
-  for (const rule of rules) for (let i = from; i < to; i++) see(rule.left[i]);
+  const seen = [run.norms, ...rules.map((rule) => rule.left)].map((values) => labExtremes(values, from, to, Number.MIN_VALUE));
+  let low = Math.min(...seen.map(([least]) => least)), high = Math.max(...seen.map(([, most]) => most));
   if (!(high > 0)) { low = 0.1; high = 10; }
   low /= 1.25; high = Math.min(high * 1.25, Number.MAX_VALUE);
   const scale = tall / (Math.log(high) - Math.log(low));
@@ -59,11 +57,7 @@ function labPicture(svg, run, rules, view) {
     for (let column = 0; column < columns; column++) {
       const start = from + Math.floor((column * count) / columns);
       const stop = from + Math.floor(((column + 1) * count) / columns);
-      let least = Infinity, most = 0;
-      for (let i = start; i < stop; i++) {
-        const n = values[i];
-        if (n >= 0 && n < Infinity) { least = Math.min(least, n); most = Math.max(most, n); }
-      }
+      const [least, most] = labExtremes(values, start, stop, 0);
       if (least > most) { open = false; continue; }
       const at = short(x((start + stop - 1) / 2));
       path += open ? `L${at} ${short(y(least))}` : `M${short(at - 1.5)} ${short(y(least))}h1.5`;
@@ -104,6 +98,19 @@ function labPicture(svg, run, rules, view) {
   svg.setAttribute("height", height);
   svg.innerHTML = parts.join("");
   return (at) => Math.min(Math.max(Math.floor(from + ((at - left) / wide) * count), from), to - 1);
+}
+
+// The least and the largest of some finite numbers, of those that are not below `floor`.
+function labExtremes(values, start, stop, floor) {
+  let least = Infinity, most = 0;
+  for (let i = start; i < stop; i++) {
+    const n = values[i];
+    if (n >= floor && n < Infinity) {
+      if (n < least) least = n;
+      if (n > most) most = n;
+    }
+  }
+  return [least, most];
 }
 
 // Numbers in float64, as the lab packs them.

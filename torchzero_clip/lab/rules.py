@@ -23,6 +23,7 @@ Path: TypeAlias = "tuple[str | int, ...]"
 
 POSITIONS = 60  # of a slider over magnitudes, about a twenty-fifth apart
 SMALLEST, LARGEST = 1e-300, 1e308  # of such a slider
+LONGEST = 2**24  # what may be counted, such as the steps of a window
 SHARES = [0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9]
 SHARES += [0.92, 0.94, 0.95, 0.96, 0.97, 0.98, 0.985, 0.99, 0.995, 0.998, 0.999]
 PERCENTS = [float(f"{100 * share:.3g}") for share in SHARES]
@@ -117,6 +118,19 @@ def numbers(rule: Description, before: Path = ()) -> Iterator[tuple[Path, float 
             yield from (((*path, i), x) for i, x in enumerate(value))
         elif field.name in rule.live:
             yield path, value
+
+
+def check_counts(rule: Description) -> None:
+    """Raise a sentence for a window so long that it has no room here."""
+    for field in dataclasses.fields(rule):
+        value = getattr(rule, field.name)
+        if isinstance(value, Description):
+            check_counts(value)
+        elif type(value) is int and value > LONGEST and field.name not in rule.live:
+            raise ValueError(
+                f"lab: {field.name} of {type(rule).__name__} may be at most {LONGEST} here, "
+                f"got {value}"
+            )
 
 
 def moved(rule: Any, path: Path, value: Any) -> Any:

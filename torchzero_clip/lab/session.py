@@ -207,6 +207,7 @@ class LabSession:
     def _rule(self, text: str) -> NormRule:
         rule = read_rule(text)
         check([rule])
+        rules.check_counts(rule)
         units(self._trace(), rule)
         return rule
 

@@ -19,6 +19,7 @@ PART, QUICK = 1000, 2**15  # steps that are answered together; of a rule without
 LONG, THIN = 20_000, 1000  # steps that nobody waits for, and of how many there is a preview
 WIDEST = 4096  # units of all rules that walk together
 MOST = 2**20  # steps of all of them, which are kept
+ROOM = 2**26  # numbers that all of them remember
 
 
 class Steps(NamedTuple):
@@ -159,9 +160,20 @@ def judged(bad: Sequence[int], steps: Steps) -> dict[str, float | str | None]:
 
 def together(rule: NormRule, others: Sequence[NormRule], units: int, steps: int) -> list[NormRule]:
     """The rule, and those of the others that can walk with it."""
-    if not rule.init_unit():
+    if not remembered(rule):
         return [rule]
+    size = units * remembered(rule)
+    if size > ROOM:
+        raise ValueError(
+            f"lab: {rule!r} remembers {size:,} numbers of this run, and here is room for "
+            f"{ROOM:,}: let it look back less far"
+        )
     unlike = {repr(other): other for other in others if repr(other) != repr(rule)}
     (alike, *_) = kinds([rule, *unlike.values()])
-    most = max(1, min(WIDEST // units, MOST // steps))
+    most = max(1, min(WIDEST // units, MOST // steps, ROOM // size))
     return alike[:most]
+
+
+def remembered(rule: NormRule) -> int:
+    """How many numbers a rule remembers of each unit."""
+    return sum(torch.as_tensor(value).numel() for value in rule.init_unit().values())
