@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from torchzero_clip import Trace
+from torchzero_clip._logs import Log
 
 NORMS = [[0.5], [1.5], [0.25]]
 READ = {
@@ -166,6 +167,8 @@ NO_LOGS = [
     (b'{"a":' * 100_000, "brackets in brackets, too deep to read"),
     (b'{"step": 1, "grad_norm": 1}\n' + b"[" * 100_000 + b"\n{}\n", "too deep to read"),
     (b'{"a":' * 3000 + b"1" + b"}" * 3000, "too deep to read"),
+    (b"{\"a\": 1}\n{'a': 1 + x}\n{}\n", r"in every line, got line 2: {'a': 1 \+ x}$"),
+    (b"{\"a\": 1}\n{'a': {[]: 1}}\n{}\n", r"in every line, got line 2: {'a': {\[\]: 1}}$"),
     (b'{"log_history": 5}', "must have a list as its log_history, got int"),
     (b"\xff\xfe", "has no steps"),
     (b"\xef\xbb\xbf", "has no steps"),
@@ -210,3 +213,12 @@ def test_steps_are_kept_by_a_file_and_by_a_part(tmp_path: Path) -> None:
     assert Trace.read(tmp_path / "again.csv").steps.tolist() == [10, 20, 30]
     part = trace.part(1)
     assert (part.steps.tolist(), part.norms.tolist(), part.stride) == ([20, 30], NORMS[1:], 10)
+
+
+@pytest.mark.parametrize("last", ["0.5", "", "None", "tensor(0.5, device='cuda:0')", " 1e5 "])
+def test_a_column_is_read_as_its_cells_are(last: str) -> None:
+    column = ["1", "2.5", "nan", "-inf", last]
+    log = Log({"norm": column}, "a file")
+    numbers = log.numbers(column)
+    assert numbers.tolist() == pytest.approx([log.number(cell) for cell in column], nan_ok=True)
+    assert log.known("norm", numbers).tolist() == [True] * 4 + [last not in ("", "None")]

@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import ast
+import array
 import csv
 import gzip
 import io
-import json
 import math
 import re
 import zlib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
 
+from torchzero_clip._json_logs import TENSORBOARD, of_json
 from torchzero_clip.core.outside import warn
 
 WANTED = "a column such as grad_norm, and best one such as step"
@@ -26,7 +25,6 @@ TENSOR = re.compile(r"tensor\((.+?)(?:,.*)?\)")  # what str() makes of one
 GRADIENTS = re.compile(r"grad|total_?norm|global_?norm|(^|_)g_?norm")
 OTHERS = re.compile(r"__(min|max)$|normali[sz]|^max_")  # of W&B's groups, of layers, and limits
 PACKED = b"\x1f\x8b"  # how a file of gzip begins
-TENSORBOARD = ["Wall time", "Step", "Value"]
 
 
 class Log:
@@ -82,7 +80,7 @@ class Log:
         wanted, columns = self.units(name), dict[str, Tensor]()
         for key, column in self.cells.items():
             try:
-                values = [self.number(cell) for cell in column]
+                columns[key] = self.numbers(column)
             except ValueError as error:
                 if key in wanted:
                     raise ValueError(
@@ -90,16 +88,15 @@ class Log:
                         f"{key!r}"
                     ) from None
                 continue
-            columns[key] = torch.tensor(values, dtype=torch.float64)
         step = next((key for key in columns if is_step(key) and key not in wanted), None)
         if step is not None:
             columns = {"step": columns.pop(step), **columns}
-        known = {key: self.known(key) for key in wanted}
+        known = {key: self.known(key, columns[key]) for key in wanted}
         if name.rpartition("/")[2] == "norm":  # of a Recorder
             return columns, known
         kept = torch.stack([*known.values()]).any(0).nonzero().flatten()
-        if step is not None:
-            places = zip(columns["step"][kept].tolist(), kept.tolist(), strict=True)
+        if step is not None and not is_counting(numbered := columns["step"][kept]):
+            places = zip(numbered.tolist(), kept.tolist(), strict=True)
             last = {number: place for number, place in places if math.isfinite(number)}
             kept = torch.tensor([last[number] for number in sorted(last)], dtype=torch.int64)
         if not len(kept):
@@ -107,9 +104,20 @@ class Log:
         chosen = [{key: values[kept] for key, values in some.items()} for some in (columns, known)]
         return chosen[0], chosen[1]
 
-    def known(self, key: str) -> Tensor:
-        """Where a column has something in its cells."""
-        return torch.tensor([cell.strip().lower() not in NOTHING for cell in self.cells[key]])
+    def known(self, key: str, numbers: Tensor) -> Tensor:
+        """Where a column of these numbers has something in its cells, be it NaN."""
+        column, there = self.cells[key], ~numbers.isnan()
+        places = numbers.isnan().nonzero().flatten()
+        spelt = [column[i].strip().lower() not in NOTHING for i in places.tolist()]
+        return there.index_copy(0, places, torch.tensor(spelt, dtype=torch.bool))
+
+    def numbers(self, column: list[str]) -> Tensor:
+        """The numbers of cells; most files have nothing but plain ones, and may be long."""
+        try:
+            made = array.array("d", map(float, column))
+        except ValueError:
+            made = array.array("d", map(self.number, column))
+        return torch.frombuffer(made, dtype=torch.float64)
 
     def number(self, cell: str) -> float:
         """The number of a cell; NaN for nothing."""
@@ -146,6 +154,11 @@ def is_gradients(word: str) -> bool:
 def is_step(column: str) -> bool:
     """Whether a column counts steps."""
     return column.rpartition("/")[2].strip(" _").lower().replace(" ", "_") in STEPS
+
+
+def is_counting(steps: Tensor) -> bool:
+    """Whether each step comes after the last, as in most files."""
+    return bool(steps.isfinite().all() and (steps.diff() > 0).all())
 
 
 def is_number(text: str) -> bool:
@@ -187,11 +200,7 @@ def parse(contents: bytes, source: str, growing: bool = False) -> Log:
         return Log(of_json(text, source), source)
     text = ended(text, source, cut)
     whole_text, between = table(text)
-    lines = rows(whole_text, source, between)
-    names = [name.strip() for name in lines[0]] if lines else []
-    columns = zip(*lines[1:], strict=True) if lines[1:] else ([] for _ in names)
-    cells = {name: [*column] for name, column in zip(names, columns, strict=True)}
-    return Log(cells, source, comma=between == ";")
+    return Log(cells_of(whole_text, source, between), source, comma=between == ";")
 
 
 def ended(text: str, source: str, cut: bool) -> str:
@@ -247,94 +256,27 @@ def table(text: str) -> tuple[str, str]:
     return "".join(lines), between
 
 
-def rows(text: str, source: str, between: str) -> list[list[str]]:
-    """The cells of every line of a table; those of the first are its header."""
+def cells_of(text: str, source: str, between: str) -> dict[str, list[str]]:
+    """The cells of a table by the names in its first line."""
     lines = csv.reader(io.StringIO(text, newline=""), delimiter=between, strict=True)
-    found: list[list[str]] = []
-    line = 1
+    found: list[str] = []  # of all lines: a list of each would be a million
+    wide, line = 0, 1
     try:
         for row in lines:
-            found += [row] if row else []  # a line may be empty
-            if row and len(row) != len(found[0]):
+            if row:  # a line may be empty
+                wide = wide or len(row)
+                found += row
+            if row and len(row) != wide:
                 raise ValueError(
-                    f"Trace: {source} must have {len(found[0])} cells in every line, as many as "
-                    f"its header, got {len(row)} in line {line}"
+                    f"Trace: {source} must have {wide} cells in every line, as many as its "
+                    f"header, got {len(row)} in line {line}"
                 )
             line = lines.line_num + 1
     except csv.Error as error:
         raise ValueError(
             f"Trace: {source} must close every quote that it opens, got line {line}: {error}"
         ) from None
-    return found
-
-
-DEEPEST = 100  # objects in objects
-
-
-def of_json(text: str, source: str) -> dict[str, list[str]]:
-    """The cells of an object a line, of a list of objects, or of the state of a Trainer."""
-    try:
-        flat = [dict(flattened(row)) for row in objects(text, source)]
-    except (RecursionError, MemoryError):
-        raise ValueError(
-            f"Trace: {source} must be a list of objects, or one in every line, got brackets in "
-            "brackets, too deep to read"
-        ) from None
-    names = dict.fromkeys(name for row in flat for name in row)
-    return {name: [row.get(name, "") for row in flat] for name in names}
-
-
-def objects(text: str, source: str) -> list[Any]:
-    """The objects in a text, of which each has the numbers of a step."""
-    try:
-        found = json.loads(text)
-    except ValueError:
-        return by_lines(text.splitlines(), source)
-    if isinstance(found, dict):
-        found = found.get("log_history", [found])  # a Hugging Face Trainer's trainer_state.json
-    if not isinstance(found, list):
-        raise ValueError(
-            f"Trace: {source} must have a list as its log_history, got {type(found).__name__}"
-        )
-    # as TensorBoard downloads it
-    return [dict(zip(TENSORBOARD, x, strict=False)) if isinstance(x, list) else x for x in found]
-
-
-def by_lines(lines: list[str], source: str) -> list[Any]:
-    """An object a line; the last line may still be on its way."""
-    found = []
-    for i, line in enumerate(lines, 1):
-        try:
-            found += [spelt(line)] if line.strip() else []
-        except (SyntaxError, ValueError) as error:
-            if i == len(lines):
-                warn(f"Trace: {source} ends within a line, which is left out")
-                break
-            raise ValueError(
-                f"Trace: {source} must have an object in every line, got line {i}: {error}"
-            ) from None
-    return found
-
-
-def spelt(line: str) -> Any:
-    """An object as JSON spells it, or as Python prints it."""
-    try:
-        return json.loads(line)
-    except ValueError:
-        if not line.lstrip().startswith("{'"):
-            raise
-        return ast.literal_eval(line.strip())
-
-
-def flattened(row: Any, prefix: str = "") -> Iterable[tuple[str, str]]:
-    """The values in an object as text, those in objects within it named "outer/inner"."""
-    if prefix.count("/") > DEEPEST:  # whatever this process has as its limit
-        raise RecursionError
-    for key, value in row.items() if isinstance(row, dict) else ():
-        if isinstance(value, dict):
-            yield from flattened(value, f"{prefix}{key}/")
-        else:
-            yield prefix + key, "" if value is None else str(value)
+    return {found[i].strip(): found[wide + i :: wide] for i in range(wide)}
 
 
 def unpacked(packed: bytes, source: str) -> tuple[bytes, bool]:

@@ -10,14 +10,14 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import Parameter
 
 from torchzero_clip._plot import draw
 from torchzero_clip._table import Series, Table
-from torchzero_clip.attach import Clipper
-from torchzero_clip.core import NormRule, Transform, UnitState
+from torchzero_clip.core import Chain, NormRule, Transform, UnitState
+from torchzero_clip.core.chain import bind
 from torchzero_clip.core.decision import Cells, decide
 from torchzero_clip.core.division import UnitIds, layer_of
+from torchzero_clip.optimizer.keys import GroupKeys
 from torchzero_clip.trace import Trace, norm_of_all
 
 SCOPES = (None, "layer", "group", "global")
@@ -219,8 +219,8 @@ def group_of(rules: Sequence[NormRule], units: int) -> Recorded:
     """The live values that the rules see; where they differ, an entry for each rule's units."""
     groups = []
     for rule in rules:
-        opt = Clipper([("recorded", Parameter(torch.zeros(1)))], rule)
-        groups.append(opt.links[0].values(opt.param_groups[0]))
+        (link,) = bind(Chain(rule))
+        groups.append(link.values(GroupKeys([link]).defaults))
     group = Recorded(groups[0])
     for name in group:
         if is_sensitivity(rules[0], name) and len(rules) > 1:

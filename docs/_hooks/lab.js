@@ -5,7 +5,7 @@ for (const figure of document.querySelectorAll("figure.lab")) {
   const run = {
     steps, bad: new Set(told.bad), norms: told.norms, numbers: Array.from({ length: steps }, (_, i) => i + 1),
   };
-  const rules = told.rules.map((rule, look) => ({ ...rule, look, label: String(look + 1), have: steps }));
+  const rules = told.rules.map((rule, look) => ({ ...rule, look, label: String(look + 1) }));
   const inputs = [...figure.querySelectorAll("input")], outputs = [...figure.querySelectorAll("output")];
   const show = (k) => {
     const rule = rules[k], made = rule.made[inputs[k].value];

@@ -32,12 +32,10 @@ def moving(trace):
 @cache
 def results(name):
     """The norms of a run, its bad steps, and what each rule does at each position of its slider."""
-    import torch
-
     from torchzero_clip import Trace
     from torchzero_clip.lab import rules
     from torchzero_clip.lab.session import recorded
-    from torchzero_clip.lab.walks import Steps, Walk, judged
+    from torchzero_clip.lab.walks import Walk, joined, judged
 
     trace = Trace.read(recorded()[name])
     bad = trace.spikes.nonzero().flatten().tolist()
@@ -50,11 +48,10 @@ def results(name):
         moved = [rules.moved(rule, path, value) for value in chosen]
         walks = [Walk(moved)] * len(moved) if rule.init_unit() else [Walk([x]) for x in moved]
         for one, walk in zip(moved, walks, strict=True):
-            parts = [steps for _, steps in walk.steps(trace, repr(one), 0)]
-            steps = Steps(*map(torch.cat, zip(*parts, strict=True)))
+            steps = joined([steps for _, steps in walk.steps(trace, repr(one), 0)])
             cut = (steps.clipped > 0).nonzero().flatten()
             level = len(steps.limit.unique()) == 1
-            told_of = judged(trace, bad, steps)
+            told_of = judged(bad, steps)
             rows.append(
                 {
                     "text": repr(one),

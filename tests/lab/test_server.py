@@ -6,17 +6,22 @@ import contextlib
 import http.client
 import json
 import socket
+import subprocess
+import sys
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.helpers import ROOT
 from tests.lab.test_session import a_file, norms
 from torchzero_clip.__main__ import main
 from torchzero_clip.lab import server as serving
-from torchzero_clip.lab.server import LabServer
+from torchzero_clip.lab import walks
+from torchzero_clip.lab.server import Beginning, LabServer
 from torchzero_clip.lab.session import LabSession
 
 RULE = {"text": "ClipNorm(2.0, dim='global')"}
@@ -45,6 +50,13 @@ def ask(server: LabServer, method: str, path: str, body: Any = None, **headers: 
         return answer.status, dict(answer.getheaders()), answer.read()
     finally:
         connection.close()
+
+
+def refused(server: LabServer, name: str, body: Any, **headers: str) -> str:
+    """The sentence of an answer that says that the request was wrong."""
+    status, given, told = ask(server, "POST", f"{server.base}{name}", body, **headers)
+    assert (status, given["Content-Type"]) == (400, "text/plain; charset=utf-8")
+    return str(told.decode())
 
 
 def raw(server: LabServer, request: bytes) -> bytes:
@@ -82,7 +94,7 @@ def test_questions_are_answered(server: LabServer) -> None:
     _, _, told = ask(server, "POST", f"{server.base}replay", question)
     lines = [json.loads(line) for line in told.splitlines()]
     assert [[*line] for line in lines] == [
-        ["from", "limit", "left", "clipped"], ["summary", "steps"], ["end"]
+        ["from", "limit", "left", "clipped"], ["summary", "steps", "seconds"], ["end"]
     ]  # fmt: skip
     assert json.loads(ask(server, "POST", f"{server.base}choose", {"run": "ppo"})[2]) == {}
     assert server.session.run(0, 0)["title"] == "ppo"
@@ -94,9 +106,12 @@ def test_a_dropped_file_is_the_run(server: LabServer) -> None:
     assert json.loads(ask(server, "POST", f"{server.base}file", body, **kind)[2]) == {}
     told = server.session.run(0, 0)
     assert (told["title"], told["steps"], told["column"]) == ("märz.csv", 2, "grad_norm")
-    _, _, wrong = ask(server, "POST", f"{server.base}file", b"epoch,loss\n1,2\n", **kind)
-    assert "a column such as grad_norm, and best one such as step" in json.loads(wrong)["error"]
-    assert "there are ['epoch', 'loss']" in json.loads(wrong)["error"]
+    wrong = refused(server, "file", b"epoch,loss\n1,2\n", **kind)
+    assert "a column such as grad_norm, and best one such as step" in wrong
+    assert "there are ['epoch', 'loss']" in wrong
+    assert "brackets in brackets, too deep to read" in refused(
+        server, "file", b"[" * 100_000, **kind
+    )
     assert server.session.run(0, 0)["steps"] == 2
 
 
@@ -105,29 +120,29 @@ def test_a_dropped_file_is_the_run(server: LabServer) -> None:
     [
         ({"text": "Adam()"}, "replay takes rules about norms, such as ZClip(), got Adam()"),
         ({"text": "__import__('os').system('true')"}, "nothing in it is computed"),
+        ({"text": "ClipNorm(max_norm=2 * 3)"}, "nothing in it is computed: got 2 * 3\n"),
+        ({"text": "ClipNorm([-x, 1])"}, "nothing in it is computed: got -x\n"),
         ({"text": "ClipNorm(-1.0)"}, "max_norm must be a number at least 0, got -1.0"),
         ({"text": "TrustRatio()"}, ""),
-        ({}, "text"),
+        ({}, "'text' must be a text of at most 10000 letters, got nothing"),
         ({**RULE, "path": ["max_norm"], "value": "x"}, "wanted is a number, got 'x'"),
         (
             {**RULE, "path": ["nothing"], "value": "1"},
             "has no live number at ['nothing']; it has [(",
         ),
         ({**RULE, "path": ["__class__"], "value": "1"}, "no live number at ['__class__']"),
-        ({**RULE, "path": [["max_norm"]], "value": "1"}, "unhashable"),
+        ({**RULE, "path": [["max_norm"]], "value": "1"}, "names and whole numbers, got a list"),
     ],
 )
 def test_a_wrong_question_gets_a_sentence(server: LabServer, question, sentence: str) -> None:
-    status, _, told = ask(server, "POST", f"{server.base}rule", question)
-    assert status == 200
     if sentence:
-        assert sentence in json.loads(told)["error"]
+        assert sentence in refused(server, "rule", question)
 
 
 def test_what_a_rule_asks_in_vain_is_said_instead_of_an_answer(server: LabServer) -> None:
     question = {"text": "TrustRatio()", "version": 1}
-    _, _, told = ask(server, "POST", f"{server.base}replay", question)
-    assert "reads group['params'], which a recorded run does not have" in json.loads(told)["error"]
+    sentence = "reads group['params'], which a recorded run does not have"
+    assert sentence in refused(server, "replay", question)
 
 
 @pytest.mark.parametrize(
@@ -176,7 +191,7 @@ def test_no_other_page_may_ask(server: LabServer) -> None:
 
 @pytest.mark.parametrize(
     ("length", "code"),
-    [("65537", 413), ("9" * 5000, 413), ("-1", 411), ("x", 411), ("", 411), ("１", 411)],
+    [(str(2**24 + 1), 413), ("9" * 5000, 413), ("-1", 411), ("x", 411), ("", 411), ("１", 411)],
 )
 def test_a_body_has_a_bounded_length(server: LabServer, length: str, code: int) -> None:
     head = (
@@ -193,13 +208,109 @@ def test_a_body_in_chunks_is_refused(server: LabServer) -> None:
 
 
 @pytest.mark.parametrize(
-    "body", ["[1]", "{", "3", '{"from": "x"}', '{"version": null}', "[" * 60_000]
+    "body",
+    ["[1]", "{", "3", "", "\0", "null", "NaN", "9" * 5000, "[" * 60_000, '{"a":' * 60_000,
+     '{"from": ' + "9" * 5000 + "}", '{"from": ' + "[" * 500 + "]" * 500 + "}", b"\xff"],
+    ids=range(13),
+)  # fmt: skip
+def test_what_is_no_question_gets_a_sentence(server: LabServer, body: str | bytes) -> None:
+    told = refused(server, "run", body, Content_Type="application/json")
+    assert "a question is an object in JSON, got " in told or told.startswith("'from' must be a ")
+
+
+ANYTHING = [
+    "NaN", "Infinity", "-Infinity", "1e999", "-1e999", "1e308", "5e-324", "1.5", "-1", "0", "7",
+    "-1000000000000", str(2**53 + 1), str(-(2**70)), "9" * 4000, "null", "true", '"x"', '""',
+    '"1e999"', '"nan"', '"\\ud800"', '"\\u0000"', f'"{"x" * 20_000}"', "{}", '{"x": [1]}', "[]",
+    "[[]]", "[{}]", "[null]", "[true]", '["x"]', "[0, 7]", "[-1000000000000]", "[1e999]",
+    "[9007199254740993]", '["max_norm", 7]',
+]  # fmt: skip
+FIELDS = {
+    "run": {"from": "0", "version": "1"},
+    "rule": {"text": '"ClipNorm(2.0)"', "path": '["max_norm"]', "value": '"3.0"'},
+    "replay": {
+        "text": '"ZClip()"', "path": '["z_thresh"]', "from": "0", "version": "1", "bad": "[3]"
+    },
+    "choose": {"run": '"language_trouble"', "column": '"norm/0"'},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("name", "field"), [(n, f) for n, fields in FIELDS.items() for f in fields]
 )
-def test_what_is_no_question_gets_a_sentence(server: LabServer, body: str) -> None:
-    kind = {"Content_Type": "application/json"}
-    status, _, told = ask(server, "POST", f"{server.base}run", body, **kind)
-    assert status == 200
-    assert json.loads(told)["error"]
+def test_whatever_a_field_says_there_is_an_answer(server: LabServer, name: str, field: str) -> None:
+    """All that it says is there, or a sentence: never a connection that ends without either."""
+    for given in [None, *ANYTHING]:
+        fields = {**FIELDS[name], field: given}
+        said = [f'"{key}": {value}' for key, value in fields.items() if value is not None]
+        body = f"{{{', '.join(said)}}}"
+        status, _, told = ask(
+            server, "POST", f"{server.base}{name}", body, Content_Type="application/json"
+        )
+        lines = told.decode().splitlines()
+        assert status in (200, 400), (given, told)
+        if status == 400:
+            assert len(lines[0]) > 10, given
+            assert "<" not in lines[0], (given, lines)
+        elif name == "replay":
+            assert json.loads(lines[-1]) == {"end": True}, given
+        else:
+            assert isinstance(json.loads(told), dict), given
+
+
+@pytest.mark.parametrize(
+    ("name", "question", "sentence"),
+    [
+        (
+            "run",
+            '{"from": 1e999}',
+            "'from' must be a whole number from 0 to 9007199254740992, got Inf",
+        ),
+        (
+            "replay",
+            '{"text": "ZClip()", "version": 1, "bad": [-1000000000000]}',
+            "'bad' must be a list",
+        ),
+    ],
+)
+def test_numbers_that_count_nothing_are_refused(server, name, question, sentence) -> None:
+    assert sentence in refused(server, name, question, Content_Type="application/json")
+
+
+def test_what_fails_on_the_way_ends_in_a_sentence(server: LabServer, monkeypatch) -> None:
+    """Also where nobody foresaw it, before the first line and after it."""
+    question = {**RULE, "version": server.session.version}
+
+    def lost(*_: object) -> Iterator[dict[str, Any]]:
+        yield {"steps": 1}
+        raise KeyError("lost")
+
+    monkeypatch.setattr(server.session, "replay", lost)
+    _, _, told = ask(server, "POST", f"{server.base}replay", question)
+    assert json.loads(told.splitlines()[-1]) == {"error": "the lab failed: KeyError: 'lost'"}
+    monkeypatch.setattr(server.session, "rule", lambda *_: {}["lost"])
+    status, _, told = ask(server, "POST", f"{server.base}rule", RULE)
+    assert (status, told) == (500, b"the lab failed: KeyError: 'lost'\n")
+
+
+def test_who_still_sends_gets_the_answer(server: LabServer) -> None:
+    """A file that is too large is refused before it has arrived."""
+    head = (
+        f"POST {server.base}file HTTP/1.0\r\nHost: 127.0.0.1:{server.port}\r\n"
+        f"Content-Type: application/octet-stream\r\nContent-Length: {2**29}\r\n\r\n"
+    )
+    with socket.create_connection(("127.0.0.1", server.port), timeout=10) as connection:
+        connection.sendall(head.encode())
+        for _ in range(100):
+            connection.sendall(b"1" * 2**16)
+        told = connection.makefile("rb").read()
+    assert told[9:12] == b"413"
+    assert b"there may be 268435456 bytes" in told
+
+
+def test_what_is_no_request_gets_a_status(server: LabServer) -> None:
+    for request in (b"\x16\x03\x01\x02\r\n\r\n", b"GET\r\n\r\n", b"GET / HTTP/x\r\n\r\n"):
+        assert raw(server, request)[9:12] == b"400"
 
 
 def test_two_hundred_requests_at_once_are_all_answered(tmp_path: Path) -> None:
@@ -229,6 +340,60 @@ def test_a_client_that_goes_away_ends_nothing(server: LabServer) -> None:
             f"{head}Content-Type: application/json\r\nContent-Length: 9\r\n\r\n{{".encode()
         )
     assert ask(server, "GET", server.base)[0] == 200
+
+
+@pytest.mark.parametrize("window", [2**24 + 1, 10**12, 10**30])
+def test_a_rule_that_remembers_too_much_gets_a_sentence(
+    server: LabServer, window: int, monkeypatch
+) -> None:
+    question = {"text": f"AutoClip('percentile', window_size={window})", "version": 1}
+    told = refused(server, "replay", question)
+    assert told == f"window_size of AutoClip may be at most 16777216 here, got {window}\n"
+    question["text"] = f"AdaptiveClip(Quantile(0.9, window={window}))"
+    assert "window of Quantile may be" in refused(server, "rule", question)
+    monkeypatch.setattr(walks, "ROOM", 1000)
+    question["text"] = "AutoClip('percentile', window_size=998)"
+    assert "remembers 1,001 numbers of this run, and here is room for 1,000" in refused(
+        server, "replay", question
+    )
+
+
+def test_a_page_that_asks_no_more_ends_the_walk(tmp_path: Path, monkeypatch) -> None:
+    """It goes on where it was when it is asked for again."""
+    monkeypatch.setattr(walks, "PART", 10)
+    session = LabSession(a_file(tmp_path, norms(20_000)))
+    server = LabServer(session)
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+    thread.start()
+    question = json.dumps({"text": "ZClip(max_norm=None)", "version": session.version})
+    head = (
+        f"POST {server.base}replay HTTP/1.0\r\nHost: 127.0.0.1:{server.port}\r\n"
+        f"Content-Type: application/json\r\nContent-Length: {len(question)}\r\n\r\n"
+    )
+    with socket.create_connection(("127.0.0.1", server.port), timeout=10) as connection:
+        connection.sendall((head + question).encode())
+        connection.recv(100)
+    (walk,) = session._walks.values()
+    trace, before = session._trace(), -1
+    while before != (before := walk.ahead(trace)):
+        time.sleep(0.3)
+    assert before > 0
+    server.shutdown()
+    server.server_close()
+    thread.join(10)
+    again = [*session.replay("ZClip(max_norm=None)", (), 0, session.version, ())]
+    assert (walk.ahead(trace), again[-2]["steps"]) == (0, 20_000)
+
+
+def test_what_begins_goes_before_what_goes_on() -> None:
+    beginning, waited = Beginning(), threading.Event()
+    beginning.wait()
+    with beginning, beginning:
+        thread = threading.Thread(target=lambda: (beginning.wait(), waited.set()))
+        thread.start()
+        assert not waited.wait(0.1)
+    assert waited.wait(10)
+    thread.join(10)
 
 
 # ------------------------------------------------------------------ the end
@@ -318,3 +483,18 @@ def test_where_there_are_no_windows_no_browser_takes_the_terminal(
     monkeypatch.setattr(LabServer, "serve_forever", lambda *_, **__: None)
     main(["lab", str(a_file(tmp_path, norms(5)))])
     assert "Open this address in a browser on this machine." in capsys.readouterr().out
+
+
+COMPILED = """
+import sys
+from torchzero_clip.lab.session import LabSession
+session = LabSession()
+session.run(0, 0)
+assert [*session.replay("ZClip()", (), 0, session.version, ())]
+sys.exit("torch._dynamo" in sys.modules)
+"""
+
+
+def test_it_is_there_without_the_compiler_of_torch() -> None:
+    """To import that takes seconds; a fork of these tests may have it."""
+    assert subprocess.run([sys.executable, "-c", COMPILED], cwd=ROOT, check=False).returncode == 0

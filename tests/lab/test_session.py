@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import math
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from torch import Tensor
 
 from torchzero_clip import Trace, replay
 from torchzero_clip._replay_command import rule as read_rule
+from torchzero_clip.lab import session as session_of
 from torchzero_clip.lab import walks
 from torchzero_clip.lab.session import LabSession, number, packed, recorded, spelt
 
@@ -18,7 +20,7 @@ RULES = ["ClipNorm(max_norm=2.0, dim='global')", "ZClip(max_norm=None)", "AutoCl
 
 
 def numbers(text: str) -> Tensor:
-    return torch.frombuffer(bytearray(base64.b64decode(text)), dtype=torch.float32)
+    return torch.frombuffer(bytearray(base64.b64decode(text)), dtype=torch.float64)
 
 
 def norms(steps: int, units: int = 1, seed: int = 0) -> Tensor:
@@ -37,7 +39,7 @@ def answered(session: LabSession, text: str, path=(), start: int = 0, bad=()) ->
     """All that a rule would have done, and what is said of it at the end."""
     lines = [*session.replay(text, path, start, session.version, bad)]
     assert lines[-1] == {"end": True}
-    parts = [line for line in lines if "limit" in line]
+    parts = [line for line in lines if "from" in line]
     assert [line["from"] for line in parts][:1] == [start]
     made = {
         name: torch.cat([numbers(part[name]) for part in parts])
@@ -60,10 +62,10 @@ def test_an_answer_is_what_replay_says(text: str, units: int, tmp_path: Path, mo
     trace = Trace(trace.norms, trace.names, trace.known, {"spike": spike})
     done = replay(trace, read_rule(text))
     (metrics,) = done.metrics.values()
-    limit = metrics["limit"].square().sum(1).sqrt().float()
+    limit = metrics["limit"].square().sum(1).sqrt()
     torch.testing.assert_close(made["limit"], limit)
-    torch.testing.assert_close(made["left"], done.left[:, 0].float())
-    assert torch.equal(made["clipped"], metrics["clipped"].sum(1).float())
+    torch.testing.assert_close(made["left"], done.left[:, 0])
+    assert torch.equal(made["clipped"], metrics["clipped"].sum(1).double())
     false, missed = done.alarms()
     expected = [done.clipped.double().mean(), done.left.max(), false, missed]
     assert [*told.values()] == pytest.approx([x.item() for x in expected])
@@ -112,6 +114,72 @@ def test_first_steps_are_answered_before_later_ones_are_replayed(
     assert len([line for line in lines if "left" in line]) == 9
 
 
+def test_of_a_long_run_there_is_a_preview_before_anything_else_is_walked(
+    tmp_path: Path, monkeypatch
+) -> None:
+    """One row of so many, as if these were all; what comes after it is exact."""
+    monkeypatch.setattr(walks, "THIN", 10)
+    monkeypatch.setattr(session_of, "LONG", 90)
+    monkeypatch.setattr(walks, "PART", 40)
+    session = LabSession(a_file(tmp_path, norms(103, 2)))
+    text = "ZClip(max_norm=None)"
+    lines = session.replay(text, (), 0, session.version, ())
+    first = next(lines)
+    (walk,) = session._walks.values()
+    assert session.trace is not None
+    assert walk.ahead(session.trace) == 103
+    rows = numbers(first["rows"]).long()
+    assert first["every"] == 11
+    assert (rows // 11).tolist() == [*range(10)]
+    assert len(set((rows % 11).tolist())) > 3  # what comes back at every 11th step is not all
+    thin = Trace(session.trace.norms[rows], session.trace.names)
+    done = replay(thin, read_rule(text))
+    assert torch.equal(numbers(first["left"]), done.left[:, 0])
+    assert first["share"] == pytest.approx(done.clipped.double().mean().item())
+    assert first["seconds"] > 0
+    later = [line for line in lines if "summary" in line]
+    assert [line["steps"] for line in later] == [40, 80, 103]
+    assert later[0]["seconds"] > later[-1]["seconds"] == 0
+    assert "every" not in next(session.replay(text, (), 0, session.version, ()))  # it is known
+    quick = session.replay("ClipNorm(1.0)", (), 0, session.version, ())
+    assert "every" not in next(quick)
+    other = LabSession(tmp_path / "run.csv")
+    assert "every" not in next(other.replay(text, (), 40, other.version, ()))  # the page has one
+
+
+def test_the_end_of_a_long_run_is_that_of_the_walk_over_all_rows(
+    tmp_path: Path, monkeypatch
+) -> None:
+    session, bad = LabSession(a_file(tmp_path, norms(300))), [37, 74, 80]
+    whole = answered(session, RULES[1], bad=bad)
+    monkeypatch.setattr(session_of, "LONG", 90)
+    again = LabSession(tmp_path / "run.csv")
+    assert "every" in next(again.replay(RULES[1], (), 0, again.version, bad))
+    made, told = answered(again, RULES[1], bad=bad)
+    assert all(torch.equal(made[name], whole[0][name]) for name in made)
+    assert told == whole[1]
+
+
+def test_infinite_and_huge_norms_are_what_they_are(tmp_path: Path) -> None:
+    path = tmp_path / "run.csv"
+    path.write_text("step,grad_norm\n1,1\n2,1e300\n3,inf\n4,nan\n5,0\n6,2\n7,5e-324\n")
+    session = LabSession(path)
+    told = session.run(0, 0)
+    seen = [1.0, 1e300, math.inf, math.nan, 0.0, 2.0, 5e-324]
+    assert numbers(told["norms"]).tolist() == pytest.approx(seen, rel=0, abs=0, nan_ok=True)
+    assert (told["largest"], told["broken"], told["median"]) == (1e300, 2, 1.0)
+    for text in told["catalogue"]:
+        assert session.rule(text, (), "")["sliders"]
+        answered(session, text)
+    made, summary = answered(session, "ClipNorm(float('inf'))")
+    assert made["left"][1:3].tolist() == [1e300, math.inf]
+    assert made["limit"][1] == math.inf
+    assert summary["largest"] == "infinite"
+    path.write_text("step,grad_norm\n1,1e300\n2,1e300\n3,2\n")
+    assert answered(LabSession(path), "ClipNorm(float('inf'))")[1]["largest"] == 1e300
+    assert answered(LabSession(path), "ClipNorm(1e200)")[0]["limit"].tolist() == [1e200] * 3
+
+
 def test_a_run_that_is_followed_grows_and_its_walks_go_on(tmp_path: Path) -> None:
     made = norms(100)
     path = tmp_path / "run.csv"
@@ -125,7 +193,7 @@ def test_a_run_that_is_followed_grows_and_its_walks_go_on(tmp_path: Path) -> Non
         assert seen == steps
         assert before in (-1, version)
         told = session.run(max(steps - 1, 0), version)
-        assert numbers(told["norms"]).tolist() == made[steps - 1 : steps, 0].tolist()
+        assert numbers(told["norms"]).tolist() == pytest.approx(made[steps - 1 : steps, 0].tolist())
         grown = answered(session, RULES[1])[0]
         fresh = answered(LabSession(path), RULES[1])[0]
         assert torch.equal(grown["left"], fresh["left"])

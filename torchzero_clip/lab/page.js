@@ -1,10 +1,11 @@
 // The page of the lab. It knows no rule: it asks the program, which replays.
 
 const $ = (id) => document.getElementById(id);
-const run = { version: 0, steps: 0, norms: new Float32Array(0), numbers: new Float32Array(0), bad: new Set() };
+const run = { version: 0, steps: 0, norms: new Float64Array(0), numbers: new Float64Array(0), bad: new Set() };
+const MADE = ["limit", "left", "clipped"]; // what there is of each row and rule
 const cards = [];
 const view = { from: 0, to: 0 };
-let pixel = () => 0, drawing = false, serial = 0, loading = null;
+let pixel = () => 0, drawing = false, drawn = 0, took = 0, serial = 0, loading = null;
 
 // ---------------------------------------------------------------- asking
 
@@ -15,9 +16,7 @@ async function ask(name, question) {
     body: JSON.stringify(question),
   });
   if (!answer.ok) throw new Error(await answer.text());
-  const told = await answer.json();
-  if (told.error) throw new Error(told.error);
-  return told;
+  return answer.json();
 }
 
 async function lines(name, question, signal, each) {
@@ -67,7 +66,7 @@ async function read(version) {
   const all = view.to === run.steps && view.from === 0;
   const anew = told.version !== run.version;
   for (const [name, packed] of [["norms", told.norms], ["numbers", told.numbers]]) {
-    const more = labNumbers(packed), joined = new Float32Array(told.from + more.length);
+    const more = labNumbers(packed), joined = new Float64Array(told.from + more.length);
     joined.set(run[name].subarray(0, told.from));
     joined.set(more, told.from);
     run[name] = joined;
@@ -80,7 +79,8 @@ async function read(version) {
   $("facts").textContent =
     `${told.steps.toLocaleString("en")} rows${follow}${row}${told.units > 1 ? ` of ${told.units} tensors` : ""}. ` +
     `The median norm is ${labShort(told.median)}, 99 % are below ${labShort(told.high)}, ` +
-    `the largest is ${labShort(told.largest)}.`;
+    `the largest is ${labShort(told.largest)}.` +
+    (told.broken ? ` ${told.broken.toLocaleString("en")} are infinite or no number.` : "");
   $("columns-label").hidden = told.columns.length < 2;
   options($("columns"), told.columns, told.column);
   if (anew || all || view.to > run.steps) whole();
@@ -93,7 +93,7 @@ async function read(version) {
     while (cards.length) drop(cards[0]);
     for (const text of texts) await start(text).catch(complain);
     if (cards.length) cards[0].first = first || texts[0] === told.catalogue[0];
-  } else cards.forEach((card) => replay(card, card.have));
+  } else goOn((card) => card.have);
   largest();
   draw();
 }
@@ -159,7 +159,13 @@ function toggle(i) {
 function judgeAgain() {
   largest();
   draw();
-  cards.forEach((card) => replay(card, card.have ? card.have - 1 : 0));
+  goOn((card) => Math.max(card.have - 1, 0));
+}
+
+// From where each card is; those that were stopped stay so.
+function goOn(from) {
+  cards.filter((card) => !card.stopped).forEach((card) => replay(card, from(card)));
+  results();
 }
 
 // ---------------------------------------------------------------- rules
@@ -169,7 +175,7 @@ async function start(text) {
   const used = new Set(cards.map((card) => card.look));
   const look = [0, 1, 2, 3, 4, 5].find((i) => !used.has(i));
   const card = { id: ++serial, look, text, path: [], have: 0, waiting: null, busy: false };
-  Object.assign(card, { limit: new Float32Array(0), left: new Float32Array(0), clipped: new Float32Array(0) });
+  for (const name of MADE) card[name] = new Float64Array(0);
   Object.assign(card, await ask("rule", { text }));
   card.label = String(look + 1);
   cards.push(card);
@@ -206,6 +212,7 @@ function build(card) {
   card.input = element("input", { className: "text", id: `${id}-text`, value: card.text, spellcheck: false });
   card.sliding = element("div");
   card.shown = element("p", { className: "result" });
+  card.halt = element("button", { type: "button", hidden: true });
   card.wrong = element("p", { className: "alert", hidden: true });
   card.wrong.setAttribute("role", "alert");
   card.hint = element("p", { className: "soft", hidden: true });
@@ -221,12 +228,13 @@ function build(card) {
     { className: `card frame rule${card.look}` },
     element("h3", {}, element("span", { textContent: `Rule ${card.label}` }), away),
     element("label", { htmlFor: card.input.id, textContent: "as in Python" }),
-    card.input, card.wrong, card.sliding, card.shown, card.hint, card.code,
+    card.input, card.wrong, card.sliding, card.shown, card.halt, card.hint, card.code,
     element("div", { className: "row" }, copy, card.copied),
   );
   card.element.setAttribute("aria-label", `Rule ${card.label}`);
   card.input.addEventListener("change", () => change(card, { text: card.input.value }));
   card.element.addEventListener("focusin", () => card.chosen || choose(card));
+  card.halt.addEventListener("click", () => (card.stopped ? replay(card, card.have) : halt(card)));
   away.addEventListener("click", () => { drop(card); $("catalogue").focus(); });
   copy.addEventListener("click", async () => {
     try {
@@ -300,30 +308,38 @@ async function change(card, question) {
   card.busy = false;
 }
 
-// Ends with the first steps; the others come when they are there.
+// Ends with the first steps, or a preview of all; the others come when they are there.
 function replay(card, from) {
   card.stop?.abort();
   const stop = (card.stop = new AbortController());
   const question = { text: card.text, path: card.path, from, version: run.version, bad: [...run.bad] };
-  const made = { limit: card.limit, left: card.left, clipped: card.clipped };
-  for (const name in made) {
-    const fresh = new Float32Array(run.steps);
-    fresh.set(made[name].subarray(0, Math.min(from, run.steps)));
-    made[name] = fresh;
+  const made = { stopped: false, preview: from ? card.preview : null };
+  for (const name of MADE) {
+    made[name] = new Float64Array(run.steps).fill(NaN);
+    if (from) made[name].set(card[name].subarray(0, run.steps));
   }
+  card.stopped = false;
   return new Promise((first) => {
+    const show = (changes) => {
+      Object.assign(card, made, changes);
+      results();
+      draw();
+      first();
+    };
     const take = (told) => {
       if (stop.signal.aborted) return;
       if (told.error) return complain(new Error(told.error), card.wrong);
-      if (told.limit) {
-        for (const name in made) made[name].set(labNumbers(told[name]).subarray(0, run.steps - told.from), told.from);
-        Object.assign(card, made, { have: Math.min(run.steps, told.from + labNumbers(told.left).length) });
-      }
-      if (told.summary) {
-        Object.assign(card, { summary: told.summary });
-        results();
-        draw();
-        first();
+      if (told.every) {
+        const rows = labNumbers(told.rows);
+        for (const name of MADE) labNumbers(told[name]).forEach((x, at) => (made[name][rows[at]] = x));
+        made.preview = { every: told.every, clipped: told.share };
+        show({ have: 0, seconds: told.seconds });
+      } else if (told.limit) {
+        for (const name of MADE) made[name].set(labNumbers(told[name]).subarray(0, run.steps - told.from), told.from);
+      } else if (told.summary) {
+        const have = Math.min(run.steps, told.steps);
+        if (have === run.steps) made.preview = null;
+        show({ have, summary: told.summary, seconds: told.seconds });
       }
       if (told.end) { say(); largest(); }
     };
@@ -334,19 +350,24 @@ function replay(card, from) {
   });
 }
 
+function halt(card) {
+  card.stop.abort();
+  card.stopped = true;
+  results();
+  card.halt.focus();
+}
+
 // ---------------------------------------------------------------- what is seen and said
 
 function results() {
   const rows = cards.map((card) => {
-    const told = card.summary || {};
-    const part = card.have < run.steps ? `, of the first ${card.have.toLocaleString("en")}` : "";
-    card.shown.textContent = card.summary ? `clips ${labShare(told.clipped)} of the steps${part}` : "";
-    const marked = run.bad.size > 0;
+    const told = card.summary || {}, sure = !card.preview && !card.stopped, marked = run.bad.size > 0 && sure;
+    showProgress(card);
     return element(
       "tr", {},
       element("th", { scope: "row" }, element("code", { textContent: `${card.label}: ${card.text}` })),
-      element("td", { textContent: labShare(told.clipped) + (part ? " …" : "") }),
-      element("td", { textContent: labShort(told.largest) }),
+      element("td", { textContent: share(card) + (card.have < run.steps ? " …" : "") }),
+      element("td", { textContent: sure ? labShort(told.largest) : "…" }),
       element("td", { textContent: marked ? labShare(told.false) : "–" }),
       element("td", { textContent: marked ? labShare(told.missed) : "–" }),
     );
@@ -354,11 +375,29 @@ function results() {
   $("results").tBodies[0].replaceChildren(...rows);
 }
 
+// Of a rule that is not through with the run: how far it is, how long it takes, and how to stop it.
+function showProgress(card) {
+  const ready = card.have >= run.steps, known = card.preview || card.summary, parts = [];
+  const long = card.seconds > 2 || card.preview;
+  if (card.preview) parts.push(`as one row in ${card.preview.every.toLocaleString("en")} has it`);
+  else if (!ready) parts.push(`of the first ${card.have.toLocaleString("en")}`);
+  if (card.stopped) parts.push(`stopped after ${card.have.toLocaleString("en")}`);
+  else if (!ready && long) parts.push(`all in about ${labTime(card.seconds)}`);
+  card.shown.textContent = known ? [`clips ${share(card)} of the steps`, ...parts].join(", ") : "";
+  card.halt.hidden = ready || !(card.stopped || long);
+  card.halt.textContent = card.stopped ? "Go on" : "Stop";
+  card.halt.setAttribute("aria-label", `${card.halt.textContent} with rule ${card.label}`);
+}
+
+function share(card) {
+  return (card.preview ? "about " : "") + labShare((card.preview || card.summary)?.clipped);
+}
+
 let saying = 0;
 function say() {
   clearTimeout(saying);
   saying = setTimeout(() => {
-    const told = cards.map((card) => `${card.text} clips ${labShare(card.summary?.clipped)} of the steps`);
+    const told = cards.map((card) => `${card.text} clips ${share(card)} of the steps`);
     $("said").textContent = `The norms of ${run.steps} steps, and of each rule its limit and what it clips. ${told.join(". ")}.`;
     const chosen = cards.findIndex((card) => card.chosen);
     if (chosen >= 0) $("status").textContent = told[chosen];
@@ -366,13 +405,17 @@ function say() {
 }
 
 function largest() {
-  const order = Array.from(run.norms.keys()).filter((i) => run.norms[i] >= 0);
-  order.sort((a, b) => run.norms[b] - run.norms[a]);
+  const order = [], before = (a, b) => run.norms[b] - run.norms[a] || a - b;
+  run.norms.forEach((norm, i) => {
+    if (!(norm >= 0) || (order.length === 10 && norm <= run.norms[order[9]])) return;
+    order.push(i);
+    order.sort(before).splice(10);
+  });
   const head = ["step", "bad", "norm", ...cards.map((card) => `left by ${card.label}`)];
   $("largest").tHead.replaceChildren(
     element("tr", {}, ...head.map((name) => element("th", { scope: "col", textContent: name }))),
   );
-  const rows = order.slice(0, 10).map((i) => {
+  const rows = order.map((i) => {
     const box = element("input", { type: "checkbox", checked: run.bad.has(i), id: `bad${i}` });
     box.setAttribute("aria-label", `step ${run.numbers[i]} is bad`);
     box.addEventListener("change", () => { toggle(i); $(`bad${i}`)?.focus(); });
@@ -385,15 +428,19 @@ function largest() {
   $("largest").tBodies[0].replaceChildren(...rows);
 }
 
+// A long run is drawn less often, so that its program has time too.
 function draw() {
   if (drawing || !run.steps) return;
   drawing = true;
-  requestAnimationFrame(() => {
+  setTimeout(() => requestAnimationFrame(() => {
+    const since = performance.now();
     drawing = false;
     pixel = labPicture($("picture"), run, cards, view);
     const kept = getComputedStyle($("stage")).position === "sticky" ? $("stage").offsetHeight + 12 : 0;
     document.documentElement.style.scrollPaddingTop = `${kept}px`; // what has the focus is not behind it
-  });
+    drawn = performance.now();
+    took = drawn - since;
+  }), took < 30 ? 0 : Math.max(0, drawn + 4 * took - performance.now()));
 }
 
 function nearest(event) {
@@ -446,8 +493,6 @@ async function send(file) {
       body: file,
     });
     if (!answer.ok) throw new Error(await answer.text());
-    const told = await answer.json();
-    if (told.error) throw new Error(told.error);
     await load();
   } catch (error) {
     complain(error);

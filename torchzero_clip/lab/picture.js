@@ -13,14 +13,12 @@ function labPicture(svg, run, rules, view) {
   const short = (n) => n.toFixed(1);
 
   // --- the scale
-  let low = Infinity, high = 0;
-  const see = (y) => { if (y > 0 && y < Infinity) { low = Math.min(low, y); high = Math.max(high, y); } };
-  for (let i = from; i < to; i++) see(run.norms[i]);
-  for (const rule of rules) for (let i = from; i < Math.min(to, rule.have); i++) see(rule.left[i]);
+  const seen = [run.norms, ...rules.map((rule) => rule.left)].map((values) => labExtremes(values, from, to, Number.MIN_VALUE));
+  let low = Math.min(...seen.map(([least]) => least)), high = Math.max(...seen.map(([, most]) => most));
   if (!(high > 0)) { low = 0.1; high = 10; }
-  low /= 1.25; high *= 1.25;
-  const scale = tall / Math.log(high / low);
-  const y = (n) => top + Math.min(Math.max((Math.log(high) - Math.log(Math.max(n, 1e-300))) * scale, 0), tall);
+  low /= 1.25; high = Math.min(high * 1.25, Number.MAX_VALUE);
+  const scale = tall / (Math.log(high) - Math.log(low));
+  const y = (n) => top + Math.min(Math.max((Math.log(high) - Math.log(n)) * scale, 0), tall);
 
   const parts = [];
   const add = (name, attributes, text = "") => {
@@ -29,7 +27,7 @@ function labPicture(svg, run, rules, view) {
   };
 
   // --- the axes
-  const decades = Math.log10(high / low), ticks = [];
+  const decades = Math.log10(high) - Math.log10(low), ticks = [];
   const steps = decades > 2.5 ? [1] : decades > 1 ? [1, 2, 5] : [1, 1.5, 2, 3, 5, 7];
   const every = Math.max(1, Math.ceil(decades / 7));
   for (let power = Math.floor(Math.log10(low)); power <= Math.log10(high); power++)
@@ -54,16 +52,12 @@ function labPicture(svg, run, rules, view) {
   add("text", { x: left + wide / 2, y: bottom + 31, "text-anchor": "middle" }, "step");
 
   // --- a line: of many steps a pixel has the least and the largest
-  const line = (values, end) => {
+  const line = (values) => {
     let path = "", open = false;
     for (let column = 0; column < columns; column++) {
       const start = from + Math.floor((column * count) / columns);
-      const stop = Math.min(from + Math.floor(((column + 1) * count) / columns), end);
-      let least = Infinity, most = 0;
-      for (let i = start; i < stop; i++) {
-        const n = values[i];
-        if (n >= 0 && n < Infinity) { least = Math.min(least, n); most = Math.max(most, n); }
-      }
+      const stop = from + Math.floor(((column + 1) * count) / columns);
+      const [least, most] = labExtremes(values, start, stop, 0);
       if (least > most) { open = false; continue; }
       const at = short(x((start + stop - 1) / 2));
       path += open ? `L${at} ${short(y(least))}` : `M${short(at - 1.5)} ${short(y(least))}h1.5`;
@@ -78,13 +72,13 @@ function labPicture(svg, run, rules, view) {
     add("path", { class: "bad", d: `M${short(x(i))} ${top}V${top + tall}` });
     add("path", { class: "mark", d: `M${short(x(i) - 4)} ${top - 9}h8l-4 7z` });
   }
-  add("path", { class: "norm", d: line(run.norms, run.steps) });
+  add("path", { class: "norm", d: line(run.norms) });
   rules.forEach((rule, k) => {
     const look = `rule${rule.look}`, under = strips + k * row;
     let cuts = "", marks = "";
     for (let column = 0; column < columns; column++) {
       const start = from + Math.floor((column * count) / columns);
-      const stop = Math.min(from + Math.floor(((column + 1) * count) / columns), rule.have);
+      const stop = from + Math.floor(((column + 1) * count) / columns);
       let worst = -1;
       for (let i = start; i < stop; i++)
         if (rule.clipped[i] > 0 && (worst < 0 || run.norms[i] > run.norms[worst])) worst = i;
@@ -94,7 +88,7 @@ function labPicture(svg, run, rules, view) {
       marks += `M${at} ${under}v${row - 4}`;
     }
     if (rule.chosen) add("path", { class: `cut ${look}`, d: cuts });
-    add("path", { class: `limit ${look}`, d: line(rule.limit, rule.have) });
+    add("path", { class: `limit ${look}`, d: line(rule.limit) });
     add("path", { class: "grid", d: `M${left} ${under + row - 3}h${wide}` });
     add("path", { class: `clipped ${look}`, d: marks, "stroke-width": short(Math.max(1.5, Math.min(5, wide / count))) });
     add("text", { x: left - 6, y: under + row - 5, "text-anchor": "end" }, rule.label);
@@ -106,16 +100,36 @@ function labPicture(svg, run, rules, view) {
   return (at) => Math.min(Math.max(Math.floor(from + ((at - left) / wide) * count), from), to - 1);
 }
 
-// Numbers in float32, as the lab packs them.
+// The least and the largest of some finite numbers, of those that are not below `floor`.
+function labExtremes(values, start, stop, floor) {
+  let least = Infinity, most = 0;
+  for (let i = start; i < stop; i++) {
+    const n = values[i];
+    if (n >= floor && n < Infinity) {
+      if (n < least) least = n;
+      if (n > most) most = n;
+    }
+  }
+  return [least, most];
+}
+
+// Numbers in float64, as the lab packs them.
 function labNumbers(text) {
-  const bytes = Uint8Array.from(atob(text), (letter) => letter.charCodeAt(0));
-  return new Float32Array(bytes.buffer);
+  const letters = atob(text), bytes = new Uint8Array(letters.length);
+  for (let i = 0; i < bytes.length; i++) bytes[i] = letters.charCodeAt(i);
+  return new Float64Array(bytes.buffer);
 }
 
 function labShort(n) {
   if (n === null || n === undefined || Number.isNaN(n)) return "–";
   if (!Number.isFinite(n)) return "infinite";
-  return n !== 0 && (Math.abs(n) >= 1e5 || Math.abs(n) < 1e-3) ? n.toExponential(2) : String(+n.toPrecision(4));
+  const far = n !== 0 && (Math.abs(n) >= 1e5 || Math.abs(n) < 1e-3);
+  return far ? n.toExponential(2).replace(/\.?0*e\+?/, "e") : String(+n.toPrecision(4));
+}
+
+function labTime(seconds) {
+  const [n, unit] = seconds < 90 ? [seconds, "second"] : [seconds / 60, "minute"];
+  return `${Math.ceil(n)} ${unit}${n > 1 ? "s" : ""}`;
 }
 
 function labShare(n) {

@@ -6,7 +6,11 @@ import dataclasses
 import inspect
 import math
 from collections.abc import Iterator, Mapping
+from functools import lru_cache
 from typing import Any, NamedTuple, TypeAlias
+
+import torch
+from torch import Tensor
 
 import torchzero_clip
 from torchzero_clip.core import NormRule
@@ -18,6 +22,8 @@ Path: TypeAlias = "tuple[str | int, ...]"
 """Where a number is: a field, perhaps of a criterion within, perhaps an entry of a tuple."""
 
 POSITIONS = 60  # of a slider over magnitudes, about a twenty-fifth apart
+SMALLEST, LARGEST = 1e-300, 1e308  # of such a slider
+LONGEST = 2**24  # what may be counted, such as the steps of a window
 SHARES = [0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9]
 SHARES += [0.92, 0.94, 0.95, 0.96, 0.97, 0.98, 0.985, 0.99, 0.995, 0.998, 0.999]
 PERCENTS = [float(f"{100 * share:.3g}") for share in SHARES]
@@ -32,6 +38,13 @@ class Slider(NamedTuple):
     positions: list[float | None]
 
 
+@lru_cache(maxsize=1)
+def ordered(trace: Trace) -> Tensor:
+    """The finite norms of all of a run, of steps that have one, from the least to the largest."""
+    total = trace.total[trace.known.any(1)]
+    return total[total.isfinite()].sort().values
+
+
 def catalogue(trace: Trace) -> list[NormRule]:
     """Every public rule that this run can be replayed with, the usual ones first."""
     public = [getattr(torchzero_clip, name) for name in torchzero_clip.__all__]
@@ -40,6 +53,12 @@ def catalogue(trace: Trace) -> list[NormRule]:
     usual = ["ClipNorm", "ZClip", "AutoClip", "AdaGC", "ClipNormGrowth"]
     order = {name: i for i, name in enumerate(usual)}
     return sorted(made, key=lambda rule: order.get(type(rule).__name__, len(usual)))
+
+
+def median(trace: Trace) -> float:
+    """The middle one of the norms of a run; NaN where it has none."""
+    norms = ordered(trace)
+    return norms[(len(norms) - 1) // 2].item() if len(norms) else math.nan
 
 
 def instances(kind: type[NormRule], trace: Trace) -> Iterator[NormRule]:
@@ -52,7 +71,7 @@ def instances(kind: type[NormRule], trace: Trace) -> Iterator[NormRule]:
     given: dict[str, Any] = {}
     fixed = "max_norm" in fields and fields["max_norm"].default is inspect.Parameter.empty
     if "max_norm" in fields:
-        given["max_norm"] = rounded(2 * trace.total.nanmedian().item()) if fixed else None
+        given["max_norm"] = rounded(2 * median(trace)) if fixed else None
     if "dim" in fields and (fixed or len(trace.names) == 1):
         given["dim"] = "global"
     criteria: list[Any] = [None]
@@ -81,8 +100,10 @@ def possible(rule: NormRule, trace: Trace) -> bool:
 
 def sliders(rule: NormRule, trace: Trace) -> list[Slider]:
     """A slider for each live number of a rule."""
+    norms = ordered(trace)
+    above = norms[torch.searchsorted(norms, 0.0, right=True) :]
     return [
-        Slider(path, ".".join(map(str, path)), value, positions(rule, path, value, trace))
+        Slider(path, ".".join(map(str, path)), value, positions(rule, path, value, above))
         for path, value in numbers(rule)
     ]
 
@@ -99,6 +120,19 @@ def numbers(rule: Description, before: Path = ()) -> Iterator[tuple[Path, float 
             yield path, value
 
 
+def check_counts(rule: Description) -> None:
+    """Raise a sentence for a window so long that it has no room here."""
+    for field in dataclasses.fields(rule):
+        value = getattr(rule, field.name)
+        if isinstance(value, Description):
+            check_counts(value)
+        elif type(value) is int and value > LONGEST and field.name not in rule.live:
+            raise ValueError(
+                f"lab: {field.name} of {type(rule).__name__} may be at most {LONGEST} here, "
+                f"got {value}"
+            )
+
+
 def moved(rule: Any, path: Path, value: Any) -> Any:
     """The rule with another number in this place."""
     if not path:
@@ -110,8 +144,11 @@ def moved(rule: Any, path: Path, value: Any) -> Any:
     return type(rule)(**{**old, str(first): moved(getattr(rule, str(first)), rest, value)})
 
 
-def positions(rule: NormRule, path: Path, value: float | None, trace: Trace) -> list[float | None]:
-    """The values that a slider gives a number, which the rule takes; the one it has among them."""
+def positions(rule: NormRule, path: Path, value: float | None, norms: Tensor) -> list[float | None]:
+    """The values that a slider gives a number, which the rule takes; the one it has among them.
+
+    A limit moves over the norms of the run, which are given in order and above 0.
+    """
 
     def takes(x: float | None) -> bool:
         try:
@@ -120,11 +157,10 @@ def positions(rule: NormRule, path: Path, value: float | None, trace: Trace) -> 
             return False
         return True
 
-    total = trace.total[trace.total.isfinite() & (trace.total > 0)]
     if not takes(1e6) and takes(0.5):
         scale = SHARES if not takes(2.0) else PERCENTS
-    elif "norm" in str(path[-1]) and len(total):
-        scale = magnitudes(total.quantile(0.01).item() / 4, 2 * total.max().item())
+    elif "norm" in str(path[-1]) and len(norms):
+        scale = magnitudes(norms[len(norms) // 100].item() / 4, 2 * norms[-1].item())
     else:
         size = value if value is not None and 0 < value < math.inf else 1.0
         scale = magnitudes(size / 10, size * 10)
@@ -134,8 +170,9 @@ def positions(rule: NormRule, path: Path, value: float | None, trace: Trace) -> 
 
 def magnitudes(low: float, high: float) -> list[float]:
     """Numbers of three digits, each the same factor above the last."""
-    step = math.log(high / low) / (POSITIONS - 1)
-    return [rounded(low * math.exp(i * step)) for i in range(POSITIONS)]
+    low, high = (math.log(min(max(x, SMALLEST), LARGEST)) for x in (low, high))
+    step = (high - low) / (POSITIONS - 1)
+    return [rounded(math.exp(low + i * step)) for i in range(POSITIONS)]
 
 
 def rounded(x: float) -> float:

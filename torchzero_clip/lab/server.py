@@ -7,24 +7,31 @@ itself; its size is bounded. There are no files to ask for: what is served is na
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 import secrets
 import select
+import socket
 import threading
 import time
 from collections.abc import Callable, Mapping
 from functools import partial
+from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib import resources
 from string import Template
 from typing import Any
 from urllib.parse import unquote
 
+from torchzero_clip.lab.questions import Question
 from torchzero_clip.lab.session import LabSession
 
 HOST = "127.0.0.1"
-QUESTION, FILE = 2**16, 2**28  # the most bytes of a request, and of a file that was dropped
+QUESTION, FILE = 2**24, 2**28  # the most bytes of a question, and of a file that was dropped
+LONGEST, LONGEST_NAME = 1000, 200  # letters of a sentence, and of a file's name
+LINGER = 2.0  # seconds for a page to take its answer, if it still sends
+WRONG = (ArithmeticError, MemoryError, OSError, RuntimeError, TypeError, ValueError)  # of a page
 LOOK = 0.5  # seconds between two looks at a run that is followed
 GRACE = 3.0  # seconds without a page before the program ends: it may be loaded again
 JSON, BYTES = "application/json", "application/octet-stream"
@@ -39,6 +46,7 @@ class LabServer(ThreadingHTTPServer):
     def __init__(self, session: LabSession, port: int = 0, grace: float = GRACE) -> None:
         super().__init__((HOST, port), LabHandler)
         self.session, self.grace = session, grace
+        self.beginning = Beginning()
         self.port = int(self.server_address[1])
         self.base = f"/{secrets.token_urlsafe(16)}/"
         self.url = f"http://{HOST}:{self.port}{self.base}"
@@ -65,8 +73,43 @@ class LabServer(ThreadingHTTPServer):
                 return
         self.shutdown()
 
+    def shutdown_request(self, request: Any) -> None:
+        """Say that the answer is whole, and close when the other side has done so.
+
+        To close while something unread arrives would take the answer back.
+        """
+        end = time.monotonic() + LINGER
+        with contextlib.suppress(OSError):
+            request.shutdown(socket.SHUT_WR)
+            while (left := end - time.monotonic()) > 0:
+                request.settimeout(left)
+                if not request.recv(2**16):
+                    break
+        self.close_request(request)
+
     def handle_error(self, request: Any, client_address: Any) -> None:
         """A browser that goes away in the middle is no error."""
+
+
+class Beginning:
+    """Answers that begin go before those that go on, which may take minutes."""
+
+    def __init__(self) -> None:
+        self._turn, self._inside = threading.Condition(), 0
+
+    def __enter__(self) -> None:
+        with self._turn:
+            self._inside += 1
+
+    def __exit__(self, *_: object) -> None:
+        with self._turn:
+            self._inside -= 1
+            self._turn.notify_all()
+
+    def wait(self) -> None:
+        """Until no answer begins."""
+        with self._turn:
+            self._turn.wait_for(lambda: not self._inside)
 
 
 class Refusal(Exception):
@@ -82,6 +125,8 @@ class LabHandler(BaseHTTPRequestHandler):
 
     server: LabServer
     timeout = 20  # seconds for a request to arrive
+    default_request_version = "HTTP/1.0"  # of what is no request: its answer has a status too
+    _begun = False  # to answer
     server_version, sys_version = "lab", ""
 
     def do_GET(self) -> None:
@@ -100,9 +145,21 @@ class LabHandler(BaseHTTPRequestHandler):
                 raise Refusal(404, "there is no such page")
             routes[self.path[len(base) :]]()
         except Refusal as refusal:
-            self._send(refusal.code, "text/plain", f"lab: {refusal}\n".encode())
-        except (ConnectionError, TimeoutError):
+            self.send_error(refusal.code, str(refusal))
+        except (ConnectionError, TimeoutError):  # there is nobody to answer
             pass
+        except WRONG as error:
+            self._fail(400, sentence(error))
+        except Exception as error:  # whatever it is, the page waits for a sentence
+            self._fail(500, f"the lab failed: {type(error).__name__}: {error}")
+
+    def _fail(self, code: int, sentence: str) -> None:
+        """A sentence as the answer, or as its last line."""
+        with contextlib.suppress(ConnectionError, TimeoutError):
+            if self._begun:
+                self.wfile.write(json.dumps({"error": sentence}).encode() + b"\n")
+            else:
+                self.send_error(code, sentence)
 
     def _check(self) -> None:
         own = [f"{name}:{self.server.port}" for name in (HOST, "localhost")]
@@ -142,33 +199,23 @@ class LabHandler(BaseHTTPRequestHandler):
 
     def _ask(self, name: str) -> None:
         """A question and its answer, or lines of it as they come."""
-        question = self._body(JSON, QUESTION)
-        try:
-            asked = json.loads(question)
-            if not isinstance(asked, dict):
-                raise TypeError("lab: a question is an object")
-            answer = answers(self.server.session, name, asked)
-            first = answer if isinstance(answer, dict) else next(answer)
-        except (KeyError, TypeError, ValueError, RecursionError) as error:
-            answer = first = {"error": sentence(error)}
+        question, beginning = Question(self._body(JSON, QUESTION)), self.server.beginning
+        with beginning:
+            answer = answers(self.server.session, name, question)
+            first = answer if isinstance(answer, dict) else next(answer)  # or a sentence
         if isinstance(answer, dict):
-            return self._send(200, JSON, json.dumps(first).encode())
+            self._json(answer)
+            return
         self._head(200, "application/x-ndjson")
-        try:
-            for line in itertools.chain([first], answer):
-                self.wfile.write(json.dumps(line).encode() + b"\n")
-        except (KeyError, TypeError, ValueError) as error:
-            self.wfile.write(json.dumps({"error": sentence(error)}).encode() + b"\n")
+        for line in itertools.chain([first], answer):
+            self.wfile.write(json.dumps(line).encode() + b"\n")
+            beginning.wait()
 
     def _file(self) -> None:
         """A file that was dropped on the page."""
-        name = unquote(self.headers.get("X-Name", "file"))
-        try:
-            self.server.session.take(self._body(BYTES, FILE), name)
-            answer = {}
-        except (OSError, ValueError, TypeError) as error:
-            answer = {"error": sentence(error)}
-        self._send(200, JSON, json.dumps(answer).encode())
+        name = unquote(self.headers.get("X-Name", "file"))[:LONGEST_NAME]
+        self.server.session.take(self._body(BYTES, FILE), name)
+        self._json({})
 
     def _body(self, kind: str, most: int) -> bytes:
         if self.headers.get("Content-Type") != kind:
@@ -178,14 +225,18 @@ class LabHandler(BaseHTTPRequestHandler):
             raise Refusal(411, "wanted is a Content-Length")
         if len(length) > 12 or int(length) > most:
             raise Refusal(413, f"there may be {most} bytes")
-        body = self.rfile.read(int(length))
+        try:
+            body = self.rfile.read(int(length))
+        except TimeoutError:
+            raise Refusal(408, f"{length} bytes did not come in {self.timeout} seconds") from None
         if len(body) < int(length):
-            raise ConnectionError("the page went away")
+            raise Refusal(400, f"Content-Length says {length} bytes, got {len(body)}")
         return body
 
     # ------------------------------------------------------------------ sending
 
     def _head(self, code: int, kind: str, length: int | None = None, policy: str = "") -> None:
+        self._begun = True
         self.send_response(code)
         headers = {
             "Content-Type": kind,
@@ -205,31 +256,39 @@ class LabHandler(BaseHTTPRequestHandler):
         self._head(code, kind, len(body), policy)
         self.wfile.write(body)
 
+    def _json(self, told: Mapping[str, Any]) -> None:
+        self._send(200, JSON, json.dumps(told).encode())
+
+    def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:
+        """A sentence, also to what is no request."""
+        words = message or HTTPStatus(code).phrase
+        self._send(code, "text/plain; charset=utf-8", f"{words}\n".encode(errors="replace"))
+
     def log_message(self, format: str, *args: Any) -> None:
         """Say nothing of every request."""
 
 
-def answers(session: LabSession, name: str, asked: Mapping[str, Any]) -> Any:
+def answers(session: LabSession, name: str, asked: Question) -> Any:
     """What the session says to a question of the page."""
     if name == "run":
-        return session.run(int(asked.get("from", 0)), int(asked.get("version", 0)))
+        return session.run(asked.whole("from", 0), asked.whole("version", 0))
     if name == "rule":
-        return session.rule(str(asked["text"]), asked.get("path", ()), str(asked.get("value", "")))
+        return session.rule(asked.text("text"), asked.path("path"), asked.text("value", ""))
     if name == "replay":
-        bad = [int(i) for i in asked.get("bad", ())]
-        version, start = int(asked["version"]), int(asked.get("from", 0))
-        return session.replay(str(asked["text"]), asked.get("path", ()), start, version, bad)
+        text, path, start = asked.text("text"), asked.path("path"), asked.whole("from", 0)
+        return session.replay(text, path, start, asked.whole("version"), asked.wholes("bad"))
     if "column" in asked:
-        session.column(str(asked["column"]))
+        session.column(asked.text("column"))
     else:
-        session.choose(str(asked["run"]))
+        session.choose(asked.text("run"))
     return {}
 
 
 def sentence(error: Exception) -> str:
     """An error as the page shows it."""
-    text = str(error.args[0]) if error.args else type(error).__name__
-    return text.removeprefix("Trace: ").removeprefix("lab: ").removeprefix("replay: ")
+    text = str(error) or type(error).__name__
+    text = text.removeprefix("Trace: ").removeprefix("lab: ").removeprefix("replay: ")
+    return text if len(text) <= LONGEST else f"{text[:LONGEST]}…"
 
 
 def page(nonce: str) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import array
 import base64
+import math
 import sys
 import warnings
 from collections.abc import Iterator, Sequence
@@ -18,7 +19,7 @@ from torchzero_clip._logs import Log, parse
 from torchzero_clip._replay_command import rule as read_rule
 from torchzero_clip.core import NormRule
 from torchzero_clip.lab import rules
-from torchzero_clip.lab.walks import Steps, Walk, judged, together
+from torchzero_clip.lab.walks import LONG, Preview, Steps, Verdict, Walk, preview, together
 from torchzero_clip.replaying import check, units
 from torchzero_clip.trace import Trace
 
@@ -125,13 +126,14 @@ class LabSession:
             if trace is None or log is None:
                 return {**told, "steps": 0}
         start = start if version == self.version else 0
-        total = trace.total.where(trace.known.any(1), float("nan"))
-        good = total[total.isfinite()]
+        nothing = ~trace.known.any(1)
+        total = trace.total.masked_fill(nothing, math.nan)
+        good = rules.ordered(trace)
         spikes = [] if trace.spikes is None else trace.spikes.nonzero().flatten().tolist()
-        facts = {}
+        facts: dict[str, Any] = {"broken": len(total) - len(good) - int(nothing.sum())}
         if len(good):
-            facts = {"median": good.median().item(), "high": good.quantile(0.99).item()}
-            facts |= {"largest": good.max().item()}
+            places = {"median": 0.5, "high": 0.99, "largest": 1.0}
+            facts |= {name: good[int(q * (len(good) - 1))].item() for name, q in places.items()}
         catalogue = [] if start else [repr(rule) for rule in rules.catalogue(trace)]
         return {
             **told,
@@ -181,24 +183,20 @@ class LabSession:
     def replay(
         self, text: str, path: Sequence[str | int], start: int, version: int, bad: Sequence[int]
     ) -> Iterator[dict[str, Any]]:
-        """What a rule would have done, part by part."""
-        trace = self._trace()
-        rule = self._rule(text)
-        parts: list[Steps] = []
-        for begin, steps in self._walk(rule, tuple(path)).steps(trace, repr(rule), 0):
+        """What a rule would have done, part by part; a preview first where all of it takes long."""
+        trace, rule = self._trace(), self._rule(text)
+        walk, verdict = self._walk(rule, tuple(path)), Verdict(bad)
+        if not start and walk.ahead(trace) > LONG:
+            yield previewed(preview(trace, rule), walk.ahead(trace))
+        for begin, steps in walk.steps(trace, repr(rule), 0):
             if version != self.version:
                 break
-            parts.append(steps)
             end = begin + len(steps.left)
+            verdict.add(torch.arange(begin, end), steps)
             if end > start:
                 skip = max(start - begin, 0)
-                numbers = {
-                    name: packed(x[skip:])
-                    for name, x in zip(Steps.__annotations__, steps, strict=True)
-                }
-                yield {"from": begin + skip, **numbers}
-                so_far = Steps(*map(torch.cat, zip(*parts, strict=True)))
-                yield {"summary": judged(trace, bad, so_far), "steps": end}
+                yield {"from": begin + skip, **numbers(steps, skip)}
+                yield {"summary": verdict.told(), "steps": end, "seconds": walk.seconds(trace)}
         yield {"end": True}
 
     def _trace(self) -> Trace:
@@ -209,6 +207,7 @@ class LabSession:
     def _rule(self, text: str) -> NormRule:
         rule = read_rule(text)
         check([rule])
+        rules.check_counts(rule)
         units(self._trace(), rule)
         return rule
 
@@ -244,12 +243,24 @@ def alike(some: Trace, other: Trace) -> bool:
     return same and torch.equal(some.norms.nan_to_num(-1.0), other.norms.nan_to_num(-1.0))
 
 
+def numbers(steps: Steps, skip: int = 0) -> dict[str, str]:
+    """What a rule would have done, for a page."""
+    return {name: packed(x[skip:]) for name, x in steps._asdict().items()}
+
+
+def previewed(some: Preview, ahead: int) -> dict[str, Any]:
+    """A preview for a page: the share of its rows that are clipped, and when all will be there."""
+    share = (some.steps.clipped > 0).double().mean().item()
+    told = {"every": some.every, "rows": packed(some.rows), **numbers(some.steps)}
+    return {**told, "share": share, "seconds": ahead * some.seconds}
+
+
 def packed(x: Tensor) -> str:
-    """Numbers in float32, least byte first, as text."""
-    numbers = array.array("f", x.tolist())
+    """Numbers in float64, least byte first, as text."""
+    made = array.array("d", x.tolist())
     if sys.byteorder == "big":
-        numbers.byteswap()
-    return base64.b64encode(numbers.tobytes()).decode()
+        made.byteswap()
+    return base64.b64encode(made.tobytes()).decode()
 
 
 def spelt(x: float | None) -> str:
