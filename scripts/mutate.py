@@ -298,7 +298,7 @@ NOT_TERMS = {
     "following.py begun: param.detach": "state asks for no gradient, and a step makes none",
     "prodigy.py init: param.detach": "state asks for no gradient, and a step makes none",
     "distance.py of_model: 0": "every bucket is of the same step, whose groups it asks for",
-    "evaluation.py schedule_free_radam: 0": "no weight moves before the schedule has come",
+    "adam.py fused: if not": "when torch's kernel runs is a question of speed",
     "schedule_free.py update: 0.0": "where all rates were 0, z is w, and any share is right",
     "cautious.py step: 1 + bucket.dtype.is_complex": "complex numbers are pairs",
     "cautious.py step: n * entries": "complex numbers are pairs",

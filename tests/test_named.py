@@ -35,11 +35,35 @@ def test_every_argument_of_a_name_changes_its_chain(name: str) -> None:
         assert repr(named(name, **given)) != repr(named(name, **usual)), argument
 
 
-@pytest.mark.parametrize("name", ["soap", "klsoap"])
-def test_bases_learn_as_fast_as_the_second_moment_unless_they_are_told(name: str) -> None:
-    assert repr(named(name, betas=(0.9, 0.7))) == repr(
-        named(name, betas=(0.9, 0.7), shampoo_beta=0.7)
-    )
+@each
+def test_an_option_is_one_key_or_told_to_be_ambiguous(name: str) -> None:
+    """In a group and as a live value it does all that it does as an argument."""
+    for option, parameter in inspect.signature(NAMES[name]).parameters.items():
+        keys = Modular([torch.nn.Parameter(torch.ones(2, 2))], named(name)).keys
+        if option not in (*keys.defaults, *keys.ambiguous):
+            continue
+        value = OTHERS.get(option) or changed(parameter.default)
+        value = tuple([0.9 * x for x in parameter.default]) if option == "betas" else value
+        given = trained(named(name, **{option: value}))
+        for how in ({"group": {option: value}}, {"live": {option: value}}):
+            if option in keys.ambiguous:
+                with pytest.raises(ValueError, match=f"{option!r} is ambiguous here: use one of"):
+                    trained(named(name), **how)
+            else:
+                assert torch.equal(trained(named(name), **how), given), how
+
+
+def trained(chain: Chain, group: Any = (), live: Any = ()) -> torch.Tensor:
+    """Where some matrices, two of one shape, are after nine steps."""
+    draw = torch.Generator().manual_seed(0)
+    params = [torch.nn.Parameter(torch.randn(s, generator=draw)) for s in [(4, 3), (4, 3), (3, 3)]]
+    opt = Modular([{"params": params, **dict(group)}], chain)
+    opt.param_groups[0].update(live)
+    for _ in range(9):
+        for p in params:
+            p.grad = torch.randn(p.shape, generator=draw)
+        opt.step()
+    return torch.cat([p.detach().flatten() for p in params])
 
 
 OTHERS = {

@@ -16,9 +16,8 @@ IDENTITIES = load()
 
 def test_a_change_of_a_term_is_noticed() -> None:
     """A few of the changes; all of them, of all rules, are a longer check."""
-    planned = list(
-        mutate.plan([IDENTITIES[name] for name in ("adamw", "amsgrad", "lamb", "lambc", "adan")])
-    )
+    names = "adamw", "amsgrad", "lamb", "lambc", "adan", "adamc", "schedule_free_adamw"
+    planned = list(mutate.plan([IDENTITIES[name] for name in names]))
     files = {mutation.function.__code__.co_filename.split("/")[-1] for mutation, _ in planned}
     assert {"adam.py", "weight_decay.py", "trust_ratio.py", "lr.py", "large_batch.py"} <= files
     planned = [(m, judges) for m, judges in planned if m.no_term is None]

@@ -197,7 +197,7 @@ def test_target_and_name_are_keyword_only():
     with pytest.raises(TypeError, match="positional"):
         Scale(1.0, "grad")
     with pytest.raises(TypeError, match="positional"):
-        Adam((0.9, 0.99), 1e-8, False, True, "update")
+        Adam((0.9, 0.99), 1e-8, False, True, True, "update")
 
 
 def test_a_tensor_is_as_good_as_a_number():

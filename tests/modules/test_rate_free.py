@@ -42,20 +42,20 @@ def downhill(opt: Modular, w: Parameter, steps: int) -> list[tuple[float, float]
 
 
 def test_prodigy_by_hand():
-    """s is 1/2, 3/4, 7/8; r is 0, 1/4, 5/8; steps are as long as d was."""
+    """s is 1/2, 3/4, 7/8; r is 0, 1/4, 5/8; steps are as long as d is."""
     w = Parameter(torch.zeros(1, dtype=torch.float64))
     opt = Modular([w], Prodigy((0.0, 0.0), 0.5, 1e-30, d0=0.5), LR(1.0))
     assert downhill(opt, w, 4) == [
         about((0.5, -0.5)),
         about((0.5, -1.0)),
-        about((5 / 7, -1.5)),
-        about((_fourth(), -1.5 - 5 / 7)),
+        about((5 / 7, -1 - 5 / 7)),
+        about((_fourth(), -1 - 5 / 7 - _fourth())),
     ]
 
 
 def _fourth() -> float:
     """d² is 25 / 49, of which s and r are times 2, that is over d0."""
-    s, r = 7 / 16 + 2 * 25 / 49, 5 / 16 + 2 * 25 / 49 * 1.5
+    s, r = 7 / 16 + 2 * 25 / 49, 5 / 16 + 2 * 25 / 49 * (1 + 5 / 7)
     return r / s
 
 

@@ -1,8 +1,11 @@
 """The names of live values in the groups."""
 
-import pytest
+import re
 
-from tests.helpers import one
+import pytest
+import torch
+
+from tests.helpers import one, saved
 from torchzero_clip import (
     LR,
     Adagrad,
@@ -11,9 +14,14 @@ from torchzero_clip import (
     ClipNorm,
     ClipValue,
     ClipValueByEMA,
+    Mars,
     Modular,
     Momentum,
+    Partition,
+    Reset,
     Scale,
+    ScheduleFree,
+    SpikeClip,
     WeightDecay,
     named,
 )
@@ -46,6 +54,76 @@ def test_the_momentum_of_a_link_that_calls_it_otherwise_is_pointed_to(name, key)
     words = f"a group sets momentum=0.5: EMA calls it '{key}'"
     with pytest.raises(ValueError, match=words):
         Modular([{"params": [one()], "momentum": 0.5}], named(name))
+
+
+def after(opt, steps=4, **live):
+    """Where a weight is after some steps with these live values."""
+    opt.param_groups[0].update(live)
+    (p,) = opt.param_groups[0]["params"]
+    for step in range(steps):
+        p.grad = torch.full_like(p, float(step % 3) - 0.5)
+        opt.step()
+    return p.item()
+
+
+def test_a_value_of_none_is_that_of_the_link_that_has_it():
+    """As long as it is None: it may become a number, and None again."""
+    a, b = (Modular([one()], Mars(beta, 0.5), Adam((0.8, 0.9))) for beta in (None, 0.8))
+    for live in ({}, {"beta": 0.3}, {"beta": 0.7, "betas": (0.7, 0.9)}):
+        assert after(a, **live) == after(b, **live)
+    assert after(a, beta=None, betas=(0.6, 0.9)) == after(b, beta=0.6, betas=(0.6, 0.9))
+
+
+def test_a_value_may_become_that_of_another_link_where_there_is_one():
+    ours, theirs = (Modular([one()], SpikeClip(2.0, beta), Adam()) for beta in (0.5, None))
+    assert after(ours, beta=None) == after(theirs)
+    alone = Modular([one()], SpikeClip(2.0, 0.5))
+    words = "SpikeClip reads betas, but no link of this chain owns it: add Adam(...) to the chain"
+    with pytest.raises(ValueError, match=re.escape(words)):
+        after(alone, beta=None)
+    with pytest.raises(ValueError, match=re.escape(words)):
+        Modular([one()], SpikeClip(2.0, None))
+
+
+def test_of_several_links_that_have_the_value_the_nearest_counts():
+    def branch(first, second):
+        return Partition({"a": Chain(Mars(None, 0.5), Adam(first)), "b": Adam(second)}, {"": "a"})
+
+    def both(*pairs):
+        return after(Modular([("w", one())], branch(*pairs), LR(0.1)))
+
+    alone = after(Modular([("w", one())], Mars(0.3, 0.5), Adam((0.3, 0.9)), LR(0.1)))
+    assert both((0.3, 0.9), (0.8, 0.9)) == alone
+    with pytest.raises(ValueError, match=r"Mars reads betas, which one link may own, got \['Adam'"):
+        Modular([one()], Mars(None), Adam(), Adam())
+
+
+OLDER = {  # as chains of these names were written when each link had a number of its own
+    "spam": lambda: Chain(
+        Reset(Chain(SpikeClip(5000.0, 0.999, 20, 500), Adam(eps=1e-6)), 500, 150, keep=("step",)),
+        WeightDecay(0.0, afterwards=True),
+        LR(1e-3),
+    ),
+    "mars_adamw": lambda: Chain(
+        Mars(0.95), ClipNorm(1.0), Adam((0.95, 0.99)), WeightDecay(0.0), LR(3e-3)
+    ),
+    "schedule_free_adamw": lambda: Chain(
+        Adam((0.0, 0.999)), WeightDecay(0.0), LR(2.5e-3), ScheduleFree()
+    ),
+}
+
+
+@pytest.mark.filterwarnings("ignore:.*other fixed arguments")  # ScheduleFree's Adam has one
+@pytest.mark.parametrize("name", OLDER)
+def test_a_checkpoint_of_before_goes_on_with_the_numbers_that_it_has(name):
+    before = Modular([one()], OLDER[name]())
+    after(before)
+    now = Modular([one(before.param_groups[0]["params"][0].item())], named(name))
+    with pytest.warns(
+        UserWarning, match=r"beta: the checkpoint's 0\.9\d* is taken, None was given"
+    ):
+        now.load_state_dict(saved(before.state_dict()))
+    assert after(now) == after(before)
 
 
 def test_a_name_of_its_own_stands_for_the_class():

@@ -55,6 +55,5 @@ def _has_mark(hint: Any) -> bool:
 
 
 def _says_live(node: ast.AST) -> bool:
-    if not isinstance(node, ast.Subscript):
-        return False
-    return getattr(node.value, "id", getattr(node.value, "attr", None)) == "Live"
+    held = node.value if isinstance(node, ast.Subscript) else None
+    return getattr(held, "id", getattr(held, "attr", None)) == "Live"

@@ -32,6 +32,9 @@ class Description:
 
     registry: ClassVar[dict[str, type[Description]]] = {}
     live: ClassVar[tuple[str, ...]] = ()
+    borrows: ClassVar[tuple[tuple[str, str, int | None], ...]] = ()
+    """Live values that are those of another link where they are None: the name, the name there, and
+    which entry of it, or None."""
     open_fields: ClassVar[tuple[str, ...]] = ()
     """Attributes that a subclass may declare as fields, to make them arguments; no others."""
     pure: ClassVar[bool] = False
@@ -98,8 +101,6 @@ class Description:
         `optional` is for None, in place of the argument or of one of those.
         """
         value = getattr(self, name)
-        if optional and value is None and length is None:
-            return
         limits = {"at least": at_least, "above": above, "below": below, "at most": at_most}
 
         def sentence() -> str:  # only where it is needed: to show a tensor is to read it

@@ -48,9 +48,11 @@ class Link:
 
     def values(self, settings: Mapping[str, Any]) -> Group:
         """The live values in one group; those of the links inside under their names."""
-        values = {name: self._value(name, settings[key]) for name, key in self.keys.items()}
-        for name, owner in self.read.items():
-            values[name] = owner._value(name, settings[owner.keys[name]])
+        owners = {**dict.fromkeys(self.keys, self), **self.read}
+        values = {name: x._value(name, settings[x.keys[name]]) for name, x in owners.items()}
+        for name, other, at in self.transform.borrows:
+            if values[name] is None:
+                values[name] = values[other] if at is None else values[other][at]
         for child in self.children:
             values[child.path.rpartition("/")[2]] = child.values(settings)
         return values

@@ -144,8 +144,8 @@ class Transform(Description):
 
     @property
     def reads(self) -> tuple[str, ...]:
-        """Live values of other links that `group` has too, as "lr": one link must own each."""
-        return ()
+        """Live values of other links that `group` has too, as "lr": one link near must own each."""
+        return tuple([x for name, x, _ in self.borrows if getattr(self, name) is None])
 
     def fused(self, group: Group) -> FusedKernel | None:
         """The fused optimizer of torch that does `update` and the subtraction at once, if any."""

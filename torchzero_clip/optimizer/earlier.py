@@ -24,7 +24,7 @@ class Older:
             Link(link.transform if was is None else was.transform, _path(link, was), ())
             for link, was in zip(links, before, strict=True)
         ]
-        GroupKeys(then)  # which gives each its keys
+        GroupKeys(then, follow=False)  # which gives each its keys
         self.places = list(zip(then, before, links, strict=True))
         self.mark_then, self.mark = fingerprint(then), fingerprint(links)
 

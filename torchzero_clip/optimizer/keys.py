@@ -42,18 +42,18 @@ ELSEWHERE = {  # what other libraries call a live value
 class GroupKeys:
     """The key of every live value: bare where one link owns the name, otherwise "Link/name"."""
 
-    def __init__(self, links: Sequence[Link]) -> None:
+    def __init__(self, links: Sequence[Link], follow: bool = True) -> None:
         self.links = [link for top in links for link in top.walk()]
         self.seen: list[list[Any]] = []  # the live values of each group, in the step before
         self._seen_keys: list[frozenset[str]] = []
         self.defaults: dict[str, Any] = {}
         self.aliases: dict[str, str] = {}  # every qualified name -> the key in use
         self.ambiguous: dict[str, list[str]] = {}
-        owners: dict[str, list[Link]] = {}
+        self.owners: dict[str, list[Link]] = {}
         for link in self.links:
             for name in link.transform.live:
-                owners.setdefault(name, []).append(link)
-        for name, links_ in owners.items():
+                self.owners.setdefault(name, []).append(link)
+        for name, links_ in self.owners.items():
             if name == "lr" and len(links_) > 1:
                 raise ValueError(
                     f"one link may own lr, got {[link.path for link in links_]}: for several "
@@ -66,9 +66,8 @@ class GroupKeys:
                 self.defaults[key] = getattr(link.transform, name)
             if len(links_) > 1:
                 self.ambiguous[name] = [f"{link.path}/{name}" for link in links_]
-        for link in self.links:
-            for name in getattr(link.transform, "reads", ()):
-                link.read[name] = _owner_for(link, name, owners.get(name, []))
+        for link in self.links if follow else ():
+            self._follow_reads(link, link.transform)
 
     def tidy(self, group: dict[str, Any], later: bool = False) -> None:
         """Bring keys to the names in use, fill in defaults, refuse misspellings and the like.
@@ -89,7 +88,7 @@ class GroupKeys:
         for key, value in self.defaults.items():
             group[key] = python_number(group.get(key, value))
         for link in self.links:
-            _check_link(link, group)
+            self._check_link(link, group)
 
     def values(self, group: dict[str, Any]) -> list[Any]:
         """The live values of a group."""
@@ -124,9 +123,20 @@ class GroupKeys:
                 group[key] = python_number(group[key])
             for link in self.links:
                 if not changed.isdisjoint(link.keys.values()):
-                    _check_link(link, group)
+                    self._check_link(link, group)
             held = self.values(group)
         return held
+
+    def _check_link(self, link: Link, group: dict[str, Any]) -> None:
+        """Raise the sentence of the link's constructor for values that make no sense."""
+        if link.keys:
+            now = {name: group[key] for name, key in link.keys.items()}
+            self._follow_reads(link, link.transform.with_values(now))
+
+    def _follow_reads(self, link: Link, now: Any) -> None:
+        """Find the links whose live values the transform reads, as it is now."""
+        for name in getattr(now, "reads", ()):
+            link.read[name] = _owner_for(link, name, self.owners.get(name, []))
 
     def refuse(self, key: str, value: Any) -> None:
         """Raise for a key that is ambiguous, misspelt or read by no link; others are the user's."""
@@ -188,23 +198,16 @@ def refuse_arguments(owner: str, given: Mapping[str, Any], init: Any) -> None:
 
 
 def _owner_for(link: Link, name: str, owners: Sequence[Link]) -> Link:
-    """The link whose live value another reads; raises unless there is one."""
-    if len(owners) == 1:
-        return owners[0]
-    if not owners:
-        hint = WELL_KNOWN.get(name, f"a link with {name}")
-        raise ValueError(
-            f"{link.path} reads {name}, but no link of this chain owns it: add {hint} to the chain"
-        )
-    raise ValueError(
-        f"{link.path} reads {name}, which one link may own, got {[other.path for other in owners]}"
-    )
-
-
-def _check_link(link: Link, group: dict[str, Any]) -> None:
-    """Raise the sentence of the link's constructor for values that make no sense."""
-    if link.keys:
-        link.transform.with_values({name: group[key] for name, key in link.keys.items()})
+    """The link whose live value another reads; raises unless there is one, or one is nearest."""
+    for depth in range(link.path.count("/"), -1, -1):
+        start = link.path.split("/")[:depth]
+        near = [other for other in owners if other.path.split("/")[:depth] == start]
+        if len(near) == 1:
+            return near[0]
+    hint = WELL_KNOWN.get(name, f"a link with {name}")
+    none = f"but no link of this chain owns it: add {hint} to the chain"
+    many = f"which one link may own, got {[other.path for other in owners]}"
+    raise ValueError(f"{link.path} reads {name}, {many if owners else none}")
 
 
 def _follow(

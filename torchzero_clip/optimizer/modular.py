@@ -148,7 +148,9 @@ class Modular(Optimizer):
         """A step; the engine may do it as it did an earlier one that is like it."""
         averages.refuse(self, "step()", shown=True)
         if not (self._seen_dtypes or torch.compiler.is_compiling() or has_rate(self.param_groups)):
-            self.init_state()  # who takes a first step that moves nothing wants all state
+            self._make_state(
+                lambda p: p.grad
+            )  # who takes a first step that moves nothing wants all
         alone = self.process_group is None and self.rounding == "nearest"
         if not alone or torch.compiler.is_compiling():
             self._run(self._begin(self._loss(loss)))
@@ -298,8 +300,12 @@ class Modular(Optimizer):
         Distributed checkpointing takes a fake step to make state, which moves counters; with this
         it need not.
         """
+        self._make_state(lambda p: p if p.requires_grad else None)
+
+    def _make_state(self, gradient: Callable[[Tensor], Tensor | None]) -> None:
+        """Make the state of the parameters for which this is a tensor."""
         with self._begin() as step:
-            buckets = in_buckets(step, lambda p: p if p.requires_grad else None)
+            buckets = in_buckets(step, gradient)
             prepare_rounding(prepare(buckets, self.links), self.rounding)
 
     # ------------------------------------------------------------------ weights for evaluation

@@ -25,7 +25,7 @@ def mars_adamw(
         arXiv 2411.10438.
     """
     adamw = Adam(betas, eps), WeightDecay(weight_decay), LR(lr)
-    return Chain(Mars(betas[0], gamma), ClipNorm(1.0), *adamw)
+    return Chain(Mars(None, gamma), ClipNorm(1.0), *adamw)
 
 
 @published

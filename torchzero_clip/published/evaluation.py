@@ -24,8 +24,8 @@ def schedule_free_adamw(
     Reference:
         Defazio et al., "The road less scheduled", arXiv 2405.15682.
     """
-    adamw = Adam((0.0, betas[1]), eps), WeightDecay(weight_decay), LR(lr)
-    return Chain(*adamw, ScheduleFree(betas[0], r, weight_lr_power))
+    adamw = Adam(betas, eps, momentum=False), WeightDecay(weight_decay), LR(lr)
+    return Chain(*adamw, ScheduleFree(None, r, weight_lr_power))
 
 
 @published
@@ -43,8 +43,8 @@ def schedule_free_radam(
         Defazio et al., "The road less scheduled", arXiv 2405.15682; Liu et al., "On the variance of
         the adaptive learning rate and beyond", arXiv 1908.03265.
     """
-    adamw = Adam((0.0, betas[1]), eps), WeightDecay(weight_decay), LR(lr)
-    return Chain(*adamw, ScheduleFree(betas[0], r, weight_lr_power, rectified=True))
+    adamw = Adam(betas, eps, momentum=False), WeightDecay(weight_decay), LR(lr)
+    return Chain(*adamw, ScheduleFree(None, r, weight_lr_power, rectified=True))
 
 
 @published

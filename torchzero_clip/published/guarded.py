@@ -49,6 +49,8 @@ def adamc(
 ) -> Chain:
     """AdamW whose decay falls with the square of a schedule, for weights before a normalisation.
 
+    It is times lr over the largest lr so far, which is 1 while a warm-up rises; pytorch_optimizer
+    divides by the lr that it was made with, so that its decay at a tenth of it is a tenth of ours.
     Give other weights a group of their own with `weight_decay=0`, or `Masked` another decay.
 
     Reference:
@@ -114,7 +116,7 @@ def spam(
         Huang et al., "SPAM: spike-aware Adam with momentum reset for stable LLM training",
         arXiv 2501.06842.
     """
-    links = Chain(SpikeClip(threshold, betas[1], wait, every), Adam(betas, eps))
+    links = Chain(SpikeClip(threshold, None, wait, every), Adam(betas, eps))
     decay = WeightDecay(weight_decay, afterwards=True)
     return Chain(Reset(links, every, warmup, keep=("step",)), decay, LR(lr))
 

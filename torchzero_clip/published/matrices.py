@@ -128,7 +128,7 @@ def adamuon(
         Si et al., "AdaMuon: adaptive Muon optimizer", arXiv 2507.11005; Chongjie-Si/AdaMuon.
     """
     direction = EMA(momentum, nesterov=nesterov), Sign(), Orthogonalize()
-    size = RMSprop(momentum, eps), Normalize(0.2, "rms")
+    size = RMSprop(None, eps), Normalize(0.2, "rms")
     return Chain(*direction, *size, WeightDecay(weight_decay), LR(lr))
 
 
@@ -286,16 +286,16 @@ def soap(
 ) -> Chain:
     """Adam in the bases of Shampoo, renewed every few steps; vectors have Adam alone.
 
-    `shampoo_beta` is the second of `betas` unless it is given. Where `first` is "skip" the first
-    gradient only makes the bases, as in the authors' code, which decays after the step; "step" is
-    that of NVIDIA's. Tensors of four and more dims count as matrices of shape (first, rest).
+    `shampoo_beta` is the second of `betas` unless it is given, in every step; the authors' code
+    keeps that of the first. Where `first` is "skip" the first gradient only makes the bases, as in
+    that code, which decays after the step; "step" is that of NVIDIA's. Tensors of four and more
+    dims count as matrices of shape (first, rest).
 
     Reference:
         Vyas et al., "SOAP: improving and stabilizing Shampoo using Adam", arXiv 2409.11321;
         nikhilvyas/SOAP; NVIDIA-NeMo/Emerging-Optimizers.
     """
-    beta = betas[1] if shampoo_beta is None else shampoo_beta
-    basis = SOAPBasis(beta, precondition_frequency, first, max_precond_dim)
+    basis = SOAPBasis(shampoo_beta, precondition_frequency, first, max_precond_dim)
     return Chain(InBasis(basis, Adam(betas, eps)), WeightDecay(weight_decay), LR(lr))
 
 
@@ -317,7 +317,7 @@ def soap_hyperball(
         pretraining optimizers and where to find them II: Hyperball optimization", arXiv 2606.16899.
     """
     adam = Adam((momentum, ema_beta), eps, bias_correction=False)
-    direction = InBasis(SOAPBasis(ema_beta, q_freq, "use"), adam), TrustRatio()
+    direction = InBasis(SOAPBasis(None, q_freq, "use"), adam), TrustRatio()
     return Chain(*direction, LR(lr), Hyperball())
 
 
@@ -332,16 +332,15 @@ def klsoap(
 ) -> Chain:
     """SOAP in bases that each side learns from what the other has whitened, KL-SOAP.
 
-    `shampoo_beta` is the second of `betas` unless it is given. The first gradient only makes the
-    bases, and its authors' code decays after the step. Vectors, which it does not take, have Adam
-    alone.
+    `shampoo_beta` is the second of `betas` unless it is given, in every step; its authors' code
+    keeps that of the first. The first gradient only makes the bases, and that code decays after
+    the step. Vectors, which it does not take, have Adam alone.
 
     Reference:
         Lin et al., "Understanding and improving Shampoo and SOAP via Kullback-Leibler
         minimization", arXiv 2509.03378; yorkerlin/KL-Methods.
     """
-    beta = betas[1] if shampoo_beta is None else shampoo_beta
-    basis = KLBasis(beta, precondition_frequency)
+    basis = KLBasis(shampoo_beta, precondition_frequency)
     adam = Adam(betas, eps, bias_correction=False)
     return Chain(InBasis(basis, adam), WeightDecay(weight_decay), LR(lr))
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 
 from torchzero_clip.core.chain import Chain
+from torchzero_clip.core.engine import Group
 from torchzero_clip.core.link import Link
 from torchzero_clip.core.transform import averages
 from torchzero_clip.source.values import ATOM, BINARY, SourceError
@@ -34,6 +35,9 @@ class Term:
         right = other if isinstance(other, Term) else Term(repr(other))
         return Term(f"{self._within(tight)} {sign} {right._within(tight + 1)}", tight)
 
+    def __getitem__(self, index: int) -> Term:
+        return Term(f"{self._within(ATOM)}[{index}]")
+
     def __add__(self, other: Any) -> Term:
         return self._joined("add", other)
 
@@ -52,10 +56,11 @@ class Term:
     __radd__, __rmul__ = __add__, __mul__
 
 
-def averaged_weights(links: Sequence[Link]) -> Iterator[str]:
-    """The method of the file, where a link has weights for evaluation; the last one that knows a
-    parameter counts.
+def averaged_weights(links: Sequence[Link], live: Mapping[str, Any]) -> Iterator[str]:
+    """The method of the file, where a link has weights for evaluation, and these live values; the
+    last one that knows a parameter counts.
     """
+    group = {key: x if x is None else Term(f'group["{key}"]') for key, x in live.items()}
     found = [*_found(links)][::-1]
     last = next((i for i, (_, known) in enumerate(found) if known), len(found)) + 1
     if not found:
@@ -64,7 +69,7 @@ def averaged_weights(links: Sequence[Link]) -> Iterator[str]:
     yield "    def averaged_weights(self, p: Tensor) -> Tensor:"
     yield '        """The weights for evaluation in place of a parameter\'s."""'
     yield "        state: dict[str, Tensor] = self.state[p]"
-    lines = [line for link, _ in found[:last] for line in _of(link)]
+    lines = [line for link, _ in found[:last] for line in _of(link, link.values(group))]
     if any("weights = " in line for line in lines):
         yield "        weights: Tensor"
     yield from lines
@@ -79,10 +84,9 @@ def _found(links: Sequence[Link], known: bool = True) -> Iterator[tuple[Link, bo
         yield from _found(link.children, known and isinstance(link.transform, Chain))
 
 
-def _of(link: Link) -> Iterator[str]:
+def _of(link: Link, group: Group) -> Iterator[str]:
     """The lines for a link."""
     names = list(link.state_names(torch.empty(2, 3, device="meta")))
-    group = {name: Term(f'group["{key}"]') for name, key in link.keys.items()}
     try:
         made = link.transform.averaged(Term("p"), {name: Term(name) for name in names}, group)
         text: str = made.text

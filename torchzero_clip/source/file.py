@@ -169,7 +169,7 @@ class File:
         for number, (context, made) in enumerate(self.trace.state.texts.items(), 1):
             yield ""
             yield from self._state(number, context, made)
-        if method := [*averaged_weights(self.links)]:
+        if method := [*averaged_weights(self.links, self.defaults)]:
             yield from ["", *method]
         used = "\n".join(self.body)
         for name, text in METHODS.items():

@@ -13,7 +13,7 @@ from torch.optim.swa_utils import get_ema_multi_avg_fn
 from tests.identities.follow import need, official_file
 from tests.identities.identity import FLOAT32, optimizer
 from tests.identities.inputs import Inputs
-from torchzero_clip import LR, Adam, Chain, Lookahead, WeightEMA, named
+from torchzero_clip import LR, Adam, Chain, Lookahead, WeightEMA
 
 STEPS_OF_A_GROUP = Inputs(gaps=False)  # theirs counts them, ours those of a parameter
 FREE: Any = (
@@ -27,31 +27,21 @@ ADAM: Any = (
 
 
 def schedule_free(name: str, groups: Any) -> Any:
-    """One of the official optimizers, in training; its groups have the two betas apart."""
-
-    class Apart(getattr(need("schedulefree"), name)):  # type: ignore[misc]
-        def step(self, closure: Any = None) -> Any:
-            for group in self.param_groups:
-                group["betas"] = group.get("beta"), group.get("beta2")
-            return super().step(closure)
-
-    opt = Apart([{"betas": (0.9, 0.99), **group} for group in groups])
+    """One of the official optimizers, in training."""
+    opt = getattr(need("schedulefree"), name)(groups)
     opt.train()
     return opt
 
 
 @optimizer(
     "schedule_free_adamw",
-    "`Adam` with a first beta of 0, `WeightDecay`, `LR`, `ScheduleFree` is Schedule-Free AdamW",
+    "`Adam(momentum=False)`, `WeightDecay`, `LR`, `ScheduleFree` is Schedule-Free AdamW",
     source="schedulefree 1.4.1, `AdamWScheduleFree`",
-    ours=lambda beta, beta2, none, **options: named(
-        "schedule_free_adamw", betas=(beta, beta2), **options
-    ),
     groups=(
-        {**FREE[0], "none": 0.0, "beta": 0.9, "beta2": 0.99, "eps": 1e-8},
-        {**FREE[1], "none": 0.0, "beta": 0.7, "beta2": 0.95, "eps": 1e-3},
+        {**FREE[0], "betas": (0.9, 0.99), "eps": 1e-8},
+        {**FREE[1], "betas": (0.7, 0.95), "eps": 1e-3},
     ),
-    keys={"betas": ("none", "beta2")},
+    constant={"beta": "it is None, and so the first of betas"},
     inputs=STEPS_OF_A_GROUP,
     evaluates=True,
 )
@@ -61,17 +51,14 @@ def schedule_free_adamw(groups: Any) -> Any:
 
 @optimizer(
     "schedule_free_radam",
-    "`Adam` with a first beta of 0, `WeightDecay`, `LR`, `ScheduleFree(rectified=True)` is "
+    "`Adam(momentum=False)`, `WeightDecay`, `LR`, `ScheduleFree(rectified=True)` is "
     "Schedule-Free RAdam",
     source="schedulefree 1.4.1, `RAdamScheduleFree`",
-    ours=lambda beta, beta2, none, **options: named(
-        "schedule_free_radam", betas=(beta, beta2), **options
-    ),
     groups=(
-        {**FREE[0], "none": 0.0, "beta": 0.9, "beta2": 0.99, "eps": 1e-8},
-        {**FREE[1], "none": 0.0, "beta": 0.7, "beta2": 0.95, "eps": 1e-3},
+        {**FREE[0], "betas": (0.9, 0.99), "eps": 1e-8},
+        {**FREE[1], "betas": (0.7, 0.95), "eps": 1e-3},
     ),
-    keys={"betas": ("none", "beta2")},
+    constant={"beta": "it is None, and so the first of betas"},
     inputs=STEPS_OF_A_GROUP,
     evaluates=True,
 )

@@ -47,8 +47,10 @@ def stable_adamw(groups: Any) -> Any:
         },
         {"lr": 0.02, "betas": (0.8, 0.9), "weight_decay": 0.01},
     ),
-    keys={"beta": ("betas", 1)},
-    constant={"eps": "theirs has none that could stand where ours does, but 0"},
+    constant={
+        "beta": "it is None, and so the second of betas",
+        "eps": "theirs has none that could stand where ours does, but 0",
+    },
     # where an entry had no signal before the clip begins, theirs is held at zero until the next
     # reset and ours moves; it counts the steps of the model, ours those of a parameter
     inputs=Inputs(zero_start=False, gaps=False),

@@ -243,8 +243,8 @@ ODD: Any = (("a.wide", (5, 7)), ("a.tall", (7, 3)), ("b.square", (5, 5)), ("b.ze
     '`EMA(nesterov=True)`, `Sign`, `Orthogonalize`, `RMSprop`, `Normalize(0.2, "rms")` is AdaMuon',
     source="Chongjie-Si/AdaMuon 369f0b3, `gpt2/models/optimizers/adamuon.py`, in one precision",
     groups=({**GROUPS[0], "eps": 1e-8}, {**GROUPS[1], "eps": 2e-8}),
-    keys={"beta": "momentum", "alpha": "momentum"},
-    constant={"norm_value": "theirs is the number 0.2"},
+    keys={"beta": "momentum"},
+    constant={"alpha": "it is None, and so beta", "norm_value": "theirs is the number 0.2"},
     # where sides are even, signs may become orthogonal with zeros that are rounding, of which
     # RMSprop makes entries like the others
     inputs=Inputs(ODD),
@@ -585,8 +585,12 @@ def is_soap_h(name: str, q_freq: int) -> Any:
         source="KellerJordan/modded-nanogpt f411b3d, `SOAPH` of track 3, in one precision",
         ours=lambda **options: named("soap_hyperball", **options),
         groups=tuple({**group, "q_freq": q_freq} for group in SOAP_H),
-        keys={"beta": "ema_beta", "betas": ("momentum", "ema_beta")},
-        constant={"coefficient": "theirs is 1", "bounds": "theirs has none"},
+        keys={"betas": ("momentum", "ema_beta")},
+        constant={
+            "beta": "it is None, and so the second of betas",
+            "coefficient": "theirs is 1",
+            "bounds": "theirs has none",
+        },
         # it never moves a weight of zeros; where a side is longer by one its null space is a line;
         # it counts steps of each parameter, here the link does
         inputs=Inputs(

@@ -69,6 +69,18 @@ def prodigy(groups: Any) -> Any:
     return quietly(made, groups, d0=0.01)
 
 
+@optimizer(
+    "prodigy_plain",
+    "`Prodigy(betas=(0.0, 0.999))`, then `LR`, is Prodigy without an average of gradients",
+    source="konstmish/prodigy 3efb213, version 1.1.2, `prodigyopt/prodigy.py`",
+    ours=lambda **options: named("prodigy", d0=0.01, **options),
+    groups=({**PRODIGY[0], "betas": (0.0, 0.99)}, PRODIGY[1]),
+    inputs=Slope(),
+)
+def prodigy_plain(groups: Any) -> Any:
+    return prodigy(groups)
+
+
 FREELY: Any = tuple({**group, "d_coef": 2.0, "growth_rate": torch.inf} for group in PRODIGY)
 FREELY[0]["beta3"] = None
 SAFE: Any = {

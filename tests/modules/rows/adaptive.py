@@ -244,7 +244,7 @@ ROWS = [
         good={"low": lambda: SpikeClip(2.0, 0.5), "default": SpikeClip},
         bad=[
             *number("threshold", 0, -1.0, nan, words="a number above 0"),
-            *share("beta"),
+            *share("beta", optional=True),
             *steps("wait", 0),
             *number("every", 0, -1, words="an integer at least 1 or None"),
             *number("every", 1.5, "3", error=TypeError, words="an integer at least 1 or None"),

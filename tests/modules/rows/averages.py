@@ -97,7 +97,7 @@ ROWS = [
             weighted=lambda: ScheduleFree(0.5, r=1.0, weight_lr_power=1.0),
         ),
         bad=[
-            *number("beta", 0.0, 1.0, words="a number above 0 and below 1"),
+            *number("beta", 0.0, 1.0, words="a number above 0 and below 1 or None"),
             *number("r", -1.0, words="a number at least 0"),
             *number("weight_lr_power", -1.0, words="a number at least 0"),
             *STEPS,

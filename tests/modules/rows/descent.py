@@ -323,7 +323,7 @@ ROWS = [
     Row(
         Mars,
         good={"default": Mars, "strong": lambda: Mars(0.5, 2.0)},
-        bad=[*share("beta"), *at_least("gamma", 0)],
+        bad=[*share("beta", optional=True), *at_least("gamma", 0)],
         loose={"0": lambda: Mars(gamma=0.0)},
         memory="free",
         per_entry=True,
@@ -500,7 +500,7 @@ ROWS = [
             "momentum": lambda: RMSprop(0.9, 1e-3, 0.5),
             "both": lambda: RMSprop(0.9, 1e-3, 0.5, True),
         },
-        bad=[*share("alpha"), *at_least("eps", 0), *at_least("momentum", 0)],
+        bad=[*share("alpha", optional=True), *at_least("eps", 0), *at_least("momentum", 0)],
         memory="free",
         per_entry=True,
         squares=True,

@@ -167,7 +167,7 @@ ROWS = [
             "use": lambda: SOAPBasis(every=2, first="use"),
         },
         bad=[
-            *share("beta"),
+            *share("beta", optional=True),
             *steps("every", 1),
             *steps("max_dim", 0),
             ({"first": "last"}, ValueError, "first must be one of ['skip', 'step', 'use'], got 'l"),
@@ -188,7 +188,7 @@ ROWS = [
             "blocks": lambda: KLBasis(every=2, blocks={"conv": 2}, stagger=True),
         },
         bad=[
-            *share("beta"),
+            *share("beta", optional=True),
             *steps("every", 1),
             *steps("max_dim", 0),
             *number("initial", 0.0, -1.0, nan, words="a number above 0"),

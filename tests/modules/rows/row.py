@@ -133,12 +133,13 @@ def steps(name: str, bound: int) -> list[Bad]:
     ]
 
 
-def share(name: str) -> list[Bad]:
+def share(name: str, optional: bool = False) -> list[Bad]:
     """What every β refuses: it must be in [0, 1)."""
-    words = "a number at least 0 and below 1"
+    words = "a number at least 0 and below 1" + " or None" * optional
     return [
         *number(name, 1.0, 1, 1.5, -0.1, nan, inf, words=words),
-        *number(name, "0.9", None, True, (0.5, 0.5), error=TypeError, words=words),
+        *number(name, "0.9", True, (0.5, 0.5), error=TypeError, words=words),
+        *number(name, *[None] * (not optional), error=TypeError, words=words),
     ]
 
 

@@ -17,7 +17,8 @@ class SpikeClip(Transform):
 
     Args:
         threshold: θ, how far above its average square an entry's square may be.
-        beta: How much of v is kept a step.
+        beta: How much of v is kept a step; None as the second of `betas` of the nearest link that
+            has some, as `Adam`.
         wait: Nothing is cut before the step of this number, while v observes all that comes; each
             parameter counts its own, from 1.
         every: It waits anew from each step whose number this divides, which then counts as 0.
@@ -34,10 +35,11 @@ class SpikeClip(Transform):
     """
 
     threshold: Live[float] = 5000.0
-    beta: Live[float] = 0.999
+    beta: Live[float | None] = 0.999
     wait: int = 0
     every: int | None = None
 
+    borrows = (("beta", "betas", 1),)
     complex = "refuse"
     per_entry = True
     pure = True
@@ -45,7 +47,7 @@ class SpikeClip(Transform):
     def check(self) -> None:
         super().check()
         self.require("threshold", above=0)
-        self.require("beta", at_least=0, below=1)
+        self.require("beta", at_least=0, below=1, optional=True)
         self.require("wait", at_least=0, integer=True)
         self.require("every", at_least=1, integer=True, optional=True)
 

@@ -20,7 +20,8 @@ class ScheduleFree(Transform):
     no schedule but a warm-up of lr, and no momentum before it.
 
     Args:
-        beta: How near to x gradients are taken: what momentum is elsewhere.
+        beta: How near to x gradients are taken: what momentum is elsewhere. None as the first of
+            `betas` of the nearest link that has some, as `Adam(momentum=False)`.
         r: The power of the step in the weight of z.
         weight_lr_power: The power p of the learning rate in it.
         rectified: Have the first steps, and the weights of their z, as short as those of RAdam, by
@@ -37,11 +38,12 @@ class ScheduleFree(Transform):
         Defazio et al., "The road less scheduled", arXiv 2405.15682.
     """
 
-    beta: Live[float] = 0.9
+    beta: Live[float | None] = 0.9
     r: Live[float] = 0.0
     weight_lr_power: Live[float] = 2.0
     rectified: bool = False
 
+    borrows = (("beta", "betas", 0),)
     about_step = True
     pure = True
     per_entry = True
@@ -49,13 +51,13 @@ class ScheduleFree(Transform):
     def check(self) -> None:
         super().check()
         check_step(self)
-        self.require("beta", above=0, below=1)
+        self.require("beta", above=0, below=1, optional=True)
         self.require("r", at_least=0)
         self.require("weight_lr_power", at_least=0)
 
     @property
     def reads(self) -> tuple[str, ...]:
-        return ("lr", "betas") if self.rectified else ("lr",)
+        return ("lr", *(("betas",) if self.rectified else super().reads))
 
     def init(self, param: Tensor) -> dict[str, Tensor]:
         return {"z": begun(param)}

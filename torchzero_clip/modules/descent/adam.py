@@ -29,6 +29,8 @@ class Adam(Transform):
         amsgrad: Divide by the largest v so far.
         bias_correction: Whether averages are divided by the weight of what they have seen. Without
             it m̂ is m, and v̂ is v, as in BERT's.
+        momentum: Whether m is an average. Without it β₁ counts as 0, and is another link's, as that
+            of `ScheduleFree`.
 
     Example:
         >>> import torch
@@ -44,6 +46,7 @@ class Adam(Transform):
     eps: Live[float] = 1e-8
     amsgrad: bool = False
     bias_correction: bool = True
+    momentum: bool = True
 
     turns = ("exp_avg",)
     permutes = ("exp_avg_sq", "max_exp_avg_sq")
@@ -57,15 +60,12 @@ class Adam(Transform):
         self.require("eps", at_least=0)
 
     def init(self, param: Tensor) -> dict[str, Tensor]:
-        state = {
-            "step": counter(param),
-            "exp_avg": zeros_like_state(param),
-            "exp_avg_sq": zeros_like_state(param),
-        }
-        return state | {"max_exp_avg_sq": zeros_like_state(param)} if self.amsgrad else state
+        names = ["exp_avg", "exp_avg_sq"] + ["max_exp_avg_sq"] * self.amsgrad
+        return {"step": counter(param), **{name: zeros_like_state(param) for name in names}}
 
     def update(self, u: TensorList, state: State, group: Group) -> TensorList:
         beta1, beta2 = group["betas"]
+        beta1 = beta1 if self.momentum else 0.0
         t = state["step"].add_(1).stack()
         m = state["exp_avg"].lerp_(u, 1 - beta1)
         v = state["exp_avg_sq"].mul_(beta2).addcmul_(u, u, 1 - beta2)
@@ -78,7 +78,7 @@ class Adam(Transform):
         return u.div_(m).reciprocal_().div_(1 - beta1**t)
 
     def fused(self, group: Group) -> FusedKernel | None:
-        if not self.bias_correction:
+        if not (self.bias_correction and self.momentum):
             return None
         beta1, beta2 = group["betas"]
         kernel = fused(

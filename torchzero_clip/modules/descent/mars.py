@@ -14,7 +14,8 @@ class Mars(Transform):
     the same beta, is MARS-AdamW.
 
     Args:
-        beta: How much of its average the optimizer after this link keeps a step.
+        beta: How much of its average the optimizer after this link keeps a step; None as the first
+            of `betas` of the nearest link that has some, as `Adam`.
         gamma: How much of the correction is made; 0 for none.
 
     Example:
@@ -29,15 +30,16 @@ class Mars(Transform):
         arXiv 2411.10438.
     """
 
-    beta: Live[float] = 0.95
+    beta: Live[float | None] = 0.95
     gamma: Live[float] = 0.025
 
+    borrows = (("beta", "betas", 0),)
     per_entry = True
     pure = True
 
     def check(self) -> None:
         super().check()
-        self.require("beta", at_least=0, below=1)
+        self.require("beta", at_least=0, below=1, optional=True)
         self.require("gamma", at_least=0)
 
     def init(self, param: Tensor) -> dict[str, Tensor]:

@@ -50,8 +50,7 @@ class Momentum(Transform):
         self.require("dampening", at_most=1)
 
     def init(self, param: Tensor) -> dict[str, Tensor]:
-        started = counter(param)
-        return {"started": started, "momentum_buffer": zeros_like_state(param)}
+        return {"started": counter(param), "momentum_buffer": zeros_like_state(param)}
 
     def update(self, u: TensorList, state: State, group: Group) -> TensorList:
         buffer, started, dampening = state["momentum_buffer"], state["started"], group["dampening"]

@@ -73,8 +73,7 @@ class Prodigy(Transform):
         self.require("growth_rate", at_least=1)
 
     def init(self, param: Tensor) -> dict[str, Tensor]:
-        start = param.detach().to(state_dtype(param), copy=True)
-        return {**lists.averages(param), "start": start}
+        return lists.averages(param) | {"start": param.detach().to(state_dtype(param), copy=True)}
 
     def init_model(self) -> dict[str, float]:
         return {"d": self.d0, "d_max": self.d0, "numerator": 0.0, "step": 0.0}
@@ -97,10 +96,12 @@ class Prodigy(Transform):
         most = most.maximum(found)
         grown = torch.where(d == self.d0, d.maximum(found), d) * live["growth_rate"]
         distance.keep(numbers, size > 0, d=most.minimum(grown), d_max=most, numerator=numerator)
-        eps = numbers.model["d"] * distance.vector(units.each("eps"), d)
-        us = lists.over_root(units, us, "exp_avg", eps)
-        us = lists.decayed(units, us, units.each("weight_decay")) if self.decouple else us
-        rate = (size > 0) * d * correction
+        new = numbers.model["d"]
+        ahead = torch.where(first < 1, 1.0, new / d)  # without an average u is at the new d
+        us = lists.over_root(units, us, "exp_avg", new * distance.vector(units.each("eps"), d))
+        decay = distance.vector(units.each("weight_decay"), d) / ahead
+        us = lists.decayed(units, us, decay) if self.decouple else us
+        rate = (size > 0) * d * correction * ahead
         for bucket, u in zip(units.buckets, lists.times(units, us, rate), strict=True):
             bucket.u = u
         return buckets

@@ -14,7 +14,8 @@ class RMSprop(Transform):
     With `centered`, v loses the square of the average of u, so that it is a variance.
 
     Args:
-        alpha: How much of the averages is kept a step.
+        alpha: How much of the averages is kept a step; None as `beta` of the nearest link that has
+            one, as `EMA`.
         eps: Added to the denominator.
         momentum: Above zero, the result runs through b ← momentum · b + u as in torch. For a
             momentum that can be scheduled put the link `Momentum` after this one instead.
@@ -30,24 +31,24 @@ class RMSprop(Transform):
         Hinton, "Neural networks for machine learning", lecture 6e; Graves, arXiv 1308.0850.
     """
 
-    alpha: Live[float] = 0.99
+    alpha: Live[float | None] = 0.99
     eps: Live[float] = 1e-8
     momentum: float = 0.0
     centered: bool = False
 
+    borrows = (("alpha", "beta", None),)
     update_size = "ones"
     per_entry = True
     pure = True
 
     def check(self) -> None:
         super().check()
-        self.require("alpha", at_least=0, below=1)
+        self.require("alpha", at_least=0, below=1, optional=True)
         self.require("eps", at_least=0)
         check_momentum(self)
 
     def init(self, param: Tensor) -> dict[str, Tensor]:
-        names = ["square_avg"]
-        names += ["grad_avg"] if self.centered else []
+        names = ["square_avg"] + ["grad_avg"] * self.centered
         names += ["momentum_buffer"] if self.momentum else []
         return {name: zeros_like_state(param) for name in names}
 

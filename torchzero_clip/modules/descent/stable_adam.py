@@ -49,11 +49,8 @@ class StableAdam(NormRule):
         self.require("weight_decay", at_least=0)
 
     def init(self, param: Tensor) -> dict[str, Tensor]:
-        return {
-            "step": counter(param),
-            "exp_avg": zeros_like_state(param),
-            "exp_avg_sq": zeros_like_state(param),
-        }
+        averages = {name: zeros_like_state(param) for name in ("exp_avg", "exp_avg_sq")}
+        return {"step": counter(param), **averages}
 
     def step(self, buckets: list[Bucket]) -> list[Bucket]:
         units = self.units(buckets)

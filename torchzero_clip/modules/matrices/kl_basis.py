@@ -29,7 +29,8 @@ class KLBasis(SOAPBasis):
     step: of the squares of the update in both bases, whitened by the other side.
 
     Args:
-        beta: How much of the averages stays.
+        beta: How much of the averages stays; None as the second of `betas` of the nearest link that
+            has some, as the `Adam` behind it.
         every: Steps from one renewal of the bases to the next, by one power iteration and its QR
             decomposition; columns keep their places.
         first: "skip" as the authors' code: the first gradient of a parameter only makes the bases,

@@ -32,7 +32,8 @@ class SOAPBasis(TensorwiseTransform):
     columns in the order of their eigenvalues.
 
     Args:
-        beta: How much of the averages stays.
+        beta: How much of the averages stays; None as the second of `betas` of the nearest link that
+            has some, as the `Adam` behind it.
         every: Steps from one renewal of the bases to the next.
         first: "skip" as the authors' code: the first gradient of a parameter only makes the bases,
             and bases are renewed after the step. "step" as NVIDIA's: the first gradient is used,
@@ -55,7 +56,7 @@ class SOAPBasis(TensorwiseTransform):
         nikhilvyas/SOAP; NVIDIA-NeMo/Emerging-Optimizers.
     """
 
-    beta: Live[float] = 0.95
+    beta: Live[float | None] = 0.95
     every: int = 10
     first: Literal["skip", "step", "use"] = "skip"
     max_dim: int = 10000
@@ -63,12 +64,13 @@ class SOAPBasis(TensorwiseTransform):
     stacks: bool | None = None
     blocks: Blocks = None
 
+    borrows = (("beta", "betas", 1),)
     batched = True
     impure = PRODUCTS
 
     def check(self) -> None:
         super().check()
-        self.require("beta", at_least=0, below=1)
+        self.require("beta", at_least=0, below=1, optional=True)
         self.require("every", at_least=1, integer=True)
         self.require("max_dim", at_least=0, integer=True)
         self.require_one_of("first", ("skip", "step", "use"))
