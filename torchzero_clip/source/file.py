@@ -243,8 +243,7 @@ class File:
         name = "_state" if number == 1 else f"_state_{number}"
         yield f"    def {name}(self, p: Tensor) -> dict[str, Tensor]:"
         yield "        state: dict[str, Tensor] = self.state[p]"
-        first = next(iter(made))
-        yield from keyed(f'        if "{first}" not in state:')
+        yield from keyed(f'        if "{next(iter(made))}" not in state:')
         if any("=dtype" in text or "to(dtype" in text for text in made.values()):
             yield "            dtype = torch.promote_types(p.dtype, torch.float32)"
         for key, text in made.items():

@@ -236,11 +236,12 @@ class Lines:
 
     def _zipped(self, text: str) -> str:
         """A comprehension whose lists come from a line before it."""
-        found = re.search(r" in (zip\(.*, strict=True\))[\])]$", text)
+        found = re.search(r" for ([\w, ]+) in (zip\(.*, strict=True\))[\])]$", text)
         if found is None:
             return text
-        self.page.line(f"rows = {found[1]}")
-        return text[: found.start(1)] + "rows" + text[found.end(1) :]
+        name = "rows" + "_" * (found[1].count(",") - 1)  # those of three are of another type
+        self.page.line(f"{name} = {found[2]}")
+        return text[: found.start(2)] + name + text[found.end(2) :]
 
 
 def _guard(op: Op | None) -> Context | None:

@@ -9,8 +9,8 @@ from torchzero_clip.source.schedule import uses
 from torchzero_clip.source.values import Op, Value
 
 TAKEN = {"group", "groups", "first", "loss", "closure", "self", "torch", "state", "key", "rows"}
-TAKEN |= {"i", "x", "y", "z", "v", "w", "s", "t_", "p", "g", "k"}
-TAKEN |= {"math", "re", "Any", "Callable", "Iterable", "Tensor", *dir(builtins)}
+TAKEN |= {"math", "re", "Any", "Callable", "Iterable", "Tensor", "t_", *"ixyzvwspgk"}
+TAKEN |= {"rows_", "rows__", *dir(builtins)}
 
 
 class Naming:
