@@ -107,6 +107,7 @@ def own_names(tree: ast.AST) -> Iterator[str]:
 FOREIGN = {
     "_replace": "of a named tuple",
     "_fields": "of a named tuple",
+    "_asdict": "of a named tuple",
     "_getframe": "of sys",
     "_optimizer": "of the optimizer that Lightning wraps",
     "_step_supports_amp_scaling": "what GradScaler asks an optimizer for",

@@ -43,9 +43,9 @@ class Step:
         process_group: Any = None,
         roster: Roster | None = None,
         loss: Tensor | float | None = None,
-        notes: Notes = UNHEARD,
+        notes: Notes | None = None,
     ) -> None:
-        self.notes = notes
+        self.notes = UNHEARD if notes is None else notes
         self.groups, self.states, self.record = groups, states, record
         self.engine, self.process_group, self.loss = engine, process_group, loss
         self.roster = Roster() if roster is None else roster

@@ -16,7 +16,7 @@ from torchzero_clip.core.bucket import in_buckets
 from torchzero_clip.core.chain import Chain, bind, prepare, send
 from torchzero_clip.core.description import RESERVED
 from torchzero_clip.core.engine import Engine, Play, Records
-from torchzero_clip.core.notes import UNHEARD, Notes
+from torchzero_clip.core.notes import Notes
 from torchzero_clip.core.part import Roster
 from torchzero_clip.core.private import traced, untraced
 from torchzero_clip.core.sharding import refuse_flat
@@ -173,7 +173,7 @@ class Modular(Optimizer):
         self,
         groups: Sequence[dict[str, Any]],
         loss: Tensor | float | None,
-        notes: Notes = UNHEARD,
+        notes: Notes | None = None,
     ) -> Records:
         """Run a step of these groups, whose live values are checked; returns what was measured."""
         self._records = {}
