@@ -6,7 +6,9 @@ import copy
 import functools
 import inspect
 import io
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import field
 from pathlib import Path
 from typing import Any
@@ -277,3 +279,14 @@ def chain_of(opt: Modular) -> Any:
         step.close()
 
     return run
+
+
+@contextmanager
+def recursion_limit(limit: int) -> Iterator[None]:
+    """How deep calls may be while it lasts: others in a process change it."""
+    before = sys.getrecursionlimit()
+    sys.setrecursionlimit(limit)
+    try:
+        yield
+    finally:
+        sys.setrecursionlimit(before)

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import gzip
 import json
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
+from tests.helpers import recursion_limit
 from torchzero_clip import Trace
 from torchzero_clip._logs import Log
 
@@ -177,16 +175,6 @@ NO_LOGS = [
     (bytes(DAMAGED), r"must be a whole \.gz file, or text"),
     (b"step,grad_norm\n1," + b"1" * 200_000 + b"\n", "larger than"),
 ]
-
-
-@contextmanager
-def recursion_limit(limit: int) -> Iterator[None]:
-    before = sys.getrecursionlimit()
-    sys.setrecursionlimit(limit)
-    try:
-        yield
-    finally:
-        sys.setrecursionlimit(before)
 
 
 @pytest.mark.parametrize(("contents", "sentence"), NO_LOGS, ids=range(len(NO_LOGS)))

@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch.nn import Parameter
 
+from tests.helpers import recursion_limit
 from torchzero_clip import (
     AGC,
     AdaGC,
@@ -359,13 +360,9 @@ WRONG = {
 
 @pytest.mark.parametrize("text", WRONG, ids=range(len(WRONG)))
 def test_a_wrong_rule_gets_a_sentence_in_the_words_of_who_wrote_it(text: str) -> None:
-    before = sys.getrecursionlimit()
-    sys.setrecursionlimit(1000)  # others in a process raise it, and more is read
-    try:
-        with pytest.raises(ValueError, match=re.escape(WRONG[text])) as error:
-            read_rule(text)
-    finally:
-        sys.setrecursionlimit(before)
+    wrong = pytest.raises(ValueError, match=re.escape(WRONG[text]))
+    with recursion_limit(1000), wrong as error:
+        read_rule(text)
     assert "object at 0x" not in str(error.value)
     assert len(str(error.value)) < 300
 

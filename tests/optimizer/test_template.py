@@ -22,7 +22,7 @@ from tests.table import GOOD, Case
 from torchzero_clip import LR, Accumulate, Adam, ClipNorm, Modular, Transform, When, named
 from torchzero_clip.published import NAMES
 
-pytestmark = pytest.mark.filterwarnings("ignore")
+pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled:UserWarning")  # one
 
 FIRST = {case.cls: case for case in reversed(GOOD)}
 CHAINS: dict[str, list[Any]] = {

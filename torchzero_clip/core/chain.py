@@ -91,7 +91,10 @@ def send(link: Link, buckets: list[Bucket], init: bool = False) -> list[Bucket]:
     if not (buckets and link.transforms):
         return buckets
     seen = [part for bucket in buckets for part in bucket.seen_by(link).alike()]
+    tfm: Transform = link.transform
     for bucket in seen:
+        if tfm.complex == "refuse":
+            tfm.refuse_complex(bucket)
         bucket.make_state()
     if link.numbered:
         numbered(seen, advance=not init)

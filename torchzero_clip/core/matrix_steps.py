@@ -61,7 +61,6 @@ def step_matrices(rule: Any, buckets: list[Bucket]) -> list[Bucket]:
     taken: list[Tensor] = []
     now = count(rule, buckets)
     for bucket in buckets:
-        rule.refuse_complex(bucket)
         matrices = Matrices(bucket, now)
         for batch in matrices.batches(list(matrices.mine)):
             bucket.step.skip.hold(list(batch.state.values()))

@@ -34,10 +34,15 @@ class Notes:
 
     def count(self, groups: Sequence[Mapping[str, Any]], key: str, by: int) -> int:
         """A count of steps that every group keeps, this one included."""
-        now = int(groups[0]["chain"].get(key, 0)) + by
+        now = counted(groups, key, by)
         for group in groups:
             group["chain"][key] = now
         return now
+
+
+def counted(groups: Sequence[Mapping[str, Any]], key: str, by: int) -> int:
+    """The count of the step that comes."""
+    return int(groups[0]["chain"].get(key, 0)) + by
 
 
 UNHEARD = Notes()

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from torchzero_clip.core.engine import Play
-from torchzero_clip.core.notes import UNHEARD, Notes
+from torchzero_clip.core.notes import UNHEARD, Notes, counted
 from torchzero_clip.core.tensors import wide
 from torchzero_clip.engines.buffers import Buffer
 from torchzero_clip.engines.compiled.recorder import Refused, StepRecorder
@@ -133,7 +133,7 @@ class StepNotes(Notes):
         return made
 
     def count(self, groups: Sequence[Mapping[str, Any]], key: str, by: int) -> Counted:
-        found = Counted(int(groups[0]["chain"].get(key, 0)) + by)
+        found = Counted(counted(groups, key, by))
         found.key, found.by = key, by
         self.counts.append(found)
         return found
@@ -160,9 +160,7 @@ class StepNotes(Notes):
 
 def _now(args: Any, groups: Sequence[dict[str, Any]]) -> list[Any]:
     """The arguments with the counts of the next step."""
-    return [
-        int(groups[0]["chain"].get(x.key, 0)) + x.by if isinstance(x, Counted) else x for x in args
-    ]
+    return [counted(groups, x.key, x.by) if isinstance(x, Counted) else x for x in args]
 
 
 class LiveValues:

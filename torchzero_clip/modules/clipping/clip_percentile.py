@@ -43,16 +43,12 @@ class ClipPercentile(Transform):
         self.require_one_of("dim", (None, "global"))
 
     def step(self, buckets: list[Bucket]) -> list[Bucket]:
-        every = [self._whole(bucket) for bucket in buckets]
+        every = [bucket.whole(bucket.u) for bucket in buckets]
         bounds = self._bounds(buckets, every)  # all of them before a group is cut where it lies
         for bucket, bound in zip(buckets, bounds, strict=True):
             u = bucket.u.to(bucket.state_dtype)
             bucket.u = u.maximum_(bound.neg()).minimum_(bound)
         return buckets
-
-    def _whole(self, bucket: Bucket) -> list[Tensor]:
-        self.refuse_complex(bucket)
-        return bucket.whole(bucket.u)
 
     def _bounds(self, buckets: list[Bucket], every: list[list[Tensor]]) -> list[TensorList]:
         """For each bucket the bound of every tensor."""

@@ -76,7 +76,6 @@ class ClipValueByEMA(Transform):
         if self.ema_tfm is None:
             return super().step(buckets)
         for bucket in buckets:
-            self.refuse_complex(bucket)
             self._average(bucket.group["beta"], bucket.u.to(bucket.state_dtype), bucket.state)
         averages = [bucket.beside(bucket.state["ema"]).own() for bucket in buckets]
         for t in [t for average in averages for t in average]:

@@ -57,8 +57,6 @@ class Adafactor(NormRule):
         return {"step": counter(param), **SECOND.init(param)}
 
     def step(self, buckets: list[Bucket]) -> list[Bucket]:
-        for bucket in buckets:
-            self.refuse_complex(bucket)
         units = self.units(buckets)
         groups = [bucket.group for bucket in units.buckets]
         us = [bucket.u.to(bucket.state_dtype) for bucket in units.buckets]

@@ -52,8 +52,6 @@ class CAME(NormRule):
         return {"exp_avg": zeros_like_state(param), **SECOND.init(param), **DOUBT.init(param)}
 
     def step(self, buckets: list[Bucket]) -> list[Bucket]:
-        for bucket in buckets:
-            self.refuse_complex(bucket)
         units = self.units(buckets)
         groups = [bucket.group for bucket in units.buckets]
         betas, eps = [group["betas"] for group in groups], [group["eps"] for group in groups]

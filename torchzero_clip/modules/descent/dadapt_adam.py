@@ -71,7 +71,7 @@ class DAdaptAdam(Transform):
         return {"d": self.d0, "numerator": 0.0, "step": 0.0}
 
     def step(self, buckets: list[Bucket]) -> list[Bucket]:
-        units, numbers = distance.begin(self, buckets)
+        units, numbers = distance.begin(buckets)
         d, numerator = [numbers.model[name] for name in ("d", "numerator")]
         lr, on, correction = distance.rates(units, numbers, self.use_bias_correction)
         rate, scale = d * lr * correction, distance.vector(units.each("layer_scale"), d)

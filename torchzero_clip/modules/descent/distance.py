@@ -11,14 +11,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torchzero_clip.core import Bucket, Group, Numbers, Transform, Units
+from torchzero_clip.core import Bucket, Group, Numbers, Units
 from torchzero_clip.core.norms import NAMED
 
 
-def begin(rule: Transform, buckets: Sequence[Bucket]) -> tuple[Units, Numbers]:
+def begin(buckets: Sequence[Bucket]) -> tuple[Units, Numbers]:
     """The groups of a step, and the numbers of the model."""
-    for bucket in buckets:
-        rule.refuse_complex(bucket)
     return Units(buckets, "group", NAMED["l1"]), Numbers(buckets)
 
 

@@ -79,7 +79,7 @@ class Prodigy(Transform):
         return {"d": self.d0, "d_max": self.d0, "numerator": 0.0, "step": 0.0}
 
     def step(self, buckets: list[Bucket]) -> list[Bucket]:
-        units, numbers = distance.begin(self, buckets)
+        units, numbers = distance.begin(buckets)
         d, most, numerator = [numbers.model[name] for name in ("d", "d_max", "numerator")]
         lr, on, correction = distance.rates(units, numbers, self.use_bias_correction)
         us = lists.times(units, lists.flowing(units, self.decouple), d.expand_as(lr))

@@ -59,7 +59,6 @@ class QKClip(Transform):
 
     def step(self, buckets: list[Bucket]) -> list[Bucket]:
         for bucket in buckets:
-            self.refuse_complex(bucket)
             bucket.u = shrink(bucket, self.max_logits)
         return buckets
 

@@ -96,12 +96,10 @@ class InBasis(Transform):
         return self.basis.first == "skip"
 
     def prepare(self, buckets: list[Bucket]) -> list[Bucket]:
-        list(map(self.refuse_complex, buckets))
         return prepare(super().prepare(buckets))
 
     def step(self, buckets: list[Bucket]) -> list[Bucket]:
         basis, *inner = buckets[0].bound.children
-        list(map(self.refuse_complex, buckets))
         seen = [bucket.seen_by(basis) for bucket in buckets]
         now = count_step(seen, "refreshed")
         taken: list[Tensor] = []
