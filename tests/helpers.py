@@ -265,7 +265,10 @@ def param(*values, dtype=torch.float32, grad=None):
 def prepared(opt: Modular) -> list[Bucket]:
     """The buckets of a step, as torch compiles it, with all state there."""
     opt.init_state()
-    return in_buckets(Step(opt.param_groups, opt.state, opt._records, AT_ONCE))
+    found: list[Bucket] = []
+    with Step(opt.param_groups, opt.state, opt._records, AT_ONCE) as step:
+        found += in_buckets(step)
+    return found
 
 
 def chain_of(opt: Modular) -> Any:

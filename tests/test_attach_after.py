@@ -85,7 +85,7 @@ def test_compiled_it_is_one_kernel_and_a_step_of_it_is_replayed(link):
             train(one, opt, 6)
         engine = handle.after.engine
         assert engine.replays.count > 0, engine.replays.why
-        assert engine.says([], [])[1:] == ["A step is one native call."]
+        assert engine.says([])[1:] == ["A step is one native call."]
         close(weights(model), weights(other))
         found = handle.averaged_state_dict(model), plain.averaged_state_dict(other)
         close(*[dict(x) for x in found])

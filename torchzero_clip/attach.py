@@ -14,7 +14,8 @@ from torch.nn import Module
 from torch.optim import Optimizer
 from typing_extensions import Self
 
-from torchzero_clip.core import Bucket, Chain, Step, Transform, Units, bind, in_buckets, send
+from torchzero_clip.core import Bucket, Chain, Step, Transform, Units, bind, in_buckets
+from torchzero_clip.core.engine import Records
 from torchzero_clip.core.norms import NAMED
 from torchzero_clip.core.outside import warn
 from torchzero_clip.core.sharding import local
@@ -22,11 +23,11 @@ from torchzero_clip.modules.flow.identity import Identity
 from torchzero_clip.optimizer import Modular, averages
 from torchzero_clip.optimizer.behind import PARAMS, Behind
 from torchzero_clip.optimizer.keys import SCHEDULER_KEYS, WELL_KNOWN, GroupKeys
-from torchzero_clip.optimizer.loss import evaluate, one_number
+from torchzero_clip.optimizer.loss import one_number
 from torchzero_clip.optimizer.meaning import refuse_step
 from torchzero_clip.optimizer.saving import safe_to_save
 
-TOTAL = "total norm"  # among what the links of a Clipper measured
+TOTAL, WAITING = "total norm", "waiting"  # among what the links of a Clipper measured
 KEY = "torchzero_clip"  # of a handle's state in the state dict of its optimizer
 AFTER = "after"  # of the state of links behind the optimizer, in that of a handle
 
@@ -75,41 +76,49 @@ class Clipper(Modular):
 
         With a closure it is called first, and its loss returned.
         """
-        loss = evaluate(closure)
-        self._advance(loss)
+        loss = super().step(closure)
         total: Tensor = self._records.pop(TOTAL).clone()  # the next step may write its memory
         return total if closure is None else loss
 
-    def _run(self, step: Step) -> None:
-        """Send the gradients of a step through the chain, and write what comes out back."""
-        with step:
-            buckets = self._in_place(in_buckets(step))
-            if self._measures and not buckets:
-                self._warn_of_none()
-            total = torch.zeros(())
-            if buckets and self._measures:
-                units = Units(buckets, "global", NAMED["l2"])
-                total = units.norms_of([bucket.grads for bucket in units.buckets])[0]
-            step.record[TOTAL] = total.to(torch.float32)
-            waiting = {p for bucket in buckets for p in bucket.originals}
-            for link in self.links:
-                buckets = send(link, buckets)
-                step.skip.read("gradients are left out on the host")
-            for bucket in buckets:
-                step.gradients.write(bucket.originals)
-                rows = zip(bucket.originals, bucket.part.layouts, bucket.update, strict=True)
-                for p, layout, u in rows:
-                    waiting.discard(p)
-                    if p.grad is None:
-                        step.notes.made("a gradient is made, once")
-                        new = u.to(p.dtype, copy=True)
-                        p.grad = new if layout is None else layout.wrap(new)
-                    elif u is not (grad := local(p.grad)):
-                        grad.copy_(u)
-        if waiting:
+    def _through(self, step: Step) -> Records:
+        """Send the gradients of a step through the chain; those that do not come back are None."""
+        record = super()._through(step)
+        if waiting := record.pop(WAITING):
             step.notes.host("gradients are left out on the host: p.requires_grad_(False)")
         for p in waiting:
             p.grad = None
+        return record
+
+    def _start(self, step: Step) -> list[Bucket]:
+        buckets = in_buckets(step)
+        reads = any([getattr(link.transform, "reads_grads", False) for link in self.keys.links])
+        for bucket in buckets:
+            if bucket.grads.dtype == bucket.state_dtype and not reads:
+                bucket.update = bucket.writable_grads()  # it may as well flow there
+        if self._measures and not buckets:
+            self._warn_of_none()
+        total = torch.zeros(())
+        if buckets and self._measures:
+            units = Units(buckets, "global", NAMED["l2"])
+            total = units.norms_of([bucket.grads for bucket in units.buckets])[0]
+        step.record[TOTAL] = total.to(torch.float32)
+        step.record[WAITING] = {p for bucket in buckets for p in bucket.originals}
+        return buckets
+
+    def _end(self, step: Step, buckets: list[Bucket]) -> None:
+        """Write what the last link returns into the gradients."""
+        step.skip.read("gradients are left out on the host")
+        for bucket in buckets:
+            step.gradients.write(bucket.originals)
+            rows = zip(bucket.originals, bucket.part.layouts, bucket.update, strict=True)
+            for p, layout, u in rows:
+                step.record[WAITING].discard(p)
+                if p.grad is None:
+                    step.notes.made("a gradient is made, once")
+                    new = u.to(p.dtype, copy=True)
+                    p.grad = new if layout is None else layout.wrap(new)
+                elif u is not (grad := local(p.grad)):
+                    grad.copy_(u)
 
     def _warn_of_none(self) -> None:
         given = any([group["params"] for group in self.param_groups])
@@ -118,17 +127,6 @@ class Clipper(Modular):
                 "Clipper: no parameter has a gradient, so nothing is clipped: call step() between "
                 "backward() and the optimizer's step()",
             )
-
-    def _in_place(self, buckets: list[Bucket]) -> list[Bucket]:
-        """The update may as well flow in the memory of the gradients."""
-        for bucket in buckets:
-            if bucket.grads.dtype == bucket.state_dtype and not self._reads_grads:
-                bucket.update = bucket.writable_grads()
-        return buckets
-
-    @property
-    def _reads_grads(self) -> bool:
-        return any([getattr(link.transform, "reads_grads", False) for link in self.keys.links])
 
 
 class Attached(Clipper):

@@ -264,8 +264,9 @@ def buckets_of(rule: Transform, params: Params, process_group: Any = None) -> li
     refuse_flat(tensors)
     link, defaults = (_alone if torch.compiler.is_compiling() else _known_alone)(rule)
     group = {"params": tensors, "chain": {}, **defaults}
-    step = Step([group], None, {}, AT_ONCE, process_group)
-    return [bucket.seen_by(link) for bucket in in_buckets(step)]
+    with Step([group], None, {}, AT_ONCE, process_group) as step:
+        buckets = in_buckets(step)
+    return [bucket.seen_by(link) for bucket in buckets]
 
 
 @traced

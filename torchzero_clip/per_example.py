@@ -99,9 +99,8 @@ def _clip(
             names.append(f"{i}." if together else f"{i}/{name}")
     (link,) = bind(Chain(rule))
     group = {"params": tensors, "param_names": names, "chain": {}, **GroupKeys([link]).defaults}
-    step = Step([group], None, {}, AT_ONCE)
-    rule.step([bucket.seen_by(link) for bucket in in_buckets(step)])
-    step.close()
+    with Step([group], None, {}, AT_ONCE) as step:
+        rule.step([bucket.seen_by(link) for bucket in in_buckets(step)])
     clipped: Tensor = metrics_of(step.record)[f"{link.path}/clipped"]
     return clipped.reshape(-1)
 

@@ -10,17 +10,16 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from torchzero_clip.core import Bucket, Chain, NormRule, Step, Transform, in_buckets, norms, send
+from torchzero_clip.core import Bucket, Chain, NormRule, Step, Transform, in_buckets, norms
 from torchzero_clip.core.division import UnitIds, UnitRecord
-from torchzero_clip.core.engine import Engine, Play, Records, Session, Watch
+from torchzero_clip.core.engine import Engine, Records, Session, Through, Watch
 from torchzero_clip.core.link import Link
 from torchzero_clip.core.numbers import numbered
-from torchzero_clip.core.part import Roster, label
+from torchzero_clip.core.part import Part, Roster, label
 from torchzero_clip.core.stochastic import prepare_draws
 from torchzero_clip.engines import AT_ONCE, Compiled, Eager
 from torchzero_clip.optimizer import Modular
 from torchzero_clip.optimizer.loss import evaluate
-from torchzero_clip.optimizer.rounding import subtract
 
 LIMITS = ("this step", "last step")
 AGAIN = (
@@ -102,7 +101,9 @@ class Released(Modular):
         self, chain: Chain, fused: bool, compile: bool, rounding: str, state_dtype: str
     ) -> None:
         super()._build(chain, fused, compile, rounding, state_dtype)
-        self.engine = OneAtATime(Compiled()) if compile else Eager(defers=fused, keeps=False)
+        self.engine = (
+            OneAtATime(Compiled(self.links)) if compile else Eager(defers=fused, keeps=False)
+        )
         self._late = [LastStep(link) for link in _too_far(self.links, self.limit)]
 
     # ------------------------------------------------------------------ the step
@@ -116,7 +117,7 @@ class Released(Modular):
                 for p in group["params"]:
                     if p.grad is not None:
                         self._release(p)
-            self._end()
+            self._finish()
             self._watch()
         return loss
 
@@ -125,7 +126,7 @@ class Released(Modular):
         super().zero_grad(set_to_none)
         with self._lock:
             if self._running is not None:
-                self._end()
+                self._finish()
 
     @torch.no_grad()
     def _whole(self, p: Tensor) -> None:
@@ -136,29 +137,23 @@ class Released(Modular):
 
     def _release(self, p: Tensor) -> None:
         """The step of one parameter, whose gradient goes."""
-        running = self._start()
+        running = self._running_step()
         index, place = running.places.get(p, (-1, -1))
         if index < 0:
             return  # it has left the optimizer
         group = self.param_groups[index]
         if p not in running.left[index]:
             raise RuntimeError(f"release: {label(index, group, place)} {AGAIN}")
-        roster, record = self._rosters.setdefault(p, Roster()), dict[str, Any]()
-        step = Step(running.groups, self.state, record, self.engine, None, roster)
-        ((grad,),) = step.gradients.of([[p]], moves=True)
-        assert grad is not None
-        (part,) = roster.parts(index, group, {place: grad})
-        step.drawn, step.released = running.drawn, True
-        buckets = [Bucket(step, part, [grad])]
-        for link in self.links:
-            buckets = send(link, buckets)
-        subtract(buckets, self.rounding)
-        step.close()
+        roster = self._rosters.setdefault(p, Roster())
+        step = StepOfOne(running.groups, self.state, {}, self.engine, None, roster)
+        step.where = index, group, place
+        step.drawn = running.drawn
+        record = self._through(step)
         p.grad = None
         running.drawn = step.drawn
         running.leave(index, place, p, record)
 
-    def _start(self) -> Running:
+    def _running_step(self) -> Running:
         """The step on its way, begun if none is."""
         if self._running is None:
             self._begin()  # checks keys and live values
@@ -169,13 +164,13 @@ class Released(Modular):
         return self._running
 
     @torch.no_grad()
-    def _end(self) -> None:
-        running, self._running = self._start(), None
+    def _finish(self) -> None:
+        running, self._running = self._running_step(), None
         self._records = running.end(self.param_groups)
         for late in self._late:
-            late.decide(
-                Step(self.param_groups, self.state, self._records, AT_ONCE, self.process_group)
-            )
+            given = self.param_groups, self.state, self._records, AT_ONCE, self.process_group
+            with Step(*given) as step:
+                late.decide(step)
 
     # ------------------------------------------------------------------ the hooks
 
@@ -234,6 +229,18 @@ class Released(Modular):
             "an optimizer that releases gradients belongs to its parameters and is neither copied "
             "nor pickled: release the copy of the model, and load this one's state_dict"
         )
+
+
+class StepOfOne(Step):
+    """The step of the parameter at a place of a group, which is given with its index."""
+
+    released = True
+    where: tuple[int, dict[str, Any], int]
+
+    def parts(self, *_: Any) -> Sequence[tuple[Part, Sequence[Any]]]:
+        index, group, place = self.where
+        ((grad,),) = self.gradients.of([[group["params"][place]]], moves=True)
+        return [(part, [grad]) for part in self.roster.parts(index, group, {place: grad})]
 
 
 class Hook:
@@ -423,17 +430,17 @@ class OneAtATime:
     def in_turn(self) -> Engine:
         return self.engine.in_turn()
 
-    def take(self, play: Play) -> Records:
-        return self.engine.take(play)
+    def step(self, step: Step, through: Through) -> Records:
+        return self.engine.step(step, through)
 
     def forget(self) -> None:
         self.engine.forget()
 
-    def capture(self, links: Sequence[Any], devices: set[torch.device]) -> None:
-        self.engine.capture(links, devices)
+    def capture(self, devices: set[torch.device]) -> None:
+        self.engine.capture(devices)
 
-    def says(self, links: Sequence[Any], besides: Sequence[str]) -> list[str]:
-        return self.engine.says(links, besides)
+    def says(self, besides: Sequence[str]) -> list[str]:
+        return self.engine.says(besides)
 
 
 def _too_far(links: Iterable[Link], limit: str) -> list[Link]:

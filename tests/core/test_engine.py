@@ -42,7 +42,7 @@ from tests.modules.rows.row import with_lr
 from tests.table import Case, every
 from torchzero_clip import LR, Adam, ClipNorm, Guard, Modular, WeightDecay, release
 from torchzero_clip.core import Group, State, TensorList, norms
-from torchzero_clip.core.engine import Engine, Play, Records, Rule, Session, Watch, updated
+from torchzero_clip.core.engine import Engine, Records, Rule, Session, Through, Watch, updated
 from torchzero_clip.core.skip import Skip
 from torchzero_clip.core.stochastic import Rounding
 from torchzero_clip.core.tensorlist import Operand
@@ -82,16 +82,16 @@ class AtOnce:
     def in_turn(self) -> AtOnce:
         return self
 
-    def take(self, play: Play) -> Records:
-        return play.anew(play.groups, play.loss)
+    def step(self, step: Any, through: Through) -> Records:
+        return through(step)
 
     def forget(self) -> None:
         """There is nothing to forget."""
 
-    def capture(self, links: Sequence[Any], devices: set[torch.device]) -> None:
+    def capture(self, devices: set[torch.device]) -> None:
         raise ValueError("nothing is captured")
 
-    def says(self, links: Sequence[Any], besides: Sequence[str]) -> list[str]:
+    def says(self, besides: Sequence[str]) -> list[str]:
         return []
 
 
@@ -191,7 +191,7 @@ def test_it_has_the_members_of_the_interface_and_no_other() -> None:
 
 def test_engines_say_what_they_are() -> None:
     assert [repr(Eager()), repr(Eager(defers=False))] == ["Eager()", "Eager(defers=False)"]
-    assert repr(Compiled()) == "Compiled()"
+    assert repr(Compiled([])) == "Compiled()"
 
 
 def trained(case: Case, engine: Engine, **options: Any) -> tuple[Any, Modular]:

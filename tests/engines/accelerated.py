@@ -30,6 +30,6 @@ def as_on_an_accelerator() -> Iterator[None]:
 class Accelerated(Eager):
     """The default engine, as it does a step on an accelerator."""
 
-    def take(self, play: Any) -> Any:
+    def step(self, step: Any, through: Any) -> Any:
         with as_on_an_accelerator():
-            return super().take(play)
+            return super().step(step, through)

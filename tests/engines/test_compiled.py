@@ -373,7 +373,7 @@ def test_slices_are_measured_and_scaled_in_the_passes_of_whole_tensors(
         torch.set_num_threads(before)
     assert isinstance(opt.engine, Compiled)
     assert opt.engine.replays is not None
-    assert opt.engine.says(opt.links, [])[1:] == ["A step is one native call."]
+    assert opt.engine.says([])[1:] == ["A step is one native call."]
 
 
 @pytest.mark.parametrize("name", SLICED)

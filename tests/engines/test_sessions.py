@@ -34,7 +34,7 @@ def tensors(seed: int, shapes: Any = SHAPES, dtype: torch.dtype = torch.float32)
 
 def recorded() -> Compiled:
     """An engine whose programs run node by node."""
-    engine = Compiled()
+    engine = Compiled([])
     engine.backend = "plain"
     return engine
 
@@ -228,7 +228,7 @@ def test_random_steps_are_those_of_the_eager_engine(seed: int, dtype: torch.dtyp
 @pytest.mark.parametrize("seed", range(4))
 def test_random_steps_in_cpp(seed: int) -> None:
     found = []
-    for engine in (Compiled(), Eager(defers=False)):
+    for engine in (Compiled([]), Eager(defers=False)):
         params, state = tensors(0), {"m": tensors(2), "v": tensors(3)}
         grads = tensors(10)
         out = step(opened(engine, params, grads), seed, state)
@@ -386,7 +386,7 @@ def test_a_boolean_list_can_be_calculated_with() -> None:
 
 @pytest.mark.parametrize("backend", ["native", "plain"])
 def test_a_vector_of_one_entry_is_a_number(backend: Any) -> None:
-    engine = Compiled()
+    engine = Compiled([])
     engine.backend = backend
     session = opened(engine, tensors(0), tensors(1))
     close(session.grads.mul(torch.tensor([0.1])), [t * 0.1 for t in tensors(1)])
@@ -446,7 +446,7 @@ def alias(kind: str) -> tuple[list[Tensor], list[Tensor]]:
 )
 def test_tensors_that_share_memory_are_worked_on_one_after_the_other(kind: str) -> None:
     found = []
-    for engine in (Compiled(), Eager(defers=False)):
+    for engine in (Compiled([]), Eager(defers=False)):
         params, grads = alias(kind)
         for _ in range(3):
             session = opened(engine, params, grads)
@@ -492,7 +492,7 @@ def test_an_update_of_other_shapes_is_subtracted_plainly() -> None:
 
 
 def test_what_a_program_measures_is_the_statistic() -> None:
-    for engine in (Compiled(), recorded()):
+    for engine in (Compiled([]), recorded()):
         u = opened(engine, tensors(0), tensors(1)).grads.mul(2.0)
         for name in ("l1", "l2", "linf"):
             right = statistics([t * 2 for t in tensors(1)], NAMED[name])

@@ -368,9 +368,9 @@ def test_without_triton_a_sentence_says_what_to_install(elsewhere: Callable[...,
         RuntimeError,
         match="compile=True needs Triton for parameters on cuda: pip install triton; leave compile",
     ):
-        Compiled().check(torch.device("cuda"))
+        Compiled([]).check(torch.device("cuda"))
     elsewhere(triton_is_here=True)
-    Compiled().check(torch.device("cuda"))
+    Compiled([]).check(torch.device("cuda"))
 
 
 @pytest.mark.parametrize("device", ["xpu", "mps", "cuda", "cpu"])
@@ -378,7 +378,7 @@ def test_where_there_are_no_kernels_one_warning_says_so(
     elsewhere: Callable[..., None], device: str
 ) -> None:
     elsewhere(windows=True, cpp=False)
-    engine = Compiled()
+    engine = Compiled([])
     with pytest.warns(UserWarning, match=f"no kernels for parameters on {device} here") as said:
         engine.check(torch.device(device))
     assert len(said) == 1

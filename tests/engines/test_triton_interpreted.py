@@ -151,7 +151,7 @@ def test_slices_are_a_launch_as_whole_tensors_are(name: str) -> None:
     opt = like_eager(SLICED[name], [(3, 21), (ROW + 5,), (4, 3, 1, 1)])
     assert isinstance(opt.engine, Compiled)
     assert opt.engine.replays is not None
-    assert "torch" not in opt.engine.says(opt.links, [])[1]
+    assert "torch" not in opt.engine.says([])[1]
     like_eager(SLICED[name], [(3, 2), (4,)], turned=True)
 
 

@@ -303,7 +303,7 @@ def test_write_your_own_takes_nine_lines() -> None:
 def test_the_loop_on_the_page_is_the_one_that_runs() -> None:
     page = (ROOT / "docs" / "concepts.md").read_text()
     (block,) = [m[4] for m in FENCE.finditer(page) if "for link in self.links" in m[4]]
-    assert textwrap.indent(block, " " * 8) in inspect.getsource(torchzero_clip.Modular._run)
+    assert textwrap.indent(block, " " * 8) in inspect.getsource(torchzero_clip.Modular._through)
 
 
 def test_the_guide_lists_the_verbs_of_units() -> None:

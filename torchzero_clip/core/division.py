@@ -127,6 +127,11 @@ class Division:
         """A vector of known truths, one a unit or, where units are slices, one a tensor."""
         return self.constant(values) > 0
 
+    @property
+    def vectors(self) -> list[Tensor]:
+        """The vectors that it knows."""
+        return list(self._known.values())
+
     def constant(self, values: Sequence[float]) -> Tensor:
         """A vector of known numbers, one a unit or, where units are slices, one a tensor.
 
@@ -142,7 +147,6 @@ class Division:
             if passing or not all_here([made]):  # as in a step that is written down
                 return made
             self._known[key] = made
-            self.parts[0].constants.append(made)  # where replays find it
         return self._known[key]
 
     # ------------------------------------------------------------------ who the units are

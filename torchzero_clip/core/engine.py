@@ -5,10 +5,10 @@ It knows tensors and lists, never buckets, links or optimizers.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 import torch
 from torch import Tensor
@@ -50,8 +50,8 @@ class Rule(Protocol):
     """All that an engine knows of a transform."""
 
     @property
-    def separable(self) -> bool:
-        """Whether the update of some of the tensors is that of all, for these."""
+    def reach(self) -> str:
+        """How far `update` looks: "tensor" where that of some tensors is that of all, for these."""
 
     @property
     def per_entry(self) -> bool:
@@ -70,7 +70,7 @@ class Rule(Protocol):
 class Entrywise:
     """A rule that is a function of what flows, of state and operands, an entry by itself."""
 
-    separable = per_entry = True
+    reach, per_entry = "tensor", True
 
     def __init__(self, function: Callable[..., TensorList]) -> None:
         self.function = function
@@ -151,34 +151,8 @@ class Session(Protocol):
 
 Records: TypeAlias = dict[str, Any]
 """What the links measured in a step, by path."""
-
-
-class Play(NamedTuple):
-    """A step that is to be done.
-
-    Attributes:
-        groups: The parameter groups.
-        states: The state of each parameter.
-        names, values: The keys of live values, and in their order the values of each group.
-        roster: The parts of the groups.
-        loss: The loss that was reported.
-        links: The chain.
-        kind: What else must be as it was for a step to be like another.
-        anew: anew(groups, loss, notes) sends the gradients through the links: of these groups,
-            whose live values may be tensors.
-    """
-
-    groups: Sequence[dict[str, Any]]
-    states: Mapping[Tensor, dict[str, Any]]
-    names: Sequence[str]
-    values: Sequence[Sequence[Any]]
-    roster: Any
-    loss: Tensor | float | None
-    links: Sequence[Any]
-    kind: Hashable
-    anew: Callable[..., Records]
-
-
+Through: TypeAlias = "Callable[[Any], Records]"
+"""It sends the gradients of a Step through the links."""
 Watch: TypeAlias = "Callable[[list[Tensor], list[Tensor]], AbstractContextManager[Any]]"
 """It surrounds a pass over memory as a whole; called with the tensors that are read and written."""
 
@@ -213,17 +187,17 @@ class Engine(Protocol):
     def in_turn(self) -> Engine:
         """The engine of a step whose gradients share memory: every write is seen by all."""
 
-    def take(self, play: Play) -> Records:
-        """Do a step: anew, or as an earlier one was done that is like it."""
+    def step(self, step: Any, through: Through) -> Records:
+        """Do a Step: send it `through`, or do what an earlier one did that is like it."""
 
     def forget(self) -> None:
         """Do the next steps as an engine that has done none: one that goes on from here is such."""
 
-    def capture(self, links: Sequence[Any], devices: set[torch.device]) -> None:
-        """Have the steps of a chain on these devices captured; a ValueError where none can be."""
+    def capture(self, devices: set[torch.device]) -> None:
+        """Have its steps on these devices captured; a ValueError where none can be."""
 
-    def says(self, links: Sequence[Any], besides: Sequence[str]) -> list[str]:
-        """Lines on how it does steps of a chain again, or why not and what to do about that.
+    def says(self, besides: Sequence[str]) -> list[str]:
+        """Lines on how it does steps again, or why not and what to do about that.
 
         `besides` are reasons not to which are no link's.
         """

@@ -18,8 +18,7 @@ from torchzero_clip.core.tensorlist import TensorList
 class OfMatrices:
     """A rule of matrices as engines take it: it learns, is refreshed if that is due, and acts."""
 
-    separable = False
-    per_entry = False
+    reach, per_entry = "model", False
 
     def __init__(self, matrices: Matrices) -> None:
         self.matrices = matrices

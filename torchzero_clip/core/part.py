@@ -53,7 +53,6 @@ class Part:
         self._kinds: dict[str, list[StateNames]] = {}
         self._keys: dict[tuple[int, ...], Tensor] = {}
         self._elements: Elements | None = None
-        self.constants: list[Tensor] = []  # of what divides these into units
 
     def keys(self, *numbers: int) -> Tensor:
         """A whole number for each parameter, a hash of its place and of some numbers."""
@@ -72,7 +71,7 @@ class Part:
     def vectors(self) -> list[Tensor]:
         """The numbers of each parameter that are kept from step to step, and never change."""
         starts = [self._elements.starts] if self._elements else []
-        return [*self._keys.values(), *starts, *self.constants]
+        return [*self._keys.values(), *starts]
 
     def same(self, group: Mapping[str, Any], grads: Grads) -> bool:
         """Whether the group has the same parameters here, in the form and kind that they had."""
@@ -116,9 +115,7 @@ class Part:
         """The part of some of the parameters."""
         places, names = [self.places[i] for i in where], [self.names[i] for i in where]
         params = [self.originals[i] for i in where]
-        made = Part(self.index, places, names, params, self.grad_dtype)
-        made.constants = self.constants  # replays know the parts of groups alone
-        return made
+        return Part(self.index, places, names, params, self.grad_dtype)
 
     def of(self, row: Grads) -> Sequence[Any]:
         """Of the values for every parameter of the group those of these."""
@@ -153,8 +150,14 @@ class Roster:
             self._known = {g: known for g, known in self._known.items() if g < count}
             self._kept.clear()
 
+    @property
+    def vectors(self) -> list[Tensor]:
+        """What parts and divisions hold from step to step, and nobody writes."""
+        parts = [part for _, parts in self._known.values() for part in parts]
+        return [t for x in [*parts, *self._kept.values()] for t in x.vectors]
+
     def kept(self, key: Hashable, make: Callable[[], Any]) -> Any:
-        """The value that was made under this key, which names the parts that it is of."""
+        """The part or division that was made under this key, which names those that it is of."""
         if torch.compiler.is_compiling():  # its graph holds for all steps
             return make()
         if key not in self._kept:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+import copy
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
@@ -16,6 +17,9 @@ from torchzero_clip.core.sharding import gather
 from torchzero_clip.core.skip import Skip, Skipped
 from torchzero_clip.core.stochastic import SEED, STEP
 from torchzero_clip.core.tensors import wide
+
+Groups: TypeAlias = Sequence[dict[str, Any]]
+Loss: TypeAlias = "Tensor | float | None"
 
 
 class Step:
@@ -31,36 +35,53 @@ class Step:
         process_group: Processes that hold the rest of the model.
         roster: The parts of the groups, from the step before.
         loss: The loss that was reported for the step.
+        live: The keys of live values, and in their order the values of each group.
+        kind: What else must be as it was for a step to be like another; no step is like one
+            without a kind.
+
+    Attributes:
         notes: What the step tells of itself, where it may be repeated.
     """
 
+    notes: Notes = UNHEARD
+    drawn = False  # whether this step is among those that round state
+    released = False  # whether it is of one parameter: what is kept once is for the next
+    _mean_loss: Tensor | None = None
+
     def __init__(
         self,
-        groups: Sequence[dict[str, Any]],
+        groups: Groups,
         states: Mapping[Tensor, dict[str, Any]] | None,
         record: dict[str, Any],
         engine: Engine,
         process_group: Any = None,
         roster: Roster | None = None,
-        loss: Tensor | float | None = None,
-        notes: Notes | None = None,
+        loss: Loss = None,
+        live: tuple[Iterable[str], Sequence[Sequence[Any]]] = ((), ()),
+        kind: Hashable = None,
     ) -> None:
-        self.notes = UNHEARD if notes is None else notes
+        self.live, self.kind = live, kind
         self.groups, self.states, self.record = groups, states, record
         self.engine, self.process_group, self.loss = engine, process_group, loss
         self.roster = Roster() if roster is None else roster
+
+    def again(self, groups: Groups, loss: Loss, notes: Notes = UNHEARD) -> Step:
+        """This step, which has not begun, with tensors for live values and for the loss."""
+        made = copy.copy(self)
+        made.groups, made.loss, made.record, made.notes = groups, loss, {}, notes
+        return made
+
+    def __enter__(self) -> Step:
         self.sessions: list[Session] = []
         self.new: list[dict[str, Any]] = []  # state of parameters that begin
         self.skip = Skip()
         self.measured: dict[Any, Tensor] = {}  # statistics of the gradients
-        self._mean_loss: Tensor | None = None
-        self.drawn = False  # whether this step is among those that round state
-        self.gradients, self.opener = StepGradients(), engine
-        self.released = False  # whether it is of one parameter: what is kept once is for the next
+        self.gradients, self.opener = StepGradients(), self.engine
+        return self
 
     def parts(
         self, gradient: Callable[[Tensor], Tensor | None] | None = None, moves: bool = False
-    ) -> list[tuple[Part, Sequence[Any]]]:
+    ) -> Sequence[tuple[Part, Sequence[Any]]]:
         """The parameters that have a gradient, in parts of a group, and their gradients."""
         self.close()  # deferred updates may be read again
         self.measured.clear()
@@ -114,9 +135,6 @@ class Step:
             session.close()
         self.sessions.clear()
         self.skip.put_back()
-
-    def __enter__(self) -> Step:
-        return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> bool:
         if kind is None:

@@ -14,6 +14,7 @@ from torchzero_clip.core.description import Description
 from torchzero_clip.core.engine import FusedKernel, Group, Rule, State, updated
 from torchzero_clip.core.lazy import Joined
 from torchzero_clip.core.matrix_steps import prepare_matrices, step_matrices
+from torchzero_clip.core.outside import warn
 from torchzero_clip.core.sharding import by_owners, full, layout_of, owners_of, part_of
 from torchzero_clip.core.state import STATE_DTYPES
 from torchzero_clip.core.tensorlist import TensorList
@@ -90,11 +91,15 @@ class Transform(Description):
     """State in the shape of a parameter that is linear in the update: `InBasis` turns it along."""
     permutes: ClassVar[tuple[str, ...]] = ()
     """State with an entry for each of the update, which `InBasis` sorts along."""
-    separable: ClassVar[bool] = True
-    """Cleared where `update` looks from one tensor at another, so that it must see all at once."""
     per_entry: ClassVar[bool] = False
     """Set where `update` takes each entry by itself, with the state and the numbers of its tensor:
     on an accelerator it then goes over a model in parts, and takes little memory."""
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        if vars(cls).get("separable") is False:
+            warn(f'{cls.__name__} says separable = False, which is now reach = "model"')
+            cls.reach = "model"  # type: ignore[assignment, method-assign]
 
     def init(self, param: Tensor) -> Mapping[str, Any]:
         """The state of one parameter when its first gradient comes.
@@ -347,8 +352,7 @@ class TensorwiseTransform(Transform):
 class Wrapped:
     """A rule around another one, which no kernel does, and which sees all tensors at once."""
 
-    separable = False
-    per_entry = False
+    reach, per_entry = "model", False
 
     def fused(self, group: Group) -> FusedKernel | None:
         return None

@@ -15,7 +15,16 @@ import torch
 from torch import Tensor
 
 from torchzero_clip.core import norms, packs
-from torchzero_clip.core.engine import Entrywise, Group, Play, Records, Rule, State, Watch, updated
+from torchzero_clip.core.engine import (
+    Entrywise,
+    Group,
+    Records,
+    Rule,
+    State,
+    Through,
+    Watch,
+    updated,
+)
 from torchzero_clip.core.lazy import Lazy
 from torchzero_clip.core.private import foreach
 from torchzero_clip.core.skip import Skip
@@ -71,16 +80,16 @@ class Eager:
     def in_turn(self) -> Eager:
         return self
 
-    def take(self, play: Play) -> Records:
-        return play.anew(play.groups, play.loss)
+    def step(self, step: Any, through: Through) -> Records:
+        return through(step)
 
     def forget(self) -> None:
         """Forget nothing: no step depends on those before."""
 
-    def capture(self, links: Sequence[Any], devices: set[torch.device]) -> None:
+    def capture(self, devices: set[torch.device]) -> None:
         raise ValueError("captured takes an optimizer that is made with compile=True")
 
-    def says(self, links: Sequence[Any], besides: Sequence[str]) -> list[str]:
+    def says(self, besides: Sequence[str]) -> list[str]:
         return []
 
 

@@ -90,7 +90,7 @@ def _vector(t: Tensor) -> Tensor:
 def updated_in_turn(rule: Rule, u: TensorList, state: State, group: Group) -> TensorList:
     """What `updated` gives; of state that is kept in bfloat16, one tensor is wide at a time."""
     kept = any([isinstance(held, Kept) for held in state.values()])
-    if not (kept and rule.separable):
+    if not (kept and rule.reach == "tensor"):
         return updated(rule, u, state, group)
     made: list[Tensor] = []
     for i in range(len(u)):

@@ -8,8 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torchzero_clip.core.bucket import in_buckets
-from torchzero_clip.core.chain import send
+from torchzero_clip.core.bucket import Bucket, in_buckets
 from torchzero_clip.core.step import Step
 from torchzero_clip.core.tensors import is_sharded
 from torchzero_clip.core.transform import Transform, averages
@@ -61,21 +60,19 @@ class Behind(Modular):
     @torch.no_grad()
     def look(self) -> None:
         """Take in the weights of the parameters that have had a gradient."""
-        self._advance(None)
+        self.step()
 
-    def _run(self, step: Step) -> None:
-        with step:
-            self._send(step)  # at whose end nothing holds the update, which is not to be kept
-
-    def _send(self, step: Step) -> None:
-        """Send an update of zero through the links."""
+    def _start(self, step: Step) -> list[Bucket]:
+        """An update of zero."""
         buckets = in_buckets(step, None if self.compile else _nothing)
         for bucket in buckets if self.compile else ():  # zero takes no memory in a kernel
             bucket.update = bucket.params.sub(bucket.params)
-        for link in self.links:
-            buckets = send(link, buckets)
+        return buckets
+
+    def _end(self, step: Step, buckets: list[Bucket]) -> None:
         if any([not link.transform.passes_gradient for link in self.links]):
             subtract(buckets, self.rounding)
+        buckets.clear()  # or the step would keep the update
 
 
 def _shared(group: Mapping[str, Any]) -> dict[str, Any]:

@@ -33,5 +33,5 @@ def captured(opt: M) -> M:
     if why := "; ".join(unrepeated(opt)):
         raise ValueError(f"captured: steps of this optimizer are never done again: {why}")
     devices = {p.device for group in opt.param_groups for p in group["params"]}
-    opt.engine.capture(opt.links, devices)
+    opt.engine.capture(devices)
     return opt

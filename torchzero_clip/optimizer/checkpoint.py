@@ -12,6 +12,7 @@ from torchzero_clip.core.description import RESERVED
 from torchzero_clip.core.outside import warn
 from torchzero_clip.core.sharding import local
 from torchzero_clip.core.state import share_vectors, statistic
+from torchzero_clip.core.step import Groups
 from torchzero_clip.core.stochastic import DRAWS, DROPPED
 from torchzero_clip.optimizer.earlier import Older
 from torchzero_clip.optimizer.fingerprint import fingerprint, marks, other_arguments
@@ -25,8 +26,6 @@ from torchzero_clip.optimizer.layout import (
     is_links,
 )
 from torchzero_clip.optimizer.rounding import COMPENSATION, SEED, STEP
-
-Groups = Sequence[Mapping[str, Any]]
 
 
 class Checkpoint:

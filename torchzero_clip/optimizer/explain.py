@@ -4,24 +4,21 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import Parameter
 
-from torchzero_clip.core.bucket import in_buckets
-from torchzero_clip.core.chain import send
+from torchzero_clip.core.link import Link
 from torchzero_clip.core.private import TorchDispatchMode, schema, tree_leaves
 from torchzero_clip.core.sharding import layout_of, route
-from torchzero_clip.core.skip import Skip
 from torchzero_clip.core.tensors import is_sharded
 from torchzero_clip.core.transform import TensorwiseTransform, averages
 from torchzero_clip.optimizer import branches
 from torchzero_clip.optimizer.averages import params_of
 from torchzero_clip.optimizer.meaning import sentences
-from torchzero_clip.optimizer.rounding import subtract
 
 SIZE = 2**13  # numbers in a parameter that stands for a large one
 MOST = 64  # parameters that stand for all
@@ -128,7 +125,7 @@ def explain(optimizer: Any, make: Callable[..., Any], each: bool = False) -> str
     if skip:
         waits = f"The host waits in each step for whether it is skipped: {skip.why}."
         ends.append("Whether a step is skipped stays on the device." if skip.why is None else waits)
-    ends += optimizer.engine.says(optimizer.links, unrepeated(optimizer))
+    ends += optimizer.engine.says(unrepeated(optimizer))
     table = ["", *branches.parameters(optimizer)] if each else []
     return "\n".join([*lines, "", *ends, *table])
 
@@ -145,23 +142,25 @@ def unrepeated(optimizer: Any) -> list[str]:
     return told
 
 
-def _watch(twin: Any, parts: list[Traffic]) -> Skip:
+def _watch(twin: Any, parts: list[Traffic]) -> Any:
     """The flag that guards left of a step that happens; `parts` takes the traffic of each link, and
     of the end.
     """
-    places = _places(twin)
-    with torch.no_grad(), twin._begin() as step:
-        buckets = in_buckets(step)
-        for link in twin.links:
+    places, links = _places(twin), twin.links
+
+    def watched() -> Iterator[Link]:
+        for link in links:
             parts.append(Traffic(link.path, places))
             with parts[-1]:
-                buckets = send(link, buckets)
+                yield link
             if step.skip.flag is not None:
                 step.skip.flag.zero_()
-        parts.append(Traffic(END, places))
-        with parts[-1]:
-            subtract(buckets, twin.rounding)
-            step.close()
+        parts.append(end.enter_context(Traffic(END, places)))
+
+    with torch.no_grad(), ExitStack() as end:
+        step, twin.links = twin._begin(), watched()
+        twin._through(step)
+    twin.links = links
     return step.skip
 
 

@@ -12,11 +12,10 @@ from torch.nn import Module
 from torch.optim import Optimizer
 from typing_extensions import Never
 
-from torchzero_clip.core.bucket import in_buckets
+from torchzero_clip.core.bucket import Bucket, in_buckets
 from torchzero_clip.core.chain import Chain, bind, prepare, send
 from torchzero_clip.core.description import RESERVED
-from torchzero_clip.core.engine import Engine, Play, Records
-from torchzero_clip.core.notes import Notes
+from torchzero_clip.core.engine import Engine, Records
 from torchzero_clip.core.part import Roster
 from torchzero_clip.core.private import traced, untraced
 from torchzero_clip.core.sharding import refuse_flat
@@ -122,8 +121,8 @@ class Modular(Optimizer):
             )
         self.chain, self.fused, self.compile = chain, fused, compile
         self.rounding, self.state_dtype = rounding, state_dtype
-        self.engine: Engine = Compiled() if compile else Eager(defers=fused)
         self.links = bind(chain, narrow=state_dtype == "bfloat16")
+        self.engine: Engine = Compiled(self.links) if compile else Eager(defers=fused)
         self.keys = GroupKeys(self.links)
         self.keys.check_structure(self.links)
         averages.check_order(self.links)
@@ -137,65 +136,45 @@ class Modular(Optimizer):
     # ------------------------------------------------------------------ the step
 
     @torch.no_grad()
+    @traced
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Send the gradients through the chain and move the parameters."""
         loss = evaluate(closure)
-        self._advance(loss)
+        if not (self._seen_dtypes or torch.compiler.is_compiling() or has_rate(self.param_groups)):
+            self._make_state(lambda p: p.grad)  # a first step that moves nothing is to make all
+        step = self._begin(self._reported.pop("loss", one_number(loss)))
+        self._records = step.engine.step(step, self._through)  # or as an earlier one was done
         return loss
 
-    @traced
-    def _advance(self, loss: Any) -> None:
-        """A step; the engine may do it as it did an earlier one that is like it."""
-        averages.refuse(self, "step()", shown=True)
-        if not (self._seen_dtypes or torch.compiler.is_compiling() or has_rate(self.param_groups)):
-            self._make_state(
-                lambda p: p.grad
-            )  # who takes a first step that moves nothing wants all
-        alone = self.process_group is None and self.rounding == "nearest"
-        if not alone or torch.compiler.is_compiling():
-            self._run(self._begin(self._loss(loss)))
-            return
-        self._check_keys()
-        given = self.param_groups, self.state, list(self.keys.defaults), self.keys.seen
-        told = self._loss(loss)
-        play = Play(*given, self._roster, told, self.links, self._measures, self._anew)
-        self._records = self.engine.take(play)
-
-    def _run(self, step: Step) -> None:
+    def _through(self, step: Step) -> Records:
         """Send the gradients of a step through the chain."""
         with step:
-            buckets = in_buckets(step, moves=True)
+            buckets = self._start(step)
             for link in self.links:
                 buckets = send(link, buckets)  # an empty list ends the step
-            subtract(buckets, self.rounding)
+            self._end(step, buckets)
+        return step.record
 
-    def _anew(
-        self,
-        groups: Sequence[dict[str, Any]],
-        loss: Tensor | float | None,
-        notes: Notes | None = None,
-    ) -> Records:
-        """Run a step of these groups, whose live values are checked; returns what was measured."""
-        self._records = {}
-        more = self.process_group, self._roster, loss, notes
-        self._run(Step(groups, self.state, self._records, self.engine, *more))
-        return self._records
+    def _start(self, step: Step) -> list[Bucket]:
+        """What the first link sees."""
+        return in_buckets(step, moves=True)
+
+    def _end(self, step: Step, buckets: list[Bucket]) -> None:
+        """Take what the last link returns."""
+        subtract(buckets, self.rounding)
 
     def _begin(self, loss: Any = None) -> Step:
-        """A new Step, after the checks of keys and live values. A loss of no number is none."""
-        averages.refuse(self, "a step", shown=True)
+        """A step of now, after the checks of keys and live values."""
+        averages.refuse(self, "step()", shown=True)
         self._check_keys()
+        record, engine = dict[str, Any](), self.engine
         if torch.compiler.is_compiling():  # it forgets what is set on an optimizer, not in a dict
-            self._records.clear()
-        else:
-            self._records = {}
-        engine = AT_ONCE if torch.compiler.is_compiling() else self.engine
-        more = self.process_group, self._roster, loss
-        return Step(self.param_groups, self.state, self._records, engine, *more)
-
-    def _loss(self, given: Any) -> Tensor | float | None:
-        """The loss that was reported, or the one of a closure; None where that is no number."""
-        return self._reported.pop("loss", one_number(given))
+            record, engine = self._records, AT_ONCE
+            record.clear()
+        alone = self.process_group is None and self.rounding == "nearest"
+        more = self.process_group, self._roster, loss, (self.keys.defaults, self.keys.seen)
+        kind = self._measures if alone else None
+        return Step(self.param_groups, self.state, record, engine, *more, kind)
 
     def report(self, *, loss: Tensor | float) -> None:
         """Tell the next step its loss, which guards and links that ask for it see on the device.

@@ -83,8 +83,8 @@ class WrittenStep:
                 "param_names": ["layer.weight"],
             }
             state: dict[Tensor, dict[str, Any]] = {p: {}}
-            step = Step([group], state, {}, ENGINE)
-            bucket = in_buckets(step)[0]
+            with Step([group], state, {}, ENGINE) as step:
+                bucket = in_buckets(step)[0]
         params, grads = bucket.session.params.tensors[0], bucket.session.grads.tensors[0]
         recorder.context = context
         sized = self._input(params, "params")

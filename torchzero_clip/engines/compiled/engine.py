@@ -14,17 +14,19 @@ from torchzero_clip.core import norms
 from torchzero_clip.core.engine import (
     Engine,
     Group,
-    Play,
     Records,
     Rule,
     Session,
     State,
+    Through,
     Watch,
     updated,
 )
+from torchzero_clip.core.link import Link
 from torchzero_clip.core.outside import warn
 from torchzero_clip.core.private import foreach
 from torchzero_clip.core.skip import Skip
+from torchzero_clip.core.step import Step
 from torchzero_clip.core.stochastic import Rounding
 from torchzero_clip.core.tensorlist import Operand, TensorList
 from torchzero_clip.core.tensors import all_here
@@ -43,11 +45,16 @@ from torchzero_clip.engines.kept import Kept
 
 
 class Compiled(Runner):
-    """The engine that records operators, and runs them in compiled programs."""
+    """The engine that records operators, and runs them in compiled programs.
 
-    def __init__(self) -> None:
+    Args:
+        links: The chain whose steps it does.
+    """
+
+    def __init__(self, links: Sequence[Link]) -> None:
         super().__init__()
-        self.replays: Replays | None = None  # of the chain whose steps it takes
+        self.links = links
+        self.replays: Replays | None = None
         self.graph: StepGraph | None = None  # of a step, where these are captured
         self.devices: set[str] = set()  # kinds that programs can be compiled for
         self.eager = Eager(reads=False)  # for tensors that no program takes
@@ -67,7 +74,7 @@ class Compiled(Runner):
 
     def twin(self, watch: Watch | None = None) -> Compiled:
         """An engine that does the same with memory of its own, and compiles nothing."""
-        made = Compiled()
+        made = Compiled(self.links)
         made.backend, made.watch = "plain", watch
         return made
 
@@ -98,13 +105,13 @@ class Compiled(Runner):
         self._refuse("gradients share memory: give each its own, as p.grad.clone() has")
         return self.eager
 
-    def take(self, play: Play) -> Records:
+    def step(self, step: Step, through: Through) -> Records:
         if self.replays is None:
-            self.replays = Replays(play.links, self.backend, self.graph)
+            self.replays = Replays(self.links, self.backend, self.graph)
         try:
-            return self.replays.step(play, self._recording)
+            return self.replays.step(step, through, self._recording)
         except KernelError as error:
-            chain = ", ".join([repr(link.transform) for link in play.links])
+            chain = ", ".join([repr(link.transform) for link in self.links])
             raise RuntimeError(
                 f"compile=True: Triton could not compile a kernel of the chain {chain} ({error}); "
                 "leave compile out to step without it, or install the version of Triton that this "
@@ -114,12 +121,12 @@ class Compiled(Runner):
     def forget(self) -> None:
         self.replays = None
 
-    def capture(self, links: Sequence[Any], devices: set[torch.device]) -> None:
+    def capture(self, devices: set[torch.device]) -> None:
         """Have steps captured; raises a sentence where they cannot be."""
         if len(devices) > 1 or not all([on_gpu(device, self.backend) for device in devices]):
             where = ", ".join(sorted(map(str, devices)))
             raise ValueError(f"captured takes parameters on one GPU, with Triton, got {where}")
-        if why := "; ".join(impure(links)):
+        if why := "; ".join(impure(self.links)):
             raise ValueError(f"captured: the steps of this chain differ on the host: {why}")
         self.graph, self.replays = StepGraph(), None
 
@@ -127,8 +134,8 @@ class Compiled(Runner):
         if self.recorder is not None:
             raise Refused(why)
 
-    def says(self, links: Sequence[Any], besides: Sequence[str]) -> list[str]:
-        return (self.replays or Replays(links)).says(besides)
+    def says(self, besides: Sequence[str]) -> list[str]:
+        return (self.replays or Replays(self.links)).says(besides)
 
     @contextmanager
     def _recording(self, grads: Sequence[Tensor]) -> Iterator[StepRecorder]:

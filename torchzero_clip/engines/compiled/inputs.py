@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torchzero_clip.core.engine import Play
 from torchzero_clip.core.notes import UNHEARD, Notes, counted
+from torchzero_clip.core.step import Groups, Step
 from torchzero_clip.core.tensors import wide
 from torchzero_clip.engines.buffers import Buffer
 from torchzero_clip.engines.compiled.recorder import Refused, StepRecorder
@@ -138,7 +138,7 @@ class StepNotes(Notes):
         self.counts.append(found)
         return found
 
-    def same(self, groups: Sequence[dict[str, Any]], counted: bool) -> bool:
+    def same(self, groups: Groups, counted: bool) -> bool:
         """Whether the answers are as they were: those about counts, or the others."""
         some = [x for x in self._asked if any([isinstance(y, Counted) for y in x[1]]) == counted]
         return all([function(*_now(args, groups)) == answer for function, args, answer in some])
@@ -147,7 +147,7 @@ class StepNotes(Notes):
         """Let go of what wrote the step down, which holds its gradients."""
         del self._recorder
 
-    def count_on(self, groups: Sequence[dict[str, Any]]) -> None:
+    def count_on(self, groups: Groups) -> None:
         """Count a step that is done again."""
         values = [function(*_now(args, groups)) for _, function, args in self._numbers]
         for i, (t, _, _) in enumerate(self._numbers):
@@ -158,7 +158,7 @@ class StepNotes(Notes):
             UNHEARD.count(groups, count.key, count.by)
 
 
-def _now(args: Any, groups: Sequence[dict[str, Any]]) -> list[Any]:
+def _now(args: Any, groups: Groups) -> list[Any]:
     """The arguments with the counts of the next step."""
     return [counted(groups, x.key, x.by) if isinstance(x, Counted) else x for x in args]
 
@@ -205,14 +205,14 @@ class LiveValues:
         """The numbers as a vector on the device of a tensor, to be written in later steps."""
         return TABLES.numbers(self.numbers, like).clone()
 
-    def given(self, play: Play, tensors: Sequence[Tensor]) -> tuple[list[dict[str, Any]], Any]:
+    def given(self, step: Step, tensors: Sequence[Tensor]) -> tuple[list[dict[str, Any]], Any]:
         """The groups and the loss with these tensors in the place of the numbers."""
-        each = iter(tensors)
+        each, (names, values) = iter(tensors), step.live
         groups = [
-            {**group, **{key: _taken(x, each) for key, x in zip(play.names, row, strict=True)}}
-            for group, row in zip(play.groups, play.values, strict=True)
+            {**group, **{key: _taken(x, each) for key, x in zip(names, row, strict=True)}}
+            for group, row in zip(step.groups, values, strict=True)
         ]
-        return groups, _taken(play.loss, each)
+        return groups, _taken(step.loss, each)
 
 
 def _taken(value: Any, tensors: Iterator[Tensor]) -> Any:

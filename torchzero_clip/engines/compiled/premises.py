@@ -15,6 +15,7 @@ from torchzero_clip.core.gradients import odd
 from torchzero_clip.core.link import Link
 from torchzero_clip.core.part import Part
 from torchzero_clip.core.private import base
+from torchzero_clip.core.step import Groups
 from torchzero_clip.core.tensors import LAYOUT, REAL, SHAPE, addresses, all_here
 from torchzero_clip.engines.buffers import Buffer, apart
 from torchzero_clip.engines.compiled.forms import Forms, forms_of
@@ -24,7 +25,6 @@ UNSAID = (
     "value. Where that holds say it, and test it by `torchzero_clip.testing.check_pure`"
 )
 OURS = __name__.partition(".")[0]
-Groups = Sequence[Mapping[str, Any]]
 States = Mapping[Tensor, dict[str, Any]]
 
 
@@ -70,9 +70,8 @@ class Premises:
         self._others = [pair for pair in self._others if pair[0] not in counts]
 
     def unknown(self, leaves: Sequence[Any], others: Sequence[Tensor]) -> str | None:
-        """A sentence where a tensor is neither of these, nor of state or parts, nor their base."""
-        vectors = [t for part in self._parts for t in part.vectors]
-        known = {id(t) for t in [*self._held.tensors, *vectors, *others]}
+        """A sentence where a tensor is neither of these, nor of state, nor its base."""
+        known = {id(t) for t in [*self._held.tensors, *others]}
         found = [t for t in map(base, self._held.tensors) if t is not None]
         bases = {id(t): t for t in found}
         self._bases = [(base, addresses([base])) for base in bases.values()]

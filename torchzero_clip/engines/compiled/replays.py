@@ -19,10 +19,11 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from torch import Tensor
 
 from torchzero_clip.core.division import UnitRecord
-from torchzero_clip.core.engine import Play, Records
+from torchzero_clip.core.engine import Records, Through
 from torchzero_clip.core.link import Link
 from torchzero_clip.core.part import Part
 from torchzero_clip.core.private import Missing
+from torchzero_clip.core.step import Step
 from torchzero_clip.engines.buffers import Buffer
 from torchzero_clip.engines.compiled.backends import on_gpu, step_of
 from torchzero_clip.engines.compiled.inputs import Later, LiveValues, StepInputs, StepNotes
@@ -69,49 +70,52 @@ class Replays:
         self._replay: RecordedStep | None = None
         self._rested = False  # whether the last step was another one among many replays
 
-    def step(self, play: Play, recording: StartRecording) -> Records:
+    def step(self, step: Step, through: Through, recording: StartRecording) -> Records:
         """Do a step again, or anew; returns what the links measured."""
-        play = _with_loss_here(play)
-        loss = play.loss if isinstance(play.loss, Tensor) else None
-        flat = [*itertools.chain(*play.values), play.loss if loss is None else None]
+        if step.kind is None:
+            return through(step)
+        _bring_loss(step)
+        loss = step.loss if isinstance(step.loss, Tensor) else None
+        flat = [*itertools.chain(*step.live[1]), step.loss if loss is None else None]
         if not self._live.same(flat):
             self._live = LiveValues(flat)
         if self._never or self._live.kinds is None:
-            self.why = self.why if self._never else self._live.odd(play.names)
-            return play.anew(play.groups, play.loss)
-        kinds = self._live.kinds, loss is not None and (loss.dtype, loss.device), play.kind
+            self.why = self.why if self._never else self._live.odd(list(step.live[0]))
+            return through(step)
+        kinds = self._live.kinds, loss is not None and (loss.dtype, loss.device), step.kind
         broken = rests = False
         if self._replay is not None:
-            grads = self._replay.holds(play, kinds)
-            if grads is not None and self._replay.notes.same(play.groups, counted=True):
+            grads = self._replay.holds(step, kinds)
+            if grads is not None and self._replay.notes.same(step.groups, counted=True):
                 self.count, self._rested = self.count + 1, False
-                return self._replay(play, grads, self._live.numbers)
+                return self._replay(step, grads, self._live.numbers)
             rests = grads is not None and not self._rested  # a step among many
             if not rests:
                 self._replay, broken = None, True
                 self._wait = 1 if self.count >= OFTEN else min(2 * self._wait, SELDOM)
         self._rested = rests
-        parts, before = _parts(play), self._like
+        parts, before = _parts(step), self._like
         self._like = (parts, *kinds)
         alike = self._like == before and not broken
         self._alike = self._alike + 1 if alike else 0
         if before and not alike:
             self.why = unlike(self._like, before)
         able = bool(parts) and self._alike >= self._wait and not rests
-        if able and (why := subclassed(parts, play.states)):
+        if able and (why := subclassed(parts, step.states or {})):
             self.why, able = why, False
         if able:
-            self._record(parts, kinds, play, recording)
+            self._record(parts, kinds, step, through, recording)
             if self._graph is not None and (self._replay is None or not self._replay.native):
                 raise RuntimeError(
                     "captured: a step of this chain cannot be captured: "
                     f"{self.why or 'it is too long'}; leave captured(...) out"
                 )
-            if self._replay is not None and (grads := self._replay.holds(play, kinds)) is not None:
-                return self._replay(play, grads, self._live.numbers)
+            if self._replay is not None and (grads := self._replay.holds(step, kinds)) is not None:
+                return self._replay(step, grads, self._live.numbers)
             self._replay = None
-        records = play.anew(*self._live.given(play, self._live.tensors(self._gpu(play))))
-        return _of_groups(records, measured_in(records), play.groups)
+        given = self._live.given(step, self._live.tensors(self._gpu(step)))
+        records = through(step.again(*given))
+        return _of_groups(records, measured_in(records), step.groups)
 
     def says(self, besides: Sequence[str]) -> list[str]:
         """The way steps are done now, as far as it is known: see `Engine.says`."""
@@ -130,30 +134,35 @@ class Replays:
         names = ", ".join([name if n == 1 else f"{name} ({n} times)" for name, n in counts])
         return [done, f"A step is {calls}; torch does between them: {names}."]
 
-    def _gpu(self, play: Play) -> Tensor | None:
+    def _gpu(self, step: Step) -> Tensor | None:
         """A parameter, where all are on one GPU: numbers of steps are there then as well."""
-        params = [p for group in play.groups for p in group["params"]]
+        params = [p for group in step.groups for p in group["params"]]
         one = len({p.device for p in params}) == 1 and bool(self._live.numbers)
         return params[0] if one and on_gpu(params[0].device, self._backend) else None
 
     def _record(
-        self, parts: Sequence[Part], kinds: Any, play: Play, recording: StartRecording
+        self,
+        parts: Sequence[Part],
+        kinds: Any,
+        step: Step,
+        through: Through,
+        recording: StartRecording,
     ) -> None:
         """Write down a step, which does not happen yet."""
         self.count, again = 0, self._wait
         self._alike, self._wait = 0, min(2 * self._wait, SELDOM)  # unless it can be replayed
-        premises = Premises(parts, play.groups, play.states)
+        premises = Premises(parts, step.groups, step.states or {})
         grads = [p.grad for part in parts for p in part.originals if p.grad is not None]
         if self._graph is not None and len({g.device for g in grads}) > 1:
             self.why = "its parameters are on several devices"
             return
-        like = self._gpu(play)
+        like = self._gpu(step)
         vector = None if like is None else self._live.vector(like)
         live = self._live.tensors() if vector is None else list(vector.unbind())
         try:
             with recording(grads) as recorder:
                 notes = StepNotes(recorder)
-                records = play.anew(*self._live.given(play, live), notes)
+                records = through(step.again(*self._live.given(step, live), notes))
                 kept = recorder.end(measured_in(records), live)
             function = python(recorder.graph)
             notes.close()
@@ -161,22 +170,22 @@ class Replays:
             self.why = told(error)
             self._wait = again if isinstance(error, Later) else SELDOM
             return
-        changing = [*grads, *([play.loss] if isinstance(play.loss, Tensor) else [])]
-        known = [*changing, *live, *_fields(self._links)]
+        changing = [*grads, *([step.loss] if isinstance(step.loss, Tensor) else [])]
+        known = [*changing, *live, *_fields(self._links), *step.roster.vectors]
         if (why := premises.unknown(recorder.leaves, [*known, *recorder.made])) is not None:
             self.why, self._wait = why, SELDOM
             return
         premises.leave_out([count.key for count in notes.counts])
         counts = [sum([p.grad is not None for p in part.originals]) for part in parts]
         gradients, leaves = recorder.gradients, recorder.leaves
-        step = step_of(self._backend, grads[0].device)
-        native = None if step is None else step(recorder.graph, leaves, changing, gradients)
+        compiled = step_of(self._backend, grads[0].device)
+        native = compiled(recorder.graph, leaves, changing, gradients) if compiled else None
         native = native if native is not None and native.works else None
         if native is not None:
             native.graph = self._graph
         inputs = StepInputs(leaves, changing, live, self._live.numbers, counts, gradients, vector)
         inputs.leave()
-        records, functions = _of_groups(records, kept, play.groups), (function, native)
+        records, functions = _of_groups(records, kept, step.groups), (function, native)
         self._replay = RecordedStep(premises, notes, kinds, functions, inputs, records)
         self.why, self._wait = None, again
 
@@ -205,16 +214,16 @@ class RecordedStep:
         self._inputs, self._records = inputs, records
         self._function, self.native = function
 
-    def holds(self, play: Play, kinds: Any) -> list[Buffer] | None:
+    def holds(self, step: Step, kinds: Any) -> list[Buffer] | None:
         """The gradients where all is as it was when the step was written down; otherwise None."""
         if kinds != self._kinds:
             return None
-        grads = self._premises.hold(play.groups, play.states)
-        return grads if grads and self.notes.same(play.groups, counted=False) else None
+        grads = self._premises.hold(step.groups, step.states or {})
+        return grads if grads and self.notes.same(step.groups, counted=False) else None
 
-    def __call__(self, play: Play, grads: Sequence[Buffer], numbers: Sequence[float]) -> Records:
-        self.notes.count_on(play.groups)
-        changing = self._inputs.enter(grads, numbers, play.loss)
+    def __call__(self, step: Step, grads: Sequence[Buffer], numbers: Sequence[float]) -> Records:
+        self.notes.count_on(step.groups)
+        changing = self._inputs.enter(grads, numbers, step.loss)
         try:
             if self.native is None or not self.native(changing):
                 self._function(*self._inputs.leaves(changing))
@@ -255,24 +264,23 @@ def _fields(links: Sequence[Link]) -> list[Tensor]:
     return [x for one in inside for x in vars(one).values() if isinstance(x, Tensor)]
 
 
-def _parts(play: Play) -> list[Part]:
+def _parts(step: Step) -> list[Part]:
     """The parts of the parameters with a gradient."""
-    play.roster.forget(len(play.groups))
+    step.roster.forget(len(step.groups))
     parts: list[Part] = []
-    for index, group in enumerate(play.groups):
-        parts += play.roster.parts(index, group, [p.grad for p in group["params"]])
+    for index, group in enumerate(step.groups):
+        parts += step.roster.parts(index, group, [p.grad for p in group["params"]])
     return parts
 
 
-def _with_loss_here(play: Play) -> Play:
-    """The step; a loss that lies on the host is a number where parameters are on a GPU.
+def _bring_loss(step: Step) -> None:
+    """Make a loss that lies on the host a number, where parameters are on a GPU.
 
     It is sent with the rates: a copy would wait for the device, and a graph would keep its address.
     """
-    here = isinstance(play.loss, Tensor) and play.loss.is_cpu
-    if here and any([p.is_cuda for group in play.groups for p in group["params"][:1]]):
-        return play._replace(loss=float(play.loss))  # type: ignore[arg-type]
-    return play
+    on_gpu = any([p.is_cuda for group in step.groups for p in group["params"][:1]])
+    if on_gpu and isinstance(step.loss, Tensor) and step.loss.is_cpu:
+        step.loss = float(step.loss)
 
 
 # ---------------------------------------------------------------------- what links measured
