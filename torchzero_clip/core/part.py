@@ -154,10 +154,11 @@ class Roster:
     def vectors(self) -> list[Tensor]:
         """What parts and divisions hold from step to step, and nobody writes."""
         parts = [part for _, parts in self._known.values() for part in parts]
-        return [t for x in [*parts, *self._kept.values()] for t in x.vectors]
+        kept = [x for x in self._kept.values() if hasattr(x, "vectors")]
+        return [t for x in [*parts, *kept] for t in x.vectors]
 
     def kept(self, key: Hashable, make: Callable[[], Any]) -> Any:
-        """The part or division that was made under this key, which names those that it is of."""
+        """The value that was made under this key, which names the parts that it is of."""
         if torch.compiler.is_compiling():  # its graph holds for all steps
             return make()
         if key not in self._kept:
