@@ -10,13 +10,19 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
+from torch.distributed._functional_collectives import AsyncCollectiveTensor
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, Shard
+from torch.distributed.tensor.placement_types import _StridedShard
 
 import torchzero_clip
+from tests.engines.test_replays import Twins, headline
 from tests.helpers import ROOT, Named, at_once, close, gradients, parameters, seed, train
 from tests.modules.rows.row import with_lr
 from tests.table import Case, every
@@ -36,6 +42,10 @@ from torchzero_clip import (
     ZStat,
 )
 from torchzero_clip.core import private
+from torchzero_clip.core.sharding import held, local
+from torchzero_clip.core.sharding.layout import Layout
+from torchzero_clip.engines.compiled import forms
+from torchzero_clip.engines.compiled.forms import forms_of
 from torchzero_clip.source import SourceError
 
 PACKAGE = Path(torchzero_clip.__file__).parent
@@ -83,6 +93,8 @@ def private_names(tree: ast.AST) -> Iterator[str]:
     for node in ast.walk(tree):
         if isinstance(node, ast.Attribute):
             yield node.attr
+        elif isinstance(node, ast.keyword):
+            yield node.arg or ""
         elif isinstance(node, ast.ImportFrom):
             yield from f"{node.module}.{'.'.join(a.name for a in node.names)}".split(".")
         elif isinstance(node, ast.Import):
@@ -131,6 +143,7 @@ def test_no_other_file_reaches_a_name_that_torch_calls_its_own() -> None:
         "import torch._C",
         "getattr(torch, f'_foreach_{name}')",
         "func._schema",
+        "DeviceMesh('cpu', [0], _init_backend=False)",
     ],
 )
 def test_the_test_finds_every_way_to_reach_one(line: str) -> None:
@@ -274,7 +287,67 @@ def test_without_a_way_to_hide_a_function_from_torch_compile_it_is_left_as_it_is
     assert private.untraced(trained) is trained
 
 
+def test_without_dlpacks_table_steps_are_replayed_as_well(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(Tensor, "__dlpack_c_exchange_api__", raising=False)
+    forms.looks.cache_clear()
+    try:
+        assert forms_of([torch.ones(2)]) is None
+        Twins(headline).warm()
+    finally:
+        forms.looks.cache_clear()
+
+
+def test_a_part_that_is_on_its_way_is_waited_for_by_the_name_that_torch_documents(
+    monkeypatch: pytest.MonkeyPatch, alone: Any
+) -> None:
+    coming = AsyncCollectiveTensor(torch.ones(2))
+    sharded = DTensor.from_local(coming, alone, [Shard(0)], run_check=False)
+    monkeypatch.delattr(AsyncCollectiveTensor, "trigger_wait")
+    assert type(local(sharded)) is Tensor
+
+
 # --- a sentence
+
+
+@pytest.fixture
+def alone() -> Iterator[Any]:
+    """A mesh of this process."""
+    distributed = torch.distributed
+    distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
+    yield init_device_mesh("cpu", (1,))
+    distributed.destroy_process_group()
+
+
+def test_without_a_mesh_that_has_no_groups_the_matrix_of_an_owner_raises_a_sentence(
+    monkeypatch: pytest.MonkeyPatch, alone: Any
+) -> None:
+    held._mesh_of.cache_clear()
+    with monkeypatch.context() as patch:
+        patch.setattr("torch.distributed.device_mesh.DeviceMesh", lambda device, mesh: None)
+        with pytest.raises(private.Missing, match="has no _init_backend, which is for the mesh"):
+            held.hold(torch.ones(2), torch.ones(2), 0)
+    assert held.owner_of(held.hold(torch.ones(2), torch.ones(2), 0)) == 0
+
+
+class Renamed:
+    """FSDP's placement behind tensor parallelism, in a torch that calls its `split_factor` else."""
+
+    dim = 0
+
+    def is_partial(self) -> bool:
+        return False
+
+
+def test_a_placement_that_does_not_say_what_is_split_first_is_an_error_and_never_a_wrong_part() -> (
+    None
+):
+    mesh: Any = SimpleNamespace(size=lambda i: 2)
+    assert Layout(mesh, (Shard(0), Shard(0)), (8,)).extents((0, 1)) == [(2, 4)]
+    assert Layout(mesh, (_StridedShard(0, split_factor=2), Shard(0)), (8,)).extents((0, 1)) == [
+        (4, 6)
+    ]
+    with pytest.raises(private.Missing, match="has no split_factor"):
+        Layout(mesh, (Renamed(), Shard(0)), (8,)).extents((0, 1))
 
 
 @pytest.mark.parametrize("path", [name for name in REPLAYS if not name.startswith(WHEN_IMPORTED)])

@@ -6,6 +6,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
+from torch.distributed.tensor import Shard
 
 from torchzero_clip.core.sharding.layout import Layout, full, layout_of, local, part_of, refuse_flat
 from torchzero_clip.core.sharding.owners import owners, owners_of
@@ -15,8 +16,10 @@ class Whole:
     """A placement on every rank."""
 
 
-class Split(SimpleNamespace):
-    """A placement in parts along a dim."""
+class Strided(SimpleNamespace):
+    """FSDP's placement of a tensor that tensor parallelism has split already."""
+
+    dim = 0
 
     def is_partial(self) -> bool:
         return False
@@ -28,23 +31,23 @@ def mesh(*sizes: int, here: tuple[int, ...] = ()) -> Any:
 
 
 def test_parts_are_of_one_size_and_the_last_ones_short_or_empty() -> None:
-    layout = Layout(mesh(4), (Split(dim=0),), (5, 3))
+    layout = Layout(mesh(4), (Shard(0),), (5, 3))
     assert [layout.extents([i])[0] for i in range(4)] == [(0, 2), (2, 4), (4, 5), (5, 5)]
     assert layout.extents([1])[1] == (0, 3)
     assert layout.split == {0}
 
 
 def test_a_dim_that_two_dims_of_the_mesh_split_is_cut_twice() -> None:
-    both = Layout(mesh(2, 2), (Split(dim=0), Split(dim=0)), (8,))
+    both = Layout(mesh(2, 2), (Shard(0), Shard(0)), (8,))
     order = [(0, 0), (0, 1), (1, 0), (1, 1)]
     assert [both.extents(at)[0][0] for at in order] == [0, 2, 4, 6]
-    strided = Split(dim=0, split_factor=2)  # FSDP's, which comes after tensor parallelism
-    swapped = Layout(mesh(2, 2), (strided, Split(dim=0)), (8,))
+    strided = Strided(split_factor=2)  # which comes after tensor parallelism
+    swapped = Layout(mesh(2, 2), (strided, Shard(0)), (8,))
     assert [swapped.extents(at)[0][0] for at in order] == [0, 4, 2, 6]
 
 
 def test_a_part_is_cut_from_the_whole_and_a_row_of_one_is_not() -> None:
-    layout = Layout(mesh(2, here=(1,)), (Split(dim=0),), (3, 2))
+    layout = Layout(mesh(2, here=(1,)), (Shard(0),), (3, 2))
     assert layout.part(torch.arange(6.0).view(3, 2)).tolist() == [[4, 5]]
     assert layout.part(torch.arange(2.0).view(1, 2)).tolist() == [[0, 1]]
 

@@ -5,13 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import pytest
 import torch
 from torch import Tensor
 
-from tests.engines.test_replays import Twins, headline
 from tests.helpers import at_once
-from torchzero_clip.engines.compiled import forms
 from torchzero_clip.engines.compiled.forms import forms_of
 
 
@@ -93,13 +90,3 @@ def test_others_of_another_form_are_none(name: str) -> None:
 def test_what_dlpack_has_no_word_for_is_not_seen() -> None:
     assert forms_of([torch.zeros(3, device="meta")]) is None
     assert forms_of([torch.zeros(3).to_sparse()]) is None
-
-
-def test_without_the_interface_steps_are_replayed_as_well(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(forms, "API", "__dlpack_of_another_name__")
-    forms.looks.cache_clear()
-    try:
-        assert forms_of(some()) is None
-        Twins(headline).warm()
-    finally:
-        forms.looks.cache_clear()

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from torchzero_clip.core import norms, private
-from torchzero_clip.core.packs import copies, packs, shares, spread, stretched, unpacked
+from torchzero_clip.core.packs import copies, in_packs, packs, shares, spread, stretched, unpacked
 from torchzero_clip.core.state import HALF, statistic_dtype
 from torchzero_clip.core.tensors import FEW, REAL, is_sharded
 
@@ -171,16 +171,12 @@ def stand_in(name: str, tensors: list[Tensor], rows: Sequence[list[Any]]) -> lis
     operator, columns = STAND_INS[name], [tensors, *rows]
     if not shares(tensors):
         return [operator(*row) for row in zip(*columns, strict=True)]
-    out: list[Any] = [None] * len(tensors)
-    for some in packs(tensors):
+
+    def together(some: Sequence[int]) -> list[Tensor]:
         mine = [[column[i] for i in some] for column in columns]
-        if len(some) == 1:
-            out[some[0]] = operator(*[x[0] for x in mine])
-            continue
-        made = unpacked(operator(*[_packed(x, mine[0]) for x in mine]), mine[0])
-        for i, t in zip(some, made, strict=True):
-            out[i] = t
-    return out
+        return unpacked(operator(*[_packed(x, mine[0]) for x in mine]), mine[0])
+
+    return in_packs(tensors, None, lambda i: operator(*[x[i] for x in columns]), together)
 
 
 def fill_(tensors: list[Tensor], masks: Sequence[Tensor], value: Any) -> None:

@@ -8,7 +8,7 @@ not all of them. A tensor that is large keeps a call of its own, and nothing of 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -47,6 +47,21 @@ def packs(tensors: Sequence[Tensor], kinds: Sequence[Any] | None = None) -> list
         some.append(i)
         open_[kind] = some, total + size
     return made
+
+
+def in_packs(
+    tensors: Sequence[Tensor],
+    kinds: Sequence[Any] | None,
+    one: Callable[[int], Tensor],
+    several: Callable[[Sequence[int]], Iterable[Tensor]],
+) -> list[Tensor]:
+    """What is made of each tensor: by `one` of a place, by `several` of those of a pack."""
+    out: list[Any] = [None] * len(tensors)
+    for some in packs(tensors, kinds):
+        made = several(some) if len(some) > 1 else [one(some[0])]
+        for i, x in zip(some, made, strict=True):
+            out[i] = x
+    return out
 
 
 def copies(tensors: Sequence[Tensor], dtype: torch.dtype | None = None) -> list[Tensor]:
@@ -94,17 +109,13 @@ def in_stacks(
     rows = [()] * len(tensors) if kinds is None else [(kind,) for kind in kinds]
     if not shares(tensors):
         return [alone(t, *row) for t, row in zip(tensors, rows, strict=True)]
-    out: list[Any] = [None] * len(tensors)
-    forms = [(t.dtype, t.shape, row) for t, row in zip(tensors, rows, strict=True)]
-    for some in packs(tensors, forms):
-        if len(some) == 1:
-            out[some[0]] = alone(tensors[some[0]], *rows[some[0]])
-            continue
+
+    def stacked(some: Sequence[int]) -> Iterable[Tensor]:
         stack = torch.stack([tensors[i] for i in some])
-        made = function(stack if stack.dim() > 1 else stack.unsqueeze(1), *rows[some[0]])
-        for i, x in zip(some, made.unbind(), strict=True):
-            out[i] = x
-    return out
+        return function(stack if stack.dim() > 1 else stack.unsqueeze(1), *rows[some[0]]).unbind()
+
+    forms = [(t.dtype, t.shape, row) for t, row in zip(tensors, rows, strict=True)]
+    return in_packs(tensors, forms, lambda i: alone(tensors[i], *rows[i]), stacked)
 
 
 def outer(
@@ -113,12 +124,10 @@ def outer(
     """Outer products: of (…, n, 1) with (…, 1, m), in the shapes of these tensors."""
     if not shares(like):
         return list(map(torch.mul, rows, columns))
-    out: list[Any] = [None] * len(like)
-    for some in packs(like, [(a.shape, b.shape) for a, b in zip(rows, columns, strict=True)]):
-        sides = [[side[i] for i in some] for side in (rows, columns)]
-        if len(some) == 1:
-            out[some[0]] = sides[0][0] * sides[1][0]
-            continue
-        for i, x in zip(some, torch.mul(*map(torch.stack, sides)).unbind(), strict=True):
-            out[i] = x
-    return out
+
+    def stacked(some: Sequence[int]) -> Iterable[Tensor]:
+        sides = [torch.stack([side[i] for i in some]) for side in (rows, columns)]
+        return torch.mul(*sides).unbind()
+
+    forms = [(a.shape, b.shape) for a, b in zip(rows, columns, strict=True)]
+    return in_packs(like, forms, lambda i: rows[i] * columns[i], stacked)

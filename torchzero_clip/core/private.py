@@ -7,6 +7,7 @@ that is replayed is then done anew, and `opt.engine.replays.why` is that sentenc
 from __future__ import annotations
 
 import importlib
+import inspect
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
@@ -27,6 +28,7 @@ class Name(NamedTuple):
 
 ANEW = "Steps are done anew, and `opt.engine.replays.why` says so."
 NEITHER = f"{ANEW} `explain()` raises a sentence."
+AUDITS = Name("having torch take fake tensors for its own", "Audits see a tensor after the other.")
 NAMES = {
     "torch._foreach_*": Name(
         "an operator on many tensors at once",
@@ -71,12 +73,11 @@ NAMES = {
         "They are taken for others.",
     ),
     "constant": Name("numbers of the host among tensors that are fake", "They count as changing."),
-    "torch.optim.optimizer._foreach_supported_types": Name(
-        "having torch take fake tensors for its own", "Audits see a tensor after the other."
-    ),
-    "torch.utils._foreach_utils._foreach_supported_types": Name(
-        "having torch take fake tensors for its own", "Audits see a tensor after the other."
-    ),
+    "torch.optim.optimizer._foreach_supported_types": AUDITS,
+    "torch.utils._foreach_utils._foreach_supported_types": AUDITS,
+    "_init_backend": Name("the mesh of an owner", "Sharded matrices raise a sentence."),
+    "split_factor": Name("what FSDP splits after others", "A tensor split twice is an error."),
+    "__dlpack_c_exchange_api__": Name("where tensors lie", "Slower: they are asked in turn."),
 }
 """Every name, besides `_step_supports_amp_scaling`: torch's GradScaler asks optimizers for it."""
 
@@ -213,6 +214,29 @@ def assert_async(fine: Tensor, words: str) -> None:
         raise RuntimeError(words)
 
 
+def is_strided(placement: Any) -> bool:
+    """Whether this splits a tensor after those behind it on the mesh; raises where it is unsaid."""
+    from torch.distributed.tensor import Shard
+
+    plain = type(placement) is Shard
+    return not plain and (hasattr(placement, "split_factor") or _refuse("split_factor"))
+
+
+def mesh_without_groups(device: str, ranks: list[int]) -> Any:
+    """A mesh on which nothing is sent, and which has no process groups."""
+    from torch.distributed.device_mesh import DeviceMesh
+
+    if "_init_backend" not in inspect.signature(DeviceMesh).parameters:
+        _refuse("_init_backend")
+    with without_modes():
+        return DeviceMesh(device, ranks, _init_backend=False)
+
+
+def exchange_table() -> Any:
+    """DLPack's table of functions in C, in a capsule; None where torch gives none."""
+    return getattr(Tensor, "__dlpack_c_exchange_api__", None)
+
+
 def fake_mode(t: Tensor) -> Any:
     """What made this tensor, if it has a form and no values; otherwise None."""
     return getattr(t, "fake_mode", None)
@@ -228,8 +252,7 @@ def known_number(t: Tensor) -> float:
 @contextmanager
 def taken_for_plain(kind: type) -> Iterator[None]:
     """A block in which torch chooses for tensors of this class as for its own: by lists."""
-    homes = ("torch.optim.optimizer", "torch.utils._foreach_utils")
-    lists = [_found(f"{home}._foreach_supported_types") or [] for home in homes]
+    lists = [_found(path) or [] for path, name in NAMES.items() if name is AUDITS]
     for kinds in lists:
         kinds.append(kind)
     try:

@@ -86,22 +86,15 @@ def share_memory(tensors: Sequence[Tensor]) -> list[Tensor]:
 def shared_memory(tensors: Sequence[Tensor]) -> Tensor | None:
     """The tensor that `share_memory` made of these, or the part of it that they are, in order."""
     whole = None if torch.compiler.is_compiling() or not tensors else base(tensors[0])
-    if (
-        whole is None
-        or type(tensors[0]) not in PLAIN
-        or not whole.dim()
-        or whole.dtype != tensors[0].dtype
-    ):
+    if whole is None or type(tensors[0]) not in PLAIN or whole.dtype != tensors[0].dtype:
         return None
-    if whole.shape[1:] != tensors[0].shape:
+    if not whole.dim() or whole.shape[1:] != tensors[0].shape:
         return None
     step, starts = whole.element_size() * whole.stride(0), addresses([whole, *tensors])
-    if step == 0 or starts is None or not whole.is_contiguous():
+    if step == 0 or starts is None or not (whole.is_contiguous() and _one_size(tensors)):
         return None
     begin, start, *_ = starts
     if starts[1:] != list(range(start, start + step * len(tensors), step)):
-        return None
-    if not _one_size(tensors):
         return None
     first, rest = divmod(start - begin, step)
     if rest or not 0 <= first <= len(whole) - len(tensors):  # moved by `t.data = ...`

@@ -45,18 +45,17 @@ class UnitStore:
     def store(self, state: UnitState) -> None:
         """Write vectors back where the units' numbers are kept."""
         skip = self.buckets[0].step.skip
-        together: dict[Any, tuple[list[Tensor], list[Tensor]]] = {}  # whose units share memory
-        apart: dict[Any, tuple[list[Tensor], list[Tensor]]] = {}
+        rows: dict[Any, tuple[list[Tensor], list[Tensor]]] = {}  # what is written in one call
         for name, vector in state.items():
             cells = self.cells[name]
             if skip:  # now, since a guard that comes next has no say in what this was
                 vector = torch.where(skip.on(self.home), self._vector(cells), vector)
             memory = shared_memory(cells)
-            kinds, rows = (cells[0].dtype, vector.dtype), apart if memory is None else together
-            held, new = rows.setdefault(kinds, ([], []))
+            kind = memory is None, cells[0].dtype, vector.dtype
+            held, new = rows.setdefault(kind, ([], []))
             held += cells if memory is None else [memory]
             new += vector.unbind(0) if memory is None else [vector]
-        for held, new in [*apart.values(), *together.values()]:
+        for held, new in rows.values():
             foreach("copy_", held, new)
 
     def _vectors(self, rows: list[list[Tensor]]) -> list[Tensor]:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from tests.helpers import flow, gradients, parameters, same, set_grads
+from typing import Any
+
+from tests.helpers import SHAPES, at_once, flow, gradients, parameters, same, set_grads
 from tests.modules.contract.common import SICK, growing, owns_lr
 from tests.table import every
-from torchzero_clip import CAME, LR, Modular, Prodigy
+from torchzero_clip import CAME, LR, Modular, Prodigy, Transform
 
 
 @every()
@@ -49,18 +51,30 @@ def test_a_step_with_zero_gradients_and_lr_0_changes_no_parameter(case):
 
 
 LEAST = 1e-45  # the smallest number of float32, whose inverse is infinite
-SCALED = (CAME, Prodigy)  # they multiply eps by what is below 1: of this one nothing is left
+SCALED = {CAME: CAME(eps=(1e-30, 1e-38)), Prodigy: Prodigy(eps=1e-38)}
+"""What multiplies eps by what is below 1, so that nothing is left of the smallest one, with one of
+which something is."""
 
 
 @every(lambda case: "eps" in case.make().live and case.cls not in SCALED)
 def test_a_zero_gradient_over_the_smallest_eps_is_finite(case):
     """u / x is computed, and not u times 1 / x."""
+    check_zeros([case.make(), *([] if owns_lr(case) else [LR(0.1)])], case.shapes, {"eps": LEAST})
+
+
+@at_once("rule", SCALED.values())
+def test_a_zero_gradient_over_an_eps_of_which_something_is_left_is_finite(rule: Transform) -> None:
+    check_zeros([rule, LR(0.1)], SHAPES, {})
+
+
+def check_zeros(chain: list[Transform], shapes: Any, live: dict[str, float]) -> None:
+    """Steps with gradients of zeros, with these live values, leave numbers in every engine."""
     for how in ({"compile": True}, {"fused": False}, {}):
-        params = parameters(case.shapes)
-        opt = Modular(params.items(), case.make(), *([] if owns_lr(case) else [LR(0.1)]), **how)
+        params = parameters(shapes)
+        opt = Modular(params.items(), *chain, **how)
         for group in opt.param_groups:
-            group["eps"] = LEAST
+            group.update(live)
         for _ in range(4):
-            set_grads(params, gradients(case.shapes, scale=0.0))
+            set_grads(params, gradients(shapes, scale=0.0))
             opt.step()
         assert all(p.isfinite().all() for p in params.values()), how

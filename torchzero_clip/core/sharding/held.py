@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torchzero_clip.core.private import without_modes
+from torchzero_clip.core.private import mesh_without_groups, without_modes
 from torchzero_clip.core.sharding.layout import Layout, layout_of, local
 from torchzero_clip.core.sharding.owners import Exchange, route
 
@@ -97,11 +97,8 @@ def _exchange(layouts: list[Layout], owners: list[int]) -> Exchange:
 
 @functools.lru_cache(maxsize=1024)
 def _mesh_of(device: str, rank: int) -> Any:
-    """A mesh of one rank, without a process group, since nothing is sent on it."""
-    from torch.distributed.device_mesh import DeviceMesh
-
-    with without_modes():
-        return DeviceMesh(device, [rank], _init_backend=False)
+    """A mesh of one rank, on which nothing is sent."""
+    return mesh_without_groups(device, [rank])
 
 
 @functools.lru_cache(maxsize=1024)

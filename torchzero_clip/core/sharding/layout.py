@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torchzero_clip.core.private import is_flat
+from torchzero_clip.core.private import is_flat, is_strided
 from torchzero_clip.core.tensors import all_plain, is_sharded
 
 
@@ -30,11 +30,11 @@ class Layout:
     def extents(self, coordinate: Sequence[int]) -> list[tuple[int, int]]:
         """For each dim of the tensor, from where to where the part at a coordinate goes.
 
-        Tensor parallelism splits before FSDP does, though its mesh dim comes after: torch marks
-        FSDP's placement with a `split_factor` then.
+        Tensor parallelism splits before FSDP does, though its mesh dim comes after: torch gives
+        FSDP's a placement of another kind then.
         """
         out = [(0, n) for n in self.shape]
-        strided = [i for i in self.split if hasattr(self.placements[i], "split_factor")]
+        strided = [i for i in self.split if is_strided(self.placements[i])]
         for i in sorted(self.split - set(strided)) + sorted(strided, reverse=True):
             dim = self.placements[i].dim
             start, stop = out[dim]
@@ -53,14 +53,9 @@ class Layout:
         """The DTensor of which this is the part here."""
         from torch.distributed.tensor import DTensor
 
-        stride = torch.empty(self.shape, device="meta").stride()
+        size, stride = torch.Size(self.shape), torch.empty(self.shape, device="meta").stride()
         out: Tensor = DTensor.from_local(
-            part,
-            self.mesh,
-            self.placements,
-            run_check=False,
-            shape=torch.Size(self.shape),
-            stride=stride,
+            part, self.mesh, self.placements, run_check=False, shape=size, stride=stride
         )
         return out
 
@@ -87,7 +82,7 @@ def local(tensor: Tensor) -> Tensor:
         return tensor
     with torch.no_grad():
         part: Any = tensor.to_local()  # type: ignore[attr-defined]
-    return part.wait() if hasattr(part, "trigger_wait") else part
+    return part.wait() if hasattr(part, "wait") else part  # it may be on its way here
 
 
 def whole_of(part: Tensor, layout: Layout | None) -> Tensor:

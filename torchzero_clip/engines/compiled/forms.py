@@ -14,12 +14,13 @@ from typing import Any
 
 from torch import Tensor
 
+from torchzero_clip.core.private import exchange_table
 from torchzero_clip.core.tensors import all_real
 from torchzero_clip.engines.compiled.build import function
 
 SOURCE = '#include "forms.h"'
 FLAGS = "-std=c++17 -O1 -fPIC -shared"
-API, DESCRIBE = "__dlpack_c_exchange_api__", 5  # the pointer among those of the interface
+DESCRIBE = 5  # the pointer among those of DLPack's table, of which the first is its version
 
 
 class Forms:
@@ -57,7 +58,7 @@ class Forms:
 @cache
 def looks() -> Any:
     """The native call; None where there is none."""
-    capsule, kernel = getattr(Tensor, API, None), function(SOURCE, FLAGS)
+    capsule, kernel = exchange_table(), function(SOURCE, FLAGS)
     if capsule is None or kernel is None:
         return None
     of = ctypes.pythonapi.PyCapsule_GetPointer
