@@ -266,7 +266,7 @@ def prepared(opt: Modular) -> list[Bucket]:
     """The buckets of a step, as torch compiles it, with all state there."""
     opt.init_state()
     found: list[Bucket] = []
-    with Step(opt.param_groups, opt.state, opt._records, AT_ONCE) as step:
+    with Step(opt.param_groups, opt.state, {}, AT_ONCE) as step:
         found += in_buckets(step)
     return found
 

@@ -23,7 +23,7 @@ from torchzero_clip.modules.flow.identity import Identity
 from torchzero_clip.optimizer import Modular, averages
 from torchzero_clip.optimizer.behind import PARAMS, Behind
 from torchzero_clip.optimizer.keys import SCHEDULER_KEYS, WELL_KNOWN, GroupKeys
-from torchzero_clip.optimizer.loss import one_number
+from torchzero_clip.optimizer.loss import evaluate, one_number
 from torchzero_clip.optimizer.meaning import refuse_step
 from torchzero_clip.optimizer.saving import safe_to_save
 
@@ -76,7 +76,9 @@ class Clipper(Modular):
 
         With a closure it is called first, and its loss returned.
         """
-        loss = super().step(closure)
+        loss = evaluate(closure)
+        step = self._given(loss)
+        self._records = step.engine.step(step, self._through)
         total: Tensor = self._records.pop(TOTAL).clone()  # the next step may write its memory
         return total if closure is None else loss
 
@@ -186,9 +188,9 @@ class Attached(Clipper):
     def __exit__(self, *_: object) -> None:
         self.remove()
 
-    def _check_keys(self) -> None:
+    def _begin(self, name: str = "a step", loss: Any = None) -> Step:
         self._follow()
-        super()._check_keys()
+        return super()._begin(name, loss)
 
     def _follow(self) -> None:
         """Take over parameters that were added to the optimizer, or exchanged in it."""

@@ -108,8 +108,8 @@ def test_a_tensor_on_a_device_is_not_read() -> None:
     _, opt = stepped(ClipNorm(1.0), LR(0.1))
     for _ in range(2):
         opt.param_groups[0]["lr"] = torch.tensor(-1.0).as_subclass(Unread)
-        opt._check_keys()
-        opt._check_keys()
+        opt._begin()
+        opt._begin()
 
 
 def numpy_numbers() -> list[Any]:

@@ -140,11 +140,15 @@ class Modular(Optimizer):
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Send the gradients through the chain and move the parameters."""
         loss = evaluate(closure)
-        if not (self._seen_dtypes or torch.compiler.is_compiling() or has_rate(self.param_groups)):
-            self._make_state(lambda p: p.grad)  # a first step that moves nothing is to make all
-        step = self._begin(self._reported.pop("loss", one_number(loss)))
+        step = self._given(loss)
         self._records = step.engine.step(step, self._through)  # or as an earlier one was done
         return loss
+
+    def _given(self, loss: Any) -> Step:
+        """The step that comes, with its loss: what was reported, or that of a closure."""
+        if not (self._seen_dtypes or torch.compiler.is_compiling() or has_rate(self.param_groups)):
+            self._make_state(lambda p: p.grad)  # a first step that moves nothing is to make all
+        return self._begin("step()", self._reported.pop("loss", one_number(loss)))
 
     def _through(self, step: Step) -> Records:
         """Send the gradients of a step through the chain."""
@@ -163,18 +167,22 @@ class Modular(Optimizer):
         """Take what the last link returns."""
         subtract(buckets, self.rounding)
 
-    def _begin(self, loss: Any = None) -> Step:
-        """A step of now, after the checks of keys and live values."""
-        averages.refuse(self, "step()", shown=True)
-        self._check_keys()
-        record, engine = dict[str, Any](), self.engine
-        if torch.compiler.is_compiling():  # it forgets what is set on an optimizer, not in a dict
-            record, engine = self._records, AT_ONCE
-            record.clear()
-        alone = self.process_group is None and self.rounding == "nearest"
+    def _begin(self, name: str = "a step", loss: Any = None) -> Step:
+        """A step of now; checked are keys, live values and dtypes that are others than before."""
+        averages.refuse(self, name, shown=True)
+        self.keys.check_groups(self.param_groups)
         more = self.process_group, self._roster, loss, (self.keys.defaults, self.keys.seen)
+        if torch.compiler.is_compiling():  # it forgets what is set on an optimizer, not in a dict
+            self._records.clear()
+            return Step(self.param_groups, self.state, self._records, AT_ONCE, *more)
+        dtypes = [[p.dtype for p in group["params"][:1]] for group in self.param_groups]
+        if dtypes != self._seen_dtypes:
+            if self._seen_dtypes:  # before the first step there is no state, or it was checked
+                self.layout.check_dtypes(self.param_groups, self.state)
+            self._seen_dtypes = dtypes
+        alone = self.process_group is None and self.rounding == "nearest"
         kind = self._measures if alone else None
-        return Step(self.param_groups, self.state, record, engine, *more, kind)
+        return Step(self.param_groups, self.state, {}, self.engine, *more, kind)
 
     def report(self, *, loss: Tensor | float) -> None:
         """Tell the next step its loss, which guards and links that ask for it see on the device.
@@ -336,17 +344,6 @@ class Modular(Optimizer):
         averages.train(self)
 
     # ------------------------------------------------------------------ groups
-
-    def _check_keys(self) -> None:
-        """Check keys, live values and dtypes that are others than in the step before."""
-        self.keys.check_groups(self.param_groups)
-        if torch.compiler.is_compiling():
-            return
-        dtypes = [[p.dtype for p in group["params"][:1]] for group in self.param_groups]
-        if dtypes != self._seen_dtypes:
-            if self._seen_dtypes:  # before the first step there is no state, or it was checked
-                self.layout.check_dtypes(self.param_groups, self.state)
-            self._seen_dtypes = dtypes
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a group; its keys are checked against the live hyperparameters of the chain."""
