@@ -166,7 +166,8 @@ def every_operator(
 ) -> tuple[list[str], Program]:
     """The names of operators, and a program that stores what each makes of two buffers."""
     several = {*TWO, *OPERANDS} - {"hypot", "atan2"}
-    names = [name for name in OPERATORS if last == "value" or name in several]
+    listed = [x for x, row in OPERATORS.items() if row.torch and x not in ("over", "round")]
+    names = [name for name in listed if last == "value" or name in several]
     names = [name for name in names if name not in but]
     lines: list[Any] = [("load", (("buffer", 0),)), ("load", (("buffer", 1),))]
     lines.append(("positive", (("value", 1),)))
@@ -178,7 +179,7 @@ def every_operator(
         if last != "value":
             refs[-1] = (last, 0)
         lines.append((name, tuple(refs)))
-    kinds = [torch.bool if OPERATORS[name].boolean else dtype for name in names]
+    kinds = [torch.bool if OPERATORS[name].flag else dtype for name in names]
     program = Program(
         tuple(lines), tuple((2 + i, 3 + i) for i in range(len(names))), None,
         (dtype, dtype, *kinds), (torch.float64,) if last == "vector" else (), (),

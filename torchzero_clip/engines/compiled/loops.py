@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from torchzero_clip.engines.compiled.arithmetic import ENTRIES
+from torchzero_clip.engines.compiled.operators import OPERATORS
 from torchzero_clip.engines.compiled.vectors import (
     Launched,
     VectorMemory,
@@ -55,7 +55,7 @@ def loops(nodes: Sequence[VectorNode | Launched], memories: Sequence[VectorMemor
     """Nodes as loops, each as early as it may be."""
     found: list[Loop] = []
     for node in nodes:
-        if isinstance(node, VectorNode) and node.name in ENTRIES:
+        if isinstance(node, VectorNode) and node.name in OPERATORS:
             for loop in reversed(found):
                 if loop.takes(node, memories):
                     loop.nodes.append(node)

@@ -34,22 +34,17 @@ Measurement: TypeAlias = "tuple[Measure, int] | None"
 TAKEN = ("buffer", "number", "vector", "scalar")
 """The kinds of operands that a launch gives."""
 TERMS = {
-    "value": "v{}_{lane}",
-    "buffer": "x{}_{lane}",
+    "value": "v{}",
+    "buffer": "x{}",
     "number": "number[{}]",
     "scalar": "scalar{}",
-    "vector": "vector{}[{lane}]",
-    "row": "vector{}[{lane}]",
+    "vector": "vector{}[0]",
+    "row": "vector{}[0]",
     "dtype": "{}",
     "half": "{}",
 }
 """Operands in the interpreted function of a program."""
-OTHERS = {
-    "load": "{0}",
-    "to": "{0}.to({1})",
-    "over": "over({0}, {1})",
-    "round": "rounded({0}, {1}, {2}, {3})",
-}
+OTHERS = {"load": "{0}", "to": "{0}.to({1})"}
 """The nodes there that are no operators."""
 MOST = 1000  # programs that are remembered
 
@@ -79,34 +74,25 @@ class Program(NamedTuple):
         """The vectors that have an entry a slice."""
         return {which for _, node in self.nodes for kind, which in node if kind == "row"}
 
-    def source(self, width: int) -> str:
-        """The function of `width` tensors of each buffer; it returns the values to be measured."""
+    def source(self) -> str:
+        """The function of a tensor of each buffer; it returns the value to be measured."""
         inputs = ["numbers", *[f"vector{i}" for i in range(len(self.vectors))]]
         inputs += [f"scalar{i}" for i in range(len(self.scalars))]
-        inputs += [f"x{i}_{lane}" for i in range(len(self.buffers)) for lane in range(width)]
-        body = ["number = numbers.unbind()"]
-        body += [f"vector{i} = vector{i}.unbind()" for i in range(len(self.vectors))]
-        for lane in range(width):
-            body += self._lane(lane)
-        if self.measured is not None:
-            values = [f"v{self.measured[1]}_{lane}" for lane in range(width)]
-            body.append(f"return [{', '.join(values)}]")
-        return "\n    ".join([f"def program({', '.join(inputs)}):", *body])
-
-    def _lane(self, lane: int) -> list[str]:
-        body, kept = [], [value for _, value in self.stores]
+        inputs += [f"x{i}" for i in range(len(self.buffers))]
+        body, kept = ["number = numbers.unbind()"], [value for _, value in self.stores]
         for i, (name, operands) in enumerate(self.nodes):
-            terms = [TERMS[kind].format(which, lane=lane) for kind, which in operands]
+            terms = [TERMS[kind].format(which) for kind, which in operands]
             text = (OTHERS.get(name) or OPERATORS[name].torch).format(*terms)
-            text += ".clone()" if name == "load" and i in kept else ""
-            body.append(f"v{i}_{lane} = {text}")
-        return body + [f"x{i}_{lane}.copy_(v{value}_{lane})" for i, value in self.stores]
+            body.append(f"v{i} = {text}{'.clone()' * (name == 'load' and i in kept)}")
+        body += [f"x{i}.copy_(v{value})" for i, value in self.stores]
+        body += [] if self.measured is None else [f"return [v{self.measured[1]}]"]
+        return "\n    ".join([f"def program({', '.join(inputs)}):", *body])
 
 
 @cache
-def interpreted(program: Program, width: int) -> Callable[..., Any]:
+def interpreted(program: Program) -> Callable[..., Any]:
     """The function of a program, run node by node."""
-    source = program.source(width)
+    source = program.source()
     name = f"<torchzero_clip program {zlib.crc32(source.encode()):x}>"
     linecache.cache[name] = (len(source), None, source.splitlines(keepends=True), name)
     space: dict[str, Any] = {"torch": torch, "over": over, "rounded": rounded}
@@ -180,7 +166,7 @@ class Launch:
         """Run the program for these tensors, node by node; returns the statistics of them."""
         if not some:
             return None
-        function = interpreted(self.program, 1)
+        function = interpreted(self.program)
         values: list[Tensor] = []
         for i in some:
             vectors = [self._entry(vector, k, i) for k, vector in enumerate(self.vectors)]

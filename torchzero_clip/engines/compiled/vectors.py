@@ -39,6 +39,8 @@ class Region(NamedTuple):
         return self._replace(shape=tuple(shape), strides=(*[0] * missing, *strides))
 
 
+DTYPES = (torch.float32, torch.float64, torch.int64, torch.int32, torch.bool)
+"""The dtypes of entries."""
 Number: TypeAlias = "int | float | bool"
 VectorOperand: TypeAlias = "Region | Number"
 
