@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
-from tests.engines.test_compiled import CHAINS, DTYPES, every_operator, give, params_of, recording
+from tests.engines.test_compiled import CHAINS, give, params_of, recording
+from tests.engines.test_operators import DTYPES, every_operator
 from tests.helpers import at_once
 from torchzero_clip import LR, Adam, ClipNorm, Modular, WeightDecay
 from torchzero_clip.audit import fake_cuda
