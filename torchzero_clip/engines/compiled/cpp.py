@@ -71,6 +71,8 @@ CPP = Language(
     ratio="over_{}",
     loop="for (whole {0} = 0; {0} < {1}; ++{0}) {{",
     end=("}",),
+    begins="{0} {1} = {2};",
+    joins="{1} = {2};",
 )
 """What lists are written in; vectors, whose header has neither, are in `__builtin_` functions."""
 SOURCE = """#include "kernel.h"
@@ -158,26 +160,17 @@ def native(program: Program) -> Call | None:
         return None
 
     def call(launch: Launch, sizes: Sequence[int]) -> Tensor | None:
-        count = len(sizes)
-        threads = threads_for(sizes)
-        lists = array("Q", [buffer.addresses.buffer_info()[0] for buffer in launch.buffers])
-        lengths = array("q", sizes)
-        numbers = array("d", launch.numbers)
-        vectors = array("Q", [vector.data_ptr() for vector in launch.vectors])
-        out = None
+        threads, out = threads_for(sizes), None
+        tables: list[array[Any]] = [array("q", sizes)]
+        tables.append(array("Q", [buffer.addresses.buffer_info()[0] for buffer in launch.buffers]))
+        tables.append(array("d", launch.numbers))
+        tables.append(array("Q", [vector.data_ptr() for vector in launch.vectors]))
+        tables += [] if launch.rows is None else [rows_of(launch.rows)]
         if program.measured is not None:
             out = torch.zeros(threads, launch.width, dtype=torch.float64, device="cpu")
-        rows = None if launch.rows is None else rows_of(launch.rows)
-        kernel(
-            count,
-            lengths.buffer_info()[0],
-            lists.buffer_info()[0],
-            numbers.buffer_info()[0],
-            vectors.buffer_info()[0],
-            0 if out is None else out.data_ptr(),
-            threads,
-            0 if rows is None else rows.buffer_info()[0],
-        )
+        places = [table.buffer_info()[0] for table in tables]
+        room = 0 if out is None else out.data_ptr()
+        kernel(len(sizes), *places[:4], room, threads, *places[4:] or [0])
         if out is None:
             return None
         end = ENDINGS[program.measured[0]]  # type: ignore[index]

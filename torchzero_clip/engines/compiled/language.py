@@ -6,7 +6,7 @@ list program is its statements for one entry, which are made here; what surround
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -77,6 +77,10 @@ class Language:
         stores: A statement that writes it, for which and what lies in memory then.
         ratio: What `over` divides by.
         loop, end: The head of a loop, for an index and how many there are, and what ends it.
+        begins: A statement that names what entries join, for the word of its dtype, its name, the
+            number that it begins as, and the shape of lanes.
+        joins: A statement that has one join, for the word, the name, a text, and the mask of lanes.
+        lanes: What lanes have in the end, for a name and the function that joins two.
         double: Whether it computes in float64 what the table says so of.
         lacks: Operators that it has not in a dtype.
     """
@@ -98,6 +102,9 @@ class Language:
     ratio: str
     loop: str
     end: Sequence[str]
+    begins: str
+    joins: str
+    lanes: str = ""
     double: bool = False
     lacks: Sequence[tuple[str, torch.dtype]] = ()
 
@@ -127,7 +134,7 @@ class Language:
         """A list program; None where it has dtypes or operators that only torch computes."""
         given: dict[NodeOperand, Named] = {("half", i): Named(str(i), torch.int32) for i in (0, 1)}
         shared, each = dict[str, str](), list[str]()
-        for kind, i, dtype in operands_of(program):
+        for kind, i, dtype in program.operands:
             if kind not in self.given or dtype not in self.given[kind][1]:
                 return None
             name, text = f"{kind}{i}", self.given[kind][0].format(i, self.stored[dtype])
@@ -162,15 +169,6 @@ class Language:
             return None
         text = self.expression(name, [given[x] for x in operands], dtype)
         return text, torch.bool if flag else dtype
-
-
-def operands_of(program: Program) -> Iterator[tuple[str, int, torch.dtype]]:
-    """What a program is given: its kind, which it is, and the dtype of an entry."""
-    yield from [("buffer", i, dtype) for i, dtype in enumerate(program.buffers)]
-    yield from [("number", i, torch.float64) for i in range(program.numbers)]
-    for i, dtype in enumerate(program.vectors):
-        yield "row" if i in program.of_rows else "vector", i, dtype
-    yield from [("scalar", i, dtype) for i, dtype in enumerate(program.scalars)]
 
 
 def computed_in(dtype: torch.dtype) -> torch.dtype:

@@ -40,15 +40,12 @@ class Loop:
 
     def hinders(self, node: VectorNode, memories: Sequence[VectorMemory]) -> bool:
         """Whether a node must not happen before this loop."""
-        read = touched(node.given, memories)
-        written = touched([node.out], memories)
-        for other in self.nodes:
-            if not isinstance(other, VectorNode):
-                return True
-            theirs = touched([other.out], memories)
-            if theirs & (read | written) or written & touched(other.given, memories):
-                return True
-        return False
+        if isinstance(self.nodes[0], Launched):
+            return True
+        read, written = touched(node.given, memories), touched([node.out], memories)
+        theirs = touched([other.out for other in self.nodes], memories)
+        given = touched([x for other in self.nodes for x in other.given], memories)
+        return bool(theirs & (read | written) or written & given)
 
 
 def loops(nodes: Sequence[VectorNode | Launched], memories: Sequence[VectorMemory]) -> list[Loop]:

@@ -189,16 +189,13 @@ class Lowering(Places):
         dim = (given[1] if len(given) > 1 else 0) % max(len(shape), 1)
         if math.prod(shape) > self._most:
             raise Lacking(said)
-        outs, at = [], 0
+        stacked, outs, at = name == "stack", [], 0
         for part in parts:
             assert isinstance(part, Region)
-            length = 1 if name == "stack" else part.shape[dim] if part.shape != (0,) else 0
-            lies = out.start + at * out.strides[dim]
-            if name == "stack":
-                sizes, strides = [(*row[:dim], *row[dim + 1 :]) for row in (shape, out.strides)]
-            else:
-                sizes, strides = (*shape[:dim], length, *shape[dim + 1 :]), out.strides
-            outs.append(out._replace(shape=tuple(sizes), strides=tuple(strides), start=lies))
+            length = 1 if stacked else part.shape[dim] if part.shape != (0,) else 0
+            sizes = (*shape[:dim], length, *shape[dim + 1 :])
+            to = out._replace(shape=sizes, start=out.start + at * out.strides[dim])
+            outs.append(to.of([d for d in range(len(shape)) if d != dim]) if stacked else to)
             at += length
         kept = [(to, x) for to, x in zip(outs, parts, strict=True) if 0 not in to.shape]
         rows = self._side_by_side([[to for to, _ in kept], [x for _, x in kept]]) if kept else []

@@ -97,33 +97,21 @@ class Printer:
 
     def _shared(self) -> set[int]:
         """Memories in which more than one loop, or more than one place of it, looks."""
-        users: dict[int, set[Any]] = {}
-        found: set[int] = set()
-        every = [loop for part in self.loops for loop in part]
-        for i, loop in enumerate(every):
-            for node in loop.nodes:
-                if isinstance(node, Launched):
-                    found |= touched([*node.given, node.out], self.memories)
-                    continue
-                for x in (node.out, *node.given):
-                    if isinstance(x, Region):
-                        known = self.memories[x.memory]
-                        if known.rows or not loop.open:
-                            found |= touched([x], self.memories)
-                        else:
-                            users.setdefault(x.memory, set()).add((i, x))
+        users, found = dict[int, set[Any]](), set[int]()
+        for i, loop in enumerate([loop for part in self.loops for loop in part]):
+            places = [x for node in loop.nodes for x in (node.out, *node.given)]
+            for x in [x for x in places if isinstance(x, Region)]:
+                if loop.open and not self.in_rows(x):
+                    users.setdefault(x.memory, set()).add((i, x))
+                else:
+                    found |= touched([x], self.memories)
         written = {node.out.memory for part in self.loops for x in part for node in nodes_of(x)}
         once = {memory for memory, places in users.items() if len(places) == 1} & written
         return found | (users.keys() - once)
 
-    def inner(self, place: Region) -> bool:
-        """Whether a place lies in memory of the program's own."""
-        memory = self.memories[place.memory]
-        return memory.tensor is None and memory.source is None and not memory.rows
-
     def stored(self, place: Region) -> bool:
         """Whether what is written there is more than a value in a loop."""
-        return place.memory in self.kept or not self.inner(place)
+        return place.memory in self.kept or not self.memories[place.memory].own
 
     def name(self, letter: str) -> str:
         self._count += 1
@@ -146,18 +134,6 @@ class Printer:
     def store(self, x: Region, value: str, *loops: Over) -> str:
         """A statement that writes an entry."""
         raise NotImplementedError
-
-    def begin(self, name: str, number: str, dtype: torch.dtype, mask: str | None) -> str:
-        """A statement that gives a name to what entries will join."""
-        raise NotImplementedError
-
-    def join(self, name: str, text: str, dtype: torch.dtype, mask: str | None) -> str:
-        """A statement that has an entry join it."""
-        raise NotImplementedError
-
-    def joined(self, name: str, how: str, loops: Over) -> str:
-        """What it is in the end."""
-        return name
 
     def words(self, name: str) -> Language:
         """The language, at an operator."""
@@ -248,28 +224,28 @@ class Printer:
         count = math.prod(x.shape[kept:])
         across = count > math.prod(node.out.shape)
         outer_of, inner_of = (self.each, self.lanes) if across else (self.lanes, self.each)
-        left = x._replace(shape=x.shape[:kept], strides=x.strides[:kept])
-        rest = x._replace(shape=x.shape[kept:], strides=x.strides[kept:])
+        left, rest = x.of(range(kept)), x.of(range(kept, len(x.shape)))
         outer, inner = outer_of(left.shape, [node.out, left]), inner_of(rest.shape, [rest])
         outer.steps[x], inner.steps[x] = outer.steps[left], inner.steps[rest]
-        all, mask, let = self.name("all"), outer.mask or inner.mask, self.language.let
-        entry = let(f"{all}_x", self.load(x, outer, inner), dtype)
-        one = self.join(all, joined.format(all, f"{all}_x"), dtype, mask)
-        last = end.format(self.joined(all, how, inner), n=self.integer(count))
-        return self.around(
-            outer,
-            [
-                self.begin(all, self.language.number(begin, dtype), dtype, mask),
-                *self.around(inner, [entry, one]),
-                let(f"{all}_out", last, node.out.dtype),
-                self.store(node.out, f"{all}_out", outer),
-            ],
-        )
+        all, mask, say = self.name("all"), outer.mask or inner.mask, self.language
+        kind, number = say.words[dtype], say.number(begin, dtype)
+        body = [
+            say.let(f"{all}_x", self.load(x, outer, inner), dtype),
+            say.joins.format(kind, all, joined.format(all, f"{all}_x"), mask or "True"),
+        ]
+        last = say.lanes.format(all, how) if inner.mask else all
+        lines = [
+            say.begins.format(kind, all, number, "(LANES,)" if mask else "()"),
+            *self.around(inner, body),
+            say.let(f"{all}_out", end.format(last, n=self.integer(count)), node.out.dtype),
+            self.store(node.out, f"{all}_out", outer),
+        ]
+        return self.around(outer, lines)
 
     def _norm(self, node: VectorNode) -> list[str]:
         x = node.given[0]
         assert isinstance(x, Region)
-        left = x._replace(shape=x.shape[:-1], strides=x.strides[:-1])
+        left = x.of(range(len(x.shape) - 1))
         entry = self.each(node.out.shape, [node.out, left])
         size, step = [self.integer(row[-1]) for row in (x.shape, x.strides)]
         all, power = self.name("all"), self.language.number(node.power, torch.float64)

@@ -129,6 +129,9 @@ TRITON = Language(
     double=True,
     loop="for {0} in range(0, {1}):",
     end=(),
+    begins="{1} = tl.full({3}, {2}, tl.{0})",
+    joins="{1} = tl.where({3}, ({2}).to(tl.{0}), {1})",
+    lanes="tl.reduce({0}, 0, {1})",
     lacks=[("pow", torch.float64)],  # what there is is right in float32
 )
 

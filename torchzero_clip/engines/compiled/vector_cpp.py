@@ -54,12 +54,6 @@ class CppPrinter(Printer):
     def store(self, x: Region, value: str, *loops: Over) -> str:
         return f"{self.load(x, *loops)} = {value};"
 
-    def begin(self, name: str, number: str, dtype: torch.dtype, mask: str | None) -> str:
-        return f"{TYPES[dtype]} {name} = {number};"
-
-    def join(self, name: str, text: str, dtype: torch.dtype, mask: str | None) -> str:
-        return f"{name} = {text};"
-
     def words(self, name: str) -> Language:
         """Each power has an object of its own, which keeps the last one."""
         if name != "pow":
@@ -78,7 +72,7 @@ class CppPrinter(Printer):
             f"double({self.load(x)})" if isinstance(x, Region) else CPP.number(x, torch.float64)
             for x in node.numbers
         ]
-        vectors = [self.address(x._replace(shape=(), strides=())) for x in node.vectors]
+        vectors = [self.address(x.of(())) for x in node.vectors]
         again = node.launch
         parts = [self._pointer(again, name) for name in ("kernel", "sizes", "lists", "parts")]
         count, width = self.integer(len(again.sizes)), self.integer(again.width)

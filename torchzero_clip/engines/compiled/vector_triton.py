@@ -9,12 +9,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-import torch
-
 from torchzero_clip.engines.compiled.launches import POINTERS
 from torchzero_clip.engines.compiled.loops import Loop
 from torchzero_clip.engines.compiled.printer import Over, Printer, index_of, over
-from torchzero_clip.engines.compiled.triton import STORED_AS, TRITON, WORDS
+from torchzero_clip.engines.compiled.triton import STORED_AS, TRITON
 from torchzero_clip.engines.compiled.vectors import Region
 
 SOURCE = """import triton
@@ -130,16 +128,6 @@ class TritonPrinter(Printer):
         at, _ = self._at(x, *loops)
         mask = "".join([f", mask={some.mask}" for some in loops if some.mask])
         return f"tl.store({at}, {TRITON.written(value, x.dtype)}{mask})"
-
-    def begin(self, name: str, number: str, dtype: torch.dtype, mask: str | None) -> str:
-        return f"{name} = tl.full({'(LANES,)' if mask else '()'}, {number}, tl.{WORDS[dtype]})"
-
-    def join(self, name: str, text: str, dtype: torch.dtype, mask: str | None) -> str:
-        one = TRITON.cast(f"({text})", dtype)
-        return f"{name} = tl.where({mask}, {one}, {name})" if mask else f"{name} = {one}"
-
-    def joined(self, name: str, how: str, loops: Over) -> str:
-        return f"tl.reduce({name}, 0, {how})" if loops.mask else name
 
 
 def _pointer(x: Region) -> str:

@@ -63,6 +63,11 @@ class VectorMemory:
     start: int = 0
     size: int = 0
 
+    @property
+    def own(self) -> bool:
+        """Whether it belongs to the program."""
+        return self.tensor is None and self.source is None and not self.rows
+
 
 class VectorNode(NamedTuple):
     """An operator at every entry of a region, or a reduction of the last dims of what it takes."""
