@@ -317,9 +317,9 @@ def test_parameters_that_share_one_flat_vector_are_taken() -> None:
 def test_what_triton_cannot_compile_is_a_sentence_that_names_the_chain(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    wrong = triton.SOURCE.replace("tl.program_id(", "tl.no_such(")
-    assert wrong != triton.SOURCE
-    monkeypatch.setattr(triton, "SOURCE", wrong)
+    wrong = triton.BODY.replace("tl.program_id(", "tl.no_such(")
+    assert wrong != triton.BODY
+    monkeypatch.setattr(triton, "BODY", wrong)
     triton.native.cache_clear()
     p = Parameter(torch.ones(3))
     p.grad = torch.ones(3)

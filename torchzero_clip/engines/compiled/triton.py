@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import importlib.util
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import Any
 
@@ -23,7 +23,6 @@ from torchzero_clip.engines.compiled.program import Launch, Program
 from torchzero_clip.engines.compiled.tables import CHUNK, ROW, TABLES
 from torchzero_clip.engines.compiled.vectors import Number
 
-HOME = "torchzero_clip.engines.compiled.kernel"
 MEASURED = {
     NAMED["l1"]: "power_of({}, False)",
     NAMED["l2"]: "power_of({}, True)",
@@ -55,12 +54,17 @@ ALONE = """if alone != 0:
     else:
         tl.store(parts + program, {total})"""
 """What is left of a chunk: the statistic, where a tensor or slice is a single one."""
-SOURCE = """import triton
+PAGE = """import triton
 import triton.language as tl
 
-from {home} import *
+from torchzero_clip.engines.compiled.kernel import *
 
-
+{before}
+@triton.jit(do_not_specialize={names})
+def kernel({arguments}):
+    {body}
+"""
+BEFORE = """
 @triton.jit
 def entries({given}lane, at, left, FULL: tl.constexpr):
     mask = None if FULL else lane < left
@@ -68,20 +72,18 @@ def entries({given}lane, at, left, FULL: tl.constexpr):
     place = at.to(tl.uint32) + lane.to(tl.uint32)
     {lines}
 
-
-@triton.jit(do_not_specialize={names})
-def kernel({signature}, ALIGNED: tl.constexpr):
-    program = tl.program_id(0) + skip
+"""
+"""What is done with some entries of a chunk."""
+BODY = """program = tl.program_id(0) + skip
     {where}
-    {constants}
+    {shared}
     for start in range(0, left, BLOCK):
         lane = start + tl.arange(0, BLOCK)
         if start + BLOCK <= left:  # without a mask, so that loads are 128 bits wide
             {full}
         else:
             {rest}
-    {end}
-"""
+    {end}"""
 
 
 WORDS = {dtype: str(dtype).removeprefix("torch.") for dtype in POINTERS} | {torch.bool: "int1"}
@@ -157,19 +159,25 @@ def source(program: Program) -> str | None:
         begin, added, total = ADDED if ENDINGS[measure] else LARGEST
         last = f"root({total})" if ENDINGS[measure] == 2 else total
         end = ALONE.format(one="row" if program.rows else "tensor", last=last, total=total)
-    names = signature(program)
-    return SOURCE.format(
-        home=HOME,
-        given="".join(f"{name}, " for name in made.shared),
-        lines="\n    ".join(lines),
-        names=list(names),
+    before = BEFORE.format(
+        given="".join([f"{name}, " for name in made.shared]), lines="\n    ".join(lines)
+    )
+    body = BODY.format(
         where=ROWS if program.rows else TENSORS,
-        signature=", ".join(f'{name}: "{kind}"' for name, kind in names.items()),
-        constants="\n    ".join([*made.shared.values(), begin]),
+        shared="\n    ".join([*made.shared.values(), begin]),
         full=added.format(f"{call}True)"),
         rest=added.format(f"{call}False)"),
         end=end,
     )
+    return page(signature(program), body, before, ["ALIGNED: tl.constexpr"])
+
+
+def page(
+    names: Mapping[str, str], body: str, before: str = "", constants: Sequence[str] = ()
+) -> str:
+    """A page with a kernel, of arguments and their types."""
+    arguments = ", ".join([*[f'{name}: "{kind}"' for name, kind in names.items()], *constants])
+    return PAGE.format(before=before, names=[*names], arguments=arguments, body=body)
 
 
 def signature(program: Program) -> dict[str, str]:

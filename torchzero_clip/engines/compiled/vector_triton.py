@@ -12,21 +12,8 @@ from typing import Any, NamedTuple
 from torchzero_clip.engines.compiled.launches import POINTERS
 from torchzero_clip.engines.compiled.loops import Loop
 from torchzero_clip.engines.compiled.printer import Over, Printer, index_of, over
-from torchzero_clip.engines.compiled.triton import STORED_AS, TRITON
+from torchzero_clip.engines.compiled.triton import STORED_AS, TRITON, page
 from torchzero_clip.engines.compiled.vectors import Region
-
-SOURCE = """import triton
-import triton.language as tl
-
-from torchzero_clip.engines.compiled.kernel import *
-
-
-@triton.jit(do_not_specialize={names})
-def kernel({arguments}):
-    d = p + {count}
-    lane = tl.arange(0, LANES)
-    {lines}
-"""
 
 
 class VectorKernel(NamedTuple):
@@ -66,10 +53,9 @@ class TritonPrinter(Printer):
                 words += self.memories[m].rows
         changing = [(i, m) for i, m in enumerate(self.pointers) if self._changes(m)]
         kinds = {f"s{i}": POINTERS[self.memories[m].dtype] for i, m in changing}
-        signature, lines = {"p": "*i64", **kinds}, "\n    ".join([*head, *body])
-        arguments = ", ".join([f'{name}: "{kind}"' for name, kind in signature.items()])
-        given = {"names": list(signature), "arguments": arguments, "count": len(self.pointers)}
-        text = SOURCE.format(lines=lines, **given)
+        signature = {"p": "*i64", **kinds}
+        first = [f"d = p + {len(self.pointers)}", "lane = tl.arange(0, LANES)"]
+        text = page(signature, "\n    ".join([*first, *head, *body]))
         return VectorKernel(text, signature, [m for _, m in changing], words)
 
     def _changes(self, m: int) -> bool:
