@@ -14,7 +14,8 @@ from torch import Tensor
 from torch.nn import Parameter
 
 import torchzero_clip as tz
-from tests.helpers import at_once, gradients, parameters, set_grads
+from tests.engines.test_operators import DTYPES, natively
+from tests.helpers import gradients, parameters, set_grads
 from tests.table import Case, sampled
 from torchzero_clip import (
     AGC,
@@ -42,7 +43,6 @@ from torchzero_clip import (
 from torchzero_clip.engines import Compiled, buffers
 from torchzero_clip.engines.buffers import Buffer
 from torchzero_clip.engines.compiled import build, cpp, native_step, runner, trace
-from torchzero_clip.engines.compiled.operators import OPERATORS
 from torchzero_clip.engines.compiled.program import Launch, Program
 
 Chain = Sequence[Transform]
@@ -80,9 +80,6 @@ def close(a: Any, b: Any, dtype: torch.dtype = torch.float32) -> None:
 def state_of(opt: Modular) -> list[Tensor]:
     held = [opt.state[p] for group in opt.param_groups for p in group["params"]]
     return [value for one in held for value in one.values() if isinstance(value, Tensor)]
-
-
-DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 
 
 def race(
@@ -150,88 +147,6 @@ def test_every_rule_compiles(monkeypatch: pytest.MonkeyPatch, case: Case) -> Non
 
 
 # ---------------------------------------------------------------------- C++
-
-EDGES = [0.0, -0.0, 1.0, -1.5, 0.3, 1e-45, -3e-39, 6e-8, 1e-5, 65504.0, 65519.0, 65520.0, -7e4]
-EDGES += [3e38, -2e-20, float("inf"), float("-inf"), float("nan"), 1 + 2**-9, 1 + 3 * 2**-11]
-OPERANDS = {"where": 3, "lerp": 3, "addcmul": 3}
-TWO = ("mul", "div", "add", "sub", "clamp_min", "clamp_max", "hypot", "pow", "atan2")
-NEAR = ("atan2", "div", "hypot", "reciprocal", "sqrt", "rsqrt", "pow")
-NEAR += ("exp", "expm1", "log", "log1p", "tanh", "sigmoid", "erf", "sin", "cos")
-COARSER = ("pow", "rsqrt", "erf")  # in torch's half precision, which rounds on the way
-ROUNDED = ("lerp", "addcmul", "sub")  # by torch on the way, too
-
-
-def every_operator(
-    last: str, dtype: torch.dtype, but: Sequence[str] = ()
-) -> tuple[list[str], Program]:
-    """The names of operators, and a program that stores what each makes of two buffers."""
-    several = {*TWO, *OPERANDS} - {"hypot", "atan2"}
-    names = [name for name in OPERATORS if last == "value" or name in several]
-    names = [name for name in names if name not in but]
-    lines: list[Any] = [("load", (("buffer", 0),)), ("load", (("buffer", 1),))]
-    lines.append(("positive", (("value", 1),)))
-    for name in names:
-        count = OPERANDS.get(name, 2 if name in TWO else 1)
-        refs: list[Any] = [("value", 0), ("value", 1), ("value", 1), ("value", 0)][:count]
-        if name == "where":
-            refs = [("value", 0), ("value", 2), ("value", 1)]
-        if last != "value":
-            refs[-1] = (last, 0)
-        lines.append((name, tuple(refs)))
-    kinds = [torch.bool if OPERATORS[name].boolean else dtype for name in names]
-    program = Program(
-        tuple(lines), tuple((2 + i, 3 + i) for i in range(len(names))), None,
-        (dtype, dtype, *kinds), (torch.float64,) if last == "vector" else (), (),
-        torch.device("cpu"),
-    )  # fmt: skip
-    return names, program
-
-
-def edges() -> tuple[Tensor, Tensor]:
-    """Every pair of numbers at an edge."""
-    edges = torch.tensor(EDGES)
-    return edges.repeat(len(EDGES)), edges.repeat_interleave(len(EDGES))
-
-
-def operated(program: Program, run: Callable[[Launch], Any]) -> list[Tensor]:
-    """What a way of running such a program stores."""
-    x, y = [t.to(program.buffers[0]) for t in edges()]
-    outs = [torch.zeros(len(x), dtype=kind) for kind in program.buffers[2:]]
-    vectors = [torch.tensor([0.7], dtype=dtype) for dtype in program.vectors]
-    buffers = [Buffer([t]) for t in (x, y, *outs)]
-    run(Launch(program, [len(x)], None, buffers, [0.3], vectors, []))
-    return outs
-
-
-def natively(launch: Launch) -> None:
-    run = cpp.native(launch.program)
-    assert run is not None, "this is not done in C++"
-    run(launch, launch.sizes)
-
-
-@at_once("dtype", DTYPES)
-@pytest.mark.parametrize("last", ["value", "number", "vector"])
-def test_operators_in_cpp_are_those_of_torch(last: str, dtype: torch.dtype) -> None:
-    """For infinities, NaN, denormals, and what is rounded to even; one library has them all."""
-    names, program = every_operator(last, dtype)
-    x, y = edges()
-    ways = natively, lambda launch: launch.plainly([0])
-    found = [operated(program, run) for run in ways]
-    for name, ours, right in zip(names, *found, strict=True):
-        near = 1e-6 if name in NEAR else 0.0
-        if name in COARSER and dtype.itemsize == 2:  # the right one is that of float32, rounded
-            near, base = torch.finfo(dtype).eps, x.to(dtype).float()
-            power = {"value": y.to(dtype).float(), "number": 0.3, "vector": 0.7}[last]
-            right = (base.pow(power) if name == "pow" else getattr(base, name)()).to(dtype)
-        if name in ROUNDED:
-            assert ours[x.isnan()].isnan().all(), name
-            fits = ours.isfinite() & right.isfinite()  # on the way torch may leave the range
-            ours, right, near = ours[fits], right[fits], 4 * torch.finfo(dtype).eps
-        least = torch.finfo(dtype).tiny if name == "log1p" else 0  # torch's has none below
-        torch.testing.assert_close(
-            ours, right, rtol=near, atol=near if name in ROUNDED else least, equal_nan=True,
-            msg=lambda said, name=name: f"{name}: {said}",
-        )  # fmt: skip
 
 
 def halves(dtype: torch.dtype) -> Iterator[tuple[Tensor, Tensor]]:

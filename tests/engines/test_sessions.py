@@ -168,7 +168,7 @@ def test_a_trace_and_its_lists_override_no_operator() -> None:
 
 
 def test_boolean_operators_are_known_as_such() -> None:
-    assert {name for name, operator in OPERATORS.items() if operator.boolean} == {
+    assert {name for name, operator in OPERATORS.items() if operator.torch and operator.flag} == {
         "positive", "isfinite", "isinf", "isnan",
     }  # fmt: skip
 

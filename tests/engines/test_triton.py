@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
-from tests.engines.test_compiled import CHAINS, DTYPES, every_operator, give, params_of, recording
+from tests.engines.test_compiled import CHAINS, give, params_of, recording
+from tests.engines.test_operators import DTYPES, every_operator
 from tests.helpers import at_once
 from torchzero_clip import LR, Adam, ClipNorm, Modular, WeightDecay
 from torchzero_clip.audit import fake_cuda
@@ -86,9 +87,9 @@ def test_entries_are_read_once_and_written_once(monkeypatch: pytest.MonkeyPatch)
     norm, rest = map(triton.source, seen)
     assert norm is not None
     assert rest is not None
-    assert (norm.count("+ lane, mask"), norm.count("tl.store(x")) == (1, 0)
+    assert (norm.count("+ lane, mask"), norm.count("tl.store(buffer")) == (1, 0)
     assert "total += entries(" in norm, "the norm is taken in the pass"
-    assert (rest.count("tl.load(x"), rest.count("tl.store(x")) == (4, 3)
+    assert (rest.count("tl.load(buffer"), rest.count("tl.store(buffer")) == (4, 3)
 
 
 def test_sums_begin_at_nothing_and_the_largest_goes_by_its_bits() -> None:

@@ -5,9 +5,7 @@
 
 from __future__ import annotations
 
-import importlib.util
 import itertools
-import os
 from collections.abc import Sequence
 from typing import Any
 
@@ -20,26 +18,22 @@ from torch.nn import Parameter
 from tests.engines import test_compiled as compiled
 from tests.engines.test_compiled import (
     CHAINS,
-    DTYPES,
     SHAPES,
     SLICED,
     Chain,
     copied,
-    edges,
-    every_operator,
     give,
     halves,
     like_eager,
     measures_right,
-    natively,
     norms_of,
-    operated,
     params_of,
     race,
     races,
     with_one_that_is,
 )
 from tests.engines.test_fast_plain import chains, compare, is_plain, with_adam
+from tests.engines.test_operators import INTERPRETED, edges, interpreted, natively
 from tests.engines.test_replays import Twins, headline
 from tests.helpers import at_once
 from tests.table import Case, sampled
@@ -48,18 +42,15 @@ from torchzero_clip.core.norms import NAMED
 from torchzero_clip.engines import Compiled
 from torchzero_clip.engines.buffers import Buffer
 from torchzero_clip.engines.compiled import launches, trace, triton
-from torchzero_clip.engines.compiled.operators import FUNCTIONS
 from torchzero_clip.engines.compiled.program import Launch, Program
 from torchzero_clip.engines.compiled.tables import CHUNK, ROW, TABLES, AddressTable
 
-INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1" and bool(importlib.util.find_spec("triton"))
 pytestmark = [
     pytest.mark.triton,
     pytest.mark.skipif(not INTERPRETED, reason="needs Triton and TRITON_INTERPRET=1"),
     pytest.mark.filterwarnings("ignore::RuntimeWarning"),  # numpy's, of infinities and NaN
 ]
 CPU = torch.device("cpu")
-ROUNDED = ("lerp", "addcmul", "hypot", "div", "atan2", "pow")
 TWO = {"a.weight": (4, 3), "b.weight": (2, 3, 2, 2)}  # the interpreter takes its time for each
 
 
@@ -69,37 +60,7 @@ def in_triton(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Compiled, "backend", "triton")
 
 
-def interpreted(launch: Launch) -> Tensor | None:
-    run = triton.native(launch.program)
-    assert run is not None, "this is not done in Triton"
-    return run(launch, launch.sizes)
-
-
 # ---------------------------------------------------------------------- entries
-
-
-@at_once("dtype", DTYPES)
-@pytest.mark.parametrize("last", ["value", "number", "vector"])
-def test_operators_are_those_of_cpp_to_rounding(last: str, dtype: torch.dtype) -> None:
-    names, program = every_operator(last, dtype, but=("pow",) if dtype == torch.float64 else ())
-    found = [operated(program, run) for run in (interpreted, natively)]
-    for name, ours, right in zip(names, *found, strict=True):
-        exact = right.dtype == torch.bool or name not in ROUNDED
-        near = 0.0 if exact else 4 * torch.finfo(dtype).eps
-        if name in FUNCTIONS:  # near 0 too
-            least = torch.finfo(dtype).tiny
-            rounded = {"rtol": 4 * torch.finfo(dtype).eps, "atol": least, "equal_nan": True}
-            torch.testing.assert_close(ours, right, **rounded, msg=lambda said, n=name: n + said)
-            continue
-        if not exact:  # a product may leave the range, which C++ need not round
-            assert name in ("hypot", "pow") or ours[edges()[0].isnan()].isnan().all(), name
-            fits = ours.isfinite() & right.isfinite()
-            assert fits.sum() >= 0.9 * right.isfinite().sum()
-            ours, right = ours[fits], right[fits]
-        torch.testing.assert_close(
-            ours, right, rtol=near, atol=near, equal_nan=True,
-            msg=lambda said, name=name: f"{name}: {said}",
-        )  # fmt: skip
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
@@ -356,9 +317,9 @@ def test_parameters_that_share_one_flat_vector_are_taken() -> None:
 def test_what_triton_cannot_compile_is_a_sentence_that_names_the_chain(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    wrong = triton.SOURCE.replace("tl.program_id(", "tl.no_such(")
-    assert wrong != triton.SOURCE
-    monkeypatch.setattr(triton, "SOURCE", wrong)
+    wrong = triton.BODY.replace("tl.program_id(", "tl.no_such(")
+    assert wrong != triton.BODY
+    monkeypatch.setattr(triton, "BODY", wrong)
     triton.native.cache_clear()
     p = Parameter(torch.ones(3))
     p.grad = torch.ones(3)

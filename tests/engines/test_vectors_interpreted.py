@@ -14,21 +14,20 @@ import torch
 
 from tests.engines import test_vectors as vectors
 from tests.engines.test_vectors import (  # noqa: F401
-    BINARY,
     compare,
     numbers,
     test_a_conversion_is_that_of_torch,
     test_a_norm_in_any_range_is_that_of_the_plain_way,
     test_a_number_and_a_vector_of_other_dtypes_are_promoted_as_torch_does,
     test_a_reduction_is_that_of_torch,
-    test_an_operator_on_a_vector_is_that_of_torch,
-    test_an_operator_on_flags_is_that_of_torch,
     test_an_operator_on_lists_is_that_of_torch,
     test_counters_that_share_a_vector_are_counted,
     test_more_entries_than_are_worth_a_program_stay_torchs,
     test_sums_of_flags_and_of_nothing_are_those_of_torch,
     test_views_are_those_of_torch,
     test_what_the_table_lacks_stays_a_call_of_torch_between_two_programs,
+    test_what_torch_says_otherwise_is_known,
+    test_what_torch_says_otherwise_of_two_is_known,
 )
 from torchzero_clip.engines.compiled.device_step import DeviceStep, turns
 from torchzero_clip.engines.compiled.program import Launch, Program
@@ -47,11 +46,6 @@ pytestmark = [
 def on_a_device(monkeypatch: pytest.MonkeyPatch) -> None:
     """Steps are those that CUDA gets."""
     monkeypatch.setattr(vectors, "NativeStep", DeviceStep)
-
-
-@pytest.mark.parametrize("name", [name for name in BINARY if name != "remainder"])
-def test_an_operator_on_two_vectors_is_that_of_torch(name: str) -> None:
-    vectors.test_an_operator_on_two_vectors_is_that_of_torch(name)
 
 
 def test_a_remainder_is_that_of_torch() -> None:

@@ -24,7 +24,8 @@ from typing import Any
 from torchzero_clip.core.outside import warn
 
 FLAGS = "-std=c++17 -O3 -march=native -fno-math-errno -fno-trapping-math -fopenmp -fPIC -shared"
-HEADERS = [Path(__file__).with_name(name) for name in ("kernel.h", "vector.h", "forms.h")]
+NAMES = ("kernel.h", "vector.h", "operators.h", "forms.h")
+HEADERS = [Path(__file__).with_name(name) for name in NAMES]
 OTHERS = stat.S_IWGRP | stat.S_IWOTH  # the bits with which others may write
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import itertools
+import math
 from array import array
 from collections.abc import Callable, Sequence
 from functools import cache
@@ -16,10 +17,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torchzero_clip.core.norms import NAMED, Measure, SliceRows
+from torchzero_clip.core.norms import NAMED, SliceRows
 from torchzero_clip.engines.compiled.build import function
-from torchzero_clip.engines.compiled.operators import OPERATORS
-from torchzero_clip.engines.compiled.program import Launch, NodeOperand, Program
+from torchzero_clip.engines.compiled.language import ENDINGS, STORED, Language
+from torchzero_clip.engines.compiled.program import Launch, Program
+from torchzero_clip.engines.compiled.vectors import Number
 
 Call = Callable[[Launch, Sequence[int]], "Tensor | None"]
 """call(launch, sizes): run it for the first `sizes` entries of each tensor; the statistics."""
@@ -31,17 +33,55 @@ TYPES = {
     torch.bfloat16: "bfloat",
     torch.float16: "half",
     torch.bool: "bool",
+    torch.int32: "int",
+    torch.int64: "whole",
 }
-"""The C++ types of the entries of buffers; arithmetic is in float or double."""
-VECTORS = {torch.float32: "float", torch.float64: "double", torch.bool: "bool"}
-VECTORS |= {torch.int32: "int32_t"}
+"""The C++ types of entries; arithmetic of lists is in float or double."""
+VECTORS = (torch.float32, torch.float64, torch.bool, torch.int32)
+"""The dtypes of vectors that lists meet."""
+
+
+def literal(x: Number, dtype: torch.dtype) -> str:
+    """A number of a dtype in C++."""
+    if isinstance(x, float) and not math.isfinite(x):
+        return '__builtin_nan("")' if math.isnan(x) else f"{'-' * (x < 0)}__builtin_inf()"
+    return str(x).lower()  # as C++ has flags
+
+
+CPP = Language(
+    words=TYPES,
+    stored=TYPES,
+    given={
+        "buffer": ("{1} *const buffer{0} = ({1} *)lists[{0}][tensor];", STORED),
+        "number": ("numbers[{}]", (torch.float64,)),
+        "vector": ("((const {1} *)vectors[{0}])[tensor]", VECTORS),
+        "row": ("((const {1} *)vectors[{0}])[row]", VECTORS),
+    },
+    casts="{}({})",
+    lets="const {} {} = {};",
+    lib="std::",
+    power="std::pow",
+    number=literal,
+    constant="{}({})",
+    reads=dict.fromkeys(STORED, "load({})"),
+    writes={dtype: f"stored<{TYPES[dtype]}>({{}})" for dtype in STORED},
+    cut="cut({})",
+    entry="{}[place]",
+    stores="buffer{}[place] = {};",
+    ratio="over_{}",
+    loop="for (whole {0} = 0; {0} < {1}; ++{0}) {{",
+    end=("}",),
+    begins="{0} {1} = {2};",
+    joins="{1} = {2};",
+)
+"""What lists are written in; vectors, whose header has neither, are in `__builtin_` functions."""
 SOURCE = """#include "kernel.h"
 
 static void entries(int64_t tensor, int64_t row, int64_t at, int64_t end,
                     void *const *const *lists, const double *numbers, const void *const *vectors,
                     double *out) {{
     {constants}
-    auto entry = [=](int64_t j) {{
+    auto entry = [=](int64_t place) {{
         {lines}
     }};
     {loop}
@@ -74,33 +114,14 @@ MEASURED = {
 
 def source(program: Program) -> str | None:
     """A program in C++, or None where it has dtypes or operators that only torch computes."""
-    if not (TYPES.keys() >= set(program.buffers) and VECTORS.keys() >= set(program.vectors)):
+    made, loop = CPP.entries(program), EACH
+    if made is None:
         return None
-    values: list[str] = []  # their types
-    lines: list[str] = []
-    for name, operands in program.nodes:
-        line = _line(program, name, operands, values)
-        if line is None:
-            return None
-        lines.append(f"const {line[0]} v{len(values)} = {line[1]};")
-        values.append(line[0])
-    for i, value in program.stores:
-        kept = program.nodes[value][0] == "round"
-        how = "cut" if kept else f"stored<{TYPES[program.buffers[i]]}>"
-        lines.append(f"x{i}[j] = {how}(v{value});")
-    loop = EACH
+    lines, constants = made.each, [*made.shared.values()]
     if program.measured is not None:
         loop, how = MEASURED[program.measured[0]]
         lines.append(f"return {how}(v{program.measured[1]});")
-    constants = []
-    for i, dtype in enumerate(program.buffers):
-        constants.append(f"{TYPES[dtype]} *const x{i} = ({TYPES[dtype]} *)lists[{i}][tensor];")
-    constants += [f"const double number{i} = numbers[{i}];" for i in range(program.numbers)]
-    for i, dtype in enumerate(program.vectors):
-        kind, name = VECTORS[dtype], "row" if i in program.of_rows else "vector"
-        at = "row" if name == "row" else "tensor"
-        constants.append(f"const {kind} {name}{i} = ((const {kind} *)vectors[{i}])[{at}];")
-    ratios = [f"{x[0]}{x[1]}" for x in [row[1] for name, row in program.nodes if name == "over"]]
+    ratios = ["{}{}".format(*row[1]) for name, row in program.nodes if name == "over"]
     constants += [f"const divisor over_{x}({x});" for x in dict.fromkeys(ratios)]
     return SOURCE.format(
         constants="\n    ".join(constants),
@@ -109,45 +130,6 @@ def source(program: Program) -> str | None:
         backward="true" if program.stores else "false",
         rows="rows" if program.rows else "nullptr",
     )
-
-
-def _line(
-    program: Program, name: str, operands: tuple[NodeOperand, ...], values: list[str]
-) -> tuple[str, str] | None:
-    """The type of a value and its expression."""
-    if name == "load":
-        i = operands[0][1]
-        return _wide(TYPES[program.buffers[i]]), f"load(x{i}[j])"
-    if name == "round":
-        value, key, start, half = [which for _, which in operands]
-        return "float", f"rounded<{half}>(v{value}, vector{key}, vector{start}, j)"
-    first = values[operands[0][1]]
-    if name == "over":
-        (_, value), (kind, which) = operands
-        return first, f"over(v{value}, over_{kind}{which})"
-    if name == "to":
-        to = TYPES.get(getattr(torch, operands[1][1].removeprefix("torch.")))
-        if to is None:
-            return None
-        rounded = "v{}" if first == "bool" else f"load(stored<{to}>(v{{}}))"
-        return _wide(to), rounded.format(operands[0][1])
-    if first == "bool" and not OPERATORS[name].boolean:
-        return None
-    kinds = [values[which] for kind, which in operands if kind == "value"]
-    computed = first if first == "bool" else "double" if "double" in kinds else "float"
-    terms = []
-    for place, (kind, which) in enumerate(operands):
-        text = f"v{which}" if kind == "value" else f"{kind}{which}"
-        flag = name == "where" and place == 1
-        same = kind == "value" and values[which] == computed
-        terms.append(text if flag or same else f"{computed}({text})")
-    result = "bool" if OPERATORS[name].boolean else computed
-    return result, OPERATORS[name].native.format(*terms, lib="std::", power="std::pow")
-
-
-def _wide(kind: str) -> str:
-    """The type that entries are computed in."""
-    return kind if kind in ("double", "bool") else "float"
 
 
 def kernel_of(program: Program) -> Any:
@@ -170,12 +152,6 @@ def rows_of(rows: SliceRows) -> array[int]:
     return array("q", [*rows.lengths, *ends])
 
 
-def ending(m: Measure) -> int | None:
-    """How the parts of a statistic are joined: 0 for the largest, 1 for the sum, 2 for its root."""
-    kind = m.p if m.kind == "power" else m.kind
-    return {"max": 0, "sum": 1, 1.0: 1, 2.0: 2}.get(kind)
-
-
 @cache
 def native(program: Program) -> Call | None:
     """A program as a call, or None where it cannot be one."""
@@ -184,29 +160,20 @@ def native(program: Program) -> Call | None:
         return None
 
     def call(launch: Launch, sizes: Sequence[int]) -> Tensor | None:
-        count = len(sizes)
-        threads = threads_for(sizes)
-        lists = array("Q", [buffer.addresses.buffer_info()[0] for buffer in launch.buffers])
-        lengths = array("q", sizes)
-        numbers = array("d", launch.numbers)
-        vectors = array("Q", [vector.data_ptr() for vector in launch.vectors])
-        out = None
+        threads, out = threads_for(sizes), None
+        tables: list[array[Any]] = [array("q", sizes)]
+        tables.append(array("Q", [buffer.addresses.buffer_info()[0] for buffer in launch.buffers]))
+        tables.append(array("d", launch.numbers))
+        tables.append(array("Q", [vector.data_ptr() for vector in launch.vectors]))
+        tables += [] if launch.rows is None else [rows_of(launch.rows)]
         if program.measured is not None:
             out = torch.zeros(threads, launch.width, dtype=torch.float64, device="cpu")
-        rows = None if launch.rows is None else rows_of(launch.rows)
-        kernel(
-            count,
-            lengths.buffer_info()[0],
-            lists.buffer_info()[0],
-            numbers.buffer_info()[0],
-            vectors.buffer_info()[0],
-            0 if out is None else out.data_ptr(),
-            threads,
-            0 if rows is None else rows.buffer_info()[0],
-        )
+        places = [table.buffer_info()[0] for table in tables]
+        room = 0 if out is None else out.data_ptr()
+        kernel(len(sizes), *places[:4], room, threads, *places[4:] or [0])
         if out is None:
             return None
-        end = ending(program.measured[0])  # type: ignore[index]
+        end = ENDINGS[program.measured[0]]  # type: ignore[index]
         total = out if threads == 1 else out.sum(dim=0) if end else out.amax(dim=0)
         return (total.sqrt_() if end == 2 else total).view(1, -1)
 

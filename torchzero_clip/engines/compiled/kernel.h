@@ -1,7 +1,9 @@
 // What every kernel of the compiled engine includes: entries of all dtypes, the operators of
-// operators.py that C++ has no name for, and the sharing of tensors among threads.
+// operators.py, and the sharing of tensors among threads.
 #pragma once
 
+#define LISTS
+#include "operators.h"
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
@@ -40,9 +42,8 @@ static inline uint32_t mixed(uint32_t x) {
     x = (x ^ (x >> 15)) * 0x846ca68b;
     return x ^ (x >> 16);
 }
-template <int half>
-static inline float rounded(float x, int32_t key, int32_t start, int64_t j) {
-    const uint32_t all = mixed(uint32_t(key) ^ (uint32_t(start) + uint32_t(j)));
+static inline float rounded(float x, int32_t key, int32_t start, int64_t place, int half) {
+    const uint32_t all = mixed(uint32_t(key) ^ (uint32_t(start) + uint32_t(place)));
     const uint32_t noise = half ? all >> 16 : all & 0xffff;
     return x != x ? x : number((bits(x) + noise) & 0xffff0000);
 }
@@ -72,34 +73,6 @@ template <class T, class V> static inline T stored(V x) {
     else if constexpr (std::is_same_v<T, half>) return half_of(float(x));
     else return T(x);
 }
-// Spelt so that the compiler makes no branches: NaN where one of them is.
-template <class A, class B> static inline std::common_type_t<A, B> larger(A a, B b) {
-    const std::common_type_t<A, B> most = a > b ? a : b;
-    return a == a ? most : a;
-}
-template <class A, class B> static inline std::common_type_t<A, B> smaller(A a, B b) {
-    const std::common_type_t<A, B> least = a < b ? a : b;
-    return a == a ? least : a;
-}
-template <class T> static inline T sign(T x) { return T((x > 0) - (x < 0)); }
-template <class T> static inline T divided(T a, T b) { return a / b; }
-template <class T> static inline T inverse(T x) { return 1 / x; }
-template <class T> static inline T chosen(bool is, T a, T b) { return is ? a : b; }
-template <class T> static inline T size(T x) { return std::fabs(x); }
-template <class T> static inline T root(T x) { return std::sqrt(x); }
-template <class T> static inline T angle(T y, T x) { return std::atan2(y, x); }
-template <class T> static inline T expm1_of(T x) { return std::expm1(x); }
-template <class T> static inline T log1p_of(T x) { return std::log1p(x); }
-template <class T> static inline T tanh_of(T x) { return std::tanh(x); }
-template <class T> static inline bool is_infinite(T x) { return std::fabs(x) == T(INFINITY); }
-template <class T> static inline T mix(T a, T b, T w) {
-    return std::fabs(w) < T(0.5) ? a + w * (b - a) : b - (b - a) * (1 - w);
-}
-static inline float longest(float a, float b) {
-    const bool endless = (std::fabs(a) == INFINITY) | (std::fabs(b) == INFINITY);
-    return endless ? INFINITY : float(std::sqrt(double(a) * a + double(b) * b));
-}
-static inline double longest(double a, double b) { return std::hypot(a, b); }
 static inline double magnitude(float x) { return std::fabs(double(x)); }
 static inline uint32_t order(float x) { return bits(x) & 0x7fffffff; }  // in order, NaN above all
 static inline double square(float x) { return double(x) * double(x); }

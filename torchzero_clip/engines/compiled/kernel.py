@@ -275,7 +275,7 @@ def alike(x, other):
 
 
 @triton.jit
-def remainder(x, y):
+def remainder_of(x, y):
     """What is left of x, with the sign of y."""
     y = alike(y, x)
     rest = tl.fma(-y, tl.floor(divided(x, y)), x)

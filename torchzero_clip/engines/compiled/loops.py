@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from torchzero_clip.engines.compiled.arithmetic import ENTRIES
+from torchzero_clip.engines.compiled.operators import OPERATORS
 from torchzero_clip.engines.compiled.vectors import (
     Launched,
     VectorMemory,
@@ -40,22 +40,19 @@ class Loop:
 
     def hinders(self, node: VectorNode, memories: Sequence[VectorMemory]) -> bool:
         """Whether a node must not happen before this loop."""
-        read = touched(node.given, memories)
-        written = touched([node.out], memories)
-        for other in self.nodes:
-            if not isinstance(other, VectorNode):
-                return True
-            theirs = touched([other.out], memories)
-            if theirs & (read | written) or written & touched(other.given, memories):
-                return True
-        return False
+        if isinstance(self.nodes[0], Launched):
+            return True
+        read, written = touched(node.given, memories), touched([node.out], memories)
+        theirs = touched([other.out for other in self.nodes], memories)
+        given = touched([x for other in self.nodes for x in other.given], memories)
+        return bool(theirs & (read | written) or written & given)
 
 
 def loops(nodes: Sequence[VectorNode | Launched], memories: Sequence[VectorMemory]) -> list[Loop]:
     """Nodes as loops, each as early as it may be."""
     found: list[Loop] = []
     for node in nodes:
-        if isinstance(node, VectorNode) and node.name in ENTRIES:
+        if isinstance(node, VectorNode) and node.name in OPERATORS:
             for loop in reversed(found):
                 if loop.takes(node, memories):
                     loop.nodes.append(node)

@@ -17,21 +17,12 @@ from torch.fx import Node as GraphNode
 
 from torchzero_clip.core.norms.numeric import vector_norm
 from torchzero_clip.core.private import schema
-from torchzero_clip.engines.compiled.arithmetic import (
-    ENTRIES,
-    FLAGS,
-    FLOATS,
-    FORM,
-    MADE,
-    REDUCTIONS,
-    SYNONYMS,
-    TYPES,
-    fields,
-)
+from torchzero_clip.engines.compiled.operators import ATEN, OPERATORS, REDUCTIONS
 from torchzero_clip.engines.compiled.places import Lacking, Places
 from torchzero_clip.engines.compiled.recorder import Relaunch
 from torchzero_clip.engines.compiled.shorter import views
 from torchzero_clip.engines.compiled.vectors import (
+    DTYPES,
     Launched,
     Region,
     VectorMemory,
@@ -39,6 +30,8 @@ from torchzero_clip.engines.compiled.vectors import (
     VectorOperand,
 )
 
+FORM = {"dtype", "layout", "device", "pin_memory", "memory_format", "non_blocking", "implicit"}
+"""Arguments that say where a result lies, which its form tells."""
 NORM = vector_norm.__wrapped__  # type: ignore[attr-defined]
 
 
@@ -94,7 +87,7 @@ class Lowering(Places):
             step, dense = 1, not start
             for n, stride in zip(reversed(shape), reversed(strides), strict=True):
                 dense, step = dense and (n == 1 or stride == step), step * n
-            if dense and dtype in TYPES and device == self.home and not views(node):
+            if dense and dtype in DTYPES and device == self.home and not views(node):
                 self._root(one, VectorMemory(dtype, source=one), 0, ("made", one))
 
     # ------------------------------------------------------------------ operators
@@ -108,34 +101,30 @@ class Lowering(Places):
         base = told.name.removeprefix("aten::")
         listed, base = base.startswith("_foreach_"), base.removeprefix("_foreach_")
         base = base.removesuffix("_") if told.is_mutable else base
-        base = SYNONYMS.get(base, base)
+        base, order = ATEN.get(base, (base, ()))
         given, options = self._arguments(node, told)
         if base in ("stack", "cat"):
             return self._joined(node, base, given, name)
         if base in REDUCTIONS or base == "linalg_vector_norm":
             return [self._reduced(node, base, given, options, name)]
-        if base in MADE:
-            value = MADE[base]
-            given = [given[value] if type(value) is int else value]
-            base = "fill"
         if base == "clamp":
             given += [None] * (3 - len(given))
             low, high = given[1:3]
             base = "clamp_max" if low is None else "clamp_min" if high is None else "clamp"
             given = [x for x in given if x is not None]
-        if base not in ENTRIES or options:
+        row, mutable = OPERATORS.get(base), told.is_mutable
+        if row is None or not row.aten or options or len(given) < len(order):
             raise Lacking(name)
-        mutable = told.is_mutable
-        given = given[-1:] if base in ("copy", "fill") else given
-        if len(given) > 1 + max(fields(ENTRIES[base])):
+        given = [given[x] if type(x) is int else x for x in order] or given
+        if len(given) != row.arity:
             raise Lacking(name)
         if listed:
             return self._of_lists(node, base, given, mutable, name)
-        row = [self._found(given[i], name) for i in sorted(fields(ENTRIES[base]))]
+        some = [self._found(x, name) for x in given]
         out = self._found(node.args[0], name) if mutable else self._fresh(node)
         assert isinstance(out, Region)
-        wide = [x.expanded(out.shape) if isinstance(x, Region) else x for x in row]
-        return [self._entry(base, out, wide, computed(base, out, row, mutable), name)]
+        wide = [x.expanded(out.shape) if isinstance(x, Region) else x for x in some]
+        return [self._entry(base, out, wide, computed(base, out, some, mutable), name)]
 
     def _arguments(self, node: GraphNode, told: Any) -> tuple[list[Any], dict[str, Any]]:
         """The operands of a call in order, and the arguments that are none."""
@@ -158,7 +147,7 @@ class Lowering(Places):
         """A node for every entry of a place, from operands of its shape."""
         if math.prod(out.shape) > self._most:
             raise Lacking(f"{said} of {math.prod(out.shape)} entries")
-        whole = name in FLOATS and not dtype.is_floating_point
+        whole = not (OPERATORS[name].whole or dtype.is_floating_point)
         if whole or (name == "bitwise_not" and dtype != torch.bool):
             raise Lacking(said)
         assert {x.shape for x in row if isinstance(x, Region)} <= {out.shape}
@@ -172,8 +161,8 @@ class Lowering(Places):
         """Nodes for an operator on lists of tensors: one for all that are alike."""
         count = len(node.args[0])  # type: ignore[arg-type]
         rows = []
-        for i in sorted(fields(ENTRIES[name])):
-            each = given[i] if isinstance(given[i], (list, tuple)) else [given[i]] * count
+        for x in given:
+            each = x if isinstance(x, (list, tuple)) else [x] * count
             rows.append([self._found(x, said) for x in each])
         if mutable:
             outs = [self._found(x, said) for x in node.args[0]]  # type: ignore[union-attr]
@@ -200,16 +189,13 @@ class Lowering(Places):
         dim = (given[1] if len(given) > 1 else 0) % max(len(shape), 1)
         if math.prod(shape) > self._most:
             raise Lacking(said)
-        outs, at = [], 0
+        stacked, outs, at = name == "stack", [], 0
         for part in parts:
             assert isinstance(part, Region)
-            length = 1 if name == "stack" else part.shape[dim] if part.shape != (0,) else 0
-            lies = out.start + at * out.strides[dim]
-            if name == "stack":
-                sizes, strides = [(*row[:dim], *row[dim + 1 :]) for row in (shape, out.strides)]
-            else:
-                sizes, strides = (*shape[:dim], length, *shape[dim + 1 :]), out.strides
-            outs.append(out._replace(shape=tuple(sizes), strides=tuple(strides), start=lies))
+            length = 1 if stacked else part.shape[dim] if part.shape != (0,) else 0
+            sizes = (*shape[:dim], length, *shape[dim + 1 :])
+            to = out._replace(shape=sizes, start=out.start + at * out.strides[dim])
+            outs.append(to.of([d for d in range(len(shape)) if d != dim]) if stacked else to)
             at += length
         kept = [(to, x) for to, x in zip(outs, parts, strict=True) if 0 not in to.shape]
         rows = self._side_by_side([[to for to, _ in kept], [x for _, x in kept]]) if kept else []
@@ -280,9 +266,9 @@ def computed(
     dtype = out.dtype
     if name == "copy" and isinstance(row[0], Region):
         return row[0].dtype
-    if name in FLAGS or (mutable and len(row) == 2):
+    if OPERATORS[name].flag or (mutable and len(row) == 2):
         dtype = promoted(row)
-    quotient = name in FLOATS and not dtype.is_floating_point
+    quotient = not (OPERATORS[name].whole or dtype.is_floating_point)
     return out.dtype if quotient else dtype
 
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from torchzero_clip.engines.buffers import Buffer
 from torchzero_clip.engines.compiled.build import function
-from torchzero_clip.engines.compiled.cpp import ending, kernel_of, rows_of, threads_for
+from torchzero_clip.engines.compiled.cpp import kernel_of, rows_of, threads_for
 from torchzero_clip.engines.compiled.recorder import Relaunch
 from torchzero_clip.engines.compiled.steps import CompiledStep, misfits
 from torchzero_clip.engines.compiled.vector_cpp import CppPrinter
@@ -32,11 +32,8 @@ class NativeStep(CompiledStep):
     most: ClassVar[int] = 2**14
 
     def able(self, launch: Relaunch) -> bool:
-        program = launch.program
-        measured = program.measured
-        known = measured is None or ending(measured[0]) is not None
-        here = program.device.type == "cpu" and not program.scalars and known
-        return here and not misfits(launch) and kernel_of(program) is not None
+        here = launch.program.device.type == "cpu"
+        return here and not misfits(launch) and kernel_of(launch.program) is not None
 
     def compile(
         self,
@@ -53,11 +50,10 @@ class NativeStep(CompiledStep):
         return self._printer.kept
 
     def bind(self, sources: Sequence[Sequence[int]]) -> int:
-        tables = self._printer.tables
-        self._pointers = tables.pointers
+        integers, self._pointers = self._printer.integers, self._printer.pointers
         self._held: list[array[Any]] = []
-        self._d = array("q", [n if isinstance(n, int) else 0 for n in tables.integers])
-        self._counts = [(i, x[0]) for i, x in enumerate(tables.integers) if type(x) is tuple]
+        self._d = array("q", [n if isinstance(n, int) else 0 for n in integers])
+        self._counts = [(i, x[0]) for i, x in enumerate(integers) if type(x) is tuple]
         self._p = array("Q", [0] * len(self._pointers))
         self._lists: list[tuple[array[int], int, tuple[int, ...]]] = []
         for i, (whose, which) in enumerate(self._pointers):

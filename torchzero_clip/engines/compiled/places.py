@@ -12,9 +12,9 @@ from torch.fx import Graph
 from torch.fx import Node as GraphNode
 
 from torchzero_clip.core.tensors import storages
-from torchzero_clip.engines.compiled.arithmetic import TYPES
 from torchzero_clip.engines.compiled.shorter import views, writes
 from torchzero_clip.engines.compiled.vectors import (
+    DTYPES,
     Launched,
     Region,
     VectorMemory,
@@ -66,7 +66,7 @@ class Places:
 
     def _leaf(self, node: GraphNode) -> None:
         t = self._given[node]
-        if not isinstance(t, Tensor) or t.dtype not in TYPES or t.device != self.home:
+        if not isinstance(t, Tensor) or t.dtype not in DTYPES or t.device != self.home:
             return
         if id(t) in self._changing:
             if t.is_contiguous():
@@ -112,7 +112,7 @@ class Places:
     def _fresh(self, node: GraphNode) -> Region:
         """A place in new memory for what a node makes."""
         dtype, device, shape, strides, _ = node.meta.get("form", (None, None, (), (), 0))
-        if dtype not in TYPES or device != self.home:
+        if dtype not in DTYPES or device != self.home:
             raise Lacking(str(node.meta.get("operator", "a function")))
         size = 1 + sum([(n - 1) * step for n, step in zip(shape, strides, strict=True)])
         self._root(node, VectorMemory(dtype, size=0 if 0 in shape else size), 0)

@@ -1,4 +1,4 @@
-"""Printer: what vector programs in C++ and in Triton have in common.
+"""Printer: vector programs as text, in what C++ and Triton have in common.
 
 A value that is read in its own loop alone needs no memory. Sizes, steps and addresses are looked up
 in tables, so that models that differ in nothing else share a library.
@@ -6,11 +6,15 @@ in tables, so that models that differ in nothing else share a library.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from typing import Any, ClassVar, NamedTuple, TypeAlias
 
+import torch
+
+from torchzero_clip.engines.compiled.language import Language, Named
 from torchzero_clip.engines.compiled.loops import Loop, loops
+from torchzero_clip.engines.compiled.operators import REDUCTIONS
 from torchzero_clip.engines.compiled.vectors import (
     Launched,
     Region,
@@ -23,23 +27,34 @@ LoopDims: TypeAlias = "list[tuple[int, list[int]]]"
 """The sizes of loops, and for each of them the steps of some regions."""
 
 
-@dataclass
-class Tables:
-    """What a text looks up while it runs.
+class Over(NamedTuple):
+    """Loops over a shape.
 
     Attributes:
-        pointers: For each address whose it is: a memory, or a part of a launch.
-        integers: Sizes and steps; those of launches that may change are entries of their own.
+        heads: Their heads, one inside the other.
+        inside: What stands first inside them.
+        steps: For each region the indices, and how far apart their entries are.
+        mask: Which lanes there are; None where an entry goes by at a time.
     """
 
-    pointers: list[Any] = field(default_factory=list)
-    integers: list[Any] = field(default_factory=list)
+    heads: list[str]
+    inside: list[str]
+    steps: dict[Region, list[tuple[str, int]]]
+    mask: str | None
 
-    def pointer(self, whose: Any) -> str:
-        return f"p[{index_of(self.pointers, whose)}]"
 
-    def integer(self, n: Any) -> str:
-        return str(n) if n in (0, 1) else f"d[{index_of(self.integers, n)}]"
+def over(
+    places: Sequence[Region],
+    dims: LoopDims,
+    names: Sequence[str],
+    heads: list[str],
+    inside: Sequence[str] = (),
+    mask: str | None = None,
+) -> Over:
+    """Loops with these indices."""
+    rows = list(zip(names, dims, strict=True))
+    steps = {x: [(name, row[k]) for name, (_, row) in rows] for k, x in enumerate(places)}
+    return Over(heads, [*inside], steps, mask)
 
 
 def index_of(row: list[Any], x: Any) -> int:
@@ -64,7 +79,10 @@ class Printer:
 
     Attributes:
         kept: All memories that are more than a value in a loop.
+        pointers, integers: What a text looks up while it runs: whose address, and sizes and steps.
     """
+
+    language: ClassVar[Language]
 
     def __init__(
         self,
@@ -72,44 +90,56 @@ class Printer:
         parts: Sequence[Sequence[VectorNode | Launched]],
         kept: Collection[int],
     ) -> None:
-        self.memories, self.tables = memories, Tables()
+        self.memories, self.pointers, self.integers = memories, list[Any](), list[Any]()
         self.loops = [loops(part, memories) for part in parts]
         self.kept = set(kept) | self._shared()
         self._count = 0
 
     def _shared(self) -> set[int]:
         """Memories in which more than one loop, or more than one place of it, looks."""
-        users: dict[int, set[Any]] = {}
-        found: set[int] = set()
-        every = [loop for part in self.loops for loop in part]
-        for i, loop in enumerate(every):
-            for node in loop.nodes:
-                if isinstance(node, Launched):
-                    found |= touched([*node.given, node.out], self.memories)
-                    continue
-                for x in (node.out, *node.given):
-                    if isinstance(x, Region):
-                        known = self.memories[x.memory]
-                        if known.rows or not loop.open:
-                            found |= touched([x], self.memories)
-                        else:
-                            users.setdefault(x.memory, set()).add((i, x))
+        users, found = dict[int, set[Any]](), set[int]()
+        for i, loop in enumerate([loop for part in self.loops for loop in part]):
+            places = [x for node in loop.nodes for x in (node.out, *node.given)]
+            for x in [x for x in places if isinstance(x, Region)]:
+                if loop.open and not self.in_rows(x):
+                    users.setdefault(x.memory, set()).add((i, x))
+                else:
+                    found |= touched([x], self.memories)
         written = {node.out.memory for part in self.loops for x in part for node in nodes_of(x)}
         once = {memory for memory, places in users.items() if len(places) == 1} & written
         return found | (users.keys() - once)
 
-    def inner(self, place: Region) -> bool:
-        """Whether a place lies in memory of the program's own."""
-        memory = self.memories[place.memory]
-        return memory.tensor is None and memory.source is None and not memory.rows
-
     def stored(self, place: Region) -> bool:
         """Whether what is written there is more than a value in a loop."""
-        return place.memory in self.kept or not self.inner(place)
+        return place.memory in self.kept or not self.memories[place.memory].own
 
     def name(self, letter: str) -> str:
         self._count += 1
         return f"{letter}{self._count}"
+
+    # ------------------------------------------------------------------ what a language says
+
+    def integer(self, n: Any) -> str:
+        """A whole number, which is looked up."""
+        raise NotImplementedError
+
+    def address(self, x: Region, *loops: Over) -> str:
+        """Where an entry of a region lies."""
+        raise NotImplementedError
+
+    def load(self, x: Region, *loops: Over) -> str:
+        """The value of an entry."""
+        raise NotImplementedError
+
+    def store(self, x: Region, value: str, *loops: Over) -> str:
+        """A statement that writes an entry."""
+        raise NotImplementedError
+
+    def words(self, name: str) -> Language:
+        """The language, at an operator."""
+        return self.language
+
+    # ------------------------------------------------------------------ loops
 
     def in_rows(self, place: Region) -> bool:
         """Whether its first dim goes from one memory to the next."""
@@ -128,3 +158,97 @@ class Printer:
             else:
                 dims.append((n, steps))
         return dims
+
+    def each(self, shape: Sequence[int], places: Sequence[Region]) -> Over:
+        """Loops over a shape, an entry at a time."""
+        dims = self.dims(shape, places)
+        names = [self.name("j") for _ in dims]
+        sizes = [self.integer(n) for n, _ in dims]
+        heads = [self.language.loop.format(*row) for row in zip(names, sizes, strict=True)]
+        return over(places, dims, names, heads)
+
+    def lanes(self, shape: Sequence[int], places: Sequence[Region]) -> Over:
+        """The same, as many entries at a time as there are lanes."""
+        return self.each(shape, places)
+
+    def around(self, loops: Over, body: Sequence[str]) -> list[str]:
+        """Statements inside loops."""
+        lines = [*loops.inside, *body]
+        for head in reversed(loops.heads):
+            lines = [head, *[f"    {line}" for line in lines], *self.language.end]
+        return lines
+
+    def index(self, x: Region, loops: Sequence[Over]) -> tuple[str, list[str]]:
+        """Which of its rows an entry lies in, and the terms whose sum is its place there."""
+        steps = [step for some in loops for step in some.steps[x]]
+        row = steps.pop(0)[0] if self.in_rows(x) else ""
+        start = [self.integer(x.start)] if x.start else []
+        products = [(name, self.integer(step)) for name, step in steps if step]
+        return row, [*start, *[x if n == "1" else f"{x} * {n}" for x, n in products]]
+
+    # ------------------------------------------------------------------ nodes
+
+    def lines(self, loop: Loop) -> list[str]:
+        """The statements of a loop that is no launch."""
+        first = nodes_of(loop)[0]
+        if loop.open:
+            return self._entries(loop)
+        return self._norm(first) if first.name == "norm" else self._reduction(first)
+
+    def _entries(self, loop: Loop) -> list[str]:
+        """The statements of all nodes for each entry."""
+        nodes, known, lines = nodes_of(loop), dict[Region, Named](), list[str]()
+        every = [x for node in nodes for x in (node.out, *node.given) if isinstance(x, Region)]
+        entry = self.lanes(loop.shape, list(dict.fromkeys(every)))
+
+        def let(letter: str, x: Region, text: str) -> None:
+            known[x] = Named(self.name(letter), x.dtype)
+            lines.append(self.language.let(known[x].name, text, x.dtype))
+
+        for node in nodes:
+            for x in node.given:
+                if isinstance(x, Region) and x not in known:
+                    let("x", x, self.load(x, entry))
+            given = [known[x] if isinstance(x, Region) else x for x in node.given]
+            text = self.words(node.name).expression(node.name, given, node.dtype)
+            let("v", node.out, text)
+            if self.stored(node.out):
+                lines.append(self.store(node.out, known[node.out].name, entry))
+        return self.around(entry, lines)
+
+    def _reduction(self, node: VectorNode) -> list[str]:
+        """Lanes go over what is joined where that is more than what is made, and else over that."""
+        x, kept, dtype = node.given[0], len(node.out.shape), node.dtype
+        assert isinstance(x, Region)
+        begin, joined, how, end = REDUCTIONS[node.name]
+        count = math.prod(x.shape[kept:])
+        across = count > math.prod(node.out.shape)
+        outer_of, inner_of = (self.each, self.lanes) if across else (self.lanes, self.each)
+        left, rest = x.of(range(kept)), x.of(range(kept, len(x.shape)))
+        outer, inner = outer_of(left.shape, [node.out, left]), inner_of(rest.shape, [rest])
+        outer.steps[x], inner.steps[x] = outer.steps[left], inner.steps[rest]
+        all, mask, say = self.name("all"), outer.mask or inner.mask, self.language
+        kind, number = say.words[dtype], say.number(begin, dtype)
+        body = [
+            say.let(f"{all}_x", self.load(x, outer, inner), dtype),
+            say.joins.format(kind, all, joined.format(all, f"{all}_x"), mask or "True"),
+        ]
+        last = say.lanes.format(all, how) if inner.mask else all
+        lines = [
+            say.begins.format(kind, all, number, "(LANES,)" if mask else "()"),
+            *self.around(inner, body),
+            say.let(f"{all}_out", end.format(last, n=self.integer(count)), node.out.dtype),
+            self.store(node.out, f"{all}_out", outer),
+        ]
+        return self.around(outer, lines)
+
+    def _norm(self, node: VectorNode) -> list[str]:
+        x = node.given[0]
+        assert isinstance(x, Region)
+        left = x.of(range(len(x.shape) - 1))
+        entry = self.each(node.out.shape, [node.out, left])
+        size, step = [self.integer(row[-1]) for row in (x.shape, x.strides)]
+        all, power = self.name("all"), self.language.number(node.power, torch.float64)
+        text = f"norm_in_range({self.address(left, entry)}, {size}, {step}, {power})"
+        line = self.language.let(all, text, node.out.dtype)
+        return self.around(entry, [line, self.store(node.out, all, entry)])

@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import linecache
 import zlib
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cache, cached_property, lru_cache
 from typing import Any, NamedTuple, TypeAlias
@@ -33,23 +33,9 @@ Measurement: TypeAlias = "tuple[Measure, int] | None"
 
 TAKEN = ("buffer", "number", "vector", "scalar")
 """The kinds of operands that a launch gives."""
-TERMS = {
-    "value": "v{}_{lane}",
-    "buffer": "x{}_{lane}",
-    "number": "number[{}]",
-    "scalar": "scalar{}",
-    "vector": "vector{}[{lane}]",
-    "row": "vector{}[{lane}]",
-    "dtype": "{}",
-    "half": "{}",
-}
-"""Operands in the interpreted function of a program."""
-OTHERS = {
-    "load": "{0}",
-    "to": "{0}.to({1})",
-    "over": "over({0}, {1})",
-    "round": "rounded({0}, {1}, {2}, {3})",
-}
+WORDS = ("dtype", "half")
+"""The kinds of operands that are words in a text; others have a name there."""
+OTHERS = {"load": "{0}", "to": "{0}.to({1})"}
 """The nodes there that are no operators."""
 MOST = 1000  # programs that are remembered
 
@@ -79,34 +65,32 @@ class Program(NamedTuple):
         """The vectors that have an entry a slice."""
         return {which for _, node in self.nodes for kind, which in node if kind == "row"}
 
-    def source(self, width: int) -> str:
-        """The function of `width` tensors of each buffer; it returns the values to be measured."""
-        inputs = ["numbers", *[f"vector{i}" for i in range(len(self.vectors))]]
-        inputs += [f"scalar{i}" for i in range(len(self.scalars))]
-        inputs += [f"x{i}_{lane}" for i in range(len(self.buffers)) for lane in range(width)]
-        body = ["number = numbers.unbind()"]
-        body += [f"vector{i} = vector{i}.unbind()" for i in range(len(self.vectors))]
-        for lane in range(width):
-            body += self._lane(lane)
-        if self.measured is not None:
-            values = [f"v{self.measured[1]}_{lane}" for lane in range(width)]
-            body.append(f"return [{', '.join(values)}]")
-        return "\n    ".join([f"def program({', '.join(inputs)}):", *body])
+    @property
+    def operands(self) -> Iterator[tuple[str, int, torch.dtype]]:
+        """What it is given: the kind, which it is, and the dtype of an entry."""
+        yield from [("buffer", i, dtype) for i, dtype in enumerate(self.buffers)]
+        yield from [("number", i, torch.float64) for i in range(self.numbers)]
+        for i, dtype in enumerate(self.vectors):
+            yield "row" if i in self.of_rows else "vector", i, dtype
+        yield from [("scalar", i, dtype) for i, dtype in enumerate(self.scalars)]
 
-    def _lane(self, lane: int) -> list[str]:
-        body, kept = [], [value for _, value in self.stores]
+    def source(self) -> str:
+        """The function of its operands, for one tensor; it returns the value to be measured."""
+        body, kept = list[str](), [value for _, value in self.stores]
         for i, (name, operands) in enumerate(self.nodes):
-            terms = [TERMS[kind].format(which, lane=lane) for kind, which in operands]
+            terms = [which if kind in WORDS else f"{kind}{which}" for kind, which in operands]
             text = (OTHERS.get(name) or OPERATORS[name].torch).format(*terms)
-            text += ".clone()" if name == "load" and i in kept else ""
-            body.append(f"v{i}_{lane} = {text}")
-        return body + [f"x{i}_{lane}.copy_(v{value}_{lane})" for i, value in self.stores]
+            body.append(f"value{i} = {text}{'.clone()' * (name == 'load' and i in kept)}")
+        body += [f"buffer{i}.copy_(value{value})" for i, value in self.stores]
+        body += [] if self.measured is None else [f"return [value{self.measured[1]}]"]
+        names = ", ".join([f"{kind}{i}" for kind, i, _ in self.operands])
+        return "\n    ".join([f"def program({names}):", *body])
 
 
 @cache
-def interpreted(program: Program, width: int) -> Callable[..., Any]:
+def interpreted(program: Program) -> Callable[..., Any]:
     """The function of a program, run node by node."""
-    source = program.source(width)
+    source = program.source()
     name = f"<torchzero_clip program {zlib.crc32(source.encode()):x}>"
     linecache.cache[name] = (len(source), None, source.splitlines(keepends=True), name)
     space: dict[str, Any] = {"torch": torch, "over": over, "rounded": rounded}
@@ -180,12 +164,12 @@ class Launch:
         """Run the program for these tensors, node by node; returns the statistics of them."""
         if not some:
             return None
-        function = interpreted(self.program, 1)
-        values: list[Tensor] = []
+        function, values = interpreted(self.program), list[Tensor]()
+        numbers = self.sent.unbind()[: self.program.numbers]
         for i in some:
             vectors = [self._entry(vector, k, i) for k, vector in enumerate(self.vectors)]
             tensors = [torch.atleast_1d(buffer.tensors[i]) for buffer in self.buffers]
-            values += function(self.sent, *vectors, *self.scalars, *tensors) or []
+            values += function(*tensors, *numbers, *vectors, *self.scalars) or []
         measured = self.program.measured
         if measured is None:
             return None
@@ -202,13 +186,12 @@ class Launch:
         return [k for i in some for k in range(ends[i], ends[i + 1])]
 
     def _entry(self, vector: Tensor, which: int, i: int) -> Tensor:
-        """A vector of one entry, that of the i-th tensors; for all their elements a row of them."""
+        """The number of a vector for the i-th tensors; of all their elements or slices, these."""
         if self.rows is not None and which in self.program.of_rows:
-            return vector[self.places([i])].view(1, *self.rows.shapes[i])
+            return vector[self.places([i])].view(self.rows.shapes[i])
         if self.elements is None or vector is not self.elements.starts:
-            return vector[i : i + 1]
-        like = self.buffers[0].tensors[i]
-        return torch.atleast_1d(self.elements.index(i, like)).unsqueeze(0)
+            return vector[i]
+        return torch.atleast_1d(self.elements.index(i, self.buffers[0].tensors[i]))
 
 
 @lru_cache(MOST)

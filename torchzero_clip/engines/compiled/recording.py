@@ -50,10 +50,10 @@ class Recording:
         if name == "add" and keep_dtype and isinstance(operands[0], TensorList):
             name, operands = "addcmul", (operands[0], 1.0)
         name = SYNONYMS.get(name, name)
-        boolean, mine = OPERATORS[name].boolean, self.dtypes[value]
+        flag, mine = OPERATORS[name].flag, self.dtypes[value]
         found = [self.operand(x) for x in operands]
         known = [x for x in found if x is not None]
-        if len(known) < len(found) or (mine == torch.bool and not boolean):
+        if len(known) < len(found) or (mine == torch.bool and not flag):
             return None
         made_by, made_of = self.nodes[value]
         if name == "reciprocal" and made_by == "div" and made_of[1][0] == "value":
@@ -69,7 +69,7 @@ class Recording:
         else:
             for kind, which in known:
                 dtype = torch.promote_types(dtype, self.dtypes[which]) if kind == "value" else dtype
-        made = self.node(name, (("value", value), *known), torch.bool if boolean else dtype)
+        made = self.node(name, (("value", value), *known), torch.bool if flag else dtype)
         return self.cast(made, mine) if keep_dtype else made
 
     def over(self, value: int, ratio: Any) -> int | None:

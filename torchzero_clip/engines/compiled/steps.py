@@ -184,7 +184,7 @@ class Room:
         self._memories, self._offsets, size = memories, dict[int, int](), 0
         for m in sorted(kept):
             memory = memories[m]
-            if memory.tensor is None and memory.source is None and not memory.rows:
+            if memory.own:
                 self._offsets[m] = size
                 size += -(-memory.size * memory.dtype.itemsize // LINE) * LINE
         self.own = like.new_zeros(size + LINE, dtype=torch.uint8, requires_grad=False)

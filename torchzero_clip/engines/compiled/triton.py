@@ -8,7 +8,8 @@ computes the values. kernel.py is what all kernels include.
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import Any
 
@@ -16,31 +17,28 @@ import torch
 from torch import Tensor
 
 from torchzero_clip.core.norms import NAMED
+from torchzero_clip.engines.compiled.language import ENDINGS, STORED, Language
 from torchzero_clip.engines.compiled.launches import JOINED, POINTERS, TritonKernel, launch
-from torchzero_clip.engines.compiled.operators import IN_DOUBLE, OPERATORS
-from torchzero_clip.engines.compiled.program import Launch, NodeOperand, Program
+from torchzero_clip.engines.compiled.program import Launch, Program
 from torchzero_clip.engines.compiled.tables import CHUNK, ROW, TABLES
+from torchzero_clip.engines.compiled.vectors import Number
 
-HOME = "torchzero_clip.engines.compiled.kernel"
-TYPES = {
-    torch.float32: ("float32", "{}", "{}.to(tl.float32)"),
-    torch.float64: ("float64", "{}", "{}.to(tl.float64)"),
-    torch.bfloat16: ("uint16", "widened({})", "narrowed({}.to(tl.float32))"),
-    torch.float16: ("float16", "{}.to(tl.float32)", "{}.to(tl.float32).to(tl.float16)"),
-    torch.bool: ("int8", "({} != 0)", "({} != 0).to(tl.int8)"),
-}
-"""How entries lie in memory, how they are read, and how they are written."""
-CUT = "(bits_of({}) >> 16).to(tl.uint16)"
-"""How numbers are written that were rounded to what bfloat16 has."""
-WIDE = {torch.float64: "float64", torch.bool: "int1"}
-"""The types that entries are computed in, where it is not float32."""
 MEASURED = {
-    NAMED["l1"]: ("power_of({}, False)", 1),
-    NAMED["l2"]: ("power_of({}, True)", 2),
-    NAMED["linf"]: ("largest_of({})", 0),
-    NAMED["sum"]: ("tl.sum({}.to(tl.float64), axis=0)", 1),
+    NAMED["l1"]: "power_of({}, False)",
+    NAMED["l2"]: "power_of({}, True)",
+    NAMED["linf"]: "largest_of({})",
+    NAMED["sum"]: "tl.sum({}.to(tl.float64), axis=0)",
 }
-"""For each measure what a block adds to the statistic of its chunk, and how chunks are joined."""
+"""For each measure what a block adds to the statistic of its chunk."""
+ADDED = "total = tl.full((), 0.0, tl.float64)", "total += {}", "total"
+LARGEST = (
+    "total = tl.full((), 0, tl.int32)",
+    "total = tl.maximum(total, {})",
+    "total.to(tl.float32, bitcast=True).to(tl.float64)",
+)
+"""Where the statistic of a chunk begins, how a block joins it, and it as a number."""
+BUFFER = """buffer{0} = tl.load(addresses + {0} * count + tensor).to(tl.pointer_type(tl.{1})) + at
+    buffer{0} = tl.multiple_of(buffer{0}, 16) if ALIGNED else buffer{0}"""
 TENSORS = """tensor = tl.load(chunks + 2 * program)
     at = tl.load(chunks + 2 * program + 1).to(tl.int64) * CHUNK
     left = tl.minimum(tl.load(layout + tensor) - at, CHUNK).to(tl.int32)"""
@@ -56,12 +54,17 @@ ALONE = """if alone != 0:
     else:
         tl.store(parts + program, {total})"""
 """What is left of a chunk: the statistic, where a tensor or slice is a single one."""
-SOURCE = """import triton
+PAGE = """import triton
 import triton.language as tl
 
-from {home} import *
+from torchzero_clip.engines.compiled.kernel import *
 
-
+{before}
+@triton.jit(do_not_specialize={names})
+def kernel({arguments}):
+    {body}
+"""
+BEFORE = """
 @triton.jit
 def entries({given}lane, at, left, FULL: tl.constexpr):
     mask = None if FULL else lane < left
@@ -69,20 +72,70 @@ def entries({given}lane, at, left, FULL: tl.constexpr):
     place = at.to(tl.uint32) + lane.to(tl.uint32)
     {lines}
 
-
-@triton.jit(do_not_specialize={names})
-def kernel({signature}, ALIGNED: tl.constexpr):
-    program = tl.program_id(0) + skip
+"""
+"""What is done with some entries of a chunk."""
+BODY = """program = tl.program_id(0) + skip
     {where}
-    {constants}
-    {begin}for start in range(0, left, BLOCK):
+    {shared}
+    for start in range(0, left, BLOCK):
         lane = start + tl.arange(0, BLOCK)
         if start + BLOCK <= left:  # without a mask, so that loads are 128 bits wide
             {full}
         else:
             {rest}
-    {end}
-"""
+    {end}"""
+
+
+WORDS = {dtype: str(dtype).removeprefix("torch.") for dtype in POINTERS} | {torch.bool: "int1"}
+STORED_AS = WORDS | {torch.bfloat16: "uint16", torch.bool: "int8"}
+"""How entries lie in memory: bfloat16 as its bits, flags as bytes."""
+
+
+def number(x: Number, dtype: torch.dtype) -> str:
+    """A number of a dtype."""
+    if dtype.is_floating_point:
+        return repr(float(x)) if math.isfinite(x) else f'float("{x}")'
+    return repr(bool(x) if dtype == torch.bool else int(x))
+
+
+TRITON = Language(
+    words=WORDS,
+    stored=STORED_AS,
+    given={
+        "buffer": (BUFFER, STORED),
+        "number": ("tl.load(numbers + {})", POINTERS),
+        "vector": ("tl.load(vectors{} + tensor)", POINTERS),
+        "row": ("tl.load(vectors{} + row)", POINTERS),
+        "scalar": ("tl.load(scalars{})", POINTERS),
+    },
+    casts="{1}.to(tl.{0})",
+    lets="{1} = ({2}).to(tl.{0})",
+    lib="tl.",
+    power="power",
+    number=number,
+    constant="tl.full((), {1}, tl.{0})",
+    reads={
+        torch.bfloat16: "widened({})",
+        torch.float16: "{}.to(tl.float32)",
+        torch.bool: "({} != 0)",
+    },
+    writes={
+        torch.bfloat16: "narrowed({}.to(tl.float32))",
+        torch.float16: "{}.to(tl.float32).to(tl.float16)",
+        torch.bool: "({} != 0).to(tl.int8)",
+    },
+    cut="(bits_of({}) >> 16).to(tl.uint16)",
+    entry="tl.load({} + lane, mask=mask, other=other)",
+    stores="tl.store(buffer{} + lane, {}, mask=mask)",
+    ratio="{}.to(tl.float64)",
+    double=True,
+    loop="for {0} in range(0, {1}):",
+    end=(),
+    begins="{1} = tl.full({3}, {2}, tl.{0})",
+    joins="{1} = tl.where({3}, ({2}).to(tl.{0}), {1})",
+    lanes="tl.reduce({0}, 0, {1})",
+    lacks=[("pow", torch.float64)],  # what there is is right in float32
+)
 
 
 @cache
@@ -93,51 +146,38 @@ def here() -> bool:
 
 def source(program: Program) -> str | None:
     """A program in Triton, or None where it has dtypes or operators that only torch computes."""
-    others = {*program.vectors, *program.scalars}
-    if not (TYPES.keys() >= set(program.buffers) and POINTERS.keys() >= others):
+    made = TRITON.entries(program)
+    if made is None:
         return None
-    kinds: list[str] = []  # the types of values
-    lines: list[str] = []
-    for name, operands in program.nodes:
-        line = _line(program, name, operands, kinds)
-        if line is None:
-            return None
-        lines.append(f"v{len(kinds)} = {line[1]}")
-        kinds.append(line[0])
-    for i, value in program.stores:
-        kept = program.nodes[value][0] == "round"
-        way = CUT if kept else TYPES[program.buffers[i]][2]
-        lines.append(f"tl.store(x{i} + lane, {way.format(f'v{value}')}, mask=mask)")
-    constants, given = _constants(program)
-    call = f"entries({''.join(f'{name}, ' for name in given)}lane, at, left, "
-    begin = end = added = ""
+    lines, call = made.each, f"entries({', '.join([*made.shared, 'lane', 'at', 'left'])}, "
+    begin, added, end = "", "{}", "return"
     if program.measured is not None:
-        text, power = MEASURED[program.measured[0]]
-        lines.append(f"entry = v{program.measured[1]}.to(tl.float32)")
+        measure, value = program.measured
+        lines.append(f"entry = v{value}.to(tl.float32)")
         lines.append("entry = entry if FULL else tl.where(mask, entry, 0.0)")
-        lines.append(f"return {text.format('entry')}")
-        start = "0.0, tl.float64" if power else "0, tl.int32"
-        begin, added = f"total = tl.full((), {start})\n    ", "total += {}"
-        total, one = "total", "row" if program.rows else "tensor"
-        if not power:
-            added = "total = tl.maximum(total, {})"
-            total = "total.to(tl.float32, bitcast=True).to(tl.float64)"
-        last = "root(total)" if power == 2 else total
-        end = ALONE.format(one=one, last=last, total=total)
-    names = signature(program)
-    return SOURCE.format(
-        home=HOME,
-        given="".join(f"{name}, " for name in given),
-        lines="\n    ".join(lines),
-        names=list(names),
-        where=ROWS if program.rows else TENSORS,
-        signature=", ".join(f'{name}: "{kind}"' for name, kind in names.items()),
-        constants="\n    ".join(constants),
-        begin=begin,
-        full=(added or "{}").format(f"{call}True)"),
-        rest=(added or "{}").format(f"{call}False)"),
-        end=end or "return",
+        lines.append(f"return {MEASURED[measure].format('entry')}")
+        begin, added, total = ADDED if ENDINGS[measure] else LARGEST
+        last = f"root({total})" if ENDINGS[measure] == 2 else total
+        end = ALONE.format(one="row" if program.rows else "tensor", last=last, total=total)
+    before = BEFORE.format(
+        given="".join([f"{name}, " for name in made.shared]), lines="\n    ".join(lines)
     )
+    body = BODY.format(
+        where=ROWS if program.rows else TENSORS,
+        shared="\n    ".join([*made.shared.values(), begin]),
+        full=added.format(f"{call}True)"),
+        rest=added.format(f"{call}False)"),
+        end=end,
+    )
+    return page(signature(program), body, before, ["ALIGNED: tl.constexpr"])
+
+
+def page(
+    names: Mapping[str, str], body: str, before: str = "", constants: Sequence[str] = ()
+) -> str:
+    """A page with a kernel, of arguments and their types."""
+    arguments = ", ".join([*[f'{name}: "{kind}"' for name, kind in names.items()], *constants])
+    return PAGE.format(before=before, names=[*names], arguments=arguments, body=body)
 
 
 def signature(program: Program) -> dict[str, str]:
@@ -148,71 +188,6 @@ def signature(program: Program) -> dict[str, str]:
     names |= {f"vectors{i}": POINTERS[dtype] for i, dtype in enumerate(program.vectors)}
     names |= {f"scalars{i}": POINTERS[dtype] for i, dtype in enumerate(program.scalars)}
     return names if program.measured is None else names | {"parts": "*fp64", "alone": "i32"}
-
-
-def _constants(program: Program) -> tuple[list[str], list[str]]:
-    """The lines that make what all entries of a chunk share, and their names."""
-    lines, names = [], []
-    for i, dtype in enumerate(program.buffers):
-        kind = f"tl.pointer_type(tl.{TYPES[dtype][0]})"
-        lines.append(f"x{i} = tl.load(addresses + {i} * count + tensor).to({kind}) + at")
-        lines.append(f"x{i} = tl.multiple_of(x{i}, 16) if ALIGNED else x{i}")
-        names.append(f"x{i}")
-    for kind, many, place in (
-        ("number", program.numbers, "numbers + {}"),
-        ("vector", len(program.vectors), "vectors{} + tensor"),
-        ("row", len(program.vectors), "vectors{} + row"),
-        ("scalar", len(program.scalars), "scalars{}"),
-    ):
-        for i in range(many):
-            if kind in ("vector", "row") and (i in program.of_rows) != (kind == "row"):
-                continue
-            lines.append(f"{kind}{i} = tl.load({place.format(i)})")
-            names.append(f"{kind}{i}")
-    return lines, names
-
-
-def _line(
-    program: Program, name: str, operands: tuple[NodeOperand, ...], kinds: list[str]
-) -> tuple[str, str] | None:
-    """The type of a value and its expression."""
-    which = operands[0][1]
-    if name == "load":
-        dtype = program.buffers[which]
-        read = f"tl.load(x{which} + lane, mask=mask, other=other)"
-        return WIDE.get(dtype, "float32"), TYPES[dtype][1].format(read)
-    if name == "round":
-        _, key, start, half = [which for _, which in operands]
-        return "float32", f"rounded(v{which}, vector{key}, vector{start}, place, {half})"
-    first = kinds[which]
-    if name == "over":
-        ratio = "{}{}".format(*operands[1])
-        return first, f"over(v{which}, {ratio}.to(tl.float64))"
-    if name == "to":
-        dtype = getattr(torch, operands[1][1].removeprefix("torch."))
-        if dtype not in TYPES:
-            return None
-        stored = TYPES[dtype][2].format(f"v{which}")
-        return WIDE.get(dtype, "float32"), TYPES[dtype][1].format(stored)
-    boolean = OPERATORS[name].boolean
-    if first == "int1" and not boolean:
-        return None
-    some = [kinds[which] for kind, which in operands if kind == "value"]
-    widest = "float64" if "float64" in some else "float32"
-    computed = "float64" if name in IN_DOUBLE else widest
-    terms = []
-    for position, (kind, which) in enumerate(operands):
-        text = f"v{which}" if kind == "value" else f"{kind}{which}"
-        if name == "where" and position == 1:
-            terms.append(f"({text} != 0)")
-        else:
-            same = kind == "value" and kinds[which] == computed
-            terms.append(text if same else f"{text}.to(tl.{computed})")
-    if name == "pow" and computed == "float64":  # what Triton has is right in float32
-        return None
-    made = "int1" if boolean else widest
-    text = OPERATORS[name].native.format(*terms, lib="tl.", power="power")
-    return made, f"({text}).to(tl.{made})"
 
 
 # ---------------------------------------------------------------------- running
@@ -243,8 +218,8 @@ class TritonCall:
             launch(self.kernel, programs, *tables, count, skip, *more, *rest, ALIGNED=aligned)
         if measured is not None and not table.alone:
             most = CHUNK if given.rows is None else ROW
-            power = MEASURED[measured[0]][1]
-            launch(JOINED, width, parts[0], table.layout, width, out, most, POWER=power)
+            given_ = parts[0], table.layout, width, out, most
+            launch(JOINED, width, *given_, POWER=ENDINGS[measured[0]])
         return out
 
 

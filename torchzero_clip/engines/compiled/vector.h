@@ -1,28 +1,9 @@
-// What every vector program includes: operators of arithmetic.py that C++ has no name for, the norm
-// of measures.py, and the launch of a kernel of lists. It includes nothing: that takes the time.
+// What every vector program includes: the operators of operators.py, the norm of measures.py, and the
+// launch of a kernel of lists.
 #pragma once
 
-typedef long long whole;
+#include "operators.h"
 
-template <class T> static inline T larger(T a, T b) { return a > b || a != a ? a : b; }
-template <class T> static inline T smaller(T a, T b) { return a < b || a != a ? a : b; }
-template <class T> static inline T divided(T a, T b) { return a / b; }
-template <class T> static inline T inverse(T x) { return 1 / x; }
-template <class T> static inline T chosen(bool is, T a, T b) { return is ? a : b; }
-template <class T> static inline T sign(T x) { return (x > 0) - (x < 0); }
-static inline double root(double x) { return __builtin_sqrt(x); }
-static inline double expm1_of(double x) { return __builtin_expm1(x); }
-static inline double log1p_of(double x) { return __builtin_log1p(x); }
-static inline double tanh_of(double x) { return __builtin_tanh(x); }
-static inline double angle(double y, double x) { return __builtin_atan2(y, x); }
-static inline double trunc_of(double x) { return __builtin_trunc(x); }
-static inline double longest(double a, double b) { return __builtin_hypot(a, b); }
-static inline float size(float x) { return __builtin_fabsf(x); }
-static inline double size(double x) { return __builtin_fabs(x); }
-template <class T> static inline bool is_infinite(T x) { return size(x) == __builtin_inf(); }
-template <class T> static inline T mix(T a, T b, T w) {
-    return size(w) < T(0.5) ? a + w * (b - a) : b - (b - a) * (1 - w);
-}
 // x to the y; the last result is kept, since the counts of steps are mostly equal.
 struct last_power {
     double x = 0, y = 0, value = 1;
@@ -34,10 +15,6 @@ struct last_power {
         return value = __builtin_pow(base, exponent);
     }
 };
-static inline double remainder(double x, double y) {
-    const double rest = __builtin_fmod(x, y);
-    return rest != 0 && (y < 0) != (rest < 0) ? rest + y : rest;
-}
 // The p-norm of n numbers that are not negative, in the range that its result has.
 static double norm_over(const double *x, whole n, whole step, double p, double by) {
     double total = 0;

@@ -6,31 +6,14 @@ with a barrier between them.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-import torch
-
-from torchzero_clip.engines.compiled.arithmetic import ENTRIES, REDUCTIONS
 from torchzero_clip.engines.compiled.launches import POINTERS
 from torchzero_clip.engines.compiled.loops import Loop
-from torchzero_clip.engines.compiled.operators import IN_DOUBLE
-from torchzero_clip.engines.compiled.printer import LoopDims, Printer, Tables, nodes_of
-from torchzero_clip.engines.compiled.vectors import Number, Region, VectorNode, VectorOperand
-
-SOURCE = """import triton
-import triton.language as tl
-
-from torchzero_clip.engines.compiled.kernel import *
-
-
-@triton.jit(do_not_specialize={names})
-def kernel({arguments}):
-    d = p + {count}
-    lane = tl.arange(0, LANES)
-    {lines}
-"""
+from torchzero_clip.engines.compiled.printer import Over, Printer, index_of, over
+from torchzero_clip.engines.compiled.triton import STORED_AS, TRITON, page
+from torchzero_clip.engines.compiled.vectors import Region
 
 
 class VectorKernel(NamedTuple):
@@ -50,225 +33,89 @@ class VectorKernel(NamedTuple):
     words: list[int | tuple[int, int]]
 
 
-class Over(NamedTuple):
-    """Loops over a shape.
-
-    Attributes:
-        heads: Their heads, one inside the other.
-        inside: What stands first inside them.
-        steps: For each region the indices, and how far apart their entries are.
-        mask: Which lanes there are; None where an entry goes by at a time.
-    """
-
-    heads: list[str]
-    inside: list[str]
-    steps: dict[Region, list[tuple[str, int]]]
-    mask: str | None
-
-    def around(self, body: Sequence[str]) -> list[str]:
-        """Statements inside these loops."""
-        lines = [*self.inside, *body]
-        for head in reversed(self.heads):
-            lines = [head, *[f"    {line}" for line in lines]]
-        return lines
-
-
 class TritonPrinter(Printer):
     """The kernels of a step in Triton."""
 
+    language = TRITON
+
     def kernel(self, part: Sequence[Loop]) -> VectorKernel:
         """The kernel of some loops in a row."""
-        self.tables, self._count, self._head = Tables(), 0, list[str]()
-        body: list[str] = []
+        self.pointers, self.integers, self._count = list[int](), list[int](), 0
+        self._head, body = list[str](), list[str]()
         for loop in part:
             body += ["tl.debug_barrier()"] * bool(body)
-            body += self._loop(loop)
-        pointers, integers = self.tables.pointers, self.tables.integers
-        words: list[int | tuple[int, int]] = [*[(m, 0) for m in pointers], *integers]
+            body += self.lines(loop)
+        words: list[int | tuple[int, int]] = [*[(m, 0) for m in self.pointers], *self.integers]
         head = list(dict.fromkeys(self._head))
-        for i, m in enumerate(pointers):
+        for i, m in enumerate(self.pointers):
             if self.memories[m].rows:
                 head.append(f"m{i} = p + {len(words)}")
                 words += self.memories[m].rows
-        sources = {i: m for i, m in enumerate(pointers) if self.memories[m].source is not None}
-        kinds = {f"s{i}": POINTERS[self.memories[m].dtype] for i, m in sources.items()}
-        signature, lines = {"p": "*i64", **kinds}, "\n    ".join([*head, *body])
-        arguments = ", ".join([f'{name}: "{kind}"' for name, kind in signature.items()])
-        given = {"names": list(signature), "arguments": arguments, "count": len(pointers)}
-        text = SOURCE.format(lines=lines, **given)
-        return VectorKernel(text, signature, list(sources.values()), words)
+        changing = [(i, m) for i, m in enumerate(self.pointers) if self._changes(m)]
+        kinds = {f"s{i}": POINTERS[self.memories[m].dtype] for i, m in changing}
+        signature = {"p": "*i64", **kinds}
+        first = [f"d = p + {len(self.pointers)}", "lane = tl.arange(0, LANES)"]
+        text = page(signature, "\n    ".join([*first, *head, *body]))
+        return VectorKernel(text, signature, [m for _, m in changing], words)
 
-    def _loop(self, loop: Loop) -> list[str]:
-        first = nodes_of(loop)[0]
-        if loop.open:
-            return self._entries(loop)
-        return self._norm(first) if first.name == "norm" else self._reduction(first)
+    def _changes(self, m: int) -> bool:
+        """Whether a memory is another one in every step."""
+        return self.memories[m].source is not None
 
-    # ------------------------------------------------------------------ what is looked up
+    # ------------------------------------------------------------------ what the language says
 
-    def _integer(self, n: int) -> str:
-        """A whole number of the table."""
+    def integer(self, n: Any) -> str:
         if n in (0, 1):
             return str(n)
-        where = self.tables.integer(n)[2:-1]
+        where = index_of(self.integers, n)
         self._head.append(f"n{where} = tl.load(d + {where})")
         return f"n{where}"
 
-    def _memory(self, place: Region) -> str:
-        """The address of a memory; of rows that of a table of addresses."""
-        where, kind = self.tables.pointer(place.memory)[2:-1], stored_as(place.dtype)
-        if not self.in_rows(place):
-            changes = self.memories[place.memory].source is not None
-            value = f"s{where}" if changes else f"tl.load(p + {where})"
-            self._head.append(f"m{where} = {value}.to(tl.pointer_type(tl.{kind}))")
-        return f"m{where}"
-
-    # ------------------------------------------------------------------ loops
-
-    def _lanes(self, shape: Sequence[int], places: Sequence[Region]) -> Over:
-        """A loop over a shape, as many entries at a time as there are lanes."""
+    def lanes(self, shape: Sequence[int], places: Sequence[Region]) -> Over:
         dims = self.dims(shape, places)
         if not dims:  # a single entry
-            return self._over([], [], places, dims, [], None)
-        i, size = self.name("i"), " * ".join([self._integer(n) for n, _ in dims])
-        head = f"for {i}_0 in range(0, {size}, LANES):"
-        inside = [f"{i} = {i}_0 + lane.to(tl.int64)", f"{i}_mask = {i} < {size}"]
+            return over(places, [], [], [])
+        i, size = self.name("i"), " * ".join([self.integer(n) for n, _ in dims])
+        head, mask = f"for {i}_0 in range(0, {size}, LANES):", f"{i}_mask"
+        inside = [f"{i} = {i}_0 + lane.to(tl.int64)", f"{mask} = {i} < {size}"]
         names = list[str]()
         for k, (n, _) in enumerate(reversed(dims[1:])):
-            inside.append(f"{i}_{k + 1} = {i} % {self._integer(n)}")
+            inside.append(f"{i}_{k + 1} = {i} % {self.integer(n)}")
             names.append(f"{i}_{k + 1}")
-            inside.append(f"{i} = {i} // {self._integer(n)}")
-        return self._over([head], inside, places, dims, [i, *reversed(names)], f"{i}_mask")
+            inside.append(f"{i} = {i} // {self.integer(n)}")
+        return over(places, dims, [i, *reversed(names)], [head], inside, mask)
 
-    def _each(self, shape: Sequence[int], places: Sequence[Region]) -> Over:
-        """Loops over a shape, an entry at a time."""
-        dims = self.dims(shape, places)
-        names = [self.name("j") for _ in dims]
-        heads = [
-            f"for {name} in range(0, {self._integer(n)}):"
-            for name, (n, _) in zip(names, dims, strict=True)
-        ]
-        return self._over(heads, [], places, dims, names, None)
+    def _memory(self, x: Region) -> str:
+        """The address of a memory; of rows that of a table of addresses."""
+        where = index_of(self.pointers, x.memory)
+        if not self.in_rows(x):
+            value = f"s{where}" if self._changes(x.memory) else f"tl.load(p + {where})"
+            self._head.append(f"m{where} = {value}{_pointer(x)}")
+        return f"m{where}"
 
-    def _over(
-        self,
-        heads: list[str],
-        inside: list[str],
-        places: Sequence[Region],
-        dims: LoopDims,
-        names: Sequence[str],
-        mask: str | None,
-    ) -> Over:
-        steps = {
-            x: [(name, row[k]) for name, (_, row) in zip(names, dims, strict=True)]
-            for k, x in enumerate(places)
-        }
-        return Over(heads, inside, steps, mask)
+    def _at(self, x: Region, *loops: Over) -> tuple[str, str]:
+        """The address of an entry, and the argument of a mask where lanes look at several."""
+        at, (row, terms) = self._memory(x), self.index(x, loops)
+        mask = next((f", mask={some.mask}" for some in loops if some.mask), "")
+        if row:
+            at = f"tl.load({at} + {row}{mask}{', other=0' * bool(mask)}){_pointer(x)}"
+        elif not any([step for some in loops if some.mask for _, step in some.steps[x]]):
+            mask = ""
+        return " + ".join([at, *terms]), mask
 
-    def _at(self, x: Region, *loops: Over) -> tuple[str, str | None]:
-        """The address of an entry of a region, and the mask where lanes look at several."""
-        at, steps = self._memory(x), [step for over in loops for step in over.steps[x]]
-        mask = next((over.mask for over in loops if over.mask), None)
-        if self.in_rows(x):
-            row = f"{at} + {steps[0][0]}{f', mask={mask}, other=0' * bool(mask)}"
-            at, steps = f"tl.load({row}).to(tl.pointer_type(tl.{stored_as(x.dtype)}))", steps[1:]
-        elif not any([step for over in loops if over.mask for _, step in over.steps[x]]):
-            mask = None
-        parts = [self._integer(x.start)] if x.start else []
-        parts += [f"{name} * {self._integer(step)}" for name, step in steps if step]
-        return " + ".join([at, *parts]), mask
+    def address(self, x: Region, *loops: Over) -> str:
+        return self._at(x, *loops)[0]
 
-    def _load(self, x: Region, *loops: Over) -> str:
+    def load(self, x: Region, *loops: Over) -> str:
         at, mask = self._at(x, *loops)
-        text = f"tl.load({at}{f', mask={mask}, other=0' * bool(mask)})"
-        return f"({text} != 0)" if x.dtype == torch.bool else text
+        return TRITON.read(f"tl.load({at}{mask}{', other=0' * bool(mask)})", x.dtype)
 
-    def _store(self, x: Region, value: str, over: Over) -> str:
-        at, mask = self._at(x, over)[0], over.mask
-        return f"tl.store({at}, {value}.to(tl.{stored_as(x.dtype)}){f', mask={mask}' * bool(mask)})"
-
-    # ------------------------------------------------------------------ entries
-
-    def _entries(self, loop: Loop) -> list[str]:
-        """The statements of all nodes for each entry."""
-        nodes = nodes_of(loop)
-        every = [x for node in nodes for x in (node.out, *node.given) if isinstance(x, Region)]
-        over = self._lanes(loop.shape, list(dict.fromkeys(every)))
-        known: dict[Region, str] = {}
-        lines = []
-        for node in nodes:
-            for x in node.given:
-                if isinstance(x, Region) and x not in known:
-                    known[x] = self.name("x")
-                    lines.append(f"{known[x]} = {self._load(x, over)}")
-            kind = torch.float64 if node.name in IN_DOUBLE else node.dtype
-            given = [operand(x, known, kind) for x in node.given]
-            result = ENTRIES[node.name].format(*given, lib="tl.", power="power")
-            known[node.out] = self.name("v")
-            lines.append(f"{known[node.out]} = ({result}).to(tl.{word(node.out.dtype)})")
-            if self.stored(node.out):
-                lines.append(self._store(node.out, known[node.out], over))
-        return over.around(lines)
-
-    # ------------------------------------------------------------------ reductions
-
-    def _reduction(self, node: VectorNode) -> list[str]:
-        """Lanes go over what is joined where that is more than what is made, and else over that."""
-        x, kept = node.given[0], len(node.out.shape)
-        assert isinstance(x, Region)
-        begin, joined, join, end = REDUCTIONS[node.name]
-        count, kind = math.prod(x.shape[kept:]), word(node.dtype)
-        across = count > math.prod(node.out.shape)
-        outer_of, inner_of = (self._each, self._lanes) if across else (self._lanes, self._each)
-        left = x._replace(shape=x.shape[:kept], strides=x.strides[:kept])
-        rest = x._replace(shape=x.shape[kept:], strides=x.strides[kept:])
-        outer, inner = outer_of(left.shape, [node.out, left]), inner_of(rest.shape, [rest])
-        outer.steps[x], inner.steps[x] = outer.steps[left], inner.steps[rest]
-        all, mask = self.name("all"), outer.mask or inner.mask
-        entry = f"{all}_x = {self._load(x, outer, inner)}.to(tl.{kind})"
-        one = f"({joined.format(all, f'{all}_x')}).to(tl.{kind})"
-        shape = "(LANES,)" if mask else "()"
-        lines = [f"{all} = tl.full({shape}, {number(begin, node.dtype)}, tl.{kind})"]
-        lines += inner.around(
-            [entry, f"{all} = tl.where({mask}, {one}, {all})" if mask else f"{all} = {one}"]
-        )
-        result = f"tl.reduce({all}, 0, {join})" if inner.mask else all
-        lines.append(f"{all}_end = {result}")
-        last = end.format(f"{all}_end", n=self._integer(count))
-        lines.append(f"{all}_out = ({last}).to(tl.{word(node.out.dtype)})")
-        return outer.around([*lines, self._store(node.out, f"{all}_out", outer)])
-
-    def _norm(self, node: VectorNode) -> list[str]:
-        x = node.given[0]
-        assert isinstance(x, Region)
-        left = x._replace(shape=x.shape[:-1], strides=x.strides[:-1])
-        over = self._each(node.out.shape, [node.out, left])
-        size, step = [self._integer(row[-1]) for row in (x.shape, x.strides)]
-        all, power = self.name("all"), number(node.power, torch.float64)
-        line = f"{all} = norm_in_range({self._at(left, over)[0]}, {size}, {step}, {power})"
-        return over.around([line, self._store(node.out, all, over)])
+    def store(self, x: Region, value: str, *loops: Over) -> str:
+        at, _ = self._at(x, *loops)
+        mask = "".join([f", mask={some.mask}" for some in loops if some.mask])
+        return f"tl.store({at}, {TRITON.written(value, x.dtype)}{mask})"
 
 
-def word(dtype: torch.dtype) -> str:
-    """A dtype of entries in Triton."""
-    return "int1" if dtype == torch.bool else str(dtype).removeprefix("torch.")
-
-
-def stored_as(dtype: torch.dtype) -> str:
-    """How entries of a dtype lie in memory: flags as bytes."""
-    return "int8" if dtype == torch.bool else word(dtype)
-
-
-def number(x: Number, dtype: torch.dtype) -> str:
-    """A number of a dtype in Triton."""
-    if dtype.is_floating_point:
-        return repr(float(x)) if math.isfinite(x) else f'float("{x}")'
-    return repr(bool(x) if dtype == torch.bool else int(x))
-
-
-def operand(x: VectorOperand, known: dict[Region, str], dtype: torch.dtype) -> str:
-    """An operand, as a node computes with it."""
-    kind = f"tl.{word(dtype)}"
-    if isinstance(x, Region):
-        return known[x] if x.dtype == dtype else f"{known[x]}.to({kind})"
-    return f"tl.full((), {number(x, dtype)}, {kind})"
+def _pointer(x: Region) -> str:
+    """What makes an address of entries of a number."""
+    return f".to(tl.pointer_type(tl.{STORED_AS[x.dtype]}))"

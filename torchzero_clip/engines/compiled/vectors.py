@@ -39,6 +39,8 @@ class Region(NamedTuple):
         return self._replace(shape=tuple(shape), strides=(*[0] * missing, *strides))
 
 
+DTYPES = (torch.float32, torch.float64, torch.int64, torch.int32, torch.bool)
+"""The dtypes of entries."""
 Number: TypeAlias = "int | float | bool"
 VectorOperand: TypeAlias = "Region | Number"
 
@@ -60,6 +62,11 @@ class VectorMemory:
     rows: tuple[tuple[int, int], ...] = ()
     start: int = 0
     size: int = 0
+
+    @property
+    def own(self) -> bool:
+        """Whether it belongs to the program."""
+        return self.tensor is None and self.source is None and not self.rows
 
 
 class VectorNode(NamedTuple):

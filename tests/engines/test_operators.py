@@ -1,0 +1,315 @@
+"""Every operator of the table is torch's, of lists and of vectors, in C++ and in Triton.
+
+A row here is all that a new row of the table asks of the tests. `make test-triton` runs those in
+Triton, in its interpreter: TRITON_INTERPRET=1 must be set before it is imported.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import itertools
+import os
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from torch import Tensor
+
+from tests.engines import test_vectors as vectors
+from tests.helpers import at_once
+from torchzero_clip.engines.buffers import Buffer
+from torchzero_clip.engines.compiled import cpp, triton
+from torchzero_clip.engines.compiled.device_step import DeviceStep
+from torchzero_clip.engines.compiled.native_step import NativeStep
+from torchzero_clip.engines.compiled.operators import OPERATORS
+from torchzero_clip.engines.compiled.program import Launch, Program
+
+DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
+SINGLES = (torch.float32, torch.float64)
+FLAGS = (torch.bool,)
+
+
+class Row(NamedTuple):
+    """What is right.
+
+    Attributes:
+        function: Torch's, of as many vectors as the operator has operands; None where it is of
+            lists alone.
+        dtypes: What these vectors may be.
+        near: How near lists in C++ come to torch's, as a share.
+        rounds: Whether torch rounds on the way, and may leave the range there.
+        coarse: Whether torch's is the coarser one in half precision: the right one is that of
+            float32, rounded.
+        apart: Whether Triton differs from C++ by rounding; a function that it computes in float64
+            does anyway.
+        numbers: Whether lists take a number, or one for each tensor, as the last operand.
+        interpreted: Whether Triton's interpreter does of any vectors what a card does; what it
+            does else is in test_vectors_interpreted.py.
+    """
+
+    function: Callable[..., Tensor] | None
+    dtypes: Sequence[torch.dtype] = SINGLES
+    near: float = 0.0
+    rounds: bool = False
+    coarse: bool = False
+    apart: bool = False
+    numbers: bool = True
+    interpreted: bool = True
+
+
+ROWS = {
+    "mul": Row(torch.mul),
+    "div": Row(torch.div, near=1e-6, apart=True),
+    "add": Row(torch.add),
+    "sub": Row(torch.sub, rounds=True),
+    "addcmul": Row(torch.addcmul, rounds=True, apart=True),
+    "addcdiv": Row(torch.addcdiv),
+    "lerp": Row(torch.lerp, rounds=True, apart=True),
+    "clamp_min": Row(torch.clamp_min),
+    "clamp_max": Row(torch.clamp_max),
+    "clamp": Row(torch.clamp),
+    "where": Row(lambda a, b, c: torch.where(b > 0, a, c)),
+    "hypot": Row(torch.hypot, near=1e-6, apart=True, numbers=False),
+    "atan2": Row(torch.atan2, near=1e-6, apart=True, numbers=False),
+    "remainder": Row(torch.remainder, interpreted=False),  # it has no product and sum in one
+    "neg": Row(torch.neg),
+    "abs": Row(torch.abs),
+    "sign": Row(torch.sign),
+    "square": Row(torch.ops.aten.square),
+    "sqrt": Row(torch.sqrt, near=1e-6),
+    "rsqrt": Row(torch.rsqrt, near=1e-6, coarse=True),
+    "pow": Row(torch.pow, near=1e-6, coarse=True, apart=True),
+    "reciprocal": Row(torch.reciprocal, near=1e-6),
+    "exp": Row(torch.exp, near=1e-6),
+    "exp2": Row(torch.exp2),
+    "expm1": Row(torch.expm1, near=1e-6),
+    "log": Row(torch.log, near=1e-6),
+    "log2": Row(torch.log2),
+    "log1p": Row(torch.log1p, near=1e-6),
+    "sin": Row(torch.sin, near=1e-6),
+    "cos": Row(torch.cos, near=1e-6),
+    "tanh": Row(torch.tanh, near=1e-6),
+    "erf": Row(torch.erf, near=1e-6, coarse=True),
+    "sigmoid": Row(torch.sigmoid, near=1e-6),
+    "floor": Row(torch.floor),
+    "ceil": Row(torch.ceil),
+    "trunc": Row(torch.trunc),
+    "positive": Row(None),
+    "isfinite": Row(torch.isfinite),
+    "isinf": Row(torch.isinf),
+    "isnan": Row(torch.isnan),
+    "eq": Row(torch.eq),
+    "ne": Row(torch.ne),
+    "lt": Row(torch.lt),
+    "le": Row(torch.le),
+    "gt": Row(torch.gt),
+    "ge": Row(torch.ge),
+    "logical_and": Row(torch.logical_and, (*SINGLES, *FLAGS)),
+    "logical_or": Row(torch.logical_or, (*SINGLES, *FLAGS)),
+    "logical_not": Row(torch.logical_not, (*SINGLES, *FLAGS)),
+    "bitwise_and": Row(torch.bitwise_and, FLAGS),
+    "bitwise_or": Row(torch.bitwise_or, FLAGS),
+    "bitwise_xor": Row(torch.bitwise_xor, FLAGS),
+    "bitwise_not": Row(torch.bitwise_not, FLAGS),
+    "copy": Row(torch.clone),
+    "fill": Row(lambda x: torch.full_like(x, 2.5)),
+    "over": Row(None, near=1e-6),
+    "round": Row(None),
+}
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1" and bool(importlib.util.find_spec("triton"))
+MARKS = [
+    pytest.mark.triton,
+    pytest.mark.skipif(not INTERPRETED, reason="needs Triton and TRITON_INTERPRET=1"),
+    pytest.mark.filterwarnings("ignore::RuntimeWarning"),  # numpy's, of infinities and NaN
+]
+IN_TRITON = pytest.param("triton", marks=MARKS)
+LANGUAGES = pytest.mark.parametrize("language", ["C++", IN_TRITON])
+LISTED = [name for name, row in OPERATORS.items() if row.torch and name != "round"]
+EDGES = [0.0, -0.0, 1.0, -1.5, 0.3, 1e-45, -3e-39, 6e-8, 1e-5, 65504.0, 65519.0, 65520.0, -7e4]
+EDGES += [3e38, -2e-20, float("inf"), float("-inf"), float("nan"), 1 + 2**-9, 1 + 3 * 2**-11]
+
+
+def test_every_operator_of_the_table_has_a_row() -> None:
+    assert ROWS.keys() == OPERATORS.keys()
+    assert [name for name, row in ROWS.items() if row.function is None] == [
+        name for name, row in OPERATORS.items() if not row.aten or name == "over"
+    ]
+
+
+# ---------------------------------------------------------------------- lists
+
+
+def every_operator(
+    last: str, dtype: torch.dtype, but: Sequence[str] = ()
+) -> tuple[list[str], Program]:
+    """The names of operators, and a program that stores what each makes of two buffers.
+
+    Their last operand is such a one; of `over`, which divides by numbers, it is no value.
+    """
+    several = [name for name in LISTED if OPERATORS[name].arity > 1 and ROWS[name].numbers]
+    names = LISTED if last == "value" else several
+    names = [name for name in names if name not in but and (name, last) != ("over", "value")]
+    lines: list[Any] = [("load", (("buffer", 0),)), ("load", (("buffer", 1),))]
+    lines.append(("positive", (("value", 1),)))
+    for name in names:
+        refs: list[Any] = [("value", i) for i in (0, 2 if name == "where" else 1, 1)]
+        refs = refs[: OPERATORS[name].arity]
+        refs[-1] = refs[-1] if last == "value" else (last, 0)
+        lines.append((name, tuple(refs)))
+    kinds = [torch.bool if OPERATORS[name].flag else dtype for name in names]
+    program = Program(
+        tuple(lines), tuple((2 + i, 3 + i) for i in range(len(names))), None,
+        (dtype, dtype, *kinds), (torch.float64,) if last == "vector" else (), (),
+        torch.device("cpu"),
+    )  # fmt: skip
+    return names, program
+
+
+def edges() -> tuple[Tensor, Tensor]:
+    """Every pair of numbers at an edge."""
+    edges = torch.tensor(EDGES)
+    return edges.repeat(len(EDGES)), edges.repeat_interleave(len(EDGES))
+
+
+def operated(program: Program, run: Callable[[Launch], Any]) -> list[Tensor]:
+    """What a way of running such a program stores."""
+    x, y = [t.to(program.buffers[0]) for t in edges()]
+    outs = [torch.zeros(len(x), dtype=kind) for kind in program.buffers[2:]]
+    given = [torch.tensor([0.7], dtype=dtype) for dtype in program.vectors]
+    buffers = [Buffer([t]) for t in (x, y, *outs)]
+    run(Launch(program, [len(x)], None, buffers, [0.3], given, []))
+    return outs
+
+
+def natively(launch: Launch) -> Tensor | None:
+    run = cpp.native(launch.program)
+    assert run is not None, "this is not done in C++"
+    return run(launch, launch.sizes)
+
+
+def interpreted(launch: Launch) -> Tensor | None:
+    run = triton.native(launch.program)
+    assert run is not None, "this is not done in Triton"
+    return run(launch, launch.sizes)
+
+
+def plainly(launch: Launch) -> None:
+    launch.plainly([0])
+
+
+@at_once("dtype", DTYPES)
+@pytest.mark.parametrize("last", ["value", "number", "vector"])
+def test_operators_of_lists_in_cpp_are_those_of_torch(last: str, dtype: torch.dtype) -> None:
+    """For infinities, NaN, denormals, and what is rounded to even; one library has them all."""
+    names, program = every_operator(last, dtype)
+    x, y = edges()
+    found = [operated(program, run) for run in (natively, plainly)]
+    for name, ours, right in zip(names, *found, strict=True):
+        row, near = ROWS[name], ROWS[name].near
+        if row.coarse and dtype.itemsize == 2:
+            near, base = torch.finfo(dtype).eps, x.to(dtype).float()
+            power = {"value": y.to(dtype).float(), "number": 0.3, "vector": 0.7}[last]
+            right = (base.pow(power) if name == "pow" else getattr(base, name)()).to(dtype)
+        if row.rounds:
+            assert ours[x.isnan()].isnan().all(), name
+            fits = ours.isfinite() & right.isfinite()
+            ours, right, near = ours[fits], right[fits], 4 * torch.finfo(dtype).eps
+        least = torch.finfo(dtype).tiny if name == "log1p" else 0  # torch's has none below
+        torch.testing.assert_close(
+            ours, right, rtol=near, atol=near if row.rounds else least, equal_nan=True,
+            msg=lambda said, name=name: f"{name}: {said}",
+        )  # fmt: skip
+
+
+@at_once("dtype", DTYPES)
+@pytest.mark.parametrize("last", ["value", "number", "vector"])
+@pytest.mark.parametrize("language", [IN_TRITON])
+def test_operators_of_lists_in_triton_are_those_of_cpp_to_rounding(
+    language: str, last: str, dtype: torch.dtype
+) -> None:
+    names, program = every_operator(last, dtype, but=("pow",) if dtype == torch.float64 else ())
+    found = [operated(program, run) for run in (interpreted, natively)]
+    for name, ours, right in zip(names, *found, strict=True):
+        eps, least = 4 * torch.finfo(dtype).eps, 0.0
+        near = eps if ROWS[name].apart or OPERATORS[name].double else 0.0
+        if OPERATORS[name].double:
+            least = torch.finfo(dtype).tiny  # near 0 too
+        elif near and right.dtype != torch.bool:  # a product may leave the range, which C++ need
+            assert name in ("hypot", "pow") or ours[edges()[0].isnan()].isnan().all(), name
+            fits = ours.isfinite() & right.isfinite()  # not round
+            assert fits.sum() >= 0.9 * right.isfinite().sum()
+            ours, right, least = ours[fits], right[fits], eps
+        torch.testing.assert_close(
+            ours, right, rtol=near, atol=least, equal_nan=True,
+            msg=lambda said, name=name: f"{name}: {said}",
+        )  # fmt: skip
+
+
+@LANGUAGES
+def test_a_flag_of_a_flag_is_that_of_torch(language: str) -> None:
+    """One of them is as large as a number is, and none is infinite."""
+    names = [name for name in LISTED if OPERATORS[name].flag]
+    lines: list[Any] = [("load", (("buffer", 0),)), *[(name, (("value", 0),)) for name in names]]
+    stores = tuple((1 + i, 1 + i) for i in range(len(names)))
+    kinds = (torch.bool,) * (1 + len(names))
+    program = Program(tuple(lines), stores, None, kinds, (), (), torch.device("cpu"))
+    found = []
+    for run in (natively if language == "C++" else interpreted, plainly):
+        outs = [torch.zeros(2, dtype=torch.bool) for _ in names]
+        buffers = [Buffer([t]) for t in (torch.tensor([False, True]), *outs)]
+        run(Launch(program, [2], None, buffers, [], [], []))
+        found.append([t.tolist() for t in outs])
+    assert dict(zip(names, found[0], strict=True)) == dict(zip(names, found[1], strict=True))
+
+
+@LANGUAGES
+@pytest.mark.parametrize("half", [0, 1])
+def test_random_bits_round_as_those_of_torch_do(half: int, language: str) -> None:
+    generator = torch.Generator().manual_seed(half)
+    bits = torch.randint(-(2**31), 2**31 - 1, (5000,), generator=generator)
+    x = bits.to(torch.int32).view(torch.float32)
+    operands = (("value", 0), ("vector", 0), ("vector", 1), ("half", half))
+    program = Program(
+        (("load", (("buffer", 0),)), ("round", operands)), ((1, 1),), None,
+        (torch.float32, torch.bfloat16), (torch.int32, torch.int32), (), torch.device("cpu"),
+    )  # fmt: skip
+    found = []
+    for run in (natively if language == "C++" else interpreted, plainly):
+        out = torch.zeros(len(x), dtype=torch.bfloat16)
+        given = [torch.tensor([n], dtype=torch.int32) for n in (-7, 123_456_789)]
+        run(Launch(program, [len(x)], None, [Buffer([x]), Buffer([out])], [], given, []))
+        found.append(out)
+    torch.testing.assert_close(*found, rtol=0, atol=0, equal_nan=True)
+
+
+# ---------------------------------------------------------------------- vectors
+
+
+OF_VECTORS = [pytest.param(name, "C++") for name, row in ROWS.items() if row.function]
+OF_VECTORS += [
+    pytest.param(name, "triton", marks=MARKS)
+    for name, row in ROWS.items()
+    if row.function and row.interpreted
+]
+
+
+@pytest.mark.parametrize(("name", "language"), OF_VECTORS)
+def test_an_operator_of_vectors_is_that_of_torch(
+    monkeypatch: pytest.MonkeyPatch, name: str, language: str
+) -> None:
+    """For every shape and dtype that torch takes, in a step of one native call."""
+    row = ROWS[name]
+    assert row.function is not None
+    monkeypatch.setattr(vectors, "NativeStep", NativeStep if language == "C++" else DeviceStep)
+    cases = []
+    for kinds in itertools.product(row.dtypes, repeat=OPERATORS[name].arity):
+        for i, shape in enumerate(vectors.SHAPES):
+            some = [vectors.numbers(shape, kind, i + 9 * k) for k, kind in enumerate(kinds)]
+            try:
+                row.function(*some)
+            except RuntimeError:  # torch wants one dtype
+                continue
+            cases.append((row.function, some))
+    assert cases
+    vectors.compare(*cases)
