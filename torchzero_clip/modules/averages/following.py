@@ -10,8 +10,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from torchzero_clip.core import Group, TensorList, Transform
-from torchzero_clip.core.state import state_dtype
+from torchzero_clip.core import Group, TensorList, Transform, zeros_like_state
 
 
 def check_step(rule: Transform) -> None:
@@ -25,7 +24,7 @@ def check_step(rule: Transform) -> None:
 
 def begun(param: Tensor) -> Tensor:
     """An average that begins at a parameter, in the dtype of its state."""
-    return param.detach().to(state_dtype(param), copy=True)
+    return zeros_like_state(param).copy_(param.detach())
 
 
 def follow(average: TensorList, share: Tensor, u: TensorList, group: Group) -> None:

@@ -35,7 +35,7 @@ class Hyperball(NormRule):
 
     min_size = 2
     sets_norm = True
-    about_step = True
+    about_step = widens = True
     pure = True
 
     def check(self) -> None:

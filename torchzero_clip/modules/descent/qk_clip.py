@@ -42,6 +42,7 @@ class QKClip(Transform):
     alpha: Live[float] = 0.5
 
     complex = "refuse"
+    widens = True
     reach = "tensor"
     about_step = True
     impure = "max_logits is asked in each step for tensors of that step: there is nothing to do"
@@ -69,7 +70,7 @@ def shrink(bucket: Bucket, max_logits: Callable[[str, Tensor], Any]) -> TensorLi
     found = [max_logits(name or "", p) for name, p in pairs]
     if not any(found):
         return bucket.u
-    u, live = bucket.u.to(bucket.state_dtype), (bucket.group["tau"], bucket.group["alpha"])
+    u, live = bucket.u, (bucket.group["tau"], bucket.group["alpha"])
     rows = zip(found, bucket.params.tensors, u, bucket.names, bucket.part.layouts, strict=True)
     out = [shrunk(some, w, step, *live, name or "", layout) for some, w, step, name, layout in rows]
     return TensorList(out, owned=u.owned)

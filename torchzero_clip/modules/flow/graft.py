@@ -53,6 +53,7 @@ class Graft(NormRule):
     min_size: int = 1
 
     inner = "branches"
+    widens = True
     sets_norm = True
     pure = True
 
@@ -77,7 +78,7 @@ class Graft(NormRule):
 
     def step(self, buckets: list[Bucket]) -> list[Bucket]:
         units = self.units(buckets)
-        flowing = [bucket.u.to(bucket.state_dtype) for bucket in units.buckets]
+        flowing = [bucket.u for bucket in units.buckets]
         sizes, directions = [
             transformed(units.buckets, [u.borrow() for u in flowing], [link])
             for link in buckets[0].bound.children

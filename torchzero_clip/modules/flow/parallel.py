@@ -33,6 +33,7 @@ class Parallel(Transform):
     merge: Callable[[Mapping[str, TensorList]], TensorList]
 
     inner = "branches"
+    widens = True
     reach = "tensor"
     pure = True
 
@@ -58,7 +59,7 @@ class Parallel(Transform):
         return buckets
 
     def step(self, buckets: list[Bucket]) -> list[Bucket]:
-        flowing = [bucket.u.to(bucket.state_dtype) for bucket in buckets]
+        flowing = [bucket.u for bucket in buckets]
         made = {
             name: transformed(buckets, [u.borrow() for u in flowing], [link])
             for name, link in zip(self.transforms, buckets[0].bound.children, strict=True)

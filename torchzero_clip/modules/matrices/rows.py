@@ -92,8 +92,8 @@ class Rows(TensorwiseTransform):
     def _made(self, taken: Tensor, group: Group) -> Tensor:
         """What the transform inside makes of each small matrix."""
         small = list(taken.unbind()) if taken.dim() > 2 else [taken]
-        live, names = group[self.tfm.name or type(self.tfm).__name__], [None] * len(small)
-        made = self.tfm.update(TensorList(small, owned=True), {}, {**live, "param_names": names})
+        live = group[self.tfm.name or type(self.tfm).__name__]
+        made = self.tfm.update(TensorList(small, owned=True), {}, live)
         return torch.stack(list(made)) if taken.dim() > 2 else made.tensors[0]
 
     def operations(self, param: Tensor) -> float:
