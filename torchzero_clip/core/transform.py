@@ -224,6 +224,15 @@ class Transform(Description):
             )
 
 
+def check_step(tfm: Transform) -> None:
+    """Raise a sentence for a target that no link behind LR can have."""
+    if tfm.target != "update":
+        raise ValueError(
+            f"{type(tfm).__name__}: target must be 'update', the step that is subtracted, got "
+            f"{tfm.target!r}"
+        )
+
+
 def averages(tfm: Any) -> bool:
     """Whether a description is a transform that has weights for evaluation."""
     return getattr(type(tfm), "averaged", Transform.averaged) is not Transform.averaged

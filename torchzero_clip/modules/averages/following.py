@@ -10,16 +10,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from torchzero_clip.core import Group, TensorList, Transform, zeros_like_state
-
-
-def check_step(rule: Transform) -> None:
-    """Raise a sentence for a target that no link behind LR can have."""
-    if rule.target != "update":
-        raise ValueError(
-            f"{type(rule).__name__}: target must be 'update', the step that is subtracted, got "
-            f"{rule.target!r}"
-        )
+from torchzero_clip.core import Group, TensorList, zeros_like_state
 
 
 def begun(param: Tensor) -> Tensor:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from torchzero_clip.core import Bucket, Group, Live, NormRule, Ord, Scope, State, TensorList, Units
+from torchzero_clip.core.transform import check_step
 
 
 class MaxNorm(NormRule):
@@ -43,7 +44,7 @@ class MaxNorm(NormRule):
 
     def check(self) -> None:
         super().check()
-        check_last(self)
+        check_step(self)
         self.require("max_norm", at_least=0)
 
     def step(self, buckets: list[Bucket]) -> list[Bucket]:
@@ -72,12 +73,3 @@ def _less(u: TensorList, state: State, group: Group) -> TensorList:
 def _to(end: TensorList, state: State, group: Group) -> TensorList:
     """The step that ends there, where it is to be changed."""
     return _less(end, state, group).where(group["moves"], group["step"])
-
-
-def check_last(rule: NormRule) -> None:
-    """Raise a sentence for a target that no link after LR can have."""
-    if rule.target != "update":
-        raise ValueError(
-            f"{type(rule).__name__}: target must be 'update', the step that is subtracted, got "
-            f"{rule.target!r}"
-        )

@@ -8,6 +8,7 @@ from typing import Any
 from torch import Tensor
 
 from torchzero_clip.core import Bucket, Live, TensorList, Transform
+from torchzero_clip.core.transform import check_step
 from torchzero_clip.modules.descent.heads import Heads, shrunk
 
 
@@ -51,10 +52,7 @@ class QKClip(Transform):
         super().check()
         if not callable(self.max_logits):
             raise TypeError(f"QKClip: max_logits must be a function, got {self.max_logits!r}")
-        if self.target != "update":
-            raise ValueError(
-                f"QKClip: target must be 'update', the step that is subtracted, got {self.target!r}"
-            )
+        check_step(self)
         self.require("tau", above=0)
         self.require("alpha", at_least=0, at_most=1)
 

@@ -4,16 +4,8 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from torchzero_clip.core import (
-    Bucket,
-    Group,
-    Live,
-    NormRule,
-    State,
-    TensorList,
-    counter,
-    zeros_like_state,
-)
+from torchzero_clip.core import Bucket, Group, Live, NormRule, State, TensorList
+from torchzero_clip.core.state import averages_of
 from torchzero_clip.core.transform import pairs, unpaired
 
 
@@ -58,8 +50,7 @@ class StableAdam(NormRule):
         self.require("weight_decay", at_least=0)
 
     def init(self, param: Tensor) -> dict[str, Tensor]:
-        averages = {name: zeros_like_state(param) for name in ("exp_avg", "exp_avg_sq")}
-        return {"step": counter(param), **averages}
+        return averages_of(param, "exp_avg", "exp_avg_sq")
 
     def step(self, buckets: list[Bucket]) -> list[Bucket]:
         units = self.units(buckets)

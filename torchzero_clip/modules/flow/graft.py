@@ -17,7 +17,7 @@ from torchzero_clip.core import (
     send,
     transformed,
 )
-from torchzero_clip.modules.flow.masked import check_keeps
+from torchzero_clip.modules.flow.masked import check_keeps, check_outer
 
 
 class Graft(NormRule):
@@ -59,8 +59,7 @@ class Graft(NormRule):
 
     def check(self) -> None:
         super().check()
-        if self.target != "update":
-            raise ValueError(f"Graft: target belongs to the transforms inside, got {self.target!r}")
+        check_outer(self)
         for name in ("norm_of", "direction_of"):
             tfm = getattr(self, name)
             if not isinstance(tfm, Transform):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from torchzero_clip.core import Bucket, TensorList, Transform, send, transformed
-from torchzero_clip.modules.flow.masked import check_function, check_keeps
+from torchzero_clip.modules.flow.masked import check_function, check_keeps, check_outer
 
 
 class Parallel(Transform):
@@ -46,10 +46,7 @@ class Parallel(Transform):
                 "Parallel: transforms must be a dict of name and Transform, got "
                 f"{self.transforms!r}"
             )
-        if self.target != "update":
-            raise ValueError(
-                f"Parallel: target belongs to the transforms inside, got {self.target!r}"
-            )
+        check_outer(self)
         for _, tfm in inner:
             check_keeps(self, "transforms", tfm)
 
