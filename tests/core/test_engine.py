@@ -42,7 +42,16 @@ from tests.modules.rows.row import with_lr
 from tests.table import Case, every
 from torchzero_clip import LR, Adam, ClipNorm, Guard, Modular, WeightDecay, release
 from torchzero_clip.core import Group, State, TensorList, norms
-from torchzero_clip.core.engine import Engine, Records, Rule, Session, Through, Watch, updated
+from torchzero_clip.core.engine import (
+    Engine,
+    Formula,
+    Records,
+    Rule,
+    Session,
+    Through,
+    Watch,
+    updated,
+)
 from torchzero_clip.core.skip import Skip
 from torchzero_clip.core.stochastic import Rounding
 from torchzero_clip.core.tensorlist import Operand
@@ -127,8 +136,8 @@ class Lists:
     def update(self, rule: Rule, u: TensorList, state: State, group: Group) -> TensorList:
         return updated(rule, u, state, group)
 
-    def write(self, rule: Rule, u: TensorList, state: State, group: Group) -> None:
-        updated(rule, u, state, group)
+    def view(self, formula: Formula, u: TensorList, state: State, group: Group) -> TensorList:
+        return formula(u.borrow(), state, group)
 
     def divide(
         self,
@@ -148,9 +157,6 @@ class Lists:
         if any([new is not old for new, old in zip(u, self.grads, strict=True)]):
             self.writable_grads().copy_(u)
 
-    def workspace(self, besides: TensorList) -> list[Tensor] | None:
-        return None
-
     def select(self, where: Sequence[int], key: Hashable, places: Sequence[int]) -> Lists:
         lists = self.params.tensors, self.grads.tensors
         return Lists(*[[some[i] for i in where] for some in lists])
@@ -163,7 +169,8 @@ class Lists:
         torch._foreach_sub_(self.params.tensors, u.tensors)
 
     def close(self) -> None:
-        """Nothing waits."""
+        for path in {name.rpartition("/")[0] for name in self._wide}:
+            self.settle(path)
 
 
 @pytest.fixture(autouse=True)

@@ -8,7 +8,7 @@ from typing import Any, Literal, TypeAlias
 import torch
 from torch import Tensor
 
-from torchzero_clip.core.engine import Entrywise, Group, State
+from torchzero_clip.core.engine import Formula, Group, State
 from torchzero_clip.core.link import Link
 from torchzero_clip.core.part import Part, StateNames
 from torchzero_clip.core.sharding import local, part_of, whole_of
@@ -104,13 +104,19 @@ class Bucket:
 
     @property
     def u(self) -> TensorList:
-        """The update; for a link with target="grad" the gradients themselves."""
-        if self.bound.transform.target == "update":
+        """The update; for a link with target="grad" the gradients themselves.
+
+        It is in the dtype of state for a link that has some, or whose class `widens`.
+        """
+        tfm = self.bound.transform
+        dtype = self.part.state_dtype if tfm.widens or self.state_names else self.update.dtype
+        if tfm.target == "update":
+            self.update = self.update.to(dtype)
             return self.update
         grads = self.writable_grads()
         if self.origin == "update" and self.update.tensors[0] is grads.tensors[0]:
             self.update = self.update.own()  # a limit that was not reached
-        return grads
+        return grads.to(dtype)
 
     @u.setter
     def u(self, value: TensorList) -> None:
@@ -231,37 +237,29 @@ class Bucket:
     def _kinds(self) -> list[StateNames]:
         return self.part.kinds(self.bound.path, self.bound.state_names)
 
-    def beside(self, tensors: TensorList) -> TensorList:
-        """The same values, to be written in other memory than the update lies in."""
-        kept = self.session.workspace(self.update)
-        if kept is None:
-            return tensors.borrow()
-        return TensorList(tensors.tensors, workspace=lambda: kept)
+    def view(self, formula: Formula, units: Any = None, **values: Any) -> TensorList:
+        """formula(u, state, group), an entry of which depends on those in its place alone.
 
-    def entrywise(
-        self, function: Callable[..., TensorList], u: TensorList, **operands: Any
-    ) -> TensorList:
-        """function(u, **operands), an entry of which depends on those in its place alone.
-
-        On an accelerator it is computed part by part, each time that it is asked for. So it may
-        write u, which is a copy then, and nothing else, and what it reads must stay as it is.
-        Operands are numbers, what `Units.operand` makes, and lists.
+        It writes nothing. An accelerator computes it part by part, whenever it is read, so what it
+        reads must stay as it is. The group has `values` too: numbers, lists, and vectors of units.
         """
-        return self.session.update(Entrywise(function), u, {}, operands)
+        return self.session.view(formula, self.u, self.state, self._group(units, values))
 
-    def write(
-        self, function: Callable[..., object], u: TensorList, state: State, **operands: Any
-    ) -> None:
-        """function(u, **state, **operands), which writes the state and leaves u as it was.
+    def apply(self, rule: Any, units: Any = None, **values: Any) -> None:
+        """Let `update` of the link's transform make the update; `values` are as in `view`."""
+        u = self.u.to(self.part.state_dtype)
+        group = self._group(units, values) if values else self.group
+        self.u = self.session.update(rule.rule(self), u, self.state, group)
 
-        An entry depends on those in its place alone: on an accelerator it is done part by part.
-        """
+    def _group(self, units: Any, values: dict[str, Any]) -> Group:
+        if units is not None:
+            values = {name: units.operand(self, x) for name, x in values.items()}
+        return self.group | values
 
-        def writes(u: TensorList, **given: Any) -> TensorList:
-            function(u, **given)
-            return u
-
-        self.session.write(Entrywise(writes), u, state, operands)
+    def set_state(self, name: str, values: TensorList) -> None:
+        """Write the state with this name, for others that read it before the link is done."""
+        self.state[name].copy_(values)
+        self.settle()
 
     def whole(self, tensors: Iterable[Tensor]) -> list[Tensor]:
         """Tensors like the parameters, gathered from all ranks where they are sharded."""

@@ -67,16 +67,14 @@ class Rule(Protocol):
         """(a, b) where `update` is u ← a · u + b · w."""
 
 
-class Entrywise:
-    """A rule that is a function of what flows, of state and operands, an entry by itself."""
+Formula: TypeAlias = "Callable[[TensorList, State, Group], TensorList]"
+"""What `update` is, of u, state and live values."""
 
-    reach, per_entry = "tensor", True
 
-    def __init__(self, function: Callable[..., TensorList]) -> None:
-        self.function = function
+class Wrapped:
+    """A rule around another one, which no kernel does, and which sees all tensors at once."""
 
-    def update(self, u: TensorList, state: State, group: Group) -> TensorList:
-        return self.function(u, **state, **group)
+    reach, per_entry = "model", False
 
     def fused(self, group: Group) -> FusedKernel | None:
         return None
@@ -111,8 +109,10 @@ class Session(Protocol):
     def update(self, rule: Rule, u: TensorList, state: State, group: Group) -> TensorList:
         """The update that the rule makes of u, computed now or when it is first read."""
 
-    def write(self, rule: Rule, u: TensorList, state: State, group: Group) -> None:
-        """Have the rule write its state by u, now; the update that it makes is not wanted."""
+    def view(self, formula: Formula, u: TensorList, state: State, group: Group) -> TensorList:
+        """What a formula makes of u that writes nothing, and takes each entry by itself: computed
+        now, or part by part whenever it is read.
+        """
 
     def divide(
         self,
@@ -132,9 +132,6 @@ class Session(Protocol):
 
     def write_grads(self, u: TensorList) -> None:
         """Put a list into the memory of the gradients, unless it lies there."""
-
-    def workspace(self, besides: TensorList) -> list[Tensor] | None:
-        """A kept buffer other than the one that `besides` lies in, or None."""
 
     def select(self, where: Sequence[int], key: Hashable, places: Sequence[int]) -> Session:
         """A session of some of the tensors."""

@@ -9,16 +9,14 @@ import torch
 from torch import Tensor
 
 from torchzero_clip.core.bucket import Bucket, count_step
-from torchzero_clip.core.engine import Group, State
+from torchzero_clip.core.engine import Group, State, Wrapped
 from torchzero_clip.core.matrices import Matrices
 from torchzero_clip.core.stacks import Stack
 from torchzero_clip.core.tensorlist import TensorList
 
 
-class OfMatrices:
+class OfMatrices(Wrapped):
     """A rule of matrices as engines take it: it learns, is refreshed if that is due, and acts."""
-
-    reach, per_entry = "model", False
 
     def __init__(self, matrices: Matrices) -> None:
         self.matrices = matrices
@@ -42,12 +40,6 @@ class OfMatrices:
         u = u.own()
         beside = [group["params"].tensors] if rule.reads_params else []
         return u.copy_(TensorList(matrices.over([u.tensors, *beside], one)))
-
-    def fused(self, group: Group) -> None:
-        return None
-
-    def affine(self, group: Group) -> None:
-        return None
 
 
 def count(rule: Any, buckets: Sequence[Bucket], by: int = 1) -> int:

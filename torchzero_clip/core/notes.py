@@ -6,9 +6,6 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
-
-from torchzero_clip.core.tensors import wide
 
 
 class Notes:
@@ -24,13 +21,9 @@ class Notes:
         """The answer of a function, which must be the same where the step is repeated."""
         return function(*args)
 
-    def number(self, device: torch.device, function: Callable[..., float], *args: Any) -> Tensor:
-        """The answer of a function as a tensor, which is asked anew where the step is repeated."""
-        return torch.full((), function(*args), dtype=wide(device), device=device)
-
-    def perhaps(self, flag: bool) -> bool:
-        """A flag that may be another one where the step is repeated: true, if it is to be."""
-        return flag
+    def number(self, device: torch.device, function: Callable[..., float], *args: Any) -> Any:
+        """The answer of a function; where the step is repeated a tensor that is filled anew."""
+        return function(*args)
 
     def count(self, groups: Sequence[Mapping[str, Any]], key: str, by: int) -> int:
         """A count of steps that every group keeps, this one included."""

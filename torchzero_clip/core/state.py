@@ -28,6 +28,11 @@ def zeros_like_state(param: Tensor, shape: Sequence[int] | None = None) -> Tenso
     return torch.zeros(tuple(shape), dtype=state_dtype(param), device=param.device)
 
 
+def averages_of(param: Tensor, *names: str) -> dict[str, Tensor]:
+    """The state of averages before the first step: its count, and zeros under each name."""
+    return {"step": counter(param), **{name: zeros_like_state(param) for name in names}}
+
+
 def counter(param: Tensor) -> Tensor:
     """A step count for a parameter, in float32 as torch's own."""
     return torch.zeros((), dtype=torch.float32, device=param.device)

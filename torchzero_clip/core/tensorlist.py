@@ -73,6 +73,11 @@ class TensorList:
         """The dtype of the tensors."""
         return self.tensors[0].dtype
 
+    @property
+    def repeats(self) -> bool:
+        """Whether it may be computed part by part, each time that it is read."""
+        return False
+
     def __len__(self) -> int:
         return len(self.tensors)
 
@@ -155,6 +160,10 @@ class TensorList:
 
     def _write(self, name: str, *operands: Any) -> TensorList:
         """Run an operator in place, or into new memory where this memory is borrowed."""
+        for x in operands if self.owned else ():
+            if getattr(x, "repeats", False) and x.pending:
+                x.write_into(self, name, operands)
+                return self
         if not self.owned and self._write_elsewhere(name, operands):
             return self
         vector = self.own()._vector()

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from torchzero_clip.core.bucket import BEGUN, Bucket, begun
 from torchzero_clip.core.description import Description
-from torchzero_clip.core.engine import FusedKernel, Group, Rule, State, updated
+from torchzero_clip.core.engine import FusedKernel, Group, Rule, State, Wrapped, updated
 from torchzero_clip.core.lazy import Joined
 from torchzero_clip.core.matrix_steps import prepare_matrices, step_matrices
 from torchzero_clip.core.outside import warn
@@ -83,6 +83,9 @@ class Transform(Description):
     counts_steps: ClassVar[bool] = False
     """Set where the link asks for `group["step"]`: how many steps it has done, this one included,
     as a 0-dim tensor on the device."""
+    widens: ClassVar[bool] = False
+    """Set where a `step` of your own takes `bucket.u` in float32 where parameters are in half
+    precision, as a link with state does."""
     reads_loss: ClassVar[bool] = False
     """Set where the link asks for `group["loss"]`, the loss of the step on the device."""
     shown: ClassVar[tuple[str, ...]] = ()
@@ -163,8 +166,7 @@ class Transform(Description):
     def step(self, buckets: list[Bucket]) -> list[Bucket]:
         """Transform the whole model; an empty list ends the step."""
         for bucket in buckets:
-            u = bucket.u.to(bucket.state_dtype)
-            bucket.u = bucket.session.update(self.rule(bucket), u, bucket.state, bucket.group)
+            bucket.apply(self)
         return begun(buckets) if self.starts_with_state else buckets
 
     def prepare(self, buckets: list[Bucket]) -> list[Bucket]:
@@ -225,6 +227,15 @@ class Transform(Description):
             raise ValueError(
                 f"{type(self).__name__}: name must be a string without '/', got {self.name!r}"
             )
+
+
+def check_step(tfm: Transform) -> None:
+    """Raise a sentence for a target that no link behind LR can have."""
+    if tfm.target != "update":
+        raise ValueError(
+            f"{type(tfm).__name__}: target must be 'update', the step that is subtracted, got "
+            f"{tfm.target!r}"
+        )
 
 
 def averages(tfm: Any) -> bool:
@@ -349,18 +360,6 @@ class TensorwiseTransform(Transform):
         return Owned(self, bucket, costs) if any(costs) else Gathered(self, bucket)
 
 
-class Wrapped:
-    """A rule around another one, which no kernel does, and which sees all tensors at once."""
-
-    reach, per_entry = "model", False
-
-    def fused(self, group: Group) -> FusedKernel | None:
-        return None
-
-    def affine(self, group: Group) -> tuple[Any, Any] | None:
-        return None
-
-
 class Pairs(Wrapped):
     """A rule that sees complex tensors as real ones with a last dim of two."""
 
@@ -408,7 +407,8 @@ class Owned(Wrapped):
         beside = [group["params"].tensors] if self.inner.reads_params else []
 
         def work(where: list[int], whole: list[Tensor], *params: list[Tensor]) -> list[Tensor]:
-            some = live | {"param_names": [self.bucket.names[i] for i in where]}
+            lists = {name: x for name, x in live.items() if isinstance(x, list)}  # of parameters
+            some = live | {name: [x[i] for i in where] for name, x in lists.items()}
             if params:
                 some["params"] = TensorList(params[0])
             return updated(self.inner, TensorList(whole, owned=True), {}, some).tensors

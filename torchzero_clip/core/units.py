@@ -14,7 +14,7 @@ from torchzero_clip.core import norms
 from torchzero_clip.core.bucket import Bucket
 from torchzero_clip.core.decision import Cells, Decision, UnitState
 from torchzero_clip.core.division import Division, UnitRecord
-from torchzero_clip.core.engine import Group
+from torchzero_clip.core.engine import Group, State
 from torchzero_clip.core.lazy import Joined
 from torchzero_clip.core.norms.shards import across, merge_shards
 from torchzero_clip.core.state import statistic_dtype
@@ -216,7 +216,7 @@ class Units(Cells):
         flowing = iter(updates or [bucket.u for bucket in self.buckets])
         for members, ratio in zip(self.groups, divisors, strict=True):
             for bucket in members:
-                bucket.u = self.divide(bucket, next(flowing).to(bucket.state_dtype), ratio)
+                bucket.u = self.divide(bucket, next(flowing).to(bucket.part.state_dtype), ratio)
 
     def lerp_(self, name: str, weights: Sequence[Tensor], where: Tensor) -> None:
         """m ← m + weight · (u - m) for the state m with this name, in units where a flag is set.
@@ -225,9 +225,9 @@ class Units(Cells):
         """
         for members, weight in zip(self.groups, weights, strict=True):
             for bucket in members:
-                u, held = bucket.u.to(bucket.state_dtype), {"m": bucket.state[name]}
-                flags, by = self.as_list(bucket, where), self.as_list(bucket, weight)
-                bucket.write(_lerp, u, held, where=flags, by=by)
+                m, flags = bucket.state[name], self.as_list(bucket, where)
+                end = bucket.view(_chosen, flags=flags, m=m)
+                m.lerp_(end, self.as_list(bucket, weight))
                 bucket.settle()
 
     def div_(self, name: str, ratio: Tensor) -> None:
@@ -352,5 +352,6 @@ class Units(Cells):
         return across(stats, sizes, m, units.positions, max(len(step.groups), 1), group)
 
 
-def _lerp(u: TensorList, m: TensorList, where: list[Tensor], by: TensorList) -> None:
-    m.lerp_(u.where(where, m), by)
+def _chosen(u: TensorList, state: State, group: Group) -> TensorList:
+    """u where flags are set, m elsewhere."""
+    return u.where(group["flags"], group["m"])

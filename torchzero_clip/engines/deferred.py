@@ -16,11 +16,7 @@ from torchzero_clip.core.private import foreach
 from torchzero_clip.core.tensorlist import TensorList, Workspace
 from torchzero_clip.core.tensors import all_plain, storages
 from torchzero_clip.engines.kept import BATCH
-from torchzero_clip.engines.parts import (
-    Parted,
-    Piece,
-    piece_of,
-)
+from torchzero_clip.engines.parts import Parted, Piece, piece_of
 
 
 class Scaled(Parted):

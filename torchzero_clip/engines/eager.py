@@ -15,16 +15,7 @@ import torch
 from torch import Tensor
 
 from torchzero_clip.core import norms, packs
-from torchzero_clip.core.engine import (
-    Entrywise,
-    Group,
-    Records,
-    Rule,
-    State,
-    Through,
-    Watch,
-    updated,
-)
+from torchzero_clip.core.engine import Formula, Group, Records, Rule, State, Through, Watch, updated
 from torchzero_clip.core.lazy import Lazy
 from torchzero_clip.core.private import foreach
 from torchzero_clip.core.skip import Skip
@@ -159,22 +150,19 @@ class EagerSession:
         if kernel is None or not (numbers and takes(kernel, self.params.tensors, u, state)):
             if not (self._parts and rule.per_entry) or self._kept_state:
                 return updated_in_turn(rule, u, state, group)
-            if isinstance(rule, Entrywise):  # others may read what it reads
-                parts.settle([u, *group.values()])
+            parts.settle(u, group)
             made = parts.Updated(u, rule, state, group, self._done)
             (self._waiting if state else self._reading).append(made)
             return made
         self._waiting.append(Fused(u, rule, state, group, self._done, kernel))
         return self._waiting[-1]
 
-    def write(self, rule: Rule, u: TensorList, state: State, group: Group) -> None:
-        if not self._parts or self._kept_state:  # what is kept may have been read in float32
-            updated(rule, u, state, group)
-            return
-        parts.settle([u, *group.values()])
-        whole = parts.Updated(u, rule, state, group, self._done)
-        for piece in parts.pieces(parts.bottom(u).tensors, parts.cut(whole)):
-            whole.piece(piece)
+    def view(self, formula: Formula, u: TensorList, state: State, group: Group) -> TensorList:
+        if not self._parts or self._kept_state or u.dtype.is_complex:
+            return formula(u.borrow(), state, group)
+        parts.settle(u, {**group, "u": u})
+        self._reading.append(parts.View(u, formula, state, group, self._done))
+        return self._reading[-1]
 
     def _done(self, u: Lazy) -> None:
         """Forget a list that is computed now."""
@@ -213,12 +201,6 @@ class EagerSession:
         if any([new is not old for new, old in pairs]):
             self.writable_grads().copy_(u)
 
-    def workspace(self, besides: TensorList) -> list[Tensor] | None:
-        kept = self._buffer() if self._keeps and besides.owned else None  # others may move there
-        if kept is None or any([a is b for a, b in zip(kept, besides.tensors, strict=True)]):
-            return None
-        return kept
-
     def select(self, where: Sequence[int], key: Hashable, places: Sequence[int]) -> EagerSession:
         params, grads = self.params.tensors, self.grads.tensors
         some = [params[i] for i in where], [grads[i] for i in where]
@@ -246,6 +228,8 @@ class EagerSession:
 
     def close(self) -> None:
         self._compute_waiting()
+        for path in {name.rpartition("/")[0] for name in self._kept_state}:
+            self.settle(path)
 
     def _guard(self, why: str, tensors: Sequence[Tensor]) -> None:
         """Make sure that these tensors stay as they are in a step that is skipped."""

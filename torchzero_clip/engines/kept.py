@@ -17,6 +17,7 @@ from torchzero_clip.core.lazy import Lazy
 from torchzero_clip.core.norms import Measure, statistics
 from torchzero_clip.core.stochastic import Rounding
 from torchzero_clip.core.tensorlist import TensorList
+from torchzero_clip.engines.parts import Piece, of_piece
 
 BATCH = 2**18  # numbers that are scaled or converted at a time
 LARGE = 2**24  # the same on devices whose calls cost more than their memory
@@ -89,8 +90,9 @@ def _vector(t: Tensor) -> Tensor:
 
 def updated_in_turn(rule: Rule, u: TensorList, state: State, group: Group) -> TensorList:
     """What `updated` gives; of state that is kept in bfloat16, one tensor is wide at a time."""
-    kept = any([isinstance(held, Kept) for held in state.values()])
-    if not (kept and rule.reach == "tensor"):
+    kept = [held for held in state.values() if isinstance(held, Kept)]
+    read = any([not held.pending for held in kept])  # and perhaps written
+    if read or not (kept and rule.reach == "tensor"):
         return updated(rule, u, state, group)
     made: list[Tensor] = []
     for i in range(len(u)):
@@ -105,11 +107,11 @@ def updated_in_turn(rule: Rule, u: TensorList, state: State, group: Group) -> Te
 
 
 def _only(x: Any, i: int) -> Any:
-    """Of a list one tensor; live values are for all."""
+    """Of a list one tensor; numbers are for all."""
     if isinstance(x, Kept):
         return x.only(i)
     if not isinstance(x, TensorList):
-        return x
+        return of_piece(x, Piece(i, i + 1))
     workspace = x.workspace
 
     def kept() -> list[Tensor] | None:

@@ -14,13 +14,14 @@ import torch
 from torch import Tensor
 
 from torchzero_clip.core import norms, packs
-from torchzero_clip.core.engine import Entrywise, Group, Rule, State, updated
+from torchzero_clip.core.engine import Group, State, updated
 from torchzero_clip.core.lazy import Lazy
 from torchzero_clip.core.norms import Measure
 from torchzero_clip.core.private import foreach
 from torchzero_clip.core.tensorlist import Operand, TensorList
 
 PART = 2**21  # entries that go through a chain together: eight lists of them are 64 MiB
+COUNT = 128  # parts that a bucket is cut into where these are larger
 
 
 class Piece(NamedTuple):
@@ -40,8 +41,11 @@ class Piece(NamedTuple):
 
 
 def pieces(tensors: Sequence[Tensor], cuts: bool, most: int | None = None) -> Iterator[Piece]:
-    """The pieces of tensors, of `most` entries; a larger tensor in several where it may be cut."""
-    most = PART if most is None else most
+    """The pieces of tensors, of `most` entries; a larger tensor in several where it may be cut.
+
+    Of a large bucket they are larger, so that a step does not call ever more of them.
+    """
+    most = max(PART if most is None else most, sum(map(Tensor.numel, tensors)) // COUNT)
     begin, total = 0, 0
     for i, t in enumerate(tensors):
         size = t.numel()
@@ -95,6 +99,14 @@ class Parted(Lazy):
     def borrow(self) -> TensorList:
         return Borrowed(self) if self.pending and self.repeats else super().borrow()
 
+    def write_into(self, target: TensorList, name: str, operands: Sequence[Any]) -> None:
+        """Run an operator in place that has this list as an operand."""
+        whole = target.tensors
+        cuts = all([_is_cut(x, whole) for x in operands]) and all(map(Tensor.is_contiguous, whole))
+        for piece in pieces(whole, cuts):
+            part = TensorList(piece.of(whole), owned=True)
+            part._write(name, *[of_piece(x, piece) for x in operands])
+
     def compute(self) -> list[Tensor]:
         every = list(pieces(bottom(self).tensors, cut(self)))
         if len(every) == 1:
@@ -124,9 +136,10 @@ class Parted(Lazy):
         return torch.cat(columns, dim=1)
 
 
-def settle(lists: Sequence[Any]) -> None:
-    """Compute those of the lists that cannot be computed twice."""
-    for x in lists:
+def settle(u: TensorList, group: Group) -> None:
+    """Compute what cannot be computed twice of u and of lists in a group that wait, as it may."""
+    lists = [x for x in group.values() if isinstance(x, Parted) and x.pending]
+    for x in [u, *lists] if lists else ():
         if isinstance(x, Parted) and x.pending and not x.repeats:
             _ = x.tensors
 
@@ -183,7 +196,7 @@ class Divided(Parted):
         return _is_cut(self.over, bottom(self).tensors)
 
     def piece(self, piece: Piece, keep: bool = False) -> TensorList:
-        return piece_of(self.source, piece, keep).div_(_of(self.over, piece))
+        return piece_of(self.source, piece, keep).div_(of_piece(self.over, piece))
 
 
 class Updated(Parted):
@@ -191,10 +204,12 @@ class Updated(Parted):
 
     __slots__ = ("_done", "_group", "_rule", "_state")
 
+    writes = True  # its state
+
     def __init__(
         self,
         source: TensorList,
-        rule: Rule,
+        rule: Any,
         state: State,
         group: Group,
         done: Callable[[Updated], Any],
@@ -209,7 +224,7 @@ class Updated(Parted):
 
     @property
     def repeats(self) -> bool:
-        return not self._state and super().repeats
+        return not (self.writes and self._state) and super().repeats
 
     def compute(self) -> list[Tensor]:
         self._done(self)
@@ -218,11 +233,13 @@ class Updated(Parted):
     def piece(self, piece: Piece, keep: bool = False) -> TensorList:
         if self._state:
             self._done(self)
+        given = self._given(piece)
+        return updated(self._rule, piece_of(self.source, piece, keep), *given)
+
+    def _given(self, piece: Piece) -> tuple[State, Group]:
+        """State and group of a piece."""
         state = {name: self._held(held, piece) for name, held in self._state.items()}
-        group = {name: _of(x, piece) for name, x in self._group.items()}
-        others = isinstance(self._rule, Entrywise)  # that may read what it reads
-        u = piece_of(self.source, piece, keep or others)
-        return updated(self._rule, u, state, group)
+        return state, {name: of_piece(x, piece) for name, x in self._group.items()}
 
     def _held(self, held: TensorList, piece: Piece) -> TensorList:
         """State of a piece; numbers of a tensor that is cut are written with its last part."""
@@ -234,7 +251,19 @@ class Updated(Parted):
         return TensorList(some, owned=True)
 
 
-def _of(x: Any, piece: Piece) -> Any:
+class View(Updated):
+    """What a function of entries makes that writes nothing: whoever reads it may compute it."""
+
+    __slots__ = ()
+
+    writes = False
+
+    def piece(self, piece: Piece, keep: bool = False) -> TensorList:
+        made: TensorList = self._rule(piece_of(self.source, piece, keep=True), *self._given(piece))
+        return made
+
+
+def of_piece(x: Any, piece: Piece) -> Any:
     """An operand of a piece: of lists, and of vectors of a number for each tensor, a part."""
     if isinstance(x, TensorList):
         return piece_of(x, piece, keep=True)

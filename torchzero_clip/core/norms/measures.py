@@ -15,11 +15,7 @@ from typing import Any, Literal, TypeAlias
 import torch
 from torch import Tensor
 
-from torchzero_clip.core.norms.numeric import (
-    readable,
-    safe_scale,
-    vector_norm,
-)
+from torchzero_clip.core.norms.numeric import readable, safe_scale, vector_norm
 from torchzero_clip.core.state import DOUBLE
 
 Ord: TypeAlias = "float | str"

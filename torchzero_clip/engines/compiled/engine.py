@@ -13,6 +13,7 @@ from torch import Tensor
 from torchzero_clip.core import norms
 from torchzero_clip.core.engine import (
     Engine,
+    Formula,
     Group,
     Records,
     Rule,
@@ -213,8 +214,8 @@ class CompiledSession:
     def update(self, rule: Rule, u: TensorList, state: State, group: Group) -> TensorList:
         return self.adopt(updated(rule, self.adopt(u), state, _undecided(group)))
 
-    def write(self, rule: Rule, u: TensorList, state: State, group: Group) -> None:
-        self.update(rule, u, state, group)
+    def view(self, formula: Formula, u: TensorList, state: State, group: Group) -> TensorList:
+        return self.adopt(formula(self.adopt(u).borrow(), state, _undecided(group)))
 
     def divide(
         self,
@@ -236,9 +237,6 @@ class CompiledSession:
         if not (isinstance(u, Traced) and u.on(self._trace) and u.buffer == GRADIENTS):
             self.writable_grads().copy_(u)
 
-    def workspace(self, besides: TensorList) -> list[Tensor] | None:
-        return None
-
     def select(self, where: Sequence[int], key: Hashable, places: Sequence[int]) -> CompiledSession:
         trace = self._trace
         trace.run()
@@ -259,6 +257,8 @@ class CompiledSession:
             foreach("sub_", self._trace.lent(PARAMETERS), u.tensors)
 
     def close(self) -> None:
+        for path in {name.rpartition("/")[0] for name in self._kept_state}:
+            self.settle(path)
         self._trace.end()
 
 

@@ -116,9 +116,6 @@ class StepNotes(Notes):
     def host(self, why: str) -> None:
         raise Refused(why)
 
-    def perhaps(self, flag: bool) -> bool:
-        return True
-
     def ask(self, function: Callable[..., Any], *args: Any) -> Any:
         self._asked.append((function, args, function(*args)))
         return self._asked[-1][-1]

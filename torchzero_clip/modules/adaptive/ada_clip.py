@@ -8,8 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torchzero_clip.core import Decision, Group, Live, NormRule, TensorList, Units, UnitState
-from torchzero_clip.core.tensorlist import Operand
+from torchzero_clip.core import Decision, Group, Live, NormRule, State, TensorList, Units, UnitState
 from torchzero_clip.modules.adaptive.criterion import blend
 
 
@@ -40,6 +39,8 @@ class AdaClip(NormRule):
     past_only: bool = True
 
     ord = math.inf
+    per_entry = widens = True
+    complex = "whole"
     pure = True
 
     def check(self) -> None:
@@ -67,11 +68,8 @@ class AdaClip(NormRule):
         for members, bound, ratio in zip(units.groups, bounds, ratios, strict=True):
             floor = torch.where(torch.isfinite(norm), bound, -1.0)  # else all of the tensor is cut
             for bucket in members:
-                u = bucket.u.to(bucket.state_dtype)
-                cut = units.divide(bucket, bucket.beside(u), ratio)
-                operands = {"cut": cut, "floor": units.operand(bucket, floor)}
-                bucket.u = bucket.entrywise(_bounded, u, **operands)
+                cut = units.divide(bucket, bucket.u.borrow(), ratio)
+                bucket.apply(self, units, cut=cut, floor=floor)
 
-
-def _bounded(u: TensorList, cut: TensorList, floor: Operand) -> TensorList:
-    return cut.where(u.abs().sub_(floor).positive(), u)
+    def update(self, u: TensorList, state: State, group: Group) -> TensorList:
+        return group["cut"].where(u.abs().sub_(group["floor"]).positive(), u)

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from torchzero_clip.core import Bucket, Live, NormRule, TensorList
+from torchzero_clip.core import Bucket, Group, Live, NormRule, State, TensorList
 
 
 class Clippy(NormRule):
@@ -32,6 +30,7 @@ class Clippy(NormRule):
     absolute: Live[float] = 1e-7
 
     ord = "linf"
+    widens = True
     pure = True
 
     def check(self) -> None:
@@ -41,18 +40,13 @@ class Clippy(NormRule):
 
     def step(self, buckets: list[Bucket]) -> list[Bucket]:
         units = self.units(buckets)
-        farthest = units.norms_of([self._shares(bucket) for bucket in units.buckets])
+        farthest = units.norms_of([bucket.view(_shares) for bucket in units.buckets])
         self.scale(units, farthest, [1.0] * len(units.groups))
         return buckets
 
-    def _shares(self, bucket: Bucket) -> TensorList:
-        """What each entry is of the change that it may make."""
-        u, values = bucket.u.to(bucket.state_dtype), bucket.values
-        live = {name: values[name] for name in ("relative", "absolute")}
-        return bucket.entrywise(_shares, u, w=bucket.params, **live)
 
-
-def _shares(u: TensorList, w: TensorList, relative: Any, absolute: Any) -> TensorList:
-    most = w.to(u.dtype).abs().mul_(relative).add_(absolute)
+def _shares(u: TensorList, state: State, group: Group) -> TensorList:
+    """What each entry is of the change that it may make."""
+    most = group["params"].to(u.dtype).abs().mul_(group["relative"]).add_(group["absolute"])
     size = u.abs()
     return size.div(most).where(size.positive(), size)  # 0 where it changes nothing, and may not

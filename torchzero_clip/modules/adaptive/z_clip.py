@@ -9,12 +9,7 @@ from torch import Tensor
 
 from torchzero_clip.core import Group, Live, Scope, UnitState
 from torchzero_clip.modules.adaptive.adaptive_rule import AdaptiveRule
-from torchzero_clip.modules.adaptive.criterion import (
-    Criterion,
-    blend,
-    blend_squares,
-    deviation,
-)
+from torchzero_clip.modules.adaptive.criterion import Criterion, blend, blend_squares, deviation
 from torchzero_clip.modules.adaptive.z_stat import ZStat
 
 

@@ -10,22 +10,12 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from torchzero_clip.core import Group, TensorList, Transform
-from torchzero_clip.core.state import state_dtype
-
-
-def check_step(rule: Transform) -> None:
-    """Raise a sentence for a target that no link behind LR can have."""
-    if rule.target != "update":
-        raise ValueError(
-            f"{type(rule).__name__}: target must be 'update', the step that is subtracted, got "
-            f"{rule.target!r}"
-        )
+from torchzero_clip.core import Group, TensorList, zeros_like_state
 
 
 def begun(param: Tensor) -> Tensor:
     """An average that begins at a parameter, in the dtype of its state."""
-    return param.detach().to(state_dtype(param), copy=True)
+    return zeros_like_state(param).copy_(param.detach())
 
 
 def follow(average: TensorList, share: Tensor, u: TensorList, group: Group) -> None:

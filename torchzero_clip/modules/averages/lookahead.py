@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from torchzero_clip.core import Group, Live, State, TensorList, Transform, counter
-from torchzero_clip.modules.averages.following import begun, check_step, follow
+from torchzero_clip.core.transform import check_step
+from torchzero_clip.modules.averages.following import begun, follow
 
 
 class Lookahead(Transform):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from torchzero_clip.core import Bucket, NormRule, Scope, TensorList
+from torchzero_clip.core import Bucket, Group, NormRule, Scope, State, TensorList
 
 
 class Centralize(NormRule):
@@ -34,6 +34,8 @@ class Centralize(NormRule):
     inverse_dims: bool = False
     min_size: int = 2
 
+    per_entry = True
+    complex = "whole"
     pure = True
 
     def step(self, buckets: list[Bucket]) -> list[Bucket]:
@@ -41,6 +43,8 @@ class Centralize(NormRule):
         mean = units.mean()
         shift = torch.where(units.smaller_than(self.min_size), torch.zeros_like(mean), mean)
         for bucket in buckets:
-            u = bucket.u.to(bucket.state_dtype)
-            bucket.u = bucket.entrywise(TensorList.sub_, u, x=units.operand(bucket, shift))
+            bucket.apply(self, units, mean=shift)
         return buckets
+
+    def update(self, u: TensorList, state: State, group: Group) -> TensorList:
+        return u.sub_(group["mean"])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Literal
 
-import torch
 from torch import Tensor
 
 from torchzero_clip.core import Bucket, Live, Reach, TensorList, Transform
@@ -31,6 +30,7 @@ class ClipPercentile(Transform):
     dim: Literal["global"] | None = None
 
     complex = "refuse"
+    widens = True
     pure = True
 
     @property
@@ -46,8 +46,7 @@ class ClipPercentile(Transform):
         every = [bucket.whole(bucket.u) for bucket in buckets]
         bounds = self._bounds(buckets, every)  # all of them before a group is cut where it lies
         for bucket, bound in zip(buckets, bounds, strict=True):
-            u = bucket.u.to(bucket.state_dtype)
-            bucket.u = u.maximum_(bound.neg()).minimum_(bound)
+            bucket.u = bucket.u.maximum_(bound.neg()).minimum_(bound)
         return buckets
 
     def _bounds(self, buckets: list[Bucket], every: list[list[Tensor]]) -> list[TensorList]:
@@ -61,9 +60,5 @@ class ClipPercentile(Transform):
                 bounds = [percentile(together, p)] * len(some)
             else:
                 bounds = percentiles(some, p)
-            if together or bounds[0].dtype == bucket.state_dtype:
-                made = [b.to(bucket.device, bucket.state_dtype) for b in bounds]
-            else:
-                made = list(torch.stack(bounds).to(bucket.state_dtype).unbind())
-            out.append(TensorList(made))
+            out.append(TensorList([b.to(bucket.device, some[0].dtype) for b in bounds]))
         return out

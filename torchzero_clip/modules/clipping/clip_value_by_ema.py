@@ -76,15 +76,15 @@ class ClipValueByEMA(Transform):
         if self.ema_tfm is None:
             return super().step(buckets)
         for bucket in buckets:
-            self._average(bucket.group["beta"], bucket.u.to(bucket.state_dtype), bucket.state)
-        averages = [bucket.beside(bucket.state["ema"]).own() for bucket in buckets]
+            self._average(bucket.group["beta"], bucket.u, bucket.state)
+        averages = [bucket.state["ema"].clone() for bucket in buckets]
         for t in [t for average in averages for t in average]:
             t.nan_to_num_(torch.nan, posinf=0.0)  # where there is none yet
         bounds = transformed(buckets, averages)
         for bucket, made in zip(buckets, bounds, strict=True):
-            ema, u = bucket.state["ema"], bucket.u.to(bucket.state_dtype)
+            ema = bucket.state["ema"]
             bound = ema.where(ema.isinf(), made.abs())
-            bucket.u = u.minimum_(bound).maximum_(bound.neg())
+            bucket.u = bucket.u.minimum_(bound).maximum_(bound.neg())
         return buckets
 
     def _average(self, beta: Any, u: TensorList, state: State) -> TensorList:

@@ -6,9 +6,8 @@ import math
 
 import torch
 
-from torchzero_clip.core import Bucket, Live, NormRule, Scope, TensorList
+from torchzero_clip.core import Bucket, Group, Live, NormRule, Scope, State, TensorList
 from torchzero_clip.core.norms import eps_of
-from torchzero_clip.core.tensorlist import Operand
 
 
 class Standardize(NormRule):
@@ -36,6 +35,8 @@ class Standardize(NormRule):
     min_size: int = 2
 
     ord = "std"
+    per_entry = widens = True
+    complex = "whole"
     pure = True
 
     update_size = "own"
@@ -52,14 +53,11 @@ class Standardize(NormRule):
         for members in units.groups:
             eps = members[0].group["eps"]
             for bucket in members:
-                flat = std <= 4 * eps_of(mean, bucket.state_dtype) * mean.abs()
+                flat = std <= 4 * eps_of(mean, bucket.u.dtype) * mean.abs()
                 scale = torch.where(flat, torch.full_like(std, math.inf), std + eps)
                 scale = torch.where(alone, torch.ones_like(std), scale)
-                operands = [units.operand(bucket, x) for x in (shift, scale)]
-                u = bucket.u.to(bucket.state_dtype)
-                bucket.u = bucket.entrywise(_standard, u, shift=operands[0], scale=operands[1])
+                bucket.apply(self, units, shift=shift, scale=scale)
         return buckets
 
-
-def _standard(u: TensorList, shift: Operand, scale: Operand) -> TensorList:
-    return u.sub_(shift).div_(scale)
+    def update(self, u: TensorList, state: State, group: Group) -> TensorList:
+        return u.sub_(group["shift"]).div_(group["scale"])

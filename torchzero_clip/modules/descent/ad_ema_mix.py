@@ -8,7 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torchzero_clip.core import Group, Live, State, TensorList, Transform, counter, zeros_like_state
+from torchzero_clip.core import Group, Live, State, TensorList, Transform
+from torchzero_clip.core.state import averages_of
 
 
 class AdEMAMix(Transform):
@@ -53,8 +54,7 @@ class AdEMAMix(Transform):
         self.require("beta3_warmup", at_least=1, integer=True, optional=True)
 
     def init(self, param: Tensor) -> dict[str, Tensor]:
-        averages = ("exp_avg", "exp_avg_slow", "exp_avg_sq")
-        return {"step": counter(param), **{name: zeros_like_state(param) for name in averages}}
+        return averages_of(param, "exp_avg", "exp_avg_slow", "exp_avg_sq")
 
     def update(self, u: TensorList, state: State, group: Group) -> TensorList:
         beta1, beta2, _ = group["betas"]

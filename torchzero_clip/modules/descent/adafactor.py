@@ -59,7 +59,7 @@ class Adafactor(NormRule):
     def step(self, buckets: list[Bucket]) -> list[Bucket]:
         units = self.units(buckets)
         groups = [bucket.group for bucket in units.buckets]
-        us = [bucket.u.to(bucket.state_dtype) for bucket in units.buckets]
+        us = [bucket.u for bucket in units.buckets]
         counts = [bucket.state["step"].add_(1).stack() for bucket in units.buckets]
         powers = [t ** group["beta2_decay"] for t, group in zip(counts, groups, strict=True)]
         SECOND.follow(units.buckets, us, powers, [0.0] * len(us))

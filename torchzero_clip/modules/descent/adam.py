@@ -4,17 +4,9 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from torchzero_clip.core import (
-    FusedKernel,
-    Group,
-    Live,
-    State,
-    TensorList,
-    Transform,
-    counter,
-    zeros_like_state,
-)
+from torchzero_clip.core import FusedKernel, Group, Live, State, TensorList, Transform
 from torchzero_clip.core.private import fused
+from torchzero_clip.core.state import averages_of
 
 
 class Adam(Transform):
@@ -61,7 +53,7 @@ class Adam(Transform):
 
     def init(self, param: Tensor) -> dict[str, Tensor]:
         names = ["exp_avg", "exp_avg_sq"] + ["max_exp_avg_sq"] * self.amsgrad
-        return {"step": counter(param), **{name: zeros_like_state(param) for name in names}}
+        return averages_of(param, *names)
 
     def update(self, u: TensorList, state: State, group: Group) -> TensorList:
         beta1, beta2 = group["betas"]

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from torchzero_clip.core import Group, Live, State, TensorList, Transform, counter, zeros_like_state
+from torchzero_clip.core import Group, Live, State, TensorList, Transform
+from torchzero_clip.core.state import averages_of
 
 
 class Adamax(Transform):
@@ -37,8 +38,7 @@ class Adamax(Transform):
         self.require("eps", at_least=0)
 
     def init(self, param: Tensor) -> dict[str, Tensor]:
-        averages = {name: zeros_like_state(param) for name in ("exp_avg", "exp_inf")}
-        return {"step": counter(param), **averages}
+        return averages_of(param, "exp_avg", "exp_inf")
 
     def update(self, u: TensorList, state: State, group: Group) -> TensorList:
         beta1, beta2 = group["betas"]

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from torchzero_clip.core import Group, Live, State, TensorList, Transform, counter, zeros_like_state
+from torchzero_clip.core import Group, Live, State, TensorList, Transform
+from torchzero_clip.core.state import averages_of
 
 
 class Adan(Transform):
@@ -40,8 +41,7 @@ class Adan(Transform):
         self.require("eps", at_least=0)
 
     def init(self, param: Tensor) -> dict[str, Tensor]:
-        names = ("exp_avg", "exp_avg_diff", "exp_avg_sq", "previous")
-        return {"step": counter(param), **{name: zeros_like_state(param) for name in names}}
+        return averages_of(param, "exp_avg", "exp_avg_diff", "exp_avg_sq", "previous")
 
     def update(self, u: TensorList, state: State, group: Group) -> TensorList:
         beta1, beta2, beta3 = group["betas"]

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from torchzero_clip.core import Group, Live, State, TensorList, Transform, counter, zeros_like_state
+from torchzero_clip.core import Group, Live, State, TensorList, Transform
+from torchzero_clip.core.state import averages_of
 
 
 class ADOPT(Transform):
@@ -48,8 +49,7 @@ class ADOPT(Transform):
         self.require("weight_decay", at_least=0)
 
     def init(self, param: Tensor) -> dict[str, Tensor]:
-        averages = {name: zeros_like_state(param) for name in ("exp_avg", "exp_avg_sq")}
-        return {"step": counter(param), **averages}
+        return averages_of(param, "exp_avg", "exp_avg_sq")
 
     def update(self, u: TensorList, state: State, group: Group) -> TensorList:
         (beta1, beta2), power = group["betas"], group["clip_power"]

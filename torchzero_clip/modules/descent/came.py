@@ -55,14 +55,14 @@ class CAME(NormRule):
         units = self.units(buckets)
         groups = [bucket.group for bucket in units.buckets]
         betas, eps = [group["betas"] for group in groups], [group["eps"] for group in groups]
-        us = [bucket.u.to(bucket.state_dtype) for bucket in units.buckets]
+        us = [bucket.u for bucket in units.buckets]
         SECOND.follow(units.buckets, us, [1 - beta2 for _, beta2, _ in betas], [x for x, _ in eps])
         updates = [SECOND.divide(bucket, u) for bucket, u in zip(units.buckets, us, strict=True)]
         rms = units.norms_of(updates)
         means: list[TensorList] = []
         rest: list[TensorList] = []
         for bucket, u, group in zip(units.buckets, updates, groups, strict=True):
-            u.div_(units.operand(bucket, (rms / group["clip_threshold"]).clamp(min=1)))
+            u = units.divide(bucket, u, (rms / group["clip_threshold"]).clamp(min=1))
             means.append(bucket.state["exp_avg"].lerp_(u, 1 - group["betas"][0]))
             rest.append(u.sub_(means[-1]))
         DOUBT.follow(units.buckets, rest, [1 - beta3 for _, _, beta3 in betas], [x for _, x in eps])

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from torch import Tensor
-
-from torchzero_clip.core import Bucket, TensorList, Transform, Units
+from torchzero_clip.core import Bucket, Group, State, TensorList, Transform, Units
 from torchzero_clip.core.norms import measure, numbers
-from torchzero_clip.core.transform import pairs, unpaired
+from torchzero_clip.core.transform import pairs
 
 
 class Cautious(Transform):
@@ -25,34 +23,26 @@ class Cautious(Transform):
         arXiv 2411.16085.
     """
 
-    reads_grads = True
+    reads_grads = widens = per_entry = True
     reach = "tensor"
     pure = True
 
     def step(self, buckets: list[Bucket]) -> list[Bucket]:
         units = Units(buckets, None, measure("sum"), name="Cautious")
-        agree = [self._agree(bucket) for bucket in units.buckets]
-        kept, start = units.statistics(agree, units.order)[0], 0
+        agree = [bucket.view(_agreement) for bucket in units.buckets]
+        kept = units.statistics(agree, units.order)[0]
+        entries = [1 + b.dtype.is_complex for b in units.buckets]  # a complex number is a pair
+        sizes = [n * k for k, b in zip(entries, units.buckets, strict=True) for n in b.part.sizes]
+        share = (kept / numbers(sizes, kept).clamp(min=1)).clamp(min=1e-3)
         for bucket, mask in zip(units.buckets, agree, strict=True):
-            entries = 1 + bucket.dtype.is_complex  # a complex number is a pair
-            here = kept[start : (start := start + len(mask))].to(bucket.device, mask.dtype)
-            size = numbers([n * entries for n in bucket.part.sizes], here)
-            share = (here / size.clamp(min=1)).clamp(min=1e-3)
-            u = pairs(bucket.u.to(bucket.state_dtype))
-            u = bucket.entrywise(_kept, u, mask=mask, share=share)
-            bucket.u = u if entries == 1 else unpaired(u)
+            bucket.apply(self, units, mask=mask, share=share)
         return buckets
 
-    def _agree(self, bucket: Bucket) -> TensorList:
-        u = bucket.beside(pairs(bucket.u.to(bucket.state_dtype)))
-        return bucket.entrywise(_agreement, u, grads=pairs(bucket.grads))
+    def update(self, u: TensorList, state: State, group: Group) -> TensorList:
+        return u.mul_(group["mask"]).div_(group["share"])
 
 
-def _agreement(u: TensorList, grads: TensorList) -> TensorList:
+def _agreement(u: TensorList, state: State, group: Group) -> TensorList:
     """1 where update and gradient have one sign, else 0."""
-    same = u.sign_().mul_(grads)  # u · g of two tiny numbers would be 0
+    same = pairs(u).sign().mul_(pairs(group["grads"]))  # u · g of two tiny numbers would be 0
     return same.sign_().maximum_(0.0)
-
-
-def _kept(u: TensorList, mask: TensorList, share: Tensor) -> TensorList:
-    return u.mul_(mask).div_(share)

@@ -6,9 +6,8 @@ import math
 
 from torch import Tensor
 
-from torchzero_clip.core import Bucket, Live, Transform
+from torchzero_clip.core import Bucket, Group, Live, State, TensorList, Transform, zeros_like_state
 from torchzero_clip.modules.descent import distance
-from torchzero_clip.modules.descent import distance_lists as lists
 
 
 class DAdaptAdam(Transform):
@@ -52,7 +51,7 @@ class DAdaptAdam(Transform):
     complex = "refuse"
     update_size = "own"
     shown = ("d",)
-    pure = True
+    per_entry = pure = True
 
     def check(self) -> None:
         super().check()
@@ -65,33 +64,35 @@ class DAdaptAdam(Transform):
         self.require("layer_scale", at_least=0)
 
     def init(self, param: Tensor) -> dict[str, Tensor]:
-        return lists.averages(param)
+        return {name: zeros_like_state(param) for name in distance.AVERAGES}
 
     def init_model(self) -> dict[str, float]:
         return {"d": self.d0, "numerator": 0.0, "step": 0.0}
 
     def step(self, buckets: list[Bucket]) -> list[Bucket]:
-        units, numbers = distance.begin(buckets)
+        units, numbers = distance.begin(buckets, self.decouple)
         d, numerator = [numbers.model[name] for name in ("d", "numerator")]
         lr, on, correction = distance.rates(units, numbers, self.use_bias_correction)
         rate, scale = d * lr * correction, distance.vector(units.each("layer_scale"), d)
-        us = lists.flowing(units, self.decouple)
-        ahead = lists.over_root(units, [u.borrow() for u in us], "s", units.each("eps"))
-        gain = lists.dot(units, us, ahead, scale * rate)
-        betas = distance.betas(units, d)
+        betas, live = distance.betas(units, d), distance.of_model(units)
         first, second, third = [on * (1 - beta) for beta in (*betas, betas[1].sqrt())]
-        m, s = (1 - first, scale * rate * first), (1 - third, rate * third)
-        lists.remember(units, us, m=m, v=second, s=s)
-        live, size = distance.of_model(units), lists.size(units, on * scale)
+        gain = distance.total(units, _gain, rate=scale * rate)
+        counted = on * scale
+        size = distance.size(units, keep=(1 - third) * counted, take=rate * third * counted)
         share = live["betas"][1] ** 0.5
         numerator = share * numerator + (1 - share) * gain
         found = numerator / ((1 - share) * size)
         grown = d.maximum(found.minimum(d * live["growth_rate"]))
         distance.keep(numbers, size > 0, d=grown, numerator=numerator)
-        us = lists.over_root(units, us, "exp_avg", units.each("eps"))
-        if self.decouple:
-            decay = rate * distance.vector(units.each("weight_decay"), d)
-            us = lists.decayed(units, us, decay)
-        for bucket, u in zip(units.buckets, lists.times(units, us, (size > 0) * on), strict=True):
-            bucket.u = u
-        return buckets
+        decay = rate * distance.vector(units.each("weight_decay"), d)
+        vectors = {"m": (1 - first, scale * rate * first), "s": (1 - third, rate * third)}
+        return distance.move(self, units, decay=decay, rate=(size > 0) * on, v=second, **vectors)
+
+    def update(self, u: TensorList, state: State, group: Group) -> TensorList:
+        return distance.adam(u, state, group, self.decouple)
+
+
+def _gain(u: TensorList, state: State, group: Group) -> TensorList:
+    """What each entry adds to r: the way of the averages so far, along u."""
+    root = state["exp_avg_sq"].sqrt().add_(group["eps"])
+    return state["s"].div(root).mul_(group["rate"]).mul_(u)

@@ -1,23 +1,33 @@
-"""What rules share that estimate how far away the solution is: numbers, an entry a group.
+"""What rules share that estimate how far away the solution is.
 
-Groups are units here: vectors are in the precision of the numbers of the model.
+Groups are units here: vectors have an entry a group, in the precision of the numbers of the model.
+Sums of the whole model are of lists that nothing is written for; they come first, and then the
+update of each entry with them. An accelerator takes both part by part.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from torchzero_clip.core import Bucket, Group, Numbers, Units
+from torchzero_clip.core import Bucket, Group, Numbers, State, TensorList, Transform, Units
 from torchzero_clip.core.norms import NAMED
 
+AVERAGES = ("exp_avg", "exp_avg_sq", "s")
 
-def begin(buckets: Sequence[Bucket]) -> tuple[Units, Numbers]:
-    """The groups of a step, and the numbers of the model."""
+
+def begin(buckets: Sequence[Bucket], decouple: bool) -> tuple[Units, Numbers]:
+    """The groups of a step, and the numbers of the model. The decay joins u unless it is apart."""
+    for bucket in buckets if not decouple else ():
+        bucket.u = bucket.view(_decayed)
     return Units(buckets, "group", NAMED["l1"]), Numbers(buckets)
+
+
+def _decayed(u: TensorList, state: State, group: Group) -> TensorList:
+    return u.add(group["params"], alpha=group["weight_decay"])
 
 
 def vector(values: Sequence[Any], like: Tensor) -> Tensor:
@@ -50,9 +60,52 @@ def of_model(units: Units) -> Group:
     return link.values(step.groups[0])
 
 
+def total(units: Units, function: Callable[..., TensorList], **vectors: Tensor) -> Tensor:
+    """The sum over the whole model of what a function makes of each entry."""
+    lists = [bucket.view(function, units, **vectors) for bucket in units.buckets]
+    return _as_one(units).sums_of(lists)[0]
+
+
+def size(units: Units, **vectors: Tensor) -> Tensor:
+    """‖s‖₁ of the whole model, after this step."""
+    lists = [bucket.view(_summed, units, **vectors) for bucket in units.buckets]
+    return _as_one(units).norms_of(lists)[0]
+
+
+def _summed(u: TensorList, state: State, group: Group) -> TensorList:
+    return state["s"].mul(group["keep"]).add_(u, alpha=group["take"])
+
+
+def _as_one(units: Units) -> Units:
+    """All as one unit, and so the stages of a pipeline too, whichever groups they have."""
+    return Units(units.buckets, "global", NAMED["l1"])
+
+
 def keep(numbers: Numbers, moves: Tensor, **values: Tensor) -> None:
     """Keep new numbers of the model and count the step, where it moves."""
     before = numbers.model
     values["step"] = before["step"] + 1
     numbers.set(None, {k: torch.where(moves, new, before[k]) for k, new in values.items()})
     numbers.store()
+
+
+def move(rule: Transform, units: Units, **vectors: Any) -> list[Bucket]:
+    """Have the rule do `adam` in every group.
+
+    Of m and s what stays and what comes, of v the share of what comes.
+    """
+    for name in ("m", "s"):
+        vectors[f"keep_{name}"], vectors[f"take_{name}"] = vectors.pop(name)
+    for bucket in units.buckets:
+        bucket.apply(rule, units, **vectors)
+    return units.buckets
+
+
+def adam(u: TensorList, state: State, group: Group, decays: bool) -> TensorList:
+    """u ← rate · (m / (√v + eps) + decay · w), once u is in m and s, and u² in v."""
+    m = state["exp_avg"].mul_(group["keep_m"]).add_(u, alpha=group["take_m"])
+    state["s"].mul_(group["keep_s"]).add_(u, alpha=group["take_s"])
+    v = state["exp_avg_sq"].lerp_(u.square_(), group["v"])
+    u = m.div(u.copy_(v).sqrt_().add_(group["eps"]))  # the root in the memory of u
+    u = u.add_(group["params"], alpha=group["decay"]) if decays else u
+    return u.mul_(group["rate"])

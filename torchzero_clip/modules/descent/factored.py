@@ -9,7 +9,6 @@ from torch import Tensor
 
 from torchzero_clip.core import Bucket, TensorList, Units, norms, zeros_like_state
 from torchzero_clip.core.packs import in_stacks, outer
-from torchzero_clip.core.tensorlist import Operand
 
 
 class Factored(NamedTuple):
@@ -41,7 +40,7 @@ class Factored(NamedTuple):
         self,
         buckets: Sequence[Bucket],
         lists: Sequence[TensorList],
-        weights: Sequence[Operand],
+        weights: Sequence[float | Tensor],
         eps: Sequence[float | Tensor],
     ) -> None:
         """V ← V + weight · (u² + eps - V), with a list, a weight and an eps for each bucket."""
@@ -56,7 +55,7 @@ class Factored(NamedTuple):
             held = [row[0].state[name] for row in given]
             parts = squares.split([sum([t.numel() for t in average]) for average in held])
             for average, part, (bucket, _, weight, more) in zip(held, parts, given, strict=True):
-                means = (part + more).to(bucket.device, bucket.state_dtype)
+                means = (part + more).to(bucket.device, average.dtype)
                 each = zip(means.split([t.numel() for t in average]), average, strict=True)
                 average.lerp_(TensorList([mean.view_as(t) for mean, t in each]), weight)
 

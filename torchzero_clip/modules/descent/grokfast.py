@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from torchzero_clip.core import Group, Live, State, TensorList, Transform, counter, zeros_like_state
+from torchzero_clip.core import Group, Live, State, TensorList, Transform
+from torchzero_clip.core.state import averages_of
 
 
 class Grokfast(Transform):
@@ -36,7 +37,7 @@ class Grokfast(Transform):
         self.require("lamb", at_least=0)
 
     def init(self, param: Tensor) -> dict[str, Tensor]:
-        return {"step": counter(param), "ema": zeros_like_state(param)}
+        return averages_of(param, "ema")
 
     def update(self, u: TensorList, state: State, group: Group) -> TensorList:
         later = state["step"].add_(1).minimum_(2).sub(1).stack()  # 0 in the first step, then 1

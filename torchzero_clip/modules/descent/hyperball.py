@@ -8,7 +8,8 @@ from typing import Any
 import torch
 
 from torchzero_clip.core import Bucket, NormRule, Scope
-from torchzero_clip.modules.descent.max_norm import check_last, project
+from torchzero_clip.core.transform import check_step
+from torchzero_clip.modules.descent.max_norm import project
 
 
 class Hyperball(NormRule):
@@ -35,12 +36,12 @@ class Hyperball(NormRule):
 
     min_size = 2
     sets_norm = True
-    about_step = True
+    about_step = widens = True
     pure = True
 
     def check(self) -> None:
         super().check()
-        check_last(self)
+        check_step(self)
 
     def init_unit(self) -> dict[str, Any]:
         return {"radius": 0.0}

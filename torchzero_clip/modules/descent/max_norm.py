@@ -6,7 +6,8 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from torchzero_clip.core import Bucket, Live, NormRule, Ord, Scope, TensorList, Units
+from torchzero_clip.core import Bucket, Group, Live, NormRule, Ord, Scope, State, TensorList, Units
+from torchzero_clip.core.transform import check_step
 
 
 class MaxNorm(NormRule):
@@ -38,12 +39,12 @@ class MaxNorm(NormRule):
     inverse_dims: bool = False
     min_size: int = 1
 
-    about_step = True
+    about_step = widens = True
     pure = True
 
     def check(self) -> None:
         super().check()
-        check_last(self)
+        check_step(self)
         self.require("max_norm", at_least=0)
 
     def step(self, buckets: list[Bucket]) -> list[Bucket]:
@@ -54,30 +55,21 @@ class MaxNorm(NormRule):
 
 def project(rule: NormRule, units: Units, limits: Sequence[Tensor | float]) -> None:
     """Change the steps so that the weights end at the limits; units within theirs keep the step."""
-    steps = [bucket.u.to(bucket.state_dtype) for bucket in units.buckets]
-    pairs = zip(units.buckets, steps, strict=True)
-    ends = [bucket.entrywise(_less, u, w=bucket.params) for bucket, u in pairs]
+    steps = iter([bucket.u for bucket in units.buckets])
+    ends = [bucket.view(_less) for bucket in units.buckets]
     norm = units.norms_of(ends)
-    ratios, before = rule.scale(units, norm, limits, ends), iter(steps)
+    ratios = rule.scale(units, norm, limits, ends)
     for members, ratio in zip(units.groups, ratios, strict=True):
         for bucket in members:
-            operands = {"step": next(before), "moves": units.as_list(bucket, ratio != 1)}
-            bucket.u = bucket.entrywise(_to, bucket.u, w=bucket.params, **operands)
+            moves = units.as_list(bucket, ratio != 1)
+            bucket.u = bucket.view(_to, step=next(steps), moves=moves)
 
 
-def _less(step: TensorList, w: TensorList) -> TensorList:
-    return w.to(step.dtype).sub(step)
+def _less(u: TensorList, state: State, group: Group) -> TensorList:
+    """w - u: where a step ends, or the step that ends there."""
+    return TensorList.sub(group["params"].to(u.dtype), u)
 
 
-def _to(end: TensorList, w: TensorList, step: TensorList, moves: TensorList) -> TensorList:
+def _to(end: TensorList, state: State, group: Group) -> TensorList:
     """The step that ends there, where it is to be changed."""
-    return _less(end, w).where(moves, step)
-
-
-def check_last(rule: NormRule) -> None:
-    """Raise a sentence for a target that no link after LR can have."""
-    if rule.target != "update":
-        raise ValueError(
-            f"{type(rule).__name__}: target must be 'update', the step that is subtracted, got "
-            f"{rule.target!r}"
-        )
+    return _less(end, state, group).where(group["moves"], group["step"])

@@ -6,8 +6,8 @@ from typing import Any
 
 from torch import Tensor
 
-from torchzero_clip.core import Group, Live, State, TensorList, Transform, counter, zeros_like_state
-from torchzero_clip.core.state import statistic
+from torchzero_clip.core import Group, Live, State, TensorList, Transform
+from torchzero_clip.core.state import averages_of, statistic
 
 
 class NAdam(Transform):
@@ -48,8 +48,8 @@ class NAdam(Transform):
         self.require("momentum_decay", at_least=0)
 
     def init(self, param: Tensor) -> dict[str, Tensor]:
-        averages = {name: zeros_like_state(param) for name in ("exp_avg", "exp_avg_sq")}
-        return {"step": counter(param), "mu_product": statistic(1.0, param), **averages}
+        averages = averages_of(param, "exp_avg", "exp_avg_sq")
+        return {**averages, "mu_product": statistic(1.0, param)}
 
     def update(self, u: TensorList, state: State, group: Group) -> TensorList:
         beta1, beta2 = group["betas"]

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import torch
 
-from torchzero_clip.core import Bucket, TensorList, Transform, Units
+from torchzero_clip.core import Bucket, Group, State, TensorList, Transform, Units
 from torchzero_clip.core.norms import NAMED, measure, numbers
-from torchzero_clip.core.tensorlist import Operand
-from torchzero_clip.core.transform import pairs, unpaired
+from torchzero_clip.core.transform import pairs
 
 
 class OrthoGrad(Transform):
@@ -26,30 +25,35 @@ class OrthoGrad(Transform):
     """
 
     reach = "tensor"
+    per_entry = widens = True
     pure = True
 
     def step(self, buckets: list[Bucket]) -> list[Bucket]:
         units = Units(buckets, None, measure(2), name="OrthoGrad")
-        rest = [pairs(bucket.u.to(bucket.state_dtype)) for bucket in units.buckets]
-        weights = [pairs(bucket.params.to(bucket.state_dtype)) for bucket in units.buckets]
-        before, size = units.norms_of(rest), units.norms_of(weights)
-        rows = list(zip(units.buckets, rest, weights, strict=True))
-        products = [bucket.entrywise(TensorList.mul, u, x=w) for bucket, u, w in rows]
+        before, size = units.norm(), units.norms_of([bucket.params for bucket in units.buckets])
+        products = [bucket.view(_product) for bucket in units.buckets]
         share = units.statistics(products, NAMED["sum"])[0] / size**2
         share = torch.where(size > 0, share, 0)
-        rest = [
-            bucket.entrywise(_without, u, w=w, share=units.operand(bucket, share))
-            for bucket, u, w in rows
-        ]
+        rest = [bucket.view(_rest, units, share=share) for bucket in units.buckets]
         after = units.norms_of(rest)
-        eps = [torch.finfo(b.state_dtype).eps for b in units.buckets for _ in b.part.sizes]
+        eps = [torch.finfo(u.dtype).eps for u in rest for _ in range(len(u))]
         rounding = after <= before * numbers([8 * x for x in eps], before)
         ratio = torch.where(rounding, torch.inf, after / before)
         for bucket, u in zip(units.buckets, rest, strict=True):
-            u = bucket.entrywise(TensorList.div_, u, x=units.operand(bucket, ratio))
-            bucket.u = unpaired(u) if bucket.dtype.is_complex else u
+            bucket.apply(self, units, rest=u, ratio=ratio)
         return buckets
 
+    def update(self, u: TensorList, state: State, group: Group) -> TensorList:
+        made: TensorList = group["rest"].div(group["ratio"])
+        return made
 
-def _without(u: TensorList, w: TensorList, share: Operand) -> TensorList:
-    return u.sub_(w.mul(share))
+
+def _product(u: TensorList, state: State, group: Group) -> TensorList:
+    u = pairs(u)
+    return u.mul(pairs(group["params"]).to(u.dtype))
+
+
+def _rest(u: TensorList, state: State, group: Group) -> TensorList:
+    """u without the part of it along w."""
+    u = pairs(u)
+    return u.sub(pairs(group["params"]).to(u.dtype).mul(group["share"]))

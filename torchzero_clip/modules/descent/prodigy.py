@@ -8,10 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torchzero_clip.core import Bucket, Group, Live, TensorList, Transform
-from torchzero_clip.core.state import state_dtype
+from torchzero_clip.core import Bucket, Group, Live, State, TensorList, Transform, zeros_like_state
 from torchzero_clip.modules.descent import distance
-from torchzero_clip.modules.descent import distance_lists as lists
 
 
 class Prodigy(Transform):
@@ -60,7 +58,7 @@ class Prodigy(Transform):
     update_size = "own"
     shown = ("d",)
     exact_state = ("start",)
-    pure = True
+    per_entry = pure = True
 
     def check(self) -> None:
         super().check()
@@ -73,38 +71,43 @@ class Prodigy(Transform):
         self.require("growth_rate", at_least=1)
 
     def init(self, param: Tensor) -> dict[str, Tensor]:
-        return lists.averages(param) | {"start": param.detach().to(state_dtype(param), copy=True)}
+        made = {name: zeros_like_state(param) for name in (*distance.AVERAGES, "start")}
+        return {**made, "start": made["start"].copy_(param.detach())}
 
     def init_model(self) -> dict[str, float]:
         return {"d": self.d0, "d_max": self.d0, "numerator": 0.0, "step": 0.0}
 
     def step(self, buckets: list[Bucket]) -> list[Bucket]:
-        units, numbers = distance.begin(buckets)
+        units, numbers = distance.begin(buckets, self.decouple)
         d, most, numerator = [numbers.model[name] for name in ("d", "d_max", "numerator")]
         lr, on, correction = distance.rates(units, numbers, self.use_bias_correction)
-        us = lists.times(units, lists.flowing(units, self.decouple), d.expand_as(lr))
-        starts = [(b, b.state["start"].borrow()) for b in units.buckets]
-        away = [b.entrywise(TensorList.sub_, start, x=b.params) for b, start in starts]
-        gain = lists.dot(units, us, away, lr * correction)
-        first, second = [on * (1 - beta) for beta in distance.betas(units, d)]
+        betas, live = distance.betas(units, d), distance.of_model(units)
+        first, second = [on * (1 - beta) for beta in betas]
         third = distance.vector([_beta3(members[0].values) for members in units.groups], d) ** on
-        share = (on if self.safeguard_warmup else lr * correction) * d / self.d0
-        lists.remember(units, us, m=(1 - first, first), v=second, s=(third, share))
-        live, size = distance.of_model(units), lists.size(units, on)
-        numerator = _beta3(live) * numerator + gain * d / self.d0
+        rate, growth = lr * correction, d / self.d0
+        share = (on if self.safeguard_warmup else rate) * growth
+        gain = distance.total(units, _gain, rate=rate * d * growth)
+        size = distance.size(units, keep=third * on, take=share * d)
+        numerator = _beta3(live) * numerator + gain
         found = live["d_coef"] * numerator / size
         most = most.maximum(found)
         grown = torch.where(d == self.d0, d.maximum(found), d) * live["growth_rate"]
         distance.keep(numbers, size > 0, d=most.minimum(grown), d_max=most, numerator=numerator)
         new = numbers.model["d"]
         ahead = torch.where(first < 1, 1.0, new / d)  # without an average u is at the new d
-        us = lists.over_root(units, us, "exp_avg", new * distance.vector(units.each("eps"), d))
+        eps = new * distance.vector(units.each("eps"), d)
         decay = distance.vector(units.each("weight_decay"), d) / ahead
-        us = lists.decayed(units, us, decay) if self.decouple else us
         rate = (size > 0) * d * correction * ahead
-        for bucket, u in zip(units.buckets, lists.times(units, us, rate), strict=True):
-            bucket.u = u
-        return buckets
+        vectors = {"m": (1 - first, first), "v": second, "s": (third, share)}
+        return distance.move(self, units, eps=eps, decay=decay, rate=rate, **vectors)
+
+    def update(self, u: TensorList, state: State, group: Group) -> TensorList:
+        return distance.adam(u.mul_(group["d"]), state, group, self.decouple)
+
+
+def _gain(u: TensorList, state: State, group: Group) -> TensorList:
+    """What each entry adds to r: the way from where the weights began, along u."""
+    return state["start"].sub(group["params"]).mul_(group["rate"]).mul_(u)
 
 
 def _beta3(group: Group) -> Any:

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from torchzero_clip.core import Group, State, TensorList, TensorwiseTransform
+from torchzero_clip.core.transform import check_step
 
 
 class Project(TensorwiseTransform):
@@ -40,11 +41,7 @@ class Project(TensorwiseTransform):
         super().check()
         if not callable(self.fn):
             raise TypeError(f"Project: fn must be a function, got {self.fn!r}")
-        if self.target != "update":
-            raise ValueError(
-                "Project: target must be 'update', the step that is subtracted, got "
-                f"{self.target!r}"
-            )
+        check_step(self)
 
     def update(self, u: TensorList, state: State, group: Group) -> TensorList:
         rows = zip(group["params"], u, strict=True)

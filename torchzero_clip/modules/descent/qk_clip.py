@@ -8,6 +8,7 @@ from typing import Any
 from torch import Tensor
 
 from torchzero_clip.core import Bucket, Live, TensorList, Transform
+from torchzero_clip.core.transform import check_step
 from torchzero_clip.modules.descent.heads import Heads, shrunk
 
 
@@ -42,6 +43,7 @@ class QKClip(Transform):
     alpha: Live[float] = 0.5
 
     complex = "refuse"
+    widens = True
     reach = "tensor"
     about_step = True
     impure = "max_logits is asked in each step for tensors of that step: there is nothing to do"
@@ -50,10 +52,7 @@ class QKClip(Transform):
         super().check()
         if not callable(self.max_logits):
             raise TypeError(f"QKClip: max_logits must be a function, got {self.max_logits!r}")
-        if self.target != "update":
-            raise ValueError(
-                f"QKClip: target must be 'update', the step that is subtracted, got {self.target!r}"
-            )
+        check_step(self)
         self.require("tau", above=0)
         self.require("alpha", at_least=0, at_most=1)
 
@@ -69,7 +68,7 @@ def shrink(bucket: Bucket, max_logits: Callable[[str, Tensor], Any]) -> TensorLi
     found = [max_logits(name or "", p) for name, p in pairs]
     if not any(found):
         return bucket.u
-    u, live = bucket.u.to(bucket.state_dtype), (bucket.group["tau"], bucket.group["alpha"])
+    u, live = bucket.u, (bucket.group["tau"], bucket.group["alpha"])
     rows = zip(found, bucket.params.tensors, u, bucket.names, bucket.part.layouts, strict=True)
     out = [shrunk(some, w, step, *live, name or "", layout) for some, w, step, name, layout in rows]
     return TensorList(out, owned=u.owned)

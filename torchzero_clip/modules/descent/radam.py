@@ -7,7 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torchzero_clip.core import Group, Live, State, TensorList, Transform, counter, zeros_like_state
+from torchzero_clip.core import Group, Live, State, TensorList, Transform
+from torchzero_clip.core.state import averages_of
 
 
 class RAdam(Transform):
@@ -45,8 +46,7 @@ class RAdam(Transform):
         self.require("eps", at_least=0)
 
     def init(self, param: Tensor) -> dict[str, Tensor]:
-        averages = {name: zeros_like_state(param) for name in ("exp_avg", "exp_avg_sq")}
-        return {"step": counter(param), **averages}
+        return averages_of(param, "exp_avg", "exp_avg_sq")
 
     def update(self, u: TensorList, state: State, group: Group) -> TensorList:
         beta1, beta2 = group["betas"]

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from torchzero_clip.core import Bucket, Live, NormRule, TensorList, counter, zeros_like_state
+from torchzero_clip.core import Bucket, Group, Live, NormRule, State, TensorList
+from torchzero_clip.core.state import averages_of
 from torchzero_clip.core.transform import pairs, unpaired
 
 
@@ -49,8 +50,7 @@ class StableAdam(NormRule):
         self.require("weight_decay", at_least=0)
 
     def init(self, param: Tensor) -> dict[str, Tensor]:
-        averages = {name: zeros_like_state(param) for name in ("exp_avg", "exp_avg_sq")}
-        return {"step": counter(param), **averages}
+        return averages_of(param, "exp_avg", "exp_avg_sq")
 
     def step(self, buckets: list[Bucket]) -> list[Bucket]:
         units = self.units(buckets)
@@ -62,30 +62,27 @@ class StableAdam(NormRule):
     def _adam(self, bucket: Bucket) -> tuple[TensorList, TensorList]:
         """The update that is not yet shortened, and u / √max(v̂, eps²)."""
         group, state = bucket.group, bucket.state
-        (beta1, beta2), eps = group["betas"], group["eps"]
-        u = pairs(bucket.u.to(bucket.state_dtype))
+        beta1, beta2 = group["betas"]
+        u = pairs(bucket.u)
         t = state["step"].add_(1).stack()
-        m = pairs(state["exp_avg"]).lerp_(u, 1 - beta1)
-        v = pairs(state["exp_avg_sq"]).mul_(beta2).addcmul_(u, u, 1 - beta2)
-        root = bucket.entrywise(_root, v, bias=(1 - beta2**t).sqrt())
-        growth = bucket.entrywise(_growth, u, root=root, eps=eps)
-        live = {"w": pairs(group["params"]), "eps": eps, "decay": group["weight_decay"]}
-        adam = bucket.entrywise(_adam, root, m=m, bias=1 - beta1**t, **live)
-        bucket.settle()
+        pairs(state["exp_avg"]).lerp_(u, 1 - beta1)
+        pairs(state["exp_avg_sq"]).mul_(beta2).addcmul_(u, u, 1 - beta2)
+        root = bucket.view(_root, bias=(1 - beta2**t).sqrt())
+        growth = bucket.view(_growth, root=root)
+        adam = bucket.view(_adam, root=root, bias=1 - beta1**t)
         if not bucket.dtype.is_complex:
             return adam, growth
         return unpaired(adam), unpaired(growth.mul_(0.5**0.5))  # each is two entries of the mean
 
 
-def _root(v: TensorList, bias: Tensor) -> TensorList:
-    return v.sqrt().div_(bias)
+def _root(u: TensorList, state: State, group: Group) -> TensorList:
+    return pairs(state["exp_avg_sq"]).sqrt().div_(group["bias"])
 
 
-def _growth(u: TensorList, root: TensorList, eps: float) -> TensorList:
-    return u.div(root.maximum(eps))
+def _growth(u: TensorList, state: State, group: Group) -> TensorList:
+    return pairs(u).div(group["root"].maximum(group["eps"]))
 
 
-def _adam(
-    root: TensorList, m: TensorList, bias: Tensor, w: TensorList, eps: float, decay: float
-) -> TensorList:
-    return root.add_(eps).div_(m).reciprocal_().div_(bias).add_(w, alpha=decay)
+def _adam(u: TensorList, state: State, group: Group) -> TensorList:
+    made = pairs(state["exp_avg"]).div(group["root"].add(group["eps"])).div_(group["bias"])
+    return made.add_(pairs(group["params"]), alpha=group["weight_decay"])

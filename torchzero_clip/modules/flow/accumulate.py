@@ -6,7 +6,15 @@ from typing import Any
 
 from torch import Tensor
 
-from torchzero_clip.core import Bucket, Step, Transform, count_step, in_buckets, zeros_like_state
+from torchzero_clip.core import (
+    Bucket,
+    Step,
+    TensorList,
+    Transform,
+    count_step,
+    in_buckets,
+    zeros_like_state,
+)
 from torchzero_clip.core.private import foreach
 
 
@@ -69,7 +77,6 @@ class Accumulate(Transform):
         if not all(begun):
             foreach("zero_", [t for t, on in zip(sums, begun, strict=True) if not on])
         sums.add_(bucket.u)
-        bucket.settle()
         for state in bucket.param_states:
             state[key] = 1
 
@@ -83,7 +90,7 @@ class Accumulate(Transform):
 
         buckets = in_buckets(step, total)
         for bucket in buckets:
-            bucket.session.write_grads(bucket.session.writable_grads().div_(self.steps))
+            TensorList(bucket.grads.tensors, owned=True).div_(self.steps)
             for state in bucket.param_states:
                 state[f"{path}/begun"] = 0
         return buckets

@@ -48,7 +48,7 @@ class Carry(Transform):
     def step(self, buckets: list[Bucket]) -> list[Bucket]:
         held = [bucket.state["carried"] for bucket in buckets]
         pairs = zip(buckets, held, strict=True)
-        sums = [bucket.u.to(bucket.state_dtype).add_(c) for bucket, c in pairs]
+        sums = [bucket.u.add_(c) for bucket, c in pairs]
         cut = transformed(buckets, [total.borrow() for total in sums])
         for bucket, c, total, u in zip(buckets, held, sums, cut, strict=True):
             rest = total.sub(u)

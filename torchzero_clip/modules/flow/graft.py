@@ -17,7 +17,7 @@ from torchzero_clip.core import (
     send,
     transformed,
 )
-from torchzero_clip.modules.flow.masked import check_keeps
+from torchzero_clip.modules.flow.masked import check_keeps, check_outer
 
 
 class Graft(NormRule):
@@ -53,13 +53,13 @@ class Graft(NormRule):
     min_size: int = 1
 
     inner = "branches"
+    widens = True
     sets_norm = True
     pure = True
 
     def check(self) -> None:
         super().check()
-        if self.target != "update":
-            raise ValueError(f"Graft: target belongs to the transforms inside, got {self.target!r}")
+        check_outer(self)
         for name in ("norm_of", "direction_of"):
             tfm = getattr(self, name)
             if not isinstance(tfm, Transform):
@@ -77,7 +77,7 @@ class Graft(NormRule):
 
     def step(self, buckets: list[Bucket]) -> list[Bucket]:
         units = self.units(buckets)
-        flowing = [bucket.u.to(bucket.state_dtype) for bucket in units.buckets]
+        flowing = [bucket.u for bucket in units.buckets]
         sizes, directions = [
             transformed(units.buckets, [u.borrow() for u in flowing], [link])
             for link in buckets[0].bound.children

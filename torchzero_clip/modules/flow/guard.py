@@ -7,7 +7,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from torchzero_clip.core import Bucket, Group, Reach, TensorList, UnitState
+from torchzero_clip.core import Bucket, Group, Reach, State, TensorList, UnitState
 from torchzero_clip.core.norms import finite, largest
 from torchzero_clip.core.private import assert_async
 from torchzero_clip.modules.flow.step_guard import NONFINITE, _Seen, _StepGuard
@@ -68,7 +68,7 @@ class Guard(_StepGuard):
             self._raise(buckets)
         else:
             for bucket in buckets:
-                bucket.u = bucket.entrywise(_finite, bucket.u)
+                bucket.u = bucket.view(_finite)
         return buckets
 
     def _raise(self, buckets: list[Bucket]) -> None:
@@ -87,7 +87,7 @@ class Guard(_StepGuard):
         raise RuntimeError(f"Guard: {self.reason} in {wrong or 'another rank'}")
 
 
-def _finite(u: TensorList) -> TensorList:
+def _finite(u: TensorList, state: State, group: Group) -> TensorList:
     """Zeros in the place of infinite entries and of those that are no number."""
     return u.where(u.isfinite(), 0.0)
 

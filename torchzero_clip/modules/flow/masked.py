@@ -58,6 +58,11 @@ def check_inner(rule: Transform) -> None:
     inner = getattr(rule, "tfm", None)
     if not isinstance(inner, Transform):
         raise TypeError(f"{type(rule).__name__}: tfm must be a Transform, got {inner!r}")
+    check_outer(rule)
+
+
+def check_outer(rule: Transform) -> None:
+    """Raise a sentence for a target that the transforms inside should have."""
     if rule.target != "update":
         raise ValueError(
             f"{type(rule).__name__}: target belongs to the transforms inside, got {rule.target!r}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import zlib
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -37,6 +38,7 @@ class Noise(Transform):
     gamma: Live[float] = 0.55
     seed: int = 0
 
+    widens = True
     impure = (
         "it draws from a generator in each step, where a replay would draw nothing, and a subclass "
         "cannot mend that: leave compile out, or Noise"
@@ -61,17 +63,15 @@ class Noise(Transform):
             noise = self._draw(bucket, generator)
             eta, gamma = bucket.group["eta"], bucket.group["gamma"]
             std = (eta / (1 + t) ** gamma) ** 0.5
-            bucket.u = TensorList(noise, owned=True).mul_(std).add_(bucket.u.to(bucket.state_dtype))
+            bucket.u = TensorList(noise, owned=True).mul_(std).add_(bucket.u)
             self._keep(bucket, generator)
         return buckets
 
     def _draw(self, bucket: Bucket, generator: torch.Generator) -> list[Tensor]:
         """Normal numbers for every parameter; of whole ones where they are sharded."""
-        kept = None if any(bucket.part.layouts) else bucket.session.workspace(bucket.update)
-        if kept is None or not all([t.is_contiguous() for t in kept]):
-            dtype = bucket.state_dtype
-            kept = [torch.empty(p.shape, dtype=dtype, device=p.device) for p in bucket.originals]
-        return bucket.parts([t.normal_(generator=generator) for t in kept])
+        kind: Any = {"dtype": bucket.u.dtype, "device": bucket.device}
+        drawn = [torch.empty(p.shape, **kind) for p in bucket.originals]
+        return bucket.parts([t.normal_(generator=generator) for t in drawn])
 
     def _generator(self, bucket: Bucket) -> torch.Generator:
         place = zlib.crc32(bucket.bound.path.encode())  # two links draw different numbers

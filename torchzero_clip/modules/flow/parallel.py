@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from torchzero_clip.core import Bucket, TensorList, Transform, send, transformed
-from torchzero_clip.modules.flow.masked import check_function, check_keeps
+from torchzero_clip.modules.flow.masked import check_function, check_keeps, check_outer
 
 
 class Parallel(Transform):
@@ -33,6 +33,7 @@ class Parallel(Transform):
     merge: Callable[[Mapping[str, TensorList]], TensorList]
 
     inner = "branches"
+    widens = True
     reach = "tensor"
     pure = True
 
@@ -45,10 +46,7 @@ class Parallel(Transform):
                 "Parallel: transforms must be a dict of name and Transform, got "
                 f"{self.transforms!r}"
             )
-        if self.target != "update":
-            raise ValueError(
-                f"Parallel: target belongs to the transforms inside, got {self.target!r}"
-            )
+        check_outer(self)
         for _, tfm in inner:
             check_keeps(self, "transforms", tfm)
 
@@ -58,7 +56,7 @@ class Parallel(Transform):
         return buckets
 
     def step(self, buckets: list[Bucket]) -> list[Bucket]:
-        flowing = [bucket.u.to(bucket.state_dtype) for bucket in buckets]
+        flowing = [bucket.u for bucket in buckets]
         made = {
             name: transformed(buckets, [u.borrow() for u in flowing], [link])
             for name, link in zip(self.transforms, buckets[0].bound.children, strict=True)

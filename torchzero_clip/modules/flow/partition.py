@@ -9,7 +9,7 @@ from torch import Tensor
 from torchzero_clip.core import Bucket, Transform, send
 from torchzero_clip.core.names import by_name, check_patterns
 from torchzero_clip.modules.flow.choice import split
-from torchzero_clip.modules.flow.masked import check_function
+from torchzero_clip.modules.flow.masked import check_function, check_outer
 
 
 class Partition(Transform):
@@ -53,10 +53,7 @@ class Partition(Transform):
                 "Partition: transforms must be a dict of label and Transform, got "
                 f"{self.transforms!r}"
             )
-        if self.target != "update":
-            raise ValueError(
-                f"Partition: target belongs to the transforms inside, got {self.target!r}"
-            )
+        check_outer(self)
 
     def step(self, buckets: list[Bucket]) -> list[Bucket]:
         return self._send(buckets)

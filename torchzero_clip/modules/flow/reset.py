@@ -6,10 +6,18 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-import torch
 from torch import Tensor
 
-from torchzero_clip.core import Bucket, Transform, count_step, prepare, run
+from torchzero_clip.core import (
+    Bucket,
+    Group,
+    State,
+    TensorList,
+    Transform,
+    count_step,
+    prepare,
+    run,
+)
 from torchzero_clip.core.foreach import copy_into
 from torchzero_clip.core.state import statistic
 from torchzero_clip.modules.flow.masked import check_inner
@@ -66,23 +74,25 @@ class Reset(Transform):
         if step.notes.ask(self._begins, t):
             self._begin_anew(buckets[0])
         out = run(buckets)
-        if self.warmup and step.notes.perhaps(self._since(t) < self.warmup):
-            for bucket in out:
-                share = self._share(step.notes.number(bucket.device, self._since, t))
-                bucket.u = bucket.u.to(bucket.state_dtype).mul_(share)
+        for bucket in out if self.warmup else ():
+            bucket.apply(self, share=step.notes.number(bucket.device, self._share, t))
         return out
+
+    def update(self, u: TensorList, state: State, group: Group) -> TensorList:
+        return u.mul_(group["share"])
+
+    def affine(self, group: Group) -> tuple[float | Tensor, float]:
+        return group["share"], 0.0
 
     def _begins(self, t: int) -> bool:
         return t % self.every == 0
 
-    def _since(self, t: int) -> int:
-        """The steps since state began anew; warmup + 1 where none are small any more."""
-        since = t % self.every
-        return since if t >= self.every and since < self.warmup else self.warmup + 1
-
-    def _share(self, k: Tensor) -> Tensor:
-        """The part that is left of an update: a tensor, so that a graph is not of one step."""
-        return 1 - 0.99 * (1 + torch.cos(k * math.pi / (self.warmup + 1))) / 2
+    def _share(self, t: int) -> float:
+        """The part that is left of an update: 1 where none are small any more."""
+        k = t % self.every
+        if t < self.every or k >= self.warmup:
+            return 1.0
+        return 1 - 0.99 * (1 + math.cos(k * math.pi / (self.warmup + 1))) / 2
 
     def _begin_anew(self, bucket: Bucket) -> None:
         """Put all state inside back to its first values, that of idle parameters too."""

@@ -41,6 +41,7 @@ class Steepest(NormRule):
     min_size: int = 1
 
     inner = "chain"
+    widens = True
     sets_norm = True
     pure = True
 
@@ -54,7 +55,7 @@ class Steepest(NormRule):
 
     def step(self, buckets: list[Bucket]) -> list[Bucket]:
         units = self.units(buckets)
-        flowing = [bucket.u.to(bucket.state_dtype) for bucket in units.buckets]
+        flowing = [bucket.u for bucket in units.buckets]
         made = transformed(units.buckets, [u.borrow() for u in flowing])
         norm = units.norms_of(made)
         size = units.dot(flowing, made) * norm

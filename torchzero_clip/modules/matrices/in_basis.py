@@ -51,6 +51,7 @@ class InBasis(Transform):
     inner = "chain"
     reach = "tensor"
     complex = "refuse"
+    widens = True
     impure = SOAPBasis.impure
 
     def __init__(

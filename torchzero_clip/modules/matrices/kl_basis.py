@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from torchzero_clip.core import Group
+from torchzero_clip.core.stacks import MatrixState
 from torchzero_clip.modules.matrices.eigenbases import (
     SIDES,
     average,
@@ -64,18 +65,16 @@ class KLBasis(SOAPBasis):
         self.require("initial", above=0)
         self.require("most", at_least=LEAST, integer=True)
 
-    def init_matrix(self, rows: int, columns: int) -> dict[str, Tensor]:
+    def init_matrix(self, rows: int, columns: int) -> MatrixState:
         sides = sides_up_to(self, rows, columns)
         values = {f"{side}_values": torch.ones(n) for side, n in sides.items()}
         return {**super().init_matrix(rows, columns), **values}
 
-    def observe_matrix(
-        self, u: Tensor, state: dict[str, Tensor], group: Group
-    ) -> dict[str, Tensor]:
+    def observe_matrix(self, u: Tensor, state: MatrixState, group: Group) -> MatrixState:
         rate = 1 - group["beta"]
         turned = group["turned"] if "turned" in group else into(u, state)
         squares = turned.square()
-        new: dict[str, Tensor] = {}
+        new: MatrixState = {}
         for side in [side for side in SIDES if side in state]:
             each = squares if side == "left" else squares.mT
             white = _whitened(u if side == "left" else u.mT, OTHER[side], state)
@@ -90,10 +89,8 @@ class KLBasis(SOAPBasis):
             new[f"{side}_values"] = values.clamp_(min=least)
         return new
 
-    def refreshed(
-        self, state: dict[str, Tensor], group: Group
-    ) -> tuple[dict[str, Tensor], dict[int, Tensor]]:
-        new: dict[str, Tensor] = {}
+    def refreshed(self, state: MatrixState, group: Group) -> tuple[MatrixState, dict[int, Tensor]]:
+        new: MatrixState = {}
         for side in [side for side in SIDES if side in state]:
             if group["first"]:
                 new[f"{side}_basis"] = eigenvectors(state[side])
@@ -103,7 +100,7 @@ class KLBasis(SOAPBasis):
         return new, {}
 
 
-def _whitened(rows: Tensor, side: str, state: dict[str, Tensor]) -> Tensor:
+def _whitened(rows: Tensor, side: str, state: MatrixState) -> Tensor:
     """The matrix in the basis of its columns, each divided by the root of its λ."""
     if side not in state:
         return rows

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from torchzero_clip.core import Group, Live, TensorwiseTransform
+from torchzero_clip.core.stacks import MatrixState
 from torchzero_clip.modules.matrices import lessons, whitening
 from torchzero_clip.modules.matrices.batches import PRODUCTS, matrix_shape
 from torchzero_clip.modules.matrices.blocks import Blocks, block_rows, check_blocks
@@ -87,7 +88,7 @@ class Kron(TensorwiseTransform):
         each = block_rows(self, name, param, rows) * count
         return [1] * len(each) if columns == 1 and len(set(each)) == 1 else each
 
-    def init_matrix(self, rows: int, columns: int) -> dict[str, Tensor]:
+    def init_matrix(self, rows: int, columns: int) -> MatrixState:
         made = {"step": torch.zeros(1), "exp_avg": torch.zeros(rows, columns)}
         if columns == 1:  # a vector; matrices of one column come as one of one row
             return {**made, "left": torch.full((rows,), self.initial)}
@@ -96,19 +97,17 @@ class Kron(TensorwiseTransform):
             made[side] = one * self.initial**0.5
         return made
 
-    def observe_matrix(
-        self, u: Tensor, state: dict[str, Tensor], group: Group
-    ) -> dict[str, Tensor]:
+    def observe_matrix(self, u: Tensor, state: MatrixState, group: Group) -> MatrixState:
         average = state["exp_avg"]
         moved = average + (u - average) * (1 - group["beta"])
         return {"step": state["step"] + 1, "exp_avg": moved}
 
-    def refresh_matrix(self, state: dict[str, Tensor], group: Group) -> dict[str, Tensor]:
+    def refresh_matrix(self, state: MatrixState, group: Group) -> MatrixState:
         noise = whitening.normal(state["exp_avg"], state["step"])
         rate, eps = group["precond_lr"], group["eps"]
         return whitening.lesson(self._average(state, group), state, noise, rate, eps)
 
-    def update_tensor(self, u: Tensor, state: dict[str, Tensor], group: Group) -> Tensor:
+    def update_tensor(self, u: Tensor, state: MatrixState, group: Group) -> Tensor:
         m = whitening.twice(state["left"], self._average(state, group))
         return whitening.twice(state["right"], m.mT).mT if "right" in state else m
 
@@ -119,6 +118,6 @@ class Kron(TensorwiseTransform):
     def rhythm(self) -> str:
         return lessons.RHYTHM if self.every is None else super().rhythm
 
-    def _average(self, state: dict[str, Tensor], group: Group) -> Tensor:
+    def _average(self, state: MatrixState, group: Group) -> Tensor:
         """The average, corrected for its start at zero."""
         return state["exp_avg"] / (1 - group["beta"] ** state["step"]).unsqueeze(-1)

@@ -8,8 +8,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from torchzero_clip.core import Bucket, Live, NormRule, Scope
-from torchzero_clip.core.private import foreach
+from torchzero_clip.core import Bucket, Live, NormRule, Scope, TensorList
 from torchzero_clip.core.state import statistic_dtype
 from torchzero_clip.modules.matrices.batches import check_shape, matrix_dims, row_dims
 
@@ -86,9 +85,10 @@ class NeuronNorm(NormRule):
         betas = [torch.ones_like(norm) * beta for beta in units.each("beta")]
         average = torch.lerp(norm.square(), rms.square(), units.of_first_group(betas))
         rms = torch.where(units.finite(size) & (norm > 0), average.sqrt(), rms)
-        parts = rms.split([t.numel() for t in held])
-        buckets[0].step.skip.hold(held)
-        foreach("copy_", held, [part.view_as(t) for part, t in zip(parts, held, strict=True)])
+        parts = iter(rms.split([t.numel() for t in held]))
+        for bucket in units.buckets:
+            old = bucket.state["rms"]
+            old.copy_(TensorList([next(parts).view_as(t) for t in old]))
         new = norm / (rms + EPS)
         limit = new * (size / whole(new))
         limit = torch.where(size == math.inf, torch.zeros_like(limit), limit)

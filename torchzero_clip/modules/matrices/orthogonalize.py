@@ -13,11 +13,7 @@ from torchzero_clip.core import Bucket, Group, State, TensorList, TensorwiseTran
 from torchzero_clip.core.private import foreach
 from torchzero_clip.modules.matrices.batches import PRODUCTS, in_batches, matrix_shape
 from torchzero_clip.modules.matrices.blocks import Blocks, block_rows, check_blocks, joined
-from torchzero_clip.modules.matrices.newton_schulz import (
-    newton_schulz,
-    normalized,
-    schedule_of,
-)
+from torchzero_clip.modules.matrices.newton_schulz import newton_schulz, normalized, schedule_of
 
 
 class Orthogonalize(TensorwiseTransform):
@@ -79,13 +75,13 @@ class Orthogonalize(TensorwiseTransform):
 
     def step(self, buckets: list[Bucket]) -> list[Bucket]:
         for bucket in buckets:
-            u, group = bucket.u.to(bucket.state_dtype), bucket.group
-            group["param_names"] = bucket.names  # for blocks
-            bucket.u = bucket.session.update(self.rule(bucket), u, bucket.state, group)
+            pairs = zip(bucket.names, bucket.originals, strict=True)
+            bucket.apply(self, rows=[self._rows(name or "", p) for name, p in pairs])
         return buckets
 
     def update(self, u: TensorList, state: State, group: Group) -> TensorList:
-        cut = [self._cut(t, name) for t, name in zip(u, group["param_names"], strict=True)]
+        rows = group.get("rows", [self._rows("", t) for t in u])
+        cut = [self._cut(*pair) for pair in zip(u, rows, strict=True)]
         pieces = in_batches([piece for some in cut for piece in some], self._orthogonal)
         self._size(pieces)
         left = iter(pieces)
@@ -93,10 +89,13 @@ class Orthogonalize(TensorwiseTransform):
         shaped = [x.reshape(t.shape) for x, t in zip(made, u, strict=True)]
         return u.copy_(TensorList(shaped))
 
-    def _cut(self, t: Tensor, name: str | None) -> Sequence[Tensor]:
+    def _rows(self, name: str, param: Tensor) -> list[int]:
+        """The rows of each block of the matrices of a parameter."""
+        return block_rows(self, name, param, matrix_shape(self, param, self.stacks)[1])
+
+    def _cut(self, t: Tensor, rows: list[int]) -> Sequence[Tensor]:
         """The blocks of the matrices of a tensor."""
-        shape = matrix_shape(self, t, self.stacks)
-        return t.reshape(shape).split(block_rows(self, name or "", t, shape[1]), dim=1)
+        return t.reshape(matrix_shape(self, t, self.stacks)).split(rows, dim=1)
 
     def _orthogonal(self, x: Tensor) -> Tensor:
         x = normalized(x, self.eps)

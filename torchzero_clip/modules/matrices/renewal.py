@@ -85,5 +85,4 @@ def _follow(
         for i, t in zip(where, held.tensors, strict=True):
             row[i] = t
         made = matrices.over([row], turned, where)
-        held.copy_(TensorList([made[i] for i in where]))
-        part.settle()
+        part.set_state(name, TensorList([made[i] for i in where]))

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from torchzero_clip.core import Group, Live, TensorList, TensorwiseTransform, Transform
+from torchzero_clip.core.stacks import MatrixState
 from torchzero_clip.modules.matrices.batches import PRODUCTS, matrix_shape
 from torchzero_clip.modules.matrices.blocks import Blocks, block_rows, check_blocks
 
@@ -69,15 +70,13 @@ class Rows(TensorwiseTransform):
         count, rows, _ = matrix_shape(self, param, self.stacks)
         return block_rows(self, name, param, rows) * count if param.numel() else []
 
-    def init_matrix(self, rows: int, columns: int) -> dict[str, Tensor]:
+    def init_matrix(self, rows: int, columns: int) -> MatrixState:
         return {"momentum": torch.zeros(rows, columns)}
 
-    def observe_matrix(
-        self, u: Tensor, state: dict[str, Tensor], group: Group
-    ) -> dict[str, Tensor]:
+    def observe_matrix(self, u: Tensor, state: MatrixState, group: Group) -> MatrixState:
         return {"momentum": state["momentum"] + u}
 
-    def update_tensor(self, u: Tensor, state: dict[str, Tensor], group: Group) -> Tensor:
+    def update_tensor(self, u: Tensor, state: MatrixState, group: Group) -> Tensor:
         momentum, dim = state["momentum"], self._dim(*u.shape[-2:])
         sums = momentum.abs().sum(-3 - dim)
         chosen = sums.topk(self._count(sums.shape[-1]), sorted=False).indices.unsqueeze(-3 - dim)
@@ -92,8 +91,8 @@ class Rows(TensorwiseTransform):
     def _made(self, taken: Tensor, group: Group) -> Tensor:
         """What the transform inside makes of each small matrix."""
         small = list(taken.unbind()) if taken.dim() > 2 else [taken]
-        live, names = group[self.tfm.name or type(self.tfm).__name__], [None] * len(small)
-        made = self.tfm.update(TensorList(small, owned=True), {}, {**live, "param_names": names})
+        live = group[self.tfm.name or type(self.tfm).__name__]
+        made = self.tfm.update(TensorList(small, owned=True), {}, live)
         return torch.stack(list(made)) if taken.dim() > 2 else made.tensors[0]
 
     def operations(self, param: Tensor) -> float:

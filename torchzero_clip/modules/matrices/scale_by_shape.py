@@ -51,11 +51,9 @@ class ScaleByShape(Transform):
 
     def step(self, buckets: list[Bucket]) -> list[Bucket]:
         for bucket in buckets:
-            u, group = bucket.u.to(bucket.state_dtype), bucket.group
             first = bucket.originals[0]
             like = torch.empty((), dtype=statistic_dtype(first), device=first.device)
-            group["factors"] = numbers([self._factor(p) for p in bucket.originals], like)
-            bucket.u = bucket.session.update(self.rule(bucket), u, bucket.state, group)
+            bucket.apply(self, factors=numbers(list(map(self._factor, bucket.originals)), like))
         return buckets
 
     def update(self, u: TensorList, state: State, group: Group) -> TensorList:

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from torchzero_clip.core import Group, Live, TensorwiseTransform
+from torchzero_clip.core.stacks import MatrixState
 from torchzero_clip.modules.matrices.batches import PRODUCTS
 from torchzero_clip.modules.matrices.blocks import Blocks, check_blocks
 from torchzero_clip.modules.matrices.eigenbases import (
@@ -79,7 +80,7 @@ class Shampoo(TensorwiseTransform):
     def rows_of(self, name: str, param: Tensor) -> Sequence[int]:
         return rows_with_bases(self, name, param)
 
-    def init_matrix(self, rows: int, columns: int) -> dict[str, Tensor]:
+    def init_matrix(self, rows: int, columns: int) -> MatrixState:
         made = {"step": torch.zeros(1), "exp_avg": torch.zeros(rows, columns)}
         for side, n in sides_up_to(self, rows, columns).items():
             made |= {
@@ -89,9 +90,7 @@ class Shampoo(TensorwiseTransform):
             }
         return made
 
-    def observe_matrix(
-        self, u: Tensor, state: dict[str, Tensor], group: Group
-    ) -> dict[str, Tensor]:
+    def observe_matrix(self, u: Tensor, state: MatrixState, group: Group) -> MatrixState:
         beta1, beta2 = group["betas"]
         averaged = average(state["exp_avg"], u.clone(), 1 - beta1)
         made = {"step": state["step"] + 1, "exp_avg": averaged}
@@ -100,16 +99,16 @@ class Shampoo(TensorwiseTransform):
             made[side] = average(state[side], gram(rows), 1 - beta2)
         return made
 
-    def refresh_matrix(self, state: dict[str, Tensor], group: Group) -> dict[str, Tensor]:
+    def refresh_matrix(self, state: MatrixState, group: Group) -> MatrixState:
         weight = 1 - group["betas"][1] ** state["step"]
-        made: dict[str, Tensor] = {}
+        made: MatrixState = {}
         for side in [side for side in SIDES if side in state]:
             matrix, old = state[side] / weight.unsqueeze(-1), state[f"{side}_basis"]
             basis = eigenvectors(matrix) if group["first"] else sorted_after(matrix, old)
             made |= {f"{side}_basis": basis, f"{side}_values": eigenvalues(matrix, basis)}
         return made
 
-    def update_tensor(self, u: Tensor, state: dict[str, Tensor], group: Group) -> Tensor:
+    def update_tensor(self, u: Tensor, state: MatrixState, group: Group) -> Tensor:
         weight = 1 - group["betas"][0] ** state["step"]
         m = into(state["exp_avg"] / weight.unsqueeze(-1), state)
         for side, dim in SIDES.items():

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from torchzero_clip.core import Group, Live, TensorwiseTransform
+from torchzero_clip.core.stacks import MatrixState
 from torchzero_clip.modules.matrices.batches import PRODUCTS
 from torchzero_clip.modules.matrices.blocks import Blocks, check_blocks
 from torchzero_clip.modules.matrices.eigenbases import (
@@ -82,27 +83,23 @@ class SOAPBasis(TensorwiseTransform):
     def rows_of(self, name: str, param: Tensor) -> Sequence[int]:
         return rows_with_bases(self, name, param)
 
-    def init_matrix(self, rows: int, columns: int) -> dict[str, Tensor]:
-        made: dict[str, Tensor] = {}
+    def init_matrix(self, rows: int, columns: int) -> MatrixState:
+        made: MatrixState = {}
         for side, n in sides_up_to(self, rows, columns).items():
             made |= {side: torch.zeros(n, n), f"{side}_basis": torch.eye(n)}
         return made
 
-    def observe_matrix(
-        self, u: Tensor, state: dict[str, Tensor], group: Group
-    ) -> dict[str, Tensor]:
+    def observe_matrix(self, u: Tensor, state: MatrixState, group: Group) -> MatrixState:
         new = {"left": lambda: gram(u), "right": lambda: gram(u.mT)}
         rate = 1 - group["beta"]
         return {x: average(state[x], new[x](), rate) for x in SIDES if x in state}
 
-    def refresh_matrix(self, state: dict[str, Tensor], group: Group) -> dict[str, Tensor]:
+    def refresh_matrix(self, state: MatrixState, group: Group) -> MatrixState:
         return self.refreshed(state, group)[0]
 
-    def refreshed(
-        self, state: dict[str, Tensor], group: Group
-    ) -> tuple[dict[str, Tensor], dict[int, Tensor]]:
+    def refreshed(self, state: MatrixState, group: Group) -> tuple[MatrixState, dict[int, Tensor]]:
         """New bases, and for each dim the order in which second moments follow."""
-        bases: dict[str, Tensor] = {}
+        bases: MatrixState = {}
         orders: dict[int, Tensor] = {}
         for side, dim in SIDES.items():
             if side in state:
@@ -118,5 +115,5 @@ class SOAPBasis(TensorwiseTransform):
                 bases[f"{side}_basis"] = new
         return bases, orders
 
-    def update_tensor(self, u: Tensor, state: dict[str, Tensor], group: Group) -> Tensor:
+    def update_tensor(self, u: Tensor, state: MatrixState, group: Group) -> Tensor:
         return u

@@ -47,7 +47,7 @@ def enter(bucket: Bucket, matrices: Matrices, inner: Sequence[Link]) -> TensorLi
             matrices.keep(batch, basis.observe_matrix(pieces[0], batch.state, known))
         return made
 
-    return TensorList(matrices.over([bucket.u.to(bucket.state_dtype).tensors], turned))
+    return TensorList(matrices.over([bucket.u.tensors], turned))
 
 
 def learn(bucket: Bucket, matrices: Matrices, some: Sequence[int]) -> None:
@@ -58,4 +58,4 @@ def learn(bucket: Bucket, matrices: Matrices, some: Sequence[int]) -> None:
         matrices.keep(batch, matrices.rule.observe_matrix(pieces[0], batch.state, group))
         return pieces[0]
 
-    matrices.over([bucket.u.to(bucket.state_dtype).tensors], see, some)
+    matrices.over([bucket.u.tensors], see, some)
