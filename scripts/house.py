@@ -148,13 +148,9 @@ def room(path: Path) -> str:
 
 
 def sizes() -> Iterator[Count]:
-    """The contract, the inside, the other rooms, and each file."""
+    """The inside, the other rooms, and each file."""
     lines = {path: code_lines(path.read_text()) for path in files()}
     inner = {path: n for path, n in lines.items() if room(path) in INNER}
-    apart = ("core/norms/", "core/sharding/")
-    contract = [n for path, n in inner.items() if room(path) == "core"]
-    aside = [n for path, n in inner.items() if label(path).startswith(apart)]
-    yield Count("code lines of core without norms and sharding", sum(contract) - sum(aside))
     yield Count("code lines of core, engines and optimizer", sum(inner.values()))
     cuda = sum([n for path, n in inner.items() if path.name in FOR_CUDA])
     yield Count("those of them for CUDA", cuda)

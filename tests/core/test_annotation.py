@@ -1,14 +1,26 @@
-"""Annotations: what is live, and which are numbers or truths."""
+"""Annotations: what is live, and what may stand in a field."""
 
 from __future__ import annotations
 
-from typing import Any
+import math
+from typing import Annotated, Any, Literal
 
 import pytest
+import torch
+from torch.nn import Parameter
 
 from tests.helpers import at_once
-from torchzero_clip.core import Live
-from torchzero_clip.core.annotation import evaluated, is_live, kind_of
+from torchzero_clip.core import Live, Transform
+from torchzero_clip.core.annotation import Allowed, kind_of, read
+from torchzero_clip.core.bounds import (
+    Count,
+    Fraction,
+    NonNegative,
+    Positive,
+    Share,
+    Whole,
+    Within,
+)
 
 
 class Here:
@@ -20,39 +32,149 @@ class Here:
     [
         (Live[float], True),
         (Live[float | None], True),
+        (Live[Share], True),
         (float, False),
         ("Live[float]", True),
-        ("core.Live[float | None]", True),
+        ("Live[Share | None]", True),
         ("dict[str, float]", False),
+        ("dict[str, Elsewhere]", False),
     ],
 )
 def test_a_field_is_live_where_live_is_around_the_whole(hint: Any, live: bool) -> None:
-    assert is_live(Here, "x", hint) is live
+    assert read(Here, "x", hint)[0] is live
 
 
 @pytest.mark.parametrize("hint", ["Live[float] | None", "list[Live[float]]", Live[float] | None])
 def test_live_inside_another_type_is_a_sentence(hint: Any) -> None:
     with pytest.raises(TypeError, match="Here: the annotation of 'x' has Live inside another type"):
-        is_live(Here, "x", hint)
+        read(Here, "x", hint)
 
 
 @at_once(
     "hint, kind",
     [
-        (Live[float], (float, False)),
-        (Live[int | None], (int, True)),
-        (bool, (bool, False)),
-        (float | None, (float, True)),
+        (Live[float], Allowed(float)),
+        (Live[int | None], Allowed(int, True)),
+        (bool, Allowed(bool)),
+        (float | None, Allowed(float, True)),
         (float | int, None),
         (tuple[float, float], None),
         (str, None),
+        (Literal["a", "b"], Allowed(choices=("a", "b"))),
+        (Literal["a"] | None, Allowed(optional=True, choices=(None, "a"))),
+        (Literal["a"] | int, None),
+        (Live[Share], Allowed(float, bounds=Within(at_least=0, below=1))),
+        (Live[Positive | None], Allowed(float, True, Within(above=0))),
+        (Count, Allowed(int, bounds=Within(at_least=1))),
+        (Annotated[int, Within(at_least=2)], Allowed(int, bounds=Within(at_least=2))),
+        (Live[tuple[Share, Share]], Allowed(float, False, Within(at_least=0, below=1), 2)),
+        (tuple[Whole | None, Whole], Allowed(int, True, Within(at_least=0), 2)),
     ],
 )
-def test_numbers_and_truths_are_told_from_all_else(hint: Any, kind: Any) -> None:
+def test_what_may_stand_in_a_field_is_read_from_its_annotation(hint: Any, kind: Any) -> None:
     assert kind_of(hint) == kind
 
 
-def test_text_is_evaluated_where_its_class_stands_or_stays_text() -> None:
-    assert evaluated(Here, "Live[float]") == Live[float]
-    assert evaluated(Here, "Elsewhere[float]") == "Elsewhere[float]"
-    assert evaluated(Here, float) is float
+@pytest.mark.parametrize("hint", [tuple[Share, float], tuple[Share, Positive], tuple[Share, str]])
+def test_bounds_of_some_entries_of_a_tuple_alone_are_a_sentence(hint: Any) -> None:
+    with pytest.raises(TypeError, match="a tuple has the same bounds for all its entries, got tup"):
+        kind_of(hint)
+
+
+# --- rules of a user's own
+
+
+class Bounded(Transform):
+    """A rule whose arguments are checked, of which it says nothing but their kinds."""
+
+    share: Live[Share] = 0.5
+    part: Live[Fraction] = 1.0
+    size: Live[Positive | None] = None
+    pair: Live[tuple[NonNegative, NonNegative]] = (0.0, 1.0)
+    every: Count = 1
+    later: Whole = 0
+    odd: Annotated[int, Within(above=2)] = 3
+    how: Literal["up", "down"] | None = None
+
+    def update(self, u: Any, state: Any, group: Any) -> Any:
+        return u
+
+
+@at_once(
+    "name, value, sentence",
+    [
+        ("share", 1.0, "share must be a number at least 0 and below 1, got 1.0"),
+        ("share", -0.1, "share must be a number at least 0 and below 1, got -0.1"),
+        ("share", math.nan, "share must be a number at least 0 and below 1, got nan"),
+        ("share", None, "share must be a number at least 0 and below 1, got None"),
+        ("share", True, "share must be a number at least 0 and below 1, got True"),
+        ("part", 1.1, "part must be a number at least 0 and at most 1, got 1.1"),
+        ("size", 0, "size must be a number above 0 or None, got 0"),
+        ("pair", (0.1,), r"pair must be 2 numbers, each at least 0, got (0.1,)"),
+        ("pair", 0.1, "pair must be 2 numbers, each at least 0, got 0.1"),
+        ("pair", (0.1, -1.0), "pair must be 2 numbers, each at least 0, got (0.1, -1.0)"),
+        ("every", 0, "every must be an integer at least 1, got 0"),
+        ("every", 1.5, "every must be an integer at least 1, got 1.5"),
+        ("later", -1, "later must be an integer at least 0, got -1"),
+        ("odd", 2, "odd must be an integer above 2, got 2"),
+        ("how", "left", "how must be one of [None, 'up', 'down'], got 'left'"),
+    ],
+)
+def test_arguments_are_checked_by_their_annotations(name: str, value: Any, sentence: str) -> None:
+    with pytest.raises((TypeError, ValueError)) as caught:
+        Bounded(**{name: value})
+    assert str(caught.value) == f"Bounded: {sentence}"
+
+
+@at_once("name", ["share", "part", "size", "pair", "every", "later", "odd", "how"])
+def test_arguments_within_their_bounds_are_taken(name: str) -> None:
+    good = {"share": 0, "part": 1, "size": 2.0, "pair": [3, 4.0], "every": 5, "how": "up"}
+    Bounded(**{name: good.get(name, 7)})
+
+
+@at_once("key, value", [("share", 1.0), ("size", 0.0), ("pair", (1.0, -1.0))])
+def test_live_values_are_checked_where_a_step_reads_them(key: str, value: Any) -> None:
+    from torchzero_clip import LR, Modular
+
+    p = Parameter(torch.ones(2))
+    p.grad = torch.ones(2)
+    opt = Modular([p], Bounded(), LR(0.1))
+    opt.step()
+    opt.param_groups[0][key] = value
+    with pytest.raises(ValueError, match=f"Bounded: {key} must be"):
+        opt.step()
+
+
+def test_a_bound_on_a_class_made_inside_a_function_is_checked() -> None:
+    tight = Within(at_least=3)
+
+    class Local(Transform):
+        size: Live[Annotated[float, tight]] = 4.0
+
+    with pytest.raises(ValueError, match="Local: size must be a number at least 3, got 2"):
+        Local(2)
+
+
+@pytest.mark.parametrize(
+    "hint", ["Live[Elsewhere]", "tz.Live[Annotated[float, Elsewhere()]]", "Live[Nowhere] | None"]
+)
+def test_an_annotation_of_a_live_value_that_cannot_be_evaluated_is_a_sentence(hint: str) -> None:
+    words = r"Wrong: the annotation of 'beta', .*, cannot be evaluated, so that its bounds would"
+    with pytest.raises(TypeError, match=words):
+        type("Wrong", (Transform,), {"__annotations__": {"beta": hint}, "__module__": __name__})
+
+
+def test_a_check_of_two_arguments_sees_them_within_their_bounds() -> None:
+    class Ordered(Transform):
+        low: NonNegative = 0.0
+        high: NonNegative = 1.0
+
+        def check(self) -> None:
+            super().check()
+            if self.low > self.high:
+                raise ValueError(f"low must be at most high, got {self.low} and {self.high}")
+
+    with pytest.raises(TypeError, match="Ordered: low must be a number at least 0, got 'a'"):
+        Ordered("a")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="low must be at most high"):
+        Ordered(2.0)

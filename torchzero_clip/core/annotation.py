@@ -1,59 +1,101 @@
-"""Annotations of fields: which are live, and which are numbers or truths."""
+"""Annotations of fields: which are live, and what may stand in them."""
 
 from __future__ import annotations
 
-import ast
+import re
 import sys
-from typing import Annotated, Any, TypeVar, get_args, get_origin
+from types import UnionType
+from typing import Annotated, Any, Literal, NamedTuple, TypeVar, Union, get_args, get_origin
+
+from torchzero_clip.core.bounds import Within
 
 T = TypeVar("T")
 
-Live = Annotated[T, "torchzero_clip.Live"]
+MARK = "torchzero_clip.Live"
+Live = Annotated[T, MARK]
 """`beta: Live[float]` is a hyperparameter that lives in `param_groups` and is read every step."""
 
 
-def is_live(cls: type, name: str, hint: Any) -> bool:
-    """Whether a field's annotation, as far as it was `evaluated`, is Live[...]."""
-    if isinstance(hint, str):  # a local name, or one imported under TYPE_CHECKING
-        tree = ast.parse(hint, mode="eval").body
-        found = [node for node in ast.walk(tree) if _says_live(node)]
-        outermost, anywhere = tree in found, bool(found)
-    else:
-        outermost, anywhere = _is_mark(hint), _has_mark(hint)
-    if anywhere and not outermost:
+class Allowed(NamedTuple):
+    """What may stand in a field: a number, each in a tuple of `length`, or one of some choices."""
+
+    number: type | None = None
+    optional: bool = False
+    bounds: Within | None = None
+    length: int | None = None
+    choices: tuple[Any, ...] = ()
+
+    def __str__(self) -> str:
+        bounds = str(self.bounds or "")
+        kind = "an integer" if self.number is int else "a number"
+        if self.length is not None:
+            kind = f"{self.length} numbers" + ", each" * bool(bounds)
+        return f"{kind} {bounds}".rstrip() + " or None" * self.optional
+
+
+def read(cls: type, name: str, hint: Any) -> tuple[bool, Allowed | None]:
+    """Whether a field is live, and what its annotation says may stand in it, if it does."""
+    hint = _evaluated(cls, hint)
+    live, said = _is_mark(hint), f"{cls.__name__}: the annotation of '{name}'"
+    if isinstance(hint, str) and re.search(r"\bLive\b", hint):
         raise TypeError(
-            f"{cls.__name__}: the annotation of '{name}' has Live inside another type; "
-            "write Live around the whole, as in Live[float | None]"
+            f"{said}, {hint}, cannot be evaluated, so that its bounds would not be checked: "
+            "import all that it names where the class is made, and not under TYPE_CHECKING alone"
         )
-    return outermost
+    if _has_mark(hint) and not live:
+        raise TypeError(
+            f"{said} has Live inside another type; write Live around the whole, as in "
+            "Live[float | None]"
+        )
+    return live, kind_of(hint)
 
 
-def evaluated(cls: type, hint: Any) -> Any:
-    """An annotation that is text, evaluated where that can be."""
+def _evaluated(cls: type, hint: Any) -> Any:
+    """An annotation; where it is text, as it is where the class is made, if it means something."""
     if not isinstance(hint, str):
         return hint
+    frame = sys._getframe()
+    while frame.f_back and frame.f_globals.get("__name__") != cls.__module__:
+        frame = frame.f_back
     try:
-        return eval(hint, dict(vars(sys.modules[cls.__module__])), dict(vars(cls)))
+        return eval(hint, {**vars(sys.modules[cls.__module__]), **frame.f_locals, **vars(cls)})
     except Exception:
         return hint
 
 
-def kind_of(hint: Any) -> tuple[type, bool] | None:
-    """float, int or bool where an annotation says so, and whether None may stand there."""
-    inner = get_args(hint)[0] if _is_mark(hint) else hint
-    options = [option for option in get_args(inner) or (inner,) if option is not type(None)]
-    known = len(options) == 1 and options[0] in (float, int, bool)
-    return (options[0], len(get_args(inner)) > 1) if known else None
+def kind_of(hint: Any) -> Allowed | None:
+    """What an annotation says, where it says float, int, bool or Literal, or bounds in a tuple."""
+    inner, outer = _apart(hint)
+    options = get_args(inner) if get_origin(inner) in (Union, UnionType) else (inner,)
+    some = [option for option in options if option is not type(None)]
+    held, bounds = _apart(some[0])
+    optional, bounds = len(options) > 1, bounds or outer
+    if len(some) != 1:
+        return None
+    if get_origin(held) is Literal:
+        return Allowed(optional=optional, choices=(*[None] * optional, *get_args(held)))
+    if held in (float, int, bool):
+        return Allowed(held, optional, bounds)
+    each = [kind_of(x) for x in get_args(held)] if get_origin(held) is tuple else []
+    known = {kind and kind._replace(optional=False) for kind in each}
+    if not any([kind is not None and kind.bounds for kind in each]):
+        return None
+    if (one := known.pop()) is None or known:
+        raise TypeError(f"a tuple has the same bounds for all its entries, got {held}")
+    optional = any([kind is not None and kind.optional for kind in each])
+    return one._replace(optional=optional, length=len(each))
+
+
+def _apart(hint: Any) -> tuple[Any, Within | None]:
+    """A type without its marks, and the bounds among these."""
+    if get_origin(hint) is not Annotated:
+        return hint, None
+    return hint.__origin__, next((x for x in hint.__metadata__ if isinstance(x, Within)), None)
 
 
 def _is_mark(hint: Any) -> bool:
-    return get_origin(hint) is Annotated and "torchzero_clip.Live" in hint.__metadata__
+    return get_origin(hint) is Annotated and MARK in hint.__metadata__
 
 
 def _has_mark(hint: Any) -> bool:
     return _is_mark(hint) or any(_has_mark(inner) for inner in get_args(hint))
-
-
-def _says_live(node: ast.AST) -> bool:
-    held = node.value if isinstance(node, ast.Subscript) else None
-    return getattr(held, "id", getattr(held, "attr", None)) == "Live"

@@ -7,7 +7,6 @@ import dataclasses
 import functools
 import inspect
 import itertools
-import math
 import operator
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -16,7 +15,8 @@ import torch
 from torch import Tensor
 from typing_extensions import Self, dataclass_transform
 
-from torchzero_clip.core.annotation import evaluated, is_live, kind_of
+from torchzero_clip.core.annotation import Allowed, read
+from torchzero_clip.core.bounds import Within
 from torchzero_clip.core.names import hint
 from torchzero_clip.core.values import equal, is_default, python_number, shown
 
@@ -44,7 +44,7 @@ class Description:
     """Set in a class that cannot be pure: why, and what to do where steps shall be replayed."""
     asks: ClassVar[tuple[str, ...]] = ()
     """Fields that are functions, and are asked through `Notes.ask`."""
-    _kinds: ClassVar[dict[str, tuple[type, bool]]] = {}  # of fields that are numbers or truths
+    _kinds: ClassVar[dict[str, Allowed]] = {}  # of fields that are numbers or truths
     _own_init: ClassVar[bool] = False
     _finished = False  # whether it is checked, and may no longer change
     if TYPE_CHECKING:
@@ -68,10 +68,10 @@ class Description:
         for field in own:
             live = [name for name in live if name != field.name]
             cls._kinds.pop(field.name, None)
-            annotation = evaluated(cls, field.type)
-            if kind := kind_of(annotation):
+            lives, kind = read(cls, field.name, field.type)
+            if kind is not None:
                 cls._kinds[field.name] = kind
-            if is_live(cls, field.name, annotation):
+            if lives:
                 if field.name in RESERVED:
                     raise TypeError(f"{cls.__name__}: '{field.name}' is taken in param_groups")
                 live.append(field.name)
@@ -88,46 +88,41 @@ class Description:
         self,
         name: str,
         *,
-        at_least: float = -math.inf,
-        above: float = -math.inf,
-        below: float = math.inf,
-        at_most: float = math.inf,
         integer: bool = False,
         optional: bool = False,
         length: int | None = None,
+        **bounds: float,
     ) -> None:
         """Raise a sentence unless the argument, or each of `length` of them, is within bounds.
 
-        `optional` is for None, in place of the argument or of one of those.
+        `bounds` are `at_least`, `above`, `below`, `at_most`; `optional` is for None, in place of
+        the argument or of one of those. Annotations say the same.
         """
-        value = getattr(self, name)
-        limits = {"at least": at_least, "above": above, "below": below, "at most": at_most}
+        self._require(name, Allowed(int if integer else float, optional, Within(**bounds), length))
+
+    def _require(self, name: str, kind: Allowed) -> None:
+        value, several = getattr(self, name), kind.length is not None
 
         def sentence() -> str:  # only where it is needed: to show a tensor is to read it
-            words = [f"{word} {bound:g}" for word, bound in limits.items() if math.isfinite(bound)]
-            kind = "an integer" if integer else "a number"
-            kind = kind if length is None else f"{length} numbers" + ", each" * bool(words)
-            bounds = [" and ".join(words)] if words else []
-            wanted = " ".join([kind, *bounds]) + " or None" * optional
-            return f"{type(self).__name__}: {name} must be {wanted}, got {value!r}"
+            return f"{type(self).__name__}: {name} must be {kind}, got {value!r}"
 
-        if length is not None:
+        if several:
             if not isinstance(value, (tuple, list)):
                 raise TypeError(sentence())
-            if len(value) != length:
+            if len(value) != kind.length:
                 raise ValueError(sentence())
-        for x in value if length is not None else (value,):
-            if optional and x is None:
+        for x in value if several else (value,):
+            if kind.optional and x is None:
                 continue
             if isinstance(x, Tensor) and x.numel() == 1:
                 if x.device.type != "cpu" or torch.compiler.is_compiling():
                     continue  # reading it would wait for the device
                 x = x.item()
-            if isinstance(x, bool) or not isinstance(x, int if integer else (int, float)):
+            if isinstance(x, bool) or not isinstance(
+                x, int if kind.number is int else (int, float)
+            ):
                 raise TypeError(sentence())
-            inside = at_least <= x <= at_most
-            inside &= (x > above or above == -math.inf) and (x < below or below == math.inf)
-            if not inside:
+            if not (kind.bounds or Within()).holds(x):
                 raise ValueError(sentence())
 
     def require_one_of(self, name: str, choices: tuple[Any, ...]) -> None:
@@ -139,16 +134,23 @@ class Description:
             )
 
     def _check_all(self) -> None:
-        """Truths are such before `check` asks them; numbers are, whatever it looks at."""
-        for name, (kind, optional) in self._kinds.items():
+        """Truths are such, and numbers within their bounds, before `check` asks them; numbers
+        without bounds are such, whatever it looks at.
+        """
+        for name, kind in self._kinds.items():
             value = getattr(self, name)
-            if kind is bool and not (isinstance(value, bool) or (optional and value is None)):
-                words = "True, False or None" if optional else "True or False"
+            truth = isinstance(value, bool) or (kind.optional and value is None)
+            if kind.choices:
+                self.require_one_of(name, kind.choices)
+            elif kind.bounds is not None:
+                self._require(name, kind)
+            elif kind.number is bool and not truth:
+                words = "True, False or None" if kind.optional else "True or False"
                 raise TypeError(f"{type(self).__name__}: {name} must be {words}, got {value!r}")
         self.check()
-        for name, (kind, optional) in self._kinds.items():
-            if kind is not bool:
-                self.require(name, integer=kind is int, optional=optional)
+        for name, kind in self._kinds.items():
+            if kind.bounds is None and kind.number in (float, int):
+                self._require(name, kind)
 
     def with_values(self, values: Mapping[str, Any]) -> Self:
         """A checked copy with other values in some fields; itself for its own numbers."""

@@ -59,8 +59,9 @@ class Link:
 
     def _value(self, name: str, value: Any) -> Any:
         """A live value in the kind of its field: 1 for a float is 1.0, so that engines see one."""
-        kind, _ = self.transform._kinds.get(name, (None, False))
-        return float(value) if kind is float and type(value) is int else value
+        kind = self.transform._kinds.get(name)
+        wide = type(value) is int and kind is not None and kind.number is float
+        return float(value) if wide else value
 
     # ------------------------------------------------------------------ its state
 

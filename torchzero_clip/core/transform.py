@@ -16,7 +16,6 @@ from torchzero_clip.core.lazy import Joined
 from torchzero_clip.core.matrix_steps import prepare_matrices, step_matrices
 from torchzero_clip.core.outside import warn
 from torchzero_clip.core.sharding import by_owners, full, layout_of, owners_of, part_of
-from torchzero_clip.core.state import STATE_DTYPES
 from torchzero_clip.core.tensorlist import TensorList
 
 Reach: TypeAlias = Literal["tensor", "layer", "group", "model"]
@@ -71,10 +70,6 @@ class Transform(Description):
     """State in the shape of a parameter that is never kept in bfloat16, as weights."""
     drops: ClassVar[bool] = False
     """Set where parameters may be missing after the link, or the step may end."""
-    numbers: ClassVar[tuple[str, ...]] = (BEGUN,)
-    """State entries that are Python numbers; loading does not turn them into tensors."""
-    later_state: ClassVar[tuple[str, ...]] = ()
-    """State of units that older checkpoints lack: there it begins anew."""
     complex: ClassVar[Literal["pairs", "whole", "refuse"]] = "pairs"
     """How `update` meets complex tensors: as pairs of real numbers, as they are, or not at all."""
     starts_with_state: ClassVar[bool] = False
@@ -216,8 +211,6 @@ class Transform(Description):
             )
 
     def check(self) -> None:
-        self.require_one_of("target", ("update", "grad"))
-        self.require_one_of("state_dtype", (None, *STATE_DTYPES))
         if self.state_dtype == "bfloat16" and averages(self):
             raise ValueError(
                 f"{type(self).__name__}: state_dtype must be 'float32' or None, since weights for "

@@ -73,7 +73,9 @@ class Checkpoint:
         return {
             f"{link.path}/{name}": statistic(link.group_values()[name], params[0])
             for link in self.keys.links
-            for name in (link.transform.later_state if link.path in paths and params else ())
+            for name in (
+                getattr(link.transform, "later_state", ()) if link.path in paths and params else ()
+            )
         }
 
     def rows(self) -> Iterator[tuple[Any, Tensor, Mapping[str, Any]]]:

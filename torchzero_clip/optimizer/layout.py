@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from torchzero_clip.core.bucket import BEGUN
 from torchzero_clip.core.link import Link
 from torchzero_clip.core.norm_rule import NormRule
 from torchzero_clip.core.sharding import local
@@ -67,7 +68,7 @@ class Entry(NamedTuple):
 
     def is_number(self, key: str) -> bool:
         """Whether this is a Python number, which never was on a device."""
-        return self.link is not None and key.rpartition("/")[2] in self.link.transform.numbers
+        return self.link is not None and key.rpartition("/")[2] == BEGUN
 
 
 class StateLayout:

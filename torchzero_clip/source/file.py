@@ -220,7 +220,7 @@ class File:
         for link in [link for top in self.links for link in top.walk()]:
             for name, key in link.keys.items():
                 none, kind = self.defaults[key] is None, link.transform._kinds.get(name)
-                if none or (kind is not None and kind[1]):
+                if none or (kind is not None and kind.optional and kind.length is None):
                     yield f'group["{key}"] is {"not " * none}None', key
         for key, write in self.trace.recorder.live.broken:
             yield write(by_key)[0], key

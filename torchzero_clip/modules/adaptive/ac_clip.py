@@ -5,6 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from torchzero_clip.core import Group, Live, State, TensorList, Transform, zeros_like_state
+from torchzero_clip.core.bounds import Positive, Share
 
 
 class ACClip(Transform):
@@ -29,17 +30,12 @@ class ACClip(Transform):
         α = 1.
     """
 
-    betas: Live[tuple[float, float]] = (0.9, 0.99)
-    eps: Live[float] = 1e-5
+    betas: Live[tuple[Share, Share]] = (0.9, 0.99)
+    eps: Live[Positive] = 1e-5
 
     complex = "refuse"
     per_entry = True
     pure = True
-
-    def check(self) -> None:
-        super().check()
-        self.require("betas", at_least=0, below=1, length=2)
-        self.require("eps", above=0)
 
     def init(self, param: Tensor) -> dict[str, Tensor]:
         return {"exp_avg": zeros_like_state(param), "exp_avg_abs": zeros_like_state(param)}

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from torchzero_clip.core import Decision, Group, Live, NormRule, State, TensorList, Units, UnitState
+from torchzero_clip.core.bounds import Share
 from torchzero_clip.modules.adaptive.criterion import blend
 
 
@@ -35,17 +36,13 @@ class AdaClip(NormRule):
         arXiv 2502.17055.
     """
 
-    theta: Live[float] = 0.999
+    theta: Live[Share] = 0.999
     past_only: bool = True
 
     ord = math.inf
     per_entry = widens = True
     complex = "whole"
     pure = True
-
-    def check(self) -> None:
-        super().check()
-        self.require("theta", at_least=0, below=1)
 
     def init_unit(self) -> dict[str, Any]:
         return {"largest": 0.0, "step": 0.0}

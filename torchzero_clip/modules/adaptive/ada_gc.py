@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from torchzero_clip.core import Group, Live, NormRule, Reach, Scope, UnitState
+from torchzero_clip.core.bounds import NonNegative, Share, Whole
 from torchzero_clip.modules.adaptive.criterion import blend
 
 
@@ -37,10 +38,10 @@ class AdaGC(NormRule):
         arXiv 2502.11034.
     """
 
-    rel: Live[float] = 1.05
-    abs: Live[float] = 1.0
-    beta: Live[float] = 0.98
-    warmup_steps: int = 100
+    rel: Live[NonNegative] = 1.05
+    abs: Live[NonNegative] = 1.0
+    beta: Live[Share] = 0.98
+    warmup_steps: Whole = 100
     dim: Scope = None
 
     pure = True
@@ -48,13 +49,6 @@ class AdaGC(NormRule):
     @property
     def reach(self) -> Reach:
         return "model" if self.warmup_steps > 1 else super().reach
-
-    def check(self) -> None:
-        super().check()
-        self.require("rel", at_least=0)
-        self.require("abs", at_least=0)
-        self.require("beta", at_least=0, below=1)
-        self.require("warmup_steps", at_least=0, integer=True)
 
     def init_unit(self) -> dict[str, Any]:
         return {"gamma": math.inf, "step": 0.0}

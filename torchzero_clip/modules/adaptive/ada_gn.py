@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from torchzero_clip.core import Group, Live, NormRule, Scope, UnitState
+from torchzero_clip.core.bounds import NonNegative, Share
 from torchzero_clip.modules.adaptive.criterion import blend, blend_squares
 
 
@@ -35,18 +36,13 @@ class AdaGN(NormRule):
         arXiv 2502.17055.
     """
 
-    betas: Live[tuple[float, float]] = (0.7, 0.9)
-    eps: Live[float] = 1e-8
+    betas: Live[tuple[Share, Share]] = (0.7, 0.9)
+    eps: Live[NonNegative] = 1e-8
     dim: Scope = None
 
     sets_norm = True
     update_size = "own"
     pure = True
-
-    def check(self) -> None:
-        super().check()
-        self.require("betas", at_least=0, below=1, length=2)
-        self.require("eps", at_least=0)
 
     def init_unit(self) -> dict[str, Any]:
         return {"mean": 0.0, "rms": 0.0, "step": 0.0}  # rms is √v, whose range is that of norms

@@ -39,7 +39,7 @@ class AdaptiveClip(AdaptiveRule):
     warmup: NormRule | None
     dim: Scope = "global"
     warmup_steps: int = 20
-    observes: Literal["clipped", "raw"] | None = None
+    observes: str | None = None
 
     pure = True
 

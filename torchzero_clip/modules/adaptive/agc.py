@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from torchzero_clip.core import Group, Live, NormRule, Scope, UnitState
+from torchzero_clip.core.bounds import NonNegative
 
 
 class AGC(NormRule):
@@ -34,17 +35,12 @@ class AGC(NormRule):
         arXiv 2102.06171.
     """
 
-    clipping: Live[float] = 0.01
-    eps: Live[float] = 1e-3
+    clipping: Live[NonNegative] = 0.01
+    eps: Live[NonNegative] = 1e-3
     exclude_1d: bool = False
     dim: Any = "unit"
 
     pure = True
-
-    def check(self) -> None:
-        super().check()
-        self.require("clipping", at_least=0)
-        self.require("eps", at_least=0)
 
     @property
     def scope(self) -> Scope:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from torch import Tensor
 
 from torchzero_clip.core import Group, Live, NormRule, Scope, UnitState
+from torchzero_clip.core.bounds import Count, Share, Within
 from torchzero_clip.modules.adaptive.adaptive_rule import AdaptiveRule
 from torchzero_clip.modules.adaptive.criterion import Criterion, none_yet
 from torchzero_clip.modules.adaptive.ema_quantile import EMAQuantile
@@ -42,11 +43,11 @@ class AutoClip(AdaptiveRule):
         arXiv 2007.14469.
     """  # noqa: E501
 
-    mode: Literal["auto", "percentile"] = "auto"
-    percentile: Live[float] = 95.0
+    mode: str = "auto"
+    percentile: Live[Annotated[float, Within(at_least=0, at_most=100)]] = 95.0
     history: Literal["window", "ema"] = "window"
-    window_size: int = 1024
-    ema_decay: Live[float] = 0.99
+    window_size: Count = 1024
+    ema_decay: Live[Share] = 0.99
     warmup_steps: int = 20
     dim: Scope = "global"
     warmup: NormRule | None = None
@@ -60,10 +61,6 @@ class AutoClip(AdaptiveRule):
                 f"{self.mode!r}: write AutoClip('percentile', percentile={self.mode!r})"
             )
         self.require_one_of("mode", ("auto", "percentile"))
-        self.require_one_of("history", ("window", "ema"))
-        self.require("percentile", at_least=0, at_most=100)
-        self.require("window_size", at_least=1, integer=True)
-        self.require("ema_decay", at_least=0, below=1)
         judges = {"window": Quantile(0.95, self.window_size), "ema": EMAQuantile(0.95)}
         vars(self)["_judge"] = _MedianPlus() if self.mode == "auto" else judges[self.history]
         super().check()

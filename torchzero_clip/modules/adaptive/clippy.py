@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from torchzero_clip.core import Bucket, Group, Live, NormRule, State, TensorList
+from torchzero_clip.core.bounds import NonNegative
 
 
 class Clippy(NormRule):
@@ -26,17 +27,12 @@ class Clippy(NormRule):
         systems", arXiv 2302.09178.
     """
 
-    relative: Live[float] = 0.1
-    absolute: Live[float] = 1e-7
+    relative: Live[NonNegative] = 0.1
+    absolute: Live[NonNegative] = 1e-7
 
     ord = "linf"
     widens = True
     pure = True
-
-    def check(self) -> None:
-        super().check()
-        self.require("relative", at_least=0)
-        self.require("absolute", at_least=0)
 
     def step(self, buckets: list[Bucket]) -> list[Bucket]:
         units = self.units(buckets)

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from torchzero_clip.core import Group, Live, UnitState
+from torchzero_clip.core.bounds import Fraction, Share
 from torchzero_clip.modules.adaptive.criterion import Criterion, below, blend, none_yet
 
 
@@ -29,14 +30,10 @@ class EMAQuantile(Criterion):
         >>> opt = Modular(model.parameters(), AdaptiveClip(EMAQuantile(0.95)), Adam(), LR(1e-3))
     """
 
-    q: Live[float]
-    alpha: Live[float] = 0.99
+    q: Live[Fraction]
+    alpha: Live[Share] = 0.99
 
     pure = True
-
-    def check(self) -> None:
-        self.require("q", at_least=0, at_most=1)
-        self.require("alpha", at_least=0, below=1)
 
     def init_unit(self) -> dict[str, Any]:
         return {"quantile": 0.0, "spread": 0.0, "seen": 0.0}

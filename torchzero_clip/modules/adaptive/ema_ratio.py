@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 from torch import Tensor
 
 from torchzero_clip.core import Group, Live, UnitState
+from torchzero_clip.core.bounds import Share, Within
 from torchzero_clip.modules.adaptive.criterion import (
     Clipping,
     Criterion,
@@ -38,15 +39,13 @@ class EMARatio(Criterion):
         >>> opt = Modular(model.parameters(), clip, Adam(), LR(1e-3))
     """  # noqa: E501
 
-    alpha: Live[float] = 0.98
-    r_thresh: Live[float] = 1.05
+    alpha: Live[Share] = 0.98
+    r_thresh: Live[Annotated[float, Within(above=1)]] = 1.05
     clipping: Clipping = "max"
 
     pure = True
 
     def check(self) -> None:
-        self.require("alpha", at_least=0, below=1)
-        self.require("r_thresh", above=1)
         check_clipping(self)
 
     def init_unit(self) -> dict[str, Any]:

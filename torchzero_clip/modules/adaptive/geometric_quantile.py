@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from torchzero_clip.core import Group, Live, UnitState
+from torchzero_clip.core.bounds import Fraction, NonNegative
 from torchzero_clip.modules.adaptive.criterion import Criterion, at_most, none_yet
 
 
@@ -34,14 +35,10 @@ class GeometricQuantile(Criterion):
         without its noise.
     """
 
-    q: Live[float] = 0.5
-    rate: Live[float] = 0.2
+    q: Live[Fraction] = 0.5
+    rate: Live[NonNegative] = 0.2
 
     pure = True
-
-    def check(self) -> None:
-        self.require("q", at_least=0, at_most=1)
-        self.require("rate", at_least=0)
 
     def init_unit(self) -> dict[str, Any]:
         return {"quantile": 0.0}

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from torchzero_clip.core import Group, Live, UnitState
+from torchzero_clip.core.bounds import Fraction
 from torchzero_clip.modules.adaptive.criterion import Criterion, below, none_yet
 
 
@@ -35,12 +36,9 @@ class P2Quantile(Criterion):
         without storing observations", CACM 28 (1985).
     """
 
-    q: Live[float]
+    q: Live[Fraction]
 
     pure = True
-
-    def check(self) -> None:
-        self.require("q", at_least=0, at_most=1)
 
     def init_unit(self) -> dict[str, Any]:
         heights = torch.full((5,), math.inf, dtype=torch.float32, device="cpu")

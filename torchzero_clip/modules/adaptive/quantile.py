@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from torchzero_clip.core import Group, Live, UnitState
+from torchzero_clip.core.bounds import Count, Fraction
 from torchzero_clip.modules.adaptive.criterion import Criterion, none_yet
 
 
@@ -26,14 +27,10 @@ class Quantile(Criterion):
         >>> opt = Modular(model.parameters(), AdaptiveClip(Quantile(0.95)), Adam(), LR(1e-3))
     """
 
-    q: Live[float]
-    window: int = 1024
+    q: Live[Fraction]
+    window: Count = 1024
 
     pure = True
-
-    def check(self) -> None:
-        self.require("q", at_least=0, at_most=1)
-        self.require("window", at_least=1, integer=True)
 
     def init_unit(self) -> dict[str, Any]:
         return {"norms": torch.full((self.window,), math.nan, dtype=torch.float32, device="cpu")}

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from torchzero_clip.core import Group, Live, State, TensorList, Transform, counter, zeros_like_state
+from torchzero_clip.core.bounds import Count, Positive, Share, Whole
 
 
 class SpikeClip(Transform):
@@ -34,22 +35,15 @@ class SpikeClip(Transform):
         arXiv 2501.06842.
     """
 
-    threshold: Live[float] = 5000.0
-    beta: Live[float | None] = 0.999
-    wait: int = 0
-    every: int | None = None
+    threshold: Live[Positive] = 5000.0
+    beta: Live[Share | None] = 0.999
+    wait: Whole = 0
+    every: Count | None = None
 
     borrows = (("beta", "betas", 1),)
     complex = "refuse"
     per_entry = True
     pure = True
-
-    def check(self) -> None:
-        super().check()
-        self.require("threshold", above=0)
-        self.require("beta", at_least=0, below=1, optional=True)
-        self.require("wait", at_least=0, integer=True)
-        self.require("every", at_least=1, integer=True, optional=True)
 
     def init(self, param: Tensor) -> dict[str, Tensor]:
         step = {"step": counter(param)} if self.wait else {}

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from torchzero_clip.core import Group, Live, NormRule, Scope, UnitState
+from torchzero_clip.core.bounds import NonNegative
 
 
 class TrustRatio(NormRule):
@@ -35,11 +36,11 @@ class TrustRatio(NormRule):
         layer-wise adaptive rate methods using trust ratio clipping", arXiv 2011.13584.
     """
 
-    coefficient: Live[float] = 1.0
+    coefficient: Live[NonNegative] = 1.0
     dim: Scope = None
     inverse_dims: bool = False
     min_size: int = 1
-    bounds: Live[tuple[float, float]] = (0.0, math.inf)
+    bounds: Live[tuple[NonNegative, NonNegative]] = (0.0, math.inf)
 
     sets_norm = True
     update_size = "own"
@@ -47,8 +48,6 @@ class TrustRatio(NormRule):
 
     def check(self) -> None:
         super().check()
-        self.require("coefficient", at_least=0)
-        self.require("bounds", at_least=0, length=2)
         low, high = self.bounds
         if not isinstance(low, Tensor) and not isinstance(high, Tensor) and low > high:
             raise ValueError(

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from torchzero_clip.core import Group, Live, Scope, UnitState
+from torchzero_clip.core.bounds import NonNegative, Positive, Share
 from torchzero_clip.modules.adaptive.adaptive_rule import AdaptiveRule
 from torchzero_clip.modules.adaptive.criterion import Criterion, blend, blend_squares, deviation
 from torchzero_clip.modules.adaptive.z_stat import ZStat
@@ -40,22 +41,15 @@ class ZClip(AdaptiveRule):
         Kumar et al., "ZClip: adaptive spike mitigation for LLM pre-training", arXiv 2504.02507.
     """
 
-    alpha: Live[float] = 0.97
-    z_thresh: Live[float] = 2.5
-    max_norm: Live[float | None] = 1.0
+    alpha: Live[Share] = 0.97
+    z_thresh: Live[Positive] = 2.5
+    max_norm: Live[NonNegative | None] = 1.0
     warmup_steps: int = 25
     mode: Literal["adaptive", "mean", "percentile"] = "adaptive"
     skip_on_spike: bool = False
     dim: Scope = "global"
 
     pure = True
-
-    def check(self) -> None:
-        self.require_one_of("mode", tuple(STATISTICS))
-        super().check()
-        self.require("alpha", at_least=0, below=1)
-        self.require("z_thresh", above=0)
-        self.require("max_norm", at_least=0, optional=True)
 
     def judge(self) -> Criterion:
         return STATISTICS[self.mode]

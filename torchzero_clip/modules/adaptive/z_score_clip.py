@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from torchzero_clip.core import Group, Live, NormRule, Scope, UnitState
+from torchzero_clip.core.bounds import NonNegative, Share
 from torchzero_clip.modules.adaptive.adaptive_rule import AdaptiveRule
 from torchzero_clip.modules.adaptive.criterion import Criterion, blend, none_yet
 
@@ -32,18 +33,13 @@ class ZScoreClip(AdaptiveRule):
         >>> opt = Modular(model.parameters(), ZScoreClip(), Adam(), LR(1e-3))
     """
 
-    zmax: Live[float] = 3.0
-    ema_decay: Live[float] = 0.99
+    zmax: Live[NonNegative] = 3.0
+    ema_decay: Live[Share] = 0.99
     warmup_steps: int = 20
     dim: Scope = "global"
     warmup: NormRule | None = None
 
     pure = True
-
-    def check(self) -> None:
-        super().check()
-        self.require("zmax", at_least=0)
-        self.require("ema_decay", at_least=0, below=1)
 
     def judge(self) -> Criterion:
         return SCORE

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from torchzero_clip.core import Group, Live, UnitState
+from torchzero_clip.core.bounds import Positive, Share
 from torchzero_clip.modules.adaptive.criterion import (
     TIE,
     Clipping,
@@ -44,8 +45,8 @@ class ZStat(Criterion):
         >>> opt = Modular(model.parameters(), clip, Adam(), LR(1e-3))
     """
 
-    alpha: Live[float] = 0.97
-    z_thresh: Live[float] = 2.5
+    alpha: Live[Share] = 0.97
+    z_thresh: Live[Positive] = 2.5
     clipping: Clipping = "reciprocal"
 
     observes = "clipped"
@@ -55,8 +56,6 @@ class ZStat(Criterion):
     pure = True
 
     def check(self) -> None:
-        self.require("alpha", at_least=0, below=1)
-        self.require("z_thresh", above=0)
         check_clipping(self)
 
     def init_unit(self) -> dict[str, Any]:

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from torchzero_clip.core import Group, Live, State, TensorList, Transform, counter
+from torchzero_clip.core.bounds import Count, Fraction
 from torchzero_clip.core.transform import check_step
 from torchzero_clip.modules.averages.following import begun, follow
 
@@ -34,8 +35,8 @@ class Lookahead(Transform):
         Zhang et al., "Lookahead optimizer: k steps forward, 1 step back", arXiv 1907.08610.
     """
 
-    k: int = 6
-    alpha: Live[float] = 0.5
+    k: Count = 6
+    alpha: Live[Fraction] = 0.5
     start: Literal["weights", "sync"] = "weights"
 
     about_step = True
@@ -45,9 +46,6 @@ class Lookahead(Transform):
     def check(self) -> None:
         super().check()
         check_step(self)
-        self.require("k", at_least=1, integer=True)
-        self.require("alpha", at_least=0, at_most=1)
-        self.require_one_of("start", ("weights", "sync"))
 
     def init(self, param: Tensor) -> dict[str, Tensor]:
         return {"step": counter(param), "slow": begun(param)}

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 from torch import Tensor
 
 from torchzero_clip.core import Group, Live, State, TensorList, Transform
+from torchzero_clip.core.bounds import NonNegative, Within
 from torchzero_clip.core.transform import check_step
 from torchzero_clip.modules.averages.following import begun
 
@@ -39,9 +40,9 @@ class ScheduleFree(Transform):
         Defazio et al., "The road less scheduled", arXiv 2405.15682.
     """
 
-    beta: Live[float | None] = 0.9
-    r: Live[float] = 0.0
-    weight_lr_power: Live[float] = 2.0
+    beta: Live[Annotated[float, Within(above=0, below=1)] | None] = 0.9
+    r: Live[NonNegative] = 0.0
+    weight_lr_power: Live[NonNegative] = 2.0
     rectified: bool = False
 
     borrows = (("beta", "betas", 0),)
@@ -52,9 +53,6 @@ class ScheduleFree(Transform):
     def check(self) -> None:
         super().check()
         check_step(self)
-        self.require("beta", above=0, below=1, optional=True)
-        self.require("r", at_least=0)
-        self.require("weight_lr_power", at_least=0)
 
     @property
     def reads(self) -> tuple[str, ...]:

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from torchzero_clip.core import Group, State, TensorList, Transform, counter
+from torchzero_clip.core.bounds import Count, Whole
 from torchzero_clip.core.transform import check_step
 from torchzero_clip.modules.averages.following import begun, follow
 
@@ -32,8 +33,8 @@ class WeightAverage(Transform):
         arXiv 1803.05407.
     """
 
-    start: int = 0
-    every: int = 1
+    start: Whole = 0
+    every: Count = 1
 
     about_step = True
     passes_gradient = True
@@ -43,8 +44,6 @@ class WeightAverage(Transform):
     def check(self) -> None:
         super().check()
         check_step(self)
-        self.require("start", at_least=0, integer=True)
-        self.require("every", at_least=1, integer=True)
 
     def init(self, param: Tensor) -> dict[str, Tensor]:
         return {"step": counter(param), "mean": begun(param)}

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from torchzero_clip.core import Group, Live, State, TensorList, Transform, counter
+from torchzero_clip.core.bounds import Count, Share
 from torchzero_clip.core.transform import check_step
 from torchzero_clip.modules.averages.following import begun, follow
 
@@ -34,8 +35,8 @@ class WeightEMA(Transform):
         Optim. 30 (1992).
     """
 
-    decay: Live[float] = 0.999
-    every: int = 1
+    decay: Live[Share] = 0.999
+    every: Count = 1
     warmup: bool = False
 
     about_step = True
@@ -46,8 +47,6 @@ class WeightEMA(Transform):
     def check(self) -> None:
         super().check()
         check_step(self)
-        self.require("decay", at_least=0, below=1)
-        self.require("every", at_least=1, integer=True)
 
     def init(self, param: Tensor) -> dict[str, Tensor]:
         return {"step": counter(param), "ema": begun(param)}

@@ -5,6 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from torchzero_clip.core import Group, Live, NormRule, Ord, Scope, UnitState
+from torchzero_clip.core.bounds import NonNegative
 
 
 class ClipNorm(NormRule):
@@ -30,17 +31,13 @@ class ClipNorm(NormRule):
         arXiv 1211.5063.
     """
 
-    max_norm: Live[float]
+    max_norm: Live[NonNegative]
     ord: Ord = 2
     dim: Scope = None
     inverse_dims: bool = False
     min_size: int = 1
 
     pure = True
-
-    def check(self) -> None:
-        super().check()
-        self.require("max_norm", at_least=0)
 
     def limit(self, norm: Tensor, state: UnitState, group: Group) -> Tensor | float:
         return group["max_norm"]

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import torch
 from torch import Tensor
 
 from torchzero_clip.core import Bucket, Live, NormRule, Ord, Scope, UnitState, zeros_like_state
+from torchzero_clip.core.bounds import NonNegative, Share, Within
 
 
 class ClipNormByEMA(NormRule):
@@ -34,11 +35,11 @@ class ClipNormByEMA(NormRule):
         >>> opt = Modular(model.parameters(), ClipNormByEMA(0.9), Adam(), LR(1e-3))
     """
 
-    beta: Live[float] = 0.99
+    beta: Live[Share] = 0.99
     ord: Ord = 2
-    eps: Live[float] = 1e-6
+    eps: Live[NonNegative] = 1e-6
     tensorwise: bool = True
-    max_ema_growth: Live[float | None] = 1.5
+    max_ema_growth: Live[Annotated[float, Within(at_least=1)] | None] = 1.5
     ema_init: Literal["zeros", "update"] = "zeros"
     dim: Scope = None
 
@@ -46,10 +47,6 @@ class ClipNormByEMA(NormRule):
 
     def check(self) -> None:
         super().check()
-        self.require("beta", at_least=0, below=1)
-        self.require("eps", at_least=0)
-        self.require("max_ema_growth", at_least=1, optional=True)
-        self.require_one_of("ema_init", ("zeros", "update"))
         if not self.tensorwise and self.dim is not None:
             raise ValueError(
                 f"{type(self).__name__}: tensorwise=False means dim='global'; give one of the two, "

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
 from torch import Tensor
 
 from torchzero_clip.core import Bucket, Live, Reach, TensorList, Transform
+from torchzero_clip.core.bounds import Within
 from torchzero_clip.core.norms import percentile, percentiles
 
 
@@ -26,7 +27,7 @@ class ClipPercentile(Transform):
         >>> opt = Modular(model.parameters(), ClipPercentile(99), Momentum(0.9), LR(1e-2))
     """
 
-    percentile: Live[float]
+    percentile: Live[Annotated[float, Within(at_least=0, at_most=100)]]
     dim: Literal["global"] | None = None
 
     complex = "refuse"
@@ -36,11 +37,6 @@ class ClipPercentile(Transform):
     @property
     def reach(self) -> Reach:
         return "tensor" if self.dim is None else "model"
-
-    def check(self) -> None:
-        super().check()
-        self.require("percentile", at_least=0, at_most=100)
-        self.require_one_of("dim", (None, "global"))
 
     def step(self, buckets: list[Bucket]) -> list[Bucket]:
         every = [bucket.whole(bucket.u) for bucket in buckets]

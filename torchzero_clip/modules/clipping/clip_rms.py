@@ -5,6 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from torchzero_clip.core import Group, Live, NormRule, Scope, UnitState
+from torchzero_clip.core.bounds import NonNegative
 
 
 class ClipRMS(NormRule):
@@ -30,17 +31,13 @@ class ClipRMS(NormRule):
         arXiv 1804.04235; Wortsman et al., arXiv 2304.13013.
     """
 
-    max_rms: Live[float] = 1.0
+    max_rms: Live[NonNegative] = 1.0
     dim: Scope = None
     inverse_dims: bool = False
     min_size: int = 1
 
     ord = "rms"
     pure = True
-
-    def check(self) -> None:
-        super().check()
-        self.require("max_rms", at_least=0)
 
     def limit(self, norm: Tensor, state: UnitState, group: Group) -> Tensor | float:
         return group["max_rms"]

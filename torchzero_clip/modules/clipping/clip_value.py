@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from torchzero_clip.core import Group, Live, State, TensorList, Transform
+from torchzero_clip.core.bounds import NonNegative
 
 
 class ClipValue(Transform):
@@ -18,15 +19,11 @@ class ClipValue(Transform):
         >>> opt = Modular(model.parameters(), ClipValue(0.5), Momentum(0.9), LR(1e-2))
     """
 
-    value: Live[float]
+    value: Live[NonNegative]
 
     complex = "refuse"
     per_entry = True
     pure = True
-
-    def check(self) -> None:
-        super().check()
-        self.require("value", at_least=0)
 
     def update(self, u: TensorList, state: State, group: Group) -> TensorList:
         return u.clamp_(-group["value"], group["value"])

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from torchzero_clip.core import Bucket, Group, Live, State, TensorList, Transform, zeros_like_state
+from torchzero_clip.core.bounds import Share
 from torchzero_clip.core.chain import prepare, transformed
 
 
@@ -32,7 +33,7 @@ class ClipValueByEMA(Transform):
         >>> opt = Modular(model.parameters(), clip, Adam(), LR(1e-3))
     """
 
-    beta: Live[float] = 0.99
+    beta: Live[Share] = 0.99
     ema_init: Literal["zeros", "update"] = "zeros"
     ema_tfm: Transform | None = None
 
@@ -43,8 +44,6 @@ class ClipValueByEMA(Transform):
 
     def check(self) -> None:
         super().check()
-        self.require("beta", at_least=0, below=1)
-        self.require_one_of("ema_init", ("zeros", "update"))
         if (tfm := self.ema_tfm) is None:
             return
         if not isinstance(tfm, Transform):

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from torchzero_clip.core import Group, Live, NormRule, Ord, Scope, UnitState
+from torchzero_clip.core.bounds import Fraction, NonNegative
 
 
 class DeltaClip(NormRule):
@@ -34,19 +35,14 @@ class DeltaClip(NormRule):
         arXiv 2404.08624.
     """
 
-    max_norm: Live[float]
-    delta: Live[float] = 1e-3
+    max_norm: Live[NonNegative]
+    delta: Live[Fraction] = 1e-3
     ord: Ord = 2
     dim: Scope = None
     inverse_dims: bool = False
     min_size: int = 1
 
     pure = True
-
-    def check(self) -> None:
-        super().check()
-        self.require("max_norm", at_least=0)
-        self.require("delta", at_least=0, at_most=1)
 
     def limit(self, norm: Tensor, state: UnitState, group: Group) -> Tensor | float:
         longest = (norm * group["delta"]).clamp(min=group["max_norm"])

@@ -31,11 +31,6 @@ class NanToNum(Transform):
     per_entry = True
     pure = True
 
-    def check(self) -> None:
-        super().check()
-        for name in ("nan", "posinf", "neginf"):
-            self.require(name)
-
     def update(self, u: TensorList, state: State, group: Group) -> TensorList:
         u = u.own().masked_fill_(u.isnan(), group["nan"])
         u = u.masked_fill_(u.eq(math.inf), group["posinf"])

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from torchzero_clip.core import Group, Live, NormRule, Ord, Scope, UnitState
+from torchzero_clip.core.bounds import NonNegative
 
 
 class Normalize(NormRule):
@@ -31,7 +32,7 @@ class Normalize(NormRule):
         >>> opt = Modular(model.parameters(), Normalize(dim="global"), LR(1e-2))
     """
 
-    norm_value: Live[float] = 1.0
+    norm_value: Live[NonNegative] = 1.0
     ord: Ord = 2
     dim: Scope = None
     inverse_dims: bool = False
@@ -44,8 +45,6 @@ class Normalize(NormRule):
 
     def check(self) -> None:
         super().check()
-        self.require("norm_value", at_least=0)
-        self.require_one_of("per_shape", (None, "sqrt_min", "sqrt_rows"))
         pair = isinstance(self.dim, (tuple, list)) and sorted(self.dim) == [-2, -1]
         whole = self.dim is None or pair
         if self.per_shape is not None and not (whole and not self.inverse_dims):

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from torchzero_clip.core import Group, Live, NormRule, Ord, Scope, UnitState
+from torchzero_clip.core.bounds import NonNegative
 
 
 class SoftClip(NormRule):
@@ -28,17 +29,13 @@ class SoftClip(NormRule):
         >>> opt = Modular(model.parameters(), SoftClip(1.0, dim="global"), Adam(), LR(1e-3))
     """
 
-    max_norm: Live[float]
+    max_norm: Live[NonNegative]
     ord: Ord = 2
     dim: Scope = None
     inverse_dims: bool = False
     min_size: int = 1
 
     pure = True
-
-    def check(self) -> None:
-        super().check()
-        self.require("max_norm", at_least=0)
 
     def limit(self, norm: Tensor, state: UnitState, group: Group) -> Tensor | float:
         bound = torch.zeros_like(norm) + group["max_norm"]

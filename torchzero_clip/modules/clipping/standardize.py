@@ -7,6 +7,7 @@ import math
 import torch
 
 from torchzero_clip.core import Bucket, Group, Live, NormRule, Scope, State, TensorList
+from torchzero_clip.core.bounds import NonNegative
 from torchzero_clip.core.norms import eps_of
 
 
@@ -29,7 +30,7 @@ class Standardize(NormRule):
         >>> opt = Modular(model.parameters(), Standardize(), LR(1e-3))
     """
 
-    eps: Live[float] = 1e-8
+    eps: Live[NonNegative] = 1e-8
     dim: Scope = None
     inverse_dims: bool = False
     min_size: int = 2
@@ -40,10 +41,6 @@ class Standardize(NormRule):
     pure = True
 
     update_size = "own"
-
-    def check(self) -> None:
-        super().check()
-        self.require("eps", at_least=0)
 
     def step(self, buckets: list[Bucket]) -> list[Bucket]:
         units = self.units(buckets)

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from torchzero_clip.core import Group, Live, State, TensorList, Transform
+from torchzero_clip.core.bounds import Count, NonNegative, Share
 from torchzero_clip.core.state import averages_of
 
 
@@ -35,23 +36,15 @@ class AdEMAMix(Transform):
         Pagliardini et al., "The AdEMAMix optimizer: better, faster, older", arXiv 2409.03137.
     """
 
-    betas: Live[tuple[float, float, float]] = (0.9, 0.999, 0.9999)
-    alpha: Live[float] = 2.0
-    eps: Live[float] = 1e-8
-    alpha_warmup: Live[int | None] = None
-    beta3_warmup: Live[int | None] = None
+    betas: Live[tuple[Share, Share, Share]] = (0.9, 0.999, 0.9999)
+    alpha: Live[NonNegative] = 2.0
+    eps: Live[NonNegative] = 1e-8
+    alpha_warmup: Live[Count | None] = None
+    beta3_warmup: Live[Count | None] = None
 
     update_size = "ones"
     per_entry = True
     pure = True
-
-    def check(self) -> None:
-        super().check()
-        self.require("betas", at_least=0, below=1, length=3)
-        self.require("alpha", at_least=0)
-        self.require("eps", at_least=0)
-        self.require("alpha_warmup", at_least=1, integer=True, optional=True)
-        self.require("beta3_warmup", at_least=1, integer=True, optional=True)
 
     def init(self, param: Tensor) -> dict[str, Tensor]:
         return averages_of(param, "exp_avg", "exp_avg_slow", "exp_avg_sq")

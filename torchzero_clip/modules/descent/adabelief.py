@@ -5,6 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from torchzero_clip.core import Group, Live, State, TensorList, Transform
+from torchzero_clip.core.bounds import NonNegative, Share
 from torchzero_clip.core.state import averages_of
 from torchzero_clip.modules.descent.radam import rectified
 
@@ -28,18 +29,13 @@ class AdaBelief(Transform):
         gradients", arXiv 2010.07468.
     """
 
-    betas: Live[tuple[float, float]] = (0.9, 0.999)
-    eps: Live[float] = 1e-16
+    betas: Live[tuple[Share, Share]] = (0.9, 0.999)
+    eps: Live[NonNegative] = 1e-16
     rectify: bool = True
 
     update_size = "ones"
     pure = True
     per_entry = True
-
-    def check(self) -> None:
-        super().check()
-        self.require("betas", at_least=0, below=1, length=2)
-        self.require("eps", at_least=0)
 
     def init(self, param: Tensor) -> dict[str, Tensor]:
         return averages_of(param, "exp_avg", "exp_avg_var")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from torchzero_clip.core import Group, Live, State, TensorList, Transform, zeros_like_state
+from torchzero_clip.core.bounds import NonNegative, Share
 
 
 class Adadelta(Transform):
@@ -24,17 +25,12 @@ class Adadelta(Transform):
         Zeiler, "Adadelta: an adaptive learning rate method", arXiv 1212.5701.
     """
 
-    rho: Live[float] = 0.9
-    eps: Live[float] = 1e-6
+    rho: Live[Share] = 0.9
+    eps: Live[NonNegative] = 1e-6
 
     update_size = "own"
     pure = True
     per_entry = True
-
-    def check(self) -> None:
-        super().check()
-        self.require("rho", at_least=0, below=1)
-        self.require("eps", at_least=0)
 
     def init(self, param: Tensor) -> dict[str, Tensor]:
         return {name: zeros_like_state(param) for name in ("square_avg", "acc_delta")}

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import torch
 from torch import Tensor
 
 from torchzero_clip.core import Bucket, Group, Live, NormRule, counter
+from torchzero_clip.core.bounds import NonNegative, Within
 from torchzero_clip.modules.descent.factored import Factored
 
 SECOND = Factored("row_var", "col_var", "variance")
@@ -35,9 +38,9 @@ class Adafactor(NormRule):
         arXiv 1804.04235.
     """
 
-    beta2_decay: Live[float] = -0.8
-    eps: Live[tuple[float | None, float]] = (None, 1e-3)
-    d: Live[float] = 1.0
+    beta2_decay: Live[Annotated[float, Within(at_most=0)]] = -0.8
+    eps: Live[tuple[NonNegative | None, NonNegative]] = (None, 1e-3)
+    d: Live[Annotated[float, Within(at_least=1)]] = 1.0
 
     ord = "rms"
     reads = ("lr",)
@@ -47,9 +50,6 @@ class Adafactor(NormRule):
 
     def check(self) -> None:
         super().check()
-        self.require("beta2_decay", at_most=0)
-        self.require("d", at_least=1)
-        self.require("eps", at_least=0, length=2, optional=True)
         if self.eps[1] is None:
             raise ValueError(f"Adafactor: the second of eps must be a number, got {self.eps!r}")
 

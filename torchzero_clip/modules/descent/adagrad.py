@@ -14,6 +14,7 @@ from torchzero_clip.core import (
     counter,
     zeros_like_state,
 )
+from torchzero_clip.core.bounds import NonNegative
 from torchzero_clip.core.private import fused
 
 
@@ -36,19 +37,14 @@ class Adagrad(Transform):
         optimization", JMLR 12 (2011).
     """
 
-    lr_decay: Live[float] = 0.0
-    initial_accumulator_value: float = 0.0
-    eps: Live[float] = 1e-10
+    lr_decay: Live[NonNegative] = 0.0
+    initial_accumulator_value: NonNegative = 0.0
+    eps: Live[NonNegative] = 1e-10
 
     permutes = ("sum",)
     update_size = "own"
     per_entry = True
     pure = True
-
-    def check(self) -> None:
-        super().check()
-        for name in ("lr_decay", "initial_accumulator_value", "eps"):
-            self.require(name, at_least=0)
 
     def init(self, param: Tensor) -> dict[str, Tensor]:
         total = filled_like_state(param, self.initial_accumulator_value)

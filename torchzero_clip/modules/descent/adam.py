@@ -5,6 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from torchzero_clip.core import FusedKernel, Group, Live, State, TensorList, Transform
+from torchzero_clip.core.bounds import NonNegative, Share
 from torchzero_clip.core.private import fused
 from torchzero_clip.core.state import averages_of
 
@@ -34,8 +35,8 @@ class Adam(Transform):
         Kingma, Ba, "Adam: a method for stochastic optimization", arXiv 1412.6980.
     """
 
-    betas: Live[tuple[float, float]] = (0.9, 0.999)
-    eps: Live[float] = 1e-8
+    betas: Live[tuple[Share, Share]] = (0.9, 0.999)
+    eps: Live[NonNegative] = 1e-8
     amsgrad: bool = False
     bias_correction: bool = True
     momentum: bool = True
@@ -45,11 +46,6 @@ class Adam(Transform):
     update_size = "ones"
     per_entry = True
     pure = True
-
-    def check(self) -> None:
-        super().check()
-        self.require("betas", at_least=0, below=1, length=2)
-        self.require("eps", at_least=0)
 
     def init(self, param: Tensor) -> dict[str, Tensor]:
         names = ["exp_avg", "exp_avg_sq"] + ["max_exp_avg_sq"] * self.amsgrad

@@ -5,6 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from torchzero_clip.core import Group, Live, State, TensorList, Transform
+from torchzero_clip.core.bounds import NonNegative, Share
 from torchzero_clip.core.state import averages_of
 
 
@@ -30,21 +31,15 @@ class AdamAtan2(Transform):
         arXiv 2407.05872.
     """
 
-    betas: Live[tuple[float, float]] = (0.9, 0.99)
-    a: Live[float] = 1.27
-    b: Live[float] = 1.0
+    betas: Live[tuple[Share, Share]] = (0.9, 0.99)
+    a: Live[NonNegative] = 1.27
+    b: Live[NonNegative] = 1.0
 
     turns = ("exp_avg",)
     permutes = ("exp_avg_sq",)
     update_size = "ones"
     pure = True
     per_entry = True
-
-    def check(self) -> None:
-        super().check()
-        self.require("betas", at_least=0, below=1, length=2)
-        self.require("a", at_least=0)
-        self.require("b", at_least=0)
 
     def init(self, param: Tensor) -> dict[str, Tensor]:
         return averages_of(param, "exp_avg", "exp_avg_sq")

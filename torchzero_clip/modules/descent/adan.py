@@ -5,6 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from torchzero_clip.core import Group, Live, State, TensorList, Transform
+from torchzero_clip.core.bounds import NonNegative, Share
 from torchzero_clip.core.state import averages_of
 
 
@@ -28,17 +29,12 @@ class Adan(Transform):
         arXiv 2208.06677.
     """
 
-    betas: Live[tuple[float, float, float]] = (0.98, 0.92, 0.99)
-    eps: Live[float] = 1e-8
+    betas: Live[tuple[Share, Share, Share]] = (0.98, 0.92, 0.99)
+    eps: Live[NonNegative] = 1e-8
 
     update_size = "ones"
     pure = True
     per_entry = True
-
-    def check(self) -> None:
-        super().check()
-        self.require("betas", at_least=0, below=1, length=3)
-        self.require("eps", at_least=0)
 
     def init(self, param: Tensor) -> dict[str, Tensor]:
         return averages_of(param, "exp_avg", "exp_avg_diff", "exp_avg_sq", "previous")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from torchzero_clip.core import Group, Live, State, TensorList, Transform
+from torchzero_clip.core.bounds import NonNegative, Positive, Share
 from torchzero_clip.core.state import averages_of
 
 
@@ -31,22 +32,15 @@ class ADOPT(Transform):
         arXiv 2411.02853.
     """
 
-    betas: Live[tuple[float, float]] = (0.9, 0.9999)
-    eps: Live[float] = 1e-6
-    clip_power: Live[float | None] = 0.25
-    weight_decay: Live[float] = 0.0
+    betas: Live[tuple[Share, Share]] = (0.9, 0.9999)
+    eps: Live[Positive] = 1e-6
+    clip_power: Live[NonNegative | None] = 0.25
+    weight_decay: Live[NonNegative] = 0.0
     decouple: bool = True
 
     update_size = "ones"
     pure = True
     per_entry = True
-
-    def check(self) -> None:
-        super().check()
-        self.require("betas", at_least=0, below=1, length=2)
-        self.require("eps", above=0)
-        self.require("clip_power", at_least=0, optional=True)
-        self.require("weight_decay", at_least=0)
 
     def init(self, param: Tensor) -> dict[str, Tensor]:
         return averages_of(param, "exp_avg", "exp_avg_sq")

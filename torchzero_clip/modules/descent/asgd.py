@@ -5,6 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from torchzero_clip.core import Group, Live, State, TensorList, Transform, counter, zeros_like_state
+from torchzero_clip.core.bounds import NonNegative
 from torchzero_clip.core.state import statistic
 
 
@@ -31,20 +32,15 @@ class ASGD(Transform):
         Control and Optimization 30 (1992).
     """
 
-    lr: Live[float] = 1e-2
-    lambd: Live[float] = 1e-4
-    alpha: Live[float] = 0.75
-    t0: Live[float] = 1e6
+    lr: Live[NonNegative] = 1e-2
+    lambd: Live[NonNegative] = 1e-4
+    alpha: Live[NonNegative] = 0.75
+    t0: Live[NonNegative] = 1e6
 
     update_size = "set"
     about_step = True
     pure = True
     per_entry = True
-
-    def check(self) -> None:
-        super().check()
-        for name in ("lr", "lambd", "alpha", "t0"):
-            self.require(name, at_least=0)
 
     def init(self, param: Tensor) -> dict[str, Tensor]:
         return {

@@ -5,6 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from torchzero_clip.core import Bucket, Live, NormRule, TensorList, zeros_like_state
+from torchzero_clip.core.bounds import Positive, Share
 from torchzero_clip.modules.descent.factored import Factored
 
 SECOND = Factored("exp_avg_sq_row", "exp_avg_sq_col", "exp_avg_sq")
@@ -33,20 +34,14 @@ class CAME(NormRule):
         arXiv 2307.02047.
     """
 
-    betas: Live[tuple[float, float, float]] = (0.9, 0.999, 0.9999)
-    eps: Live[tuple[float, float]] = (1e-30, 1e-16)
-    clip_threshold: Live[float] = 1.0
+    betas: Live[tuple[Share, Share, Share]] = (0.9, 0.999, 0.9999)
+    eps: Live[tuple[Positive, Positive]] = (1e-30, 1e-16)
+    clip_threshold: Live[Positive] = 1.0
 
     ord = "rms"
     complex = "refuse"
     update_size = "ones"
     pure = True
-
-    def check(self) -> None:
-        super().check()
-        self.require("betas", at_least=0, below=1, length=3)
-        self.require("eps", above=0, length=2)
-        self.require("clip_threshold", above=0)
 
     def init(self, param: Tensor) -> dict[str, Tensor]:
         return {"exp_avg": zeros_like_state(param), **SECOND.init(param), **DOUBT.init(param)}

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
+from typing import Annotated
 
 from torch import Tensor
 
 from torchzero_clip.core import Bucket, Group, Live, State, TensorList, Transform, zeros_like_state
+from torchzero_clip.core.bounds import NonNegative, Positive, Share, Within
 from torchzero_clip.modules.descent import distance
 
 
@@ -38,30 +40,20 @@ class DAdaptAdam(Transform):
         Defazio, Mishchenko, "Learning-rate-free learning by D-adaptation", arXiv 2301.07733.
     """
 
-    lr: Live[float] = 1.0
-    betas: Live[tuple[float, float]] = (0.9, 0.999)
-    eps: Live[float] = 1e-8
-    weight_decay: Live[float] = 0.0
+    lr: Live[NonNegative] = 1.0
+    betas: Live[tuple[Share, Share]] = (0.9, 0.999)
+    eps: Live[Positive] = 1e-8
+    weight_decay: Live[NonNegative] = 0.0
     decouple: bool = True
     use_bias_correction: bool = False
-    d0: float = 1e-6
-    growth_rate: Live[float] = math.inf
-    layer_scale: Live[float] = 1.0
+    d0: Positive = 1e-6
+    growth_rate: Live[Annotated[float, Within(at_least=1)]] = math.inf
+    layer_scale: Live[NonNegative] = 1.0
 
     complex = "refuse"
     update_size = "own"
     shown = ("d",)
     per_entry = pure = True
-
-    def check(self) -> None:
-        super().check()
-        self.require("lr", at_least=0)
-        self.require("betas", at_least=0, below=1, length=2)
-        self.require("eps", above=0)
-        self.require("weight_decay", at_least=0)
-        self.require("d0", above=0)
-        self.require("growth_rate", at_least=1)
-        self.require("layer_scale", at_least=0)
 
     def init(self, param: Tensor) -> dict[str, Tensor]:
         return {name: zeros_like_state(param) for name in distance.AVERAGES}

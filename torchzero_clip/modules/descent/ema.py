@@ -5,6 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from torchzero_clip.core import Group, Live, State, TensorList, Transform, counter, zeros_like_state
+from torchzero_clip.core.bounds import Share
 from torchzero_clip.core.transform import Earlier
 from torchzero_clip.modules.descent.momentum import Momentum
 
@@ -24,7 +25,7 @@ class EMA(Transform):
         >>> opt = Modular(model.parameters(), EMA(0.9), Sign(), LR(1e-4))
     """
 
-    beta: Live[float] = 0.9
+    beta: Live[Share] = 0.9
     debias: bool = False
     nesterov: bool = False
 
@@ -34,7 +35,6 @@ class EMA(Transform):
 
     def check(self) -> None:
         super().check()
-        self.require("beta", at_least=0, below=1)
         if self.debias and self.nesterov:
             raise ValueError(
                 "EMA: debias=True and nesterov=True exclude each other: what looks ahead mixes the "

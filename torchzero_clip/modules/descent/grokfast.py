@@ -5,6 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from torchzero_clip.core import Group, Live, State, TensorList, Transform
+from torchzero_clip.core.bounds import NonNegative, Share
 from torchzero_clip.core.state import averages_of
 
 
@@ -25,16 +26,11 @@ class Grokfast(Transform):
         Lee et al., "Grokfast: accelerated grokking by amplifying slow gradients", arXiv 2405.20233.
     """
 
-    alpha: Live[float] = 0.98
-    lamb: Live[float] = 2.0
+    alpha: Live[Share] = 0.98
+    lamb: Live[NonNegative] = 2.0
 
     pure = True
     per_entry = True
-
-    def check(self) -> None:
-        super().check()
-        self.require("alpha", at_least=0, below=1)
-        self.require("lamb", at_least=0)
 
     def init(self, param: Tensor) -> dict[str, Tensor]:
         return averages_of(param, "ema")

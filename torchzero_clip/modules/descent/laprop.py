@@ -5,6 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from torchzero_clip.core import Group, Live, State, TensorList, Transform, zeros_like_state
+from torchzero_clip.core.bounds import NonNegative, Share
 from torchzero_clip.core.state import statistic
 
 
@@ -28,17 +29,12 @@ class LaProp(Transform):
         Ziyin et al., "LaProp: separating momentum and adaptivity in Adam", arXiv 2002.04839.
     """
 
-    betas: Live[tuple[float, float]] = (0.9, 0.999)
-    eps: Live[float] = 1e-15
+    betas: Live[tuple[Share, Share]] = (0.9, 0.999)
+    eps: Live[NonNegative] = 1e-15
 
     update_size = "ones"
     pure = True
     per_entry = True
-
-    def check(self) -> None:
-        super().check()
-        self.require("betas", at_least=0, below=1, length=2)
-        self.require("eps", at_least=0)
 
     @property
     def reads(self) -> tuple[str, ...]:

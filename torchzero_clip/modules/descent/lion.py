@@ -5,6 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from torchzero_clip.core import Group, Live, State, TensorList, Transform, zeros_like_state
+from torchzero_clip.core.bounds import Share
 
 
 class Lion(Transform):
@@ -23,16 +24,12 @@ class Lion(Transform):
         Chen et al., "Symbolic discovery of optimization algorithms", arXiv 2302.06675.
     """
 
-    betas: Live[tuple[float, float]] = (0.9, 0.99)
+    betas: Live[tuple[Share, Share]] = (0.9, 0.99)
 
     turns = ("exp_avg",)
     update_size = "ones"
     per_entry = True
     pure = True
-
-    def check(self) -> None:
-        super().check()
-        self.require("betas", at_least=0, below=1, length=2)
 
     def init(self, param: Tensor) -> dict[str, Tensor]:
         return {"exp_avg": zeros_like_state(param)}

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from torchzero_clip.core import Group, Live, State, TensorList, Transform
+from torchzero_clip.core.bounds import NonNegative
 
 
 class LR(Transform):
@@ -22,14 +23,10 @@ class LR(Transform):
         >>> opt = Modular(model.parameters(), ClipNorm(1.0), LR(0.1))
     """
 
-    lr: Live[float]
+    lr: Live[NonNegative]
 
     update_size = "set"
     pure = True
-
-    def check(self) -> None:
-        super().check()
-        self.require("lr", at_least=0)
 
     def update(self, u: TensorList, state: State, group: Group) -> TensorList:
         return u.mul_(group["lr"])

@@ -5,6 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from torchzero_clip.core import Group, Live, State, TensorList, Transform, zeros_like_state
+from torchzero_clip.core.bounds import NonNegative, Share
 
 
 class Mars(Transform):
@@ -30,17 +31,12 @@ class Mars(Transform):
         arXiv 2411.10438.
     """
 
-    beta: Live[float | None] = 0.95
-    gamma: Live[float] = 0.025
+    beta: Live[Share | None] = 0.95
+    gamma: Live[NonNegative] = 0.025
 
     borrows = (("beta", "betas", 0),)
     per_entry = True
     pure = True
-
-    def check(self) -> None:
-        super().check()
-        self.require("beta", at_least=0, below=1, optional=True)
-        self.require("gamma", at_least=0)
 
     def init(self, param: Tensor) -> dict[str, Tensor]:
         return {"previous": zeros_like_state(param)}

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from torchzero_clip.core import Bucket, Group, Live, NormRule, Ord, Scope, State, TensorList, Units
+from torchzero_clip.core.bounds import NonNegative
 from torchzero_clip.core.transform import check_step
 
 
@@ -33,7 +34,7 @@ class MaxNorm(NormRule):
         JMLR 15 (2014).
     """
 
-    max_norm: Live[float]
+    max_norm: Live[NonNegative]
     ord: Ord = 2
     dim: Scope = None
     inverse_dims: bool = False
@@ -45,7 +46,6 @@ class MaxNorm(NormRule):
     def check(self) -> None:
         super().check()
         check_step(self)
-        self.require("max_norm", at_least=0)
 
     def step(self, buckets: list[Bucket]) -> list[Bucket]:
         units = self.units(buckets)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import torch
 from torch import Tensor
 
@@ -15,6 +17,7 @@ from torchzero_clip.core import (
     counter,
     zeros_like_state,
 )
+from torchzero_clip.core.bounds import Within
 from torchzero_clip.core.outside import warn
 from torchzero_clip.core.private import fused
 
@@ -38,7 +41,7 @@ class Momentum(Transform):
 
     momentum: Live[float] = 0.9
     nesterov: bool = False
-    dampening: Live[float] = 0.0
+    dampening: Live[Annotated[float, Within(at_most=1)]] = 0.0
 
     turns = ("momentum_buffer",)
     per_entry = True
@@ -47,7 +50,6 @@ class Momentum(Transform):
     def check(self) -> None:
         super().check()
         check_momentum(self)
-        self.require("dampening", at_most=1)
 
     def init(self, param: Tensor) -> dict[str, Tensor]:
         return {"started": counter(param), "momentum_buffer": zeros_like_state(param)}

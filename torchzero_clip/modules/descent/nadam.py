@@ -7,6 +7,7 @@ from typing import Any
 from torch import Tensor
 
 from torchzero_clip.core import Group, Live, State, TensorList, Transform
+from torchzero_clip.core.bounds import NonNegative, Share
 from torchzero_clip.core.state import averages_of, statistic
 
 
@@ -31,21 +32,15 @@ class NAdam(Transform):
         Dozat, "Incorporating Nesterov momentum into Adam", ICLR 2016 workshop.
     """
 
-    betas: Live[tuple[float, float]] = (0.9, 0.999)
-    eps: Live[float] = 1e-8
-    momentum_decay: Live[float] = 4e-3
+    betas: Live[tuple[Share, Share]] = (0.9, 0.999)
+    eps: Live[NonNegative] = 1e-8
+    momentum_decay: Live[NonNegative] = 4e-3
 
     turns = ("exp_avg",)
     permutes = ("exp_avg_sq",)
     update_size = "ones"
     pure = True
     per_entry = True
-
-    def check(self) -> None:
-        super().check()
-        self.require("betas", at_least=0, below=1, length=2)
-        self.require("eps", at_least=0)
-        self.require("momentum_decay", at_least=0)
 
     def init(self, param: Tensor) -> dict[str, Tensor]:
         averages = averages_of(param, "exp_avg", "exp_avg_sq")

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 from torch import Tensor
 
 from torchzero_clip.core import Bucket, Group, Live, State, TensorList, Transform, zeros_like_state
+from torchzero_clip.core.bounds import NonNegative, Positive, Share, Within
 from torchzero_clip.modules.descent import distance
 
 
@@ -42,16 +43,16 @@ class Prodigy(Transform):
         arXiv 2306.06101.
     """
 
-    betas: Live[tuple[float, float]] = (0.9, 0.999)
-    beta3: Live[float | None] = None
-    eps: Live[float] = 1e-8
-    weight_decay: Live[float] = 0.0
+    betas: Live[tuple[Share, Share]] = (0.9, 0.999)
+    beta3: Live[Share | None] = None
+    eps: Live[Positive] = 1e-8
+    weight_decay: Live[NonNegative] = 0.0
     decouple: bool = True
     use_bias_correction: bool = False
     safeguard_warmup: bool = False
-    d0: float = 1e-6
-    d_coef: Live[float] = 1.0
-    growth_rate: Live[float] = math.inf
+    d0: Positive = 1e-6
+    d_coef: Live[Positive] = 1.0
+    growth_rate: Live[Annotated[float, Within(at_least=1)]] = math.inf
 
     reads = ("lr",)
     complex = "refuse"
@@ -59,16 +60,6 @@ class Prodigy(Transform):
     shown = ("d",)
     exact_state = ("start",)
     per_entry = pure = True
-
-    def check(self) -> None:
-        super().check()
-        self.require("betas", at_least=0, below=1, length=2)
-        self.require("beta3", at_least=0, below=1, optional=True)
-        self.require("eps", above=0)
-        self.require("weight_decay", at_least=0)
-        self.require("d0", above=0)
-        self.require("d_coef", above=0)
-        self.require("growth_rate", at_least=1)
 
     def init(self, param: Tensor) -> dict[str, Tensor]:
         made = {name: zeros_like_state(param) for name in (*distance.AVERAGES, "start")}

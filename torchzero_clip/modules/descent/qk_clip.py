@@ -8,6 +8,7 @@ from typing import Any
 from torch import Tensor
 
 from torchzero_clip.core import Bucket, Live, TensorList, Transform
+from torchzero_clip.core.bounds import Fraction, Positive
 from torchzero_clip.core.transform import check_step
 from torchzero_clip.modules.descent.heads import Heads, shrunk
 
@@ -39,8 +40,8 @@ class QKClip(Transform):
     """
 
     max_logits: Callable[[str, Tensor], Heads | Sequence[Heads] | None]
-    tau: Live[float] = 100.0
-    alpha: Live[float] = 0.5
+    tau: Live[Positive] = 100.0
+    alpha: Live[Fraction] = 0.5
 
     complex = "refuse"
     widens = True
@@ -53,8 +54,6 @@ class QKClip(Transform):
         if not callable(self.max_logits):
             raise TypeError(f"QKClip: max_logits must be a function, got {self.max_logits!r}")
         check_step(self)
-        self.require("tau", above=0)
-        self.require("alpha", at_least=0, at_most=1)
 
     def step(self, buckets: list[Bucket]) -> list[Bucket]:
         for bucket in buckets:

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from torchzero_clip.core import Group, Live, State, TensorList, Transform
+from torchzero_clip.core.bounds import NonNegative, Share
 from torchzero_clip.core.state import averages_of
 
 
@@ -31,19 +32,14 @@ class RAdam(Transform):
         Liu et al., "On the variance of the adaptive learning rate and beyond", arXiv 1908.03265.
     """
 
-    betas: Live[tuple[float, float]] = (0.9, 0.999)
-    eps: Live[float] = 1e-8
+    betas: Live[tuple[Share, Share]] = (0.9, 0.999)
+    eps: Live[NonNegative] = 1e-8
 
     turns = ("exp_avg",)
     permutes = ("exp_avg_sq",)
     update_size = "ones"
     pure = True
     per_entry = True
-
-    def check(self) -> None:
-        super().check()
-        self.require("betas", at_least=0, below=1, length=2)
-        self.require("eps", at_least=0)
 
     def init(self, param: Tensor) -> dict[str, Tensor]:
         return averages_of(param, "exp_avg", "exp_avg_sq")

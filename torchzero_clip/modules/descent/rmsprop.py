@@ -5,6 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from torchzero_clip.core import Group, Live, State, TensorList, Transform, zeros_like_state
+from torchzero_clip.core.bounds import NonNegative, Share
 from torchzero_clip.modules.descent.momentum import check_momentum
 
 
@@ -31,8 +32,8 @@ class RMSprop(Transform):
         Hinton, "Neural networks for machine learning", lecture 6e; Graves, arXiv 1308.0850.
     """
 
-    alpha: Live[float | None] = 0.99
-    eps: Live[float] = 1e-8
+    alpha: Live[Share | None] = 0.99
+    eps: Live[NonNegative] = 1e-8
     momentum: float = 0.0
     centered: bool = False
 
@@ -43,8 +44,6 @@ class RMSprop(Transform):
 
     def check(self) -> None:
         super().check()
-        self.require("alpha", at_least=0, below=1, optional=True)
-        self.require("eps", at_least=0)
         check_momentum(self)
 
     def init(self, param: Tensor) -> dict[str, Tensor]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from torchzero_clip.core import Group, Live, State, TensorList, Transform, counter, zeros_like_state
+from torchzero_clip.core.bounds import NonNegative, Positive
 
 
 class Rprop(Transform):
@@ -28,9 +29,9 @@ class Rprop(Transform):
         algorithm", ICNN 1993.
     """
 
-    lr: Live[float] = 1e-2
-    etas: Live[tuple[float, float]] = (0.5, 1.2)
-    step_sizes: Live[tuple[float, float]] = (1e-6, 50.0)
+    lr: Live[NonNegative] = 1e-2
+    etas: Live[tuple[Positive, Positive]] = (0.5, 1.2)
+    step_sizes: Live[tuple[NonNegative, NonNegative]] = (1e-6, 50.0)
 
     update_size = "own"
     pure = True
@@ -38,9 +39,6 @@ class Rprop(Transform):
 
     def check(self) -> None:
         super().check()
-        self.require("lr", at_least=0)
-        self.require("etas", above=0, length=2)
-        self.require("step_sizes", at_least=0, length=2)
         numbers = [x for x in self.etas if isinstance(x, (int, float))]  # to read others is to wait
         if len(numbers) == 2 and not numbers[0] < 1 < numbers[1]:
             raise ValueError(f"Rprop: etas must be one below 1 and one above 1, got {self.etas!r}")

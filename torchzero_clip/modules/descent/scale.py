@@ -27,10 +27,6 @@ class Scale(Transform):
     update_size = "set"
     pure = True
 
-    def check(self) -> None:
-        super().check()
-        self.require("factor")
-
     def update(self, u: TensorList, state: State, group: Group) -> TensorList:
         return u.mul_(group["factor"])
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from torchzero_clip.core import Bucket, Group, Live, NormRule, State, TensorList
+from torchzero_clip.core.bounds import NonNegative, Positive, Share
 from torchzero_clip.core.state import averages_of
 from torchzero_clip.core.transform import pairs, unpaired
 
@@ -32,9 +33,9 @@ class StableAdam(NormRule):
         arXiv 2304.13013.
     """
 
-    betas: Live[tuple[float, float]] = (0.9, 0.99)
-    eps: Live[float] = 1e-6
-    weight_decay: Live[float] = 0.0
+    betas: Live[tuple[Share, Share]] = (0.9, 0.99)
+    eps: Live[Positive] = 1e-6
+    weight_decay: Live[NonNegative] = 0.0
 
     ord = "rms"
     turns = ("exp_avg",)
@@ -42,12 +43,6 @@ class StableAdam(NormRule):
     pure = True
 
     update_size = "ones"
-
-    def check(self) -> None:
-        super().check()
-        self.require("betas", at_least=0, below=1, length=2)
-        self.require("eps", above=0)
-        self.require("weight_decay", at_least=0)
 
     def init(self, param: Tensor) -> dict[str, Tensor]:
         return averages_of(param, "exp_avg", "exp_avg_sq")

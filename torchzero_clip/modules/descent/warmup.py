@@ -5,6 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from torchzero_clip.core import Group, Live, State, TensorList, Transform, counter
+from torchzero_clip.core.bounds import Count
 
 
 class Warmup(Transform):
@@ -22,14 +23,10 @@ class Warmup(Transform):
         >>> opt = Modular(model.parameters(), Adam(), LR(1e-3), Warmup(100))
     """
 
-    steps: Live[int]
+    steps: Live[Count]
 
     per_entry = True
     pure = True
-
-    def check(self) -> None:
-        super().check()
-        self.require("steps", at_least=1, integer=True)
 
     def init(self, param: Tensor) -> dict[str, Tensor]:
         return {"step": counter(param)}

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from torchzero_clip.core import Group, Live, State, TensorList, Transform
+from torchzero_clip.core.bounds import NonNegative
 from torchzero_clip.core.state import statistic
 
 
@@ -39,7 +40,7 @@ class WeightDecay(Transform):
         increase near the end of training", arXiv 2506.02285.
     """
 
-    weight_decay: Live[float]
+    weight_decay: Live[NonNegative]
     cautious: bool = False
     follows_lr: bool = False
     afterwards: bool = False
@@ -51,7 +52,6 @@ class WeightDecay(Transform):
 
     def check(self) -> None:
         super().check()
-        self.require("weight_decay", at_least=0)
         kinds = [name for name in ("afterwards", "proximal") if getattr(self, name)]
         if kinds and (len(kinds) > 1 or self.cautious or self.follows_lr):
             raise ValueError(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from torchzero_clip.core import Group, Live, State, TensorList, Transform, counter
+from torchzero_clip.core.bounds import NonNegative, Share
 from torchzero_clip.modules.descent.adagrad import filled_like_state
 
 
@@ -28,19 +29,13 @@ class Yogi(Transform):
         Zaheer et al., "Adaptive methods for nonconvex optimization", NeurIPS 2018.
     """
 
-    betas: Live[tuple[float, float]] = (0.9, 0.999)
-    eps: Live[float] = 1e-3
-    initial_accumulator: float = 1e-6
+    betas: Live[tuple[Share, Share]] = (0.9, 0.999)
+    eps: Live[NonNegative] = 1e-3
+    initial_accumulator: NonNegative = 1e-6
 
     update_size = "ones"
     pure = True
     per_entry = True
-
-    def check(self) -> None:
-        super().check()
-        self.require("betas", at_least=0, below=1, length=2)
-        self.require("eps", at_least=0)
-        self.require("initial_accumulator", at_least=0)
 
     def init(self, param: Tensor) -> dict[str, Tensor]:
         names, start = ("exp_avg", "exp_avg_sq"), self.initial_accumulator

@@ -15,6 +15,7 @@ from torchzero_clip.core import (
     in_buckets,
     zeros_like_state,
 )
+from torchzero_clip.core.bounds import Count
 from torchzero_clip.core.private import foreach
 
 
@@ -34,7 +35,7 @@ class Accumulate(Transform):
         >>> opt = Modular(model.parameters(), Accumulate(4), ClipNorm(1.0), Adam(), LR(1e-3))
     """
 
-    steps: int
+    steps: Count
 
     passes_gradient = True  # what leaves is the gradient of the large batch
     drops = True
@@ -45,7 +46,6 @@ class Accumulate(Transform):
 
     def check(self) -> None:
         super().check()
-        self.require("steps", at_least=1, integer=True)
         if self.target != "update":
             raise ValueError(f"Accumulate: target must be 'update', got {self.target!r}")
 

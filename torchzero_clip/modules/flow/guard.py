@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from torchzero_clip.core import Bucket, Group, Reach, State, TensorList, UnitState
+from torchzero_clip.core.bounds import Count
 from torchzero_clip.core.norms import finite, largest
 from torchzero_clip.core.private import assert_async
 from torchzero_clip.modules.flow.step_guard import NONFINITE, _Seen, _StepGuard
@@ -34,7 +35,7 @@ class Guard(_StepGuard):
     """
 
     on_nonfinite: Literal["skip", "zero", "raise", "assert"] = "skip"
-    max_consecutive: int | None = None
+    max_consecutive: Count | None = None
 
     reason = "NaN or infinite gradients"
     pure = True
@@ -46,11 +47,6 @@ class Guard(_StepGuard):
     @property
     def reach(self) -> Reach:
         return "tensor" if self.on_nonfinite == "zero" else "model"
-
-    def check(self) -> None:
-        super().check()
-        self.require_one_of("on_nonfinite", ("skip", "zero", "raise", "assert"))
-        self.require("max_consecutive", at_least=1, integer=True, optional=True)
 
     def init_unit(self) -> dict[str, Any]:
         return super().init_unit() if self.on_nonfinite == "skip" else {}

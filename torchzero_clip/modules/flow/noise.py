@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from torchzero_clip.core import Bucket, Live, TensorList, Transform, count_step
+from torchzero_clip.core.bounds import NonNegative
 
 
 class Noise(Transform):
@@ -34,7 +35,7 @@ class Noise(Transform):
         arXiv 1511.06807.
     """
 
-    eta: Live[float]
+    eta: Live[NonNegative]
     gamma: Live[float] = 0.55
     seed: int = 0
 
@@ -43,12 +44,6 @@ class Noise(Transform):
         "it draws from a generator in each step, where a replay would draw nothing, and a subclass "
         "cannot mend that: leave compile out, or Noise"
     )
-
-    def check(self) -> None:
-        super().check()
-        self.require("eta", at_least=0)
-        self.require("gamma")
-        self.require("seed", integer=True)
 
     def prepare(self, buckets: list[Bucket]) -> list[Bucket]:
         count_step(buckets, by=0)

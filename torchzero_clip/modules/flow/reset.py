@@ -18,6 +18,7 @@ from torchzero_clip.core import (
     prepare,
     run,
 )
+from torchzero_clip.core.bounds import Count, Whole
 from torchzero_clip.core.foreach import copy_into
 from torchzero_clip.core.state import statistic
 from torchzero_clip.modules.flow.masked import check_inner
@@ -47,8 +48,8 @@ class Reset(Transform):
     """
 
     tfm: Transform
-    every: int
-    warmup: int = 0
+    every: Count
+    warmup: Whole = 0
     keep: tuple[str, ...] = ()
 
     inner = "chain"
@@ -58,8 +59,6 @@ class Reset(Transform):
     def check(self) -> None:
         super().check()
         check_inner(self)
-        self.require("every", at_least=1, integer=True)
-        self.require("warmup", at_least=0, integer=True)
         if not isinstance(self.keep, (tuple, list)) or not all(
             isinstance(name, str) for name in self.keep
         ):

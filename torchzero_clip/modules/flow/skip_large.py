@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from torchzero_clip.core import Group, Live, UnitState
+from torchzero_clip.core.bounds import Count, NonNegative
 from torchzero_clip.modules.flow.step_guard import LARGE, NONFINITE, _Seen, _StepGuard
 
 
@@ -26,16 +27,11 @@ class SkipLarge(_StepGuard):
         >>> opt = Modular(model.parameters(), SkipLarge(100.0), Adam(), LR(1e-3))
     """
 
-    max_norm: Live[float]
-    max_consecutive: int | None = None
+    max_norm: Live[NonNegative]
+    max_consecutive: Count | None = None
 
     reason = "norms above the limit"
     pure = True
-
-    def check(self) -> None:
-        super().check()
-        self.require("max_norm", at_least=0)
-        self.require("max_consecutive", at_least=1, integer=True, optional=True)
 
     def judge(self, seen: _Seen, state: UnitState, group: Group) -> Tensor:
         norm = seen.norm

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 from torch import Tensor
 
 from torchzero_clip.core import Group, Live, UnitState
+from torchzero_clip.core.bounds import Count, NonNegative, Whole, Within
 from torchzero_clip.core.norms.numeric import safe_scale
 from torchzero_clip.modules.flow.step_guard import LOSS, NONFINITE, SPIKE, _Seen, _StepGuard
 
@@ -46,12 +47,12 @@ class SkipSpike(_StepGuard):
         OLMo et al., "2 OLMo 2 Furious", arXiv 2501.00656, whose code has it as SkipStepOptimizer.
     """
 
-    window: int = 128
-    sigmas: Live[float] = 6.0
+    window: Annotated[int, Within(at_least=2)] = 128
+    sigmas: Live[NonNegative] = 6.0
     least: int = 64
-    patience: int = 20
+    patience: Whole = 20
     keep_skipped: bool = False
-    max_consecutive: int | None = None
+    max_consecutive: Count | None = None
 
     judges_loss = True
     reason = "spikes"
@@ -59,11 +60,7 @@ class SkipSpike(_StepGuard):
 
     def check(self) -> None:
         super().check()
-        self.require("window", at_least=2, integer=True)
-        self.require("sigmas", at_least=0)
         self.require("least", at_least=2, at_most=self.window, integer=True)
-        self.require("patience", at_least=0, integer=True)
-        self.require("max_consecutive", at_least=1, integer=True, optional=True)
 
     def init_unit(self) -> dict[str, Any]:
         empty = torch.full((self.window,), math.nan, dtype=torch.float32, device="cpu")

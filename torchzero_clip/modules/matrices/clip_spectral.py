@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from torchzero_clip.core import Group, Live, State, TensorList, TensorwiseTransform
+from torchzero_clip.core.bounds import NonNegative
 from torchzero_clip.core.norms import readable
 from torchzero_clip.modules.matrices.batches import PRODUCTS, in_batches, matrix_shape
 
@@ -41,14 +42,10 @@ class ClipSpectral(TensorwiseTransform):
         Jiang et al., "Enhancing LLM training via spectral clipping", arXiv 2603.14315.
     """
 
-    max_norm: Live[float]
+    max_norm: Live[NonNegative]
     stacks: bool | None = None
 
     impure = PRODUCTS
-
-    def check(self) -> None:
-        super().check()
-        self.require("max_norm", at_least=0)
 
     def operations(self, param: Tensor) -> float:
         count, *sides = matrix_shape(self, param, self.stacks)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import torch
 from torch import Tensor
 
 from torchzero_clip.core import Group
+from torchzero_clip.core.bounds import Positive, Within
 from torchzero_clip.core.stacks import MatrixState
 from torchzero_clip.modules.matrices.eigenbases import (
     SIDES,
@@ -55,15 +58,10 @@ class KLBasis(SOAPBasis):
         minimization", arXiv 2509.03378; yorkerlin/KL-Methods.
     """
 
-    initial: float = 0.1
-    most: int = 4000
+    initial: Positive = 0.1
+    most: Annotated[int, Within(at_least=LEAST)] = 4000
 
     batched = True
-
-    def check(self) -> None:
-        super().check()
-        self.require("initial", above=0)
-        self.require("most", at_least=LEAST, integer=True)
 
     def init_matrix(self, rows: int, columns: int) -> MatrixState:
         sides = sides_up_to(self, rows, columns)

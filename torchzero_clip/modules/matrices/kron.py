@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from torchzero_clip.core import Group, Live, TensorwiseTransform
+from torchzero_clip.core.bounds import Count, Fraction, NonNegative, Positive, Share, Whole
 from torchzero_clip.core.stacks import MatrixState
 from torchzero_clip.modules.matrices import lessons, whitening
 from torchzero_clip.modules.matrices.batches import PRODUCTS, matrix_shape
@@ -52,13 +53,13 @@ class Kron(TensorwiseTransform):
         arXiv 2402.04553; evanatyourservice/kron_torch.
     """
 
-    beta: Live[float] = 0.9
-    precond_lr: Live[float] = 0.1
-    every: int | None = None
-    max_dim: int = 8192
+    beta: Live[Share] = 0.9
+    precond_lr: Live[Fraction] = 0.1
+    every: Count | None = None
+    max_dim: Whole = 8192
     diagonal: Literal["longer", "one", "all"] | None = None
-    initial: float = 1.0
-    eps: Live[float] = 1e-12
+    initial: Positive = 1.0
+    eps: Live[NonNegative] = 1e-12
     stagger: bool = False
     stacks: bool | None = None
     blocks: Blocks = None
@@ -70,13 +71,6 @@ class Kron(TensorwiseTransform):
 
     def check(self) -> None:
         super().check()
-        self.require("beta", at_least=0, below=1)
-        self.require("precond_lr", at_least=0, at_most=1)
-        self.require("every", at_least=1, integer=True, optional=True)
-        self.require("max_dim", at_least=0, integer=True)
-        self.require_one_of("diagonal", (None, "longer", "one", "all"))
-        self.require("initial", above=0)
-        self.require("eps", at_least=0)
         check_blocks(self)
 
     def rows_of(self, name: str, param: Tensor) -> Sequence[int]:

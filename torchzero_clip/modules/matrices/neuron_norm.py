@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from torchzero_clip.core import Bucket, Live, NormRule, Scope, TensorList
+from torchzero_clip.core.bounds import Share
 from torchzero_clip.core.state import statistic_dtype
 from torchzero_clip.modules.matrices.batches import check_shape, matrix_dims, row_dims
 
@@ -37,7 +38,7 @@ class NeuronNorm(NormRule):
         Li et al., "NorMuon: making Muon more efficient and scalable", arXiv 2510.05491.
     """
 
-    beta: Live[float] = 0.95
+    beta: Live[Share] = 0.95
     neurons: Literal["rows", "longer"] = "rows"
     stacks: bool | None = None
 
@@ -47,8 +48,6 @@ class NeuronNorm(NormRule):
 
     def check(self) -> None:
         super(NormRule, self).check()  # which refuses memory of slices: it has its place here
-        self.require("beta", at_least=0, below=1)
-        self.require_one_of("neurons", ("rows", "longer"))
 
     @property
     def scope(self) -> Scope:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from torchzero_clip.core import Bucket, Group, State, TensorList, TensorwiseTransform
+from torchzero_clip.core.bounds import Count, NonNegative
 from torchzero_clip.core.private import foreach
 from torchzero_clip.modules.matrices.batches import PRODUCTS, in_batches, matrix_shape
 from torchzero_clip.modules.matrices.blocks import Blocks, block_rows, check_blocks, joined
@@ -45,9 +46,9 @@ class Orthogonalize(TensorwiseTransform):
         Jordan et al., "Muon: an optimizer for hidden layers in neural networks" (2024).
     """
 
-    steps: int | None = None
+    steps: Count | None = None
     coefficients: str | Sequence[Any] = "quintic"
-    eps: float = 0.0
+    eps: NonNegative = 0.0
     scale: Literal["original", "match_rms_adamw"] | None = None
     stacks: bool | None = None
     blocks: Blocks = None
@@ -58,9 +59,6 @@ class Orthogonalize(TensorwiseTransform):
 
     def check(self) -> None:
         super().check()
-        self.require("steps", at_least=1, integer=True, optional=True)
-        self.require("eps", at_least=0)
-        self.require_one_of("scale", (None, "original", "match_rms_adamw"))
         try:
             schedule_of(self.coefficients, self.steps)
         except ValueError as error:

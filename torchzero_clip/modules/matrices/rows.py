@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import torch
 from torch import Tensor
 
 from torchzero_clip.core import Group, Live, TensorList, TensorwiseTransform, Transform
+from torchzero_clip.core.bounds import Fraction, Within
 from torchzero_clip.core.stacks import MatrixState
 from torchzero_clip.modules.matrices.batches import PRODUCTS, matrix_shape
 from torchzero_clip.modules.matrices.blocks import Blocks, block_rows, check_blocks
@@ -45,9 +46,9 @@ class Rows(TensorwiseTransform):
         microsoft/dion, `dion/dion2.py` and `dion/nordion2.py`, with `selection_scope="global"`.
     """
 
-    share: float
+    share: Annotated[float, Within(above=0, at_most=1)]
     tfm: Transform
-    error: Live[float] = 0.95
+    error: Live[Fraction] = 0.95
     lines: Literal["shorter", "rows"] = "shorter"
     stacks: bool | None = None
     blocks: Blocks = None
@@ -60,9 +61,6 @@ class Rows(TensorwiseTransform):
 
     def check(self) -> None:
         super().check()
-        self.require("share", above=0, at_most=1)
-        self.require("error", at_least=0, at_most=1)
-        self.require_one_of("lines", ("shorter", "rows"))
         check_blocks(self)
         check_small(self)
 

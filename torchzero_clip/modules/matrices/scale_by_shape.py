@@ -44,11 +44,6 @@ class ScaleByShape(Transform):
     reach = "tensor"
     pure = True
 
-    def check(self) -> None:
-        super().check()
-        self.require("factor")
-        self.require_one_of("by", ("sqrt_ratio", "inverse_columns"))
-
     def step(self, buckets: list[Bucket]) -> list[Bucket]:
         for bucket in buckets:
             first = bucket.originals[0]

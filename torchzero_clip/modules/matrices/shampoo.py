@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Annotated
 
 import torch
 from torch import Tensor
 
 from torchzero_clip.core import Group, Live, TensorwiseTransform
+from torchzero_clip.core.bounds import Count, Positive, Share, Whole, Within
 from torchzero_clip.core.stacks import MatrixState
 from torchzero_clip.modules.matrices.batches import PRODUCTS
 from torchzero_clip.modules.matrices.blocks import Blocks, check_blocks
@@ -56,11 +58,11 @@ class Shampoo(TensorwiseTransform):
         optimizer", arXiv 2309.06497; facebookresearch/optimizers.
     """
 
-    betas: Live[tuple[float, float]] = (0.9, 0.999)
-    eps: Live[float] = 1e-12
-    exponent: Live[float] = 0.25
-    every: int = 10
-    max_dim: int = 10000
+    betas: Live[tuple[Share, Share]] = (0.9, 0.999)
+    eps: Live[Positive] = 1e-12
+    exponent: Live[Annotated[float, Within(above=0, at_most=1)]] = 0.25
+    every: Count = 10
+    max_dim: Whole = 10000
     stagger: bool = False
     stacks: bool | None = None
     blocks: Blocks = None
@@ -70,11 +72,6 @@ class Shampoo(TensorwiseTransform):
 
     def check(self) -> None:
         super().check()
-        self.require("betas", at_least=0, below=1, length=2)
-        self.require("eps", above=0)
-        self.require("exponent", above=0, at_most=1)
-        self.require("every", at_least=1, integer=True)
-        self.require("max_dim", at_least=0, integer=True)
         check_blocks(self)
 
     def rows_of(self, name: str, param: Tensor) -> Sequence[int]:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from torchzero_clip.core import Group, Live, TensorwiseTransform
+from torchzero_clip.core.bounds import Count, Share, Whole
 from torchzero_clip.core.stacks import MatrixState
 from torchzero_clip.modules.matrices.batches import PRODUCTS
 from torchzero_clip.modules.matrices.blocks import Blocks, check_blocks
@@ -57,10 +58,10 @@ class SOAPBasis(TensorwiseTransform):
         nikhilvyas/SOAP; NVIDIA-NeMo/Emerging-Optimizers.
     """
 
-    beta: Live[float | None] = 0.95
-    every: int = 10
+    beta: Live[Share | None] = 0.95
+    every: Count = 10
     first: Literal["skip", "step", "use"] = "skip"
-    max_dim: int = 10000
+    max_dim: Whole = 10000
     stagger: bool = False
     stacks: bool | None = None
     blocks: Blocks = None
@@ -71,10 +72,6 @@ class SOAPBasis(TensorwiseTransform):
 
     def check(self) -> None:
         super().check()
-        self.require("beta", at_least=0, below=1, optional=True)
-        self.require("every", at_least=1, integer=True)
-        self.require("max_dim", at_least=0, integer=True)
-        self.require_one_of("first", ("skip", "step", "use"))
         check_blocks(self)
 
     def is_due(self, step: int) -> bool:
