@@ -38,7 +38,6 @@ FOR_CUDA = (
     "tables.py",
     "triton.py",
 )
-FOR_CUDA += ("vector_triton.py",)
 SHORT = (  # rules that go beyond `limit`, and are short all the same
     "clip_norm_by_ema.py",
     "centralize.py",

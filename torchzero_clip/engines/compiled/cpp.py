@@ -1,7 +1,7 @@
 """Programs in C++, for parameters on CPU: a call does all tensors of a bucket, on torch's threads.
 
 Norms are added up in float64, in the pass that computes the values. kernel.h is what they
-all include.
+all include, and vector.h what the vector programs of a step do.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import itertools
 import math
 from array import array
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -20,8 +21,10 @@ from torch import Tensor
 from torchzero_clip.core.norms import NAMED, SliceRows
 from torchzero_clip.engines.compiled.build import function
 from torchzero_clip.engines.compiled.language import ENDINGS, STORED, Language
+from torchzero_clip.engines.compiled.loops import Loop
+from torchzero_clip.engines.compiled.printer import Over, Printer, index_of
 from torchzero_clip.engines.compiled.program import Launch, Program
-from torchzero_clip.engines.compiled.vectors import Number
+from torchzero_clip.engines.compiled.vectors import Launched, Number, Region
 
 Call = Callable[[Launch, Sequence[int]], "Tensor | None"]
 """call(launch, sizes): run it for the first `sizes` entries of each tensor; the statistics."""
@@ -93,6 +96,12 @@ extern "C" void kernel(int64_t count, const int64_t *sizes, void *const *const *
     share<{backward}>(entries, count, sizes, lists, numbers, vectors, out, threads, {rows});
 }}
 """
+VECTOR_SOURCE = """#include "vector.h"
+
+extern "C" void kernel(void *const *p, const whole *d, whole part) {{
+    {lines}
+}}
+"""
 EACH = """#pragma omp simd
     for (int64_t j = at; j < end; ++j) entry(j);"""
 ADDED = """double total = 0;
@@ -130,6 +139,83 @@ def source(program: Program) -> str | None:
         backward="true" if program.stores else "false",
         rows="rows" if program.rows else "nullptr",
     )
+
+
+# ---------------------------------------------------------------------- vectors
+
+
+class CppPrinter(Printer):
+    """The parts of a step in C++: one library, which is told the part."""
+
+    language = replace(CPP, lib="__builtin_", reads={}, writes={})
+
+    def text(self) -> str:
+        """The source of a library whose kernel(p, d, part) does a part."""
+        self._powers, body = list[str](), list[str]()
+        for i, part in enumerate(self.loops):
+            body += [f"if (part == {i}) {{", *[line for x in part for line in self._loop(x)], "}"]
+        powers = [f"last_power {', '.join(self._powers)};"] * bool(self._powers)
+        return VECTOR_SOURCE.format(lines="\n    ".join([*powers, *body]))
+
+    def _loop(self, loop: Loop) -> list[str]:
+        first = loop.nodes[0]
+        return self._launch(first) if isinstance(first, Launched) else self.lines(loop)
+
+    # ------------------------------------------------------------------ what the language says
+
+    def integer(self, n: Any) -> str:
+        return str(n) if n in (0, 1) else f"d[{index_of(self.integers, n)}]"
+
+    def address(self, x: Region, *loops: Over) -> str:
+        return f"&{self.load(x, *loops)}"
+
+    def load(self, x: Region, *loops: Over) -> str:
+        (row, terms), at = self.index(x, loops), self._pointer("memory", x.memory)
+        at = f"((void *const *){at})[{row}]" if row else at
+        return f"(({TYPES[x.dtype]} *){at})[{' + '.join(terms) or '0'}]"
+
+    def store(self, x: Region, value: str, *loops: Over) -> str:
+        return f"{self.load(x, *loops)} = {value};"
+
+    def words(self, name: str) -> Language:
+        """Each power has an object of its own, which keeps the last one."""
+        if name != "pow":
+            return self.language
+        self._powers.append(f"power{len(self._powers)}")
+        return replace(self.language, power=self._powers[-1])
+
+    def _pointer(self, *whose: Any) -> str:
+        return f"p[{index_of(self.pointers, whose)}]"
+
+    # ------------------------------------------------------------------ launches
+
+    def _launch(self, node: Launched) -> list[str]:
+        """A call of a list program, whose numbers are read where they lie."""
+        numbers = [
+            f"double({self.load(x)})" if isinstance(x, Region) else CPP.number(x, torch.float64)
+            for x in node.numbers
+        ]
+        vectors = [self.address(x.of(())) for x in node.vectors]
+        again = node.launch
+        parts = [self._pointer(again, name) for name in ("kernel", "sizes", "lists", "parts")]
+        count, width = self.integer(len(again.sizes)), self.integer(again.width)
+        threads = f"d[{index_of(self.integers, (again, 'threads'))}]"
+        rows = "0" if again.rows is None else self._pointer(again, "rows")
+        out, kind = "0", 0
+        if node.out is not None:
+            out = self._pointer("memory", node.out.memory)
+            kind = ENDINGS[again.program.measured[0]]  # type: ignore[index]
+        given = [*parts[:3], "numbers", "vectors", parts[3], threads, rows, width, out, str(kind)]
+        return [
+            "{",
+            f"const double numbers[] = {{{', '.join(numbers) or '0'}}};",
+            f"const void *const vectors[] = {{{', '.join(vectors) or '0'}}};",
+            f"launch({count}, {', '.join(given)});",
+            "}",
+        ]
+
+
+# ---------------------------------------------------------------------- running
 
 
 def kernel_of(program: Program) -> Any:

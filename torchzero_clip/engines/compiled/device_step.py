@@ -19,7 +19,7 @@ from torchzero_clip.engines.compiled.launches import TritonKernel, launch
 from torchzero_clip.engines.compiled.recorder import Relaunch
 from torchzero_clip.engines.compiled.steps import CompiledStep, misfits
 from torchzero_clip.engines.compiled.tables import TABLES
-from torchzero_clip.engines.compiled.vector_triton import TritonPrinter, VectorKernel
+from torchzero_clip.engines.compiled.triton import TritonPrinter, VectorKernel
 from torchzero_clip.engines.compiled.vectors import (
     Launched,
     Region,

@@ -61,7 +61,7 @@ class Language:
 
     Attributes:
         words: The dtypes of values.
-        stored: What lies in memory for them.
+        stored: The same of what lies in memory, for `given`.
         given: For each kind of operand of a list program the text that finds it, for which it is
             and what lies there, and the dtypes that it may have. Of a buffer it is a statement.
         casts: A value in another dtype, for the word of the dtype and the value.

@@ -1,7 +1,7 @@
 """Lowering: a step that was written down, in parts that are native calls and calls of torch.
 
 Each tensor is a region of a memory, which its form tells, and each operator of torch that
-arithmetic.py has is a node; launches are nodes too. What the table lacks splits the step.
+operators.py has is a node; launches are nodes too. What the table lacks splits the step.
 """
 
 from __future__ import annotations

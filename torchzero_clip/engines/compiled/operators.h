@@ -1,6 +1,6 @@
-// The functions that operators.py names, for lists and for vectors: what is a function of the
-// library of C is in double for vectors, where LISTS is not defined. It includes nothing: that takes
-// the time.
+// The functions that operators.py names. Lists, for which LISTS is defined, are computed in the type
+// that they have; for vectors what the library of C computes is in double. It includes nothing: that
+// takes the time.
 #pragma once
 
 typedef long long whole;

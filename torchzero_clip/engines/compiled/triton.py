@@ -2,7 +2,9 @@
 
 A kernel takes a table of addresses and one that gives each of its programs a tensor and where to
 begin, so that it is compiled once whatever the tensors are. Norms are added up in the pass that
-computes the values. kernel.py is what all kernels include.
+computes the values. Of vectors a kernel of one program does all nodes between two launches: entries
+go by as many as there are lanes, and what one loop writes and another reads lies in memory, with a
+barrier between them. kernel.py is what all kernels include.
 """
 
 from __future__ import annotations
@@ -11,7 +13,7 @@ import importlib.util
 import math
 from collections.abc import Mapping, Sequence
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -19,9 +21,11 @@ from torch import Tensor
 from torchzero_clip.core.norms import NAMED
 from torchzero_clip.engines.compiled.language import ENDINGS, STORED, Language
 from torchzero_clip.engines.compiled.launches import JOINED, POINTERS, TritonKernel, launch
+from torchzero_clip.engines.compiled.loops import Loop
+from torchzero_clip.engines.compiled.printer import Over, Printer, index_of, over
 from torchzero_clip.engines.compiled.program import Launch, Program
 from torchzero_clip.engines.compiled.tables import CHUNK, ROW, TABLES
-from torchzero_clip.engines.compiled.vectors import Number
+from torchzero_clip.engines.compiled.vectors import Number, Region
 
 MEASURED = {
     NAMED["l1"]: "power_of({}, False)",
@@ -37,7 +41,7 @@ LARGEST = (
     "total.to(tl.float32, bitcast=True).to(tl.float64)",
 )
 """Where the statistic of a chunk begins, how a block joins it, and it as a number."""
-BUFFER = """buffer{0} = tl.load(addresses + {0} * count + tensor).to(tl.pointer_type(tl.{1})) + at
+BUFFER = """buffer{0} = tl.load(addresses + {0} * count + tensor){1} + at
     buffer{0} = tl.multiple_of(buffer{0}, 16) if ALIGNED else buffer{0}"""
 TENSORS = """tensor = tl.load(chunks + 2 * program)
     at = tl.load(chunks + 2 * program + 1).to(tl.int64) * CHUNK
@@ -89,6 +93,8 @@ BODY = """program = tl.program_id(0) + skip
 WORDS = {dtype: str(dtype).removeprefix("torch.") for dtype in POINTERS} | {torch.bool: "int1"}
 STORED_AS = WORDS | {torch.bfloat16: "uint16", torch.bool: "int8"}
 """How entries lie in memory: bfloat16 as its bits, flags as bytes."""
+ADDRESSES = {dtype: f".to(tl.pointer_type(tl.{kind}))" for dtype, kind in STORED_AS.items()}
+"""What makes an address of entries of a number."""
 
 
 def number(x: Number, dtype: torch.dtype) -> str:
@@ -100,7 +106,7 @@ def number(x: Number, dtype: torch.dtype) -> str:
 
 TRITON = Language(
     words=WORDS,
-    stored=STORED_AS,
+    stored=ADDRESSES,
     given={
         "buffer": (BUFFER, STORED),
         "number": ("tl.load(numbers + {})", POINTERS),
@@ -149,7 +155,8 @@ def source(program: Program) -> str | None:
     made = TRITON.entries(program)
     if made is None:
         return None
-    lines, call = made.each, f"entries({', '.join([*made.shared, 'lane', 'at', 'left'])}, "
+    lines, given = made.each, "".join([f"{name}, " for name in made.shared])
+    call = f"entries({given}lane, at, left, "
     begin, added, end = "", "{}", "return"
     if program.measured is not None:
         measure, value = program.measured
@@ -159,9 +166,7 @@ def source(program: Program) -> str | None:
         begin, added, total = ADDED if ENDINGS[measure] else LARGEST
         last = f"root({total})" if ENDINGS[measure] == 2 else total
         end = ALONE.format(one="row" if program.rows else "tensor", last=last, total=total)
-    before = BEFORE.format(
-        given="".join([f"{name}, " for name in made.shared]), lines="\n    ".join(lines)
-    )
+    before = BEFORE.format(given=given, lines="\n    ".join(lines))
     body = BODY.format(
         where=ROWS if program.rows else TENSORS,
         shared="\n    ".join([*made.shared.values(), begin]),
@@ -169,14 +174,12 @@ def source(program: Program) -> str | None:
         rest=added.format(f"{call}False)"),
         end=end,
     )
-    return page(signature(program), body, before, ["ALIGNED: tl.constexpr"])
+    return page(signature(program), body, before, ", ALIGNED: tl.constexpr")
 
 
-def page(
-    names: Mapping[str, str], body: str, before: str = "", constants: Sequence[str] = ()
-) -> str:
+def page(names: Mapping[str, str], body: str, before: str = "", last: str = "") -> str:
     """A page with a kernel, of arguments and their types."""
-    arguments = ", ".join([*[f'{name}: "{kind}"' for name, kind in names.items()], *constants])
+    arguments = ", ".join([f'{name}: "{kind}"' for name, kind in names.items()]) + last
     return PAGE.format(before=before, names=[*names], arguments=arguments, body=body)
 
 
@@ -188,6 +191,109 @@ def signature(program: Program) -> dict[str, str]:
     names |= {f"vectors{i}": POINTERS[dtype] for i, dtype in enumerate(program.vectors)}
     names |= {f"scalars{i}": POINTERS[dtype] for i, dtype in enumerate(program.scalars)}
     return names if program.measured is None else names | {"parts": "*fp64", "alone": "i32"}
+
+
+# ---------------------------------------------------------------------- vectors
+
+
+class VectorKernel(NamedTuple):
+    """A kernel.
+
+    Attributes:
+        text: Its page.
+        signature: Its arguments and their types.
+        sources: The memories that it is given, which are others in every step.
+        words: The table that it looks the rest up in: a whole number, or a memory and which of its
+            entries, whose address it is.
+    """
+
+    text: str
+    signature: dict[str, str]
+    sources: list[int]
+    words: list[int | tuple[int, int]]
+
+
+class TritonPrinter(Printer):
+    """The kernels of a step in Triton."""
+
+    language = TRITON
+
+    def kernel(self, part: Sequence[Loop]) -> VectorKernel:
+        """The kernel of some loops in a row."""
+        self.pointers, self.integers, self._count = list[int](), list[int](), 0
+        self._head, body = list[str](), list[str]()
+        for loop in part:
+            body += ["tl.debug_barrier()"] * bool(body)
+            body += self.lines(loop)
+        words: list[int | tuple[int, int]] = [*[(m, 0) for m in self.pointers], *self.integers]
+        head = list(dict.fromkeys(self._head))
+        for i, m in enumerate(self.pointers):
+            if self.memories[m].rows:
+                head.append(f"m{i} = p + {len(words)}")
+                words += self.memories[m].rows
+        changing = [(i, m) for i, m in enumerate(self.pointers) if self._changes(m)]
+        kinds = {f"s{i}": POINTERS[self.memories[m].dtype] for i, m in changing}
+        signature = {"p": "*i64", **kinds}
+        first = [f"d = p + {len(self.pointers)}", "lane = tl.arange(0, LANES)"]
+        text = page(signature, "\n    ".join([*first, *head, *body]))
+        return VectorKernel(text, signature, [m for _, m in changing], words)
+
+    def _changes(self, m: int) -> bool:
+        """Whether a memory is another one in every step."""
+        return self.memories[m].source is not None
+
+    # ------------------------------------------------------------------ what the language says
+
+    def integer(self, n: Any) -> str:
+        if n in (0, 1):
+            return str(n)
+        where = index_of(self.integers, n)
+        self._head.append(f"n{where} = tl.load(d + {where})")
+        return f"n{where}"
+
+    def lanes(self, shape: Sequence[int], places: Sequence[Region]) -> Over:
+        dims = self.dims(shape, places)
+        if not dims:  # a single entry
+            return over(places, [], [], [])
+        i, size = self.name("i"), " * ".join([self.integer(n) for n, _ in dims])
+        head, mask = f"for {i}_0 in range(0, {size}, LANES):", f"{i}_mask"
+        inside = [f"{i} = {i}_0 + lane.to(tl.int64)", f"{mask} = {i} < {size}"]
+        names = list[str]()
+        for k, (n, _) in enumerate(reversed(dims[1:])):
+            inside.append(f"{i}_{k + 1} = {i} % {self.integer(n)}")
+            names.append(f"{i}_{k + 1}")
+            inside.append(f"{i} = {i} // {self.integer(n)}")
+        return over(places, dims, [i, *reversed(names)], [head], inside, mask)
+
+    def _memory(self, x: Region) -> str:
+        """The address of a memory; of rows that of a table of addresses."""
+        where = index_of(self.pointers, x.memory)
+        if not self.in_rows(x):
+            value = f"s{where}" if self._changes(x.memory) else f"tl.load(p + {where})"
+            self._head.append(f"m{where} = {value}{ADDRESSES[x.dtype]}")
+        return f"m{where}"
+
+    def _at(self, x: Region, *loops: Over) -> tuple[str, str]:
+        """The address of an entry, and the argument of a mask where lanes look at several."""
+        at, (row, terms) = self._memory(x), self.index(x, loops)
+        mask = next((f", mask={some.mask}" for some in loops if some.mask), "")
+        if row:
+            at = f"tl.load({at} + {row}{mask}{', other=0' * bool(mask)}){ADDRESSES[x.dtype]}"
+        elif not any([step for some in loops if some.mask for _, step in some.steps[x]]):
+            mask = ""
+        return " + ".join([at, *terms]), mask
+
+    def address(self, x: Region, *loops: Over) -> str:
+        return self._at(x, *loops)[0]
+
+    def load(self, x: Region, *loops: Over) -> str:
+        at, mask = self._at(x, *loops)
+        return TRITON.read(f"tl.load({at}{mask}{', other=0' * bool(mask)})", x.dtype)
+
+    def store(self, x: Region, value: str, *loops: Over) -> str:
+        at, _ = self._at(x, *loops)
+        mask = "".join([f", mask={some.mask}" for some in loops if some.mask])
+        return f"tl.store({at}, {TRITON.written(value, x.dtype)}{mask})"
 
 
 # ---------------------------------------------------------------------- running
@@ -211,15 +317,14 @@ class TritonCall:
             out = like.new_empty(1, width, dtype=torch.float64) if out is None else out
             wide = out if table.alone else out.new_empty(max(table.total, 1))
             parts = [wide, int(table.alone)]
-        more = [width] * self.program.rows
-        rest = [numbers, *given.vectors, *given.scalars, *parts]
+        rest = [*[width] * self.program.rows, numbers, *given.vectors, *given.scalars, *parts]
         for aligned, skip, programs in table.launches:
             tables = table.addresses, table.layout, table.chunks
-            launch(self.kernel, programs, *tables, count, skip, *more, *rest, ALIGNED=aligned)
+            launch(self.kernel, programs, *tables, count, skip, *rest, ALIGNED=aligned)
         if measured is not None and not table.alone:
             most = CHUNK if given.rows is None else ROW
-            given_ = parts[0], table.layout, width, out, most
-            launch(JOINED, width, *given_, POWER=ENDINGS[measured[0]])
+            power = ENDINGS[measured[0]]
+            launch(JOINED, width, parts[0], table.layout, width, out, most, POWER=power)
         return out
 
 

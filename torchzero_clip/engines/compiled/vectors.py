@@ -1,7 +1,7 @@
 """Vectors: what a program does with a few numbers, as nodes over regions of memory.
 
 A view is a region and needs no operator, and one number is a region without dims. What prints the
-nodes knows nothing of torch's graph: loops.py in C++.
+nodes knows nothing of torch's graph: loops.py and printer.py.
 """
 
 from __future__ import annotations
