@@ -6,7 +6,7 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from tests.core.test_authors import drawn
-from torchzero_clip import LR, Adam, InBasis, KLBasis, Modular
+from torchzero_clip import LR, Adam, InBasis, KLBasis, Modular, named
 
 ROWS, COLUMNS, BETA = 3, 5, 0.75
 
@@ -95,3 +95,22 @@ def test_the_first_gradient_makes_bases_and_eigenvalues_begin_at_a_number():
     off = q.mT @ p.grad @ p.grad.mT @ q
     torch.testing.assert_close(off, off.diagonal().diag())
     assert not p.any()
+
+
+def test_kl_soap_decays_by_the_learning_rate_before_the_step_is_taken():
+    """Its authors' code decays after the step, so that it holds no decay; the first gradient, which
+    makes the bases, moves nothing."""
+    rate, decay = 0.1, 0.5
+    plain, decayed = [Parameter(drawn((ROWS, COLUMNS), 3, torch.float64)) for _ in range(2)]
+    options = {"lr": rate, "precondition_frequency": 2}
+    first = Modular([plain], named("klsoap", weight_decay=0.0, **options))
+    second = Modular([decayed], named("klsoap", weight_decay=decay, **options))
+    for i in range(5):
+        before = plain.detach().clone()
+        plain.grad = drawn((ROWS, COLUMNS), 10 + i, torch.float64)
+        decayed.grad = plain.grad.clone()
+        first.step()
+        left = 1 - rate * decay if i else 1
+        wanted = decayed.detach() * left + (plain.detach() - before)
+        second.step()
+        torch.testing.assert_close(decayed.detach(), wanted, rtol=1e-12, atol=1e-12)
