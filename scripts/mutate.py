@@ -322,7 +322,7 @@ NOT_TERMS = {
     "normalize.py limit: (stacks, least)": "of stacks, which tests/modules/test_matrices.py holds",
     "normalize.py _factor_of_shape": "of stacks, which tests/modules/test_matrices.py holds",
     "batches.py row_dims": "of stacks, which tests/modules/test_matrices.py holds",
-    "batches.py matrix_dims": "of stacks, which tests/modules/test_matrices.py holds",
+    "batches.py over_matrices": "of stacks, which tests/modules/test_matrices.py holds",
     "equal_rows.py step: size / whole": "Orthogonalize, which comes next, knows no size",
     "neuron_norm.py step: rms + EPS": "how near a row is to zero",
     "neuron_norm.py step: 0": "the step is the same in every bucket",

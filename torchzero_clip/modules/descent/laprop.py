@@ -31,6 +31,7 @@ class LaProp(Transform):
     betas: Live[tuple[float, float]] = (0.9, 0.999)
     eps: Live[float] = 1e-15
 
+    reads = ("lr",)
     update_size = "ones"
     pure = True
     per_entry = True
@@ -39,10 +40,6 @@ class LaProp(Transform):
         super().check()
         self.require("betas", at_least=0, below=1, length=2)
         self.require("eps", at_least=0)
-
-    @property
-    def reads(self) -> tuple[str, ...]:
-        return ("lr",)
 
     def init(self, param: Tensor) -> dict[str, Tensor]:
         averages = {name: zeros_like_state(param) for name in ("exp_avg", "exp_avg_sq")}
