@@ -76,7 +76,7 @@ class Clipper(Modular):
 
         With a closure it is called first, and its loss returned.
         """
-        loss = evaluate(closure)
+        loss = None if closure is None else evaluate(closure)
         step = self._given(loss)
         self._records = step.engine.step(step, self._through)
         total: Tensor = self._records.pop(TOTAL).clone()  # the next step may write its memory

@@ -111,7 +111,7 @@ class Released(Modular):
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Step the parameters that still have a gradient, and end the step."""
-        loss = evaluate(closure)
+        loss = None if closure is None else evaluate(closure)
         with self._lock:
             for group in self.param_groups:
                 for p in group["params"]:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from torchzero_clip.core.engine import Formula, Group, State
 from torchzero_clip.core.link import Link
-from torchzero_clip.core.part import Part, StateNames
+from torchzero_clip.core.part import Part
 from torchzero_clip.core.sharding import local, part_of, whole_of
 from torchzero_clip.core.state import share_vectors
 from torchzero_clip.core.step import Step
@@ -146,7 +146,7 @@ class Bucket:
     @property
     def state_names(self) -> dict[str, bool]:
         """The names that the link's `init` makes, and whether their tensors are like parameters."""
-        return self._kinds()[0][0]
+        return self.part.kinds(self.bound.path, self.bound.state_names)[0][0]
 
     def _roundings(self, rows: Mapping[str, Sequence[Tensor]]) -> dict[str, Rounding]:
         """How the state that is kept in bfloat16 is rounded."""
@@ -231,11 +231,8 @@ class Bucket:
 
     def alike(self) -> list[Bucket]:
         """This bucket in parts, in each of which `init` makes the same names for all parameters."""
-        kinds = self._kinds()
+        kinds = self.part.kinds(self.bound.path, self.bound.state_names)
         return [self] if len(kinds) == 1 else [self.select(where) for _, where in kinds]
-
-    def _kinds(self) -> list[StateNames]:
-        return self.part.kinds(self.bound.path, self.bound.state_names)
 
     def view(self, formula: Formula, units: Any = None, **values: Any) -> TensorList:
         """formula(u, state, group), an entry of which depends on those in its place alone.

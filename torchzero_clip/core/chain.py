@@ -100,7 +100,7 @@ def send(link: Link, buckets: list[Bucket], init: bool = False) -> list[Bucket]:
         numbered(seen, advance=not init)
     acts: Transform = link.acts
     buckets = acts.prepare(seen) if init else acts.step(seen)
-    for bucket in seen:
+    for bucket in seen if link.narrow else ():
         bucket.settle()
     return buckets
 

@@ -49,19 +49,17 @@ class Link:
     def values(self, settings: Mapping[str, Any]) -> Group:
         """The live values in one group; those of the links inside under their names."""
         owners = {**dict.fromkeys(self.keys, self), **self.read}
-        values = {name: x._value(name, settings[x.keys[name]]) for name, x in owners.items()}
+        values = {name: settings[x.keys[name]] for name, x in owners.items()}
+        for name in [name for name, value in values.items() if type(value) is int]:
+            kind = owners[name].transform._kinds.get(name)  # 1 for a float is 1.0 to engines
+            if kind is not None and kind.number is float:
+                values[name] = float(values[name])
         for name, other, at in self.transform.borrows:
             if values[name] is None:
                 values[name] = values[other] if at is None else values[other][at]
         for child in self.children:
             values[child.path.rpartition("/")[2]] = child.values(settings)
         return values
-
-    def _value(self, name: str, value: Any) -> Any:
-        """A live value in the kind of its field: 1 for a float is 1.0, so that engines see one."""
-        kind = self.transform._kinds.get(name)
-        wide = type(value) is int and kind is not None and kind.number is float
-        return float(value) if wide else value
 
     # ------------------------------------------------------------------ its state
 

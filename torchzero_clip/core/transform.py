@@ -197,7 +197,7 @@ class Transform(Description):
 
     def rule(self, bucket: Bucket) -> Rule:
         """The transform as engines take it: complex tensors reach `update` as pairs."""
-        if not bucket.dtype.is_complex or self.complex == "whole":
+        if not bucket.part.dtype.is_complex or self.complex == "whole":
             return self
         self.refuse_complex(bucket)
         return Pairs(self)

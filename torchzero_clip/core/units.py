@@ -65,7 +65,7 @@ class Units(Cells):
     def norm(self, name: str | None = None) -> Tensor:
         """The norm of every unit of the update, or of the state with this name."""
         if name is None:
-            return self._finish(self._flowing(), self.order)
+            return norms.finish(*self._joined(self._flowing(), self.order), self.order)
         return self.norms_of([bucket.state[name] for bucket in self.buckets])
 
     def take(self, stats: Tensor) -> None:
@@ -94,7 +94,8 @@ class Units(Cells):
 
     def norms_of(self, lists: Sequence[TensorList]) -> Tensor:
         """The norm of every unit of these lists, one for each bucket."""
-        return self._finish(self.statistics(lists, self.order), self.order)
+        m = self.order
+        return norms.finish(*self._joined(self.statistics(lists, m), m), m)
 
     def measure(self, tensors: TensorList) -> Tensor:
         """The norm of every unit of a list with a tensor for each parameter."""
@@ -141,7 +142,7 @@ class Units(Cells):
             for each in self.as_list(bucket, ratio)
         ]
         stats = norms.scaled(self._flowing(), torch.stack(rows), self.order)
-        return self._finish(stats, self.order)
+        return norms.finish(*self._joined(stats, self.order), self.order)
 
     def over(self, norm: Tensor, dims_of: Callable[[Tensor], tuple[int, ...]]) -> Tensor:
         """The root of the sum of squares over the slices of larger ones, at each slice.
@@ -171,9 +172,9 @@ class Units(Cells):
 
     def comparable(self, limit: Tensor | float, norm: Tensor) -> Tensor | float:
         """A limit as norms are compared with it: to compare a number would fix it in a graph."""
-        if isinstance(limit, Tensor) or not torch.compiler.is_compiling():
-            return super().comparable(limit, norm)
-        return torch.full_like(norm, limit)
+        if not isinstance(limit, Tensor) and torch.compiler.is_compiling():
+            return torch.full_like(norm, limit)
+        return limit if isinstance(limit, Tensor) else float(limit)
 
     # ------------------------------------------------------------------ values of groups
 
@@ -329,9 +330,6 @@ class Units(Cells):
         if division.lengths is not None:
             lengths = [part.shape[1] for part in parts]
         return merge_shards(stats, lengths, division.layouts, division.dims, m)
-
-    def _finish(self, stats: Tensor, m: norms.Measure) -> Tensor:
-        return norms.finish(*self._joined(stats, m), m)
 
     def _joined(self, stats: Tensor, m: norms.Measure) -> tuple[Tensor, Tensor | None]:
         """The statistics of tensors or slices as those of units, and the numbers of entries."""

@@ -176,21 +176,21 @@ class EagerSession:
         operand: Callable[..., Operand] = lambda x, dtype=None: x,
         number: bool = False,
     ) -> TensorList:
-        for name, x in norms.divisions(ratio, u.dtype, number):
-            u = self._scale(u, name, operand(x))
+        settled = u.owned and not (isinstance(u, parts.Parted) and u.pending)
+        if number and norms.readable(ratio):  # it stays a number, to the end of the chain
+            factor = norms.factor_of(ratio, u.dtype)
+            if factor == 1:
+                return u
+            return times(u, factor) if settled or not self._defers else self._scaled(u, factor, 0.0)
+        if self._parts and not settled:
+            self._reading.append(parts.Divided(u, operand(ratio)))
+            return self._reading[-1]
+        for name, x in norms.divisions(ratio, u.dtype):
+            u = u.mul_(operand(x)) if name == "mul" else u.div_(operand(x))
         return u
 
-    def _scale(self, u: TensorList, name: str, x: Operand) -> TensorList:
-        settled = u.owned and not (isinstance(u, parts.Parted) and u.pending)
-        if self._parts and name == "div" and not settled:
-            self._reading.append(parts.Divided(u, x))
-            return self._reading[-1]
-        if not (name == "mul" and isinstance(x, float)):
-            return u.mul_(x) if name == "mul" else u.div_(x)
-        return times(u, x) if settled or not self._defers else self._scaled(u, x, 0.0)
-
     def writable_grads(self) -> TensorList:
-        self._compute_waiting()
+        self.close()
         while self._reading:
             _ = self._reading.pop().tensors
         self._guard("gradients are written at once", self.grads.tensors)
@@ -227,7 +227,8 @@ class EagerSession:
             self._subtract(u.tensors, 1.0)
 
     def close(self) -> None:
-        self._compute_waiting()
+        while self._waiting:
+            _ = self._waiting[0].tensors
         for path in {name.rpartition("/")[0] for name in self._kept_state}:
             self.settle(path)
 
@@ -240,13 +241,9 @@ class EagerSession:
 
     # ------------------------------------------------------------------ deferred updates
 
-    def _compute_waiting(self) -> None:
-        while self._waiting:
-            _ = self._waiting[0].tensors
-
     def _buffer(self) -> list[Tensor] | None:
         """The workspace of these tensors, once no deferred update reads it."""
-        self._compute_waiting()
+        self.close()
         return self._engine.workspaces.like(self._key, self._places, self.params.tensors)
 
     def _affine(self, u: TensorList, a: Any, b: Any) -> TensorList | None:

@@ -108,7 +108,11 @@ class Fused(Updated):
             factor, grads = _factor_and_source(u)
             if shrinks and overlap(params, grads):
                 grads = [grad.clone() for grad in grads]
-            fused_(params, grads, stored_lists, kept, factor, rest, function, self.dtype, **options)
+            given = params, grads, stored_lists, kept, factor, self.dtype
+            for w, *others in _prepared(*given):
+                if rest is not None:
+                    foreach("mul_", w, rest)
+                function(w, *others, **options)
         self._done(self)
         self.tensors = []  # it is used up
 
@@ -161,24 +165,6 @@ def _products(tensors: list[Tensor], factor: float, dtype: torch.dtype) -> list[
     if divisor != 1:
         foreach("div_", made, divisor)
     return made
-
-
-def fused_(
-    params: list[Tensor],
-    grads: list[Tensor],
-    state: list[list[Tensor]],
-    kept: list[Kept | None],
-    factor: float,
-    rest: Any,
-    function: Callable[..., Any],
-    dtype: torch.dtype,
-    **options: Any,
-) -> None:
-    """Call a fused optimizer with gradients times a factor, once the parameters have shrunk."""
-    for w, *others in _prepared(params, grads, state, kept, factor, dtype):
-        if rest is not None:
-            foreach("mul_", w, rest)
-        function(w, *others, **options)
 
 
 def _prepared(

@@ -103,29 +103,30 @@ class GroupKeys:
             self._seen_keys = list(map(frozenset, groups))
             self.seen = list(map(self.values, groups))
         if not torch.compiler.is_compiling():
-            rows = enumerate(zip(groups, self.seen, strict=True))
-            self.seen = [of_group(g, self.check_changed, *row) for g, row in rows]
+            for g, group in enumerate(groups):
+                held = [group[key] for key in self.defaults]
+                if not all(map(operator.is_, held, self.seen[g])):
+                    self.seen[g] = of_group(g, self.check_changed, group, held, self.seen[g])
 
     def forget(self) -> None:
         """Check all in the next step: the groups are others."""
         self._seen_keys = []
 
-    def check_changed(self, group: dict[str, Any], seen: Sequence[Any]) -> list[Any]:
+    def check_changed(
+        self, group: dict[str, Any], held: Sequence[Any], seen: Sequence[Any]
+    ) -> list[Any]:
         """Check the links whose live values are other objects than those seen; returns the values.
 
         Objects are compared, since to compare tensors would wait for their device.
         """
-        held = [group[key] for key in self.defaults]
-        if not all(map(operator.is_, held, seen)):
-            rows = zip(self.defaults, held, seen, strict=True)
-            changed = {key for key, new, old in rows if new is not old}
-            for key in changed:
-                group[key] = python_number(group[key])
-            for link in self.links:
-                if not changed.isdisjoint(link.keys.values()):
-                    self._check_link(link, group)
-            held = self.values(group)
-        return held
+        rows = zip(self.defaults, held, seen, strict=True)
+        changed = {key for key, new, old in rows if new is not old}
+        for key in changed:
+            group[key] = python_number(group[key])
+        for link in self.links:
+            if not changed.isdisjoint(link.keys.values()):
+                self._check_link(link, group)
+        return self.values(group)
 
     def _check_link(self, link: Link, group: dict[str, Any]) -> None:
         """Raise the sentence of the link's constructor for values that make no sense."""

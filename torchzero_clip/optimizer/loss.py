@@ -16,10 +16,8 @@ def one_number(loss: Any) -> Tensor | float | None:
     return float(loss) if isinstance(loss, (int, float)) else None
 
 
-def evaluate(closure: Callable[[], Any] | None) -> Any:
+def evaluate(closure: Callable[[], Any]) -> Any:
     """The loss of a closure, with gradients."""
-    if closure is None:
-        return None
     if not callable(closure):
         raise TypeError(f"step takes a closure, a function that gives the loss, got {closure!r}")
     with torch.enable_grad():

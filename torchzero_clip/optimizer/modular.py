@@ -139,7 +139,7 @@ class Modular(Optimizer):
     @traced
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Send the gradients through the chain and move the parameters."""
-        loss = evaluate(closure)
+        loss = None if closure is None else evaluate(closure)
         step = self._given(loss)
         self._records = step.engine.step(step, self._through)  # or as an earlier one was done
         return loss
@@ -148,7 +148,8 @@ class Modular(Optimizer):
         """The step that comes, with its loss: what was reported, or that of a closure."""
         if not (self._seen_dtypes or torch.compiler.is_compiling() or has_rate(self.param_groups)):
             self._make_state(lambda p: p.grad)  # a first step that moves nothing is to make all
-        return self._begin("step()", self._reported.pop("loss", one_number(loss)))
+        told = None if loss is None else one_number(loss)
+        return self._begin("step()", self._reported.pop("loss", told))
 
     def _through(self, step: Step) -> Records:
         """Send the gradients of a step through the chain."""

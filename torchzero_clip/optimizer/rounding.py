@@ -34,15 +34,10 @@ def check_options(owner: str, rounding: Any, state_dtype: Any, group: Any, *trut
             raise TypeError(f"{owner}: {name} must be True or False, got {given!r}")
 
 
-def rounds(bucket: Bucket, rounding: str) -> bool:
-    """Whether these parameters need more than a plain subtraction."""
-    return rounding != "nearest" and bucket.dtype in DROPPED
-
-
 def prepare_rounding(buckets: Sequence[Bucket], rounding: str) -> None:
     """Make the state of the rounding: a compensation a parameter, or the count of steps."""
     for bucket in buckets:
-        if not rounds(bucket, rounding):
+        if rounding == "nearest" or bucket.dtype not in DROPPED:
             continue
         for group in bucket.step.groups if rounding == "stochastic" else ():
             group["chain"].setdefault(STEP, 0)
@@ -55,12 +50,13 @@ def prepare_rounding(buckets: Sequence[Bucket], rounding: str) -> None:
 
 def subtract(buckets: Sequence[Bucket], rounding: str) -> None:
     """w ← w - u, rounded to the precision of w."""
-    prepare_rounding(buckets, rounding)
+    narrow = [bucket for bucket in buckets if rounding != "nearest" and bucket.dtype in DROPPED]
+    for bucket in [bucket for bucket in buckets if bucket not in narrow]:
+        bucket.session.subtract(bucket.update)
     half = []
-    for bucket in buckets:
-        if not rounds(bucket, rounding):
-            bucket.session.subtract(bucket.update)
-        elif rounding == "stochastic":
+    for bucket in narrow:
+        prepare_rounding([bucket], rounding)
+        if rounding == "stochastic":
             half.append(bucket)
         else:
             lost = [local(state[COMPENSATION]) for state in bucket.param_states]

@@ -150,7 +150,7 @@ def factor_of(ratio: Tensor, dtype: torch.dtype) -> float:
     """1 / ratio of a single ratio, rounded as an entry of a tensor would be where that holds it."""
     x = ratio.item()
     factor = 1 / x if x else math.copysign(math.inf, x)
-    single = dtype in (torch.float32, torch.complex64) and in_range(factor, dtype)
+    single = dtype in (torch.float32, torch.complex64) and 1e-30 < abs(factor) < 1e30
     return ctypes.c_float(factor).value if single else factor
 
 

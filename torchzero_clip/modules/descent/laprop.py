@@ -32,13 +32,10 @@ class LaProp(Transform):
     betas: Live[tuple[Share, Share]] = (0.9, 0.999)
     eps: Live[NonNegative] = 1e-15
 
+    reads = ("lr",)
     update_size = "ones"
     pure = True
     per_entry = True
-
-    @property
-    def reads(self) -> tuple[str, ...]:
-        return ("lr",)
 
     def init(self, param: Tensor) -> dict[str, Tensor]:
         averages = {name: zeros_like_state(param) for name in ("exp_avg", "exp_avg_sq")}

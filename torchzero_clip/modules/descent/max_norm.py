@@ -67,7 +67,8 @@ def project(rule: NormRule, units: Units, limits: Sequence[Tensor | float]) -> N
 
 def _less(u: TensorList, state: State, group: Group) -> TensorList:
     """w - u: where a step ends, or the step that ends there."""
-    return TensorList.sub(group["params"].to(u.dtype), u)
+    w: TensorList = group["params"].to(u.dtype)
+    return w.sub(u)
 
 
 def _to(end: TensorList, state: State, group: Group) -> TensorList:

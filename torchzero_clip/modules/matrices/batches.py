@@ -9,7 +9,7 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor
 
-from torchzero_clip.core import Transform
+from torchzero_clip.core import Transform, Units
 
 PRODUCTS = "its products of matrices take the step's time, replayed or not: there is nothing to do"
 MOST = 2**24  # entries of a batch, for which memory is taken several times
@@ -51,9 +51,9 @@ def row_dims(t: Tensor, stacks: bool | None) -> tuple[int, ...]:
     return tuple(range(2 if stacks and t.dim() == 3 else 1, t.dim()))
 
 
-def matrix_dims(t: Tensor, stacks: bool | None) -> tuple[int, ...]:
-    """The dims that the matrices of a tensor run along."""
-    return tuple(range(1 if stacks and t.dim() == 3 else 0, t.dim()))
+def over_matrices(units: Units, rows: Tensor, stacks: bool | None) -> Tensor:
+    """The norm of the matrix that each row is of, from those of all rows."""
+    return units.over(rows, lambda t: tuple(range(1 if stacks and t.dim() == 3 else 0, t.dim())))
 
 
 def in_batches(pieces: Sequence[Tensor], function: Callable[[Tensor], Any]) -> list[Tensor]:

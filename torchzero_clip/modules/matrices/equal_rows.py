@@ -7,8 +7,8 @@ import math
 import torch
 from torch import Tensor
 
-from torchzero_clip.core import Bucket, NormRule, Scope
-from torchzero_clip.modules.matrices.batches import check_shape, matrix_dims, row_dims
+from torchzero_clip.core import Bucket, NormRule
+from torchzero_clip.modules.matrices.batches import check_shape, over_matrices, row_dims
 
 
 class EqualRows(NormRule):
@@ -35,12 +35,9 @@ class EqualRows(NormRule):
 
     stacks: bool | None = None
 
+    dim = ()  # slices, which `dims` names
     sets_norm = True
     pure = True
-
-    @property
-    def scope(self) -> Scope:
-        return ()
 
     def dims(self, tensor: Tensor) -> tuple[int, ...]:
         check_shape(self, tensor, self.stacks)
@@ -49,12 +46,8 @@ class EqualRows(NormRule):
     def step(self, buckets: list[Bucket]) -> list[Bucket]:
         units = self.units(buckets)
         norm = units.norm()
-
-        def whole(rows: Tensor) -> Tensor:
-            return units.over(rows, lambda t: matrix_dims(t, self.stacks))
-
-        size = whole(norm)
-        limit = size / whole(torch.ones_like(norm))
+        size = over_matrices(units, norm, self.stacks)
+        limit = size / over_matrices(units, torch.ones_like(norm), self.stacks)
         limit = torch.where(size == math.inf, torch.zeros_like(limit), limit)
         self.scale(units, norm, [limit] * len(units.groups))
         return buckets

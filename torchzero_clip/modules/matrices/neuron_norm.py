@@ -8,10 +8,10 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from torchzero_clip.core import Bucket, Live, NormRule, Scope, TensorList
+from torchzero_clip.core import Bucket, Live, NormRule, TensorList
 from torchzero_clip.core.bounds import Share
 from torchzero_clip.core.state import statistic_dtype
-from torchzero_clip.modules.matrices.batches import check_shape, matrix_dims, row_dims
+from torchzero_clip.modules.matrices.batches import check_shape, over_matrices, row_dims
 
 EPS = 1e-8
 
@@ -43,15 +43,12 @@ class NeuronNorm(NormRule):
     stacks: bool | None = None
 
     ord = "rms"
+    dim = ()  # slices, which `dims` names
     sets_norm = True
     pure = True
 
     def check(self) -> None:
         super(NormRule, self).check()  # which refuses memory of slices: it has its place here
-
-    @property
-    def scope(self) -> Scope:
-        return ()
 
     def dims(self, tensor: Tensor) -> tuple[int, ...]:
         check_shape(self, tensor, self.stacks)
@@ -73,12 +70,8 @@ class NeuronNorm(NormRule):
 
     def step(self, buckets: list[Bucket]) -> list[Bucket]:
         units = self.units(buckets)
-
-        def whole(rows: Tensor) -> Tensor:
-            return units.over(rows, lambda t: matrix_dims(t, self.stacks))
-
         norm = units.norm()
-        size = whole(norm)
+        size = over_matrices(units, norm, self.stacks)
         held = [t for bucket in units.buckets for t in bucket.held()["rms"]]
         rms = torch.cat([t.to(units.home).flatten() for t in held]).to(norm.dtype)
         betas = [torch.ones_like(norm) * beta for beta in units.each("beta")]
@@ -89,7 +82,7 @@ class NeuronNorm(NormRule):
             old = bucket.state["rms"]
             old.copy_(TensorList([next(parts).view_as(t) for t in old]))
         new = norm / (rms + EPS)
-        limit = new * (size / whole(new))
+        limit = new * (size / over_matrices(units, new, self.stacks))
         limit = torch.where(size == math.inf, torch.zeros_like(limit), limit)
         self.scale(units, norm, [limit] * len(units.groups))
         return buckets
