@@ -6,6 +6,7 @@ import torch
 from tests.helpers import run_once
 from torchzero_clip import (
     EMA,
+    LR,
     Live,
     Modular,
     Scale,
@@ -103,3 +104,36 @@ def test_complex_updates_arrive_as_pairs_or_whole():
         Modular([p], link).step()
         torch.testing.assert_close(-p.detach(), 2 * p.grad)
     assert seen == [[(3, 2)] * 4, [(3,)] * 4]
+
+
+def counting(**said):
+    """A rule with state in the shape of the parameters that notes how many tensors it sees."""
+
+    class Counting(Transform):
+        def init(self, param):
+            return {"sum": torch.zeros_like(param)}
+
+        def update(self, u, state, group):
+            self.seen.append(len(u))
+            state["sum"].add_(u)
+            return u
+
+    return type("Said", (Counting,), {"seen": [], "__module__": __name__, **said})
+
+
+@pytest.mark.parametrize(("reach", "seen"), [("tensor", [1, 1, 1]), ("model", [3])])
+def test_state_in_half_the_memory_is_wide_for_one_tensor_at_a_time_unless_a_rule_reaches_further(
+    reach, seen
+):
+    rule = counting(reach=reach)
+    params = [torch.nn.Parameter(torch.ones(4)) for _ in range(3)]
+    for p in params:
+        p.grad = torch.ones(4)
+    Modular(params, rule(), LR(0.1), state_dtype="bfloat16").step()
+    assert rule.seen == seen
+
+
+def test_a_class_that_says_separable_is_told_the_word_for_it_and_sees_all_tensors():
+    with pytest.warns(UserWarning, match='Said says separable = False, which is now reach = "mod'):
+        rule = counting(separable=False)
+    assert rule().reach == "model"
