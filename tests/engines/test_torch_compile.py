@@ -32,6 +32,7 @@ from torchzero_clip import (
     Momentum,
     Normalize,
     Orthogonalize,
+    TensorList,
     WeightDecay,
 )
 
@@ -227,3 +228,13 @@ print(counter.op_count, round(params[1][0].item(), 5))
 def test_a_torch_that_cannot_trace_a_step_runs_it_as_it_is():
     run = subprocess.run([sys.executable, "-c", OLDER], capture_output=True, text=True, check=True)
     assert run.stdout.split() == ["0", "0.8"]
+
+
+def test_a_number_that_a_graph_does_not_know_is_an_operand_as_any_other():
+    times = torch.compile(
+        lambda x, n: TensorList([x], owned=True).mul_(n).tensors[0],
+        backend="eager",
+        fullgraph=True,
+        dynamic=True,
+    )
+    assert [times(torch.ones(2), n).tolist() for n in (3, 5)] == [[3.0, 3.0], [5.0, 5.0]]

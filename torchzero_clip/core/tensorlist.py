@@ -161,7 +161,7 @@ class TensorList:
     def _write(self, name: str, *operands: Any) -> TensorList:
         """Run an operator in place, or into new memory where this memory is borrowed."""
         for x in operands if self.owned else ():
-            if getattr(x, "repeats", False) and x.pending:
+            if isinstance(x, TensorList) and x.repeats and x.pending:
                 x.write_into(self, name, operands)
                 return self
         if not self.owned and self._write_elsewhere(name, operands):
