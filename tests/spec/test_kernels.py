@@ -201,6 +201,7 @@ def test_clip_percentile(xs, percentile):
     assert out == pytest.approx(expected, rel=0, abs=0, nan_ok=True)
 
 
+@pytest.mark.filterwarnings("ignore:.*less than one percent")
 @given(xs=vectors(wide), ys=vectors(mostly(wide, odd)), percentile=percentiles)
 def test_clip_percentile_over_two_tensors(xs, ys, percentile):
     expected = cut(spec.clip_percentile([*xs, *ys], percentile), xs, ys)
