@@ -27,7 +27,7 @@ def step_of(**options: Any) -> Step:
         }
         for number, name in enumerate("ab")
     ]
-    return Step(groups, {}, {}, Eager(), **options)
+    return Step(groups, {}, {}, Eager(), **options).__enter__()
 
 
 def test_a_loss_that_was_not_reported_is_a_sentence_with_the_path() -> None:
@@ -50,7 +50,9 @@ def test_what_a_user_is_asked_is_noted_where_somebody_listens() -> None:
             return super().ask(function, *args)
 
     heard: list[Any] = []
-    assert step_of(notes=Heard()).notes.ask(max, 1, 2) == step_of().notes.ask(max, 1, 2) == 2
+    step = step_of()
+    listened = step.again(step.groups, None, Heard())
+    assert listened.notes.ask(max, 1, 2) == step.notes.ask(max, 1, 2) == 2
     assert heard == [(max, (1, 2))]
 
 

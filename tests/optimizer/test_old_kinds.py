@@ -36,6 +36,8 @@ CASES = [
     and (way == "compile" or not issubclass(kind.run, Attached))
 ]
 """Every kind in every way that it has: a file has its own, and a handle leaves none out."""
+ROUNDED = {"dadapt_adam", "prodigy", "prodigy in double"}
+"""What goes on as it did but for rounding: d enters the sums elsewhere than it did then."""
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:.*keeps its state in bfloat16:UserWarning"),
@@ -75,7 +77,7 @@ def test_a_run_goes_on_bit_for_bit_from_the_checkpoint_of_its_kind(name: str) ->
     with one_process(KINDS[name]):
         run = resumed(name)
         assert torch.equal(flat(run.params), OLD["runs"][name]["weights"])
-        goes_on(run, name, exact=OLD["machine"] == mark())
+        goes_on(run, name, exact=OLD["machine"] == mark() and name not in ROUNDED)
 
 
 @pytest.mark.parametrize(("name", "way"), CASES)

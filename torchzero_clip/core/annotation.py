@@ -40,7 +40,7 @@ def read(cls: type, name: str, hint: Any) -> tuple[bool, Allowed | None]:
     if isinstance(hint, str) and re.search(r"\bLive\b", hint):
         raise TypeError(
             f"{said}, {hint}, cannot be evaluated, so that its bounds would not be checked: "
-            "import all that it names where the class is made, and not under TYPE_CHECKING alone"
+            "have all that it names at the top of the module, and not under TYPE_CHECKING alone"
         )
     if _has_mark(hint) and not live:
         raise TypeError(
@@ -51,14 +51,11 @@ def read(cls: type, name: str, hint: Any) -> tuple[bool, Allowed | None]:
 
 
 def _evaluated(cls: type, hint: Any) -> Any:
-    """An annotation; where it is text, as it is where the class is made, if it means something."""
+    """An annotation; text is evaluated in the module of the class, if it means something there."""
     if not isinstance(hint, str):
         return hint
-    frame = sys._getframe()
-    while frame.f_back and frame.f_globals.get("__name__") != cls.__module__:
-        frame = frame.f_back
     try:
-        return eval(hint, {**vars(sys.modules[cls.__module__]), **frame.f_locals, **vars(cls)})
+        return eval(hint, dict(vars(sys.modules[cls.__module__])), dict(vars(cls)))
     except Exception:
         return hint
 

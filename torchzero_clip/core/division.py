@@ -48,6 +48,7 @@ class Division:
         self.layers: dict[str, int] = {}
         self.rows: dict[Part, norms.SliceRows] = {}  # the slices
         self._known: dict[Hashable, Tensor] = {}
+        self.vectors: list[Tensor] = []  # those, which are kept from step to step
         if scope is None or isinstance(scope, str):
             self._join(groups)
         else:
@@ -127,11 +128,6 @@ class Division:
         """A vector of known truths, one a unit or, where units are slices, one a tensor."""
         return self.constant(values) > 0
 
-    @property
-    def vectors(self) -> list[Tensor]:
-        """The vectors that it knows."""
-        return list(self._known.values())
-
     def constant(self, values: Sequence[float]) -> Tensor:
         """A vector of known numbers, one a unit or, where units are slices, one a tensor.
 
@@ -147,6 +143,7 @@ class Division:
             if passing or not all_here([made]):  # as in a step that is written down
                 return made
             self._known[key] = made
+            self.vectors.append(made)
         return self._known[key]
 
     # ------------------------------------------------------------------ who the units are

@@ -154,8 +154,8 @@ class Roster:
     def vectors(self) -> list[Tensor]:
         """What parts and divisions hold from step to step, and nobody writes."""
         parts = [part for _, parts in self._known.values() for part in parts]
-        kept = [x for x in self._kept.values() if hasattr(x, "vectors")]
-        return [t for x in [*parts, *kept] for t in x.vectors]
+        every = [*parts, *self._kept.values()]
+        return [t for x in every for t in getattr(x, "vectors", ())]
 
     def kept(self, key: Hashable, make: Callable[[], Any]) -> Any:
         """The value that was made under this key, which names the parts that it is of."""

@@ -91,7 +91,10 @@ def shared_memory(tensors: Sequence[Tensor]) -> Tensor | None:
     if not whole.dim() or whole.shape[1:] != tensors[0].shape:
         return None
     step, starts = whole.element_size() * whole.stride(0), addresses([whole, *tensors])
-    if step == 0 or starts is None or not (whole.is_contiguous() and _one_size(tensors)):
+    alike = not any(map(Tensor.dim, tensors))
+    if tensors[0].dim():
+        alike = len({t.shape for t in tensors}) == 1 and all(map(Tensor.is_contiguous, tensors))
+    if step == 0 or starts is None or not (whole.is_contiguous() and alike):
         return None
     begin, start, *_ = starts
     if starts[1:] != list(range(start, start + step * len(tensors), step)):
@@ -100,9 +103,3 @@ def shared_memory(tensors: Sequence[Tensor]) -> Tensor | None:
     if rest or not 0 <= first <= len(whole) - len(tensors):  # moved by `t.data = ...`
         return None
     return whole if len(tensors) == len(whole) else whole[first : first + len(tensors)]
-
-
-def _one_size(tensors: Sequence[Tensor]) -> bool:
-    if tensors[0].dim() == 0:
-        return not any(map(Tensor.dim, tensors))
-    return len({t.shape for t in tensors}) == 1 and all(map(Tensor.is_contiguous, tensors))

@@ -190,7 +190,7 @@ class EagerSession:
         return u
 
     def writable_grads(self) -> TensorList:
-        self.close()
+        self._compute_waiting()
         while self._reading:
             _ = self._reading.pop().tensors
         self._guard("gradients are written at once", self.grads.tensors)
@@ -227,8 +227,7 @@ class EagerSession:
             self._subtract(u.tensors, 1.0)
 
     def close(self) -> None:
-        while self._waiting:
-            _ = self._waiting[0].tensors
+        self._compute_waiting()
         for path in {name.rpartition("/")[0] for name in self._kept_state}:
             self.settle(path)
 
@@ -241,9 +240,13 @@ class EagerSession:
 
     # ------------------------------------------------------------------ deferred updates
 
+    def _compute_waiting(self) -> None:
+        while self._waiting:
+            _ = self._waiting[0].tensors
+
     def _buffer(self) -> list[Tensor] | None:
         """The workspace of these tensors, once no deferred update reads it."""
-        self.close()
+        self._compute_waiting()
         return self._engine.workspaces.like(self._key, self._places, self.params.tensors)
 
     def _affine(self, u: TensorList, a: Any, b: Any) -> TensorList | None:

@@ -278,8 +278,8 @@ def _bring_loss(step: Step) -> None:
 
     It is sent with the rates: a copy would wait for the device, and a graph would keep its address.
     """
-    on_gpu = any([p.is_cuda for group in step.groups for p in group["params"][:1]])
-    if on_gpu and isinstance(step.loss, Tensor) and step.loss.is_cpu:
+    there = any([p.is_cuda for group in step.groups for p in group["params"][:1]])
+    if there and isinstance(step.loss, Tensor) and step.loss.is_cpu:
         step.loss = float(step.loss)
 
 

@@ -57,7 +57,7 @@ class CAME(NormRule):
         means: list[TensorList] = []
         rest: list[TensorList] = []
         for bucket, u, group in zip(units.buckets, updates, groups, strict=True):
-            u = units.divide(bucket, u, (rms / group["clip_threshold"]).clamp(min=1))
+            u.div_(units.as_list(bucket, (rms / group["clip_threshold"]).clamp(min=1)))
             means.append(bucket.state["exp_avg"].lerp_(u, 1 - group["betas"][0]))
             rest.append(u.sub_(means[-1]))
         DOUBT.follow(units.buckets, rest, [1 - beta3 for _, _, beta3 in betas], [x for _, x in eps])
