@@ -86,5 +86,5 @@ class DAdaptAdam(Transform):
 
 def _gain(u: TensorList, state: State, group: Group) -> TensorList:
     """What each entry adds to r: the way of the averages so far, along u."""
-    root = state["exp_avg_sq"].sqrt().add_(group["eps"])
-    return state["s"].div(root).mul_(group["rate"]).mul_(u)
+    over = state["exp_avg_sq"].sqrt().add_(group["eps"]).div_(state["s"])
+    return over.reciprocal_().mul_(group["rate"]).mul_(u)

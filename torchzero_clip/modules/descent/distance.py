@@ -106,6 +106,6 @@ def adam(u: TensorList, state: State, group: Group, decays: bool) -> TensorList:
     m = state["exp_avg"].mul_(group["keep_m"]).add_(u, alpha=group["take_m"])
     state["s"].mul_(group["keep_s"]).add_(u, alpha=group["take_s"])
     v = state["exp_avg_sq"].lerp_(u.square_(), group["v"])
-    u = m.div(u.copy_(v).sqrt_().add_(group["eps"]))  # the root in the memory of u
+    u = u.copy_(v).sqrt_().add_(group["eps"]).div_(m).reciprocal_()  # in the memory of u
     u = u.add_(group["params"], alpha=group["decay"]) if decays else u
     return u.mul_(group["rate"])

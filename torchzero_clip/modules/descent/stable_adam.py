@@ -62,22 +62,22 @@ class StableAdam(NormRule):
         t = state["step"].add_(1).stack()
         pairs(state["exp_avg"]).lerp_(u, 1 - beta1)
         pairs(state["exp_avg_sq"]).mul_(beta2).addcmul_(u, u, 1 - beta2)
-        root = bucket.view(_root, bias=(1 - beta2**t).sqrt())
-        growth = bucket.view(_growth, root=root)
-        adam = bucket.view(_adam, root=root, bias=1 - beta1**t)
+        biases = {"bias": 1 - beta1**t, "root_of_bias": (1 - beta2**t).sqrt()}
+        growth, adam = bucket.view(_growth, **biases), bucket.view(_adam, **biases)
         if not bucket.dtype.is_complex:
             return adam, growth
         return unpaired(adam), unpaired(growth.mul_(0.5**0.5))  # each is two entries of the mean
 
 
-def _root(u: TensorList, state: State, group: Group) -> TensorList:
-    return pairs(state["exp_avg_sq"]).sqrt().div_(group["bias"])
+def _root(state: State, group: Group) -> TensorList:
+    return pairs(state["exp_avg_sq"]).sqrt().div_(group["root_of_bias"])
 
 
 def _growth(u: TensorList, state: State, group: Group) -> TensorList:
-    return pairs(u).div(group["root"].maximum(group["eps"]))
+    return _root(state, group).maximum_(group["eps"]).div_(pairs(u)).reciprocal_()
 
 
 def _adam(u: TensorList, state: State, group: Group) -> TensorList:
-    made = pairs(state["exp_avg"]).div(group["root"].add(group["eps"])).div_(group["bias"])
+    over = _root(state, group).add_(group["eps"]).div_(pairs(state["exp_avg"]))
+    made = over.reciprocal_().div_(group["bias"])
     return made.add_(pairs(group["params"]), alpha=group["weight_decay"])
