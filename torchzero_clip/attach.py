@@ -15,9 +15,9 @@ from torch.optim import Optimizer
 from typing_extensions import Self
 
 from torchzero_clip.core import Bucket, Chain, Step, Transform, Units, bind, in_buckets
-from torchzero_clip.core.engine import Records
 from torchzero_clip.core.norms import NAMED
 from torchzero_clip.core.outside import warn
+from torchzero_clip.core.private import traced
 from torchzero_clip.core.sharding import local
 from torchzero_clip.modules.flow.identity import Identity
 from torchzero_clip.optimizer import Modular, averages
@@ -67,10 +67,11 @@ class Clipper(Modular):
         compile: bool = False,
         process_group: Any = None,
     ) -> None:
-        options: dict[str, Any] = {"compile": compile, "process_group": process_group}
-        super().__init__(params, *transforms, fused=False, **options)
+        more: Any = {"fused": False, "compile": compile, "process_group": process_group}
+        super().__init__(params, *transforms, **more)
 
     @torch.no_grad()
+    @traced
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Rewrite the gradients; returns their total norm before, a 0-dim tensor.
 
@@ -82,7 +83,7 @@ class Clipper(Modular):
         total: Tensor = self._records.pop(TOTAL).clone()  # the next step may write its memory
         return total if closure is None else loss
 
-    def _through(self, step: Step) -> Records:
+    def _through(self, step: Step) -> dict[str, Any]:
         """Send the gradients of a step through the chain; those that do not come back are None."""
         record = super()._through(step)
         if waiting := record.pop(WAITING):
@@ -428,11 +429,7 @@ def attach(
         transforms = (Identity(),)
     if not transforms:
         raise ValueError("attach: give at least one transform, as in attach(optimizer, ZClip())")
-    more: dict[str, Any] = {
-        "process_group": process_group,
-        "in_checkpoint": in_checkpoint,
-        "after": after,
-    }
+    more: Any = {"process_group": process_group, "in_checkpoint": in_checkpoint, "after": after}
     handle = Attached(optimizer, *transforms, compile=compile, **more)
     if in_checkpoint and KEY not in optimizer.state_dict():
         handle.remove()

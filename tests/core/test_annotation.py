@@ -75,10 +75,29 @@ def test_what_may_stand_in_a_field_is_read_from_its_annotation(hint: Any, kind: 
     assert kind_of(hint) == kind
 
 
-@pytest.mark.parametrize("hint", [tuple[Share, float], tuple[Share, Positive], tuple[Share, str]])
-def test_bounds_of_some_entries_of_a_tuple_alone_are_a_sentence(hint: Any) -> None:
-    with pytest.raises(TypeError, match="a tuple has the same bounds for all its entries, got tup"):
-        kind_of(hint)
+@pytest.mark.parametrize(
+    "hint",
+    [
+        tuple[Share, float],
+        tuple[Share, Positive],
+        tuple[Share, str],
+        tuple[Share, ...],
+        list[Share],
+        dict[str, Whole],
+        Share | str,
+        Live[Share | Literal["auto"]],
+    ],
+    ids=str,
+)
+def test_bounds_where_none_are_checked_are_a_sentence(hint: Any) -> None:
+    words = "Here: the annotation of 'x', .*, has bounds where none are checked: give them to a num"
+    with pytest.raises(TypeError, match=words):
+        read(Here, "x", hint)
+
+
+@at_once("hint", [None, type(None), "None"])
+def test_an_annotation_of_nothing_says_nothing(hint: Any) -> None:
+    assert read(Here, "x", hint) == (False, None)
 
 
 # --- rules of a user's own
@@ -155,9 +174,18 @@ def test_a_bound_that_is_named_inside_a_function_is_a_sentence() -> None:
 
 
 @pytest.mark.parametrize(
-    "hint", ["Live[Elsewhere]", "tz.Live[Annotated[float, Elsewhere()]]", "Live[Nowhere] | None"]
+    "hint",
+    [
+        "Live[Elsewhere]",
+        "tz.Live[Annotated[float, Elsewhere()]]",
+        "Live[Nowhere] | None",
+        "Live['Share']",
+        "Annotated[float, Within(above=elsewhere)]",
+    ],
 )
-def test_an_annotation_of_a_live_value_that_cannot_be_evaluated_is_a_sentence(hint: str) -> None:
+def test_a_live_value_or_a_bound_that_cannot_be_evaluated_is_a_sentence(
+    hint: str,
+) -> None:
     words = r"Wrong: the annotation of 'beta', .*, cannot be evaluated, so that its bounds would"
     with pytest.raises(TypeError, match=words):
         type("Wrong", (Transform,), {"__annotations__": {"beta": hint}, "__module__": __name__})

@@ -27,6 +27,9 @@ def named(source: str) -> set[str]:
     nodes = list(ast.walk(ast.parse(source)))
     kinds = (ast.ClassDef, ast.FunctionDef)
     found = {node.name for node in nodes if isinstance(node, kinds)}
+    fields = [node for cls in nodes if isinstance(cls, ast.ClassDef) for node in cls.body]
+    targets = [getattr(node, "targets", [getattr(node, "target", None)]) for node in fields]
+    found |= {x.id for row in targets for x in row if isinstance(x, ast.Name)}
     return found | {node.attr for node in nodes if isinstance(node, ast.Attribute)}
 
 
@@ -36,8 +39,8 @@ def test_the_contract_has_no_word_for_whoever_repeats_a_step(path: Path) -> None
 
 
 def test_such_a_word_would_be_found() -> None:
-    source = 'class Play: ...\n"separable"\nstep.asked()\n'
-    assert named(source) & RECORDERS == {"Play", "asked"}
+    source = 'class Play:\n    separable: bool = True\n    constants = []\n"refuse"\nstep.asked()\n'
+    assert named(source) & RECORDERS == {"Play", "separable", "constants", "asked"}
 
 
 def test_an_engine_and_a_step_are_asked_nothing_about_repeating() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
+from collections.abc import Iterator
 from types import UnionType
 from typing import Annotated, Any, Literal, NamedTuple, TypeVar, Union, get_args, get_origin
 
@@ -12,6 +13,7 @@ from torchzero_clip.core.bounds import Within
 T = TypeVar("T")
 
 MARK = "torchzero_clip.Live"
+NAMES = re.compile(r"\b(Live|Within|NonNegative|Positive|Share|Fraction|Whole|Count)\b")
 Live = Annotated[T, MARK]
 """`beta: Live[float]` is a hyperparameter that lives in `param_groups` and is read every step."""
 
@@ -36,18 +38,26 @@ class Allowed(NamedTuple):
 def read(cls: type, name: str, hint: Any) -> tuple[bool, Allowed | None]:
     """Whether a field is live, and what its annotation says may stand in it, if it does."""
     hint = _evaluated(cls, hint)
-    live, said = _is_mark(hint), f"{cls.__name__}: the annotation of '{name}'"
-    if isinstance(hint, str) and re.search(r"\bLive\b", hint):
+    inside = list(_leaves(hint))
+    live, said = MARK in _marks(hint), f"{cls.__name__}: the annotation of '{name}'"
+    unread = isinstance(hint, str) and NAMES.search(hint)
+    if unread or (live and any([hasattr(x, "__forward_arg__") for x in inside])):
         raise TypeError(
             f"{said}, {hint}, cannot be evaluated, so that its bounds would not be checked: "
             "have all that it names at the top of the module, and not under TYPE_CHECKING alone"
         )
-    if _has_mark(hint) and not live:
+    if not live and any([x is MARK for x in inside]):
         raise TypeError(
             f"{said} has Live inside another type; write Live around the whole, as in "
             "Live[float | None]"
         )
-    return live, kind_of(hint)
+    kind = kind_of(hint)
+    if kind is None and any([isinstance(x, Within) for x in inside]):
+        raise TypeError(
+            f"{said}, {hint}, has bounds where none are checked: give them to a number, which may "
+            "be None, or the same to each entry of a tuple, as in tuple[Share, Share]"
+        )
+    return live, kind
 
 
 def _evaluated(cls: type, hint: Any) -> Any:
@@ -65,34 +75,35 @@ def kind_of(hint: Any) -> Allowed | None:
     inner, outer = _apart(hint)
     options = get_args(inner) if get_origin(inner) in (Union, UnionType) else (inner,)
     some = [option for option in options if option is not type(None)]
-    held, bounds = _apart(some[0])
-    optional, bounds = len(options) > 1, bounds or outer
     if len(some) != 1:
         return None
+    held, bounds = _apart(some[0])
+    optional, bounds = len(options) > 1, bounds or outer
     if get_origin(held) is Literal:
         return Allowed(optional=optional, choices=(*[None] * optional, *get_args(held)))
     if held in (float, int, bool):
         return Allowed(held, optional, bounds)
     each = [kind_of(x) for x in get_args(held)] if get_origin(held) is tuple else []
     known = {kind and kind._replace(optional=False) for kind in each}
-    if not any([kind is not None and kind.bounds for kind in each]):
+    one = known.pop() if len(known) == 1 else None
+    if one is None or one.bounds is None:
         return None
-    if (one := known.pop()) is None or known:
-        raise TypeError(f"a tuple has the same bounds for all its entries, got {held}")
     optional = any([kind is not None and kind.optional for kind in each])
     return one._replace(optional=optional, length=len(each))
 
 
 def _apart(hint: Any) -> tuple[Any, Within | None]:
     """A type without its marks, and the bounds among these."""
-    if get_origin(hint) is not Annotated:
-        return hint, None
-    return hint.__origin__, next((x for x in hint.__metadata__ if isinstance(x, Within)), None)
+    bounds = [mark for mark in _marks(hint) if isinstance(mark, Within)]
+    return hint.__origin__ if _marks(hint) else hint, next(iter(bounds), None)
 
 
-def _is_mark(hint: Any) -> bool:
-    return get_origin(hint) is Annotated and MARK in hint.__metadata__
+def _marks(hint: Any) -> tuple[Any, ...]:
+    return hint.__metadata__ if get_origin(hint) is Annotated else ()
 
 
-def _has_mark(hint: Any) -> bool:
-    return _is_mark(hint) or any(_has_mark(inner) for inner in get_args(hint))
+def _leaves(hint: Any) -> Iterator[Any]:
+    """An annotation and all that stands in it."""
+    yield hint
+    for inner in get_args(hint):
+        yield from _leaves(inner)

@@ -214,17 +214,22 @@ class EagerSession:
         return other
 
     def subtract(self, u: TensorList) -> None:
-        source = u.source if isinstance(u, Scaled) and u.pending else u
-        if not (isinstance(source, Fused) and source.pending):
-            self._guard("no fused optimizer is at the end", self.params.tensors)
-        if isinstance(u, Fused) and u.pending:
-            u.move(self.params.tensors, 1.0, 0.0, self.skip)
-        elif self._parts and _pieces(source):
+        """w ← (1 - b) w - a u, by torch's fused optimizer where u waits for it."""
+        params, source, a, b = self.params.tensors, u, 1.0, 0.0
+        if isinstance(u, Scaled) and u.pending:
+            source, a, b = u.source, u.a, u.b
+        if isinstance(source, Fused) and source.pending:
+            source.move(params, a, b, self.skip)
+            return
+        self._guard("no fused optimizer is at the end", params)
+        if self._parts and _pieces(source):
             self._subtract_parts(u)
-        elif isinstance(u, Scaled) and u.pending:
-            self._subtract_scaled(u)
-        else:
+        elif u.dtype != self.params.dtype or (b and overlap(params, source.tensors)):
             self._subtract(u.tensors, 1.0)
+        else:
+            if b:
+                foreach("mul_", params, 1 - b)
+            self._subtract(source.tensors, a)
 
     def close(self) -> None:
         self._compute_waiting()
@@ -273,19 +278,6 @@ class EagerSession:
         return TensorList(u.tensors, workspace=self._buffer if self._keeps else None)
 
     # ------------------------------------------------------------------ the last subtraction
-
-    def _subtract_scaled(self, u: Scaled) -> None:
-        """w ← (1 - b) w - a u, with torch's fused optimizer where u waits for it."""
-        params, source = self.params.tensors, u.source
-        if isinstance(source, Fused) and source.pending:
-            source.move(params, u.a, u.b, self.skip)
-            return
-        if u.dtype != self.params.dtype or (u.b and overlap(params, source.tensors)):
-            self._subtract(u.tensors, 1.0)
-            return
-        if u.b:
-            foreach("mul_", params, 1 - u.b)
-        self._subtract(source.tensors, u.a)
 
     def _subtract_parts(self, u: TensorList) -> None:
         """w ← w - u, part by part."""

@@ -9,7 +9,7 @@ memory is saved.
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from torchzero_clip.core import norms, packs
-from torchzero_clip.core.engine import FusedKernel, Group, Rule, State
+from torchzero_clip.core.engine import FusedKernel, State
 from torchzero_clip.core.private import foreach
 from torchzero_clip.core.skip import Skip
 from torchzero_clip.core.state import HALF
@@ -43,19 +43,9 @@ LARGEST = 4 * PART  # entries for a fused optimizer behind factors alone, which 
 class Fused(Updated):
     """A deferred update of a rule that torch has a fused optimizer for."""
 
-    __slots__ = ("_kernel",)
+    __slots__ = ()
 
-    def __init__(
-        self,
-        source: TensorList,
-        rule: Rule,
-        state: State,
-        group: Group,
-        done: Callable[[Updated], Any],
-        kernel: FusedKernel,
-    ) -> None:
-        super().__init__(source, rule, state, group, done)
-        self._kernel = kernel
+    _kernel: FusedKernel
 
     @property
     def at_once(self) -> bool:

@@ -202,7 +202,7 @@ class Divided(Parted):
 class Updated(Parted):
     """The update of a rule that takes each entry by itself; its state waits as well."""
 
-    __slots__ = ("_done", "_group", "_rule", "_state")
+    __slots__ = ("_done", "_group", "_kernel", "_rule", "_state")
 
     writes = True  # its state
 
@@ -213,9 +213,11 @@ class Updated(Parted):
         state: State,
         group: Group,
         done: Callable[[Updated], Any],
+        kernel: Any = None,
     ) -> None:
         super().__init__(source)
-        self._rule, self._state, self._group, self._done = rule, state, group, done
+        self._rule, self._state, self._group = rule, state, group
+        self._done, self._kernel = done, kernel
 
     @property
     def cut(self) -> bool:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from torchzero_clip.core.bucket import Bucket, in_buckets
+from torchzero_clip.core.private import traced
 from torchzero_clip.core.step import Step
 from torchzero_clip.core.tensors import is_sharded
 from torchzero_clip.core.transform import Transform, averages
@@ -58,6 +59,7 @@ class Behind(Modular):
             self.init_state()
 
     @torch.no_grad()
+    @traced
     def look(self) -> None:
         """Take in the weights of the parameters that have had a gradient."""
         step = self._given(None)

@@ -68,7 +68,8 @@ class Entry(NamedTuple):
 
     def is_number(self, key: str) -> bool:
         """Whether this is a Python number, which never was on a device."""
-        return self.link is not None and key.rpartition("/")[2] == BEGUN
+        numbers = (BEGUN, *getattr(self.link and self.link.transform, "numbers", ()))
+        return self.link is not None and key.rpartition("/")[2] in numbers
 
 
 class StateLayout:

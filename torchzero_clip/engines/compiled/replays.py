@@ -74,7 +74,8 @@ class Replays:
         """Do a step again, or anew; returns what the links measured."""
         if step.kind is None:
             return through(step)
-        _bring_loss(step)
+        if isinstance(step.loss, Tensor) and step.loss.is_cpu:
+            _bring_loss(step, step.loss)
         loss = step.loss if isinstance(step.loss, Tensor) else None
         flat = [*itertools.chain(*step.live[1]), step.loss if loss is None else None]
         if not self._live.same(flat):
@@ -273,14 +274,13 @@ def _parts(step: Step) -> list[Part]:
     return parts
 
 
-def _bring_loss(step: Step) -> None:
+def _bring_loss(step: Step, loss: Tensor) -> None:
     """Make a loss that lies on the host a number, where parameters are on a GPU.
 
     It is sent with the rates: a copy would wait for the device, and a graph would keep its address.
     """
-    there = any([p.is_cuda for group in step.groups for p in group["params"][:1]])
-    if there and isinstance(step.loss, Tensor) and step.loss.is_cpu:
-        step.loss = float(step.loss)
+    if any([p.is_cuda for group in step.groups for p in group["params"][:1]]):
+        step.loss = float(loss)
 
 
 # ---------------------------------------------------------------------- what links measured
