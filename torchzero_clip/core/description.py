@@ -82,7 +82,9 @@ class Description:
         _check_after_init(cls)
 
     def check(self) -> None:
-        """Raise ValueError or TypeError for arguments that make no sense (see `require`)."""
+        """Raise ValueError or TypeError for arguments that make no sense together; annotations say
+        what each may be, as `require` does.
+        """
 
     def require(
         self,
