@@ -7,14 +7,16 @@
 
 A run goes on after a failure, and a call at the same commit where the one before was stopped: what
 passed is in `.slow.json`. All files take an hour: the short ones run whole, of the others a share
-of the cases, which the day chooses (`tests/day.py`). `--whole` runs all, `--day` chooses as another
-day did. Each file that is done gets its row in `tests/slow.md`.
+of the cases, which the day chooses (`tests/day.py`). A file that is named runs whole, and all do
+with `--whole`; `--day` chooses as another day did. Each file that is done gets its row in
+`tests/slow.md`, which one run at a time may write.
 """
 
 from __future__ import annotations
 
 import argparse
 import datetime
+import fcntl
 import hashlib
 import json
 import os
@@ -192,7 +194,8 @@ def run(options: argparse.Namespace, cases: Mapping[str, int]) -> list[str]:
     """Run what has not passed at this commit; returns the files with failures."""
     here, failures = commit(), list[str]()
     held = remembered(here, options.day, options.again)
-    part = dict.fromkeys(cases, 1.0) if options.whole else shares(whole(cases, known()))
+    all_cases = options.whole or options.files
+    part = dict.fromkeys(cases, 1.0) if all_cases else shares(whole(cases, known()))
     for file in options.files or cases:
         if held["passed"].get(file, 0.0) >= part[file] and not options.files:
             print(f"{file}: passed at {here} already", flush=True)
@@ -201,6 +204,8 @@ def run(options: argparse.Namespace, cases: Mapping[str, int]) -> list[str]:
         began = time.monotonic()
         counts = run_file(file, held["day"], part[file], options.workers)
         took = (time.monotonic() - began) / 60
+        if not any(counts):
+            print(f"{file}: no case ran, of {cases[file]:,}", flush=True)
         if counts[-1]:
             failures.append(file)
         else:
@@ -232,6 +237,16 @@ def main(arguments: Iterable[str] | None = None) -> int:
     parser.add_argument("--day", help="what chooses the cases of files that run in part")
     parser.add_argument("--workers", type=int, default=2)
     options = parser.parse_intermixed_args(None if arguments is None else list(arguments))
+    with DONE.with_suffix(".lock").open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            parser.error("another run writes tests/slow.md now: wait until it is done")
+        return answer(options, parser)
+
+
+def answer(options: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
+    """Do what was asked, alone."""
     write(known())
     if options.what == "table":
         return 0
@@ -242,7 +257,7 @@ def main(arguments: Iterable[str] | None = None) -> int:
     if unknown:
         parser.error(f"no slow cases are in {', '.join(unknown)}: tests/slow.md has the files")
     failures = run(options, cases)
-    print(f"\nfailed: {', '.join(failures)}" if failures else "\nall passed")
+    print(f"\nfailed: {', '.join(failures)}" if failures else "\nall that ran passed")
     return bool(failures)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -151,8 +152,26 @@ def test_what_passed_in_part_runs_again_where_the_whole_is_asked_for(
     assert ran(runs, "--whole") == (0, ["c.py"])
 
 
+def test_a_file_that_is_named_runs_whole(runs: SimpleNamespace) -> None:
+    slow.note("c.py", slow.Ran(3000, 3000, 0, "0000000", "2025-01-01", 110.0))
+    assert ran(runs, "c.py") == (0, ["c.py"])
+    assert runs.files == [("c.py", "2026-01-01", 1.0)]
+
+
+def test_two_runs_at_once_do_not_write_the_table(
+    runs: SimpleNamespace, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with (slow.DONE.parent / "done.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        with pytest.raises(SystemExit):
+            slow.main(["run"])
+    assert "another run writes tests/slow.md now" in capsys.readouterr().err
+    assert not runs.files
+    assert ran(runs) == (1, [*FILES])
+
+
 def test_a_day_without_a_case_of_a_file_leaves_its_row_and_is_no_failure(
-    runs: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
+    runs: SimpleNamespace, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     runs.failing.clear()
     ran(runs)
@@ -160,6 +179,7 @@ def test_a_day_without_a_case_of_a_file_leaves_its_row_and_is_no_failure(
     monkeypatch.setattr(slow, "run_file", lambda *_: (0, 0, 0))
     assert slow.main(["run", "--again"]) == 0
     assert slow.PAGE.read_text() == before
+    assert "c.py: no case ran, of 3,000" in capsys.readouterr().out
 
 
 def test_each_file_that_is_done_has_its_row(runs: SimpleNamespace) -> None:
