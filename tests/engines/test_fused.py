@@ -54,6 +54,17 @@ CHAINS = {
     "some dropped": lambda: [Adam(), Freeze(lambda n, p: p.dim() == 1), LR(1e-2)],
     "all dropped": lambda: [Adam(), Freeze(lambda n, p: True), LR(1e-2)],
     "momentum": lambda: [ClipNorm(0.1), Momentum(0.9), LR(1e-2)],
+    "momentum of what is clipped": lambda: [
+        ClipNorm(0.1, dim="global"),
+        Momentum(0.9),
+        WeightDecay(0.1),
+        LR(1e-2),
+    ],
+    "nesterov of what is clipped": lambda: [
+        ClipNorm(0.1, dim="global"),
+        Momentum(0.9, nesterov=True),
+        LR(1e-2),
+    ],
     "momentum, decay": lambda: [Momentum(0.9), WeightDecay(0.1), LR(1e-2)],
     "nesterov": lambda: [Momentum(0.9, nesterov=True), LR(1e-2)],
     "dampened": lambda: [Momentum(0.9, dampening=0.5), LR(1e-2), WeightDecay(0.1)],
@@ -121,6 +132,33 @@ def test_the_kernel_runs_where_nothing_reads_the_update(chain, runs, monkeypatch
     give_gradients(params, 0)
     opt.step()
     assert bool(ran) == runs
+
+
+@pytest.mark.parametrize(
+    ("chain", "dtype", "scales"),
+    [
+        ("momentum of what is clipped", torch.float32, True),
+        ("momentum of what is clipped", torch.float64, False),  # 1 - x would lose digits of it
+        ("nesterov of what is clipped", torch.float32, False),  # which sees u once more
+    ],
+)
+def test_the_kernel_of_sgd_scales_by_the_clip_in_its_own_pass(chain, dtype, scales, monkeypatch):
+    taken, kernel = [], torch._fused_sgd_
+
+    def seen(w, grads, *args, **options):
+        taken.append((grads, options["dampening"]))
+        kernel(w, grads, *args, **options)
+
+    monkeypatch.setattr(torch, "_fused_sgd_", seen)
+    params, opt = build(chain, dtype, True)
+    give_gradients(params, 0)
+    norm = torch.cat([p.grad.flatten() for p in params]).norm()
+    opt.step()
+    given = [grad for grads, _ in taken for grad in grads]
+    alone = [grad is p.grad for grad, p in zip(given, params, strict=True)]
+    assert set(alone) == {scales}
+    for _, damped in taken:
+        assert 1 - damped == pytest.approx(float(0.1 / norm) if scales else 1.0)
 
 
 def test_one_argument_switches_it_off(monkeypatch):

@@ -2,14 +2,13 @@
 
 EagerSession decides what is left to it; `takes` may say no. A fused optimizer takes gradients as
 they are, in the dtype of the parameters. Where they are still to be scaled, or to be converted from
-half precision, that is done for a few at a time, so that they are still in the cache: a pass over
-memory is saved.
+half precision, that is done for a few at a time: a pass over memory is saved.
 """
 
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any
 
@@ -24,7 +23,7 @@ from torchzero_clip.core.state import HALF
 from torchzero_clip.core.tensorlist import TensorList
 from torchzero_clip.core.tensors import DTYPE, SHAPE, all_plain
 from torchzero_clip.engines.deferred import Guarded, Scaled, overlap
-from torchzero_clip.engines.kept import LARGE, Kept, batches, updated_in_turn
+from torchzero_clip.engines.kept import BATCH, LARGE, Kept, updated_in_turn
 from torchzero_clip.engines.parts import (
     PART,
     Parted,
@@ -68,10 +67,10 @@ class Fused(Updated):
     def move(self, params: list[Tensor], a: Any, b: float, skip: Skip) -> None:
         """w ← (1 - b) w - a u, by the fused optimizer."""
         kernel, decays = self._kernel, bool(self._kernel.decays and b and a != 0)
-        shrinks = b and not decays
         kernel.advance(self._state)
-        lists = [self._state.get(n, TensorList([])) for n in kernel.state]
-        rest: Any = 1 - b if shrinks else None
+        held = [self._state.get(name, TensorList([])) for name in kernel.state]
+        kept = [some for some in held if isinstance(some, Kept)]
+        rest: Any = 1 - b if b and not decays else None
         function: Any = kernel.function
         options = {"lr": a, "weight_decay": b / a if decays else 0.0}
         if isinstance(function, partial):
@@ -79,32 +78,59 @@ class Fused(Updated):
         if skip:
             flag = skip.on(params[0].device)
             options["found_inf"] = flag.to(torch.float32)
-            if shrinks:
+            if rest is not None:
                 rest = torch.where(flag, torch.ones_like(flag, dtype=self.dtype), rest)
-        kept = [some if isinstance(some, Kept) else None for some in lists]
-        stored_lists = list(map(stored, lists))
-        u = self.source
-        host = params[0].device.type in packs.HOSTS
-        if isinstance(u, Parted) and u.pending and not (host or any(kept)):
-            most = None if computes(u) else LARGEST
-            for piece in pieces(params, cut(u), most):
-                grads = piece_of(u, piece).tensors  # before the weights move, which they may be of
-                if rest is not None:
-                    foreach("mul_", piece.of(params), rest)
-                some = [piece.of(x) for x in stored_lists]
-                function(piece.of(params), grads, *some, **options)
-                del grads
-        else:
-            factor, grads = _factor_and_source(u)
-            if shrinks and overlap(params, grads):
-                grads = [grad.clone() for grad in grads]
-            given = params, grads, stored_lists, kept, factor, self.dtype
-            for w, *others in _prepared(*given):
-                if rest is not None:
-                    foreach("mul_", w, rest)
-                function(w, *others, **options)
+        narrow = params[0].dtype != self.dtype
+        every, update = self._pieces(params, narrow, bool(kept), options)
+        for piece in every:
+            grads, some = update(piece), piece.of(params)
+            w = [p.to(self.dtype) for p in some] if narrow else some
+            if rest is not None:
+                grads = [grad.clone() for grad in grads] if overlap(w, grads) else grads
+                foreach("mul_", w, rest)
+            lists = [x.wide(piece) if isinstance(x, Kept) else piece.of(stored(x)) for x in held]
+            function(w, grads, *lists, **options)
+            if narrow:
+                foreach("copy_", some, w)
+            for x, values in zip(held, lists, strict=True) if kept else ():
+                if isinstance(x, Kept):
+                    x.put(piece, values)
+            del grads  # the next are made in its memory
         self._done(self)
         self.tensors = []  # it is used up
+
+    def _pieces(
+        self, params: list[Tensor], narrow: bool, kept: bool, options: dict[str, Any]
+    ) -> tuple[Iterable[Piece], Callable[[Piece], list[Tensor]]]:
+        """The pieces that the fused optimizer takes in turn, and the update of one as it takes it:
+        what is computed or converted is then still in the cache.
+        """
+        u, dtype, host = self.source, self.dtype, params[0].device.type in packs.HOSTS
+        if isinstance(u, Parted) and u.pending and not (host or kept):
+            most = None if computes(u) else LARGEST
+            return pieces(params, cut(u), most), lambda piece: piece_of(u, piece).tensors
+        factor, source = _factor_and_source(u)
+        plain = not (narrow or kept or source[0].dtype != dtype)
+        damps = options.get("dampening") == 0 and not options["nesterov"]  # SGD, in its own pass
+        if plain and damps and dtype == torch.float32 and 1e-6 < factor < 1:
+            options["dampening"], factor = 1 - factor, 1.0
+        if plain and factor == 1:
+            return [Piece(0, len(params))], lambda piece: source
+        size, divisor = norms.halves(factor, dtype)
+        number = torch.full((), size, dtype=dtype, device=source[0].device)
+
+        def update(piece: Piece) -> list[Tensor]:
+            some = piece.of(source)
+            if some[0].dtype != dtype:
+                some = [t.to(dtype) for t in some]
+            if factor == 1:
+                return some
+            made: list[Tensor] = foreach("mul", some, number)
+            if divisor != 1:
+                foreach("div_", made, divisor)
+            return made
+
+        return pieces(params, True, BATCH if params[0].is_cpu else LARGE, grows=False), update
 
 
 def takes(kernel: FusedKernel, params: list[Tensor], u: TensorList, state: State) -> bool:
@@ -145,43 +171,3 @@ def _factor_and_source(u: TensorList) -> tuple[float, list[Tensor]]:
     if isinstance(u, Scaled) and u.pending and not (u.b or isinstance(u.a, Tensor)):
         return u.a, u.source.tensors
     return 1.0, u.tensors
-
-
-def _products(tensors: list[Tensor], factor: float, dtype: torch.dtype) -> list[Tensor]:
-    """New tensors, those given times a number of any size."""
-    rest, divisor = norms.halves(factor, dtype)
-    number = torch.full((), rest, dtype=dtype, device=tensors[0].device)
-    made = list(foreach("mul", tensors, number))
-    if divisor != 1:
-        foreach("div_", made, divisor)
-    return made
-
-
-def _prepared(
-    params: list[Tensor],
-    grads: list[Tensor],
-    state: list[list[Tensor]],
-    kept: list[Kept | None],
-    factor: float,
-    dtype: torch.dtype,
-) -> Iterator[list[list[Tensor]]]:
-    """Parameters, gradients and state as a fused optimizer takes them: scaled, in one dtype."""
-    lists = [params, grads, *state]
-    narrow = [some[0].dtype != dtype for some in lists[:2]]
-    widens = kept.count(None) < len(kept)
-    if factor == 1 and not (any(narrow) or widens):
-        yield lists
-        return
-    for where, (some, changes, *held) in batches(lists, LARGE if widens else None):
-        u = [grad.to(dtype) for grad in changes] if narrow[1] else changes
-        u = u if factor == 1 else _products(u, factor, dtype)
-        w = [p.to(dtype) for p in some] if narrow[0] else some
-        rows = list(zip(kept, held, strict=True))
-        wide = [row if k is None else [t.float() for t in row] for k, row in rows]
-        yield [w, u, *wide]
-        if narrow[0]:
-            foreach("copy_", some, w)
-        for (k, row), values in zip(rows, wide, strict=True):
-            if k is not None:
-                for (i, at), target, x in zip(where, row, values, strict=True):
-                    k.rounding.store(i, target.view(-1), x.view(-1), at)

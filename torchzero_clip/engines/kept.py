@@ -6,8 +6,8 @@ numbers are in float32 at once. It is the plain way; with compile=True a kernel 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any, TypeAlias
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -59,6 +59,16 @@ class Kept(Lazy):
 
     def statistics(self, m: Measure) -> Tensor:
         return statistics(self.stored, m) if self.pending else super().statistics(m)
+
+    def wide(self, piece: Piece) -> list[Tensor]:
+        """A piece in float32, which `put` rounds."""
+        return [t.float() for t in piece.of(self.stored)]
+
+    def put(self, piece: Piece, values: Sequence[Tensor]) -> None:
+        """Round the new values of a piece."""
+        rows = zip(piece.of(self.stored), values, strict=True)
+        for i, (target, x) in enumerate(rows, self.first + piece.begin):
+            self.rounding.store(i, target.view(-1), x.view(-1), at=piece.start)
 
     def only(self, i: int) -> Kept:
         """The list of one of the tensors."""
@@ -119,38 +129,3 @@ def _only(x: Any, i: int) -> Any:
         return None if memory is None else memory[i : i + 1]
 
     return TensorList(x.tensors[i : i + 1], owned=x.owned, workspace=kept if workspace else None)
-
-
-Where: TypeAlias = "Sequence[tuple[int, int]]"
-"""Parts of tensors: which tensor, and where in its memory each begins; several parts are whole."""
-
-
-def batches(
-    lists: list[list[Tensor]], most: int | None
-) -> Iterator[tuple[Where, list[list[Tensor]]]]:
-    """Some of the tensors at a time, up to BATCH numbers on CPU; a larger one in parts.
-
-    On other devices all of them at once, or up to `most` numbers.
-    """
-    limit = BATCH if lists[0][0].is_cpu else most
-    begin, total = 0, 0
-    for i, t in enumerate(lists[0]):
-        total += t.numel()
-        if limit is None or total <= limit:
-            continue
-        if begin < i:
-            yield [(j, 0) for j in range(begin, i)], [some[begin:i] for some in lists]
-        begin, total = i, t.numel()
-        if total > limit:
-            parts = [[_cut(one, total, limit) for one in some[i : i + 1]] for some in lists]
-            for j in range(-(-total // limit)):
-                yield [(i, j * limit)], [[cut[j] for cut in some] for some in parts]
-            begin, total = i + 1, 0
-    if begin < len(lists[0]):
-        rest = range(begin, len(lists[0]))
-        yield [(j, 0) for j in rest], [some[begin:] for some in lists]
-
-
-def _cut(t: Tensor, size: int, limit: int) -> Sequence[Tensor]:
-    """The parts of a tensor; a single number goes with every part."""
-    return t.view(-1).split(limit) if t.dim() else [t] * -(-size // limit)

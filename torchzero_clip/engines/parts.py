@@ -40,12 +40,16 @@ class Piece(NamedTuple):
         return [some[0].view(-1)[self.start : self.stop]]
 
 
-def pieces(tensors: Sequence[Tensor], cuts: bool, most: int | None = None) -> Iterator[Piece]:
+def pieces(
+    tensors: Sequence[Tensor], cuts: bool, most: int | None = None, grows: bool = True
+) -> Iterator[Piece]:
     """The pieces of tensors, of `most` entries; a larger tensor in several where it may be cut.
 
-    Of a large bucket they are larger, so that a step does not call ever more of them.
+    Of a large bucket they are larger where it `grows`, so that a step calls no more of them.
     """
-    most = max(PART if most is None else most, sum(map(Tensor.numel, tensors)) // COUNT)
+    most = PART if most is None else most
+    if grows:
+        most = max(most, sum(map(Tensor.numel, tensors)) // COUNT)
     begin, total = 0, 0
     for i, t in enumerate(tensors):
         size = t.numel()
