@@ -24,7 +24,9 @@ from torchzero_clip.engines import AT_ONCE
 from torchzero_clip.optimizer.rounding import subtract
 
 ROOT = Path(__file__).parents[1]
-KERNELS = "torchzero_clip.engines.compiled.kernel"  # to be imported where Triton is installed
+KERNELS = (
+    "torchzero_clip.engines.compiled.printers.kernel"  # to be imported where Triton is installed
+)
 SHAPES = {
     "embed.weight": (4, 3),
     "embed.bias": (4,),

@@ -61,7 +61,7 @@ from torchzero_clip import (
     named,
 )
 from torchzero_clip.audit import Ledger, lines, same
-from torchzero_clip.engines.compiled import backends
+from torchzero_clip.engines.compiled.printers import backends
 from torchzero_clip.published import NAMES
 
 BUDGETS = budgets()

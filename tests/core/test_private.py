@@ -44,8 +44,8 @@ from torchzero_clip import (
 from torchzero_clip.core import private
 from torchzero_clip.core.sharding import held, local
 from torchzero_clip.core.sharding.layout import Layout
-from torchzero_clip.engines.compiled import forms
-from torchzero_clip.engines.compiled.forms import forms_of
+from torchzero_clip.engines.compiled.again import forms
+from torchzero_clip.engines.compiled.again.forms import forms_of
 from torchzero_clip.source import SourceError
 
 PACKAGE = Path(torchzero_clip.__file__).parent

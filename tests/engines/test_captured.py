@@ -37,7 +37,8 @@ from torchzero_clip import (
 )
 from torchzero_clip.audit import fake_cuda, ledgers, same, twin
 from torchzero_clip.engines import Compiled
-from torchzero_clip.engines.compiled import backends, graphs, launches
+from torchzero_clip.engines.compiled.again import graphs
+from torchzero_clip.engines.compiled.printers import backends, launches
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1" and bool(importlib.util.find_spec("triton"))
 COMPILED = {"compile": True}
@@ -51,7 +52,7 @@ def made(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     def capture(step: Callable[[], None], device: torch.device) -> Callable[[], None]:
         found: list[tuple[Any, ...]] = []
         with pytest.MonkeyPatch.context() as patch:
-            for page in ("triton", "device_step"):
+            for page in ("printers.triton", "again.device_step"):
                 name = f"torchzero_clip.engines.compiled.{page}.launch"
                 patch.setattr(name, lambda *args, **constants: found.append((args, constants)))
             step()

@@ -42,8 +42,10 @@ from torchzero_clip import (
 )
 from torchzero_clip.engines import Compiled, buffers
 from torchzero_clip.engines.buffers import Buffer
-from torchzero_clip.engines.compiled import build, cpp, native_step, runner, trace
-from torchzero_clip.engines.compiled.program import Launch, Program
+from torchzero_clip.engines.compiled.again import native_step
+from torchzero_clip.engines.compiled.lists import runner, trace
+from torchzero_clip.engines.compiled.printers import build, cpp
+from torchzero_clip.engines.compiled.printers.program import Launch, Program
 
 Chain = Sequence[Transform]
 SHAPES = [(50, 40), (7,), (1,), (), (3, 4, 5), (0,), (64,), *[(8, 8)] * 20]

@@ -48,9 +48,9 @@ from torchzero_clip.core import Bucket, bind, count_step
 from torchzero_clip.core import Chain as Links
 from torchzero_clip.core.private import FakeTensorMode
 from torchzero_clip.engines.compiled import engine
-from torchzero_clip.engines.compiled.premises import impure
-from torchzero_clip.engines.compiled.recorder import Refused, StepRecorder
-from torchzero_clip.engines.compiled.replays import Replays
+from torchzero_clip.engines.compiled.again.premises import impure
+from torchzero_clip.engines.compiled.again.recorder import Refused, StepRecorder
+from torchzero_clip.engines.compiled.again.replays import Replays
 
 SHAPES = [(5, 4), (4,), (), (3, 4), (0,), (1,)]
 Chain = Sequence[Transform]

@@ -19,7 +19,7 @@ from torch.nn import Parameter
 
 from torchzero_clip import LR, Adam, ClipNorm, Modular, SkipSpike, Transform, captured
 from torchzero_clip.audit import fake_cuda, twin
-from torchzero_clip.engines.compiled import backends, launches, tables
+from torchzero_clip.engines.compiled.printers import backends, launches, tables
 
 HERE, THERE = 0, 1  # the current device, and that of the parameters
 EMPTY = "The CUDA Graph is empty. This usually means that the graph was attempted to be captured on"

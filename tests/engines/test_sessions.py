@@ -17,10 +17,10 @@ from torchzero_clip.core.engine import Session
 from torchzero_clip.core.norms import NAMED, statistics
 from torchzero_clip.core.tensorlist import TensorList
 from torchzero_clip.engines import Compiled, Eager
-from torchzero_clip.engines.compiled import program
 from torchzero_clip.engines.compiled.engine import CompiledSession
-from torchzero_clip.engines.compiled.operators import OPERATORS
-from torchzero_clip.engines.compiled.trace import Traced
+from torchzero_clip.engines.compiled.lists.trace import Traced
+from torchzero_clip.engines.compiled.printers import program
+from torchzero_clip.engines.compiled.printers.operators import OPERATORS
 from torchzero_clip.engines.eager import EagerSession
 
 SHAPES = [(5, 4), (7,), (1,), (), (0,), (3, 2, 2)]
@@ -500,5 +500,5 @@ def test_what_a_program_measures_is_the_statistic() -> None:
 
 
 def test_the_header_is_in_the_package() -> None:
-    header = importlib.resources.files("torchzero_clip.engines.compiled") / "kernel.h"
+    header = importlib.resources.files("torchzero_clip.engines.compiled.printers") / "kernel.h"
     assert "#pragma once" in header.read_text()

@@ -23,16 +23,11 @@ from torchzero_clip.core.norms import NAMED, SliceRows
 from torchzero_clip.core.private import fake_tensors
 from torchzero_clip.engines import Compiled
 from torchzero_clip.engines.buffers import Buffer
-from torchzero_clip.engines.compiled import (
-    backends,
-    launches,
-    tables,
-    triton,
-)
-from torchzero_clip.engines.compiled import recording as recordings
-from torchzero_clip.engines.compiled.operators import over
-from torchzero_clip.engines.compiled.program import Program
-from torchzero_clip.engines.compiled.tables import CHUNK, ROW, DeviceTables, Ring
+from torchzero_clip.engines.compiled.lists import recording as recordings
+from torchzero_clip.engines.compiled.printers import backends, launches, tables, triton
+from torchzero_clip.engines.compiled.printers.operators import over
+from torchzero_clip.engines.compiled.printers.program import Program
+from torchzero_clip.engines.compiled.printers.tables import CHUNK, ROW, DeviceTables, Ring
 
 PAGE = Path(triton.__file__).with_name("kernel.py")
 CPU = torch.device("cpu")
@@ -396,7 +391,8 @@ def test_programs_run_there_node_by_node() -> None:
 def test_a_device_without_float64_gets_none(monkeypatch: pytest.MonkeyPatch) -> None:
     """What goes to it is in the widest dtype that it has; here the CPU plays one."""
     from torchzero_clip.core.norms import numeric
-    from torchzero_clip.engines.compiled import operators, recorder
+    from torchzero_clip.engines.compiled.again import recorder
+    from torchzero_clip.engines.compiled.printers import operators
 
     for page in (recordings, operators, numeric, recorder):
         monkeypatch.setattr(page, "wide", lambda device: torch.float32)

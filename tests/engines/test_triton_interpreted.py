@@ -41,9 +41,10 @@ from torchzero_clip import LR, Adam, ClipNorm, Guard, Modular
 from torchzero_clip.core.norms import NAMED
 from torchzero_clip.engines import Compiled
 from torchzero_clip.engines.buffers import Buffer
-from torchzero_clip.engines.compiled import launches, trace, triton
-from torchzero_clip.engines.compiled.program import Launch, Program
-from torchzero_clip.engines.compiled.tables import CHUNK, ROW, TABLES, AddressTable
+from torchzero_clip.engines.compiled.lists import trace
+from torchzero_clip.engines.compiled.printers import launches, triton
+from torchzero_clip.engines.compiled.printers.program import Launch, Program
+from torchzero_clip.engines.compiled.printers.tables import CHUNK, ROW, TABLES, AddressTable
 
 pytestmark = [
     pytest.mark.triton,

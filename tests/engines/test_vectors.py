@@ -13,10 +13,10 @@ import torch
 from torch import Tensor
 
 from torchzero_clip.core.norms.numeric import vector_norm
-from torchzero_clip.engines.compiled.native_step import NativeStep
-from torchzero_clip.engines.compiled.operators import REDUCTIONS
-from torchzero_clip.engines.compiled.recorder import StepRecorder, python
-from torchzero_clip.engines.compiled.vectors import Region
+from torchzero_clip.engines.compiled.again.native_step import NativeStep
+from torchzero_clip.engines.compiled.again.recorder import StepRecorder, python
+from torchzero_clip.engines.compiled.printers.operators import REDUCTIONS
+from torchzero_clip.engines.compiled.printers.vectors import Region
 
 Function = Callable[..., Any]
 FLOATS = (torch.float64, torch.float32)

@@ -29,10 +29,15 @@ from tests.engines.test_vectors import (  # noqa: F401
     test_what_torch_says_otherwise_is_known,
     test_what_torch_says_otherwise_of_two_is_known,
 )
-from torchzero_clip.engines.compiled.device_step import DeviceStep, turns
-from torchzero_clip.engines.compiled.program import Launch, Program
-from torchzero_clip.engines.compiled.recorder import Relaunch
-from torchzero_clip.engines.compiled.vectors import Launched, Region, VectorMemory, VectorNode
+from torchzero_clip.engines.compiled.again.device_step import DeviceStep, turns
+from torchzero_clip.engines.compiled.again.recorder import Relaunch
+from torchzero_clip.engines.compiled.printers.program import Launch, Program
+from torchzero_clip.engines.compiled.printers.vectors import (
+    Launched,
+    Region,
+    VectorMemory,
+    VectorNode,
+)
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1" and bool(importlib.util.find_spec("triton"))
 pytestmark = [

@@ -18,7 +18,7 @@ from torch import Tensor
 from typing_extensions import Self
 
 from torchzero_clip.core.private import TorchDispatchMode, known_number, schema, tree_leaves
-from torchzero_clip.engines.compiled import launches
+from torchzero_clip.engines.compiled.printers import launches
 
 WAITS = ("cholesky", "eig", "eigh", "eigvals", "inv", "lstsq", "lu_factor", "solve", "svd")
 """Operators of torch.linalg that wait for the device inside, or may: no fake tensor shows it."""

@@ -32,15 +32,15 @@ from torchzero_clip.core.stochastic import Rounding
 from torchzero_clip.core.tensorlist import Operand, TensorList
 from torchzero_clip.core.tensors import all_here
 from torchzero_clip.engines.buffers import apart
-from torchzero_clip.engines.compiled.backends import missing, node_by_node, on_gpu
-from torchzero_clip.engines.compiled.graphs import StepGraph
-from torchzero_clip.engines.compiled.launches import KernelError
-from torchzero_clip.engines.compiled.memory import GRADIENTS, PARAMETERS
-from torchzero_clip.engines.compiled.premises import impure
-from torchzero_clip.engines.compiled.recorder import Refused, StepRecorder
-from torchzero_clip.engines.compiled.replays import Replays
-from torchzero_clip.engines.compiled.runner import Runner
-from torchzero_clip.engines.compiled.trace import BucketTrace, Traced
+from torchzero_clip.engines.compiled.again.graphs import StepGraph
+from torchzero_clip.engines.compiled.again.premises import impure
+from torchzero_clip.engines.compiled.again.recorder import Refused, StepRecorder
+from torchzero_clip.engines.compiled.again.replays import Replays
+from torchzero_clip.engines.compiled.lists.memory import GRADIENTS, PARAMETERS
+from torchzero_clip.engines.compiled.lists.runner import Runner
+from torchzero_clip.engines.compiled.lists.trace import BucketTrace, Traced
+from torchzero_clip.engines.compiled.printers.backends import missing, node_by_node, on_gpu
+from torchzero_clip.engines.compiled.printers.launches import KernelError
 from torchzero_clip.engines.eager import Eager
 from torchzero_clip.engines.kept import Kept
 

@@ -16,6 +16,7 @@ from pathlib import Path
 from textwrap import shorten
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+import torch
 from torch import Tensor
 
 from torchzero_clip.core.division import UnitRecord
@@ -25,15 +26,17 @@ from torchzero_clip.core.part import Part
 from torchzero_clip.core.private import Missing
 from torchzero_clip.core.step import Step
 from torchzero_clip.engines.buffers import Buffer
-from torchzero_clip.engines.compiled.backends import on_gpu, step_of
-from torchzero_clip.engines.compiled.inputs import Later, LiveValues, StepInputs, StepNotes
-from torchzero_clip.engines.compiled.premises import OURS, Premises, impure, subclassed
-from torchzero_clip.engines.compiled.recorder import Refused, python
+from torchzero_clip.engines.compiled.again.device_step import DeviceStep
+from torchzero_clip.engines.compiled.again.inputs import Later, LiveValues, StepInputs, StepNotes
+from torchzero_clip.engines.compiled.again.native_step import NativeStep
+from torchzero_clip.engines.compiled.again.premises import OURS, Premises, impure, subclassed
+from torchzero_clip.engines.compiled.again.recorder import Refused, python
+from torchzero_clip.engines.compiled.again.steps import CompiledStep
+from torchzero_clip.engines.compiled.printers.backends import on_gpu
 
 if TYPE_CHECKING:
-    from torchzero_clip.engines.compiled.graphs import StepGraph
-    from torchzero_clip.engines.compiled.recorder import StepRecorder
-    from torchzero_clip.engines.compiled.steps import CompiledStep
+    from torchzero_clip.engines.compiled.again.graphs import StepGraph
+    from torchzero_clip.engines.compiled.again.recorder import StepRecorder
 
 SELDOM = 1000  # steps alike before what could not be recorded is tried again
 OFTEN = 16  # replays that make up for a recording
@@ -179,7 +182,7 @@ class Replays:
         premises.leave_out([count.key for count in notes.counts])
         counts = [sum([p.grad is not None for p in part.originals]) for part in parts]
         gradients, leaves = recorder.gradients, recorder.leaves
-        compiled = step_of(self._backend, grads[0].device)
+        compiled = _kind_of(self._backend, grads[0].device)
         native = compiled(recorder.graph, leaves, changing, gradients) if compiled else None
         native = native if native is not None and native.works else None
         if native is not None:
@@ -234,6 +237,13 @@ class RecordedStep:
 
 
 # ---------------------------------------------------------------------- what may be replayed
+
+
+def _kind_of(name: str, device: torch.device) -> type[CompiledStep] | None:
+    """What does a step again that was written down; None for its graph as a function."""
+    if on_gpu(device, name):
+        return DeviceStep
+    return NativeStep if name == "native" and device.type == "cpu" else None
 
 
 def unlike(step: Sequence[Any], before: Sequence[Any]) -> str:

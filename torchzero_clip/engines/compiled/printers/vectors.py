@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, TypeAlias
 import torch
 from torch import Tensor
 
-from torchzero_clip.engines.compiled.recorder import Relaunch
+from torchzero_clip.engines.compiled.printers.program import Relaunch
 
 
 class Region(NamedTuple):

@@ -18,11 +18,16 @@ from torch.fx import Graph
 
 from torchzero_clip.core.tensors import addresses
 from torchzero_clip.engines.buffers import Buffer
-from torchzero_clip.engines.compiled.graphs import StepGraph
-from torchzero_clip.engines.compiled.lowering import Lowering
-from torchzero_clip.engines.compiled.recorder import Relaunch
-from torchzero_clip.engines.compiled.rest import Rest
-from torchzero_clip.engines.compiled.vectors import Launched, Region, VectorMemory, VectorNode
+from torchzero_clip.engines.compiled.again.graphs import StepGraph
+from torchzero_clip.engines.compiled.again.lowering import Lowering
+from torchzero_clip.engines.compiled.again.rest import Rest
+from torchzero_clip.engines.compiled.printers.program import Relaunch
+from torchzero_clip.engines.compiled.printers.vectors import (
+    Launched,
+    Region,
+    VectorMemory,
+    VectorNode,
+)
 
 LONGEST = 2000  # nodes of a step that is compiled: to compile more takes too long
 LINE = 64  # bytes: where memory of a step's own begins

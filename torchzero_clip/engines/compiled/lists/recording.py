@@ -12,8 +12,8 @@ from torch import Tensor
 from torchzero_clip.core.norms import OfRows, SliceRows, numbers
 from torchzero_clip.core.tensorlist import TensorList
 from torchzero_clip.core.tensors import shared_memory, wide
-from torchzero_clip.engines.compiled.operators import OPERATORS, SYNONYMS
-from torchzero_clip.engines.compiled.program import Node, NodeOperand
+from torchzero_clip.engines.compiled.printers.operators import OPERATORS, SYNONYMS
+from torchzero_clip.engines.compiled.printers.program import Node, NodeOperand
 
 
 class Recording:

@@ -19,13 +19,13 @@ import torch
 from torch import Tensor
 
 from torchzero_clip.core.norms import NAMED
-from torchzero_clip.engines.compiled.language import ENDINGS, STORED, Language
-from torchzero_clip.engines.compiled.launches import JOINED, POINTERS, TritonKernel, launch
-from torchzero_clip.engines.compiled.loops import Loop
-from torchzero_clip.engines.compiled.printer import Over, Printer, index_of, over
-from torchzero_clip.engines.compiled.program import Launch, Program
-from torchzero_clip.engines.compiled.tables import CHUNK, ROW, TABLES
-from torchzero_clip.engines.compiled.vectors import Number, Region
+from torchzero_clip.engines.compiled.printers.language import ENDINGS, STORED, Language
+from torchzero_clip.engines.compiled.printers.launches import JOINED, POINTERS, TritonKernel, launch
+from torchzero_clip.engines.compiled.printers.loops import Loop
+from torchzero_clip.engines.compiled.printers.printer import Over, Printer, index_of, over
+from torchzero_clip.engines.compiled.printers.program import Launch, Program
+from torchzero_clip.engines.compiled.printers.tables import CHUNK, ROW, TABLES
+from torchzero_clip.engines.compiled.printers.vectors import Number, Region
 
 MEASURED = {
     NAMED["l1"]: "power_of({}, False)",
@@ -61,7 +61,7 @@ ALONE = """if alone != 0:
 PAGE = """import triton
 import triton.language as tl
 
-from torchzero_clip.engines.compiled.kernel import *
+from torchzero_clip.engines.compiled.printers.kernel import *
 
 {before}
 @triton.jit(do_not_specialize={names})

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from torchzero_clip.core.private import exchange_table
 from torchzero_clip.core.tensors import all_real
-from torchzero_clip.engines.compiled.build import function
+from torchzero_clip.engines.compiled.printers.build import function
 
 SOURCE = '#include "forms.h"'
 FLAGS = "-std=c++17 -O1 -fPIC -shared"

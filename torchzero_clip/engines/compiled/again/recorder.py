@@ -32,8 +32,8 @@ from torchzero_clip.core.private import (
 )
 from torchzero_clip.core.tensors import wide
 from torchzero_clip.engines.buffers import Buffer
-from torchzero_clip.engines.compiled.program import Launch
-from torchzero_clip.engines.compiled.shorter import form, shorten
+from torchzero_clip.engines.compiled.again.shorter import form, shorten
+from torchzero_clip.engines.compiled.printers.program import Launch, Relaunch
 
 READS = {Tensor.tolist, Tensor.numpy, Tensor.__array__, Tensor.__repr__}
 """Ways to what a tensor holds that pass no operator."""
@@ -223,36 +223,6 @@ class StepRecorder(TorchDispatchMode):
         self._nodes.clear()
         self._held.clear()
         del self._functions.recorder, self._functions, self._fake
-
-
-class Relaunch:
-    """A launch that is done again, with other numbers and gradients.
-
-    Args:
-        launch: The one that was written down.
-        run: Called with the launch of a step.
-        buffers: Its buffers; of gradients the places of these.
-        gradients: The buffers of gradients in a step, by places.
-    """
-
-    def __init__(
-        self,
-        launch: Launch,
-        run: Callable[[Launch], Any],
-        buffers: Sequence[Buffer | tuple[int, ...]],
-        gradients: dict[tuple[int, ...], Buffer],
-    ) -> None:
-        self.program, self.sizes, self.elements = launch.program, launch.sizes, launch.elements
-        self.buffers, self.gradients, self._run = buffers, gradients, run
-        self.rows, self.width = launch.rows, launch.width
-
-    def __call__(self, numbers: Any, vectors: Any, scalars: Any) -> Tensor | None:
-        return self._run(self.launch(list(map(float, numbers)), vectors, scalars))
-
-    def launch(self, *given: Any) -> Launch:
-        """The launch with the gradients of this step."""
-        now = [b if isinstance(b, Buffer) else self.gradients[b] for b in self.buffers]
-        return Launch(self.program, self.sizes, self.elements, now, *given, rows=self.rows)
 
 
 class _Functions(TorchFunctionMode):

@@ -17,8 +17,8 @@ from torchzero_clip.core.state import state_dtype
 from torchzero_clip.core.stochastic import Elements
 from torchzero_clip.core.tensors import all_here, same_shapes
 from torchzero_clip.engines.buffers import Buffer
-from torchzero_clip.engines.compiled.recording import Recording
-from torchzero_clip.engines.compiled.runner import Runner
+from torchzero_clip.engines.compiled.lists.recording import Recording
+from torchzero_clip.engines.compiled.lists.runner import Runner
 
 PARAMETERS, GRADIENTS = 0, 1
 """The ids of these buffers in every trace."""

@@ -3,20 +3,35 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from functools import partial
-from typing import Literal
+from typing import Any, Literal, Protocol
 
 from torch import Tensor
 from torch.autograd.graph import increment_version
 
 from torchzero_clip.core.engine import Watch
-from torchzero_clip.engines.buffers import Buffers
-from torchzero_clip.engines.compiled.backends import call_of
-from torchzero_clip.engines.compiled.program import Launch
-from torchzero_clip.engines.compiled.recorder import StepRecorder
+from torchzero_clip.engines.buffers import Buffer, Buffers
+from torchzero_clip.engines.compiled.printers.backends import call_of
+from torchzero_clip.engines.compiled.printers.program import Launch
 from torchzero_clip.engines.workspace import Workspaces
+
+
+class StepWriter(Protocol):
+    """What writes down the step that is on its way, as lists see it."""
+
+    def open(self, gradients: Buffer) -> None:
+        """Note a buffer of gradients, which is another one in every step."""
+
+    def changing(self, tensors: Sequence[Tensor]) -> bool:
+        """Whether a gradient is among them, which is another tensor in every step."""
+
+    def kept(self, make: Callable[[], list[Tensor]]) -> list[Tensor]:
+        """Memory that is made now, and lasts as long as the graph."""
+
+    def launch(self, launch: Launch, run: Callable[[Launch], Any], measures: bool) -> Tensor | None:
+        """Write down the launch of a program; what it measures."""
 
 
 class Runner:
@@ -30,7 +45,7 @@ class Runner:
 
     def __init__(self) -> None:
         self.buffers, self.workspaces = Buffers(), Workspaces()
-        self.recorder: StepRecorder | None = None  # of the step that is written down
+        self.recorder: StepWriter | None = None  # of the step that is written down
 
     def run(self, launch: Launch) -> Tensor | None:
         """Run a program, or write it down where the step is.

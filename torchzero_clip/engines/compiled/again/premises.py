@@ -18,7 +18,7 @@ from torchzero_clip.core.private import base
 from torchzero_clip.core.step import Groups
 from torchzero_clip.core.tensors import LAYOUT, REAL, SHAPE, addresses, all_here
 from torchzero_clip.engines.buffers import Buffer, apart
-from torchzero_clip.engines.compiled.forms import Forms, forms_of
+from torchzero_clip.engines.compiled.again.forms import Forms, forms_of
 
 UNSAID = (
     "does not say `pure = True`: that its methods hang on their arguments alone and branch on no "

@@ -11,11 +11,11 @@ import torch
 from torch import Tensor
 
 from torchzero_clip.engines.buffers import Buffer
-from torchzero_clip.engines.compiled.build import function
-from torchzero_clip.engines.compiled.cpp import CppPrinter, kernel_of, rows_of, threads_for
-from torchzero_clip.engines.compiled.recorder import Relaunch
-from torchzero_clip.engines.compiled.steps import CompiledStep, misfits
-from torchzero_clip.engines.compiled.vectors import Launched, VectorMemory, VectorNode
+from torchzero_clip.engines.compiled.again.steps import CompiledStep, misfits
+from torchzero_clip.engines.compiled.printers.build import function
+from torchzero_clip.engines.compiled.printers.cpp import CppPrinter, kernel_of, rows_of, threads_for
+from torchzero_clip.engines.compiled.printers.program import Relaunch
+from torchzero_clip.engines.compiled.printers.vectors import Launched, VectorMemory, VectorNode
 
 FLAGS = "-std=c++17 -O1 -march=native -fno-math-errno -ffp-contract=off -fno-strict-aliasing"
 FLAGS += " -fPIC -shared"

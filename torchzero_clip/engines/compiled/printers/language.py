@@ -13,9 +13,9 @@ from typing import NamedTuple
 import torch
 
 from torchzero_clip.core.norms import NAMED
-from torchzero_clip.engines.compiled.operators import OPERATORS
-from torchzero_clip.engines.compiled.program import NodeOperand, Program
-from torchzero_clip.engines.compiled.vectors import Number
+from torchzero_clip.engines.compiled.printers.operators import OPERATORS
+from torchzero_clip.engines.compiled.printers.program import NodeOperand, Program
+from torchzero_clip.engines.compiled.printers.vectors import Number
 
 ENDINGS = {NAMED["l1"]: 1, NAMED["l2"]: 2, NAMED["linf"]: 0, NAMED["sum"]: 1}
 """The measures that programs take, and how the parts of a statistic are joined: 0 for the largest,

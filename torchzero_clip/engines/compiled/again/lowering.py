@@ -17,11 +17,11 @@ from torch.fx import Node as GraphNode
 
 from torchzero_clip.core.norms.numeric import vector_norm
 from torchzero_clip.core.private import schema
-from torchzero_clip.engines.compiled.operators import ATEN, OPERATORS, REDUCTIONS
-from torchzero_clip.engines.compiled.places import Lacking, Places
-from torchzero_clip.engines.compiled.recorder import Relaunch
-from torchzero_clip.engines.compiled.shorter import views
-from torchzero_clip.engines.compiled.vectors import (
+from torchzero_clip.engines.compiled.again.places import Lacking, Places
+from torchzero_clip.engines.compiled.again.shorter import views
+from torchzero_clip.engines.compiled.printers.operators import ATEN, OPERATORS, REDUCTIONS
+from torchzero_clip.engines.compiled.printers.program import Relaunch
+from torchzero_clip.engines.compiled.printers.vectors import (
     DTYPES,
     Launched,
     Region,

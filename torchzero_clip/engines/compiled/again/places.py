@@ -12,8 +12,8 @@ from torch.fx import Graph
 from torch.fx import Node as GraphNode
 
 from torchzero_clip.core.tensors import storages
-from torchzero_clip.engines.compiled.shorter import views, writes
-from torchzero_clip.engines.compiled.vectors import (
+from torchzero_clip.engines.compiled.again.shorter import views, writes
+from torchzero_clip.engines.compiled.printers.vectors import (
     DTYPES,
     Launched,
     Region,

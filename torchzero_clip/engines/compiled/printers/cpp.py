@@ -19,12 +19,12 @@ import torch
 from torch import Tensor
 
 from torchzero_clip.core.norms import NAMED, SliceRows
-from torchzero_clip.engines.compiled.build import function
-from torchzero_clip.engines.compiled.language import ENDINGS, STORED, Language
-from torchzero_clip.engines.compiled.loops import Loop
-from torchzero_clip.engines.compiled.printer import Over, Printer, index_of
-from torchzero_clip.engines.compiled.program import Launch, Program
-from torchzero_clip.engines.compiled.vectors import Launched, Number, Region
+from torchzero_clip.engines.compiled.printers.build import function
+from torchzero_clip.engines.compiled.printers.language import ENDINGS, STORED, Language
+from torchzero_clip.engines.compiled.printers.loops import Loop
+from torchzero_clip.engines.compiled.printers.printer import Over, Printer, index_of
+from torchzero_clip.engines.compiled.printers.program import Launch, Program
+from torchzero_clip.engines.compiled.printers.vectors import Launched, Number, Region
 
 Call = Callable[[Launch, Sequence[int]], "Tensor | None"]
 """call(launch, sizes): run it for the first `sizes` entries of each tensor; the statistics."""

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from torchzero_clip.core.private import fake_mode
-from torchzero_clip.engines.compiled.tables import on
+from torchzero_clip.engines.compiled.printers.tables import on
 
 WARPS = 4
 POINTERS = {
@@ -48,7 +48,7 @@ class TritonKernel:
     def function(self) -> Any:
         """What Triton makes of the text."""
         if self.text is None:
-            from torchzero_clip.engines.compiled import kernel
+            from torchzero_clip.engines.compiled.printers import kernel
 
             return getattr(kernel, self.name)
         digest = hashlib.sha256(self.text.encode()).hexdigest()[:24]  # of another text is another

@@ -14,13 +14,13 @@ from torch import Tensor
 
 from torchzero_clip.core.tensors import storages
 from torchzero_clip.engines.buffers import Buffer
-from torchzero_clip.engines.compiled import triton
-from torchzero_clip.engines.compiled.launches import TritonKernel, launch
-from torchzero_clip.engines.compiled.recorder import Relaunch
-from torchzero_clip.engines.compiled.steps import CompiledStep, misfits
-from torchzero_clip.engines.compiled.tables import TABLES
-from torchzero_clip.engines.compiled.triton import TritonPrinter, VectorKernel
-from torchzero_clip.engines.compiled.vectors import (
+from torchzero_clip.engines.compiled.again.steps import CompiledStep, misfits
+from torchzero_clip.engines.compiled.printers import triton
+from torchzero_clip.engines.compiled.printers.launches import TritonKernel, launch
+from torchzero_clip.engines.compiled.printers.program import Relaunch
+from torchzero_clip.engines.compiled.printers.tables import TABLES
+from torchzero_clip.engines.compiled.printers.triton import TritonPrinter, VectorKernel
+from torchzero_clip.engines.compiled.printers.vectors import (
     Launched,
     Region,
     VectorMemory,

@@ -6,12 +6,9 @@ import sys
 
 import torch
 
-from torchzero_clip.engines.compiled import cpp, triton
-from torchzero_clip.engines.compiled.build import compiler
-from torchzero_clip.engines.compiled.device_step import DeviceStep
-from torchzero_clip.engines.compiled.native_step import NativeStep
-from torchzero_clip.engines.compiled.program import Program
-from torchzero_clip.engines.compiled.steps import CompiledStep
+from torchzero_clip.engines.compiled.printers import cpp, triton
+from torchzero_clip.engines.compiled.printers.build import compiler
+from torchzero_clip.engines.compiled.printers.program import Program
 
 WINDOWS = sys.platform == "win32"
 NEEDS = {
@@ -33,13 +30,6 @@ def on_gpu(device: torch.device, name: str) -> bool:
     """Whether programs run in Triton."""
     kind = {"plain": "", "triton": "cuda"}.get(name, device.type)
     return kind == "cuda" and triton.here()
-
-
-def step_of(name: str, device: torch.device) -> type[CompiledStep] | None:
-    """What does a step again that was written down; None for its graph as a function."""
-    if on_gpu(device, name):
-        return DeviceStep
-    return NativeStep if name == "native" and device.type == "cpu" else None
 
 
 def missing(kind: str) -> str | None:

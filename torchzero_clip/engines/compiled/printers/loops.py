@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from torchzero_clip.engines.compiled.operators import OPERATORS
-from torchzero_clip.engines.compiled.vectors import (
+from torchzero_clip.engines.compiled.printers.operators import OPERATORS
+from torchzero_clip.engines.compiled.printers.vectors import (
     Launched,
     VectorMemory,
     VectorNode,

@@ -18,8 +18,13 @@ from torchzero_clip.core.lazy import Lazy
 from torchzero_clip.core.norms import NAMED, Measure, SliceRows, statistics
 from torchzero_clip.core.private import foreach
 from torchzero_clip.core.tensorlist import TensorList
-from torchzero_clip.engines.compiled.memory import GRADIENTS, PARAMETERS, Memory
-from torchzero_clip.engines.compiled.program import Launch, Measurement, NodeOperand, program_of
+from torchzero_clip.engines.compiled.lists.memory import GRADIENTS, PARAMETERS, Memory
+from torchzero_clip.engines.compiled.printers.program import (
+    Launch,
+    Measurement,
+    NodeOperand,
+    program_of,
+)
 
 MEASURED = {(m.kind, m.p): m for m in (NAMED["l1"], NAMED["l2"], NAMED["linf"], NAMED["sum"])}
 """The measures that programs take, in float64."""

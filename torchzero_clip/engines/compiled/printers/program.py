@@ -20,7 +20,7 @@ from torch import Tensor
 from torchzero_clip.core.norms import Measure, SliceRows, numbers, statistics, statistics_of_slices
 from torchzero_clip.core.stochastic import Elements, rounded
 from torchzero_clip.engines.buffers import Buffer
-from torchzero_clip.engines.compiled.operators import OPERATORS, over
+from torchzero_clip.engines.compiled.printers.operators import OPERATORS, over
 
 NodeOperand: TypeAlias = "tuple[str, Any]"
 """A kind and which of it: ("value", node), ("buffer", i), ("number", i), ("scalar", i), ("vector",
@@ -192,6 +192,36 @@ class Launch:
         if self.elements is None or vector is not self.elements.starts:
             return vector[i]
         return torch.atleast_1d(self.elements.index(i, self.buffers[0].tensors[i]))
+
+
+class Relaunch:
+    """A launch that is done again, with other numbers and gradients.
+
+    Args:
+        launch: The one that was written down.
+        run: Called with the launch of a step.
+        buffers: Its buffers; of gradients the places of these.
+        gradients: The buffers of gradients in a step, by places.
+    """
+
+    def __init__(
+        self,
+        launch: Launch,
+        run: Callable[[Launch], Any],
+        buffers: Sequence[Buffer | tuple[int, ...]],
+        gradients: dict[tuple[int, ...], Buffer],
+    ) -> None:
+        self.program, self.sizes, self.elements = launch.program, launch.sizes, launch.elements
+        self.buffers, self.gradients, self._run = buffers, gradients, run
+        self.rows, self.width = launch.rows, launch.width
+
+    def __call__(self, numbers: Any, vectors: Any, scalars: Any) -> Tensor | None:
+        return self._run(self.launch(list(map(float, numbers)), vectors, scalars))
+
+    def launch(self, *given: Any) -> Launch:
+        """The launch with the gradients of this step."""
+        now = [b if isinstance(b, Buffer) else self.gradients[b] for b in self.buffers]
+        return Launch(self.program, self.sizes, self.elements, now, *given, rows=self.rows)
 
 
 @lru_cache(MOST)

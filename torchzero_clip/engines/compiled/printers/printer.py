@@ -12,10 +12,10 @@ from typing import Any, ClassVar, NamedTuple, TypeAlias
 
 import torch
 
-from torchzero_clip.engines.compiled.language import Language, Named
-from torchzero_clip.engines.compiled.loops import Loop, loops
-from torchzero_clip.engines.compiled.operators import REDUCTIONS
-from torchzero_clip.engines.compiled.vectors import (
+from torchzero_clip.engines.compiled.printers.language import Language, Named
+from torchzero_clip.engines.compiled.printers.loops import Loop, loops
+from torchzero_clip.engines.compiled.printers.operators import REDUCTIONS
+from torchzero_clip.engines.compiled.printers.vectors import (
     Launched,
     Region,
     VectorMemory,

@@ -9,10 +9,10 @@ from torch import Tensor
 from torch.fx import Graph
 from torch.fx import Node as GraphNode
 
-from torchzero_clip.engines.compiled.lowering import Lowering
-from torchzero_clip.engines.compiled.recorder import python
-from torchzero_clip.engines.compiled.shorter import views
-from torchzero_clip.engines.compiled.vectors import Launched, Region, VectorNode
+from torchzero_clip.engines.compiled.again.lowering import Lowering
+from torchzero_clip.engines.compiled.again.recorder import python
+from torchzero_clip.engines.compiled.again.shorter import views
+from torchzero_clip.engines.compiled.printers.vectors import Launched, Region, VectorNode
 
 
 class Rest:

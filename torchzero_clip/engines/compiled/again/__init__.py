@@ -1,0 +1,1 @@
+"""A step that is like one before, done again without links or lists."""

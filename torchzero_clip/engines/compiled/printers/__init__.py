@@ -1,0 +1,1 @@
+"""Printers: programs and the vectors between them, as C++ and as Triton."""
