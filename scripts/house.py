@@ -233,9 +233,7 @@ def outside(path: Path) -> set[str]:
         own = (f"modules/{below[0]}/", "core/")
         wrong |= {label(to) for to in arrows()[path] if not label(to).startswith(own)}
     known = COMPILED.get(path.parent.name, set(COMPILED))
-    return wrong | {
-        label(to) for to in arrows()[path] if to.parent.name in COMPILED.keys() - known
-    }
+    return wrong | {label(to) for to in arrows()[path] if to.parent.name in COMPILED.keys() - known}
 
 
 def circles(graph: dict[Path, set[Path]]) -> list[list[Path]]:
