@@ -68,9 +68,6 @@ ROOMS = {  # what the files of a room may import
 BESIDE = {  # the rooms of files that lie in no folder of theirs
     "_audit_command.py": "audit",
     **dict.fromkeys(("__init__.py", "__main__.py", "_elsewhere.py"), "top"),
-    **dict.fromkeys(("recorder.py", "trace.py", "replaying.py", "_replay_command.py"), "study"),
-    **dict.fromkeys(("_live.py", "_logs.py", "_json_logs.py", "_plot.py", "_table.py"), "study"),
-    "lab": "study",
 }
 INNER = ("core", "engines", "optimizer")
 SILENT = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT}

@@ -50,11 +50,11 @@ from torchzero_clip.optimizer import Modular, captured, take_over
 from torchzero_clip.optimizer_class import optimizer_class
 from torchzero_clip.per_example import PerExample, per_example_clip
 from torchzero_clip.published import named
-from torchzero_clip.recorder import Recorder
 from torchzero_clip.releasing import release
-from torchzero_clip.replaying import Replay, replay
 from torchzero_clip.scheduling import schedule
-from torchzero_clip.trace import Trace
+from torchzero_clip.study.recorder import Recorder
+from torchzero_clip.study.replaying import Replay, replay
+from torchzero_clip.study.trace import Trace
 
 __version__ = "0.1.0"
 

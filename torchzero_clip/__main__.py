@@ -17,8 +17,8 @@ import torch
 
 import torchzero_clip
 from torchzero_clip._audit_command import audit_clip_command, audit_command
-from torchzero_clip._replay_command import command
 from torchzero_clip.published import NAMES, instead_of, links_of
+from torchzero_clip.study.replay_command import command
 
 WIDTH = 100
 public = partial(getattr, torchzero_clip)
@@ -70,7 +70,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def _lab(given: Sequence[str]) -> Iterator[str]:
-    from torchzero_clip.lab.command import command as lab  # which no other command needs
+    from torchzero_clip.study.lab.command import command as lab  # which no other command needs
 
     return lab(given)
 

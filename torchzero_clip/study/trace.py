@@ -14,10 +14,10 @@ import torch
 from torch import Tensor
 from typing_extensions import Self
 
-from torchzero_clip._logs import Log, norms_of, read
-from torchzero_clip._table import ROW
 from torchzero_clip.floats import GUARD
-from torchzero_clip.recorder import Recorder
+from torchzero_clip.study.logs import Log, norms_of, read
+from torchzero_clip.study.recorder import Recorder
+from torchzero_clip.study.table import ROW
 
 MOST_STEPS = 2**53  # up to here a float counts one by one
 

@@ -11,14 +11,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torchzero_clip._plot import draw
-from torchzero_clip._table import Series, Table
 from torchzero_clip.core import Chain, NormRule, Transform, UnitState
 from torchzero_clip.core.chain import bind
 from torchzero_clip.core.decision import Cells, decide
 from torchzero_clip.core.division import UnitIds, layer_of
 from torchzero_clip.optimizer.keys import GroupKeys
-from torchzero_clip.trace import Trace, norm_of_all
+from torchzero_clip.study.plot import draw
+from torchzero_clip.study.table import Series, Table
+from torchzero_clip.study.trace import Trace, norm_of_all
 
 SCOPES = (None, "layer", "group", "global")
 ONE_FOR_ALL = ("q", "percentile")  # a quantile of many units is the same for all

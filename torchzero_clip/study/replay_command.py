@@ -11,8 +11,8 @@ from typing import Any
 
 from torchzero_clip.core import NormRule, from_config
 from torchzero_clip.core.description import Description
-from torchzero_clip.replaying import replay
-from torchzero_clip.trace import Trace
+from torchzero_clip.study.replaying import replay
+from torchzero_clip.study.trace import Trace
 
 RULES = ("ZClip(max_norm=None)", "AutoClip()", "ClipNormGrowth(dim='global')", "AdaGC()")
 LONGEST = 80  # letters of a rule that a sentence repeats

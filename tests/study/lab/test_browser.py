@@ -13,11 +13,11 @@ from pathlib import Path
 import pytest
 
 from scripts.browser import Browser, until
-from tests.lab.test_session import a_file, norms
+from tests.study.lab.test_session import a_file, norms
 from torchzero_clip import Trace, ZClip, replay
-from torchzero_clip.lab import session, walks
-from torchzero_clip.lab.server import LabServer
-from torchzero_clip.lab.session import LabSession
+from torchzero_clip.study.lab import session, walks
+from torchzero_clip.study.lab.server import LabServer
+from torchzero_clip.study.lab.session import LabSession
 
 pytestmark = pytest.mark.browser
 READY = "cards.length >= 1 && cards.every((card) => card.have === run.steps && card.summary)"
@@ -290,7 +290,7 @@ def test_a_run_on_its_way_is_followed_and_closing_the_page_ends_the_program(tmp_
     made = norms(300)
     path = a_file(tmp_path, made[:100])
     command = ["-m", "torchzero_clip", "lab", "--follow", str(path), "--no-browser"]
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[3])}
     with subprocess.Popen(
         [sys.executable, *command], stdout=subprocess.PIPE, text=True, env=environment
     ) as program:

@@ -15,16 +15,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torchzero_clip._logs import Log, parse
-from torchzero_clip._replay_command import rule as read_rule
 from torchzero_clip.core import NormRule
-from torchzero_clip.lab import rules
-from torchzero_clip.lab.walks import LONG, Preview, Steps, Verdict, Walk, preview, together
-from torchzero_clip.replaying import check, units
-from torchzero_clip.trace import Trace
+from torchzero_clip.study.lab import rules
+from torchzero_clip.study.lab.walks import LONG, Preview, Steps, Verdict, Walk, preview, together
+from torchzero_clip.study.logs import Log, parse
+from torchzero_clip.study.replay_command import rule as read_rule
+from torchzero_clip.study.replaying import check, units
+from torchzero_clip.study.trace import Trace
 
 RUNS = Path(__file__).with_name("runs")  # in an installation
-CLONE = Path(__file__).parents[2] / "benchmarks" / "results"
+CLONE = Path(__file__).parents[3] / "benchmarks" / "results"
 FIRST = "language_trouble"  # of the recorded runs, where nothing else was asked for
 KEPT = 8  # walks
 

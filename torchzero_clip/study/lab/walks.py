@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from torchzero_clip.core import NormRule
-from torchzero_clip.replaying import Replay, Rerun, kinds
-from torchzero_clip.trace import Trace, norm_of_all
+from torchzero_clip.study.replaying import Replay, Rerun, kinds
+from torchzero_clip.study.trace import Trace, norm_of_all
 
 PART, QUICK = 1000, 2**15  # steps that are answered together; of a rule without memory
 LONG, THIN = 20_000, 1000  # steps that nobody waits for, and of how many there is a preview

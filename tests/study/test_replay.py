@@ -41,8 +41,8 @@ from torchzero_clip import (
     replay,
 )
 from torchzero_clip.__main__ import main
-from torchzero_clip._replay_command import rule as read_rule
-from torchzero_clip.replaying import kinds
+from torchzero_clip.study.replay_command import rule as read_rule
+from torchzero_clip.study.replaying import kinds
 
 NAMES = ["a.weight", "a.bias", "b.weight"]
 RULES = [

@@ -12,7 +12,7 @@ import tempfile
 import weakref
 from pathlib import Path
 
-from torchzero_clip._table import Table
+from torchzero_clip.study.table import Table
 
 
 class LiveFile:

@@ -10,7 +10,7 @@ import torch
 from tests.modules.rows.row import Row
 from tests.table import ROWS
 from torchzero_clip import AdaGN, AdaptiveClip, ClipNorm, NormRule, Trace, ZClip, ZStat, replay
-from torchzero_clip.lab.rules import catalogue, moved, numbers, sliders
+from torchzero_clip.study.lab.rules import catalogue, moved, numbers, sliders
 
 TRACE = Trace(
     torch.rand(40, 3, generator=torch.Generator().manual_seed(0)) + 0.5, ["a.w", "a.b", "b"]

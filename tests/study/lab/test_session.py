@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 
 from torchzero_clip import Trace, replay
-from torchzero_clip._replay_command import rule as read_rule
-from torchzero_clip.lab import session as session_of
-from torchzero_clip.lab import walks
-from torchzero_clip.lab.session import LabSession, number, packed, recorded, spelt
+from torchzero_clip.study.lab import session as session_of
+from torchzero_clip.study.lab import walks
+from torchzero_clip.study.lab.session import LabSession, number, packed, recorded, spelt
+from torchzero_clip.study.replay_command import rule as read_rule
 
 RULES = ["ClipNorm(max_norm=2.0, dim='global')", "ZClip(max_norm=None)", "AutoClip()", "AdaGC()"]
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from matplotlib.ticker import MaxNLocator
 
-    from torchzero_clip._table import Column, Table
+    from torchzero_clip.study.table import Column, Table
 
 # Okabe and Ito's colours: told apart by colour-blind readers, and by their grey in print
 BLUE, ORANGE, GREEN, PURPLE = "#0072B2", "#D55E00", "#009E73", "#CC79A7"

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from torchzero_clip import ClipNorm, Modular, Recorder, Scale, Trace
-from torchzero_clip import _live as live
-from torchzero_clip.lab.session import LabSession
+from torchzero_clip.study import live_file
+from torchzero_clip.study.lab.session import LabSession
 
 
 class Process:
@@ -25,7 +25,7 @@ class Process:
 
 @pytest.fixture(autouse=True)
 def process(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(live.subprocess, "Popen", Process)
+    monkeypatch.setattr(live_file.subprocess, "Popen", Process)
 
 
 def begun(**options: Any) -> tuple[list[torch.nn.Parameter], Modular, Recorder, Path]:

@@ -24,8 +24,8 @@ from string import Template
 from typing import Any
 from urllib.parse import unquote
 
-from torchzero_clip.lab.questions import Question
-from torchzero_clip.lab.session import LabSession
+from torchzero_clip.study.lab.questions import Question
+from torchzero_clip.study.lab.session import LabSession
 
 HOST = "127.0.0.1"
 QUESTION, FILE = 2**24, 2**28  # the most bytes of a question, and of a file that was dropped

@@ -10,7 +10,7 @@ import pytest
 
 from tests.helpers import recursion_limit
 from torchzero_clip import Trace
-from torchzero_clip._logs import Log
+from torchzero_clip.study.logs import Log
 
 NORMS = [[0.5], [1.5], [0.25]]
 READ = {

@@ -37,9 +37,9 @@ from torchzero_clip import (
     When,
     ZClip,
     attach,
-    recorder,
     to_floats,
 )
+from torchzero_clip.study import recorder
 
 inf, nan = math.inf, math.nan
 NORMS = (1.0, 2.0, 0.5, 30.0, 1.0, 4.0, 0.0, 2.5)

@@ -11,8 +11,8 @@ import pytest
 
 from tests.helpers import ROOT
 from torchzero_clip import Trace, replay
-from torchzero_clip._replay_command import rule as read_rule
-from torchzero_clip.lab.session import recorded
+from torchzero_clip.study.lab.session import recorded
+from torchzero_clip.study.replay_command import rule as read_rule
 
 source = importlib.util.spec_from_file_location("lab", ROOT / "docs" / "_hooks" / "lab.py")
 assert source is not None

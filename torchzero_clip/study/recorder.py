@@ -13,13 +13,13 @@ from torch import Tensor
 from torch.optim import Optimizer
 from typing_extensions import Self
 
-from torchzero_clip._live import LiveFile
-from torchzero_clip._plot import draw
-from torchzero_clip._table import ROW, Block, Series, Table
 from torchzero_clip.attach import Attached
 from torchzero_clip.core.division import UnitIds
 from torchzero_clip.optimizer import Modular
 from torchzero_clip.optimizer.metrics import units_of
+from torchzero_clip.study.live_file import LiveFile
+from torchzero_clip.study.plot import draw
+from torchzero_clip.study.table import ROW, Block, Series, Table
 
 BLOCK = 256  # steps that wait on the device for one transfer
 BLOCK_NUMBERS = 2**20  # and the most numbers, where a rule has many units

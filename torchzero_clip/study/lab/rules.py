@@ -15,8 +15,8 @@ from torch import Tensor
 import torchzero_clip
 from torchzero_clip.core import NormRule
 from torchzero_clip.core.description import Description
-from torchzero_clip.replaying import replay
-from torchzero_clip.trace import Trace
+from torchzero_clip.study.replaying import replay
+from torchzero_clip.study.trace import Trace
 
 Path: TypeAlias = "tuple[str | int, ...]"
 """Where a number is: a field, perhaps of a criterion within, perhaps an entry of a tuple."""

@@ -17,12 +17,12 @@ from typing import Any
 import pytest
 
 from tests.helpers import ROOT
-from tests.lab.test_session import a_file, norms
+from tests.study.lab.test_session import a_file, norms
 from torchzero_clip.__main__ import main
-from torchzero_clip.lab import server as serving
-from torchzero_clip.lab import walks
-from torchzero_clip.lab.server import Beginning, LabServer
-from torchzero_clip.lab.session import LabSession
+from torchzero_clip.study.lab import server as serving
+from torchzero_clip.study.lab import walks
+from torchzero_clip.study.lab.server import Beginning, LabServer
+from torchzero_clip.study.lab.session import LabSession
 
 RULE = {"text": "ClipNorm(2.0, dim='global')"}
 
@@ -487,7 +487,7 @@ def test_where_there_are_no_windows_no_browser_takes_the_terminal(
 
 COMPILED = """
 import sys
-from torchzero_clip.lab.session import LabSession
+from torchzero_clip.study.lab.session import LabSession
 session = LabSession()
 session.run(0, 0)
 assert [*session.replay("ZClip()", (), 0, session.version, ())]

@@ -10,8 +10,8 @@ import webbrowser
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from torchzero_clip.lab.server import LabServer
-from torchzero_clip.lab.session import LabSession
+from torchzero_clip.study.lab.server import LabServer
+from torchzero_clip.study.lab.session import LabSession
 
 
 def command(given: Sequence[str]) -> Iterator[str]:

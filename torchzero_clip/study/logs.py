@@ -15,8 +15,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from torchzero_clip._json_logs import TENSORBOARD, of_json
 from torchzero_clip.core.outside import warn
+from torchzero_clip.study.json_logs import TENSORBOARD, of_json
 
 WANTED = "a column such as grad_norm, and best one such as step"
 STEPS = ("step", "steps", "global_step", "globalstep", "iteration", "iter", "it", "update")
@@ -162,6 +162,7 @@ def is_counting(steps: Tensor) -> bool:
 
 
 def is_number(text: str) -> bool:
+    """Whether a cell is one, as Python spells it."""
     try:
         float(text)
     except ValueError:
