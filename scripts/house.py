@@ -66,7 +66,6 @@ ROOMS = {  # what the files of a room may import
     },
 }
 BESIDE = {  # the rooms of files that lie in no folder of theirs
-    "_audit_command.py": "audit",
     **dict.fromkeys(("__init__.py", "__main__.py", "_elsewhere.py"), "top"),
 }
 INNER = ("core", "engines", "optimizer")

@@ -16,7 +16,7 @@ from types import FunctionType
 import torch
 
 import torchzero_clip
-from torchzero_clip._audit_command import audit_clip_command, audit_command
+from torchzero_clip.audit.command import audit_clip_command, audit_command
 from torchzero_clip.published import NAMES, instead_of, links_of
 from torchzero_clip.study.replay_command import command
 
