@@ -8,6 +8,11 @@ import json
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+import torch
+
+from torchzero_clip.audit.clipping import audit_clip, found_by
+from torchzero_clip.audit.step import audit
+
 
 def audit_clip_command(given: Sequence[str]) -> Iterator[str]:
     """What `audit_clip` finds, to be printed; then exit code 1 where something is wrong."""
@@ -20,8 +25,6 @@ def audit_clip_command(given: Sequence[str]) -> Iterator[str]:
     add("--case", action="append", dest="cases", help="a case by its name, instead of all")
     add("--json", action="store_true", help="print plain data")
     options = parser.parse_args(given)
-    from torchzero_clip.audit import audit_clip  # which no other command needs
-
     try:
         report = audit_clip(options.function, options.cases)
     except (RuntimeError, ValueError) as error:
@@ -52,8 +55,6 @@ def audit_command(given: Sequence[str]) -> Iterator[str]:
     add("--graph", action="store_true", help="exit code 1 where no CUDA graph can be had, too")
     add("--json", action="store_true", help="print plain data")
     options = parser.parse_args(given)
-    from torchzero_clip.audit import audit  # which no other command needs
-
     try:
         make, params = _asked(options.function, options.shapes or SHAPES)
         report = audit(make, params)
@@ -66,10 +67,6 @@ def audit_command(given: Sequence[str]) -> Iterator[str]:
 
 def _asked(name: str, shapes: Sequence[str]) -> tuple[Callable[[Any], Any], Any]:
     """What makes the step, and the parameters."""
-    import torch
-
-    from torchzero_clip.audit.clipping import found_by
-
     function = found_by(name)
     arguments = inspect.signature(function).parameters.values()
     if any([x.default is x.empty and x.kind not in (2, 4) for x in arguments]):
