@@ -1,135 +1,33 @@
-"""Any rule in front of any optimizer: Clipper for loops written by hand, attach for the rest."""
+"""The handle of `attach`: a Clipper that acts before each step of another optimizer.
+
+It follows the groups of that optimizer, is saved beside it or in its state dict, and may have links
+behind each of its steps.
+"""
 
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any
 
-import torch
-from torch import Tensor
 from torch.nn import Module
 from torch.optim import Optimizer
 from typing_extensions import Self
 
-from torchzero_clip.core import Bucket, Chain, Step, Transform, Units, bind, in_buckets
-from torchzero_clip.core.norms import NAMED
+from torchzero_clip.attach.clipper import Clipper
+from torchzero_clip.core import Chain, Step, Transform, bind
 from torchzero_clip.core.outside import warn
-from torchzero_clip.core.private import traced
-from torchzero_clip.core.sharding import local
-from torchzero_clip.modules.flow.identity import Identity
-from torchzero_clip.optimizer import Modular, averages
+from torchzero_clip.optimizer import averages
 from torchzero_clip.optimizer.behind import PARAMS, Behind
 from torchzero_clip.optimizer.keys import SCHEDULER_KEYS, WELL_KNOWN, GroupKeys
-from torchzero_clip.optimizer.loss import evaluate, one_number
+from torchzero_clip.optimizer.loss import one_number
 from torchzero_clip.optimizer.meaning import refuse_step
 from torchzero_clip.optimizer.saving import safe_to_save
 
-TOTAL, WAITING = "total norm", "waiting"  # among what the links of a Clipper measured
 KEY = "torchzero_clip"  # of a handle's state in the state dict of its optimizer
 AFTER = "after"  # of the state of links behind the optimizer, in that of a handle
-
-
-class Clipper(Modular):
-    """A chain that rewrites gradients and leaves parameters alone.
-
-    For training loops written by hand and framework hooks. It has the state, `param_groups` with
-    live values, `state_dict` and `metrics` of an optimizer. Where the chain ends early (a guard
-    skips the step, an accumulator waits) the gradients become None, so that the optimizer that
-    steps next does nothing.
-
-    Args:
-        params: Parameters, named parameters, or groups of either.
-        *transforms: The chain, first to last.
-        compile: As for `Modular`: one kernel for what stands between two norms.
-        process_group: Processes that hold other parameters of the same model, as for `Modular`.
-
-    Example:
-        >>> import torch
-        >>> from torchzero_clip import Clipper, ZClip
-        >>> model = torch.nn.Linear(10, 1)
-        >>> optimizer = torch.optim.AdamW(model.parameters())
-        >>> clipper = Clipper(model.parameters(), ZClip())
-        >>> model(torch.randn(64, 10)).square().mean().backward()
-        >>> norm = clipper.step()
-        >>> optimizer.step()
-    """
-
-    _options: Mapping[str, Any] = {"compile": False}
-    _makes_steps = False
-
-    def __init__(
-        self,
-        params: Iterable[Any],
-        *transforms: Transform,
-        compile: bool = False,
-        process_group: Any = None,
-    ) -> None:
-        more: Any = {"fused": False, "compile": compile, "process_group": process_group}
-        super().__init__(params, *transforms, **more)
-
-    @torch.no_grad()
-    @traced
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Rewrite the gradients; returns their total norm before, a 0-dim tensor.
-
-        With a closure it is called first, and its loss returned.
-        """
-        loss = None if closure is None else evaluate(closure)
-        step = self._given(loss)
-        self._records = step.engine.step(step, self._through)
-        total: Tensor = self._records.pop(TOTAL).clone()  # the next step may write its memory
-        return total if closure is None else loss
-
-    def _through(self, step: Step) -> dict[str, Any]:
-        """Send the gradients of a step through the chain; those that do not come back are None."""
-        record = super()._through(step)
-        if waiting := record.pop(WAITING):
-            step.notes.host("gradients are left out on the host: p.requires_grad_(False)")
-        for p in waiting:
-            p.grad = None
-        return record
-
-    def _start(self, step: Step) -> list[Bucket]:
-        buckets = in_buckets(step)
-        reads = any([getattr(link.transform, "reads_grads", False) for link in self.keys.links])
-        for bucket in buckets:
-            if bucket.grads.dtype == bucket.state_dtype and not reads:
-                bucket.update = bucket.writable_grads()  # it may as well flow there
-        if self._measures and not buckets:
-            self._warn_of_none()
-        total = torch.zeros(())
-        if buckets and self._measures:
-            units = Units(buckets, "global", NAMED["l2"])
-            total = units.norms_of([bucket.grads for bucket in units.buckets])[0]
-        step.record[TOTAL] = total.to(torch.float32)
-        step.record[WAITING] = {p for bucket in buckets for p in bucket.originals}
-        return buckets
-
-    def _end(self, step: Step, buckets: list[Bucket]) -> None:
-        """Write what the last link returns into the gradients."""
-        step.skip.read("gradients are left out on the host")
-        for bucket in buckets:
-            step.gradients.write(bucket.originals)
-            rows = zip(bucket.originals, bucket.part.layouts, bucket.update, strict=True)
-            for p, layout, u in rows:
-                step.record[WAITING].discard(p)
-                if p.grad is None:
-                    step.notes.made("a gradient is made, once")
-                    new = u.to(p.dtype, copy=True)
-                    p.grad = new if layout is None else layout.wrap(new)
-                elif u is not (grad := local(p.grad)):
-                    grad.copy_(u)
-
-    def _warn_of_none(self) -> None:
-        given = any([group["params"] for group in self.param_groups])
-        if given and self.process_group is None and not torch.compiler.is_compiling():
-            warn(
-                "Clipper: no parameter has a gradient, so nothing is clipped: call step() between "
-                "backward() and the optimizer's step()",
-            )
 
 
 class Attached(Clipper):
@@ -368,74 +266,3 @@ def _state_of_a_copy(original: Callable[[], Optimizer | None]) -> Any:
         "the handle before copying",
     )
     return type(optimizer).__getstate__(optimizer)  # type: ignore[attr-defined, unused-ignore]
-
-
-def attach(
-    optimizer: Optimizer,
-    *transforms: Transform,
-    compile: bool = False,
-    process_group: Any = None,
-    in_checkpoint: bool = False,
-    after: Transform | None = None,
-) -> Attached:
-    """Put transforms in front of any optimizer: they rewrite `.grad` before each of its steps.
-
-    With a closure they act after every evaluation of it; under GradScaler they see unscaled
-    gradients, and nothing runs in a step that is skipped. A copy of the optimizer (`copy.deepcopy`,
-    `pickle`) has no transforms, as it has no hooks in torch, and a warning says so.
-
-    Args:
-        optimizer: Any torch optimizer but SparseAdam.
-        *transforms: The chain, first to last.
-        compile: As for `Modular`: one kernel for what stands between two norms.
-        process_group: Processes that hold other parameters of the same model, as for `Modular`.
-        in_checkpoint: Put the state of the transforms into `optimizer.state_dict()`, under the key
-            "torchzero_clip"; otherwise save `handle.state_dict()` beside it. Loading takes it from
-            there in any case.
-        after: A link with weights for evaluation, as `WeightEMA(0.999)`, or a Chain of such: it
-            runs behind each step of the optimizer, at the weights that this has left; compiled in
-            one kernel of its own.
-
-    Returns:
-        A handle with `param_groups` (live values, one group for each of the optimizer's),
-        `state_dict`, `metrics` and `remove`; also a context manager.
-
-    Example:
-        >>> import torch
-        >>> from torchzero_clip import ZClip, attach
-        >>> model = torch.nn.Linear(10, 1)
-        >>> opt = torch.optim.AdamW(model.parameters())
-        >>> handle = attach(opt, ZClip())
-    """
-    if isinstance(optimizer, Modular):
-        raise TypeError(
-            f"attach: a {type(optimizer).__name__} is a chain already; put the transforms into it"
-        )
-    if not isinstance(optimizer, Optimizer):
-        raise TypeError(f"attach: takes a torch.optim.Optimizer, got {optimizer!r}")
-    if isinstance(optimizer, torch.optim.SparseAdam):
-        raise TypeError(
-            "attach: SparseAdam takes sparse gradients, which no transform can rewrite: leave it "
-            "as it is, or make the layer with sparse=False and attach to another optimizer"
-        )
-    if "_torchzero_clip" in optimizer.__dict__:
-        raise ValueError(
-            f"attach: this {type(optimizer).__name__} has transforms attached already; remove() "
-            "their handle first, or attach all in one call"
-        )
-    if after is not None and not isinstance(after, Transform):
-        raise TypeError(f"attach: after must be a Transform or a Chain, got {after!r}")
-    if not transforms and after is not None:
-        transforms = (Identity(),)
-    if not transforms:
-        raise ValueError("attach: give at least one transform, as in attach(optimizer, ZClip())")
-    more: Any = {"process_group": process_group, "in_checkpoint": in_checkpoint, "after": after}
-    handle = Attached(optimizer, *transforms, compile=compile, **more)
-    if in_checkpoint and KEY not in optimizer.state_dict():
-        handle.remove()
-        raise TypeError(
-            f"attach: {type(optimizer).__name__}.state_dict() has a format of its own, in which "
-            "the state of the transforms has no place: leave in_checkpoint=False, and save "
-            "handle.state_dict() beside it"
-        )
-    return handle
