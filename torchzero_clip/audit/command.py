@@ -10,7 +10,8 @@ from typing import Any
 
 import torch
 
-from torchzero_clip.audit.clipping import audit_clip, found_by
+from torchzero_clip.audit.by_name import found_by
+from torchzero_clip.audit.clipping import audit_clip
 from torchzero_clip.audit.step import audit
 
 
