@@ -58,6 +58,14 @@ def test_a_room_imports_only_the_rooms_below_it():
     assert {house.room(path) for path in FILES} == set(house.ROOMS)
 
 
+def test_each_file_beside_the_rooms_has_one_by_its_name(monkeypatch, tmp_path):
+    assert {path.name for path in FILES if path.parent == PACKAGE} == house.BESIDE.keys()
+    monkeypatch.setattr(house, "PACKAGE", tmp_path)
+    for stray in ("stray.py", "stray/stray.py"):
+        with pytest.raises(LookupError, match=f"{stray} has no room"):
+            house.room(tmp_path / stray)
+
+
 def test_no_two_files_import_each_other_nor_through_others():
     assert house.circles(house.arrows()) == []
 
@@ -133,6 +141,9 @@ def test_an_imported_name_belongs_to_the_file_that_defines_it():
         ("attach/handle.py", "study/lab/server.py"),
         ("study/recorder.py", "audit/step.py"),
         ("audit/ledger.py", "study/recorder.py"),
+        ("releasing/released.py", "attach/handle.py"),
+        ("grads.py", "releasing/released.py"),
+        ("grads.py", "spec/growth.py"),
     ],
 )
 def test_arrows_that_go_the_wrong_way_are_found(path, to, monkeypatch):
@@ -168,6 +179,10 @@ def test_every_bound_is_of_something_that_is_counted():
     table, named = house.bounds(), {count.what for count in counts}
     assert table.keys() <= named | {count.row for count in counts}
     assert all([count.limit for count in counts])
+
+
+def test_no_file_has_a_bound_of_its_own():
+    assert [row for row in house.bounds() if row.endswith(".py")] == []
 
 
 def test_a_count_of_nothing_or_without_a_bound_is_an_error():
