@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+import torchzero_clip
+
 ROOT = Path(__file__).parents[2]
 
 
@@ -42,6 +44,8 @@ def test_what_few_need_is_imported_by_those_who_ask_for_it() -> None:
     """What writes files, looks at recorded runs, or looks for faults."""
     wings = tuple([f"torchzero_clip.{name}" for name in ("source", "study", "audit")])
     assert [name for name in sorted(added()) if name.startswith(wings)] == []
+    asked = [getattr(torchzero_clip, name) for name in ("Recorder", "Replay", "Trace", "replay")]
+    assert added().isdisjoint({thing.__module__ for thing in asked})
 
 
 def test_what_looks_at_recorded_runs_is_there_under_its_public_names_all_the_same() -> None:
