@@ -48,11 +48,10 @@ class Attached(Clipper):
         )
         self._in_checkpoint = in_checkpoint
         self._foreign = frozenset(optimizer.defaults)
-        refuse_step("attach", bind(Chain(*transforms)))
-        groups = [
-            self._own_keys(group, GroupKeys(bind(Chain(*transforms))))
-            for group in optimizer.param_groups
-        ]
+        links = bind(Chain(*transforms))
+        refuse_step("attach", links)
+        names = GroupKeys(links)
+        groups = [self._own_keys(group, names) for group in optimizer.param_groups]
         super().__init__(groups, *transforms, compile=compile, process_group=process_group)
         # GradScaler hands scaled gradients to optimizers that say they can unscale them
         self._scales = optimizer.__dict__.get("_step_supports_amp_scaling")
