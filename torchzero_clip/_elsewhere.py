@@ -1,4 +1,4 @@
-"""Names that are not imported yet, or never: of chains as files, and of torch's optimizers."""
+"""Names not imported yet, or never: what writes files, recorded runs, optimizers of torch."""
 
 from __future__ import annotations
 
