@@ -13,8 +13,8 @@ from pathlib import Path
 import torch
 
 from scripts.browser import Browser
-from torchzero_clip.lab.server import LabServer
-from torchzero_clip.lab.session import LabSession
+from torchzero_clip.study.lab.server import LabServer
+from torchzero_clip.study.lab.session import LabSession
 
 PICTURE = Path(__file__).resolve().parents[1] / "docs" / "assets" / "lab.png"
 READY = "cards.length === 3 && cards.every((card) => card.have === run.steps && card.summary)"

@@ -62,7 +62,7 @@ with fake_cuda():
     chain = tz.ClipNorm(1.0), tz.Adam(), tz.LR(0.1)
     *_, last = ledgers(lambda some: tz.Modular(some, *chain), twin([w]))
 assert last.calls and not last.reads + last.copies, last.requests
-from torchzero_clip.lab import server, session
+from torchzero_clip.study.lab import server, session
 assert session.LabSession().trace is not None
 assert "labPicture" in server.page("")
 
@@ -100,7 +100,7 @@ def check_contents(wheel: Path) -> None:
     source = {str(f.relative_to(ROOT)) for f in files}
     results = ROOT / "benchmarks" / "results"
     runs = [f for name in ("traces", "troubles") for f in (results / name).iterdir()]
-    source |= {f"torchzero_clip/lab/runs/{f.name}" for f in runs}
+    source |= {f"torchzero_clip/study/lab/runs/{f.name}" for f in runs}
     with zipfile.ZipFile(wheel) as archive:
         names = set(archive.namelist())
         (about,) = {name.split("/")[0] for name in names if ".dist-info/" in name}

@@ -1,6 +1,9 @@
 """torchzero_clip: a chain of small transforms is an optimizer."""
 
+import typing
+
 from torchzero_clip import compat, spec
+from torchzero_clip._elsewhere import __dir__ as __dir__
 from torchzero_clip._elsewhere import __getattr__ as __getattr__
 from torchzero_clip.attach import Clipper, attach
 from torchzero_clip.batch_norm import fresh_batch_norm
@@ -50,11 +53,11 @@ from torchzero_clip.optimizer import Modular, captured, take_over
 from torchzero_clip.optimizer_class import optimizer_class
 from torchzero_clip.per_example import PerExample, per_example_clip
 from torchzero_clip.published import named
-from torchzero_clip.recorder import Recorder
 from torchzero_clip.releasing import release
-from torchzero_clip.replaying import Replay, replay
 from torchzero_clip.scheduling import schedule
-from torchzero_clip.trace import Trace
+
+if typing.TYPE_CHECKING:  # else when they are asked for: `_elsewhere`
+    from torchzero_clip.study import Recorder, Replay, Trace, replay
 
 __version__ = "0.1.0"
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import importlib
 import inspect
 import io
 import platform
@@ -16,24 +17,27 @@ from types import FunctionType
 import torch
 
 import torchzero_clip
-from torchzero_clip._audit_command import audit_clip_command, audit_command
-from torchzero_clip._replay_command import command
 from torchzero_clip.published import NAMES, instead_of, links_of
 
 WIDTH = 100
 public = partial(getattr, torchzero_clip)
 MARK = re.compile(r" *\{identity: \w+\}")  # leads to a test, where the documentation is built
 BASES = ("AdaptiveRule", "Criterion")  # of which rules are made
+COMMANDS = {  # the function that has the lines of each, in a module that nothing else needs
+    "replay": "study.replay_command:command",
+    "lab": "study.lab.command:command",
+    "audit": "audit.command:audit_command",
+    "audit-clip": "audit.command:audit_clip_command",
+}
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Print what was asked for; an unknown name ends in a sentence and exit code 2."""
     arguments = sys.argv[1:] if arguments is None else arguments
-    for word, lines in COMMANDS.items():
-        if arguments[:1] == [word]:
-            for line in lines(arguments[1:]):
-                print(line, flush=True)
-            return
+    if arguments and arguments[0] in COMMANDS:
+        for line in command(arguments[0])(arguments[1:]):
+            print(line, flush=True)
+        return
     parser = argparse.ArgumentParser(
         "python -m torchzero_clip",
         epilog="python -m torchzero_clip replay run.csv: what rules would have done to its norms; "
@@ -69,18 +73,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     print("\n".join(everything() if name is None else one(name)))
 
 
-def _lab(given: Sequence[str]) -> Iterator[str]:
-    from torchzero_clip.lab.command import command as lab  # which no other command needs
-
-    return lab(given)
-
-
-COMMANDS = {
-    "replay": command,
-    "lab": _lab,
-    "audit": audit_command,
-    "audit-clip": audit_clip_command,
-}
+def command(word: str) -> Callable[[Sequence[str]], Iterator[str]]:
+    """What prints the lines of a command, from the arguments behind its word."""
+    module, _, name = COMMANDS[word].partition(":")
+    found: Callable[[Sequence[str]], Iterator[str]]
+    found = getattr(importlib.import_module(f"torchzero_clip.{module}"), name)
+    return found
 
 
 def everything() -> Iterator[str]:

@@ -1,22 +1,31 @@
-"""Names that are not imported yet, or never: of chains as files, and of torch's optimizers."""
+"""Names not imported yet, or never: what writes files, recorded runs, optimizers of torch."""
 
 from __future__ import annotations
 
 import importlib
-from types import ModuleType
+import sys
+from typing import Any
 
 import torch
 
+STUDY = ("Recorder", "Replay", "Trace", "replay")  # of a run that is recorded, as few are
 SHOWN = {"sgd": {"momentum": 0.9}}  # where a chain with the defaults would lack its main link
 
 
-def __getattr__(name: str) -> ModuleType:
-    """`torchzero_clip.source`; for `from torchzero_clip import AdamW` and the like a sentence.
+def __dir__() -> list[str]:
+    """What is there, and what will be when it is asked for."""
+    return sorted({*vars(sys.modules["torchzero_clip"]), *STUDY, "source"})
+
+
+def __getattr__(name: str) -> Any:
+    """`source` and what stands in `study`; for `from torchzero_clip import AdamW` a sentence.
 
     An ImportError, since of an AttributeError the statement keeps no word.
     """
     if name == "source":  # large, and needed by `to_source` alone
         return importlib.import_module("torchzero_clip.source")
+    if name in STUDY:
+        return getattr(importlib.import_module("torchzero_clip.study"), name)
     from torchzero_clip.published import NAMES
 
     known = {key.replace("_", ""): key for key in NAMES}

@@ -12,7 +12,7 @@ from pathlib import Path
 
 ASKED = re.compile(r"<!-- lab: (\w+) -->")
 POSITIONS = 20  # of each slider
-LAB = Path(__file__).parents[2] / "torchzero_clip" / "lab"
+LAB = Path(__file__).parents[2] / "torchzero_clip" / "study" / "lab"
 
 
 def on_page_content(html, **_):
@@ -22,7 +22,7 @@ def on_page_content(html, **_):
 def moving(trace):
     """The rules of the page, and the path of what their slider moves."""
     from torchzero_clip import ClipNorm, ZClip
-    from torchzero_clip.lab.rules import rounded
+    from torchzero_clip.study.lab.rules import rounded
 
     twice = rounded(2 * trace.total.nanmedian().item())
     yield ClipNorm(twice, dim="global"), ("max_norm",)
@@ -33,9 +33,9 @@ def moving(trace):
 def results(name):
     """The norms of a run, its bad steps, and what each rule does at each position of its slider."""
     from torchzero_clip import Trace
-    from torchzero_clip.lab import rules
-    from torchzero_clip.lab.session import recorded
-    from torchzero_clip.lab.walks import Walk, joined, judged
+    from torchzero_clip.study.lab import rules
+    from torchzero_clip.study.lab.session import recorded
+    from torchzero_clip.study.lab.walks import Walk, joined, judged
 
     trace = Trace.read(recorded()[name])
     bad = trace.spikes.nonzero().flatten().tolist()

@@ -15,7 +15,8 @@ from tests.helpers import ROOT
 from tests.processes.launch import Started
 from torchzero_clip.__main__ import main
 from torchzero_clip.audit import audit_clip, cases, clipping
-from torchzero_clip.audit.clipping import audits, tried
+from torchzero_clip.audit.clip_trial import tried
+from torchzero_clip.audit.clipping import audits
 
 FILE = planted_clips.__file__
 

@@ -240,7 +240,7 @@ def test_its_plan_and_a_released_model_need_no_more_of_it(monkeypatch: pytest.Mo
     opt = Modular(params, ClipNorm(1.0), Adam(), WeightDecay(0.1), LR(0.1))
     assert isinstance(opt.engine, AtOnce)
     assert "besides the state: none." in opt.explain()
-    monkeypatch.setattr("torchzero_clip.releasing.Eager", AtOnce)
+    monkeypatch.setattr("torchzero_clip.releasing.released.Eager", AtOnce)
     model = torch.nn.Linear(3, 2)
     released = release(model, ClipNorm(1.0), Adam(), LR(0.1))
     model(torch.ones(1, 3)).sum().backward()

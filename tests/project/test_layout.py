@@ -38,7 +38,7 @@ def test_the_test_finds_every_kind_of_import(source, found):
     assert set(imports(source, "torchzero_clip.core")) == found
 
 
-PLOTS = ("_plot.py", "recorder.py")
+PLOTS = ("plot.py", "recorder.py")
 
 
 @at_once("path", FILES)
@@ -56,6 +56,14 @@ def test_a_room_imports_only_the_rooms_below_it():
     """Rules import core and their own folder; core imports torch alone; every file has a room."""
     assert {label(p): wrong for p in FILES if (wrong := house.outside(p))} == {}
     assert {house.room(path) for path in FILES} == set(house.ROOMS)
+
+
+def test_each_file_beside_the_rooms_has_one_by_its_name(monkeypatch, tmp_path):
+    assert {path.name for path in FILES if path.parent == PACKAGE} == house.BESIDE.keys()
+    monkeypatch.setattr(house, "PACKAGE", tmp_path)
+    for stray in ("stray.py", "stray/stray.py"):
+        with pytest.raises(LookupError, match=f"{stray} has no room"):
+            house.room(tmp_path / stray)
 
 
 def test_no_two_files_import_each_other_nor_through_others():
@@ -112,7 +120,7 @@ def test_an_imported_name_belongs_to_the_file_that_defines_it():
         "torchzero_clip.ClipNorm": "modules/clipping/clip_norm.py",
         "torchzero_clip.modules.descent.Adam": "modules/descent/adam.py",
         "torchzero_clip.core.norms": "core/norms/__init__.py",
-        "torchzero_clip.spec": "spec.py",
+        "torchzero_clip.spec.norm": "spec/numbers.py",
         "torchzero_clip": "__init__.py",
     }
     assert {name: label(house.home(name)) for name in found} == found
@@ -123,19 +131,22 @@ def test_an_imported_name_belongs_to_the_file_that_defines_it():
     ("path", "to"),
     [
         ("core/bucket.py", "engines/eager.py"),
-        ("core/chain.py", "spec.py"),
+        ("core/chain.py", "spec/growth.py"),
         ("engines/eager.py", "optimizer/modular.py"),
-        ("optimizer/modular.py", "attach.py"),
+        ("optimizer/modular.py", "attach/handle.py"),
         ("modules/descent/lr.py", "engines/eager.py"),
         ("modules/descent/lr.py", "modules/flow/when.py"),
         ("published/classic.py", "optimizer/modular.py"),
         ("engines/compiled/printers/cpp.py", "engines/compiled/lists/trace.py"),
         ("engines/compiled/lists/runner.py", "engines/compiled/again/recorder.py"),
         ("engines/compiled/again/replays.py", "engines/compiled/lists/trace.py"),
-        ("optimizer/explain.py", "trace.py"),
-        ("attach.py", "lab/server.py"),
-        ("recorder.py", "audit/step.py"),
-        ("audit/ledger.py", "recorder.py"),
+        ("optimizer/explain.py", "study/trace.py"),
+        ("attach/handle.py", "study/lab/server.py"),
+        ("study/recorder.py", "audit/step.py"),
+        ("audit/ledger.py", "study/recorder.py"),
+        ("releasing/released.py", "attach/handle.py"),
+        ("grads.py", "releasing/released.py"),
+        ("grads.py", "spec/growth.py"),
     ],
 )
 def test_arrows_that_go_the_wrong_way_are_found(path, to, monkeypatch):
@@ -171,6 +182,10 @@ def test_every_bound_is_of_something_that_is_counted():
     table, named = house.bounds(), {count.what for count in counts}
     assert table.keys() <= named | {count.row for count in counts}
     assert all([count.limit for count in counts])
+
+
+def test_no_file_has_a_bound_of_its_own():
+    assert [row for row in house.bounds() if row.endswith(".py")] == []
 
 
 def test_a_count_of_nothing_or_without_a_bound_is_an_error():
@@ -247,7 +262,7 @@ def types(path):
     for node in ast.walk(tree):
         if isinstance(node, ast.ClassDef):
             yield node.name, f"a class of {label(path)}"
-    for node in tree.body if path.name != "spec.py" else ():  # there numbers stand for tensors
+    for node in tree.body if path.parent.name != "spec" else ():  # there numbers stand for tensors
         if isinstance(node, (ast.AnnAssign, ast.Assign)):
             target = node.target if isinstance(node, ast.AnnAssign) else node.targets[0]
             if isinstance(target, ast.Name) and re.fullmatch("[A-Z].*[a-z].*", target.id):
@@ -286,8 +301,8 @@ def public(module):
     """The names that a module shows, submodules that were merely imported aside."""
     return {
         name
-        for name, value in vars(module).items()
-        if not name.startswith("_") and not inspect.ismodule(value)
+        for name in dir(module)
+        if not name.startswith("_") and not inspect.ismodule(getattr(module, name))
     }
 
 

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+import torchzero_clip
+
 ROOT = Path(__file__).parents[2]
 
 
@@ -38,8 +40,21 @@ def test_importing_the_library_imports_torch_and_nothing_else() -> None:
     assert {name.split(".")[0] for name in added()} <= allowed
 
 
-def test_what_writes_files_is_imported_by_those_who_write_one() -> None:
-    assert [name for name in sorted(added()) if name.startswith("torchzero_clip.source")] == []
+def test_what_few_need_is_imported_by_those_who_ask_for_it() -> None:
+    """What writes files, looks at recorded runs, or looks for faults."""
+    wings = tuple([f"torchzero_clip.{name}" for name in ("source", "study", "audit")])
+    assert [name for name in sorted(added()) if name.startswith(wings)] == []
+    asked = [getattr(torchzero_clip, name) for name in ("Recorder", "Replay", "Trace", "replay")]
+    assert added().isdisjoint({thing.__module__ for thing in asked})
+
+
+def test_what_looks_at_recorded_runs_is_there_under_its_public_names_all_the_same() -> None:
+    code = (
+        "import torchzero_clip as tz; from torchzero_clip import Recorder, Replay, Trace, replay; "
+        "from torchzero_clip.study import trace; assert tz.Trace is Trace is trace.Trace; "
+        "assert {'Recorder', 'Replay', 'Trace', 'replay', 'source'} <= {*dir(tz)}"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT)
 
 
 def test_what_writes_files_is_there_as_an_attribute_all_the_same() -> None:

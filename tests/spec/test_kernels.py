@@ -1,4 +1,4 @@
-"""The modules compute what spec.py says, on whatever hypothesis can think of."""
+"""The modules compute what spec says, on whatever hypothesis can think of."""
 
 import math
 from itertools import islice
@@ -272,7 +272,7 @@ def plain(growth):
 
 
 def follow_growth(rows, growth, order):
-    """What spec.py makes of one unit, step by step."""
+    """What `spec` makes of one unit, step by step."""
     keys = plain(growth)
     limits_only = {k: keys[k] for k in ("add", "mul", "min_value")}
     state = spec.Growth()

@@ -1,4 +1,4 @@
-"""The adaptive rules compute, step by step, what spec.py says: several tensors at once."""
+"""The adaptive rules compute, step by step, what spec says: several tensors at once."""
 
 from __future__ import annotations
 

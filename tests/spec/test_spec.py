@@ -1,7 +1,6 @@
 """The rules as plain functions: SPEC's numbers by hand, and the properties each rule promises."""
 
 import ast
-import inspect
 import math
 import random
 import statistics
@@ -14,7 +13,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.helpers import about
+from scripts import house
+from tests.helpers import about, at_once
 from torchzero_clip import spec
 
 inf, nan = math.inf, math.nan
@@ -64,27 +64,21 @@ def no_root(_):
     raise AssertionError("a root was taken where nothing is clipped")
 
 
-# --- the module
+# --- the files
+
+FILES = [path for path in house.files("spec") if path.name != "__init__.py"]
 
 
-def test_only_the_standard_library_is_imported():
-    tree = ast.parse(inspect.getsource(spec))
-    imported = {
-        name.split(".")[0]
-        for node in ast.walk(tree)
-        if isinstance(node, ast.Import | ast.ImportFrom)
-        for name in (
-            [node.module or "relative"]
-            if isinstance(node, ast.ImportFrom)
-            else [alias.name for alias in node.names]
-        )
-    }
-    assert imported <= set(sys.stdlib_module_names)
+@at_once("path", FILES)
+def test_only_the_standard_library_is_imported(path):
+    found = {name for name in house.imports_of(path) if not name.startswith(f"{spec.__name__}.")}
+    assert {name.split(".")[0] for name in found} <= set(sys.stdlib_module_names)
 
 
-def test_every_function_says_what_it_computes():
-    functions = [f for _, f in inspect.getmembers(spec, inspect.isfunction)]
-    assert all(f.__doc__ for f in functions if f.__module__ == spec.__name__)
+@at_once("path", FILES)
+def test_every_function_says_what_it_computes(path):
+    nodes = ast.parse(path.read_text()).body
+    assert all(ast.get_docstring(f) for f in nodes if isinstance(f, ast.FunctionDef))
 
 
 # --- norms

@@ -3,7 +3,7 @@
 The way of a chain to a file, and who does what on it:
 
 1. `trace` runs one step on one parameter that stands for all, each list with one tensor, while
-   `recorder`, a mode of torch, turns whatever the links ask of torch into operations on `values`.
+   `recorder`, a mode of torch, turns whatever the links ask of torch into `operations` on `values`.
    Live values are `live` `numbers` that remember what was done with them, and units are
    `SourceUnits`, whose verbs (`units`) and norms (`measured`) have lines of their own. `state` says
    how what is kept begins; `operators` are what functions of the core that look at tensors become,

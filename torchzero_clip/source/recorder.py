@@ -7,19 +7,16 @@ written for each of them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from torchzero_clip.source.functions import Functions
-from torchzero_clip.source.helpers import Helpers
-from torchzero_clip.source.live import LiveNumbers
 from torchzero_clip.source.numbers import TracedNumber, plain
-from torchzero_clip.source.values import ATOM, Context, Names, Op, SourceError, Value, operand
+from torchzero_clip.source.operations import Operations
+from torchzero_clip.source.values import ATOM, Names, SourceError, Value, operand
 from torchzero_clip.source.wording import called, method, name_of, part, repeated, wrapped
 
 WAITS = ("__bool__", "item", "tolist", "__float__", "__int__", "__index__", "nonzero", "__len__")
@@ -27,7 +24,7 @@ SHAPES = ("shape.__get__", "ndim.__get__", "dim", "ndimension", "size", "stride"
 FACTORIES = ("arange", "zeros", "ones", "full", "tensor", "linspace", "empty", "as_tensor")
 
 
-class OpRecorder(TorchFunctionMode):
+class OpRecorder(Operations, TorchFunctionMode):
     """Writes down what is asked of the tensors that it knows.
 
     Args:
@@ -37,78 +34,6 @@ class OpRecorder(TorchFunctionMode):
     def __init__(self, operators: Mapping[Any, Callable[..., Any]]) -> None:
         super().__init__()
         self.operators = operators
-        self.ops: list[Op] = []
-        self.known: dict[int, tuple[Any, Value]] = {}
-        self.context, self.link, self.paused = Context(), "", False
-        self.joins = False  # whether a rule about entries takes those of all groups together
-        self.helpers, self.live = Helpers(), LiveNumbers()
-        self.functions = Functions(self.helpers)
-        self.layers: dict[Context, Value] = {}
-        self.like: Value | None = None  # whose device constants of a rule are on
-        self.flowing: Value | None = None  # whose dtype the update has
-
-    # ------------------------------------------------------------------ values
-
-    def knows(self, x: Any) -> Value | None:
-        """The value of a tensor or a number."""
-        if isinstance(x, TracedNumber):
-            return x.value
-        found = self.known.get(id(x)) if isinstance(x, Tensor) else None
-        return None if found is None else found[1]
-
-    def learn(self, tensor: Tensor, value: Value) -> Tensor:
-        """Remember what a tensor stands for."""
-        self.known[id(tensor)] = tensor, value
-        return tensor
-
-    def add(
-        self,
-        write: Callable[[Names], tuple[str, int]],
-        args: Sequence[Value],
-        out: Value | None = None,
-        **kinds: Any,
-    ) -> Value | None:
-        """An operation; its value."""
-        free = not args and self.context.flags is None  # a constant, needed by no mask
-        joint = kinds.pop("joint", free or (bool(args) and all(value.joint for value in args)))
-        op = Op(write, list(args), out, joint=joint, context=self.context, link=self.link, **kinds)
-        if out is not None:
-            out.made, out.joint, out.context = op, joint, self.context
-        self.ops.append(op)
-        return out
-
-    def gathered(self, value: Value) -> Value:
-        """The lists of all groups as one."""
-        made = Value("list", hint=value.hint)
-        write = lambda names: (names(value), ATOM)
-        self.add(write, [value], made, joint=True, gathers=True, small=True)
-        return made
-
-    def named(self, number: TracedNumber, name: str) -> Value:
-        """A live value, with a line that gives it a name."""
-        made = Value("tensor", hint=name)
-        write = lambda names: operand(number.value, names)
-        self.add(write, [number.value], made, stays=True)
-        return made
-
-    def layer(self) -> Value:
-        """The layer of each parameter of this context."""
-        if self.context not in self.layers:
-            self.layers[self.context] = Value("list", hint="layer")
-            out, kinds = self.layers[self.context], {"repeats": True, "takes": "layer"}
-            self.add(lambda names: ("", ATOM), [], out, joint=False, **kinds)
-        return self.layers[self.context]
-
-    @contextmanager
-    def resting(self) -> Iterator[None]:
-        """Nothing is written down meanwhile."""
-        before, self.paused = self.paused, True
-        try:
-            yield
-        finally:
-            self.paused = before
-
-    # ------------------------------------------------------------------ functions of torch
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -135,11 +60,8 @@ class OpRecorder(TorchFunctionMode):
             return args[0]  # one number, where rules expect a vector
         if base == "tensor" and not found and isinstance(args[0], (list, tuple)):
             raise SourceError("it makes a vector of numbers from the shapes of parameters")
-        self.paused = True
-        try:
+        with self.resting():
             out = func(*_plain(args), **_plain(kwargs))
-        finally:
-            self.paused = False
         return self._recorded(name, base, args, kwargs, found, out)
 
     def _recorded(
@@ -160,25 +82,21 @@ class OpRecorder(TorchFunctionMode):
         if base in FACTORIES and "device" in kwargs and self.like is not None:
             found = [*found, self.like]
         if base == "stack" and lists and len(args) == 1 and not kwargs:
-            return self._made("tensor", out, write, found)
+            return self.made("tensor", out, write, found)
         if base == "unbind" and len(args) == 1 and not kwargs and found[0].kind == "tensor":
-            self._made("list", out[0], method(found[0], "unbind"), found, unbinds=True)
-            value = self.known[id(out[0])][1]
-            value.elements = "tuple"
+            self.made("tuple", out[0], method(found[0], "unbind"), found, unbinds=True)
             return out
         if base == "tensor" and lists:  # numbers of parameters as one vector
-            size, u = args[0][0].value, self.flowing
-            assert u is not None
+            size, u = args[0][0].value, self.update
             self.add(lambda n: operand(size, n), found, inner := Value("list"), each=True)
             write = lambda n: (f"torch.tensor({n(inner)}, device={n(u)}[0].device)", ATOM)
-            return self._made("tensor", out, write, [inner, u])
+            return self.made("tensor", out, write, [inner, u])
         if foreach:
-            self._made("list", out[0], write, found, foreach=True, clones=base == "_foreach_clone")
-            self.known[id(out[0])][1].elements = "tuple"
+            self.made("tuple", out[0], write, found, foreach=True, clones=base == "_foreach_clone")
             return out
         kind = "list" if lists else "tensor"
         if isinstance(out, Tensor):
-            made = self._made(kind, out, write, found, each=bool(lists))
+            made = self.made(kind, out, write, found, each=bool(lists))
             self._note_view(out, args)
             return made
         if isinstance(out, tuple) and out and all(isinstance(t, Tensor) for t in out):
@@ -187,13 +105,8 @@ class OpRecorder(TorchFunctionMode):
                 fields = [f".{f}" for f in ("values", "indices") if hasattr(out, f)]
             for i, t in enumerate(out):
                 one = part(write, fields[i] if fields else f"[{i}]")
-                self._made(kind, t, one, found, each=bool(lists))
+                self.made(kind, t, one, found, each=bool(lists))
         return out
-
-    def _made(self, kind: Any, out: Tensor, write: Any, found: list[Value], **kinds: Any) -> Tensor:
-        self.add(write, found, value := Value(kind), **kinds)
-        assert value is not None
-        return self.learn(out, value)
 
     def _in_place(self, name: str, base: str, args: Any, kwargs: Any, found: list[Value]) -> None:
         lists = [value for value in found if value.kind in ("list", "sizes")]
@@ -224,9 +137,7 @@ class OpRecorder(TorchFunctionMode):
         for x in args:
             value = self.knows(x[0]) if isinstance(x, (list, tuple)) and len(x) == 1 else None
             if value is not None and value.kind == "tensor":
-                over = self.flowing
-                assert over is not None
-                made = Value("list")
+                made, over = Value("list"), self.update
                 self.add(repeated(value, over), [value, over], made)
                 with self.resting():
                     x = [self.learn(x[0].clone(), made)]
@@ -240,47 +151,28 @@ class OpRecorder(TorchFunctionMode):
             return 2 if x.dim() else 1  # a vector has an entry a parameter, though here it is one
         return self.size(value, x.numel())
 
-    def size(self, value: Value, count: int) -> Any:
-        """The number of entries of each tensor of a list."""
-        write = lambda names: (f"{names(value)}.numel()", ATOM)
-        return self.live.number(count, Value("sizes"), write, (value,))
-
     def _to(self, func: Any, args: Any, kwargs: Any) -> Any:
         """Conversions: statistics are float64 throughout, and lists have the update's dtype."""
-        self.paused = True
-        try:
+        with self.resting():
             out = func(*args, **kwargs)
-        finally:
-            self.paused = False
         value = self.knows(args[0])
         if out is args[0] or value is None:
             return out
         if value.kind == "tensor":
             if args[0].dtype in (torch.bool, torch.float32) and out.dtype == torch.float64:
-                return self._made("tensor", out, method(value, "double"), [value])
+                return self.made("tensor", out, method(value, "double"), [value])
             return args[0]
-        made, u = value.made, self.flowing
-        assert u is not None
+        made, u = value.made, self.update
         if made is not None and made.unbinds:
             vector = made.args[0]  # of an unbound vector: that converts it at once
             dtype = self.dtype()
             write = lambda n: (f"{wrapped(vector, n)}.to({n(dtype)}).unbind()", ATOM)
-            self._made("list", out, write, [vector, dtype])
-            self.known[id(out)][1].elements = "tuple"
-            return out
+            return self.made("tuple", out, write, [vector, dtype])
         if out.dtype == args[0].dtype:
             clones = {"each": True, "foreach": True, "clones": True}
-            return self._made("list", out, method(value, "clone"), [value], **clones)
+            return self.made("list", out, method(value, "clone"), [value], **clones)
         write = lambda n: (f"{wrapped(value, n)}.to({n(u)}.dtype)", ATOM)
-        return self._made("list", out, write, [value, u], each=True)
-
-    def dtype(self) -> Value:
-        """The dtype of the update."""
-        u = self.flowing
-        assert u is not None
-        made = Value("tensor")
-        self.add(lambda names: (f"{names(u)}[0].dtype", ATOM), [u], made)
-        return made
+        return self.made("list", out, write, [value, u], each=True)
 
     def _note_view(self, out: Tensor, args: Any) -> None:
         """A result that lies in the memory of an operand is written with it."""

@@ -1,0 +1,399 @@
+"""Replay: what it says of a run is what the run itself said, and what it cannot know it refuses."""
+
+from __future__ import annotations
+
+import csv
+import math
+import re
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch.nn import Parameter
+
+from tests.helpers import recursion_limit
+from torchzero_clip import (
+    AGC,
+    AdaGC,
+    AdaGN,
+    Adam,
+    AdaptiveClip,
+    AutoClip,
+    ClipNorm,
+    ClipNormByEMA,
+    ClipNormGrowth,
+    EMARatio,
+    Guard,
+    Modular,
+    Normalize,
+    NormRule,
+    P2Quantile,
+    Quantile,
+    Recorder,
+    Scale,
+    SoftClip,
+    Trace,
+    TrustRatio,
+    ZClip,
+    ZScoreClip,
+    ZStat,
+    replay,
+)
+from torchzero_clip.__main__ import main
+from torchzero_clip.study.replay_command import rule as read_rule
+from torchzero_clip.study.replaying import kinds
+
+NAMES = ["a.weight", "a.bias", "b.weight"]
+RULES = [
+    ClipNorm(2.0),
+    ClipNorm(3.0, dim="global"),
+    ClipNorm(3.0, dim="layer"),
+    SoftClip(3.0, dim="global"),
+    Normalize(dim="group"),
+    ClipNormGrowth(),
+    ClipNormGrowth(dim="layer"),
+    AdaGC(warmup_steps=10),
+    AdaGN(),
+    ZClip(),
+    ZClip(max_norm=None, dim="layer"),
+    ZClip(max_norm=None, mode="percentile"),
+    ZScoreClip(),
+    AutoClip(),
+    AutoClip("percentile", 90.0),
+    AdaptiveClip(ZStat()),
+    AdaptiveClip(EMARatio(), dim=None),
+    AdaptiveClip(Quantile(0.9, window=32)),
+    AdaptiveClip(P2Quantile(0.9)),
+]
+
+
+def run(*links: NormRule, steps: int = 80) -> Recorder:
+    """A run with spikes, a jump, a zero and a NaN; the second tensor sometimes has no gradient."""
+    source = torch.Generator().manual_seed(0)
+    params = [(name, Parameter(torch.zeros(4, 5))) for name in NAMES]
+    opt = Modular(params, ClipNorm(math.inf, name="raw"), *links, Scale(0.0))
+    recorder = Recorder(opt, capacity=steps + 1)
+    for step in range(steps):
+        size = (50 if step % 23 == 22 else 1) * (4 if step > 50 else 1) * (step != 40)
+        for name, p in params:
+            p.grad = size * torch.randn(4, 5, generator=source)
+            if step == 60:
+                p.grad[0, 0] = math.nan
+            if name == "a.bias" and step % 7 == 6:
+                p.grad = None
+        recorder.log(spike=float(step % 23 == 22))
+        opt.step()
+    return recorder
+
+
+@pytest.mark.parametrize("rule", RULES, ids=repr)
+def test_it_agrees_with_the_metrics_of_a_real_run(rule: NormRule) -> None:
+    recorder = run(rule)
+    history = recorder.history()
+    (made,) = replay(Trace.of(recorder), rule).metrics.values()
+    for kind, values in made.items():
+        name = f"{type(rule).__name__}/{kind}"
+        real = torch.tensor(history[name], dtype=torch.float64).view(len(values), -1)
+        values = values.double()
+        if kind == "clipped":
+            real, values = real.nan_to_num(0.0), values.nan_to_num(0.0)
+        broken = made["norm"].isnan()  # no gradient, or no number
+        torch.testing.assert_close(
+            values.masked_fill(broken, 0.0), real.masked_fill(broken, 0.0), rtol=1e-6, atol=0
+        )
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda x: ZClip(z_thresh=x, max_norm=None),
+        lambda x: ZScoreClip(zmax=x),
+        lambda x: AdaGC(rel=x, warmup_steps=5),
+        lambda x: ClipNormGrowth(mul=x),
+        lambda x: ClipNorm(x, dim="global"),
+        lambda x: AdaptiveClip(ZStat(z_thresh=x)),
+        lambda x: AutoClip("percentile", 20 * x),
+    ],
+)
+def test_rules_that_run_at_once_are_each_as_if_alone(make) -> None:
+    trace, rules = Trace.of(run()), [make(x) for x in (1.5, 2.0, 4.0)]
+    both = replay(trace, *rules).metrics
+    for rule in rules:
+        (alone,) = replay(trace, rule).metrics.values()
+        for kind, values in alone.items():
+            assert torch.equal(values.nan_to_num(-1.0), both[repr(rule)][kind].nan_to_num(-1.0))
+
+
+def test_what_differs_in_live_numbers_alone_runs_at_once() -> None:
+    many = [ZClip(z_thresh=2.0), ZClip(z_thresh=3.0), ZClip(mode="mean"), AdaGC()]
+    assert [len(alike) for alike in kinds(many)] == [2, 1, 1]
+
+
+def test_alarms_are_clipped_good_steps_and_spikes_that_are_not_clipped() -> None:
+    norms, spike = torch.tensor([[1.0], [3.0], [9.0], [2.0], [9.0]]), torch.tensor([0, 0, 1, 1, 0])
+    trace = Trace(norms, logged={"spike": spike})
+    false, missed = replay(trace, ClipNorm(2.5), ClipNorm(1.5), ClipNorm(99.0)).alarms()
+    assert false.tolist() == pytest.approx([2 / 3, 2 / 3, 0.0])
+    assert missed.tolist() == pytest.approx([0.5, 0.0, 1.0])
+
+
+def test_a_trace_in_a_file_is_the_same_again(tmp_path: Path) -> None:
+    trace = Trace.of(run(steps=30))
+    for name in ("run.csv", "run.csv.gz"):
+        trace.write(tmp_path / name)
+        again = Trace.read(tmp_path / name)
+        assert again.names == trace.names == NAMES
+        assert torch.equal(again.known, trace.known)
+        torch.testing.assert_close(
+            again.norms.where(again.known, 0.0), trace.norms.where(trace.known, 0.0)
+        )
+        assert torch.equal(again.spikes, trace.spikes)
+
+
+def test_a_file_of_a_recorder_gives_the_norms_that_reached_its_first_rule(tmp_path: Path) -> None:
+    recorder = run(ZClip(), steps=30)
+    recorder.to_csv(tmp_path / "run.csv")
+    first, second = (Trace.read(tmp_path / "run.csv", name) for name in (None, "ZClip/norm"))
+    assert (len(first.names), len(second.names)) == (3, 1)
+    torch.testing.assert_close(first.total, second.norms[:, 0], rtol=1e-6, atol=0, equal_nan=True)
+    assert list(first.logged) == ["spike"]
+
+
+def test_merged_rows_stand_for_several_steps(tmp_path: Path) -> None:
+    recorder = run(steps=30)
+    recorder.capacity = 10
+    recorder._fit()
+    recorder.to_csv(tmp_path / "run.csv")
+    assert Trace.read(tmp_path / "run.csv").stride == 4
+
+
+def test_a_file_says_how_many_steps_a_row_stands_for_and_older_files_are_read(tmp_path) -> None:
+    recorder = run(steps=30)
+    recorder.capacity = 10
+    recorder._fit()
+    recorder.to_csv(tmp_path / "run.csv")
+    with open(tmp_path / "run.csv", newline="") as file:
+        rows = [*csv.DictReader(file)]
+    assert [row["step"] for row in rows] == ["4", "8", "12", "16", "20", "24", "28", "30"]
+    assert [row["stands_for"] for row in rows] == [*["4"] * 7, "2"]
+    new = Trace.read(tmp_path / "run.csv")
+    with open(tmp_path / "old.csv", "w", newline="") as file:
+        older = csv.DictWriter(file, [name for name in rows[0] if name != "stands_for"])
+        older.writeheader()
+        older.writerows({name: row[name] for name in older.fieldnames} for row in rows)
+    old = Trace.read(tmp_path / "old.csv")
+    assert (new.stride, [*new.logged], new.names) == (old.stride, [*old.logged], old.names)
+    assert torch.equal(new.steps, old.steps)
+    torch.testing.assert_close(new.norms, old.norms, rtol=0, atol=0, equal_nan=True)
+    recorder.capacity = 2
+    recorder._fit()
+    recorder.to_csv(tmp_path / "run.csv")
+    assert Trace.read(tmp_path / "run.csv").part(0, 1).stride == 16
+
+
+def test_a_norm_is_what_it_is_however_large_or_small(tmp_path: Path) -> None:
+    """Its square may be too large for a float, and it too large for a float32."""
+    rule = AutoClip()  # has no limit yet
+    for norm in (math.inf, 1.7e308, 1e300, 1e200, 1e-200, 1e-310):
+        (tmp_path / "run.csv").write_text(f"step,grad_norm\n1,{norm}\n2,{norm}\n")
+        trace = Trace.read(tmp_path / "run.csv")
+        assert trace.total.tolist() == [norm, norm]
+        left = replay(trace.part(0, 1), rule).left.item()
+        assert left == pytest.approx(norm, rel=1e-7, abs=1e-45)
+        both = Trace(torch.tensor([[norm / 2, norm / 2]], dtype=torch.float64)).total.item()
+        assert both == pytest.approx(norm / math.sqrt(2), rel=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("rule", "error", "sentence"),
+    [
+        (TrustRatio(), ValueError, r"the rule reads group\['params'\], which a recorded run does"),
+        (AGC(), ValueError, "needs more than the 2-norms"),
+        (ClipNormByEMA(), ValueError, "needs more than the 2-norms"),
+        (ClipNorm(1.0, ord=1), ValueError, "needs more than the 2-norms"),
+        (ClipNorm(1.0, dim=0), ValueError, "needs more than the 2-norms"),
+        (Adam(), TypeError, "takes rules about norms"),
+        (Guard(), TypeError, "takes rules about norms"),
+        (ClipNorm(1.0, dim="layer"), ValueError, "needs a trace with the names"),
+    ],
+    ids=repr,
+)
+def test_what_a_recorded_run_cannot_tell_is_an_error(rule, error, sentence) -> None:
+    with pytest.raises(error, match=sentence):
+        replay(Trace(torch.ones(3, 2)), rule)
+
+
+def test_what_is_no_trace_is_an_error() -> None:
+    with pytest.raises(TypeError, match=r"takes a Trace, got 'run\.csv': Trace\.read\(path\)"):
+        replay("run.csv", ZClip())  # type: ignore[arg-type]
+
+
+def test_a_trace_says_what_it_takes(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"steps by units, got shape \(3,\)"):
+        Trace(torch.ones(3))
+    with pytest.raises(ValueError, match="2 names for 1 units"):
+        Trace(torch.ones(3, 1), ["a", "b"])
+    with pytest.raises(ValueError, match="alarms needs a trace that knows its spikes"):
+        replay(Trace(torch.ones(3, 1)), ClipNorm(1.0)).alarms()
+    (tmp_path / "run.csv").write_text("step,loss\n1,2.0\n")
+    with pytest.raises(
+        ValueError, match=r"such as grad_norm, .* there are \['step', 'loss'\]\. If"
+    ):
+        Trace.read(tmp_path / "run.csv")
+    assert Trace.read(tmp_path / "run.csv", "loss").norms.tolist() == [[2.0]]
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        (
+            "step,norm,loss\n1,2.0,3.0\n2,2.0\n3,2.0,3.0\n",
+            "3 cells in every line, .* got 2 in line 3",
+        ),
+        ("step,norm\n1,2.0,3.0\n", "2 cells in every line, .* got 3 in line 2"),
+        ('step,norm\n\n1,2.0\n2,"2.0\n3,2.0\n4,2.0\n', "must close every quote .* got line 4"),
+        ('step,"norm\n1,2.0\n', "must close every quote .* got line 1"),
+        ("step,norm\n1,two\n", "must have numbers in its cells: .*'two'"),
+        ("step,norm\n", "has no steps"),
+        ("", "has no steps"),
+    ],
+)
+def test_what_is_no_table_is_an_error_that_names_the_line(text, sentence, tmp_path) -> None:
+    (tmp_path / "run.csv").write_text(text)
+    with pytest.raises(ValueError, match=sentence):
+        Trace.read(tmp_path / "run.csv")
+
+
+@pytest.mark.parametrize("name", ["run.csv", "run.csv.gz"])
+def test_what_a_killed_writer_leaves_is_read_up_to_its_last_whole_line(name, tmp_path) -> None:
+    torch.manual_seed(0)
+    whole, cut = Trace(torch.rand(500, 3)), tmp_path / name
+    whole.write(cut)
+    written = cut.read_bytes()
+    seen = []
+    for end in (len(written) - 60, len(written) // 2):
+        cut.write_bytes(written[:end])
+        with pytest.warns(UserWarning, match=rf"{name} ends within a line, which is left out"):
+            norms = Trace.read(cut).norms
+        torch.testing.assert_close(norms, whole.norms[: len(norms)])
+        seen.append(len(norms))
+    assert 490 < seen[0] < 500
+    assert 150 < seen[1] < 300
+
+
+# ---------------------------------------------------------------------- the command
+
+
+def test_the_command_prints_a_line_for_each_rule_and_draws(tmp_path, capsys) -> None:
+    run(steps=40).to_csv(tmp_path / "run.csv")
+    picture = tmp_path / "picture.svg"
+    rules = ["ZClip(max_norm=None)", "ClipNorm(5.0, dim='global')"]
+    main(["replay", str(tmp_path / "run.csv"), *rules, "--out", str(picture)])
+    first, head, *lines = capsys.readouterr().out.splitlines()
+    assert first.startswith("40 steps of 3 norms; the median of all ")
+    assert head.split() == ["rule", "clipped", "largest", "left", "false", "alarms", "missed"]
+    assert [line.split("  ")[0] for line in lines[:2]] == [
+        "ZClip(max_norm=None)", "ClipNorm(max_norm=5.0, dim='global')"
+    ]  # fmt: skip
+    assert lines[1].split()[3] == "5"  # what is left of the largest is the limit
+    assert picture.read_text().count("<svg") == 1
+
+
+def test_the_command_prints_its_table_without_matplotlib(tmp_path, capsys, monkeypatch) -> None:
+    run(steps=40).to_csv(tmp_path / "run.csv")
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    main(["replay", str(tmp_path / "run.csv"), "ZClip()", "--out", str(tmp_path / "picture.svg")])
+    _, _, line, end = capsys.readouterr().out.splitlines()
+    assert line.startswith("ZClip()")
+    assert end.startswith('No picture: Replay: plot needs matplotlib: pip install "torchzero-clip[')
+    assert not (tmp_path / "picture.svg").exists()
+
+
+@pytest.mark.parametrize(
+    ("given", "sentence"),
+    [
+        (["nowhere.csv"], "No such file"),
+        (["run.csv", "Adam()"], "replay takes rules about norms, such as ZClip(), got Adam()"),
+        (["run.csv", "ZCilp()"], "ZCilp"),
+        (["run.csv", "ZClip("], "a rule is written like ZClip(max_norm=None), got ZClip("),
+        (["run.csv", "--norms", "x"], "there is no column 'x'"),
+        (["run.csv", "ClipNorm(2 * 3)"], "nothing in it is computed: got 2 * 3"),
+        (["run.csv", "ClipNorm(x)"], "unknown transform 'x'"),
+    ],
+)
+def test_a_wrong_argument_gets_a_sentence(given, sentence, tmp_path, capsys, monkeypatch) -> None:
+    run(steps=5).to_csv(tmp_path / "run.csv")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit) as stop:
+        main(["replay", *given])
+    assert stop.value.code == 2
+    assert sentence in capsys.readouterr().err
+
+
+WRONG = {
+    "ClipNorm(2*3)": "nothing in it is computed: got 2 * 3",
+    "ClipNorm(-x)": "nothing in it is computed: got -x",
+    "ClipNorm(1 if 2 else 3)": "nothing in it is computed: got 1 if 2 else 3",
+    "ClipNorm(*[1])": r"nothing in it is computed: got *[1]",
+    "ClipNorm(**x)": "nothing in it is computed: got x",
+    "ClipNorm(1)(2)": r"nothing in it is computed: got ClipNorm(1)(2)",
+    "torch.ZClip()": r"nothing in it is computed: got torch.ZClip()",
+    "ClipNorm(math.tau)": "nothing in it is computed: got math.tau",
+    "ClipNorm(1, name={'function': 'os:system'})": "nothing in it is computed",
+    "AdaptiveClip(ZStat(1 + 1))": r"nothing in it is computed: got 1 + 1",
+    "lambda: 1": "replay takes rules about norms, such as ZClip(), got lambda: 1",
+    "1": "replay takes rules about norms, such as ZClip(), got 1",
+    "ClipNorm(1, max_norm=2)": "ClipNorm: there may be one max_norm, got two",
+    "ClipNorm(1, type='ZClip')": "ClipNorm has no argument 'type'",
+    "ClipNorm(" + "1, " * 20 + ")": "got 20 values without a name",
+    "ClipNorm(" + "9" * 400 + ")": "takes numbers that a float can hold",
+    "ClipNorm(" + "9" * 5000 + ")": "a rule is written like",
+    "-" * 9000 + "1": "a rule is written like",
+    "x" + ".x" * 3000: "a rule is written like",
+    "ClipNorm(" * 500: "a rule is written like",
+    "\ud800": "a rule is written like",
+    "ZClip()\0": "a rule is written like",
+    "ClipNorm(nan)": "max_norm must be a number at least 0, got nan",
+}
+
+
+@pytest.mark.parametrize("text", WRONG, ids=range(len(WRONG)))
+def test_a_wrong_rule_gets_a_sentence_in_the_words_of_who_wrote_it(text: str) -> None:
+    wrong = pytest.raises(ValueError, match=re.escape(WRONG[text]))
+    with recursion_limit(1000), wrong as error:
+        read_rule(text)
+    assert "object at 0x" not in str(error.value)
+    assert len(str(error.value)) < 300
+
+
+def test_a_rule_is_read_as_it_is_printed() -> None:
+    for rule in [*RULES, ClipNorm(math.inf), SoftClip(1e300), ZClip(alpha=1e-300)]:
+        assert repr(read_rule(repr(rule))) == repr(rule)
+    assert repr(read_rule("ClipNorm(math.inf)")) == repr(read_rule("ClipNorm(inf)"))
+
+
+@pytest.mark.parametrize("norm", ["nan", "inf", "0"])
+def test_a_run_without_a_norm_to_go_by_is_replayed_and_says_so(
+    norm: str, tmp_path, capsys, monkeypatch
+) -> None:
+    (tmp_path / "run.csv").write_text(f"step,grad_norm\n1,{norm}\n2,{norm}\n3,{norm}\n")
+    monkeypatch.chdir(tmp_path)
+    main(["replay", "run.csv", "--out", "replay.svg"])
+    first, _, *lines, _ = capsys.readouterr().out.splitlines()
+    middle = {"0": "the median of all 0"}.get(norm, "none is a finite number, so a rule has")
+    assert first.startswith(f"3 steps of 1 norm; {middle}")
+    rules = [line.split("(")[0] for line in lines]
+    assert rules == [
+        "ZClip",
+        "AutoClip",
+        "ClipNormGrowth",
+        "AdaGC",
+    ]
+    assert [line.split()[-1] for line in lines[:3]] == [norm] * 3
+
+
+def test_the_median_is_of_norms_that_are_numbers() -> None:
+    norms = torch.tensor([[2.0], [math.nan], [math.inf], [math.inf], [math.inf], [4.0], [3.0]])
+    assert Trace(norms).median == 3.0
+    assert math.isnan(Trace(norms[1:3]).median)

@@ -1,0 +1,7 @@
+"""Any rule in front of any optimizer: Clipper for loops written by hand, attach for the rest."""
+
+from torchzero_clip.attach.attaching import attach
+from torchzero_clip.attach.clipper import Clipper
+from torchzero_clip.attach.handle import Attached
+
+__all__ = ["Attached", "Clipper", "attach"]

@@ -1,0 +1,267 @@
+"""The handle of `attach`: a Clipper that acts before each step of another optimizer.
+
+It follows the groups of that optimizer, is saved beside it or in its state dict, and may have links
+behind each of its steps.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from functools import partial
+from typing import Any
+
+from torch.nn import Module
+from torch.optim import Optimizer
+from typing_extensions import Self
+
+from torchzero_clip.attach.clipper import Clipper
+from torchzero_clip.core import Chain, Step, Transform, bind
+from torchzero_clip.core.outside import warn
+from torchzero_clip.optimizer import averages
+from torchzero_clip.optimizer.behind import PARAMS, Behind
+from torchzero_clip.optimizer.keys import SCHEDULER_KEYS, WELL_KNOWN, GroupKeys
+from torchzero_clip.optimizer.loss import one_number
+from torchzero_clip.optimizer.meaning import refuse_step
+from torchzero_clip.optimizer.saving import safe_to_save
+
+KEY = "torchzero_clip"  # of a handle's state in the state dict of its optimizer
+AFTER = "after"  # of the state of links behind the optimizer, in that of a handle
+
+
+class Attached(Clipper):
+    """The handle that `attach` returns: a Clipper tied to an optimizer, and a context manager."""
+
+    def __init__(
+        self,
+        optimizer: Optimizer,
+        *transforms: Transform,
+        compile: bool = False,
+        process_group: Any = None,
+        in_checkpoint: bool = False,
+        after: Transform | None = None,
+    ) -> None:
+        self._optimizer = weakref.ref(optimizer)
+        self.after = (
+            None if after is None else Behind(optimizer.param_groups, after, compile=compile)
+        )
+        self._in_checkpoint = in_checkpoint
+        self._foreign = frozenset(optimizer.defaults)
+        links = bind(Chain(*transforms))
+        refuse_step("attach", links)
+        names = GroupKeys(links)
+        groups = [self._own_keys(group, names) for group in optimizer.param_groups]
+        super().__init__(groups, *transforms, compile=compile, process_group=process_group)
+        # GradScaler hands scaled gradients to optimizers that say they can unscale them
+        self._scales = optimizer.__dict__.get("_step_supports_amp_scaling")
+        if getattr(optimizer, "_step_supports_amp_scaling", False):
+            optimizer.__dict__["_step_supports_amp_scaling"] = False
+        self._hooks = [
+            optimizer.register_step_pre_hook(self._before_step),
+            optimizer.register_load_state_dict_pre_hook(self._take_out),
+        ]
+        if self.after is not None:
+            self._hooks.append(optimizer.register_step_post_hook(self._after_step))
+        if in_checkpoint:
+            self._hooks.append(optimizer.register_state_dict_post_hook(self._put_in))
+        optimizer.__dict__["_torchzero_clip"] = weakref.ref(self)
+        optimizer.__dict__["__getstate__"] = partial(_state_of_a_copy, self._optimizer)
+
+    def remove(self) -> None:
+        """Leave the optimizer as it was."""
+        for hook in self._hooks:
+            hook.remove()
+        optimizer = self._optimizer()
+        mine = optimizer is not None and optimizer.__dict__.get("_torchzero_clip")
+        if optimizer is not None and mine and mine() is self:
+            del optimizer.__dict__["_torchzero_clip"], optimizer.__dict__["__getstate__"]
+            optimizer.__dict__.pop("_step_supports_amp_scaling", None)
+            if self._scales is not None:
+                optimizer.__dict__["_step_supports_amp_scaling"] = self._scales
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.remove()
+
+    def _begin(self, name: str = "a step", loss: Any = None) -> Step:
+        self._follow()
+        return super()._begin(name, loss)
+
+    def _follow(self) -> None:
+        """Take over parameters that were added to the optimizer, or exchanged in it."""
+        optimizer = self._optimizer()
+        if optimizer is None:
+            raise RuntimeError("the optimizer that this handle was attached to is gone")
+        if len(optimizer.param_groups) < len(self.param_groups):
+            left = {p for group in optimizer.param_groups for p in group["params"]}
+            ours = [group for group in self.param_groups if left & set(group["params"])]
+            self.param_groups[:] = ours[: len(optimizer.param_groups)]
+        for i, theirs in enumerate(optimizer.param_groups):
+            if i == len(self.param_groups):
+                self.add_param_group(self._own_keys(theirs, self.keys))
+            shared: dict[str, Any] = {k: theirs[k] for k in PARAMS if k in theirs}
+            self.param_groups[i].update(shared)
+        if self.after is not None:
+            self.after.follow(optimizer.param_groups)
+
+    def explain(self, *, parameters: bool = False) -> str:
+        """The plan of the chain, behind sentences about what may not be as one expects."""
+        optimizer = self._optimizer()
+        groups = [] if optimizer is None else optimizer.param_groups
+        unread = [
+            f"{key} of the optimizer's group {i} is {theirs[key]!r}, and {ours[key]!r} counts: set "
+            f"handle.param_groups[{i}][{key!r}]."
+            for i, (theirs, ours) in enumerate(zip(groups, self.param_groups, strict=False))
+            for key in self.keys.defaults.keys() & theirs.keys() - self._foreign
+            if theirs[key] != ours[key]
+        ]
+        shown = "whose weights for evaluation averaged() shows"
+        behind = [] if self.after is None else [f"Behind each step: {self.after.chain!r}, {shown}."]
+        return "\n".join([*unread, super().explain(parameters=parameters), *behind])
+
+    def safe_to_save(self, steps: int = 1) -> bool:
+        """Whether a checkpoint of now is worth keeping, the optimizer's own state included."""
+        optimizer = self._optimizer()
+        return safe_to_save(self, self.keys.links, steps, optimizer.state if optimizer else {})
+
+    # ------------------------------------------------------------------ weights for evaluation
+
+    def averaged(
+        self, name: str | None = None, *, model: Module | None = None
+    ) -> AbstractContextManager[None]:
+        """The weights for evaluation of `after=` in the parameters, as `Modular.averaged` does."""
+        return self._behind.averaged(name, model=model)
+
+    def averaged_state_dict(self, model: Module, name: str | None = None) -> dict[str, Any]:
+        """The model's state dict with the weights for evaluation of `after=`."""
+        return self._behind.averaged_state_dict(model, name)
+
+    def eval(self) -> None:
+        """Put the weights for evaluation of `after=`, if there are any, into the parameters."""
+        if self.after is not None:
+            self.after.eval()
+
+    def train(self) -> None:
+        """Put the training weights back that `eval()` has taken out."""
+        if self.after is not None:
+            self.after.train()
+
+    @property
+    def _behind(self) -> Behind:
+        if self.after is None:
+            raise ValueError(
+                "nothing behind this optimizer has weights for evaluation: give one to attach, as "
+                "in attach(optimizer, after=WeightEMA(0.999))"
+            )
+        return self.after
+
+    def _after_step(self, *_: Any) -> None:
+        """Have the links behind the optimizer look at the weights that it has left."""
+        self._follow()
+        self._behind.look()
+
+    # ------------------------------------------------------------------ saving and loading
+
+    def state_dict(self) -> dict[str, Any]:
+        """The state of the rules; the optimizer saves its own."""
+        if self._optimizer() is not None:
+            self._follow()
+        behind = {} if self.after is None else {AFTER: self.after.state_dict()}
+        return {**super().state_dict(), **behind}
+
+    def load_state_dict(
+        self, state_dict: dict[str, Any], *, keep: str | Sequence[str] = ()
+    ) -> None:
+        """Load what `state_dict` gave; live values named in `keep` stay as they were given."""
+        if self._optimizer() is not None:
+            self._follow()
+        given = isinstance(state_dict, Mapping) and AFTER in state_dict
+        if given is (self.after is None):
+            there, here = ("", "no ") if given else ("no ", "")
+            raise ValueError(
+                f"the checkpoint has {there}state of links behind the optimizer, and this handle "
+                f"has {here}such links: attach with after= as it was, or without"
+            )
+        if self.after is not None:
+            state_dict = dict(state_dict)
+            self.after.load_state_dict(state_dict.pop(AFTER))
+        super().load_state_dict(state_dict, keep=keep)
+
+    def _put_in(self, _: Optimizer, given: dict[str, Any]) -> dict[str, Any]:
+        """The state dict of the optimizer with that of the rules in it."""
+        return {**given, KEY: self.state_dict()}
+
+    def _take_out(self, optimizer: Optimizer, given: dict[str, Any]) -> dict[str, Any] | None:
+        """Load the state of the rules from a state dict of the optimizer, and the rest goes on."""
+        if KEY in given:
+            self.load_state_dict(given[KEY])
+            return {key: value for key, value in given.items() if key != KEY}
+        if self._in_checkpoint:
+            warn(
+                f"this checkpoint of {type(optimizer).__name__} has nothing of its transforms, "
+                "which stay as they are: it was saved without attach(..., in_checkpoint=True)",
+            )
+        return None
+
+    def __getstate__(self) -> dict[str, Any]:
+        raise TypeError(
+            "a handle belongs to its optimizer and is neither copied nor pickled: attach again, "
+            "and load its state_dict"
+        )
+
+    def _own_keys(self, group: dict[str, Any], names: GroupKeys) -> dict[str, Any]:
+        """Of an optimizer's group: the parameters, and live values of the chain that it set."""
+        known = {*PARAMS, *names.defaults, *names.aliases}
+        theirs = {*self._foreign, *SCHEDULER_KEYS, *(WELL_KNOWN.keys() - names.ambiguous.keys())}
+        for key in group.keys() - known - theirs:
+            names.refuse(key, group[key])
+        return {key: group[key] for key in group if key in known - self._foreign}
+
+    def _act(self) -> None:
+        """Rewrite the gradients before a step of the optimizer, which takes no norm."""
+        self._measures = False
+        try:
+            self.step()
+        finally:
+            self._measures = True
+
+    def _before_step(
+        self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+        """Act now, or after every evaluation of the closure."""
+        if self.after is not None:
+            averages.refuse(self.after, "step()", shown=True)
+            self._follow()
+            self.after.begin()
+        given = args[1:] if args and args[0] is optimizer else args
+        closure = kwargs.get("closure", given[0] if given else None)
+        if closure is None:
+            self._act()
+            return None
+
+        def clipped_closure() -> Any:
+            loss = closure()
+            self._reported.setdefault("loss", one_number(loss))
+            self._act()
+            return loss
+
+        if "closure" in kwargs:
+            return args, {**kwargs, "closure": clipped_closure}
+        first = args[: len(args) - len(given)]
+        return (*first, clipped_closure, *given[1:]), kwargs
+
+
+def _state_of_a_copy(original: Callable[[], Optimizer | None]) -> Any:
+    """What a copy of an optimizer with a handle gets: all but the hooks, and a warning."""
+    optimizer = original()
+    assert optimizer is not None, "the optimizer itself holds this function"
+    name = type(optimizer).__name__
+    warn(
+        f"a copy of this {name} has no transforms: they stay with the {name} that they were "
+        "attached to. Attach to the copy as well, and load the handle's state_dict; or remove() "
+        "the handle before copying",
+    )
+    return type(optimizer).__getstate__(optimizer)  # type: ignore[attr-defined, unused-ignore]

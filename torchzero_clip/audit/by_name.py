@@ -1,0 +1,45 @@
+"""Functions by the names under which another process imports them."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import inspect
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+
+def name_of(function: Callable[..., Any]) -> str:
+    """The name by which another process imports a function."""
+    module, name = getattr(function, "__module__", None), getattr(function, "__qualname__", "<")
+    if module is None or "<" in name:
+        raise TypeError(
+            "audit_clip: its processes import the function by its name, so it must be one at the "
+            f"top of a module, got {function!r}: give it a `def` of its own"
+        )
+    if module == "__main__":
+        module = inspect.getfile(function)
+    return f"{module}:{name}"
+
+
+def found_by(name: str) -> Callable[..., Any]:
+    """The function of a name like "package.module:name" or "file.py:name"."""
+    home, _, path = name.rpartition(":")
+    if not home or not path:
+        raise ValueError(f"a function is named package.module:name or file.py:name, got {name!r}")
+    if home.endswith(".py"):
+        spec = importlib.util.spec_from_file_location(Path(home).stem, home)
+        assert spec is not None
+        assert spec.loader is not None
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+    else:
+        module = importlib.import_module(home)
+    value: Any = module
+    for part in path.split("."):
+        value = getattr(value, part)
+    if not callable(value):
+        raise TypeError(f"{name} is no function, but {value!r}")
+    function: Callable[..., Any] = value
+    return function

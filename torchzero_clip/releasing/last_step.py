@@ -1,0 +1,101 @@
+"""Rules that look further than a tensor: what the step before lets them do, or why not."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from torchzero_clip.core import Bucket, NormRule, Step, in_buckets, norms
+from torchzero_clip.core.link import Link
+from torchzero_clip.core.numbers import numbered
+
+
+class LastStep:
+    """A norm rule that looks further than a tensor, at its link: it divides by what the norm of the
+    step before asked for, and adds up the norm of this one.
+    """
+
+    def __init__(self, link: Link) -> None:
+        self.link, self.rule = link, link.transform
+        self.columns: dict[Tensor, Tensor] = {}  # the statistics of what has flowed in this step
+        link.acts = self
+
+    def init(self, param: Tensor) -> dict[str, Any]:
+        return {**self.rule.init(param), "divisor": 1.0}
+
+    def per_parameter(self, param: Tensor) -> dict[str, Any]:
+        return {**self.rule.per_parameter(param), "divisor": 1.0}
+
+    def per_group(self) -> dict[str, Any]:
+        made: dict[str, Any] = self.rule.per_group()
+        return made
+
+    def prepare(self, buckets: list[Bucket]) -> list[Bucket]:
+        made: list[Bucket] = self.rule.prepare(buckets)
+        return made
+
+    def step(self, buckets: list[Bucket]) -> list[Bucket]:
+        measure = norms.measure(self.rule.ord)
+        for bucket in buckets:
+            columns = bucket.u.statistics(measure).unbind(1)
+            self.columns.update(zip(bucket.originals, columns, strict=True))
+            u, ratio = bucket.u.to(bucket.state_dtype), bucket.state["divisor"].stack()
+            bucket.u = bucket.session.divide(u, ratio)
+        return buckets
+
+    def decide(self, step: Step) -> None:
+        """The divisors for the next step, from all that has flowed in this one."""
+        if not self.columns:
+            return
+        moved = in_buckets(step, lambda p: p if p in self.columns else None)
+        buckets = [part for bucket in moved for part in bucket.seen_by(self.link).alike()]
+        if self.link.numbered:
+            numbered(buckets, advance=False)
+        units = self.rule.units(buckets)
+        columns = [self.columns[p] for bucket in units.buckets for p in bucket.originals]
+        units.take(torch.stack([column.to(units.home) for column in columns], dim=1))
+        for members, ratio in zip(units.groups, self.rule.decide(units).divisors, strict=True):
+            for bucket in members:
+                divisor = bucket.state["divisor"]
+                new = units.as_list(bucket, ratio)
+                divisor.copy_(new.where(new.isfinite(), divisor))  # a NaN ends with its step
+        self.columns = {}
+
+
+def too_far(links: Iterable[Link], limit: str) -> list[Link]:
+    """The links that look further than a tensor; raises unless the last step can tell them."""
+    found: list[Link] = []
+    for link in links:
+        rule = link.transform
+        plain = isinstance(rule, NormRule) and type(rule).step is NormRule.step
+        if link.transforms and rule.reads_loss:
+            raise ValueError(
+                f"release: {link.path} needs the loss of each step, and gradients are used before "
+                "anybody can report it"
+            )
+        scales = plain and type(rule).apply is NormRule.apply
+        if link.transforms and rule.reach != "tensor":
+            if not scales or limit != "last step":
+                raise ValueError(_refusal(link, scales))
+            found.append(link)
+        if not plain:  # else a rule inside is asked for its limit alone
+            found += too_far(link.children, limit)
+    return found
+
+
+def _refusal(link: Link, scales: bool) -> str:
+    """Why a rule cannot be released, and the two ways out."""
+    reach = link.transform.reach
+    late = "limit='last step', with which it scales by the factor from the norm of the step before"
+    if not scales:
+        late = "limit='last step' for a rule that only scales, as ClipNorm(1.0, dim='global') does"
+    sentence = (
+        f"release: {link.path} looks at a whole {reach}, and each gradient is gone before the next "
+        f"one comes: take a rule that looks at single tensors, as ClipNorm(1.0) does, or {late}"
+    )
+    if type(link.transform).__module__.partition(".")[0] != __name__.partition(".")[0]:
+        sentence += '. A class of your own that treats each tensor by itself says reach = "tensor"'
+    return sentence

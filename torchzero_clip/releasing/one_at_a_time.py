@@ -1,0 +1,55 @@
+"""An engine for parameters that come one at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+
+import torch
+from torch import Tensor
+
+from torchzero_clip.core import Step
+from torchzero_clip.core.engine import Engine, Records, Session, Through, Watch
+
+
+class OneAtATime:
+    """An engine for one tensor at a time: the next takes over the memory that is kept for it."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.engine = engine
+
+    def check(self, device: torch.device) -> None:
+        self.engine.check(device)
+
+    def __repr__(self) -> str:
+        return f"OneAtATime({self.engine!r})"
+
+    def twin(self, watch: Watch | None = None) -> Engine:
+        return self.engine.twin(watch)
+
+    def kept(self) -> list[Tensor]:
+        return self.engine.kept()
+
+    def open(
+        self,
+        key: Hashable,
+        places: Sequence[int],
+        params: Sequence[Tensor],
+        grads: Sequence[Tensor],
+    ) -> Session:
+        kind = (params[0].device, params[0].dtype)
+        return self.engine.open(kind, list(range(len(places))), params, grads)
+
+    def in_turn(self) -> Engine:
+        return self.engine.in_turn()
+
+    def step(self, step: Step, through: Through) -> Records:
+        return self.engine.step(step, through)
+
+    def forget(self) -> None:
+        self.engine.forget()
+
+    def capture(self, devices: set[torch.device]) -> None:
+        self.engine.capture(devices)
+
+    def says(self, besides: Sequence[str]) -> list[str]:
+        return self.engine.says(besides)

@@ -1,0 +1,151 @@
+"""The rules as pure functions of plain numbers: the definition the kernels are tested against.
+
+A rule sees one unit: the entries `xs` of a tensor, a slice, a layer, a group or a whole model, or
+only their norm `n`, or one entry `x` where the state is per entry. A rule with state is one step,
+`(input, state) -> (output, new state)`: the type of the state without arguments is the state
+before the first step, and `run` repeats the step.
+
+Numbers are int, float, Fraction or Decimal. Fractions stay exact wherever no root is taken,
+Decimals need Decimal hyperparameters, NaN and inf are floats. Arguments are taken to be valid: the
+classes check theirs. Four conventions hold throughout:
+
+* nothing to clip returns the numbers themselves;
+* a zero norm, or an empty unit, is left alone;
+* a NaN norm gives NaN, an infinite one gives 0 for finite entries and NaN for infinite ones; a
+  rule with state then returns the state it was given, as if the step had not happened;
+* a limit of 0 gives zeros, a limit of inf never clips, whatever the norm.
+"""
+
+from torchzero_clip.spec.averages import (
+    Average,
+    clip_norm_by_ema,
+    clip_value_by_ema,
+    normalize_by_ema,
+)
+from torchzero_clip.spec.growth import (
+    Growth,
+    clip_norm_growth,
+    clip_value_growth,
+    growth_limit,
+)
+from torchzero_clip.spec.numbers import (
+    POWERS,
+    STATISTICS,
+    Order,
+    Real,
+    Vector,
+    finite,
+    norm,
+    run,
+)
+from torchzero_clip.spec.past_norms import (
+    CLIPPINGS,
+    Clipping,
+    Moments,
+    Powers,
+    Reference,
+    WarmUp,
+    ada_gc,
+    adaptive_clip,
+    ema_ratio,
+    moments,
+    z_clip,
+    z_limit,
+    z_score_clip,
+    z_score_threshold,
+    z_stat,
+)
+from torchzero_clip.spec.quantiles import (
+    Markers,
+    Record,
+    Tracked,
+    auto_clip,
+    ema_quantile,
+    geometric_quantile,
+    interpolated_quantile,
+    p2_estimate,
+    p2_observe,
+    p2_quantile,
+    quantile,
+)
+from torchzero_clip.spec.spikes import (
+    SpikeState,
+    skip_spike,
+)
+from torchzero_clip.spec.without_state import (
+    agc,
+    centralize,
+    clip_by,
+    clip_norm,
+    clip_percentile,
+    clip_rms,
+    clip_value,
+    clippy,
+    delta_clip,
+    nan_to_num,
+    normalize,
+    sign,
+    soft_clip,
+    standardize,
+)
+
+__all__ = [
+    "CLIPPINGS",
+    "POWERS",
+    "STATISTICS",
+    "Average",
+    "Clipping",
+    "Growth",
+    "Markers",
+    "Moments",
+    "Order",
+    "Powers",
+    "Real",
+    "Record",
+    "Reference",
+    "SpikeState",
+    "Tracked",
+    "Vector",
+    "WarmUp",
+    "ada_gc",
+    "adaptive_clip",
+    "agc",
+    "auto_clip",
+    "centralize",
+    "clip_by",
+    "clip_norm",
+    "clip_norm_by_ema",
+    "clip_norm_growth",
+    "clip_percentile",
+    "clip_rms",
+    "clip_value",
+    "clip_value_by_ema",
+    "clip_value_growth",
+    "clippy",
+    "delta_clip",
+    "ema_quantile",
+    "ema_ratio",
+    "finite",
+    "geometric_quantile",
+    "growth_limit",
+    "interpolated_quantile",
+    "moments",
+    "nan_to_num",
+    "norm",
+    "normalize",
+    "normalize_by_ema",
+    "p2_estimate",
+    "p2_observe",
+    "p2_quantile",
+    "quantile",
+    "run",
+    "sign",
+    "skip_spike",
+    "soft_clip",
+    "standardize",
+    "z_clip",
+    "z_limit",
+    "z_score_clip",
+    "z_score_threshold",
+    "z_stat",
+]

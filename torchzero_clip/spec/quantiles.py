@@ -1,0 +1,140 @@
+"""Limits from quantiles of past norms, kept, estimated or tracked.
+
+The past sets the limit, then this norm is observed. A quantile of zero sets none yet.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+from torchzero_clip.spec.arithmetic import TIE, blend, is_below, limited
+from torchzero_clip.spec.numbers import Real, Vector, finite
+
+
+def interpolated_quantile(xs: Vector, q: Real) -> Real:
+    """The value at index q · (len − 1) of the ascending sorted xs, linear between neighbours."""
+    ranked = sorted(xs)
+    at = q * (len(ranked) - 1)
+    below = math.floor(at)
+    above = min(below + 1, len(ranked) - 1)
+    return ranked[below] + (at - below) * (ranked[above] - ranked[below])
+
+
+def quantile(
+    n: Real, norms: tuple[Real, ...], q: Real = 0.95, window: int = 1024
+) -> tuple[Real, tuple[Real, ...]]:
+    """min(n, the q-quantile of the last `window` norms); then n joins them."""
+    limit = interpolated_quantile(norms, q) if norms else 0
+    c = limited(n, limit or math.inf)
+    return c, (*norms, n)[-window:] if finite(n) else norms
+
+
+class Markers(NamedTuple):
+    """Heights, the sorted norms until there are five, and ranks, of which the last is the count."""
+
+    heights: tuple[Real, ...] = ()
+    positions: tuple[int, ...] = ()
+
+
+def p2_observe(x: Real, state: Markers, q: Real) -> Markers:
+    """The P² estimator: five markers keep near the ranks 1 + (count − 1)·(0, q/2, q, (1 + q)/2, 1).
+
+    Jain and Chlamtac, 1985. A marker a whole rank off moves by one rank, its height along the
+    parabola through its neighbours, or along a line where the parabola would leave their order.
+    """
+    if len(state.heights) < 5:
+        return Markers(
+            tuple(sorted((*state.heights, x))), (*state.positions, len(state.heights) + 1)
+        )
+    h = [min(x, state.heights[0]), *state.heights[1:4], max(x, state.heights[4])]
+    k = [rank + is_below(x, height) for rank, height in zip(state.positions, h, strict=True)]
+    k[4] = state.positions[4] + 1
+    for i, share in ((1, q / 2), (2, q), (3, (1 + q) / 2)):
+        gap = 1 + (k[4] - 1) * share - k[i]
+        d = 1 if gap > 0 else -1
+        if abs(gap) < 1 or abs(k[i + d] - k[i]) <= 1:
+            continue
+        above, below = k[i + 1] - k[i], k[i] - k[i - 1]
+        slope_above, slope_below = (h[i + 1] - h[i]) / above, (h[i] - h[i - 1]) / below
+        bend = (below + d) * slope_above + (above - d) * slope_below
+        moved = h[i] + d * bend / (above + below)
+        if not h[i - 1] < moved < h[i + 1]:
+            moved = h[i] + d * (slope_above if d > 0 else slope_below)
+        h[i], k[i] = moved, k[i] + d
+    return Markers(tuple(h), tuple(k))
+
+
+def p2_estimate(state: Markers, q: Real) -> Real:
+    """The middle marker; before five norms their interpolated quantile, 0 before any."""
+    if len(state.heights) == 5:
+        return state.heights[2]
+    return interpolated_quantile(state.heights, q) if state.heights else 0
+
+
+def p2_quantile(n: Real, state: Markers, q: Real = 0.5) -> tuple[Real, Markers]:
+    """min(n, the P² estimate of the q-quantile); then the markers observe n."""
+    c = limited(n, p2_estimate(state, q) or math.inf)
+    return c, p2_observe(n, state, q) if finite(n) else state
+
+
+class Tracked(NamedTuple):
+    """Q, None before the first norm, and s, the EMA of |n − Q|."""
+
+    quantile: Real = None
+    spread: Real = 0
+
+
+def ema_quantile(
+    n: Real, state: Tracked, q: Real = 0.95, ema_decay: Real = 0.99
+) -> tuple[Real, Tracked]:
+    """min(n, Q); then s ← EMA of |n − Q|, after it Q ← Q + (1 − ema_decay) · s · (q − 1[n < Q]).
+
+    Q starts as the first norm, s as 0; Q stops at 0, which no norm is below.
+    """
+    c = limited(n, state.quantile or math.inf)
+    if not finite(n):
+        return c, state
+    if state.quantile is None:
+        return c, Tracked(n)
+    spread = blend(state.spread, abs(n - state.quantile), ema_decay)
+    step = (1 - ema_decay) * spread * (q - is_below(n, state.quantile))
+    return c, Tracked(max(state.quantile + step, 0), spread)
+
+
+def geometric_quantile(
+    n: Real, quantile: Real, q: Real = 0.5, rate: Real = 0.2
+) -> tuple[Real, Real]:
+    """min(n, Q); then Q ← Q · exp(rate · (q − 1[n ≤ Q])), the first norm where Q is 0."""
+    c = limited(n, quantile or math.inf)
+    if not finite(n) or not quantile:
+        return c, n if finite(n) else quantile
+    small = n * 2**20 <= quantile * (2**20 + 1)
+    return c, quantile * math.exp(rate * (q - small))
+
+
+class Record(NamedTuple):
+    """The markers of P², and Welford's count, mean and Σ(x − mean)²."""
+
+    markers: Markers = Markers()
+    steps: int = 0
+    mean: Real = 0
+    m2: Real = 0
+
+
+def auto_clip(n: Real, state: Record) -> tuple[Real, Record]:
+    """min(n, P² median + 3 · std), std unbiased, by Welford; then both observe n.
+
+    This is mode "auto"; mode "percentile" is `quantile` or `ema_quantile` at percentile / 100.
+    """
+    limit = math.inf
+    std = math.sqrt(state.m2 / (state.steps - 1)) if state.steps > 1 else 0
+    if std > TIE * state.mean:
+        limit = p2_estimate(state.markers, 0.5) + 3 * std
+    c = limited(n, limit)
+    if not finite(n):
+        return c, state
+    steps = state.steps + 1
+    mean = state.mean + (n - state.mean) / steps
+    m2 = state.m2 + (n - state.mean) * (n - mean)
+    return c, Record(p2_observe(n, state.markers, 0.5), steps, mean, m2)

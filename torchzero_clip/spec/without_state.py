@@ -1,0 +1,135 @@
+"""Rules without state: what becomes of one unit."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Callable
+from fractions import Fraction
+
+from torchzero_clip.spec.arithmetic import rescaled
+from torchzero_clip.spec.numbers import Order, Real, Vector, finite, norm
+
+
+def clip_value(xs: Vector, low: Real, high: Real) -> list[Real]:
+    """min(max(x, low), high), entry by entry; NaN stays NaN."""
+    return [x if x != x else min(max(x, low), high) for x in xs]
+
+
+def clip_norm(xs: Vector, max_norm: Real, sqrt: Callable[[Real], Real] = math.sqrt) -> list[Real]:
+    """u · min(1, |max_norm| / ‖u‖₂).
+
+    Σx² and max_norm² are compared as Fractions, so the decision is exact for every kind of number;
+    `sqrt` is called only in the branch that clips, on Σ(x / max |x|)². Only the magnitude of
+    max_norm counts, so the rule is defined for every number.
+    """
+    limit = abs(max_norm)
+    if limit == math.inf:
+        return list(xs)
+    if not all(map(finite, xs)):
+        return rescaled(xs, norm(xs), limit)
+    if sum(Fraction(x) ** 2 for x in xs) <= Fraction(limit) ** 2:
+        return list(xs)
+    peak = max(abs(x) for x in xs)
+    return rescaled(xs, peak * sqrt(sum((x / peak) ** 2 for x in xs)), limit)
+
+
+def clip_by(xs: Vector, limit: Real, ord: Order = 2) -> list[Real]:
+    """u · min(1, limit / n), √(limit / n) for "var", with n = norm(u, ord).
+
+    The result has measure `limit`, except for "l0", which no scaling changes.
+    """
+    n = norm(xs, ord)
+    if n == 0 or n <= limit or limit == math.inf:
+        return list(xs)
+    return rescaled(xs, n, limit, ord)
+
+
+def normalize(xs: Vector, norm_value: Real = 1, ord: Order = 2) -> list[Real]:
+    """u · norm_value / n, √(norm_value / n) for "var", with n = norm(u, ord)."""
+    n = norm(xs, ord)
+    return list(xs) if n in (0, norm_value) else rescaled(xs, n, norm_value, ord)
+
+
+def centralize(xs: Vector) -> list[Real]:
+    """u − mean(u); a single entry is left alone."""
+    if len(xs) < 2:
+        return list(xs)
+    mean = statistics.mean(xs)
+    return [x - mean for x in xs]
+
+
+def standardize(xs: Vector, eps: Real = 1e-8, ulp: Real = 2.0**-52) -> list[Real]:
+    """(u − mean) / (std + eps), std unbiased; a single entry is left alone.
+
+    Entries equal up to rounding, std ≤ 4·ulp·|mean|, give zeros; `ulp` is the relative spacing of
+    the numbers the entries came from, 2⁻²³ for float32.
+    """
+    if len(xs) < 2:
+        return list(xs)
+    mean, std = statistics.mean(xs), norm(xs, "std")
+    if std <= 4 * ulp * abs(mean):
+        return [x - x for x in xs]
+    return [(x - mean) / (std + eps) for x in xs]
+
+
+def clip_percentile(xs: Vector, percentile: Real) -> list[Real]:
+    """Clamp to ±b, b = the ascending sorted |u| at index ⌊percentile · (len − 1) / 100⌋.
+
+    NaNs sort last, as in torch: those above the index stay what they are, and a NaN bound makes
+    every entry NaN.
+    """
+    if not xs:
+        return []
+    sizes = sorted((abs(x) for x in xs), key=lambda size: (size != size, size))
+    bound = sizes[math.floor(percentile * (len(xs) - 1) / 100)]
+    return clip_value(xs, -bound, bound) if bound == bound else [bound for _ in xs]
+
+
+def clip_rms(xs: Vector, max_rms: Real = 1) -> list[Real]:
+    """u / max(1, RMS(u) / max_rms), RMS(u) = ‖u‖₂ / √len."""
+    rms = norm(xs) / math.sqrt(len(xs)) if xs else 0
+    if rms == 0 or rms <= max_rms or max_rms == math.inf:
+        return list(xs)
+    return rescaled(xs, rms, max_rms)
+
+
+def soft_clip(xs: Vector, max_norm: Real, ord: Order = 2) -> list[Real]:
+    """u / (1 + n / max_norm), √ of that for "var", with n = norm(u, ord).
+
+    Written as u · max_norm / (max_norm + n): the measure of the result stays below max_norm.
+    """
+    n = norm(xs, ord)
+    if n == 0 or max_norm == math.inf:
+        return list(xs)
+    return rescaled(xs, max_norm + n, max_norm, ord)
+
+
+def delta_clip(xs: Vector, max_norm: Real, delta: Real = 1e-3, ord: Order = 2) -> list[Real]:
+    """u · min(1, max(delta, max_norm / n)), √ of that for "var", with n = norm(u, ord)."""
+    n = norm(xs, ord)
+    return clip_by(xs, max(max_norm, delta * n) if finite(n) else max_norm, ord)
+
+
+def sign(xs: Vector) -> list[Real]:
+    """−1, 0 or 1, entry by entry; NaN stays NaN (torch.sign turns it into 0 and so hides it)."""
+    return [x if x != x else (x > 0) - (x < 0) for x in xs]
+
+
+def nan_to_num(xs: Vector, nan: Real = 0, posinf: Real = 0, neginf: Real = 0) -> list[Real]:
+    """NaN, inf and −inf, entry by entry, become `nan`, `posinf` and `neginf`."""
+    return [x if finite(x) else nan if x != x else posinf if x > 0 else neginf for x in xs]
+
+
+def agc(g: Vector, w: Vector, clipping: Real = 0.01, eps: Real = 1e-3) -> list[Real]:
+    """g, or where ‖g‖ > limit = clipping · max(‖w‖, eps): g · limit / max(‖g‖, 1e-6), weights w."""
+    n, limit = norm(g), clipping * max(norm(w), eps)
+    return list(g) if n <= limit or limit == math.inf else rescaled(g, max(n, 1e-6), limit)
+
+
+def clippy(u: Vector, w: Vector, relative: Real = 0.1, absolute: Real = 1e-7) -> list[Real]:
+    """u · min(1, minᵢ (relative · |wᵢ| + absolute) / |uᵢ|), weights w; zeros have no say."""
+    most = [relative * abs(x) + absolute for x in w]
+    shares = [abs(x) / m if m else math.inf for x, m in zip(u, most, strict=True) if x != 0]
+    farthest = norm(shares, math.inf)
+    return list(u) if farthest <= 1 else rescaled(u, farthest, 1)

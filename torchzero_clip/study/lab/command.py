@@ -1,0 +1,57 @@
+"""python -m torchzero_clip lab run.csv: the lab."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import sys
+import webbrowser
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from torchzero_clip.study.lab.server import LabServer
+from torchzero_clip.study.lab.session import LabSession
+
+
+def command(given: Sequence[str]) -> Iterator[str]:
+    """The lines to print; between the first and the last, the page is there."""
+    parser = argparse.ArgumentParser(
+        "python -m torchzero_clip lab",
+        description="A page on this machine: what rules would have done to the norms of a run.",
+    )
+    add = parser.add_argument
+    add(
+        "run",
+        nargs="?",
+        type=Path,
+        help="a file with a column such as grad_norm: CSV or JSON lines, as of Recorder.to_csv, "
+        "TensorBoard or Weights & Biases; without it, recorded runs",
+    )
+    add("--norms", help="the column of the norms")
+    add("--follow", action="store_true", help="the run is on its way: look for more of it")
+    add("--port", type=int, default=0, help="of this machine; by default any that is free")
+    add("--no-browser", action="store_true", help="print the address, and open no browser")
+    options = parser.parse_args(given)
+    if options.follow and options.run is None:
+        parser.error("--follow needs the file of a run, such as run.csv")
+    try:
+        session = LabSession(options.run, options.norms, options.follow)
+        server = LabServer(session, options.port)
+    except (OSError, TypeError, ValueError, OverflowError) as error:
+        parser.error(str(error).removeprefix("Trace: "))
+    with server:
+        yield f"The lab is at {server.url}"
+        if options.no_browser or not (has_windows() and webbrowser.open(server.url)):
+            yield "Open this address in a browser on this machine."
+        yield "It ends when its page is closed, or with Ctrl-C."
+        with contextlib.suppress(KeyboardInterrupt):
+            server.serve_forever(poll_interval=0.1)
+    yield "The page was closed."
+
+
+def has_windows() -> bool:
+    """Whether a browser would be a window, and not take this terminal."""
+    if sys.platform in ("win32", "darwin"):
+        return True
+    return bool(os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"))
