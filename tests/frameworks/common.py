@@ -55,7 +55,9 @@ def need(name: str) -> Any:
     """The framework, or a skip that says what to do."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        return pytest.importorskip(name, reason=f"{name} is not installed: see CONTRIBUTING.md")
+        return pytest.importorskip(
+            name, reason=f"{name} is not installed: see tests/frameworks/README.md"
+        )
 
 
 def network() -> nn.Sequential:

@@ -39,7 +39,7 @@ def train(name: str, folder: Path, step: int) -> tuple[int, list[str]]:
 )
 def test_a_killed_training_ends_as_one_that_was_not(name: str, step: int, tmp_path: Path) -> None:
     if importlib.util.find_spec(name) is None:
-        pytest.skip(f"{name} is not installed: see CONTRIBUTING.md")
+        pytest.skip(f"{name} is not installed: see tests/frameworks/README.md")
     ended, whole = train(name, tmp_path / "whole", 0)
     assert (ended, len(whole)) == (0, 1)
     assert train(name, tmp_path / "killed", step) == (-signal.SIGKILL, [])

@@ -38,7 +38,7 @@ def lines_that_name_us(source: str) -> set[int]:
 @pytest.mark.parametrize("path", SCRIPTS, ids=script_id)
 def test_a_script_runs_and_prints_what_it_says(path: Path, tmp_path: Path) -> None:
     if importlib.util.find_spec(script_id(path)) is None:
-        pytest.skip(f"{script_id(path)} is not installed: see CONTRIBUTING.md")
+        pytest.skip(f"{script_id(path)} is not installed: see tests/frameworks/README.md")
     offline = {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "CUDA_VISIBLE_DEVICES": ""}
     done = subprocess.run(
         [sys.executable, "-W", "ignore", str(path)],

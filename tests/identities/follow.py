@@ -178,7 +178,9 @@ def numpy(tensor: Tensor) -> Any:
 
 def need(name: str) -> Any:
     """A library of the other side, or a skipped test."""
-    return pytest.importorskip(name, reason=f"{name} is not installed: see CONTRIBUTING.md")
+    return pytest.importorskip(
+        name, reason=f"{name} is not installed: see tests/identities/README.md"
+    )
 
 
 @contextlib.contextmanager
@@ -186,7 +188,7 @@ def official_package(repository: str) -> Iterator[None]:
     """A public repository, whose packages can be imported; the checkout lies in $OFFICIAL_CODE."""
     folder = Path(os.environ.get("OFFICIAL_CODE", ""), repository)
     if not os.environ.get("OFFICIAL_CODE") or not folder.is_dir():
-        pytest.skip(f"no {repository} in the folder $OFFICIAL_CODE: see CONTRIBUTING.md")
+        pytest.skip(f"no {repository} in the folder $OFFICIAL_CODE: see tests/identities/README.md")
     sys.path.insert(0, str(folder))
     try:
         yield
@@ -198,7 +200,9 @@ def official_path(repository: str, path: str) -> Path:
     """A file of a public repository; the checkout lies in $OFFICIAL_CODE."""
     file = Path(os.environ.get("OFFICIAL_CODE", ""), repository, path)
     if not file.is_file():
-        pytest.skip(f"no {repository}/{path} in the folder $OFFICIAL_CODE: see CONTRIBUTING.md")
+        pytest.skip(
+            f"no {repository}/{path} in the folder $OFFICIAL_CODE: see tests/identities/README.md"
+        )
     return file
 
 

@@ -3,7 +3,7 @@
     python -m tests.identities.record            # all that have no recording
     python -m tests.identities.record lamb lars  # these, again
 
-Run it in an environment that has the libraries; CONTRIBUTING.md, "Peers", makes one. A recording
+Run it in an environment that has the libraries; tests/peers/README.md makes one. A recording
 has the steps in each dtype, a digest of the inputs, and the versions that made it.
 """
 

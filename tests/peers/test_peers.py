@@ -1,6 +1,6 @@
 """The other side of `test_coming_from.py`: the libraries themselves, where they are installed.
 
-CONTRIBUTING.md, "Peers", says how; run with `-m peers`. To write down what they give:
+README.md says how; run with `-m peers`. To write down what they give:
 
     python -m tests.peers.test_peers            # the rows that have no numbers yet
     python -m tests.peers.test_peers "optax"    # those that begin so, again
@@ -70,7 +70,9 @@ nan = float("nan")
 def need(name: str) -> Any:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        return pytest.importorskip(name, reason=f"{name} is not installed: see CONTRIBUTING.md")
+        return pytest.importorskip(
+            name, reason=f"{name} is not installed: see tests/peers/README.md"
+        )
 
 
 class Model(nn.Module):

@@ -131,7 +131,7 @@ def test_groups_are_those_that_timm_gives(name: str) -> None:
 @pytest.mark.filterwarnings("ignore")  # theirs
 @pytest.mark.parametrize("name", SMALL)
 def test_they_are_those_of_the_optimizers_that_timm_makes(name: str) -> None:
-    pytest.importorskip("timm", reason="timm is not installed: see CONTRIBUTING.md")
+    pytest.importorskip("timm", reason="timm is not installed: see tests/peers/README.md")
     from timm.optim import create_optimizer_v2
 
     model = created(name)
@@ -144,7 +144,7 @@ def test_they_are_those_of_the_optimizers_that_timm_makes(name: str) -> None:
 
 
 def created(name: str) -> nn.Module:
-    timm = pytest.importorskip("timm", reason="timm is not installed: see CONTRIBUTING.md")
+    timm = pytest.importorskip("timm", reason="timm is not installed: see tests/peers/README.md")
     return timm.create_model(name, **SMALL[name])  # type: ignore[no-any-return]
 
 

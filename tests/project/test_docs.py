@@ -43,7 +43,7 @@ SAYS_SIZE = pytest.mark.filterwarnings("error:no LR:UserWarning")
 
 
 def pages() -> list[Any]:
-    """Pages of frameworks run where those are installed; CONTRIBUTING.md says how."""
+    """Pages of frameworks run where those are installed: tests/frameworks/README.md."""
     theirs = [pytest.mark.frameworks, pytest.mark.filterwarnings("ignore")]  # they warn a lot
     return [
         pytest.param(p, id=page_id(p), marks=theirs if "frameworks" in p.parts else [SAYS_SIZE])
@@ -340,8 +340,9 @@ def test_the_guide_lists_what_a_tensor_list_can_do() -> None:
     assert set(row.split(", ")) == methods
 
 
-def test_contributing_names_the_loop() -> None:
-    (name,) = re.findall(r"\*\*The loop\*\* is `(\w+)`", (ROOT / "CONTRIBUTING.md").read_text())
+def test_the_page_about_the_way_of_a_gradient_names_the_loop() -> None:
+    page = (ROOT / "docs" / "inside.md").read_text()
+    (name,) = re.findall(r"The loop is `(\w+)`", page)
     source = inspect.getsource(getattr(torchzero_clip.Modular, name))
     assert "for link in self.links:\n" in source
     assert "send(link, buckets)" in source
