@@ -14,40 +14,5 @@ from torchzero_clip.core.numbers import Numbers
 from torchzero_clip.core.state import counter, zeros_like_state
 from torchzero_clip.core.step import Step
 from torchzero_clip.core.tensorlist import TensorList
-from torchzero_clip.core.transform import Reach, TensorwiseTransform, Transform
+from torchzero_clip.core.transform import Reach, Successor, TensorwiseTransform, Transform
 from torchzero_clip.core.units import Units
-
-__all__ = [
-    "Bucket",
-    "Chain",
-    "Decision",
-    "Description",
-    "FusedKernel",
-    "Group",
-    "Live",
-    "Matrices",
-    "NormRule",
-    "Numbers",
-    "Ord",
-    "Reach",
-    "Scope",
-    "State",
-    "Step",
-    "TensorList",
-    "TensorwiseTransform",
-    "Transform",
-    "UnitState",
-    "Units",
-    "bind",
-    "count_step",
-    "counter",
-    "from_config",
-    "in_buckets",
-    "keep_number",
-    "prepare",
-    "run",
-    "send",
-    "to_config",
-    "transformed",
-    "zeros_like_state",
-]

@@ -11,8 +11,6 @@ import operator
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
-import torch
-from torch import Tensor
 from typing_extensions import Self, dataclass_transform
 
 from torchzero_clip.core.annotation import Allowed, read
@@ -102,57 +100,27 @@ class Description:
         """
         self._require(name, Allowed(int if integer else float, optional, Within(**bounds), length))
 
-    def _require(self, name: str, kind: Allowed) -> None:
-        value, several = getattr(self, name), kind.length is not None
-
-        def sentence() -> str:  # only where it is needed: to show a tensor is to read it
-            return f"{type(self).__name__}: {name} must be {kind}, got {value!r}"
-
-        if several:
-            if not isinstance(value, (tuple, list)):
-                raise TypeError(sentence())
-            if len(value) != kind.length:
-                raise ValueError(sentence())
-        for x in value if several else (value,):
-            if kind.optional and x is None:
-                continue
-            if isinstance(x, Tensor) and x.numel() == 1:
-                if x.device.type != "cpu" or torch.compiler.is_compiling():
-                    continue  # reading it would wait for the device
-                x = x.item()
-            if isinstance(x, bool) or not isinstance(
-                x, int if kind.number is int else (int, float)
-            ):
-                raise TypeError(sentence())
-            if not (kind.bounds or Within()).holds(x):
-                raise ValueError(sentence())
-
     def require_one_of(self, name: str, choices: tuple[Any, ...]) -> None:
         """Raise a sentence unless the argument is one of the choices."""
+        self._require(name, Allowed(choices=choices))
+
+    def _require(self, name: str, kind: Allowed) -> None:
         value = getattr(self, name)
-        if not any(value is c or (type(value) is type(c) and value == c) for c in choices):
-            raise ValueError(
-                f"{type(self).__name__}: {name} must be one of {list(choices)}, got {value!r}"
-            )
+        if (error := kind.error(value)) is not None:  # to show a tensor is to read it
+            raise error(f"{type(self).__name__}: {name} must be {kind}, got {value!r}")
 
     def _check_all(self) -> None:
-        """Truths are such, and numbers within their bounds, before `check` asks them; numbers
-        without bounds are such, whatever it looks at.
+        """Arguments are what their annotations say before `check` asks them; numbers without bounds
+        are such, whatever it looks at.
         """
-        for name, kind in self._kinds.items():
-            value = getattr(self, name)
-            truth = isinstance(value, bool) or (kind.optional and value is None)
-            if kind.choices:
-                self.require_one_of(name, kind.choices)
-            elif kind.bounds is not None:
+        kinds = self._kinds.items()
+        numbers = [name for name, x in kinds if x.bounds is None and x.held in (float, int)]
+        for name, kind in kinds:
+            if name not in numbers:
                 self._require(name, kind)
-            elif kind.number is bool and not truth:
-                words = "True, False or None" if kind.optional else "True or False"
-                raise TypeError(f"{type(self).__name__}: {name} must be {words}, got {value!r}")
         self.check()
-        for name, kind in self._kinds.items():
-            if kind.bounds is None and kind.number in (float, int):
-                self._require(name, kind)
+        for name in numbers:
+            self._require(name, self._kinds[name])
 
     def with_values(self, values: Mapping[str, Any]) -> Self:
         """A checked copy with other values in some fields; itself for its own numbers."""
@@ -190,14 +158,8 @@ class Description:
         return all(equal(getattr(self, name), getattr(other, name)) for name in names)
 
     def __hash__(self) -> int:
-        if "_hash" not in vars(self):
-            values = [getattr(self, name) for name in type(self).__dataclass_fields__]
-            plain = [value for value in values if isinstance(value, (int, float, str))]
-            vars(self)["_hash"] = hash((type(self), *plain))
-        return int(vars(self)["_hash"])
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in vars(self).items() if name != "_hash"}
+        values = [getattr(self, name) for name in type(self).__dataclass_fields__]
+        return hash((type(self), *[x for x in values if isinstance(x, (int, float, str))]))
 
     def __setattr__(self, name: str, value: Any) -> None:
         if self._finished:

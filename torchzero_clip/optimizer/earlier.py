@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from torchzero_clip.core.link import Link
-from torchzero_clip.core.transform import Earlier
+from torchzero_clip.core.transform import Earlier, Successor
 from torchzero_clip.optimizer.fingerprint import MARK, fingerprint, marks
 from torchzero_clip.optimizer.keys import GroupKeys
 
@@ -19,7 +19,10 @@ class Older:
     """A chain as older checkpoints have it: it makes groups and state of now from those of then."""
 
     def __init__(self, links: Sequence[Link]) -> None:
-        before = [link.transform.earlier() if link.transforms else None for link in links]
+        before = [
+            link.transform.earlier() if isinstance(link.transform, Successor) else None
+            for link in links
+        ]
         then = [
             Link(link.transform if was is None else was.transform, _path(link, was), ())
             for link, was in zip(links, before, strict=True)

@@ -29,13 +29,7 @@ class Heads(NamedTuple):
     rows: tuple[int, int] | None = None
 
 
-def row_factors(
-    found: Any,
-    shape: tuple[int, ...],
-    tau: float,
-    alpha: float,
-    name: str,
-) -> Tensor:
+def row_factors(found: Any, shape: tuple[int, ...], tau: float, alpha: float, name: str) -> Tensor:
     """What each row of a parameter with these heads is multiplied by."""
     heads = [found] if hasattr(found, "role") else list(found)
     parts, end = [], 0

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from typing import Annotated, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from torchzero_clip.core import Bucket, Group, Live, State, TensorList, Transform, zeros_like_state
-from torchzero_clip.core.bounds import NonNegative, Positive, Share, Within
+from torchzero_clip.core.bounds import AtLeastOne, NonNegative, Positive, Share
 from torchzero_clip.modules.descent import distance
 
 
@@ -52,13 +52,13 @@ class Prodigy(Transform):
     safeguard_warmup: bool = False
     d0: Positive = 1e-6
     d_coef: Live[Positive] = 1.0
-    growth_rate: Live[Annotated[float, Within(at_least=1)]] = math.inf
+    growth_rate: Live[AtLeastOne] = math.inf
 
     reads = ("lr",)
     complex = "refuse"
-    update_size = "own"
+    leaves = "own"
     shown = ("d",)
-    exact_state = ("start",)
+    state_kinds = {"start": "weights"}
     per_entry = pure = True
 
     def init(self, param: Tensor) -> dict[str, Tensor]:
