@@ -47,7 +47,7 @@ class InBasis(Transform):
         Vyas et al., "SOAP: improving and stabilizing Shampoo using Adam", arXiv 2409.11321.
     """
 
-    links: tuple[Transform, ...] = field(init=False)
+    links: tuple[Transform, ...] = field(default=(), init=False)
 
     inner = "chain"
     reach = "tensor"
