@@ -87,7 +87,7 @@ class Numbers:
         kind = type(tfm)
         for_model = kind.advance_model is not Transform.advance_model
         for_groups = kind.advance_group is not Transform.advance_group
-        if not ("step" in tfm.reads or for_model or for_groups):
+        if not (STEP in tfm.reads or for_model or for_groups):
             return
         if STEP in tfm.reads:
             self.model[STEP] = self.model[STEP] + 1

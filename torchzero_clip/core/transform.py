@@ -38,7 +38,7 @@ class Earlier(NamedTuple):
 
 
 class Successor:
-    """What a transform is besides that older checkpoints have otherwise."""
+    """What a transform inherits from as well, where older checkpoints have something else."""
 
     later_state: ClassVar[tuple[str, ...]] = ()
     """What is kept for a group that older checkpoints have not."""
@@ -145,7 +145,8 @@ class Transform(Description):
         """How far the rule looks, transforms inside it aside: what gets one tensor at a time, as
         `release` does, takes rules that reach no further. One that writes `step` must say so.
         """
-        return "tensor" if type(self).step.__module__ == __name__ else "model"
+        plain = type(self).step.__module__ == __name__  # one of those here, which only call update
+        return "tensor" if plain else "model"
 
     def fused(self, group: Group) -> FusedKernel | None:
         """The fused optimizer of torch that does `update` and the subtraction at once, if any."""
