@@ -62,18 +62,13 @@ class Description:
                     f"{cls.__name__}: the field '{field.name}' has the name of {holder}; "
                     "call it something else"
                 )
-        live, cls._kinds = list(cls.live), dict(cls._kinds)
-        for field in own:
-            live = [name for name in live if name != field.name]
-            cls._kinds.pop(field.name, None)
-            lives, kind = read(cls, field.name, field.type)
-            if kind is not None:
-                cls._kinds[field.name] = kind
-            if lives:
-                if field.name in RESERVED:
-                    raise TypeError(f"{cls.__name__}: '{field.name}' is taken in param_groups")
-                live.append(field.name)
-        cls.live = tuple(live)
+        said = {field.name: read(cls, field.name, field.type) for field in own}
+        live = [name for name, (lives, _) in said.items() if lives]
+        if taken := RESERVED.intersection(live):
+            raise TypeError(f"{cls.__name__}: '{min(taken)}' is taken in param_groups")
+        cls.live = (*[name for name in cls.live if name not in said], *live)
+        kinds = {**cls._kinds, **{name: kind for name, (_, kind) in said.items()}}
+        cls._kinds = {name: kind for name, kind in kinds.items() if kind is not None}
         known, ours = cls.registry.setdefault(cls.__name__, cls), __name__.partition(".")[0]
         if cls.__module__.startswith(ours) or not known.__module__.startswith(ours):
             cls.registry[cls.__name__] = cls  # a class elsewhere does not change what rules name

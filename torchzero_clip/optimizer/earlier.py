@@ -19,10 +19,9 @@ class Older:
     """A chain as older checkpoints have it: it makes groups and state of now from those of then."""
 
     def __init__(self, links: Sequence[Link]) -> None:
-        before = [
-            link.transform.earlier() if isinstance(link.transform, Successor) else None
-            for link in links
-        ]
+        those = [link for link in links if isinstance(link.transform, Successor)]
+        known = {link.path: link.transform.earlier() for link in those}
+        before = [known.get(link.path) for link in links]
         then = [
             Link(link.transform if was is None else was.transform, _path(link, was), ())
             for link, was in zip(links, before, strict=True)
