@@ -51,7 +51,7 @@ class Probe(Transform):
 
     seen: dict[int, Tensor] = field(default_factory=dict)
 
-    passes_gradient = True
+    leaves = "gradient"
 
     def step(self, buckets: list[Any]) -> list[Any]:
         buckets[0].step.skip.read("a skipped step has nothing to show")

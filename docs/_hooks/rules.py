@@ -95,7 +95,7 @@ def part(name):
     """The part of descent: what torch.optim has, what sets a size as those do, and the rest."""
     if hasattr(importlib.import_module("torch.optim"), name):
         return "torch"
-    return "directions" if public(name).update_size in ("ones", "own") else "descent"
+    return "directions" if public(name).leaves in ("ones", "own") else "descent"
 
 
 def criteria():
@@ -144,7 +144,7 @@ def settings():
         cells["release"] = released(entry)
         cells["attach"] = "✓" if entry.attaches else "no"
         made = [make() for make in entry.good.values()]
-        if all(x.goes_first for x in made):
+        if all(x.place == "first" for x in made):
             cells["guards"] = "–"
         if not any(keeps.get(type(tfm)) for x in made for tfm in x.walk()):
             cells["small state"] = "–"

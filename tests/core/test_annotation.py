@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import typing
+from collections.abc import Callable
 from typing import Annotated, Any, Literal
 
 import pytest
@@ -69,6 +71,9 @@ def test_live_inside_another_type_is_a_sentence(hint: Any) -> None:
         (Annotated[int, Within(at_least=2)], Allowed(int, bounds=Within(at_least=2))),
         (Live[tuple[Share, Share]], Allowed(float, False, Within(at_least=0, below=1), 2)),
         (tuple[Whole | None, Whole], Allowed(int, True, Within(at_least=0), 2)),
+        (Callable[[int], int], Allowed(Callable)),
+        (typing.Callable[..., Any] | None, Allowed(Callable, True)),
+        (Callable[[int], int] | int, None),
     ],
 )
 def test_what_may_stand_in_a_field_is_read_from_its_annotation(hint: Any, kind: Any) -> None:
@@ -114,6 +119,8 @@ class Bounded(Transform):
     later: Whole = 0
     odd: Annotated[int, Within(above=2)] = 3
     how: Literal["up", "down"] | None = None
+    fn: Callable[[float], float] = math.sqrt
+    other: Callable[[float], float] | None = None
 
     def update(self, u: Any, state: Any, group: Any) -> Any:
         return u
@@ -127,6 +134,9 @@ class Bounded(Transform):
         ("share", math.nan, "share must be a number at least 0 and below 1, got nan"),
         ("share", None, "share must be a number at least 0 and below 1, got None"),
         ("share", True, "share must be a number at least 0 and below 1, got True"),
+        ("fn", None, "fn must be a function, got None"),
+        ("fn", 2.0, "fn must be a function, got 2.0"),
+        ("other", "sqrt", "other must be a function or None, got 'sqrt'"),
         ("part", 1.1, "part must be a number at least 0 and at most 1, got 1.1"),
         ("size", 0, "size must be a number above 0 or None, got 0"),
         ("pair", (0.1,), r"pair must be 2 numbers, each at least 0, got (0.1,)"),

@@ -195,7 +195,7 @@ class Relative(TensorwiseTransform):
 
     floor: Live[float] = 1e-3
 
-    reads_params = True
+    reads = ("param",)
 
     def update_tensor(self, u, state, group):
         size = group["param"].to(u.dtype).square().mean().sqrt()
@@ -218,7 +218,7 @@ def test_update_tensor_has_its_parameter_where_the_class_says_so(compile, dtype)
 
 def test_the_parameter_stays_where_update_tensor_writes_its_update():
     class Shrink(TensorwiseTransform):
-        reads_params = True
+        reads = ("param",)
 
         def update_tensor(self, u, state, group):
             assert group["param"].data_ptr() != u.data_ptr()
@@ -381,7 +381,7 @@ class Averaging(Transform):
 class EveryThird(Transform):
     """s ← u in every third step, s as it is in others;   u ← s"""
 
-    counts_steps = True
+    reads = ("step",)
     pure = True
 
     def init(self, param):
@@ -545,8 +545,7 @@ class Fading(NormRule):
 
     dim: Scope = "global"
 
-    counts_steps = True
-    reads = ("lr",)
+    reads = ("lr", "step")
 
     def init_group(self):
         return {"c": 1.0}
@@ -636,7 +635,7 @@ class Polyak(Transform):
 
     least: Live[float] = 0.0
 
-    reads_loss = True
+    reads = ("loss",)
     pure = True
 
     def step(self, buckets):
@@ -712,7 +711,7 @@ def test_numbers_kept_once_move_in_a_step_that_torch_compiles():
 class Whitened(Transform):
     """u ← u / s, s the size of the first gradient, which moves nothing"""
 
-    starts_with_state = True
+    drops = "first"
     pure = True
 
     def init(self, param):

@@ -164,8 +164,8 @@ def test_a_field_may_not_have_the_name_of_anything_that_its_bases_have(base):
 @pytest.mark.parametrize(
     ("base", "names"),
     [
-        (Transform, ("complex", "inner", "drops", "goes_first", "passes_gradient")),
-        (Transform, ("reads_grads", "update", "init", "step", "check", "affine", "fused")),
+        (Transform, ("complex", "inner", "drops", "place", "leaves")),
+        (Transform, ("reads", "update", "init", "step", "check", "affine", "fused")),
         (NormRule, ("measure", "units", "scope", "sets_norm", "limit", "observe", "total")),
     ],
 )

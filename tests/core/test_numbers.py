@@ -14,7 +14,7 @@ class Counts(Transform):
     """Scales by the sum of the rates that it has seen, and keeps a product for each group."""
 
     rate: Live[float] = 0.5
-    counts_steps = True
+    reads = ("step",)
 
     def init_model(self) -> dict[str, float]:
         return {"sum": 0.0}

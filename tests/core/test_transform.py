@@ -133,7 +133,14 @@ def test_state_in_half_the_memory_is_wide_for_one_tensor_at_a_time_unless_a_rule
     assert rule.seen == seen
 
 
+def test_a_class_that_stands_behind_the_learning_rate_takes_no_target():
+    at_the_end = type("AtTheEnd", (Transform,), {"__module__": __name__, "place": "end"})
+    assert at_the_end().target == "update"
+    with pytest.raises(ValueError, match="AtTheEnd: target must be 'update', the step that is"):
+        at_the_end(target="grad")
+
+
 def test_a_class_that_says_separable_is_told_the_word_for_it_and_sees_all_tensors():
-    with pytest.warns(UserWarning, match='Said says separable = False, which is now reach = "mod'):
+    with pytest.warns(UserWarning, match="Said says separable, which is now reach, with 'model'"):
         rule = counting(separable=False)
     assert rule().reach == "model"

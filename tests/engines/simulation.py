@@ -215,7 +215,7 @@ class ClipNorm(ScopedRule):
     """u · min(1, max_norm / n)"""
 
     sets_norm, limit = False, "max_norm"
-    defaults: Live = {}  # noqa: RUF012
+    defaults: Live = {}
 
     def __init__(self, ord: Any = 2, **rest: Any) -> None:
         super().__init__(**{**self.defaults, **rest})
@@ -231,7 +231,7 @@ class Normalize(ClipNorm):
     """u · norm_value / n"""
 
     sets_norm, limit = True, "norm_value"
-    defaults: Live = {"norm_value": 1.0}  # noqa: RUF012
+    defaults: Live = {"norm_value": 1.0}
 
 
 class Centralize(ScopedRule):

@@ -531,7 +531,7 @@ def test_what_is_recorded_of_a_gradient_is_of_the_gradient_as_it_was(
     """A link that only keeps state, before another writes the gradients of a part of the model."""
 
     class Keep(Transform):
-        passes_gradient = True
+        leaves = "gradient"
 
         def init(self, param: Tensor) -> dict[str, Tensor]:
             return {"seen": torch.zeros_like(param)}
@@ -554,7 +554,7 @@ def test_what_is_recorded_of_a_gradient_is_of_the_gradient_as_it_was(
 
 
 class AddGrads(Transform):
-    reads_grads = True
+    reads = ("grads",)
 
     def update(self, u: Any, state: Any, group: Any) -> Any:
         return u.add_(group["grads"])

@@ -77,7 +77,7 @@ def optimizer(params: Named, *links: Transform, way: str = "eager") -> Modular:
 
 
 @pytest.mark.parametrize("way", WAYS)
-@sampled(lambda case: not case.make().goes_first)
+@sampled(lambda case: case.make().place != "first")
 def test_after_skipped_steps_the_run_is_what_it_would_have_been(case: Case, way: str):
     runs = []
     for with_bad in (True, False):

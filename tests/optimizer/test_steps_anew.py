@@ -241,7 +241,7 @@ FOUND: dict[str, tuple[Any, Any, tuple[str, ...]]] = {
     "a guard that gives up": (
         Chain(Guard(max_consecutive=3), LR(0.1)), None, ("Guard", "max_consecutive"),
     ),
-    "a count on the host": (Chain(Counting(), LR(0.1)), None, ("Counting", "counts_steps")),
+    "a count on the host": (Chain(Counting(), LR(0.1)), None, ("Counting", "reads = ('step',)")),
     "gradients that a clipper leaves out": (
         Chain(ClipNorm(1.0), Freeze(lambda name, p: p.dim() < 2)), None,
         ("requires_grad_(False)",),

@@ -92,7 +92,7 @@ def test_target_grad_after_an_update_is_an_error(producer):
 
 def test_target_grad_after_an_update_is_allowed_before_a_reader_of_gradients():
     class Agree(Transform):
-        reads_grads = True
+        reads = ("grads",)
 
         def update(self, u, state, group):
             return u.mul_(group["grads"])

@@ -28,8 +28,8 @@ ARGUMENTS = {
 class Whitened(Transform):
     """u ← u / s, half of it in odd steps; s the size of the first gradient, which moves nothing"""
 
-    starts_with_state = True
-    counts_steps = True
+    drops = "first"
+    reads = ("step",)
 
     def init(self, param: Tensor) -> dict[str, Tensor]:
         return {"size": zeros_like_state(param).fill_(torch.inf)}

@@ -57,7 +57,7 @@ UNEVEN = [(5, 7), (3, 2), (7, 5), (9, 4), (1, 6), (2, 3), (5, 7)]  # and empty o
 class Onto(TensorwiseTransform):
     """u ← u - w wᵀ u, done by the owner of the matrix, who needs the weights too"""
 
-    reads_params = True
+    reads = ("param",)
 
     def operations(self, param: Tensor) -> float:
         return 4.0 * param.shape[0] * param.numel()

@@ -282,7 +282,7 @@ class Aligned(NormRule):
 class Factored(TensorwiseTransform):
     """u ← u · RMS(w) / √v, of matrices with the means of rows and columns for v"""
 
-    reads_params = True
+    reads = ("param",)
 
     def init(self, param: Tensor) -> dict[str, Tensor | None]:
         shapes = (param.shape, None, None)

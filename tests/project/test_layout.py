@@ -249,7 +249,7 @@ def test_the_way_of_a_step_passes_through_the_links_of_the_chain():
 def test_lambdas_and_comprehensions_count_as_part_of_their_function():
     path = str(PACKAGE / "core" / "description.py")
     names = [name for _, _, name in house.functions(path)]
-    assert {"Description._require", "Description._require.sentence"} <= set(names)
+    assert {"_check_after_init", "_check_after_init.checked"} <= set(names)
     for first, last, name in house.functions(path):
         assert house.enclosing(path, first) == name
         assert house.enclosing(path, last).startswith(name)

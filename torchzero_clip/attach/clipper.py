@@ -81,7 +81,7 @@ class Clipper(Modular):
 
     def _start(self, step: Step) -> list[Bucket]:
         buckets = in_buckets(step)
-        reads = any([getattr(link.transform, "reads_grads", False) for link in self.keys.links])
+        reads = any(["grads" in getattr(link.transform, "reads", ()) for link in self.keys.links])
         for bucket in buckets:
             if bucket.grads.dtype == bucket.state_dtype and not reads:
                 bucket.update = bucket.writable_grads()  # it may as well flow there

@@ -4,35 +4,67 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import UnionType
 from typing import Annotated, Any, Literal, NamedTuple, TypeVar, Union, get_args, get_origin
+
+import torch
+from torch import Tensor
 
 from torchzero_clip.core.bounds import Within
 
 T = TypeVar("T")
 
 MARK = "torchzero_clip.Live"
-NAMES = re.compile(r"\b(Live|Within|NonNegative|Positive|Share|Fraction|Whole|Count)\b")
+NAMES = re.compile(r"\b(Live|Within|NonNegative|Positive|AtLeastOne|Share|Fraction|Whole|Count)\b")
 Live = Annotated[T, MARK]
 """`beta: Live[float]` is a hyperparameter that lives in `param_groups` and is read every step."""
 
 
 class Allowed(NamedTuple):
-    """What may stand in a field: a number, each in a tuple of `length`, or one of some choices."""
+    """What may stand in a field: a number, each in a tuple of `length`, a truth, a function, or one
+    of some choices.
+    """
 
-    number: type | None = None
+    held: Any = None
     optional: bool = False
     bounds: Within | None = None
     length: int | None = None
     choices: tuple[Any, ...] = ()
 
     def __str__(self) -> str:
+        if self.choices:
+            return f"one of {list(self.choices)}"
+        if self.held is bool:
+            return "True, False or None" if self.optional else "True or False"
         bounds = str(self.bounds or "")
-        kind = "an integer" if self.number is int else "a number"
+        kind = {int: "an integer", Callable: "a function"}.get(self.held, "a number")
         if self.length is not None:
             kind = f"{self.length} numbers" + ", each" * bool(bounds)
         return f"{kind} {bounds}".rstrip() + " or None" * self.optional
+
+    def error(self, value: Any) -> type[Exception] | None:
+        """The error that a value is, if it may not stand there."""
+        if self.length is not None:
+            if not isinstance(value, (tuple, list)):
+                return TypeError
+            errors = [self._replace(length=None).error(x) for x in value]
+            return ValueError if len(value) != self.length else next(filter(None, errors), None)
+        if self.optional and value is None:
+            return None
+        if self.choices:
+            same = [value is x or (type(value) is type(x) and value == x) for x in self.choices]
+            return None if any(same) else ValueError
+        if self.held in (bool, Callable):
+            fits = callable(value) if self.held is Callable else isinstance(value, bool)
+            return None if fits else TypeError
+        if isinstance(value, Tensor) and value.numel() == 1:
+            if value.device.type != "cpu" or torch.compiler.is_compiling():
+                return None  # reading it would wait for the device
+            value = value.item()
+        if isinstance(value, bool) or not isinstance(value, (int, self.held)):
+            return TypeError
+        return None if (self.bounds or Within()).holds(value) else ValueError
 
 
 def read(cls: type, name: str, hint: Any) -> tuple[bool, Allowed | None]:
@@ -71,7 +103,9 @@ def _evaluated(cls: type, hint: Any) -> Any:
 
 
 def kind_of(hint: Any) -> Allowed | None:
-    """What an annotation says, where it says float, int, bool or Literal, or bounds in a tuple."""
+    """What an annotation says, where it says float, int, bool, Callable or Literal, or bounds in a
+    tuple.
+    """
     inner, outer = _apart(hint)
     options = get_args(inner) if get_origin(inner) in (Union, UnionType) else (inner,)
     some = [option for option in options if option is not type(None)]
@@ -81,6 +115,8 @@ def kind_of(hint: Any) -> Allowed | None:
     optional, bounds = len(options) > 1, bounds or outer
     if get_origin(held) is Literal:
         return Allowed(optional=optional, choices=(*[None] * optional, *get_args(held)))
+    if Callable in (held, get_origin(held)):
+        return Allowed(Callable, optional)
     if held in (float, int, bool):
         return Allowed(held, optional, bounds)
     each = [kind_of(x) for x in get_args(held)] if get_origin(held) is tuple else []

@@ -34,6 +34,8 @@ NonNegative = Annotated[float, Within(at_least=0)]
 """A number of at least 0."""
 Positive = Annotated[float, Within(above=0)]
 """A number above 0."""
+AtLeastOne = Annotated[float, Within(at_least=1)]
+"""A number of at least 1."""
 Share = Annotated[float, Within(at_least=0, below=1)]
 """A number of at least 0 and below 1, as the memory of an average has."""
 Fraction = Annotated[float, Within(at_least=0, at_most=1)]

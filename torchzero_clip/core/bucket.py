@@ -19,7 +19,7 @@ from torchzero_clip.core.tensorlist import TensorList
 
 BEGUN = "begun"
 """The number in the state of a parameter that says whether it has begun at a link."""
-COUNTS = "counts on the host: set counts_steps for group['step'], and leave max_consecutive out"
+COUNTS = "counts on the host: say reads = ('step',) instead, and leave max_consecutive out"
 Origin: TypeAlias = Literal["gradient", "touched", "update"]
 """What flows: the gradient as it came, the gradient that links have looked at and may have
 scaled, or what a link has made of it."""
@@ -121,7 +121,7 @@ class Bucket:
     @u.setter
     def u(self, value: TensorList) -> None:
         tfm = self.bound.transform
-        made = tfm.target == "update" and not tfm.passes_gradient
+        made = tfm.target == "update" and tfm.leaves != "gradient"
         if self.origin != "update":
             self.origin = "update" if made else "touched"
         if tfm.target == "grad":

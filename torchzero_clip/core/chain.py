@@ -93,8 +93,11 @@ def send(link: Link, buckets: list[Bucket], init: bool = False) -> list[Bucket]:
     seen = [part for bucket in buckets for part in bucket.seen_by(link).alike()]
     tfm: Transform = link.transform
     for bucket in seen:
-        if tfm.complex == "refuse":
-            tfm.refuse_complex(bucket)
+        if tfm.complex == "refuse" and bucket.dtype.is_complex:
+            raise TypeError(
+                f"{type(tfm).__name__} has no meaning for complex parameters, got one of "
+                f"{bucket.dtype}; rules about norms, like ClipNorm, have one"
+            )
         bucket.make_state()
     if link.numbered:
         numbered(seen, advance=not init)

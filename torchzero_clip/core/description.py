@@ -11,8 +11,6 @@ import operator
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
-import torch
-from torch import Tensor
 from typing_extensions import Self, dataclass_transform
 
 from torchzero_clip.core.annotation import Allowed, read
@@ -64,18 +62,13 @@ class Description:
                     f"{cls.__name__}: the field '{field.name}' has the name of {holder}; "
                     "call it something else"
                 )
-        live, cls._kinds = list(cls.live), dict(cls._kinds)
-        for field in own:
-            live = [name for name in live if name != field.name]
-            cls._kinds.pop(field.name, None)
-            lives, kind = read(cls, field.name, field.type)
-            if kind is not None:
-                cls._kinds[field.name] = kind
-            if lives:
-                if field.name in RESERVED:
-                    raise TypeError(f"{cls.__name__}: '{field.name}' is taken in param_groups")
-                live.append(field.name)
-        cls.live = tuple(live)
+        said = {field.name: read(cls, field.name, field.type) for field in own}
+        live = [name for name, (lives, _) in said.items() if lives]
+        if taken := RESERVED.intersection(live):
+            raise TypeError(f"{cls.__name__}: '{min(taken)}' is taken in param_groups")
+        cls.live = (*[name for name in cls.live if name not in said], *live)
+        kinds = {**cls._kinds, **{name: kind for name, (_, kind) in said.items()}}
+        cls._kinds = {name: kind for name, kind in kinds.items() if kind is not None}
         known, ours = cls.registry.setdefault(cls.__name__, cls), __name__.partition(".")[0]
         if cls.__module__.startswith(ours) or not known.__module__.startswith(ours):
             cls.registry[cls.__name__] = cls  # a class elsewhere does not change what rules name
@@ -102,57 +95,27 @@ class Description:
         """
         self._require(name, Allowed(int if integer else float, optional, Within(**bounds), length))
 
-    def _require(self, name: str, kind: Allowed) -> None:
-        value, several = getattr(self, name), kind.length is not None
-
-        def sentence() -> str:  # only where it is needed: to show a tensor is to read it
-            return f"{type(self).__name__}: {name} must be {kind}, got {value!r}"
-
-        if several:
-            if not isinstance(value, (tuple, list)):
-                raise TypeError(sentence())
-            if len(value) != kind.length:
-                raise ValueError(sentence())
-        for x in value if several else (value,):
-            if kind.optional and x is None:
-                continue
-            if isinstance(x, Tensor) and x.numel() == 1:
-                if x.device.type != "cpu" or torch.compiler.is_compiling():
-                    continue  # reading it would wait for the device
-                x = x.item()
-            if isinstance(x, bool) or not isinstance(
-                x, int if kind.number is int else (int, float)
-            ):
-                raise TypeError(sentence())
-            if not (kind.bounds or Within()).holds(x):
-                raise ValueError(sentence())
-
     def require_one_of(self, name: str, choices: tuple[Any, ...]) -> None:
         """Raise a sentence unless the argument is one of the choices."""
+        self._require(name, Allowed(choices=choices))
+
+    def _require(self, name: str, kind: Allowed) -> None:
         value = getattr(self, name)
-        if not any(value is c or (type(value) is type(c) and value == c) for c in choices):
-            raise ValueError(
-                f"{type(self).__name__}: {name} must be one of {list(choices)}, got {value!r}"
-            )
+        if (error := kind.error(value)) is not None:  # to show a tensor is to read it
+            raise error(f"{type(self).__name__}: {name} must be {kind}, got {value!r}")
 
     def _check_all(self) -> None:
-        """Truths are such, and numbers within their bounds, before `check` asks them; numbers
-        without bounds are such, whatever it looks at.
+        """Arguments are what their annotations say before `check` asks them; numbers without bounds
+        are such, whatever it looks at.
         """
-        for name, kind in self._kinds.items():
-            value = getattr(self, name)
-            truth = isinstance(value, bool) or (kind.optional and value is None)
-            if kind.choices:
-                self.require_one_of(name, kind.choices)
-            elif kind.bounds is not None:
+        kinds = self._kinds.items()
+        numbers = [name for name, x in kinds if x.bounds is None and x.held in (float, int)]
+        for name, kind in kinds:
+            if name not in numbers:
                 self._require(name, kind)
-            elif kind.number is bool and not truth:
-                words = "True, False or None" if kind.optional else "True or False"
-                raise TypeError(f"{type(self).__name__}: {name} must be {words}, got {value!r}")
         self.check()
-        for name, kind in self._kinds.items():
-            if kind.bounds is None and kind.number in (float, int):
-                self._require(name, kind)
+        for name in numbers:
+            self._require(name, self._kinds[name])
 
     def with_values(self, values: Mapping[str, Any]) -> Self:
         """A checked copy with other values in some fields; itself for its own numbers."""
@@ -190,14 +153,8 @@ class Description:
         return all(equal(getattr(self, name), getattr(other, name)) for name in names)
 
     def __hash__(self) -> int:
-        if "_hash" not in vars(self):
-            values = [getattr(self, name) for name in type(self).__dataclass_fields__]
-            plain = [value for value in values if isinstance(value, (int, float, str))]
-            vars(self)["_hash"] = hash((type(self), *plain))
-        return int(vars(self)["_hash"])
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in vars(self).items() if name != "_hash"}
+        values = [getattr(self, name) for name in type(self).__dataclass_fields__]
+        return hash((type(self), *[x for x in values if isinstance(x, (int, float, str))]))
 
     def __setattr__(self, name: str, value: Any) -> None:
         if self._finished:

@@ -12,6 +12,9 @@ from torch import Tensor
 from torchzero_clip.core.engine import Group
 from torchzero_clip.core.state import statistic
 
+GIVEN = ("step", "loss", "grads", "param")
+"""What a transform may read in `group` that is no live value."""
+
 
 class Link:
     """A transform at its place: the path that names its state, and its keys in `param_groups`.
@@ -33,7 +36,7 @@ class Link:
         self.children = children
         self.transforms = hasattr(transform, "step")  # buckets are sent through no other
         self.numbered = self.transforms and (
-            transform.reads_loss or bool({**transform.model_numbers(), **transform.init_group()})
+            "loss" in transform.reads or bool(numbers_of_model(transform) | transform.init_group())
         )
         self.narrow = narrow
         self.keys: dict[str, str] = {}  # field -> key in param_groups; filled by GroupKeys
@@ -52,7 +55,7 @@ class Link:
         values = {name: settings[x.keys[name]] for name, x in owners.items()}
         for name in [name for name, value in values.items() if type(value) is int]:
             kind = owners[name].transform._kinds.get(name)  # 1 for a float is 1.0 to engines
-            if kind is not None and kind.number is float:
+            if kind is not None and kind.held is float:
                 values[name] = float(values[name])
         for name, other, at in self.transform.borrows:
             if values[name] is None:
@@ -112,7 +115,18 @@ class Link:
         }
         for name, like_params in self.state_names(param).items() if self.narrow else ():
             key = f"{self.path}/{name}"
-            narrows = like_params and name not in self.transform.exact_state
+            narrows = like_params and self.transform.state_kinds.get(name) != "weights"
             if narrows and full[key].dtype == torch.float32:
                 full[key] = full[key].to(torch.bfloat16)
         return full
+
+
+def numbers_of_model(tfm: Any) -> dict[str, float]:
+    """The numbers that are kept once for all groups: those of `init_model`, and the count."""
+    return {**({"step": 0.0} if "step" in tfm.reads else {}), **tfm.init_model()}
+
+
+def read_elsewhere(tfm: Any) -> list[str]:
+    """The live values of other links that a transform reads."""
+    borrowed = [other for name, other, _ in tfm.borrows if getattr(tfm, name) is None]
+    return borrowed + [name for name in getattr(tfm, "reads", ()) if name not in GIVEN]

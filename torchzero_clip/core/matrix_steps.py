@@ -23,22 +23,21 @@ class OfMatrices(Wrapped):
 
     def update(self, u: TensorList, state: State, group: Group) -> TensorList:
         matrices, rule = self.matrices, self.matrices.rule
+        reads = "param" in rule.reads
         live = {name: x for name, x in group.items() if name not in ("params", "grads")}
 
         def one(batch: Stack, pieces: list[Tensor]) -> Tensor:
             mine = {**live, "first": rule.refreshes and batch.begins}
-            mine |= {"param": pieces[1]} if rule.reads_params else {}
+            mine |= {"param": pieces[1]} if reads else {}
             matrices.keep(batch, rule.observe_matrix(pieces[0], batch.state, mine))
             for some in batch.parts(matrices.due) if rule.refreshes else ():
                 part = batch.part(some)
-                if rule.reads_params and batch.stacked:
-                    mine["param"] = pieces[1][some]
-                matrices.keep(part, rule.refresh_matrix(part.state, mine))
-            mine |= {"param": pieces[1]} if rule.reads_params else {}
+                theirs = {"param": pieces[1][some]} if reads and batch.stacked else {}
+                matrices.keep(part, rule.refresh_matrix(part.state, mine | theirs))
             return rule.update_tensor(pieces[0], batch.state, mine)
 
         u = u.own()
-        beside = [group["params"].tensors] if rule.reads_params else []
+        beside = [group["params"].tensors] if reads else []
         return u.copy_(TensorList(matrices.over([u.tensors, *beside], one)))
 
 

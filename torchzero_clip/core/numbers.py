@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from torchzero_clip.core.engine import Group
+from torchzero_clip.core.link import numbers_of_model
 from torchzero_clip.core.packs import copies, shares
 from torchzero_clip.core.private import foreach
 from torchzero_clip.core.tensors import wide
@@ -40,7 +41,7 @@ class Numbers:
         tfm = self._link.transform
         self._held: dict[tuple[int, str], Tensor] = {}
         every = range(len(self._step.groups))
-        self.model = self._loaded(every, tfm.model_numbers(), -1)
+        self.model = self._loaded(every, numbers_of_model(tfm), -1)
         indexes = sorted({bucket.part.index for bucket in buckets})
         self.groups = {i: self._loaded([i], tfm.init_group(), i) for i in indexes}
 
@@ -86,9 +87,9 @@ class Numbers:
         kind = type(tfm)
         for_model = kind.advance_model is not Transform.advance_model
         for_groups = kind.advance_group is not Transform.advance_group
-        if not (tfm.counts_steps or for_model or for_groups):
+        if not (STEP in tfm.reads or for_model or for_groups):
             return
-        if tfm.counts_steps:
+        if STEP in tfm.reads:
             self.model[STEP] = self.model[STEP] + 1
         if self.model and for_model:
             live = self._live(0, home)
@@ -136,7 +137,7 @@ def numbered(buckets: Sequence[Bucket], advance: bool) -> None:
         numbers.advance()
     for bucket in buckets:
         bucket.numbers = numbers.of(bucket)
-        if tfm.reads_loss and advance:
+        if "loss" in tfm.reads and advance:
             bucket.numbers["loss"] = step.mean_loss(bucket.bound.path, bucket.device)
 
 

@@ -13,8 +13,9 @@ from torchzero_clip.core.bucket import BEGUN, Bucket, begun
 from torchzero_clip.core.description import Description
 from torchzero_clip.core.engine import FusedKernel, Group, Rule, State, Wrapped, updated
 from torchzero_clip.core.lazy import Joined
+from torchzero_clip.core.link import numbers_of_model
 from torchzero_clip.core.matrix_steps import prepare_matrices, step_matrices
-from torchzero_clip.core.outside import warn
+from torchzero_clip.core.older_names import take_older_names
 from torchzero_clip.core.sharding import by_owners, full, layout_of, owners_of, part_of
 from torchzero_clip.core.tensorlist import TensorList
 
@@ -36,6 +37,17 @@ class Earlier(NamedTuple):
     state: Callable[[dict[str, Tensor], Group], dict[str, Tensor]]
 
 
+class Successor:
+    """What a transform inherits from as well, where older checkpoints have something else."""
+
+    later_state: ClassVar[tuple[str, ...]] = ()
+    """What is kept for a group that older checkpoints have not."""
+
+    def earlier(self) -> Earlier | None:
+        """What older checkpoints have in its place, if they are read."""
+        return None
+
+
 class Transform(Description):
     """One link of a chain. Write `update` (and `init` for state), or `step` to see the whole model.
 
@@ -50,54 +62,44 @@ class Transform(Description):
     name: str | None = field(default=None, kw_only=True)
     state_dtype: Literal["float32", "bfloat16"] | None = field(default=None, kw_only=True)
 
-    reads_grads: ClassVar[bool] = False
-    """Set where `update` reads `group["grads"]`, so that target="grad" links before it matter."""
-    passes_gradient: ClassVar[bool] = False
-    """Set where the update that leaves the link is still the gradient."""
+    reads: ClassVar[tuple[str, ...]] = ()
+    """What `group` shall have besides: live values of other links, as "lr", of which one link near
+    must own each; "step", how many steps the link has done, this one included, as a 0-dim tensor on
+    the device; "loss", that of the step, there too; "grads", which are there always, so that
+    target="grad" links before it matter."""
+    place: ClassVar[Literal["any", "first", "step", "end"]] = "any"
+    """Where the link stands: "first", where nothing has seen the gradients, as a guard; "step" says
+    that it is about the step or the weights, and has no meaning for a gradient that another
+    optimizer takes; and "end" that it stands behind LR besides, and sees what is subtracted."""
+    leaves: ClassVar[Literal["update", "gradient", "own", "ones", "set"]] = "update"
+    """What leaves the link: an update whose size depends on that of what enters; still the
+    "gradient"; or an update of a size of its "own", as behind Normalize, one with entries near one,
+    "ones", as behind Adam, or one whose size is "set" by a factor that the user gives, as LR."""
+    drops: ClassVar[bool | Literal["first"]] = False
+    """Set where parameters may be missing after the link, or the step may end. With "first" the
+    first gradient of a parameter makes state alone: `update` sees it, and then the parameter is
+    left out of the rest of the step, as one without gradient."""
     inner: ClassVar[Literal["chain", "branches"] | None] = None
     """How inner transforms see the update: "chain", all of it in turn; "branches", each some
     parameters; None, not at all."""
-    goes_first: ClassVar[bool] = False
-    """Set where the link must be the first to see the gradients, as a guard."""
-    update_size: ClassVar[Literal["follows", "own", "ones", "set"]] = "follows"
-    """What the size of the update that leaves depends on: on that of what enters; not on it, "own",
-    as behind Normalize, or with entries near one, "ones", as behind Adam; or, "set", on a factor
-    that the user gives, as LR."""
-    about_step: ClassVar[bool] = False
-    """Set where the link is about the step or the weights, and has no meaning for a gradient that
-    another optimizer takes."""
-    exact_state: ClassVar[tuple[str, ...]] = ()
-    """State in the shape of a parameter that is never kept in bfloat16, as weights."""
-    drops: ClassVar[bool] = False
-    """Set where parameters may be missing after the link, or the step may end."""
     complex: ClassVar[Literal["pairs", "whole", "refuse"]] = "pairs"
     """How `update` meets complex tensors: as pairs of real numbers, as they are, or not at all."""
-    starts_with_state: ClassVar[bool] = False
-    """Set where the first gradient of a parameter makes state alone: `update` sees it, and then the
-    parameter is left out of the rest of the step, as one without gradient."""
-    counts_steps: ClassVar[bool] = False
-    """Set where the link asks for `group["step"]`: how many steps it has done, this one included,
-    as a 0-dim tensor on the device."""
     widens: ClassVar[bool] = False
     """Set where a `step` of your own takes `bucket.u` in float32 where parameters are in half
     precision, as a link with state does."""
-    reads_loss: ClassVar[bool] = False
-    """Set where the link asks for `group["loss"]`, the loss of the step on the device."""
-    shown: ClassVar[tuple[str, ...]] = ()
-    """Numbers of the model that `metrics()` shows."""
-    turns: ClassVar[tuple[str, ...]] = ()
-    """State in the shape of a parameter that is linear in the update: `InBasis` turns it along."""
-    permutes: ClassVar[tuple[str, ...]] = ()
-    """State with an entry for each of the update, which `InBasis` sorts along."""
     per_entry: ClassVar[bool] = False
     """Set where `update` takes each entry by itself, with the state and the numbers of its tensor:
     on an accelerator it then goes over a model in parts, and takes little memory."""
+    state_kinds: ClassVar[Mapping[str, Literal["linear", "squares", "weights"]]] = {}
+    """What state in the shape of a parameter is: "linear" in the update, which `InBasis` turns
+    along; "squares", with an entry for each of the update's, which it sorts along; or "weights",
+    which are never kept in bfloat16."""
+    shown: ClassVar[tuple[str, ...]] = ()
+    """Numbers of the model that `metrics()` shows."""
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
-        if vars(cls).get("separable") is False:
-            warn(f'{cls.__name__} says separable = False, which is now reach = "model"')
-            cls.reach = "model"  # type: ignore[assignment, method-assign]
+        take_older_names(cls)
 
     def init(self, param: Tensor) -> Mapping[str, Any]:
         """The state of one parameter when its first gradient comes.
@@ -143,12 +145,8 @@ class Transform(Description):
         """How far the rule looks, transforms inside it aside: what gets one tensor at a time, as
         `release` does, takes rules that reach no further. One that writes `step` must say so.
         """
-        return "tensor" if type(self).step is Transform.step else "model"
-
-    @property
-    def reads(self) -> tuple[str, ...]:
-        """Live values of other links that `group` has too, as "lr": one link near must own each."""
-        return tuple([x for name, x, _ in self.borrows if getattr(self, name) is None])
+        plain = type(self).step.__module__ == __name__  # one of those here, which only call update
+        return "tensor" if plain else "model"
 
     def fused(self, group: Group) -> FusedKernel | None:
         """The fused optimizer of torch that does `update` and the subtraction at once, if any."""
@@ -162,53 +160,33 @@ class Transform(Description):
         """Transform the whole model; an empty list ends the step."""
         for bucket in buckets:
             bucket.apply(self)
-        return begun(buckets) if self.starts_with_state else buckets
+        return begun(buckets) if self.drops == "first" else buckets
 
     def prepare(self, buckets: list[Bucket]) -> list[Bucket]:
         """Make the state that `step` would make; returns what later links will see."""
-        for bucket in buckets if self.starts_with_state else ():
+        for bucket in buckets if self.drops == "first" else ():
             for state in bucket.param_states:
                 state.setdefault(f"{bucket.bound.path}/{BEGUN}", 0)
         return buckets
 
     def per_parameter(self, param: Tensor) -> dict[str, Any]:
         """The state in `optimizer.state[param]`: what `init` makes, and the numbers of its unit."""
-        return {**self.init(param), **({BEGUN: 0} if self.starts_with_state else {})}
-
-    def model_numbers(self) -> dict[str, float]:
-        """The numbers that are kept once for all groups: those of `init_model`, and the count."""
-        return {**({"step": 0.0} if self.counts_steps else {}), **self.init_model()}
+        return {**self.init(param), **({BEGUN: 0} if self.drops == "first" else {})}
 
     def per_group(self) -> dict[str, Any]:
         """The state that a rule keeps once for a group or for all groups."""
-        return {**self.model_numbers(), **self.init_group()}
+        return {**numbers_of_model(self), **self.init_group()}
 
-    def branches_of(self, name: str, param: Tensor) -> Sequence[int]:
-        """Which of the transforms inside a parameter goes through; `explain` asks."""
+    def ways(self, name: str, param: Tensor) -> Sequence[int] | None:
+        """The transforms inside that a parameter goes through, by their place; None where it takes
+        no part in what comes behind this link. `explain` asks.
+        """
         return range(len(list(self.children())))
-
-    def leaves_out(self, name: str, param: Tensor) -> bool:
-        """Whether a parameter takes no part in what comes behind this link; `explain` asks."""
-        return False
-
-    def earlier(self) -> Earlier | None:
-        """What older checkpoints have in its place, if they are read."""
-        return None
 
     def rule(self, bucket: Bucket) -> Rule:
         """The transform as engines take it: complex tensors reach `update` as pairs."""
-        if not bucket.part.dtype.is_complex or self.complex == "whole":
-            return self
-        self.refuse_complex(bucket)
-        return Pairs(self)
-
-    def refuse_complex(self, bucket: Bucket) -> None:
-        """Raise for complex parameters where the rule has no meaning for them."""
-        if self.complex == "refuse" and bucket.dtype.is_complex:
-            raise TypeError(
-                f"{type(self).__name__} has no meaning for complex parameters, got one of "
-                f"{bucket.dtype}; rules about norms, like ClipNorm, have one"
-            )
+        paired = self.complex == "pairs" and bucket.part.dtype.is_complex
+        return Pairs(self) if paired else self
 
     def check(self) -> None:
         if self.state_dtype == "bfloat16" and averages(self):
@@ -220,15 +198,19 @@ class Transform(Description):
             raise ValueError(
                 f"{type(self).__name__}: name must be a string without '/', got {self.name!r}"
             )
+        if self.place == "end" and self.target != "update":
+            raise ValueError(
+                f"{type(self).__name__}: target must be 'update', the step that is subtracted, got "
+                f"{self.target!r}"
+            )
 
 
-def check_step(tfm: Transform) -> None:
-    """Raise a sentence for a target that no link behind LR can have."""
-    if tfm.target != "update":
-        raise ValueError(
-            f"{type(tfm).__name__}: target must be 'update', the step that is subtracted, got "
-            f"{tfm.target!r}"
-        )
+def dropping(tfm: Transform) -> list[Transform]:
+    """The transforms, it and those inside, that may not return an update for every parameter in
+    every step, or that write gradients.
+    """
+    inside = [one for one in tfm.walk() if isinstance(one, Transform)]
+    return [one for one in inside if one.target == "grad" or one.place == "first" or one.drops]
 
 
 def averages(tfm: Any) -> bool:
@@ -240,21 +222,22 @@ class TensorwiseTransform(Transform):
     """A transform that needs one tensor at a time: write `update_tensor`."""
 
     complex = "whole"
-    reads_params: ClassVar[bool] = False
-    """Set where `update_tensor` asks for its parameter, `group["param"]`, in its own dtype."""
     batched: ClassVar[bool] = False
     """Set where the methods about a matrix also take a stack of them, with a first dim in `u` and
     in state: those of one shape are then one call. A class says so itself; it is not inherited."""
 
     def update_tensor(self, u: Tensor, state: dict[str, Tensor], group: Group) -> Tensor:
-        """The transformed update of one tensor; `u` may be written."""
+        """The transformed update of one tensor; `u` may be written.
+
+        With "param" in `reads`, `group["param"]` is the parameter, in its own dtype.
+        """
         raise NotImplementedError(f"{type(self).__name__} has no update_tensor")
 
     def update(self, u: TensorList, state: State, group: Group) -> TensorList:
         u = u.own()
         lists = {name: tensors.tensors for name, tensors in state.items()}
         groups = [group] * len(u)
-        if self.reads_params:
+        if "param" in self.reads:
             groups = [{**group, "param": p} for p in group["params"]]
         out = [
             self.update_tensor(t, {name: row[i] for name, row in lists.items()}, groups[i])
@@ -318,15 +301,11 @@ class TensorwiseTransform(Transform):
         """Whether the class has state that is renewed now and then."""
         return type(self).refresh_matrix is not TensorwiseTransform.refresh_matrix
 
-    @property
-    def reach(self) -> Reach:
-        return "tensor" if type(self).step is TensorwiseTransform.step else "model"
-
     def step(self, buckets: list[Bucket]) -> list[Bucket]:
         if not self.keeps_matrices:
             return super().step(buckets)
         buckets = step_matrices(self, buckets)
-        return begun(buckets) if self.starts_with_state else buckets
+        return begun(buckets) if self.drops == "first" else buckets
 
     def prepare(self, buckets: list[Bucket]) -> list[Bucket]:
         if self.keeps_matrices:
@@ -397,7 +376,7 @@ class Owned(Wrapped):
 
     def update(self, u: TensorList, state: State, group: Group) -> TensorList:
         live = {name: value for name, value in group.items() if name not in ("params", "grads")}
-        beside = [group["params"].tensors] if self.inner.reads_params else []
+        beside = [group["params"].tensors] if "param" in self.inner.reads else []
 
         def work(where: list[int], whole: list[Tensor], *params: list[Tensor]) -> list[Tensor]:
             lists = {name: x for name, x in live.items() if isinstance(x, list)}  # of parameters

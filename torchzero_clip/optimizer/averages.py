@@ -31,7 +31,7 @@ def check_order(links: Sequence[Link], seen: Link | None = None) -> Link | None:
         elif tfm.inner == "chain":
             seen = check_order(link.children, seen)
         else:
-            if seen is not None and (tfm.drops or not tfm.passes_gradient):
+            if seen is not None and (tfm.drops or tfm.leaves != "gradient"):
                 raise ValueError(
                     f"{seen.path} must see the step that is subtracted, and {link.path} behind it "
                     f"changes it: put {seen.path} behind {link.path}"

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from torchzero_clip.core.bucket import Bucket, in_buckets
+from torchzero_clip.core.link import read_elsewhere
 from torchzero_clip.core.private import traced
 from torchzero_clip.core.step import Step
 from torchzero_clip.core.tensors import is_sharded
@@ -36,7 +37,7 @@ class Behind(Modular):
     ) -> None:
         flat = [tfm for top in transforms for tfm in top.walk() if isinstance(tfm, Transform)]
         for tfm in flat:
-            if tfm.reads or not (averages(tfm) or tfm.inner in ("chain", "branches")):
+            if read_elsewhere(tfm) or not (averages(tfm) or tfm.inner in ("chain", "branches")):
                 raise ValueError(
                     f"attach: after= takes links that see nothing but the weights that a step has "
                     f"left, as WeightEMA(0.999), got {tfm!r}: it needs the step itself, in the "
@@ -73,7 +74,7 @@ class Behind(Modular):
         return buckets
 
     def _end(self, step: Step, buckets: list[Bucket]) -> None:
-        if any([not link.transform.passes_gradient for link in self.links]):
+        if any([link.transform.leaves != "gradient" for link in self.links]):
             subtract(buckets, self.rounding)
         buckets.clear()  # or the step would keep the update
 

@@ -20,7 +20,7 @@ NUMBER = re.compile(r"\b\d+\b")
 def way(links: Sequence[Link], name: str, p: Tensor) -> Iterator[Link]:
     """The links that act on a parameter, first to last; none come after one that leaves it out."""
     for link in [link for link in links if link.transforms]:
-        if link.transform.leaves_out(name, p):
+        if link.transform.ways(name, p) is None:
             return
         yield from _inside(link, name, p) if link.transform.inner else [link]
 
@@ -73,7 +73,7 @@ def _shares(optimizer: Any, split: Link) -> str:
     for _, name, p in [row for row in _named(optimizer) if row[-1].grad is not None]:
         square = norms.statistics([local(p.grad)], norms.NAMED["l2"]).square().sum().item()
         sharded = sharded or layout_of(p) is not None
-        for i in split.transform.branches_of(name, p)[:1]:
+        for i in split.transform.ways(name, p)[:1]:
             squares[split.children[i].path.rpartition("/")[2]] += square
     whole = sum(squares.values())
     if not (0 < whole < float("inf")):
@@ -102,7 +102,7 @@ def _divides(link: Link) -> bool:
 
 
 def _inside(link: Link, name: str, p: Tensor) -> Iterator[Link]:
-    for i in link.transform.branches_of(name, p):
+    for i in link.transform.ways(name, p) or ():
         yield from way(link.children[i : i + 1], name, p)
 
 

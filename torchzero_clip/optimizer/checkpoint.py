@@ -14,6 +14,7 @@ from torchzero_clip.core.sharding import local
 from torchzero_clip.core.state import share_vectors, statistic
 from torchzero_clip.core.step import Groups
 from torchzero_clip.core.stochastic import DRAWS, DROPPED
+from torchzero_clip.core.transform import Successor
 from torchzero_clip.optimizer.earlier import Older
 from torchzero_clip.optimizer.fingerprint import fingerprint, marks, other_arguments
 from torchzero_clip.optimizer.keys import GroupKeys
@@ -69,13 +70,12 @@ class Checkpoint:
 
     def _later(self, held: Mapping[str, Any], params: Sequence[Tensor]) -> dict[str, Tensor]:
         """What links keep in a group since after the checkpoint was saved, as it begins."""
-        paths = {key.rpartition("/")[0] for key in held if is_links(key)}
+        paths = {key.rpartition("/")[0] for key in held if is_links(key) and params}
         return {
             f"{link.path}/{name}": statistic(link.group_values()[name], params[0])
             for link in self.keys.links
-            for name in (
-                getattr(link.transform, "later_state", ()) if link.path in paths and params else ()
-            )
+            if link.path in paths and isinstance(link.transform, Successor)
+            for name in link.transform.later_state
         }
 
     def rows(self) -> Iterator[tuple[Any, Tensor, Mapping[str, Any]]]:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from torchzero_clip.core.link import Link
-from torchzero_clip.core.transform import Earlier
+from torchzero_clip.core.transform import Earlier, Successor
 from torchzero_clip.optimizer.fingerprint import MARK, fingerprint, marks
 from torchzero_clip.optimizer.keys import GroupKeys
 
@@ -19,7 +19,9 @@ class Older:
     """A chain as older checkpoints have it: it makes groups and state of now from those of then."""
 
     def __init__(self, links: Sequence[Link]) -> None:
-        before = [link.transform.earlier() if link.transforms else None for link in links]
+        those = [link for link in links if isinstance(link.transform, Successor)]
+        known = {link.path: link.transform.earlier() for link in those}
+        before = [known.get(link.path) for link in links]
         then = [
             Link(link.transform if was is None else was.transform, _path(link, was), ())
             for link, was in zip(links, before, strict=True)

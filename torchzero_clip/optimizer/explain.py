@@ -181,7 +181,7 @@ def _twin(optimizer: Any, make: Callable[..., Any]) -> Any:
     for link in twin.keys.links:
         if square and getattr(link.transform, "blocks", None) is not None:
             link.transform = link.acts = link.transform.with_values({"blocks": None})
-        if getattr(link.transform, "goes_first", False):  # a guard: all gradients are bad here
+        if getattr(link.transform, "place", "") == "first":  # a guard: all gradients are bad here
             link.transform = link.acts = link.transform.with_values({"max_consecutive": None})
     return twin
 

@@ -10,7 +10,8 @@ from typing import Any
 import torch
 
 from torchzero_clip.core.description import RESERVED, class_with, no_argument
-from torchzero_clip.core.link import Link
+from torchzero_clip.core.link import Link, read_elsewhere
+from torchzero_clip.core.transform import Successor
 from torchzero_clip.core.values import python_number
 
 SCHEDULER_KEYS = frozenset(
@@ -136,7 +137,7 @@ class GroupKeys:
 
     def _follow_reads(self, link: Link, now: Any) -> None:
         """Find the links whose live values the transform reads, as it is now."""
-        for name in getattr(now, "reads", ()):
+        for name in read_elsewhere(now):
             link.read[name] = _owner_for(link, name, self.owners.get(name, []))
 
     def refuse(self, key: str, value: Any) -> None:
@@ -149,7 +150,7 @@ class GroupKeys:
             if value is None or value is False or (isinstance(value, numbers.Real) and value == 0):
                 return
             for link in self.links:
-                was = link.transform.earlier() if link.transforms else None
+                was = link.transform.earlier() if isinstance(link.transform, Successor) else None
                 if was is not None and (name := was.live.get(key)):
                     raise ValueError(
                         f"a group sets {key}={value!r}: {link.path} calls it {link.keys[name]!r}"
@@ -166,7 +167,7 @@ class GroupKeys:
 
     def check_structure(self, tops: Sequence[Link]) -> None:
         """Refuse guards that do not come first, and clips of gradients that no link reads."""
-        guards = [link for link in self.links if getattr(link.transform, "goes_first", False)]
+        guards = [link for link in self.links if getattr(link.transform, "place", "") == "first"]
         for link in guards:
             if link not in tops[: len(guards)]:
                 raise ValueError(
@@ -181,7 +182,7 @@ class GroupKeys:
                 "update already, and no later link reads the gradient, so it would change nothing: "
                 f'move it to the front, give {blind[0][1]} target="grad" too, or use '
                 'target="update" (a class that reads group["grads"] says so with '
-                "reads_grads = True)"
+                'reads = ("grads",))'
             )
 
 
@@ -219,7 +220,7 @@ def _follow(
         tfm = link.transform
         if not link.transforms:
             continue
-        if tfm.reads_grads:
+        if "grads" in tfm.reads:
             blind.clear()
         if tfm.inner == "chain":
             produced = _follow(link.children, produced, blind)
@@ -227,7 +228,7 @@ def _follow(
             ends = [_follow([child], produced, blind) for child in link.children]
             produced = next((end for end in ends if end is not None), produced)
         elif tfm.target == "update":
-            produced = produced if tfm.passes_gradient else link.path
+            produced = produced if tfm.leaves == "gradient" else link.path
         elif produced is not None:
             blind.append((link.path, produced))
     return produced

@@ -229,7 +229,7 @@ def _rows(links: Sequence[Link]) -> list[list[Link]]:
     tops = [link for link in links if "/" not in link.path]
     rows = [[link] for link in links if link not in tops]
     for before, link in zip([None, *tops], tops, strict=False):
-        whole = before is not None and not before.transform.starts_with_state
+        whole = before is not None and before.transform.drops != "first"
         if before is not None and whole and _is_plain(before) and _is_plain(link):
             rows[-1].append(link)
         else:

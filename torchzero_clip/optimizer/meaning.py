@@ -53,14 +53,14 @@ class Flow:
                 self.send(link.children, True)
             elif kind == "branches":
                 self._branch(link.children)
-            elif tfm.update_size == "set" or "lr" in tfm.live:
+            elif tfm.leaves == "set" or "lr" in tfm.live:
                 self.factors.append(link)
                 self.behind = None
-            elif tfm.update_size != "follows":
+            elif tfm.leaves in ("own", "ones"):
                 self.lost += [(lr, link) for lr in self.factors if "lr" in lr.transform.live]
                 self.factors = []
-                self.behind = link if tfm.update_size == "ones" else None
-            elif isinstance(tfm, NormRule) and not (inside or tfm.about_step):
+                self.behind = link if tfm.leaves == "ones" else None
+            elif isinstance(tfm, NormRule) and tfm.place == "any" and not inside:
                 self.norms.append((link, self.behind))
         return self
 
@@ -120,13 +120,13 @@ def refuse_step(owner: str, links: Sequence[Link]) -> None:
     flat = [link for top in links for link in top.walk() if link.transforms]
     for link in flat:
         live = getattr(link.transform, "live", ())
-        if link.transform.about_step or "lr" in live:
+        if link.transform.place in ("step", "end") or "lr" in live:
             why = [words for key, words in OWN_SETTINGS.items() if key in live]
             behind = "it belongs behind LR in the chain of a Modular"
             _refuse(owner, link, "; ".join(why) or behind)
     for last in links[-1:]:
         factor = getattr(last.transform, "factor", 1.0)
-        if last.transform.update_size == "set" and _looks_like_a_rate(factor):
+        if last.transform.leaves == "set" and _looks_like_a_rate(factor):
             _refuse(owner, last, OWN_SETTINGS["lr"])
 
 
@@ -139,7 +139,7 @@ def sentences(optimizer: Any) -> Iterator[str]:
             yield _full(flow)
     yield from places(optimizer)
     if not optimizer._makes_steps:
-        for link in [link for link in optimizer.links if link.transform.update_size == "ones"]:
+        for link in [link for link in optimizer.links if link.transform.leaves == "ones"]:
             ones = f"{link.path} leaves entries near 1, whatever the gradient"
             yield f"{ones}, for the optimizer that steps next"
     for link, behind in flow.norms:
@@ -194,7 +194,7 @@ def _norms(groups: Sequence[Mapping[str, Any]], link: Link, behind: Link | None)
 def _clipped_before(optimizer: Any, rules: Sequence[Link]) -> Iterator[str]:
     """Whether the norm of the last step's gradients is a round number: somebody's limit."""
     measured = metrics_of(optimizer._records)
-    first = [link for link in optimizer.links if not link.transform.passes_gradient][:1]
+    first = [link for link in optimizer.links if link.transform.leaves != "gradient"][:1]
     for link in [link for link in rules if link in first]:
         norm = measured.get(f"{link.path}/norm")
         sliced = not (link.transform.scope is None or isinstance(link.transform.scope, str))

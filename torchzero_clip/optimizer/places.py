@@ -54,7 +54,7 @@ def _places(links: Sequence[Link]) -> Iterator[tuple[str, str]]:
         before = rate or direction
         if "lr" in tfm.live:
             rate = link
-        elif tfm.about_step and "weight_decay" in tfm.live:
+        elif tfm.place == "step" and "weight_decay" in tfm.live:
             if rate is not None:
                 yield _decay(link, rate)
             elif direction is not None and _scales_its_decay(direction.transform):
@@ -62,11 +62,11 @@ def _places(links: Sequence[Link]) -> Iterator[tuple[str, str]]:
                 way = f"leave it out, and give weight_decay to {direction.path}"
                 yield f"{path} behind {direction.path} {far}", way
             decays.append(link)
-        elif tfm.update_size == "ones":
+        elif tfm.leaves == "ones":
             for decay in decays:
                 joins = f"{decay.path} in front of {path} joins the gradient, as in torch's Adam"
                 yield f"{joins}; behind {path} it is that of AdamW", ""
-            if direction is not None and direction.transform.update_size == "ones":
+            if direction is not None and direction.transform.leaves == "ones":
                 yield f"{path} behind {direction.path} sees its updates, not the gradient", ""
             first, second = [*getattr(tfm, "betas", ()), 0.0, 1.0][:2]
             if not isinstance(first, Tensor) and first > second:
@@ -76,18 +76,18 @@ def _places(links: Sequence[Link]) -> Iterator[tuple[str, str]]:
                 twice = f"{path} behind {momentum.path} averages what is an average already"
                 yield f"{twice}: its first beta is the momentum of {path}", ""
             direction, decays = link, []
-        elif tfm.update_size == "own":
+        elif tfm.leaves == "own":
             direction, decays = link, []
-        elif tfm.update_size == "set" and before is not None and _number(tfm, "factor") < 0:
+        elif tfm.leaves == "set" and before is not None and _number(tfm, "factor") < 0:
             way = "updates are subtracted here, and take no minus; to maximize, put Scale(-1) first"
             yield f"{tfm!r} behind {before.path} turns the step around", way
-        elif tfm.drops and tfm.passes_gradient and not tfm.asks:
+        elif tfm.drops and tfm.leaves == "gradient" and not tfm.asks:
             if before is not None:
                 mean = f"{path} behind {before.path} takes the mean of updates, each of which"
                 yield f"{mean} {before.path} has made of a part of the batch", ""
             elif clip is not None:
                 yield f"{clip.path} in front of {path} limits parts of a batch, not their mean", ""
-        elif (isinstance(tfm, NormRule) and not tfm.about_step) or "value" in tfm.live:
+        elif (isinstance(tfm, NormRule) and tfm.place == "any") or "value" in tfm.live:
             clip = clip or link
             if rate is not None:
                 yield f"{path} stands behind {rate.path} and limits the step, not the gradient", ""
@@ -96,7 +96,7 @@ def _places(links: Sequence[Link]) -> Iterator[tuple[str, str]]:
 
 
 def _scales_its_decay(tfm: Any) -> bool:
-    return tfm.update_size == "own" and "weight_decay" in tfm.live
+    return tfm.leaves == "own" and "weight_decay" in tfm.live
 
 
 def _decay(link: Link, rate: Link) -> tuple[str, str]:

@@ -71,7 +71,7 @@ def too_far(links: Iterable[Link], limit: str) -> list[Link]:
     for link in links:
         rule = link.transform
         plain = isinstance(rule, NormRule) and type(rule).step is NormRule.step
-        if link.transforms and rule.reads_loss:
+        if link.transforms and "loss" in rule.reads:
             raise ValueError(
                 f"release: {link.path} needs the loss of each step, and gradients are used before "
                 "anybody can report it"

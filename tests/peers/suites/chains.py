@@ -54,7 +54,9 @@ class Published(Modular):
         if "weight_decay" not in defaults(self.method) and not arguments.get("weight_decay"):
             arguments = {k: value for k, value in arguments.items() if k != "weight_decay"}
         chain = named(self.method, **arguments)
-        compares = any(tfm.reads_grads for tfm in chain.walk())  # with the gradient, which turns
+        compares = any(
+            "grads" in tfm.reads for tfm in chain.walk()
+        )  # with the gradient, which turns
         front = [*[Scale(-1.0, target="grad" if compares else "update")] * turned, *self.front]
         if self.method not in MATRICES:
             return [*front, chain]

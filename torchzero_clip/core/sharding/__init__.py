@@ -24,27 +24,3 @@ from torchzero_clip.core.sharding.layout import (
 )
 from torchzero_clip.core.sharding.owners import by_owners, owners_of, route
 from torchzero_clip.core.sharding.ranks import all_coordinates, gather, ranks_of
-
-__all__ = [
-    "Layout",
-    "aligned_grads",
-    "all_coordinates",
-    "by_owners",
-    "collect",
-    "evenly",
-    "full",
-    "gather",
-    "hold",
-    "layout_of",
-    "local",
-    "owner_of",
-    "owners_of",
-    "part_of",
-    "place_of",
-    "rank_at",
-    "ranks_of",
-    "refuse_flat",
-    "route",
-    "spread",
-    "whole_of",
-]

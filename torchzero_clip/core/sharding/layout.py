@@ -54,10 +54,9 @@ class Layout:
         from torch.distributed.tensor import DTensor
 
         size, stride = torch.Size(self.shape), torch.empty(self.shape, device="meta").stride()
-        out: Tensor = DTensor.from_local(
+        return DTensor.from_local(
             part, self.mesh, self.placements, run_check=False, shape=size, stride=stride
         )
-        return out
 
     def whole(self, part: Tensor) -> Tensor:
         """The tensor of which this is the part here: a collective, and memory for all of it."""

@@ -41,7 +41,7 @@ class AdaGN(NormRule):
     dim: Scope = None
 
     sets_norm = True
-    update_size = "own"
+    leaves = "own"
     pure = True
 
     def init_unit(self) -> dict[str, Any]:

@@ -43,7 +43,7 @@ class TrustRatio(NormRule):
     bounds: Live[tuple[NonNegative, NonNegative]] = (0.0, math.inf)
 
     sets_norm = True
-    update_size = "own"
+    leaves = "own"
     pure = True
 
     def check(self) -> None:

@@ -9,7 +9,6 @@ from torch import Tensor
 
 from torchzero_clip.core import Group, Live, State, TensorList, Transform, counter
 from torchzero_clip.core.bounds import Count, Fraction
-from torchzero_clip.core.transform import check_step
 from torchzero_clip.modules.averages.following import begun, follow
 
 
@@ -39,13 +38,9 @@ class Lookahead(Transform):
     alpha: Live[Fraction] = 0.5
     start: Literal["weights", "sync"] = "weights"
 
-    about_step = True
+    place = "end"
     pure = True
     per_entry = True
-
-    def check(self) -> None:
-        super().check()
-        check_step(self)
 
     def init(self, param: Tensor) -> dict[str, Tensor]:
         return {"step": counter(param), "slow": begun(param)}

@@ -9,7 +9,6 @@ from torch import Tensor
 
 from torchzero_clip.core import Group, Live, State, TensorList, Transform
 from torchzero_clip.core.bounds import NonNegative, Within
-from torchzero_clip.core.transform import check_step
 from torchzero_clip.modules.averages.following import begun
 
 
@@ -46,17 +45,13 @@ class ScheduleFree(Transform):
     rectified: bool = False
 
     borrows = (("beta", "betas", 0),)
-    about_step = True
+    place = "end"
     pure = True
     per_entry = True
 
-    def check(self) -> None:
-        super().check()
-        check_step(self)
-
     @property
-    def reads(self) -> tuple[str, ...]:
-        return ("lr", *(("betas",) if self.rectified else super().reads))
+    def reads(self) -> tuple[str, ...]:  # type: ignore[override]
+        return ("lr", "betas") if self.rectified else ("lr",)
 
     def init(self, param: Tensor) -> dict[str, Tensor]:
         return {"z": begun(param)}
@@ -97,5 +92,4 @@ class ScheduleFree(Transform):
 
 def _weight(step: Tensor, largest: Tensor, group: Group) -> Tensor:
     """The weight of z in the average, after so many steps and at the largest rate so far."""
-    weight: Tensor = step ** group["r"] * largest ** group["weight_lr_power"]
-    return weight
+    return step ** group["r"] * largest ** group["weight_lr_power"]

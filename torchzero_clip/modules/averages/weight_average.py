@@ -7,7 +7,6 @@ from torch import Tensor
 
 from torchzero_clip.core import Group, State, TensorList, Transform, counter
 from torchzero_clip.core.bounds import Count, Whole
-from torchzero_clip.core.transform import check_step
 from torchzero_clip.modules.averages.following import begun, follow
 
 
@@ -36,14 +35,10 @@ class WeightAverage(Transform):
     start: Whole = 0
     every: Count = 1
 
-    about_step = True
-    passes_gradient = True
+    place = "end"
+    leaves = "gradient"
     pure = True
     per_entry = True
-
-    def check(self) -> None:
-        super().check()
-        check_step(self)
 
     def init(self, param: Tensor) -> dict[str, Tensor]:
         return {"step": counter(param), "mean": begun(param)}

@@ -7,7 +7,6 @@ from torch import Tensor
 
 from torchzero_clip.core import Group, Live, State, TensorList, Transform, counter
 from torchzero_clip.core.bounds import Count, Share
-from torchzero_clip.core.transform import check_step
 from torchzero_clip.modules.averages.following import begun, follow
 
 
@@ -39,14 +38,10 @@ class WeightEMA(Transform):
     every: Count = 1
     warmup: bool = False
 
-    about_step = True
-    passes_gradient = True
+    place = "end"
+    leaves = "gradient"
     pure = True
     per_entry = True
-
-    def check(self) -> None:
-        super().check()
-        check_step(self)
 
     def init(self, param: Tensor) -> dict[str, Tensor]:
         return {"step": counter(param), "ema": begun(param)}

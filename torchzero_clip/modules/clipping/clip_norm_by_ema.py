@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
 from torchzero_clip.core import Bucket, Live, NormRule, Ord, Scope, UnitState, zeros_like_state
-from torchzero_clip.core.bounds import NonNegative, Share, Within
+from torchzero_clip.core.bounds import AtLeastOne, NonNegative, Share
 
 
 class ClipNormByEMA(NormRule):
@@ -39,7 +39,7 @@ class ClipNormByEMA(NormRule):
     ord: Ord = 2
     eps: Live[NonNegative] = 1e-6
     tensorwise: bool = True
-    max_ema_growth: Live[Annotated[float, Within(at_least=1)] | None] = 1.5
+    max_ema_growth: Live[AtLeastOne | None] = 1.5
     ema_init: Literal["zeros", "update"] = "zeros"
     dim: Scope = None
 

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from torchzero_clip.core import Group, Live, NormRule, Ord, Scope, UnitState
+from torchzero_clip.core.bounds import AtLeastOne, NonNegative
 
 
 class ClipNormGrowth(NormRule):
@@ -33,10 +34,10 @@ class ClipNormGrowth(NormRule):
         >>> opt = Modular(model.parameters(), ClipNormGrowth(dim="global"), Adam(), LR(1e-3))
     """  # noqa: E501
 
-    add: Live[float | None] = None
-    mul: Live[float | None] = 1.5
-    min_value: Live[float | None] = 1e-4
-    max_decay: Live[float | None] = 2.0
+    add: Live[NonNegative | None] = None
+    mul: Live[AtLeastOne | None] = 1.5
+    min_value: Live[NonNegative | None] = 1e-4
+    max_decay: Live[AtLeastOne | None] = 2.0
     ord: Ord = 2
     parameterwise: bool = True
     dim: Scope = None
@@ -78,10 +79,6 @@ class ClipNormGrowth(NormRule):
 
 
 def check_growth(rule: Any) -> None:
-    """The arguments that both growth rules share."""
-    rule.require("add", at_least=0, optional=True)
-    rule.require("mul", at_least=1, optional=True)
-    rule.require("min_value", at_least=0, optional=True)
-    rule.require("max_decay", at_least=1, optional=True)
+    """Raise a sentence for a rule without a bound."""
     if rule.add is None and rule.mul is None:
         raise ValueError(f"{type(rule).__name__}: give add or mul, got None for both")

@@ -10,6 +10,7 @@ from torch import Tensor
 from torchzero_clip.core import Bucket, Group, Live, State, TensorList, Transform, zeros_like_state
 from torchzero_clip.core.bounds import Share
 from torchzero_clip.core.chain import prepare, transformed
+from torchzero_clip.core.transform import dropping
 
 
 class ClipValueByEMA(Transform):
@@ -48,11 +49,7 @@ class ClipValueByEMA(Transform):
             return
         if not isinstance(tfm, Transform):
             raise TypeError(f"ClipValueByEMA: ema_tfm must be a Transform or None, got {tfm!r}")
-        inner = [one for one in tfm.walk() if isinstance(one, Transform)]
-        if any(
-            one.target == "grad" or one.goes_first or one.drops or one.starts_with_state
-            for one in inner
-        ):
+        if dropping(tfm):
             raise ValueError(
                 "ClipValueByEMA: ema_tfm makes a bound of every average in every step, so nothing "
                 'in it may have target="grad", drop parameters or end the step, as Freeze, '

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from torchzero_clip.core import Group, Live, State, TensorList, Transform, zeros_like_state
+from torchzero_clip.core.bounds import AtLeastOne, NonNegative
 from torchzero_clip.modules.clipping.clip_norm_growth import check_growth
 
 
@@ -30,10 +31,10 @@ class ClipValueGrowth(Transform):
         >>> opt = Modular(model.parameters(), ClipValueGrowth(), Momentum(0.9), LR(1e-2))
     """  # noqa: E501
 
-    add: Live[float | None] = None
-    mul: Live[float | None] = 1.5
-    min_value: Live[float | None] = 1e-4
-    max_decay: Live[float | None] = 2.0
+    add: Live[NonNegative | None] = None
+    mul: Live[AtLeastOne | None] = 1.5
+    min_value: Live[NonNegative | None] = 1e-4
+    max_decay: Live[AtLeastOne | None] = 2.0
 
     complex = "refuse"
     per_entry = True

@@ -40,7 +40,7 @@ class Normalize(NormRule):
     per_shape: Literal["sqrt_min", "sqrt_rows"] | None = None
 
     sets_norm = True
-    update_size = "own"
+    leaves = "own"
     pure = True
 
     def check(self) -> None:

@@ -23,7 +23,7 @@ class Sign(Transform):
     """
 
     complex = "refuse"
-    update_size = "ones"
+    leaves = "ones"
     per_entry = True
     pure = True
 

@@ -40,7 +40,7 @@ class Standardize(NormRule):
     complex = "whole"
     pure = True
 
-    update_size = "own"
+    leaves = "own"
 
     def step(self, buckets: list[Bucket]) -> list[Bucket]:
         units = self.units(buckets)

@@ -42,7 +42,7 @@ class AdEMAMix(Transform):
     alpha_warmup: Live[Count | None] = None
     beta3_warmup: Live[Count | None] = None
 
-    update_size = "ones"
+    leaves = "ones"
     per_entry = True
     pure = True
 

@@ -33,7 +33,7 @@ class AdaBelief(Transform):
     eps: Live[NonNegative] = 1e-16
     rectify: bool = True
 
-    update_size = "ones"
+    leaves = "ones"
     pure = True
     per_entry = True
 

@@ -28,7 +28,7 @@ class Adadelta(Transform):
     rho: Live[Share] = 0.9
     eps: Live[NonNegative] = 1e-6
 
-    update_size = "own"
+    leaves = "own"
     pure = True
     per_entry = True
 

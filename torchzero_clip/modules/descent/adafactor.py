@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from torchzero_clip.core import Bucket, Group, Live, NormRule, counter
-from torchzero_clip.core.bounds import NonNegative, Within
+from torchzero_clip.core.bounds import AtLeastOne, NonNegative, Within
 from torchzero_clip.modules.descent.factored import Factored
 
 SECOND = Factored("row_var", "col_var", "variance")
@@ -40,12 +40,12 @@ class Adafactor(NormRule):
 
     beta2_decay: Live[Annotated[float, Within(at_most=0)]] = -0.8
     eps: Live[tuple[NonNegative | None, NonNegative]] = (None, 1e-3)
-    d: Live[Annotated[float, Within(at_least=1)]] = 1.0
+    d: Live[AtLeastOne] = 1.0
 
     ord = "rms"
     reads = ("lr",)
     complex = "refuse"
-    update_size = "ones"
+    leaves = "ones"
     pure = True
 
     def check(self) -> None:

@@ -41,8 +41,8 @@ class Adagrad(Transform):
     initial_accumulator_value: NonNegative = 0.0
     eps: Live[NonNegative] = 1e-10
 
-    permutes = ("sum",)
-    update_size = "own"
+    state_kinds = {"sum": "squares"}
+    leaves = "own"
     per_entry = True
     pure = True
 

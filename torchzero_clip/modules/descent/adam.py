@@ -41,9 +41,8 @@ class Adam(Transform):
     bias_correction: bool = True
     momentum: bool = True
 
-    turns = ("exp_avg",)
-    permutes = ("exp_avg_sq", "max_exp_avg_sq")
-    update_size = "ones"
+    state_kinds = {"exp_avg": "linear", "exp_avg_sq": "squares", "max_exp_avg_sq": "squares"}
+    leaves = "ones"
     per_entry = True
     pure = True
 

@@ -35,9 +35,8 @@ class AdamAtan2(Transform):
     a: Live[NonNegative] = 1.27
     b: Live[NonNegative] = 1.0
 
-    turns = ("exp_avg",)
-    permutes = ("exp_avg_sq",)
-    update_size = "ones"
+    state_kinds = {"exp_avg": "linear", "exp_avg_sq": "squares"}
+    leaves = "ones"
     pure = True
     per_entry = True
 

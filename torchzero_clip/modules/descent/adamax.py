@@ -29,7 +29,7 @@ class Adamax(Transform):
     betas: Live[tuple[Share, Share]] = (0.9, 0.999)
     eps: Live[NonNegative] = 1e-8
 
-    update_size = "ones"
+    leaves = "ones"
     pure = True
     per_entry = True
 

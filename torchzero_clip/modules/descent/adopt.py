@@ -38,7 +38,7 @@ class ADOPT(Transform):
     weight_decay: Live[NonNegative] = 0.0
     decouple: bool = True
 
-    update_size = "ones"
+    leaves = "ones"
     pure = True
     per_entry = True
 

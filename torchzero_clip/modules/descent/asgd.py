@@ -37,8 +37,7 @@ class ASGD(Transform):
     alpha: Live[NonNegative] = 0.75
     t0: Live[NonNegative] = 1e6
 
-    update_size = "set"
-    about_step = True
+    leaves = "set"
     pure = True
     per_entry = True
 

@@ -40,7 +40,7 @@ class CAME(NormRule):
 
     ord = "rms"
     complex = "refuse"
-    update_size = "ones"
+    leaves = "ones"
     pure = True
 
     def init(self, param: Tensor) -> dict[str, Tensor]:

@@ -23,7 +23,8 @@ class Cautious(Transform):
         arXiv 2411.16085.
     """
 
-    reads_grads = widens = per_entry = True
+    reads = ("grads",)
+    widens = per_entry = True
     reach = "tensor"
     pure = True
 

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import math
-from typing import Annotated
 
 from torch import Tensor
 
 from torchzero_clip.core import Bucket, Group, Live, State, TensorList, Transform, zeros_like_state
-from torchzero_clip.core.bounds import NonNegative, Positive, Share, Within
+from torchzero_clip.core.bounds import AtLeastOne, NonNegative, Positive, Share
 from torchzero_clip.modules.descent import distance
 
 
@@ -47,11 +46,11 @@ class DAdaptAdam(Transform):
     decouple: bool = True
     use_bias_correction: bool = False
     d0: Positive = 1e-6
-    growth_rate: Live[Annotated[float, Within(at_least=1)]] = math.inf
+    growth_rate: Live[AtLeastOne] = math.inf
     layer_scale: Live[NonNegative] = 1.0
 
     complex = "refuse"
-    update_size = "own"
+    leaves = "own"
     shown = ("d",)
     per_entry = pure = True
 
@@ -62,7 +61,7 @@ class DAdaptAdam(Transform):
         return {"d": self.d0, "numerator": 0.0, "step": 0.0}
 
     def step(self, buckets: list[Bucket]) -> list[Bucket]:
-        units, numbers = distance.begin(buckets, self.decouple)
+        units, numbers = distance.begin(buckets)
         d, numerator = [numbers.model[name] for name in ("d", "numerator")]
         lr, on, correction = distance.rates(units, numbers, self.use_bias_correction)
         rate, scale = d * lr * correction, distance.vector(units.each("layer_scale"), d)
@@ -81,6 +80,7 @@ class DAdaptAdam(Transform):
         return distance.move(self, units, decay=decay, rate=(size > 0) * on, v=second, **vectors)
 
     def update(self, u: TensorList, state: State, group: Group) -> TensorList:
+        u = distance.decayed(u, group, self.decouple)
         return distance.adam(u, state, group, self.decouple)
 
 

@@ -19,15 +19,14 @@ from torchzero_clip.core.norms import NAMED
 AVERAGES = ("exp_avg", "exp_avg_sq", "s")
 
 
-def begin(buckets: Sequence[Bucket], decouple: bool) -> tuple[Units, Numbers]:
-    """The groups of a step, and the numbers of the model. The decay joins u unless it is apart."""
-    for bucket in buckets if not decouple else ():
-        bucket.u = bucket.view(_decayed)
+def begin(buckets: Sequence[Bucket]) -> tuple[Units, Numbers]:
+    """The groups of a step, and the numbers of the model."""
     return Units(buckets, "group", NAMED["l1"]), Numbers(buckets)
 
 
-def _decayed(u: TensorList, state: State, group: Group) -> TensorList:
-    return u.add(group["params"], alpha=group["weight_decay"])
+def decayed(u: TensorList, group: Group, decouple: bool) -> TensorList:
+    """u with the decay that joins it, unless that is apart."""
+    return u if decouple else u.add(group["params"], alpha=group["weight_decay"])
 
 
 def vector(values: Sequence[Any], like: Tensor) -> Tensor:
@@ -62,14 +61,23 @@ def of_model(units: Units) -> Group:
 
 def total(units: Units, function: Callable[..., TensorList], **vectors: Tensor) -> Tensor:
     """The sum over the whole model of what a function makes of each entry."""
-    lists = [bucket.view(function, units, **vectors) for bucket in units.buckets]
-    return _as_one(units).sums_of(lists)[0]
+    return _as_one(units).sums_of(_views(units, function, vectors))[0]
 
 
 def size(units: Units, **vectors: Tensor) -> Tensor:
     """‖s‖₁ of the whole model, after this step."""
-    lists = [bucket.view(_summed, units, **vectors) for bucket in units.buckets]
-    return _as_one(units).norms_of(lists)[0]
+    return _as_one(units).norms_of(_views(units, _summed, vectors))[0]
+
+
+def _views(
+    units: Units, function: Callable[..., TensorList], vectors: dict[str, Tensor]
+) -> list[TensorList]:
+    decouple = units.buckets[0].bound.transform.decouple
+
+    def entered(u: TensorList, state: State, group: Group) -> TensorList:
+        return function(decayed(u, group, decouple), state, group)
+
+    return [bucket.view(entered, units, **vectors) for bucket in units.buckets]
 
 
 def _summed(u: TensorList, state: State, group: Group) -> TensorList:
@@ -101,11 +109,11 @@ def move(rule: Transform, units: Units, **vectors: Any) -> list[Bucket]:
     return units.buckets
 
 
-def adam(u: TensorList, state: State, group: Group, decays: bool) -> TensorList:
+def adam(u: TensorList, state: State, group: Group, decouple: bool) -> TensorList:
     """u ← rate · (m / (√v + eps) + decay · w), once u is in m and s, and u² in v."""
     m = state["exp_avg"].mul_(group["keep_m"]).add_(u, alpha=group["take_m"])
     state["s"].mul_(group["keep_s"]).add_(u, alpha=group["take_s"])
     v = state["exp_avg_sq"].lerp_(u.square_(), group["v"])
     u = u.copy_(v).sqrt_().add_(group["eps"]).div_(m).reciprocal_()  # in the memory of u
-    u = u.add_(group["params"], alpha=group["decay"]) if decays else u
+    u = u.add_(group["params"], alpha=group["decay"]) if decouple else u
     return u.mul_(group["rate"])

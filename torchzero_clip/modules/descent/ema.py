@@ -6,11 +6,11 @@ from torch import Tensor
 
 from torchzero_clip.core import Group, Live, State, TensorList, Transform, counter, zeros_like_state
 from torchzero_clip.core.bounds import Share
-from torchzero_clip.core.transform import Earlier
+from torchzero_clip.core.transform import Earlier, Successor
 from torchzero_clip.modules.descent.momentum import Momentum
 
 
-class EMA(Transform):
+class EMA(Transform, Successor):
     """m ← β m + (1 - β) u;   u ← m, or m / (1 - βᵗ) with debias, or (1 - β) u + β m with nesterov
 
     Args:
@@ -29,7 +29,7 @@ class EMA(Transform):
     debias: bool = False
     nesterov: bool = False
 
-    turns = ("ema",)
+    state_kinds = {"ema": "linear"}
     per_entry = True
     pure = True
 

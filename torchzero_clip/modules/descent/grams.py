@@ -21,7 +21,7 @@ class Grams(Transform):
         Cao et al., "Grams: gradient descent with adaptive momentum scaling", arXiv 2412.17107.
     """
 
-    reads_grads = True
+    reads = ("grads",)
     pure = True
     per_entry = True
 

@@ -29,13 +29,7 @@ class Heads(NamedTuple):
     rows: tuple[int, int] | None = None
 
 
-def row_factors(
-    found: Any,
-    shape: tuple[int, ...],
-    tau: float,
-    alpha: float,
-    name: str,
-) -> Tensor:
+def row_factors(found: Any, shape: tuple[int, ...], tau: float, alpha: float, name: str) -> Tensor:
     """What each row of a parameter with these heads is multiplied by."""
     heads = [found] if hasattr(found, "role") else list(found)
     parts, end = [], 0
@@ -70,19 +64,13 @@ def head_factors(some: Any, rows: int, tau: float, alpha: float, name: str) -> T
 
 
 def shrunk(
-    found: Any,
-    w: Tensor,
-    step: Tensor,
-    tau: float,
-    alpha: float,
-    name: str = "",
-    layout: Any = None,
+    found: Any, w: Tensor, u: Tensor, tau: float, alpha: float, name: str = "", layout: Any = None
 ) -> Tensor:
-    """The step that ends at (w - step) · factor; where that is 1, the step itself."""
+    """The step that ends at (w - u) · factor; where that is 1, the step u itself."""
     if not found:
-        return step
+        return u
     shape = tuple(w.shape if layout is None else layout.shape)
     factor = row_factors(found, shape, tau, alpha, name)
-    factor = (factor if layout is None else layout.part(factor)).to(step.dtype)
-    w = w.to(step.dtype)
-    return torch.where(factor == 1, step, w - factor * (w - step))
+    factor = (factor if layout is None else layout.part(factor)).to(u.dtype)
+    w = w.to(u.dtype)
+    return torch.where(factor == 1, u, w - factor * (w - u))

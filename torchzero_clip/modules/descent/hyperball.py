@@ -8,7 +8,6 @@ from typing import Any
 import torch
 
 from torchzero_clip.core import Bucket, NormRule, Scope
-from torchzero_clip.core.transform import check_step
 from torchzero_clip.modules.descent.max_norm import project
 
 
@@ -36,12 +35,9 @@ class Hyperball(NormRule):
 
     min_size = 2
     sets_norm = True
-    about_step = widens = True
+    widens = True
+    place = "end"
     pure = True
-
-    def check(self) -> None:
-        super().check()
-        check_step(self)
 
     def init_unit(self) -> dict[str, Any]:
         return {"radius": 0.0}

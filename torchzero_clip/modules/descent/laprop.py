@@ -33,7 +33,7 @@ class LaProp(Transform):
     eps: Live[NonNegative] = 1e-15
 
     reads = ("lr",)
-    update_size = "ones"
+    leaves = "ones"
     pure = True
     per_entry = True
 

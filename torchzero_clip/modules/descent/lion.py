@@ -26,8 +26,8 @@ class Lion(Transform):
 
     betas: Live[tuple[Share, Share]] = (0.9, 0.99)
 
-    turns = ("exp_avg",)
-    update_size = "ones"
+    state_kinds = {"exp_avg": "linear"}
+    leaves = "ones"
     per_entry = True
     pure = True
 

@@ -25,7 +25,7 @@ class LR(Transform):
 
     lr: Live[NonNegative]
 
-    update_size = "set"
+    leaves = "set"
     pure = True
 
     def update(self, u: TensorList, state: State, group: Group) -> TensorList:

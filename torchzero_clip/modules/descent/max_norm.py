@@ -8,7 +8,6 @@ from torch import Tensor
 
 from torchzero_clip.core import Bucket, Group, Live, NormRule, Ord, Scope, State, TensorList, Units
 from torchzero_clip.core.bounds import NonNegative
-from torchzero_clip.core.transform import check_step
 
 
 class MaxNorm(NormRule):
@@ -40,12 +39,9 @@ class MaxNorm(NormRule):
     inverse_dims: bool = False
     min_size: int = 1
 
-    about_step = widens = True
+    widens = True
+    place = "end"
     pure = True
-
-    def check(self) -> None:
-        super().check()
-        check_step(self)
 
     def step(self, buckets: list[Bucket]) -> list[Bucket]:
         units = self.units(buckets)
@@ -67,8 +63,7 @@ def project(rule: NormRule, units: Units, limits: Sequence[Tensor | float]) -> N
 
 def _less(u: TensorList, state: State, group: Group) -> TensorList:
     """w - u: where a step ends, or the step that ends there."""
-    w: TensorList = group["params"].to(u.dtype)
-    return w.sub(u)
+    return group["params"].to(u.dtype).sub(u)
 
 
 def _to(end: TensorList, state: State, group: Group) -> TensorList:

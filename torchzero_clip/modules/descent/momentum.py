@@ -43,7 +43,7 @@ class Momentum(Transform):
     nesterov: bool = False
     dampening: Live[Annotated[float, Within(at_most=1)]] = 0.0
 
-    turns = ("momentum_buffer",)
+    state_kinds = {"momentum_buffer": "linear"}
     per_entry = True
     pure = True
 

@@ -36,9 +36,8 @@ class NAdam(Transform):
     eps: Live[NonNegative] = 1e-8
     momentum_decay: Live[NonNegative] = 4e-3
 
-    turns = ("exp_avg",)
-    permutes = ("exp_avg_sq",)
-    update_size = "ones"
+    state_kinds = {"exp_avg": "linear", "exp_avg_sq": "squares"}
+    leaves = "ones"
     pure = True
     per_entry = True
 

@@ -44,8 +44,7 @@ class OrthoGrad(Transform):
         return buckets
 
     def update(self, u: TensorList, state: State, group: Group) -> TensorList:
-        made: TensorList = group["rest"].div(group["ratio"])
-        return made
+        return group["rest"].div(group["ratio"])
 
 
 def _product(u: TensorList, state: State, group: Group) -> TensorList:

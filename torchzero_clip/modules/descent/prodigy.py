@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from typing import Annotated, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from torchzero_clip.core import Bucket, Group, Live, State, TensorList, Transform, zeros_like_state
-from torchzero_clip.core.bounds import NonNegative, Positive, Share, Within
+from torchzero_clip.core.bounds import AtLeastOne, NonNegative, Positive, Share
 from torchzero_clip.modules.descent import distance
 
 
@@ -52,13 +52,13 @@ class Prodigy(Transform):
     safeguard_warmup: bool = False
     d0: Positive = 1e-6
     d_coef: Live[Positive] = 1.0
-    growth_rate: Live[Annotated[float, Within(at_least=1)]] = math.inf
+    growth_rate: Live[AtLeastOne] = math.inf
 
     reads = ("lr",)
     complex = "refuse"
-    update_size = "own"
+    leaves = "own"
     shown = ("d",)
-    exact_state = ("start",)
+    state_kinds = {"start": "weights"}
     per_entry = pure = True
 
     def init(self, param: Tensor) -> dict[str, Tensor]:
@@ -69,7 +69,7 @@ class Prodigy(Transform):
         return {"d": self.d0, "d_max": self.d0, "numerator": 0.0, "step": 0.0}
 
     def step(self, buckets: list[Bucket]) -> list[Bucket]:
-        units, numbers = distance.begin(buckets, self.decouple)
+        units, numbers = distance.begin(buckets)
         d, most, numerator = [numbers.model[name] for name in ("d", "d_max", "numerator")]
         lr, on, correction = distance.rates(units, numbers, self.use_bias_correction)
         betas, live = distance.betas(units, d), distance.of_model(units)
@@ -93,7 +93,8 @@ class Prodigy(Transform):
         return distance.move(self, units, eps=eps, decay=decay, rate=rate, **vectors)
 
     def update(self, u: TensorList, state: State, group: Group) -> TensorList:
-        return distance.adam(u.mul_(group["d"]), state, group, self.decouple)
+        u = distance.decayed(u, group, self.decouple).mul_(group["d"])
+        return distance.adam(u, state, group, self.decouple)
 
 
 def _gain(u: TensorList, state: State, group: Group) -> TensorList:

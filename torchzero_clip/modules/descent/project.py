@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 
 from torchzero_clip.core import Group, State, TensorList, TensorwiseTransform
-from torchzero_clip.core.transform import check_step
 
 
 class Project(TensorwiseTransform):
@@ -35,13 +34,7 @@ class Project(TensorwiseTransform):
         "and which says pure = True"
     )
 
-    about_step = True
-
-    def check(self) -> None:
-        super().check()
-        if not callable(self.fn):
-            raise TypeError(f"Project: fn must be a function, got {self.fn!r}")
-        check_step(self)
+    place = "end"
 
     def update(self, u: TensorList, state: State, group: Group) -> TensorList:
         rows = zip(group["params"], u, strict=True)

@@ -9,7 +9,6 @@ from torch import Tensor
 
 from torchzero_clip.core import Bucket, Live, TensorList, Transform
 from torchzero_clip.core.bounds import Fraction, Positive
-from torchzero_clip.core.transform import check_step
 from torchzero_clip.modules.descent.heads import Heads, shrunk
 
 
@@ -46,14 +45,8 @@ class QKClip(Transform):
     complex = "refuse"
     widens = True
     reach = "tensor"
-    about_step = True
+    place = "end"
     impure = "max_logits is asked in each step for tensors of that step: there is nothing to do"
-
-    def check(self) -> None:
-        super().check()
-        if not callable(self.max_logits):
-            raise TypeError(f"QKClip: max_logits must be a function, got {self.max_logits!r}")
-        check_step(self)
 
     def step(self, buckets: list[Bucket]) -> list[Bucket]:
         for bucket in buckets:

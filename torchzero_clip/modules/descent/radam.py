@@ -35,9 +35,8 @@ class RAdam(Transform):
     betas: Live[tuple[Share, Share]] = (0.9, 0.999)
     eps: Live[NonNegative] = 1e-8
 
-    turns = ("exp_avg",)
-    permutes = ("exp_avg_sq",)
-    update_size = "ones"
+    state_kinds = {"exp_avg": "linear", "exp_avg_sq": "squares"}
+    leaves = "ones"
     pure = True
     per_entry = True
 

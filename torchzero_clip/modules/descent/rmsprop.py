@@ -38,7 +38,7 @@ class RMSprop(Transform):
     centered: bool = False
 
     borrows = (("alpha", "beta", None),)
-    update_size = "ones"
+    leaves = "ones"
     per_entry = True
     pure = True
 

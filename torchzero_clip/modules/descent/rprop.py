@@ -33,7 +33,7 @@ class Rprop(Transform):
     etas: Live[tuple[Positive, Positive]] = (0.5, 1.2)
     step_sizes: Live[tuple[NonNegative, NonNegative]] = (1e-6, 50.0)
 
-    update_size = "own"
+    leaves = "own"
     pure = True
     per_entry = True
 

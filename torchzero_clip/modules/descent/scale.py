@@ -24,7 +24,7 @@ class Scale(Transform):
 
     factor: Live[float]
 
-    update_size = "set"
+    leaves = "set"
     pure = True
 
     def update(self, u: TensorList, state: State, group: Group) -> TensorList:

@@ -38,11 +38,10 @@ class StableAdam(NormRule):
     weight_decay: Live[NonNegative] = 0.0
 
     ord = "rms"
-    turns = ("exp_avg",)
-    permutes = ("exp_avg_sq",)
+    state_kinds = {"exp_avg": "linear", "exp_avg_sq": "squares"}
     pure = True
 
-    update_size = "ones"
+    leaves = "ones"
 
     def init(self, param: Tensor) -> dict[str, Tensor]:
         return averages_of(param, "exp_avg", "exp_avg_sq")

@@ -46,7 +46,7 @@ class WeightDecay(Transform):
     afterwards: bool = False
     proximal: bool = False
 
-    about_step = True
+    place = "step"
     per_entry = True
     pure = True
 
@@ -60,7 +60,7 @@ class WeightDecay(Transform):
             )
 
     @property
-    def reads(self) -> tuple[str, ...]:
+    def reads(self) -> tuple[str, ...]:  # type: ignore[override]
         return ("lr",) if self.follows_lr or self.afterwards or self.proximal else ()
 
     def init(self, param: Tensor) -> dict[str, Tensor]:

@@ -33,7 +33,7 @@ class Yogi(Transform):
     eps: Live[NonNegative] = 1e-3
     initial_accumulator: NonNegative = 1e-6
 
-    update_size = "ones"
+    leaves = "ones"
     pure = True
     per_entry = True
 

@@ -37,7 +37,7 @@ class Accumulate(Transform):
 
     steps: Count
 
-    passes_gradient = True  # what leaves is the gradient of the large batch
+    leaves = "gradient"  # of the large batch
     drops = True
     impure = (
         "most of its steps do less than others, which the host decides: where memory allows call "

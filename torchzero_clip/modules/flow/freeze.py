@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from torch import Tensor
 
 from torchzero_clip.core import Bucket, Transform
 from torchzero_clip.modules.flow.choice import split
-from torchzero_clip.modules.flow.masked import check_function
 
 
 class Freeze(Transform):
@@ -30,17 +29,13 @@ class Freeze(Transform):
 
     where: Callable[[str, Tensor], bool]
 
-    passes_gradient = True
+    leaves = "gradient"
     drops = True
     reach = "tensor"
     pure, asks = True, ("where",)
 
-    def check(self) -> None:
-        super().check()
-        check_function(self, "where")
-
-    def leaves_out(self, name: str, param: Tensor) -> bool:
-        return bool(self.where(name, param))
+    def ways(self, name: str, param: Tensor) -> Sequence[int] | None:
+        return None if self.where(name, param) else []
 
     def prepare(self, buckets: list[Bucket]) -> list[Bucket]:
         return split(buckets, self.where)[1]

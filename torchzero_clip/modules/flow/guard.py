@@ -41,8 +41,8 @@ class Guard(_StepGuard):
     pure = True
 
     @property
-    def passes_gradient(self) -> bool:  # type: ignore[override] # here it depends on an argument
-        return self.on_nonfinite != "zero" or self.target == "grad"
+    def leaves(self) -> Literal["update", "gradient"]:  # type: ignore[override]
+        return "update" if self.on_nonfinite == "zero" and self.target == "update" else "gradient"
 
     @property
     def reach(self) -> Reach:

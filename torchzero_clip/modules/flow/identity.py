@@ -17,7 +17,7 @@ class Identity(Transform):
         >>> opt = Modular(model.parameters(), clip, Adam(), LR(1e-3))
     """
 
-    passes_gradient = True
+    leaves = "gradient"
     reach = "tensor"
     pure = True
 

@@ -7,7 +7,6 @@ from collections.abc import Callable
 from torch import Tensor
 
 from torchzero_clip.core import Group, TensorwiseTransform
-from torchzero_clip.modules.flow.masked import check_function
 
 
 class Lambda(TensorwiseTransform):
@@ -29,10 +28,6 @@ class Lambda(TensorwiseTransform):
         "fn may be any function: write a rule whose update has the formula on lists, as u.tanh(), "
         "and which says pure = True"
     )
-
-    def check(self) -> None:
-        super().check()
-        check_function(self, "fn")
 
     def update_tensor(self, u: Tensor, state: dict[str, Tensor], group: Group) -> Tensor:
         return self.fn(u)

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from torch import Tensor
 
 from torchzero_clip.core import Bucket, Transform, prepare, run
+from torchzero_clip.core.transform import dropping
 from torchzero_clip.modules.flow.choice import split
 
 
@@ -39,13 +40,12 @@ class Masked(Transform):
     def check(self) -> None:
         super().check()
         check_inner(self)
-        check_function(self, "where")
 
     def step(self, buckets: list[Bucket]) -> list[Bucket]:
         inside, outside = split(buckets, self.where)
         return outside + run(inside)
 
-    def branches_of(self, name: str, param: Tensor) -> Sequence[int]:
+    def ways(self, name: str, param: Tensor) -> Sequence[int]:
         return [0] if self.where(name, param) else []
 
     def prepare(self, buckets: list[Bucket]) -> list[Bucket]:
@@ -71,22 +71,10 @@ def check_outer(rule: Transform) -> None:
 
 def check_keeps(rule: Transform, name: str, tfm: Transform) -> None:
     """Raise a sentence where a transform inside may return less than it was given."""
-    inner = [one for one in tfm.walk() if isinstance(one, Transform)]
-    if any(
-        one.target == "grad" or one.goes_first or one.drops or one.starts_with_state
-        for one in inner
-    ):
+    if dropping(tfm):
         raise ValueError(
             f"{type(rule).__name__}: {name} must return an update for every parameter in every "
             'step, so nothing in it may have target="grad", drop parameters or end the step, as '
             f"Freeze, Accumulate and the guards do: put those in front of it, got "
             f"{getattr(rule, name)!r}"
-        )
-
-
-def check_function(rule: Transform, name: str) -> None:
-    """Raise a sentence unless an argument is a function."""
-    if not callable(getattr(rule, name)):
-        raise TypeError(
-            f"{type(rule).__name__}: {name} must be a function, got {getattr(rule, name)!r}"
         )

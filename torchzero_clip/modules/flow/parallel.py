@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from torchzero_clip.core import Bucket, TensorList, Transform, send, transformed
-from torchzero_clip.modules.flow.masked import check_function, check_keeps, check_outer
+from torchzero_clip.modules.flow.masked import check_keeps, check_outer
 
 
 class Parallel(Transform):
@@ -39,7 +39,6 @@ class Parallel(Transform):
 
     def check(self) -> None:
         super().check()
-        check_function(self, "merge")
         inner = self.transforms.items() if isinstance(self.transforms, Mapping) else []
         if not inner or not all(isinstance(tfm, Transform) for _, tfm in inner):
             raise TypeError(

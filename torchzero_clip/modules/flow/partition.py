@@ -9,7 +9,7 @@ from torch import Tensor
 from torchzero_clip.core import Bucket, Transform, send
 from torchzero_clip.core.names import by_name, check_patterns
 from torchzero_clip.modules.flow.choice import split
-from torchzero_clip.modules.flow.masked import check_function, check_outer
+from torchzero_clip.modules.flow.masked import check_outer
 
 
 class Partition(Transform):
@@ -45,8 +45,8 @@ class Partition(Transform):
         super().check()
         if isinstance(self.labels, Mapping):
             check_patterns(self, "labels")
-        else:
-            check_function(self, "labels")
+        elif not callable(self.labels):
+            raise TypeError(f"Partition: labels must be a function, got {self.labels!r}")
         inner = self.transforms.values() if isinstance(self.transforms, Mapping) else [None]
         if not all(isinstance(tfm, Transform) for tfm in inner):
             raise TypeError(
@@ -69,7 +69,7 @@ class Partition(Transform):
             out += send(link, part, init)
         return out
 
-    def branches_of(self, name: str, param: Tensor) -> Sequence[int]:
+    def ways(self, name: str, param: Tensor) -> Sequence[int]:
         return [list(self.transforms).index(self._label(name, param))]
 
     def _part(self, buckets: list[Bucket], label: str) -> list[Bucket]:

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from torchzero_clip.core import Bucket, Group, Transform, Units, UnitState, keep_number
+from torchzero_clip.core import Bucket, Group, Successor, Transform, Units, UnitState, keep_number
 from torchzero_clip.core.norms import NAMED
 from torchzero_clip.core.private import assert_async
 from torchzero_clip.core.sharding import gather
@@ -24,13 +24,14 @@ class _Seen(NamedTuple):
     told: Tensor | None = None
 
 
-class _StepGuard(Transform):
+class _StepGuard(Transform, Successor):
     """A guard stands first, and judges a step by the norm of all gradients, and its loss.
 
     Write `judge`, and for a guard with memory `init_unit` and `remember`.
     """
 
-    goes_first = passes_gradient = True
+    place = "first"
+    leaves = "gradient"
     judges_loss = False
     later_state = ("since",)
     reason = "bad gradients"
@@ -54,8 +55,7 @@ class _StepGuard(Transform):
         return Units(buckets, "global", NAMED["l2"], name=type(self).__name__)
 
     def prepare(self, buckets: list[Bucket]) -> list[Bucket]:
-        if made := self.init_unit():
-            self.units(buckets).load(made)
+        self.units(buckets).load(self.init_unit())
         return buckets
 
     def step(self, buckets: list[Bucket]) -> list[Bucket]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from torchzero_clip.core import Bucket, Transform, count_step, prepare, run
-from torchzero_clip.modules.flow.masked import check_function, check_inner
+from torchzero_clip.modules.flow.masked import check_inner
 
 
 class When(Transform):
@@ -35,7 +35,6 @@ class When(Transform):
 
     def check(self) -> None:
         super().check()
-        check_function(self, "condition")
         check_inner(self)
 
     def step(self, buckets: list[Bucket]) -> list[Bucket]:

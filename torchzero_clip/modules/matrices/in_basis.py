@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from dataclasses import field
+from typing import Literal
 
 from torch import Tensor
 
@@ -32,8 +33,8 @@ class InBasis(Transform):
 
     Args:
         *links: What makes the bases, as `SOAPBasis`, and then transforms, first to last, that say
-            how their state in the shape of a parameter follows: in `turns`, or in `permutes`.
-            Guards, Freeze and Accumulate may not be among them.
+            in `state_kinds` what their state in the shape of a parameter is. Guards, Freeze and
+            Accumulate may not be among them.
 
     Example:
         >>> import torch
@@ -46,7 +47,7 @@ class InBasis(Transform):
         Vyas et al., "SOAP: improving and stabilizing Shampoo using Adam", arXiv 2409.11321.
     """
 
-    links: tuple[Transform, ...] = ()
+    links: tuple[Transform, ...] = field(default=(), init=False)
 
     inner = "chain"
     reach = "tensor"
@@ -74,9 +75,7 @@ class InBasis(Transform):
         for link in self.links[1:]:
             if not isinstance(link, Transform):
                 raise TypeError(f"InBasis: links must be transforms, as Adam(), got {link!r}")
-            for tfm in link.walk():
-                if isinstance(tfm, Transform):
-                    check_inside(tfm)
+            check_inside(link)
 
     @property
     def basis(self) -> SOAPBasis:
@@ -85,16 +84,13 @@ class InBasis(Transform):
         assert isinstance(basis, SOAPBasis)
         return basis
 
-    def arguments(self) -> dict[str, Any]:
-        return {name: x for name, x in super().arguments().items() if name != "links"}
-
     def __repr__(self) -> str:
         named = [f"{key}={value!r}" for key, value in self.arguments().items()]
         return f"InBasis({', '.join([*map(repr, self.links), *named])})"
 
     @property
-    def starts_with_state(self) -> bool:  # type: ignore[override]
-        return self.basis.first == "skip"
+    def drops(self) -> bool | Literal["first"]:  # type: ignore[override]
+        return "first" if self.basis.first == "skip" else False
 
     def prepare(self, buckets: list[Bucket]) -> list[Bucket]:
         return prepare(super().prepare(buckets))
@@ -104,7 +100,7 @@ class InBasis(Transform):
         seen = [bucket.seen_by(basis) for bucket in buckets]
         now = count_step(seen, "refreshed")
         taken: list[Tensor] = []
-        if self.starts_with_state:
+        if self.drops:
             buckets = begin(buckets, basis, now, taken)
         if not buckets:
             record(seen, taken)

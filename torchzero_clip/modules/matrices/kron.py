@@ -65,7 +65,7 @@ class Kron(TensorwiseTransform):
     blocks: Blocks = None
 
     complex = "refuse"  # type: ignore[assignment]
-    update_size = "ones"
+    leaves = "ones"
     batched = True
     impure = PRODUCTS
 

@@ -54,7 +54,7 @@ class Orthogonalize(TensorwiseTransform):
     blocks: Blocks = None
 
     reach = "tensor"
-    update_size = "own"
+    leaves = "own"
     impure = PRODUCTS
 
     def check(self) -> None:

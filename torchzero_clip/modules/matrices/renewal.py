@@ -27,7 +27,7 @@ def renew(bucket: Bucket, matrices: Matrices, inner: Sequence[Link], some: Seque
         made.append((batch, new))
     known = [i for i in due if not matrices.begins(i)]
     for link in [each for top in inner for each in top.walk() if known and each.transforms]:
-        for name in (*link.transform.turns, *link.transform.permutes):
+        for name in link.transform.state_kinds:
             some = [i for i in known if f"{link.path}/{name}" in bucket.param_states[i]]
             if some:
                 _follow(bucket, matrices, link, name, some, turns)
@@ -67,7 +67,7 @@ def _follow(
     turns: dict[MatrixPlace, tuple[_Turn, int]],
 ) -> None:
     """Bring state of a link, of some parameters, into the new bases."""
-    linear = name in link.transform.turns
+    linear = link.transform.state_kinds[name] == "linear"
 
     def turned(batch: Stack, pieces: list[Tensor]) -> Tensor:
         turn, first = turns[batch.places[0]]  # which is of these matrices, and maybe others

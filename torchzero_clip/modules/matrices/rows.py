@@ -56,8 +56,8 @@ class Rows(TensorwiseTransform):
     batched, impure = True, PRODUCTS
 
     @property
-    def update_size(self) -> Literal["follows", "own", "ones", "set"]:  # type: ignore[override]
-        return self.tfm.update_size
+    def leaves(self) -> Literal["update", "gradient", "own", "ones", "set"]:  # type: ignore[override]
+        return self.tfm.leaves
 
     def check(self) -> None:
         super().check()
@@ -113,7 +113,7 @@ def check_small(rule: Rows) -> None:
     tfm: Any = rule.tfm
     fits = isinstance(tfm, TensorwiseTransform) and tfm.target == "update"
     fits = fits and type(tfm).init is Transform.init and not tfm.per_group()
-    fits = fits and not (tfm.reads_params or tfm.reads_grads or tfm.keeps_matrices)
+    fits = fits and not (tfm.keeps_matrices or {"param", "grads"} & {*tfm.reads})
     if not fits or getattr(tfm, "blocks", None):
         raise TypeError(
             "Rows: tfm must be a rule that makes a matrix of a matrix, without state, blocks and "

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Annotated
 
 import torch
@@ -68,14 +67,12 @@ class Shampoo(TensorwiseTransform):
     blocks: Blocks = None
 
     batched = True
+    rows_of = rows_with_bases
     impure = PRODUCTS
 
     def check(self) -> None:
         super().check()
         check_blocks(self)
-
-    def rows_of(self, name: str, param: Tensor) -> Sequence[int]:
-        return rows_with_bases(self, name, param)
 
     def init_matrix(self, rows: int, columns: int) -> MatrixState:
         made = {"step": torch.zeros(1), "exp_avg": torch.zeros(rows, columns)}

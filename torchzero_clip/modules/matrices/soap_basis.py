@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Literal
 
 import torch
@@ -68,6 +67,7 @@ class SOAPBasis(TensorwiseTransform):
 
     borrows = (("beta", "betas", 1),)
     batched = True
+    rows_of = rows_with_bases
     impure = PRODUCTS
 
     def check(self) -> None:
@@ -76,9 +76,6 @@ class SOAPBasis(TensorwiseTransform):
 
     def is_due(self, step: int) -> bool:
         return super().is_due(step + (self.first == "use"))
-
-    def rows_of(self, name: str, param: Tensor) -> Sequence[int]:
-        return rows_with_bases(self, name, param)
 
     def init_matrix(self, rows: int, columns: int) -> MatrixState:
         made: MatrixState = {}
