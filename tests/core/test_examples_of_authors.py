@@ -1,4 +1,4 @@
-"""The examples of docs/write_your_own.md compute what their docstrings say."""
+"""The examples of the pages on rules of your own compute what their docstrings say."""
 
 from __future__ import annotations
 
@@ -17,17 +17,18 @@ from tests.project.test_docs import blocks, interpreter, run
 from torchzero_clip import EMA, LR, Adam, ClipNorm, Modular, WeightDecay
 from torchzero_clip.testing import check_pure
 
-PAGE = ROOT / "docs" / "write_your_own.md"
+PAGES = [ROOT / "docs" / f"write_{name}.md" for name in ("your_own", "units", "state", "whole")]
 
 pytestmark = pytest.mark.filterwarnings("ignore:no LR:UserWarning")
 
 
 @pytest.fixture(scope="module")
 def page() -> Iterator[dict[str, Any]]:
-    """What an interpreter knows that has run the page."""
+    """What an interpreter knows that has run the pages."""
     with interpreter("write_your_own") as namespace:
-        for block in blocks(PAGE):
-            run(block.code, str(PAGE), namespace)
+        for path in PAGES:
+            for block in blocks(path):
+                run(block.code, str(path), namespace)
         yield namespace
 
 

@@ -308,7 +308,7 @@ def test_the_loop_on_the_page_is_the_one_that_runs() -> None:
 
 
 def test_the_guide_lists_the_verbs_of_units() -> None:
-    page = (ROOT / "docs" / "write_your_own.md").read_text()
+    page = (ROOT / "docs" / "write_units.md").read_text()
     listed = re.findall(r"`units\.(\w+)\(", page)
     (row,) = re.findall(
         r"^::: torchzero_clip\.Units\n.*?members: \[(.*?)\]$",
