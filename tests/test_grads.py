@@ -418,9 +418,10 @@ def test_a_sparse_gradient_is_an_error_that_names_it():
             call(layer.parameters())
 
 
-def test_values_of_complex_gradients_are_not_clipped():
-    with pytest.raises(TypeError, match="complex"):
-        clip_grad_value_(with_grads([1j]), 1.0)
+@pytest.mark.parametrize("clip", [clip_grad_value_, clip_grad_percentile_])
+def test_values_of_complex_gradients_are_not_clipped(clip):
+    with pytest.raises(TypeError, match="has no meaning for complex parameters, got one of torch"):
+        clip(with_grads(torch.tensor([1j])), 1.0)
 
 
 # --- errors

@@ -26,6 +26,7 @@ from torchzero_clip.core import (
     in_buckets,
     norms,
 )
+from torchzero_clip.core.chain import refuse_complex
 from torchzero_clip.core.decision import Cells, Decision, decide
 from torchzero_clip.core.gradients import plain
 from torchzero_clip.core.link import Link
@@ -273,6 +274,8 @@ def buckets_of(rule: Transform, params: Params, process_group: Any = None) -> li
 def apply(rule: Transform, params: Params) -> bool:
     """Apply a rule that needs no other; returns whether there were gradients."""
     buckets = buckets_of(rule, params)
+    for bucket in buckets:
+        refuse_complex(bucket)
     if buckets:
         rule.step(buckets)
     return bool(buckets)

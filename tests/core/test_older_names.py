@@ -25,7 +25,7 @@ from torchzero_clip.core.older_names import OLDER
 WARNED = pytest.warns(UserWarning, match="^Said says [a-z_]+, which is now [a-z_]+, with '")
 
 
-def saying(*bases: type[Transform], **body: Any) -> type[Transform]:
+def saying(*bases: type, **body: Any) -> type[Transform]:
     """A class whose body says this by older names."""
     with WARNED:
         return type("Said", bases or (Transform,), {"__module__": __name__, **body})
@@ -78,6 +78,14 @@ def test_what_a_base_says_is_undone_or_added_to() -> None:
     assert saying(saying(goes_first=True), goes_first=False)().place == "any"
     assert saying(saying(reads_loss=True), reads_loss=False, counts_steps=True)().reads == ("step",)
     assert saying(Adam, exact_state=("w",))().state_kinds == {**Adam.state_kinds, "w": "weights"}
+    assert set(saying(Adam, turns=())().state_kinds.values()) == {"squares"}
+
+
+def test_a_mixin_may_say_it_once_for_its_heirs() -> None:
+    mixin = type("First", (), {"goes_first": True})
+    rule = saying(mixin, Transform)
+    assert rule().place == "first"
+    assert type("Heir", (rule,), {"__module__": __name__, "place": "any"})().place == "any"
 
 
 def test_an_older_name_may_be_a_property_that_hangs_on_an_argument() -> None:

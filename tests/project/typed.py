@@ -50,6 +50,28 @@ class SlowBoost(Transform):
         return u.add_(slow, alpha=group["gain"])
 
 
+class LastSteps(Transform):
+    """e ← e + (w - u - e) / window, the weights for evaluation; u stays as it is"""
+
+    window: Live[float] = 100.0
+
+    place = "end"
+    leaves = "gradient"
+    drops = "first"
+    reads = ("lr", "step")
+    state_kinds = {"mean": "weights"}
+
+    def init(self, param: Tensor) -> dict[str, Tensor]:
+        return {"mean": param.detach().clone()}
+
+    def update(self, u: TensorList, state: State, group: Group) -> TensorList:
+        state["mean"].lerp_(group["params"].sub(u), 1 / group["window"])
+        return u
+
+    def averaged(self, param: Tensor, state: dict[str, Tensor], group: Group) -> Tensor:
+        return state["mean"]
+
+
 class ClipToWeight(NormRule):
     """u ← u · min(1, share · ‖w‖ / ‖u‖)"""
 

@@ -91,13 +91,9 @@ def send(link: Link, buckets: list[Bucket], init: bool = False) -> list[Bucket]:
     if not (buckets and link.transforms):
         return buckets
     seen = [part for bucket in buckets for part in bucket.seen_by(link).alike()]
-    tfm: Transform = link.transform
     for bucket in seen:
-        if tfm.complex == "refuse" and bucket.dtype.is_complex:
-            raise TypeError(
-                f"{type(tfm).__name__} has no meaning for complex parameters, got one of "
-                f"{bucket.dtype}; rules about norms, like ClipNorm, have one"
-            )
+        if link.transform.complex == "refuse":
+            refuse_complex(bucket)
         bucket.make_state()
     if link.numbered:
         numbered(seen, advance=not init)
@@ -106,6 +102,16 @@ def send(link: Link, buckets: list[Bucket], init: bool = False) -> list[Bucket]:
     for bucket in seen if link.narrow else ():
         bucket.settle()
     return buckets
+
+
+def refuse_complex(bucket: Bucket) -> None:
+    """Raise for complex parameters where the rule has no meaning for them."""
+    tfm = bucket.bound.transform
+    if tfm.complex == "refuse" and bucket.dtype.is_complex:
+        raise TypeError(
+            f"{type(tfm).__name__} has no meaning for complex parameters, got one of "
+            f"{bucket.dtype}; rules about norms, like ClipNorm, have one"
+        )
 
 
 def run(

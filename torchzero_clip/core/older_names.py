@@ -26,11 +26,12 @@ USUAL = {"place": "any", "leaves": "update", "drops": False}
 
 
 def take_older_names(cls: Any) -> None:
-    """Have a class say what its body says by older names, by those of now."""
-    own = vars(cls).keys() - cls.__dataclass_fields__.keys()
+    """Have a class say by the names of now what it says by older ones, in its body or a mixin's."""
+    heard = {x for base in cls.__bases__ if hasattr(base, "registry") for x in base.__mro__}
+    body = {k: v for x in reversed(cls.__mro__) if x not in heard for k, v in vars(x).items()}
     for new, words in OLDER.items():
-        for old in [old for old in words if old in own]:
-            said, before = vars(cls)[old], inspect.getattr_static(cls, new)
+        for old in [old for old in words if old in body and old not in cls.__dataclass_fields__]:
+            said, before = body[old], inspect.getattr_static(cls, new)
             setattr(cls, new, property(partial(_now, new, words[old], said, before)))
             word = said if isinstance(said, str) else words[old]
             warn(f"{cls.__name__} says {old}, which is now {new}, with {word!r}")
@@ -44,7 +45,8 @@ def _now(new: str, word: str, said: Any, before: Any, rule: Any) -> Any:
     if new == "reads":
         return (*before, word) if said else tuple([x for x in before if x != word])
     if new == "state_kinds":
-        return {**before, **dict.fromkeys(said, word)}
+        others = {name: kind for name, kind in before.items() if kind != word}
+        return {**others, **dict.fromkeys(said, word)}
     if isinstance(said, str):
         return "update" if said == "follows" else said
     return word if said else USUAL[new] if before == word else before

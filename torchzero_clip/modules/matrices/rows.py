@@ -62,7 +62,15 @@ class Rows(TensorwiseTransform):
     def check(self) -> None:
         super().check()
         check_blocks(self)
-        check_small(self)
+        tfm: Any = self.tfm
+        fits = isinstance(tfm, TensorwiseTransform) and tfm.target == "update"
+        fits = fits and type(tfm).init is Transform.init and not tfm.per_group()
+        fits = fits and not (tfm.keeps_matrices or {"param", "grads"} & {*tfm.reads})
+        if not fits or getattr(tfm, "blocks", None):
+            raise TypeError(
+                "Rows: tfm must be a rule that makes a matrix of a matrix, without state, blocks "
+                f"and target of its own, as Orthogonalize(), got {tfm!r}"
+            )
 
     def rows_of(self, name: str, param: Tensor) -> Sequence[int]:
         count, rows, _ = matrix_shape(self, param, self.stacks)
@@ -106,16 +114,3 @@ class Rows(TensorwiseTransform):
 
     def _count(self, lines: int) -> int:
         return max(1, math.ceil(self.share * lines))
-
-
-def check_small(rule: Rows) -> None:
-    """Raise a sentence unless what is inside makes a matrix of a matrix, and keeps nothing."""
-    tfm: Any = rule.tfm
-    fits = isinstance(tfm, TensorwiseTransform) and tfm.target == "update"
-    fits = fits and type(tfm).init is Transform.init and not tfm.per_group()
-    fits = fits and not (tfm.keeps_matrices or {"param", "grads"} & {*tfm.reads})
-    if not fits or getattr(tfm, "blocks", None):
-        raise TypeError(
-            "Rows: tfm must be a rule that makes a matrix of a matrix, without state, blocks and "
-            f"target of its own, as Orthogonalize(), got {tfm!r}"
-        )
