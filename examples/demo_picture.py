@@ -1,16 +1,19 @@
-"""Write what the documentation shows of the demo: a picture of two of its chains, and its page.
+"""Write what the documentation shows of the demo: a picture of two of its chains.
 
     python examples/demo_picture.py
 
-It runs the six chains of `make demo`, some minutes, and writes docs/assets/demo.svg and
-docs/assets/race.html. The page has no times, which are those of a machine.
+It runs the six chains of `make demo`, some minutes, and writes docs/assets/demo.svg and what
+happened, benchmarks/results/race.json, of which the page of the race is made when the documentation
+is built. That has no times, which are those of a machine.
 """
 
 from __future__ import annotations
 
 import io
+import json
 import re
 from pathlib import Path
+from typing import Any
 
 import matplotlib as mpl
 import torch
@@ -23,9 +26,13 @@ from race.picture import BAD, INK, LIMIT, MUTED, NORM, STYLE, themed, variables
 from race.report import html
 from race.training import Result, race
 
+from torchzero_clip import Chain
+
 STEPS, SEED = 1000, 0  # those of `make demo`
 PLAIN, CLIPPED = "no clipping", "ZClip"
-ASSETS = Path(__file__).resolve().parent.parent / "docs" / "assets"
+ROOT = Path(__file__).resolve().parent.parent
+ASSETS = ROOT / "docs" / "assets"
+RESULTS = ROOT / "benchmarks" / "results" / "race.json"
 # In a page of the documentation the theme is the reader's choice; elsewhere it is the system's.
 THEMES = (
     f".race {{{variables(0)}}} @media (prefers-color-scheme: dark) {{.race {{{variables(1)}}}}} "
@@ -36,21 +43,45 @@ THEMES = (
 
 def main() -> None:
     torch.set_num_threads(1)
-    device = torch.device("cpu")
-    write(race(read_chains(None), STEPS, SEED, device, Progress(STEPS)), ASSETS)
+    results = race(read_chains(None), STEPS, SEED, torch.device("cpu"), Progress(STEPS))
+    for path, text in ((ASSETS / "demo.svg", drawn(results)), (RESULTS, kept(results))):
+        path.write_text(text, encoding="utf-8")
+        print(f"{path}: {len(text)} letters")
 
 
-def write(results: list[Result], folder: Path) -> None:
-    """Both files."""
+def drawn(results: list[Result]) -> str:
+    """The picture."""
     found = {result.name: result for result in results}
-    command, device = "python examples/demo.py", torch.device("cpu")
-    files = {
-        "demo.svg": picture(found[PLAIN], found[CLIPPED]),
-        "race.html": html(results, command, SEED, device, drawing, timed=False),
-    }
-    for name, text in files.items():
-        (folder / name).write_text(text, encoding="utf-8")
-        print(f"{folder / name}: {len(text)} letters")
+    return picture(found[PLAIN], found[CLIPPED])
+
+
+def page(results: list[Result]) -> str:
+    """The page."""
+    device = torch.device("cpu")
+    return html(results, "python examples/demo.py", SEED, device, drawing, timed=False)
+
+
+def kept(results: list[Result]) -> str:
+    """What happened, a line for each chain, in five digits."""
+
+    def short(x: Any) -> Any:
+        if isinstance(x, dict):
+            return {key: short(value) for key, value in x.items()}
+        if isinstance(x, list):
+            return list(map(short, x))
+        return float(f"{x:.5g}") if isinstance(x, float) else x
+
+    lines = [{**vars(result), "chain": result.chain.to_config()} for result in results]
+    return "".join([json.dumps(short(line)) + "\n" for line in lines])
+
+
+def read(path: Path = RESULTS) -> list[Result]:
+    """What happened, from the file that `main` wrote."""
+    rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    for row in rows:
+        row["chain"] = Chain.from_config(row["chain"])
+        row["test_losses"] = {int(step): loss for step, loss in row["test_losses"].items()}
+    return [Result(**row) for row in rows]
 
 
 def picture(plain: Result, clipped: Result) -> str:

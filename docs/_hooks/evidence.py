@@ -6,7 +6,7 @@ A page asks with `<!-- atlas: table -->`, `troubles`, `settings` or `sentences`,
 `<!-- replay: traces -->`, `defaults` or the name of a trace for a picture, or with
 `<!-- guide: … -->` and a name that `python -m benchmarks.guide --table` prints, or `picture_` and a
 trouble; with `<!-- averages: … -->` and a task; with `<!-- private: names -->` for names that torch
-calls its own, with `<!-- house: way -->` for the functions that a step enters. Within a sentence
+calls its own. Within a sentence
 
     <!-- effect: trouble | method | other -->         is a comparison of the guide,
     <!-- mean: task | method | other -->              one of averages of weights,
@@ -26,7 +26,7 @@ from pathlib import Path
 DOCS = Path(__file__).parents[1]
 RESULTS = DOCS.parent / "benchmarks" / "results"
 ASKED = re.compile(
-    r"^<!-- (atlas|replay|guide|averages|suites|clips|waits|matrices|private|house): (\w+) -->$",
+    r"^<!-- (atlas|replay|guide|averages|suites|clips|waits|matrices|private): (\w+) -->$",
     re.MULTILINE,
 )
 NUMBER = re.compile(r"<!-- (effect|mean|cell|alarms): (.+?) -->")
@@ -133,14 +133,6 @@ def private(wanted):
     return "\n".join(["| name | what it is for | without it |", "|---|---|---|", *rows])
 
 
-def house(wanted):
-    """The functions that a step of the headline chain enters, by file."""
-    counted = module("scripts.house")
-    rows = counted.entered(counted.headline()).items()
-    lines = [f"| `{file}` | {', '.join([f'`{name}`' for name in names])} |" for file, names in rows]
-    return "\n".join(["| in | |", "|---|---|", *lines])
-
-
 NUMBERS = {"effect": effect, "mean": mean, "cell": cell, "alarms": alarms}
 KINDS = {
     "atlas": atlas,
@@ -152,7 +144,6 @@ KINDS = {
     "waits": waits,
     "matrices": matrices,
     "private": private,
-    "house": house,
 }
 
 

@@ -389,10 +389,18 @@ def test_the_pages_show_the_race_of_all_chains_in_the_theme_of_the_reader(
     from race.chains import CHAINS
     from race.picture import COLOURS
 
-    demo_picture.write(run("--steps", "4"), tmp_path)
-    assets = EXAMPLES.parent / "docs" / "assets"
-    for folder in (tmp_path, assets):
-        drawn, page = [(folder / name).read_text() for name in ("demo.svg", "race.html")]
+    short = run("--steps", "4")
+    page = demo_picture.page(short)
+    assert "ms per step" not in page  # the times of another machine
+    assert all(f"<h3>{name} <" in page for name in CHAINS)
+    (tmp_path / "race.json").write_text(demo_picture.kept(short))
+    for again, was in zip(demo_picture.read(tmp_path / "race.json"), short, strict=True):
+        assert (again.name, again.chain, again.corrupted) == (was.name, was.chain, was.corrupted)
+        assert again.norm == pytest.approx(was.norm, rel=1e-4, nan_ok=True)
+    full = demo_picture.read()
+    assert [result.name for result in full] == list(CHAINS)
+    shown = (EXAMPLES.parent / "docs" / "assets" / "demo.svg").read_text()
+    for drawn in (demo_picture.drawn(short), shown):
         body = drawn.partition("</style>")[2]
         for name, (light, dark) in COLOURS.items():
             for theme in ("prefers-color-scheme: dark", "slate"):
@@ -401,12 +409,12 @@ def test_the_pages_show_the_race_of_all_chains_in_the_theme_of_the_reader(
             assert dark not in body
         assert ">loss</text>" in drawn
         assert ">norm</text>" in drawn
-        assert "ms per step" not in page  # the times of another machine
-        assert all(f"<h3>{name} <" in page for name in CHAINS)
     home = (EXAMPLES.parent / "docs" / "index.md").read_text()
     assert '--8<-- "docs/assets/demo.svg"' in home
     assert "](assets/race.html)" in home
-    losses = re.findall(r"ends at ([\d.]+), with\s+ZClip at ([\d.]+)\.", drawn)
+    losses = re.findall(r"ends at ([\d.]+), with\s+ZClip at ([\d.]+)\.", shown)
+    told = re.findall(r"ends at ([\d.]+), with\s+ZClip at ([\d.]+)\.", demo_picture.drawn(full))
+    assert told == losses
     readme = (EXAMPLES.parent / "README.md").read_text()
     assert re.findall(r"ends at ([\d.]+), with\s+ZClip at ([\d.]+)\.", readme) == losses != []
     assert "](docs/assets/lab.png)" in readme

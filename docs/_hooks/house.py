@@ -1,0 +1,103 @@
+"""Draws the rooms of the library and the imports between them, while the docs are built.
+
+A page asks with `<!-- house: rooms -->`, and with `<!-- house: way -->` for the functions that a
+step of the headline chain enters.
+"""
+
+import re
+import sys
+from functools import cache
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[2]))
+
+ASKED = re.compile(r"^<!-- house: (\w+) -->$", re.MULTILINE)
+WIDTH, HEIGHT, ROW, BOX = 740, 44, 92, 104
+SAYS = {
+    "core": "the contract",
+    "engines": "the arithmetic",
+    "modules": "the rules",
+    "published": "methods by name",
+    "optimizer": "torch.optim’s side",
+    "source": "files of plain torch",
+    "attach": "before another",
+    "releasing": "gradients used at once",
+    "beside": "functions to call",
+    "study": "recorded runs",
+    "audit": "what a step asks",
+    "spec": "plain numbers",
+}
+
+
+def on_page_markdown(markdown, **_):
+    return ASKED.sub(lambda match: {"rooms": rooms, "way": way}[match[1]](), markdown)
+
+
+def way():
+    """The functions that a step of the headline chain enters, by file."""
+    from scripts import house
+
+    rows = house.entered(house.headline()).items()
+    lines = [f"| `{file}` | {', '.join([f'`{name}`' for name in names])} |" for file, names in rows]
+    return "\n".join(["| in | |", "|---|---|", *lines])
+
+
+def imports():
+    """For each room those that its files import from, and the code lines in it."""
+    from scripts import house
+
+    known, lines = {name: set() for name in SAYS}, dict.fromkeys(SAYS, 0)
+    for path, others in house.arrows().items():
+        mine = house.room(path)
+        if mine in known:
+            known[mine] |= {house.room(other) for other in others} & known.keys() - {mine}
+            lines[mine] += house.code_lines(path.read_text())
+    return known, lines
+
+
+def rooms():
+    """The drawing: a room stands above all that it knows."""
+    known, lines = imports()
+
+    @cache
+    def floor(room):
+        return max([floor(other) + 1 for other in known[room]], default=0)
+
+    @cache
+    def reached(room):
+        return known[room].union(*map(reached, known[room]))
+
+    floors = [[room for room in known if floor(room) == i] for i in range(len(known))]
+    floors = [row for row in floors if row]
+    height = ROW * len(floors)
+    places = {
+        room: (WIDTH * (2 * i + 1) / (2 * len(row)), height - ROW * n - ROW / 2)
+        for n, row in enumerate(floors)
+        for i, room in enumerate(row)
+    }
+    parts = []
+    for room, others in known.items():
+        x, y = places[room]
+        for other in sorted(others):
+            # what a room knows through another one needs no line
+            if not any(other in reached(via) for via in others):
+                to, low = places[other]
+                line = f"M{x:.0f} {y + HEIGHT / 2:.0f} L{to:.0f} {low - HEIGHT / 2 - 9:.0f}"
+                parts.append(f'<g class="flow"><path d="{line}"/></g>')
+                head = f"M{to:.0f} {low - HEIGHT / 2:.0f} l-5.5 -10 h11 z"
+                parts.append(f'<g class="heads"><path d="{head}"/></g>')
+    for room, (x, y) in places.items():
+        parts.append(
+            f'<g class="stores"><rect x="{x - BOX / 2:.0f}" y="{y - HEIGHT / 2:.0f}" width="{BOX}" '
+            f'height="{HEIGHT}" rx="8"/></g><g class="rooms"><text x="{x:.0f}" y="{y - 3:.0f}" '
+            f'text-anchor="middle">{room}</text></g><text x="{x:.0f}" y="{y + 14:.0f}" '
+            f'text-anchor="middle" class="small">{SAYS[room]}</text>'
+        )
+    told = [f"{room} imports {', '.join(sorted(x)) or 'nothing'}" for room, x in known.items()]
+    sizes = ", ".join(f"{room} {n:,}" for room, n in lines.items())
+    return (
+        f'<figure class="diagram"><svg viewBox="0 0 {WIDTH} {height}" role="img" '
+        f'aria-label="The rooms: {"; ".join(told)}.">{"".join(parts)}</svg><figcaption>A room '
+        "imports those that its arrows lead to, and what these import. Lines of code: "
+        f"{sizes}.</figcaption></figure>"
+    )
