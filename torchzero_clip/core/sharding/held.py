@@ -16,6 +16,7 @@ from torch import Tensor
 from torchzero_clip.core.private import mesh_without_groups, without_modes
 from torchzero_clip.core.sharding.layout import Layout, layout_of, local
 from torchzero_clip.core.sharding.owners import Exchange, route
+from torchzero_clip.core.stacks import batches, in_order
 
 
 def hold(whole: Tensor | None, like: Any, owner: int) -> Tensor:
@@ -63,16 +64,14 @@ def _moved(
     tensors: Sequence[Tensor], layouts: Sequence[Layout], owners: Sequence[int | None], move: Any
 ) -> list[Any]:
     """What `move` makes of tensors, those that share a way together."""
-    out: list[Any] = list(tensors)
-    alike: dict[Any, list[int]] = {}
-    for i, layout in enumerate(layouts):
-        kind = layout.mesh, layout.split, tensors[i].dtype, owners[i] is None
-        alike.setdefault(kind, []).append(i)
-    for where in alike.values():
-        some = [tensors[i] for i in where], [layouts[i] for i in where], [owners[i] for i in where]
-        for i, t in zip(where, move(*some), strict=True):
-            out[i] = t
-    return out
+    rows = zip(tensors, layouts, owners, strict=True)
+    kinds = [(x.mesh, x.split, t.dtype, owner is None) for t, x, owner in rows]
+
+    def moved(some: list[int]) -> list[Any]:
+        made: list[Any] = move(*[[row[i] for i in some] for row in (tensors, layouts, owners)])
+        return made
+
+    return in_order(batches(kinds), moved)
 
 
 def _spread(held: list[Tensor], layouts: list[Layout], owners: list[Any]) -> list[Tensor]:

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from torchzero_clip.core.sharding.layout import Layout, part_of, whole_of
 from torchzero_clip.core.sharding.ranks import all_coordinates, ranks_of
+from torchzero_clip.core.stacks import batches, in_order
 
 Coordinates = tuple[tuple[int, ...], ...]
 Work = Callable[..., list[Tensor]]
@@ -37,28 +38,21 @@ def by_owners(
         work: Called with the indexes of some tensors, and for each list with these tensors whole,
             in memory that it may write to; it returns a tensor for each.
     """
-    out = list(lists[0])
-    alone = [i for i, place in enumerate(places) if place is None]
-    if alone:
-        every = [[whole_of(parts[i].clone(), layouts[i]) for i in alone] for parts in lists]
-        for i, t in zip(alone, work(alone, *every), strict=True):
-            out[i] = part_of(t, layouts[i])
-    for some in _routes(layouts).values():
-        batches: dict[tuple[int, ...], list[tuple[int, Layout, int]]] = {}
-        for i in some:
-            layout, place = layouts[i], places[i]
-            assert layout is not None
-            assert place is not None
-            batches.setdefault(layout.shape, []).append((i, layout, place))
-        for batch in batches.values():
-            where = [i for i, _, _ in batch]
-            exchange = Exchange([layout for _, layout, _ in batch], [rank for *_, rank in batch])
-            every = [exchange.there([parts[i] for i in where]) for parts in lists]
-            made = work([where[k] for k in exchange.mine], *every) if exchange.mine else []
-            back = exchange.back(made, lists[0][where[0]])
-            for i, part in zip(where, back, strict=True):
-                out[i] = part
-    return out
+
+    def done(some: list[int]) -> list[Tensor]:
+        alike: Any = [layouts[i] for i in some]
+        owners: Any = [places[i] for i in some]
+        if owners[0] is None:
+            every = [[whole_of(parts[i].clone(), layouts[i]) for i in some] for parts in lists]
+            return list(map(part_of, work(some, *every), alike))
+        exchange = Exchange(alike, owners)
+        every = [exchange.there([parts[i] for i in some]) for parts in lists]
+        made = work([some[k] for k in exchange.mine], *every) if exchange.mine else []
+        return exchange.back(made, lists[0][some[0]])
+
+    rows = zip(_ways(layouts), layouts, strict=True)
+    kinds = [(way, x.shape) if way and x else None for way, x in rows]
+    return in_order(batches(kinds), done)
 
 
 def owners_of(
@@ -73,13 +67,14 @@ def owners_of(
         costs: What each is to its owner, by which the loads of ranks are balanced.
         held: The owners that tensors have already.
     """
-    found: list[int | None] = [None] * len(layouts)
-    for (_, coordinates), some in _routes(layouts).items():
-        have = [None if held is None else held[i] for i in some]
-        places = owners([costs[i] for i in some], len(coordinates), have)
-        for i, place in zip(some, places, strict=True):
-            found[i] = place
-    return found
+    ways, held = _ways(layouts), held or [None] * len(layouts)
+
+    def found(some: list[int]) -> Sequence[int | None]:
+        if (way := ways[some[0]]) is None:
+            return [None] * len(some)
+        return owners([costs[i] for i in some], len(way[1]), [held[i] for i in some])
+
+    return in_order(batches(ways), found)
 
 
 def owners(
@@ -96,19 +91,12 @@ def owners(
     return [place for place in found if place is not None]
 
 
-def _routes(layouts: Sequence[Layout | None]) -> dict[Any, list[int]]:
-    """The tensors that have owners, by the mesh and the coordinates of the ranks among which."""
-    routes: dict[Any, list[int]] = {}
-    known: dict[Any, Coordinates] = {}
-    for i, layout in enumerate(layouts):
-        if layout is None:
-            continue
-        kind = layout.mesh, layout.split
-        if kind not in known:
-            known[kind] = route(layout)[1]
-        if known[kind]:
-            routes.setdefault((layout.mesh, known[kind]), []).append(i)
-    return routes
+def _ways(layouts: Sequence[Layout | None]) -> list[tuple[Any, Coordinates] | None]:
+    """The mesh of each tensor that has an owner, and the coordinates of the ranks among which."""
+    kinds = [x and (x.mesh, x.split) for x in layouts]
+    one = dict(zip(kinds, layouts, strict=True))  # of each kind
+    known = {kind: route(x)[1] for kind, x in one.items() if x}
+    return [(kind[0], known[kind]) if kind and known[kind] else None for kind in kinds]
 
 
 def route(layout: Layout) -> tuple[Any, Coordinates]:
