@@ -18,7 +18,7 @@ from torchzero_clip.core import Bucket, Chain, Step, Transform, Units, bind, in_
 from torchzero_clip.core.norms import NAMED
 from torchzero_clip.core.outside import warn
 from torchzero_clip.core.private import traced
-from torchzero_clip.core.sharding import local
+from torchzero_clip.core.sharding.layout import local
 from torchzero_clip.modules.flow.identity import Identity
 from torchzero_clip.optimizer import Modular, averages
 from torchzero_clip.optimizer.behind import PARAMS, Behind

@@ -42,8 +42,8 @@ from torchzero_clip import (
     ZStat,
 )
 from torchzero_clip.core import private
-from torchzero_clip.core.sharding import held, local
-from torchzero_clip.core.sharding.layout import Layout
+from torchzero_clip.core.sharding import held
+from torchzero_clip.core.sharding.layout import Layout, local
 from torchzero_clip.engines.compiled import forms
 from torchzero_clip.engines.compiled.forms import forms_of
 from torchzero_clip.source import SourceError

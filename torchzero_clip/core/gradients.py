@@ -11,7 +11,7 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
-from torchzero_clip.core.sharding import aligned_grads
+from torchzero_clip.core.sharding.layout import aligned_grads
 from torchzero_clip.core.tensors import DEVICE, DTYPE, LAYOUT, addresses, all_plain
 
 BYTES = operator.attrgetter("nbytes")

@@ -10,18 +10,9 @@ import torch
 from torch import Tensor
 
 from torchzero_clip.core.bucket import BEGUN, Bucket
-from torchzero_clip.core.sharding import (
-    Layout,
-    by_owners,
-    collect,
-    evenly,
-    hold,
-    local,
-    owner_of,
-    owners_of,
-    place_of,
-    rank_at,
-)
+from torchzero_clip.core.sharding.held import collect, evenly, hold, owner_of, place_of, rank_at
+from torchzero_clip.core.sharding.layout import Layout, local
+from torchzero_clip.core.sharding.owners import by_owners, owners_of
 from torchzero_clip.core.stacks import (
     MOST,
     MOST_ON_CPU,

@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
-from torchzero_clip.core.sharding import Layout, layout_of
+from torchzero_clip.core.sharding.layout import Layout, layout_of
 from torchzero_clip.core.state import state_dtype
 from torchzero_clip.core.stochastic import Elements, keys_of
 from torchzero_clip.core.tensors import DEVICE, DTYPE, LAYOUT, SHAPE, all_plain, same_shapes

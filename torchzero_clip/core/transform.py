@@ -15,7 +15,8 @@ from torchzero_clip.core.engine import FusedKernel, Group, Rule, State, Wrapped,
 from torchzero_clip.core.lazy import Joined
 from torchzero_clip.core.matrix_steps import prepare_matrices, step_matrices
 from torchzero_clip.core.outside import warn
-from torchzero_clip.core.sharding import by_owners, full, layout_of, owners_of, part_of
+from torchzero_clip.core.sharding.layout import full, layout_of, part_of
+from torchzero_clip.core.sharding.owners import by_owners, owners_of
 from torchzero_clip.core.tensorlist import TensorList
 
 Reach: TypeAlias = Literal["tensor", "layer", "group", "model"]

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import Module
 
 from torchzero_clip.core.link import Link
-from torchzero_clip.core.sharding import layout_of, local
+from torchzero_clip.core.sharding.layout import layout_of, local
 from torchzero_clip.core.transform import averages
 
 SHOWN = "averaged/shown"  # in the chain of a group, while eval() has them in the parameters

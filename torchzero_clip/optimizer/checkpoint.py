@@ -10,7 +10,7 @@ from torch import Tensor
 
 from torchzero_clip.core.description import RESERVED
 from torchzero_clip.core.outside import warn
-from torchzero_clip.core.sharding import local
+from torchzero_clip.core.sharding.layout import local
 from torchzero_clip.core.state import share_vectors, statistic
 from torchzero_clip.core.step import Groups
 from torchzero_clip.core.stochastic import DRAWS, DROPPED

@@ -13,7 +13,7 @@ from torch import Tensor
 from torchzero_clip.core.bucket import BEGUN
 from torchzero_clip.core.link import Link
 from torchzero_clip.core.norm_rule import NormRule
-from torchzero_clip.core.sharding import local
+from torchzero_clip.core.sharding.layout import local
 from torchzero_clip.core.state import statistic
 from torchzero_clip.core.stochastic import DRAWS, DROPPED
 from torchzero_clip.core.tensors import is_sharded

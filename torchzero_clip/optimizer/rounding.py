@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from torchzero_clip.core.bucket import Bucket
-from torchzero_clip.core.sharding import Layout, local
+from torchzero_clip.core.sharding.layout import Layout, local
 from torchzero_clip.core.state import STATE_DTYPES
 from torchzero_clip.core.stochastic import DROPPED, carried
 

@@ -11,7 +11,7 @@ from torch.optim import Optimizer
 
 from torchzero_clip.core.link import Link
 from torchzero_clip.core.norms import largest
-from torchzero_clip.core.sharding import local
+from torchzero_clip.core.sharding.layout import local
 from torchzero_clip.optimizer.matrices import share_state
 
 SINCE = "since"

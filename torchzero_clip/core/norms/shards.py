@@ -16,7 +16,8 @@ from torch import Tensor
 
 from torchzero_clip.core.norms.measures import Measure, merge
 from torchzero_clip.core.private import without_modes
-from torchzero_clip.core.sharding import Layout, gather, ranks_of
+from torchzero_clip.core.sharding.layout import Layout
+from torchzero_clip.core.sharding.ranks import gather, ranks_of
 
 Dims = tuple[int, ...]
 
