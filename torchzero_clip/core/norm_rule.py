@@ -66,22 +66,19 @@ class NormRule(Transform):
 
     def total(self, group: Group) -> Tensor:
         """The norm of the whole update that this link sees, as one: inside `limit`."""
-        total: Tensor = group["total"]()
-        return total
+        return cast(Tensor, group["total"]())
 
     def dot(self, some: TensorList, others: TensorList, group: Group) -> Tensor:
         """The inner product of every unit of two lists, as group["params"] with group["grads"]:
         inside `limit`.
         """
-        product: Tensor = group["dot"](some, others)
-        return product
+        return cast(Tensor, group["dot"](some, others))
 
     def of_shapes(
         self, norm: Tensor, group: Group, number: Callable[..., float], *args: Any
     ) -> Tensor:
         """number(shape, *args) of the tensor that each unit is of, as a vector: inside `limit`."""
-        vector: Tensor = group["of_shapes"](norm, number, *args)
-        return vector
+        return cast(Tensor, group["of_shapes"](norm, number, *args))
 
     # ------------------------------------------------------------------ what the core does
 

@@ -68,11 +68,9 @@ def subtract(buckets: Sequence[Bucket], rounding: str) -> None:
 
 
 def _draw_and_subtract(buckets: Sequence[Bucket]) -> None:
-    groups = buckets[0].step.groups
+    groups, notes = buckets[0].step.groups, buckets[0].step.notes
     buckets[0].step.skip.read('rounding="stochastic" counts the steps that happen')
-    step = int(groups[0]["chain"].get(STEP, 0)) + 1
-    for group in groups:
-        group["chain"][STEP] = step
+    step = notes.count(groups, STEP, 1)
     for bucket in buckets:
         generator = torch.Generator(bucket.device)
         seed = int(groups[bucket.part.index]["chain"].get(SEED, 0))

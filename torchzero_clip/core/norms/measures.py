@@ -92,16 +92,13 @@ def merge(stats: Tensor, counts: Tensor | None, m: Measure) -> Tensor:
 
 def finish(stats: Tensor, count: Tensor | None, m: Measure) -> Tensor:
     """The norms of units from their statistics, (rows, units); `count` is their size."""
-    if m.kind == "power":
-        if not m.mean:
-            return stats[0]
-        assert count is not None
-        return stats[0] / count.clamp(min=1) ** (1 / m.p)
     if m.kind == "sum":
         return torch.hypot(stats[0], stats[1])
-    if m.kind != "spread":
+    if not m.counts:
         return stats[0]
     assert count is not None
+    if m.mean:
+        return stats[0] / count.clamp(min=1) ** (1 / m.p)
     root = stats[2] / (count - 1).clamp(min=1).sqrt()
     root = torch.where(count < 2, torch.zeros_like(root), root)  # one, even infinite, has none
     return root if m.root else root.square()
