@@ -27,14 +27,13 @@ class OfMatrices(Wrapped):
 
         def one(batch: Stack, pieces: list[Tensor]) -> Tensor:
             mine = {**live, "first": rule.refreshes and batch.begins}
-            mine |= {"param": pieces[1]} if rule.reads_params else {}
+            if rule.reads_params:
+                mine["param"] = pieces[1]
             matrices.keep(batch, rule.observe_matrix(pieces[0], batch.state, mine))
             for some in batch.parts(matrices.due) if rule.refreshes else ():
                 part = batch.part(some)
-                if rule.reads_params and batch.stacked:
-                    mine["param"] = pieces[1][some]
-                matrices.keep(part, rule.refresh_matrix(part.state, mine))
-            mine |= {"param": pieces[1]} if rule.reads_params else {}
+                cut = {"param": pieces[1][some]} if rule.reads_params and batch.stacked else {}
+                matrices.keep(part, rule.refresh_matrix(part.state, {**mine, **cut}))
             return rule.update_tensor(pieces[0], batch.state, mine)
 
         u = u.own()

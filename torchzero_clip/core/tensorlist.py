@@ -352,8 +352,7 @@ class TensorList:
 
     def eq(self, x: Operand) -> TensorList:
         """A new list: where entries equal x."""
-        made = stand_in("eq", self.tensors, [self._row(x)])
-        return self._like(TensorList(made, owned=True))
+        return self._new("eq", x)
 
     def masked_fill_(self, masks: TensorList, value: float | Tensor) -> TensorList:
         """The value where a mask holds."""

@@ -100,48 +100,41 @@ def _plan(
     device: torch.device,
     world: Any,
 ) -> Plan:
-    """The plan on a device; fake tensors have a `world` of their own, and none of its tensors."""
+    """The plan of shapes and placements alone, on a device: process groups may be made anew for
+    equal meshes. Fake tensors have a `world` of their own, and none of its tensors.
+    """
     with without_modes():
-        plan = _plan_of(layouts, dims, coordinates)
-    return plan._replace(columns=plan.columns.to(device), entries=plan.entries.to(device))
-
-
-def _plan_of(
-    layouts: tuple[Layout, ...],
-    dims: tuple[Dims | None, ...],
-    coordinates: tuple[tuple[int, ...], ...],
-) -> Plan:
-    """The plan of shapes and placements alone: process groups may be made anew for equal meshes."""
-    along = [d or range(len(x.shape)) for x, d in zip(layouts, dims, strict=True)]
-    shapes = [
-        [1 if d in along_t else n for d, n in enumerate(x.shape)]
-        for x, along_t in zip(layouts, along, strict=True)
-    ]
-    lengths = [math.prod(shape) for shape in shapes]
-    numbered = torch.arange(sum(lengths)).split(lengths)
-    blocks: list[tuple[Tensor, int, int, int]] = []  # units, sender, its first column, entries
-    width = 0
-    for sender, coordinate in enumerate(coordinates):
-        column = 0
-        for t, layout in enumerate(layouts):
-            ends = layout.extents(coordinate)
-            here = [slice(None) if d in along[t] else slice(*end) for d, end in enumerate(ends)]
-            units = numbered[t].view(shapes[t])[tuple(here)].reshape(-1)
-            idle = set(range(len(coordinate))) - layout.split  # along these, all have equal copies
-            if all([coordinate[d] == coordinates[0][d] for d in idle]):
-                entries = math.prod([ends[d][1] - ends[d][0] for d in along[t]])
-                blocks.append((units, sender, column, entries))
-            column += len(units)
-        width = max(width, column)
-    filled = torch.zeros(sum(lengths), dtype=torch.long)  # how many shards of a unit are known
-    for units, *_ in blocks:
-        filled[units] += 1
-    index = torch.full((sum(lengths), int(filled.max())), len(coordinates) * width)
-    counts = torch.zeros(index.shape, dtype=torch.float64)
-    filled.zero_()
-    for units, sender, column, entries in blocks:
-        start = sender * width + column
-        index[units, filled[units]] = torch.arange(start, start + len(units))
-        counts[units, filled[units]] = entries
-        filled[units] += 1
-    return Plan(width, index, counts, tuple(lengths))
+        along = [d or range(len(x.shape)) for x, d in zip(layouts, dims, strict=True)]
+        shapes = [
+            [1 if d in along_t else n for d, n in enumerate(x.shape)]
+            for x, along_t in zip(layouts, along, strict=True)
+        ]
+        lengths = [math.prod(shape) for shape in shapes]
+        numbered = torch.arange(sum(lengths)).split(lengths)
+        blocks: list[tuple[Tensor, int, int, int]] = []  # units, sender, its first column, entries
+        width = 0
+        for sender, coordinate in enumerate(coordinates):
+            column = 0
+            for t, layout in enumerate(layouts):
+                ends = layout.extents(coordinate)
+                here = [slice(None) if d in along[t] else slice(*end) for d, end in enumerate(ends)]
+                units = numbered[t].view(shapes[t])[tuple(here)].reshape(-1)
+                # along the others, all have equal copies
+                idle = set(range(len(coordinate))) - layout.split
+                if all([coordinate[d] == coordinates[0][d] for d in idle]):
+                    entries = math.prod([ends[d][1] - ends[d][0] for d in along[t]])
+                    blocks.append((units, sender, column, entries))
+                column += len(units)
+            width = max(width, column)
+        filled = torch.zeros(sum(lengths), dtype=torch.long)  # how many shards of a unit are known
+        for units, *_ in blocks:
+            filled[units] += 1
+        index = torch.full((sum(lengths), int(filled.max())), len(coordinates) * width)
+        counts = torch.zeros(index.shape, dtype=torch.float64)
+        filled.zero_()
+        for units, sender, column, entries in blocks:
+            start = sender * width + column
+            index[units, filled[units]] = torch.arange(start, start + len(units))
+            counts[units, filled[units]] = entries
+            filled[units] += 1
+    return Plan(width, index.to(device), counts.to(device), tuple(lengths))

@@ -9,6 +9,7 @@ work.
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -180,10 +181,5 @@ class Exchange:
 @functools.lru_cache(maxsize=4096)
 def _places(layout: Layout, coordinates: Coordinates) -> tuple[tuple[tuple[slice, ...], int], ...]:
     """Where the part of each rank lies in the whole tensor, and its number of entries."""
-    found = []
-    for coordinate in coordinates:
-        ends, count = layout.extents(coordinate), 1
-        for start, stop in ends:
-            count *= stop - start
-        found.append((tuple([slice(*end) for end in ends]), count))
-    return tuple(found)
+    every = [[slice(*end) for end in layout.extents(c)] for c in coordinates]
+    return tuple([(tuple(part), math.prod([x.stop - x.start for x in part])) for part in every])
