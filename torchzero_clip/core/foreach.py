@@ -24,10 +24,6 @@ def _where(x: Tensor, keep: Tensor, other: Tensor | float) -> Tensor:
     return torch.where(keep, x, other.to(x.dtype) if isinstance(other, Tensor) else other)
 
 
-def _positive(x: Tensor) -> Tensor:
-    return x > 0
-
-
 STAND_INS: dict[str, Callable[..., Tensor]] = {
     "where": _where,
     "hypot": torch.hypot,
@@ -35,7 +31,7 @@ STAND_INS: dict[str, Callable[..., Tensor]] = {
     "isfinite": torch.isfinite,
     "isinf": torch.isinf,
     "isnan": torch.isnan,
-    "positive": _positive,
+    "positive": lambda x: x > 0,
     "eq": torch.eq,
 }
 

@@ -86,7 +86,6 @@ class Matrices:
                 written: stacked where the rule takes stacks.
             some: The places of the parameters that it is called for, unless it is all.
         """
-        out = list(lists[0])
         where = self.where if some is None else list(some)
         layouts = [self.layouts[i] for i in where]
 
@@ -103,9 +102,8 @@ class Matrices:
             results = by_owners(chosen, layouts, [self.places[i] for i in where], work)
         else:
             results = work(list(range(len(where))), *chosen)
-        for i, t in zip(where, results, strict=True):
-            out[i] = t
-        return out
+        made = dict(zip(where, results, strict=True))
+        return [made.get(i, t) for i, t in enumerate(lists[0])]
 
     def batches(self, where: Sequence[int]) -> list[Stack]:
         """The matrices of some parameters that are owned here: those of one form whose state lies
@@ -196,7 +194,7 @@ class Matrices:
 
     def _settle(self) -> None:
         """Make the state that is missing, and bring what was loaded to its owner."""
-        come: list[tuple[int, str, Layout, int | None]] = []
+        come: list[tuple[dict[str, Any], str, Layout, int | None]] = []
         for i in self.where:
             state, owner, mine = self.bucket.param_states[i], self._owner(i), self._is_mine(i)
             forms = self._forms(i)
@@ -205,7 +203,7 @@ class Matrices:
             for like in forms:
                 held = new[like.key]
                 if is_sharded(held) and owner_of(held) is None:
-                    come.append((i, like.key, evenly(self.layouts[i], like.shape), owner))
+                    come.append((state, like.key, evenly(self.layouts[i], like.shape), owner))
                 elif held is not None and held.shape != like.shape:
                     raise ValueError(
                         f"{like.key!r} has shape {tuple(held.shape)}, and the matrix asks for "
@@ -215,11 +213,10 @@ class Matrices:
                     state[like.key] = held
                 else:
                     state[like.key] = hold(held if mine else None, like, owner)
-        if come:
-            parts = [self.bucket.param_states[i][key] for i, key, _, _ in come]
-            whole = collect(parts, [row[2] for row in come], [row[3] for row in come])
-            for (i, key, _, _), t in zip(come, whole, strict=True):
-                self.bucket.param_states[i][key] = t
+        parts = [state[key] for state, key, _, _ in come]
+        whole = collect(parts, [row[2] for row in come], [row[3] for row in come])
+        for (state, key, _, _), t in zip(come, whole, strict=True):
+            state[key] = t
 
     def _made(self, i: int, mine: bool) -> dict[str, Any]:
         """The state that a parameter begins with, where its owner is here."""
@@ -253,7 +250,7 @@ class Matrices:
         kinds = [self._kind(*place) for place in alone]
         forms = [self.forms[i][b].values() for i, b in alone]
         entries = [sum([math.prod(form.shape) for form in each]) for each in forms]
-        sizes = [kind[0] * kind[1] + n for kind, n in zip(kinds, entries, strict=True)]
+        sizes = [high * wide + n for (high, wide, _), n in zip(kinds, entries, strict=True)]
         most = MOST_ON_CPU if self.bucket.device.type == "cpu" else MOST
         for some in batches(kinds, sizes, most):
             places = [alone[k] for k in some]

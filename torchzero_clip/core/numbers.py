@@ -144,8 +144,6 @@ def _on(device: torch.device, value: Any) -> Any:
     """A live value with its floats as 0-dim tensors on a device."""
     if isinstance(value, tuple):
         return tuple([_on(device, x) for x in value])
-    if isinstance(value, Tensor):
-        return value.to(device, wide(device))
-    return (
-        torch.full((), value, dtype=wide(device), device=device) if type(value) is float else value
-    )
+    if type(value) is float:
+        return torch.full((), value, dtype=wide(device), device=device)
+    return value.to(device, wide(device)) if isinstance(value, Tensor) else value

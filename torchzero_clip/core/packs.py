@@ -57,7 +57,7 @@ def copies(tensors: Sequence[Tensor], dtype: torch.dtype | None = None) -> list[
         made = [torch.empty_like(t, dtype=dtype) for t in tensors]
         private.foreach("copy_", made, list(tensors))
         return made
-    if tensors[0].dtype != dtype or not private.has_foreach("clone"):
+    if tensors[0].dtype != dtype:
         return [t.to(dtype, copy=True) for t in tensors]
     return list(private.foreach("clone", list(tensors)))
 

@@ -337,10 +337,8 @@ class TensorList:
 
         `keep` has a mask or a flag for each tensor, or is one flag for all.
         """
-        if isinstance(keep, Tensor):
-            keep = keep.expand(len(self)) if keep.dim() == 0 else keep
-            return self._new("where", keep, other)
-        return self._new("where", keep if isinstance(keep, TensorList) else list(keep), other)
+        flags = keep if isinstance(keep, (Tensor, TensorList)) else list(keep)
+        return self._new("where", flags, other)
 
     def hypot(self, other: TensorList) -> TensorList:
         """A new list: √(self² + other²), in range whatever the squares are."""

@@ -91,12 +91,8 @@ def _links(links: Sequence[Link], name: str | None) -> list[Link]:
 
 def _held(link: Link, state: Mapping[str, Any]) -> dict[str, Tensor]:
     """The link's state of one parameter, or the numbers that it keeps for a group, by name."""
-    own = {key.rpartition("/")[2]: t for key, t in state.items() if _path(key) == link.path}
-    return {name: local(t) for name, t in own.items() if isinstance(t, Tensor)}
-
-
-def _path(key: Any) -> str:
-    return str(key).rpartition("/")[0]
+    rows = [(str(key).rpartition("/"), t) for key, t in state.items() if isinstance(t, Tensor)]
+    return {name: local(t) for (path, _, name), t in rows if path == link.path}
 
 
 # ---------------------------------------------------------------------- in the place of weights

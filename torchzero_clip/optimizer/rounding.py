@@ -53,18 +53,15 @@ def subtract(buckets: Sequence[Bucket], rounding: str) -> None:
     narrow = [bucket for bucket in buckets if rounding != "nearest" and bucket.dtype in DROPPED]
     for bucket in [bucket for bucket in buckets if bucket not in narrow]:
         bucket.session.subtract(bucket.update)
-    half = []
-    for bucket in narrow:
-        prepare_rounding([bucket], rounding)
-        if rounding == "stochastic":
-            half.append(bucket)
-        else:
-            lost = [local(state[COMPENSATION]) for state in bucket.param_states]
-            bucket.step.skip.hold([*bucket.params, *lost])
-            for w, u, state in zip(bucket.params, bucket.update, bucket.param_states, strict=True):
-                _kahan(w, u.float(), local(state[COMPENSATION]))
-    if half:
-        _draw_and_subtract(half)
+    if narrow:
+        prepare_rounding(narrow, rounding)
+    if narrow and rounding == "stochastic":
+        _draw_and_subtract(narrow)
+    for bucket in narrow if rounding == "kahan" else ():
+        every = [local(state[COMPENSATION]) for state in bucket.param_states]
+        bucket.step.skip.hold([*bucket.params, *every])
+        for w, u, lost in zip(bucket.params, bucket.update, every, strict=True):
+            _kahan(w, u.float(), lost)
 
 
 def _draw_and_subtract(buckets: Sequence[Bucket]) -> None:
@@ -78,7 +75,9 @@ def _draw_and_subtract(buckets: Sequence[Bucket]) -> None:
             bucket.params, bucket.update, bucket.part.places, bucket.part.layouts, strict=True
         )
         for w, u, place, layout in rows:
-            generator.manual_seed(_seed(seed, step, bucket.part.index, place, *_shard(layout)))
+            numbers = step, bucket.part.index, place, *_shard(layout)
+            # a resumed run draws what it would have drawn
+            generator.manual_seed(zlib.crc32(repr(numbers).encode(), seed))
             w.copy_(_stochastic(w - u.float(), w.dtype, generator))
 
 
@@ -94,11 +93,6 @@ def _stochastic(x: Tensor, dtype: torch.dtype, generator: torch.Generator) -> Te
     """Float32 numbers at one of their two neighbours in `dtype`, at the nearer more often."""
     noise = torch.empty_like(x, dtype=torch.int32)
     return carried(x, noise.random_(0, 2 ** DROPPED[dtype], generator=generator), dtype)
-
-
-def _seed(seed: int, *numbers: int) -> int:
-    """A seed for this step of this parameter: a resumed run draws what it would have drawn."""
-    return zlib.crc32(repr(numbers).encode(), seed)
 
 
 def _shard(layout: Layout | None) -> list[int]:
