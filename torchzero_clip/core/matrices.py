@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from torchzero_clip.core.bucket import BEGUN, Bucket
-from torchzero_clip.core.sharding.held import collect, evenly, hold, owner_of, place_of, rank_at
+from torchzero_clip.core.sharding.held import collect, evenly, hold, owner_of
 from torchzero_clip.core.sharding.layout import Layout, local
 from torchzero_clip.core.sharding.owners import by_owners, owners_of
 from torchzero_clip.core.stacks import (
@@ -62,7 +62,7 @@ class Matrices:
         self.layouts: Sequence[Any] = bucket.part.layouts
         self.taken: list[Tensor] = []
         self.stacked = bool(vars(type(self.rule)).get("batched", False))
-        self.places = dict(zip(self.where, self._places(), strict=True))
+        self.owners = dict(zip(self.where, self._owners(), strict=True))
         self._settle()
         self.mine: dict[int, list[MatrixState]] = {
             i: self._memories(i) for i in self.where if self._is_mine(i)
@@ -99,7 +99,7 @@ class Matrices:
 
         chosen = [[row[i] for i in where] for row in lists]
         if any(layouts):
-            results = by_owners(chosen, layouts, [self.places[i] for i in where], work)
+            results = by_owners(chosen, layouts, [self.owners[i] for i in where], work)
         else:
             results = work(list(range(len(where))), *chosen)
         made = dict(zip(where, results, strict=True))
@@ -159,25 +159,17 @@ class Matrices:
 
     # ------------------------------------------------------------------ where it lies
 
-    def _owner(self, i: int) -> int | None:
-        """The rank that owns a parameter; None where every rank has it whole."""
-        place = self.places[i]
-        return None if place is None else rank_at(place, self.layouts[i])
-
     def _is_mine(self, i: int) -> bool:
-        owner = self._owner(i)
+        owner = self.owners[i]
         return owner is None or owner == torch.distributed.get_rank()
 
-    def _places(self) -> list[int | None]:
+    def _owners(self) -> list[int | None]:
         """The owner of each, as its state says; those without are shared out."""
         layouts = [self.layouts[i] for i in self.where]
         if not any(layouts):
             return [None] * len(layouts)
-        held: list[int | None] = []
-        for i, layout in zip(self.where, layouts, strict=True):
-            keys = [form.key for form in self._forms(i)]
-            rank = owner_of(self.bucket.param_states[i].get(keys[0])) if keys else None
-            held.append(None if rank is None or layout is None else place_of(rank, layout))
+        rows = [(self.bucket.param_states[i], self._forms(i)) for i in self.where]
+        held = [owner_of(state.get(forms[0].key)) if forms else None for state, forms in rows]
         return owners_of(layouts, [self._cost(i) for i in self.where], held)
 
     def _cost(self, i: int) -> float:
@@ -196,7 +188,7 @@ class Matrices:
         """Make the state that is missing, and bring what was loaded to its owner."""
         come: list[tuple[dict[str, Any], str, Layout, int | None]] = []
         for i in self.where:
-            state, owner, mine = self.bucket.param_states[i], self._owner(i), self._is_mine(i)
+            state, owner, mine = self.bucket.param_states[i], self.owners[i], self._is_mine(i)
             forms = self._forms(i)
             lacks = any([like.key not in state for like in forms])
             new = self._made(i, mine) if lacks else state

@@ -27,7 +27,7 @@ Work = Callable[..., list[Tensor]]
 def by_owners(
     lists: Sequence[Sequence[Tensor]],
     layouts: Sequence[Layout | None],
-    places: Sequence[int | None],
+    owners: Sequence[int | None],
     work: Work,
 ) -> list[Tensor]:
     """Work on whole tensors, each on the rank that owns it; returns the parts here of the results.
@@ -35,18 +35,17 @@ def by_owners(
     Args:
         lists: Of each tensor what is here; there may be several lists of tensors that are alike.
         layouts: Of each tensor; those without a route to an owner are gathered on every rank.
-        places: The owners that `owners_of` gave.
+        owners: The ranks that `owners_of` gave.
         work: Called with the indexes of some tensors, and for each list with these tensors whole,
             in memory that it may write to; it returns a tensor for each.
     """
 
     def done(some: list[int]) -> list[Tensor]:
         alike: Any = [layouts[i] for i in some]
-        owners: Any = [places[i] for i in some]
-        if owners[0] is None:
+        if owners[some[0]] is None:
             every = [[whole_of(parts[i].clone(), layouts[i]) for i in some] for parts in lists]
             return list(map(part_of, work(some, *every), alike))
-        exchange = Exchange(alike, owners)
+        exchange = Exchange(alike, [owners[i] for i in some])
         every = [exchange.there([parts[i] for i in some]) for parts in lists]
         made = work([some[k] for k in exchange.mine], *every) if exchange.mine else []
         return exchange.back(made, lists[0][some[0]])
@@ -61,7 +60,7 @@ def owners_of(
     costs: Sequence[float],
     held: Sequence[int | None] | None = None,
 ) -> list[int | None]:
-    """The place of each tensor's owner in its process group; None where it is whole on every rank.
+    """The rank of each tensor's owner; None where it is whole on every rank.
 
     Args:
         layouts: Of each tensor.
@@ -73,30 +72,30 @@ def owners_of(
     def found(some: list[int]) -> Sequence[int | None]:
         if (way := ways[some[0]]) is None:
             return [None] * len(some)
-        return owners([costs[i] for i in some], len(way[1]), [held[i] for i in some])
+        return owners([costs[i] for i in some], way[1], [held[i] for i in some])
 
     return in_order(batches(ways), found)
 
 
 def owners(
-    costs: Sequence[float], ranks: int, held: Sequence[int | None] | None = None
+    costs: Sequence[float], ranks: Sequence[int], held: Sequence[int | None] | None = None
 ) -> list[int]:
     """The owner of each tensor: the dearest first, each to the rank that has the least to do."""
     found = list(held or [None] * len(costs))
-    load = [sum([c for c, r in zip(costs, found, strict=True) if r == k]) for k in range(ranks)]
+    load = {k: sum([c for c, r in zip(costs, found, strict=True) if r == k]) for k in ranks}
     for i in sorted(range(len(costs)), key=lambda i: -costs[i]):
-        place = found[i]
-        if place is None:
-            found[i] = place = min(range(ranks), key=load.__getitem__)
-            load[place] += costs[i]
-    return [place for place in found if place is not None]
+        rank = found[i]
+        if rank is None:
+            found[i] = rank = min(ranks, key=load.__getitem__)
+            load[rank] += costs[i]
+    return [rank for rank in found if rank is not None]
 
 
-def _ways(layouts: Sequence[Layout | None]) -> list[tuple[Any, Coordinates] | None]:
-    """The mesh of each tensor that has an owner, and the coordinates of the ranks among which."""
+def _ways(layouts: Sequence[Layout | None]) -> list[tuple[Any, tuple[int, ...]] | None]:
+    """The mesh of each tensor that has an owner, and the ranks among which."""
     kinds = [x and (x.mesh, x.split) for x in layouts]
     one = dict(zip(kinds, layouts, strict=True))  # of each kind
-    known = {kind: route(x)[1] for kind, x in one.items() if x}
+    known = {kind: tuple(_ranks(route(x)[0])) for kind, x in one.items() if x}
     return [(kind[0], known[kind]) if kind and known[kind] else None for kind in kinds]
 
 
@@ -119,12 +118,13 @@ class Exchange:
 
     Args:
         layouts: Of each tensor.
-        owners: The place of the owner of each in the process group.
+        owners: The rank of the owner of each.
     """
 
-    def __init__(self, layouts: Sequence[Layout], owners: Sequence[int]) -> None:
-        self.layouts, self.owners = layouts, owners
+    def __init__(self, layouts: Sequence[Layout], owners: Sequence[Any]) -> None:
         self.group, coordinates = route(layouts[0])
+        among = _ranks(self.group)
+        self.layouts, self.owners = layouts, [among.index(owner) for owner in owners]
         self.me, self.ranks = torch.distributed.get_rank(self.group), range(len(coordinates))
         self.coordinates = coordinates
         self.places = [_places(layout, coordinates) for layout in layouts]
@@ -176,6 +176,10 @@ class Exchange:
         )
         pieces = iter(out.split([n for some in sizes for n in some]))
         return [[next(pieces) for _ in some] for some in sizes]
+
+
+def _ranks(group: Any) -> list[int]:
+    return [] if group is None else torch.distributed.get_process_group_ranks(group)
 
 
 @functools.lru_cache(maxsize=4096)
