@@ -321,7 +321,7 @@ def alone() -> Iterator[Any]:
 def test_without_a_mesh_that_has_no_groups_the_matrix_of_an_owner_raises_a_sentence(
     monkeypatch: pytest.MonkeyPatch, alone: Any
 ) -> None:
-    held._mesh_of.cache_clear()
+    private.mesh_of.cache_clear()
     with monkeypatch.context() as patch:
         patch.setattr("torch.distributed.device_mesh.DeviceMesh", lambda device, mesh: None)
         with pytest.raises(private.Missing, match="has no _init_backend, which is for the mesh"):

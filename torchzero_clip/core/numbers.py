@@ -17,9 +17,6 @@ from torchzero_clip.core.transform import Transform
 if TYPE_CHECKING:
     from torchzero_clip.core.bucket import Bucket
 
-STEP = "step"
-"""The number under which steps are counted."""
-
 
 class Numbers:
     """The numbers that a link keeps once: 0-dim tensors in float64 on the device.
@@ -89,7 +86,7 @@ class Numbers:
         if not (tfm.counts_steps or for_model or for_groups):
             return
         if tfm.counts_steps:
-            self.model[STEP] = self.model[STEP] + 1
+            self.model["step"] = self.model["step"] + 1
         if self.model and for_model:
             live = self._live(0, home)
             self.set(None, tfm.advance_model(dict(self.model), live))

@@ -141,7 +141,8 @@ class Units(Cells):
             for bucket in members
             for each in self.as_list(bucket, ratio)
         ]
-        return self._norms(norms.scaled(self._flowing(), torch.stack(rows), self.order))
+        stats = self._flowing()
+        return self._norms(stats / torch.stack(rows) if self.degree else stats)
 
     def over(self, norm: Tensor, dims_of: Callable[[Tensor], tuple[int, ...]]) -> Tensor:
         """The root of the sum of squares over the slices of larger ones, at each slice.

@@ -11,7 +11,6 @@ from torchzero_clip.core.norms.measures import (
     in_two,
     measure,
     merge,
-    scaled,
 )
 from torchzero_clip.core.norms.numeric import (
     eps_of,
@@ -59,7 +58,6 @@ __all__ = [
     "products",
     "readable",
     "rows_of",
-    "scaled",
     "slice_statistics",
     "statistics",
     "statistics_of_slices",

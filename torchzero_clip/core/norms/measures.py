@@ -104,11 +104,6 @@ def finish(stats: Tensor, count: Tensor | None, m: Measure) -> Tensor:
     return root if m.root else root.square()
 
 
-def scaled(stats: Tensor, ratio: Tensor, m: Measure) -> Tensor:
-    """The statistics of tensors that were divided by `ratio`."""
-    return stats if m.kind == "count" else stats / ratio
-
-
 Divisions: TypeAlias = "Iterable[tuple[str, Any]]"
 """Factors and divisors of tensors, one after another: pairs of "mul" or "div" and the operand."""
 
@@ -130,7 +125,7 @@ def divisions(ratio: Tensor, dtype: torch.dtype, number: bool = False) -> Divisi
     if in_range(low, dtype) and in_range(high, dtype):
         return [("mul", ratio.reciprocal())]
     rest, divisor = in_two(ratio, dtype)
-    return [("mul", rest)] if all_ones(divisor) else [("mul", rest), ("div", divisor)]
+    return [("mul", rest)] if _ends(divisor) == (1, 1) else [("mul", rest), ("div", divisor)]
 
 
 def in_two(ratio: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
@@ -163,11 +158,6 @@ def in_range(x: float, dtype: torch.dtype) -> bool:
     """Whether a dtype holds a number and its inverse."""
     most = 1e290 if dtype in DOUBLE else 1e30
     return 1 / most < abs(x) < most
-
-
-def all_ones(ratio: Tensor) -> bool:
-    """Whether every entry is known to be 1: where a look costs nothing."""
-    return readable(ratio) and _ends(ratio) == (1, 1)
 
 
 def _ends(ratio: Tensor) -> tuple[float, float]:

@@ -15,9 +15,10 @@ import torch
 from torch import Tensor
 
 from torchzero_clip.core.norms.measures import Measure, merge
-from torchzero_clip.core.private import without_modes
+from torchzero_clip.core.private import fake_mode, without_modes
 from torchzero_clip.core.sharding.layout import Layout
 from torchzero_clip.core.sharding.ranks import gather, ranks_of
+from torchzero_clip.core.stacks import batches, in_order
 
 Dims = tuple[int, ...]
 
@@ -47,24 +48,24 @@ def merge_shards(
         dims: What a unit is of each tensor: its slices along these dims, or (None) all of it.
         m: What was measured.
     """
-    meshes: dict[Any, list[int]] = {}
-    for i, layout in enumerate(layouts):
-        if layout is not None and layout.split:
-            meshes.setdefault(layout.mesh, []).append(i)
-    if not meshes:
+    meshes = [layout.mesh if layout and layout.split else None for layout in layouts]
+    if all([mesh is None for mesh in meshes]):
         return stats
-    pieces = list(stats.split(list(lengths), dim=1))
-    for members in meshes.values():
-        some = tuple([layout for i in members if (layout := layouts[i]) is not None])
-        groups, coordinates = ranks_of(some)
-        world = getattr(stats, "fake_mode", None)
-        plan = _plan(some, tuple([dims[i] for i in members]), coordinates, stats.device, world)
-        mine = torch.cat([pieces[i] for i in members], dim=1)
-        every = _gather(mine, groups, plan.width)
+    pieces = stats.split(list(lengths), dim=1)
+
+    def merged(some: list[int]) -> Sequence[Tensor]:
+        mine = [pieces[i] for i in some]
+        if meshes[some[0]] is None:
+            return mine
+        alike: Any = tuple([layouts[i] for i in some])
+        groups, coordinates = ranks_of(alike)
+        along = tuple([dims[i] for i in some])
+        plan = _plan(alike, along, coordinates, stats.device, fake_mode(stats))
+        every = _gather(torch.cat(mine, dim=1), groups, plan.width)
         whole = merge(every[:, plan.columns], plan.entries.to(stats.dtype), m)
-        for i, piece in zip(members, whole.split(plan.lengths, dim=1), strict=True):
-            pieces[i] = piece
-    return torch.cat(pieces, dim=1)
+        return whole.split(plan.lengths, dim=1)
+
+    return torch.cat(in_order(batches(meshes), merged), dim=1)
 
 
 def across(

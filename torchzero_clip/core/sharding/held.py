@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torchzero_clip.core.private import mesh_without_groups, without_modes
+from torchzero_clip.core.private import mesh_of, without_modes
 from torchzero_clip.core.sharding.layout import Layout, layout_of, local
 from torchzero_clip.core.sharding.owners import Exchange
 from torchzero_clip.core.stacks import batches, in_order
@@ -22,7 +22,7 @@ from torchzero_clip.core.stacks import batches, in_order
 def hold(whole: Tensor | None, like: Any, owner: int) -> Tensor:
     """A tensor that the rank `owner` has; `whole` there, and `like` tells the others its form."""
     here = torch.empty(0, dtype=like.dtype, device=like.device) if whole is None else whole
-    return Layout(_mesh_of(like.device.type, owner), (_replicate(),), tuple(like.shape)).wrap(here)
+    return Layout(mesh_of(like.device.type, owner), (_replicate(),), tuple(like.shape)).wrap(here)
 
 
 def owner_of(t: Any) -> int | None:
@@ -78,12 +78,6 @@ def _collect(parts: list[Tensor], layouts: list[Layout], owners: list[Any]) -> l
     exchange = Exchange(layouts, owners)
     whole = dict(zip(exchange.mine, exchange.there(list(map(local, parts))), strict=True))
     return [hold(whole.get(k), t, owners[k]) for k, t in enumerate(parts)]
-
-
-@functools.lru_cache(maxsize=1024)
-def _mesh_of(device: str, rank: int) -> Any:
-    """A mesh of one rank, on which nothing is sent."""
-    return mesh_without_groups(device, [rank])
 
 
 @functools.lru_cache(maxsize=1024)
