@@ -337,8 +337,9 @@ class TensorList:
 
         `keep` has a mask or a flag for each tensor, or is one flag for all.
         """
-        flags = keep if isinstance(keep, (Tensor, TensorList)) else list(keep)
-        return self._new("where", flags, other)
+        if isinstance(keep, Tensor):  # one is a vector too: as a number it would be no flag
+            return self._new("where", keep if keep.dim() else keep.expand(len(self)), other)
+        return self._new("where", keep if isinstance(keep, TensorList) else list(keep), other)
 
     def hypot(self, other: TensorList) -> TensorList:
         """A new list: √(self² + other²), in range whatever the squares are."""
