@@ -42,8 +42,7 @@ def ranks_of(layouts: Sequence[Layout]) -> tuple[list[Any], tuple[tuple[int, ...
 
 def all_coordinates(mesh: Any) -> tuple[tuple[int, ...], ...]:
     """The coordinate of every process, where all are on the mesh; otherwise none."""
-    world = torch.distributed.get_world_size()
-    return _coordinates(mesh) if mesh.size() == world else ()
+    return _coordinates(mesh) if mesh.size() == torch.distributed.get_world_size() else ()
 
 
 @functools.lru_cache(maxsize=64)
