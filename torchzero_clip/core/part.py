@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import operator
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any, TypeAlias
@@ -54,6 +53,7 @@ class Part:
         self.checked: set[str] = set()  # the state that is known to have these shapes
         self._kinds: dict[str, list[StateNames]] = {}
         self._keys: dict[tuple[int, ...], Tensor] = {}
+        self._elements: Elements | None = None
 
     def keys(self, *numbers: int) -> Tensor:
         """A whole number for each parameter, a hash of its place and of some numbers."""
@@ -61,15 +61,17 @@ class Part:
             self._keys[numbers] = keys_of(self.places, (self.index, *numbers), self.device)
         return self._keys[numbers]
 
-    @functools.cached_property
+    @property
     def elements(self) -> Elements:
         """The elements of the parameters."""
-        return Elements(self.originals, self.layouts)
+        if self._elements is None:
+            self._elements = Elements(self.originals, self.layouts)
+        return self._elements
 
     @property
     def vectors(self) -> list[Tensor]:
         """The numbers of each parameter that are kept from step to step, and never change."""
-        starts = [self.elements.starts] if "elements" in vars(self) else []
+        starts = [self._elements.starts] if self._elements else []
         return [*self._keys.values(), *starts]
 
     def same(self, group: Mapping[str, Any], grads: Grads) -> bool:
