@@ -351,7 +351,8 @@ class TensorList:
 
     def eq(self, x: Operand) -> TensorList:
         """A new list: where entries equal x."""
-        return self._new("eq", x)
+        made = stand_in("eq", self.tensors, [self._row(x)])  # of entries: no kernel has it
+        return self._like(TensorList(made, owned=True))
 
     def masked_fill_(self, masks: TensorList, value: float | Tensor) -> TensorList:
         """The value where a mask holds."""
