@@ -283,8 +283,7 @@ def _are_nan(values: Sequence[Any]) -> list[bool]:
     def are_nan(some: list[int]) -> list[bool]:
         if places[some[0]] is None:
             return [isinstance(values[i], float) and values[i] != values[i] for i in some]
-        flags: list[bool] = torch.stack([local(values[i]).isnan().any() for i in some]).tolist()
-        return flags
+        return list(torch.stack([local(values[i]).isnan().any() for i in some]).tolist())
 
     places = [x.device if isinstance(x, Tensor) and not x.is_meta else None for x in values]
     return in_order(batches(places), are_nan)

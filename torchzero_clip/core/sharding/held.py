@@ -54,14 +54,9 @@ def _moved(
     tensors: Sequence[Tensor], layouts: Sequence[Layout], owners: Sequence[int | None], move: Any
 ) -> list[Any]:
     """What `move` makes of tensors, those that share a way together."""
-    rows = zip(tensors, layouts, owners, strict=True)
-    kinds = [(x.mesh, x.split, t.dtype, owner is None) for t, x, owner in rows]
-
-    def moved(some: list[int]) -> list[Any]:
-        made: list[Any] = move(*[[row[i] for i in some] for row in (tensors, layouts, owners)])
-        return made
-
-    return in_order(batches(kinds), moved)
+    rows: Any = tensors, layouts, owners
+    kinds = [(x.mesh, x.split, t.dtype, rank is None) for t, x, rank in zip(*rows, strict=True)]
+    return in_order(batches(kinds), lambda some: move(*[[row[i] for i in some] for row in rows]))
 
 
 def _spread(held: list[Tensor], layouts: list[Layout], owners: list[Any]) -> list[Tensor]:
