@@ -71,12 +71,11 @@ class Checkpoint:
     def _later(self, held: Mapping[str, Any], params: Sequence[Tensor]) -> dict[str, Tensor]:
         """What links keep in a group since after the checkpoint was saved, as it begins."""
         paths = {key.rpartition("/")[0] for key in held if is_links(key)}
+        links = [link for link in self.keys.links if link.path in paths and params]
         return {
             f"{link.path}/{name}": statistic(link.group_values()[name], params[0])
-            for link in self.keys.links
-            for name in (
-                getattr(link.transform, "later_state", ()) if link.path in paths and params else ()
-            )
+            for link in links
+            for name in getattr(link.transform, "later_state", ())
         }
 
     def rows(self) -> Iterator[tuple[Any, Tensor, Mapping[str, Any]]]:
