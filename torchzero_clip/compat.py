@@ -19,7 +19,7 @@ from torchzero_clip.core import TensorList, Units
 from torchzero_clip.core.decision import decide
 from torchzero_clip.core.outside import warn
 from torchzero_clip.core.private import traced
-from torchzero_clip.core.sharding import Layout, full, layout_of
+from torchzero_clip.core.sharding.layout import Layout, full, layout_of
 from torchzero_clip.grads import Params, apply, buckets_of, listed
 from torchzero_clip.modules.clipping import ClipNorm, ClipValue
 

@@ -32,7 +32,7 @@ from torchzero_clip.core.gradients import plain
 from torchzero_clip.core.link import Link
 from torchzero_clip.core.outside import warn
 from torchzero_clip.core.private import traced
-from torchzero_clip.core.sharding import refuse_flat
+from torchzero_clip.core.sharding.layout import refuse_flat
 from torchzero_clip.engines import AT_ONCE
 from torchzero_clip.engines.deferred import times
 from torchzero_clip.modules.clipping import Centralize, ClipPercentile, ClipValue, Normalize

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from torchzero_clip import ClipNorm, Clipper, clip_grad_norm_
-from torchzero_clip.core.sharding import local
+from torchzero_clip.core.sharding.layout import local
 
 
 def right(params: Sequence[Tensor], max_norm: float, case: Any) -> Tensor:

@@ -42,8 +42,8 @@ from torchzero_clip import (
     ZStat,
 )
 from torchzero_clip.core import private
-from torchzero_clip.core.sharding import held, local
-from torchzero_clip.core.sharding.layout import Layout
+from torchzero_clip.core.sharding import held
+from torchzero_clip.core.sharding.layout import Layout, local
 from torchzero_clip.engines.compiled.again import forms
 from torchzero_clip.engines.compiled.again.forms import forms_of
 from torchzero_clip.source import SourceError
@@ -321,7 +321,7 @@ def alone() -> Iterator[Any]:
 def test_without_a_mesh_that_has_no_groups_the_matrix_of_an_owner_raises_a_sentence(
     monkeypatch: pytest.MonkeyPatch, alone: Any
 ) -> None:
-    held._mesh_of.cache_clear()
+    private.mesh_of.cache_clear()
     with monkeypatch.context() as patch:
         patch.setattr("torch.distributed.device_mesh.DeviceMesh", lambda device, mesh: None)
         with pytest.raises(private.Missing, match="has no _init_backend, which is for the mesh"):

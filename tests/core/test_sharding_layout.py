@@ -60,9 +60,9 @@ def test_a_plain_tensor_is_all_here() -> None:
 
 
 def test_the_dearest_goes_first_and_to_the_rank_that_has_the_least_to_do() -> None:
-    assert owners([1, 8, 2, 4], 2) == [1, 0, 1, 1]
-    assert owners([5, 5, 5], 3) == [0, 1, 2]
-    assert owners([4, 1, 1], 2, [1, None, None]) == [1, 0, 0]  # what has an owner keeps it
+    assert owners([1, 8, 2, 4], [4, 6]) == [6, 4, 6, 6]
+    assert owners([5, 5, 5], range(3)) == [0, 1, 2]
+    assert owners([4, 1, 1], range(2), [1, None, None]) == [1, 0, 0]  # what has an owner keeps it
 
 
 def test_what_is_whole_on_every_rank_has_no_owner() -> None:

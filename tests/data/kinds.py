@@ -101,7 +101,7 @@ from torchzero_clip import (
     named,
     release,
 )
-from torchzero_clip.core.sharding import local
+from torchzero_clip.core.sharding.layout import local
 
 METHODS = (  # of which each keeps something else
     "adafactor",

@@ -20,7 +20,7 @@ from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
 from tests.frameworks.common import data, leave, need, processes
 from torchzero_clip import compat
-from torchzero_clip.core.sharding import full
+from torchzero_clip.core.sharding.layout import full
 
 pytestmark = pytest.mark.frameworks
 ORDERS = (2.0, 1.0, math.inf)

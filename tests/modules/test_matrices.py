@@ -22,7 +22,7 @@ from torchzero_clip import (
     Orthogonalize,
     WeightDecay,
 )
-from torchzero_clip.core.sharding import by_owners
+from torchzero_clip.core.sharding.owners import by_owners
 from torchzero_clip.modules.matrices.batches import in_batches
 from torchzero_clip.modules.matrices.newton_schulz import (
     SCHEDULES,

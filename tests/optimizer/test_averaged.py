@@ -96,19 +96,20 @@ def test_an_interrupt_at_any_copy_leaves_the_training_weights(link, late, monkey
     """Each copy, there and back, is interrupted once: before it, or after it."""
     model, opt = trained(link)
     before, state = weights(model), copy.deepcopy(opt.state_dict()["state"])
-    run, made, at = averages._run, 0, 0
+    run, made, at = averages.Substitution._run, 0, 0
 
-    def interrupted(moves: averages.Moves) -> None:
+    def interrupted(substitution: averages.Substitution, count: int) -> None:
         nonlocal made
-        while moves:
+        for _ in range(count):
             made += 1
             if late and made == at:
-                run(moves[-1:])  # which is not noted as done
+                target, source = substitution._moves[-1]
+                target.copy_(source)  # which is not noted as done
             if made == at:
                 raise KeyboardInterrupt
-            run([moves.pop()])
+            run(substitution, 1)
 
-    monkeypatch.setattr(averages, "_run", interrupted)
+    monkeypatch.setattr(averages.Substitution, "_run", interrupted)
     past = False
     while not past:
         at, made = at + 1, 0
@@ -358,17 +359,17 @@ def test_a_copy_of_an_optimizer_in_evaluation_is_in_evaluation():
 
 def test_an_interrupted_evaluation_leaves_the_training_weights(monkeypatch):
     model, opt = trained(ScheduleFree(), Chain(WeightEMA(0.5), name="inside"))
-    before, run = weights(model), averages._run
+    before, run = weights(model), averages.Substitution._run
     left = 2
 
-    def interrupted(moves: averages.Moves) -> None:
+    def interrupted(substitution: averages.Substitution, count: int) -> None:
         nonlocal left
         left -= 1
         if left == 0:
             raise KeyboardInterrupt
-        run(moves)
+        run(substitution, count)
 
-    monkeypatch.setattr(averages, "_run", interrupted)
+    monkeypatch.setattr(averages.Substitution, "_run", interrupted)
     with pytest.raises(KeyboardInterrupt):
         opt.eval()
     same(weights(model), before)

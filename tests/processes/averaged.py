@@ -39,7 +39,7 @@ from torchzero_clip import (
     WeightEMA,
     attach,
 )
-from torchzero_clip.core.sharding import full, local
+from torchzero_clip.core.sharding.layout import full, local
 
 LINKS: dict[str, Callable[[], Transform]] = {
     "ema": lambda: WeightEMA(0.5),

@@ -13,7 +13,7 @@ from torch.distributed.tensor import DTensor, Replicate
 
 from tests.helpers import network
 from torchzero_clip import compat
-from torchzero_clip.core.sharding import full
+from torchzero_clip.core.sharding.layout import full
 
 ORDERS = (2, 1, math.inf, -1, -math.inf)
 

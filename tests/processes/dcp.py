@@ -42,7 +42,8 @@ from torchzero_clip import (
     ZClip,
     attach,
 )
-from torchzero_clip.core.sharding import full, local, owner_of
+from torchzero_clip.core.sharding.held import owner_of
+from torchzero_clip.core.sharding.layout import full, local
 
 HALF, END = 6, 12
 FORMS = {  # how it is taken out, and how it is put back

@@ -332,7 +332,7 @@ def gathered() -> list[str]:
 
 def loads() -> list[str]:
     """The dearest first, each to the rank with the least to do."""
-    found = exchange.owners([1.0, 5.0, 3.0, 3.0, 1.0, 0.0], 2)
+    found = exchange.owners([1.0, 5.0, 3.0, 3.0, 1.0, 0.0], range(2))
     return [] if found == [0, 0, 1, 1, 0, 1] else [f"loads: {found}"]
 
 

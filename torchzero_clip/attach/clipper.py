@@ -12,7 +12,7 @@ from torchzero_clip.core import Bucket, Step, Transform, Units, in_buckets
 from torchzero_clip.core.norms import NAMED
 from torchzero_clip.core.outside import warn
 from torchzero_clip.core.private import traced
-from torchzero_clip.core.sharding import local
+from torchzero_clip.core.sharding.layout import local
 from torchzero_clip.optimizer import Modular
 from torchzero_clip.optimizer.loss import evaluate
 

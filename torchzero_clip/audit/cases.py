@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from torchzero_clip.core.sharding import local
+from torchzero_clip.core.sharding.layout import local
 
 RANKS = 4
 

@@ -3,7 +3,7 @@
 from torchzero_clip.core.annotation import Live
 from torchzero_clip.core.bucket import Bucket, count_step, in_buckets, keep_number
 from torchzero_clip.core.chain import Chain, bind, prepare, run, send, transformed
-from torchzero_clip.core.config import from_config, to_config
+from torchzero_clip.core.config import from_config
 from torchzero_clip.core.decision import Decision, UnitState
 from torchzero_clip.core.description import Description
 from torchzero_clip.core.engine import FusedKernel, Group, State
@@ -48,7 +48,6 @@ __all__ = [
     "prepare",
     "run",
     "send",
-    "to_config",
     "transformed",
     "zeros_like_state",
 ]

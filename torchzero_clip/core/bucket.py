@@ -11,7 +11,7 @@ from torch import Tensor
 from torchzero_clip.core.engine import Formula, Group, State
 from torchzero_clip.core.link import Link
 from torchzero_clip.core.part import Part
-from torchzero_clip.core.sharding import local, part_of, whole_of
+from torchzero_clip.core.sharding.layout import local, part_of, whole_of
 from torchzero_clip.core.state import share_vectors
 from torchzero_clip.core.step import Step
 from torchzero_clip.core.stochastic import Rounding, mix_, prepare_draws

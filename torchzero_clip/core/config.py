@@ -120,10 +120,9 @@ def _has_type(config: Any) -> bool:
 
 
 def _is_pair(config: Any) -> bool:
-    pair = is_row(config) and len(config) == 2
-    if not pair or not isinstance(config[0], str) or not isinstance(config[1], Mapping):
+    if not (is_row(config) and len(config) == 2 and isinstance(config[0], str)):
         return False
-    return "type" not in config[1]  # else a chain of two
+    return isinstance(config[1], Mapping) and "type" not in config[1]  # else a chain of two
 
 
 def _address(function: Any) -> str:

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from torchzero_clip.core import norms
 from torchzero_clip.core.part import Part
+from torchzero_clip.core.stacks import batches
 from torchzero_clip.core.state import statistic_dtype
 from torchzero_clip.core.tensors import all_here
 
@@ -62,10 +63,8 @@ class Division:
             "group": lambda: groups,
             "layer": self._layers,
         }.get(self.scope, lambda: list(range(len(groups))))()
-        self.count = max(self.unit_of) + 1
-        members: list[list[int]] = [[] for _ in range(self.count)]
-        for i, unit in enumerate(self.unit_of):
-            members[unit].append(i)
+        members = batches(self.unit_of)  # units are numbered in the order in which they come
+        self.count = len(members)
         self.first_group = [groups[row[0]] for row in members]  # of each unit
         self.shared = len(self.indexes) > 1 and self.scope in ("layer", "global")
         numel = [n for part in self.parts for n in part.sizes]

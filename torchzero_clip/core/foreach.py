@@ -10,6 +10,7 @@ from torch import Tensor
 
 from torchzero_clip.core import norms, private
 from torchzero_clip.core.packs import copies, in_packs, packs, shares, spread, stretched, unpacked
+from torchzero_clip.core.stacks import in_order
 from torchzero_clip.core.state import HALF, statistic_dtype
 from torchzero_clip.core.tensors import FEW, REAL, is_sharded
 
@@ -141,16 +142,15 @@ def _in_packs(name: str, tensors: list[Tensor], args: Sequence[Any], in_place: b
     """What `foreach` does: small tensors together, their operands in the shape of the tensors."""
     rows = any([isinstance(x, list) and any(map(Tensor.dim, x)) for x in args])
     forms = [(t.dtype, t.shape) for t in tensors] if rows else None
-    out: list[Any] = [None] * len(tensors)
-    for some in packs(tensors, forms):
+
+    def made(some: list[int]) -> Any:
         mine = [tensors[i] for i in some]
         each = [[x[i] for i in some] if isinstance(x, (list, tuple)) else x for x in args]
         if len(some) > 1:
             each = [_evened(x, mine) for x in each]
-        made = foreach(name, mine, each, in_place)
-        for i, t in zip(some, made or (), strict=bool(made)):
-            out[i] = t
-    return None if in_place else out
+        return foreach(name, mine, each, in_place) or mine
+
+    return in_order(packs(tensors, forms), made)
 
 
 def _evened(x: Any, tensors: Sequence[Tensor]) -> Any:

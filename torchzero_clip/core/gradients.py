@@ -11,7 +11,7 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
-from torchzero_clip.core.sharding import aligned_grads
+from torchzero_clip.core.sharding.layout import aligned_grads
 from torchzero_clip.core.tensors import DEVICE, DTYPE, LAYOUT, addresses, all_plain
 
 BYTES = operator.attrgetter("nbytes")
@@ -36,9 +36,8 @@ class StepGradients:
         found = [aligned_grads(params) for params in rows]
         params = [p for row in rows for p in row if p.grad is not None]
         grads: list[Tensor] = [grad for row in found for grad in row if grad is not None]
-        if torch.compiler.is_compiling() or not all_plain([*params, *grads]):
-            return found
-        if not {torch.strided}.issuperset(map(LAYOUT, grads)):  # sparse ones, which are refused
+        whole = not torch.compiler.is_compiling() and all_plain([*params, *grads])
+        if not (whole and {torch.strided}.issuperset(map(LAYOUT, grads))):  # sparse are refused
             return found
         made: dict[int, Tensor] = {}  # what two parameters share they share as a copy
         inside: list[int] = []

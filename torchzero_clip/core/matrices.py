@@ -3,29 +3,23 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from torchzero_clip.core.bucket import BEGUN, Bucket
-from torchzero_clip.core.sharding import (
-    Layout,
-    by_owners,
-    collect,
-    evenly,
-    hold,
-    local,
-    owner_of,
-    owners_of,
-    place_of,
-    rank_at,
-)
+from torchzero_clip.core.sharding.held import collect, evenly, hold, owner_of
+from torchzero_clip.core.sharding.layout import Layout, local
+from torchzero_clip.core.sharding.owners import by_owners, owners_of
 from torchzero_clip.core.stacks import (
+    MOST,
+    MOST_ON_CPU,
     MatrixPlace,
     MatrixState,
     Stack,
+    batches,
     finite,
     follows,
     joined,
@@ -38,8 +32,9 @@ from torchzero_clip.core.tensors import is_sharded
 
 
 class StateForm(NamedTuple):
-    """What a tensor of state is like."""
+    """What a tensor of state is like, and its key."""
 
+    key: str
     shape: torch.Size
     dtype: torch.dtype
     device: torch.device
@@ -64,13 +59,13 @@ class Matrices:
         kept = bucket.step.roster.kept
         self.rows, self.forms = kept((bucket.part, bucket.bound.path), lambda: _forms(bucket))
         self.where = [i for i, rows in enumerate(self.rows) if rows]
-        self.layouts = [bucket.part.layouts[i] for i in self.where]
+        self.layouts: Sequence[Any] = bucket.part.layouts
         self.taken: list[Tensor] = []
         self.stacked = bool(vars(type(self.rule)).get("batched", False))
-        self.places = self._places()
+        self.owners = dict(zip(self.where, self._owners(), strict=True))
         self._settle()
         self.mine: dict[int, list[MatrixState]] = {
-            i: self._memories(i) for i, place in self._owners() if self._is_mine(i, place)
+            i: self._memories(i) for i in self.where if self._is_mine(i)
         }
         if self.where and not self.mine:  # every rank tells how many it kept, also of none
             self.taken.append(torch.ones(1, dtype=torch.bool, device=bucket.device))
@@ -91,10 +86,8 @@ class Matrices:
                 written: stacked where the rule takes stacks.
             some: The places of the parameters that it is called for, unless it is all.
         """
-        out = list(lists[0])
-        ways = dict(zip(self.where, zip(self.layouts, self.places, strict=True), strict=True))
         where = self.where if some is None else list(some)
-        layouts, places = [ways[i][0] for i in where], [ways[i][1] for i in where]
+        layouts = [self.layouts[i] for i in where]
 
         def work(here: list[int], *whole: list[Tensor]) -> list[Tensor]:
             mine = [where[k] for k in here]
@@ -106,28 +99,24 @@ class Matrices:
 
         chosen = [[row[i] for i in where] for row in lists]
         if any(layouts):
-            results = by_owners(chosen, layouts, places, work)
+            results = by_owners(chosen, layouts, [self.owners[i] for i in where], work)
         else:
             results = work(list(range(len(where))), *chosen)
-        for i, t in zip(where, results, strict=True):
-            out[i] = t
-        return out
+        made = dict(zip(where, results, strict=True))
+        return [made.get(i, t) for i, t in enumerate(lists[0])]
 
     def batches(self, where: Sequence[int]) -> list[Stack]:
         """The matrices of some parameters that are owned here: those of one form whose state lies
         side by side together, where the rule takes stacks, and otherwise each by itself.
         """
-        runs: list[list[MatrixPlace]] = []
-        last: dict[Any, list[MatrixPlace]] = {}
-        for i in where:
-            begins = self.begins(i)
-            for b, state in enumerate(self.mine[i]):
-                run = last.get((self._kind(i, b), begins))
-                if not (run and self.stacked and follows(state, self._state(run[-1]))):
-                    run = last[self._kind(i, b), begins] = []
-                    runs.append(run)
-                run.append((i, b))
-        return [self._batch(run) for run in runs]
+        every = self._of(where)
+        states = list(map(self._state, every))
+
+        def joins(before: int, k: int) -> bool:
+            return self.stacked and follows(states[k], states[before])
+
+        kinds = [(self._kind(i, b), self.begins(i)) for i, b in every]
+        return [self._batch([every[k] for k in run]) for run in batches(kinds, joins=joins)]
 
     def _batch(self, run: list[MatrixPlace]) -> Stack:
         rows = list(map(self._state, run))
@@ -170,122 +159,111 @@ class Matrices:
 
     # ------------------------------------------------------------------ where it lies
 
-    def _owners(self) -> Iterator[tuple[int, int | None]]:
-        return zip(self.where, self.places, strict=True)
+    def _is_mine(self, i: int) -> bool:
+        owner = self.owners[i]
+        return owner is None or owner == torch.distributed.get_rank()
 
-    def _is_mine(self, i: int, place: int | None) -> bool:
-        layout = self.bucket.part.layouts[i]
-        if place is None or layout is None:
-            return True
-        return rank_at(place, layout) == torch.distributed.get_rank()
-
-    def _places(self) -> list[int | None]:
+    def _owners(self) -> list[int | None]:
         """The owner of each, as its state says; those without are shared out."""
-        if not any(self.layouts):
-            return [None] * len(self.where)
-        held: list[int | None] = []
-        for i, layout in zip(self.where, self.layouts, strict=True):
-            keys = [key for key, _ in self._keys(i)]
-            rank = owner_of(self.bucket.param_states[i].get(keys[0])) if keys else None
-            held.append(None if rank is None or layout is None else place_of(rank, layout))
-        return owners_of(self.layouts, [self._cost(i) for i in self.where], held)
+        layouts = [self.layouts[i] for i in self.where]
+        if not any(layouts):
+            return [None] * len(layouts)
+        rows = [(self.bucket.param_states[i], self._forms(i)) for i in self.where]
+        held = [owner_of(state.get(forms[0].key)) if forms else None for state, forms in rows]
+        return owners_of(layouts, [self._cost(i) for i in self.where], held)
 
     def _cost(self, i: int) -> float:
         """What a parameter is to its owner: operations, and entries of state."""
         param, rows = self.bucket.originals[i], self.rows[i]
         columns = param.numel() // sum(rows)
         products = 2.0 * sum([r * columns * (r + columns) for r in rows])
-        entries = sum([math.prod(t.shape) for form in self.forms[i] for t in form.values()])
+        entries = sum([math.prod(form.shape) for form in self._forms(i)])
         return (self.rule.operations(param) or products) + entries
 
-    def _keys(self, i: int) -> list[tuple[str, StateForm]]:
-        """The keys of a parameter's state, and the form of each."""
-        path = self.bucket.bound.path
-        return [
-            (f"{path}/{name}" + (f"_{b + 1}" if b else ""), t)
-            for b, form in enumerate(self.forms[i])
-            for name, t in form.items()
-        ]
+    def _forms(self, i: int) -> list[StateForm]:
+        """The form of all state of a parameter."""
+        return [form for each in self.forms[i] for form in each.values()]
 
     def _settle(self) -> None:
         """Make the state that is missing, and bring what was loaded to its owner."""
-        come: list[tuple[int, str, Layout, int | None]] = []
-        for i, place in self._owners():
-            layout: Any = self.bucket.part.layouts[i]
-            state = self.bucket.param_states[i]
-            owner = None if place is None or layout is None else rank_at(place, layout)
-            new: Any = self._made(i, self._is_mine(i, place)) if self._lacks(i) else {}
-            for key, like in self._keys(i):
-                held = new[key] if new else state[key]
+        come: list[tuple[dict[str, Any], str, Layout, int | None]] = []
+        for i in self.where:
+            state, owner, mine = self.bucket.param_states[i], self.owners[i], self._is_mine(i)
+            forms = self._forms(i)
+            lacks = any([like.key not in state for like in forms])
+            new = self._made(i, mine) if lacks else state
+            for like in forms:
+                held = new[like.key]
                 if is_sharded(held) and owner_of(held) is None:
-                    come.append((i, key, evenly(layout, like.shape), owner))
+                    come.append((state, like.key, evenly(self.layouts[i], like.shape), owner))
                 elif held is not None and held.shape != like.shape:
                     raise ValueError(
-                        f"{key!r} has shape {tuple(held.shape)}, and the matrix asks for "
+                        f"{like.key!r} has shape {tuple(held.shape)}, and the matrix asks for "
                         f"{tuple(like.shape)}: delete optimizer.state[p] to begin anew"
                     )
                 elif owner is None or owner_of(held) is not None:
-                    state[key] = held
+                    state[like.key] = held
                 else:
-                    state[key] = hold(held if self._is_mine(i, place) else None, like, owner)
-        if come:
-            parts = [self.bucket.param_states[i][key] for i, key, _, _ in come]
-            whole = collect(parts, [row[2] for row in come], [row[3] for row in come])
-            for (i, key, _, _), t in zip(come, whole, strict=True):
-                self.bucket.param_states[i][key] = t
+                    state[like.key] = hold(held if mine else None, like, owner)
+        parts = [state[key] for state, key, _, _ in come]
+        whole = collect(parts, [row[2] for row in come], [row[3] for row in come])
+        for (state, key, _, _), t in zip(come, whole, strict=True):
+            state[key] = t
 
-    def _lacks(self, i: int) -> bool:
-        state = self.bucket.param_states[i]
-        return any([key not in state for key, _ in self._keys(i)])
-
-    def _made(self, i: int, mine: bool) -> dict[str, Tensor | None]:
+    def _made(self, i: int, mine: bool) -> dict[str, Any]:
         """The state that a parameter begins with, where its owner is here."""
         if self.rule.refreshes:
             self.bucket.param_states[i].setdefault(f"{self.bucket.bound.path}/{BEGUN}", 0)
-        keys = self._keys(i)
+        forms = self._forms(i)
         if not mine:
-            return {key: None for key, _ in keys}
+            return {form.key: None for form in forms}
         columns = self.bucket.originals[i].numel() // sum(self.rows[i])
         with torch.device(self.bucket.device):
             made = [t for r in self.rows[i] for t in self.rule.init_matrix(r, columns).values()]
-        return {k: t.to(like.device, like.dtype) for (k, like), t in zip(keys, made, strict=True)}
+        rows = zip(forms, made, strict=True)
+        return {form.key: t.to(form.device, form.dtype) for form, t in rows}
 
     def _kind(self, i: int, b: int) -> Any:
         """What matrices have in common that may be in one batch."""
         param, rows = self.bucket.originals[i], self.rows[i]
-        shape = param.shape if self.bucket.part.layouts[i] else None  # they go to owners together
+        shape = param.shape if self.layouts[i] else None  # they go to owners together
         return rows[b], param.numel() // sum(rows), shape
+
+    def _of(self, where: Iterable[int]) -> list[MatrixPlace]:
+        """The matrices of some parameters that are owned here."""
+        return [(i, b) for i in where for b in range(len(self.mine[i]))]
 
     def _state(self, place: MatrixPlace) -> MatrixState:
         return self.mine[place[0]][place[1]]
 
     def _share(self) -> None:
         """Bring state that stands alone side by side, so that no step needs to copy it."""
-        alike: dict[Any, list[MatrixPlace]] = {}
-        for i, states in self.mine.items():
-            for b, state in enumerate(states):
-                if state and stands_alone(state):
-                    alike.setdefault(self._kind(i, b), []).append((i, b))
-        for (rows, columns, _), places in alike.items():
-            if len(places) > 1:
-                moved = share(list(map(self._state, places)), rows * columns)
-                for place, state in zip(places, moved, strict=True):
-                    self._move(place, state)
+        alone = [place for place in self._of(self.mine) if stands_alone(self._state(place))]
+        kinds = [self._kind(*place) for place in alone]
+        forms = [self.forms[i][b].values() for i, b in alone]
+        entries = [sum([math.prod(form.shape) for form in each]) for each in forms]
+        sizes = [high * wide + n for (high, wide, _), n in zip(kinds, entries, strict=True)]
+        most = MOST_ON_CPU if self.bucket.device.type == "cpu" else MOST
+        for some in batches(kinds, sizes, most):
+            places = [alone[k] for k in some]
+            moved = share(list(map(self._state, places))) if len(some) > 1 else []
+            for place, state in zip(places, moved, strict=False):
+                self._move(place, state)
 
     def _move(self, place: MatrixPlace, state: MatrixState) -> None:
         """Hold the state of a matrix in other memory."""
         i, b = place
-        names = list(self.forms[i][b])
-        before = sum([len(form) for form in self.forms[i][:b]])
-        for name, (key, like) in zip(names, self._keys(i)[before:], strict=False):
-            owner = owner_of(self.bucket.param_states[i][key])
+        for name, like in self.forms[i][b].items():
+            owner = owner_of(self.bucket.param_states[i][like.key])
             t = state[name]
-            self.bucket.param_states[i][key] = t if owner is None else hold(t, like, owner)
+            self.bucket.param_states[i][like.key] = t if owner is None else hold(t, like, owner)
         self.mine[i][b] = state
 
     def _memories(self, i: int) -> list[MatrixState]:
-        state, keys = self.bucket.param_states[i], iter(self._keys(i))
-        return [{n: local(state[next(keys)[0]]) for n in form} for form in self.forms[i]]
+        state = self.bucket.param_states[i]
+        return [
+            {name: local(state[form.key]) for name, form in each.items()} for each in self.forms[i]
+        ]
 
 
 def _forms(bucket: Bucket) -> tuple[list[list[int]], list[list[dict[str, StateForm]]]]:
@@ -297,21 +275,22 @@ def _forms(bucket: Bucket) -> tuple[list[list[int]], list[list[dict[str, StateFo
         cut = list(rule.rows_of(name or "", p))
         rows.append(cut)
         columns = p.numel() // sum(cut) if cut else 0
-        forms.append([_form(bucket, rule, r, columns, p) for r in cut])
+        forms.append([_form(bucket, b, r, columns, p) for b, r in enumerate(cut)])
     return rows, forms
 
 
-def _form(bucket: Bucket, rule: Any, rows: int, columns: int, p: Tensor) -> dict[str, StateForm]:
-    """The form of the state of a matrix."""
-    form = {}
+def _form(bucket: Bucket, b: int, rows: int, columns: int, p: Tensor) -> dict[str, StateForm]:
+    """The form of the state of the b-th matrix of a parameter."""
+    form, path, rule = {}, bucket.bound.path, bucket.bound.transform
     with torch.device("meta"):
         made = rule.init_matrix(rows, columns)
     for name, t in made.items():
         if not t.dim():
             raise ValueError(
-                f"{bucket.bound.path}: init_matrix makes a number for {name!r}: give it the shape "
+                f"{path}: init_matrix makes a number for {name!r}: give it the shape "
                 "(1,), since state of an owner is kept in parts"
             )
         dtype = statistic_dtype(p) if t.is_floating_point() else t.dtype
-        form[name] = StateForm(t.shape, dtype, p.device)
+        key = f"{path}/{name}" + (f"_{b + 1}" if b else "")
+        form[name] = StateForm(key, t.shape, dtype, p.device)
     return form

@@ -18,9 +18,6 @@ from torchzero_clip.core.transform import Transform
 if TYPE_CHECKING:
     from torchzero_clip.core.bucket import Bucket
 
-STEP = "step"
-"""The number under which steps are counted."""
-
 
 class Numbers:
     """The numbers that a link keeps once: 0-dim tensors in float64 on the device.
@@ -87,10 +84,10 @@ class Numbers:
         kind = type(tfm)
         for_model = kind.advance_model is not Transform.advance_model
         for_groups = kind.advance_group is not Transform.advance_group
-        if not (STEP in tfm.reads or for_model or for_groups):
+        if not ("step" in tfm.reads or for_model or for_groups):
             return
-        if STEP in tfm.reads:
-            self.model[STEP] = self.model[STEP] + 1
+        if "step" in tfm.reads:
+            self.model["step"] = self.model["step"] + 1
         if self.model and for_model:
             live = self._live(0, home)
             self.set(None, tfm.advance_model(dict(self.model), live))
@@ -145,8 +142,6 @@ def _on(device: torch.device, value: Any) -> Any:
     """A live value with its floats as 0-dim tensors on a device."""
     if isinstance(value, tuple):
         return tuple([_on(device, x) for x in value])
-    if isinstance(value, Tensor):
-        return value.to(device, wide(device))
-    return (
-        torch.full((), value, dtype=wide(device), device=device) if type(value) is float else value
-    )
+    if type(value) is float:
+        return torch.full((), value, dtype=wide(device), device=device)
+    return value.to(device, wide(device)) if isinstance(value, Tensor) else value

@@ -7,7 +7,6 @@ not all of them. A tensor that is large keeps a call of its own, and nothing of 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -15,6 +14,7 @@ import torch
 from torch import Tensor
 
 from torchzero_clip.core import private
+from torchzero_clip.core.stacks import batches, in_order
 from torchzero_clip.core.tensors import all_plain
 
 HOSTS = ("cpu",)  # devices on which a call costs little, and fresh memory much
@@ -32,21 +32,11 @@ def shares(tensors: Sequence[Tensor]) -> bool:
 
 def packs(tensors: Sequence[Tensor], kinds: Sequence[Any] | None = None) -> list[list[int]]:
     """The places of tensors that go together: those of a pack are of one kind, or one dtype."""
-    made: list[list[int]] = []
-    open_: dict[Any, tuple[list[int], float]] = {}
-    for i, t in enumerate(tensors):
-        size = t.numel()
-        if size >= LARGE or not t.is_contiguous():
-            made.append([i])
-            continue
-        kind = t.dtype if kinds is None else kinds[i]
-        some, total = open_.get(kind, ([], math.inf))
-        if total + size > ROOM:
-            some, total = [], 0
-            made.append(some)
-        some.append(i)
-        open_[kind] = some, total + size
-    return made
+    kinds = [t.dtype for t in tensors] if kinds is None else kinds
+    sizes = list(map(Tensor.numel, tensors))
+    rows = enumerate(zip(tensors, sizes, kinds, strict=True))
+    own = [(i,) if n >= LARGE or not t.is_contiguous() else kind for i, (t, n, kind) in rows]
+    return batches(own, sizes, ROOM)
 
 
 def in_packs(
@@ -56,12 +46,8 @@ def in_packs(
     several: Callable[[Sequence[int]], Iterable[Tensor]],
 ) -> list[Tensor]:
     """What is made of each tensor: by `one` of a place, by `several` of those of a pack."""
-    out: list[Any] = [None] * len(tensors)
-    for some in packs(tensors, kinds):
-        made = several(some) if len(some) > 1 else [one(some[0])]
-        for i, x in zip(some, made, strict=True):
-            out[i] = x
-    return out
+    every = packs(tensors, kinds)
+    return in_order(every, lambda some: several(some) if len(some) > 1 else [one(some[0])])
 
 
 def copies(tensors: Sequence[Tensor], dtype: torch.dtype | None = None) -> list[Tensor]:
@@ -71,7 +57,7 @@ def copies(tensors: Sequence[Tensor], dtype: torch.dtype | None = None) -> list[
         made = [torch.empty_like(t, dtype=dtype) for t in tensors]
         private.foreach("copy_", made, list(tensors))
         return made
-    if tensors[0].dtype != dtype or not private.has_foreach("clone"):
+    if tensors[0].dtype != dtype:
         return [t.to(dtype, copy=True) for t in tensors]
     return list(private.foreach("clone", list(tensors)))
 

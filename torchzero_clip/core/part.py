@@ -9,7 +9,8 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
-from torchzero_clip.core.sharding import Layout, layout_of
+from torchzero_clip.core.sharding.layout import Layout, layout_of
+from torchzero_clip.core.stacks import batches
 from torchzero_clip.core.state import state_dtype
 from torchzero_clip.core.stochastic import Elements, keys_of
 from torchzero_clip.core.tensors import DEVICE, DTYPE, LAYOUT, SHAPE, all_plain, same_shapes
@@ -104,11 +105,9 @@ class Part:
     def kinds(self, link: str, names: Callable[[Tensor], dict[str, bool]]) -> list[StateNames]:
         """What `names` gives for parameters at this link, and the parameters for which it does."""
         if link not in self._kinds:
-            found: dict[frozenset[Any], StateNames] = {}
-            for i, p in enumerate(self.originals):
-                mine = names(p)
-                found.setdefault(frozenset(mine.items()), (mine, []))[1].append(i)
-            self._kinds[link] = list(found.values())
+            each = list(map(names, self.originals))
+            kinds = [frozenset(mine.items()) for mine in each]
+            self._kinds[link] = [(each[some[0]], some) for some in batches(kinds)]
         return self._kinds[link]
 
     def select(self, where: Sequence[int]) -> Part:
@@ -174,12 +173,11 @@ def _divided(
     """The parameters that have a gradient, by their device and the dtypes."""
     params, names = group["params"], _names(group)
     _check_grads(index, group, grads, where)
-    found: dict[Any, list[int]] = {}
-    for i in where:
-        found.setdefault((params[i].device, params[i].dtype, grads[i].dtype), []).append(i)
+    kinds = [(params[i].device, params[i].dtype, grads[i].dtype) for i in where]
+    every = [[where[k] for k in some] for some in batches(kinds)]
     return [
-        Part(index, some, [names[i] for i in some], [params[i] for i in some], kind[-1])
-        for kind, some in found.items()
+        Part(index, some, [names[i] for i in some], [params[i] for i in some], grads[some[0]].dtype)
+        for some in every
     ]
 
 

@@ -10,7 +10,7 @@ import importlib
 import inspect
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from functools import partial
+from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, TypeVar, cast
 
 import torch
@@ -222,14 +222,15 @@ def is_strided(placement: Any) -> bool:
     return not plain and (hasattr(placement, "split_factor") or _refuse("split_factor"))
 
 
-def mesh_without_groups(device: str, ranks: list[int]) -> Any:
-    """A mesh on which nothing is sent, and which has no process groups."""
+@lru_cache(maxsize=1024)
+def mesh_of(device: str, rank: int) -> Any:
+    """A mesh of one rank, on which nothing is sent, and which has no process groups."""
     from torch.distributed.device_mesh import DeviceMesh
 
     if "_init_backend" not in inspect.signature(DeviceMesh).parameters:
         _refuse("_init_backend")
     with without_modes():
-        return DeviceMesh(device, ranks, _init_backend=False)
+        return DeviceMesh(device, [rank], _init_backend=False)
 
 
 def exchange_table() -> Any:

@@ -1,10 +1,11 @@
-"""Stacks: matrices of one shape as one tensor, and their state side by side in memory."""
+"""Stacks: what is of one form is done in one call, and matrices have their state side by side."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import groupby
-from typing import NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 import torch
 from torch import Tensor
@@ -12,6 +13,7 @@ from torch import Tensor
 from torchzero_clip.core.private import base
 from torchzero_clip.core.tensors import share_memory
 
+T = TypeVar("T")
 MatrixState: TypeAlias = "dict[str, Tensor]"
 """The state of one matrix, or of a stack of them, by name."""
 MatrixPlace: TypeAlias = "tuple[int, int]"
@@ -19,6 +21,37 @@ MatrixPlace: TypeAlias = "tuple[int, int]"
 
 MOST = 2**26  # entries of matrices and their state that share memory, taken a few times in a step
 MOST_ON_CPU = 2**19  # of which a few copies fit into the cache
+
+
+def batches(
+    kinds: Sequence[Any],
+    sizes: Sequence[int] | None = None,
+    most: float = math.inf,
+    joins: Callable[[int, int], bool] | None = None,
+) -> list[list[int]]:
+    """The places of what goes together, in the order in which batches begin.
+
+    Args:
+        kinds: What all of a batch have in common. A batch of another kind closes none.
+        sizes: The entries of each, of which a batch has no more than `most`; one may have more.
+        joins: Whether one may come behind another in a batch, by their places.
+    """
+    made: list[list[int]] = []
+    last: dict[Any, tuple[list[int], int]] = {}  # of each kind, and its entries
+    for i, (kind, size) in enumerate(zip(kinds, sizes or [0] * len(kinds), strict=True)):
+        some, total = last.get(kind, ([], 0))
+        if not some or total + size > most or not (joins is None or joins(some[-1], i)):
+            some, total = [], 0
+            made.append(some)
+        some.append(i)
+        last[kind] = some, total + size
+    return made
+
+
+def in_order(batches: Iterable[list[int]], make: Callable[[list[int]], Iterable[T]]) -> list[T]:
+    """What is made of each place, by a call for each batch of them, in the order of the places."""
+    made = {i: x for some in batches for i, x in zip(some, make(some), strict=True)}
+    return [made[i] for i in range(len(made))]
 
 
 class Stack(NamedTuple):
@@ -85,23 +118,10 @@ def joined(blocks: dict[int, Tensor], like: Tensor) -> Tensor:
     return (rows[0] if len(rows) == 1 else torch.cat(rows)).reshape(like.shape)
 
 
-def share(rows: Sequence[MatrixState], entries: int) -> list[MatrixState]:
-    """State of one form in the same memory, a part of the matrices after another.
-
-    Args:
-        rows: The state of each matrix.
-        entries: How many entries a matrix has.
-    """
-    each = entries + sum([t.numel() for t in rows[0].values()])
-    most = max(1, (MOST_ON_CPU if next(iter(rows[0].values())).is_cpu else MOST) // each)
-    out: list[MatrixState] = [{} for _ in rows]
-    for begin in range(0, len(rows), most):
-        for name in rows[0]:
-            column = [_itself(row[name]) for row in rows[begin : begin + most]]
-            moved = share_memory(column) if len(column) > 1 else column
-            for state, t in zip(out[begin:], moved, strict=False):
-                state[name] = t
-    return out
+def share(rows: Sequence[MatrixState]) -> list[MatrixState]:
+    """The state of matrices of one form, in the same memory."""
+    columns = [share_memory([_itself(row[name]) for row in rows]) for name in rows[0]]
+    return [dict(zip(rows[0], each, strict=True)) for each in zip(*columns, strict=True)]
 
 
 def stands_alone(state: MatrixState) -> bool:

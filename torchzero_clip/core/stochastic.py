@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from torchzero_clip.core.sharding import Layout, local
+from torchzero_clip.core.sharding.layout import Layout, local
 
 DRAWS = SEED, STEP = "state/seed", "state/step"  # in the chain of every group
 DROPPED = {torch.bfloat16: 16, torch.float16: 13}  # the bits that float32 has more

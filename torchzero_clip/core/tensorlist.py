@@ -337,9 +337,8 @@ class TensorList:
 
         `keep` has a mask or a flag for each tensor, or is one flag for all.
         """
-        if isinstance(keep, Tensor):
-            keep = keep.expand(len(self)) if keep.dim() == 0 else keep
-            return self._new("where", keep, other)
+        if isinstance(keep, Tensor):  # one is a vector too: as a number it would be no flag
+            return self._new("where", keep if keep.dim() else keep.expand(len(self)), other)
         return self._new("where", keep if isinstance(keep, TensorList) else list(keep), other)
 
     def hypot(self, other: TensorList) -> TensorList:
@@ -352,7 +351,7 @@ class TensorList:
 
     def eq(self, x: Operand) -> TensorList:
         """A new list: where entries equal x."""
-        made = stand_in("eq", self.tensors, [self._row(x)])
+        made = stand_in("eq", self.tensors, [self._row(x)])  # of entries: no kernel has it
         return self._like(TensorList(made, owned=True))
 
     def masked_fill_(self, masks: TensorList, value: float | Tensor) -> TensorList:

@@ -16,7 +16,8 @@ from torchzero_clip.core.lazy import Joined
 from torchzero_clip.core.link import numbers_of_model
 from torchzero_clip.core.matrix_steps import prepare_matrices, step_matrices
 from torchzero_clip.core.older_names import take_older_names
-from torchzero_clip.core.sharding import by_owners, full, layout_of, owners_of, part_of
+from torchzero_clip.core.sharding.layout import full, layout_of, part_of
+from torchzero_clip.core.sharding.owners import by_owners, owners_of
 from torchzero_clip.core.tensorlist import TensorList
 
 Reach: TypeAlias = Literal["tensor", "layer", "group", "model"]

@@ -21,6 +21,8 @@ from torchzero_clip.core.state import statistic_dtype
 from torchzero_clip.core.tensorlist import Operand, TensorList
 from torchzero_clip.core.unit_state import UnitStore
 
+SUM = norms.NAMED["sum"]
+
 
 class Units(Cells):
     """The units of some buckets in one step: vectors have one entry a unit.
@@ -65,7 +67,7 @@ class Units(Cells):
     def norm(self, name: str | None = None) -> Tensor:
         """The norm of every unit of the update, or of the state with this name."""
         if name is None:
-            return norms.finish(*self._joined(self._flowing(), self.order), self.order)
+            return self._norms(self._flowing())
         return self.norms_of([bucket.state[name] for bucket in self.buckets])
 
     def take(self, stats: Tensor) -> None:
@@ -74,16 +76,15 @@ class Units(Cells):
 
     def mean(self) -> Tensor:
         """The mean of every unit of the update, complex where some tensor is."""
-        m = norms.NAMED["sum"]
-        sums, sizes = self._joined(self.statistics([bucket.u for bucket in self.buckets], m), m)
+        flowing = [bucket.u for bucket in self.buckets]
+        sums, sizes = self._joined(self.statistics(flowing, SUM), SUM)
         assert sizes is not None
         mean = sums / sizes.clamp(min=1)
         return torch.complex(mean[0], mean[1]) if self.division.complex else mean[0]
 
     def sums_of(self, lists: Sequence[TensorList]) -> Tensor:
         """The sum of the entries of every unit of real lists, one for each bucket."""
-        m = norms.NAMED["sum"]
-        return self._joined(self.statistics(lists, m), m)[0][0]
+        return self._joined(self.statistics(lists, SUM), SUM)[0][0]
 
     def total(self) -> Tensor:
         """The norm of the whole update, as one."""
@@ -94,8 +95,7 @@ class Units(Cells):
 
     def norms_of(self, lists: Sequence[TensorList]) -> Tensor:
         """The norm of every unit of these lists, one for each bucket."""
-        m = self.order
-        return norms.finish(*self._joined(self.statistics(lists, m), m), m)
+        return self._norms(self.statistics(lists, self.order))
 
     def measure(self, tensors: TensorList) -> Tensor:
         """The norm of every unit of a list with a tensor for each parameter."""
@@ -106,15 +106,15 @@ class Units(Cells):
 
         Of complex ones its real part.
         """
-        m, division = norms.NAMED["sum"], self.division
+        division = self.division
         pairs = [(a.tensors, b.tensors) for a, b in zip(some, others, strict=True)]
         if division.lengths is None:
-            stats = self._of_all_shards([norms.products(*pair) for pair in pairs], m)
+            stats = self._of_all_shards([norms.products(*pair) for pair in pairs], SUM)
         else:
             made = [norms.entrywise(*x) for pair in pairs for x in zip(*pair, strict=True)]
             rows = zip(made, division.dims, strict=True)
-            stats = self._of_all_shards([norms.slice_statistics(*row, m) for row in rows], m)
-        return self._joined(stats, m)[0][0]
+            stats = self._of_all_shards([norms.slice_statistics(*row, SUM) for row in rows], SUM)
+        return self._joined(stats, SUM)[0][0]
 
     def _dot(self, some: TensorList, others: TensorList) -> Tensor:
         return self.dot(self._by_bucket(some, "dot"), self._by_bucket(others, "dot"))
@@ -141,8 +141,8 @@ class Units(Cells):
             for bucket in members
             for each in self.as_list(bucket, ratio)
         ]
-        stats = norms.scaled(self._flowing(), torch.stack(rows), self.order)
-        return norms.finish(*self._joined(stats, self.order), self.order)
+        stats = self._flowing()
+        return self._norms(stats / torch.stack(rows) if self.degree else stats)
 
     def over(self, norm: Tensor, dims_of: Callable[[Tensor], tuple[int, ...]]) -> Tensor:
         """The root of the sum of squares over the slices of larger ones, at each slice.
@@ -249,8 +249,7 @@ class Units(Cells):
     def record(self, decision: Decision) -> None:
         """Leave what was decided for `metrics()`, with the units that it is of."""
         step, link = self.buckets[0].step, self.buckets[0].bound
-        norm, limits, divisors, _ = decision
-        step.record[link.path] = UnitRecord(norm, limits, divisors, self.division, step.groups)
+        step.record[link.path] = UnitRecord(*decision[:3], self.division, step.groups)
 
     # ------------------------------------------------------------------ vectors as operands
 
@@ -294,17 +293,14 @@ class Units(Cells):
     def _flowing(self) -> Tensor:
         """The statistics of the update, measured once; of the gradients by the first that asks."""
         if self._stats is None:
-            known, key = self.buckets[0].step.measured, (self.order, *self.division.parts)
-            flowing = [bucket.u for bucket in self.buckets]
-            shared = self.division.lengths is None and not torch.compiler.is_compiling()
-            for bucket in self.buckets:
-                shared = shared and bucket.origin == "gradient" and not bucket.update.owned
-                shared = shared and bucket.bound.transform.target == "update"
-            self._stats = known.get(key) if shared else None
-            if self._stats is None:
-                self._stats = self.statistics(flowing, self.order)
-            if shared:
-                known[key] = self._stats
+            flowing, key = [b.u for b in self.buckets], (self.order, *self.division.parts)
+            alike = [b.origin == "gradient" and not b.update.owned for b in self.buckets]
+            shared = all(alike) and self.buckets[0].bound.transform.target == "update"
+            whole = self.division.lengths is None and not torch.compiler.is_compiling()
+            known = self.buckets[0].step.measured if shared and whole else {}
+            if key not in known:
+                known[key] = self.statistics(flowing, self.order)
+            self._stats = known[key]
         return self._stats
 
     def statistics(self, lists: Sequence[TensorList], m: norms.Measure) -> Tensor:
@@ -330,6 +326,10 @@ class Units(Cells):
         if division.lengths is not None:
             lengths = [part.shape[1] for part in parts]
         return merge_shards(stats, lengths, division.layouts, division.dims, m)
+
+    def _norms(self, stats: Tensor) -> Tensor:
+        """The norms of units from the statistics of tensors or slices."""
+        return norms.finish(*self._joined(stats, self.order), self.order)
 
     def _joined(self, stats: Tensor, m: norms.Measure) -> tuple[Tensor, Tensor | None]:
         """The statistics of tensors or slices as those of units, and the numbers of entries."""

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import Module
 
 from torchzero_clip.core.link import Link
-from torchzero_clip.core.sharding import layout_of, local
+from torchzero_clip.core.sharding.layout import layout_of, local
 from torchzero_clip.core.transform import averages
 
 SHOWN = "averaged/shown"  # in the chain of a group, while eval() has them in the parameters
@@ -91,18 +91,14 @@ def _links(links: Sequence[Link], name: str | None) -> list[Link]:
 
 def _held(link: Link, state: Mapping[str, Any]) -> dict[str, Tensor]:
     """The link's state of one parameter, or the numbers that it keeps for a group, by name."""
-    own = {key.rpartition("/")[2]: t for key, t in state.items() if _path(key) == link.path}
-    return {name: local(t) for name, t in own.items() if isinstance(t, Tensor)}
-
-
-def _path(key: Any) -> str:
-    return str(key).rpartition("/")[0]
+    rows = [(str(key).rpartition("/"), t) for key, t in state.items() if isinstance(t, Tensor)]
+    return {name: local(t) for (path, _, name), t in rows if path == link.path}
 
 
 # ---------------------------------------------------------------------- in the place of weights
 
 Moves: TypeAlias = "list[tuple[Tensor, Tensor]]"
-"""Pairs of tensors, the last pair first: each takes the values of the other."""
+"""Pairs of tensors, the last pair first: each first one takes the values of the other."""
 
 
 class Substitution:
@@ -113,8 +109,7 @@ class Substitution:
     """
 
     def __init__(self, params: Iterable[Tensor]) -> None:
-        # what is left of the way there, and the way back
-        self._items: list[tuple[Moves, Moves]] = []
+        self._moves: Moves = []  # the way back, and behind it what is left of the way there
         self._spare: dict[Any, Tensor] = {}
         self._largest: dict[Any, int] = {}
         for p in map(local, params):
@@ -127,35 +122,39 @@ class Substitution:
 
         None where they have changed places with state.
         """
-        if row.held:
-            self._items.append((self._swap(row), self._swap(row)))
-            _run(self._items[-1][0])
-            return None
-        kept = row.param.detach().clone()
-        self._items.append(([(local(row.param), row.weights)], [(local(row.param), local(kept))]))
-        _run(self._items[-1][0])
+        kept = None if row.held else row.param.detach().clone()
+        there = self._swap(row) if row.held else [(local(row.param), row.weights)]
+        self._moves += [*self._back(row, kept), *there]
+        self._run(len(there))
         return kept
 
     def expect(self, row: Shown, kept: Tensor | None) -> None:
         """Know the way back for weights that were put there before."""
-        if row.held:
-            self._items.append(([], self._swap(row)))
-        elif kept is not None:
-            self._items.append(([], [(local(row.param), local(kept))]))
+        self._moves += self._back(row, kept)
 
     @torch.no_grad()
     def undo(self) -> None:
         """Put the training weights back, whatever was done of the way there."""
         interrupted: KeyboardInterrupt | None = None
-        while self._items:
+        while self._moves:
             try:
-                for moves in self._items[-1]:
-                    _run(moves)
-                self._items.pop()
+                self._run(len(self._moves))
             except KeyboardInterrupt as error:  # once all are back
                 interrupted = error
         if interrupted is not None:
             raise interrupted
+
+    def _run(self, count: int) -> None:
+        """Make the last moves."""
+        for _ in range(count):
+            target, source = self._moves[-1]
+            target.copy_(source)
+            self._moves.pop()
+
+    def _back(self, row: Shown, kept: Tensor | None) -> Moves:
+        if row.held:
+            return self._swap(row)
+        return [] if kept is None else [(local(row.param), local(kept))]
 
     def _swap(self, row: Shown) -> Moves:
         p, weights = local(row.param), row.weights
@@ -164,13 +163,6 @@ class Substitution:
             self._spare[kind] = torch.empty(self._largest[kind], dtype=p.dtype, device=p.device)
         spare = self._spare[kind][: p.numel()].view(p.shape)
         return [(weights, spare), (p, weights), (spare, p)]
-
-
-def _run(moves: Moves) -> None:
-    while moves:
-        target, source = moves[-1]
-        target.copy_(source)
-        moves.pop()
 
 
 @contextmanager

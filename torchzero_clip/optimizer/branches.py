@@ -11,7 +11,7 @@ from torch import Tensor
 
 from torchzero_clip.core import norms
 from torchzero_clip.core.link import Link
-from torchzero_clip.core.sharding import layout_of, local
+from torchzero_clip.core.sharding.layout import layout_of, local
 
 MOST = 0.9  # of the square of a norm: a branch with more of it decides
 NUMBER = re.compile(r"\b\d+\b")

@@ -10,7 +10,8 @@ from torch import Tensor
 
 from torchzero_clip.core.description import RESERVED
 from torchzero_clip.core.outside import warn
-from torchzero_clip.core.sharding import local
+from torchzero_clip.core.sharding.layout import local
+from torchzero_clip.core.stacks import batches, in_order
 from torchzero_clip.core.state import share_vectors, statistic
 from torchzero_clip.core.step import Groups
 from torchzero_clip.core.stochastic import DRAWS, DROPPED
@@ -278,13 +279,11 @@ def _moved(value: Any, device: torch.device) -> Any:
 
 def _are_nan(values: Sequence[Any]) -> list[bool]:
     """A flag a value: whether it has a NaN. Of sharded values each rank looks at its own part."""
-    found = [isinstance(value, float) and value != value for value in values]
-    places: dict[torch.device, list[int]] = {}
-    for i, value in enumerate(values):
-        if isinstance(value, Tensor) and not value.is_meta:
-            places.setdefault(value.device, []).append(i)
-    for where in places.values():
-        flags = torch.stack([local(values[i]).isnan().any() for i in where])
-        for i, flag in zip(where, flags.tolist(), strict=True):
-            found[i] = flag
-    return found
+
+    def are_nan(some: list[int]) -> list[bool]:
+        if places[some[0]] is None:
+            return [isinstance(values[i], float) and values[i] != values[i] for i in some]
+        return list(torch.stack([local(values[i]).isnan().any() for i in some]).tolist())
+
+    places = [x.device if isinstance(x, Tensor) and not x.is_meta else None for x in values]
+    return in_order(batches(places), are_nan)

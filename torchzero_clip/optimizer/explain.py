@@ -13,7 +13,8 @@ from torch.nn import Parameter
 
 from torchzero_clip.core.link import Link
 from torchzero_clip.core.private import TorchDispatchMode, schema, tree_leaves
-from torchzero_clip.core.sharding import layout_of, route
+from torchzero_clip.core.sharding.layout import layout_of
+from torchzero_clip.core.sharding.owners import route
 from torchzero_clip.core.tensors import is_sharded
 from torchzero_clip.core.transform import TensorwiseTransform, averages
 from torchzero_clip.optimizer import branches

@@ -44,8 +44,7 @@ def shared_start(links: Sequence[Link], params: Any, held: Mapping[str, Any]) ->
     """
     mine = fingerprint(links)
     kept = held if marks(held)[:1] == mine[:1] else {}
-    devices = [p.device for p in params if p.device.type != "meta"]
-    device = devices[0] if devices else "cpu"
+    device = next((p.device for p in params if p.device.type != "meta"), "cpu")
     copied = {k: v.clone() if isinstance(v, Tensor) else v for k, v in kept.items()}
     return {**copied, MARK: torch.tensor(mine, device=device)}
 

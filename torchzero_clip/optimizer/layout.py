@@ -13,7 +13,7 @@ from torch import Tensor
 from torchzero_clip.core.bucket import BEGUN
 from torchzero_clip.core.link import Link
 from torchzero_clip.core.norm_rule import NormRule
-from torchzero_clip.core.sharding import local
+from torchzero_clip.core.sharding.layout import local
 from torchzero_clip.core.state import statistic
 from torchzero_clip.core.stochastic import DRAWS, DROPPED
 from torchzero_clip.core.tensors import is_sharded
@@ -176,14 +176,9 @@ def matrix_names(rule: Any) -> list[str]:
         return list(rule.init_matrix(2, 3))
 
 
-def is_users(key: Any) -> bool:
-    """Whether a key of state is the user's, or a wrapper's: ours begin with a link's path."""
-    return not (isinstance(key, str) and "/" in key)
-
-
 def is_links(key: Any) -> bool:
-    """Whether a key of state is a link's."""
-    return not is_users(key) and key not in OTHERS
+    """Whether a key of state is a link's, and begins with its path; no user's or wrapper's does."""
+    return isinstance(key, str) and "/" in key and key not in OTHERS
 
 
 def check_count(where: str, key: str, value: Any) -> None:
@@ -229,8 +224,8 @@ def _rows(links: Sequence[Link]) -> list[list[Link]]:
     tops = [link for link in links if "/" not in link.path]
     rows = [[link] for link in links if link not in tops]
     for before, link in zip([None, *tops], tops, strict=False):
-        whole = before is not None and before.transform.drops != "first"
-        if before is not None and whole and _is_plain(before) and _is_plain(link):
+        whole = before and before.transform.drops != "first" and _is_plain(before)
+        if whole and _is_plain(link):
             rows[-1].append(link)
         else:
             rows.append([link])

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from torchzero_clip.core.sharding import evenly, layout_of, owner_of, spread
+from torchzero_clip.core.sharding.held import evenly, owner_of, spread
+from torchzero_clip.core.sharding.layout import layout_of
 from torchzero_clip.optimizer.layout import matrix_names
 
 

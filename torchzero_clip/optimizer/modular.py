@@ -18,7 +18,7 @@ from torchzero_clip.core.description import RESERVED
 from torchzero_clip.core.engine import Engine, Records
 from torchzero_clip.core.part import Roster
 from torchzero_clip.core.private import traced, untraced
-from torchzero_clip.core.sharding import refuse_flat
+from torchzero_clip.core.sharding.layout import refuse_flat
 from torchzero_clip.core.step import Step
 from torchzero_clip.core.transform import Transform
 from torchzero_clip.core.values import is_row

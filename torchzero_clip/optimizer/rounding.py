@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from torchzero_clip.core.bucket import Bucket
-from torchzero_clip.core.sharding import Layout, local
+from torchzero_clip.core.sharding.layout import Layout, local
 from torchzero_clip.core.state import STATE_DTYPES
 from torchzero_clip.core.stochastic import DROPPED, carried
 
@@ -53,26 +53,21 @@ def subtract(buckets: Sequence[Bucket], rounding: str) -> None:
     narrow = [bucket for bucket in buckets if rounding != "nearest" and bucket.dtype in DROPPED]
     for bucket in [bucket for bucket in buckets if bucket not in narrow]:
         bucket.session.subtract(bucket.update)
-    half = []
-    for bucket in narrow:
-        prepare_rounding([bucket], rounding)
-        if rounding == "stochastic":
-            half.append(bucket)
-        else:
-            lost = [local(state[COMPENSATION]) for state in bucket.param_states]
-            bucket.step.skip.hold([*bucket.params, *lost])
-            for w, u, state in zip(bucket.params, bucket.update, bucket.param_states, strict=True):
-                _kahan(w, u.float(), local(state[COMPENSATION]))
-    if half:
-        _draw_and_subtract(half)
+    if narrow:
+        prepare_rounding(narrow, rounding)
+    if narrow and rounding == "stochastic":
+        _draw_and_subtract(narrow)
+    for bucket in narrow if rounding == "kahan" else ():
+        every = [local(state[COMPENSATION]) for state in bucket.param_states]
+        bucket.step.skip.hold([*bucket.params, *every])
+        for w, u, lost in zip(bucket.params, bucket.update, every, strict=True):
+            _kahan(w, u.float(), lost)
 
 
 def _draw_and_subtract(buckets: Sequence[Bucket]) -> None:
-    groups = buckets[0].step.groups
+    groups, notes = buckets[0].step.groups, buckets[0].step.notes
     buckets[0].step.skip.read('rounding="stochastic" counts the steps that happen')
-    step = int(groups[0]["chain"].get(STEP, 0)) + 1
-    for group in groups:
-        group["chain"][STEP] = step
+    step = notes.count(groups, STEP, 1)
     for bucket in buckets:
         generator = torch.Generator(bucket.device)
         seed = int(groups[bucket.part.index]["chain"].get(SEED, 0))
@@ -80,7 +75,9 @@ def _draw_and_subtract(buckets: Sequence[Bucket]) -> None:
             bucket.params, bucket.update, bucket.part.places, bucket.part.layouts, strict=True
         )
         for w, u, place, layout in rows:
-            generator.manual_seed(_seed(seed, step, bucket.part.index, place, *_shard(layout)))
+            numbers = step, bucket.part.index, place, *_shard(layout)
+            # a resumed run draws what it would have drawn
+            generator.manual_seed(zlib.crc32(repr(numbers).encode(), seed))
             w.copy_(_stochastic(w - u.float(), w.dtype, generator))
 
 
@@ -96,11 +93,6 @@ def _stochastic(x: Tensor, dtype: torch.dtype, generator: torch.Generator) -> Te
     """Float32 numbers at one of their two neighbours in `dtype`, at the nearer more often."""
     noise = torch.empty_like(x, dtype=torch.int32)
     return carried(x, noise.random_(0, 2 ** DROPPED[dtype], generator=generator), dtype)
-
-
-def _seed(seed: int, *numbers: int) -> int:
-    """A seed for this step of this parameter: a resumed run draws what it would have drawn."""
-    return zlib.crc32(repr(numbers).encode(), seed)
 
 
 def _shard(layout: Layout | None) -> list[int]:

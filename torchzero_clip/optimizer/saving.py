@@ -11,7 +11,8 @@ from torch.optim import Optimizer
 
 from torchzero_clip.core.link import Link
 from torchzero_clip.core.norms import largest
-from torchzero_clip.core.sharding import local
+from torchzero_clip.core.sharding.layout import local
+from torchzero_clip.core.stacks import batches
 from torchzero_clip.optimizer.matrices import share_state
 
 SINCE = "since"
@@ -81,8 +82,6 @@ def _unknown(link: Link) -> list[str]:
 
 def _alike(tensors: Sequence[Tensor]) -> list[list[Tensor]]:
     """Lists of one device and dtype, of the parts that are here."""
-    found: dict[Any, list[Tensor]] = {}
-    for x in map(local, tensors):
-        if x.numel():
-            found.setdefault((x.device, x.dtype), []).append(x)
-    return list(found.values())
+    here = [x for x in map(local, tensors) if x.numel()]
+    kinds = [(x.device, x.dtype) for x in here]
+    return [[here[i] for i in some] for some in batches(kinds)]

@@ -2,22 +2,17 @@
 
 from torchzero_clip.core.norms.measures import (
     NAMED,
-    Divisions,
     Measure,
     Ord,
-    all_ones,
     divisions,
     factor_of,
     finish,
     halves,
-    in_range,
     in_two,
     measure,
     merge,
-    scaled,
 )
 from torchzero_clip.core.norms.numeric import (
-    as_one_operator,
     eps_of,
     finite,
     is_one_operator,
@@ -39,14 +34,11 @@ from torchzero_clip.core.norms.whole import largest, statistics
 
 __all__ = [
     "NAMED",
-    "Divisions",
     "Measure",
     "OfRows",
     "Ord",
     "SliceRows",
-    "all_ones",
     "along",
-    "as_one_operator",
     "divisions",
     "entrywise",
     "eps_of",
@@ -54,7 +46,6 @@ __all__ = [
     "finish",
     "finite",
     "halves",
-    "in_range",
     "in_two",
     "is_one_operator",
     "largest",
@@ -67,7 +58,6 @@ __all__ = [
     "products",
     "readable",
     "rows_of",
-    "scaled",
     "slice_statistics",
     "statistics",
     "statistics_of_slices",

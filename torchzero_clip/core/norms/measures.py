@@ -92,24 +92,16 @@ def merge(stats: Tensor, counts: Tensor | None, m: Measure) -> Tensor:
 
 def finish(stats: Tensor, count: Tensor | None, m: Measure) -> Tensor:
     """The norms of units from their statistics, (rows, units); `count` is their size."""
-    if m.kind == "power":
-        if not m.mean:
-            return stats[0]
-        assert count is not None
-        return stats[0] / count.clamp(min=1) ** (1 / m.p)
     if m.kind == "sum":
         return torch.hypot(stats[0], stats[1])
-    if m.kind != "spread":
+    if not m.counts:
         return stats[0]
     assert count is not None
+    if m.mean:
+        return stats[0] / count.clamp(min=1) ** (1 / m.p)
     root = stats[2] / (count - 1).clamp(min=1).sqrt()
     root = torch.where(count < 2, torch.zeros_like(root), root)  # one, even infinite, has none
     return root if m.root else root.square()
-
-
-def scaled(stats: Tensor, ratio: Tensor, m: Measure) -> Tensor:
-    """The statistics of tensors that were divided by `ratio`."""
-    return stats if m.kind == "count" else stats / ratio
 
 
 Divisions: TypeAlias = "Iterable[tuple[str, Any]]"
@@ -133,7 +125,7 @@ def divisions(ratio: Tensor, dtype: torch.dtype, number: bool = False) -> Divisi
     if in_range(low, dtype) and in_range(high, dtype):
         return [("mul", ratio.reciprocal())]
     rest, divisor = in_two(ratio, dtype)
-    return [("mul", rest)] if all_ones(divisor) else [("mul", rest), ("div", divisor)]
+    return [("mul", rest)] if _ends(divisor) == (1, 1) else [("mul", rest), ("div", divisor)]
 
 
 def in_two(ratio: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
@@ -166,11 +158,6 @@ def in_range(x: float, dtype: torch.dtype) -> bool:
     """Whether a dtype holds a number and its inverse."""
     most = 1e290 if dtype in DOUBLE else 1e30
     return 1 / most < abs(x) < most
-
-
-def all_ones(ratio: Tensor) -> bool:
-    """Whether every entry is known to be 1: where a look costs nothing."""
-    return readable(ratio) and _ends(ratio) == (1, 1)
 
 
 def _ends(ratio: Tensor) -> tuple[float, float]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -18,32 +19,27 @@ DIGIT = 16  # bits that are counted at a time
 def percentile(tensors: Sequence[Tensor], p: float | Tensor) -> Tensor:
     """The p-th percentile of all magnitudes: one of them, the nearest below."""
     last = sum([t.numel() for t in tensors]) - 1
-    if last < 0:
-        return torch.zeros((), dtype=tensors[0].dtype, device=tensors[0].device)
     if last > PIECE // 2 and readable(tensors[0]) and all_real(list(tensors)):
         return _counted(tensors, int(float(p) * last / 100))
-    rows = [t.reshape(-1).abs() for t in tensors]
-    sizes = torch.cat(rows) if len(rows) > 1 else rows[0]
-    if isinstance(p, Tensor):  # as a number it would have to be read on the host
-        index = (p * last / 100).to(sizes.device).floor().long()
-        return sizes.sort().values.index_select(0, index.view(1)).view(())
-    return sizes.kthvalue(int(p * last / 100) + 1).values
+    rows = [t.reshape(1, -1) for t in tensors]
+    return _of_rows(torch.cat(rows, 1) if len(rows) > 1 else rows[0], p).squeeze(0)
 
 
 def percentiles(tensors: Sequence[Tensor], p: float | Tensor) -> list[Tensor]:
     """The p-th percentile of the magnitudes of each tensor."""
+    return in_stacks(tensors, partial(_of_rows, p=p), lambda t: percentile([t], p))
 
-    def of_rows(x: Tensor) -> Tensor:
-        rows = x.flatten(1).abs()
-        last = rows.shape[1] - 1
-        if last < 0:
-            return rows.new_zeros(len(rows))
-        if isinstance(p, Tensor):
-            index = (p * last / 100).to(x.device).floor().long().view(1)
-            return rows.sort(dim=1).values.index_select(1, index).squeeze(1)
-        return rows.kthvalue(int(p * last / 100) + 1, dim=1).values
 
-    return in_stacks(tensors, of_rows, lambda t: percentile([t], p))
+def _of_rows(stack: Tensor, p: float | Tensor) -> Tensor:
+    """The p-th percentile of the magnitudes of each tensor of a stack."""
+    rows = stack.flatten(1).abs()
+    last = rows.shape[1] - 1
+    if last < 0:
+        return rows.new_zeros(len(rows))
+    if isinstance(p, Tensor):  # as a number it would have to be read on the host
+        index = (p * last / 100).to(rows.device).floor().long().view(1)
+        return rows.sort(dim=1).values.index_select(1, index).squeeze(1)
+    return rows.kthvalue(int(p * last / 100) + 1, dim=1).values
 
 
 def _counted(tensors: Sequence[Tensor], rank: int) -> Tensor:

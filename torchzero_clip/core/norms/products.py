@@ -11,10 +11,11 @@ from torchzero_clip.core.norms.numeric import as_one_operator, readable, safe_sc
 from torchzero_clip.core.norms.whole import CHUNK, MOST, largest, totals
 from torchzero_clip.core.packs import copies, shares
 from torchzero_clip.core.private import foreach
+from torchzero_clip.core.stacks import batches
 from torchzero_clip.core.state import DOUBLE
 from torchzero_clip.core.tensors import wide
 
-Factors = tuple[Tensor, Tensor, list[Tensor]]
+Factors = tuple[Tensor, Tensor, Sequence[Tensor]]
 
 
 @as_one_operator
@@ -28,18 +29,10 @@ def products(some: Sequence[Tensor], others: Sequence[Tensor]) -> Tensor:
     size = CHUNK if readable(pairs[0][0]) else MOST
     parts = [list(zip(a.split(size), b.split(size), strict=True)) for a, b in pairs]
     lengths, columns = [len(row) for row in parts], [scale.unbind() for scale in scales]
-    rows: list[Factors] = []
-    sums: list[Tensor] = []
-    waiting = 0
-    for i, row in enumerate(parts):
-        by = [column[i] for column in columns]
-        for a, b in row:
-            if rows and waiting + a.numel() > size:
-                sums, rows, waiting = [*sums, _sums(rows)], [], 0
-            rows.append((a, b, by))
-            waiting += a.numel()
-    every = torch.cat([*sums, _sums(rows)])
-    real = every
+    by = zip(parts, zip(*columns, strict=True) if columns else [()] * len(parts), strict=True)
+    rows = [(a, b, scale) for row, scale in by for a, b in row]
+    together = batches([None] * len(rows), [a.numel() for a, _, _ in rows], size)
+    every = real = torch.cat([_sums([rows[k] for k in some]) for some in together])
     if max(lengths) > 1:
         real = torch.stack([part.sum() for part in every.split(lengths)])
     for scale in scales:

@@ -7,6 +7,7 @@ whatever is measured beside it.
 
 from __future__ import annotations
 
+import functools
 import itertools
 import threading
 from collections.abc import Callable, Sequence
@@ -51,7 +52,7 @@ def reduced(
     tensors: Sequence[Tensor], to: Reduction, long: Callable[[list[Tensor]], Tensor]
 ) -> Tensor:
     """A number for each tensor, in float64; `long` makes those of tensors that are not copied."""
-    packing = PACKINGS.of(tensors)
+    packing = PACKINGS.of(tuple(map(SHAPE, tensors)))
     numbers = [
         to.joined(to.of_rows(batch.copy(tensors)), batch.lengths) for batch in packing.batches
     ]
@@ -107,16 +108,7 @@ class Packings(threading.local):
     def __init__(self) -> None:
         with torch.inference_mode(False):  # memory that is written outside of it as well
             self.memory = torch.empty(ROOM, dtype=torch.float64, device="cpu")
-        self.known: dict[tuple[torch.Size, ...], Packing] = {}
-
-    def of(self, tensors: Sequence[Tensor]) -> Packing:
-        """The packing of tensors."""
-        shapes = tuple(map(SHAPE, tensors))
-        if shapes not in self.known:
-            if len(self.known) == 64:
-                self.known.clear()
-            self.known[shapes] = Packing(shapes, self.memory)
-        return self.known[shapes]
+        self.of = functools.lru_cache(64)(functools.partial(Packing, memory=self.memory))
 
 
 PACKINGS = Packings()

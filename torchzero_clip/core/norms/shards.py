@@ -15,8 +15,10 @@ import torch
 from torch import Tensor
 
 from torchzero_clip.core.norms.measures import Measure, merge
-from torchzero_clip.core.private import without_modes
-from torchzero_clip.core.sharding import Layout, gather, ranks_of
+from torchzero_clip.core.private import fake_mode, without_modes
+from torchzero_clip.core.sharding.layout import Layout
+from torchzero_clip.core.sharding.ranks import gather, ranks_of
+from torchzero_clip.core.stacks import batches, in_order
 
 Dims = tuple[int, ...]
 
@@ -46,24 +48,24 @@ def merge_shards(
         dims: What a unit is of each tensor: its slices along these dims, or (None) all of it.
         m: What was measured.
     """
-    meshes: dict[Any, list[int]] = {}
-    for i, layout in enumerate(layouts):
-        if layout is not None and layout.split:
-            meshes.setdefault(layout.mesh, []).append(i)
-    if not meshes:
+    meshes = [layout.mesh if layout and layout.split else None for layout in layouts]
+    if all([mesh is None for mesh in meshes]):
         return stats
-    pieces = list(stats.split(list(lengths), dim=1))
-    for members in meshes.values():
-        some = tuple([layout for i in members if (layout := layouts[i]) is not None])
-        groups, coordinates = ranks_of(some)
-        world = getattr(stats, "fake_mode", None)
-        plan = _plan(some, tuple([dims[i] for i in members]), coordinates, stats.device, world)
-        mine = torch.cat([pieces[i] for i in members], dim=1)
-        every = _gather(mine, groups, plan.width)
+    pieces = stats.split(list(lengths), dim=1)
+
+    def merged(some: list[int]) -> Sequence[Tensor]:
+        mine = [pieces[i] for i in some]
+        if meshes[some[0]] is None:
+            return mine
+        alike: Any = tuple([layouts[i] for i in some])
+        groups, coordinates = ranks_of(alike)
+        along = tuple([dims[i] for i in some])
+        plan = _plan(alike, along, coordinates, stats.device, fake_mode(stats))
+        every = _gather(torch.cat(mine, dim=1), groups, plan.width)
         whole = merge(every[:, plan.columns], plan.entries.to(stats.dtype), m)
-        for i, piece in zip(members, whole.split(plan.lengths, dim=1), strict=True):
-            pieces[i] = piece
-    return torch.cat(pieces, dim=1)
+        return whole.split(plan.lengths, dim=1)
+
+    return torch.cat(in_order(batches(meshes), merged), dim=1)
 
 
 def across(
@@ -99,48 +101,41 @@ def _plan(
     device: torch.device,
     world: Any,
 ) -> Plan:
-    """The plan on a device; fake tensors have a `world` of their own, and none of its tensors."""
+    """The plan of shapes and placements alone, on a device: process groups may be made anew for
+    equal meshes. Fake tensors have a `world` of their own, and none of its tensors.
+    """
     with without_modes():
-        plan = _plan_of(layouts, dims, coordinates)
-    return plan._replace(columns=plan.columns.to(device), entries=plan.entries.to(device))
-
-
-def _plan_of(
-    layouts: tuple[Layout, ...],
-    dims: tuple[Dims | None, ...],
-    coordinates: tuple[tuple[int, ...], ...],
-) -> Plan:
-    """The plan of shapes and placements alone: process groups may be made anew for equal meshes."""
-    along = [d or range(len(x.shape)) for x, d in zip(layouts, dims, strict=True)]
-    shapes = [
-        [1 if d in along_t else n for d, n in enumerate(x.shape)]
-        for x, along_t in zip(layouts, along, strict=True)
-    ]
-    lengths = [math.prod(shape) for shape in shapes]
-    numbered = torch.arange(sum(lengths)).split(lengths)
-    blocks: list[tuple[Tensor, int, int, int]] = []  # units, sender, its first column, entries
-    width = 0
-    for sender, coordinate in enumerate(coordinates):
-        column = 0
-        for t, layout in enumerate(layouts):
-            ends = layout.extents(coordinate)
-            here = [slice(None) if d in along[t] else slice(*end) for d, end in enumerate(ends)]
-            units = numbered[t].view(shapes[t])[tuple(here)].reshape(-1)
-            idle = set(range(len(coordinate))) - layout.split  # along these, all have equal copies
-            if all([coordinate[d] == coordinates[0][d] for d in idle]):
-                entries = math.prod([ends[d][1] - ends[d][0] for d in along[t]])
-                blocks.append((units, sender, column, entries))
-            column += len(units)
-        width = max(width, column)
-    filled = torch.zeros(sum(lengths), dtype=torch.long)  # how many shards of a unit are known
-    for units, *_ in blocks:
-        filled[units] += 1
-    index = torch.full((sum(lengths), int(filled.max())), len(coordinates) * width)
-    counts = torch.zeros(index.shape, dtype=torch.float64)
-    filled.zero_()
-    for units, sender, column, entries in blocks:
-        start = sender * width + column
-        index[units, filled[units]] = torch.arange(start, start + len(units))
-        counts[units, filled[units]] = entries
-        filled[units] += 1
-    return Plan(width, index, counts, tuple(lengths))
+        along = [d or range(len(x.shape)) for x, d in zip(layouts, dims, strict=True)]
+        shapes = [
+            [1 if d in along_t else n for d, n in enumerate(x.shape)]
+            for x, along_t in zip(layouts, along, strict=True)
+        ]
+        lengths = [math.prod(shape) for shape in shapes]
+        numbered = torch.arange(sum(lengths)).split(lengths)
+        blocks: list[tuple[Tensor, int, int, int]] = []  # units, sender, its first column, entries
+        width = 0
+        for sender, coordinate in enumerate(coordinates):
+            column = 0
+            for t, layout in enumerate(layouts):
+                ends = layout.extents(coordinate)
+                here = [slice(None) if d in along[t] else slice(*end) for d, end in enumerate(ends)]
+                units = numbered[t].view(shapes[t])[tuple(here)].reshape(-1)
+                # along the others, all have equal copies
+                idle = set(range(len(coordinate))) - layout.split
+                if all([coordinate[d] == coordinates[0][d] for d in idle]):
+                    entries = math.prod([ends[d][1] - ends[d][0] for d in along[t]])
+                    blocks.append((units, sender, column, entries))
+                column += len(units)
+            width = max(width, column)
+        filled = torch.zeros(sum(lengths), dtype=torch.long)  # how many shards of a unit are known
+        for units, *_ in blocks:
+            filled[units] += 1
+        index = torch.full((sum(lengths), int(filled.max())), len(coordinates) * width)
+        counts = torch.zeros(index.shape, dtype=torch.float64)
+        filled.zero_()
+        for units, sender, column, entries in blocks:
+            start = sender * width + column
+            index[units, filled[units]] = torch.arange(start, start + len(units))
+            counts[units, filled[units]] = entries
+            filled[units] += 1
+    return Plan(width, index.to(device), counts.to(device), tuple(lengths))

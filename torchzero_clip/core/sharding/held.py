@@ -13,15 +13,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torchzero_clip.core.private import mesh_without_groups, without_modes
+from torchzero_clip.core.private import mesh_of, without_modes
 from torchzero_clip.core.sharding.layout import Layout, layout_of, local
-from torchzero_clip.core.sharding.owners import Exchange, route
+from torchzero_clip.core.sharding.owners import Exchange
+from torchzero_clip.core.stacks import batches, in_order
 
 
 def hold(whole: Tensor | None, like: Any, owner: int) -> Tensor:
     """A tensor that the rank `owner` has; `whole` there, and `like` tells the others its form."""
     here = torch.empty(0, dtype=like.dtype, device=like.device) if whole is None else whole
-    return Layout(_mesh_of(like.device.type, owner), (_replicate(),), tuple(like.shape)).wrap(here)
+    return Layout(mesh_of(like.device.type, owner), (_replicate(),), tuple(like.shape)).wrap(here)
 
 
 def owner_of(t: Any) -> int | None:
@@ -29,16 +30,6 @@ def owner_of(t: Any) -> int | None:
     layout = None if t is None else layout_of(t)
     alone = layout is not None and layout.mesh.size() == 1 and not layout.split
     return _rank_of(t.device_mesh) if alone else None
-
-
-def place_of(rank: int, layout: Layout) -> int:
-    """The place of a rank in the group that takes a tensor of this layout to its owner."""
-    return list(torch.distributed.get_process_group_ranks(route(layout)[0])).index(rank)
-
-
-def rank_at(place: int, layout: Layout) -> int:
-    """The rank at a place in that group."""
-    return torch.distributed.get_process_group_ranks(route(layout)[0])[place]
 
 
 def evenly(layout: Layout, shape: Sequence[int]) -> Layout:
@@ -63,22 +54,15 @@ def _moved(
     tensors: Sequence[Tensor], layouts: Sequence[Layout], owners: Sequence[int | None], move: Any
 ) -> list[Any]:
     """What `move` makes of tensors, those that share a way together."""
-    out: list[Any] = list(tensors)
-    alike: dict[Any, list[int]] = {}
-    for i, layout in enumerate(layouts):
-        kind = layout.mesh, layout.split, tensors[i].dtype, owners[i] is None
-        alike.setdefault(kind, []).append(i)
-    for where in alike.values():
-        some = [tensors[i] for i in where], [layouts[i] for i in where], [owners[i] for i in where]
-        for i, t in zip(where, move(*some), strict=True):
-            out[i] = t
-    return out
+    rows: Any = tensors, layouts, owners
+    kinds = [(x.mesh, x.split, t.dtype, rank is None) for t, x, rank in zip(*rows, strict=True)]
+    return in_order(batches(kinds), lambda some: move(*[[row[i] for i in some] for row in rows]))
 
 
 def _spread(held: list[Tensor], layouts: list[Layout], owners: list[Any]) -> list[Tensor]:
     if owners[0] is None:
         return [x.wrap(x.part(t).clone()) for t, x in zip(held, layouts, strict=True)]
-    exchange = _exchange(layouts, owners)
+    exchange = Exchange(layouts, owners)
     back = exchange.back([local(held[k]) for k in exchange.mine], local(held[0]))
     return [x.wrap(part.clone()) for part, x in zip(back, layouts, strict=True)]
 
@@ -86,19 +70,9 @@ def _spread(held: list[Tensor], layouts: list[Layout], owners: list[Any]) -> lis
 def _collect(parts: list[Tensor], layouts: list[Layout], owners: list[Any]) -> list[Tensor]:
     if owners[0] is None:
         return [x.whole(local(t)) for t, x in zip(parts, layouts, strict=True)]
-    exchange = _exchange(layouts, owners)
+    exchange = Exchange(layouts, owners)
     whole = dict(zip(exchange.mine, exchange.there(list(map(local, parts))), strict=True))
     return [hold(whole.get(k), t, owners[k]) for k, t in enumerate(parts)]
-
-
-def _exchange(layouts: list[Layout], owners: list[int]) -> Exchange:
-    return Exchange(layouts, [place_of(r, x) for r, x in zip(owners, layouts, strict=True)])
-
-
-@functools.lru_cache(maxsize=1024)
-def _mesh_of(device: str, rank: int) -> Any:
-    """A mesh of one rank, on which nothing is sent."""
-    return mesh_without_groups(device, [rank])
 
 
 @functools.lru_cache(maxsize=1024)

@@ -25,7 +25,8 @@ class Layout:
     @property
     def split(self) -> frozenset[int]:
         """The dims of the mesh that the tensor is split over."""
-        return frozenset([i for i, p in enumerate(self.placements) if _is_split(p)])
+        placed = enumerate(self.placements)
+        return frozenset([i for i, p in placed if hasattr(p, "dim") and not p.is_partial()])
 
     def extents(self, coordinate: Sequence[int]) -> list[tuple[int, int]]:
         """For each dim of the tensor, from where to where the part at a coordinate goes.
@@ -121,7 +122,3 @@ def refuse_flat(params: Sequence[Tensor]) -> None:
             "FullyShardedDataParallel keeps parameters as flat pieces, whose norms are not those "
             "of the parameters: wrap the model with torch.distributed.fsdp.fully_shard instead"
         )
-
-
-def _is_split(placement: Any) -> bool:
-    return hasattr(placement, "dim") and not placement.is_partial()

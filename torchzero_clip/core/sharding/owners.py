@@ -9,6 +9,7 @@ work.
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -17,6 +18,7 @@ from torch import Tensor
 
 from torchzero_clip.core.sharding.layout import Layout, part_of, whole_of
 from torchzero_clip.core.sharding.ranks import all_coordinates, ranks_of
+from torchzero_clip.core.stacks import batches, in_order
 
 Coordinates = tuple[tuple[int, ...], ...]
 Work = Callable[..., list[Tensor]]
@@ -25,7 +27,7 @@ Work = Callable[..., list[Tensor]]
 def by_owners(
     lists: Sequence[Sequence[Tensor]],
     layouts: Sequence[Layout | None],
-    places: Sequence[int | None],
+    owners: Sequence[int | None],
     work: Work,
 ) -> list[Tensor]:
     """Work on whole tensors, each on the rank that owns it; returns the parts here of the results.
@@ -33,32 +35,24 @@ def by_owners(
     Args:
         lists: Of each tensor what is here; there may be several lists of tensors that are alike.
         layouts: Of each tensor; those without a route to an owner are gathered on every rank.
-        places: The owners that `owners_of` gave.
+        owners: The ranks that `owners_of` gave.
         work: Called with the indexes of some tensors, and for each list with these tensors whole,
             in memory that it may write to; it returns a tensor for each.
     """
-    out = list(lists[0])
-    alone = [i for i, place in enumerate(places) if place is None]
-    if alone:
-        every = [[whole_of(parts[i].clone(), layouts[i]) for i in alone] for parts in lists]
-        for i, t in zip(alone, work(alone, *every), strict=True):
-            out[i] = part_of(t, layouts[i])
-    for some in _routes(layouts).values():
-        batches: dict[tuple[int, ...], list[tuple[int, Layout, int]]] = {}
-        for i in some:
-            layout, place = layouts[i], places[i]
-            assert layout is not None
-            assert place is not None
-            batches.setdefault(layout.shape, []).append((i, layout, place))
-        for batch in batches.values():
-            where = [i for i, _, _ in batch]
-            exchange = Exchange([layout for _, layout, _ in batch], [rank for *_, rank in batch])
-            every = [exchange.there([parts[i] for i in where]) for parts in lists]
-            made = work([where[k] for k in exchange.mine], *every) if exchange.mine else []
-            back = exchange.back(made, lists[0][where[0]])
-            for i, part in zip(where, back, strict=True):
-                out[i] = part
-    return out
+
+    def done(some: list[int]) -> list[Tensor]:
+        alike: Any = [layouts[i] for i in some]
+        if owners[some[0]] is None:
+            every = [[whole_of(parts[i].clone(), layouts[i]) for i in some] for parts in lists]
+            return list(map(part_of, work(some, *every), alike))
+        exchange = Exchange(alike, [owners[i] for i in some])
+        every = [exchange.there([parts[i] for i in some]) for parts in lists]
+        made = work([some[k] for k in exchange.mine], *every) if exchange.mine else []
+        return exchange.back(made, lists[0][some[0]])
+
+    rows = zip(_ways(layouts), layouts, strict=True)
+    kinds = [(way, x.shape) if way and x else None for way, x in rows]
+    return in_order(batches(kinds), done)
 
 
 def owners_of(
@@ -66,49 +60,43 @@ def owners_of(
     costs: Sequence[float],
     held: Sequence[int | None] | None = None,
 ) -> list[int | None]:
-    """The place of each tensor's owner in its process group; None where it is whole on every rank.
+    """The rank of each tensor's owner; None where it is whole on every rank.
 
     Args:
         layouts: Of each tensor.
         costs: What each is to its owner, by which the loads of ranks are balanced.
         held: The owners that tensors have already.
     """
-    found: list[int | None] = [None] * len(layouts)
-    for (_, coordinates), some in _routes(layouts).items():
-        have = [None if held is None else held[i] for i in some]
-        places = owners([costs[i] for i in some], len(coordinates), have)
-        for i, place in zip(some, places, strict=True):
-            found[i] = place
-    return found
+    ways, held = _ways(layouts), held or [None] * len(layouts)
+
+    def found(some: list[int]) -> Sequence[int | None]:
+        if (way := ways[some[0]]) is None:
+            return [None] * len(some)
+        return owners([costs[i] for i in some], way[1], [held[i] for i in some])
+
+    return in_order(batches(ways), found)
 
 
 def owners(
-    costs: Sequence[float], ranks: int, held: Sequence[int | None] | None = None
+    costs: Sequence[float], ranks: Sequence[int], held: Sequence[int | None] | None = None
 ) -> list[int]:
     """The owner of each tensor: the dearest first, each to the rank that has the least to do."""
     found = list(held or [None] * len(costs))
-    load = [sum([c for c, r in zip(costs, found, strict=True) if r == k]) for k in range(ranks)]
+    load = {k: sum([c for c, r in zip(costs, found, strict=True) if r == k]) for k in ranks}
     for i in sorted(range(len(costs)), key=lambda i: -costs[i]):
-        place = found[i]
-        if place is None:
-            found[i] = place = min(range(ranks), key=load.__getitem__)
-            load[place] += costs[i]
-    return [place for place in found if place is not None]
+        rank = found[i]
+        if rank is None:
+            found[i] = rank = min(ranks, key=load.__getitem__)
+            load[rank] += costs[i]
+    return [rank for rank in found if rank is not None]
 
 
-def _routes(layouts: Sequence[Layout | None]) -> dict[Any, list[int]]:
-    """The tensors that have owners, by the mesh and the coordinates of the ranks among which."""
-    routes: dict[Any, list[int]] = {}
-    known: dict[Any, Coordinates] = {}
-    for i, layout in enumerate(layouts):
-        if layout is None:
-            continue
-        kind = layout.mesh, layout.split
-        if kind not in known:
-            known[kind] = route(layout)[1]
-        if known[kind]:
-            routes.setdefault((layout.mesh, known[kind]), []).append(i)
-    return routes
+def _ways(layouts: Sequence[Layout | None]) -> list[tuple[Any, tuple[int, ...]] | None]:
+    """The mesh of each tensor that has an owner, and the ranks among which."""
+    kinds = [x and (x.mesh, x.split) for x in layouts]
+    one = dict(zip(kinds, layouts, strict=True))  # of each kind
+    known = {kind: tuple(_ranks(route(x)[0])) for kind, x in one.items() if x}
+    return [(kind[0], known[kind]) if kind and known[kind] else None for kind in kinds]
 
 
 def route(layout: Layout) -> tuple[Any, Coordinates]:
@@ -130,12 +118,13 @@ class Exchange:
 
     Args:
         layouts: Of each tensor.
-        owners: The place of the owner of each in the process group.
+        owners: The rank of the owner of each.
     """
 
-    def __init__(self, layouts: Sequence[Layout], owners: Sequence[int]) -> None:
-        self.layouts, self.owners = layouts, owners
+    def __init__(self, layouts: Sequence[Layout], owners: Sequence[Any]) -> None:
         self.group, coordinates = route(layouts[0])
+        among = _ranks(self.group)
+        self.layouts, self.owners = layouts, [among.index(owner) for owner in owners]
         self.me, self.ranks = torch.distributed.get_rank(self.group), range(len(coordinates))
         self.coordinates = coordinates
         self.places = [_places(layout, coordinates) for layout in layouts]
@@ -189,13 +178,12 @@ class Exchange:
         return [[next(pieces) for _ in some] for some in sizes]
 
 
+def _ranks(group: Any) -> list[int]:
+    return [] if group is None else torch.distributed.get_process_group_ranks(group)
+
+
 @functools.lru_cache(maxsize=4096)
 def _places(layout: Layout, coordinates: Coordinates) -> tuple[tuple[tuple[slice, ...], int], ...]:
     """Where the part of each rank lies in the whole tensor, and its number of entries."""
-    found = []
-    for coordinate in coordinates:
-        ends, count = layout.extents(coordinate), 1
-        for start, stop in ends:
-            count *= stop - start
-        found.append((tuple([slice(*end) for end in ends]), count))
-    return tuple(found)
+    every = [[slice(*end) for end in layout.extents(c)] for c in coordinates]
+    return tuple([(tuple(part), math.prod([x.stop - x.start for x in part])) for part in every])

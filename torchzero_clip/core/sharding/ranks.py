@@ -33,7 +33,8 @@ def ranks_of(layouts: Sequence[Layout]) -> tuple[list[Any], tuple[tuple[int, ...
     for d, group in zip(dims, groups, strict=True):
         with without_modes():
             rows = mesh.mesh.movedim(d, 0)
-            line = rows[(slice(None), *_without(mesh.get_coordinate(), d))].tolist()
+            others = [c for i, c in enumerate(mesh.get_coordinate()) if i != d]
+            line = rows[(slice(None), *others)].tolist()
         places = [line.index(rank) for rank in distributed.get_process_group_ranks(group)]
         coordinates = [(*c[:d], place, *c[d + 1 :]) for place in places for c in coordinates]
     return groups, tuple(coordinates)
@@ -41,8 +42,7 @@ def ranks_of(layouts: Sequence[Layout]) -> tuple[list[Any], tuple[tuple[int, ...
 
 def all_coordinates(mesh: Any) -> tuple[tuple[int, ...], ...]:
     """The coordinate of every process, where all are on the mesh; otherwise none."""
-    world = torch.distributed.get_world_size()
-    return _coordinates(mesh) if mesh.size() == world else ()
+    return _coordinates(mesh) if mesh.size() == torch.distributed.get_world_size() else ()
 
 
 @functools.lru_cache(maxsize=64)
@@ -50,7 +50,3 @@ def _coordinates(mesh: Any) -> tuple[tuple[int, ...], ...]:
     with without_modes():
         found = [(mesh.mesh == rank).nonzero()[0].tolist() for rank in range(mesh.size())]
     return tuple([tuple(coordinate) for coordinate in found])
-
-
-def _without(coordinate: Sequence[int], d: int) -> list[int]:
-    return [c for i, c in enumerate(coordinate) if i != d]

@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 from torchzero_clip.core import Transform, Units
+from torchzero_clip.core.stacks import MOST_ON_CPU, batches, in_order
 
 PRODUCTS = "its products of matrices take the step's time, replayed or not: there is nothing to do"
 MOST = 2**24  # entries of a batch, for which memory is taken several times
-MOST_ON_CPU = 2**19  # of which a few copies fit into the cache
 
 
 def matrix_shape(rule: Transform, t: Tensor, stacks: bool | None) -> tuple[int, int, int]:
@@ -63,21 +63,14 @@ def in_batches(pieces: Sequence[Tensor], function: Callable[[Tensor], Any]) -> l
     """
     most = MOST_ON_CPU if pieces and pieces[0].device.type == "cpu" else MOST
     lying = [x.mT if x.shape[1] > x.shape[2] else x for x in pieces]
-    found: dict[tuple[int, ...], list[list[int]]] = {}
-    for i, x in enumerate(lying):
-        batches = found.setdefault(tuple(x.shape[1:]), [[]])
-        if sum([lying[j].numel() for j in batches[-1]]) + x.numel() > most and batches[-1]:
-            batches.append([])
-        batches[-1].append(i)
-    out = list(pieces)
-    for batches in found.values():
-        for batch in batches:
-            some = [lying[i] for i in batch]
-            made = function(torch.cat(some))
-            sizes = [len(x) for x in some]
-            turned = [lying[i] is not pieces[i] for i in batch]
-            if all(turned) and not made.is_cpu:  # once, for what takes many tensors as they lie
-                made, turned = made.mT.contiguous(), [False] * len(batch)
-            for i, x, is_turned in zip(batch, made.split(sizes), turned, strict=True):
-                out[i] = x.mT if is_turned else x
-    return out
+
+    def made(some: list[int]) -> list[Tensor]:
+        whole = function(torch.cat([lying[i] for i in some]))
+        turned = [lying[i] is not pieces[i] for i in some]
+        if all(turned) and not whole.is_cpu:  # once, for what takes many tensors as they lie
+            whole, turned = whole.mT.contiguous(), [False] * len(some)
+        parts = whole.split([len(lying[i]) for i in some])
+        return [x.mT if is_turned else x for x, is_turned in zip(parts, turned, strict=True)]
+
+    kinds = [tuple(x.shape[1:]) for x in lying]
+    return in_order(batches(kinds, list(map(Tensor.numel, lying)), most), made)
