@@ -234,7 +234,7 @@ def test_a_limit_may_measure_what_it_computes_at_its_scope(make, each):
 
 def test_a_list_that_is_not_of_the_parameters_cannot_be_measured():
     def shorter(units):
-        params = units.group(units.groups[0])["params"]
+        params = units.live()[0]["params"]
         return units.measure(TensorList(params.tensors[:2]))
 
     with pytest.raises(

@@ -87,14 +87,12 @@ class Bucket:
         return self.session.grads.borrow()
 
     @property
-    def values(self) -> Group:
-        """The live values of the link, and the numbers that it keeps once."""
-        return {**self.bound.values(self.settings), **self.numbers}
-
-    @property
     def group(self) -> Group:
-        """The live values of the link, and the parameters and gradients as TensorLists."""
-        return {**self.values, "params": self.params, "grads": self.grads}
+        """The live values of the link, the numbers that it keeps once, and the parameters and
+        gradients as TensorLists.
+        """
+        lists = {"params": self.params, "grads": self.grads}
+        return {**self.bound.values(self.settings), **self.numbers, **lists}
 
     @property
     def group_state(self) -> dict[str, Any]:

@@ -59,7 +59,9 @@ class Cells:
         return ratio.sqrt() if self.degree == 2 else ratio
 
     def comparable(self, limit: Tensor | float, norm: Tensor) -> Tensor | float:
-        """A limit as norms are compared with it."""
+        """A limit as norms are compared with it: to compare a number would fix it in a graph."""
+        if not isinstance(limit, Tensor) and torch.compiler.is_compiling():
+            return torch.full_like(norm, limit)
         return limit if isinstance(limit, Tensor) else float(limit)
 
     def too_small(self, size: int) -> Tensor | None:

@@ -76,7 +76,8 @@ class Part:
 
     def same(self, group: Mapping[str, Any], grads: Grads) -> bool:
         """Whether the group has the same parameters here, in the form and kind that they had."""
-        params, grads, names = [self.of(row) for row in (group["params"], grads, _names(group))]
+        named = group.get("param_names") or [None] * len(group["params"])
+        params, grads, names = map(self.of, (group["params"], grads, named))
         return (
             self.plain
             and self.names == names
@@ -130,6 +131,20 @@ class Roster:
         self._known: dict[int, tuple[list[int], list[Part]]] = {}
         self._kept: dict[Hashable, Any] = {}
 
+    def of(
+        self, groups: Sequence[Mapping[str, Any]], given: Sequence[Grads]
+    ) -> list[tuple[Part, Sequence[Any]]]:
+        """The parameters that have a gradient, in parts of a group, and their gradients."""
+        if len(self._known) > len(groups):
+            self._known = {g: known for g, known in self._known.items() if g < len(groups)}
+            self._kept.clear()
+        rows = enumerate(zip(groups, given, strict=True))
+        return [
+            (part, part.of(grads))
+            for index, (group, grads) in rows
+            for part in self.parts(index, group, grads)
+        ]
+
     def parts(self, index: int, group: Mapping[str, Any], grads: Grads) -> list[Part]:
         """The parts of a group's parameters that have a gradient."""
         rows = grads.items() if isinstance(grads, dict) else enumerate(grads)
@@ -142,12 +157,6 @@ class Roster:
             self._known[index] = where, parts
             self._kept.clear()
         return parts
-
-    def forget(self, count: int) -> None:
-        """Let go of all groups but the first `count`."""
-        if len(self._known) > count:
-            self._known = {g: known for g, known in self._known.items() if g < count}
-            self._kept.clear()
 
     @property
     def vectors(self) -> list[Tensor]:
@@ -171,7 +180,8 @@ def _divided(
     index: int, group: Mapping[str, Any], grads: Grads, where: Sequence[int]
 ) -> list[Part]:
     """The parameters that have a gradient, by their device and the dtypes."""
-    params, names = group["params"], _names(group)
+    params = group["params"]
+    names = group.get("param_names") or [None] * len(params)
     _check_grads(index, group, grads, where)
     kinds = [(params[i].device, params[i].dtype, grads[i].dtype) for i in where]
     every = [[where[k] for k in some] for some in batches(kinds)]
@@ -206,7 +216,3 @@ def label(index: int, group: Mapping[str, Any], place: int) -> str:
     names = group.get("param_names")
     name = f" ({names[place]})" if names else ""
     return f"parameter {place} of group {index}{name}"
-
-
-def _names(group: Mapping[str, Any]) -> Sequence[str | None]:
-    return group.get("param_names") or [None] * len(group["params"])

@@ -85,19 +85,13 @@ class Step:
         """The parameters that have a gradient, in parts of a group, and their gradients."""
         self.close()  # deferred updates may be read again
         self.measured.clear()
-        self.roster.forget(len(self.groups))
         rows: list[list[Tensor]] = [group["params"] for group in self.groups]
         if gradient is None:
             given = self.gradients.of(rows, moves)
         else:
             given = [list(map(gradient, params)) for params in rows]
         self.opener = self.engine.in_turn() if self.gradients.shared else self.engine
-        groups = enumerate(zip(self.groups, given, strict=True))
-        return [
-            (part, part.of(grads))
-            for index, (group, grads) in groups
-            for part in self.roster.parts(index, group, grads)
-        ]
+        return self.roster.of(self.groups, given)
 
     def mean_loss(self, path: str, device: torch.device) -> Tensor:
         """The loss that was reported, on a device: the mean over all ranks."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
@@ -29,7 +29,8 @@ Operand: TypeAlias = "float | Tensor | TensorList | Sequence[Tensor]"
 (broadcastable) tensor for each."""
 Workspace: TypeAlias = "Callable[[], list[Tensor] | None] | None"
 """A function that gives memory kept from step to step for a list to move to, or None."""
-L = TypeVar("L", bound="TensorList")
+Verb: TypeAlias = "Callable[[TensorList], Tensor] | None"
+"""How a list is measured: see NormRule.measure."""
 Unary: TypeAlias = "Callable[[TensorList], TensorList]"
 
 
@@ -62,11 +63,15 @@ class TensorList:
     __slots__ = ("measure", "owned", "tensors", "workspace")
 
     def __init__(
-        self, tensors: Sequence[Tensor], *, owned: bool = False, workspace: Workspace = None
+        self,
+        tensors: Sequence[Tensor],
+        *,
+        owned: bool = False,
+        workspace: Workspace = None,
+        measure: Verb = None,
     ) -> None:
         self.tensors = list(tensors)
-        self.owned, self.workspace = owned, workspace
-        self.measure: Callable[[TensorList], Tensor] | None = None  # see NormRule.measure
+        self.owned, self.workspace, self.measure = owned, workspace, measure
 
     @property
     def dtype(self) -> torch.dtype:
@@ -104,7 +109,7 @@ class TensorList:
 
     def borrow(self) -> TensorList:
         """The same tensors, to be copied before they are written."""
-        return self._like(TensorList(self.tensors))
+        return TensorList(self.tensors, measure=self.measure)
 
     def own(self) -> TensorList:
         """Move to memory of this list's own, unless it lies there already."""
@@ -112,13 +117,13 @@ class TensorList:
 
     def to(self, dtype: torch.dtype) -> TensorList:
         """This list when it has that dtype, otherwise a converted copy."""
-        if not len(self) or self.dtype == dtype:
+        if self.dtype == dtype:
             return self
         return TensorList(self.tensors, workspace=self.workspace)._move(self.tensors, dtype)
 
     def clone(self) -> TensorList:
         """A new list with the same values."""
-        return self._like(TensorList(copies(self.tensors, self.dtype), owned=True))
+        return TensorList(copies(self.tensors, self.dtype), owned=True, measure=self.measure)
 
     def copy_(self, source: TensorList) -> TensorList:
         """Take the values of `source`, keeping this list's dtype."""
@@ -144,11 +149,6 @@ class TensorList:
         self.tensors, self.owned, self.workspace = list(tensors), True, None
         return self
 
-    def _like(self, made: L) -> L:
-        """The list that was made from this one, to be measured as this one is."""
-        made.measure = self.measure
-        return made
-
     # ------------------------------------------------------------------ operators
 
     def _new(self, name: str, *operands: Any) -> TensorList:
@@ -156,7 +156,7 @@ class TensorList:
         if name in STAND_INS:
             return self._stand_in(name, *operands)
         made = foreach(name, self.tensors, self._arguments(name, operands))
-        return self._like(TensorList(made, owned=True))
+        return TensorList(made, owned=True, measure=self.measure)
 
     def _write(self, name: str, *operands: Any) -> TensorList:
         """Run an operator in place, or into new memory where this memory is borrowed."""
@@ -166,7 +166,8 @@ class TensorList:
                 return self
         if not self.owned and self._write_elsewhere(name, operands):
             return self
-        vector = self.own()._vector()
+        vector = shared_memory(self.own().tensors)
+        vector = None if vector is None or vector.dim() > 1 else vector
         args = [] if vector is None else [vector_operand(x, vector) for x in operands]
         if vector is None or any([x is None for x in args]):
             foreach(name, self.tensors, self._arguments(name, operands), in_place=True)
@@ -197,18 +198,13 @@ class TensorList:
         self._become(kept)
         return True
 
-    def _vector(self) -> Tensor | None:
-        """The vector whose entries these 0-dim tensors are, where they share their memory."""
-        vector = shared_memory(self.tensors)
-        return None if vector is None or vector.dim() > 1 else vector
-
     def _stand_in(self, name: str, *operands: Any) -> TensorList:
         """An operator that torch has no `_foreach_*` for."""
         rows = [self._row(x) for x in operands]
         out = stand_in(name, self.tensors, rows)
         given = [self.tensors, *rows] if name == "where" else []
         new = [one is not old for row in given for one, old in zip(out, row, strict=True)]
-        return self._like(TensorList(out, owned=all(new)))
+        return TensorList(out, owned=all(new), measure=self.measure)
 
     # ------------------------------------------------------------------ operands
 
@@ -352,7 +348,7 @@ class TensorList:
     def eq(self, x: Operand) -> TensorList:
         """A new list: where entries equal x."""
         made = stand_in("eq", self.tensors, [self._row(x)])  # of entries: no kernel has it
-        return self._like(TensorList(made, owned=True))
+        return TensorList(made, owned=True, measure=self.measure)
 
     def masked_fill_(self, masks: TensorList, value: float | Tensor) -> TensorList:
         """The value where a mask holds."""
@@ -363,11 +359,11 @@ class TensorList:
 
     def map(self, fn: Callable[[Tensor], Tensor]) -> TensorList:
         """A new list: `fn` of each tensor."""
-        return self._like(TensorList([fn(t) for t in self.tensors], owned=True))
+        return TensorList([fn(t) for t in self.tensors], owned=True, measure=self.measure)
 
     def stack(self) -> Tensor:
         """One vector of these 0-dim tensors, in float64 (float32 where the device has none)."""
-        vector = self._vector()
+        vector = shared_memory(self.tensors)
         dtype = wide(self.tensors[0].device)
         if vector is None:
             return torch.stack(self.tensors).to(dtype)

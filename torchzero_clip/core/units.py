@@ -170,31 +170,21 @@ class Units(Cells):
     def too_small(self, size: int) -> Tensor | None:
         return self.division.smaller_than(size)
 
-    def comparable(self, limit: Tensor | float, norm: Tensor) -> Tensor | float:
-        """A limit as norms are compared with it: to compare a number would fix it in a graph."""
-        if not isinstance(limit, Tensor) and torch.compiler.is_compiling():
-            return torch.full_like(norm, limit)
-        return limit if isinstance(limit, Tensor) else float(limit)
-
     # ------------------------------------------------------------------ values of groups
 
     def each(self, live: str) -> list[Any]:
         """The live value with this name, of every group."""
         return [members[0].group[live] for members in self.groups]
 
-    def group(self, members: Sequence[Bucket]) -> Group:
-        """The group that a rule sees; "params" and "grads" are those of all units, measurable."""
-        group = members[0].values
-        for name, lists in self._lists.items():
-            group[name] = Joined(lists)
-            group[name].measure = self.measure
-        group["total"], group["dot"] = self.total, self._dot
-        group["of_shapes"] = self.of_shapes
-        return group
-
     def live(self) -> list[Group]:
-        """Every group as a rule sees it."""
-        return [self.group(members) for members in self.groups]
+        """Every group as a rule sees it; "params" and "grads" are those of all units."""
+        verbs = {"total": self.total, "dot": self._dot, "of_shapes": self.of_shapes}
+        groups = [members[0].group | verbs for members in self.groups]
+        for group in groups:
+            for name, lists in self._lists.items():
+                group[name] = Joined(lists)
+                group[name].measure = self.measure
+        return groups
 
     def of_first_group(self, vectors: Sequence[Tensor]) -> Tensor:
         """One vector over all units, of one for each group: a unit takes its first group's."""

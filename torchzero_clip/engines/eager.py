@@ -144,7 +144,8 @@ class EagerSession:
         if not self._defers:
             return updated_in_turn(rule, u, state, group)
         if (factors := rule.affine(group)) is not None:
-            return self._affine(u, *factors) or updated(rule, u, state, group)
+            scaled = self._affine(u, *factors)
+            return updated(rule, u, state, group) if scaled is None else scaled
         kernel = rule.fused(group)
         numbers = kernel is not None and _numbers_only(group)
         if kernel is None or not (numbers and takes(kernel, self.params.tensors, u, state)):

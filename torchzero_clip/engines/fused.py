@@ -8,7 +8,7 @@ half precision, that is done for a few at a time: a pass over memory is saved.
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterable
+from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
@@ -81,9 +81,9 @@ class Fused(Updated):
             if rest is not None:
                 rest = torch.where(flag, torch.ones_like(flag, dtype=self.dtype), rest)
         narrow = params[0].dtype != self.dtype
-        every, update = self._pieces(params, narrow, bool(kept), options)
-        for piece in every:
-            grads, some = update(piece), piece.of(params)
+        # what changes is made before the weights move, which it may be of
+        for piece, grads in self._changes(params, narrow, bool(kept), options):
+            some = piece.of(params)
             w = [p.to(self.dtype) for p in some] if narrow else some
             if rest is not None:
                 grads = [grad.clone() for grad in grads] if overlap(w, grads) else grads
@@ -99,38 +99,36 @@ class Fused(Updated):
         self._done(self)
         self.tensors = []  # it is used up
 
-    def _pieces(
+    def _changes(
         self, params: list[Tensor], narrow: bool, kept: bool, options: dict[str, Any]
-    ) -> tuple[Iterable[Piece], Callable[[Piece], list[Tensor]]]:
-        """The pieces that the fused optimizer takes in turn, and the update of one as it takes it:
+    ) -> Iterator[tuple[Piece, list[Tensor]]]:
+        """The pieces that the fused optimizer takes in turn, and the update of each as it takes it:
         what is computed or converted is then still in the cache.
         """
         u, dtype, host = self.source, self.dtype, params[0].device.type in packs.HOSTS
         if isinstance(u, Parted) and u.pending and not (host or kept):
-            most = None if computes(u) else LARGEST
-            return pieces(params, cut(u), most), lambda piece: piece_of(u, piece).tensors
+            for piece in pieces(params, cut(u), None if computes(u) else LARGEST):
+                yield piece, piece_of(u, piece).tensors
+            return
         factor, source = _factor_and_source(u)
         plain = not (narrow or kept or source[0].dtype != dtype)
         damps = options.get("dampening") == 0 and not options["nesterov"]  # SGD, in its own pass
         if plain and damps and dtype == torch.float32 and 1e-6 < factor < 1:
             options["dampening"], factor = 1 - factor, 1.0
         if plain and factor == 1:
-            return [Piece(0, len(params))], lambda piece: source
+            yield Piece(0, len(params)), source
+            return
         size, divisor = norms.halves(factor, dtype)
         number = torch.full((), size, dtype=dtype, device=source[0].device)
-
-        def update(piece: Piece) -> list[Tensor]:
+        for piece in pieces(params, True, BATCH if params[0].is_cpu else LARGE, grows=False):
             some = piece.of(source)
             if some[0].dtype != dtype:
                 some = [t.to(dtype) for t in some]
-            if factor == 1:
-                return some
-            made: list[Tensor] = foreach("mul", some, number)
+            if factor != 1:
+                some = foreach("mul", some, number)
             if divisor != 1:
-                foreach("div_", made, divisor)
-            return made
-
-        return pieces(params, True, BATCH if params[0].is_cpu else LARGE, grows=False), update
+                foreach("div_", some, divisor)
+            yield piece, some
 
 
 def takes(kernel: FusedKernel, params: list[Tensor], u: TensorList, state: State) -> bool:

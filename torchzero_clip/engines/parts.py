@@ -69,11 +69,9 @@ def pieces(
 class Parted(Lazy):
     """A list that can be computed piece by piece. Write `piece`, and `source` is what it reads."""
 
-    __slots__ = ("source",)
+    __slots__ = ()
 
-    def __init__(self, source: TensorList) -> None:
-        super().__init__()
-        self.source = source
+    source: TensorList
 
     def __len__(self) -> int:
         return len(self.source)

@@ -136,14 +136,13 @@ class SourceUnits(Measured):
     def each(self, live: str) -> list[Any]:
         return [self.buckets[0].group[live]]
 
-    def group(self, members: Sequence[Bucket]) -> dict[str, Any]:
-        bucket = self.buckets[0]
-        group = bucket.values
+    def live(self) -> list[dict[str, Any]]:
+        group = self.buckets[0].group
         for name in ("params", "grads"):
-            group[name] = Joined([getattr(bucket, name)])
+            group[name] = Joined([group[name]])
             group[name].measure = self.measure
         more = {"total": self.total, "of_shapes": self.of_shapes, "dot": _no_dot}
-        return {**group, **more}
+        return [{**group, **more}]
 
     def of_first_group(self, vectors: Sequence[Tensor]) -> Tensor:
         """A vector that is of all groups: with the live values of the first."""
@@ -171,9 +170,6 @@ class SourceUnits(Measured):
         return made
 
     # ------------------------------------------------------------------ verbs
-
-    def live(self) -> list[dict[str, Any]]:
-        return [self.group(self.buckets)]
 
     def divide(self, bucket: Bucket, u: TensorList, ratio: Tensor) -> TensorList:
         return u.div_(self.operand(bucket, self._hinted(ratio, "ratio")))

@@ -11,6 +11,7 @@ import functools
 import itertools
 import threading
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Literal, NamedTuple
 
 import torch
@@ -42,7 +43,7 @@ class Reduction(NamedTuple):
 
 POWERS: dict[float, Reduction] = {  # torch's own 1-norm takes four times the sum
     1: Reduction(lambda rows: rows.abs_().sum(dim=1)),
-    2: Reduction(lambda rows: torch.linalg.vector_norm(rows, 2, dim=1), squares=True),
+    2: Reduction(partial(torch.linalg.vector_norm, ord=2, dim=1), squares=True),
 }
 LINF = Reduction(lambda rows: rows.abs_().amax(dim=1), "max")
 SUM = Reduction(lambda rows: rows.sum(dim=1))

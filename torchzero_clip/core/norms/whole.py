@@ -37,6 +37,8 @@ def statistics(tensors: Sequence[Tensor], m: Measure) -> Tensor:
     filled = list(tensors)
     if not all(map(Tensor.numel, tensors)):
         filled = [t if t.numel() else t.new_zeros(1) for t in tensors]
+    if m.kind in ("power", "max") and any(map(Tensor.is_complex, filled)):
+        filled = _moduli(filled, m.p if m.kind == "power" else math.inf)
     if m.kind == "power":
         return _powers(filled, m.p).unsqueeze(0)
     if m.kind == "max":
@@ -56,8 +58,7 @@ def largest(tensors: Sequence[Tensor]) -> Tensor:
     return statistics(tensors, NAMED["linf"])[0]
 
 
-def _powers(tensors: list[Tensor], p: float) -> Tensor:
-    real = _moduli(tensors, p)
+def _powers(real: list[Tensor], p: float) -> Tensor:
     cpu, double = real[0].is_cpu, real[0].dtype in DOUBLE
     if readable(real[0]) and all_real(real):
         if p in POWERS and not double:
@@ -152,8 +153,7 @@ def _rescaled(tensors: list[Tensor], p: float) -> Tensor:
     return norms
 
 
-def _maxima(tensors: list[Tensor]) -> Tensor:
-    real = _moduli(tensors, math.inf)
+def _maxima(real: list[Tensor]) -> Tensor:
     if readable(real[0]) and all_real(real):
         return reduced(real, LINF, _largest)
     return torch.stack(foreach("norm", real, math.inf)).to(wide(real[0].device))
@@ -265,7 +265,5 @@ def _moments(x: Tensor) -> Tensor:
 
 def _moduli(tensors: list[Tensor], p: float) -> list[Tensor]:
     """Complex tensors as real ones of the same norm."""
-    if not any(map(Tensor.is_complex, tensors)):
-        return tensors
     flat = torch.view_as_real if p == 2 else torch.abs
     return [flat(t) if t.is_complex() else t for t in tensors]

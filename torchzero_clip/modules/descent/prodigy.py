@@ -74,7 +74,7 @@ class Prodigy(Transform):
         lr, on, correction = distance.rates(units, numbers, self.use_bias_correction)
         betas, live = distance.betas(units, d), distance.of_model(units)
         first, second = [on * (1 - beta) for beta in betas]
-        third = distance.vector([_beta3(members[0].values) for members in units.groups], d) ** on
+        third = distance.vector([_beta3(members[0].group) for members in units.groups], d) ** on
         rate, growth = lr * correction, d / self.d0
         share = (on if self.safeguard_warmup else rate) * growth
         gain = distance.total(units, _gain, rate=rate * d * growth)

@@ -277,11 +277,8 @@ def _fields(links: Sequence[Link]) -> list[Tensor]:
 
 def _parts(step: Step) -> list[Part]:
     """The parts of the parameters with a gradient."""
-    step.roster.forget(len(step.groups))
-    parts: list[Part] = []
-    for index, group in enumerate(step.groups):
-        parts += step.roster.parts(index, group, [p.grad for p in group["params"]])
-    return parts
+    grads = [[p.grad for p in group["params"]] for group in step.groups]
+    return [part for part, _ in step.roster.of(step.groups, grads)]
 
 
 def _bring_loss(step: Step, loss: Tensor) -> None:
