@@ -32,8 +32,8 @@ from torchzero_clip.core.stochastic import Rounding
 from torchzero_clip.core.tensorlist import Operand, TensorList
 from torchzero_clip.core.tensors import all_here
 from torchzero_clip.engines.buffers import apart
+from torchzero_clip.engines.compiled.again.conditions import impure
 from torchzero_clip.engines.compiled.again.graphs import StepGraph
-from torchzero_clip.engines.compiled.again.premises import impure
 from torchzero_clip.engines.compiled.again.recorder import Refused, StepRecorder
 from torchzero_clip.engines.compiled.again.replays import Replays
 from torchzero_clip.engines.compiled.lists.memory import GRADIENTS, PARAMETERS

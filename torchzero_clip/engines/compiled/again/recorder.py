@@ -32,7 +32,7 @@ from torchzero_clip.core.private import (
 )
 from torchzero_clip.core.tensors import wide
 from torchzero_clip.engines.buffers import Buffer
-from torchzero_clip.engines.compiled.again.shorter import form, shorten
+from torchzero_clip.engines.compiled.again.pruning import form, prune, written
 from torchzero_clip.engines.compiled.printers.program import Launch, Relaunch
 
 READS = {Tensor.tolist, Tensor.numpy, Tensor.__array__, Tensor.__repr__}
@@ -114,10 +114,10 @@ class StepRecorder(TorchDispatchMode):
             node.meta["form"] = form(out)
             node = self.graph.call_function(torch.clone, (node,))
             node.meta["operator"] = torch.ops.aten.clone.default
-        written = _written(told, args, kwargs)
-        if written is not None and turned:  # the same tensor has another form from here on
-            self._nodes.pop(id(written))
-        return self.learn(out if written is None else written, node)
+        returned = _returned(told, args, kwargs)
+        if returned is not None and turned:  # the same tensor has another form from here on
+            self._nodes.pop(id(returned))
+        return self.learn(out if returned is None else returned, node)
 
     def imagined(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """What a function gives, without values; nothing is written."""
@@ -159,7 +159,7 @@ class StepRecorder(TorchDispatchMode):
             for i, t in enumerate(out):
                 if isinstance(t, Tensor) and id(t) not in self._nodes:
                     item = self.graph.call_function(operator.getitem, (node, i))
-                    item.meta["part"] = True
+                    item.meta["item"] = True
                     self.learn(t, item)
         return out
 
@@ -180,10 +180,10 @@ class StepRecorder(TorchDispatchMode):
             return [self._argument(item) for item in x]
         return x if type(x) in (int, float, bool, str) or x is None else self._input(x)
 
-    def launch(self, launch: Launch, run: Callable[[Launch], Any], measures: bool) -> Tensor | None:
+    def launch(self, launch: Launch, run: Callable[[Launch], Any]) -> Tensor | None:
         """Write down the launch of a program; what it measures."""
         out = None
-        if measures:
+        if launch.program.measured is not None:
             device = launch.program.device
             out = self.imagined(torch.empty, (1, launch.width), dtype=wide(device), device=device)
         buffers = [self.sessions.get(id(buffer), buffer) for buffer in launch.buffers]
@@ -215,7 +215,7 @@ class StepRecorder(TorchDispatchMode):
         for new, t in zip(kept, outputs, strict=True):
             new.copy_(t)
         self.graph.output(None)
-        shorten(self.graph, {self._nodes[id(t)] for t in fixed if id(t) in self._nodes})
+        prune(self.graph, {self._nodes[id(t)] for t in fixed if id(t) in self._nodes})
         return kept
 
     def close(self) -> None:
@@ -310,13 +310,9 @@ def _makes_tensors(told: Any) -> bool:
     return any(["Tensor" in str(made.type) for made in told.returns])
 
 
-def _written(told: Any, args: Any, kwargs: Any) -> Any:
+def _returned(told: Any, args: Any, kwargs: Any) -> Any:
     """The argument that an operator writes and returns, if it is one of those."""
-    returned = told.returns[0].alias_info if len(told.returns) == 1 else None
-    if returned is None or not returned.is_write:
+    made = told.returns[0].alias_info if len(told.returns) == 1 else None
+    if made is None or not made.is_write:
         return None
-    for i, argument in enumerate(told.arguments):
-        info = argument.alias_info
-        if info is not None and info.is_write and info.before_set == returned.before_set:
-            return args[i] if i < len(args) else kwargs[argument.name]
-    return None
+    return next((x for alias, x in written(told, args, kwargs) if alias == made.before_set), None)

@@ -30,7 +30,7 @@ class StepWriter(Protocol):
     def kept(self, make: Callable[[], list[Tensor]]) -> list[Tensor]:
         """Memory that is made now, and lasts as long as the graph."""
 
-    def launch(self, launch: Launch, run: Callable[[Launch], Any], measures: bool) -> Tensor | None:
+    def launch(self, launch: Launch, run: Callable[[Launch], Any]) -> Tensor | None:
         """Write down the launch of a program; what it measures."""
 
 
@@ -54,7 +54,7 @@ class Runner:
         """
         if self.recorder is not None:
             again = partial(_run, weakref.ref(self))  # a replay is held by its engine
-            return self.recorder.launch(launch, again, launch.program.measured is not None)
+            return self.recorder.launch(launch, again)
         watch = self.watch
         with nullcontext() if watch is None else watch(launch.read, launch.written):
             stats = self._run(launch)

@@ -98,7 +98,7 @@ extern "C" void kernel(int64_t count, const int64_t *sizes, void *const *const *
 """
 VECTOR_SOURCE = """#include "vector.h"
 
-extern "C" void kernel(void *const *p, const whole *d, whole part) {{
+extern "C" void kernel(void *const *p, const whole *d, whole segment) {{
     {lines}
 }}
 """
@@ -145,15 +145,16 @@ def source(program: Program) -> str | None:
 
 
 class CppPrinter(Printer):
-    """The parts of a step in C++: one library, which is told the part."""
+    """The segments of a step in C++: one library, which is told the segment."""
 
     language = replace(CPP, lib="__builtin_", reads={}, writes={})
 
     def text(self) -> str:
-        """The source of a library whose kernel(p, d, part) does a part."""
+        """The source of a library whose kernel(p, d, segment) does a segment."""
         self._powers, body = list[str](), list[str]()
-        for i, part in enumerate(self.loops):
-            body += [f"if (part == {i}) {{", *[line for x in part for line in self._loop(x)], "}"]
+        for i, loops in enumerate(self.loops):
+            lines = [line for loop in loops for line in self._loop(loop)]
+            body += [f"if (segment == {i}) {{", *lines, "}"]
         powers = [f"last_power {', '.join(self._powers)};"] * bool(self._powers)
         return VECTOR_SOURCE.format(lines="\n    ".join([*powers, *body]))
 

@@ -6,6 +6,7 @@ in tables, so that models that differ in nothing else share a library.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Collection, Sequence
 from typing import Any, ClassVar, NamedTuple, TypeAlias
@@ -20,6 +21,7 @@ from torchzero_clip.engines.compiled.printers.vectors import (
     Region,
     VectorMemory,
     VectorNode,
+    regions_of,
     touched,
 )
 
@@ -44,7 +46,7 @@ class Over(NamedTuple):
 
 
 def over(
-    places: Sequence[Region],
+    regions: Sequence[Region],
     dims: LoopDims,
     names: Sequence[str],
     heads: list[str],
@@ -53,7 +55,7 @@ def over(
 ) -> Over:
     """Loops with these indices."""
     rows = list(zip(names, dims, strict=True))
-    steps = {x: [(name, row[k]) for name, (_, row) in rows] for k, x in enumerate(places)}
+    steps = {x: [(name, row[k]) for name, (_, row) in rows] for k, x in enumerate(regions)}
     return Over(heads, [*inside], steps, mask)
 
 
@@ -70,15 +72,15 @@ def nodes_of(loop: Loop) -> list[VectorNode]:
 
 
 class Printer:
-    """The parts of a step.
+    """The segments of a step.
 
     Args:
-        memories: Those of the places.
-        parts: Lists of nodes.
-        kept: Memories that others than these nodes look at.
+        memories: Those of the regions.
+        segments: Nodes in a row.
+        read: Memories that others than these nodes look at.
 
     Attributes:
-        kept: All memories that are more than a value in a loop.
+        backed: All memories that are more than a value in a loop.
         pointers, integers: What a text looks up while it runs: whose address, and sizes and steps.
     """
 
@@ -87,31 +89,31 @@ class Printer:
     def __init__(
         self,
         memories: Sequence[VectorMemory],
-        parts: Sequence[Sequence[VectorNode | Launched]],
-        kept: Collection[int],
+        segments: Sequence[Sequence[VectorNode | Launched]],
+        read: Collection[int],
     ) -> None:
         self.memories, self.pointers, self.integers = memories, list[Any](), list[Any]()
-        self.loops = [loops(part, memories) for part in parts]
-        self.kept = set(kept) | self._shared()
+        self.loops = [loops(segment, memories) for segment in segments]
+        self.backed = set(read) | self._shared()
         self._count = 0
 
     def _shared(self) -> set[int]:
-        """Memories in which more than one loop, or more than one place of it, looks."""
+        """Memories in which more than one loop, or more than one region of it, looks."""
         users, found = dict[int, set[Any]](), set[int]()
-        for i, loop in enumerate([loop for part in self.loops for loop in part]):
-            places = [x for node in loop.nodes for x in (node.out, *node.given)]
-            for x in [x for x in places if isinstance(x, Region)]:
+        every = list(itertools.chain(*self.loops))
+        for i, loop in enumerate(every):
+            for x in regions_of(loop.nodes):
                 if loop.open and not self.in_rows(x):
                     users.setdefault(x.memory, set()).add((i, x))
                 else:
                     found |= touched([x], self.memories)
-        written = {node.out.memory for part in self.loops for x in part for node in nodes_of(x)}
-        once = {memory for memory, places in users.items() if len(places) == 1} & written
+        written = {node.out.memory for loop in every for node in nodes_of(loop)}
+        once = {memory for memory, regions in users.items() if len(regions) == 1} & written
         return found | (users.keys() - once)
 
-    def stored(self, place: Region) -> bool:
+    def stored(self, region: Region) -> bool:
         """Whether what is written there is more than a value in a loop."""
-        return place.memory in self.kept or not self.memories[place.memory].own
+        return region.memory in self.backed or not self.memories[region.memory].own
 
     def name(self, letter: str) -> str:
         self._count += 1
@@ -141,15 +143,15 @@ class Printer:
 
     # ------------------------------------------------------------------ loops
 
-    def in_rows(self, place: Region) -> bool:
+    def in_rows(self, region: Region) -> bool:
         """Whether its first dim goes from one memory to the next."""
-        return bool(self.memories[place.memory].rows)
+        return bool(self.memories[region.memory].rows)
 
-    def dims(self, shape: Sequence[int], places: Sequence[Region]) -> LoopDims:
-        """The loops over a shape: dims that lie behind one another in all places are one."""
-        rows, dims = any(map(self.in_rows, places)), list[tuple[int, list[int]]]()
+    def dims(self, shape: Sequence[int], regions: Sequence[Region]) -> LoopDims:
+        """The loops over a shape: dims that lie behind one another in all regions are one."""
+        rows, dims = any(map(self.in_rows, regions)), list[tuple[int, list[int]]]()
         for d, n in enumerate(shape):
-            steps = [x.strides[d] for x in places]
+            steps = [x.strides[d] for x in regions]
             if n == 1:
                 continue
             last = dims[-1][1] if dims and not (rows and d == 1) else None
@@ -159,17 +161,17 @@ class Printer:
                 dims.append((n, steps))
         return dims
 
-    def each(self, shape: Sequence[int], places: Sequence[Region]) -> Over:
+    def each(self, shape: Sequence[int], regions: Sequence[Region]) -> Over:
         """Loops over a shape, an entry at a time."""
-        dims = self.dims(shape, places)
+        dims = self.dims(shape, regions)
         names = [self.name("j") for _ in dims]
         sizes = [self.integer(n) for n, _ in dims]
         heads = [self.language.loop.format(*row) for row in zip(names, sizes, strict=True)]
-        return over(places, dims, names, heads)
+        return over(regions, dims, names, heads)
 
-    def lanes(self, shape: Sequence[int], places: Sequence[Region]) -> Over:
+    def lanes(self, shape: Sequence[int], regions: Sequence[Region]) -> Over:
         """The same, as many entries at a time as there are lanes."""
-        return self.each(shape, places)
+        return self.each(shape, regions)
 
     def around(self, loops: Over, body: Sequence[str]) -> list[str]:
         """Statements inside loops."""
@@ -198,8 +200,7 @@ class Printer:
     def _entries(self, loop: Loop) -> list[str]:
         """The statements of all nodes for each entry."""
         nodes, known, lines = nodes_of(loop), dict[Region, Named](), list[str]()
-        every = [x for node in nodes for x in (node.out, *node.given) if isinstance(x, Region)]
-        entry = self.lanes(loop.shape, list(dict.fromkeys(every)))
+        entry = self.lanes(loop.shape, list(dict.fromkeys(regions_of(nodes))))
 
         def let(letter: str, x: Region, text: str) -> None:
             known[x] = Named(self.name(letter), x.dtype)

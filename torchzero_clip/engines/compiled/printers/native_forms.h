@@ -1,4 +1,4 @@
-// What forms.py asks of many tensors in one call. It includes nothing: that takes the time.
+// What native_forms.py asks of many tensors in one call. It includes nothing: that takes the time.
 #pragma once
 
 typedef long long whole;

@@ -1,4 +1,4 @@
-"""Premises: what a replay takes for granted of parameters, gradients and state."""
+"""Conditions: what must still hold for a replay, of parameters, gradients and state."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ from torchzero_clip.core.private import base
 from torchzero_clip.core.step import Groups
 from torchzero_clip.core.tensors import LAYOUT, REAL, SHAPE, addresses, all_here
 from torchzero_clip.engines.buffers import Buffer, apart
-from torchzero_clip.engines.compiled.again.forms import Forms, forms_of
+from torchzero_clip.engines.compiled.again.native_forms import NativeForms, forms_of
+from torchzero_clip.engines.compiled.again.recorder import Refused
 
 UNSAID = (
     "does not say `pure = True`: that its methods hang on their arguments alone and branch on no "
@@ -28,7 +29,7 @@ OURS = __name__.partition(".")[0]
 States = Mapping[Tensor, dict[str, Any]]
 
 
-class Premises:
+class Conditions:
     """The tensors of a step, by identity, address and form; they are compared before a replay.
 
     Gradients are others in every step: of theirs the dtype and shape are compared, and that they
@@ -46,15 +47,15 @@ class Premises:
         self._grads = [Buffer(part.of(grads[part.index])) for part in parts]
         self._keys, self._states = list(states), list(states.values())
         self._numbers = [
-            (held, name, x)
-            for held in self._states
-            for name, x in held.items()
+            (state, name, x)
+            for state in self._states
+            for name, x in state.items()
             if not isinstance(x, Tensor)
         ]
         self._names = _names(self._states)
-        self._held = Buffer(self._tensors(groups))
-        self._seen = forms_of(self._held.tensors)
-        self._seen_grads: list[Forms | None] = []
+        self._tensors = Buffer(self._found(groups))
+        self._seen = forms_of(self._tensors.tensors)
+        self._seen_grads: list[NativeForms | None] = []
         for row in self._grads:
             seen = forms_of(row.tensors) if row.contiguous and self._seen else None
             self._seen_grads.append(seen)
@@ -69,16 +70,15 @@ class Premises:
         self._counts |= set(counts)
         self._others = [pair for pair in self._others if pair[0] not in counts]
 
-    def unknown(self, leaves: Sequence[Any], others: Sequence[Tensor]) -> str | None:
-        """A sentence where a tensor is neither of these, nor of state, nor its base."""
-        known = {id(t) for t in [*self._held.tensors, *others]}
-        found = [t for t in map(base, self._held.tensors) if t is not None]
-        bases = {id(t): t for t in found}
-        self._bases = [(base, addresses([base])) for base in bases.values()]
-        for leaf in [x for x in leaves if isinstance(x, Tensor)]:
-            if id(leaf) not in known and id(leaf) not in bases:
-                return f"a tensor of {leaf.shape} is neither state nor a rule's field: make it one"
-        return None
+    def know(self, leaves: Sequence[Any], others: Sequence[Tensor]) -> None:
+        """Raise where a tensor is neither one of the others, nor of state, nor the base of such."""
+        bases = {id(t): t for t in map(base, self._tensors.tensors) if t is not None}
+        self._bases = [(t, addresses([t])) for t in bases.values()]
+        known = bases.keys() | {id(t) for t in [*self._tensors.tensors, *others]}
+        for leaf in leaves:
+            if isinstance(leaf, Tensor) and id(leaf) not in known:
+                why = "is neither state nor a rule's field: make it one"
+                raise Refused(f"a tensor of {leaf.shape} {why}")
 
     def hold(self, groups: Groups, states: States) -> list[Buffer] | None:
         """The gradients as buffers where all is as it was; otherwise None."""
@@ -94,19 +94,19 @@ class Premises:
             return None
         if _names(self._states) != self._names or _others(groups, self._counts) != self._others:
             return None
-        if not all([_equal(held.get(name), x) for held, name, x in self._numbers]):
+        if not all([_equal(state.get(name), x) for state, name, x in self._numbers]):
             return None
-        if not self._same(self._tensors(groups)):
+        if not self._same(self._found(groups)):
             return None
-        if not all([addresses([base]) == address for base, address in self._bases]):
+        if not all([addresses([t]) == start for t, start in self._bases]):
             return None
         return self._gradients([part.of(grads[part.index]) for part in self._parts])
 
     def _same(self, tensors: Sequence[Tensor]) -> bool:
         """Whether these are the tensors that were there, in the memory and form that they had."""
         if self._seen is None:
-            return self._held.same(tensors)
-        return _same(tensors, self._held.tensors) and self._seen.hold()
+            return self._tensors.same(tensors)
+        return _same(tensors, self._tensors.tensors) and self._seen.hold()
 
     def _like(self, i: int, grads: Sequence[Tensor]) -> Buffer | None:
         """The gradients of a part as a buffer where they are as they were."""
@@ -134,11 +134,11 @@ class Premises:
         self._apart = where
         return buffers
 
-    def _tensors(self, groups: Groups) -> list[Tensor]:
+    def _found(self, groups: Groups) -> list[Tensor]:
         """All tensors: parameters, and what is in their state and in the groups."""
         tensors = [p for part in self._parts for p in part.originals]
-        held = itertools.chain.from_iterable(map(dict.values, self._states))
-        tensors += [x for x in held if isinstance(x, Tensor)] if self._numbers else held
+        state = itertools.chain.from_iterable(map(dict.values, self._states))
+        tensors += [x for x in state if isinstance(x, Tensor)] if self._numbers else state
         for group in groups:
             tensors += [x for x in group["chain"].values() if isinstance(x, Tensor)]
         return tensors
@@ -193,9 +193,9 @@ def _unsaid(one: Description) -> list[str]:
 def subclassed(parts: Sequence[Part], states: States) -> str | None:
     """The reason why a step of such tensors is not replayed; None where all are plain."""
     params = [p for part in parts for p in part.originals]
-    held = [x for state in states.values() for x in state.values()]
-    held = [x for x in held if type(x) not in (int, float, bool)]
-    rows: dict[str, list[Any]] = {"parameters": params, "state": held}
+    values = [x for state in states.values() for x in state.values()]
+    rows: dict[str, list[Any]] = {"parameters": params}
+    rows["state"] = [x for x in values if type(x) not in (int, float, bool)]
     rows["gradients"] = [p.grad for p in params]
     for what, row in rows.items():
         if not all_here(row):

@@ -1,4 +1,4 @@
-"""Forms: where many tensors lie and how, in one native call, by the interface in C of DLPack.
+"""Native forms: where many tensors lie and how, in one native call, by DLPack's interface in C.
 
 Torch says of each the address, dtype, device, shape and strides. Where torch or a compiler lacks
 it, buffers ask one tensor after the other.
@@ -18,12 +18,12 @@ from torchzero_clip.core.private import exchange_table
 from torchzero_clip.core.tensors import all_real
 from torchzero_clip.engines.compiled.printers.build import function
 
-SOURCE = '#include "forms.h"'
+SOURCE = '#include "native_forms.h"'
 FLAGS = "-std=c++17 -O1 -fPIC -shared"
 DESCRIBE = 5  # the pointer among those of DLPack's table, of which the first is its version
 
 
-class Forms:
+class NativeForms:
     """The forms of some tensors, which are compared with those that they have later, or others.
 
     Attributes:
@@ -73,7 +73,7 @@ def looks() -> Any:
     return lambda *given: call(interface[DESCRIBE], *given)
 
 
-def forms_of(tensors: Sequence[Tensor]) -> Forms | None:
+def forms_of(tensors: Sequence[Tensor]) -> NativeForms | None:
     """The forms of tensors; None where they are not seen natively."""
-    made = Forms(tensors) if all_real(tensors) else None
+    made = NativeForms(tensors) if all_real(tensors) else None
     return made if made is not None and made.places is not None else None
