@@ -25,7 +25,6 @@ from torchzero_clip.core.engine import (
 )
 from torchzero_clip.core.link import Link
 from torchzero_clip.core.outside import warn
-from torchzero_clip.core.private import foreach
 from torchzero_clip.core.skip import Skip
 from torchzero_clip.core.step import Step
 from torchzero_clip.core.stochastic import Rounding
@@ -234,8 +233,7 @@ class CompiledSession:
         return Traced(self._trace, buffer=GRADIENTS)
 
     def write_grads(self, u: TensorList) -> None:
-        if not (isinstance(u, Traced) and u.on(self._trace) and u.buffer == GRADIENTS):
-            self.writable_grads().copy_(u)
+        self.writable_grads().copy_(u)  # of the same list nothing is left to do
 
     def select(self, where: Sequence[int], key: Hashable, places: Sequence[int]) -> CompiledSession:
         trace = self._trace
@@ -249,12 +247,9 @@ class CompiledSession:
 
     def subtract(self, u: TensorList) -> None:
         u = self.adopt(u)
+        Traced(self._trace, buffer=PARAMETERS).sub_(u)
         if isinstance(u, Traced):
-            Traced(self._trace, buffer=PARAMETERS).sub_(u)
             u.forget()
-        else:
-            self._trace.run()
-            foreach("sub_", self._trace.lent(PARAMETERS), u.tensors)
 
     def close(self) -> None:
         for path in {name.rpartition("/")[0] for name in self._kept_state}:

@@ -39,11 +39,9 @@ class Conditions:
     def __init__(self, parts: Sequence[Part], groups: Groups, states: States) -> None:
         self._parts = list(parts)
         self._rows = [list(group["params"]) for group in groups]
-        self._named = [tuple(group.get("param_names") or ()) for group in groups]
         self._shapes = [list(part.shapes) for part in parts]
         self._params = [Buffer(part.originals) for part in parts]
         grads = [[p.grad for p in row] for row in self._rows]
-        self._kinds = [list(map(type, row)) for row in grads]
         self._grads = [Buffer(part.of(grads[part.index])) for part in parts]
         self._keys, self._states = list(states), list(states.values())
         self._numbers = [
@@ -52,7 +50,6 @@ class Conditions:
             for name, x in state.items()
             if not isinstance(x, Tensor)
         ]
-        self._names = _names(self._states)
         self._tensors = Buffer(self._found(groups))
         self._seen = forms_of(self._tensors.tensors)
         self._seen_grads: list[NativeForms | None] = []
@@ -61,14 +58,14 @@ class Conditions:
             self._seen_grads.append(seen)
             row.tensors.clear()  # they go with their step
         self._counts: set[str] = set()  # the keys of what each step counts
-        self._others = _others(groups, self._counts)
+        self._said = self._says(groups, grads)
         self._bases: list[tuple[Tensor, list[int] | None]] = []
         self._apart: list[Any] = []  # where gradients were that are known to lie apart
 
     def leave_out(self, counts: Collection[str]) -> None:
         """Let these values of groups be others in every step."""
         self._counts |= set(counts)
-        self._others = [pair for pair in self._others if pair[0] not in counts]
+        self._said[-1] = [pair for pair in self._said[-1] if pair[0] not in counts]
 
     def know(self, leaves: Sequence[Any], others: Sequence[Tensor]) -> None:
         """Raise where a tensor is neither one of the others, nor of state, nor the base of such."""
@@ -86,13 +83,9 @@ class Conditions:
         if len(rows) != len(self._rows) or not all(map(_same, rows, self._rows)):
             return None
         grads = [[p.grad for p in row] for row in rows]
-        if [list(map(type, row)) for row in grads] != self._kinds:
-            return None
-        if [tuple(group.get("param_names") or ()) for group in groups] != self._named:
-            return None
         if not (_same(states, self._keys) and _same(states.values(), self._states)):
             return None
-        if _names(self._states) != self._names or _others(groups, self._counts) != self._others:
+        if self._says(groups, grads) != self._said:
             return None
         if not all([_equal(state.get(name), x) for state, name, x in self._numbers]):
             return None
@@ -101,6 +94,18 @@ class Conditions:
         if not all([addresses([t]) == start for t, start in self._bases]):
             return None
         return self._gradients([part.of(grads[part.index]) for part in self._parts])
+
+    def _says(self, groups: Groups, grads: Sequence[Sequence[Any]]) -> list[Any]:
+        """What is compared by value: kinds of gradients, names, and what groups keep."""
+        named = [tuple(group.get("param_names") or ()) for group in groups]
+        counts, names = list(map(len, self._states)), list(itertools.chain(*self._states))
+        in_groups = [
+            (key, None if isinstance(x, Tensor) else repr(x))
+            for group in groups
+            for key, x in group["chain"].items()
+            if key not in self._counts
+        ]
+        return [[list(map(type, row)) for row in grads], named, counts, names, in_groups]
 
     def _same(self, tensors: Sequence[Tensor]) -> bool:
         """Whether these are the tensors that were there, in the memory and form that they had."""
@@ -152,21 +157,6 @@ def _same(some: Collection[Any], others: Collection[Any]) -> bool:
 def _equal(x: Any, number: Any) -> bool:
     """Whether a number is what it was."""
     return type(x) is type(number) and bool(x == number)
-
-
-def _names(states: Sequence[Mapping[str, Any]]) -> tuple[list[int], list[str]]:
-    """How many names there are in each state, and all of them."""
-    return list(map(len, states)), list(itertools.chain.from_iterable(states))
-
-
-def _others(groups: Groups, but: Collection[str]) -> list[Any]:
-    """The names in the chain dicts of groups, and the values that are no tensors, but for some."""
-    return [
-        (key, None if isinstance(x, Tensor) else repr(x))
-        for group in groups
-        for key, x in group["chain"].items()
-        if key not in but
-    ]
 
 
 def impure(links: Sequence[Link]) -> list[str]:

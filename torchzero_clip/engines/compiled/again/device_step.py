@@ -31,7 +31,6 @@ from torchzero_clip.engines.compiled.printers.vectors import (
 )
 
 ARGUMENTS = 128  # of a kernel; CUDA takes 4 KiB of them
-Turn: TypeAlias = "list[VectorNode] | Launched"
 Sources: TypeAlias = "dict[int, Tensor]"
 """The tensors of memories that are others in every step."""
 
@@ -53,10 +52,9 @@ class DeviceStep(CompiledStep):
     ) -> int:
         turned = [turns(segment, memories) for segment in segments]
         every = [x for some in turned for x in some]
-        nodes = [[x] if isinstance(x, Launched) else x for x in every]
-        printer = TritonPrinter(memories, nodes, between.read)
+        printer = TritonPrinter(memories, every, between.read)
         kernels: list[Launched | VectorKernel] = [
-            x if isinstance(x, Launched) else printer.kernel(loops)
+            x[0] if isinstance(x[0], Launched) else printer.kernel(loops)
             for x, loops in zip(every, printer.loops, strict=True)
         ]
         given = [len(x.signature) for x in kernels if isinstance(x, VectorKernel)]
@@ -121,8 +119,8 @@ def _view(t: Tensor, region: Region) -> Tensor:
 # ---------------------------------------------------------------------- which kernel does what
 
 
-def turns(nodes: Segment, memories: Sequence[VectorMemory]) -> list[Turn]:
-    """Nodes in as few kernels as can be, in turn with the launches.
+def turns(nodes: Segment, memories: Sequence[VectorMemory]) -> list[Segment]:
+    """Nodes in as few kernels as can be, in turn with the launches, each of which is alone.
 
     Gap k lies before launch k. A node may go to any gap from the first that has what it reads to
     the last before somebody needs it.
@@ -132,13 +130,12 @@ def turns(nodes: Segment, memories: Sequence[VectorMemory]) -> list[Turn]:
     first, back = _gaps(nodes, marks), _gaps(nodes[::-1], marks[::-1])
     last = [len(launches) - gap for gap in reversed(back)]
     left = [i for i, node in enumerate(nodes) if isinstance(node, VectorNode)]
-    found: list[Turn] = []
+    found: list[Segment] = []
     for gap in range(len(launches) + 1):
         if any([last[i] == gap for i in left]):
-            some = [nodes[i] for i in left if first[i] <= gap]
+            found.append([nodes[i] for i in left if first[i] <= gap])
             left = [i for i in left if first[i] > gap]
-            found.append([node for node in some if isinstance(node, VectorNode)])
-        found += launches[gap : gap + 1]
+        found += [[node] for node in launches[gap : gap + 1]]
     return found
 
 

@@ -47,11 +47,8 @@ class StepInputs:
         self._changing = {i: places[id(t)] for i, t in enumerate(leaves) if id(t) in places}
         self._leaves = [None if i in self._changing else t for i, t in enumerate(leaves)]
         self._live, self._numbers = live, list(numbers)
-        ends = list(itertools.accumulate(counts))
-        whole = {
-            tuple(range(end - n, end)): i
-            for i, (n, end) in enumerate(zip(counts, ends, strict=True))
-        }
+        ends = itertools.pairwise(itertools.accumulate(counts, initial=0))
+        whole = {tuple(range(*some)): i for i, some in enumerate(ends)}
         self._keys, self._gradients = [(key, whole.get(key)) for key in gradients], gradients
 
     def enter(

@@ -6,7 +6,7 @@ What an operator writes is said by its schema, and what a view is by the forms o
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 from torch import Tensor
@@ -72,18 +72,14 @@ def views(node: Node) -> bool:
     return any([made.alias_info is not None for made in schema(operator).returns])
 
 
-def arguments(
-    told: Any, args: Sequence[Any], options: Mapping[str, Any]
-) -> Iterator[tuple[Any, Any]]:
+def arguments(told: Any, args: Any, options: Any) -> Iterator[tuple[Any, Any]]:
     """The arguments in a schema, and what a call gives for each."""
     for i, argument in enumerate(told.arguments):
         usual = argument.default_value
         yield argument, args[i] if i < len(args) else options.get(argument.name, usual)
 
 
-def written(
-    told: Any, args: Sequence[Any], options: Mapping[str, Any]
-) -> Iterator[tuple[Any, Any]]:
+def written(told: Any, args: Any, options: Any) -> Iterator[tuple[Any, Any]]:
     """The aliases of the arguments that an operator writes, and what a call gives for each."""
     for argument, given in arguments(told, args, options):
         alias = argument.alias_info
@@ -111,13 +107,11 @@ def _writings(order: Mapping[Node, int], fixed: Collection[Node]) -> dict[Node |
     found: dict[Node | None, list[int]] = {}
     for node, i in order.items():
         operator = node.meta.get("operator")
-        targets: list[Any] = []
-        if operator is not None:
-            for _, given in written(schema(operator), node.args, node.kwargs):
-                targets += given if isinstance(given, (list, tuple)) else [given]
-        elif writes(node):
+        if operator is None and writes(node):  # ours, and anything that was there before
             found.setdefault(None, []).append(i)
-        for target in targets:
-            if isinstance(target, Node):
-                found.setdefault(_memory(target, fixed), []).append(i)
+        told = () if operator is None else written(schema(operator), node.args, node.kwargs)
+        for _, given in told:
+            for target in given if isinstance(given, (list, tuple)) else [given]:
+                if isinstance(target, Node):
+                    found.setdefault(_memory(target, fixed), []).append(i)
     return found

@@ -98,8 +98,6 @@ class StepRecorder(TorchDispatchMode):
         if func.namespace == "prim":  # the form of a tensor
             return self.imagined(func, *args, **kwargs)
         name, told = str(func), schema(func)
-        if name.startswith("aten.lift_fresh"):
-            self.made += [args[0]]
         if torch.Tag.nondeterministic_seeded in func.tags:
             raise Refused(f"{name} draws random numbers: make them of group['step']")
         if not (told.is_mutable or _makes_tensors(told)):
@@ -111,6 +109,7 @@ class StepRecorder(TorchDispatchMode):
         node = self.graph.call_function(_quicker(func, args, kwargs), *given)
         node.meta["operator"] = func
         if name.startswith("aten.lift_fresh"):  # a constant, of which each repeat has its own
+            self.made.append(args[0])
             node.meta["form"] = form(out)
             node = self.graph.call_function(torch.clone, (node,))
             node.meta["operator"] = torch.ops.aten.clone.default

@@ -8,7 +8,7 @@ that it happens.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
 import torch
@@ -113,10 +113,7 @@ class Traced(Lazy):
     def copy_(self, source: TensorList) -> TensorList:
         if isinstance(source, Traced) and source.on(self._trace):
             return self._assign(self._trace.cast(source.value, self.dtype))
-        out = TensorList(self.tensors, owned=self.owned).copy_(source)
-        if not self.owned:
-            self.tensors, self.owned = out.tensors, True
-        return self
+        return self._plainly(lambda plain: plain.copy_(source))
 
     def _assign(self, value: int) -> Traced:
         """Take a value: in the buffer that is this list's own, otherwise in none yet."""
@@ -149,8 +146,12 @@ class Traced(Lazy):
         value = self._trace.add(name, self.value, operands, keep_dtype=True)
         if value is not None:
             return self._assign(value)
+        return self._plainly(lambda plain: plain._write(name, *operands))
+
+    def _plainly(self, write: Callable[[TensorList], TensorList]) -> Traced:
+        """Have a plain list of the tensors written, which moves where these are borrowed."""
         dtype = self.dtype
-        out = TensorList(self.tensors, owned=self.owned)._write(name, *operands)
+        out = write(TensorList(self.tensors, owned=self.owned))
         if not self.owned:
             self.tensors, self.owned = out.to(dtype).tensors, True
         return self

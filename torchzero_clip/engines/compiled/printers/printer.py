@@ -45,18 +45,12 @@ class Over(NamedTuple):
     mask: str | None
 
 
-def over(
-    regions: Sequence[Region],
-    dims: LoopDims,
-    names: Sequence[str],
-    heads: list[str],
-    inside: Sequence[str] = (),
-    mask: str | None = None,
-) -> Over:
-    """Loops with these indices."""
+def steps_of(
+    regions: Sequence[Region], dims: LoopDims, names: Sequence[str]
+) -> dict[Region, list[tuple[str, int]]]:
+    """For each region the indices of loops, and how far apart their entries are."""
     rows = list(zip(names, dims, strict=True))
-    steps = {x: [(name, row[k]) for name, (_, row) in rows] for k, x in enumerate(regions)}
-    return Over(heads, [*inside], steps, mask)
+    return {x: [(name, row[k]) for name, (_, row) in rows] for k, x in enumerate(regions)}
 
 
 def index_of(row: list[Any], x: Any) -> int:
@@ -167,7 +161,7 @@ class Printer:
         names = [self.name("j") for _ in dims]
         sizes = [self.integer(n) for n, _ in dims]
         heads = [self.language.loop.format(*row) for row in zip(names, sizes, strict=True)]
-        return over(regions, dims, names, heads)
+        return Over(heads, [], steps_of(regions, dims, names), None)
 
     def lanes(self, shape: Sequence[int], regions: Sequence[Region]) -> Over:
         """The same, as many entries at a time as there are lanes."""

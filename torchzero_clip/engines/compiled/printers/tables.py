@@ -102,8 +102,7 @@ class DeviceTables:
     def words(self, words: array[Any], like: Tensor) -> Tensor:
         """Words as a vector on the device of a tensor, which nobody writes."""
         form = words.typecode, words.tobytes()
-        found: Tensor = self._find("numbers", form, like, lambda: self._sent(words, like))
-        return found
+        return self._find("numbers", form, like, lambda: self._sent(words, like))
 
     def send(self, numbers: Sequence[float], out: Tensor) -> None:
         """Write numbers into a vector on its device."""
@@ -121,8 +120,7 @@ class DeviceTables:
         itemsizes = tuple([buffer.dtype.itemsize for buffer in buffers])
         form = addresses.tobytes(), lengths.tobytes(), itemsizes, rows
         given = addresses, lengths, like, rows, min(itemsizes)
-        found: AddressTable = self._find("tables", form, like, lambda: self._made(*given))
-        return found
+        return self._find("tables", form, like, lambda: self._made(*given))
 
     def _find(self, kind: str, form: Hashable, like: Tensor, make: Callable[[], T]) -> T:
         """What is known of a form, or what is made now; while a graph is captured it is kept.

@@ -22,7 +22,7 @@ from torchzero_clip.core.norms import NAMED
 from torchzero_clip.engines.compiled.printers.language import ENDINGS, STORED, Language
 from torchzero_clip.engines.compiled.printers.launches import JOINED, POINTERS, TritonKernel, launch
 from torchzero_clip.engines.compiled.printers.loops import Loop
-from torchzero_clip.engines.compiled.printers.printer import Over, Printer, index_of, over
+from torchzero_clip.engines.compiled.printers.printer import Over, Printer, index_of, steps_of
 from torchzero_clip.engines.compiled.printers.program import Launch, Program
 from torchzero_clip.engines.compiled.printers.tables import CHUNK, ROW, TABLES
 from torchzero_clip.engines.compiled.printers.vectors import Number, Region
@@ -250,7 +250,7 @@ class TritonPrinter(Printer):
     def lanes(self, shape: Sequence[int], regions: Sequence[Region]) -> Over:
         dims = self.dims(shape, regions)
         if not dims:  # a single entry
-            return over(regions, [], [], [])
+            return self.each(shape, regions)
         i, size = self.name("i"), " * ".join([self.integer(n) for n, _ in dims])
         head, mask = f"for {i}_0 in range(0, {size}, LANES):", f"{i}_mask"
         inside = [f"{i} = {i}_0 + lane.to(tl.int64)", f"{mask} = {i} < {size}"]
@@ -259,7 +259,7 @@ class TritonPrinter(Printer):
             inside.append(f"{i}_{k + 1} = {i} % {self.integer(n)}")
             names.append(f"{i}_{k + 1}")
             inside.append(f"{i} = {i} // {self.integer(n)}")
-        return over(regions, dims, [i, *reversed(names)], [head], inside, mask)
+        return Over([head], inside, steps_of(regions, dims, [i, *reversed(names)]), mask)
 
     def _memory(self, x: Region) -> str:
         """The address of a memory; of rows that of a table of addresses."""
