@@ -39,7 +39,6 @@ class Conditions:
     def __init__(self, parts: Sequence[Part], groups: Groups, states: States) -> None:
         self._parts = list(parts)
         self._rows = [list(group["params"]) for group in groups]
-        self._shapes = [list(part.shapes) for part in parts]
         self._params = [Buffer(part.originals) for part in parts]
         grads = [[p.grad for p in row] for row in self._rows]
         self._grads = [Buffer(part.of(grads[part.index])) for part in parts]
@@ -121,7 +120,7 @@ class Conditions:
             return self._grads[i].moved(grads, places)
         if not {torch.strided}.issuperset(map(LAYOUT, grads)):
             return None
-        buffer, shapes = Buffer(grads), self._shapes[i]
+        buffer, shapes = Buffer(grads), self._parts[i].shapes
         like = buffer.forms[0] == self._grads[i].forms[0]
         for row in (self._params[i].tensors, grads):
             like = like and all(map(operator.eq, map(SHAPE, row), shapes))

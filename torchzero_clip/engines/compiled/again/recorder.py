@@ -33,7 +33,7 @@ from torchzero_clip.core.private import (
 from torchzero_clip.core.tensors import wide
 from torchzero_clip.engines.buffers import Buffer
 from torchzero_clip.engines.compiled.again.pruning import form, prune, written
-from torchzero_clip.engines.compiled.printers.program import Launch, Relaunch
+from torchzero_clip.engines.compiled.printers.program import Launch, Relaunch, Run
 
 READS = {Tensor.tolist, Tensor.numpy, Tensor.__array__, Tensor.__repr__}
 """Ways to what a tensor holds that pass no operator."""
@@ -100,7 +100,8 @@ class StepRecorder(TorchDispatchMode):
         name, told = str(func), schema(func)
         if torch.Tag.nondeterministic_seeded in func.tags:
             raise Refused(f"{name} draws random numbers: make them of group['step']")
-        if not (told.is_mutable or _makes_tensors(told)):
+        makes = any(["Tensor" in str(made.type) for made in told.returns])
+        if not (makes or told.is_mutable):
             if any([isinstance(t, Tensor) for t in tree_leaves((args, kwargs))]):
                 raise Refused(f"{name} reads a number on the host: choose by torch.where")
             return func(*args, **kwargs)
@@ -179,7 +180,7 @@ class StepRecorder(TorchDispatchMode):
             return [self._argument(item) for item in x]
         return x if type(x) in (int, float, bool, str) or x is None else self._input(x)
 
-    def launch(self, launch: Launch, run: Callable[[Launch], Any]) -> Tensor | None:
+    def launch(self, launch: Launch, run: Run) -> Tensor | None:
         """Write down the launch of a program; what it measures."""
         out = None
         if launch.program.measured is not None:
@@ -303,10 +304,6 @@ def python(graph: Graph) -> Callable[..., Any]:
 
 def _done(function: Callable[..., Any], *args: Any) -> Any:
     return function(*args)
-
-
-def _makes_tensors(told: Any) -> bool:
-    return any(["Tensor" in str(made.type) for made in told.returns])
 
 
 def _returned(told: Any, args: Any, kwargs: Any) -> Any:

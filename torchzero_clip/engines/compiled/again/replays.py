@@ -12,6 +12,7 @@ import traceback
 from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from pathlib import Path
 from textwrap import shorten
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -95,8 +96,8 @@ class Replays:
             if not self._rests:
                 self._replay = None
                 self._wait = 1 if self.count >= OFTEN else min(2 * self._wait, SELDOM)
-        if parts := self._due(step, kinds, broken=replay is not self._replay):
-            made = self._record(parts, kinds, step, through, recording)
+        if self._due(step, kinds, broken=replay is not self._replay):
+            made = self._record(step, through, recording)
             if self._graph is not None and (made is None or made.native is None):
                 raise RuntimeError(
                     "captured: a step of this chain cannot be captured: "
@@ -109,19 +110,19 @@ class Replays:
         records: Records = with_tensors(through(step.again(*given)), lambda t: t, step.groups)
         return records
 
-    def _due(self, step: Step, kinds: tuple[Any, ...], broken: bool) -> list[Part]:
-        """The parts of a step that is to be written down; none of another step."""
+    def _due(self, step: Step, kinds: tuple[Any, ...], broken: bool) -> bool:
+        """Whether a step is to be written down; what it is like is noted."""
         parts, before = _parts(step), self._like
         self._like = (parts, *kinds)
         alike = self._like == before and not broken
         self._alike = self._alike + 1 if alike else 0
         if before and not alike:
             self.why = unlike(self._like, before)
-        if self._rests or self._alike < self._wait:
-            return []
+        if not parts or self._rests or self._alike < self._wait:
+            return False
         if why := subclassed(parts, step.states or {}):
             self.why = why
-        return [] if why else parts
+        return not why
 
     def says(self, besides: Sequence[str]) -> list[str]:
         """The way steps are done now, as far as it is known: see `Engine.says`."""
@@ -147,14 +148,10 @@ class Replays:
         return params[0] if one and on_gpu(params[0].device, self._backend) else None
 
     def _record(
-        self,
-        parts: Sequence[Part],
-        kinds: Any,
-        step: Step,
-        through: Through,
-        recording: StartRecording,
+        self, step: Step, through: Through, recording: StartRecording
     ) -> RecordedStep | None:
         """Write down a step, which does not happen yet; None where it cannot be done again."""
+        parts, *kinds = self._like
         self.count, again = 0, self._wait
         self._alike, self._wait = 0, min(2 * self._wait, SELDOM)  # unless it can be replayed
         conditions = Conditions(parts, step.groups, step.states or {})
@@ -186,7 +183,7 @@ class Replays:
         inputs.leave()
         records = with_tensors(records, lambda _: next(each), step.groups)
         self.why, self._wait = None, again
-        return RecordedStep(conditions, notes, kinds, function, native, inputs, records)
+        return RecordedStep(conditions, notes, tuple(kinds), function, native, inputs, records)
 
     def _compiled(self, recorder: StepRecorder, changing: Sequence[Tensor]) -> CompiledStep | None:
         """A step that was written down as native calls; None where its graph is a function."""
@@ -202,10 +199,11 @@ class Replays:
         return made if made.calls else None
 
 
+@dataclass(eq=False)
 class RecordedStep:
     """A step that can be done again.
 
-    Args:
+    Attributes:
         conditions, notes: What must be as it was, and what was asked on the host.
         kinds: Those of the live values and of the loss.
         function: The step as a function of its leaves.
@@ -214,36 +212,30 @@ class RecordedStep:
         records: What the links measured, in memory that every step writes.
     """
 
-    def __init__(
-        self,
-        conditions: Conditions,
-        notes: StepNotes,
-        kinds: Any,
-        function: Callable[..., Any],
-        native: CompiledStep | None,
-        inputs: StepInputs,
-        records: Records,
-    ) -> None:
-        self._conditions, self.notes, self._kinds = conditions, notes, kinds
-        self._function, self.native = function, native
-        self._inputs, self._records = inputs, records
+    conditions: Conditions
+    notes: StepNotes
+    kinds: tuple[Any, ...]
+    function: Callable[..., Any]
+    native: CompiledStep | None
+    inputs: StepInputs
+    records: Records
 
     def holds(self, step: Step, kinds: Any) -> list[Buffer] | None:
         """The gradients where all is as it was when the step was written down; otherwise None."""
-        if kinds != self._kinds:
+        if kinds != self.kinds:
             return None
-        grads = self._conditions.hold(step.groups, step.states or {})
+        grads = self.conditions.hold(step.groups, step.states or {})
         return grads if grads and self.notes.same(step.groups, counted=False) else None
 
     def __call__(self, step: Step, grads: Sequence[Buffer], numbers: Sequence[float]) -> Records:
         self.notes.count_on(step.groups)
-        changing = self._inputs.enter(grads, numbers, step.loss)
+        changing = self.inputs.enter(grads, numbers, step.loss)
         try:
             if self.native is None or not self.native(changing):
-                self._function(*self._inputs.leaves(changing))
+                self.function(*self.inputs.leaves(changing))
         finally:
-            self._inputs.leave()
-        return dict(self._records)  # another one: whoever looks at each step tells them apart
+            self.inputs.leave()
+        return dict(self.records)  # another one: whoever looks at each step tells them apart
 
 
 # ---------------------------------------------------------------------- what may be replayed

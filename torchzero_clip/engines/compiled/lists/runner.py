@@ -5,8 +5,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from functools import partial
-from typing import Any, Literal, Protocol
+from typing import Literal, Protocol
 
 from torch import Tensor
 from torch.autograd.graph import increment_version
@@ -14,7 +13,7 @@ from torch.autograd.graph import increment_version
 from torchzero_clip.core.engine import Watch
 from torchzero_clip.engines.buffers import Buffer, Buffers
 from torchzero_clip.engines.compiled.printers.backends import call_of
-from torchzero_clip.engines.compiled.printers.program import Launch
+from torchzero_clip.engines.compiled.printers.program import Launch, Run
 from torchzero_clip.engines.workspace import Workspaces
 
 
@@ -30,7 +29,7 @@ class StepWriter(Protocol):
     def kept(self, make: Callable[[], list[Tensor]]) -> list[Tensor]:
         """Memory that is made now, and lasts as long as the graph."""
 
-    def launch(self, launch: Launch, run: Callable[[Launch], Any]) -> Tensor | None:
+    def launch(self, launch: Launch, run: Run) -> Tensor | None:
         """Write down the launch of a program; what it measures."""
 
 
@@ -53,8 +52,7 @@ class Runner:
         Returns the statistics of what it measures.
         """
         if self.recorder is not None:
-            again = partial(_run, weakref.ref(self))  # a replay is held by its engine
-            return self.recorder.launch(launch, again)
+            return self.recorder.launch(launch, weakref.WeakMethod(self.run))
         watch = self.watch
         with nullcontext() if watch is None else watch(launch.read, launch.written):
             stats = self._run(launch)
@@ -79,9 +77,3 @@ class Runner:
             for column, i in enumerate(launch.places(odd)):  # a list would be sent to the device
                 stats[:, i] = some[:, column]
         return stats
-
-
-def _run(runner: Callable[[], Runner | None], launch: Launch) -> Tensor | None:
-    found = runner()
-    assert found is not None
-    return found.run(launch)

@@ -194,12 +194,16 @@ class Launch:
         return torch.atleast_1d(self.elements.index(i, self.buffers[0].tensors[i]))
 
 
+Run: TypeAlias = "Callable[[], Callable[[Launch], Tensor | None] | None]"
+"""It gives what runs a launch, as long as that is there."""
+
+
 class Relaunch:
     """A launch that is done again, with other numbers and gradients.
 
     Args:
         launch: The one that was written down.
-        run: Called with the launch of a step.
+        run: What runs the launch of a step: it is the engine's, which holds this.
         buffers: Its buffers; of gradients the places of these.
         gradients: The buffers of gradients in a step, by places.
     """
@@ -207,7 +211,7 @@ class Relaunch:
     def __init__(
         self,
         launch: Launch,
-        run: Callable[[Launch], Any],
+        run: Run,
         buffers: Sequence[Buffer | tuple[int, ...]],
         gradients: dict[tuple[int, ...], Buffer],
     ) -> None:
@@ -216,7 +220,9 @@ class Relaunch:
         self.rows, self.width = launch.rows, launch.width
 
     def __call__(self, numbers: Any, vectors: Any, scalars: Any) -> Tensor | None:
-        return self._run(self.launch(list(map(float, numbers)), vectors, scalars))
+        run = self._run()
+        assert run is not None
+        return run(self.launch(list(map(float, numbers)), vectors, scalars))
 
     def launch(self, *given: Any) -> Launch:
         """The launch with the gradients of this step."""
