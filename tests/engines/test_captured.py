@@ -37,7 +37,7 @@ from torchzero_clip import (
 )
 from torchzero_clip.audit import fake_cuda, ledgers, same, twin
 from torchzero_clip.engines import Compiled
-from torchzero_clip.engines.compiled.again import graphs
+from torchzero_clip.engines.compiled.again import captures
 from torchzero_clip.engines.compiled.printers import backends, launches
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1" and bool(importlib.util.find_spec("triton"))
@@ -64,7 +64,7 @@ def made(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
         return replay
 
-    monkeypatch.setattr(graphs, "capture", capture)
+    monkeypatch.setattr(captures, "capture", capture)
     return counts
 
 

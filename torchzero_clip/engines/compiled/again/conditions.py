@@ -115,9 +115,9 @@ class Conditions:
     def _like(self, i: int, grads: Sequence[Tensor]) -> Buffer | None:
         """The gradients of a part as a buffer where they are as they were."""
         seen = self._seen_grads[i]
-        places = seen.of(grads) if seen and not any(map(Tensor.is_neg, grads)) else None
-        if places is not None:
-            return self._grads[i].moved(grads, places)
+        starts = seen.of(grads) if seen and not any(map(Tensor.is_neg, grads)) else None
+        if starts is not None:
+            return self._grads[i].moved(grads, starts)
         if not {torch.strided}.issuperset(map(LAYOUT, grads)):
             return None
         buffer, shapes = Buffer(grads), self._parts[i].shapes

@@ -1,4 +1,4 @@
-"""Lowering: a step that was written down, in parts that are native calls and calls of torch.
+"""Lowering: a step that was written down, as a sequence of native calls and calls of torch.
 
 Each tensor is a region of a memory, which its form tells, and each operator of torch that
 operators.py has is a node; launches are nodes too. What the table lacks stands between segments.
@@ -37,7 +37,7 @@ NORM = vector_norm.__wrapped__  # type: ignore[attr-defined]
 
 
 class Lowering(GraphRegions):
-    """The parts of a graph: nodes of the table, and calls that stay torch's.
+    """The sequence of a graph: nodes of the table, and calls that stay torch's.
 
     Args:
         graph, leaves, changing, home: As for `GraphRegions`.
@@ -72,9 +72,9 @@ class Lowering(GraphRegions):
             self._call(node)
             self.lacking.append(f"{self._name(node)}{lacking}")
             return
-        if not self.parts or not isinstance(self.parts[-1], list):
-            self.parts.append([])
-        self.parts[-1] += nodes  # type: ignore[operator]
+        if not self.sequence or not isinstance(self.sequence[-1], list):
+            self.sequence.append([])
+        self.sequence[-1] += nodes  # type: ignore[operator]
 
     def _name(self, node: GraphNode) -> str:
         """What a call is called where it stays torch's."""
@@ -88,7 +88,7 @@ class Lowering(GraphRegions):
 
     def _call(self, node: GraphNode) -> None:
         """A call that stays torch's; what it makes lies elsewhere in every step."""
-        self.parts.append(node)
+        self.sequence.append(node)
         for one in [node, *[user for user in node.users if user.meta.get("item")]]:
             self._roots.pop(one, None)
             self.regions.pop(one, None)

@@ -27,32 +27,32 @@ class NativeForms:
     """The forms of some tensors, which are compared with those that they have later, or others.
 
     Attributes:
-        places: The addresses of the tensors.
+        addresses: Those of the tensors.
     """
 
     def __init__(self, tensors: Sequence[Tensor]) -> None:
         self._words = array("q", [0] * sum([3 + 2 * t.dim() for t in tensors]))
         self._tensors = array("Q", map(id, tensors))
-        self.places = self._look(self._tensors, compare=False)
+        self.addresses = self._look(self._tensors, compare=False)
 
     def hold(self) -> bool:
         """Whether the tensors, which must be there still, lie as they did."""
-        return self.places is not None and self._look(self._tensors) == self.places
+        return self.addresses is not None and self._look(self._tensors) == self.addresses
 
     def of(self, tensors: Sequence[Tensor]) -> array[int] | None:
         """The addresses of as many others that have the same forms; None where they do not."""
-        return None if self.places is None else self._look(array("Q", map(id, tensors)))
+        return None if self.addresses is None else self._look(array("Q", map(id, tensors)))
 
     def _look(self, tensors: array[int], compare: bool = True) -> array[int] | None:
-        look, places = looks(), array("Q", bytes(8 * len(tensors)))
+        look, starts = looks(), array("Q", bytes(8 * len(tensors)))
         if look is None:
             return None
-        rows = [row.buffer_info()[0] for row in (tensors, places, self._words)]
+        rows = [row.buffer_info()[0] for row in (tensors, starts, self._words)]
         try:
             same = look(rows[0], len(tensors), *rows[1:], compare)
         except Exception:  # DLPack has no word for some
             same = 0
-        return places if same == 1 else None
+        return starts if same == 1 else None
 
 
 @cache
@@ -76,4 +76,4 @@ def looks() -> Any:
 def forms_of(tensors: Sequence[Tensor]) -> NativeForms | None:
     """The forms of tensors; None where they are not seen natively."""
     made = NativeForms(tensors) if all_real(tensors) else None
-    return made if made is not None and made.places is not None else None
+    return made if made is not None and made.addresses is not None else None

@@ -57,7 +57,7 @@ class NativeStep(CompiledStep):
         self._tables = self._p.buffer_info()[0], self._d.buffer_info()[0]
         self._slots = [[pointers.index(("memory", m)) for m in row] for row in between.memories]
         self._counts = [(i, x[0]) for i, x in enumerate(integers) if type(x) is tuple]
-        self._parts = [(i, x) for i, (x, which) in enumerate(pointers) if which == "parts"]
+        self._sums = [(i, x) for i, (x, which) in enumerate(pointers) if which == "found"]
         self._share()
         return len(segments)
 
@@ -107,6 +107,6 @@ class NativeStep(CompiledStep):
         self._threads = torch.get_num_threads()
         for i, launch in self._counts:
             self._d[i] = threads_for(launch.sizes)
-        self._found = [array("d", [0.0] * x.width * threads_for(x.sizes)) for _, x in self._parts]
-        for (i, _), found in zip(self._parts, self._found, strict=True):
+        self._found = [array("d", [0.0] * x.width * threads_for(x.sizes)) for _, x in self._sums]
+        for (i, _), found in zip(self._sums, self._found, strict=True):
             self._p[i] = found.buffer_info()[0]

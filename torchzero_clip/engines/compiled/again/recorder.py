@@ -33,7 +33,7 @@ from torchzero_clip.core.private import (
 from torchzero_clip.core.tensors import wide
 from torchzero_clip.engines.buffers import Buffer
 from torchzero_clip.engines.compiled.again.pruning import form, prune, written
-from torchzero_clip.engines.compiled.printers.program import Launch, Relaunch, Run
+from torchzero_clip.engines.compiled.printers.program import Launch, Relaunch
 
 READS = {Tensor.tolist, Tensor.numpy, Tensor.__array__, Tensor.__repr__}
 """Ways to what a tensor holds that pass no operator."""
@@ -61,7 +61,7 @@ class StepRecorder(TorchDispatchMode):
         (_, self._fake), self._resting = fake_tensors(), False
         self._nodes: dict[int, Node] = {}
         self.made: list[Tensor] = []  # memory and constants that were made on the way
-        self._held: list[Any] = []  # so that no identity is that of two
+        self._alive: list[Any] = []  # so that no identity is that of two
         self._functions = _Functions(self)
 
     def __enter__(self) -> StepRecorder:
@@ -82,7 +82,7 @@ class StepRecorder(TorchDispatchMode):
         finally:
             self._resting = before
 
-    def kept(self, make: Callable[[], list[Tensor]]) -> list[Tensor]:
+    def memory(self, make: Callable[[], list[Tensor]]) -> list[Tensor]:
         """Memory that is made now, and lasts as long as the graph."""
         with self.real():
             made = make()
@@ -151,7 +151,7 @@ class StepRecorder(TorchDispatchMode):
     def learn(self, out: Any, node: Node) -> Any:
         """Remember the node of a tensor, or those of several that one call made."""
         if isinstance(out, Tensor):
-            self._held.append(out)
+            self._alive.append(out)
             if id(out) not in self._nodes:
                 self._nodes[id(out)] = node
                 node.meta["form"] = form(out)
@@ -180,22 +180,22 @@ class StepRecorder(TorchDispatchMode):
             return [self._argument(item) for item in x]
         return x if type(x) in (int, float, bool, str) or x is None else self._input(x)
 
-    def launch(self, launch: Launch, run: Run) -> Tensor | None:
-        """Write down the launch of a program; what it measures."""
+    def launch(self, launch: Launch, runner: Callable[[], Any]) -> Tensor | None:
+        """Write down the launch of a program by what runs it later; what it measures."""
         out = None
         if launch.program.measured is not None:
             device = launch.program.device
             out = self.imagined(torch.empty, (1, launch.width), dtype=wide(device), device=device)
         buffers = [self.sessions.get(id(buffer), buffer) for buffer in launch.buffers]
-        self._held += launch.buffers
+        self._alive += launch.buffers
         pairs = zip(buffers, launch.buffers, strict=True)
         self.gradients.update({b: x for b, x in pairs if isinstance(b, tuple)})
-        again = Relaunch(launch, run, buffers, self.gradients)
+        again = Relaunch(launch, runner, buffers, self.gradients)
         return self.call(again, (launch.numbers, launch.vectors, launch.scalars), out, True)
 
     def open(self, gradients: Buffer) -> None:
         """Note a buffer of gradients, which is another one in every step."""
-        self._held.append(gradients)
+        self._alive.append(gradients)
         self.sessions[id(gradients)] = tuple([self._grads[id(t)] for t in gradients.tensors])
 
     def changing(self, tensors: Sequence[Tensor]) -> bool:
@@ -209,19 +209,19 @@ class StepRecorder(TorchDispatchMode):
 
         Those that are `fixed` nobody writes.
         """
-        kept = self.kept(
+        memory = self.memory(
             lambda: [torch.empty(t.shape, dtype=t.dtype, device=t.device) for t in outputs]
         )
-        for new, t in zip(kept, outputs, strict=True):
+        for new, t in zip(memory, outputs, strict=True):
             new.copy_(t)
         self.graph.output(None)
         prune(self.graph, {self._nodes[id(t)] for t in fixed if id(t) in self._nodes})
-        return kept
+        return memory
 
     def close(self) -> None:
         """Let go of everything, without a garbage collector."""
         self._nodes.clear()
-        self._held.clear()
+        self._alive.clear()
         del self._functions.recorder, self._functions, self._fake
 
 

@@ -35,7 +35,7 @@ class GraphRegions:
         home: The device whose memory it is.
 
     Attributes:
-        parts: Segments of nodes of the table, and between them calls that stay torch's.
+        sequence: Segments of nodes of the table, and between them calls that stay torch's.
         regions: Where the nodes of the graph lie.
         leaves: What the inputs of the graph are.
         changing: For each input that is another one in every step, which of those it is.
@@ -49,7 +49,7 @@ class GraphRegions:
         home: torch.device,
     ) -> None:
         self.home, self.memories = home, list[VectorMemory]()
-        self.parts: list[Segment | GraphNode] = []
+        self.sequence: list[Segment | GraphNode] = []
         self.regions: dict[GraphNode, Region] = {}
         inputs = [node for node in graph.nodes if node.op == "placeholder"]
         self.leaves: dict[GraphNode, Any] = dict(zip(inputs, leaves, strict=True))
@@ -87,7 +87,7 @@ class GraphRegions:
         """Whether a node is a view, or one of several results, whose region its form tells."""
         if node in self._roots:
             if self.memories[self._roots[node]].changes:
-                self.parts.append(node)
+                self.sequence.append(node)
             return True
         operator = node.meta.get("operator")
         again = operator is None or torch.Tag.inplace_view in operator.tags  # in another form
@@ -97,7 +97,7 @@ class GraphRegions:
         while root not in self._roots and root.all_input_nodes and views(root):
             root = root.all_input_nodes[0]
         if root not in self._roots:
-            self.parts.append(node)
+            self.sequence.append(node)
         elif "form" in node.meta:
             base = self.regions[root]
             region = _region(node, base.memory, root.meta["form"][4] - base.start)

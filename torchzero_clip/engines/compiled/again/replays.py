@@ -35,7 +35,7 @@ from torchzero_clip.engines.compiled.again.steps import CompiledStep
 from torchzero_clip.engines.compiled.printers.backends import on_gpu
 
 if TYPE_CHECKING:
-    from torchzero_clip.engines.compiled.again.graphs import StepGraph
+    from torchzero_clip.engines.compiled.again.captures import StepCapture
     from torchzero_clip.engines.compiled.again.recorder import StepRecorder
 
 SELDOM = 1000  # steps alike before what could not be recorded is tried again
@@ -54,7 +54,7 @@ class Replays:
     Args:
         links: The chain.
         backend: What compiles steps: see `Runner`.
-        graph: That of a step, where these are captured.
+        capture: What captures steps, where that is wanted.
 
     Attributes:
         count: How often the graph was replayed.
@@ -62,9 +62,9 @@ class Replays:
     """
 
     def __init__(
-        self, links: Sequence[Link], backend: str = "plain", graph: StepGraph | None = None
+        self, links: Sequence[Link], backend: str = "plain", capture: StepCapture | None = None
     ) -> None:
-        self.count, self._links, self._backend, self._graph = 0, links, backend, graph
+        self.count, self._links, self._backend, self._capture = 0, links, backend, capture
         self._never = impure(links)
         self.why = "; ".join(self._never) or None
         self._live = LiveValues([])
@@ -98,7 +98,7 @@ class Replays:
                 self._wait = 1 if self.count >= OFTEN else min(2 * self._wait, SELDOM)
         if self._due(step, kinds, broken=replay is not self._replay):
             made = self._record(step, through, recording)
-            if self._graph is not None and (made is None or made.native is None):
+            if self._capture is not None and (made is None or made.native is None):
                 raise RuntimeError(
                     "captured: a step of this chain cannot be captured: "
                     f"{self.why or 'it is too long'}; leave captured(...) out"
@@ -161,7 +161,7 @@ class Replays:
         live = self._live.tensors() if vector is None else list(vector.unbind())
         changing = [*grads, *([step.loss] if isinstance(step.loss, Tensor) else [])]
         try:
-            if self._graph is not None and len({g.device for g in grads}) > 1:
+            if self._capture is not None and len({g.device for g in grads}) > 1:
                 raise Later("its parameters are on several devices")
             with recording(grads) as recorder:
                 notes = StepNotes(recorder)
@@ -195,7 +195,7 @@ class Replays:
         else:
             return None
         made = kind(recorder.graph, recorder.leaves, changing, recorder.gradients)
-        made.graph = self._graph
+        made.capture = self._capture
         return made if made.calls else None
 
 
@@ -255,8 +255,8 @@ def told(error: Exception) -> str:
     if not isinstance(error, (Refused, Later, Missing)):
         why = f"{type(error).__name__}: {shorten(why, 120)}; a pure rule works without values"
     for frame, line in traceback.walk_tb(error.__traceback__):
-        room = frame.f_globals.get("__name__", "").split(".")
-        if room[0] != "torch" and (room[0] != OURS or "modules" in room):
+        module = frame.f_globals.get("__name__", "").split(".")
+        if module[0] != "torch" and (module[0] != OURS or "modules" in module):
             place = f" ({Path(frame.f_code.co_filename).name}, line {line})"
     return why + place
 

@@ -18,7 +18,7 @@ from torch.fx import Graph
 
 from torchzero_clip.core.tensors import addresses
 from torchzero_clip.engines.buffers import Buffer
-from torchzero_clip.engines.compiled.again.graphs import StepGraph
+from torchzero_clip.engines.compiled.again.captures import StepCapture
 from torchzero_clip.engines.compiled.again.lowering import Lowering
 from torchzero_clip.engines.compiled.again.torch_calls import TorchCalls
 from torchzero_clip.engines.compiled.printers.program import Relaunch
@@ -45,12 +45,12 @@ class CompiledStep:
     Attributes:
         lacking: The operators that stay calls of torch.
         calls: How many native calls it is; 0 where it could not be compiled.
-        graph: That of the step, where it is captured.
+        capture: What captures the step, where that is wanted.
     """
 
     most: ClassVar[int]
     """How many entries a node makes; with more of them torch's own calls are faster."""
-    graph: StepGraph | None = None
+    capture: StepCapture | None = None
     calls = 0
 
     def __init__(
@@ -63,7 +63,7 @@ class CompiledStep:
         like = next(x for x in [*changing, *leaves] if isinstance(x, Tensor))
         made = Lowering(graph, leaves, changing, like.device, self.able, self.most)
         self.lacking, self._gradients = made.lacking, gradients
-        segments = [part for part in made.parts if isinstance(part, list)]
+        segments = [x for x in made.sequence if isinstance(x, list)]
         nodes = [node for segment in segments for node in segment]
         self._launches = [node.launch for node in nodes if isinstance(node, Launched)]
         between = TorchCalls(made, len(changing))
@@ -73,7 +73,7 @@ class CompiledStep:
             return
         self._alone: list[int] = []  # what changes, as the only segment takes it
         self._between: Callable[..., None] | None = None
-        if len(made.parts) == 1:
+        if len(made.sequence) == 1:
             self._alone = [made.changing[node] for node in between.sources[0]]
         else:
             self._between = between.function(lambda node: self._own.tensor(made.regions[node]))
@@ -100,7 +100,7 @@ class CompiledStep:
     def __call__(self, changing: Sequence[Tensor]) -> bool:
         """Do the step, unless the gradients do not lie as programs need them.
 
-        `changing` stand in the place of those that it was written down with.
+        `changing` stand for those that it was written down with.
         """
         buffers = list(self._gradients.values())
         dense = self._dense and all([buffer.contiguous for buffer in buffers])
@@ -112,11 +112,11 @@ class CompiledStep:
         for key in self._written_grads:
             written = written + self._gradients[key].tensors
         increment_version(written)  # first, while they are in the cache
-        if self.graph is None:
+        if self.capture is None:
             self._perform(changing)
         else:
             where = self, tuple(addresses(changing) or ())
-            self.graph(partial(self._perform, changing), changing[0].device, where)
+            self.capture(partial(self._perform, changing), changing[0].device, where)
         return True
 
     def _perform(self, changing: Sequence[Tensor]) -> None:
@@ -136,7 +136,7 @@ class CompiledStep:
     """The memory of a step's own, which `compile` makes on the device of a tensor `like` it."""
 
     def able(self, launch: Relaunch) -> bool:
-        """Whether a launch may be a part of a native call."""
+        """Whether a launch may be in a native call."""
         raise NotImplementedError
 
     def compile(

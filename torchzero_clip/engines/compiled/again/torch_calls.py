@@ -17,7 +17,7 @@ class TorchCalls:
     """What stays torch's, as a graph that calls the segments between.
 
     Args:
-        made: The parts of a step.
+        made: The sequence of a step.
         changing: The number of leaves that are others in every step.
 
     Attributes:
@@ -34,11 +34,11 @@ class TorchCalls:
         self._changing = [self._graph.placeholder(f"given{i}") for i in range(changing)]
         self.read, self.memories = set[int](), list[list[int]]()
         self.sources: list[list[GraphNode]] = []
-        for part in made.parts:
-            if isinstance(part, GraphNode):
-                self._new[part] = self._graph.node_copy(part, self._value)
+        for one in made.sequence:
+            if isinstance(one, GraphNode):
+                self._new[one] = self._graph.node_copy(one, self._value)
                 continue
-            every = sorted({x.memory for x in regions_of(part)})
+            every = sorted({x.memory for x in regions_of(one)})
             self.memories.append([m for m in every if made.memories[m].changes])
             self.sources.append([made.memories[m].source for m in self.memories[-1]])
             values = list(map(self._value, self.sources[-1]))

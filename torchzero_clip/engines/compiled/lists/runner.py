@@ -13,7 +13,7 @@ from torch.autograd.graph import increment_version
 from torchzero_clip.core.engine import Watch
 from torchzero_clip.engines.buffers import Buffer, Buffers
 from torchzero_clip.engines.compiled.printers.backends import call_of
-from torchzero_clip.engines.compiled.printers.program import Launch, Run
+from torchzero_clip.engines.compiled.printers.program import Launch
 from torchzero_clip.engines.workspace import Workspaces
 
 
@@ -26,15 +26,15 @@ class StepWriter(Protocol):
     def changing(self, tensors: Sequence[Tensor]) -> bool:
         """Whether a gradient is among them, which is another tensor in every step."""
 
-    def kept(self, make: Callable[[], list[Tensor]]) -> list[Tensor]:
+    def memory(self, make: Callable[[], list[Tensor]]) -> list[Tensor]:
         """Memory that is made now, and lasts as long as the graph."""
 
-    def launch(self, launch: Launch, run: Run) -> Tensor | None:
-        """Write down the launch of a program; what it measures."""
+    def launch(self, launch: Launch, runner: Callable[[], Runner | None]) -> Tensor | None:
+        """Write down the launch of a program by what runs it later; what it measures."""
 
 
 class Runner:
-    """All that a trace knows of its engine."""
+    """All that a tape knows of its engine."""
 
     backend: Literal["native", "triton", "plain"] = "native"
     """The way programs run: in C++ on CPU and in Triton on CUDA, in Triton on both, which on CPU
@@ -52,7 +52,7 @@ class Runner:
         Returns the statistics of what it measures.
         """
         if self.recorder is not None:
-            return self.recorder.launch(launch, weakref.WeakMethod(self.run))
+            return self.recorder.launch(launch, weakref.ref(self))
         watch = self.watch
         with nullcontext() if watch is None else watch(launch.read, launch.written):
             stats = self._run(launch)
@@ -63,7 +63,7 @@ class Runner:
         """Memory that a step takes, and that lasts where the step is written down."""
         if self.recorder is None:
             return make()
-        return self.recorder.kept(make)
+        return self.recorder.memory(make)
 
     def _run(self, launch: Launch) -> Tensor | None:
         sizes, every = launch.sizes, range(len(launch.sizes))
@@ -74,6 +74,6 @@ class Runner:
         stats = call(launch, [0 if i in odd else sizes[i] for i in every] if odd else sizes)
         some = launch.plainly(odd)
         if stats is not None and some is not None:
-            for column, i in enumerate(launch.places(odd)):  # a list would be sent to the device
+            for column, i in enumerate(launch.columns(odd)):  # a list would be sent to the device
                 stats[:, i] = some[:, column]
         return stats

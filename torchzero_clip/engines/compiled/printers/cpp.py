@@ -22,7 +22,7 @@ from torchzero_clip.core.norms import NAMED, SliceRows
 from torchzero_clip.engines.compiled.printers.build import function
 from torchzero_clip.engines.compiled.printers.language import ENDINGS, STORED, Language
 from torchzero_clip.engines.compiled.printers.loops import Loop
-from torchzero_clip.engines.compiled.printers.printer import Over, Printer, index_of
+from torchzero_clip.engines.compiled.printers.printer import LoopHeads, Printer, index_of
 from torchzero_clip.engines.compiled.printers.program import Launch, Program
 from torchzero_clip.engines.compiled.printers.vectors import Launched, Number, Region
 
@@ -167,15 +167,15 @@ class CppPrinter(Printer):
     def integer(self, n: Any) -> str:
         return str(n) if n in (0, 1) else f"d[{index_of(self.integers, n)}]"
 
-    def address(self, x: Region, *loops: Over) -> str:
+    def address(self, x: Region, *loops: LoopHeads) -> str:
         return f"&{self.load(x, *loops)}"
 
-    def load(self, x: Region, *loops: Over) -> str:
+    def load(self, x: Region, *loops: LoopHeads) -> str:
         (row, terms), at = self.index(x, loops), self._pointer("memory", x.memory)
         at = f"((void *const *){at})[{row}]" if row else at
         return f"(({TYPES[x.dtype]} *){at})[{' + '.join(terms) or '0'}]"
 
-    def store(self, x: Region, value: str, *loops: Over) -> str:
+    def store(self, x: Region, value: str, *loops: LoopHeads) -> str:
         return f"{self.load(x, *loops)} = {value};"
 
     def words(self, name: str) -> Language:
@@ -198,7 +198,8 @@ class CppPrinter(Printer):
         ]
         vectors = [self.address(x.of(())) for x in node.vectors]
         again = node.launch
-        parts = [self._pointer(again, name) for name in ("kernel", "sizes", "lists", "parts")]
+        names = "kernel", "sizes", "lists", "found"
+        kernel, sizes, lists, found = [self._pointer(again, name) for name in names]
         count, width = self.integer(len(again.sizes)), self.integer(again.width)
         threads = f"d[{index_of(self.integers, (again, 'threads'))}]"
         rows = "0" if again.rows is None else self._pointer(again, "rows")
@@ -206,12 +207,12 @@ class CppPrinter(Printer):
         if node.out is not None:
             out = self._pointer("memory", node.out.memory)
             kind = ENDINGS[again.program.measured[0]]  # type: ignore[index]
-        given = [*parts[:3], "numbers", "vectors", parts[3], threads, rows, width, out, str(kind)]
+        given = [kernel, sizes, lists, "numbers", "vectors", found, threads, rows, width, out]
         return [
             "{",
             f"const double numbers[] = {{{', '.join(numbers) or '0'}}};",
             f"const void *const vectors[] = {{{', '.join(vectors) or '0'}}};",
-            f"launch({count}, {', '.join(given)});",
+            f"launch({count}, {', '.join(given)}, {kind});",
             "}",
         ]
 
@@ -255,9 +256,9 @@ def native(program: Program) -> Call | None:
         tables += [] if launch.rows is None else [rows_of(launch.rows)]
         if program.measured is not None:
             out = torch.zeros(threads, launch.width, dtype=torch.float64, device="cpu")
-        places = [table.buffer_info()[0] for table in tables]
-        room = 0 if out is None else out.data_ptr()
-        kernel(len(sizes), *places[:4], room, threads, *places[4:] or [0])
+        starts = [table.buffer_info()[0] for table in tables]
+        found = 0 if out is None else out.data_ptr()
+        kernel(len(sizes), *starts[:4], found, threads, *starts[4:] or [0])
         if out is None:
             return None
         end = ENDINGS[program.measured[0]]  # type: ignore[index]

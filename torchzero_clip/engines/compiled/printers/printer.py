@@ -29,7 +29,7 @@ LoopDims: TypeAlias = "list[tuple[int, list[int]]]"
 """The sizes of loops, and for each of them the steps of some regions."""
 
 
-class Over(NamedTuple):
+class LoopHeads(NamedTuple):
     """Loops over a shape.
 
     Attributes:
@@ -54,7 +54,7 @@ def steps_of(
 
 
 def index_of(row: list[Any], x: Any) -> int:
-    """The place of something in a table, where it is put if it is not there."""
+    """Where something is in a table, where it is put if it is not there."""
     if x not in row:
         row.append(x)
     return row.index(x)
@@ -119,15 +119,15 @@ class Printer:
         """A whole number, which is looked up."""
         raise NotImplementedError
 
-    def address(self, x: Region, *loops: Over) -> str:
+    def address(self, x: Region, *loops: LoopHeads) -> str:
         """Where an entry of a region lies."""
         raise NotImplementedError
 
-    def load(self, x: Region, *loops: Over) -> str:
+    def load(self, x: Region, *loops: LoopHeads) -> str:
         """The value of an entry."""
         raise NotImplementedError
 
-    def store(self, x: Region, value: str, *loops: Over) -> str:
+    def store(self, x: Region, value: str, *loops: LoopHeads) -> str:
         """A statement that writes an entry."""
         raise NotImplementedError
 
@@ -155,27 +155,27 @@ class Printer:
                 dims.append((n, steps))
         return dims
 
-    def each(self, shape: Sequence[int], regions: Sequence[Region]) -> Over:
+    def each(self, shape: Sequence[int], regions: Sequence[Region]) -> LoopHeads:
         """Loops over a shape, an entry at a time."""
         dims = self.dims(shape, regions)
         names = [self.name("j") for _ in dims]
         sizes = [self.integer(n) for n, _ in dims]
         heads = [self.language.loop.format(*row) for row in zip(names, sizes, strict=True)]
-        return Over(heads, [], steps_of(regions, dims, names), None)
+        return LoopHeads(heads, [], steps_of(regions, dims, names), None)
 
-    def lanes(self, shape: Sequence[int], regions: Sequence[Region]) -> Over:
+    def lanes(self, shape: Sequence[int], regions: Sequence[Region]) -> LoopHeads:
         """The same, as many entries at a time as there are lanes."""
         return self.each(shape, regions)
 
-    def around(self, loops: Over, body: Sequence[str]) -> list[str]:
+    def around(self, loops: LoopHeads, body: Sequence[str]) -> list[str]:
         """Statements inside loops."""
         lines = [*loops.inside, *body]
         for head in reversed(loops.heads):
             lines = [head, *[f"    {line}" for line in lines], *self.language.end]
         return lines
 
-    def index(self, x: Region, loops: Sequence[Over]) -> tuple[str, list[str]]:
-        """Which of its rows an entry lies in, and the terms whose sum is its place there."""
+    def index(self, x: Region, loops: Sequence[LoopHeads]) -> tuple[str, list[str]]:
+        """Which of its rows an entry lies in, and the terms whose sum says where in it."""
         steps = [step for some in loops for step in some.steps[x]]
         row = steps.pop(0)[0] if self.in_rows(x) else ""
         start = [self.integer(x.start)] if x.start else []
@@ -213,13 +213,13 @@ class Printer:
 
     def _reduction(self, node: VectorNode) -> list[str]:
         """Lanes go over what is joined where that is more than what is made, and else over that."""
-        x, kept, dtype = node.given[0], len(node.out.shape), node.dtype
+        x, dims, dtype = node.given[0], len(node.out.shape), node.dtype
         assert isinstance(x, Region)
         begin, joined, how, end = REDUCTIONS[node.name]
-        count = math.prod(x.shape[kept:])
+        count = math.prod(x.shape[dims:])
         across = count > math.prod(node.out.shape)
         outer_of, inner_of = (self.each, self.lanes) if across else (self.lanes, self.each)
-        left, rest = x.of(range(kept)), x.of(range(kept, len(x.shape)))
+        left, rest = x.of(range(dims)), x.of(range(dims, len(x.shape)))
         outer, inner = outer_of(left.shape, [node.out, left]), inner_of(rest.shape, [rest])
         outer.steps[x], inner.steps[x] = outer.steps[left], inner.steps[rest]
         all, mask, say = self.name("all"), outer.mask or inner.mask, self.language

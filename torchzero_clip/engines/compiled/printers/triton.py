@@ -22,7 +22,7 @@ from torchzero_clip.core.norms import NAMED
 from torchzero_clip.engines.compiled.printers.language import ENDINGS, STORED, Language
 from torchzero_clip.engines.compiled.printers.launches import JOINED, POINTERS, TritonKernel, launch
 from torchzero_clip.engines.compiled.printers.loops import Loop
-from torchzero_clip.engines.compiled.printers.printer import Over, Printer, index_of, steps_of
+from torchzero_clip.engines.compiled.printers.printer import LoopHeads, Printer, index_of, steps_of
 from torchzero_clip.engines.compiled.printers.program import Launch, Program
 from torchzero_clip.engines.compiled.printers.tables import CHUNK, ROW, TABLES
 from torchzero_clip.engines.compiled.printers.vectors import Number, Region
@@ -247,7 +247,7 @@ class TritonPrinter(Printer):
         self._head.append(f"n{where} = tl.load(d + {where})")
         return f"n{where}"
 
-    def lanes(self, shape: Sequence[int], regions: Sequence[Region]) -> Over:
+    def lanes(self, shape: Sequence[int], regions: Sequence[Region]) -> LoopHeads:
         dims = self.dims(shape, regions)
         if not dims:  # a single entry
             return self.each(shape, regions)
@@ -259,7 +259,7 @@ class TritonPrinter(Printer):
             inside.append(f"{i}_{k + 1} = {i} % {self.integer(n)}")
             names.append(f"{i}_{k + 1}")
             inside.append(f"{i} = {i} // {self.integer(n)}")
-        return Over([head], inside, steps_of(regions, dims, [i, *reversed(names)]), mask)
+        return LoopHeads([head], inside, steps_of(regions, dims, [i, *reversed(names)]), mask)
 
     def _memory(self, x: Region) -> str:
         """The address of a memory; of rows that of a table of addresses."""
@@ -270,7 +270,7 @@ class TritonPrinter(Printer):
             self._head.append(f"m{where} = {value}{ADDRESSES[x.dtype]}")
         return f"m{where}"
 
-    def _at(self, x: Region, *loops: Over) -> tuple[str, str]:
+    def _at(self, x: Region, *loops: LoopHeads) -> tuple[str, str]:
         """The address of an entry, and the argument of a mask where lanes look at several."""
         at, (row, terms) = self._memory(x), self.index(x, loops)
         mask = next((f", mask={some.mask}" for some in loops if some.mask), "")
@@ -280,14 +280,14 @@ class TritonPrinter(Printer):
             mask = ""
         return " + ".join([at, *terms]), mask
 
-    def address(self, x: Region, *loops: Over) -> str:
+    def address(self, x: Region, *loops: LoopHeads) -> str:
         return self._at(x, *loops)[0]
 
-    def load(self, x: Region, *loops: Over) -> str:
+    def load(self, x: Region, *loops: LoopHeads) -> str:
         at, mask = self._at(x, *loops)
         return TRITON.read(f"tl.load({at}{mask}{', other=0' * bool(mask)})", x.dtype)
 
-    def store(self, x: Region, value: str, *loops: Over) -> str:
+    def store(self, x: Region, value: str, *loops: LoopHeads) -> str:
         at, _ = self._at(x, *loops)
         mask = "".join([f", mask={some.mask}" for some in loops if some.mask])
         return f"tl.store({at}, {TRITON.written(value, x.dtype)}{mask})"
