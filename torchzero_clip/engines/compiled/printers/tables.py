@@ -166,20 +166,19 @@ class DeviceTables:
         total = sum(chunks)
         aligned = sum([n for n, is_odd in zip(chunks, odd, strict=True) if not is_odd])
         launches = [(True, 0, aligned), (False, aligned, total - aligned)]
-        layout = array("q", [*sizes, *[first[i] for i in range(count)]])
-        words = addresses + layout + array("q", order)
+        words = addresses + array("q", [*sizes, *[first[i] for i in range(count)], *order])
         if rows is not None:
             words += lengths + array("q", rows.counts)
         sent = self._sent(words, like)
         n = len(addresses)
-        placed, turns, more = sent[n:].split([2 * count, count, len(sent) - n - 3 * count])
+        layout, turns, more = sent[n:].split([2 * count, count, len(sent) - n - 3 * count])
         if rows is not None:
-            placed = self._of_rows(placed[count:], more, rows)
-            turns = placed.view(4, -1)[1].argsort(stable=True)
-        which = self._chunks(placed, turns, total, most)
+            layout = self._of_rows(layout[count:], more, rows)
+            turns = layout.view(4, -1)[1].argsort(stable=True)
+        which = self._chunks(layout, turns, total, most)
         used = [launch for launch in launches if launch[2]]
         alone = all([0 < n <= most for n in lengths])
-        return AddressTable(sent[:n], placed, which, used, total, alone)
+        return AddressTable(sent[:n], layout, which, used, total, alone)
 
     def _of_rows(self, first: Tensor, sizes: Tensor, rows: SliceRows) -> Tensor:
         """The layout of slices, computed on the device from the first chunks of tensors."""
