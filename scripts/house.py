@@ -32,7 +32,7 @@ PAGE = ROOT / "CONTRIBUTING.md"
 FOR_CUDA = (
     "backends.py",
     "device_step.py",
-    "graphs.py",
+    "captures.py",
     "kernel.py",
     "launches.py",
     "tables.py",

@@ -44,8 +44,8 @@ from torchzero_clip import (
 from torchzero_clip.core import private
 from torchzero_clip.core.sharding import held
 from torchzero_clip.core.sharding.layout import Layout, local
-from torchzero_clip.engines.compiled.again import forms
-from torchzero_clip.engines.compiled.again.forms import forms_of
+from torchzero_clip.engines.compiled.again import native_forms
+from torchzero_clip.engines.compiled.again.native_forms import forms_of
 from torchzero_clip.source import SourceError
 
 PACKAGE = Path(torchzero_clip.__file__).parent
@@ -289,12 +289,12 @@ def test_without_a_way_to_hide_a_function_from_torch_compile_it_is_left_as_it_is
 
 def test_without_dlpacks_table_steps_are_replayed_as_well(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(Tensor, "__dlpack_c_exchange_api__", raising=False)
-    forms.looks.cache_clear()
+    native_forms.looks.cache_clear()
     try:
         assert forms_of([torch.ones(2)]) is None
         Twins(headline).warm()
     finally:
-        forms.looks.cache_clear()
+        native_forms.looks.cache_clear()
 
 
 def test_a_part_that_is_on_its_way_is_waited_for_by_the_name_that_torch_documents(

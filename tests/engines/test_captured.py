@@ -37,7 +37,7 @@ from torchzero_clip import (
 )
 from torchzero_clip.audit import fake_cuda, ledgers, same, twin
 from torchzero_clip.engines import Compiled
-from torchzero_clip.engines.compiled.again import graphs
+from torchzero_clip.engines.compiled.again import captures, steps
 from torchzero_clip.engines.compiled.printers import backends, launches
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1" and bool(importlib.util.find_spec("triton"))
@@ -64,7 +64,7 @@ def made(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
         return replay
 
-    monkeypatch.setattr(graphs, "capture", capture)
+    monkeypatch.setattr(captures, "capture", capture)
     return counts
 
 
@@ -232,6 +232,19 @@ def test_what_cannot_be_captured_is_a_sentence(imagined: list[Tensor]) -> None:
 def test_parameters_elsewhere_are_a_sentence() -> None:
     with pytest.raises(ValueError, match="parameters on one GPU, with Triton, got cpu"):
         captured(Modular([Parameter(torch.zeros(2))], *headline(), compile=True))
+
+
+def test_a_step_that_is_too_long_is_refused_each_time(
+    imagined: list[Tensor], made: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(steps, "LONGEST", 0)
+    opt = captured(Modular(imagined, *headline(), compile=True))
+    with_grads(imagined)
+    opt.step()
+    for _ in range(3):
+        with pytest.raises(RuntimeError, match="cannot be captured: it is too long; leave"):
+            opt.step()
+    assert made == []
 
 
 def test_a_guard_that_reads_is_a_sentence_before_anything_has_happened(

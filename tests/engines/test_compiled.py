@@ -43,7 +43,7 @@ from torchzero_clip import (
 from torchzero_clip.engines import Compiled, buffers
 from torchzero_clip.engines.buffers import Buffer
 from torchzero_clip.engines.compiled.again import native_step
-from torchzero_clip.engines.compiled.lists import runner, trace
+from torchzero_clip.engines.compiled.lists import runner, tape
 from torchzero_clip.engines.compiled.printers import build, cpp
 from torchzero_clip.engines.compiled.printers.program import Launch, Program
 
@@ -189,7 +189,7 @@ def test_a_kernel_measures_right_to_a_millionth(
     monkeypatch: pytest.MonkeyPatch, order: float, threads: int
 ) -> None:
     """Whatever the sizes, the dtype, the range, and who of the threads reads what."""
-    monkeypatch.setattr(trace, "statistics", never)
+    monkeypatch.setattr(tape, "statistics", never)
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
@@ -230,7 +230,7 @@ def norms_of(grads: Sequence[Tensor], order: float) -> Tensor:
 def test_a_kernel_measures_what_is_no_number(
     monkeypatch: pytest.MonkeyPatch, bad: float, order: float
 ) -> None:
-    monkeypatch.setattr(trace, "statistics", never)
+    monkeypatch.setattr(tape, "statistics", never)
     norm = norms_of(with_one_that_is(bad), order)
     torch.testing.assert_close(norm[0], torch.tensor(bad).to(norm), equal_nan=True)
     assert norm[1].isfinite()

@@ -48,7 +48,7 @@ from torchzero_clip.core import Bucket, bind, count_step
 from torchzero_clip.core import Chain as Links
 from torchzero_clip.core.private import FakeTensorMode
 from torchzero_clip.engines.compiled import engine
-from torchzero_clip.engines.compiled.again.premises import impure
+from torchzero_clip.engines.compiled.again.conditions import impure
 from torchzero_clip.engines.compiled.again.recorder import Refused, StepRecorder
 from torchzero_clip.engines.compiled.again.replays import Replays
 

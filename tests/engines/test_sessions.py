@@ -18,7 +18,7 @@ from torchzero_clip.core.norms import NAMED, statistics
 from torchzero_clip.core.tensorlist import TensorList
 from torchzero_clip.engines import Compiled, Eager
 from torchzero_clip.engines.compiled.engine import CompiledSession
-from torchzero_clip.engines.compiled.lists.trace import Traced
+from torchzero_clip.engines.compiled.lists.tape import Taped
 from torchzero_clip.engines.compiled.printers import program
 from torchzero_clip.engines.compiled.printers.operators import OPERATORS
 from torchzero_clip.engines.eager import EagerSession
@@ -155,14 +155,14 @@ def test_every_method_is_recorded_and_right(name: str, dtype: torch.dtype) -> No
         u, v = session.grads.borrow(), session.params.borrow()
         out = CALLS[name](u, v, torch.tensor(0.7))
         if isinstance(session, CompiledSession):
-            assert isinstance(out, Traced)
+            assert isinstance(out, Taped)
             assert program.program_of.cache_info() == before, "nothing has run"
         found.append([t.clone() for t in out])
     close(*found, dtype)
 
 
-def test_a_trace_and_its_lists_override_no_operator() -> None:
-    own = {name for name in vars(Traced) if not name.startswith("_")}
+def test_a_tape_and_its_lists_override_no_operator() -> None:
+    own = {name for name in vars(Taped) if not name.startswith("_")}
     operators = {name for name in CALLS if name not in ("borrow", "own", "to", "clone", "copy_")}
     assert not own & operators
 
@@ -409,9 +409,9 @@ def test_lists_of_other_shapes_or_kinds_reach_no_program() -> None:
     mixed = [t.to(torch.float64 if i else torch.float32) for i, t in enumerate(tensors(0))]
     whole = [torch.ones_like(t, dtype=torch.int64) for t in tensors(0)]
     for row in (other, mixed, whole, tensors(0)[1:]):
-        assert not isinstance(session.state("s", row), Traced)
-        assert not isinstance(session.adopt(TensorList(row)), Traced)
-    assert isinstance(session.state("s", tensors(2)), Traced)
+        assert not isinstance(session.state("s", row), Taped)
+        assert not isinstance(session.adopt(TensorList(row)), Taped)
+    assert isinstance(session.state("s", tensors(2)), Taped)
 
 
 def test_state_that_changes_its_memory_or_shape_is_looked_at_afresh() -> None:
@@ -467,7 +467,7 @@ def test_tensors_that_lie_side_by_side_share_no_memory() -> None:
 def test_state_that_lies_in_the_parameters_is_worked_on_at_once() -> None:
     params = tensors(0)
     session = opened(recorded(), params, tensors(1))
-    assert not isinstance(session.state("m", [p.detach() for p in params]), Traced)
+    assert not isinstance(session.state("m", [p.detach() for p in params]), Taped)
 
 
 # ---------------------------------------------------------------------- other tensors

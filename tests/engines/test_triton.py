@@ -23,7 +23,7 @@ from torchzero_clip.core.norms import NAMED, SliceRows
 from torchzero_clip.core.private import fake_tensors
 from torchzero_clip.engines import Compiled
 from torchzero_clip.engines.buffers import Buffer
-from torchzero_clip.engines.compiled.lists import recording as recordings
+from torchzero_clip.engines.compiled.lists import nodes as nodes_of_lists
 from torchzero_clip.engines.compiled.printers import backends, launches, tables, triton
 from torchzero_clip.engines.compiled.printers.operators import over
 from torchzero_clip.engines.compiled.printers.program import Program
@@ -278,7 +278,7 @@ def test_pinned_memory_is_not_written_while_it_is_copied(places: type[Place]) ->
 
 def test_the_oldest_copy_is_waited_for_when_many_are_under_way(places: type[Place]) -> None:
     ring = Ring(places)
-    for i in range(tables.PLACES + 1):
+    for i in range(tables.PIECES + 1):
         sends(ring, i)
     assert places.waited == places.made[:1]
 
@@ -394,7 +394,7 @@ def test_a_device_without_float64_gets_none(monkeypatch: pytest.MonkeyPatch) -> 
     from torchzero_clip.engines.compiled.again import recorder
     from torchzero_clip.engines.compiled.printers import operators
 
-    for page in (recordings, operators, numeric, recorder):
+    for page in (nodes_of_lists, operators, numeric, recorder):
         monkeypatch.setattr(page, "wide", lambda device: torch.float32)
     ratio = torch.tensor([2.0, 1e-38, 1e38], dtype=torch.float32)
     assert over(torch.full((3,), 8.0), ratio).tolist() == pytest.approx([4.0, torch.inf, 8e-38])

@@ -41,7 +41,7 @@ from torchzero_clip import LR, Adam, ClipNorm, Guard, Modular
 from torchzero_clip.core.norms import NAMED
 from torchzero_clip.engines import Compiled
 from torchzero_clip.engines.buffers import Buffer
-from torchzero_clip.engines.compiled.lists import trace
+from torchzero_clip.engines.compiled.lists import tape
 from torchzero_clip.engines.compiled.printers import launches, triton
 from torchzero_clip.engines.compiled.printers.program import Launch, Program
 from torchzero_clip.engines.compiled.printers.tables import CHUNK, ROW, TABLES, AddressTable
@@ -195,7 +195,7 @@ def test_elements_beyond_2_to_the_32_have_the_bits_of_cpp(monkeypatch: pytest.Mo
 def test_a_kernel_measures_right_to_a_millionth(
     monkeypatch: pytest.MonkeyPatch, order: float
 ) -> None:
-    monkeypatch.setattr(trace, "statistics", compiled.never)
+    monkeypatch.setattr(tape, "statistics", compiled.never)
     measures_right(order, [(50, 40), (7,), (1,), (), (0,), (3, 4, 5), (1000, 71)])
 
 
@@ -204,7 +204,7 @@ def test_a_kernel_measures_right_to_a_millionth(
 def test_a_kernel_measures_what_is_no_number(
     monkeypatch: pytest.MonkeyPatch, bad: float, order: float
 ) -> None:
-    monkeypatch.setattr(trace, "statistics", compiled.never)
+    monkeypatch.setattr(tape, "statistics", compiled.never)
     norm = norms_of(with_one_that_is(bad), order)
     torch.testing.assert_close(norm[0], torch.tensor(abs(bad)).to(norm), equal_nan=True)
     assert norm[1].isfinite()

@@ -65,7 +65,7 @@ def compare(*cases: tuple[Function, Sequence[Tensor]], lacks: Sequence[str] = ()
     theirs, mine = [t.clone() for t in leaves], [t.clone() for t in leaves]
     expected = all_of(*theirs)
     step, _, kept = recorded(all_of, mine)
-    assert (step.lacking, step.works) == (list(lacks), True)
+    assert (step.lacking, step.calls > 0) == (list(lacks), True)
     assert step([])
     for ours, other in [*zip(kept, expected, strict=True), *zip(mine, theirs, strict=True)]:
         tight = {"rtol": 1e-12, "atol": 0.0} if ours.dtype == torch.float64 else {}

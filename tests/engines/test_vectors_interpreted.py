@@ -107,5 +107,5 @@ def test_vectors_wait_for_others_as_long_as_they_may(
     nodes: list[VectorNode | Launched], right: list[int | str]
 ) -> None:
     memories = [VectorMemory(torch.float64, size=1) for _ in range(9)]
-    found = [len(x) if isinstance(x, list) else "launch" for x in turns(nodes, memories)]
+    found = ["launch" if isinstance(x[0], Launched) else len(x) for x in turns(nodes, memories)]
     assert found == right

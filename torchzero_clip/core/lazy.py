@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, TypeVar
+from typing import Any
 
 from torch import Tensor
 
 from torchzero_clip.core.tensorlist import TensorList
-
-L = TypeVar("L", bound=TensorList)
 
 
 class Lazy(TensorList):
@@ -21,11 +19,6 @@ class Lazy(TensorList):
         self.source = source  # the list that it is computed of, where that is one
         self._tensors: list[Tensor] | None = None
         self.owned, self.workspace, self.measure = True, None, None
-
-    def _like(self, made: L) -> L:
-        """The list that was made from this one, to be measured as this one is."""
-        made.measure = self.measure
-        return made
 
     def compute(self) -> list[Tensor]:
         """The tensors, in memory that nobody else sees."""

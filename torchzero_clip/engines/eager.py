@@ -223,7 +223,7 @@ class EagerSession:
             source.move(params, a, b, self.skip)
             return
         self._guard("no fused optimizer is at the end", params)
-        if self._parts and _pieces(source):
+        if self._parts and isinstance(source, parts.Parted) and source.pending:
             self._subtract_parts(u)
         elif u.dtype != self.params.dtype or (b and overlap(params, source.tensors)):
             self._subtract(u.tensors, 1.0)
@@ -296,11 +296,6 @@ class EagerSession:
     def _subtract(self, values: Sequence[Tensor], a: float) -> None:
         """w ← w - a u."""
         subtract_(self.params.tensors, values, a, in_parts=self._keeps)
-
-
-def _pieces(u: TensorList) -> bool:
-    """Whether pieces of a list are still to be computed, by no fused optimizer."""
-    return isinstance(u, parts.Parted) and u.pending and not isinstance(u, Fused)
 
 
 def _number(x: Any) -> float | None:

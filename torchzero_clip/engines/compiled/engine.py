@@ -25,20 +25,19 @@ from torchzero_clip.core.engine import (
 )
 from torchzero_clip.core.link import Link
 from torchzero_clip.core.outside import warn
-from torchzero_clip.core.private import foreach
 from torchzero_clip.core.skip import Skip
 from torchzero_clip.core.step import Step
 from torchzero_clip.core.stochastic import Rounding
 from torchzero_clip.core.tensorlist import Operand, TensorList
 from torchzero_clip.core.tensors import all_here
 from torchzero_clip.engines.buffers import apart
-from torchzero_clip.engines.compiled.again.graphs import StepGraph
-from torchzero_clip.engines.compiled.again.premises import impure
+from torchzero_clip.engines.compiled.again.captures import StepCapture
+from torchzero_clip.engines.compiled.again.conditions import impure
 from torchzero_clip.engines.compiled.again.recorder import Refused, StepRecorder
 from torchzero_clip.engines.compiled.again.replays import Replays
 from torchzero_clip.engines.compiled.lists.memory import GRADIENTS, PARAMETERS
 from torchzero_clip.engines.compiled.lists.runner import Runner
-from torchzero_clip.engines.compiled.lists.trace import BucketTrace, Traced
+from torchzero_clip.engines.compiled.lists.tape import BucketTape, Taped
 from torchzero_clip.engines.compiled.printers.backends import missing, node_by_node, on_gpu
 from torchzero_clip.engines.compiled.printers.launches import KernelError
 from torchzero_clip.engines.eager import Eager
@@ -56,7 +55,7 @@ class Compiled(Runner):
         super().__init__()
         self.links = links
         self.replays: Replays | None = None
-        self.graph: StepGraph | None = None  # of a step, where these are captured
+        self.captures: StepCapture | None = None  # where steps are captured
         self.devices: set[str] = set()  # kinds that programs can be compiled for
         self.eager = Eager(reads=False)  # for tensors that no program takes
 
@@ -96,9 +95,9 @@ class Compiled(Runner):
         odd = torch.compiler.is_compiling() or params[0].is_complex()
         if not odd and all_here([*params, *grads]):
             self.check(params[0].device)
-            trace = BucketTrace(self, key, places, params, grads, WeakSet())
-            if apart([trace.buffers[PARAMETERS], trace.buffers[GRADIENTS]]):
-                return CompiledSession(trace)
+            tape = BucketTape(self, key, places, params, grads, WeakSet())
+            if apart([tape.buffers[PARAMETERS], tape.buffers[GRADIENTS]]):
+                return CompiledSession(tape)
         self._refuse("tensors are complex or share memory: give view_as_real of them, or clones")
         return self.eager.open(key, places, params, grads)
 
@@ -108,7 +107,7 @@ class Compiled(Runner):
 
     def step(self, step: Step, through: Through) -> Records:
         if self.replays is None:
-            self.replays = Replays(self.links, self.backend, self.graph)
+            self.replays = Replays(self.links, self.backend, self.captures)
         try:
             return self.replays.step(step, through, self._recording)
         except KernelError as error:
@@ -129,7 +128,7 @@ class Compiled(Runner):
             raise ValueError(f"captured takes parameters on one GPU, with Triton, got {where}")
         if why := "; ".join(impure(self.links)):
             raise ValueError(f"captured: the steps of this chain differ on the host: {why}")
-        self.graph, self.replays = StepGraph(), None
+        self.captures, self.replays = StepCapture(), None
 
     def _refuse(self, why: str) -> None:
         if self.recorder is not None:
@@ -154,26 +153,26 @@ FLOAT32 = ("dtype", str(torch.float32))
 
 
 class CompiledSession:
-    """The tensors of one bucket during one step, on one trace."""
+    """The tensors of one bucket during one step, on one tape."""
 
-    def __init__(self, trace: BucketTrace) -> None:
-        self._trace = trace
-        self.params: TensorList = Traced(trace, buffer=PARAMETERS, owned=False)
-        self.grads: TensorList = Traced(trace, buffer=GRADIENTS, owned=False)
+    def __init__(self, tape: BucketTape) -> None:
+        self._tape = tape
+        self.params: TensorList = Taped(tape, buffer=PARAMETERS, owned=False)
+        self.grads: TensorList = Taped(tape, buffer=GRADIENTS, owned=False)
         self._kept_state: dict[str, tuple[TensorList, TensorList, Rounding]] = {}  # until settled
 
     @property
     def skip(self) -> Skip:
-        return self._trace.skip
+        return self._tape.skip
 
     @skip.setter
     def skip(self, skip: Skip) -> None:
-        self._trace.skip = skip
+        self._tape.skip = skip
 
     def adopt(self, u: TensorList) -> TensorList:
-        if isinstance(u, Traced) and u.on(self._trace):
+        if isinstance(u, Taped) and u.on(self._tape):
             return u
-        made = self._trace.record(u.tensors, owned=u.owned)
+        made = self._tape.record(u.tensors, owned=u.owned)
         made.measure = u.measure
         return made
 
@@ -182,13 +181,13 @@ class CompiledSession:
     ) -> TensorList:
         if rounding is not None and name in self._kept_state:
             return self._kept_state[name][0]
-        stored = self._trace.record(tensors, name)
-        traced = isinstance(stored, Traced)
-        if not traced:
+        stored = self._tape.record(tensors, name)
+        taped = isinstance(stored, Taped)
+        if not taped:
             self.skip.hold(tensors)
         if rounding is None:
             return stored
-        wide = stored.to(torch.float32) if traced else Kept(tensors, rounding)
+        wide = stored.to(torch.float32) if taped else Kept(tensors, rounding)
         self._kept_state[name] = wide, stored, rounding
         return wide
 
@@ -197,19 +196,19 @@ class CompiledSession:
             wide, stored, rounding = self._kept_state.pop(name)
             if isinstance(wide, Kept):
                 wide.settle()
-            elif isinstance(wide, Traced) and isinstance(stored, Traced):
+            elif isinstance(wide, Taped) and isinstance(stored, Taped):
                 self._round(wide, stored, rounding)
 
-    def _round(self, wide: Traced, stored: Traced, rounding: Rounding) -> None:
+    def _round(self, wide: Taped, stored: Taped, rounding: Rounding) -> None:
         """Round a list, where it has changed, into the buffer of the stored one."""
-        trace, elements, value = self._trace, rounding.elements, wide.value
-        if trace.nodes[value] == ("to", (("value", stored.value), FLOAT32)):
+        tape, elements, value = self._tape, rounding.elements, wide.value
+        if tape.nodes[value] == ("to", (("value", stored.value), FLOAT32)):
             return
         assert stored.buffer is not None
-        trace.elements = elements
-        vectors = trace.whole(rounding.keys), trace.whole(elements.starts)
+        tape.elements = elements
+        vectors = tape.whole(rounding.keys), tape.whole(elements.starts)
         operands = (("value", value), *vectors, ("half", rounding.half))
-        trace.current[stored.buffer] = trace.node("round", operands, torch.bfloat16)
+        tape.current[stored.buffer] = tape.node("round", operands, torch.bfloat16)
 
     def update(self, rule: Rule, u: TensorList, state: State, group: Group) -> TensorList:
         return self.adopt(updated(rule, self.adopt(u), state, _undecided(group)))
@@ -225,41 +224,37 @@ class CompiledSession:
         number: bool = False,
     ) -> TensorList:
         u = self.adopt(u)
-        if isinstance(u, Traced) and u.over_(operand(ratio, torch.float64)):
+        if isinstance(u, Taped) and u.over_(operand(ratio, torch.float64)):
             return u
         factor, divisor = norms.in_two(ratio, u.dtype)
         return u.mul_(operand(factor)).div_(operand(divisor))
 
     def writable_grads(self) -> TensorList:
-        return Traced(self._trace, buffer=GRADIENTS)
+        return Taped(self._tape, buffer=GRADIENTS)
 
     def write_grads(self, u: TensorList) -> None:
-        if not (isinstance(u, Traced) and u.on(self._trace) and u.buffer == GRADIENTS):
-            self.writable_grads().copy_(u)
+        self.writable_grads().copy_(u)  # of the same list nothing is left to do
 
     def select(self, where: Sequence[int], key: Hashable, places: Sequence[int]) -> CompiledSession:
-        trace = self._trace
-        trace.run()
-        params, grads = [trace.buffers[i].tensors for i in (PARAMETERS, GRADIENTS)]
+        tape = self._tape
+        tape.run()
+        params, grads = [tape.buffers[i].tensors for i in (PARAMETERS, GRADIENTS)]
         some = [params[i] for i in where], [grads[i] for i in where]
-        return CompiledSession(BucketTrace(trace.runner, key, places, *some, trace.family))
+        return CompiledSession(BucketTape(tape.runner, key, places, *some, tape.family))
 
     def branch(self) -> CompiledSession:
         return self  # a buffer is spare only where no list of either update lies in it
 
     def subtract(self, u: TensorList) -> None:
         u = self.adopt(u)
-        if isinstance(u, Traced):
-            Traced(self._trace, buffer=PARAMETERS).sub_(u)
+        Taped(self._tape, buffer=PARAMETERS).sub_(u)
+        if isinstance(u, Taped):
             u.forget()
-        else:
-            self._trace.run()
-            foreach("sub_", self._trace.lent(PARAMETERS), u.tensors)
 
     def close(self) -> None:
         for path in {name.rpartition("/")[0] for name in self._kept_state}:
             self.settle(path)
-        self._trace.end()
+        self._tape.end()
 
 
 def _undecided(group: Group) -> Group:

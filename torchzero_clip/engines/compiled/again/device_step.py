@@ -7,14 +7,15 @@ few kernels as can be.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from typing import ClassVar, TypeAlias
 
 from torch import Tensor
 
 from torchzero_clip.core.tensors import storages
 from torchzero_clip.engines.buffers import Buffer
-from torchzero_clip.engines.compiled.again.steps import CompiledStep, misfits
+from torchzero_clip.engines.compiled.again.steps import CompiledStep, StepMemory, misfits
+from torchzero_clip.engines.compiled.again.torch_calls import TorchCalls
 from torchzero_clip.engines.compiled.printers import triton
 from torchzero_clip.engines.compiled.printers.launches import TritonKernel, launch
 from torchzero_clip.engines.compiled.printers.program import Relaunch
@@ -23,13 +24,13 @@ from torchzero_clip.engines.compiled.printers.triton import TritonPrinter, Vecto
 from torchzero_clip.engines.compiled.printers.vectors import (
     Launched,
     Region,
+    Segment,
     VectorMemory,
     VectorNode,
     touched,
 )
 
 ARGUMENTS = 128  # of a kernel; CUDA takes 4 KiB of them
-Turn: TypeAlias = "list[VectorNode] | Launched"
 Sources: TypeAlias = "dict[int, Tensor]"
 """The tensors of memories that are others in every step."""
 
@@ -45,55 +46,50 @@ class DeviceStep(CompiledStep):
     def compile(
         self,
         memories: Sequence[VectorMemory],
-        parts: Sequence[list[VectorNode | Launched]],
-        kept: Collection[int],
-    ) -> Collection[int] | None:
-        self._turns = [turns(part, memories) for part in parts]
-        every = [[x] if isinstance(x, Launched) else x for part in self._turns for x in part]
-        printer = TritonPrinter(memories, every, kept)
-        loops = zip([x for part in self._turns for x in part], printer.loops, strict=True)
-        self._kernels = [None if isinstance(x, Launched) else printer.kernel(y) for x, y in loops]
-        given = [len(kernel.signature) for kernel in self._kernels if kernel is not None]
-        return printer.kept if max(given, default=0) <= ARGUMENTS else None
+        segments: Sequence[Segment],
+        between: TorchCalls,
+        like: Tensor,
+    ) -> int:
+        turned = [turns(segment, memories) for segment in segments]
+        every = [x for some in turned for x in some]
+        printer = TritonPrinter(memories, every, between.read)
+        kernels: list[Launched | VectorKernel] = [
+            x[0] if isinstance(x[0], Launched) else printer.kernel(loops)
+            for x, loops in zip(every, printer.loops, strict=True)
+        ]
+        given = [len(x.signature) for x in kernels if isinstance(x, VectorKernel)]
+        if max(given, default=0) > ARGUMENTS:
+            return 0
+        self._own, self._sources = StepMemory(memories, printer.backed, like), between.memories
+        calls = map(self._call, kernels)
+        self._calls = [[next(calls) for _ in some] for some in turned]
+        return len(every)
 
-    def bind(self, sources: Sequence[Sequence[int]]) -> int:
-        kernels, self._sources = iter(self._kernels), sources
-        self._parts: list[list[Callable[[Sources], None]]] = []
-        for part in self._turns:
-            self._parts.append([])
-            for x in part:
-                kernel = next(kernels)
-                if kernel is not None:
-                    self._parts[-1].append(self._vectors(kernel))
-                elif isinstance(x, Launched):
-                    self._parts[-1].append(self._launched(x))
-        del self._turns, self._kernels
-        return sum(map(len, self._parts))
-
-    def run(self, part: int, tensors: Sequence[Tensor]) -> None:
-        given = dict(zip(self._sources[part], tensors, strict=True))
-        for call in self._parts[part]:
+    def run(self, segment: int, tensors: Sequence[Tensor]) -> None:
+        given = dict(zip(self._sources[segment], tensors, strict=True))
+        for call in self._calls[segment]:
             call(given)
 
-    def _vectors(self, kernel: VectorKernel) -> Callable[[Sources], None]:
-        """The call of a kernel."""
-        function, own = kernel_of(kernel), self._room.own
-        words = [x if isinstance(x, int) else self._room.address(*x) for x in kernel.words]
+    def _call(self, kernel: Launched | VectorKernel) -> Callable[[Sources], None]:
+        if isinstance(kernel, Launched):
+            return self._launched(kernel)
+        function, like = kernel_of(kernel), self._own.bytes
+        words = [x if isinstance(x, int) else self._own.address(*x) for x in kernel.words]
         table = array("q", words)
 
         def call(sources: Sources) -> None:
             given = [sources[m] for m in kernel.sources]
-            launch(function, 1, TABLES.words(table, own), *given)
+            launch(function, 1, TABLES.words(table, like), *given)
 
         return call
 
     def _launched(self, node: Launched) -> Callable[[Sources], None]:
         """The call of a list program, whose vectors and scalars are read where they lie."""
-        room, again, numbers = self._room, node.launch, [float(x) for x in node.numbers]  # type: ignore[arg-type]
+        own, again, numbers = self._own, node.launch, [float(x) for x in node.numbers]  # type: ignore[arg-type]
         call = triton.native(again.program)
-        out = None if node.out is None else room.tensor(node.out)
+        out = None if node.out is None else own.tensor(node.out)
         assert call is not None
-        rows = [[(x, room.find(x)) for x in row] for row in (node.vectors, node.scalars)]
+        rows = [[(x, own.find(x)) for x in row] for row in (node.vectors, node.scalars)]
 
         def run(sources: Sources) -> None:
             given = [
@@ -116,53 +112,47 @@ def kernel_of(kernel: VectorKernel) -> TritonKernel:
     return KERNELS.setdefault(kernel.text, made)
 
 
-def _view(t: Tensor, place: Region) -> Tensor:
-    return t.as_strided(place.shape, place.strides, t.storage_offset() + place.start)
+def _view(t: Tensor, region: Region) -> Tensor:
+    return t.as_strided(region.shape, region.strides, t.storage_offset() + region.start)
 
 
 # ---------------------------------------------------------------------- which kernel does what
 
 
-def turns(nodes: Sequence[VectorNode | Launched], memories: Sequence[VectorMemory]) -> list[Turn]:
-    """Nodes in as few kernels as can be, in turn with the launches.
+def turns(nodes: Segment, memories: Sequence[VectorMemory]) -> list[Segment]:
+    """Nodes in as few kernels as can be, in turn with the launches, each of which is alone.
 
-    Between launch k - 1 and launch k is place k. A node may go to any place from the first that has
-    what it reads to the last before somebody needs it.
+    Gap k lies before launch k. A node may go to any gap from the first that has what it reads to
+    the last before somebody needs it.
     """
     marks = [_marks(node, memories) for node in nodes]
-    first = _places(nodes, marks)
-    count = sum([isinstance(node, Launched) for node in nodes])
-    back = _places(list(reversed(nodes)), marks[::-1])
-    last = [count - place for place in reversed(back)]
     launches = [node for node in nodes if isinstance(node, Launched)]
+    first, back = _gaps(nodes, marks), _gaps(nodes[::-1], marks[::-1])
+    last = [len(launches) - gap for gap in reversed(back)]
     left = [i for i, node in enumerate(nodes) if isinstance(node, VectorNode)]
-    found: list[Turn] = []
-    for place in range(count + 1):
-        if any([last[i] == place for i in left]):
-            some = [i for i in left if first[i] <= place]
-            left = [i for i in left if first[i] > place]
-            found.append([node for i in some if isinstance(node := nodes[i], VectorNode)])
-        found += launches[place : place + 1]
+    found: list[Segment] = []
+    for gap in range(len(launches) + 1):
+        if any([last[i] == gap for i in left]):
+            found.append([nodes[i] for i in left if first[i] <= gap])
+            left = [i for i in left if first[i] > gap]
+        found += [[node] for node in launches[gap : gap + 1]]
     return found
 
 
-def _places(
-    nodes: Sequence[VectorNode | Launched], marks: Sequence[tuple[set[int], set[int]]]
-) -> list[int]:
-    """The first place that each node may go to."""
+def _gaps(nodes: Segment, marks: Sequence[tuple[set[int], set[int]]]) -> list[int]:
+    """The first gap that each node may go to."""
     wrote, read, found, launches = dict[int, int](), dict[int, int](), list[int](), 0
     for node, (reads, writes) in zip(nodes, marks, strict=True):
-        place = max(
-            [0, *[wrote.get(m, 0) for m in reads | writes], *[read.get(m, 0) for m in writes]]
-        )
-        found.append(place)
+        after = [wrote.get(m, 0) for m in reads | writes] + [read.get(m, 0) for m in writes]
+        gap = max(after, default=0)
+        found.append(gap)
         if isinstance(node, Launched):
             launches += 1
-            place = launches  # what follows it
+            gap = launches  # what follows it
         for m in reads:
-            read[m] = max(read.get(m, 0), place)
+            read[m] = max(read.get(m, 0), gap)
         for m in writes:
-            wrote[m] = max(wrote.get(m, 0), place)
+            wrote[m] = max(wrote.get(m, 0), gap)
     return found
 
 
@@ -173,10 +163,10 @@ def _marks(
     reads, writes = touched(node.given, memories), touched([node.out], memories)
     if isinstance(node, Launched):  # and all that may lie where its lists do
         buffers = [b for b in node.launch.buffers if isinstance(b, Buffer)]
-        held = storages([t for b in buffers for t in b.tensors])
+        lists = storages([t for b in buffers for t in b.tensors])
         whole = len(buffers) == len(node.launch.buffers)
         for m, memory in enumerate(memories):
             lies = set() if memory.tensor is None else storages([memory.tensor])
-            if lies & held or (memory.source is not None and not whole):
+            if lies & lists or (memory.changes and not whole):
                 writes.add(m)
     return reads, writes

@@ -1,4 +1,4 @@
-"""Inputs of a step that is done again: its live values, and what stands in each place."""
+"""Inputs of a step that is done again: its live values, and what stands for each leaf."""
 
 from __future__ import annotations
 
@@ -43,15 +43,12 @@ class StepInputs:
         vector: Tensor | None = None,
     ) -> None:
         self._vector = vector
-        places = {id(t): i for i, t in enumerate(changing)}
-        self._changing = {i: places[id(t)] for i, t in enumerate(leaves) if id(t) in places}
+        which = {id(t): i for i, t in enumerate(changing)}
+        self._changing = {i: which[id(t)] for i, t in enumerate(leaves) if id(t) in which}
         self._leaves = [None if i in self._changing else t for i, t in enumerate(leaves)]
         self._live, self._numbers = live, list(numbers)
-        ends = list(itertools.accumulate(counts))
-        whole = {
-            tuple(range(end - n, end)): i
-            for i, (n, end) in enumerate(zip(counts, ends, strict=True))
-        }
+        ends = itertools.pairwise(itertools.accumulate(counts, initial=0))
+        whole = {tuple(range(*some)): i for i, some in enumerate(ends)}
         self._keys, self._gradients = [(key, whole.get(key)) for key in gradients], gradients
 
     def enter(
@@ -74,8 +71,8 @@ class StepInputs:
     def leaves(self, changing: Sequence[Tensor]) -> list[Any]:
         """All leaves of a step."""
         given = list(self._leaves)
-        for i, place in self._changing.items():
-            given[i] = changing[place]
+        for i, k in self._changing.items():
+            given[i] = changing[k]
         return given
 
     def leave(self) -> None:
@@ -122,7 +119,7 @@ class StepNotes(Notes):
 
     def number(self, device: torch.device, function: Callable[..., float], *args: Any) -> Tensor:
         value = function(*args)
-        (made,) = self._recorder.kept(
+        (made,) = self._recorder.memory(
             lambda: [torch.full((), value, dtype=wide(device), device=device)]
         )
         self._numbers.append((made, function, args))
@@ -203,7 +200,7 @@ class LiveValues:
         return TABLES.numbers(self.numbers, like).clone()
 
     def given(self, step: Step, tensors: Sequence[Tensor]) -> tuple[list[dict[str, Any]], Any]:
-        """The groups and the loss with these tensors in the place of the numbers."""
+        """The groups and the loss with these tensors instead of the numbers."""
         each, (names, values) = iter(tensors), step.live
         groups = [
             {**group, **{key: _taken(x, each) for key, x in zip(names, row, strict=True)}}

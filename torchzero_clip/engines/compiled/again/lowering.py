@@ -1,7 +1,7 @@
-"""Lowering: a step that was written down, in parts that are native calls and calls of torch.
+"""Lowering: a step that was written down, as a sequence of native calls and calls of torch.
 
 Each tensor is a region of a memory, which its form tells, and each operator of torch that
-operators.py has is a node; launches are nodes too. What the table lacks splits the step.
+operators.py has is a node; launches are nodes too. What the table lacks stands between segments.
 """
 
 from __future__ import annotations
@@ -17,14 +17,15 @@ from torch.fx import Node as GraphNode
 
 from torchzero_clip.core.norms.numeric import vector_norm
 from torchzero_clip.core.private import schema
-from torchzero_clip.engines.compiled.again.places import Lacking, Places
-from torchzero_clip.engines.compiled.again.shorter import views
+from torchzero_clip.engines.compiled.again.pruning import arguments, views
+from torchzero_clip.engines.compiled.again.regions import GraphRegions, Lacking
 from torchzero_clip.engines.compiled.printers.operators import ATEN, OPERATORS, REDUCTIONS
 from torchzero_clip.engines.compiled.printers.program import Relaunch
 from torchzero_clip.engines.compiled.printers.vectors import (
     DTYPES,
     Launched,
     Region,
+    Segment,
     VectorMemory,
     VectorNode,
     VectorOperand,
@@ -35,11 +36,11 @@ FORM = {"dtype", "layout", "device", "pin_memory", "memory_format", "non_blockin
 NORM = vector_norm.__wrapped__  # type: ignore[attr-defined]
 
 
-class Lowering(Places):
-    """The parts of a graph: nodes of the table, and calls that stay torch's.
+class Lowering(GraphRegions):
+    """The sequence of a graph: nodes of the table, and calls that stay torch's.
 
     Args:
-        graph, leaves, changing, home: As for `Places`.
+        graph, leaves, changing, home: As for `GraphRegions`.
         able: Whether a launch may be a node.
         most: How many entries a node makes; with more of them torch's own calls are faster.
 
@@ -68,17 +69,27 @@ class Lowering(Places):
         try:
             nodes = self._nodes(node)
         except Lacking as lacking:
-            self._call(node, str(lacking))
+            self._call(node)
+            self.lacking.append(f"{self._name(node)}{lacking}")
             return
-        if not self.parts or not isinstance(self.parts[-1], list):
-            self.parts.append([])
-        self.parts[-1] += nodes  # type: ignore[operator]
+        if not self.sequence or not isinstance(self.sequence[-1], list):
+            self.sequence.append([])
+        self.sequence[-1] += nodes  # type: ignore[operator]
 
-    def _call(self, node: GraphNode, name: str) -> None:
+    def _name(self, node: GraphNode) -> str:
+        """What a call is called where it stays torch's."""
+        if "operator" in node.meta:
+            return str(node.meta["operator"])
+        return getattr(self._function(node), "__name__", "a launch")
+
+    def _function(self, node: GraphNode) -> Any:
+        """The function of ours that a node calls."""
+        return self.leaves[cast(GraphNode, node.args[0])]
+
+    def _call(self, node: GraphNode) -> None:
         """A call that stays torch's; what it makes lies elsewhere in every step."""
-        self.parts.append(node)
-        self.lacking += [name] * bool(name)
-        for one in [node, *[user for user in node.users if user.meta.get("part")]]:
+        self.sequence.append(node)
+        for one in [node, *[user for user in node.users if user.meta.get("item")]]:
             self._roots.pop(one, None)
             self.regions.pop(one, None)
             if "form" not in one.meta:
@@ -92,21 +103,21 @@ class Lowering(Places):
 
     # ------------------------------------------------------------------ operators
 
-    def _nodes(self, node: GraphNode) -> list[VectorNode | Launched]:
-        """A call as nodes of the table; raises `Lacking` with its name where there are none."""
+    def _nodes(self, node: GraphNode) -> Segment:
+        """A call as nodes of the table; raises `Lacking` where there are none."""
         operator = node.meta.get("operator")
         if operator is None:
             return self._ours(node)
-        told, name = schema(operator), str(operator)
+        told = schema(operator)
         base = told.name.removeprefix("aten::")
         listed, base = base.startswith("_foreach_"), base.removeprefix("_foreach_")
         base = base.removesuffix("_") if told.is_mutable else base
         base, order = ATEN.get(base, (base, ()))
-        given, options = self._arguments(node, told)
+        given, options = operands(node, told)
         if base in ("stack", "cat"):
-            return self._joined(node, base, given, name)
+            return self._joined(node, base, given)
         if base in REDUCTIONS or base == "linalg_vector_norm":
-            return [self._reduced(node, base, given, options, name)]
+            return [self._reduced(node, base, given)]
         if base == "clamp":
             given += [None] * (3 - len(given))
             low, high = given[1:3]
@@ -114,155 +125,139 @@ class Lowering(Places):
             given = [x for x in given if x is not None]
         row, mutable = OPERATORS.get(base), told.is_mutable
         if row is None or not row.aten or options or len(given) < len(order):
-            raise Lacking(name)
+            raise Lacking
         given = [given[x] if type(x) is int else x for x in order] or given
         if len(given) != row.arity:
-            raise Lacking(name)
+            raise Lacking
         if listed:
-            return self._of_lists(node, base, given, mutable, name)
-        some = [self._found(x, name) for x in given]
-        out = self._found(node.args[0], name) if mutable else self._fresh(node)
-        assert isinstance(out, Region)
+            return self._of_lists(node, base, given, mutable)
+        some = list(map(self._operand, given))
+        out = self._region(node.args[0]) if mutable else self._fresh(node)
         wide = [x.expanded(out.shape) if isinstance(x, Region) else x for x in some]
-        return [self._entry(base, out, wide, computed(base, out, some, mutable), name)]
-
-    def _arguments(self, node: GraphNode, told: Any) -> tuple[list[Any], dict[str, Any]]:
-        """The operands of a call in order, and the arguments that are none."""
-        given, options = list[Any](), dict[str, Any]()
-        for i, argument in enumerate(told.arguments):
-            name, usual = argument.name, argument.default_value
-            value = node.args[i] if i < len(node.args) else node.kwargs.get(name, usual)
-            factor = name == "alpha" or (name == "value" and "addc" in told.name)
-            if name in FORM:
-                continue
-            if not (factor or argument.kwarg_only):
-                given.append(value)
-            elif value != usual:
-                options[name] = value
-        return given, options
+        return [self._entry(base, out, wide, computed(base, out, some, mutable))]
 
     def _entry(
-        self, name: str, out: Region, row: Sequence[VectorOperand], dtype: torch.dtype, said: str
+        self, name: str, out: Region, row: Sequence[VectorOperand], dtype: torch.dtype
     ) -> VectorNode:
-        """A node for every entry of a place, from operands of its shape."""
+        """A node for every entry of a region, from operands of its shape."""
         if math.prod(out.shape) > self._most:
-            raise Lacking(f"{said} of {math.prod(out.shape)} entries")
+            raise Lacking(f" of {math.prod(out.shape)} entries")
         whole = not (OPERATORS[name].whole or dtype.is_floating_point)
         if whole or (name == "bitwise_not" and dtype != torch.bool):
-            raise Lacking(said)
+            raise Lacking
         assert {x.shape for x in row if isinstance(x, Region)} <= {out.shape}
         some = [d for d, n in enumerate(out.shape) if n != 1]
         given = [x.of(some) if isinstance(x, Region) else x for x in row]
         return VectorNode(name, out.of(some), tuple(given), dtype)
 
-    def _of_lists(
-        self, node: GraphNode, name: str, given: list[Any], mutable: bool, said: str
-    ) -> list[VectorNode | Launched]:
+    def _of_lists(self, node: GraphNode, name: str, given: list[Any], mutable: bool) -> Segment:
         """Nodes for an operator on lists of tensors: one for all that are alike."""
-        count = len(node.args[0])  # type: ignore[arg-type]
-        rows = []
-        for x in given:
-            each = x if isinstance(x, (list, tuple)) else [x] * count
-            rows.append([self._found(x, said) for x in each])
+        written: Any = node.args[0]
+        each = [x if isinstance(x, (list, tuple)) else [x] * len(written) for x in given]
+        rows = [list(map(self._operand, row)) for row in each]
         if mutable:
-            outs = [self._found(x, said) for x in node.args[0]]  # type: ignore[union-attr]
+            outs = list(map(self._region, written))
         else:
             items: list[Any] = sorted(node.users, key=lambda user: cast(int, user.args[1]))
-            if len(items) < count:  # somebody takes the list as a whole, or leaves some out
-                raise Lacking(said)
-            outs = [self._fresh(item) for item in items]
-        entries = [math.prod(out.shape) for out in outs if isinstance(out, Region)]
-        if sum(entries) > self._most:
-            raise Lacking(f"{said} of {sum(entries)} entries")
-        nodes: list[VectorNode | Launched] = []
+            if len(items) < len(written):  # somebody takes the list as a whole, or leaves some out
+                raise Lacking
+            outs = list(map(self._fresh, items))
+        entries = sum([math.prod(out.shape) for out in outs])
+        if entries > self._most:
+            raise Lacking(f" of {entries} entries")
+        nodes: Segment = []
         for (first, *some), (out, *row) in self._side_by_side([outs, *rows]):
             dtype = computed(name, first, some, mutable)  # of one: those with dims weigh more
-            nodes.append(self._entry(name, out, row, dtype, said))
+            nodes.append(self._entry(name, out, row, dtype))
         return nodes
 
-    def _joined(
-        self, node: GraphNode, name: str, given: list[Any], said: str
-    ) -> list[VectorNode | Launched]:
+    def _joined(self, node: GraphNode, name: str, given: list[Any]) -> Segment:
         """Tensors behind one another, or in a dim of their own."""
-        parts = [self._found(x, said) for x in given[0]]
+        some = list(map(self._region, given[0]))
         out, shape = self._fresh(node), node.meta["form"][2]
         dim = (given[1] if len(given) > 1 else 0) % max(len(shape), 1)
         if math.prod(shape) > self._most:
-            raise Lacking(said)
+            raise Lacking
         stacked, outs, at = name == "stack", [], 0
-        for part in parts:
-            assert isinstance(part, Region)
-            length = 1 if stacked else part.shape[dim] if part.shape != (0,) else 0
+        for x in some:
+            length = 1 if stacked else x.shape[dim] if x.shape != (0,) else 0
             sizes = (*shape[:dim], length, *shape[dim + 1 :])
             to = out._replace(shape=sizes, start=out.start + at * out.strides[dim])
             outs.append(to.of([d for d in range(len(shape)) if d != dim]) if stacked else to)
             at += length
-        kept = [(to, x) for to, x in zip(outs, parts, strict=True) if 0 not in to.shape]
-        rows = self._side_by_side([[to for to, _ in kept], [x for _, x in kept]]) if kept else []
-        return [self._entry("copy", to, [x], x.dtype, said) for _, (to, x) in rows]
+        pairs = [(to, x) for to, x in zip(outs, some, strict=True) if 0 not in to.shape]
+        rows = self._side_by_side(list(zip(*pairs, strict=True))) if pairs else []
+        return [self._entry("copy", to, [x], x.dtype) for _, (to, x) in rows]
 
-    def _reduced(
-        self, node: GraphNode, name: str, given: list[Any], options: dict[str, Any], said: str
-    ) -> VectorNode:
+    def _reduced(self, node: GraphNode, name: str, given: list[Any]) -> VectorNode:
         """A reduction over some dims."""
-        x = self._found(given[0], said)
-        if not isinstance(x, Region):
-            raise Lacking(said)
-        rest = given[1:]
+        x, rest = self._region(given[0]), given[1:]
         if name == "linalg_vector_norm":
             order = {1: "norm1", 2: "norm2", math.inf: "norminf"}.get(rest[0] if rest else 2)
             if order is None:
-                raise Lacking(said)
+                raise Lacking
             name, rest = order, rest[1:]
         dims = rest[0] if rest else None
         dims = [dims] if isinstance(dims, int) else dims
         keep = bool(rest[1]) if len(rest) > 1 else False
         whole = not x.dtype.is_floating_point
-        if math.prod(x.shape) > self._most or (
-            name in ("amax", "amin") and (whole or 0 in x.shape)
-        ):
-            raise Lacking(said)
+        extreme = name in ("amax", "amin") and (whole or 0 in x.shape)
+        if math.prod(x.shape) > self._most or extreme:
+            raise Lacking
         count = len(x.shape)
         over = {d % count for d in dims} if dims else set(range(count))
         left = [d for d in range(count) if d not in over]
-        kept = [d for d in left if x.shape[d] != 1]
-        out = self._fresh(node).of([d if keep else left.index(d) for d in kept])
+        long = [d for d in left if x.shape[d] != 1]
+        out = self._fresh(node).of([d if keep else left.index(d) for d in long])
         dtype = torch.int64 if whole and not out.dtype.is_floating_point else torch.float64
-        return VectorNode(name, out, (x.of([*kept, *sorted(over)]),), dtype)
+        return VectorNode(name, out, (x.of([*long, *sorted(over)]),), dtype)
 
     # ------------------------------------------------------------------ what is ours
 
-    def _ours(self, node: GraphNode) -> list[VectorNode | Launched]:
-        function = self._given.get(cast(GraphNode, node.args[0]))
-        name = getattr(function, "__name__", "a launch")
+    def _ours(self, node: GraphNode) -> Segment:
+        function = self._function(node)
         if isinstance(function, Relaunch) and self._able(function):
-            rows = [[self._found(x, name) for x in row] for row in node.args[1:]]  # type: ignore[union-attr]
-            for x in rows[1]:
-                if not isinstance(x, Region) or (x.strides != (1,) and x.shape != (1,)):
-                    raise Lacking(name)
-            if not all([isinstance(x, Region) for x in rows[2]]):
-                raise Lacking(name)
-            out = self._fresh(node) if "form" in node.meta else None
-            return [Launched(function, *map(tuple, rows), out)]  # type: ignore[call-arg, arg-type]
+            return [self._launched(node, function)]
         if function is not NORM:
-            raise Lacking(name)
-        x, p = self._found(node.args[1], name), node.args[2]
-        if not isinstance(x, Region) or x.dtype != torch.float64 or not isinstance(p, (int, float)):
-            raise Lacking(name)
+            raise Lacking
+        x, p = self._region(node.args[1]), node.args[2]
+        if x.dtype != torch.float64 or not isinstance(p, (int, float)):
+            raise Lacking
         if 0 in x.shape or math.prod(x.shape) > self._most:
-            raise Lacking(name)
-        kept = [d for d, n in enumerate(x.shape[:-1]) if n != 1]
-        out = self._fresh(node).of(kept)
-        return [
-            VectorNode("norm", out, (x.of([*kept, len(x.shape) - 1]),), torch.float64, float(p))
-        ]
+            raise Lacking
+        last = len(x.shape) - 1
+        long = [d for d in range(last) if x.shape[d] != 1]
+        given = (x.of([*long, last]),)
+        return [VectorNode("norm", self._fresh(node).of(long), given, torch.float64, float(p))]
+
+    def _launched(self, node: GraphNode, again: Relaunch) -> Launched:
+        given: Any = node.args[1:]
+        numbers, vectors, scalars = given
+        named = tuple(map(self._operand, numbers))
+        rows = [tuple(map(self._region, row)) for row in (vectors, scalars)]
+        if any([x.strides != (1,) and x.shape != (1,) for x in rows[0]]):
+            raise Lacking
+        out = self._fresh(node) if "form" in node.meta else None
+        return Launched(again, named, rows[0], rows[1], out)
 
 
-def computed(
-    name: str, out: VectorOperand, row: Sequence[VectorOperand], mutable: bool
-) -> torch.dtype:
+def operands(node: GraphNode, told: Any) -> tuple[list[Any], dict[str, Any]]:
+    """The operands of a call in order, and the arguments that are none."""
+    given, options = list[Any](), dict[str, Any]()
+    for argument, value in arguments(told, node.args, node.kwargs):
+        name = argument.name
+        factor = name == "alpha" or (name == "value" and "addc" in told.name)
+        if name in FORM:
+            continue
+        if not (factor or argument.kwarg_only):
+            given.append(value)
+        elif value != argument.default_value:
+            options[name] = value
+    return given, options
+
+
+def computed(name: str, out: Region, row: Sequence[VectorOperand], mutable: bool) -> torch.dtype:
     """The dtype in which an operator computes."""
-    assert isinstance(out, Region)
     dtype = out.dtype
     if name == "copy" and isinstance(row[0], Region):
         return row[0].dtype

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import ctypes
 from array import array
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
 from torchzero_clip.engines.buffers import Buffer
-from torchzero_clip.engines.compiled.again.steps import CompiledStep, misfits
+from torchzero_clip.engines.compiled.again.steps import CompiledStep, StepMemory, misfits
+from torchzero_clip.engines.compiled.again.torch_calls import TorchCalls
 from torchzero_clip.engines.compiled.printers.build import function
 from torchzero_clip.engines.compiled.printers.cpp import CppPrinter, kernel_of, rows_of, threads_for
 from torchzero_clip.engines.compiled.printers.program import Relaunch
-from torchzero_clip.engines.compiled.printers.vectors import Launched, VectorMemory, VectorNode
+from torchzero_clip.engines.compiled.printers.vectors import Segment, VectorMemory
 
 FLAGS = "-std=c++17 -O1 -march=native -fno-math-errno -ffp-contract=off -fno-strict-aliasing"
 FLAGS += " -fPIC -shared"
@@ -37,40 +38,28 @@ class NativeStep(CompiledStep):
     def compile(
         self,
         memories: Sequence[VectorMemory],
-        parts: Sequence[list[VectorNode | Launched]],
-        kept: Collection[int],
-    ) -> Collection[int] | None:
-        self._printer, self._memories = CppPrinter(memories, parts, kept), memories
-        self.text = self._printer.text()
+        segments: Sequence[Segment],
+        between: TorchCalls,
+        like: Tensor,
+    ) -> int:
+        printer = CppPrinter(memories, segments, between.read)
+        self.text = printer.text()
         self._kernel = function(self.text, FLAGS)
         if self._kernel is None:
-            return None
+            return 0
         self._kernel.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_longlong]
-        return self._printer.kept
-
-    def bind(self, sources: Sequence[Sequence[int]]) -> int:
-        integers, self._pointers = self._printer.integers, self._printer.pointers
-        self._held: list[array[Any]] = []
-        self._d = array("q", [n if isinstance(n, int) else 0 for n in integers])
-        self._counts = [(i, x[0]) for i, x in enumerate(integers) if type(x) is tuple]
-        self._p = array("Q", [0] * len(self._pointers))
+        self._own = StepMemory(memories, printer.backed, like)
+        self._alive: list[array[Any]] = []
         self._lists: list[tuple[array[int], int, tuple[int, ...]]] = []
-        for i, (whose, which) in enumerate(self._pointers):
-            if whose == "memory":
-                self._p[i] = self._address(which)
-            elif which == "kernel":
-                self._p[i] = _address_of(kernel_of(whose.program))
-            elif which == "sizes":
-                self._p[i] = self._hold(array("q", whose.sizes))
-            elif which == "rows":
-                self._p[i] = self._hold(rows_of(whose.rows))
-            elif which == "lists":
-                self._p[i] = self._hold(self._addresses(whose))
-        self._given = self._p.buffer_info()[0], self._d.buffer_info()[0]
-        self._slots = [[self._pointers.index(("memory", m)) for m in row] for row in sources]
+        integers, pointers = printer.integers, printer.pointers
+        self._d = array("q", [n if isinstance(n, int) else 0 for n in integers])
+        self._p = array("Q", [self._pointer(x, which, memories) for x, which in pointers])
+        self._tables = self._p.buffer_info()[0], self._d.buffer_info()[0]
+        self._slots = [[pointers.index(("memory", m)) for m in row] for row in between.memories]
+        self._counts = [(i, x[0]) for i, x in enumerate(integers) if type(x) is tuple]
+        self._sums = [(i, x) for i, (x, which) in enumerate(pointers) if which == "found"]
         self._share()
-        del self._printer, self._memories  # they would hold the graph
-        return len(sources)
+        return len(segments)
 
     def begin(self) -> None:
         if torch.get_num_threads() != self._threads:
@@ -78,22 +67,30 @@ class NativeStep(CompiledStep):
         for lists, i, key in self._lists:
             lists[i] = self._gradients[key].addresses.buffer_info()[0]
 
-    def run(self, part: int, tensors: Sequence[Tensor]) -> None:
-        for slot, t in zip(self._slots[part], tensors, strict=True):
+    def run(self, segment: int, tensors: Sequence[Tensor]) -> None:
+        for slot, t in zip(self._slots[segment], tensors, strict=True):
             self._p[slot] = t.data_ptr()
-        self._kernel(*self._given, part)
+        self._kernel(*self._tables, segment)
 
     # ------------------------------------------------------------------ tables
 
-    def _hold(self, table: array[Any]) -> int:
-        self._held.append(table)
-        return table.buffer_info()[0]
+    def _pointer(self, whose: Any, which: Any, memories: Sequence[VectorMemory]) -> int:
+        """What stands in the table of pointers; 0 for what changes, and is put there later."""
+        if whose == "memory":
+            rows = memories[which].rows
+            table = array("Q", [self._own.address(i, at) for i, at in rows])
+            return self._hold(table) if rows else self._own.address(which)
+        if which == "kernel":
+            return ctypes.cast(kernel_of(whose.program), ctypes.c_void_p).value or 0
+        if which == "sizes":
+            return self._hold(array("q", whose.sizes))
+        if which == "rows":
+            return self._hold(rows_of(whose.rows))
+        return self._hold(self._addresses(whose)) if which == "lists" else 0
 
-    def _address(self, m: int) -> int:
-        rows = self._memories[m].rows
-        if not rows:
-            return self._room.address(m)
-        return self._hold(array("Q", [self._room.address(i, at) for i, at in rows]))
+    def _hold(self, table: array[Any]) -> int:
+        self._alive.append(table)
+        return table.buffer_info()[0]
 
     def _addresses(self, launch: Relaunch) -> array[int]:
         """The addresses of the lists of a launch, those of gradients to be filled in."""
@@ -110,13 +107,6 @@ class NativeStep(CompiledStep):
         self._threads = torch.get_num_threads()
         for i, launch in self._counts:
             self._d[i] = threads_for(launch.sizes)
-        self._parts = []
-        for i, (whose, which) in enumerate(self._pointers):
-            if which == "parts":
-                parts = array("d", [0.0] * whose.width * threads_for(whose.sizes))
-                self._parts.append(parts)
-                self._p[i] = parts.buffer_info()[0]
-
-
-def _address_of(kernel: Any) -> int:
-    return ctypes.cast(kernel, ctypes.c_void_p).value or 0
+        self._found = [array("d", [0.0] * x.width * threads_for(x.sizes)) for _, x in self._sums]
+        for (i, _), found in zip(self._sums, self._found, strict=True):
+            self._p[i] = found.buffer_info()[0]

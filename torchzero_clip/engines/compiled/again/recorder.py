@@ -32,7 +32,7 @@ from torchzero_clip.core.private import (
 )
 from torchzero_clip.core.tensors import wide
 from torchzero_clip.engines.buffers import Buffer
-from torchzero_clip.engines.compiled.again.shorter import form, shorten
+from torchzero_clip.engines.compiled.again.pruning import form, prune, written
 from torchzero_clip.engines.compiled.printers.program import Launch, Relaunch
 
 READS = {Tensor.tolist, Tensor.numpy, Tensor.__array__, Tensor.__repr__}
@@ -61,7 +61,7 @@ class StepRecorder(TorchDispatchMode):
         (_, self._fake), self._resting = fake_tensors(), False
         self._nodes: dict[int, Node] = {}
         self.made: list[Tensor] = []  # memory and constants that were made on the way
-        self._held: list[Any] = []  # so that no identity is that of two
+        self._alive: list[Any] = []  # so that no identity is that of two
         self._functions = _Functions(self)
 
     def __enter__(self) -> StepRecorder:
@@ -82,7 +82,7 @@ class StepRecorder(TorchDispatchMode):
         finally:
             self._resting = before
 
-    def kept(self, make: Callable[[], list[Tensor]]) -> list[Tensor]:
+    def memory(self, make: Callable[[], list[Tensor]]) -> list[Tensor]:
         """Memory that is made now, and lasts as long as the graph."""
         with self.real():
             made = make()
@@ -98,11 +98,10 @@ class StepRecorder(TorchDispatchMode):
         if func.namespace == "prim":  # the form of a tensor
             return self.imagined(func, *args, **kwargs)
         name, told = str(func), schema(func)
-        if name.startswith("aten.lift_fresh"):
-            self.made += [args[0]]
         if torch.Tag.nondeterministic_seeded in func.tags:
             raise Refused(f"{name} draws random numbers: make them of group['step']")
-        if not (told.is_mutable or _makes_tensors(told)):
+        makes = any(["Tensor" in str(made.type) for made in told.returns])
+        if not (makes or told.is_mutable):
             if any([isinstance(t, Tensor) for t in tree_leaves((args, kwargs))]):
                 raise Refused(f"{name} reads a number on the host: choose by torch.where")
             return func(*args, **kwargs)
@@ -111,13 +110,14 @@ class StepRecorder(TorchDispatchMode):
         node = self.graph.call_function(_quicker(func, args, kwargs), *given)
         node.meta["operator"] = func
         if name.startswith("aten.lift_fresh"):  # a constant, of which each repeat has its own
+            self.made.append(args[0])
             node.meta["form"] = form(out)
             node = self.graph.call_function(torch.clone, (node,))
             node.meta["operator"] = torch.ops.aten.clone.default
-        written = _written(told, args, kwargs)
-        if written is not None and turned:  # the same tensor has another form from here on
-            self._nodes.pop(id(written))
-        return self.learn(out if written is None else written, node)
+        returned = _returned(told, args, kwargs)
+        if returned is not None and turned:  # the same tensor has another form from here on
+            self._nodes.pop(id(returned))
+        return self.learn(out if returned is None else returned, node)
 
     def imagined(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """What a function gives, without values; nothing is written."""
@@ -151,7 +151,7 @@ class StepRecorder(TorchDispatchMode):
     def learn(self, out: Any, node: Node) -> Any:
         """Remember the node of a tensor, or those of several that one call made."""
         if isinstance(out, Tensor):
-            self._held.append(out)
+            self._alive.append(out)
             if id(out) not in self._nodes:
                 self._nodes[id(out)] = node
                 node.meta["form"] = form(out)
@@ -159,7 +159,7 @@ class StepRecorder(TorchDispatchMode):
             for i, t in enumerate(out):
                 if isinstance(t, Tensor) and id(t) not in self._nodes:
                     item = self.graph.call_function(operator.getitem, (node, i))
-                    item.meta["part"] = True
+                    item.meta["item"] = True
                     self.learn(t, item)
         return out
 
@@ -180,22 +180,22 @@ class StepRecorder(TorchDispatchMode):
             return [self._argument(item) for item in x]
         return x if type(x) in (int, float, bool, str) or x is None else self._input(x)
 
-    def launch(self, launch: Launch, run: Callable[[Launch], Any], measures: bool) -> Tensor | None:
-        """Write down the launch of a program; what it measures."""
+    def launch(self, launch: Launch, runner: Callable[[], Any]) -> Tensor | None:
+        """Write down the launch of a program by what runs it later; what it measures."""
         out = None
-        if measures:
+        if launch.program.measured is not None:
             device = launch.program.device
             out = self.imagined(torch.empty, (1, launch.width), dtype=wide(device), device=device)
         buffers = [self.sessions.get(id(buffer), buffer) for buffer in launch.buffers]
-        self._held += launch.buffers
+        self._alive += launch.buffers
         pairs = zip(buffers, launch.buffers, strict=True)
         self.gradients.update({b: x for b, x in pairs if isinstance(b, tuple)})
-        again = Relaunch(launch, run, buffers, self.gradients)
+        again = Relaunch(launch, runner, buffers, self.gradients)
         return self.call(again, (launch.numbers, launch.vectors, launch.scalars), out, True)
 
     def open(self, gradients: Buffer) -> None:
         """Note a buffer of gradients, which is another one in every step."""
-        self._held.append(gradients)
+        self._alive.append(gradients)
         self.sessions[id(gradients)] = tuple([self._grads[id(t)] for t in gradients.tensors])
 
     def changing(self, tensors: Sequence[Tensor]) -> bool:
@@ -209,19 +209,19 @@ class StepRecorder(TorchDispatchMode):
 
         Those that are `fixed` nobody writes.
         """
-        kept = self.kept(
+        memory = self.memory(
             lambda: [torch.empty(t.shape, dtype=t.dtype, device=t.device) for t in outputs]
         )
-        for new, t in zip(kept, outputs, strict=True):
+        for new, t in zip(memory, outputs, strict=True):
             new.copy_(t)
         self.graph.output(None)
-        shorten(self.graph, {self._nodes[id(t)] for t in fixed if id(t) in self._nodes})
-        return kept
+        prune(self.graph, {self._nodes[id(t)] for t in fixed if id(t) in self._nodes})
+        return memory
 
     def close(self) -> None:
         """Let go of everything, without a garbage collector."""
         self._nodes.clear()
-        self._held.clear()
+        self._alive.clear()
         del self._functions.recorder, self._functions, self._fake
 
 
@@ -306,17 +306,9 @@ def _done(function: Callable[..., Any], *args: Any) -> Any:
     return function(*args)
 
 
-def _makes_tensors(told: Any) -> bool:
-    return any(["Tensor" in str(made.type) for made in told.returns])
-
-
-def _written(told: Any, args: Any, kwargs: Any) -> Any:
+def _returned(told: Any, args: Any, kwargs: Any) -> Any:
     """The argument that an operator writes and returns, if it is one of those."""
-    returned = told.returns[0].alias_info if len(told.returns) == 1 else None
-    if returned is None or not returned.is_write:
+    made = told.returns[0].alias_info if len(told.returns) == 1 else None
+    if made is None or not made.is_write:
         return None
-    for i, argument in enumerate(told.arguments):
-        info = argument.alias_info
-        if info is not None and info.is_write and info.before_set == returned.before_set:
-            return args[i] if i < len(args) else kwargs[argument.name]
-    return None
+    return next((x for alias, x in written(told, args, kwargs) if alias == made.before_set), None)

@@ -12,11 +12,11 @@ import traceback
 from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from pathlib import Path
 from textwrap import shorten
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-import torch
 from torch import Tensor
 
 from torchzero_clip.core.division import UnitRecord
@@ -24,18 +24,18 @@ from torchzero_clip.core.engine import Records, Through
 from torchzero_clip.core.link import Link
 from torchzero_clip.core.part import Part
 from torchzero_clip.core.private import Missing
-from torchzero_clip.core.step import Step
+from torchzero_clip.core.step import Groups, Step
 from torchzero_clip.engines.buffers import Buffer
+from torchzero_clip.engines.compiled.again.conditions import OURS, Conditions, impure, subclassed
 from torchzero_clip.engines.compiled.again.device_step import DeviceStep
 from torchzero_clip.engines.compiled.again.inputs import Later, LiveValues, StepInputs, StepNotes
 from torchzero_clip.engines.compiled.again.native_step import NativeStep
-from torchzero_clip.engines.compiled.again.premises import OURS, Premises, impure, subclassed
 from torchzero_clip.engines.compiled.again.recorder import Refused, python
 from torchzero_clip.engines.compiled.again.steps import CompiledStep
 from torchzero_clip.engines.compiled.printers.backends import on_gpu
 
 if TYPE_CHECKING:
-    from torchzero_clip.engines.compiled.again.graphs import StepGraph
+    from torchzero_clip.engines.compiled.again.captures import StepCapture
     from torchzero_clip.engines.compiled.again.recorder import StepRecorder
 
 SELDOM = 1000  # steps alike before what could not be recorded is tried again
@@ -54,7 +54,7 @@ class Replays:
     Args:
         links: The chain.
         backend: What compiles steps: see `Runner`.
-        graph: That of a step, where these are captured.
+        capture: What captures steps, where that is wanted.
 
     Attributes:
         count: How often the graph was replayed.
@@ -62,16 +62,16 @@ class Replays:
     """
 
     def __init__(
-        self, links: Sequence[Link], backend: str = "plain", graph: StepGraph | None = None
+        self, links: Sequence[Link], backend: str = "plain", capture: StepCapture | None = None
     ) -> None:
-        self.count, self._links, self._backend, self._graph = 0, links, backend, graph
+        self.count, self._links, self._backend, self._capture = 0, links, backend, capture
         self._never = impure(links)
         self.why = "; ".join(self._never) or None
         self._live = LiveValues([])
         self._like: tuple[Any, ...] = ()  # the parts of the last step, and the kinds of its values
         self._alike, self._wait = 0, 1  # steps that were like it, and how many it takes
         self._replay: RecordedStep | None = None
-        self._rested = False  # whether the last step was another one among many replays
+        self._rests = False  # whether the last step was another one among many replays
 
     def step(self, step: Step, through: Through, recording: StartRecording) -> Records:
         """Do a step again, or anew; returns what the links measured."""
@@ -87,39 +87,42 @@ class Replays:
             self.why = self.why if self._never else self._live.odd(list(step.live[0]))
             return through(step)
         kinds = self._live.kinds, loss is not None and (loss.dtype, loss.device), step.kind
-        broken = rests = False
-        if self._replay is not None:
-            grads = self._replay.holds(step, kinds)
-            if grads is not None and self._replay.notes.same(step.groups, counted=True):
-                self.count, self._rested = self.count + 1, False
-                return self._replay(step, grads, self._live.numbers)
-            rests = grads is not None and not self._rested  # a step among many
-            if not rests:
-                self._replay, broken = None, True
+        if (replay := self._replay) is not None:
+            grads = replay.holds(step, kinds)
+            if grads is not None and replay.notes.same(step.groups, counted=True):
+                self.count, self._rests = self.count + 1, False
+                return replay(step, grads, self._live.numbers)
+            self._rests = grads is not None and not self._rests
+            if not self._rests:
+                self._replay = None
                 self._wait = 1 if self.count >= OFTEN else min(2 * self._wait, SELDOM)
-        self._rested = rests
+        if self._due(step, kinds, broken=replay is not self._replay):
+            made = self._record(step, through, recording)
+            if self._capture is not None and (made is None or made.native is None):
+                raise RuntimeError(
+                    "captured: a step of this chain cannot be captured: "
+                    f"{self.why or 'it is too long'}; leave captured(...) out"
+                )
+            if made is not None and (grads := made.holds(step, kinds)) is not None:
+                self._replay = made
+                return made(step, grads, self._live.numbers)
+        given = self._live.given(step, self._live.tensors(self._gpu(step)))
+        records: Records = with_tensors(through(step.again(*given)), lambda t: t, step.groups)
+        return records
+
+    def _due(self, step: Step, kinds: tuple[Any, ...], broken: bool) -> bool:
+        """Whether a step is to be written down; what it is like is noted."""
         parts, before = _parts(step), self._like
         self._like = (parts, *kinds)
         alike = self._like == before and not broken
         self._alike = self._alike + 1 if alike else 0
         if before and not alike:
             self.why = unlike(self._like, before)
-        able = bool(parts) and self._alike >= self._wait and not rests
-        if able and (why := subclassed(parts, step.states or {})):
-            self.why, able = why, False
-        if able:
-            self._record(parts, kinds, step, through, recording)
-            if self._graph is not None and (self._replay is None or not self._replay.native):
-                raise RuntimeError(
-                    "captured: a step of this chain cannot be captured: "
-                    f"{self.why or 'it is too long'}; leave captured(...) out"
-                )
-            if self._replay is not None and (grads := self._replay.holds(step, kinds)) is not None:
-                return self._replay(step, grads, self._live.numbers)
-            self._replay = None
-        given = self._live.given(step, self._live.tensors(self._gpu(step)))
-        records = through(step.again(*given))
-        return _of_groups(records, measured_in(records), step.groups)
+        if not parts or self._rests or self._alike < self._wait:
+            return False
+        if why := subclassed(parts, step.states or {}):
+            self.why = why
+        return not why
 
     def says(self, besides: Sequence[str]) -> list[str]:
         """The way steps are done now, as far as it is known: see `Engine.says`."""
@@ -145,105 +148,97 @@ class Replays:
         return params[0] if one and on_gpu(params[0].device, self._backend) else None
 
     def _record(
-        self,
-        parts: Sequence[Part],
-        kinds: Any,
-        step: Step,
-        through: Through,
-        recording: StartRecording,
-    ) -> None:
-        """Write down a step, which does not happen yet."""
+        self, step: Step, through: Through, recording: StartRecording
+    ) -> RecordedStep | None:
+        """Write down a step, which does not happen yet; None where it cannot be done again."""
+        parts, *kinds = self._like
         self.count, again = 0, self._wait
         self._alike, self._wait = 0, min(2 * self._wait, SELDOM)  # unless it can be replayed
-        premises = Premises(parts, step.groups, step.states or {})
+        conditions = Conditions(parts, step.groups, step.states or {})
         grads = [p.grad for part in parts for p in part.originals if p.grad is not None]
-        if self._graph is not None and len({g.device for g in grads}) > 1:
-            self.why = "its parameters are on several devices"
-            return
         like = self._gpu(step)
         vector = None if like is None else self._live.vector(like)
         live = self._live.tensors() if vector is None else list(vector.unbind())
+        changing = [*grads, *([step.loss] if isinstance(step.loss, Tensor) else [])]
         try:
+            if self._capture is not None and len({g.device for g in grads}) > 1:
+                raise Later("its parameters are on several devices")
             with recording(grads) as recorder:
                 notes = StepNotes(recorder)
                 records = through(step.again(*self._live.given(step, live), notes))
-                kept = recorder.end(measured_in(records), live)
+                measured = recorder.end(measured_in(records), live)
             function = python(recorder.graph)
             notes.close()
+            known = [*changing, *live, *_fields(self._links), *step.roster.vectors, *recorder.made]
+            conditions.know(recorder.leaves, known)
         except Exception as error:  # a step that fails says so itself when it is done
             self.why = told(error)
             self._wait = again if isinstance(error, Later) else SELDOM
-            return
-        changing = [*grads, *([step.loss] if isinstance(step.loss, Tensor) else [])]
-        known = [*changing, *live, *_fields(self._links), *step.roster.vectors]
-        if (why := premises.unknown(recorder.leaves, [*known, *recorder.made])) is not None:
-            self.why, self._wait = why, SELDOM
-            return
-        premises.leave_out([count.key for count in notes.counts])
-        counts = [sum([p.grad is not None for p in part.originals]) for part in parts]
-        gradients, leaves = recorder.gradients, recorder.leaves
-        compiled = _kind_of(self._backend, grads[0].device)
-        native = compiled(recorder.graph, leaves, changing, gradients) if compiled else None
-        native = native if native is not None and native.works else None
-        if native is not None:
-            native.graph = self._graph
-        inputs = StepInputs(leaves, changing, live, self._live.numbers, counts, gradients, vector)
+            return None
+        conditions.leave_out([count.key for count in notes.counts])
+        native = self._compiled(recorder, changing)
+        counts = [len(part.originals) for part in parts]
+        given = recorder.leaves, changing, live, self._live.numbers, counts, recorder.gradients
+        inputs, each = StepInputs(*given, vector), iter(measured)
         inputs.leave()
-        records, functions = _of_groups(records, kept, step.groups), (function, native)
-        self._replay = RecordedStep(premises, notes, kinds, functions, inputs, records)
+        records = with_tensors(records, lambda _: next(each), step.groups)
         self.why, self._wait = None, again
+        return RecordedStep(conditions, notes, tuple(kinds), function, native, inputs, records)
+
+    def _compiled(self, recorder: StepRecorder, changing: Sequence[Tensor]) -> CompiledStep | None:
+        """A step that was written down as native calls; None where its graph is a function."""
+        device = changing[0].device
+        if on_gpu(device, self._backend):
+            kind: type[CompiledStep] = DeviceStep
+        elif self._backend == "native" and device.type == "cpu":
+            kind = NativeStep
+        else:
+            return None
+        made = kind(recorder.graph, recorder.leaves, changing, recorder.gradients)
+        made.capture = self._capture
+        return made if made.calls else None
 
 
+@dataclass(eq=False)
 class RecordedStep:
     """A step that can be done again.
 
-    Args:
-        premises, notes: What must be as it was, and what was asked on the host.
+    Attributes:
+        conditions, notes: What must be as it was, and what was asked on the host.
         kinds: Those of the live values and of the loss.
-        function: The step, of its leaves, and as native calls where it is compiled.
-        inputs: What stands in the place of each leaf.
+        function: The step as a function of its leaves.
+        native: It as native calls, where it is compiled.
+        inputs: What stands for each leaf.
         records: What the links measured, in memory that every step writes.
     """
 
-    def __init__(
-        self,
-        premises: Premises,
-        notes: StepNotes,
-        kinds: Any,
-        function: tuple[Callable[..., Any], CompiledStep | None],
-        inputs: StepInputs,
-        records: Records,
-    ) -> None:
-        self._premises, self.notes, self._kinds = premises, notes, kinds
-        self._inputs, self._records = inputs, records
-        self._function, self.native = function
+    conditions: Conditions
+    notes: StepNotes
+    kinds: tuple[Any, ...]
+    function: Callable[..., Any]
+    native: CompiledStep | None
+    inputs: StepInputs
+    records: Records
 
     def holds(self, step: Step, kinds: Any) -> list[Buffer] | None:
         """The gradients where all is as it was when the step was written down; otherwise None."""
-        if kinds != self._kinds:
+        if kinds != self.kinds:
             return None
-        grads = self._premises.hold(step.groups, step.states or {})
+        grads = self.conditions.hold(step.groups, step.states or {})
         return grads if grads and self.notes.same(step.groups, counted=False) else None
 
     def __call__(self, step: Step, grads: Sequence[Buffer], numbers: Sequence[float]) -> Records:
         self.notes.count_on(step.groups)
-        changing = self._inputs.enter(grads, numbers, step.loss)
+        changing = self.inputs.enter(grads, numbers, step.loss)
         try:
             if self.native is None or not self.native(changing):
-                self._function(*self._inputs.leaves(changing))
+                self.function(*self.inputs.leaves(changing))
         finally:
-            self._inputs.leave()
-        return dict(self._records)  # another one: whoever looks at each step tells them apart
+            self.inputs.leave()
+        return dict(self.records)  # another one: whoever looks at each step tells them apart
 
 
 # ---------------------------------------------------------------------- what may be replayed
-
-
-def _kind_of(name: str, device: torch.device) -> type[CompiledStep] | None:
-    """What does a step again that was written down; None for its graph as a function."""
-    if on_gpu(device, name):
-        return DeviceStep
-    return NativeStep if name == "native" and device.type == "cpu" else None
 
 
 def unlike(step: Sequence[Any], before: Sequence[Any]) -> str:
@@ -260,8 +255,8 @@ def told(error: Exception) -> str:
     if not isinstance(error, (Refused, Later, Missing)):
         why = f"{type(error).__name__}: {shorten(why, 120)}; a pure rule works without values"
     for frame, line in traceback.walk_tb(error.__traceback__):
-        room = frame.f_globals.get("__name__", "").split(".")
-        if room[0] != "torch" and (room[0] != OURS or "modules" in room):
+        module = frame.f_globals.get("__name__", "").split(".")
+        if module[0] != "torch" and (module[0] != OURS or "modules" in module):
             place = f" ({Path(frame.f_code.co_filename).name}, line {line})"
     return why + place
 
@@ -295,30 +290,17 @@ def _bring_loss(step: Step, loss: Tensor) -> None:
 
 def measured_in(records: Records) -> list[Tensor]:
     """The tensors of what links measured, in order."""
-    return [x for record in records.values() for x in _each(record) if isinstance(x, Tensor)]
+    found = list[Tensor]()
+    with_tensors(records, found.append, ())
+    return found
 
 
-def _each(record: Any) -> list[Any]:
-    if isinstance(record, UnitRecord):
-        return [record.norm, *record.limits, *record.ratios]
-    return list(record.values()) if isinstance(record, dict) else [record]
-
-
-def _of_groups(
-    records: Records, tensors: Sequence[Tensor], groups: Sequence[dict[str, Any]]
-) -> Records:
-    """The same records with other tensors, in order, and of these groups."""
-    each = iter(tensors)
-
-    def other(x: Any) -> Any:
-        return next(each) if isinstance(x, Tensor) else x
-
-    def of_one(record: Any) -> Any:
-        if isinstance(record, dict):
-            return {name: other(x) for name, x in record.items()}
-        if not isinstance(record, UnitRecord):
-            return other(record)
-        rows = [list(map(other, row)) for row in ([record.norm], record.limits, record.ratios)]
-        return UnitRecord(rows[0][0], rows[1], rows[2], record.division, groups)
-
-    return {path: of_one(record) for path, record in records.items()}
+def with_tensors(x: Any, other: Callable[[Tensor], Any], groups: Groups) -> Any:
+    """The same records with `other` of each tensor, called in order, and of these groups."""
+    if isinstance(x, dict):
+        return {name: with_tensors(value, other, groups) for name, value in x.items()}
+    if isinstance(x, UnitRecord):
+        vectors = [x.norm], x.limits, x.ratios
+        rows = [[with_tensors(one, other, groups) for one in row] for row in vectors]
+        return UnitRecord(rows[0][0], rows[1], rows[2], x.division, groups)
+    return other(x) if isinstance(x, Tensor) else x

@@ -1,4 +1,4 @@
-"""Memory: the buffers that the values of a trace lie in."""
+"""Memory: the buffers that the values on a tape lie in."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from torchzero_clip.core.state import state_dtype
 from torchzero_clip.core.stochastic import Elements
 from torchzero_clip.core.tensors import all_here, same_shapes
 from torchzero_clip.engines.buffers import Buffer
-from torchzero_clip.engines.compiled.lists.recording import Recording
+from torchzero_clip.engines.compiled.lists.nodes import Nodes
 from torchzero_clip.engines.compiled.lists.runner import Runner
 
 PARAMETERS, GRADIENTS = 0, 1
-"""The ids of these buffers in every trace."""
-KEPT = 2  # spare buffers that are kept from step to step; more are made anew
+"""The ids of these buffers on every tape."""
+SPARES = 2  # buffers that last from step to step; more are made anew
 
 
-class Memory(Recording):
+class Memory(Nodes):
     """The buffers of one bucket: parameters, gradients, state, and spare ones for other values."""
 
     def __init__(
@@ -38,14 +38,14 @@ class Memory(Recording):
         family: weakref.WeakSet[Any],
     ) -> None:
         super().__init__(len(params), params[0].device)
-        self.runner, self.family, self.places, self.room = runner, family, list(places), key
+        self.runner, self.family, self.places, self.bucket = runner, family, list(places), key
         self.key = (key, self.places[0], len(places), params[0].device, grads[0].dtype)
         family.add(self)
-        kept = runner.buffers.find((self.key, "parameters"), params)
-        self.buffers: list[Buffer] = [kept, Buffer(grads)]
+        found = runner.buffers.find((self.key, "parameters"), params)
+        self.buffers: list[Buffer] = [found, Buffer(grads)]
         self.lasting = {PARAMETERS, GRADIENTS}  # and state: no list of another value lies there
         self.spares: list[int] = []  # buffers for values that have none
-        self.kept, self.state_dtype = 0, state_dtype(params[0])  # how many of them last
+        self.lasting_spares, self.state_dtype = 0, state_dtype(params[0])  # how many of them last
         self.sizes = list(map(Tensor.numel, params))
         self.lists: weakref.WeakSet[Any] = weakref.WeakSet()
         self.skip = Skip()
@@ -95,30 +95,30 @@ class Memory(Recording):
     # ------------------------------------------------------------------ spare buffers
 
     def _spare(self, dtype: torch.dtype, used: set[int | None]) -> int:
-        """A buffer that no list lies in: one that is kept, or new memory."""
+        """A buffer that no list lies in: one that lasts, or new memory."""
         for i in self.spares:
             if i not in used and self.buffers[i].dtype == dtype and self._free(i):
                 return i
         params = self.buffers[PARAMETERS].tensors
-        if self.device.type == "cpu" and self.kept < KEPT and dtype == self.state_dtype:
-            key = self.room, self.kept
+        if self.device.type == "cpu" and self.lasting_spares < SPARES and dtype == self.state_dtype:
+            key = self.bucket, self.lasting_spares
             like = partial(self.runner.workspaces.like, key, self.places, params)
             memory = self.runner.memory(like)
-            self.spares.append(self.hold(memory, ("spare", self.kept)))
-            self.kept += 1
+            self.spares.append(self.hold(memory, ("spare", self.lasting_spares)))
+            self.lasting_spares += 1
             return self._spare(dtype, used)
         fresh = self.runner.memory(lambda: [torch.empty_like(t, dtype=dtype) for t in params])
         self.spares.append(self.hold(fresh))
         return self.spares[-1]
 
     def _free(self, spare: int) -> bool:
-        """Whether none of this memory backs a list of another kind, or of another trace."""
-        others = [buffer for trace in self.family for buffer in trace.loose(self)]
+        """Whether none of this memory backs a list of another kind, or of another tape."""
+        others = [buffer for tape in self.family for buffer in tape.loose(self)]
         mine = set(filter(None, self.buffers[spare].addresses))
         return all([mine.isdisjoint(buffer.addresses) for buffer in others])
 
     def loose(self, asked: Memory) -> list[Buffer]:
-        """The buffers of lists that may lie in kept memory, the spare ones of `asked` aside."""
+        """The buffers of lists that may lie in spare memory, those spare to `asked` aside."""
         lie_in = {one.buffer for one in self.lists} - {None, PARAMETERS, GRADIENTS}
         lie_in -= {*self.lasting, *self.spares} if self is asked else set()
         return [self.buffers[i] for i in lie_in if i is not None]

@@ -5,8 +5,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from functools import partial
-from typing import Any, Literal, Protocol
+from typing import Literal, Protocol
 
 from torch import Tensor
 from torch.autograd.graph import increment_version
@@ -27,15 +26,15 @@ class StepWriter(Protocol):
     def changing(self, tensors: Sequence[Tensor]) -> bool:
         """Whether a gradient is among them, which is another tensor in every step."""
 
-    def kept(self, make: Callable[[], list[Tensor]]) -> list[Tensor]:
+    def memory(self, make: Callable[[], list[Tensor]]) -> list[Tensor]:
         """Memory that is made now, and lasts as long as the graph."""
 
-    def launch(self, launch: Launch, run: Callable[[Launch], Any], measures: bool) -> Tensor | None:
-        """Write down the launch of a program; what it measures."""
+    def launch(self, launch: Launch, runner: Callable[[], Runner | None]) -> Tensor | None:
+        """Write down the launch of a program by what runs it later; what it measures."""
 
 
 class Runner:
-    """All that a trace knows of its engine."""
+    """All that a tape knows of its engine."""
 
     backend: Literal["native", "triton", "plain"] = "native"
     """The way programs run: in C++ on CPU and in Triton on CUDA, in Triton on both, which on CPU
@@ -53,8 +52,7 @@ class Runner:
         Returns the statistics of what it measures.
         """
         if self.recorder is not None:
-            again = partial(_run, weakref.ref(self))  # a replay is held by its engine
-            return self.recorder.launch(launch, again, launch.program.measured is not None)
+            return self.recorder.launch(launch, weakref.ref(self))
         watch = self.watch
         with nullcontext() if watch is None else watch(launch.read, launch.written):
             stats = self._run(launch)
@@ -65,7 +63,7 @@ class Runner:
         """Memory that a step takes, and that lasts where the step is written down."""
         if self.recorder is None:
             return make()
-        return self.recorder.kept(make)
+        return self.recorder.memory(make)
 
     def _run(self, launch: Launch) -> Tensor | None:
         sizes, every = launch.sizes, range(len(launch.sizes))
@@ -76,12 +74,6 @@ class Runner:
         stats = call(launch, [0 if i in odd else sizes[i] for i in every] if odd else sizes)
         some = launch.plainly(odd)
         if stats is not None and some is not None:
-            for column, i in enumerate(launch.places(odd)):  # a list would be sent to the device
+            for column, i in enumerate(launch.columns(odd)):  # a list would be sent to the device
                 stats[:, i] = some[:, column]
         return stats
-
-
-def _run(runner: Callable[[], Runner | None], launch: Launch) -> Tensor | None:
-    found = runner()
-    assert found is not None
-    return found.run(launch)

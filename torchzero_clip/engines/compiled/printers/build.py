@@ -24,7 +24,7 @@ from typing import Any
 from torchzero_clip.core.outside import warn
 
 FLAGS = "-std=c++17 -O3 -march=native -fno-math-errno -fno-trapping-math -fopenmp -fPIC -shared"
-NAMES = ("kernel.h", "vector.h", "operators.h", "forms.h")
+NAMES = ("kernel.h", "vector.h", "operators.h", "native_forms.h")
 HEADERS = [Path(__file__).with_name(name) for name in NAMES]
 OTHERS = stat.S_IWGRP | stat.S_IWOTH  # the bits with which others may write
 
@@ -87,8 +87,8 @@ def _load(library: Path) -> Any:
 
 def _build(text: str, command: list[str], name: str, folder: Path) -> Path:
     """Build a library in a temporary folder and move it to its place in one operation."""
-    with tempfile.TemporaryDirectory(dir=folder) as room:
-        page, made = Path(room) / "kernel.cpp", Path(room) / "kernel.so"
+    with tempfile.TemporaryDirectory(dir=folder) as made_in:
+        page, made = Path(made_in) / "kernel.cpp", Path(made_in) / "kernel.so"
         page.write_text(text)
         order = [*command, f"-I{HEADERS[0].parent}", str(page), "-o", str(made)]
         subprocess.run(order, capture_output=True, text=True, errors="replace", check=True)
@@ -131,10 +131,10 @@ def _folder() -> Path:
 
 def _refused(folder: Path) -> str | None:
     """The reason why libraries must not be kept in a folder, or None."""
-    held = folder.stat()
-    if hasattr(os, "geteuid") and held.st_uid != os.geteuid():
+    status = folder.stat()
+    if hasattr(os, "geteuid") and status.st_uid != os.geteuid():
         return f"{folder} belongs to another user, whose libraries would run here"
-    if held.st_mode & OTHERS:
+    if status.st_mode & OTHERS:
         return f"others can write to {folder}, whose libraries would run here (chmod go-w it)"
     return None if os.access(folder, os.W_OK) else f"{folder} cannot be written to"
 

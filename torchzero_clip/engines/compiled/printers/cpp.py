@@ -22,7 +22,7 @@ from torchzero_clip.core.norms import NAMED, SliceRows
 from torchzero_clip.engines.compiled.printers.build import function
 from torchzero_clip.engines.compiled.printers.language import ENDINGS, STORED, Language
 from torchzero_clip.engines.compiled.printers.loops import Loop
-from torchzero_clip.engines.compiled.printers.printer import Over, Printer, index_of
+from torchzero_clip.engines.compiled.printers.printer import LoopHeads, Printer, index_of
 from torchzero_clip.engines.compiled.printers.program import Launch, Program
 from torchzero_clip.engines.compiled.printers.vectors import Launched, Number, Region
 
@@ -98,7 +98,7 @@ extern "C" void kernel(int64_t count, const int64_t *sizes, void *const *const *
 """
 VECTOR_SOURCE = """#include "vector.h"
 
-extern "C" void kernel(void *const *p, const whole *d, whole part) {{
+extern "C" void kernel(void *const *p, const whole *d, whole segment) {{
     {lines}
 }}
 """
@@ -145,15 +145,16 @@ def source(program: Program) -> str | None:
 
 
 class CppPrinter(Printer):
-    """The parts of a step in C++: one library, which is told the part."""
+    """The segments of a step in C++: one library, which is told the segment."""
 
     language = replace(CPP, lib="__builtin_", reads={}, writes={})
 
     def text(self) -> str:
-        """The source of a library whose kernel(p, d, part) does a part."""
+        """The source of a library whose kernel(p, d, segment) does a segment."""
         self._powers, body = list[str](), list[str]()
-        for i, part in enumerate(self.loops):
-            body += [f"if (part == {i}) {{", *[line for x in part for line in self._loop(x)], "}"]
+        for i, loops in enumerate(self.loops):
+            lines = [line for loop in loops for line in self._loop(loop)]
+            body += [f"if (segment == {i}) {{", *lines, "}"]
         powers = [f"last_power {', '.join(self._powers)};"] * bool(self._powers)
         return VECTOR_SOURCE.format(lines="\n    ".join([*powers, *body]))
 
@@ -166,15 +167,15 @@ class CppPrinter(Printer):
     def integer(self, n: Any) -> str:
         return str(n) if n in (0, 1) else f"d[{index_of(self.integers, n)}]"
 
-    def address(self, x: Region, *loops: Over) -> str:
+    def address(self, x: Region, *loops: LoopHeads) -> str:
         return f"&{self.load(x, *loops)}"
 
-    def load(self, x: Region, *loops: Over) -> str:
+    def load(self, x: Region, *loops: LoopHeads) -> str:
         (row, terms), at = self.index(x, loops), self._pointer("memory", x.memory)
         at = f"((void *const *){at})[{row}]" if row else at
         return f"(({TYPES[x.dtype]} *){at})[{' + '.join(terms) or '0'}]"
 
-    def store(self, x: Region, value: str, *loops: Over) -> str:
+    def store(self, x: Region, value: str, *loops: LoopHeads) -> str:
         return f"{self.load(x, *loops)} = {value};"
 
     def words(self, name: str) -> Language:
@@ -197,7 +198,8 @@ class CppPrinter(Printer):
         ]
         vectors = [self.address(x.of(())) for x in node.vectors]
         again = node.launch
-        parts = [self._pointer(again, name) for name in ("kernel", "sizes", "lists", "parts")]
+        names = "kernel", "sizes", "lists", "found"
+        kernel, sizes, lists, found = [self._pointer(again, name) for name in names]
         count, width = self.integer(len(again.sizes)), self.integer(again.width)
         threads = f"d[{index_of(self.integers, (again, 'threads'))}]"
         rows = "0" if again.rows is None else self._pointer(again, "rows")
@@ -205,12 +207,12 @@ class CppPrinter(Printer):
         if node.out is not None:
             out = self._pointer("memory", node.out.memory)
             kind = ENDINGS[again.program.measured[0]]  # type: ignore[index]
-        given = [*parts[:3], "numbers", "vectors", parts[3], threads, rows, width, out, str(kind)]
+        given = [kernel, sizes, lists, "numbers", "vectors", found, threads, rows, width, out]
         return [
             "{",
             f"const double numbers[] = {{{', '.join(numbers) or '0'}}};",
             f"const void *const vectors[] = {{{', '.join(vectors) or '0'}}};",
-            f"launch({count}, {', '.join(given)});",
+            f"launch({count}, {', '.join(given)}, {kind});",
             "}",
         ]
 
@@ -254,9 +256,9 @@ def native(program: Program) -> Call | None:
         tables += [] if launch.rows is None else [rows_of(launch.rows)]
         if program.measured is not None:
             out = torch.zeros(threads, launch.width, dtype=torch.float64, device="cpu")
-        places = [table.buffer_info()[0] for table in tables]
-        room = 0 if out is None else out.data_ptr()
-        kernel(len(sizes), *places[:4], room, threads, *places[4:] or [0])
+        starts = [table.buffer_info()[0] for table in tables]
+        found = 0 if out is None else out.data_ptr()
+        kernel(len(sizes), *starts[:4], found, threads, *starts[4:] or [0])
         if out is None:
             return None
         end = ENDINGS[program.measured[0]]  # type: ignore[index]

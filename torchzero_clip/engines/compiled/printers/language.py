@@ -18,8 +18,8 @@ from torchzero_clip.engines.compiled.printers.program import NodeOperand, Progra
 from torchzero_clip.engines.compiled.printers.vectors import Number
 
 ENDINGS = {NAMED["l1"]: 1, NAMED["l2"]: 2, NAMED["linf"]: 0, NAMED["sum"]: 1}
-"""The measures that programs take, and how the parts of a statistic are joined: 0 for the largest,
-1 for the sum, 2 for its root."""
+"""The measures that programs take, and how what several find of a tensor is joined: 0 for the
+largest, 1 for the sum, 2 for its root."""
 STORED = (torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.bool)
 """The dtypes of lists."""
 
@@ -148,8 +148,8 @@ class Language:
             each.append(self.let(f"v{i}", *made))
         for i, value in program.stores:
             cut, text = program.nodes[value][0] == "round", f"v{value}"
-            kept = self.cut.format(text) if cut else self.written(text, program.buffers[i])
-            each.append(self.stores.format(i, kept))
+            stored = self.cut.format(text) if cut else self.written(text, program.buffers[i])
+            each.append(self.stores.format(i, stored))
         return Statements(shared, each)
 
     def _made(

@@ -86,7 +86,7 @@ OPERATORS: dict[str, Operator] = {
         aten=False,
     ),
 }
-"""The names of nodes, besides those in a trace that are "load" (of a buffer) and "to" (another
+"""The names of nodes, besides those on a tape that are "load" (of a buffer) and "to" (another
 dtype). `over` divides by a ratio of any size, and `round` rounds to bfloat16, up or down by the
 bits of a key and each element."""
 FUNCTIONS = {name: f"{{lib}}{name}({{0}})" for name in ("exp", "log", "sin", "cos", "erf")}

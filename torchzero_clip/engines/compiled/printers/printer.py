@@ -6,6 +6,7 @@ in tables, so that models that differ in nothing else share a library.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Collection, Sequence
 from typing import Any, ClassVar, NamedTuple, TypeAlias
@@ -20,6 +21,7 @@ from torchzero_clip.engines.compiled.printers.vectors import (
     Region,
     VectorMemory,
     VectorNode,
+    regions_of,
     touched,
 )
 
@@ -27,7 +29,7 @@ LoopDims: TypeAlias = "list[tuple[int, list[int]]]"
 """The sizes of loops, and for each of them the steps of some regions."""
 
 
-class Over(NamedTuple):
+class LoopHeads(NamedTuple):
     """Loops over a shape.
 
     Attributes:
@@ -43,22 +45,16 @@ class Over(NamedTuple):
     mask: str | None
 
 
-def over(
-    places: Sequence[Region],
-    dims: LoopDims,
-    names: Sequence[str],
-    heads: list[str],
-    inside: Sequence[str] = (),
-    mask: str | None = None,
-) -> Over:
-    """Loops with these indices."""
+def steps_of(
+    regions: Sequence[Region], dims: LoopDims, names: Sequence[str]
+) -> dict[Region, list[tuple[str, int]]]:
+    """For each region the indices of loops, and how far apart their entries are."""
     rows = list(zip(names, dims, strict=True))
-    steps = {x: [(name, row[k]) for name, (_, row) in rows] for k, x in enumerate(places)}
-    return Over(heads, [*inside], steps, mask)
+    return {x: [(name, row[k]) for name, (_, row) in rows] for k, x in enumerate(regions)}
 
 
 def index_of(row: list[Any], x: Any) -> int:
-    """The place of something in a table, where it is put if it is not there."""
+    """Where something is in a table, where it is put if it is not there."""
     if x not in row:
         row.append(x)
     return row.index(x)
@@ -70,15 +66,15 @@ def nodes_of(loop: Loop) -> list[VectorNode]:
 
 
 class Printer:
-    """The parts of a step.
+    """The segments of a step.
 
     Args:
-        memories: Those of the places.
-        parts: Lists of nodes.
-        kept: Memories that others than these nodes look at.
+        memories: Those of the regions.
+        segments: Nodes in a row.
+        read: Memories that others than these nodes look at.
 
     Attributes:
-        kept: All memories that are more than a value in a loop.
+        backed: All memories that are more than a value in a loop.
         pointers, integers: What a text looks up while it runs: whose address, and sizes and steps.
     """
 
@@ -87,31 +83,31 @@ class Printer:
     def __init__(
         self,
         memories: Sequence[VectorMemory],
-        parts: Sequence[Sequence[VectorNode | Launched]],
-        kept: Collection[int],
+        segments: Sequence[Sequence[VectorNode | Launched]],
+        read: Collection[int],
     ) -> None:
         self.memories, self.pointers, self.integers = memories, list[Any](), list[Any]()
-        self.loops = [loops(part, memories) for part in parts]
-        self.kept = set(kept) | self._shared()
+        self.loops = [loops(segment, memories) for segment in segments]
+        self.backed = set(read) | self._shared()
         self._count = 0
 
     def _shared(self) -> set[int]:
-        """Memories in which more than one loop, or more than one place of it, looks."""
+        """Memories in which more than one loop, or more than one region of it, looks."""
         users, found = dict[int, set[Any]](), set[int]()
-        for i, loop in enumerate([loop for part in self.loops for loop in part]):
-            places = [x for node in loop.nodes for x in (node.out, *node.given)]
-            for x in [x for x in places if isinstance(x, Region)]:
+        every = list(itertools.chain(*self.loops))
+        for i, loop in enumerate(every):
+            for x in regions_of(loop.nodes):
                 if loop.open and not self.in_rows(x):
                     users.setdefault(x.memory, set()).add((i, x))
                 else:
                     found |= touched([x], self.memories)
-        written = {node.out.memory for part in self.loops for x in part for node in nodes_of(x)}
-        once = {memory for memory, places in users.items() if len(places) == 1} & written
+        written = {node.out.memory for loop in every for node in nodes_of(loop)}
+        once = {memory for memory, regions in users.items() if len(regions) == 1} & written
         return found | (users.keys() - once)
 
-    def stored(self, place: Region) -> bool:
+    def stored(self, region: Region) -> bool:
         """Whether what is written there is more than a value in a loop."""
-        return place.memory in self.kept or not self.memories[place.memory].own
+        return region.memory in self.backed or not self.memories[region.memory].own
 
     def name(self, letter: str) -> str:
         self._count += 1
@@ -123,15 +119,15 @@ class Printer:
         """A whole number, which is looked up."""
         raise NotImplementedError
 
-    def address(self, x: Region, *loops: Over) -> str:
+    def address(self, x: Region, *loops: LoopHeads) -> str:
         """Where an entry of a region lies."""
         raise NotImplementedError
 
-    def load(self, x: Region, *loops: Over) -> str:
+    def load(self, x: Region, *loops: LoopHeads) -> str:
         """The value of an entry."""
         raise NotImplementedError
 
-    def store(self, x: Region, value: str, *loops: Over) -> str:
+    def store(self, x: Region, value: str, *loops: LoopHeads) -> str:
         """A statement that writes an entry."""
         raise NotImplementedError
 
@@ -141,15 +137,15 @@ class Printer:
 
     # ------------------------------------------------------------------ loops
 
-    def in_rows(self, place: Region) -> bool:
+    def in_rows(self, region: Region) -> bool:
         """Whether its first dim goes from one memory to the next."""
-        return bool(self.memories[place.memory].rows)
+        return bool(self.memories[region.memory].rows)
 
-    def dims(self, shape: Sequence[int], places: Sequence[Region]) -> LoopDims:
-        """The loops over a shape: dims that lie behind one another in all places are one."""
-        rows, dims = any(map(self.in_rows, places)), list[tuple[int, list[int]]]()
+    def dims(self, shape: Sequence[int], regions: Sequence[Region]) -> LoopDims:
+        """The loops over a shape: dims that lie behind one another in all regions are one."""
+        rows, dims = any(map(self.in_rows, regions)), list[tuple[int, list[int]]]()
         for d, n in enumerate(shape):
-            steps = [x.strides[d] for x in places]
+            steps = [x.strides[d] for x in regions]
             if n == 1:
                 continue
             last = dims[-1][1] if dims and not (rows and d == 1) else None
@@ -159,27 +155,27 @@ class Printer:
                 dims.append((n, steps))
         return dims
 
-    def each(self, shape: Sequence[int], places: Sequence[Region]) -> Over:
+    def each(self, shape: Sequence[int], regions: Sequence[Region]) -> LoopHeads:
         """Loops over a shape, an entry at a time."""
-        dims = self.dims(shape, places)
+        dims = self.dims(shape, regions)
         names = [self.name("j") for _ in dims]
         sizes = [self.integer(n) for n, _ in dims]
         heads = [self.language.loop.format(*row) for row in zip(names, sizes, strict=True)]
-        return over(places, dims, names, heads)
+        return LoopHeads(heads, [], steps_of(regions, dims, names), None)
 
-    def lanes(self, shape: Sequence[int], places: Sequence[Region]) -> Over:
+    def lanes(self, shape: Sequence[int], regions: Sequence[Region]) -> LoopHeads:
         """The same, as many entries at a time as there are lanes."""
-        return self.each(shape, places)
+        return self.each(shape, regions)
 
-    def around(self, loops: Over, body: Sequence[str]) -> list[str]:
+    def around(self, loops: LoopHeads, body: Sequence[str]) -> list[str]:
         """Statements inside loops."""
         lines = [*loops.inside, *body]
         for head in reversed(loops.heads):
             lines = [head, *[f"    {line}" for line in lines], *self.language.end]
         return lines
 
-    def index(self, x: Region, loops: Sequence[Over]) -> tuple[str, list[str]]:
-        """Which of its rows an entry lies in, and the terms whose sum is its place there."""
+    def index(self, x: Region, loops: Sequence[LoopHeads]) -> tuple[str, list[str]]:
+        """Which of its rows an entry lies in, and the terms whose sum says where in it."""
         steps = [step for some in loops for step in some.steps[x]]
         row = steps.pop(0)[0] if self.in_rows(x) else ""
         start = [self.integer(x.start)] if x.start else []
@@ -198,8 +194,7 @@ class Printer:
     def _entries(self, loop: Loop) -> list[str]:
         """The statements of all nodes for each entry."""
         nodes, known, lines = nodes_of(loop), dict[Region, Named](), list[str]()
-        every = [x for node in nodes for x in (node.out, *node.given) if isinstance(x, Region)]
-        entry = self.lanes(loop.shape, list(dict.fromkeys(every)))
+        entry = self.lanes(loop.shape, list(dict.fromkeys(regions_of(nodes))))
 
         def let(letter: str, x: Region, text: str) -> None:
             known[x] = Named(self.name(letter), x.dtype)
@@ -218,13 +213,13 @@ class Printer:
 
     def _reduction(self, node: VectorNode) -> list[str]:
         """Lanes go over what is joined where that is more than what is made, and else over that."""
-        x, kept, dtype = node.given[0], len(node.out.shape), node.dtype
+        x, dims, dtype = node.given[0], len(node.out.shape), node.dtype
         assert isinstance(x, Region)
         begin, joined, how, end = REDUCTIONS[node.name]
-        count = math.prod(x.shape[kept:])
+        count = math.prod(x.shape[dims:])
         across = count > math.prod(node.out.shape)
         outer_of, inner_of = (self.each, self.lanes) if across else (self.lanes, self.each)
-        left, rest = x.of(range(kept)), x.of(range(kept, len(x.shape)))
+        left, rest = x.of(range(dims)), x.of(range(dims, len(x.shape)))
         outer, inner = outer_of(left.shape, [node.out, left]), inner_of(rest.shape, [rest])
         outer.steps[x], inner.steps[x] = outer.steps[left], inner.steps[rest]
         all, mask, say = self.name("all"), outer.mask or inner.mask, self.language

@@ -1,6 +1,6 @@
-"""Programs: what a trace recorded, as a function of the tensors of each buffer, in canonical names.
+"""Programs: what lies on a tape, as a function of the tensors of each buffer, in canonical names.
 
-Names are canonical, so that equal parts of traces are one program. `interpreted` runs it node by
+Names are canonical, so that equal tapes are one program. `interpreted` runs it node by
 node; cpp.py and triton.py print it for a compiler.
 """
 
@@ -41,7 +41,7 @@ MOST = 1000  # programs that are remembered
 
 
 class Program(NamedTuple):
-    """A part of a trace: equal parts are compiled once in a process."""
+    """What lies on a tape: equal ones are compiled once in a process."""
 
     nodes: tuple[Node, ...]
     stores: tuple[tuple[int, int], ...]
@@ -76,11 +76,11 @@ class Program(NamedTuple):
 
     def source(self) -> str:
         """The function of its operands, for one tensor; it returns the value to be measured."""
-        body, kept = list[str](), [value for _, value in self.stores]
+        body, stored = list[str](), [value for _, value in self.stores]
         for i, (name, operands) in enumerate(self.nodes):
             terms = [which if kind in WORDS else f"{kind}{which}" for kind, which in operands]
             text = (OTHERS.get(name) or OPERATORS[name].torch).format(*terms)
-            body.append(f"value{i} = {text}{'.clone()' * (name == 'load' and i in kept)}")
+            body.append(f"value{i} = {text}{'.clone()' * (name == 'load' and i in stored)}")
         body += [f"buffer{i}.copy_(value{value})" for i, value in self.stores]
         body += [] if self.measured is None else [f"return [value{self.measured[1]}]"]
         names = ", ".join([f"{kind}{i}" for kind, i, _ in self.operands])
@@ -178,7 +178,7 @@ class Launch:
         dims = [self.rows.dims[i] for i in some]
         return torch.cat(statistics_of_slices(values, dims, measured[0]), dim=1)[:1]
 
-    def places(self, some: Collection[int]) -> list[int]:
+    def columns(self, some: Collection[int]) -> list[int]:
         """Where the statistics of these tensors stand among all."""
         if self.rows is None:
             return list(some)
@@ -188,7 +188,7 @@ class Launch:
     def _entry(self, vector: Tensor, which: int, i: int) -> Tensor:
         """The number of a vector for the i-th tensors; of all their elements or slices, these."""
         if self.rows is not None and which in self.program.of_rows:
-            return vector[self.places([i])].view(self.rows.shapes[i])
+            return vector[self.columns([i])].view(self.rows.shapes[i])
         if self.elements is None or vector is not self.elements.starts:
             return vector[i]
         return torch.atleast_1d(self.elements.index(i, self.buffers[0].tensors[i]))
@@ -199,7 +199,7 @@ class Relaunch:
 
     Args:
         launch: The one that was written down.
-        run: Called with the launch of a step.
+        runner: A weak reference to what runs launches, which itself holds this.
         buffers: Its buffers; of gradients the places of these.
         gradients: The buffers of gradients in a step, by places.
     """
@@ -207,16 +207,18 @@ class Relaunch:
     def __init__(
         self,
         launch: Launch,
-        run: Callable[[Launch], Any],
+        runner: Callable[[], Any],
         buffers: Sequence[Buffer | tuple[int, ...]],
         gradients: dict[tuple[int, ...], Buffer],
     ) -> None:
         self.program, self.sizes, self.elements = launch.program, launch.sizes, launch.elements
-        self.buffers, self.gradients, self._run = buffers, gradients, run
+        self.buffers, self.gradients, self._runner = buffers, gradients, runner
         self.rows, self.width = launch.rows, launch.width
 
     def __call__(self, numbers: Any, vectors: Any, scalars: Any) -> Tensor | None:
-        return self._run(self.launch(list(map(float, numbers)), vectors, scalars))
+        launch = self.launch(list(map(float, numbers)), vectors, scalars)
+        found: Tensor | None = self._runner().run(launch)
+        return found
 
     def launch(self, *given: Any) -> Launch:
         """The launch with the gradients of this step."""
@@ -236,7 +238,7 @@ def program_of(
     """A program of the nodes that these stores need, named in the order of use.
 
     `dtypes` are those of the buffers, vectors and scalars. Comes with the buffers, numbers, vectors
-    and scalars of the trace that it takes, in its order.
+    and scalars of the tape that it takes, in its order.
     """
     needed = {value for _, value in (*stores, *([] if measured is None else [measured]))}
     for i in range(len(nodes) - 1, -1, -1):

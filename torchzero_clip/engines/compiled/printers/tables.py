@@ -27,7 +27,7 @@ CHUNK = 4096  # entries that a program of the grid takes: kernel.py has the same
 ROW = 16384  # the same where they are of a slice
 WIDE_LOADS = 16  # bytes; addresses that are multiples of it can be read 128 bits at a time
 MOST = 64  # tables that are remembered, and lists of numbers
-PLACES = 8  # pieces of pinned memory before one is waited for
+PIECES = 8  # pieces of pinned memory before one is waited for
 DTYPES = {"q": torch.int64, "d": torch.float64}
 T = TypeVar("T")
 
@@ -64,26 +64,26 @@ class Pinned:
 class Ring:
     """Pinned memory that is taken in turn; a piece whose copy is under way is let be."""
 
-    def __init__(self, place: Callable[[int, torch.dtype], Any] = Pinned) -> None:
-        self._place = place
-        self._places: list[Any] = []  # the one that was taken last at the end
+    def __init__(self, make: Callable[[int, torch.dtype], Any] = Pinned) -> None:
+        self._make = make
+        self._pieces: list[Any] = []  # the one that was taken last at the end
 
     def send(self, words: Tensor, out: Tensor) -> None:
         """Copy to a device without waiting for it."""
-        place = self._free(len(words), words.dtype)
-        held = place.memory[: len(words)]
-        held.copy_(words)
-        out.copy_(held, non_blocking=True)
-        place.event.record()
-        self._places.append(place)
+        piece = self._free(len(words), words.dtype)
+        pinned = piece.memory[: len(words)]
+        pinned.copy_(words)
+        out.copy_(pinned, non_blocking=True)
+        piece.event.record()
+        self._pieces.append(piece)
 
     def _free(self, size: int, dtype: torch.dtype) -> Any:
-        for i, place in enumerate(self._places):
-            if place.memory.dtype == dtype and len(place.memory) >= size and place.event.query():
-                return self._places.pop(i)
-        if len(self._places) >= PLACES:
-            self._places.pop(0).event.synchronize()
-        return self._place(max(size, 64), dtype)
+        for i, piece in enumerate(self._pieces):
+            if piece.memory.dtype == dtype and len(piece.memory) >= size and piece.event.query():
+                return self._pieces.pop(i)
+        if len(self._pieces) >= PIECES:
+            self._pieces.pop(0).event.synchronize()
+        return self._make(max(size, 64), dtype)
 
 
 class DeviceTables:
@@ -102,8 +102,7 @@ class DeviceTables:
     def words(self, words: array[Any], like: Tensor) -> Tensor:
         """Words as a vector on the device of a tensor, which nobody writes."""
         form = words.typecode, words.tobytes()
-        found: Tensor = self._find("numbers", form, like, lambda: self._sent(words, like))
-        return found
+        return self._find("numbers", form, like, lambda: self._sent(words, like))
 
     def send(self, numbers: Sequence[float], out: Tensor) -> None:
         """Write numbers into a vector on its device."""
@@ -121,11 +120,10 @@ class DeviceTables:
         itemsizes = tuple([buffer.dtype.itemsize for buffer in buffers])
         form = addresses.tobytes(), lengths.tobytes(), itemsizes, rows
         given = addresses, lengths, like, rows, min(itemsizes)
-        found: AddressTable = self._find("tables", form, like, lambda: self._made(*given))
-        return found
+        return self._find("tables", form, like, lambda: self._made(*given))
 
     def _find(self, kind: str, form: Hashable, like: Tensor, make: Callable[[], T]) -> T:
-        """What is known of a form, or what is made now; while a graph is captured it is kept.
+        """What is known of a form, or what is made now; while a graph is captured it lasts.
 
         A stream does not wait for what another one sends, but a capture begins when all is there.
         """
@@ -152,36 +150,35 @@ class DeviceTables:
         step: int,
     ) -> AddressTable:
         count = len(sizes)
-        places = [addresses[i : i + count] for i in range(0, len(addresses), count)]
+        starts = [addresses[i : i + count] for i in range(0, len(addresses), count)]
         most, many, lengths = CHUNK, [1] * count, sizes
         if rows is not None:
             most, many = ROW, list(rows.counts)
             each = zip(rows.lengths, sizes, strict=True)
             lengths = array("q", [n if size else 0 for n, size in each])
             # each begins where the one before it ends
-            places.append(array("q", [n * step for n in rows.lengths]))
-        odd = [reduce(operator.or_, each) % WIDE_LOADS != 0 for each in zip(*places, strict=True)]
+            starts.append(array("q", [n * step for n in rows.lengths]))
+        odd = [reduce(operator.or_, each) % WIDE_LOADS != 0 for each in zip(*starts, strict=True)]
         chunks = [-(-n // most) * k for n, k in zip(lengths, many, strict=True)]
         order = sorted(range(count), key=odd.__getitem__)  # aligned ones first
-        starts = itertools.accumulate([chunks[i] for i in order], initial=0)
-        first = dict(zip(order, starts, strict=False))
+        begins = itertools.accumulate([chunks[i] for i in order], initial=0)
+        first = dict(zip(order, begins, strict=False))
         total = sum(chunks)
         aligned = sum([n for n, is_odd in zip(chunks, odd, strict=True) if not is_odd])
         launches = [(True, 0, aligned), (False, aligned, total - aligned)]
-        layout = array("q", [*sizes, *[first[i] for i in range(count)]])
-        words = addresses + layout + array("q", order)
+        words = addresses + array("q", [*sizes, *[first[i] for i in range(count)], *order])
         if rows is not None:
             words += lengths + array("q", rows.counts)
-        held = self._sent(words, like)
+        sent = self._sent(words, like)
         n = len(addresses)
-        placed, turns, more = held[n:].split([2 * count, count, len(held) - n - 3 * count])
+        layout, turns, more = sent[n:].split([2 * count, count, len(sent) - n - 3 * count])
         if rows is not None:
-            placed = self._of_rows(placed[count:], more, rows)
-            turns = placed.view(4, -1)[1].argsort(stable=True)
-        which = self._chunks(placed, turns, total, most)
+            layout = self._of_rows(layout[count:], more, rows)
+            turns = layout.view(4, -1)[1].argsort(stable=True)
+        which = self._chunks(layout, turns, total, most)
         used = [launch for launch in launches if launch[2]]
         alone = all([0 < n <= most for n in lengths])
-        return AddressTable(held[:n], placed, which, used, total, alone)
+        return AddressTable(sent[:n], layout, which, used, total, alone)
 
     def _of_rows(self, first: Tensor, sizes: Tensor, rows: SliceRows) -> Tensor:
         """The layout of slices, computed on the device from the first chunks of tensors."""
@@ -189,18 +186,18 @@ class DeviceTables:
         tensor = torch.arange(len(counts), device=counts.device)
         tensor = torch.repeat_interleave(tensor, counts, output_size=sum(rows.counts))
         begin = counts.cumsum(0) - counts
-        place = torch.arange(len(tensor), device=counts.device) - begin[tensor]
+        which = torch.arange(len(tensor), device=counts.device) - begin[tensor]
         length = lengths[tensor]
-        chunk = first[tensor] + place * ((length + (ROW - 1)) // ROW)
-        return torch.cat([length, chunk, tensor, place * length])
+        chunk = first[tensor] + which * ((length + (ROW - 1)) // ROW)
+        return torch.cat([length, chunk, tensor, which * length])
 
     def _chunks(self, layout: Tensor, order: Tensor, total: int, most: int) -> Tensor:
         """For each chunk its tensor and which it is there, computed on the device."""
         sizes, first = layout.view(-1, len(order))[:2]
         many = ((sizes + (most - 1)) // most)[order]
         tensor = torch.repeat_interleave(order, many, output_size=total)
-        place = torch.arange(total, device=layout.device) - first[tensor]
-        return torch.stack([tensor, place], dim=1).to(torch.int32).view(-1)
+        which = torch.arange(total, device=layout.device) - first[tensor]
+        return torch.stack([tensor, which], dim=1).to(torch.int32).view(-1)
 
     def _sent(self, words: array[Any], like: Tensor) -> Tensor:
         """Words on the device of a tensor."""

@@ -22,7 +22,7 @@ from torchzero_clip.core.norms import NAMED
 from torchzero_clip.engines.compiled.printers.language import ENDINGS, STORED, Language
 from torchzero_clip.engines.compiled.printers.launches import JOINED, POINTERS, TritonKernel, launch
 from torchzero_clip.engines.compiled.printers.loops import Loop
-from torchzero_clip.engines.compiled.printers.printer import Over, Printer, index_of, over
+from torchzero_clip.engines.compiled.printers.printer import LoopHeads, Printer, index_of, steps_of
 from torchzero_clip.engines.compiled.printers.program import Launch, Program
 from torchzero_clip.engines.compiled.printers.tables import CHUNK, ROW, TABLES
 from torchzero_clip.engines.compiled.printers.vectors import Number, Region
@@ -218,11 +218,11 @@ class TritonPrinter(Printer):
 
     language = TRITON
 
-    def kernel(self, part: Sequence[Loop]) -> VectorKernel:
+    def kernel(self, loops: Sequence[Loop]) -> VectorKernel:
         """The kernel of some loops in a row."""
         self.pointers, self.integers, self._count = list[int](), list[int](), 0
         self._head, body = list[str](), list[str]()
-        for loop in part:
+        for loop in loops:
             body += ["tl.debug_barrier()"] * bool(body)
             body += self.lines(loop)
         words: list[int | tuple[int, int]] = [*[(m, 0) for m in self.pointers], *self.integers]
@@ -231,16 +231,12 @@ class TritonPrinter(Printer):
             if self.memories[m].rows:
                 head.append(f"m{i} = p + {len(words)}")
                 words += self.memories[m].rows
-        changing = [(i, m) for i, m in enumerate(self.pointers) if self._changes(m)]
+        changing = [(i, m) for i, m in enumerate(self.pointers) if self.memories[m].changes]
         kinds = {f"s{i}": POINTERS[self.memories[m].dtype] for i, m in changing}
         signature = {"p": "*i64", **kinds}
         first = [f"d = p + {len(self.pointers)}", "lane = tl.arange(0, LANES)"]
         text = page(signature, "\n    ".join([*first, *head, *body]))
         return VectorKernel(text, signature, [m for _, m in changing], words)
-
-    def _changes(self, m: int) -> bool:
-        """Whether a memory is another one in every step."""
-        return self.memories[m].source is not None
 
     # ------------------------------------------------------------------ what the language says
 
@@ -251,10 +247,10 @@ class TritonPrinter(Printer):
         self._head.append(f"n{where} = tl.load(d + {where})")
         return f"n{where}"
 
-    def lanes(self, shape: Sequence[int], places: Sequence[Region]) -> Over:
-        dims = self.dims(shape, places)
+    def lanes(self, shape: Sequence[int], regions: Sequence[Region]) -> LoopHeads:
+        dims = self.dims(shape, regions)
         if not dims:  # a single entry
-            return over(places, [], [], [])
+            return self.each(shape, regions)
         i, size = self.name("i"), " * ".join([self.integer(n) for n, _ in dims])
         head, mask = f"for {i}_0 in range(0, {size}, LANES):", f"{i}_mask"
         inside = [f"{i} = {i}_0 + lane.to(tl.int64)", f"{mask} = {i} < {size}"]
@@ -263,17 +259,18 @@ class TritonPrinter(Printer):
             inside.append(f"{i}_{k + 1} = {i} % {self.integer(n)}")
             names.append(f"{i}_{k + 1}")
             inside.append(f"{i} = {i} // {self.integer(n)}")
-        return over(places, dims, [i, *reversed(names)], [head], inside, mask)
+        return LoopHeads([head], inside, steps_of(regions, dims, [i, *reversed(names)]), mask)
 
     def _memory(self, x: Region) -> str:
         """The address of a memory; of rows that of a table of addresses."""
         where = index_of(self.pointers, x.memory)
         if not self.in_rows(x):
-            value = f"s{where}" if self._changes(x.memory) else f"tl.load(p + {where})"
+            changes = self.memories[x.memory].changes
+            value = f"s{where}" if changes else f"tl.load(p + {where})"
             self._head.append(f"m{where} = {value}{ADDRESSES[x.dtype]}")
         return f"m{where}"
 
-    def _at(self, x: Region, *loops: Over) -> tuple[str, str]:
+    def _at(self, x: Region, *loops: LoopHeads) -> tuple[str, str]:
         """The address of an entry, and the argument of a mask where lanes look at several."""
         at, (row, terms) = self._memory(x), self.index(x, loops)
         mask = next((f", mask={some.mask}" for some in loops if some.mask), "")
@@ -283,14 +280,14 @@ class TritonPrinter(Printer):
             mask = ""
         return " + ".join([at, *terms]), mask
 
-    def address(self, x: Region, *loops: Over) -> str:
+    def address(self, x: Region, *loops: LoopHeads) -> str:
         return self._at(x, *loops)[0]
 
-    def load(self, x: Region, *loops: Over) -> str:
+    def load(self, x: Region, *loops: LoopHeads) -> str:
         at, mask = self._at(x, *loops)
         return TRITON.read(f"tl.load({at}{mask}{', other=0' * bool(mask)})", x.dtype)
 
-    def store(self, x: Region, value: str, *loops: Over) -> str:
+    def store(self, x: Region, value: str, *loops: LoopHeads) -> str:
         at, _ = self._at(x, *loops)
         mask = "".join([f", mask={some.mask}" for some in loops if some.mask])
         return f"tl.store({at}, {TRITON.written(value, x.dtype)}{mask})"

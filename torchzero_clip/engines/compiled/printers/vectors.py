@@ -6,7 +6,7 @@ nodes knows nothing of torch's graph: loops.py and printer.py.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeAlias
 
@@ -66,7 +66,12 @@ class VectorMemory:
     @property
     def own(self) -> bool:
         """Whether it belongs to the program."""
-        return self.tensor is None and self.source is None and not self.rows
+        return self.tensor is None and not (self.changes or self.rows)
+
+    @property
+    def changes(self) -> bool:
+        """Whether it is another one in every step."""
+        return self.source is not None
 
 
 class VectorNode(NamedTuple):
@@ -94,7 +99,16 @@ class Launched(NamedTuple):
         return *self.numbers, *self.vectors, *self.scalars
 
 
+Segment: TypeAlias = "list[VectorNode | Launched]"
+"""Nodes in a row, with no call of torch between them."""
+
+
+def regions_of(nodes: Iterable[VectorNode | Launched]) -> list[Region]:
+    """All regions that nodes write and read, besides lists."""
+    return [x for node in nodes for x in (node.out, *node.given) if isinstance(x, Region)]
+
+
 def touched(operands: Sequence[Any], memories: Sequence[VectorMemory]) -> set[int]:
     """The memories that operands lie in."""
-    places = [memories[x.memory].rows or [(x.memory, 0)] for x in operands if type(x) is Region]
-    return {memory for rows in places for memory, _ in rows}
+    found = [memories[x.memory].rows or [(x.memory, 0)] for x in operands if type(x) is Region]
+    return {memory for rows in found for memory, _ in rows}

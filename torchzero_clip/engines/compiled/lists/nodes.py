@@ -1,4 +1,4 @@
-"""Recordings: nodes, and the numbers, vectors and 0-dim tensors that they take."""
+"""Nodes: what was asked of lists, and the numbers, vectors and 0-dim tensors that they take."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from torchzero_clip.engines.compiled.printers.operators import OPERATORS, SYNONY
 from torchzero_clip.engines.compiled.printers.program import Node, NodeOperand
 
 
-class Recording:
+class Nodes:
     """What was asked of lists of `count` tensors on a device.
 
     A node is (operator, operands): a value is computed from earlier ones, numbers, 0-dim tensors on
@@ -82,7 +82,7 @@ class Recording:
     def operand(self, x: Any) -> NodeOperand | None:
         """An operand as nodes name it; None for tensors of other shapes, or of another's memory.
 
-        Those are read at once: they could change before the trace runs.
+        Those are read at once: they could change before the tape runs.
         """
         if isinstance(x, (int, float)):
             return self._number(float(x))
@@ -130,7 +130,7 @@ class Recording:
             return None
         most = wide(self.device)
         dtype = x.dtype if x.dtype in (torch.float32, most, torch.bool) else most
-        # a copy, since it may change before the trace runs
+        # a copy, since it may change before the tape runs
         self.vectors.append(x.detach().to(self.device, dtype, copy=True).contiguous())
         return kind, len(self.vectors) - 1
 

@@ -1,4 +1,4 @@
-"""Places: where the tensors of a graph lie, each a region of a memory, which its form tells."""
+"""Regions: where the tensors of a graph lie, each in a region of a memory, which its form tells."""
 
 from __future__ import annotations
 
@@ -12,22 +12,21 @@ from torch.fx import Graph
 from torch.fx import Node as GraphNode
 
 from torchzero_clip.core.tensors import storages
-from torchzero_clip.engines.compiled.again.shorter import views, writes
+from torchzero_clip.engines.compiled.again.pruning import views, writes
 from torchzero_clip.engines.compiled.printers.vectors import (
     DTYPES,
-    Launched,
     Region,
+    Segment,
     VectorMemory,
-    VectorNode,
     VectorOperand,
 )
 
 
 class Lacking(Exception):
-    """Raised where the table has no operator for a call."""
+    """Raised where the table has no operator for a call; it says what is odd about the call."""
 
 
-class Places:
+class GraphRegions:
     """The memories of a graph, and where in them its nodes lie.
 
     Args:
@@ -36,8 +35,10 @@ class Places:
         home: The device whose memory it is.
 
     Attributes:
-        parts: Nodes of the table in a row, and calls that stay torch's.
-        regions: The places of the nodes of the graph.
+        sequence: Segments of nodes of the table, and between them calls that stay torch's.
+        regions: Where the nodes of the graph lie.
+        leaves: What the inputs of the graph are.
+        changing: For each input that is another one in every step, which of those it is.
     """
 
     def __init__(
@@ -47,28 +48,28 @@ class Places:
         changing: Sequence[Tensor],
         home: torch.device,
     ) -> None:
-        self.home = home
-        self.parts: list[list[VectorNode | Launched] | GraphNode] = []
-        self.memories = list[VectorMemory]()
+        self.home, self.memories = home, list[VectorMemory]()
+        self.sequence: list[Segment | GraphNode] = []
         self.regions: dict[GraphNode, Region] = {}
-        self._changing = set(map(id, changing))
-        given = [node for node in graph.nodes if node.op == "placeholder"]
-        self._given = dict(zip(given, leaves, strict=True))
+        inputs = [node for node in graph.nodes if node.op == "placeholder"]
+        self.leaves: dict[GraphNode, Any] = dict(zip(inputs, leaves, strict=True))
+        which = {id(t): i for i, t in enumerate(changing)}
+        self.changing = {x: which[id(t)] for x, t in self.leaves.items() if id(t) in which}
         self._roots: dict[GraphNode, int] = {}  # the memory of a node that is no view
         self._known: dict[Any, int] = {}  # memory by the storage, or by its rows
 
     def _memory(self, key: Any, memory: VectorMemory) -> int:
-        """The place of a memory among all, a new one for a key that is not known."""
+        """The number of a memory, a new one for a key that is not known."""
         if key not in self._known:
             self._known[key] = len(self.memories)
             self.memories.append(memory)
         return self._known[key]
 
     def _leaf(self, node: GraphNode) -> None:
-        t = self._given[node]
+        t = self.leaves[node]
         if not isinstance(t, Tensor) or t.dtype not in DTYPES or t.device != self.home:
             return
-        if id(t) in self._changing:
+        if node in self.changing:
             if t.is_contiguous():
                 self._root(node, VectorMemory(t.dtype, source=node), int(t.storage_offset()))
             return
@@ -80,51 +81,48 @@ class Places:
         """Have a node lie in a memory, `offset` entries behind where its form says."""
         at = self._memory(key or node, memory)
         if self.memories[at].dtype == memory.dtype:
-            self._roots[node], self.regions[node] = at, self._place(node, at, offset)
-
-    def _place(self, node: GraphNode, memory: int, offset: int) -> Region:
-        dtype, _, shape, strides, start = node.meta["form"]
-        return Region(memory, dtype, tuple(shape), tuple(strides), start - offset)
+            self._roots[node], self.regions[node] = at, _region(node, at, offset)
 
     def _view(self, node: GraphNode) -> bool:
-        """Whether a node is a view, or one of several results, whose place its form tells."""
-        if node in self._roots or not views(node):
-            if node in self._roots and self.memories[self._roots[node]].source is not None:
-                self.parts.append(node)
-            return node in self._roots
+        """Whether a node is a view, or one of several results, whose region its form tells."""
+        if node in self._roots:
+            if self.memories[self._roots[node]].changes:
+                self.sequence.append(node)
+            return True
         operator = node.meta.get("operator")
-        if operator is not None and writes(node) and torch.Tag.inplace_view not in operator.tags:
+        again = operator is None or torch.Tag.inplace_view in operator.tags  # in another form
+        if not views(node) or (writes(node) and not again):
             return False
         root = node.all_input_nodes[0]
         while root not in self._roots and root.all_input_nodes and views(root):
             root = root.all_input_nodes[0]
-        if root in self._roots:
-            if "form" in node.meta:
-                base = self.regions[root]
-                place = self._place(node, base.memory, 0)
-                if place.dtype == base.dtype:
-                    offset = root.meta["form"][4] - base.start
-                    self.regions[node] = place._replace(start=place.start - offset)
-        else:
-            self.parts.append(node)
+        if root not in self._roots:
+            self.sequence.append(node)
+        elif "form" in node.meta:
+            base = self.regions[root]
+            region = _region(node, base.memory, root.meta["form"][4] - base.start)
+            if region.dtype == base.dtype:
+                self.regions[node] = region
         return True
 
     def _fresh(self, node: GraphNode) -> Region:
-        """A place in new memory for what a node makes."""
+        """A region in new memory for what a node makes."""
         dtype, device, shape, strides, _ = node.meta.get("form", (None, None, (), (), 0))
         if dtype not in DTYPES or device != self.home:
-            raise Lacking(str(node.meta.get("operator", "a function")))
+            raise Lacking
         size = 1 + sum([(n - 1) * step for n, step in zip(shape, strides, strict=True)])
         self._root(node, VectorMemory(dtype, size=0 if 0 in shape else size), 0)
         return self.regions[node]
 
-    def _found(self, x: Any, name: str) -> VectorOperand:
-        """An operand as a node takes it."""
-        if isinstance(x, (bool, int, float)):
-            return x
+    def _region(self, x: Any) -> Region:
+        """Where an operand lies that is a tensor."""
         if not isinstance(x, GraphNode) or x not in self.regions:
-            raise Lacking(name)
+            raise Lacking
         return self.regions[x]
+
+    def _operand(self, x: Any) -> VectorOperand:
+        """An operand as a node takes it."""
+        return x if isinstance(x, (bool, int, float)) else self._region(x)
 
     # ------------------------------------------------------------------ lists
 
@@ -149,21 +147,26 @@ class Places:
                 if repr(a) != repr(b):
                     return False
                 continue
-            sources = [self.memories[x.memory].source for x in (a, b)]
-            apart = a != b and sources != [None, None]
-            if apart or (a.dtype, a.shape, a.strides) != (b.dtype, b.shape, b.strides):
+            changes = any([self.memories[x.memory].changes for x in (a, b)])
+            alike = (a.dtype, a.shape, a.strides) == (b.dtype, b.shape, b.strides)
+            if not alike or (changes and a != b):
                 return False
         return True
 
     def _row(self, row: Sequence[VectorOperand], shape: Sequence[int]) -> VectorOperand:
         """Regions that are alike as one, each for this shape: another dim stands before it."""
-        places = [x.expanded(shape) for x in row if isinstance(x, Region)]
-        if len(places) < 2:
-            return places[0] if places else row[0]
-        first, shape = places[0], (len(row), *shape)
-        steps = {b.start - a.start for a, b in itertools.pairwise(places)}
-        if len({x.memory for x in places}) == 1 and len(steps) == 1:
+        regions = [x.expanded(shape) for x in row if isinstance(x, Region)]
+        if len(regions) < 2:
+            return regions[0] if regions else row[0]
+        first, shape = regions[0], (len(row), *shape)
+        steps = {b.start - a.start for a, b in itertools.pairwise(regions)}
+        if len({x.memory for x in regions}) == 1 and len(steps) == 1:
             return first._replace(shape=shape, strides=(*steps, *first.strides))
-        rows = tuple([(x.memory, x.start) for x in places])
+        rows = tuple([(x.memory, x.start) for x in regions])
         memory = self._memory((first.dtype, rows), VectorMemory(first.dtype, rows=rows))
         return Region(memory, first.dtype, shape, (1, *first.strides))
+
+
+def _region(node: GraphNode, memory: int, offset: int) -> Region:
+    dtype, _, shape, strides, start = node.meta["form"]
+    return Region(memory, dtype, tuple(shape), tuple(strides), start - offset)

@@ -1,4 +1,4 @@
-// What forms.py asks of many tensors in one call. It includes nothing: that takes the time.
+// What native_forms.py asks of many tensors in one call. It includes nothing: that takes the time.
 #pragma once
 
 typedef long long whole;
@@ -13,11 +13,11 @@ struct tensor {  // DLTensor of DLPack 1
 // are there: strides are among them where it is not contiguous. Returns whether all are the same,
 // and -1 where torch raised an error.
 extern "C" whole kernel(int (*describe)(void *, tensor *), void *const *tensors, whole count,
-                        whole *places, whole *words, whole compare) {
+                        whole *starts, whole *words, whole compare) {
     for (whole i = 0; i < count; ++i) {
         tensor t;
         if (describe(tensors[i], &t)) return -1;
-        places[i] = (whole)(t.data + t.offset);
+        starts[i] = (whole)(t.data + t.offset);
         whole size = 1;
         bool dense = true, same = true;
         for (int d = t.dims - 1; d >= 0; --d) {

@@ -1,4 +1,4 @@
-"""Shorter: a graph without what makes no difference: views of the same form, copies that stay equal
+"""Pruning: a graph without what makes no difference: views of the same form, copies that stay equal
 to what they were made of, and what nobody takes.
 
 What an operator writes is said by its schema, and what a view is by the forms of its tensors.
@@ -6,7 +6,7 @@ What an operator writes is said by its schema, and what a view is by the forms o
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 from torch import Tensor
@@ -22,29 +22,35 @@ def form(t: Tensor) -> tuple[Any, ...]:
     return t.dtype, t.device, t.shape, t.stride(), t.storage_offset()
 
 
-def shorten(graph: Graph, fixed: Collection[Node]) -> None:
+def prune(graph: Graph, fixed: Collection[Node]) -> None:
     """Take out of a graph what makes no difference; the `fixed` inputs are never written."""
-    for node in list(graph.nodes):
-        source = node.all_input_nodes[0] if len(node.all_input_nodes) == 1 else None
-        alike = source is not None and node.meta.get("form", 0) == source.meta.get("form", 1)
+    for node, source in _of_one(graph):
+        alike = node.meta.get("form", 0) == source.meta.get("form", 1)
         if alike and views(node) and not writes(node):
             node.replace_all_uses_with(source)
     graph.eliminate_dead_code(is_impure_node=acts)
     order = {node: i for i, node in enumerate(graph.nodes)}
-    written = _written(graph, order, fixed)
-    for node in list(graph.nodes):
-        source = node.all_input_nodes[0] if len(node.all_input_nodes) == 1 else None
+    writings = _writings(order, fixed)
+    for node, source in _of_one(graph):
         operator = node.meta.get("operator")
-        if source is None or operator is None or schema(operator).name not in COPIES:
+        if operator is None or schema(operator).name not in COPIES:
             continue
         same = node.meta["form"][:4] == source.meta.get("form", ())[:4]
-        last = max([order[user] for user in _users(node)], default=0)
+        users = _users(node)
+        last = max([order[user] for user in users], default=0)
         mine, theirs = _memory(node, fixed), _memory(source, fixed)
-        returned = any([user.op == "output" for user in _users(node)])
-        changed = [i for i in written.get(theirs, ()) if order[node] < i < last]
-        if same and not (returned or changed or mine in written):
+        returned = any([user.op == "output" for user in users])
+        changed = [i for i in writings.get(theirs, ()) if order[node] < i < last]
+        if same and not (returned or changed or mine in writings):
             node.replace_all_uses_with(source)
     graph.eliminate_dead_code(is_impure_node=acts)
+
+
+def _of_one(graph: Graph) -> Iterator[tuple[Node, Node]]:
+    """The nodes that take a single other one by now, and that one."""
+    for node in list(graph.nodes):
+        if len(node.all_input_nodes) == 1:
+            yield node, node.all_input_nodes[0]
 
 
 def acts(node: Node) -> bool:
@@ -62,8 +68,23 @@ def views(node: Node) -> bool:
     """Whether what a node makes may lie in the memory of what it takes."""
     operator = node.meta.get("operator")
     if operator is None:
-        return bool(node.meta.get("part", False))
+        return bool(node.meta.get("item", False))
     return any([made.alias_info is not None for made in schema(operator).returns])
+
+
+def arguments(told: Any, args: Any, options: Any) -> Iterator[tuple[Any, Any]]:
+    """The arguments in a schema, and what a call gives for each."""
+    for i, argument in enumerate(told.arguments):
+        usual = argument.default_value
+        yield argument, args[i] if i < len(args) else options.get(argument.name, usual)
+
+
+def written(told: Any, args: Any, options: Any) -> Iterator[tuple[Any, Any]]:
+    """The aliases of the arguments that an operator writes, and what a call gives for each."""
+    for argument, given in arguments(told, args, options):
+        alias = argument.alias_info
+        if alias is not None and alias.is_write:
+            yield alias.before_set, given
 
 
 def _memory(node: Node, fixed: Collection[Node]) -> Node | None:
@@ -81,27 +102,16 @@ def _users(node: Node) -> list[Node]:
     return found
 
 
-def _written(
-    graph: Graph, order: dict[Node, int], fixed: Collection[Node]
-) -> dict[Node | None, list[int]]:
-    """The places in the graph where each memory is written."""
+def _writings(order: Mapping[Node, int], fixed: Collection[Node]) -> dict[Node | None, list[int]]:
+    """Where in the order of nodes each memory is written."""
     found: dict[Node | None, list[int]] = {}
-    for node in graph.nodes:
-        if not writes(node):
-            continue
+    for node, i in order.items():
         operator = node.meta.get("operator")
-        targets = [None] if operator is None else _targets(node, operator)
-        for target in targets:
-            memory = None if target is None else _memory(target, fixed)
-            found.setdefault(memory, []).append(order[node])
+        if operator is None and writes(node):  # ours, and anything that was there before
+            found.setdefault(None, []).append(i)
+        told = () if operator is None else written(schema(operator), node.args, node.kwargs)
+        for _, given in told:
+            for target in given if isinstance(given, (list, tuple)) else [given]:
+                if isinstance(target, Node):
+                    found.setdefault(_memory(target, fixed), []).append(i)
     return found
-
-
-def _targets(node: Node, operator: Any) -> list[Any]:
-    """The arguments that an operator writes."""
-    targets: list[Any] = []
-    for i, argument in enumerate(schema(operator).arguments):
-        if argument.alias_info is not None and argument.alias_info.is_write:
-            given = node.args[i] if i < len(node.args) else node.kwargs.get(argument.name)
-            targets += given if isinstance(given, (list, tuple)) else [given]
-    return [target for target in targets if isinstance(target, Node)]

@@ -1,4 +1,4 @@
-"""Premises: what a replay takes for granted of parameters, gradients and state."""
+"""Conditions: what must still hold for a replay, of parameters, gradients and state."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ from torchzero_clip.core.private import base
 from torchzero_clip.core.step import Groups
 from torchzero_clip.core.tensors import LAYOUT, REAL, SHAPE, addresses, all_here
 from torchzero_clip.engines.buffers import Buffer, apart
-from torchzero_clip.engines.compiled.again.forms import Forms, forms_of
+from torchzero_clip.engines.compiled.again.native_forms import NativeForms, forms_of
+from torchzero_clip.engines.compiled.again.recorder import Refused
 
 UNSAID = (
     "does not say `pure = True`: that its methods hang on their arguments alone and branch on no "
@@ -28,7 +29,7 @@ OURS = __name__.partition(".")[0]
 States = Mapping[Tensor, dict[str, Any]]
 
 
-class Premises:
+class Conditions:
     """The tensors of a step, by identity, address and form; they are compared before a replay.
 
     Gradients are others in every step: of theirs the dtype and shape are compared, and that they
@@ -38,47 +39,42 @@ class Premises:
     def __init__(self, parts: Sequence[Part], groups: Groups, states: States) -> None:
         self._parts = list(parts)
         self._rows = [list(group["params"]) for group in groups]
-        self._named = [tuple(group.get("param_names") or ()) for group in groups]
-        self._shapes = [list(part.shapes) for part in parts]
         self._params = [Buffer(part.originals) for part in parts]
         grads = [[p.grad for p in row] for row in self._rows]
-        self._kinds = [list(map(type, row)) for row in grads]
         self._grads = [Buffer(part.of(grads[part.index])) for part in parts]
         self._keys, self._states = list(states), list(states.values())
         self._numbers = [
-            (held, name, x)
-            for held in self._states
-            for name, x in held.items()
+            (state, name, x)
+            for state in self._states
+            for name, x in state.items()
             if not isinstance(x, Tensor)
         ]
-        self._names = _names(self._states)
-        self._held = Buffer(self._tensors(groups))
-        self._seen = forms_of(self._held.tensors)
-        self._seen_grads: list[Forms | None] = []
+        self._tensors = Buffer(self._found(groups))
+        self._seen = forms_of(self._tensors.tensors)
+        self._seen_grads: list[NativeForms | None] = []
         for row in self._grads:
             seen = forms_of(row.tensors) if row.contiguous and self._seen else None
             self._seen_grads.append(seen)
             row.tensors.clear()  # they go with their step
         self._counts: set[str] = set()  # the keys of what each step counts
-        self._others = _others(groups, self._counts)
+        self._said = self._says(groups, grads)
         self._bases: list[tuple[Tensor, list[int] | None]] = []
         self._apart: list[Any] = []  # where gradients were that are known to lie apart
 
     def leave_out(self, counts: Collection[str]) -> None:
         """Let these values of groups be others in every step."""
         self._counts |= set(counts)
-        self._others = [pair for pair in self._others if pair[0] not in counts]
+        self._said[-1] = [pair for pair in self._said[-1] if pair[0] not in counts]
 
-    def unknown(self, leaves: Sequence[Any], others: Sequence[Tensor]) -> str | None:
-        """A sentence where a tensor is neither of these, nor of state, nor its base."""
-        known = {id(t) for t in [*self._held.tensors, *others]}
-        found = [t for t in map(base, self._held.tensors) if t is not None]
-        bases = {id(t): t for t in found}
-        self._bases = [(base, addresses([base])) for base in bases.values()]
-        for leaf in [x for x in leaves if isinstance(x, Tensor)]:
-            if id(leaf) not in known and id(leaf) not in bases:
-                return f"a tensor of {leaf.shape} is neither state nor a rule's field: make it one"
-        return None
+    def know(self, leaves: Sequence[Any], others: Sequence[Tensor]) -> None:
+        """Raise where a tensor is neither one of the others, nor of state, nor the base of such."""
+        bases = {id(t): t for t in map(base, self._tensors.tensors) if t is not None}
+        self._bases = [(t, addresses([t])) for t in bases.values()]
+        known = bases.keys() | {id(t) for t in [*self._tensors.tensors, *others]}
+        for leaf in leaves:
+            if isinstance(leaf, Tensor) and id(leaf) not in known:
+                why = "is neither state nor a rule's field: make it one"
+                raise Refused(f"a tensor of {leaf.shape} {why}")
 
     def hold(self, groups: Groups, states: States) -> list[Buffer] | None:
         """The gradients as buffers where all is as it was; otherwise None."""
@@ -86,37 +82,45 @@ class Premises:
         if len(rows) != len(self._rows) or not all(map(_same, rows, self._rows)):
             return None
         grads = [[p.grad for p in row] for row in rows]
-        if [list(map(type, row)) for row in grads] != self._kinds:
-            return None
-        if [tuple(group.get("param_names") or ()) for group in groups] != self._named:
-            return None
         if not (_same(states, self._keys) and _same(states.values(), self._states)):
             return None
-        if _names(self._states) != self._names or _others(groups, self._counts) != self._others:
+        if self._says(groups, grads) != self._said:
             return None
-        if not all([_equal(held.get(name), x) for held, name, x in self._numbers]):
+        if not all([_equal(state.get(name), x) for state, name, x in self._numbers]):
             return None
-        if not self._same(self._tensors(groups)):
+        if not self._same(self._found(groups)):
             return None
-        if not all([addresses([base]) == address for base, address in self._bases]):
+        if not all([addresses([t]) == start for t, start in self._bases]):
             return None
         return self._gradients([part.of(grads[part.index]) for part in self._parts])
+
+    def _says(self, groups: Groups, grads: Sequence[Sequence[Any]]) -> list[Any]:
+        """What is compared by value: kinds of gradients, names, and what groups keep."""
+        named = [tuple(group.get("param_names") or ()) for group in groups]
+        counts, names = list(map(len, self._states)), list(itertools.chain(*self._states))
+        in_groups = [
+            (key, None if isinstance(x, Tensor) else repr(x))
+            for group in groups
+            for key, x in group["chain"].items()
+            if key not in self._counts
+        ]
+        return [[list(map(type, row)) for row in grads], named, counts, names, in_groups]
 
     def _same(self, tensors: Sequence[Tensor]) -> bool:
         """Whether these are the tensors that were there, in the memory and form that they had."""
         if self._seen is None:
-            return self._held.same(tensors)
-        return _same(tensors, self._held.tensors) and self._seen.hold()
+            return self._tensors.same(tensors)
+        return _same(tensors, self._tensors.tensors) and self._seen.hold()
 
     def _like(self, i: int, grads: Sequence[Tensor]) -> Buffer | None:
         """The gradients of a part as a buffer where they are as they were."""
         seen = self._seen_grads[i]
-        places = seen.of(grads) if seen and not any(map(Tensor.is_neg, grads)) else None
-        if places is not None:
-            return self._grads[i].moved(grads, places)
+        starts = seen.of(grads) if seen and not any(map(Tensor.is_neg, grads)) else None
+        if starts is not None:
+            return self._grads[i].moved(grads, starts)
         if not {torch.strided}.issuperset(map(LAYOUT, grads)):
             return None
-        buffer, shapes = Buffer(grads), self._shapes[i]
+        buffer, shapes = Buffer(grads), self._parts[i].shapes
         like = buffer.forms[0] == self._grads[i].forms[0]
         for row in (self._params[i].tensors, grads):
             like = like and all(map(operator.eq, map(SHAPE, row), shapes))
@@ -134,11 +138,11 @@ class Premises:
         self._apart = where
         return buffers
 
-    def _tensors(self, groups: Groups) -> list[Tensor]:
+    def _found(self, groups: Groups) -> list[Tensor]:
         """All tensors: parameters, and what is in their state and in the groups."""
         tensors = [p for part in self._parts for p in part.originals]
-        held = itertools.chain.from_iterable(map(dict.values, self._states))
-        tensors += [x for x in held if isinstance(x, Tensor)] if self._numbers else held
+        state = itertools.chain.from_iterable(map(dict.values, self._states))
+        tensors += [x for x in state if isinstance(x, Tensor)] if self._numbers else state
         for group in groups:
             tensors += [x for x in group["chain"].values() if isinstance(x, Tensor)]
         return tensors
@@ -152,21 +156,6 @@ def _same(some: Collection[Any], others: Collection[Any]) -> bool:
 def _equal(x: Any, number: Any) -> bool:
     """Whether a number is what it was."""
     return type(x) is type(number) and bool(x == number)
-
-
-def _names(states: Sequence[Mapping[str, Any]]) -> tuple[list[int], list[str]]:
-    """How many names there are in each state, and all of them."""
-    return list(map(len, states)), list(itertools.chain.from_iterable(states))
-
-
-def _others(groups: Groups, but: Collection[str]) -> list[Any]:
-    """The names in the chain dicts of groups, and the values that are no tensors, but for some."""
-    return [
-        (key, None if isinstance(x, Tensor) else repr(x))
-        for group in groups
-        for key, x in group["chain"].items()
-        if key not in but
-    ]
 
 
 def impure(links: Sequence[Link]) -> list[str]:
@@ -193,9 +182,9 @@ def _unsaid(one: Description) -> list[str]:
 def subclassed(parts: Sequence[Part], states: States) -> str | None:
     """The reason why a step of such tensors is not replayed; None where all are plain."""
     params = [p for part in parts for p in part.originals]
-    held = [x for state in states.values() for x in state.values()]
-    held = [x for x in held if type(x) not in (int, float, bool)]
-    rows: dict[str, list[Any]] = {"parameters": params, "state": held}
+    values = [x for state in states.values() for x in state.values()]
+    rows: dict[str, list[Any]] = {"parameters": params}
+    rows["state"] = [x for x in values if type(x) not in (int, float, bool)]
     rows["gradients"] = [p.grad for p in params]
     for what, row in rows.items():
         if not all_here(row):

@@ -1,4 +1,4 @@
-"""Graphs: a step on a GPU that is captured once, and replayed while its tensors stay in place."""
+"""Captures: a step on a GPU that is captured once, and replayed while its tensors stay in place."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ MOVED = (
 )
 
 
-class StepGraph:
-    """The graph of a step; one whose tensors lie elsewhere is done as ever, and captured later."""
+class StepCapture:
+    """The CUDA graph of a step; where tensors have moved it is done as ever, and captured later."""
 
     def __init__(self) -> None:
         self._where: Hashable = None

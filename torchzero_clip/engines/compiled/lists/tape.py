@@ -1,6 +1,6 @@
-"""Traces: lists record their operators, and one program runs them later.
+"""Tapes: lists note their operators, and one program runs them later.
 
-A link runs as ever. Its lists are Traced: each operator adds a node to the trace of the bucket.
+A link runs as ever. Its lists are Taped: each operator adds a node to the tape of the bucket.
 When values are needed, one program does all that was recorded, in a single pass over memory: at a
 norm, at the end of the step, and where somebody reads the tensors of a list. Nothing else knows
 that it happens.
@@ -8,7 +8,7 @@ that it happens.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
 import torch
@@ -31,64 +31,64 @@ MEASURED = {(m.kind, m.p): m for m in (NAMED["l1"], NAMED["l2"], NAMED["linf"], 
 SINGLE = (torch.float32, torch.bfloat16, torch.float16)
 
 
-class Traced(Lazy):
-    """A list on a trace: the values in a buffer, or a node whose values lie in no buffer yet."""
+class Taped(Lazy):
+    """A list on a tape: the values in a buffer, or a node whose values lie in no buffer yet."""
 
-    __slots__ = ("__weakref__", "_trace", "_value", "buffer")
+    __slots__ = ("__weakref__", "_tape", "_value", "buffer")
 
     def __init__(
-        self, trace: BucketTrace, *, buffer: int | None = None, value: int = -1, owned: bool = True
+        self, tape: BucketTape, *, buffer: int | None = None, value: int = -1, owned: bool = True
     ) -> None:
         super().__init__()
-        self._trace, self.buffer, self._value, self.owned = trace, buffer, value, owned
-        trace.lists.add(self)
+        self._tape, self.buffer, self._value, self.owned = tape, buffer, value, owned
+        tape.lists.add(self)
 
     @property
     def value(self) -> int:
         """The node that holds the values now."""
-        return self._value if self.buffer is None else self._trace.load(self.buffer)
+        return self._value if self.buffer is None else self._tape.load(self.buffer)
 
     @property
     def dtype(self) -> torch.dtype:
-        return self._trace.dtypes[self.value]
+        return self._tape.dtypes[self.value]
 
     @property
     def pending(self) -> bool:
-        return self.buffer is None or self._trace.pending(self.buffer)
+        return self.buffer is None or self._tape.pending(self.buffer)
 
     @property
     def tensors(self) -> list[Tensor]:
         """The tensors; all that was recorded is done, since they may be written from now on."""
-        if self.buffer in self._trace.current:
-            self._trace.run()
+        if self.buffer in self._tape.current:
+            self._tape.run()
         found = self.compute()
-        return self._trace.lent(self.buffer) if self.owned and self.buffer is not None else found
+        return self._tape.lent(self.buffer) if self.owned and self.buffer is not None else found
 
     @tensors.setter
     def tensors(self, tensors: Sequence[Tensor]) -> None:
-        self.buffer = self._trace.hold(tensors)
+        self.buffer = self._tape.hold(tensors)
 
     def compute(self) -> list[Tensor]:
         """The tensors, to be read."""
-        self._trace.run_others()
+        self._tape.run_others()
         if self.pending:
-            self._trace.run()
+            self._tape.run()
         assert self.buffer is not None
-        return self._trace.buffers[self.buffer].tensors
+        return self._tape.buffers[self.buffer].tensors
 
     def __len__(self) -> int:
-        return self._trace.count
+        return self._tape.count
 
     def statistics(self, m: Measure) -> Tensor:
-        found = self._trace.measure(self, m)
+        found = self._tape.measure(self, m)
         return statistics(self.compute(), m) if found is None else found
 
     def _row_statistics(self, rows: SliceRows, m: Measure) -> Tensor | None:
-        return self._trace.measure(self, m, rows) if rows.whole else None
+        return self._tape.measure(self, m, rows) if rows.whole else None
 
-    def on(self, trace: BucketTrace) -> bool:
-        """Whether this list is of that trace."""
-        return self._trace is trace
+    def on(self, tape: BucketTape) -> bool:
+        """Whether this list is of that tape."""
+        return self._tape is tape
 
     def forget(self) -> None:
         """Let go of the values: no buffer needs to hold them."""
@@ -96,32 +96,35 @@ class Traced(Lazy):
 
     # ------------------------------------------------------------------ memory
 
-    def borrow(self) -> Traced:
-        return self._like(Traced(self._trace, buffer=self.buffer, value=self._value, owned=False))
+    def borrow(self) -> Taped:
+        return self._like(self._value, self.buffer, owned=False)
 
-    def own(self) -> Traced:
+    def _like(self, value: int, buffer: int | None = None, owned: bool = True) -> Taped:
+        """Another list, to be measured as this one is."""
+        made = Taped(self._tape, buffer=buffer, value=value, owned=owned)
+        made.measure = self.measure
+        return made
+
+    def own(self) -> Taped:
         return self if self.owned else self._assign(self.value)
 
-    def to(self, dtype: torch.dtype) -> Traced:
+    def to(self, dtype: torch.dtype) -> Taped:
         if self.dtype == dtype:
             return self
-        return Traced(self._trace, value=self._trace.cast(self.value, dtype))
+        return Taped(self._tape, value=self._tape.cast(self.value, dtype))
 
-    def clone(self) -> Traced:
-        return self._like(Traced(self._trace, value=self.value))
+    def clone(self) -> Taped:
+        return self._like(self.value)
 
     def copy_(self, source: TensorList) -> TensorList:
-        if isinstance(source, Traced) and source.on(self._trace):
-            return self._assign(self._trace.cast(source.value, self.dtype))
-        out = TensorList(self.tensors, owned=self.owned).copy_(source)
-        if not self.owned:
-            self.tensors, self.owned = out.tensors, True
-        return self
+        if isinstance(source, Taped) and source.on(self._tape):
+            return self._assign(self._tape.cast(source.value, self.dtype))
+        return self._plainly(lambda plain: plain.copy_(source))
 
-    def _assign(self, value: int) -> Traced:
+    def _assign(self, value: int) -> Taped:
         """Take a value: in the buffer that is this list's own, otherwise in none yet."""
         if self.owned and self.buffer is not None:
-            self._trace.current[self.buffer] = value
+            self._tape.current[self.buffer] = value
         else:
             self.buffer, self._value, self.owned = None, value, True
         return self
@@ -130,36 +133,40 @@ class Traced(Lazy):
 
     def over_(self, ratio: Any) -> bool:
         """Divide by a ratio of any size; returns whether a program takes it."""
-        value = self._trace.over(self.value, ratio)
+        value = self._tape.over(self.value, ratio)
         if value is not None:
             self._assign(value)
         return value is not None
 
     def _new(self, name: str, *operands: Any) -> TensorList:
-        value = self._trace.add(name, self.value, operands)
+        value = self._tape.add(name, self.value, operands)
         if value is None:
-            return self._like(TensorList(self.tensors))._new(name, *operands)
-        return self._like(Traced(self._trace, value=value))
+            return TensorList(self.tensors, measure=self.measure)._new(name, *operands)
+        return self._like(value)
 
     def _write(self, name: str, *operands: Any) -> TensorList:
         if name == "clamp":
             return self._write("clamp_min", operands[0])._write("clamp_max", operands[1])
         if name == "addcmul" and operands[2:]:  # the product of all three, whatever the third is
             operands = (operands[0].mul(operands[2]), operands[1])
-        value = self._trace.add(name, self.value, operands, keep_dtype=True)
+        value = self._tape.add(name, self.value, operands, keep_dtype=True)
         if value is not None:
             return self._assign(value)
+        return self._plainly(lambda plain: plain._write(name, *operands))
+
+    def _plainly(self, write: Callable[[TensorList], TensorList]) -> Taped:
+        """Have a plain list of the tensors written, which moves where these are borrowed."""
         dtype = self.dtype
-        out = TensorList(self.tensors, owned=self.owned)._write(name, *operands)
+        out = write(TensorList(self.tensors, owned=self.owned))
         if not self.owned:
             self.tensors, self.owned = out.to(dtype).tensors, True
         return self
 
 
-class BucketTrace(Memory):
-    """The recording of one bucket, and the buffers that its values lie in.
+class BucketTape(Memory):
+    """What was asked of the lists of one bucket, and the buffers that its values lie in.
 
-    Traces of one `family` share memory: recording on one runs what the others recorded. None holds
+    Those of one `family` share memory: writing on one runs what is on the others. None holds
     another, so that gradients are let go with the step.
     """
 
@@ -169,7 +176,7 @@ class BucketTrace(Memory):
         self.loads: dict[int, int] = {}
 
     def operand(self, x: Any) -> NodeOperand | None:
-        if isinstance(x, Traced) and x.on(self):
+        if isinstance(x, Taped) and x.on(self):
             return "value", x.value
         return None if isinstance(x, Lazy) else super().operand(x)  # reading it might run this one
 
@@ -183,12 +190,12 @@ class BucketTrace(Memory):
     def record(
         self, tensors: Sequence[Tensor], name: Hashable = None, owned: bool = True
     ) -> TensorList:
-        """Tensors as a list of this trace; a plain one where they are not like the parameters."""
+        """Tensors as a list of this tape; a plain one where they are not like the parameters."""
         i = self.hold(tensors, name) if len(tensors) == self.count else None
         if i is None or (i != GRADIENTS and not self.buffers[i].fits(self.buffers[PARAMETERS])):
             return TensorList(tensors, owned=owned)
         self.lasting |= {i} if name else set()
-        return Traced(self, buffer=i, owned=owned)
+        return Taped(self, buffer=i, owned=owned)
 
     def load(self, buffer: int) -> int:
         """The value that is in a buffer by now."""
@@ -205,9 +212,9 @@ class BucketTrace(Memory):
     # ------------------------------------------------------------------ running
 
     def run_others(self) -> None:
-        """Run the nodes of the other traces of this family."""
-        for trace in [other for other in self.family if other is not self and other.nodes]:
-            trace.run()
+        """Run the nodes of the others of this family."""
+        for tape in [x for x in self.family if x is not self and x.nodes]:
+            tape.run()
 
     def run(self, measured: Measurement = None, rows: SliceRows | None = None) -> Tensor | None:
         """Run what was recorded; then a buffer backs every list that is still referenced."""
@@ -260,7 +267,7 @@ class BucketTrace(Memory):
         known = of if program.rows else None
         return self.runner.run(Launch(program, self.sizes, self.elements, *given, rows=known))
 
-    def measure(self, x: Traced, m: Measure, rows: SliceRows | None = None) -> Tensor | None:
+    def measure(self, x: Taped, m: Measure, rows: SliceRows | None = None) -> Tensor | None:
         """The statistic of each tensor of a list, or of its slices, by the program that makes it.
 
         None where none does.

@@ -1,4 +1,4 @@
-"""Forms: what one native call sees of many tensors, and what it must not overlook."""
+"""Native forms: what one native call sees of many tensors, and what it must not overlook."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ import torch
 from torch import Tensor
 
 from tests.helpers import at_once
-from torchzero_clip.engines.compiled.again.forms import forms_of
+from torchzero_clip.engines.compiled.again.native_forms import forms_of
 
 
 def some() -> list[Tensor]:
     return [torch.zeros(3, 4), torch.zeros(()), torch.zeros(0, 2), torch.zeros(4, 6)[:, ::2]]
 
 
-def test_places_are_the_addresses_of_tensors() -> None:
+def test_addresses_are_those_of_tensors() -> None:
     tensors = [*some(), torch.zeros(8)[3:], torch.zeros(2, dtype=torch.bool)]
     seen = forms_of(tensors)
     assert seen is not None
     assert seen.hold()
-    assert seen.places is not None
-    assert list(seen.places) == [t.data_ptr() for t in tensors]
+    assert seen.addresses is not None
+    assert list(seen.addresses) == [t.data_ptr() for t in tensors]
 
 
 def given(t: Tensor, new: Tensor) -> None:

@@ -1,4 +1,4 @@
-"""Forms: where many tensors lie and how, in one native call, by the interface in C of DLPack.
+"""Native forms: where many tensors lie and how, in one native call, by DLPack's interface in C.
 
 Torch says of each the address, dtype, device, shape and strides. Where torch or a compiler lacks
 it, buffers ask one tensor after the other.
@@ -18,41 +18,41 @@ from torchzero_clip.core.private import exchange_table
 from torchzero_clip.core.tensors import all_real
 from torchzero_clip.engines.compiled.printers.build import function
 
-SOURCE = '#include "forms.h"'
+SOURCE = '#include "native_forms.h"'
 FLAGS = "-std=c++17 -O1 -fPIC -shared"
 DESCRIBE = 5  # the pointer among those of DLPack's table, of which the first is its version
 
 
-class Forms:
+class NativeForms:
     """The forms of some tensors, which are compared with those that they have later, or others.
 
     Attributes:
-        places: The addresses of the tensors.
+        addresses: Those of the tensors.
     """
 
     def __init__(self, tensors: Sequence[Tensor]) -> None:
         self._words = array("q", [0] * sum([3 + 2 * t.dim() for t in tensors]))
         self._tensors = array("Q", map(id, tensors))
-        self.places = self._look(self._tensors, compare=False)
+        self.addresses = self._look(self._tensors, compare=False)
 
     def hold(self) -> bool:
         """Whether the tensors, which must be there still, lie as they did."""
-        return self.places is not None and self._look(self._tensors) == self.places
+        return self.addresses is not None and self._look(self._tensors) == self.addresses
 
     def of(self, tensors: Sequence[Tensor]) -> array[int] | None:
         """The addresses of as many others that have the same forms; None where they do not."""
-        return None if self.places is None else self._look(array("Q", map(id, tensors)))
+        return None if self.addresses is None else self._look(array("Q", map(id, tensors)))
 
     def _look(self, tensors: array[int], compare: bool = True) -> array[int] | None:
-        look, places = looks(), array("Q", bytes(8 * len(tensors)))
+        look, starts = looks(), array("Q", bytes(8 * len(tensors)))
         if look is None:
             return None
-        rows = [row.buffer_info()[0] for row in (tensors, places, self._words)]
+        rows = [row.buffer_info()[0] for row in (tensors, starts, self._words)]
         try:
             same = look(rows[0], len(tensors), *rows[1:], compare)
         except Exception:  # DLPack has no word for some
             same = 0
-        return places if same == 1 else None
+        return starts if same == 1 else None
 
 
 @cache
@@ -73,7 +73,7 @@ def looks() -> Any:
     return lambda *given: call(interface[DESCRIBE], *given)
 
 
-def forms_of(tensors: Sequence[Tensor]) -> Forms | None:
+def forms_of(tensors: Sequence[Tensor]) -> NativeForms | None:
     """The forms of tensors; None where they are not seen natively."""
-    made = Forms(tensors) if all_real(tensors) else None
-    return made if made is not None and made.places is not None else None
+    made = NativeForms(tensors) if all_real(tensors) else None
+    return made if made is not None and made.addresses is not None else None
