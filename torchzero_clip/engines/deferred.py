@@ -133,9 +133,7 @@ class Guarded(Lazy):
 
 def overlap(params: Sequence[Tensor], values: Sequence[Tensor]) -> bool:
     """Whether the values to subtract lie in the memory of the parameters."""
-    if not all_plain(params):
-        return False
-    return not storages(params).isdisjoint(storages(values))
+    return all_plain(params) and not storages(params).isdisjoint(storages(values))
 
 
 def times(u: TensorList, factor: float) -> TensorList:

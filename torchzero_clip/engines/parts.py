@@ -155,9 +155,8 @@ def cut(u: TensorList) -> bool:
 
 def computes(u: TensorList) -> bool:
     """Whether the update of a rule waits on the way to a list, which needs memory of its own."""
-    if not (isinstance(u, Parted) and u.pending):
-        return False
-    return isinstance(u, Updated) or computes(u.source)
+    waits = isinstance(u, Parted) and u.pending
+    return waits and (isinstance(u, Updated) or computes(u.source))
 
 
 def piece_of(u: TensorList, piece: Piece, keep: bool = False) -> TensorList:
