@@ -21,7 +21,7 @@ from benchmarks.step.bars import Bar
 from benchmarks.step.chains import COMPILED, HEADLINE, OURS, PEERS, RACES, Race, installed
 from benchmarks.step.shapes import SHAPES
 from benchmarks.step.timing import BARE, Result
-from benchmarks.studies import averages, muon, overhead, replayed, state_dtype
+from benchmarks.studies import averages, muon, replayed, state_dtype
 
 CONTESTANTS = [
     (chain, name)
@@ -261,12 +261,6 @@ def test_norms_are_timed_and_held_against_float64(capsys, monkeypatch):
     assert away == []
     monkeypatch.setattr(norms, "ours", lambda tensors, order: norms.exact(tensors, order) * 1.00001)
     assert norms.error([10, 5000], 2, torch.float32) == pytest.approx(1e-5, rel=1e-3)
-
-
-def test_overhead_is_a_time_for_each_tensor(capsys):
-    overhead.main(["--counts", "10", "100", "--seconds", "0"])
-    said = capsys.readouterr().out.splitlines()
-    assert [line.split()[0] for line in said] == ["tensors", "10", "100", "not"]
 
 
 @pytest.fixture
