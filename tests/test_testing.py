@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import pytest
 from torch import Tensor
@@ -14,11 +14,13 @@ from torchzero_clip import (
     Group,
     Guard,
     Lambda,
+    Live,
     NormRule,
     State,
     TensorList,
     Transform,
     UnitState,
+    Within,
 )
 from torchzero_clip.testing import check_pure
 
@@ -84,6 +86,14 @@ class Lists(Takes):
         return u.mul_(u.tensors[1].tolist()[0])
 
 
+class AtItsBound(Transform):
+    pure = True
+    factor: Live[Annotated[float, Within(at_least=1)]] = 1.0
+
+    def update(self, u: TensorList, state: State, group: Group) -> TensorList:
+        return u.div_(group["factor"])
+
+
 def halved(t):
     return t / 2
 
@@ -91,7 +101,9 @@ def halved(t):
 halved.pure = True  # type: ignore[attr-defined]
 
 
-@pytest.mark.parametrize("chain", [[ClipNorm(1.0), Adam()], [Guard(), Adam()], [Pure()]])
+@pytest.mark.parametrize(
+    "chain", [[ClipNorm(1.0), Adam()], [Guard(), Adam()], [Pure()], [AtItsBound()]]
+)
 def test_what_is_replayed_as_it_is_done_anew_passes(chain):
     check_pure(*chain, LR(0.1))
 

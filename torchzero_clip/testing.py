@@ -65,11 +65,21 @@ def _change(opt: Modular, step: int, scale: float) -> None:
         for p in group["params"]:
             p.grad = scale * torch.randn(p.shape, generator=generator)
         for key in opt.keys.defaults:
-            value = group[key]
-            if type(value) is float:
-                group[key] = 0.99 * value
-            elif type(value) is tuple:
-                group[key] = tuple([0.99 * x if type(x) is float else x for x in value])
+            _move(opt, group, key)
+
+
+def _move(opt: Modular, group: dict[str, Any], key: str) -> None:
+    """Move a live value, up where it stands at its lower bound."""
+    value = group[key]
+    for by in (0.99, 1.01, 1.0):
+        group[key] = by * value if type(value) is float else value
+        if type(value) is tuple:
+            group[key] = tuple([by * x if type(x) is float else x for x in value])
+        try:
+            opt.keys.check_groups(opt.param_groups)
+            return
+        except ValueError:
+            continue
 
 
 def _all(opt: Modular) -> list[Tensor]:

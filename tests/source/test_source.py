@@ -409,6 +409,26 @@ def test_a_rule_of_ones_own_is_written_from_its_update() -> None:
     assert 'torch._foreach_lerp_(slow, grads, 1 - group["beta"])' in text
 
 
+class OfWindow(NormRule):
+    """u ← u · min(1, 2 · m / ‖u‖), m the largest of the last three norms"""
+
+    dim: Scope = None
+
+    def init_unit(self) -> dict[str, Tensor]:
+        return {"norms": torch.full((3,), torch.inf)}
+
+    def limit(self, norm: Tensor, state: Any, group: Group) -> Tensor:
+        return 2 * state["norms"].amax(dim=-1)
+
+    def observe(self, norm: Tensor, clipped: Tensor, state: Any, group: Group) -> Any:
+        return {"norms": torch.cat([state["norms"][..., 1:], norm.unsqueeze(-1)], dim=-1)}
+
+
+@pytest.mark.parametrize("dim", [None, "global"])
+def test_a_window_of_norms_is_written_whatever_its_slice_is_called(dim: Scope) -> None:
+    compare([OfWindow(dim=dim), LR(0.1)], SHAPES, torch.float64)
+
+
 @pytest.mark.parametrize("rule", [ClipNorm(0.3, target="grad"), ClipNormGrowth(target="grad")])
 def test_a_link_that_rewrites_the_gradients_does_so_here_too(rule: Transform) -> None:
     ours, theirs = parameters(), parameters()

@@ -214,7 +214,7 @@ def constant(x: Any, names: Names) -> str:
         return "torch.nan" if x != x else "torch.inf" if x > 0 else "-torch.inf"
     if isinstance(x, str):
         return quoted(x)
-    if isinstance(x, (torch.dtype, bool, int, float)) or x is None:
+    if isinstance(x, (torch.dtype, bool, int, float, type(...))) or x is None:
         return repr(x)
     raise SourceError(f"a file has no words for {x!r}")
 
