@@ -441,6 +441,7 @@ def test_the_repr_of_a_transform_makes_an_equal_one(row):
         (lambda: Modular(ClipNorm(1.0)), "Modular takes the parameters first, got ClipNorm"),
         (lambda: 2.0 * TensorList([torch.ones(2)]), "has methods, no operators"),
         (lambda: TensorList([torch.ones(2)]) - 1, "has methods, no operators"),
+        (lambda: TensorList([torch.ones(2)])[0], "u.tensors[i]"),
     ],
 )
 def test_what_people_try_first_is_answered(make, said):

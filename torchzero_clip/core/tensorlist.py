@@ -100,10 +100,10 @@ class TensorList:
         )
 
     def _no_operator(self, other: object) -> Any:
-        raise TypeError("a TensorList has methods, no operators: write u.mul(x), u.add(x), u.neg()")
+        raise TypeError("a TensorList has methods, no operators: u.mul(x), u.neg(), u.tensors[i]")
 
     __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = _no_operator
-    __truediv__ = __rtruediv__ = __pow__ = __matmul__ = _no_operator
+    __truediv__ = __rtruediv__ = __pow__ = __matmul__ = __getitem__ = _no_operator
 
     # ------------------------------------------------------------------ memory
 
