@@ -23,7 +23,7 @@ from torchzero_clip import LR, Adam, AutoClip, ClipNorm, Guard, Modular, WeightD
 from torchzero_clip import __version__ as own_version
 from torchzero_clip.audit import StepReport
 from torchzero_clip.audit.findings import short
-from torchzero_clip.audit.step import trial
+from torchzero_clip.audit.step_audit import trial
 
 RESULTS = Path(__file__).parents[1] / "results" / "waits.csv"
 LAYERS = 4

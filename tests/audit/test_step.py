@@ -19,8 +19,8 @@ from tests.audit.planted_steps import PLANTED, RIGHT, Small, line
 from tests.helpers import ROOT, at_once
 from torchzero_clip import ClipNorm, Clipper, Guard, Modular, ZClip, attach, clip_grad_norm_, named
 from torchzero_clip.__main__ import main
-from torchzero_clip.audit import assert_no_waits, audit, step, twin
-from torchzero_clip.audit.step import trial
+from torchzero_clip.audit import assert_no_waits, audit, step_audit, twin
+from torchzero_clip.audit.step_audit import trial
 
 FILE = planted_steps.__file__
 SHAPES = [(64, 64), (64,), (32, 64), (64, 32), (32,), (16, 64)]
@@ -220,7 +220,7 @@ def test_without_a_guard_the_same_is_found() -> None:
             "device.GUARDS = 'no such name'",
             "from tests.audit import test_step as t",
             "from tests.audit.planted_steps import PLANTED, RIGHT, line",
-            "from torchzero_clip.audit.step import trial",
+            "from torchzero_clip.audit.step_audit import trial",
             "assert not device._guard()",
             "for kind in PLANTED:",
             "    what, number = line(kind)",
@@ -246,7 +246,7 @@ def test_beside_it_stands_what_torch_sees_on_a_gpu(monkeypatch: pytest.MonkeyPat
     report = trial(Small, params())
     monkeypatch.setattr(torch.cuda, "get_sync_debug_mode", lambda: 0)
     monkeypatch.setattr(torch.cuda, "set_sync_debug_mode", modes.append)
-    monkeypatch.setattr(step, "_twins", lambda some, device: twin(some, "cpu"))
+    monkeypatch.setattr(step_audit, "_twins", lambda some, device: twin(some, "cpu"))
 
     def make(some: Any) -> Any:
         def wait() -> None:
@@ -254,7 +254,7 @@ def test_beside_it_stands_what_torch_sees_on_a_gpu(monkeypatch: pytest.MonkeyPat
 
         return wait
 
-    (place,) = step.on_gpu(make, params())
+    (place,) = step_audit.on_gpu(make, params())
     assert place.startswith("tests/audit/test_step.py:")
     assert modes == ["warn", 0]
     report = replace(report, on_gpu=[place])

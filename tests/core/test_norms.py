@@ -11,7 +11,7 @@ from torch import Tensor
 from tests.helpers import at_once
 from torchzero_clip import ClipNorm, Modular, Normalize
 from torchzero_clip.core import norms
-from torchzero_clip.core.norms import rows, slices
+from torchzero_clip.core.norms import short_tensors, slices
 
 inf, nan = math.inf, math.nan
 
@@ -527,8 +527,8 @@ def test_a_norm_has_the_same_bits_whatever_is_measured_beside_it(order, dtype):
 @at_once("shapes", [[(64, 64)], [(64,)], [(3, 50), (64, 64), (), (65, 64)]])
 def test_more_short_tensors_than_are_copied_at_a_time(order, shapes, monkeypatch):
     """Each batch lies in the memory of the one before, which must be measured by then."""
-    monkeypatch.setattr(rows, "ROOM", 2**14)
-    monkeypatch.setattr(rows, "PACKINGS", rows.Packings())
+    monkeypatch.setattr(short_tensors, "ROOM", 2**14)
+    monkeypatch.setattr(short_tensors, "PACKINGS", short_tensors.Packings())
     tensors = [random(shapes[i % len(shapes)], seed=i) * (1 + i) for i in range(300)]
     m = norms.measure(order)
     alone = torch.cat([norms.statistics([t], m) for t in tensors], dim=1)
@@ -537,7 +537,7 @@ def test_more_short_tensors_than_are_copied_at_a_time(order, shapes, monkeypatch
 
 @pytest.mark.parametrize("order", [1, 2, "linf", "sum"])
 def test_the_default_device_does_not_matter(order, monkeypatch):
-    monkeypatch.setattr(rows, "PACKINGS", rows.Packings())
+    monkeypatch.setattr(short_tensors, "PACKINGS", short_tensors.Packings())
     tensors, m = (
         [random(shape) for shape in [(3, 50), (70, 70), (700, 700), ()]],
         norms.measure(order),

@@ -4,7 +4,16 @@ from __future__ import annotations
 
 import torch
 
-from torchzero_clip.core.norms.rows import LINF, POWERS, ROOM, ROW, SHORT, SUM, reduced, rows_of
+from torchzero_clip.core.norms.short_tensors import (
+    LINF,
+    POWERS,
+    ROOM,
+    ROW,
+    SHORT,
+    SUM,
+    reduced,
+    rows_of,
+)
 
 SHAPES = [(), (0,), (1,), (ROW,), (ROW + 1,), (3, 5, 7), (SHORT,), (SHORT + 1,), (2, 0)]
 WAYS = {

@@ -47,10 +47,10 @@ from torchzero_clip import (
 from torchzero_clip.core import Bucket, bind, count_step
 from torchzero_clip.core import Chain as Links
 from torchzero_clip.core.private import FakeTensorMode
-from torchzero_clip.engines.compiled import engine
+from torchzero_clip.engines.compiled import compiled
 from torchzero_clip.engines.compiled.again.conditions import impure
-from torchzero_clip.engines.compiled.again.recorder import Refused, StepRecorder
 from torchzero_clip.engines.compiled.again.replays import Replays
+from torchzero_clip.engines.compiled.again.step_recorder import Refused, StepRecorder
 
 SHAPES = [(5, 4), (4,), (), (3, 4), (0,), (1,)]
 Chain = Sequence[Transform]
@@ -519,7 +519,7 @@ def test_what_cannot_be_replayed_is_recorded_ever_more_seldom(
             state["Adam/exp_avg"] = state["Adam/exp_avg"].clone()
 
     changes = {"state that moves": restless, "gradients that share memory": shared_gradients}
-    monkeypatch.setattr(engine, "StepRecorder", Taken)
+    monkeypatch.setattr(compiled, "StepRecorder", Taken)
     assert not any([twins.step(changes.get(why)) for _ in range(40)])
     assert 1 <= len(taken) <= (1 if why == "refused" else 12)
 

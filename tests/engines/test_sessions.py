@@ -17,7 +17,7 @@ from torchzero_clip.core.engine import Session
 from torchzero_clip.core.norms import NAMED, statistics
 from torchzero_clip.core.tensorlist import TensorList
 from torchzero_clip.engines import Compiled, Eager
-from torchzero_clip.engines.compiled.engine import CompiledSession
+from torchzero_clip.engines.compiled.compiled import CompiledSession
 from torchzero_clip.engines.compiled.lists.tape import Taped
 from torchzero_clip.engines.compiled.printers import program
 from torchzero_clip.engines.compiled.printers.operators import OPERATORS

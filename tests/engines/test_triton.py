@@ -391,10 +391,10 @@ def test_programs_run_there_node_by_node() -> None:
 def test_a_device_without_float64_gets_none(monkeypatch: pytest.MonkeyPatch) -> None:
     """What goes to it is in the widest dtype that it has; here the CPU plays one."""
     from torchzero_clip.core.norms import numeric
-    from torchzero_clip.engines.compiled.again import recorder
+    from torchzero_clip.engines.compiled.again import step_recorder
     from torchzero_clip.engines.compiled.printers import operators
 
-    for page in (nodes_of_lists, operators, numeric, recorder):
+    for page in (nodes_of_lists, operators, numeric, step_recorder):
         monkeypatch.setattr(page, "wide", lambda device: torch.float32)
     ratio = torch.tensor([2.0, 1e-38, 1e38], dtype=torch.float32)
     assert over(torch.full((3,), 8.0), ratio).tolist() == pytest.approx([4.0, torch.inf, 8e-38])

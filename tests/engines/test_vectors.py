@@ -14,7 +14,7 @@ from torch import Tensor
 
 from torchzero_clip.core.norms.numeric import vector_norm
 from torchzero_clip.engines.compiled.again.native_step import NativeStep
-from torchzero_clip.engines.compiled.again.recorder import StepRecorder, python
+from torchzero_clip.engines.compiled.again.step_recorder import StepRecorder, python
 from torchzero_clip.engines.compiled.printers.operators import REDUCTIONS
 from torchzero_clip.engines.compiled.printers.vectors import Region
 

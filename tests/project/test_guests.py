@@ -19,7 +19,7 @@ MADE_HERE = {
     "core/older_names.py": {"cls"},  # the class that is being made
     "engines/buffers.py": {"made"},
     "source/naming.py": {"made", "node"},
-    "source/numbers.py": {"kind"},
+    "source/kept_numbers.py": {"kind"},
 }
 """Names of objects that a function changes past their attributes, since it has just made them."""
 OF_NEW_OBJECTS = {"grad", "measure"}  # of the stand-in of a parameter, and of lists

@@ -85,7 +85,7 @@ def members(path, name):
     return found | {n.attr for n in set_here if ast.unparse(n) == f"self.{n.attr}"}
 
 
-ENGINES = [("engines/eager.py", "Eager"), ("engines/compiled/engine.py", "Compiled")]
+ENGINES = [("engines/eager.py", "Eager"), ("engines/compiled/compiled.py", "Compiled")]
 INSIDE_AN_ENGINE = set().union(*[members(*engine) for engine in ENGINES])
 INSIDE_AN_ENGINE |= {"watch", "backend", "buffers"}
 INSIDE_AN_ENGINE -= members("core/engine.py", "Engine") | {"__init__"}
@@ -120,7 +120,7 @@ def test_an_imported_name_belongs_to_the_file_that_defines_it():
         "torchzero_clip.ClipNorm": "modules/clipping/clip_norm.py",
         "torchzero_clip.modules.descent.Adam": "modules/descent/adam.py",
         "torchzero_clip.core.norms": "core/norms/__init__.py",
-        "torchzero_clip.spec.norm": "spec/numbers.py",
+        "torchzero_clip.spec.norm": "spec/plain_numbers.py",
         "torchzero_clip": "__init__.py",
     }
     assert {name: label(house.home(name)) for name in found} == found
@@ -138,11 +138,11 @@ def test_an_imported_name_belongs_to_the_file_that_defines_it():
         ("modules/descent/lr.py", "modules/flow/when.py"),
         ("published/classic.py", "optimizer/modular.py"),
         ("engines/compiled/printers/cpp.py", "engines/compiled/lists/tape.py"),
-        ("engines/compiled/lists/runner.py", "engines/compiled/again/recorder.py"),
+        ("engines/compiled/lists/runner.py", "engines/compiled/again/step_recorder.py"),
         ("engines/compiled/again/replays.py", "engines/compiled/lists/tape.py"),
         ("optimizer/explain.py", "study/trace.py"),
         ("attach/handle.py", "study/lab/server.py"),
-        ("study/recorder.py", "audit/step.py"),
+        ("study/recorder.py", "audit/step_audit.py"),
         ("audit/ledger.py", "study/recorder.py"),
         ("releasing/released.py", "attach/handle.py"),
         ("grads.py", "releasing/released.py"),
@@ -160,6 +160,11 @@ def test_circles_are_found_directly_and_through_others():
     assert house.circles({a: {b}, b: {a}, c: {a}}) == [[a, b]]
     assert house.circles({a: {b}, b: {c}, c: {a}, d: {a}}) == [[a, b, c]]
     assert house.circles({a: {b, c}, b: {c}, c: set()}) == []
+
+
+def test_no_two_files_have_one_name():
+    names = [path.name for path in FILES if path.name != "__init__.py"]
+    assert sorted({name for name in names if names.count(name) > 1}) == []
 
 
 def test_core_names_no_rule():

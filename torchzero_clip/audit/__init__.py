@@ -5,7 +5,7 @@ from torchzero_clip.audit.clipping import audit_clip
 from torchzero_clip.audit.device import fake_cuda, twin
 from torchzero_clip.audit.findings import Finding
 from torchzero_clip.audit.ledger import Ledger, NeedsValues, Request, ledgers, lines, same
-from torchzero_clip.audit.step import StepReport, assert_no_waits, audit
+from torchzero_clip.audit.step_audit import StepReport, assert_no_waits, audit
 
 __all__ = [
     "ClipReport",

@@ -19,7 +19,8 @@ from torchzero_clip.core.transform import Successor
 from torchzero_clip.optimizer.earlier import Older
 from torchzero_clip.optimizer.fingerprint import fingerprint, marks, other_arguments
 from torchzero_clip.optimizer.keys import GroupKeys
-from torchzero_clip.optimizer.layout import (
+from torchzero_clip.optimizer.rounding import COMPENSATION, SEED, STEP
+from torchzero_clip.optimizer.state_layout import (
     ROUNDING,
     STATISTICS,
     Entry,
@@ -27,7 +28,6 @@ from torchzero_clip.optimizer.layout import (
     check_count,
     is_links,
 )
-from torchzero_clip.optimizer.rounding import COMPENSATION, SEED, STEP
 
 
 class Checkpoint:

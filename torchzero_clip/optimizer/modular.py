@@ -27,7 +27,6 @@ from torchzero_clip.optimizer import averages
 from torchzero_clip.optimizer.explain import explain
 from torchzero_clip.optimizer.fingerprint import fingerprint, shared_start
 from torchzero_clip.optimizer.keys import GroupKeys, refuse_arguments, refuse_nameless
-from torchzero_clip.optimizer.layout import StateLayout
 from torchzero_clip.optimizer.loading import loading
 from torchzero_clip.optimizer.loss import evaluate, one_number
 from torchzero_clip.optimizer.meaning import refuse_step, warn_of_size, warn_of_small_state
@@ -35,6 +34,7 @@ from torchzero_clip.optimizer.metrics import metrics_of
 from torchzero_clip.optimizer.places import warn_of_places
 from torchzero_clip.optimizer.rounding import check_options, prepare_rounding, subtract
 from torchzero_clip.optimizer.saving import has_rate, on_saving, safe_to_save
+from torchzero_clip.optimizer.state_layout import StateLayout
 
 
 class Modular(Optimizer):

@@ -13,7 +13,7 @@ from torchzero_clip.core.link import Link
 from torchzero_clip.core.norms import largest
 from torchzero_clip.core.sharding.layout import local
 from torchzero_clip.core.stacks import batches
-from torchzero_clip.optimizer.matrices import share_state
+from torchzero_clip.optimizer.matrix_state import share_state
 
 SINCE = "since"
 """The state of guards that counts the steps since one was skipped."""

@@ -8,8 +8,8 @@ from typing import Any
 
 from torchzero_clip.core.description import RESERVED
 from torchzero_clip.optimizer.checkpoint import check_form
-from torchzero_clip.optimizer.layout import is_links
 from torchzero_clip.optimizer.modular import Modular
+from torchzero_clip.optimizer.state_layout import is_links
 
 
 def take_over(

@@ -1,12 +1,12 @@
 """Methods that people know by name, each a chain of links."""
 
 from torchzero_clip.published import (
-    averages,
+    adamw_averages,
     classic,
     evaluation,
     guarded,
     large_batch,
-    matrices,
+    matrix_methods,
     rate_free,
     relatives,
     signs,
@@ -15,14 +15,14 @@ from torchzero_clip.published.name import NAMES, instead_of, links_of, named, pu
 
 __all__ = [
     "NAMES",
-    "averages",
+    "adamw_averages",
     "classic",
     "evaluation",
     "guarded",
     "instead_of",
     "large_batch",
     "links_of",
-    "matrices",
+    "matrix_methods",
     "named",
     "published",
     "rate_free",

@@ -17,6 +17,6 @@ The way of a chain to a file, and who does what on it:
 """
 
 from torchzero_clip.source.file import to_source
-from torchzero_clip.source.values import SourceError
+from torchzero_clip.source.symbols import SourceError
 
 __all__ = ["SourceError", "to_source"]

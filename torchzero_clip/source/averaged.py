@@ -11,7 +11,7 @@ from torchzero_clip.core.chain import Chain
 from torchzero_clip.core.engine import Group
 from torchzero_clip.core.link import Link
 from torchzero_clip.core.transform import averages
-from torchzero_clip.source.values import ATOM, BINARY, SourceError
+from torchzero_clip.source.symbols import ATOM, BINARY, SourceError
 
 
 class Term:

@@ -17,12 +17,12 @@ from torchzero_clip.core import Chain
 from torchzero_clip.core.link import Link
 from torchzero_clip.core.private import has_foreach
 from torchzero_clip.source.averaged import averaged_weights
+from torchzero_clip.source.chain_trace import STAND_INS, WrittenStep, sentence
 from torchzero_clip.source.expressions import by_key
 from torchzero_clip.source.fixed import FUNCTIONS, METHODS
 from torchzero_clip.source.lines import Lines
 from torchzero_clip.source.page import WIDTH, keyed
-from torchzero_clip.source.trace import STAND_INS, WrittenStep, sentence
-from torchzero_clip.source.values import Context, SourceError, Value, constant, quoted
+from torchzero_clip.source.symbols import Context, SourceError, Value, constant, quoted
 
 CALLED = re.compile(r"torch\._foreach_(\w+)\(")
 

@@ -13,7 +13,7 @@ from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
 from torchzero_clip.source.helpers import Helpers
-from torchzero_clip.source.values import SourceError, constant, quoted
+from torchzero_clip.source.symbols import SourceError, constant, quoted
 
 
 class Functions:

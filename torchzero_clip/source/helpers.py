@@ -9,7 +9,7 @@ import torch
 from torchzero_clip.core import NormRule
 from torchzero_clip.core.norms import Measure, measure
 from torchzero_clip.source.fixed import FUNCTIONS, METHODS
-from torchzero_clip.source.values import SourceError
+from torchzero_clip.source.symbols import SourceError
 
 NAMES = {"l2": "_norm", "rms": "_rms", "mad": "_mad", "linf": "_largest", "l0": "_count"}
 NAMES |= {"std": "_std", "var": "_var", "sum": "_sum"}

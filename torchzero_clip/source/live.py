@@ -7,8 +7,8 @@ from typing import Any
 
 from torch import Tensor
 
-from torchzero_clip.source.numbers import traced
-from torchzero_clip.source.values import ATOM, Names, Op, Value, binary
+from torchzero_clip.source.kept_numbers import traced
+from torchzero_clip.source.symbols import ATOM, Names, Op, Value, binary
 
 OPPOSITE = {"eq": "ne", "ne": "eq", "lt": "ge", "ge": "lt", "gt": "le", "le": "gt"}
 

@@ -16,8 +16,8 @@ from torchzero_clip.core import Bucket, NormRule, TensorList
 from torchzero_clip.core.decision import Cells
 from torchzero_clip.core.lazy import Joined
 from torchzero_clip.core.norms import Measure
-from torchzero_clip.source.recorder import OpRecorder
-from torchzero_clip.source.values import ATOM, Names, Value
+from torchzero_clip.source.operation_recorder import OpRecorder
+from torchzero_clip.source.symbols import ATOM, Names, Value
 
 WIDE = torch.float64
 Text = Callable[[Names], str]

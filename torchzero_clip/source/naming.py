@@ -12,8 +12,8 @@ from typing import Any, TypeVar
 from torchzero_clip.core import TensorList
 from torchzero_clip.core.description import Description
 from torchzero_clip.source.functions import codes, node_of
-from torchzero_clip.source.recorder import OpRecorder
-from torchzero_clip.source.values import SourceError
+from torchzero_clip.source.operation_recorder import OpRecorder
+from torchzero_clip.source.symbols import SourceError
 
 T = TypeVar("T")
 TELL = "_naming"

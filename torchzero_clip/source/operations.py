@@ -10,9 +10,9 @@ from torch import Tensor
 
 from torchzero_clip.source.functions import Functions
 from torchzero_clip.source.helpers import Helpers
+from torchzero_clip.source.kept_numbers import TracedNumber
 from torchzero_clip.source.live import LiveNumbers
-from torchzero_clip.source.numbers import TracedNumber
-from torchzero_clip.source.values import ATOM, Context, Names, Op, Value, operand
+from torchzero_clip.source.symbols import ATOM, Context, Names, Op, Value, operand
 
 
 class Operations:

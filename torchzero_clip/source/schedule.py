@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
 
-from torchzero_clip.source.values import Names, Op, Value, operand
+from torchzero_clip.source.symbols import Names, Op, Value, operand
 
 
 def needed(ops: Sequence[Op]) -> list[Op]:

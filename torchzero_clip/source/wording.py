@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch.overrides import resolve_name
 
-from torchzero_clip.source.values import (
+from torchzero_clip.source.symbols import (
     ATOM,
     BINARY,
     COMPARISONS,

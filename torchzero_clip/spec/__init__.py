@@ -16,7 +16,7 @@ classes check theirs. Four conventions hold throughout:
 * a limit of 0 gives zeros, a limit of inf never clips, whatever the norm.
 """
 
-from torchzero_clip.spec.averages import (
+from torchzero_clip.spec.by_average import (
     Average,
     clip_norm_by_ema,
     clip_value_by_ema,
@@ -27,16 +27,6 @@ from torchzero_clip.spec.growth import (
     clip_norm_growth,
     clip_value_growth,
     growth_limit,
-)
-from torchzero_clip.spec.numbers import (
-    POWERS,
-    STATISTICS,
-    Order,
-    Real,
-    Vector,
-    finite,
-    norm,
-    run,
 )
 from torchzero_clip.spec.past_norms import (
     CLIPPINGS,
@@ -54,6 +44,16 @@ from torchzero_clip.spec.past_norms import (
     z_score_clip,
     z_score_threshold,
     z_stat,
+)
+from torchzero_clip.spec.plain_numbers import (
+    POWERS,
+    STATISTICS,
+    Order,
+    Real,
+    Vector,
+    finite,
+    norm,
+    run,
 )
 from torchzero_clip.spec.quantiles import (
     Markers,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from torchzero_clip.spec.numbers import Order, Real, Vector, finite
+from torchzero_clip.spec.plain_numbers import Order, Real, Vector, finite
 
 TIE = 2**-20  # norms that differ by no more than this share are equal: float32 knows no better
 

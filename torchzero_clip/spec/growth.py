@@ -6,7 +6,7 @@ import math
 from typing import NamedTuple
 
 from torchzero_clip.spec.arithmetic import limited
-from torchzero_clip.spec.numbers import Real, finite
+from torchzero_clip.spec.plain_numbers import Real, finite
 from torchzero_clip.spec.without_state import clip_value
 
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple, TypeAlias
 
 from torchzero_clip.spec.arithmetic import TIE, blend, deviation, is_below, limited
-from torchzero_clip.spec.numbers import Real, S, finite
+from torchzero_clip.spec.plain_numbers import Real, S, finite
 
 Clipping: TypeAlias = str | Callable[[Real, Real], Real]
 

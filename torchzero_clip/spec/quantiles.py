@@ -9,7 +9,7 @@ import math
 from typing import NamedTuple
 
 from torchzero_clip.spec.arithmetic import TIE, blend, is_below, limited
-from torchzero_clip.spec.numbers import Real, Vector, finite
+from torchzero_clip.spec.plain_numbers import Real, Vector, finite
 
 
 def interpolated_quantile(xs: Vector, q: Real) -> Real:

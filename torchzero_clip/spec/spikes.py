@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 from typing import NamedTuple
 
-from torchzero_clip.spec.numbers import Real, finite
+from torchzero_clip.spec.plain_numbers import Real, finite
 
 
 class SpikeState(NamedTuple):

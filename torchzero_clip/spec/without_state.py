@@ -8,7 +8,7 @@ from collections.abc import Callable
 from fractions import Fraction
 
 from torchzero_clip.spec.arithmetic import rescaled
-from torchzero_clip.spec.numbers import Order, Real, Vector, finite, norm
+from torchzero_clip.spec.plain_numbers import Order, Real, Vector, finite, norm
 
 
 def clip_value(xs: Vector, low: Real, high: Real) -> list[Real]:

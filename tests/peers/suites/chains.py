@@ -6,10 +6,12 @@ import inspect
 from typing import Any, ClassVar
 
 from torchzero_clip import LR, Adam, Chain, Modular, Partition, Scale, Transform, named
-from torchzero_clip.published import NAMES, matrices
+from torchzero_clip.published import NAMES, matrix_methods
 
 VECTORS_TOO = {"klsoap", "kron", "shampoo", "soap", "soap_hyperball"}  # else to Adam
-MATRICES = {name for name in NAMES if NAMES[name].__module__ == matrices.__name__} - VECTORS_TOO
+MATRICES = {
+    name for name in NAMES if NAMES[name].__module__ == matrix_methods.__name__
+} - VECTORS_TOO
 
 
 class Published(Modular):

@@ -19,7 +19,7 @@ from torchzero_clip.core.norms.numeric import (
     readable,
     safe_scale,
 )
-from torchzero_clip.core.norms.rows import LINF, PACKINGS, POWERS, ROW, SUM, reduced
+from torchzero_clip.core.norms.short_tensors import LINF, PACKINGS, POWERS, ROW, SUM, reduced
 from torchzero_clip.core.packs import in_stacks
 from torchzero_clip.core.private import foreach
 from torchzero_clip.core.state import DOUBLE

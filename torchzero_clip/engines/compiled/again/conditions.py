@@ -19,7 +19,7 @@ from torchzero_clip.core.step import Groups
 from torchzero_clip.core.tensors import LAYOUT, REAL, SHAPE, addresses, all_here
 from torchzero_clip.engines.buffers import Buffer, apart
 from torchzero_clip.engines.compiled.again.native_forms import NativeForms, forms_of
-from torchzero_clip.engines.compiled.again.recorder import Refused
+from torchzero_clip.engines.compiled.again.step_recorder import Refused
 
 UNSAID = (
     "does not say `pure = True`: that its methods hang on their arguments alone and branch on no "

@@ -14,7 +14,7 @@ from torchzero_clip.core.notes import UNHEARD, Notes, counted
 from torchzero_clip.core.step import Groups, Step
 from torchzero_clip.core.tensors import wide
 from torchzero_clip.engines.buffers import Buffer
-from torchzero_clip.engines.compiled.again.recorder import Refused, StepRecorder
+from torchzero_clip.engines.compiled.again.step_recorder import Refused, StepRecorder
 from torchzero_clip.engines.compiled.printers.tables import TABLES
 
 FIXED = (int, bool, float, str, type(None))

@@ -30,13 +30,13 @@ from torchzero_clip.engines.compiled.again.conditions import OURS, Conditions, i
 from torchzero_clip.engines.compiled.again.device_step import DeviceStep
 from torchzero_clip.engines.compiled.again.inputs import Later, LiveValues, StepInputs, StepNotes
 from torchzero_clip.engines.compiled.again.native_step import NativeStep
-from torchzero_clip.engines.compiled.again.recorder import Refused, python
+from torchzero_clip.engines.compiled.again.step_recorder import Refused, python
 from torchzero_clip.engines.compiled.again.steps import CompiledStep
 from torchzero_clip.engines.compiled.printers.backends import on_gpu
 
 if TYPE_CHECKING:
     from torchzero_clip.engines.compiled.again.captures import StepCapture
-    from torchzero_clip.engines.compiled.again.recorder import StepRecorder
+    from torchzero_clip.engines.compiled.again.step_recorder import StepRecorder
 
 SELDOM = 1000  # steps alike before what could not be recorded is tried again
 OFTEN = 16  # replays that make up for a recording

@@ -9,7 +9,7 @@ from torch.fx import Node as GraphNode
 
 from torchzero_clip.engines.compiled.again.lowering import Lowering
 from torchzero_clip.engines.compiled.again.pruning import views
-from torchzero_clip.engines.compiled.again.recorder import python
+from torchzero_clip.engines.compiled.again.step_recorder import python
 from torchzero_clip.engines.compiled.printers.vectors import regions_of
 
 

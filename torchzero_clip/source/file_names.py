@@ -6,7 +6,7 @@ import builtins
 from collections.abc import Collection, Iterator, Sequence
 
 from torchzero_clip.source.schedule import uses
-from torchzero_clip.source.values import Op, Value
+from torchzero_clip.source.symbols import Op, Value
 
 TAKEN = {"group", "groups", "first", "loss", "closure", "self", "torch", "state", "key", "rows"}
 TAKEN |= {"math", "re", "Any", "Callable", "Iterable", "Tensor", "t_", *"ixyzvwspgk"}

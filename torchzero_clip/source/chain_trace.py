@@ -17,12 +17,12 @@ from torchzero_clip.engines import Eager
 from torchzero_clip.modules.descent import QKClip
 from torchzero_clip.modules.descent.heads import shrunk
 from torchzero_clip.modules.flow import Masked, Partition
+from torchzero_clip.source.file_state import WrittenState
+from torchzero_clip.source.file_units import SourceUnits
 from torchzero_clip.source.naming import RuleNames, changed
-from torchzero_clip.source.operators import OPERATORS, NoCounts, NoNames
-from torchzero_clip.source.recorder import OpRecorder
-from torchzero_clip.source.state import WrittenState
-from torchzero_clip.source.units import SourceUnits
-from torchzero_clip.source.values import ATOM, Context, Op, SourceError, Value
+from torchzero_clip.source.operation_recorder import OpRecorder
+from torchzero_clip.source.symbols import ATOM, Context, Op, SourceError, Value
+from torchzero_clip.source.written_operators import OPERATORS, NoCounts, NoNames
 
 STAND_INS = (((2, 3), 0.5), ((4, 5), 0.75))
 """The shape and the entries of parameters that stand for all: a file is the same for each."""

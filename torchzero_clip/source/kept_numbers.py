@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
-from torchzero_clip.source.values import (
+from torchzero_clip.source.symbols import (
     COMPARISONS,
     UNARY,
     Names,

@@ -12,7 +12,7 @@ import torch
 
 from torchzero_clip.audit.by_name import found_by
 from torchzero_clip.audit.clipping import audit_clip
-from torchzero_clip.audit.step import audit
+from torchzero_clip.audit.step_audit import audit
 
 
 def audit_clip_command(given: Sequence[str]) -> Iterator[str]:

@@ -6,7 +6,7 @@ from typing import Any
 
 from torchzero_clip.core.sharding.held import evenly, owner_of, spread
 from torchzero_clip.core.sharding.layout import layout_of
-from torchzero_clip.optimizer.layout import matrix_names
+from torchzero_clip.optimizer.state_layout import matrix_names
 
 
 def share_state(optimizer: Any) -> None:

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from torchzero_clip.core import norms
-from torchzero_clip.source.recorder import OpRecorder
-from torchzero_clip.source.values import ATOM, SourceError, Value, operand
+from torchzero_clip.source.operation_recorder import OpRecorder
+from torchzero_clip.source.symbols import ATOM, SourceError, Value, operand
 
 
 def _statistics(recorder: OpRecorder, tensors: Sequence[Tensor], m: norms.Measure) -> Any:

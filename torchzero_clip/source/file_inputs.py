@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 
 from torchzero_clip.source.expressions import Expressions
 from torchzero_clip.source.page import Page
-from torchzero_clip.source.values import ATOM, Context, Op, Value
+from torchzero_clip.source.symbols import ATOM, Context, Op, Value
 
 
 class Inputs:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from torchzero_clip.spec.arithmetic import blend, rescaled
-from torchzero_clip.spec.numbers import Order, Real, Vector, finite, norm
+from torchzero_clip.spec.plain_numbers import Order, Real, Vector, finite, norm
 from torchzero_clip.spec.without_state import clip_by, clip_value, normalize
 
 

@@ -9,9 +9,9 @@ from torch import Tensor
 
 from torchzero_clip.core import Bucket
 from torchzero_clip.core.link import Link
-from torchzero_clip.source.recorder import OpRecorder
-from torchzero_clip.source.units import SourceUnits
-from torchzero_clip.source.values import ATOM, Context, SourceError, Value, constant
+from torchzero_clip.source.file_units import SourceUnits
+from torchzero_clip.source.operation_recorder import OpRecorder
+from torchzero_clip.source.symbols import ATOM, Context, SourceError, Value, constant
 
 
 class WrittenState:

@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from torchzero_clip.source.numbers import TracedNumber, plain
+from torchzero_clip.source.kept_numbers import TracedNumber, plain
 from torchzero_clip.source.operations import Operations
-from torchzero_clip.source.values import ATOM, Names, SourceError, Value, operand
+from torchzero_clip.source.symbols import ATOM, Names, SourceError, Value, operand
 from torchzero_clip.source.wording import called, method, name_of, part, repeated, wrapped
 
 WAITS = ("__bool__", "item", "tolist", "__float__", "__int__", "__index__", "nonzero", "__len__")

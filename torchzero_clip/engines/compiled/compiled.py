@@ -33,8 +33,8 @@ from torchzero_clip.core.tensors import all_here
 from torchzero_clip.engines.buffers import apart
 from torchzero_clip.engines.compiled.again.captures import StepCapture
 from torchzero_clip.engines.compiled.again.conditions import impure
-from torchzero_clip.engines.compiled.again.recorder import Refused, StepRecorder
 from torchzero_clip.engines.compiled.again.replays import Replays
+from torchzero_clip.engines.compiled.again.step_recorder import Refused, StepRecorder
 from torchzero_clip.engines.compiled.lists.memory import GRADIENTS, PARAMETERS
 from torchzero_clip.engines.compiled.lists.runner import Runner
 from torchzero_clip.engines.compiled.lists.tape import BucketTape, Taped
