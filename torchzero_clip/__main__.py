@@ -25,9 +25,9 @@ MARK = re.compile(r" *\{identity: \w+\}")  # leads to a test, where the document
 BASES = ("AdaptiveRule", "Criterion")  # of which rules are made
 COMMANDS = {  # the function that has the lines of each, in a module that nothing else needs
     "replay": "study.replay_command:command",
-    "lab": "study.lab.command:command",
-    "audit": "audit.command:audit_command",
-    "audit-clip": "audit.command:audit_clip_command",
+    "lab": "study.lab.lab_command:command",
+    "audit": "audit.audit_command:audit_command",
+    "audit-clip": "audit.audit_command:audit_clip_command",
 }
 
 
