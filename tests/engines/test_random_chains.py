@@ -720,8 +720,8 @@ def story(case: Case, way: str) -> str:
 
 # ---------------------------------------------------------------------- random chains
 
-SEEDS = dict.fromkeys(EAGER, 40) | {"native": 6}
-AT_ONCE = dict.fromkeys(EAGER, 20) | {"native": 2}
+SEEDS = dict.fromkeys(EAGER, 28) | {"native": 6}
+AT_ONCE = dict.fromkeys(EAGER, 14) | {"native": 2}
 
 
 @pytest.mark.parametrize("dtype", TOLERANCE)
