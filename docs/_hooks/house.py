@@ -46,6 +46,8 @@ def imports():
     """For each room those that its files import from, and the code lines in it."""
     from scripts import house
 
+    if lacks := house.ROOMS.keys() - SAYS.keys() - {"top"}:
+        raise KeyError(f"docs/_hooks/house.py must say in SAYS what {sorted(lacks)} are")
     known, lines = {name: set() for name in SAYS}, dict.fromkeys(SAYS, 0)
     for path, others in house.arrows().items():
         mine = house.room(path)

@@ -103,7 +103,8 @@ class Fused(Updated):
         self, params: list[Tensor], narrow: bool, kept: bool, options: dict[str, Any]
     ) -> Iterator[tuple[Piece, list[Tensor]]]:
         """The pieces that the fused optimizer takes in turn, and the update of each as it takes it:
-        what is computed or converted is then still in the cache.
+        what is computed or converted is then still in the cache. SGD scales by itself: a factor of
+        float32 goes into its `options`, before it is called.
         """
         u, dtype, host = self.source, self.dtype, params[0].device.type in packs.HOSTS
         if isinstance(u, Parted) and u.pending and not (host or kept):
@@ -112,7 +113,7 @@ class Fused(Updated):
             return
         factor, source = _factor_and_source(u)
         plain = not (narrow or kept or source[0].dtype != dtype)
-        damps = options.get("dampening") == 0 and not options["nesterov"]  # SGD, in its own pass
+        damps = options.get("dampening") == 0 and not options["nesterov"]  # as SGD has
         if plain and damps and dtype == torch.float32 and 1e-6 < factor < 1:
             options["dampening"], factor = 1 - factor, 1.0
         if plain and factor == 1:
