@@ -1,6 +1,7 @@
 """The fused tail of a chain gives what the links' own formulas give."""
 
 import copy
+import functools
 
 import pytest
 import torch
@@ -14,11 +15,13 @@ from torchzero_clip import (
     ClipNorm,
     ClipNormGrowth,
     Freeze,
+    FusedKernel,
     Masked,
     Modular,
     Momentum,
     Partition,
     Scale,
+    Transform,
     Warmup,
     WeightDecay,
 )
@@ -159,6 +162,31 @@ def test_the_kernel_of_sgd_scales_by_the_clip_in_its_own_pass(chain, dtype, scal
     assert set(alone) == {scales}
     for _, damped in taken:
         assert 1 - damped == pytest.approx(float(0.1 / norm) if scales else 1.0)
+
+
+class Damped(Transform):
+    """u, by a fused function of its own, whose `dampening` is another thing than SGD's"""
+
+    def init(self, param):
+        return {"seen": torch.zeros_like(param)}
+
+    def update(self, u, state, group):
+        return u
+
+    def fused(self, group):
+        def move(params, grads, seen, *, lr, weight_decay, dampening):
+            assert dampening == 0.0
+            torch._foreach_sub_(params, grads, alpha=lr)
+
+        made = functools.partial(move, dampening=0.0)
+        return FusedKernel(made, ("seen",), advance=lambda state: None, decays=False)
+
+
+def test_a_fused_function_of_a_user_gets_its_options_as_it_gave_them():
+    w = torch.nn.Parameter(torch.zeros(4))
+    w.grad = torch.full((4,), 10.0)
+    Modular([w], ClipNorm(1.0, dim="global"), Damped(), LR(1.0)).step()
+    torch.testing.assert_close(w.data, torch.full((4,), -0.5))
 
 
 def test_one_argument_switches_it_off(monkeypatch):

@@ -146,9 +146,8 @@ class EagerSession:
         if (factors := rule.affine(group)) is not None:
             scaled = self._affine(u, *factors)
             return updated(rule, u, state, group) if scaled is None else scaled
-        kernel = rule.fused(group)
-        numbers = kernel is not None and _numbers_only(group)
-        if kernel is None or not (numbers and takes(kernel, self.params.tensors, u, state)):
+        kernel, params = rule.fused(group), self.params.tensors
+        if kernel is None or not (_numbers_only(group) and takes(kernel, params, u, state)):
             if not (self._parts and rule.per_entry) or self._kept_state:
                 return updated_in_turn(rule, u, state, group)
             parts.settle(u, group)

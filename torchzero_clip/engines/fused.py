@@ -17,7 +17,7 @@ from torch import Tensor
 
 from torchzero_clip.core import norms, packs
 from torchzero_clip.core.engine import FusedKernel, State
-from torchzero_clip.core.private import foreach
+from torchzero_clip.core.private import foreach, fused
 from torchzero_clip.core.skip import Skip
 from torchzero_clip.core.state import HALF
 from torchzero_clip.core.tensorlist import TensorList
@@ -113,7 +113,8 @@ class Fused(Updated):
             return
         factor, source = _factor_and_source(u)
         plain = not (narrow or kept or source[0].dtype != dtype)
-        damps = options.get("dampening") == 0 and not options["nesterov"]  # as SGD has
+        sgd = getattr(self._kernel.function, "func", None) is getattr(fused("sgd"), "func", 0)
+        damps = sgd and not (options.get("dampening") or options.get("nesterov"))
         if plain and damps and dtype == torch.float32 and 1e-6 < factor < 1:
             options["dampening"], factor = 1 - factor, 1.0
         if plain and factor == 1:
