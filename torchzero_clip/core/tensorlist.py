@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 import torch
 from torch import Tensor
@@ -32,6 +32,8 @@ Workspace: TypeAlias = "Callable[[], list[Tensor] | None] | None"
 Verb: TypeAlias = "Callable[[TensorList], Tensor] | None"
 """How a list is measured: see NormRule.measure."""
 Unary: TypeAlias = "Callable[[TensorList], TensorList]"
+Binary: TypeAlias = "Callable[[TensorList, Operand], TensorList]"
+M = TypeVar("M", bound=Callable[..., Any])
 
 
 def _both(name: str, says: str) -> tuple[Unary, Unary]:
@@ -43,9 +45,24 @@ def _both(name: str, says: str) -> tuple[Unary, Unary]:
     def write(self: TensorList) -> TensorList:
         return self._write(name)
 
-    new.__name__, new.__doc__ = name, f"A new list: {says}"
-    write.__name__, write.__doc__ = f"{name}_", says
-    return new, write
+    return _named(name, f"A new list: {says}", new), _named(f"{name}_", says, write)
+
+
+def _with(name: str, says: str, operator: str = "") -> tuple[Binary, Binary]:
+    """The methods of an operator of a list and an operand, of this name unless one is given."""
+
+    def new(self: TensorList, x: Operand) -> TensorList:
+        return self._new(operator or name, x)
+
+    def write(self: TensorList, x: Operand) -> TensorList:
+        return self._write(operator or name, x)
+
+    return _named(name, f"A new list: {says}", new), _named(f"{name}_", says, write)
+
+
+def _named(name: str, says: str, method: M) -> M:
+    method.__name__, method.__doc__ = name, says
+    return method
 
 
 class TensorList:
@@ -220,22 +237,6 @@ class TensorList:
 
     # ------------------------------------------------------------------ arithmetic
 
-    def mul(self, x: Operand) -> TensorList:
-        """A new list: self · x"""
-        return self._new("mul", x)
-
-    def mul_(self, x: Operand) -> TensorList:
-        """self · x"""
-        return self._write("mul", x)
-
-    def div(self, x: Operand) -> TensorList:
-        """A new list: self / x"""
-        return self._new("div", x)
-
-    def div_(self, x: Operand) -> TensorList:
-        """self / x"""
-        return self._write("div", x)
-
     def add(self, x: Operand, alpha: float | Tensor = 1) -> TensorList:
         """A new list: self + alpha · x"""
         return self._new(*_sum(x, alpha))
@@ -243,14 +244,6 @@ class TensorList:
     def add_(self, x: Operand, alpha: float | Tensor = 1) -> TensorList:
         """self + alpha · x"""
         return self._write(*_sum(x, alpha))
-
-    def sub(self, x: Operand) -> TensorList:
-        """A new list: self - x"""
-        return self._new("sub", x)
-
-    def sub_(self, x: Operand) -> TensorList:
-        """self - x"""
-        return self._write("sub", x)
 
     def lerp(self, end: Operand, weight: Operand) -> TensorList:
         """A new list: self + weight · (end - self)"""
@@ -276,22 +269,11 @@ class TensorList:
             return self._write("clamp", low, high)
         return self.maximum_(low).minimum_(high)
 
-    def maximum(self, x: Operand) -> TensorList:
-        """A new list: the larger of self and x, entry by entry"""
-        return self._new("clamp_min", x)
-
-    def maximum_(self, x: Operand) -> TensorList:
-        """The larger of self and x, entry by entry"""
-        return self._write("clamp_min", x)
-
-    def minimum(self, x: Operand) -> TensorList:
-        """A new list: the smaller of self and x, entry by entry"""
-        return self._new("clamp_max", x)
-
-    def minimum_(self, x: Operand) -> TensorList:
-        """The smaller of self and x, entry by entry"""
-        return self._write("clamp_max", x)
-
+    mul, mul_ = _with("mul", "self · x")
+    div, div_ = _with("div", "self / x")
+    sub, sub_ = _with("sub", "self - x")
+    maximum, maximum_ = _with("maximum", "The larger of self and x, entry by entry", "clamp_min")
+    minimum, minimum_ = _with("minimum", "The smaller of self and x, entry by entry", "clamp_max")
     neg, neg_ = _both("neg", "-self")
     abs, abs_ = _both("abs", "|self|")
     sign, sign_ = _both("sign", "-1, 0 or 1, as the sign of each entry")
