@@ -132,26 +132,21 @@ class GraphRegions:
         Each comes with the first of them. The first list is what is written.
         """
         found: list[tuple[Any, list[Any]]] = []
-        columns = list(zip(*lists, strict=True))
-        begin = 0
-        for end in range(1, len(columns) + 1):
-            if end == len(columns) or not self._alike(columns[begin], columns[end]):
-                some, shape = columns[begin:end], columns[begin][0].shape
-                found.append((some[0], [self._row(row, shape) for row in zip(*some, strict=True)]))
-                begin = end
+        columns = zip(*lists, strict=True)
+        for _, run in itertools.groupby(columns, lambda column: list(map(self._kind, column))):
+            some = list(run)
+            rows = [self._row(row, some[0][0].shape) for row in zip(*some, strict=True)]
+            found.append((some[0], rows))
         return found
 
-    def _alike(self, some: Sequence[VectorOperand], others: Sequence[VectorOperand]) -> bool:
-        for a, b in zip(some, others, strict=True):
-            if not (isinstance(a, Region) and isinstance(b, Region)):
-                if repr(a) != repr(b):
-                    return False
-                continue
-            changes = any([self.memories[x.memory].changes for x in (a, b)])
-            alike = (a.dtype, a.shape, a.strides) == (b.dtype, b.shape, b.strides)
-            if not alike or (changes and a != b):
-                return False
-        return True
+    def _kind(self, x: VectorOperand) -> Any:
+        """What operands have in common that are alike: of numbers, and of memory that is another
+        one in every step, all.
+        """
+        if not isinstance(x, Region):
+            return repr(x)
+        changes = self.memories[x.memory].changes
+        return x.dtype, x.shape, x.strides, x if changes else None
 
     def _row(self, row: Sequence[VectorOperand], shape: Sequence[int]) -> VectorOperand:
         """Regions that are alike as one, each for this shape: another dim stands before it."""
