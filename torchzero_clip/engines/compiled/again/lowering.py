@@ -95,9 +95,7 @@ class Lowering(GraphRegions):
             if "form" not in one.meta:
                 continue
             dtype, device, shape, strides, start = one.meta["form"]
-            step, dense = 1, not start
-            for n, stride in zip(reversed(shape), reversed(strides), strict=True):
-                dense, step = dense and (n == 1 or stride == step), step * n
+            dense = torch.empty_strided(shape, strides, device="meta").is_contiguous() and not start
             if dense and dtype in DTYPES and device == self.home and not views(node):
                 self._root(one, VectorMemory(dtype, source=one), 0, ("made", one))
 
@@ -197,9 +195,8 @@ class Lowering(GraphRegions):
             if order is None:
                 raise Lacking
             name, rest = order, rest[1:]
-        dims = rest[0] if rest else None
+        dims, keep, *_ = [*rest, None, False]
         dims = [dims] if isinstance(dims, int) else dims
-        keep = bool(rest[1]) if len(rest) > 1 else False
         whole = not x.dtype.is_floating_point
         extreme = name in ("amax", "amin") and (whole or 0 in x.shape)
         if math.prod(x.shape) > self._most or extreme:
