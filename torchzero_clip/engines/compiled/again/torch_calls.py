@@ -28,10 +28,10 @@ class TorchCalls:
 
     def __init__(self, made: Lowering, changing: int) -> None:
         self._made, self._graph = made, Graph()
-        self._new: dict[GraphNode, GraphNode] = {}
         self._fixed: list[Any] = []  # what its inputs are: nodes, whose tensors stay, and objects
         run = self._graph.placeholder("run")
-        self._changing = [self._graph.placeholder(f"given{i}") for i in range(changing)]
+        given = [self._graph.placeholder(f"given{i}") for i in range(changing)]
+        self._new = {node: given[i] for node, i in made.changing.items()}  # for those of the step
         self.read, self.memories = set[int](), list[list[int]]()
         self.sources: list[list[GraphNode]] = []
         for one in made.sequence:
@@ -56,8 +56,6 @@ class TorchCalls:
         made = self._made
         if node in self._new:
             return self._new[node]
-        if node in made.changing:
-            return self._changing[made.changing[node]]
         if node in made.leaves:
             return self._input(node, made.leaves[node])
         region = made.regions.get(node)
