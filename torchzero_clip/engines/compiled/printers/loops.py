@@ -53,15 +53,14 @@ def loops(nodes: Sequence[VectorNode | Launched], memories: Sequence[VectorMemor
     found: list[Loop] = []
     for node in nodes:
         if isinstance(node, VectorNode) and node.name in OPERATORS:
-            for loop in reversed(found):
-                if loop.takes(node, memories):
-                    loop.nodes.append(node)
-                    break
-                if loop.hinders(node, memories):
-                    found.append(Loop(node.out.shape, [node], True))
-                    break
-            else:
-                found.append(Loop(node.out.shape, [node], True))
+            near = (
+                x for x in reversed(found) if x.takes(node, memories) or x.hinders(node, memories)
+            )
+            loop = next(near, None)
+            if loop is None or not loop.takes(node, memories):
+                loop = Loop(node.out.shape, [], True)
+                found.append(loop)
+            loop.nodes.append(node)
         else:
             found.append(Loop((), [node], False))
     return found
