@@ -90,9 +90,8 @@ def decide(
         norm = norm.to(cells.dtype).to(norm.dtype)
     limits = [rule.limit(norm, state, group) for group in groups]
     divisors = [divisor(rule, norm, limit, cells) for limit in limits]
-    if state:
-        state = _remembered(rule, norm, cells.after(norm, divisors), state, groups, cells)
-    return Decision(norm, limits, divisors, state)
+    now = Decision(norm, limits, divisors, state)
+    return now._replace(state=_remembered(rule, now, groups, cells)) if state else now
 
 
 def divisor(rule: Limiting, norm: Tensor, limit: Tensor | float, cells: Cells) -> Tensor:
@@ -116,14 +115,10 @@ def divisor(rule: Limiting, norm: Tensor, limit: Tensor | float, cells: Cells) -
 
 
 def _remembered(
-    rule: Limiting,
-    norm: Tensor,
-    clipped: Tensor,
-    state: UnitState,
-    groups: Sequence[dict[str, Any]],
-    cells: Cells,
+    rule: Limiting, now: Decision, groups: Sequence[dict[str, Any]], cells: Cells
 ) -> UnitState:
     """The state that `observe` returns, for the units whose norm is a number."""
+    norm, state, clipped = now.norm, now.state, cells.after(now.norm, now.divisors)
     made = [rule.observe(norm, clipped, dict(state), group) for group in groups]
     _check_observed(rule, made[0], state)
     known = cells.finite(norm) & finite(clipped)
