@@ -72,10 +72,8 @@ class Division:
         self.width = max(map(len, members))  # tensors of the largest unit
         self.columns = [i for row in members for i in row + [-1] * (self.width - len(row))]
         self.entries = [0 if i < 0 else numel[i] for i in self.columns]
-        self.positions: list[int] | None = None  # the group of each unit that may be in many ranks
-        if self.scope in ("group", "global"):
-            grouped = self.scope == "group"
-            self.positions = [self.indexes[g] if grouped else 0 for g in self.first_group]
+        joint = {"group": [self.indexes[g] for g in self.first_group], "global": [0]}
+        self.positions = joint.get(self.scope)  # the group of each unit that may be in many ranks
 
     def _layers(self) -> list[int]:
         """The layer of each tensor, by the order in which layers come."""
