@@ -59,14 +59,11 @@ NAMED = {
 
 def measure(order: Ord) -> Measure:
     """The measure behind `ord`; raises ValueError with the choices."""
-    if order == "inf":  # as torch takes it
-        return NAMED["linf"]
-    if isinstance(order, str) and order in NAMED:
-        return NAMED[order]
+    if isinstance(order, str) and order in {"inf", *NAMED}:  # "inf" as torch takes it
+        return NAMED["linf" if order == "inf" else order]
     if isinstance(order, (int, float)) and not isinstance(order, bool) and order >= 0:
-        if order == math.inf:
-            return NAMED["linf"]
-        return Measure("power", float(order)) if order > 0 else NAMED["l0"]
+        ends = {0: NAMED["l0"], math.inf: NAMED["linf"]}
+        return ends.get(order) or Measure("power", float(order))
     raise ValueError(f"must be a number > 0, inf, 0, or one of {list(NAMED)}, got {order!r}")
 
 
