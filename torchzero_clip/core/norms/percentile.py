@@ -45,9 +45,8 @@ def _of_rows(stack: Tensor, p: float | Tensor) -> Tensor:
 def _counted(tensors: Sequence[Tensor], rank: int) -> Tensor:
     """The magnitude of that rank, sixteen bits at a time: as integers, floats have their order."""
     double = torch.float64 in {t.dtype for t in tensors}
-    kinds = (torch.float64, torch.int64, 64) if double else (torch.float32, torch.int32, 32)
-    dtype, whole, bits = kinds
-    prefix = 0
+    dtype, whole = (torch.float64, torch.int64) if double else (torch.float32, torch.int32)
+    bits, prefix = 8 * whole.itemsize, 0
     for shift in range(bits - DIGIT, -1, -DIGIT):
         counts = torch.zeros(2**DIGIT, dtype=torch.int64, device="cpu")
         for t in tensors:
