@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from torchzero_clip.core.private import foreach
+from torchzero_clip.core.stacks import batches
 from torchzero_clip.core.tensors import SHAPE
 
 ROW = 256
@@ -89,11 +90,9 @@ class Packing:
         sizes = [shape.numel() for shape in shapes]
         short = [i for i, n in enumerate(sizes) if n <= SHORT]
         self.long = [i for i, n in enumerate(sizes) if n > SHORT]
-        ends = dict(
-            zip(short, itertools.accumulate(rows_of(shapes[i]) for i in short), strict=True)
-        )
-        batches = itertools.groupby(short, key=lambda i: ends[i] * ROW // (ROOM - SHORT))
-        self.batches = [Batch(list(some), shapes, memory) for _, some in batches]
+        ends = itertools.accumulate([rows_of(shapes[i]) * ROW for i in short])
+        groups = batches([end // (ROOM - SHORT) for end in ends])
+        self.batches = [Batch([short[k] for k in some], shapes, memory) for some in groups]
         order = torch.tensor(short + self.long, device="cpu").argsort()
         self.order = None if bool((order.diff() == 1).all()) else order
 
