@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from torchzero_clip.core.sharding.layout import aligned_grads
-from torchzero_clip.core.tensors import DEVICE, DTYPE, LAYOUT, addresses, all_plain
+from torchzero_clip.core.tensors import DEVICE, DTYPE, LAYOUT, addresses, all_plain, extent
 
 BYTES = operator.attrgetter("nbytes")
 Spans: TypeAlias = "tuple[list[int], list[int]]"
@@ -101,14 +101,9 @@ def _spans(tensors: Sequence[Tensor]) -> Spans:
     """The addresses at which tensors begin and end; both are 0 for those without memory."""
     starts = addresses(tensors) or [0] * len(tensors)
     whole = all(map(Tensor.is_contiguous, tensors))
-    ends = list(map(operator.add, starts, map(BYTES if whole else _extent, tensors)))
+    sizes = map(BYTES, tensors) if whole else [extent(t) * t.element_size() for t in tensors]
+    ends = list(map(operator.add, starts, sizes))
     return starts, [start and end for start, end in zip(starts, ends, strict=True)]
-
-
-def _extent(t: Tensor) -> int:
-    """The bytes from the first entry to the end of the last in memory."""
-    last = sum([(n - 1) * step for n, step in zip(t.shape, t.stride(), strict=True)])
-    return (last + 1) * t.element_size() if t.numel() else 0
 
 
 def _overlaps_itself(t: Tensor) -> bool:

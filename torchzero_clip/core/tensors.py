@@ -67,6 +67,12 @@ def addresses(tensors: Sequence[Tensor]) -> list[int] | None:
     return [start + t.storage_offset() * t.element_size() for start, t in rows if start is not None]
 
 
+def extent(t: Tensor) -> int:
+    """The number of places from the first entry to the last in memory, both included."""
+    steps = [(n - 1) * step for n, step in zip(t.shape, t.stride(), strict=True)]
+    return 1 + sum(steps) if t.numel() else 0
+
+
 def storages(tensors: Iterable[Tensor]) -> set[int]:
     """The addresses of the memory that tensors lie in, without fake ones that have none."""
     held = [(t.untyped_storage(), type(t) in REAL) for t in tensors]

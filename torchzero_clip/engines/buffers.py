@@ -9,12 +9,13 @@ from __future__ import annotations
 import operator
 from array import array
 from collections.abc import Hashable, Sequence
+from functools import cached_property
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from torchzero_clip.core.tensors import DTYPE, SHAPE, addresses, same_shapes
+from torchzero_clip.core.tensors import DTYPE, SHAPE, addresses, extent, same_shapes
 
 MOST = 1000  # buffers that are remembered
 
@@ -28,15 +29,14 @@ class Buffer:
         self.dtype = tensors[0].dtype
         turned = any(map(Tensor.is_neg, tensors)) or any(map(Tensor.is_conj, tensors))
         self.contiguous = all(self.forms[1]) and not turned
-        self._vectors: list[Tensor | None] | None = None
-        self._spans: tuple[dict[int, int], int] | None = None
         self._fits: tuple[Buffer, bool] | None = None
 
     def moved(self, tensors: Sequence[Tensor], places: array[int]) -> Buffer:
         """Others of the same forms, at other addresses."""
         made = object.__new__(Buffer)
-        vars(made).update(vars(self), tensors=list(tensors), addresses=places)
-        made._vectors = made._spans = made._fits = None
+        vars(made).update(vars(self), tensors=list(tensors), addresses=places, _fits=None)
+        for name in ("vectors", "spans"):  # which hang on the memory
+            vars(made).pop(name, None)
         return made
 
     def same(self, tensors: Sequence[Tensor]) -> bool:
@@ -45,29 +45,24 @@ class Buffer:
             return False
         return _addresses(tensors) == self.addresses and _forms(tensors) == self.forms
 
-    @property
+    @cached_property
     def vectors(self) -> list[Tensor | None]:
         """The same memory as vectors that are no views of the tensors; None where it has gaps."""
-        if self._vectors is None:
-            if self.contiguous:
-                self._vectors = [t.view(-1).data for t in self.tensors]
-            else:
-                self._vectors = [_vector(t) for t in self.tensors]
-        return self._vectors
+        if self.contiguous:
+            return [t.view(-1).data for t in self.tensors]
+        return [_vector(t) for t in self.tensors]
 
-    @property
+    @cached_property
     def spans(self) -> tuple[dict[int, int], int]:
         """The addresses at which tensors begin and end, and how many have memory."""
-        if self._spans is None:
-            extents = list(map(Tensor.numel if self.contiguous else _extent, self.tensors))
-            size = self.dtype.itemsize
-            ends = map(operator.add, self.addresses, [n * size for n in extents])
-            spans = dict(zip(self.addresses, ends, strict=True))
-            held = list(map(bool, map(operator.mul, self.addresses, extents)))
-            if not all(held):
-                spans = {start: end for start, end in spans.items() if 0 < start < end}
-            self._spans = (spans, sum(held))
-        return self._spans
+        extents = list(map(Tensor.numel if self.contiguous else extent, self.tensors))
+        size = self.dtype.itemsize
+        ends = map(operator.add, self.addresses, [n * size for n in extents])
+        spans = dict(zip(self.addresses, ends, strict=True))
+        held = list(map(bool, map(operator.mul, self.addresses, extents)))
+        if not all(held):
+            spans = {start: end for start, end in spans.items() if 0 < start < end}
+        return spans, sum(held)
 
     def fits(self, params: Buffer) -> bool:
         """Whether a program may work on these as on the parameters: equal shapes, own memory."""
@@ -126,13 +121,6 @@ def _forms(tensors: Sequence[Tensor]) -> tuple[list[Any], ...]:
     if all(contiguous):
         return dtypes, contiguous, list(map(Tensor.numel, tensors))
     return dtypes, contiguous, list(map(SHAPE, tensors)), list(map(Tensor.stride, tensors))
-
-
-def _extent(t: Tensor) -> int:
-    """The number of places from the first entry to the last in memory, both included."""
-    if not t.numel():
-        return 0
-    return 1 + sum([(n - 1) * step for n, step in zip(t.shape, t.stride(), strict=True)])
 
 
 def _vector(t: Tensor) -> Tensor | None:
