@@ -236,25 +236,23 @@ def _follow(
 
 def nearest(name: str, known: Sequence[str]) -> str | None:
     """The known name that may have been meant: at most two edits away, and not all of it."""
-    near = [other for other in known if _distance(name, other) <= min(2, len(other) - 1)]
-    return min(near, key=lambda other: _distance(name, other)) if near else None
+    far = {other: _distance(name.lower(), other.lower()) for other in known}
+    near = [other for other, edits in far.items() if edits <= min(2, len(other) - 1)]
+    return min(near, key=far.__getitem__, default=None)
 
 
-def _distance(a: str, b: str) -> int:
-    """Edit distance in small letters, a swap of neighbours counting once."""
-    a, b = a.lower(), b.lower()
-    if abs(len(a) - len(b)) > 2:
-        return 3
-    before: list[int] = []
-    row = list(range(len(b) + 1))
-    for i, x in enumerate(a):
-        older, before, row = before, row, [i + 1]
-        for j, y in enumerate(b):
-            cost = min(before[j] + (x != y), before[j + 1] + 1, row[j] + 1)
-            if i and j and x == b[j - 1] and a[i - 1] == y:
-                cost = min(cost, older[j - 1] + 1)
-            row.append(cost)
-    return row[-1]
+def _distance(a: str, b: str, most: int = 2) -> int:
+    """Edit distance, a swap of neighbours counting once; more than `most` counts as one more."""
+    if a == b:
+        return 0
+    if not (a and b and most):
+        return min(len(a) + len(b), most + 1)
+    if a[0] == b[0]:
+        return _distance(a[1:], b[1:], most)
+    ways = [(a[1:], b[1:]), (a[1:], b), (a, b[1:])]
+    if a[:2] == b[1::-1]:
+        ways.append((a[2:], b[2:]))
+    return 1 + min([_distance(*way, most - 1) for way in ways])
 
 
 def of_group(g: int, check: Callable[..., Any], *args: Any) -> Any:
