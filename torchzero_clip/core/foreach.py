@@ -25,14 +25,9 @@ def _where(x: Tensor, keep: Tensor, other: Tensor | float) -> Tensor:
 
 
 STAND_INS: dict[str, Callable[..., Tensor]] = {
+    **{x: getattr(torch, x) for x in ("hypot", "atan2", "isfinite", "isinf", "isnan", "eq")},
     "where": _where,
-    "hypot": torch.hypot,
-    "atan2": torch.atan2,
-    "isfinite": torch.isfinite,
-    "isinf": torch.isinf,
-    "isnan": torch.isnan,
     "positive": lambda x: x > 0,
-    "eq": torch.eq,
 }
 
 
@@ -115,9 +110,8 @@ def _wider(tensors: list[Tensor], args: Sequence[Any]) -> torch.dtype | None:
     """The dtype of what comes out where the tensors are in half precision and an operand is not."""
     if tensors[0].dtype not in HALF or not shares(tensors):
         return None
-    lists = [x for x in args if isinstance(x, list) and isinstance(x[0], Tensor) and x[0].dim()]
-    wide = [some[0].dtype for some in lists if _narrower(tensors[0], some[0])]
-    return wide[0] if wide else None
+    firsts = [x[0] for x in args if isinstance(x, list) and isinstance(x[0], Tensor)]
+    return next((x.dtype for x in firsts if x.dim() and _narrower(tensors[0], x)), None)
 
 
 def _uneven(tensors: list[Tensor], args: Sequence[Any]) -> bool:
