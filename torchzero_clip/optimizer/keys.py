@@ -29,15 +29,9 @@ WELL_KNOWN = {  # keys of torch's optimizers, and the link that reads them
     "max_norm": "ClipNorm(...)",
 }
 
-ELSEWHERE = {  # what other libraries call a live value
-    "learning_rate": "lr",
-    "wd": "weight_decay",
-    "clip_grad": "max_norm",
-    "clip_norm": "max_norm",
-    "grad_clip": "max_norm",
-    "gradient_clip_val": "max_norm",
-    "max_grad_norm": "max_norm",
-}
+LIMITS = "clip_grad", "clip_norm", "grad_clip", "gradient_clip_val", "max_grad_norm"
+ELSEWHERE = {"learning_rate": "lr", "wd": "weight_decay", **dict.fromkeys(LIMITS, "max_norm")}
+"""What other libraries call a live value."""
 
 
 class GroupKeys:
