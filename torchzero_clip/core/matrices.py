@@ -64,9 +64,7 @@ class Matrices:
         self.stacked = bool(vars(type(self.rule)).get("batched", False))
         self.owners = dict(zip(self.where, self._owners(), strict=True))
         self._settle()
-        self.mine: dict[int, list[MatrixState]] = {
-            i: self._memories(i) for i in self.where if self._is_mine(i)
-        }
+        self.mine = {i: self._memories(i) for i in self.where if self._is_mine(i)}
         if self.where and not self.mine:  # every rank tells how many it kept, also of none
             self.taken.append(torch.ones(1, dtype=torch.bool, device=bucket.device))
         if self.stacked:
@@ -260,10 +258,8 @@ class Matrices:
         self.mine[i][b] = state
 
     def _memories(self, i: int) -> list[MatrixState]:
-        state = self.bucket.param_states[i]
-        return [
-            {name: local(state[form.key]) for name, form in each.items()} for each in self.forms[i]
-        ]
+        forms, held = self.forms[i], self.bucket.param_states[i]
+        return [{name: local(held[form.key]) for name, form in each.items()} for each in forms]
 
 
 def _forms(bucket: Bucket) -> tuple[list[list[int]], list[list[dict[str, StateForm]]]]:
