@@ -43,12 +43,10 @@ def units_of(records: Mapping[str, Any]) -> dict[str, UnitIds]:
 
 def _of_units(record: UnitRecord) -> list[Tensor]:
     """Limits and ratios of the units, or of every group where the groups share one norm."""
-    units = record.division
+    units, norm = record.division, record.norm
     limits = [
-        limit.expand_as(record.norm)
-        if isinstance(limit, Tensor)
-        else torch.full_like(record.norm, limit)
-        for limit in record.limits
+        x.expand_as(norm) if isinstance(x, Tensor) else torch.full_like(norm, x)
+        for x in record.limits
     ]
     if units.shared and units.scope == "global":
         return [torch.cat(limits), torch.cat(list(record.ratios))]
