@@ -44,14 +44,11 @@ def _told(optimizer: Any) -> list[tuple[str, str]]:
 
 def _places(links: Sequence[Link]) -> Iterator[tuple[str, str]]:
     """A sentence for each such link, and what to do where it is hardly ever meant."""
-    rate: Link | None = None
-    direction: Link | None = None
-    momentum: Link | None = None
-    clip: Link | None = None
+    rate = direction = momentum = clip = None
     decays: list[Link] = []
     for link in _in_turn(links):
         tfm, path = link.transform, link.path
-        before = rate or direction
+        before: Link | None = rate or direction
         if "lr" in tfm.live:
             rate = link
         elif tfm.place == "step" and "weight_decay" in tfm.live:
@@ -102,10 +99,9 @@ def _scales_its_decay(tfm: Any) -> bool:
 def _decay(link: Link, rate: Link) -> tuple[str, str]:
     share = _number(link.transform, "weight_decay")
     way = f"put it in front of {rate.path}; what is meant so is below {DECAY_OF_A_STEP}"
-    return (
-        f"{link.path} stands behind {rate.path}, which does not scale it, and takes {share} of "
-        "each weight in every step"
-    ), way if share >= DECAY_OF_A_STEP else ""
+    why = f"which does not scale it, and takes {share} of each weight in every step"
+    said = f"{link.path} stands behind {rate.path}, {why}"
+    return said, way if share >= DECAY_OF_A_STEP else ""
 
 
 def _zeros(links: Sequence[Link]) -> Iterator[tuple[str, str]]:
