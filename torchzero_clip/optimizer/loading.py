@@ -74,11 +74,9 @@ def warn_of_values(
         keys.tidy(theirs := dict(theirs), later=True)
         for key in keys.defaults.keys() - scheduled - found.keys():
             if not _as_given(key, theirs, here):
-                where = f"group {g}: " if g else ""
-                found[key] = (
-                    f"{where}{key}: the checkpoint's {_told(theirs[key])} is taken, "
-                    f"{_told(here[key])} was given"
-                )
+                taken, given = _told(theirs[key]), _told(here[key])
+                told = f"{key}: the checkpoint's {taken} is taken, {given} was given"
+                found[key] = f"group {g}: {told}" if g else told
     names = [key for key in keys.defaults if key in found]
     if names:
         warn(
