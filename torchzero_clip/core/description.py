@@ -158,14 +158,11 @@ class Description:
 
     def __setattr__(self, name: str, value: Any) -> None:
         if self._finished:
-            where = (
-                f"set optimizer.param_groups[i]['{name}'] instead"
-                if name in self.live
-                else "make a new one instead"
-            )
+            live = f"set optimizer.param_groups[i]['{name}']"
+            way = live if name in self.live else "make a new one"
             raise AttributeError(
                 f"{type(self).__name__}.{name} cannot be set: a transform is an immutable "
-                f"description that optimizers share; {where}"
+                f"description that optimizers share; {way} instead"
             )
         super().__setattr__(name, value)
 
