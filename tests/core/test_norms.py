@@ -69,7 +69,7 @@ def measured(tensors, order):
 def sliced(x, dims, order):
     m = norms.measure(order)
     count = torch.tensor([math.prod([x.shape[d] for d in dims])], dtype=torch.float64)
-    norm = norms.finish(norms.slice_statistics(x, dims, m), count, m)
+    norm = norms.finish(slices.slice_statistics(x, dims, m), count, m)
     return norm.view([1 if d in dims else n for d, n in enumerate(x.shape)])
 
 
@@ -464,7 +464,7 @@ def test_slices_of_a_large_tensor_are_measured_in_blocks(order, dims):
     x[3, 4, 5], x[650, 1] = 1e15, 0.0
     m = norms.measure(order)
     at_once = slices._slice_statistics(x.double(), dims, m)
-    stats = norms.slice_statistics(x, dims, m)
+    stats = slices.slice_statistics(x, dims, m)
     assert stats.shape == at_once.shape
     torch.testing.assert_close(stats, at_once, rtol=1e-6, atol=1e-6 * at_once.abs().max().item())
     sizes = torch.tensor(float(math.prod(x.shape[d] for d in dims)))
@@ -476,7 +476,7 @@ def test_blocks_of_a_tensor_whose_first_dim_is_one():
     x = torch.randn(1, 1_000_000)
     for dims in ((0,), (1,), (0, 1)):
         torch.testing.assert_close(
-            norms.slice_statistics(x, dims, norms.measure(2)),
+            slices.slice_statistics(x, dims, norms.measure(2)),
             torch.linalg.vector_norm(x.double(), 2, dims).view(1, -1),
         )
 

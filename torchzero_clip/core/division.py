@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from torchzero_clip.core import norms
+from torchzero_clip.core.norms.slices import SliceRows, rows_of
 from torchzero_clip.core.part import Part
 from torchzero_clip.core.stacks import batches
 from torchzero_clip.core.state import statistic_dtype
@@ -47,7 +48,7 @@ class Division:
         self.dims: list[Any] = [None] * len(groups)  # of each tensor those along its slices
         self.lengths: list[int] | None = None  # how many units each tensor is, where it is several
         self.layers: dict[str, int] = {}
-        self.rows: dict[Part, norms.SliceRows] = {}  # the slices
+        self.rows: dict[Part, SliceRows] = {}  # the slices
         self._known: dict[Hashable, Tensor] = {}
         self.vectors: list[Tensor] = []  # those, which are kept from step to step
         if scope is None or isinstance(scope, str):
@@ -102,7 +103,7 @@ class Division:
         ]
         for part, start in self.starts.items():
             each = slice(start, start + len(part.places))
-            self.rows[part] = norms.rows_of(part.originals, self.slices[each], self.dims[each])
+            self.rows[part] = rows_of(part.originals, self.slices[each], self.dims[each])
 
     # ------------------------------------------------------------------ vectors of known values
 

@@ -16,6 +16,7 @@ from torchzero_clip.core.decision import Cells, Decision, UnitState
 from torchzero_clip.core.division import Division, UnitRecord
 from torchzero_clip.core.engine import Group, State
 from torchzero_clip.core.lazy import Joined
+from torchzero_clip.core.norms import slices
 from torchzero_clip.core.norms.shards import across, merge_shards
 from torchzero_clip.core.state import statistic_dtype
 from torchzero_clip.core.tensorlist import Operand, TensorList
@@ -113,7 +114,7 @@ class Units(Cells):
         else:
             made = [norms.entrywise(*x) for pair in pairs for x in zip(*pair, strict=True)]
             rows = zip(made, division.dims, strict=True)
-            stats = self._of_all_shards([norms.slice_statistics(*row, SUM) for row in rows], SUM)
+            stats = self._of_all_shards([slices.slice_statistics(*row, SUM) for row in rows], SUM)
         return self._joined(stats, SUM)[0][0]
 
     def _dot(self, some: TensorList, others: TensorList) -> Tensor:
@@ -152,7 +153,7 @@ class Units(Cells):
         assert self.division.lengths is not None
         rows = zip(norm.split(self.division.lengths), self.division.slices, strict=True)
         dims = [dims_of(p) for bucket in self.buckets for p in bucket.originals]
-        return torch.cat(norms.along([part.view(shape) for part, shape in rows], dims))
+        return torch.cat(slices.along([part.view(shape) for part, shape in rows], dims))
 
     def of_shapes(self, like: Tensor, number: Callable[..., float], *args: Any) -> Tensor:
         """A vector like another: number(shape, *args) for each tensor, at each of its units."""
@@ -262,8 +263,8 @@ class Units(Cells):
         end = start + len(bucket.part.places)
         if division.lengths is not None:
             first, end = [sum(division.lengths[:i]) for i in (start, end)]
-            slices = norms.of_rows(vector[first:end], division.rows[bucket.part])
-            return bucket.parts(slices) if bucket.part.sharded else slices
+            each = slices.of_rows(vector[first:end], division.rows[bucket.part])
+            return bucket.parts(each) if bucket.part.sharded else each
         if division.scope is None:
             return vector[start:end]
         if division.scope in ("group", "global"):

@@ -12,24 +12,10 @@ from torchzero_clip.core.norms.measures import (
     measure,
     merge,
 )
-from torchzero_clip.core.norms.numeric import (
-    eps_of,
-    finite,
-    is_one_operator,
-    numbers,
-    readable,
-)
+from torchzero_clip.core.norms.numeric import eps_of, finite, is_one_operator, numbers, readable
 from torchzero_clip.core.norms.percentile import percentile, percentiles
 from torchzero_clip.core.norms.products import entrywise, products
-from torchzero_clip.core.norms.slices import (
-    OfRows,
-    SliceRows,
-    along,
-    of_rows,
-    rows_of,
-    slice_statistics,
-    statistics_of_slices,
-)
+from torchzero_clip.core.norms.slices import OfRows, SliceRows, statistics_of_slices
 from torchzero_clip.core.norms.whole import largest, statistics
 
 __all__ = [
@@ -38,7 +24,6 @@ __all__ = [
     "OfRows",
     "Ord",
     "SliceRows",
-    "along",
     "divisions",
     "entrywise",
     "eps_of",
@@ -52,13 +37,10 @@ __all__ = [
     "measure",
     "merge",
     "numbers",
-    "of_rows",
     "percentile",
     "percentiles",
     "products",
     "readable",
-    "rows_of",
-    "slice_statistics",
     "statistics",
     "statistics_of_slices",
 ]
