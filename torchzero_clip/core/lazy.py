@@ -47,9 +47,7 @@ class Joined(Lazy):
     __slots__ = ("join", "lists")
 
     def __init__(
-        self,
-        lists: Sequence[TensorList],
-        join: Callable[[Iterable[Tensor]], list[Tensor]] = list,
+        self, lists: Sequence[TensorList], join: Callable[[Iterable[Tensor]], list[Tensor]] = list
     ) -> None:
         super().__init__()
         self.lists, self.join, self.owned = lists, join, False

@@ -42,11 +42,7 @@ class GraphRegions:
     """
 
     def __init__(
-        self,
-        graph: Graph,
-        leaves: Sequence[Any],
-        changing: Sequence[Tensor],
-        home: torch.device,
+        self, graph: Graph, leaves: Sequence[Any], changing: Sequence[Tensor], home: torch.device
     ) -> None:
         self.home, self.memories = home, list[VectorMemory]()
         self.sequence: list[Segment | GraphNode] = []
