@@ -41,11 +41,8 @@ def loading(optimizer: Any, state_dict: Any, keep: Sequence[str]) -> Iterator[No
 
     before = optimizer.register_load_state_dict_pre_hook(look)
     after = optimizer.register_load_state_dict_post_hook(restore, prepend=True)
-    try:
+    with before, after:
         yield
-    finally:
-        before.remove()
-        after.remove()
 
 
 def keep_given(theirs: OwnGroups, ours: OwnGroups, keys: GroupKeys, names: Sequence[str]) -> None:
