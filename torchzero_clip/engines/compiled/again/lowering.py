@@ -218,9 +218,8 @@ class Lowering(GraphRegions):
         if function is not NORM:
             raise Lacking
         x, p = self._region(node.args[1]), node.args[2]
-        if x.dtype != torch.float64 or not isinstance(p, (int, float)):
-            raise Lacking
-        if 0 in x.shape or math.prod(x.shape) > self._most:
+        fits = 0 < math.prod(x.shape) <= self._most
+        if x.dtype != torch.float64 or not isinstance(p, (int, float)) or not fits:
             raise Lacking
         last = len(x.shape) - 1
         long = [d for d in range(last) if x.shape[d] != 1]
@@ -228,8 +227,7 @@ class Lowering(GraphRegions):
         return [VectorNode("norm", self._fresh(node).of(long), given, torch.float64, float(p))]
 
     def _launched(self, node: GraphNode, again: Relaunch) -> Launched:
-        given: Any = node.args[1:]
-        numbers, vectors, scalars = given
+        numbers, vectors, scalars = cast(Any, node.args[1:])
         named = tuple(map(self._operand, numbers))
         rows = [tuple(map(self._region, row)) for row in (vectors, scalars)]
         if any([x.strides != (1,) and x.shape != (1,) for x in rows[0]]):
