@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import inspect
 import math
+import operator
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -120,9 +121,8 @@ def _has_type(config: Any) -> bool:
 
 
 def _is_pair(config: Any) -> bool:
-    if not (is_row(config) and len(config) == 2 and isinstance(config[0], str)):
-        return False
-    return isinstance(config[1], Mapping) and "type" not in config[1]  # else a chain of two
+    named = is_row(config) and len(config) == 2 and isinstance(config[0], str)
+    return named and isinstance(config[1], Mapping) and "type" not in config[1]  # else two links
 
 
 def _address(function: Any) -> str:
@@ -141,7 +141,4 @@ def _address(function: Any) -> str:
 
 def _function(address: str) -> Any:
     module, _, path = address.partition(":")
-    found: Any = importlib.import_module(module)
-    for part in path.split("."):
-        found = getattr(found, part)
-    return found
+    return operator.attrgetter(path)(importlib.import_module(module))
