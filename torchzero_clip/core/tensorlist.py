@@ -329,8 +329,7 @@ class TensorList:
 
     def eq(self, x: Operand) -> TensorList:
         """A new list: where entries equal x."""
-        made = stand_in("eq", self.tensors, [self._row(x)])  # of entries: no kernel has it
-        return TensorList(made, owned=True, measure=self.measure)
+        return self._stand_in("eq", x)  # of entries: no kernel has it
 
     def masked_fill_(self, masks: TensorList, value: float | Tensor) -> TensorList:
         """The value where a mask holds."""
