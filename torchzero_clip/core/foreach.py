@@ -71,9 +71,8 @@ def _as_tensors(x: Any, tensors: Sequence[Tensor]) -> Any:
     """Numbers for many tensors on CPU as 0-dim tensors: torch would make one for every call."""
     first = tensors[0]
     number = isinstance(x[0] if isinstance(x, (list, tuple)) and x else x, (int, float))
-    if not number or len(tensors) < FEW or not first.dim():
-        return x
-    if first.device.type != "cpu" or type(first) not in REAL:
+    few = len(tensors) < FEW or not first.dim()
+    if not number or few or first.device.type != "cpu" or type(first) not in REAL:
         return x
     dtype = statistic_dtype(first)
     if isinstance(x, (int, float)):
