@@ -19,9 +19,8 @@ class Older:
     """A chain as older checkpoints have it: it makes groups and state of now from those of then."""
 
     def __init__(self, links: Sequence[Link]) -> None:
-        those = [link for link in links if isinstance(link.transform, Successor)]
-        known = {link.path: link.transform.earlier() for link in those}
-        before = [known.get(link.path) for link in links]
+        tfms = [link.transform for link in links]
+        before = [tfm.earlier() if isinstance(tfm, Successor) else None for tfm in tfms]
         then = [
             Link(link.transform if was is None else was.transform, _path(link, was), ())
             for link, was in zip(links, before, strict=True)
