@@ -61,10 +61,6 @@ def _fixed(tfm: Any) -> dict[str, Any]:
     State may be loaded in either of its dtypes.
     """
     others = {*tfm.live, "state_dtype"}
-    fields = {name: value for name, value in tfm.not_default().items() if name not in others}
-    inner = dict(tfm.children())
-    return {
-        name: getattr(value, "__qualname__", value)
-        for name, value in fields.items()
-        if not (inner and isinstance(value, (Transform, tuple, list, dict)))
-    }
+    inside = (Transform, tuple, list, dict) if dict(tfm.children()) else ()
+    fields = [(name, x) for name, x in tfm.not_default().items() if name not in others]
+    return {name: getattr(x, "__qualname__", x) for name, x in fields if not isinstance(x, inside)}
