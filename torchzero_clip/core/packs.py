@@ -52,14 +52,13 @@ def in_packs(
 
 def copies(tensors: Sequence[Tensor], dtype: torch.dtype | None = None) -> list[Tensor]:
     """New tensors with these values, in a dtype, or their own."""
-    dtype = tensors[0].dtype if dtype is None else dtype
-    if tensors[0].dtype != dtype and shares(tensors):
-        made = [torch.empty_like(t, dtype=dtype) for t in tensors]
-        private.foreach("copy_", made, list(tensors))
-        return made
-    if tensors[0].dtype != dtype:
+    if dtype is None or dtype == tensors[0].dtype:
+        return list(private.foreach("clone", list(tensors)))
+    if not shares(tensors):
         return [t.to(dtype, copy=True) for t in tensors]
-    return list(private.foreach("clone", list(tensors)))
+    made = [torch.empty_like(t, dtype=dtype) for t in tensors]
+    private.foreach("copy_", made, list(tensors))
+    return made
 
 
 def spread(numbers: Sequence[Tensor], tensors: Sequence[Tensor]) -> list[Tensor]:
