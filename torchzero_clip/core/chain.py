@@ -174,10 +174,8 @@ def bind(parent: Description, path: str = "", narrow: bool = False) -> tuple[Lin
 
 def _flat(parent: Description) -> Iterator[tuple[str | None, Description]]:
     for label, child in parent.children():
-        if isinstance(child, Chain) and child.name is None and label is None:
-            yield from _flat(child)
-        else:
-            yield label, child
+        dissolves = isinstance(child, Chain) and child.name is None and label is None
+        yield from _flat(child) if dissolves else [(label, child)]
 
 
 def _advice(link: Any) -> str:

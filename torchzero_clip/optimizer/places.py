@@ -120,10 +120,8 @@ def _zeros(links: Sequence[Link]) -> Iterator[tuple[str, str]]:
 def _in_turn(links: Sequence[Link]) -> Iterator[Link]:
     """The links that all parameters pass one after another."""
     for link in [link for link in links if link.transforms]:
-        if link.transform.inner == "chain" and not link.transform.asks:
-            yield from _in_turn(link.children)
-        else:
-            yield link
+        passed = link.transform.inner == "chain" and not link.transform.asks
+        yield from _in_turn(link.children) if passed else [link]
 
 
 def _chosen(optimizer: Any) -> Iterator[str]:
