@@ -31,7 +31,7 @@ class TorchCalls:
         self._fixed: list[Any] = []  # what its inputs are: nodes, whose tensors stay, and objects
         run = self._graph.placeholder("run")
         given = [self._graph.placeholder(f"given{i}") for i in range(changing)]
-        self._new = {node: given[i] for node, i in made.changing.items()}  # for those of the step
+        self._new = {node: given[i] for node, i in made.changing.items()}  # known here
         self.read, self.memories = set[int](), list[list[int]]()
         self.sources: list[list[GraphNode]] = []
         for one in made.sequence:
@@ -42,7 +42,7 @@ class TorchCalls:
             self.memories.append([m for m in every if made.memories[m].changes])
             self.sources.append([made.memories[m].source for m in self.memories[-1]])
             values = list(map(self._value, self.sources[-1]))
-            self._graph.call_function(_run, (run, len(self.memories) - 1, values))
+            self._graph.call_method("__call__", (run, len(self.memories) - 1, values))
         self._graph.output(None)
 
     def _input(self, node: GraphNode, x: Any) -> GraphNode:
@@ -71,7 +71,3 @@ class TorchCalls:
         call = python(self._graph)
         fixed = [tensor(x) if isinstance(x, GraphNode) else x for x in self._fixed]
         return lambda run, *changing: call(run, *changing, *fixed)
-
-
-def _run(run: Any, segment: int, tensors: Any) -> None:
-    run(segment, tensors)
