@@ -64,6 +64,13 @@ class Link:
             values[child.path.rpartition("/")[2]] = child.values(settings)
         return values
 
+    def check_names(self, what: str, made: Any, known: Mapping[str, Any]) -> None:
+        """Raise a sentence unless what a method returned is a dict with names that are known."""
+        if not (isinstance(made, Mapping) and made.keys() <= known.keys()):
+            raise KeyError(
+                f"{self.path}: the {what} must be a dict with names of {list(known)}, got {made!r}"
+            )
+
     # ------------------------------------------------------------------ its state
 
     def state_names(self, param: Tensor) -> dict[str, bool]:

@@ -128,11 +128,7 @@ class Matrices:
         """
         if not new:
             return None
-        if not (isinstance(new, Mapping) and new.keys() <= batch.state.keys()):
-            raise KeyError(
-                f"{self.bucket.bound.path}: the state that comes back must be a dict with names of "
-                f"{list(batch.state)}, got {new!r}"
-            )
+        self.bucket.bound.check_names("state that comes back", new, batch.state)
         taken = finite(list(new.values()), batch.stacked)
         for name, t in new.items():
             held = batch.state[name]

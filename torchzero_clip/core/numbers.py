@@ -37,8 +37,7 @@ class Numbers:
         self._buckets, self._step, self._link = buckets, buckets[0].step, buckets[0].bound
         tfm = self._link.transform
         self._held: dict[tuple[int, str], Tensor] = {}
-        every = range(len(self._step.groups))
-        self.model = self._loaded(every, numbers_of_model(tfm), -1)
+        self.model = self._loaded(range(len(self._step.groups)), numbers_of_model(tfm), -1)
         indexes = sorted({bucket.part.index for bucket in buckets})
         self.groups = {i: self._loaded([i], tfm.init_group(), i) for i in indexes}
 
@@ -50,11 +49,7 @@ class Numbers:
     def set(self, index: int | None, values: Mapping[str, Any]) -> None:
         """Take new numbers of a group, or of the model."""
         numbers = self.model if index is None else self.groups[index]
-        if not (isinstance(values, Mapping) and values.keys() <= numbers.keys()):
-            raise KeyError(
-                f"{self._link.path}: the numbers that come back must be a dict with names of "
-                f"{list(numbers)}, got {values!r}"
-            )
+        self._link.check_names("numbers that come back", values, numbers)
         numbers.update(values)
 
     def store(self) -> None:
@@ -80,8 +75,7 @@ class Numbers:
 
     def advance(self) -> None:
         """Bring the numbers to this step, as the transform says, and keep them."""
-        tfm, home = self._link.transform, self._buckets[0].device
-        kind = type(tfm)
+        tfm, kind = self._link.transform, type(self._link.transform)
         for_model = kind.advance_model is not Transform.advance_model
         for_groups = kind.advance_group is not Transform.advance_group
         if not ("step" in tfm.reads or for_model or for_groups):
@@ -89,7 +83,7 @@ class Numbers:
         if "step" in tfm.reads:
             self.model["step"] = self.model["step"] + 1
         if self.model and for_model:
-            live = self._live(0, home)
+            live = self._live(0, self._buckets[0].device)
             self.set(None, tfm.advance_model(dict(self.model), live))
         for index, numbers in self.groups.items():
             if numbers and for_groups:
