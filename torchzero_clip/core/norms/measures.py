@@ -44,10 +44,7 @@ class Measure:
 
 NAMED = {
     "l0": Measure("count", degree=0),
-    "l1": Measure("power", 1.0),
-    "l2": Measure("power", 2.0),
-    "l3": Measure("power", 3.0),
-    "l4": Measure("power", 4.0),
+    **{f"l{p}": Measure("power", float(p)) for p in (1, 2, 3, 4)},
     "linf": Measure("max"),
     "mad": Measure("power", 1.0, mean=True),
     "rms": Measure("power", 2.0, mean=True),
