@@ -232,8 +232,9 @@ class CompiledSession:
     def writable_grads(self) -> TensorList:
         return Taped(self._tape, buffer=GRADIENTS)
 
-    def write_grads(self, u: TensorList) -> None:
+    def write_grads(self, u: TensorList, flowing: TensorList) -> TensorList:
         self.writable_grads().copy_(u)  # of the same list nothing is left to do
+        return flowing
 
     def select(self, where: Sequence[int], key: Hashable, places: Sequence[int]) -> CompiledSession:
         tape = self._tape
