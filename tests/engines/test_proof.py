@@ -148,6 +148,19 @@ def test_a_wrong_kernel_in_triton_is_told_and_takes_part_in_no_step(
     found(chain, tmp_path)
 
 
+@pytest.mark.parametrize("chain", ["headline", "largest"])
+def test_a_wrong_kernel_is_found_where_the_first_gradients_are_no_numbers(
+    chain: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a norm for all, which is a number, and of one for each tensor."""
+    plant(monkeypatch, cpp, replaced("= stored<float>(", "= 2 * stored<float>("))
+    params, opt = model(chain, compile=True)
+    for p in params:
+        p.grad = torch.full_like(p, torch.nan)
+    with pytest.warns(UserWarning, match="a kernel does not do what torch's operators do"):
+        opt.step()
+
+
 def noted(tmp_path: Path) -> int:
     return len(list(tmp_path.glob("*.proven")))
 

@@ -206,8 +206,7 @@ def misfits(launch: Relaunch) -> bool:
     """Whether some tensors of a launch have gaps, or another order in memory than others; or its
     kernel was held against nothing.
     """
-    now = launch.launch([], [], [])
-    return not known(now) or bool(now.misfits())
+    return not known(now := launch.launch([], [], [])) or bool(now.misfits())
 
 
 def _address(t: Tensor) -> int:

@@ -68,15 +68,18 @@ def _compare(launch: Launch, call: Call) -> None:
 
 
 def _drawn(launch: Launch) -> Launch:
-    """A launch on drawn entries, with the numbers of another one; none is near 0."""
+    """A launch on drawn entries, none of them near 0, with the numbers of another one: in place of
+    those that are none, with which all comes to the same, 1.
+    """
     program, draw, buffers = launch.program, torch.Generator().manual_seed(0), list[Buffer]()
     for dtype in program.buffers:
         rows = [torch.rand(2, n + 1, generator=draw, device="cpu") for n in SIZES]
-        some = [
-            (x + 0.5).div_(64).copysign_(sign - 0.3).to(program.device, dtype) for x, sign in rows
-        ]
+        some = [(x + 0.5).div_(64).copysign_(y - 0.3).to(program.device, dtype) for x, y in rows]
         cut = [(t[i % 2 :][: SIZES[i]], ROWS.counts[i]) for i, t in enumerate(some)]
         buffers.append(Buffer([t.view(count, -1) for t, count in cut]))
-    vectors = [v[torch.arange(16, device="cpu") % len(v)] for v in launch.vectors]
-    given = buffers, launch.numbers, vectors, launch.scalars
-    return Launch(program, SIZES, None, *given, rows=ROWS if launch.rows else None)
+    vectors, scalars = [
+        [x.nan_to_num(1, 1, 1) for x in y] for y in (launch.vectors, launch.scalars)
+    ]
+    vectors = [v[torch.arange(16, device="cpu") % len(v)] for v in vectors]
+    given = [x if x - x == 0 else 1.0 for x in launch.numbers], vectors, scalars
+    return Launch(program, SIZES, None, buffers, *given, rows=ROWS if launch.rows else None)
