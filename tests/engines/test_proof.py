@@ -25,6 +25,11 @@ CHAINS: dict[str, Callable[[], Sequence[Transform]]] = {
     "sums": lambda: [Centralize(), LR(0.1)],
     "guarded": lambda: [Guard(), Adam(), LR(0.1)],
     "in bfloat16": lambda: [Adam(state_dtype="bfloat16"), LR(0.1)],
+    "slices, in bfloat16": lambda: [
+        ClipNorm(1.0, dim=-1),
+        Adam(state_dtype="bfloat16"),
+        LR(0.1),
+    ],
 }
 Edit = Callable[[str], str]
 
