@@ -13,7 +13,17 @@ from torch.nn import Parameter
 
 from tests.audit.budgets import COMPILED, Chain, steps
 from tests.engines.test_operators import INTERPRETED
-from torchzero_clip import LR, Adam, Centralize, ClipNorm, Guard, Modular, Transform, WeightDecay
+from torchzero_clip import (
+    LR,
+    Adam,
+    Centralize,
+    ClipNorm,
+    Guard,
+    Modular,
+    Standardize,
+    Transform,
+    WeightDecay,
+)
 from torchzero_clip.engines import Compiled
 from torchzero_clip.engines.compiled.printers import backends, cpp, proof, triton
 from torchzero_clip.engines.compiled.printers.program import Program
@@ -26,7 +36,7 @@ CHAINS: dict[str, Callable[[], Sequence[Transform]]] = {
     "guarded": lambda: [Guard(), Adam(), LR(0.1)],
     "in bfloat16": lambda: [Adam(state_dtype="bfloat16"), LR(0.1)],
     "slices, in bfloat16": lambda: [
-        ClipNorm(1.0, dim=-1),
+        Standardize(dim=-1),
         Adam(state_dtype="bfloat16"),
         LR(0.1),
     ],
