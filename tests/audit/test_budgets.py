@@ -7,7 +7,9 @@ Nothing here needs a GPU. What stays unknown without one: docs/cuda.md.
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import pytest
 import torch
@@ -17,6 +19,7 @@ from tests.audit.budgets import (
     COMPILED,
     HEADS,
     REPLAYED,
+    SMALL,
     TABLE,
     Budget,
     Chain,
@@ -30,7 +33,9 @@ from tests.helpers import at_once, run_each
 from torchzero_clip import (
     LR,
     AdaClip,
+    AdaGC,
     Adam,
+    AutoClip,
     Cautious,
     Centralize,
     ClipNorm,
@@ -62,6 +67,7 @@ from torchzero_clip import (
 )
 from torchzero_clip.audit import Ledger, lines, same
 from torchzero_clip.engines.compiled.printers import backends
+from torchzero_clip.engines.parts import pieces
 from torchzero_clip.published import NAMES
 
 BUDGETS = budgets()
@@ -263,6 +269,89 @@ def test_a_step_keeps_its_budget_of_memory(chain: Chain) -> None:
 def test_the_headline_is_fourteen_calls() -> None:
     *_, last = steps(Chain("headline", lambda: HEADLINE), 200)
     assert last.calls == 14
+
+
+# --- a model of 7 billion entries
+
+BLOCK = [*[(4096, 4096)] * 4, *[(11008, 4096)] * 2, (4096, 11008), (4096,), (4096,)]
+BILLIONS = [(32000, 4096), *BLOCK * 32, (4096,), (32000, 4096)]
+PIECES = list(pieces([torch.empty(shape, device="meta") for shape in BILLIONS], cuts=True))
+IN_PIECES = sum([piece.end - piece.begin for piece in PIECES])
+SEVEN = len(BILLIONS), BILLIONS
+BEHIND = HEADLINE[1:]
+
+
+class Counted(NamedTuple):
+    """The calls of a step: with few entries, and for each piece and each tensor in a piece more. A
+    tensor has some of its own where a number of its own meets it.
+    """
+
+    chain: Callable[[], Sequence[Transform]]
+    few: int
+    a_piece: int = 0
+    a_tensor: int = 0
+
+
+OF_BILLIONS = {
+    "ClipNorm": Counted(lambda: HEADLINE, 14, 2),
+    "ClipNorm of gradients": Counted(
+        lambda: [ClipNorm(1.0, dim="global", target="grad"), *BEHIND], 13
+    ),
+    "Guard": Counted(lambda: [Guard(), *BEHIND], 40),
+    "SkipSpike": Counted(lambda: [SkipSpike(), *BEHIND], 100),
+    "ZClip": Counted(lambda: [ZClip(), *BEHIND], 115, 2),
+    "AutoClip": Counted(lambda: [AutoClip(), *BEHIND], 218, 2),
+    "AdaGC": Counted(lambda: [AdaGC(), *BEHIND], 53, 1, 1),
+    "ClipNormByEMA": Counted(lambda: [ClipNormByEMA(0.9), *BEHIND], 57, 1, 4),
+    "Standardize": Counted(lambda: [Standardize(), LR(0.1)], 85, 1, 6),
+}
+
+
+FIRST = ["ClipNorm", "ClipNorm of gradients", "AdaGC"]
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        pytest.param(FIRST, id="some"),
+        pytest.param(
+            [x for x in OF_BILLIONS if x not in FIRST], id="others", marks=pytest.mark.slow
+        ),
+    ],
+)
+def test_a_large_model_takes_few_pieces_and_few_calls_for_each(names: Sequence[str]) -> None:
+    """Memory is as much as two pieces are in float32."""
+    run_each(keeps_few_calls, "name", names)
+
+
+def keeps_few_calls(name: str) -> None:
+    made, chain = OF_BILLIONS[name], Chain(name, OF_BILLIONS[name].chain)
+    assert (len(PIECES), IN_PIECES) == (166, 295)
+    small, large = [steps(chain, n, shapes=s, turns=2)[-1] for n, s in ((200, SMALL), SEVEN)]
+    assert small.calls <= made.few
+    assert large.calls <= made.few + len(PIECES) * made.a_piece + IN_PIECES * made.a_tensor
+    assert [*large.of("read", "copy"), *small.of("read", "copy")] == []
+    assert large.peak <= 2 * 4 * sum(map(math.prod, BILLIONS)) / 128 + 2**20
+
+
+@at_once("name", ["Adam", "LR"])
+def test_a_large_model_in_half_precision_is_widened_piece_by_piece(name: str) -> None:
+    """Weights and gradients of a piece come to float32 and go back: torch's kernels do the rest."""
+    rules = {"Adam": [Adam(), WeightDecay(0.01)], "LR": []}
+    chain = Chain(name, lambda: [*rules[name], LR(1e-3)])
+    last = steps(chain, SEVEN[0], torch.bfloat16, SEVEN[1], turns=2)[-1]
+    assert last.calls <= 5 * len(PIECES) + 2
+    assert last.of("read", "copy") == []
+    assert last.peak <= 2 * 4 * sum(map(math.prod, BILLIONS)) / 128 + 2**20
+
+
+@pytest.mark.slow
+@at_once("name", [name for name in OF_BILLIONS if name != "Standardize"])
+def test_a_compiled_step_of_a_large_model_is_three_to_ten_calls(name: str) -> None:
+    chain = Chain(name, OF_BILLIONS[name].chain)
+    last = steps(chain, SEVEN[0], shapes=SEVEN[1], engine=COMPILED, turns=REPLAYED)[-1]
+    assert 3 <= last.calls <= 10
+    assert last.of("read", "copy") == []
 
 
 @at_once("guard", [Guard, lambda: SkipLarge(50.0), SkipSpike])

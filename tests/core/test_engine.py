@@ -153,9 +153,10 @@ class Lists:
         self.skip.hold(self.grads.tensors)
         return TensorList(self.grads.tensors, owned=True)
 
-    def write_grads(self, u: TensorList) -> None:
+    def write_grads(self, u: TensorList, flowing: TensorList) -> TensorList:
         if any([new is not old for new, old in zip(u, self.grads, strict=True)]):
             self.writable_grads().copy_(u)
+        return flowing
 
     def select(self, where: Sequence[int], key: Hashable, places: Sequence[int]) -> Lists:
         lists = self.params.tensors, self.grads.tensors

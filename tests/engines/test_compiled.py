@@ -44,7 +44,7 @@ from torchzero_clip.engines import Compiled, buffers
 from torchzero_clip.engines.buffers import Buffer
 from torchzero_clip.engines.compiled.again import native_step
 from torchzero_clip.engines.compiled.lists import runner, tape
-from torchzero_clip.engines.compiled.printers import build, cpp
+from torchzero_clip.engines.compiled.printers import backends, build, cpp
 from torchzero_clip.engines.compiled.printers.program import Launch, Program
 
 Chain = Sequence[Transform]
@@ -123,8 +123,8 @@ def never(*_: Any) -> None:
     raise AssertionError("this should have been done in C++")
 
 
-def done_in_cpp(program: Program, backend: str) -> cpp.Call:
-    call = cpp.native(program)
+def done_in_cpp(launch: Launch, backend: str) -> cpp.Call:
+    call = backends.call_of(launch, backend)
     assert call is not None, "this should have been done in C++"
     return call
 

@@ -199,7 +199,7 @@ def step(session: Session, seed: int, state: dict[str, list[Tensor]]) -> list[Te
         elif kind == 5:
             lists[0] = session.adopt(lists[0])
         elif kind == 6:
-            session.write_grads(lists[0].clamp(-1.0, 1.0))
+            lists[0] = session.write_grads(lists[0].clamp(-1.0, 1.0), lists[0])
         else:
             other = choose.choice(lists[1:])
             lists[0] = CALLS[name](lists[0].borrow(), other, choose.choice(x)).clamp(-9.0, 9.0)

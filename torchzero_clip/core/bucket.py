@@ -125,7 +125,7 @@ class Bucket:
         if tfm.target == "grad":
             self.step.measured.clear()
             self.step.gradients.write(self.originals)
-            self.session.write_grads(value)
+            self.update = self.session.write_grads(value, self.update)
         else:
             self.update = self.session.adopt(value)
 

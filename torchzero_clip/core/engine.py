@@ -130,8 +130,10 @@ class Session(Protocol):
     def writable_grads(self) -> TensorList:
         """The gradients, to be written in place, once pending lists that read them are computed."""
 
-    def write_grads(self, u: TensorList) -> None:
-        """Put a list into the memory of the gradients, unless it lies there."""
+    def write_grads(self, u: TensorList, flowing: TensorList) -> TensorList:
+        """Put a list into the memory of the gradients, unless it lies there; returns what flows on:
+        the list that did, or the gradients as they will be where it borrows them.
+        """
 
     def select(self, where: Sequence[int], key: Hashable, places: Sequence[int]) -> Session:
         """A session of some of the tensors."""

@@ -21,6 +21,12 @@ MatrixPlace: TypeAlias = "tuple[int, int]"
 
 MOST = 2**26  # entries of matrices and their state that share memory, taken a few times in a step
 MOST_ON_CPU = 2**19  # of which a few copies fit into the cache
+COUNT = 128  # parts that tensors are cut into where these are large
+
+
+def portion(tensors: Sequence[Tensor], least: int) -> int:
+    """The entries that go together: `least`, and of many more so many that there are few parts."""
+    return max(least, sum(map(Tensor.numel, tensors)) // COUNT)
 
 
 def batches(

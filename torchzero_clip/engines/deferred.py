@@ -1,4 +1,6 @@
-"""Deferred lists: Scaled, a · u + b · w, and Guarded, state of a step that may be skipped."""
+"""Deferred lists: Scaled, a · u + b · w, Owed, gradients that are still to be divided, and Guarded,
+state of a step that may be skipped.
+"""
 
 from __future__ import annotations
 
@@ -115,7 +117,7 @@ class Guarded(Lazy):
 
     __slots__ = ("_guard", "held")
 
-    def __init__(self, held: Sequence[Tensor], guard: Callable[[], None]) -> None:
+    def __init__(self, held: Sequence[Tensor], guard: Callable[[], Any]) -> None:
         super().__init__()
         self.held, self._guard = list(held), guard
 
@@ -129,6 +131,28 @@ class Guarded(Lazy):
     def compute(self) -> list[Tensor]:
         self._guard()
         return self.held
+
+
+class Owed(Guarded):
+    """Gradients that a link has written, but for a division that waits: whoever reads them has it
+    done, and one of torch's fused optimizers does it in its own pass.
+
+    Args:
+        held: The gradients.
+        ratio: What they are to be divided by, in float32 on their device.
+        debt: What does it, and nothing once it is done: lists that borrow these share it.
+    """
+
+    __slots__ = ("debt", "ratio")
+
+    def __init__(self, held: Sequence[Tensor], ratio: Any, debt: list[Any]) -> None:
+        super().__init__(held, lambda: [debt.pop()() for _ in debt[:]])
+        self.ratio, self.debt = ratio, debt
+
+    def borrow(self) -> Owed:
+        made = Owed(self.held, self.ratio, self.debt)
+        made.owned = False
+        return made
 
 
 def overlap(params: Sequence[Tensor], values: Sequence[Tensor]) -> bool:

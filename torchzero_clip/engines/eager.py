@@ -24,7 +24,7 @@ from torchzero_clip.core.stochastic import Rounding
 from torchzero_clip.core.tensorlist import Operand, TensorList
 from torchzero_clip.core.tensors import all_plain
 from torchzero_clip.engines import parts
-from torchzero_clip.engines.deferred import Guarded, Narrow, Scaled, overlap, subtract_, times
+from torchzero_clip.engines.deferred import Guarded, Narrow, Owed, Scaled, overlap, subtract_, times
 from torchzero_clip.engines.fused import Fused, takes
 from torchzero_clip.engines.kept import Kept, updated_in_turn
 from torchzero_clip.engines.workspace import Workspaces
@@ -69,7 +69,7 @@ class Eager:
         return EagerSession(self, key, places, params, grads)
 
     def in_turn(self) -> Eager:
-        return self
+        return Eager(defers=False, keeps=False, reads=self.reads)
 
     def step(self, step: Any, through: Through) -> Records:
         return through(step)
@@ -105,14 +105,15 @@ class EagerSession:
         self._engine, self._key, self._places = engine, key, places
         self._waiting: list[Lazy] = []  # updates that are still to be computed
         self._kept_state: dict[str, Kept] = {}  # until it is settled
-        self._defers = engine.defers
+        self._defers = self._owes = engine.defers
         host = params[0].device.type in packs.HOSTS
         self._keeps = engine.keeps and host
         self._parts = engine.defers and not host and all_plain(params)
         self._reading: list[Lazy] = []  # lists that are still to read gradients
+        self._writable: TensorList | None = None  # gradients that a fused optimizer may divide
 
     def adopt(self, u: TensorList) -> TensorList:
-        if u.owned or not (self._keeps or self._parts):
+        if u.owned or not (self._keeps or self._parts) or isinstance(u, Owed):
             return u
         if self._defers and u.dtype in HALF:
             return Narrow(u.tensors, self._widened, self._buffer if self._keeps else None)
@@ -176,8 +177,13 @@ class EagerSession:
         operand: Callable[..., Operand] = lambda x, dtype=None: x,
         number: bool = False,
     ) -> TensorList:
+        known = number and norms.readable(ratio)
+        if number and u is self._writable and not (known and not 1e-30 < ratio.item() < 1e30):
+            mine = TensorList(u.tensors, owned=True)
+            debt = [lambda: self.divide(mine, ratio, operand, number)]
+            return Owed(mine.tensors, operand(ratio), debt)
         settled = u.owned and not (isinstance(u, parts.Parted) and u.pending)
-        if number and norms.readable(ratio):  # it stays a number, to the end of the chain
+        if known:  # it stays a number, to the end of the chain
             factor = norms.factor_of(ratio, u.dtype)
             if factor == 1:
                 return u
@@ -194,18 +200,25 @@ class EagerSession:
         while self._reading:
             _ = self._reading.pop().tensors
         self._guard("gradients are written at once", self.grads.tensors)
-        return TensorList(self.grads.tensors, owned=True)
+        made = TensorList(self.grads.tensors, owned=True)
+        self._writable = made if self._owes and made.dtype == torch.float32 else None
+        return made
 
-    def write_grads(self, u: TensorList) -> None:
+    def write_grads(self, u: TensorList, flowing: TensorList) -> TensorList:
+        flows = type(flowing) is TensorList and not flowing.owned
+        if isinstance(u, Owed) and flows and flowing.tensors[0] is u.held[0]:
+            self.grads = u
+            return u.borrow()
         pairs = zip(u.tensors, self.grads.tensors, strict=True)
         if any([new is not old for new, old in pairs]):
             self.writable_grads().copy_(u)
+        return flowing
 
     def select(self, where: Sequence[int], key: Hashable, places: Sequence[int]) -> EagerSession:
         params, grads = self.params.tensors, self.grads.tensors
         some = [params[i] for i in where], [grads[i] for i in where]
         other = EagerSession(self._engine, key, places, *some)
-        other._keeps = self._keeps  # a branch's part is a branch
+        other._keeps, other._owes = self._keeps, False  # a branch's part is a branch
         return other
 
     def branch(self) -> EagerSession:
@@ -222,7 +235,8 @@ class EagerSession:
             source.move(params, a, b, self.skip)
             return
         self._guard("no fused optimizer is at the end", params)
-        if self._parts and isinstance(source, parts.Parted) and source.pending:
+        late = source if u.dtype == self.params.dtype else u  # what is converted needs memory
+        if self._parts and isinstance(late, parts.Parted) and late.pending:
             self._subtract_parts(u)
         elif u.dtype != self.params.dtype or (b and overlap(params, source.tensors)):
             self._subtract(u.tensors, 1.0)
@@ -233,6 +247,7 @@ class EagerSession:
 
     def close(self) -> None:
         self._compute_waiting()
+        _ = self.grads.tensors
         for path in {name.rpartition("/")[0] for name in self._kept_state}:
             self.settle(path)
 

@@ -22,24 +22,15 @@ from torchzero_clip.core.skip import Skip
 from torchzero_clip.core.state import HALF
 from torchzero_clip.core.tensorlist import TensorList
 from torchzero_clip.core.tensors import DTYPE, SHAPE, all_plain
-from torchzero_clip.engines.deferred import Guarded, Scaled, overlap
+from torchzero_clip.engines import parts
+from torchzero_clip.engines.deferred import Guarded, Owed, Scaled, overlap
 from torchzero_clip.engines.kept import BATCH, LARGE, Kept, updated_in_turn
-from torchzero_clip.engines.parts import (
-    PART,
-    Parted,
-    Piece,
-    Updated,
-    bottom,
-    computes,
-    cut,
-    piece_of,
-    pieces,
-)
 
-LARGEST = 4 * PART  # entries for a fused optimizer behind factors alone, which need little memory
+LARGEST = 4 * parts.PART
+"""Entries for a fused optimizer behind factors alone, which need little memory."""
 
 
-class Fused(Updated):
+class Fused(parts.Updated):
     """A deferred update of a rule that torch has a fused optimizer for."""
 
     __slots__ = ()
@@ -49,7 +40,7 @@ class Fused(Updated):
     @property
     def at_once(self) -> bool:
         """Whether nothing is had by computing its pieces, or they cannot be told apart."""
-        host = bottom(self).tensors[0].device.type in packs.HOSTS
+        host = parts.bottom(self).tensors[0].device.type in packs.HOSTS
         kept = any([isinstance(held, Kept) for held in self._state.values()])
         return host or kept or not self._rule.per_entry
 
@@ -59,7 +50,7 @@ class Fused(Updated):
         self._done(self)  # to compute it may ask for the workspace that it reads
         return updated_in_turn(self._rule, self.source, self._state, self._group).own().tensors
 
-    def piece(self, piece: Piece, keep: bool = False) -> TensorList:
+    def piece(self, piece: parts.Piece, keep: bool = False) -> TensorList:
         if self.at_once:
             return TensorList(piece.of(self.tensors), owned=not keep)
         return super().piece(piece, keep)
@@ -84,9 +75,10 @@ class Fused(Updated):
         # what changes is made before the weights move, which it may be of
         for piece, grads in self._changes(params, narrow, bool(kept), options):
             some = piece.of(params)
-            w = [p.to(self.dtype) for p in some] if narrow else some
+            w = packs.copies(some, self.dtype) if narrow else some
             if rest is not None:
-                grads = [grad.clone() for grad in grads] if overlap(w, grads) else grads
+                if "grad_scale" not in options and overlap(w, grads):  # gradients lie beside them
+                    grads = [grad.clone() for grad in grads]
                 foreach("mul_", w, rest)
             lists = [x.wide(piece) if isinstance(x, Kept) else piece.of(stored(x)) for x in held]
             function(w, grads, *lists, **options)
@@ -95,34 +87,42 @@ class Fused(Updated):
             for x, values in zip(held, lists, strict=True) if kept else ():
                 if isinstance(x, Kept):
                     x.put(piece, values)
-            del grads  # the next are made in its memory
+            del w, grads  # the next are made in their memory
         self._done(self)
         self.tensors = []  # it is used up
 
     def _changes(
         self, params: list[Tensor], narrow: bool, kept: bool, options: dict[str, Any]
-    ) -> Iterator[tuple[Piece, list[Tensor]]]:
+    ) -> Iterator[tuple[parts.Piece, list[Tensor]]]:
         """The pieces that the fused optimizer takes in turn, and the update of each as it takes it:
         what is computed or converted is then still in the cache. SGD scales by itself: a factor of
-        float32 goes into its `options`, before it is called.
+        float32 goes into its `options`, before it is called. So does what gradients are divided by
+        that may be written: torch's kernels write them.
         """
         u, dtype, host = self.source, self.dtype, params[0].device.type in packs.HOSTS
-        if isinstance(u, Parted) and u.pending and not (host or kept):
-            for piece in pieces(params, cut(u), None if computes(u) else LARGEST):
-                yield piece, piece_of(u, piece).tensors
+        own = getattr(self._kernel.function, "func", None)
+        sgd, adamw = [own is getattr(fused(name), "func", 0) for name in ("sgd", "adamw")]
+        if isinstance(u, Owed) and u.debt and (sgd or adamw) and not (narrow or kept):
+            options["grad_scale"] = u.ratio
+            yield parts.Piece(0, len(params)), u.held
+            u.debt.clear()
             return
-        factor, source = _factor_and_source(u)
+        if isinstance(u, parts.Parted) and u.pending and not (host or kept):
+            for piece in parts.pieces(params, parts.cut(u), None if parts.computes(u) else LARGEST):
+                yield piece, parts.piece_of(u, piece).tensors
+            return
+        factor, source = (1.0, u.tensors) if isinstance(u, Owed) else _factor_and_source(u)
         plain = not (narrow or kept or source[0].dtype != dtype)
-        sgd = getattr(self._kernel.function, "func", None) is getattr(fused("sgd"), "func", 0)
         damps = sgd and not (options.get("dampening") or options.get("nesterov"))
         if plain and damps and dtype == torch.float32 and 1e-6 < factor < 1:
             options["dampening"], factor = 1 - factor, 1.0
         if plain and factor == 1:
-            yield Piece(0, len(params)), source
+            yield parts.Piece(0, len(params)), source
             return
         size, divisor = norms.halves(factor, dtype)
         number = torch.full((), size, dtype=dtype, device=source[0].device)
-        for piece in pieces(params, True, BATCH if params[0].is_cpu else LARGE, grows=False):
+        most, grows = (BATCH, False) if params[0].is_cpu else (LARGE, True)
+        for piece in parts.pieces(params, True, most, grows):
             some = piece.of(source)
             if some[0].dtype != dtype:
                 some = [t.to(dtype) for t in some]
@@ -136,20 +136,20 @@ class Fused(Updated):
 def takes(kernel: FusedKernel, params: list[Tensor], u: TensorList, state: State) -> bool:
     """Whether the fused optimizer can be given these tensors: it trusts shapes and strides."""
     host = params[0].device.type in packs.HOSTS  # there it is computed now, where it must be
-    dtype, grads = u.dtype, _factor_and_source(u)[1] if host else bottom(u).tensors
+    early = host or isinstance(u, Owed)
+    dtype, grads = u.dtype, _factor_and_source(u)[1] if early else parts.bottom(u).tensors
     held = {name: stored(state[name]) for name in kernel.state if name in state}
     alike = [grads, *[some for name, some in held.items() if name not in kernel.numbers]]
     kept = [some for name in held if isinstance(some := state[name], Kept)]
     mine, others = [*params, *grads], [t for some in held.values() for t in some]
     every = mine + others
     others = [t for t in others if not kept or t.dtype != torch.bfloat16]
-    kinds = {dtype, *HALF} if params[0].is_cpu else {dtype}
     shapes = list(map(SHAPE, params))
     return (
         kernel.function is not None
         and params[0].device.type in kernel.devices
         and dtype in (torch.float32, torch.float64)
-        and kinds.issuperset(map(DTYPE, mine))
+        and {dtype, *HALF}.issuperset(map(DTYPE, mine))
         and {dtype}.issuperset(map(DTYPE, others))
         and all_plain(every)
         and all(map(Tensor.is_contiguous, every))
@@ -170,4 +170,4 @@ def _factor_and_source(u: TensorList) -> tuple[float, list[Tensor]]:
     """A list as a number and the tensors to multiply by it."""
     if isinstance(u, Scaled) and u.pending and not (u.b or isinstance(u.a, Tensor)):
         return u.a, u.source.tensors
-    return 1.0, u.tensors
+    return 1.0, u.held if isinstance(u, Owed) else u.tensors

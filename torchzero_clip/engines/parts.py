@@ -18,10 +18,10 @@ from torchzero_clip.core.engine import Group, State, updated
 from torchzero_clip.core.lazy import Lazy
 from torchzero_clip.core.norms import Measure
 from torchzero_clip.core.private import foreach
+from torchzero_clip.core.stacks import portion
 from torchzero_clip.core.tensorlist import Operand, TensorList
 
 PART = 2**21  # entries that go through a chain together: eight lists of them are 64 MiB
-COUNT = 128  # parts that a bucket is cut into where these are larger
 
 
 class Piece(NamedTuple):
@@ -48,8 +48,7 @@ def pieces(
     Of a large bucket they are larger where it `grows`, so that a step calls no more of them.
     """
     most = PART if most is None else most
-    if grows:
-        most = max(most, sum(map(Tensor.numel, tensors)) // COUNT)
+    most = portion(tensors, most) if grows else most
     begin, total = 0, 0
     for i, t in enumerate(tensors):
         size = t.numel()

@@ -11,7 +11,7 @@ from torchzero_clip.core.norms.numeric import as_one_operator, readable, safe_sc
 from torchzero_clip.core.norms.whole import CHUNK, MOST, largest, totals
 from torchzero_clip.core.packs import copies, shares
 from torchzero_clip.core.private import foreach
-from torchzero_clip.core.stacks import batches
+from torchzero_clip.core.stacks import batches, portion
 from torchzero_clip.core.state import DOUBLE
 from torchzero_clip.core.tensors import wide
 
@@ -26,7 +26,7 @@ def products(some: Sequence[Tensor], others: Sequence[Tensor]) -> Tensor:
     pairs = [_flat(a, b) for a, b in zip(some, others, strict=True)]
     double = any([a.dtype in DOUBLE or b.dtype in DOUBLE for a, b in pairs])
     scales = [safe_scale(largest(list(row))) for row in zip(*pairs, strict=True)] if double else []
-    size = CHUNK if readable(pairs[0][0]) else MOST
+    size = CHUNK if readable(pairs[0][0]) else portion(some, MOST)
     parts = [list(zip(a.split(size), b.split(size), strict=True)) for a, b in pairs]
     lengths, columns = [len(row) for row in parts], [scale.unbind() for scale in scales]
     by = zip(parts, zip(*columns, strict=True) if columns else [()] * len(parts), strict=True)

@@ -22,6 +22,7 @@ from torchzero_clip.core.norms.numeric import (
 from torchzero_clip.core.norms.short_tensors import LINF, PACKINGS, POWERS, ROW, SUM, reduced
 from torchzero_clip.core.packs import in_stacks
 from torchzero_clip.core.private import foreach
+from torchzero_clip.core.stacks import portion
 from torchzero_clip.core.state import DOUBLE
 from torchzero_clip.core.tensors import all_real, wide
 
@@ -202,11 +203,11 @@ def _sum(x: Tensor, dtype: torch.dtype) -> Tensor:
     return x.sum(dtype=dtype)
 
 
-def _spread(tensors: list[Tensor]) -> Tensor:
+def _spread(tensors: list[Tensor], most: int = 0) -> Tensor:
     """Mean (real and imaginary part) and √M2 of each tensor: at once where one chunk holds it."""
-    small = [i for i, t in enumerate(tensors) if _at_once(t)]
-    dtype = wide(tensors[0].device)
-    out = torch.empty(3, len(tensors), dtype=dtype, device=tensors[0].device)
+    most = most or portion(tensors, MOST)
+    small = [i for i, t in enumerate(tensors) if _at_once(t, most)]
+    dtype, columns = wide(tensors[0].device), dict[int, Tensor]()
     if small:
         some = [tensors[i] for i in small]
         rows = in_stacks(
@@ -217,17 +218,17 @@ def _spread(tensors: list[Tensor]) -> Tensor:
         made = torch.stack([mean, torch.zeros_like(mean), m2.sqrt()])
         if len(small) == len(tensors):
             return made
-        out[:, small] = made
+        columns.update(zip(small, made.unbind(1), strict=True))
     for i in set(range(len(tensors))) - set(small):
         t = tensors[i]
-        out[:, i] = _moments(t) if readable(t) or not _is_plain(t) else _of_parts(t)
-    return out
+        columns[i] = _moments(t) if readable(t) or not _is_plain(t) else _of_parts(t, most)
+    return torch.stack([columns[i] for i in range(len(tensors))], dim=1)
 
 
-def _of_parts(t: Tensor) -> Tensor:
+def _of_parts(t: Tensor, most: int) -> Tensor:
     """The same of a large tensor on an accelerator: a copy of all in float64 would be larger."""
-    parts = list(t.reshape(-1).split(MOST))
-    stats = _spread(parts).unsqueeze(1)
+    parts = list(t.reshape(-1).split(most))
+    stats = _spread(parts, most).unsqueeze(1)
     counts = numbers([part.numel() for part in parts], stats).unsqueeze(0)
     return merge(stats, counts, NAMED["std"]).squeeze(1)
 
@@ -237,8 +238,8 @@ def _var_mean(x: Tensor, dtype: torch.dtype, dim: int | None = None) -> Tensor:
     return torch.stack(torch.var_mean(x.to(dtype), dim, correction=0), -1)
 
 
-def _at_once(t: Tensor) -> bool:
-    return _is_plain(t) and t.numel() <= (CHUNK if readable(t) else MOST)
+def _at_once(t: Tensor, most: int) -> bool:
+    return _is_plain(t) and t.numel() <= (CHUNK if readable(t) else most)
 
 
 def _is_plain(t: Tensor) -> bool:

@@ -10,19 +10,8 @@ from weakref import WeakSet
 import torch
 from torch import Tensor
 
-from torchzero_clip.core import norms
-from torchzero_clip.core.engine import (
-    Engine,
-    Formula,
-    Group,
-    Records,
-    Rule,
-    Session,
-    State,
-    Through,
-    Watch,
-    updated,
-)
+from torchzero_clip.core import engine, norms
+from torchzero_clip.core.engine import Formula, Group, Records, Rule, State, Through, Watch, updated
 from torchzero_clip.core.link import Link
 from torchzero_clip.core.outside import warn
 from torchzero_clip.core.skip import Skip
@@ -87,7 +76,7 @@ class Compiled(Runner):
         places: Sequence[int],
         params: Sequence[Tensor],
         grads: Sequence[Tensor],
-    ) -> Session:
+    ) -> engine.Session:
         """A session that records; an eager one for complex tensors, subclasses and shared memory.
 
         Tensors that share memory must be worked on one after the other.
@@ -101,7 +90,7 @@ class Compiled(Runner):
         self._refuse("tensors are complex or share memory: give view_as_real of them, or clones")
         return self.eager.open(key, places, params, grads)
 
-    def in_turn(self) -> Engine:
+    def in_turn(self) -> engine.Engine:
         self._refuse("gradients share memory: give each its own, as p.grad.clone() has")
         return self.eager
 
@@ -232,8 +221,9 @@ class CompiledSession:
     def writable_grads(self) -> TensorList:
         return Taped(self._tape, buffer=GRADIENTS)
 
-    def write_grads(self, u: TensorList) -> None:
+    def write_grads(self, u: TensorList, flowing: TensorList) -> TensorList:
         self.writable_grads().copy_(u)  # of the same list nothing is left to do
+        return flowing
 
     def select(self, where: Sequence[int], key: Hashable, places: Sequence[int]) -> CompiledSession:
         tape = self._tape

@@ -32,7 +32,7 @@ from torchzero_clip.engines.compiled.again.inputs import Later, LiveValues, Step
 from torchzero_clip.engines.compiled.again.native_step import NativeStep
 from torchzero_clip.engines.compiled.again.step_recorder import Refused, python
 from torchzero_clip.engines.compiled.again.steps import CompiledStep
-from torchzero_clip.engines.compiled.printers.backends import on_gpu
+from torchzero_clip.engines.compiled.printers.backends import on_cpu, on_gpu
 
 if TYPE_CHECKING:
     from torchzero_clip.engines.compiled.again.captures import StepCapture
@@ -190,7 +190,7 @@ class Replays:
         device = changing[0].device
         if on_gpu(device, self._backend):
             kind: type[CompiledStep] = DeviceStep
-        elif self._backend == "native" and device.type == "cpu":
+        elif on_cpu(device, self._backend):
             kind = NativeStep
         else:
             return None

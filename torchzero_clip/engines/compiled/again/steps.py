@@ -21,14 +21,9 @@ from torchzero_clip.engines.buffers import Buffer
 from torchzero_clip.engines.compiled.again.captures import StepCapture
 from torchzero_clip.engines.compiled.again.lowering import Lowering
 from torchzero_clip.engines.compiled.again.torch_calls import TorchCalls
+from torchzero_clip.engines.compiled.printers import vectors
 from torchzero_clip.engines.compiled.printers.program import Relaunch
-from torchzero_clip.engines.compiled.printers.vectors import (
-    Launched,
-    Region,
-    Segment,
-    VectorMemory,
-    VectorNode,
-)
+from torchzero_clip.engines.compiled.printers.proof import known
 
 LONGEST = 2000  # nodes of a step that is compiled: to compile more takes too long
 LINE = 64  # bytes: where memory of a step's own begins
@@ -65,7 +60,7 @@ class CompiledStep:
         self.lacking, self._gradients = made.lacking, gradients
         segments = [x for x in made.sequence if isinstance(x, list)]
         nodes = [node for segment in segments for node in segment]
-        self._launches = [node.launch for node in nodes if isinstance(node, Launched)]
+        self._launches = [node.launch for node in nodes if isinstance(node, vectors.Launched)]
         between = TorchCalls(made, len(changing))
         if 0 < len(nodes) <= LONGEST:
             self.calls = self.compile(made.memories, segments, between, like)
@@ -80,10 +75,10 @@ class CompiledStep:
         self._remember(nodes, made.memories)
         self._own.close()
 
-    def _remember(self, nodes: Segment, memories: Sequence[VectorMemory]) -> None:
+    def _remember(self, nodes: vectors.Segment, memories: Sequence[vectors.VectorMemory]) -> None:
         """Note what it writes, and whether all lies in memory as programs need it."""
-        written = dict.fromkeys([node.out.memory for node in nodes if type(node) is VectorNode])
-        tensors = [memories[m].tensor for m in written]
+        outs = [node.out.memory for node in nodes if type(node) is vectors.VectorNode]
+        tensors = [memories[m].tensor for m in dict.fromkeys(outs)]
         self._written = [t for t in tensors if t is not None]
         self._written_grads: list[tuple[int, ...]] = []
         for launch in self._launches:
@@ -141,8 +136,8 @@ class CompiledStep:
 
     def compile(
         self,
-        memories: Sequence[VectorMemory],
-        segments: Sequence[Segment],
+        memories: Sequence[vectors.VectorMemory],
+        segments: Sequence[vectors.Segment],
         between: TorchCalls,
         like: Tensor,
     ) -> int:
@@ -170,7 +165,7 @@ class StepMemory:
     """
 
     def __init__(
-        self, memories: Sequence[VectorMemory], backed: Collection[int], like: Tensor
+        self, memories: Sequence[vectors.VectorMemory], backed: Collection[int], like: Tensor
     ) -> None:
         self._memories, self._offsets, size = memories, dict[int, int](), 0
         for m in sorted(backed):
@@ -189,11 +184,11 @@ class StepMemory:
             return _address(memory.tensor) + (entry - memory.start) * size
         return _address(self.bytes) + self._offsets[m] + entry * size if memory.own else 0
 
-    def find(self, region: Region) -> Tensor | None:
+    def find(self, region: vectors.Region) -> Tensor | None:
         """The tensor of a region; None where it is another one in every step."""
         return None if self._memories[region.memory].changes else self.tensor(region)
 
-    def tensor(self, region: Region) -> Tensor:
+    def tensor(self, region: vectors.Region) -> Tensor:
         """The tensor of a region, in memory that stays where it is."""
         memory = self._memories[region.memory]
         if memory.tensor is not None:
@@ -208,8 +203,10 @@ class StepMemory:
 
 
 def misfits(launch: Relaunch) -> bool:
-    """Whether some tensors of a launch have gaps, or another order in memory than others."""
-    return bool(launch.launch([], [], []).misfits())
+    """Whether some tensors of a launch have gaps, or another order in memory than others; or its
+    kernel was held against nothing.
+    """
+    return not known(now := launch.launch([], [], [])) or bool(now.misfits())
 
 
 def _address(t: Tensor) -> int:

@@ -67,7 +67,7 @@ class Runner:
 
     def _run(self, launch: Launch) -> Tensor | None:
         sizes, every = launch.sizes, range(len(launch.sizes))
-        call = call_of(launch.program, self.backend)
+        call = call_of(launch, self.backend)
         if call is None:
             return launch.plainly(every)
         odd = launch.misfits()

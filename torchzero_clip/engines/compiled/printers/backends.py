@@ -8,7 +8,8 @@ import torch
 
 from torchzero_clip.engines.compiled.printers import cpp, triton
 from torchzero_clip.engines.compiled.printers.build import compiler
-from torchzero_clip.engines.compiled.printers.program import Program
+from torchzero_clip.engines.compiled.printers.program import Launch
+from torchzero_clip.engines.compiled.printers.proof import WRONG, proven
 
 WINDOWS = sys.platform == "win32"
 NEEDS = {
@@ -19,17 +20,25 @@ OTHERS = ("xpu", "mps")
 """The kinds of devices that no backend is for; programs run there node by node."""
 
 
-def call_of(program: Program, name: str) -> cpp.Call | None:
-    """What runs a program; None for node by node."""
-    if on_gpu(program.device, name):
-        return triton.native(program)
-    return cpp.native(program) if name == "native" and program.device.type == "cpu" else None
+def call_of(launch: Launch, name: str) -> cpp.Call | None:
+    """What runs a program, once it is proven; None for node by node."""
+    program, device = launch.program, launch.program.device
+    if on_gpu(device, name):
+        return proven(launch, triton.native(program), triton.source, "torch", "triton")
+    return (
+        proven(launch, cpp.native(program), cpp.source, "torch") if on_cpu(device, name) else None
+    )
 
 
 def on_gpu(device: torch.device, name: str) -> bool:
     """Whether programs run in Triton."""
     kind = {"plain": "", "triton": "cuda"}.get(name, device.type)
-    return kind == "cuda" and triton.here()
+    return kind == "cuda" and triton.here() and device.type not in WRONG
+
+
+def on_cpu(device: torch.device, name: str) -> bool:
+    """Whether programs run in C++."""
+    return name == "native" and device.type == "cpu" and "cpu" not in WRONG
 
 
 def missing(kind: str) -> str | None:

@@ -24,7 +24,7 @@ from typing import Any
 from torchzero_clip.core.outside import warn
 
 FLAGS = "-std=c++17 -O3 -march=native -fno-math-errno -fno-trapping-math -fopenmp -fPIC -shared"
-NAMES = ("kernel.h", "vector.h", "operators.h", "native_forms.h")
+NAMES = ("kernel.h", "vector.h", "operators.h", "native_forms.h", "kernel.py")
 HEADERS = [Path(__file__).with_name(name) for name in NAMES]
 OTHERS = stat.S_IWGRP | stat.S_IWOTH  # the bits with which others may write
 
@@ -61,9 +61,8 @@ def function(text: str, flags: str | None = None) -> Any:
 
 def _function(text: str, command: list[str]) -> Any:
     """The function of a library, one that is kept or one that is built now."""
-    headers = [header.read_text() for header in HEADERS]
-    source = "\n".join([text, *headers, *command, _machine()])
-    name, folder = hashlib.sha256(source.encode()).hexdigest()[:24], _folder()
+    path = place(text, *command)
+    name, folder = path.name, path.parent
     for library in folder.glob(f"{name}-*.so"):
         try:
             if library.name == _named(name, library):
@@ -77,6 +76,12 @@ def _function(text: str, command: list[str]) -> Any:
     except (OSError, AttributeError):
         library.unlink(missing_ok=True)
         raise
+
+
+def place(*words: str) -> Path:
+    """Where something is kept that hangs on these words, on our headers and on this machine."""
+    source = "\n".join([*words, *[header.read_text() for header in HEADERS], machine()])
+    return _folder() / hashlib.sha256(source.encode()).hexdigest()[:24]
 
 
 def _load(library: Path) -> Any:
@@ -140,7 +145,7 @@ def _refused(folder: Path) -> str | None:
 
 
 @cache
-def _machine() -> str:
+def machine() -> str:
     """The processor and C library, on which -march=native and loading depend."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()

@@ -82,7 +82,7 @@ OPERATORS: dict[str, Operator] = {
     "over": Operator("over({0}, {1:ratio})", "over({0}, {1})"),
     "round": Operator(
         "rounded({0}, {1:own}, {2:own}, place, {3:own})",
-        "rounded({0}, {1}, {2}, {3})",
+        "rounded({0}.float(), {1}, {2}, {3})",
         aten=False,
     ),
 }

@@ -1,0 +1,278 @@
+"""compile=True: a kernel that does otherwise than torch is found before it takes part in a step."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.nn import Parameter
+
+from tests.audit.budgets import COMPILED, Chain, steps
+from tests.engines.test_operators import INTERPRETED
+from torchzero_clip import (
+    LR,
+    Adam,
+    Centralize,
+    ClipNorm,
+    Guard,
+    Modular,
+    Standardize,
+    Transform,
+    WeightDecay,
+)
+from torchzero_clip.engines import Compiled
+from torchzero_clip.engines.compiled.printers import backends, cpp, proof, triton
+from torchzero_clip.engines.compiled.printers.program import Program
+
+CHAINS: dict[str, Callable[[], Sequence[Transform]]] = {
+    "headline": lambda: [ClipNorm(1.0, dim="global"), Adam(), WeightDecay(0.01), LR(0.1)],
+    "slices": lambda: [ClipNorm(1.0, dim=-1), LR(0.1)],
+    "largest": lambda: [ClipNorm(0.1, ord="linf"), LR(0.1)],
+    "sums": lambda: [Centralize(), LR(0.1)],
+    "guarded": lambda: [Guard(), Adam(), LR(0.1)],
+    "in bfloat16": lambda: [Adam(state_dtype="bfloat16"), LR(0.1)],
+    "slices, in bfloat16": lambda: [
+        Standardize(dim=-1),
+        Adam(state_dtype="bfloat16"),
+        LR(0.1),
+    ],
+}
+Edit = Callable[[str], str]
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_proven(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Notes of proofs lie in a folder of the test's own."""
+    place, known = proof.place, (set(proof.PROVEN), set(proof.WRONG))
+    monkeypatch.setattr(proof, "place", lambda *words: tmp_path / place(*words).name)
+    for one in (proof.PROVEN, proof.WRONG, cpp.native, triton.native):
+        getattr(one, "cache_clear", getattr(one, "clear", None))()
+    yield
+    for one, before in zip((proof.PROVEN, proof.WRONG), known, strict=True):
+        one.clear()
+        one.update(before)
+    cpp.native.cache_clear()
+    triton.native.cache_clear()
+
+
+def model(chain: str, dtype: torch.dtype = torch.float32, **options: Any) -> Any:
+    torch.manual_seed(0)
+    params = [Parameter(torch.randn(shape, dtype=dtype)) for shape in ((5, 3), (4,), (70, 20))]
+    return params, Modular(params, *CHAINS[chain](), **options)
+
+
+def step(params: Sequence[Parameter], opt: Modular, seed: int) -> None:
+    generator = torch.Generator("cpu").manual_seed(seed)
+    for p in params:
+        p.grad = torch.randn(p.shape, generator=generator, device="cpu").to(p.dtype)
+    opt.step()
+
+
+def plant(monkeypatch: pytest.MonkeyPatch, language: Any, edit: Edit) -> None:
+    """Have the texts of kernels edited; at least one is changed by it."""
+    source = language.source
+
+    def edited(program: Program) -> str | None:
+        text = source(program)
+        return None if text is None else edit(text)
+
+    monkeypatch.setattr(language, "source", edited)
+
+
+def found(chain: str, tmp_path: Path) -> None:
+    """The first step tells of it, and all steps do what they would without kernels."""
+    ours, fast = model(chain, compile=True)
+    theirs, slow = model(chain, fused=False)
+    with pytest.warns(UserWarning, match="a kernel does not do what torch's operators do") as told:
+        step(ours, fast, 0)
+    step(theirs, slow, 0)
+    for i in range(1, 5):
+        step(ours, fast, i)
+        step(theirs, slow, i)
+    for p, q in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(p.data, q.data, rtol=1e-5, atol=1e-6)
+    said = [str(x.message) for x in told if "please send us" in str(x.message)]
+    assert len(said) == 1
+    page = re.search(r"please send us (\S+\.txt)", said[0])
+    assert page is not None
+    text = Path(page[1]).read_text()
+    assert "def program(" in text
+    assert f"torch {torch.__version__}" in said[0]
+    assert "native call" not in fast.explain()
+    assert not list(tmp_path.glob(Path(page[1]).stem + ".proven"))
+
+
+def replaced(old: str, new: str) -> Edit:
+    return lambda text: text.replace(old, new)
+
+
+IN_CPP = {
+    "the last entry is left out": ("headline", replaced("j < end", "j < end - 1")),
+    "another number": ("headline", replaced("numbers[1]", "numbers[0]")),
+    "an operator that is another": ("headline", replaced("root(", "square(")),
+    "a norm of twice the size": ("headline", replaced("*out = total", "*out = 4 * total")),
+    "a norm of slices": ("slices", replaced("*out = total", "*out = 4 * total")),
+    "not the largest": ("largest", replaced("std::max(largest, entry(j))", "entry(j)")),
+    "a sum of magnitudes": ("sums", replaced("return double(", "return magnitude(")),
+    "what a guard keeps": ("guarded", replaced("chosen(vector2, v1, v2)", "v1")),
+    "what is rounded": ("in bfloat16", replaced("rounded(v5", "rounded(v8")),
+}
+SOME = ["the last entry is left out", "a norm of slices"]
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(x, marks=[] if x in SOME else pytest.mark.slow) for x in IN_CPP]
+)
+def test_a_wrong_kernel_in_cpp_is_told_and_takes_part_in_no_step(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chain, edit = IN_CPP[name]
+    plant(monkeypatch, cpp, edit)
+    found(chain, tmp_path)
+    assert {"cpu"} == proof.WRONG
+
+
+IN_TRITON = {
+    "the last entries are left out": ("headline", replaced("lane < left", "lane < left - 1")),
+    "odd addresses": (
+        "headline",
+        replaced("if ALIGNED else buffer0", "if ALIGNED else buffer0 + 1"),
+    ),
+    "another number": ("headline", replaced("load(scalars1)", "load(scalars0)")),
+    "the statistic of a chunk": ("headline", replaced("total += ", "total += 2 * ")),
+    "a norm of slices": ("slices", replaced("total += ", "total += 2 * ")),
+    "no kernel": ("headline", replaced("def kernel(", "def kernel(1, ")),
+    "a kernel that ends": ("headline", replaced("tl.program_id(0)", "tl.program_id(no_axis)")),
+}
+
+
+@pytest.mark.triton
+@pytest.mark.skipif(not INTERPRETED, reason="needs Triton and TRITON_INTERPRET=1")
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # numpy's, of infinities and NaN
+@pytest.mark.parametrize("name", list(IN_TRITON))
+def test_a_wrong_kernel_in_triton_is_told_and_takes_part_in_no_step(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Compiled, "backend", "triton")
+    chain, edit = IN_TRITON[name]
+    plant(monkeypatch, triton, edit)
+    found(chain, tmp_path)
+
+
+@pytest.mark.parametrize("chain", ["headline", "largest"])
+def test_a_wrong_kernel_is_found_where_the_first_gradients_are_no_numbers(
+    chain: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a norm for all, which is a number, and of one for each tensor."""
+    plant(monkeypatch, cpp, replaced("= stored<float>(", "= 2 * stored<float>("))
+    params, opt = model(chain, compile=True)
+    for p in params:
+        p.grad = torch.full_like(p, torch.nan)
+    with pytest.warns(UserWarning, match="a kernel does not do what torch's operators do"):
+        opt.step()
+
+
+def noted(tmp_path: Path) -> int:
+    return len(list(tmp_path.glob("*.proven")))
+
+
+@pytest.mark.parametrize("chain", ["headline"])
+def test_a_right_kernel_is_proven_once_and_that_is_noted(
+    chain: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The next process looks for the note alone; where the text is another one it is not there."""
+    tried, compare = [], proof._compare
+    monkeypatch.setattr(proof, "_compare", lambda *given: tried.append(compare(*given)))
+    counts = []
+    for edit in (None, None, replaced("v0", "w0")):
+        if edit is not None:
+            plant(monkeypatch, cpp, edit)
+            cpp.native.cache_clear()
+        params, opt = model(chain, compile=True)
+        for i in range(4):
+            step(params, opt, i)
+        counts.append((len(tried), noted(tmp_path)))
+        assert "A step is one native call" in opt.explain()
+        proof.PROVEN.clear()
+    assert counts == [(2, 2), (2, 2), (4, 4)]
+    assert set() == proof.WRONG
+
+
+@pytest.mark.parametrize("chain", list(CHAINS))
+def test_a_step_that_is_replayed_runs_no_kernel_that_was_not_proven(chain: str) -> None:
+    params, opt = model(chain, compile=True)
+    for i in range(4):
+        step(params, opt, i)
+    assert isinstance(opt.engine, Compiled)
+    assert opt.engine.replays is not None
+    assert opt.engine.replays.count == 2
+    assert "a launch" not in opt.explain()
+    programs = {launch.program for launch in opt.engine.replays._replay.native._launches}
+    assert programs
+    assert programs <= proof.PROVEN
+
+
+def test_a_kernel_that_was_held_against_nothing_is_in_no_native_call(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It is launched from outside, where it will be proven."""
+    monkeypatch.setattr(backends, "proven", lambda launch, call, *told: call)
+    params, opt = model("headline", compile=True)
+    for i in range(4):
+        step(params, opt, i)
+    assert "a launch (2 times)" in opt.explain()
+
+
+def test_what_is_drawn_is_drawn_on_the_cpu_whatever_the_default_is() -> None:
+    params, opt = model("headline", compile=True)
+    with torch.device("meta"):
+        step(params, opt, 0)
+    assert len(proof.PROVEN) == 2
+
+
+def test_a_kernel_is_tried_in_memory_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a step is about does not change by it, nor do torch's random numbers."""
+    params, opt = model("headline", compile=True)
+    monkeypatch.setattr(backends, "proven", lambda launch, call, *told: call)
+    step(params, opt, 0)
+    ours = [p.detach().clone() for p in params]
+    monkeypatch.undo()
+    params, opt = model("headline", compile=True)
+    torch.manual_seed(3)
+    drawn = torch.rand(3)
+    torch.manual_seed(3)
+    step(params, opt, 0)
+    assert torch.equal(torch.rand(3), drawn)
+    assert all([torch.equal(p, q) for p, q in zip(params, ours, strict=True)])
+
+
+def test_imagined_kernels_are_not_proven(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(backends.triton, "here", lambda: True)
+    *_, last = steps(Chain("headline", CHAINS["headline"]), engine=COMPILED, turns=4)
+    assert last.calls == 3
+    assert set() == proof.PROVEN
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64], ids=str)
+def test_drawn_entries_lie_at_odd_addresses_too_and_none_is_near_zero(dtype: torch.dtype) -> None:
+    launches = []
+    compare = proof._compare
+
+    def seen(launch: Any, call: Any) -> None:
+        launches.append(proof._drawn(launch))
+        compare(launch, call)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(proof, "_compare", seen)
+        params, opt = model("headline", dtype, compile=True)
+        step(params, opt, 0)
+    for launch in launches:
+        for buffer in launch.buffers:
+            odd = [t.data_ptr() % 16 != 0 for t in buffer.tensors]
+            assert odd == [False, True, False, True]
+            assert min([t.abs().amin() for t in buffer.tensors]) > 0.0077
+            assert {bool((t < 0).any()) for t in buffer.tensors[:3]} == {True}
