@@ -68,7 +68,7 @@ template <class V> static inline V over(V x, divisor ratio) {
     if constexpr (std::is_same_v<V, float>)
         if (ratio.near) {
             const float product = x * ratio.high, sum = __builtin_fmaf(x, ratio.high, x * ratio.low);
-            return product != 0 && sum == sum ? sum : product;
+            return (product == 0) | is_infinite(product) ? product : sum;
         }
     return V(double(x) * ratio.first * ratio.half);
 }

@@ -135,7 +135,7 @@ def divisor(ratio):
 def over(x, ratio):
     """x / ratio for a ratio of any size, as `divisor` has it; float64 only where it is far from 1.
 
-    What is 0 keeps its sign, and what is infinite stays so: a sum with `low` might be NaN.
+    What is 0 keeps its sign, and what is infinite stays so: a sum with `low` might be another.
     """
     high, low, first, half = ratio
     if x.dtype == tl.float64:
@@ -144,7 +144,7 @@ def over(x, ratio):
         if (tl.abs(high) > 2.0**-100) & (tl.abs(high) < 2.0**100):
             product = x * high
             sum = tl.fma(x, high, x * low)
-            quotient = tl.where((product != 0) & (sum == sum), sum, product)
+            quotient = tl.where((product == 0) | is_infinite(product), product, sum)
         else:
             quotient = (x.to(tl.float64) * first * half).to(tl.float32)
         return quotient
