@@ -45,7 +45,7 @@ from torchzero_clip.engines.buffers import Buffer
 from torchzero_clip.engines.compiled.lists import tape
 from torchzero_clip.engines.compiled.printers import launches, tables, triton
 from torchzero_clip.engines.compiled.printers.program import Launch, Program
-from torchzero_clip.engines.compiled.printers.tables import CHUNK, ROW, TABLES, Layout, span
+from torchzero_clip.engines.compiled.printers.tables import CHUNK, ROW, TABLES, Chunks, span
 
 pytestmark = [
     pytest.mark.triton,
@@ -163,7 +163,7 @@ def test_entries_beyond_2_to_the_31_are_found(monkeypatch: pytest.MonkeyPatch) -
     addresses, _ = TABLES.table([Buffer([memory])], [len(memory)])
     moved = addresses - 4 * (size - len(memory))
     chunks = torch.tensor([0, 30_999, 0, 31_000], dtype=torch.int32)
-    table = moved, Layout(torch.tensor([size, 0]), chunks, [(True, 0, 2)], 2)
+    table = moved, Chunks(torch.tensor([size, 0]), chunks, [(True, 0, 2)], 2)
     monkeypatch.setattr(TABLES, "table", lambda *given: table)
     add_one([memory], [size])
     assert (memory == 1).all()
@@ -185,7 +185,7 @@ def test_elements_beyond_2_to_the_32_have_the_bits_of_cpp(monkeypatch: pytest.Mo
     addresses, _ = TABLES.table(near, [CHUNK])
     moved = addresses - far * torch.tensor([4, 2])
     chunks = torch.tensor([0, 32_300], dtype=torch.int32)
-    table = moved, Layout(torch.tensor([far + CHUNK, 0]), chunks, [(True, 0, 1)], 1)
+    table = moved, Chunks(torch.tensor([far + CHUNK, 0]), chunks, [(True, 0, 1)], 1)
     monkeypatch.setattr(TABLES, "table", lambda *given: table)
     vectors[1] = torch.tensor([0], dtype=torch.int32)
     interpreted(Launch(program, [far + CHUNK], None, near, [], vectors, []))

@@ -250,11 +250,10 @@ def launcher(kernel: Any) -> Callable[..., None] | None:
     programs and all arguments; None where there is none, as in its interpreter.
     """
     run: Any = getattr(kernel, "run", None)
-    if run is None or list(inspect.signature(run).parameters)[5:] != RUN:
+    driver, knobs = map(_found, ("triton.runtime.driver", "triton.knobs"))
+    known = None not in (run, driver, knobs)
+    if not known or list(inspect.signature(run).parameters)[5:] != RUN:
         return None
-    from triton import knobs
-    from triton.runtime import driver
-
     device, hooks = driver.active.get_current_device(), knobs.runtime
 
     def start(programs: int, *given: Any) -> None:

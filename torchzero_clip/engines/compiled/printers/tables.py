@@ -35,7 +35,7 @@ DTYPES = {"q": torch.int64, "d": torch.float64}
 T = TypeVar("T")
 
 
-class Layout(NamedTuple):
+class Chunks(NamedTuple):
     """How tensors of some sizes are divided among programs, wherever they lie.
 
     Attributes:
@@ -112,7 +112,7 @@ class DeviceTables:
 
     def table(
         self, buffers: Sequence[Buffer], sizes: Sequence[int], rows: SliceRows | None = None
-    ) -> tuple[Tensor, Layout]:
+    ) -> tuple[Tensor, Chunks]:
         """A row of addresses for each buffer, and the layout of these sizes, or rows."""
         like, lengths = buffers[0].tensors[0], array("q", sizes)
         addresses, count = array("q"), len(lengths)
@@ -120,7 +120,7 @@ class DeviceTables:
             addresses.frombytes(buffer.addresses.tobytes())
         step = min([buffer.dtype.itemsize for buffer in buffers])
 
-        def make() -> tuple[Tensor, Layout]:
+        def make() -> tuple[Tensor, Chunks]:
             """Addresses are sent, as gradients lie elsewhere; sizes and alignment are known."""
             starts = addresses[:]
             if rows is not None:  # each slice begins where the one before it ends
@@ -154,7 +154,7 @@ class DeviceTables:
             known[key, stream] = found
             return found
 
-    def _lay(self, odd: bytes, sizes: array[int], like: Tensor, rows: SliceRows | None) -> Layout:
+    def _lay(self, odd: bytes, sizes: array[int], like: Tensor, rows: SliceRows | None) -> Chunks:
         """The layout; a launch is of tensors that all begin at 16 bytes, or of the others."""
         count = len(sizes)
         most, many, lengths = CHUNK, [1] * count, sizes
@@ -180,7 +180,7 @@ class DeviceTables:
         which = self._chunks(layout, turns, total, most)
         used = [launch for launch in launches if launch[2]]
         alone = all([0 < n <= most for n in lengths])
-        return Layout(layout, which, used, total, alone)
+        return Chunks(layout, which, used, total, alone)
 
     def _of_rows(self, first: Tensor, sizes: Tensor, rows: SliceRows) -> Tensor:
         """The layout of slices, computed on the device from the first chunks of tensors."""
