@@ -45,8 +45,8 @@ test-slow: $(INSTALLED) ## run the longer checks that have not passed at this co
 	$(BIN)/python scripts/slow.py run --workers $(WORKERS) $(ARGS)
 
 test-triton: $(TRITON) ## interpret the kernels for GPUs, and compile them for four, without one
-	TRITON_INTERPRET=1 $(BIN)/python -m pytest -n $(WORKERS) -m "triton and not slow" tests/engines/test_operators.py tests/engines/test_triton_interpreted.py tests/engines/test_vectors_interpreted.py tests/engines/test_captured.py tests/engines/test_proof.py $(ARGS)
-	$(BIN)/python -m pytest -n $(WORKERS) -m "triton and not slow" tests/engines/test_triton_machine.py $(ARGS)
+	TRITON_INTERPRET=1 $(BIN)/python -m pytest -n $(WORKERS) -m "triton and not slow" tests/engines/test_operators.py tests/engines/test_triton_interpreted.py tests/engines/test_vectors_interpreted.py tests/engines/test_captured.py tests/engines/test_proof.py tests/engines/test_random_launches.py $(ARGS)
+	$(BIN)/python -m pytest -n $(WORKERS) -m "triton and not slow" tests/engines/test_triton_machine.py tests/engines/test_launches.py $(ARGS)
 
 demo: $(INSTALLED) ## watch six chains train a small language model on corrupted data
 	$(BIN)/python examples/demo.py $(ARGS)

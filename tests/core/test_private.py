@@ -306,6 +306,15 @@ def test_a_part_that_is_on_its_way_is_waited_for_by_the_name_that_torch_document
     assert type(local(sharded)) is Tensor
 
 
+def test_kernels_of_a_triton_that_launches_otherwise_are_left_to_it() -> None:
+    """Without `run`, or where it takes something else, and in the interpreter, which has none."""
+
+    def run(x: int, y: int, z: int, stream: int, function: int, *args: Any) -> None: ...
+
+    for kernel in (None, SimpleNamespace(), SimpleNamespace(run=run)):
+        assert private.launcher(kernel) is None
+
+
 # --- a sentence
 
 

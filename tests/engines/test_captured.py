@@ -6,9 +6,12 @@ the very same arguments. On imagined tensors they are counted; in Triton's inter
 
 from __future__ import annotations
 
+import gc
 import importlib.util
 import os
+import weakref
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -38,7 +41,7 @@ from torchzero_clip import (
 from torchzero_clip.audit import fake_cuda, ledgers, same, twin
 from torchzero_clip.engines import Compiled
 from torchzero_clip.engines.compiled.again import captures, steps
-from torchzero_clip.engines.compiled.printers import backends, launches
+from torchzero_clip.engines.compiled.printers import backends, launches, tables
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1" and bool(importlib.util.find_spec("triton"))
 COMPILED = {"compile": True}
@@ -215,6 +218,60 @@ def test_gradients_that_lie_elsewhere_in_every_step_are_told(
     with pytest.warns(UserWarning, match=r"zero_grad\(set_to_none=False\)"):
         train()
     assert made == []
+
+
+def test_a_loss_that_lies_elsewhere_in_every_step_is_named(
+    imagined: list[Tensor], made: list[int]
+) -> None:
+    """Gradients stay where they are, so nothing is said of them."""
+    opt = captured(Modular(imagined, SkipSpike(), *headline(), compile=True))
+    with_grads(imagined)
+    losses = [torch.ones((), device="cuda:0") for _ in range(8)]
+
+    def train() -> None:
+        for loss in losses:
+            opt.report(loss=loss)
+            opt.step()
+
+    said = r"captured: losses lie elsewhere in each step, .*: report one tensor that every step"
+    with pytest.warns(UserWarning, match=said) as seen:
+        train()
+    assert len(seen) == 1
+    assert "gradients" not in str(seen[0].message)
+    assert made == []
+
+
+class Captured:
+    """A graph that notes nothing: what is launched meanwhile is launched."""
+
+    def replay(self) -> None: ...
+
+
+def test_what_a_graph_reads_goes_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a graph of the user nobody tells when it is gone, so what that reads is kept."""
+    known, like = tables.DeviceTables(), torch.zeros(1)
+    monkeypatch.setattr(captures, "TABLES", known)
+    monkeypatch.setattr(tables, "_capturing", lambda device: True)
+    for name, value in {
+        "CUDAGraph": Captured,
+        "Stream": lambda device: None,
+        "stream": lambda stream: nullcontext(),
+        "graph": lambda graph, **options: nullcontext(),
+    }.items():
+        monkeypatch.setattr(torch.cuda, name, value)
+    theirs = known.numbers([0.5], like)
+    found = list[Any]()
+
+    def step() -> None:
+        found.append(weakref.ref(known.numbers([0.25], like)))
+
+    replay = captures.capture(step, torch.device("cpu"))
+    assert found[0]() is not None
+    assert len(known.captured) == 1
+    assert known.captured[0] is theirs
+    del replay
+    gc.collect()
+    assert found[0]() is None
 
 
 def test_what_cannot_be_captured_is_a_sentence(imagined: list[Tensor]) -> None:

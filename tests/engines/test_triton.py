@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import builtins
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +17,21 @@ from torch.nn import Parameter
 from tests.engines.test_compiled import CHAINS, give, params_of, recording
 from tests.engines.test_operators import DTYPES, every_operator
 from tests.helpers import at_once
-from torchzero_clip import LR, Adam, ClipNorm, Modular, WeightDecay
-from torchzero_clip.audit import fake_cuda
+from torchzero_clip import (
+    LR,
+    AdaGC,
+    Adam,
+    AutoClip,
+    ClipNorm,
+    ClipNormByEMA,
+    Guard,
+    Modular,
+    SkipSpike,
+    Transform,
+    WeightDecay,
+    ZClip,
+)
+from torchzero_clip.audit import Ledger, fake_cuda, twin
 from torchzero_clip.core.norms import NAMED, SliceRows
 from torchzero_clip.core.private import fake_tensors
 from torchzero_clip.engines import Compiled
@@ -27,7 +40,14 @@ from torchzero_clip.engines.compiled.lists import nodes as nodes_of_lists
 from torchzero_clip.engines.compiled.printers import backends, launches, tables, triton
 from torchzero_clip.engines.compiled.printers.operators import over
 from torchzero_clip.engines.compiled.printers.program import Program
-from torchzero_clip.engines.compiled.printers.tables import CHUNK, ROW, DeviceTables, Ring
+from torchzero_clip.engines.compiled.printers.tables import (
+    CHUNK,
+    LONG,
+    ROW,
+    DeviceTables,
+    Ring,
+    span,
+)
 
 PAGE = Path(triton.__file__).with_name("kernel.py")
 CPU = torch.device("cpu")
@@ -100,8 +120,9 @@ def test_sums_begin_at_nothing_and_the_largest_goes_by_its_bits() -> None:
 
 def test_chunks_are_as_long_on_both_pages() -> None:
     text = PAGE.read_text()
-    for name, size in (("CHUNK", CHUNK), ("ROW", ROW)):
-        assert int(re.findall(rf"^{name} = tl.constexpr\((\d+)\)", text, re.M)[0]) == size
+    for name, size in (("CHUNK", CHUNK), ("ROW", ROW), ("LONG", LONG)):
+        said = re.findall(rf"^{name} = tl.constexpr\(([\d*]+)\)", text, re.M)[0]
+        assert eval(said) == size
     block = int(re.findall(r"^BLOCK = tl.constexpr\((\d+)\)", text, re.M)[0])
     assert CHUNK % block == 0
 
@@ -119,8 +140,8 @@ def at(*addresses: int) -> Buffer:
 def test_a_table_gives_each_chunk_a_tensor_and_aligned_ones_come_first() -> None:
     sizes = [CHUNK + 1, 5, 0, 2 * CHUNK]
     some, others = at(1600, 3204, 6400, 8000), at(16, 32, 48, 64)
-    table = DeviceTables().table([some, others], sizes)
-    assert table.addresses.tolist() == [1600, 3204, 6400, 8000, 16, 32, 48, 64]
+    addresses, table = DeviceTables().table([some, others], sizes)
+    assert addresses.tolist() == [1600, 3204, 6400, 8000, 16, 32, 48, 64]
     assert table.layout.view(2, 4).tolist() == [sizes, [0, 4, 2, 2]]
     assert table.chunks.view(-1, 2).tolist() == [[0, 0], [0, 1], [3, 0], [3, 1], [1, 0]]
     assert table.launches == [(True, 0, 4), (False, 4, 1)]
@@ -130,7 +151,7 @@ def test_a_table_gives_each_chunk_a_tensor_and_aligned_ones_come_first() -> None
 def test_a_table_of_slices_says_whose_they_are_and_where_they_begin() -> None:
     """Of two tensors: two slices of more than a chunk, and three of which not all are aligned."""
     rows = SliceRows(((2, 1), (3,)), ((1,), ()), (ROW + 1, 6), (2, 3), True)
-    table = DeviceTables().table([at(16, 32)], [2 * ROW + 2, 18], rows)
+    table = DeviceTables().table([at(16, 32)], [2 * ROW + 2, 18], rows)[1]
     tensors, places = [0, 0, 1, 1, 1], [0, ROW + 1, 0, 6, 12]
     layout = [[ROW + 1] * 2 + [6] * 3, [0, 2, 4, 5, 6], tensors, places]
     assert table.layout.view(4, 5).tolist() == layout
@@ -138,28 +159,60 @@ def test_a_table_of_slices_says_whose_they_are_and_where_they_begin() -> None:
     assert table.chunks.view(-1, 2).tolist() == chunks
     assert (table.launches, table.alone) == ([(False, 0, 7)], False)
     rows = SliceRows(((2, 1), (3,)), ((1,), ()), (2, 4), (2, 3), True)
-    table = DeviceTables().table([at(16, 32)], [4, 12], rows)
+    table = DeviceTables().table([at(16, 32)], [4, 12], rows)[1]
     assert table.launches == [(True, 0, 3), (False, 3, 2)], "the second has slices of 16 bytes"
     assert table.layout.view(4, 5)[1].tolist() == [3, 4, 0, 1, 2]
     assert table.alone
-    table = DeviceTables().table([at(16, 32)], [0, 12], rows)
+    table = DeviceTables().table([at(16, 32)], [0, 12], rows)[1]
     assert table.layout.view(4, 5)[0].tolist() == [0, 0, 4, 4, 4], "one tensor is left out"
     assert table.total == 3
 
 
 def test_a_table_of_aligned_tensors_is_one_launch() -> None:
-    assert DeviceTables().table([at(16, 32)], [3, 4]).launches == [(True, 0, 2)]
-    assert DeviceTables().table([at(17, 33)], [3, 4]).launches == [(False, 0, 2)]
-    assert DeviceTables().table([at(16, 32)], [0, 0]).launches == []
+    assert DeviceTables().table([at(16, 32)], [3, 4])[1].launches == [(True, 0, 2)]
+    assert DeviceTables().table([at(17, 33)], [3, 4])[1].launches == [(False, 0, 2)]
+    assert DeviceTables().table([at(16, 32)], [0, 0])[1].launches == []
 
 
 def test_more_than_2_to_the_31_entries_are_chunks_too() -> None:
-    size = 3 * 2**31 + 1
-    table = DeviceTables().table([at(16, 32)], [size, 1])
+    size = 32_100 * span(3 * 2**31, CHUNK) + 1
+    table = DeviceTables().table([at(16, 32)], [size, 1])[1]
     assert table.layout.tolist()[:2] == [size, 1]
-    tensor, chunk = table.chunks.view(-1, 2)[size // CHUNK].tolist()
-    assert (tensor, chunk * CHUNK) == (0, size - 1)
+    tensor, chunk = table.chunks.view(-1, 2)[-2].tolist()
+    assert (tensor, chunk * span(size, CHUNK)) == (0, size - 1)
     assert table.chunks.view(-1, 2)[-1].tolist() == [1, 0]
+
+
+def test_a_program_takes_more_of_a_long_tensor_so_that_its_parts_stay_few(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """At most LONG / CHUNK of them, whatever its size; of others nothing changes."""
+    size = 10 * LONG + 5
+    layout = DeviceTables().table([at(16, 32)], [size, CHUNK + 1])[1]
+    assert layout.total == -(-size // (11 * CHUNK)) + 2
+    assert layout.total - 2 <= LONG / CHUNK
+    assert layout.layout.tolist() == [size, CHUNK + 1, 0, layout.total - 2]
+    monkeypatch.setattr(tables, "LONG", 4 * ROW)
+    rows = SliceRows(((2,), (3,)), ((1,), ()), (4 * ROW, 6), (2, 3), True)
+    layout = DeviceTables().table([at(16, 32)], [8 * ROW, 18], rows)[1]
+    assert layout.layout.view(4, 5)[1].tolist() == [0, 2, 4, 5, 6]
+    assert layout.chunks.view(-1, 2)[:4].tolist() == [[0, 0], [0, 1], [1, 0], [1, 1]]
+
+
+def test_gradients_that_lie_elsewhere_send_their_addresses_alone(sent: list[Any]) -> None:
+    """A layout is one for sizes, and another only where others are at odd addresses."""
+    known, sizes = DeviceTables(), [3, 5000]
+    first = known.table([at(16, 32)], sizes)[1]
+    sent.clear()
+    for i in range(1, 4):
+        addresses, layout = known.table([at(16 + 512 * i, 32 + 512 * i)], sizes)
+        assert layout is first
+        assert sent.pop() == addresses.tolist() == [16 + 512 * i, 32 + 512 * i]
+        assert not sent
+    odd = known.table([at(20, 32)], sizes)[1]
+    assert odd.launches == [(True, 0, 2), (False, 2, 1)]
+    assert known.table([at(24, 4096)], sizes)[1] is odd
+    assert known.table([at(32, 24)], sizes)[1].launches == [(True, 0, 1), (False, 1, 2)]
 
 
 @pytest.fixture
@@ -183,12 +236,12 @@ def test_tables_and_numbers_are_sent_again_only_when_they_are_others(sent: list[
         for buffer in (some, others):
             known.table([buffer], [3, 4])
             known.numbers([0.5], buffer.tensors[0])
-    assert len(sent) == 3
+    assert len(sent) == 4, "the layout, two rows of addresses, and the number"
     some.addresses[0] = 48
-    assert known.table([some], [3, 4]).addresses[0] == 48
+    assert known.table([some], [3, 4])[0].tolist() == [48, 32]
     known.table([some], [3, 5])
     assert known.numbers([0.25], some.tensors[0]).tolist() == [0.25]
-    assert len(sent) == 6
+    assert len(sent) == 8
 
 
 def test_a_stream_does_not_take_what_another_may_still_be_sent(
@@ -224,9 +277,9 @@ def test_in_a_graph_that_is_captured_nothing_is_sent(
     assert known.numbers([0.5], like).tolist() == [0.5]
     assert not sent
     fresh = known.table([at(2**47 + 16, 32)], [3, 4])
-    assert fresh.addresses.tolist() == [2**47 + 16, 32]
+    assert fresh[0].tolist() == [2**47 + 16, 32]
     assert known.numbers([-0.1, 1e300], like).tolist() == [-0.1, 1e300]
-    assert len(known._captured) == 4, "a graph reads all of them whenever it runs"
+    assert len(known.captured) == 5, "a graph reads all of them whenever it runs, and a layout"
     monkeypatch.undo()
     assert known.table([at(2**47 + 16, 32)], [3, 4]) is not fresh, "its graph has not run"
 
@@ -300,6 +353,47 @@ def imagined(*sizes: int, dtype: torch.dtype = torch.float64) -> list[Tensor]:
         return [torch.empty(n, dtype=dtype) for n in sizes]
 
 
+SEVEN: dict[str, Callable[[], Sequence[Transform]]] = {
+    "ClipNorm": lambda: [ClipNorm(1.0, dim="global")],
+    "Guard": lambda: [Guard()],
+    "SkipSpike": lambda: [SkipSpike()],
+    "ZClip": lambda: [ZClip()],
+    "AutoClip": lambda: [AutoClip()],
+    "AdaGC": lambda: [AdaGC()],
+    "ClipNormByEMA": lambda: [ClipNormByEMA()],
+}
+
+
+@pytest.mark.parametrize("name", SEVEN)
+def test_gradients_elsewhere_in_each_step_take_a_copy_a_table_and_no_call(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As `zero_grad()` has them; a step is 3 to 10 calls, however many tensors there are."""
+    monkeypatch.setattr(backends.triton, "here", lambda: True)
+    monkeypatch.setattr(triton, "TABLES", DeviceTables())
+    chain = *SEVEN[name](), Adam(), WeightDecay(0.1), LR(0.1)
+    for count, rows in ((3, 40), (200, 40), (3, 300)):
+        with fake_cuda():
+            params = twin([torch.empty(rows, 50)] * count)
+            with Ledger():
+                opt = Modular(params, *chain, compile=True)
+            stay, moves, kept = list[Ledger](), list[Ledger](), list[Any]()
+            for found in (stay, moves):
+                for _ in range(5):
+                    if found is moves:
+                        kept.append([p.grad for p in params])  # so that others lie elsewhere
+                        for p in params:
+                            p.grad = torch.empty_like(p)
+                    with Ledger() as ledger:
+                        opt.step()
+                    found.append(ledger)
+        (*_, before), (*_, after) = stay, moves
+        programs = [request.name for request in after.requests].count("triton.program")
+        assert (before.calls, before.copies, before.reads) == (after.calls, [], after.reads)
+        assert 3 <= after.calls <= 10
+        assert (len(after.copies), after.reads) == (programs, [])
+
+
 def test_launches_on_tensors_without_values_are_counted_and_looked_at() -> None:
     parts, out = imagined(7, 3)
     (layout,) = imagined(6, dtype=torch.int64)
@@ -317,6 +411,31 @@ def test_launches_on_tensors_without_values_are_counted_and_looked_at() -> None:
             launches.launch(launches.JOINED, 3, *wrong, POWER=2)
     with pytest.raises(ValueError, match="shorter"):
         launches.launch(launches.JOINED, 3, parts, layout, POWER=2)
+
+
+@pytest.mark.parametrize("there", [True, False])
+def test_what_triton_has_compiled_is_launched_at_once(
+    there: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Once for each device and constant Triton looks at all arguments; without `run` each time."""
+    looked, started = list[Any](), list[Any]()
+
+    class Function:
+        def __getitem__(self, grid: Any) -> Any:
+            return lambda *given, **options: looked.append((grid, given, options))
+
+    def launcher(kernel: Any) -> Any:
+        return (lambda *given: started.append(given)) if there else None
+
+    kernel = launches.TritonKernel("joined", None, launches.JOINED.signature)
+    monkeypatch.setattr(kernel, "function", Function())
+    monkeypatch.setattr(launches, "launcher", launcher)
+    given = torch.zeros(1), 7
+    for power in (2, 2, 0, 2):
+        launches.launch(kernel, 5, *given, POWER=power)
+    assert looked[0] == ((5,), given, {"POWER": 2, **launches.OPTIONS})
+    assert [options["POWER"] for _, _, options in looked] == ([2, 0] if there else [2, 2, 0, 2])
+    assert started == ([(5, *given, 2), (5, *given, 2)] if there else [])
 
 
 def test_a_compiled_step_on_imagined_cuda_is_four_launches_and_takes_no_memory(

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import itertools
+from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any
 
@@ -42,9 +43,9 @@ from torchzero_clip.core.norms import NAMED
 from torchzero_clip.engines import Compiled
 from torchzero_clip.engines.buffers import Buffer
 from torchzero_clip.engines.compiled.lists import tape
-from torchzero_clip.engines.compiled.printers import launches, triton
+from torchzero_clip.engines.compiled.printers import launches, tables, triton
 from torchzero_clip.engines.compiled.printers.program import Launch, Program
-from torchzero_clip.engines.compiled.printers.tables import CHUNK, ROW, TABLES, AddressTable
+from torchzero_clip.engines.compiled.printers.tables import CHUNK, ROW, TABLES, Chunks, span
 
 pytestmark = [
     pytest.mark.triton,
@@ -154,14 +155,15 @@ def test_none_of_the_entries_is_no_launch() -> None:
 
 
 def test_entries_beyond_2_to_the_31_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The last chunk of a tensor that would take 40 GB, of which this memory is the end."""
-    size, memory = 10 * 2**30 + 5 * CHUNK + 17, torch.zeros(CHUNK + 17)
-    start = size - len(memory)
-    assert start % CHUNK == 0
-    real = TABLES.table([Buffer([memory])], [len(memory)])
-    chunks = torch.tensor([0, start // CHUNK, 0, start // CHUNK + 1], dtype=torch.int32)
-    layout = torch.tensor([size, 0])
-    table = AddressTable(real.addresses - 4 * start, layout, chunks, [(True, 0, 2)], 2)
+    """The last chunks of a tensor that would take 9 GB, of which this memory is the end."""
+    wide = span(2**31, CHUNK)
+    size, memory = 31_000 * wide + 17, torch.zeros(wide + 17)
+    assert size > 2**31
+    assert span(size, CHUNK) == wide
+    addresses, _ = TABLES.table([Buffer([memory])], [len(memory)])
+    moved = addresses - 4 * (size - len(memory))
+    chunks = torch.tensor([0, 30_999, 0, 31_000], dtype=torch.int32)
+    table = moved, Chunks(torch.tensor([size, 0]), chunks, [(True, 0, 2)], 2)
     monkeypatch.setattr(TABLES, "table", lambda *given: table)
     add_one([memory], [size])
     assert (memory == 1).all()
@@ -174,14 +176,16 @@ def test_elements_beyond_2_to_the_32_have_the_bits_of_cpp(monkeypatch: pytest.Mo
     nodes = (("load", (("buffer", 0),)), ("round", operands))
     dtypes = (torch.float32, torch.bfloat16)
     program = Program(nodes, ((1, 1),), None, dtypes, (torch.int32,) * 2, (), CPU)
-    far = 2**33 + 3 * CHUNK
-    vectors = [torch.tensor([n], dtype=torch.int32) for n in (5, 3 * CHUNK)]
+    wide = span(2**33, CHUNK)
+    far = 32_300 * wide
+    assert span(far + CHUNK, CHUNK) == wide
+    vectors = [torch.tensor([n], dtype=torch.int32) for n in (5, far - 2**33)]
     natively(Launch(program, [CHUNK], None, [Buffer([memory]), Buffer([out[0]])], [], vectors, []))
     near = [Buffer([memory]), Buffer([out[1]])]
-    real = TABLES.table(near, [CHUNK])
-    moved = real.addresses - far * torch.tensor([4, 2])
-    chunks = torch.tensor([0, far // CHUNK], dtype=torch.int32)
-    table = AddressTable(moved, torch.tensor([far + CHUNK, 0]), chunks, [(True, 0, 1)], 1)
+    addresses, _ = TABLES.table(near, [CHUNK])
+    moved = addresses - far * torch.tensor([4, 2])
+    chunks = torch.tensor([0, 32_300], dtype=torch.int32)
+    table = moved, Chunks(torch.tensor([far + CHUNK, 0]), chunks, [(True, 0, 1)], 1)
     monkeypatch.setattr(TABLES, "table", lambda *given: table)
     vectors[1] = torch.tensor([0], dtype=torch.int32)
     interpreted(Launch(program, [far + CHUNK], None, near, [], vectors, []))
@@ -227,6 +231,22 @@ def statistics_of(tensors: Sequence[Tensor], measure: Any) -> Tensor:
     out = interpreted(Launch(program, sizes, None, [Buffer(tensors)], [], [], []))
     assert out is not None
     return out
+
+
+def test_the_parts_of_a_long_tensor_are_joined(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its programs take more entries than those of others, whose statistics keep their bits."""
+    generator = torch.Generator().manual_seed(0)
+    tensors = [torch.randn(n, generator=generator) for n in (9 * CHUNK + 5, CHUNK + 7, 100)]
+    plain = [statistics_of([t], NAMED["l2"])[0, 0] for t in tensors]
+    from torchzero_clip.engines.compiled.printers import kernel
+
+    monkeypatch.setattr(tables, "LONG", 2 * CHUNK)
+    monkeypatch.setattr(kernel, "LONG", kernel.tl.constexpr(2 * CHUNK))
+    monkeypatch.setattr(TABLES, "_known", defaultdict(dict))
+    found = statistics_of(tensors, NAMED["l2"])[0]
+    assert found[1:].tolist() == [x.item() for x in plain[1:]]
+    torch.testing.assert_close(found[0], plain[0], rtol=1e-12, atol=0)
+    assert TABLES.table([Buffer(tensors)], [len(t) for t in tensors])[1].total == 2 + 2 + 1
 
 
 def test_a_statistic_has_the_same_bits_beside_whatever_it_is_measured() -> None:

@@ -1,6 +1,7 @@
 """Kernels in Triton as machine code for four generations of cards, on a machine without one.
 
-`make test-triton` runs these. ptxas and cuobjdump, which come with Triton, say what a kernel takes.
+`make test-triton` runs these. ptxas, cuobjdump and nvdisasm, which come with Triton, say what a
+kernel takes, and in what order.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import subprocess
 import tempfile
 import warnings
 from collections import Counter
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -35,6 +37,7 @@ from torchzero_clip import (
     Modular,
     SkipSpike,
     Transform,
+    WeightDecay,
     ZClip,
     named,
 )
@@ -49,13 +52,9 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning"),
 ]
 CARDS = (80, 90, 100, 120)
-REGISTERS = 128  # of 65,536: half of a card's threads at once, which is enough to wait for memory
-HEADLINE = 72  # of the kernel behind a clip with Adam, which has 28 bytes an entry to wait for
-
-SPILLED = 8
-"""Bytes of stack at most, which ptxas takes to keep to 64 or 72 registers: around the slow way of a
-division, in Adam behind a clip or a guard. With `maxnreg` none is needed, and the headline takes 72
-in the place of 64."""
+REGISTERS = 128  # of 65,536: a quarter of a card's threads, which is enough to wait for memory
+HEADLINE = 96  # of the kernel behind a clip with Adam, which has 28 bytes an entry to wait for
+ENTRIES = 8  # of each list, for a thread at a time
 
 
 def programs(
@@ -115,23 +114,75 @@ class Machine:
         signature = kernel.signature | dict.fromkeys(constants, "constexpr")
         places = {(names.index(name),): value for name, value in constants.items()}
         source = ASTSource(kernel.function, signature=signature, constexprs=places)
-        options = {"num_warps": launches.WARPS}
+        options = launches.OPTIONS | (launches.BOUND if kernel.name == "program" else {})
         made = compile(source, target=GPUTarget("cuda", card, 32), options=options)
-        self.accesses = Counter(re.findall(r"(?:ld|st)\.global[.\w:]*", made.asm["ptx"]))
+        self.name, self.shared, self.ptx = made.metadata.name, made.metadata.shared, made.asm["ptx"]
+        self.accesses = Counter(re.findall(r"(?:ld|st)\.global[.\w:]*", self.ptx))
         self.binary = made.asm["cubin"]
 
-    def resources(self) -> dict[str, int]:
-        """Registers a thread, and the bytes of its stack and of local memory."""
+    def _told(self, tool: str, *options: str) -> str:
         import triton
 
-        tool = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
+        path = Path(triton.__file__).parent / "backends/nvidia/bin" / tool
         with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
             file.write(self.binary)
             file.flush()
-            said = subprocess.run(
-                [str(tool), "-res-usage", file.name], capture_output=True, text=True, check=True
-            ).stdout
+            command = [str(path), *options, file.name]
+            return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+
+    def resources(self) -> dict[str, int]:
+        """Registers a thread, and the bytes of its stack and of local memory."""
+        said = self._told("cuobjdump", "-res-usage")
         return {name: int(n) for name, n in re.findall(r"(REG|STACK|LOCAL):(\d+)", said)}
+
+    def blocks(self) -> list[list[str]]:
+        """The instructions in order, in blocks that nothing leaves or enters."""
+        found: list[list[str]] = [[]]
+        for line in self._told("nvdisasm").splitlines():
+            said = re.search(r"/\*[0-9a-f]{4}\*/\s+(.*?)\s*;", line)
+            if said is not None:
+                found[-1].append(said[1])
+            if line.startswith(".L") or (said and LEAVES.search(said[1])):
+                found.append([])
+        return found
+
+
+LEAVES = re.compile(r"\b(BRA|CALL|RET|EXIT|BSSY|BSYNC|BAR|BREAK|WARPSYNC)\b")
+LABEL, JUMP = re.compile(r"^(\$\w+):"), re.compile(r"\bbra(?:\.uni)?\s+(\$\w+)")
+
+
+def in_loops(ptx: str) -> list[str]:
+    """The lines of a kernel that may be done more than once: from each a way leads back to it."""
+    lines = [line.strip() for line in ptx[ptx.index(".entry") :].splitlines()]
+    places = {found[1]: i for i, line in enumerate(lines) if (found := LABEL.match(line))}
+    after: list[list[int]] = []
+    for i, line in enumerate(lines):
+        jump = JUMP.search(line)
+        ends = line.startswith(("bra", "ret", "}"))
+        after.append(
+            [i + 1] * (not ends and i + 1 < len(lines)) + ([places[jump[1]]] if jump else [])
+        )
+
+    def leads_back(i: int) -> bool:
+        seen, left = set[int](), list(after[i])
+        while left:
+            now = left.pop()
+            if now == i:
+                return True
+            if now not in seen:
+                seen.add(now)
+                left += after[now]
+        return False
+
+    starts = [0, *sorted({*places.values()})]
+    looped = {i for i in starts if leads_back(i)}
+    ends = [*starts[1:], len(lines)]
+    return [x for i, end in zip(starts, ends, strict=True) if i in looped for x in lines[i:end]]
+
+
+def divides(lines: Sequence[str]) -> list[str]:
+    """Divisions of float64 among lines."""
+    return [line for line in lines if re.search(r"\b(div|rcp)\.\w+\.f64\b", line)]
 
 
 def kernel_of(program: Program) -> launches.TritonKernel:
@@ -147,45 +198,88 @@ def fits(machine: Machine, registers: int = REGISTERS, stack: int = 0) -> None:
     assert 0 < found["REG"] <= registers, found
 
 
-def wide(program: Program) -> int:
-    """How many accesses of 128 bits the entries of a thread take at least."""
+def accesses(program: Program, dtypes: Sequence[torch.dtype]) -> Counter[int]:
+    """How many accesses of how many bits the entries of a thread take.
+
+    Of the widest dtype they are of 128 bits, and of others of as many entries.
+    """
+    widest = max([dtype.itemsize for dtype in program.buffers])
+    found = Counter[int]()
+    for dtype in dtypes:
+        found[128 * dtype.itemsize // widest] += ENTRIES * widest // 16
+    return found
+
+
+def loaded(program: Program) -> list[torch.dtype]:
     touched = {operands[0][1] for name, operands in program.nodes if name == "load"}
-    ways = [program.buffers[i] for i in touched] + [program.buffers[i] for i, _ in program.stores]
-    return sum([max(1, 8 * dtype.itemsize // 16) for dtype in ways if dtype.itemsize > 1])
+    return [program.buffers[i] for i in touched]
 
 
 def access_is_wide(machine: Machine, program: Program) -> None:
     """In the branch of whole blocks; the other has one access an entry."""
     bits = {"b8": 8, "b16": 16, "b32": 32, "b64": 64}
-    found = 0
+    found = Counter[int]()
     for access, count in machine.accesses.items():
         many = re.search(r"\.v(\d)\.", access)
-        size = bits[access.rpartition(".")[2]]
-        found += count if many and int(many[1]) * size == 128 else 0
-    assert found >= wide(program), machine.accesses
+        found[bits[access.rpartition(".")[2]] * int(many[1] if many else 1)] += count
+    stored = [program.buffers[i] for i, _ in program.stores]
+    least = accesses(program, [*loaded(program), *stored])
+    assert all([found[size] >= n for size, n in least.items()]), (machine.accesses, least)
+
+
+def loads_at_once(machine: Machine, program: Program) -> None:
+    """All loads of whole blocks stand in a row, before whatever may branch: they are one wait."""
+    least = accesses(program, loaded(program))
+    for block in machine.blocks():
+        found = Counter[int]()
+        for line in block:
+            said = re.search(r"\bLDG\.E(?:\.U?(\d+))?", line)
+            if said is not None:
+                found[int(said[1] or 32)] += 1
+        if all([found[size] >= n for size, n in least.items()]):
+            return
+    raise AssertionError(f"no block loads {dict(least)}")
+
+
+def is_lean(machine: Machine, program: Program) -> None:
+    """It needs no shared memory where nothing is measured, and divides in no loop in float64."""
+    if program.measured is None:
+        assert machine.shared == 0, program
+        assert "bar.sync" not in machine.ptx
+    if torch.float64 not in program.buffers:
+        assert in_loops(machine.ptx), "each kernel has a loop over blocks"
+        assert not divides(in_loops(machine.ptx))
 
 
 @pytest.mark.parametrize("part", range(4))
 def test_kernels_of_the_contract_fit_every_card(part: int) -> None:
-    """No local memory, few registers, and loads of 128 bits where addresses allow it."""
+    """No stack, few registers, no shared memory but for sums, and wide loads of aligned tensors."""
     some = of_the_contract()[part::4]
     assert len(some) > 10
     for program in some:
         kernel = kernel_of(program)
         for card in CARDS:
             machine = Machine(kernel, card, ALIGNED=True)
-            fits(machine, stack=SPILLED)
+            fits(machine)
+            is_lean(machine, program)
             access_is_wide(machine, program)
         fits(Machine(kernel, CARDS[part], ALIGNED=False))
 
 
 @pytest.mark.parametrize("card", CARDS)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_the_headline_has_few_registers_in_every_dtype(dtype: torch.dtype, card: int) -> None:
-    for program in programs(*CHAINS["headline"](), dtype=dtype):
+def test_the_headline_waits_once_for_memory_and_has_few_registers_in_every_dtype(
+    dtype: torch.dtype, card: int
+) -> None:
+    chain = ClipNorm(1.0, dim="global"), Adam(), WeightDecay(0.1), LR(0.1)
+    found = programs(*chain, dtype=dtype)
+    for program in found:
         machine = Machine(kernel_of(program), card, ALIGNED=True)
-        fits(machine, HEADLINE if dtype == torch.float32 else REGISTERS)
+        fits(machine, REGISTERS if dtype == torch.float64 else HEADLINE)
+        is_lean(machine, program)
         access_is_wide(machine, program)
+        loads_at_once(machine, program)
+    assert found[-1].measured is None
 
 
 @pytest.mark.parametrize("card", CARDS)
@@ -193,7 +287,32 @@ def test_small_state_fits(card: int) -> None:
     for program in programs(ClipNorm(1.0), Adam(), LR(0.1), state_dtype="bfloat16"):
         machine = Machine(kernel_of(program), card, ALIGNED=True)
         fits(machine)
+        is_lean(machine, program)
         access_is_wide(machine, program)
+
+
+def test_a_kernel_has_a_name_that_says_what_it_does() -> None:
+    """In profilers; else all are called `kernel`."""
+    norm, rest = [Machine(kernel_of(x), 90, ALIGNED=True) for x in programs(*CHAINS["headline"]())]
+    assert norm.name == "torchzero_clip_measure"
+    assert rest.name == "torchzero_clip_over_lerp_mul_addcmul_sqrt_add_div_sub"
+    assert Machine(launches.JOINED, 90, POWER=2).name == "torchzero_clip_joined"
+
+
+LOOP = """.visible .entry kernel()
+{{
+  {before}
+$L__BB0_1:
+  {inside}
+  @%p1 bra $L__BB0_1;
+  ret;
+}}"""
+
+
+def test_a_division_in_a_loop_is_seen() -> None:
+    divided = "div.rn.f64 %fd1, %fd2, %fd3;"
+    for before, inside, found in ((divided, "", []), ("", divided, [divided])):
+        assert divides(in_loops(LOOP.format(before=before, inside=inside))) == found
 
 
 @pytest.mark.parametrize("card", CARDS)
@@ -226,7 +345,7 @@ def test_offsets_have_64_bits() -> None:
         signature=kernel.signature | {"ALIGNED": "constexpr"},
         constexprs={(names.index("ALIGNED"),): True},
     )
-    made = compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": launches.WARPS})
+    made = compile(source, target=GPUTarget("cuda", 90, 32), options=launches.OPTIONS)
     wide = [line for line in made.asm["ttir"].splitlines() if "arith.muli" in line]
     assert any(["i64" in line for line in wide]), made.asm["ttir"]
     moved = [

@@ -78,8 +78,15 @@ NAMES = {
     "_init_backend": Name("the mesh of an owner", "Sharded matrices raise a sentence."),
     "split_factor": Name("what FSDP splits after others", "A tensor split twice is an error."),
     "__dlpack_c_exchange_api__": Name("where tensors lie", "Slower: they are asked in turn."),
+    "triton.compiler.CompiledKernel.run": Name(
+        "launches of what Triton has compiled", "Slower: it looks at all arguments each time."
+    ),
 }
 """Every name, besides `_step_supports_amp_scaling`: torch's GradScaler asks optimizers for it."""
+
+
+RUN = ["kernel_metadata", "launch_metadata", "launch_enter_hook", "launch_exit_hook", "args"]
+"""The parameters of it behind the grid, the stream and the function."""
 
 
 class Missing(RuntimeError):
@@ -236,6 +243,27 @@ def mesh_of(device: str, rank: int) -> Any:
 def exchange_table() -> Any:
     """DLPack's table of functions in C, in a capsule; None where torch gives none."""
     return getattr(Tensor, "__dlpack_c_exchange_api__", None)
+
+
+def launcher(kernel: Any) -> Callable[..., None] | None:
+    """What launches a kernel that Triton has compiled on the current device, given how many
+    programs and all arguments; None where there is none, as in its interpreter.
+    """
+    run: Any = getattr(kernel, "run", None)
+    driver, knobs = map(_found, ("triton.runtime.driver", "triton.knobs"))
+    known = None not in (run, driver, knobs)
+    if not known or list(inspect.signature(run).parameters)[5:] != RUN:
+        return None
+    device, hooks = driver.active.get_current_device(), knobs.runtime
+
+    def start(programs: int, *given: Any) -> None:
+        place = programs, 1, 1, driver.active.get_current_stream(device)
+        around, told = (hooks.launch_enter_hook, hooks.launch_exit_hook), None
+        if any([getattr(hook, "calls", hook) for hook in around]):  # of a profiler
+            told = kernel.launch_metadata(place[:3], place[3], *given)
+        run(*place, kernel.function, kernel.packed_metadata, told, *around, *given)
+
+    return start
 
 
 def fake_mode(t: Tensor) -> Any:

@@ -231,7 +231,8 @@ class RecordedStep:
         self.notes.count_on(step.groups)
         changing = self.inputs.enter(grads, numbers, step.loss)
         try:
-            if self.native is None or not self.native(changing):
+            count = sum([len(buffer.tensors) for buffer in grads])
+            if self.native is None or not self.native(changing, count):
                 self.function(*self.inputs.leaves(changing))
         finally:
             self.inputs.leave()

@@ -92,10 +92,10 @@ class CompiledStep:
         in_order = [x.elements is None or x.elements.contiguous for x in self._launches]
         self._dense = all([b.contiguous for b in fixed]) and all(in_order)
 
-    def __call__(self, changing: Sequence[Tensor]) -> bool:
+    def __call__(self, changing: Sequence[Tensor], grads: int) -> bool:
         """Do the step, unless the gradients do not lie as programs need them.
 
-        `changing` stand for those that it was written down with.
+        `changing` stand for those that it was written down with; so many of them are gradients.
         """
         buffers = list(self._gradients.values())
         dense = self._dense and all([buffer.contiguous for buffer in buffers])
@@ -110,7 +110,8 @@ class CompiledStep:
         if self.capture is None:
             self._perform(changing)
         else:
-            where = self, tuple(addresses(changing) or ())
+            starts = addresses(changing) or []
+            where = self, starts[:grads], starts[grads:]
             self.capture(partial(self._perform, changing), changing[0].device, where)
         return True
 

@@ -72,6 +72,7 @@ CPP = Language(
     entry="{}[place]",
     stores="buffer{}[place] = {};",
     ratio="over_{}",
+    divisor="const divisor over_{0}({0});",
     loop="for (whole {0} = 0; {0} < {1}; ++{0}) {{",
     end=("}",),
     begins="{0} {1} = {2};",
@@ -130,8 +131,6 @@ def source(program: Program) -> str | None:
     if program.measured is not None:
         loop, how = MEASURED[program.measured[0]]
         lines.append(f"return {how}(v{program.measured[1]});")
-    ratios = ["{}{}".format(*row[1]) for name, row in program.nodes if name == "over"]
-    constants += [f"const divisor over_{x}({x});" for x in dict.fromkeys(ratios)]
     return SOURCE.format(
         constants="\n    ".join(constants),
         lines="\n        ".join(lines),

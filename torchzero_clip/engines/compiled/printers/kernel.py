@@ -8,6 +8,7 @@ import triton.language as tl
 
 CHUNK = tl.constexpr(4096)  # entries that a program of the grid takes, all of one tensor
 ROW = tl.constexpr(16384)  # the same where all are of one slice
+LONG = tl.constexpr(2**27)  # entries of a tensor, or a slice, with which they are more
 BLOCK = tl.constexpr(1024)  # entries that it takes at a time
 PARTS = tl.constexpr(2048)  # statistics of chunks that are joined at a time
 LANES = tl.constexpr(256)  # entries that a vector program takes at a time
@@ -119,12 +120,34 @@ def angle(y, x):
 
 
 @triton.jit
-def over(x, ratio):
-    """x / ratio for a ratio of any size: a product, and another where 1 / ratio is out of range."""
+def divisor(ratio):
+    """What `over` multiplies by: 1 / ratio as the sum of two numbers of float32, and in float64."""
+    ratio = ratio.to(tl.float64)
     size = tl.abs(ratio)
     half = tl.where(size > 1e290, 2.0**-512, tl.where(size < 1e-290, 2.0**512, 1.0))
     half = half.to(tl.float64)
-    return (x.to(tl.float64) * (1.0 / (ratio * half)) * half).to(x.dtype)
+    first = 1.0 / (ratio * half)
+    high = first.to(tl.float32)
+    return high, (first - high.to(tl.float64)).to(tl.float32), first, half
+
+
+@triton.jit
+def over(x, ratio):
+    """x / ratio for a ratio of any size, as `divisor` has it; float64 only where it is far from 1.
+
+    What is 0 keeps its sign, and what is infinite stays so: a sum with `low` might be another.
+    """
+    high, low, first, half = ratio
+    if x.dtype == tl.float64:
+        return x * first * half
+    else:
+        if (tl.abs(high) > 2.0**-100) & (tl.abs(high) < 2.0**100):
+            product = x * high
+            sum = tl.fma(x, high, x * low)
+            quotient = tl.where((product == 0) | is_infinite(product), product, sum)
+        else:
+            quotient = (x.to(tl.float64) * first * half).to(tl.float32)
+        return quotient
 
 
 # ---------------------------------------------------------------------- half precision
@@ -192,14 +215,28 @@ def largest_of(x):
 
 
 @triton.jit
-def joined(parts, layout, count, out, most, POWER: tl.constexpr):
+def span_of(size, most):
+    """How many entries of a tensor a program takes: more of a long one, whose parts stay few."""
+    return most * (1 + size // LONG)
+
+
+@triton.jit
+def part_of(size, chunk, most):
+    """Where a chunk of a tensor begins, and how many entries are left there."""
+    at = chunk * span_of(size, most)
+    return at, tl.minimum(size - at, span_of(size, most)).to(tl.int32)
+
+
+@triton.jit
+def torchzero_clip_joined(parts, layout, count, out, most, POWER: tl.constexpr):
     """The statistic of each tensor from those of its chunks, one after another: always the same.
 
-    POWER is 0 for the largest, otherwise the power whose root is taken; chunks have
-    `most` entries.
+    POWER is 0 for the largest, otherwise the power whose root is taken; chunks of tensors that are
+    not long have `most` entries.
     """
     tensor = tl.program_id(0)
-    chunks = (tl.load(layout + tensor) + most - 1) // most
+    size = tl.load(layout + tensor)
+    chunks = tl.cdiv(size, span_of(size, most))
     parts += tl.load(layout + count + tensor)
     lane = tl.arange(0, PARTS)
     total = tl.full((PARTS,), 0.0, tl.float64)

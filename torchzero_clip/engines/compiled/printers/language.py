@@ -15,6 +15,7 @@ import torch
 from torchzero_clip.core.norms import NAMED
 from torchzero_clip.engines.compiled.printers.operators import OPERATORS
 from torchzero_clip.engines.compiled.printers.program import NodeOperand, Program
+from torchzero_clip.engines.compiled.printers.tables import WIDE_LOADS
 from torchzero_clip.engines.compiled.printers.vectors import Number
 
 ENDINGS = {NAMED["l1"]: 1, NAMED["l2"]: 2, NAMED["linf"]: 0, NAMED["sum"]: 1}
@@ -76,6 +77,7 @@ class Language:
         entry: An entry of a list, for its name.
         stores: A statement that writes it, for which and what lies in memory then.
         ratio: What `over` divides by.
+        divisor: A statement that finds it, once for all entries of a tensor.
         loop, end: The head of a loop, for an index and how many there are, and what ends it.
         begins: A statement that names what entries join, for the word of its dtype, its name, the
             number that it begins as, and the shape of lanes.
@@ -100,6 +102,7 @@ class Language:
     entry: str
     stores: str
     ratio: str
+    divisor: str
     loop: str
     end: Sequence[str]
     begins: str
@@ -134,13 +137,18 @@ class Language:
         """A list program; None where it has dtypes or operators that only torch computes."""
         given: dict[NodeOperand, Named] = {("half", i): Named(str(i), torch.int32) for i in (0, 1)}
         shared, each = dict[str, str](), list[str]()
+        widest = max([dtype.itemsize for dtype in program.buffers])
         for kind, i, dtype in program.operands:
             if kind not in self.given or dtype not in self.given[kind][1]:
                 return None
-            name, text = f"{kind}{i}", self.given[kind][0].format(i, self.stored[dtype])
+            wide = WIDE_LOADS * dtype.itemsize // widest
+            name, text = f"{kind}{i}", self.given[kind][0].format(i, self.stored[dtype], wide)
             given[kind, i] = Named(name, dtype)
             shared[name] = text if kind == "buffer" else self.let(name, text, dtype)
-        for i, (name, operands) in enumerate(program.nodes):
+        ratios = ["{}{}".format(*row[1]) for name, row in program.nodes if name == "over"]
+        shared |= {self.ratio.format(x): self.divisor.format(x) for x in ratios}
+        lines = sorted(enumerate(program.nodes), key=lambda line: line[1][0] != "load")
+        for i, (name, operands) in lines:  # first all loads, which a card then waits for at once
             made = self._made(name, operands, given)
             if made is None:
                 return None

@@ -6,17 +6,21 @@ import hashlib
 import linecache
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from torchzero_clip.core.private import fake_mode
+from torchzero_clip.core.private import fake_mode, launcher
 from torchzero_clip.engines.compiled.printers.tables import on
 
-WARPS = 4
+OPTIONS: dict[str, Any] = {"num_warps": 4, "enable_fp_fusion": True}
+"""Of all kernels; Triton 3.9 warns where it is not said whether a product and a sum may be one."""
+BOUND = {} if torch.version.hip else {"maxnreg": 128}
+"""The registers of a thread of list programs: a quarter of a card's threads, which are enough to
+wait for memory. Else ptxas chooses fewer, and a stack. The compiler for AMD takes no bound."""
 POINTERS = {
     torch.float32: "*fp32",
     torch.float64: "*fp64",
@@ -43,6 +47,7 @@ class TritonKernel:
     text: str | None
     signature: dict[str, str]
     works: bool = False  # whether it has been launched
+    starts: dict[Any, Callable[..., None]] = field(default_factory=dict)  # by device and constants
 
     @cached_property
     def function(self) -> Any:
@@ -50,7 +55,7 @@ class TritonKernel:
         if self.text is None:
             from torchzero_clip.engines.compiled.printers import kernel
 
-            return getattr(kernel, self.name)
+            return getattr(kernel, f"torchzero_clip_{self.name}")
         digest = hashlib.sha256(self.text.encode()).hexdigest()[:24]  # of another text is another
         page = f"<torchzero_clip kernel {digest}>"
         lines = self.text.splitlines(keepends=True)
@@ -78,21 +83,28 @@ class KernelError(RuntimeError):
 def launch(kernel: TritonKernel, programs: int, *arguments: Any, **constants: Any) -> None:
     """Start so many programs of a kernel; every launch of ours passes here, and is counted.
 
-    On tensors without values the arguments are looked at, and nothing is computed.
+    The first of its arguments is a tensor. On tensors without values they are looked at, and
+    nothing is computed.
     """
     LAUNCHES[kernel.name] += 1
-    tensors = [x for x in arguments if isinstance(x, Tensor)]
-    with on(tensors[0].device):  # Triton takes the current device, wherever the tensors are
+    device, last = arguments[0].device, tuple(constants.values())
+    with on(device):  # Triton takes the current device, wherever the tensors are
         for seen in WATCHED:
             seen(kernel.name, (programs, *arguments))
-        if any([fake_mode(t) is not None for t in tensors]):
+        if fake_mode(arguments[0]) is not None:
             return _check(kernel, arguments)
+        if (start := kernel.starts.get((device, last))) is not None:
+            return start(programs, *arguments, *last)
         try:
-            kernel.function[(programs,)](*arguments, **constants, num_warps=WARPS)
+            bound = BOUND if kernel.name == "program" else {}
+            grid = kernel.function[(programs,)]
+            made = grid(*arguments, **constants, **OPTIONS, **bound)
         except Exception as error:
             if kernel.works or isinstance(error, torch.OutOfMemoryError):
                 raise
             raise KernelError(_said(error)) from error
+        if (start := launcher(made)) is not None:
+            kernel.starts[device, last] = start
     kernel.works = True
     return None
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import itertools
 import operator
 from array import array
+from collections import defaultdict
 from collections.abc import Callable, Hashable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import reduce
@@ -25,18 +26,19 @@ from torchzero_clip.engines.buffers import Buffer
 
 CHUNK = 4096  # entries that a program of the grid takes: kernel.py has the same
 ROW = 16384  # the same where they are of a slice
+LONG = 2**27  # entries of a tensor, or a slice, with which they are more
 WIDE_LOADS = 16  # bytes; addresses that are multiples of it can be read 128 bits at a time
+IS_ODD = bytes([n % WIDE_LOADS != 0 for n in range(256)])
 MOST = 64  # tables that are remembered, and lists of numbers
-PIECES = 8  # pieces of pinned memory before one is waited for
+PIECES = 64  # pieces of pinned memory before one is waited for: those of a dozen steps and more
 DTYPES = {"q": torch.int64, "d": torch.float64}
 T = TypeVar("T")
 
 
-class AddressTable(NamedTuple):
-    """The tensors of a launch, as kernels find them.
+class Chunks(NamedTuple):
+    """How tensors of some sizes are divided among programs, wherever they lie.
 
     Attributes:
-        addresses: A row of addresses for each buffer.
         layout: The size of each tensor, or of each slice, and in another row the first of its
             chunks. Of slices come two more rows: their tensors, and where they begin in these.
         chunks: For each program of the grid a tensor or a slice, and which of its chunks.
@@ -45,7 +47,6 @@ class AddressTable(NamedTuple):
         alone: Whether each tensor or slice is one chunk.
     """
 
-    addresses: Tensor
     layout: Tensor
     chunks: Tensor
     launches: list[tuple[bool, int, int]]
@@ -91,9 +92,9 @@ class DeviceTables:
 
     def __init__(self) -> None:
         self._rings: dict[torch.device, Ring] = {}
-        self._known: dict[str, dict[tuple[Hashable, int], Any]] = {"tables": {}, "numbers": {}}
-        self._captured: list[Any] = []  # what graphs read: nobody tells when they are gone
-        self._lock = RLock()  # a parameter may step in a thread of the backward pass
+        self._known = defaultdict[str, dict[tuple[Hashable, int], Any]](dict)
+        self.captured: list[Any] = []  # what graphs of others read: nobody tells when they go
+        self.lock = RLock()  # a parameter may step in a thread of the backward pass
 
     def numbers(self, numbers: Sequence[float], like: Tensor) -> Tensor:
         """Numbers as a vector on the device of a tensor."""
@@ -106,21 +107,33 @@ class DeviceTables:
 
     def send(self, numbers: Sequence[float], out: Tensor) -> None:
         """Write numbers into a vector on its device."""
-        with self._lock, on(out.device):
+        with self.lock, on(out.device):
             self._write(array("d", numbers), out)
 
     def table(
         self, buffers: Sequence[Buffer], sizes: Sequence[int], rows: SliceRows | None = None
-    ) -> AddressTable:
-        """The table of the first `sizes` entries of the tensors of some buffers, or of `rows`."""
+    ) -> tuple[Tensor, Chunks]:
+        """A row of addresses for each buffer, and the layout of these sizes, or rows."""
         like, lengths = buffers[0].tensors[0], array("q", sizes)
-        addresses = array("q")
+        addresses, count = array("q"), len(lengths)
         for buffer in buffers:
             addresses.frombytes(buffer.addresses.tobytes())
-        itemsizes = tuple([buffer.dtype.itemsize for buffer in buffers])
-        form = addresses.tobytes(), lengths.tobytes(), itemsizes, rows
-        given = addresses, lengths, like, rows, min(itemsizes)
-        return self._find("tables", form, like, lambda: self._made(*given))
+        step = min([buffer.dtype.itemsize for buffer in buffers])
+
+        def make() -> tuple[Tensor, Chunks]:
+            """Addresses are sent, as gradients lie elsewhere; sizes and alignment are known."""
+            starts = addresses[:]
+            if rows is not None:  # each slice begins where the one before it ends
+                starts += array("q", [n * step for n in rows.lengths])
+            last = starts.tobytes()[:: starts.itemsize]  # of each the lowest byte
+            each = [int.from_bytes(last[i : i + count], "big") for i in range(0, len(last), count)]
+            odd = reduce(operator.or_, each).to_bytes(count, "big").translate(IS_ODD)
+            form = odd, lengths.tobytes(), rows
+            layout = self._find("layouts", form, like, lambda: self._lay(odd, lengths, like, rows))
+            return self._sent(addresses, like), layout
+
+        form = addresses.tobytes(), lengths.tobytes(), step, rows
+        return self._find("tables", form, like, make)
 
     def _find(self, kind: str, form: Hashable, like: Tensor, make: Callable[[], T]) -> T:
         """What is known of a form, or what is made now; while a graph is captured it lasts.
@@ -128,12 +141,12 @@ class DeviceTables:
         A stream does not wait for what another one sends, but a capture begins when all is there.
         """
         key = form, like.device, fake_mode(like)
-        with self._lock, on(like.device):
+        with self.lock, on(like.device):
             known, stream = self._known[kind], _stream(like.device)
             if _capturing(like.device):
                 found = next((x for (k, _), x in known.items() if k == key), None)
-                self._captured.append(make() if found is None else found)
-                return self._captured[-1]
+                self.captured.append(make() if found is None else found)
+                return self.captured[-1]
             found = known.pop((key, stream), None)
             found = make() if found is None else found
             while len(known) >= MOST:
@@ -141,44 +154,33 @@ class DeviceTables:
             known[key, stream] = found
             return found
 
-    def _made(
-        self,
-        addresses: array[int],
-        sizes: array[int],
-        like: Tensor,
-        rows: SliceRows | None,
-        step: int,
-    ) -> AddressTable:
+    def _lay(self, odd: bytes, sizes: array[int], like: Tensor, rows: SliceRows | None) -> Chunks:
+        """The layout; a launch is of tensors that all begin at 16 bytes, or of the others."""
         count = len(sizes)
-        starts = [addresses[i : i + count] for i in range(0, len(addresses), count)]
         most, many, lengths = CHUNK, [1] * count, sizes
         if rows is not None:
             most, many = ROW, list(rows.counts)
             each = zip(rows.lengths, sizes, strict=True)
             lengths = array("q", [n if size else 0 for n, size in each])
-            # each begins where the one before it ends
-            starts.append(array("q", [n * step for n in rows.lengths]))
-        odd = [reduce(operator.or_, each) % WIDE_LOADS != 0 for each in zip(*starts, strict=True)]
-        chunks = [-(-n // most) * k for n, k in zip(lengths, many, strict=True)]
+        chunks = [-(-n // span(n, most)) * k for n, k in zip(lengths, many, strict=True)]
         order = sorted(range(count), key=odd.__getitem__)  # aligned ones first
         begins = itertools.accumulate([chunks[i] for i in order], initial=0)
         first = dict(zip(order, begins, strict=False))
         total = sum(chunks)
         aligned = sum([n for n, is_odd in zip(chunks, odd, strict=True) if not is_odd])
         launches = [(True, 0, aligned), (False, aligned, total - aligned)]
-        words = addresses + array("q", [*sizes, *[first[i] for i in range(count)], *order])
+        words = array("q", [*sizes, *[first[i] for i in range(count)], *order])
         if rows is not None:
             words += lengths + array("q", rows.counts)
         sent = self._sent(words, like)
-        n = len(addresses)
-        layout, turns, more = sent[n:].split([2 * count, count, len(sent) - n - 3 * count])
+        layout, turns, more = sent.split([2 * count, count, len(sent) - 3 * count])
         if rows is not None:
             layout = self._of_rows(layout[count:], more, rows)
             turns = layout.view(4, -1)[1].argsort(stable=True)
         which = self._chunks(layout, turns, total, most)
         used = [launch for launch in launches if launch[2]]
         alone = all([0 < n <= most for n in lengths])
-        return AddressTable(sent[:n], layout, which, used, total, alone)
+        return Chunks(layout, which, used, total, alone)
 
     def _of_rows(self, first: Tensor, sizes: Tensor, rows: SliceRows) -> Tensor:
         """The layout of slices, computed on the device from the first chunks of tensors."""
@@ -188,13 +190,13 @@ class DeviceTables:
         begin = counts.cumsum(0) - counts
         which = torch.arange(len(tensor), device=counts.device) - begin[tensor]
         length = lengths[tensor]
-        chunk = first[tensor] + which * ((length + (ROW - 1)) // ROW)
+        chunk = first[tensor] + which * ((length - 1) // span(length, ROW) + 1)
         return torch.cat([length, chunk, tensor, which * length])
 
     def _chunks(self, layout: Tensor, order: Tensor, total: int, most: int) -> Tensor:
         """For each chunk its tensor and which it is there, computed on the device."""
         sizes, first = layout.view(-1, len(order))[:2]
-        many = ((sizes + (most - 1)) // most)[order]
+        many = ((sizes - 1) // span(sizes, most) + 1)[order]
         tensor = torch.repeat_interleave(order, many, output_size=total)
         which = torch.arange(total, device=layout.device) - first[tensor]
         return torch.stack([tensor, which], dim=1).to(torch.int32).view(-1)
@@ -215,6 +217,11 @@ class DeviceTables:
         else:
             ring = self._rings.setdefault(out.device, Ring())
             ring.send(torch.frombuffer(words, dtype=out.dtype), out)
+
+
+def span(size: Any, most: int) -> Any:
+    """How many entries of a tensor of this size a program takes: `span_of` of kernel.py."""
+    return most * (1 + size // LONG)
 
 
 def on(device: torch.device) -> AbstractContextManager[Any]:

@@ -42,14 +42,14 @@ LARGEST = (
 )
 """Where the statistic of a chunk begins, how a block joins it, and it as a number."""
 BUFFER = """buffer{0} = tl.load(addresses + {0} * count + tensor){1} + at
-    buffer{0} = tl.multiple_of(buffer{0}, 16) if ALIGNED else buffer{0}"""
+    buffer{0} = tl.multiple_of(buffer{0}, {2}) if ALIGNED else buffer{0}"""
+"""Where a list begins in a chunk; all are read as many entries at a time, as few as the widest
+dtype has in 16 bytes: others would be brought into its order through shared memory."""
 TENSORS = """tensor = tl.load(chunks + 2 * program)
-    at = tl.load(chunks + 2 * program + 1).to(tl.int64) * CHUNK
-    left = tl.minimum(tl.load(layout + tensor) - at, CHUNK).to(tl.int32)"""
+    at, left = part_of(tl.load(layout + tensor), tl.load(chunks + 2 * program + 1), CHUNK)"""
 """Where the chunk of a tensor begins, and how many entries are left there."""
 ROWS = """row = tl.load(chunks + 2 * program)
-    at = tl.load(chunks + 2 * program + 1).to(tl.int64) * ROW
-    left = tl.minimum(tl.load(layout + row) - at, ROW).to(tl.int32)
+    at, left = part_of(tl.load(layout + row), tl.load(chunks + 2 * program + 1), ROW)
     tensor = tl.load(layout + 2 * width + row).to(tl.int32)
     at += tl.load(layout + 3 * width + row)"""
 """The same of a slice."""
@@ -64,7 +64,7 @@ import triton.language as tl
 from torchzero_clip.engines.compiled.printers.kernel import *
 
 {before}
-@triton.jit(do_not_specialize={names})
+@triton.jit(do_not_specialize={names}, repr=lambda _: "{title}")
 def kernel({arguments}):
     {body}
 """
@@ -133,7 +133,8 @@ TRITON = Language(
     cut="(bits_of({}) >> 16).to(tl.uint16)",
     entry="tl.load({} + lane, mask=mask, other=other)",
     stores="tl.store(buffer{} + lane, {}, mask=mask)",
-    ratio="{}.to(tl.float64)",
+    ratio="over_{}",
+    divisor="over_{0} = divisor({0})",
     double=True,
     loop="for {0} in range(0, {1}):",
     end=(),
@@ -174,13 +175,17 @@ def source(program: Program) -> str | None:
         rest=added.format(f"{call}False)"),
         end=end,
     )
-    return page(signature(program), body, before, ", ALIGNED: tl.constexpr")
+    does = [x for x, _ in program.nodes if x != "load"] + ["measure"] * bool(program.measured)
+    return page(does, signature(program), body, before, ", ALIGNED: tl.constexpr")
 
 
-def page(names: Mapping[str, str], body: str, before: str = "", last: str = "") -> str:
-    """A page with a kernel, of arguments and their types."""
+def page(
+    does: list[str], names: Mapping[str, str], body: str, before: str = "", last: str = ""
+) -> str:
+    """A page with a kernel, of arguments and their types; profilers call it by what it does."""
     arguments = ", ".join([f'{name}: "{kind}"' for name, kind in names.items()]) + last
-    return PAGE.format(before=before, names=[*names], arguments=arguments, body=body)
+    title = "_".join(["torchzero_clip", *dict.fromkeys(does)])[:64]
+    return PAGE.format(before=before, names=[*names], arguments=arguments, body=body, title=title)
 
 
 def signature(program: Program) -> dict[str, str]:
@@ -235,7 +240,7 @@ class TritonPrinter(Printer):
         kinds = {f"s{i}": POINTERS[self.memories[m].dtype] for i, m in changing}
         signature = {"p": "*i64", **kinds}
         first = [f"d = p + {len(self.pointers)}", "lane = tl.arange(0, LANES)"]
-        text = page(signature, "\n    ".join([*first, *head, *body]))
+        text = page(["vectors"], signature, "\n    ".join([*first, *head, *body]))
         return VectorKernel(text, signature, [m for _, m in changing], words)
 
     # ------------------------------------------------------------------ what the language says
@@ -307,21 +312,20 @@ class TritonCall:
     ) -> Tensor | None:
         """Run it for the first `sizes` entries of each tensor; returns the statistics, in `out`."""
         count, like = len(sizes), given.buffers[0].tensors[0]
-        table, width = TABLES.table(given.buffers, sizes, given.rows), given.width
+        (addresses, by), width = TABLES.table(given.buffers, sizes, given.rows), given.width
         numbers = TABLES.numbers(given.numbers or [0.0], like)
         parts, measured = list[Any](), self.program.measured
         if measured is not None:
             out = like.new_empty(1, width, dtype=torch.float64) if out is None else out
-            wide = out if table.alone else out.new_empty(max(table.total, 1))
-            parts = [wide, int(table.alone)]
+            wide = out if by.alone else out.new_empty(max(by.total, 1))
+            parts = [wide, int(by.alone)]
         rest = [*[width] * self.program.rows, numbers, *given.vectors, *given.scalars, *parts]
-        for aligned, skip, programs in table.launches:
-            tables = table.addresses, table.layout, table.chunks
-            launch(self.kernel, programs, *tables, count, skip, *rest, ALIGNED=aligned)
-        if measured is not None and not table.alone:
+        for aligned, skip, programs in by.launches:
+            launch(self.kernel, programs, addresses, *by[:2], count, skip, *rest, ALIGNED=aligned)
+        if measured is not None and not by.alone:
             most = CHUNK if given.rows is None else ROW
             power = ENDINGS[measured[0]]
-            launch(JOINED, width, parts[0], table.layout, width, out, most, POWER=power)
+            launch(JOINED, width, parts[0], by.layout, width, out, most, POWER=power)
         return out
 
 
