@@ -20,7 +20,18 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from tests.engines.test_replays import never_replayed, replays
 from tests.helpers import equal
 from tests.processes.apart import listened
-from torchzero_clip import LR, Adam, ClipNorm, Group, Modular, State, TensorList, Transform, ZClip
+from torchzero_clip import (
+    LR,
+    Adam,
+    ClipNorm,
+    Group,
+    Modular,
+    State,
+    TensorList,
+    Transform,
+    ZClip,
+    captured,
+)
 from torchzero_clip.core.sharding.collectives import exchange, gather, sum_
 from torchzero_clip.core.sharding.layout import local
 
@@ -234,17 +245,30 @@ def test_a_collective_that_nobody_takes_is_issued_all_the_same(mesh: Any) -> Non
 
 
 class Sums(Transform):
-    """u ← the sum of u over ranks, by a verb"""
+    """u ← 2u + the sum of 2u over ranks, by a verb"""
 
     pure = True
 
     def update(self, u: TensorList, state: State, group: Group) -> TensorList:
-        return TensorList([sum_(t.clone(), None) for t in u.tensors])
+        pairs = [(x, x.clone()) for x in [t * 2 for t in u.tensors]]
+        return TensorList([x + sum_(copy, None) for x, copy in pairs])
 
 
-def test_what_a_verb_writes_is_what_comes_after_it(mesh: Any) -> None:
+@pytest.mark.parametrize("backend", ["plain", "native"])
+def test_a_verb_writes_into_its_tensor_alone(
+    backend: str, mesh: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A copy that it takes is one, also where nobody else writes."""
+    monkeypatch.setattr(dist, "all_reduce", lambda x, group: x.mul_(2))  # of two ranks alike
     for chain in (lambda: [Sums(), LR(0.1)], lambda: [ZClip(warmup_steps=2), Sums(), LR(0.1)]):
-        Pair(mesh, chain).warm()
+        pair = Pair(mesh, chain)
+        for opt in pair.both:
+            opt.engine.backend = backend
+        pair.warm()
+        give(pair.fast, 0)
+        grads = [local(p.grad).clone() for p in params_of(pair.fast)]
+        pair.fast.step()
+        assert equal([local(p.grad) for p in params_of(pair.fast)], grads)
 
 
 class Talks(Transform):
@@ -287,6 +311,16 @@ def test_a_process_group_that_was_made_anew_is_found_by_its_name(mesh: Any) -> N
     start()
     init_device_mesh("cpu", (1,))
     assert pair.step()
+
+
+def test_what_waits_for_other_ranks_is_no_cuda_graph(mesh: Any) -> None:
+    stage = [Parameter(torch.ones(3))]
+    for opt in (
+        model(mesh, headline()),
+        Modular(stage, *headline(), compile=True, process_group=dist.group.WORLD),
+    ):
+        with pytest.raises(ValueError, match=r"captured: .* wait for other ranks"):
+            captured(opt)
 
 
 def test_stages_are_replayed_with_their_process_group(mesh: Any) -> None:

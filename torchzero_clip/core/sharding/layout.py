@@ -121,9 +121,7 @@ def aligned_grads(params: Sequence[Tensor]) -> list[Tensor | None]:
         for p in params:
             grad, placed = p.grad, placements(p)
             if grad is not None and placed is not None and placements(grad) != placed:
-                coming: Any = grad
-                coming = coming.redistribute(placements=placed)
-                p.grad = Layout(coming.device_mesh, placed, coming.shape).wrap(local(coming))
+                p.grad = grad.redistribute(placements=placed)  # type: ignore[attr-defined]
     return [p.grad for p in params]
 
 

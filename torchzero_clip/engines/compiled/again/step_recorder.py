@@ -169,10 +169,12 @@ class StepRecorder(TorchDispatchMode):
 
     # ------------------------------------------------------------------ what is one call
 
-    def call(self, function: Callable[..., Any], args: Any, out: Any, writes: bool = False) -> Any:
+    def call(
+        self, function: Callable[..., Any], args: Any, out: Any, writes: bool | str = False
+    ) -> Any:
         """Write down a function of ours with tensors among its arguments, and what it made.
 
-        One that `writes` is done whether or not somebody takes what it makes.
+        One that `writes`, what was there before or "what it takes", is done whoever takes that.
         """
         given = (self._input(function), *map(self._argument, args))
         node = self.graph.call_function(_done, given)
@@ -250,7 +252,8 @@ class _Functions(TorchFunctionMode):
         if not (form or is_one_operator(func)) or self.recorder._resting:
             return func(*args, **kwargs)
         if form is not None:
-            return self.recorder.call(func, args, self.recorder.imagined(form, *args), True)
+            out = self.recorder.imagined(form, *args)
+            return self.recorder.call(func, args, out, writes="what it takes")
         function = func.__wrapped__
         given = [t for t in tree_leaves(args) if isinstance(t, Tensor)]
         if not all([t.is_cpu for t in given]):
