@@ -29,7 +29,7 @@ def test_a_sharded_step_is_replayed_where_a_whole_one_is_and_to_the_bit_as_anew(
     n: int, length: str, dtype: str, settings: tuple[str, ...]
 ) -> None:
     command = "-m", "tests.processes.replayed", length, dtype, *settings
-    for out in on_ranks(n, *command, limit=600 if length == "every" else 120):
+    for out in on_ranks(n, *command, limit=1800 if length == "every" else 120):
         assert out == agreed(settings)
 
 
