@@ -24,12 +24,14 @@ from torchzero_clip import (
     LR,
     Adam,
     ClipNorm,
+    Clipper,
     Group,
     Modular,
     State,
     TensorList,
     Transform,
     ZClip,
+    attach,
     captured,
 )
 from torchzero_clip.core.sharding.collectives import exchange, gather, sum_
@@ -311,6 +313,31 @@ def test_a_process_group_that_was_made_anew_is_found_by_its_name(mesh: Any) -> N
     start()
     init_device_mesh("cpu", (1,))
     assert pair.step()
+
+
+def clipped(opt: Any, chain: Sequence[Transform], compile: bool) -> Any:
+    return Clipper(params_of(opt), *chain, compile=compile)
+
+
+def attached(opt: Any, chain: Sequence[Transform], compile: bool) -> Any:
+    return attach(opt, *chain, compile=compile)
+
+
+@pytest.mark.parametrize("make", [clipped, attached])
+def test_clippers_and_attached_rules_are_replayed_too(make: Any, mesh: Any) -> None:
+    found = []
+    for compile in (False, True):
+        sgd = torch.optim.SGD(params_of(model(mesh, [LR(1.0)])), lr=0.1)
+        rule = make(sgd, [ClipNorm(1.0, dim="global"), ClipNorm(0.5)], compile)
+        for seed in range(6):
+            give(sgd, seed)
+            if make is clipped:
+                rule.step()
+            sgd.step()
+        found.append([local(p.detach()) for p in params_of(sgd)])
+        assert not compile or "Steps are replayed" in rule.explain()
+    for a, b in zip(*found, strict=True):
+        torch.testing.assert_close(a, b)
 
 
 def test_what_waits_for_other_ranks_is_no_cuda_graph(mesh: Any) -> None:

@@ -20,7 +20,7 @@ def agreed(settings: tuple[str, ...]) -> str:
         *[
             pytest.param(n, "every", dtype, (setting,), marks=slow)
             for dtype in ("float32", "float64")
-            for n, setting in [(2, "fsdp"), (3, "fsdp"), (2, "tp"), (2, "partly"), (4, "both")]
+            for n, setting in [(2, "fsdp"), (3, "partly"), (2, "tp"), (2, "partly"), (4, "both")]
         ],
         pytest.param(4, "every", "float32", ("trained", "hsdp"), marks=slow),
     ],

@@ -25,16 +25,18 @@ def groups_of(mesh: Any, dims: Sequence[int]) -> list[Any]:
     return [mesh.get_group(d) for d in dims] or [torch.distributed.group.WORLD]
 
 
-@functools.lru_cache(maxsize=64)
 def coordinates_of(mesh: Any, dims: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
     """The coordinates on the mesh of those whose columns come, in order."""
-    if not dims:
-        return all_coordinates(mesh)
-    coordinates = [tuple(mesh.get_coordinate())]
+    return _along(mesh, dims, tuple(mesh.get_coordinate())) if dims else all_coordinates(mesh)
+
+
+@functools.lru_cache(maxsize=64)
+def _along(mesh: Any, dims: tuple[int, ...], here: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
+    coordinates = [here]
     for d, group in zip(dims, groups_of(mesh, dims), strict=True):
         with without_modes():
             rows = mesh.mesh.movedim(d, 0)
-            others = [c for i, c in enumerate(mesh.get_coordinate()) if i != d]
+            others = [c for i, c in enumerate(here) if i != d]
             line = rows[(slice(None), *others)].tolist()
         places = [line.index(rank) for rank in torch.distributed.get_process_group_ranks(group)]
         coordinates = [(*c[:d], place, *c[d + 1 :]) for place in places for c in coordinates]
