@@ -237,9 +237,10 @@ def on_ranks(ranks: int, arguments: Sequence[str]) -> Iterator[dict[str, Any]]:
         for rank in range(ranks)
     ]
     assert started[0].stdout is not None
-    for line in started[0].stdout:
-        if line.startswith("{"):
-            yield json.loads(line)
+    with started[0].stdout as lines:
+        for line in lines:
+            if line.startswith("{"):
+                yield json.loads(line)
     if any([run.wait() for run in started]):
         raise SystemExit(f"a rank of {ranks} failed")
 
