@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.distributed._functional_collectives import AsyncCollectiveTensor
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.tensor import DTensor, Shard
+from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 from torch.distributed.tensor.placement_types import _StridedShard
 
 import torchzero_clip
@@ -42,7 +42,7 @@ from torchzero_clip import (
     ZStat,
 )
 from torchzero_clip.core import private
-from torchzero_clip.core.sharding import held
+from torchzero_clip.core.sharding import held, layout
 from torchzero_clip.core.sharding.layout import Layout, local
 from torchzero_clip.engines.compiled.again import native_forms
 from torchzero_clip.engines.compiled.again.native_forms import forms_of
@@ -313,6 +313,43 @@ def test_kernels_of_a_triton_that_launches_otherwise_are_left_to_it() -> None:
 
     for kernel in (None, SimpleNamespace(), SimpleNamespace(run=run)):
         assert private.launcher(kernel) is None
+
+
+def test_parts_that_torch_does_not_name_are_asked_for_and_sharded_steps_done_anew(
+    monkeypatch: pytest.MonkeyPatch, alone: Any
+) -> None:
+    expected, opt = trained_in_parts(alone)
+    assert opt.engine.replays.count > 0
+    monkeypatch.setattr(layout, "parts", list)  # what there is without `_local_tensor`
+    params, opt = trained_in_parts(alone)
+    close(params, expected)
+    assert opt.engine.replays.count == 0
+    assert "which tensors hold the parts" in opt.explain()
+
+
+def test_ranks_that_cannot_be_named_are_asked_in_steps_done_anew(
+    monkeypatch: pytest.MonkeyPatch, alone: Any
+) -> None:
+    expected, _ = trained_in_parts(alone)
+    take_away(monkeypatch, "torch.distributed.distributed_c10d._resolve_process_group")
+    params, opt = trained_in_parts(alone)
+    close(params, expected)
+    assert opt.engine.replays.count == 0
+    assert "has no torch.distributed.distributed_c10d._resolve_process_group" in opt.explain()
+
+
+def trained_in_parts(mesh: Any) -> tuple[Named, Any]:
+    """A sharded model after some steps, and its optimizer."""
+    whole = {name: p.detach() for name, p in parameters().items() if p.dim()}
+    parts = {name: distribute_tensor(t, mesh, [Shard(0)]) for name, t in whole.items()}
+    params = {name: torch.nn.Parameter(t) for name, t in parts.items()}
+    opt = Modular(list(params.items()), ClipNorm(1.0, dim="global"), Adam(), LR(0.1), compile=True)
+    opt.engine = opt.engine.twin()
+    for _ in range(4):
+        for p in params.values():
+            p.grad = torch.ones_like(p)
+        opt.step()
+    return {name: local(p.detach()) for name, p in params.items()}, opt
 
 
 # --- a sentence

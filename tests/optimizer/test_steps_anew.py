@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
-import pytest
 import torch
 from torch import Tensor
-from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.tensor import Shard, distribute_tensor
 from torch.nn import Parameter
-from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from tests.helpers import at_once
 from torchzero_clip import (
@@ -268,24 +264,3 @@ def test_parameters_that_share_memory_are_named() -> None:
     memory = torch.randn(12)
     opt = Modular([Parameter(memory.view(4, 3)), Parameter(memory[:4])], BEFORE, compile=True)
     assert "share memory" in steps(opt)
-
-
-@pytest.fixture
-def mesh() -> Iterator[Any]:
-    """One rank of two; what it sends goes nowhere."""
-    torch.distributed.init_process_group("fake", rank=0, world_size=2, store=FakeStore())
-    yield init_device_mesh("cpu", (2,))
-    torch.distributed.destroy_process_group()
-
-
-def test_sharded_parameters_are_named_before_the_first_step_and_after(mesh: Any) -> None:
-    sharded = [Parameter(distribute_tensor(p.detach(), mesh, [Shard(0)])) for p in params()]
-    opt = Modular(sharded, Adam(), LR(0.1), compile=True)
-    before = opt.explain()
-    assert "2 parameters are sharded" in before
-    assert "leave compile out" in before
-    for _ in range(4):
-        for p in sharded:
-            p.grad = torch.ones_like(p)
-        opt.step()
-    assert opt.explain() == before

@@ -96,9 +96,16 @@ def free_port() -> int:
         return s.getsockname()[1]
 
 
-def on_ranks(n: int, *command: Any, limit: float = 60) -> list[str]:
+def compiled(command: tuple[Any, ...]) -> tuple[Any, ...]:
+    """`-m module *arguments`, with `compile=True` in every optimizer."""
+    assert command[0] == "-m"
+    return "-m", "tests.processes.compiled", *command[1:]
+
+
+def on_ranks(n: int, *command: Any, limit: float = 60, compile: bool = False) -> list[str]:
     """Run `python *command` on n ranks of one group, none of which may wait for ever; returns what
-    each printed."""
+    each printed. `compile`: with `compile=True` in every optimizer of a module."""
+    command = compiled(command) if compile else command
     group = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": str(n)}
     ranks = [Started(*command, **group, RANK=str(i), LOCAL_RANK=str(i)) for i in range(n)]
     try:

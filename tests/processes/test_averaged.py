@@ -9,16 +9,18 @@ import pytest
 from tests.processes.launch import on_ranks
 
 
-def ranks(n: int, *settings: str) -> list[str]:
+def ranks(n: int, *settings: str, compile: bool = False) -> list[str]:
     """What each of n processes printed."""
-    return on_ranks(n, "-m", "tests.processes.averaged", *settings, limit=120)
+    command = "-m", "tests.processes.averaged", *settings
+    return on_ranks(n, *command, limit=120, compile=compile)
 
 
+@pytest.mark.parametrize("compile", [False, pytest.param(True, marks=pytest.mark.slow)])
 @pytest.mark.parametrize(
     "setting", ["fsdp", *[pytest.param(x, marks=pytest.mark.slow) for x in ("tp", "behind")]]
 )
-def test_two_processes_average_as_one_does(setting: str) -> None:
-    assert ranks(2, setting) == [f"{setting}: 0 wrong\n"] * 2
+def test_two_processes_average_as_one_does(setting: str, compile: bool) -> None:
+    assert ranks(2, setting, compile=compile) == [f"{setting}: 0 wrong\n"] * 2
 
 
 @pytest.mark.slow

@@ -7,12 +7,13 @@ from tests.processes.launch import on_ranks
 CHECKPOINT = pytest.mark.xdist_group("owners")  # one worker makes the checkpoint
 
 
-def ranks(n, *checks):
+def ranks(n, *checks, compile=False):
     """Run checks on n processes; each prints that nothing was wrong."""
-    for out in on_ranks(n, "-m", "tests.processes.owners", *checks, limit=120):
+    for out in on_ranks(n, "-m", "tests.processes.owners", *checks, limit=120, compile=compile):
         assert out == "".join(f"{check}: 0 wrong\n" for check in checks)
 
 
+@pytest.mark.parametrize("compile", [False, pytest.param(True, marks=pytest.mark.slow)])
 @pytest.mark.parametrize(
     ("n", "checks"),
     [
@@ -20,8 +21,10 @@ def ranks(n, *checks):
         pytest.param(4, ("balance", "equal", "gathered"), marks=pytest.mark.slow),
     ],
 )
-def test_a_rank_does_its_share_with_two_collectives_a_shape_and_all_comes_out_as_on_one(n, checks):
-    ranks(n, *checks)
+def test_a_rank_does_its_share_with_two_collectives_a_shape_and_all_comes_out_as_on_one(
+    n, checks, compile
+):
+    ranks(n, *checks, compile=compile)
 
 
 @pytest.fixture(scope="module")

@@ -11,7 +11,7 @@ from torch import Tensor
 from torchzero_clip.core.engine import Formula, Group, State
 from torchzero_clip.core.link import Link
 from torchzero_clip.core.part import Part
-from torchzero_clip.core.sharding.layout import local, part_of, whole_of
+from torchzero_clip.core.sharding.layout import locals_of, part_of, whole_of
 from torchzero_clip.core.state import share_vectors
 from torchzero_clip.core.step import Step
 from torchzero_clip.core.stochastic import Rounding, mix_, prepare_draws
@@ -43,7 +43,7 @@ class Bucket:
         self.param_states = [{} if states is None else states[p] for p in params]
         step.new += [state for state in self.param_states if not state]
         if not part.plain:
-            params, grads = [local(p) for p in params], [local(g) for g in grads]
+            params, grads = locals_of(params), locals_of(grads)
         self.session = step.opened(step.opener.open(part.key, part.places, params, grads))
         self.origin: Origin = "gradient"
         self.numbers: dict[str, Tensor] = {}  # that the link keeps once, and the loss
@@ -135,7 +135,7 @@ class Bucket:
         rows, path = self.held(), self.bound.path
         roundings = self._roundings(rows) if self.bound.narrow else {}
         if self.part.sharded:
-            rows = {name: [local(t) for t in row] for name, row in rows.items()}
+            rows = {name: locals_of(row) for name, row in rows.items()}
         return {
             name: self.session.state(f"{path}/{name}", row, roundings.get(name))
             for name, row in rows.items()

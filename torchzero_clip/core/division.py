@@ -10,8 +10,10 @@ import torch
 from torch import Tensor
 
 from torchzero_clip.core import norms
+from torchzero_clip.core.norms.shards import Gathering, gatherings
 from torchzero_clip.core.norms.slices import SliceRows, rows_of
 from torchzero_clip.core.part import Part
+from torchzero_clip.core.private import fake_mode
 from torchzero_clip.core.stacks import batches
 from torchzero_clip.core.state import statistic_dtype
 from torchzero_clip.core.tensors import all_here
@@ -51,6 +53,7 @@ class Division:
         self.rows: dict[Part, SliceRows] = {}  # the slices
         self._known: dict[Hashable, Tensor] = {}
         self.vectors: list[Tensor] = []  # those, which are kept from step to step
+        self._gathered: list[Gathering] = []  # on the meshes of shards
         if scope is None or isinstance(scope, str):
             self._join(groups)
         else:
@@ -143,6 +146,14 @@ class Division:
             self._known[key] = made
             self.vectors.append(made)
         return self._known[key]
+
+    def gathered(self, like: Tensor) -> list[Gathering]:
+        """How the statistics of shards are gathered, planned once, on the device of a tensor."""
+        if not self._gathered:
+            self._gathered = gatherings(self.layouts, self.dims, like.device, fake_mode(like))
+            plans = [x.plan for x in self._gathered if x.plan is not None]
+            self.vectors += [t for plan in plans for t in (plan.columns, plan.entries)]
+        return self._gathered
 
     # ------------------------------------------------------------------ who the units are
 

@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
-from torchzero_clip.core.sharding.layout import Layout, layout_of
+from torchzero_clip.core.sharding.layout import Layout, layout_of, placements
 from torchzero_clip.core.stacks import batches
 from torchzero_clip.core.state import state_dtype
 from torchzero_clip.core.stochastic import Elements, keys_of
@@ -44,7 +44,9 @@ class Part:
         self.index, self.places, self.names = index, list(places), list(names)
         self.originals, self.plain = list(params), all_plain(params)
         self.layouts: list[Layout | None] = list(map(layout_of, params))
-        self.sharded = any(self.layouts)
+        self.sharded, self._placed = any(self.layouts), list(map(placements, params))
+        rows = zip(params, self.layouts, strict=True)
+        self._known = self.plain or all([layout or all_plain([p]) for p, layout in rows])
         self.device, self.dtype, self.grad_dtype = params[0].device, params[0].dtype, grad_dtype
         self.state_dtype = state_dtype(params[0])
         self.shapes = [p.shape for p in params]
@@ -79,8 +81,9 @@ class Part:
         named = group.get("param_names") or [None] * len(group["params"])
         params, grads, names = map(self.of, (group["params"], grads, named))
         return (
-            self.plain
+            self._known
             and self.names == names
+            and (self.plain or self._placed == list(map(placements, params)))
             and all(map(operator.is_, params, self.originals))
             and all(map(operator.eq, map(SHAPE, params), self.shapes))
             and all(map(operator.eq, map(SHAPE, grads), self.shapes))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, TypeVar, cast
@@ -27,6 +27,7 @@ class Name(NamedTuple):
 
 
 ANEW = "Steps are done anew, and `opt.engine.replays.why` says so."
+SHARDED = "Sharded steps are done anew, and `opt.engine.replays.why` says so."
 NEITHER = f"{ANEW} `explain()` raises a sentence."
 AUDITS = Name("having torch take fake tensors for its own", "Audits see a tensor after the other.")
 NAMES = {
@@ -76,6 +77,10 @@ NAMES = {
     "torch.optim.optimizer._foreach_supported_types": AUDITS,
     "torch.utils._foreach_utils._foreach_supported_types": AUDITS,
     "_init_backend": Name("the mesh of an owner", "Sharded matrices raise a sentence."),
+    "_local_tensor": Name("the parts here of sharded tensors", f"Slower. {SHARDED}"),
+    "torch.distributed.distributed_c10d._resolve_process_group": Name(
+        "naming ranks that talk in a step", SHARDED
+    ),
     "split_factor": Name("what FSDP splits after others", "A tensor split twice is an error."),
     "__dlpack_c_exchange_api__": Name("where tensors lie", "Slower: they are asked in turn."),
     "triton.compiler.CompiledKernel.run": Name(
@@ -238,6 +243,24 @@ def mesh_of(device: str, rank: int) -> Any:
         _refuse("_init_backend")
     with without_modes():
         return DeviceMesh(device, [rank], _init_backend=False)
+
+
+def parts(tensors: Iterable[Any]) -> list[Any]:
+    """The parts here of sharded tensors, which may be on their way; others are all here."""
+    return [getattr(t, "_local_tensor", t) for t in tensors]
+
+
+def group_named(name: str) -> Any:
+    """The process group that has this name now."""
+    return _needed("torch.distributed.distributed_c10d._resolve_process_group")(name)
+
+
+def name_of(x: Any) -> Any:
+    """The name of a process group; anything else as it is."""
+    if not hasattr(x, "group_name"):
+        return x
+    _needed("torch.distributed.distributed_c10d._resolve_process_group")
+    return x.group_name
 
 
 def exchange_table() -> Any:

@@ -13,7 +13,7 @@ from torchzero_clip.core.engine import Engine, Session
 from torchzero_clip.core.gradients import StepGradients
 from torchzero_clip.core.notes import UNHEARD, Notes
 from torchzero_clip.core.part import Part, Roster
-from torchzero_clip.core.sharding.ranks import gather
+from torchzero_clip.core.sharding.collectives import gather
 from torchzero_clip.core.skip import Skip, Skipped
 from torchzero_clip.core.stochastic import SEED, STEP
 from torchzero_clip.core.tensors import wide

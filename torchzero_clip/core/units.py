@@ -316,7 +316,7 @@ class Units(Cells):
         lengths = [1] * stats.shape[1]
         if division.lengths is not None:
             lengths = [part.shape[1] for part in parts]
-        return merge_shards(stats, lengths, division.layouts, division.dims, m)
+        return merge_shards(stats, lengths, division.gathered(stats), m)
 
     def _norms(self, stats: Tensor) -> Tensor:
         """The norms of units from the statistics of tensors or slices."""

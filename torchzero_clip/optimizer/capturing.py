@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TypeVar
 
+from torchzero_clip.core.tensors import is_sharded
 from torchzero_clip.optimizer.explain import unrepeated
 from torchzero_clip.optimizer.modular import Modular
 
@@ -32,6 +33,11 @@ def captured(opt: M) -> M:
         raise TypeError(f"captured takes a Modular, got {type(opt).__name__}")
     if why := "; ".join(unrepeated(opt)):
         raise ValueError(f"captured: steps of this optimizer are never done again: {why}")
-    devices = {p.device for group in opt.param_groups for p in group["params"]}
-    opt.engine.capture(devices)
+    params = [p for group in opt.param_groups for p in group["params"]]
+    if opt.process_group is not None or any(map(is_sharded, params)):
+        raise ValueError(
+            "captured: steps of sharded parameters, and of stages with a process_group, wait for "
+            "other ranks, which no graph of one GPU does: leave captured out, they are replayed"
+        )
+    opt.engine.capture({p.device for p in params})
     return opt

@@ -15,7 +15,6 @@ from torchzero_clip.core.link import Link
 from torchzero_clip.core.private import TorchDispatchMode, schema, tree_leaves
 from torchzero_clip.core.sharding.layout import layout_of
 from torchzero_clip.core.sharding.owners import route
-from torchzero_clip.core.tensors import is_sharded
 from torchzero_clip.core.transform import TensorwiseTransform, averages
 from torchzero_clip.optimizer import branches
 from torchzero_clip.optimizer.averages import params_of
@@ -133,14 +132,8 @@ def explain(optimizer: Any, make: Callable[..., Any], each: bool = False) -> str
 
 def unrepeated(optimizer: Any) -> list[str]:
     """The reasons why steps are never done again, whatever the links are, with ways out."""
-    sharded = sum(map(is_sharded, params_of(optimizer)))
     way = f"rounding={optimizer.rounding!r}: take 'nearest', or leave compile out"
-    told = [] if optimizer.rounding == "nearest" else [way]
-    if optimizer.process_group is not None:
-        told.append("ranks of a process_group talk in each step: leave compile out")
-    if sharded:
-        told.append(f"{sharded} parameters are sharded: leave compile out")
-    return told
+    return [] if optimizer.rounding == "nearest" else [way]
 
 
 def _watch(twin: Any, parts: list[Traffic]) -> Any:

@@ -181,8 +181,7 @@ class Modular(Optimizer):
             if self._seen_dtypes:  # before the first step there is no state, or it was checked
                 self.layout.check_dtypes(self.param_groups, self.state)
             self._seen_dtypes = dtypes
-        alone = self.process_group is None and self.rounding == "nearest"
-        kind = self._measures if alone else None
+        kind = (self._measures, self.process_group) if self.rounding == "nearest" else None
         return Step(self.param_groups, self.state, {}, self.engine, *more, kind)
 
     def report(self, *, loss: Tensor | float) -> None:

@@ -10,6 +10,10 @@ from torch import Tensor
 from torchzero_clip.core import Step
 from torchzero_clip.core.engine import Engine, Records, Session, Through, Watch
 
+ANEW = (
+    "gradients are released: autograd chooses which parameter steps next, each by its own kernels"
+)
+
 
 class OneAtATime:
     """An engine for one tensor at a time: the next takes over the memory that is kept for it."""
@@ -52,4 +56,4 @@ class OneAtATime:
         self.engine.capture(devices)
 
     def says(self, besides: Sequence[str]) -> list[str]:
-        return self.engine.says(besides)
+        return self.engine.says([*besides, ANEW])

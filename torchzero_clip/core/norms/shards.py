@@ -15,9 +15,10 @@ import torch
 from torch import Tensor
 
 from torchzero_clip.core.norms.measures import Measure, merge
-from torchzero_clip.core.private import fake_mode, without_modes
+from torchzero_clip.core.private import without_modes
+from torchzero_clip.core.sharding.collectives import gather
 from torchzero_clip.core.sharding.layout import Layout
-from torchzero_clip.core.sharding.ranks import gather, ranks_of
+from torchzero_clip.core.sharding.ranks import coordinates_of, dims_of, groups_of
 from torchzero_clip.core.stacks import batches, in_order
 
 Dims = tuple[int, ...]
@@ -32,40 +33,70 @@ class Plan(NamedTuple):
     lengths: tuple[int, ...]  # units of each tensor
 
 
+class Gathering(NamedTuple):
+    """What is gathered at once: the tensors on one mesh; those on none, which are whole here, have
+    no plan.
+    """
+
+    where: list[int]  # the places of the tensors
+    mesh: Any
+    dims: tuple[int, ...]  # of the mesh
+    plan: Plan | None
+
+    def merged(self, mine: Tensor, m: Measure) -> Tensor:
+        """Statistics of whole units from those of the parts here."""
+        if self.plan is None:
+            return mine
+        every = _gather(mine, groups_of(self.mesh, self.dims), self.plan.width)
+        return merge(every[:, self.plan.columns], self.plan.entries.to(mine.dtype), m)
+
+
+def gatherings(
+    layouts: Sequence[Layout | None], dims: Sequence[Dims | None], device: torch.device, world: Any
+) -> list[Gathering]:
+    """How statistics are gathered, for each mesh.
+
+    Args:
+        layouts: Of each tensor.
+        dims: What a unit is of each tensor: its slices along these dims, or (None) all of it.
+        device, world: Where the statistics are: see `_plan`.
+    """
+    meshes = [layout.mesh if layout and layout.split else None for layout in layouts]
+
+    def on(some: list[int]) -> Gathering:
+        if meshes[some[0]] is None:
+            return Gathering(some, None, (), None)
+        alike: Any = tuple([layouts[i] for i in some])
+        mesh, over, along = meshes[some[0]], dims_of(alike), tuple([dims[i] for i in some])
+        plan = _plan(alike, along, coordinates_of(mesh, over), device, world)
+        return Gathering(some, mesh, over, plan)
+
+    return list(map(on, batches(meshes)))
+
+
 def merge_shards(
-    stats: Tensor,
-    lengths: Sequence[int],
-    layouts: Sequence[Layout | None],
-    dims: Sequence[Dims | None],
-    m: Measure,
+    stats: Tensor, lengths: Sequence[int], every: Sequence[Gathering], m: Measure
 ) -> Tensor:
     """Statistics of whole units from those of the parts here: one collective for each mesh.
 
     Args:
         stats: A column for each unit here.
         lengths: How many columns each tensor has.
-        layouts: Of each tensor.
-        dims: What a unit is of each tensor: its slices along these dims, or (None) all of it.
+        every: How they are gathered.
         m: What was measured.
     """
-    meshes = [layout.mesh if layout and layout.split else None for layout in layouts]
-    if all([mesh is None for mesh in meshes]):
-        return stats
-    pieces = stats.split(list(lengths), dim=1)
+    if len(every) == 1:
+        return every[0].merged(stats, m)
+    pieces, of = stats.split(list(lengths), dim=1), {x.where[0]: x for x in every}
 
     def merged(some: list[int]) -> Sequence[Tensor]:
-        mine = [pieces[i] for i in some]
-        if meshes[some[0]] is None:
-            return mine
-        alike: Any = tuple([layouts[i] for i in some])
-        groups, coordinates = ranks_of(alike)
-        along = tuple([dims[i] for i in some])
-        plan = _plan(alike, along, coordinates, stats.device, fake_mode(stats))
-        every = _gather(torch.cat(mine, dim=1), groups, plan.width)
-        whole = merge(every[:, plan.columns], plan.entries.to(stats.dtype), m)
-        return whole.split(plan.lengths, dim=1)
+        here, gathering = [pieces[i] for i in some], of[some[0]]
+        if gathering.plan is None:
+            return here
+        whole = gathering.merged(torch.cat(here, dim=1), m)
+        return whole.split(gathering.plan.lengths, dim=1)
 
-    return torch.cat(in_order(batches(meshes), merged), dim=1)
+    return torch.cat(in_order([x.where for x in every], merged), dim=1)
 
 
 def across(
@@ -85,8 +116,8 @@ def across(
 
 def _gather(mine: Tensor, groups: Sequence[Any], width: int) -> Tensor:
     """The columns of all ranks side by side, and a last one of zeros."""
-    rows = len(mine)
-    sent = torch.nn.functional.pad(mine, (0, width - mine.shape[1]))
+    rows, missing = len(mine), width - mine.shape[1]
+    sent = torch.nn.functional.pad(mine, (0, missing)) if missing else mine
     for group in groups:
         sent = gather(sent, group)
     every = sent.view(-1, rows, width).transpose(0, 1).reshape(rows, -1)

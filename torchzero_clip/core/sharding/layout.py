@@ -10,7 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torchzero_clip.core.private import is_flat, is_strided
+from torchzero_clip.core.private import is_flat, is_strided, parts
+from torchzero_clip.core.sharding.collectives import sum_
 from torchzero_clip.core.tensors import all_plain, is_sharded
 
 
@@ -64,7 +65,7 @@ class Layout:
         out = part.new_zeros(self.shape)
         self.part(out).copy_(part)
         for d in sorted(self.split):
-            torch.distributed.all_reduce(out, group=self.mesh.get_group(d))
+            out = sum_(out, self.mesh.get_group(d))
         return out
 
 
@@ -78,11 +79,22 @@ def layout_of(tensor: Tensor) -> Layout | None:
 
 def local(tensor: Tensor) -> Tensor:
     """The part of a DTensor that is here, in its own memory; a plain tensor is all here."""
-    if not is_sharded(tensor):
-        return tensor
-    with torch.no_grad():
-        part: Any = tensor.to_local()  # type: ignore[attr-defined]
+    (part,) = parts([tensor])
+    if is_sharded(part):
+        with torch.no_grad():
+            part = part.to_local()
     return part.wait() if hasattr(part, "wait") else part  # it may be on its way here
+
+
+def placements(tensor: Tensor) -> Any:
+    """How a DTensor lies on its mesh; None of a plain tensor."""
+    return getattr(tensor, "placements", None)
+
+
+def locals_of(tensors: Sequence[Tensor]) -> list[Tensor]:
+    """The parts of tensors that are here."""
+    found = parts(tensors)
+    return found if all_plain(found) else list(map(local, tensors))
 
 
 def whole_of(part: Tensor, layout: Layout | None) -> Tensor:
@@ -107,9 +119,9 @@ def aligned_grads(params: Sequence[Tensor]) -> list[Tensor | None]:
     """
     if not all_plain(params):
         for p in params:
-            grad: Any = p.grad
-            if grad is not None and is_sharded(p) and grad.placements != p.placements:  # type: ignore[attr-defined]
-                p.grad = grad.redistribute(placements=p.placements)  # type: ignore[attr-defined]
+            grad, placed = p.grad, placements(p)
+            if grad is not None and placed is not None and placements(grad) != placed:
+                p.grad = grad.redistribute(placements=placed)  # type: ignore[attr-defined]
     return [p.grad for p in params]
 
 

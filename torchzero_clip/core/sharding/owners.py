@@ -16,8 +16,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from torchzero_clip.core.sharding.collectives import exchange
 from torchzero_clip.core.sharding.layout import Layout, part_of, whole_of
-from torchzero_clip.core.sharding.ranks import all_coordinates, ranks_of
+from torchzero_clip.core.sharding.ranks import all_coordinates, coordinates_of, dims_of, groups_of
 from torchzero_clip.core.stacks import batches, in_order
 
 Coordinates = tuple[tuple[int, ...], ...]
@@ -109,8 +110,8 @@ def route(layout: Layout) -> tuple[Any, Coordinates]:
         return torch.distributed.group.WORLD, every
     if len(layout.split) != 1:
         return None, ()
-    groups, coordinates = ranks_of([layout])
-    return groups[0], coordinates
+    dims = dims_of([layout])
+    return groups_of(layout.mesh, dims)[0], coordinates_of(layout.mesh, dims)
 
 
 class Exchange:
@@ -169,11 +170,8 @@ class Exchange:
         """What each rank has sent here, as pieces of these sizes."""
         flat = [t.reshape(-1) for some in sent for t in some]
         data = torch.cat(flat) if flat else like.new_empty(0)
-        out = data.new_empty(sum(map(sum, sizes)))
         counts = [sum([t.numel() for t in some]) for some in sent]
-        torch.distributed.all_to_all_single(
-            out, data, [sum(some) for some in sizes], counts, group=self.group
-        )
+        out = exchange(data, self.group, list(map(sum, sizes)), counts)
         pieces = iter(out.split([n for some in sizes for n in some]))
         return [[next(pieces) for _ in some] for some in sizes]
 

@@ -1,4 +1,4 @@
-"""Ranks: the processes that hold the parts of a tensor, and what is gathered from them."""
+"""Ranks: the processes that hold the parts of a tensor."""
 
 from __future__ import annotations
 
@@ -7,37 +7,40 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from torchzero_clip.core.private import without_modes
 from torchzero_clip.core.sharding.layout import Layout
 
 
-def gather(column: Tensor, group: Any) -> Tensor:
-    """The tensors of one shape that the ranks of a group hold, stacked."""
-    distributed: Any = torch.distributed
-    collect = getattr(distributed, "all_gather_single", distributed.all_gather_into_tensor)
-    out = column.new_empty(distributed.get_world_size(group) * column.numel())
-    collect(out, column.reshape(-1), group=group)
-    return out.view(-1, *column.shape)
-
-
-def ranks_of(layouts: Sequence[Layout]) -> tuple[list[Any], tuple[tuple[int, ...], ...]]:
-    """The process groups to gather over, one after another, and whose columns come, in order."""
-    distributed, mesh = torch.distributed, layouts[0].mesh
+def dims_of(layouts: Sequence[Layout]) -> tuple[int, ...]:
+    """The dims of their mesh that tensors are gathered over, one after another; none where all
+    ranks are on it, and are asked at once.
+    """
     dims = sorted(frozenset().union(*[layout.split for layout in layouts]))
-    if len(dims) > 1 and (every := all_coordinates(mesh)):
-        return [distributed.group.WORLD], every
-    groups = [mesh.get_group(d) for d in dims]
-    coordinates = [tuple(mesh.get_coordinate())]
-    for d, group in zip(dims, groups, strict=True):
+    return () if len(dims) > 1 and all_coordinates(layouts[0].mesh) else tuple(dims)
+
+
+def groups_of(mesh: Any, dims: Sequence[int]) -> list[Any]:
+    """The process groups along these dims of a mesh, which may be others than before."""
+    return [mesh.get_group(d) for d in dims] or [torch.distributed.group.WORLD]
+
+
+def coordinates_of(mesh: Any, dims: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
+    """The coordinates on the mesh of those whose columns come, in order."""
+    return _along(mesh, dims, tuple(mesh.get_coordinate())) if dims else all_coordinates(mesh)
+
+
+@functools.lru_cache(maxsize=64)
+def _along(mesh: Any, dims: tuple[int, ...], here: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
+    coordinates = [here]
+    for d, group in zip(dims, groups_of(mesh, dims), strict=True):
         with without_modes():
             rows = mesh.mesh.movedim(d, 0)
-            others = [c for i, c in enumerate(mesh.get_coordinate()) if i != d]
+            others = [c for i, c in enumerate(here) if i != d]
             line = rows[(slice(None), *others)].tolist()
-        places = [line.index(rank) for rank in distributed.get_process_group_ranks(group)]
+        places = [line.index(rank) for rank in torch.distributed.get_process_group_ranks(group)]
         coordinates = [(*c[:d], place, *c[d + 1 :]) for place in places for c in coordinates]
-    return groups, tuple(coordinates)
+    return tuple(coordinates)
 
 
 def all_coordinates(mesh: Any) -> tuple[tuple[int, ...], ...]:

@@ -15,6 +15,7 @@ from torchzero_clip.core.gradients import odd
 from torchzero_clip.core.link import Link
 from torchzero_clip.core.part import Part
 from torchzero_clip.core.private import base
+from torchzero_clip.core.sharding.layout import aligned_grads, locals_of
 from torchzero_clip.core.step import Groups
 from torchzero_clip.core.tensors import LAYOUT, REAL, SHAPE, addresses, all_here
 from torchzero_clip.engines.buffers import Buffer, apart
@@ -39,9 +40,11 @@ class Conditions:
     def __init__(self, parts: Sequence[Part], groups: Groups, states: States) -> None:
         self._parts = list(parts)
         self._rows = [list(group["params"]) for group in groups]
-        self._params = [Buffer(part.originals) for part in parts]
+        self._sharded = any([part.sharded for part in parts])
+        self._params = [Buffer(locals_of(part.originals)) for part in parts]
         grads = [[p.grad for p in row] for row in self._rows]
-        self._grads = [Buffer(part.of(grads[part.index])) for part in parts]
+        self._grads = [Buffer(locals_of(part.of(grads[part.index]))) for part in parts]
+        self._shapes = [list(map(SHAPE, buffer.tensors)) for buffer in self._params]
         self._keys, self._states = list(states), list(states.values())
         self._numbers = [
             (state, name, x)
@@ -58,7 +61,7 @@ class Conditions:
             row.tensors.clear()  # they go with their step
         self._counts: set[str] = set()  # the keys of what each step counts
         self._said = self._says(groups, grads)
-        self._bases: list[tuple[Tensor, list[int] | None]] = []
+        self._bases, self._starts = list[Tensor](), list[int]()
         self._apart: list[Any] = []  # where gradients were that are known to lie apart
 
     def leave_out(self, counts: Collection[str]) -> None:
@@ -68,8 +71,10 @@ class Conditions:
 
     def know(self, leaves: Sequence[Any], others: Sequence[Tensor]) -> None:
         """Raise where a tensor is neither one of the others, nor of state, nor the base of such."""
-        bases = {id(t): t for t in map(base, self._tensors.tensors) if t is not None}
-        self._bases = [(t, addresses([t])) for t in bases.values()]
+        taken = set(map(id, leaves))
+        bases = {id(t): t for t in map(base, self._tensors.tensors) if id(t) in taken}
+        self._bases = [t for t in bases.values() if t is not None]
+        self._starts = addresses(self._bases) or []
         known = bases.keys() | {id(t) for t in [*self._tensors.tensors, *others]}
         for leaf in leaves:
             if isinstance(leaf, Tensor) and id(leaf) not in known:
@@ -81,7 +86,10 @@ class Conditions:
         rows = [group["params"] for group in groups]
         if len(rows) != len(self._rows) or not all(map(_same, rows, self._rows)):
             return None
-        grads = [[p.grad for p in row] for row in rows]
+        if self._sharded:
+            grads = list(map(aligned_grads, rows))
+        else:
+            grads = [[p.grad for p in row] for row in rows]
         if not (_same(states, self._keys) and _same(states.values(), self._states)):
             return None
         if self._says(groups, grads) != self._said:
@@ -90,9 +98,10 @@ class Conditions:
             return None
         if not self._same(self._found(groups)):
             return None
-        if not all([addresses([t]) == start for t, start in self._bases]):
+        if addresses(self._bases) != self._starts:
             return None
-        return self._gradients([part.of(grads[part.index]) for part in self._parts])
+        found = [part.of(grads[part.index]) for part in self._parts]
+        return self._gradients(list(map(locals_of, found)) if self._sharded else found)
 
     def _says(self, groups: Groups, grads: Sequence[Sequence[Any]]) -> list[Any]:
         """What is compared by value: kinds of gradients, names, and what groups keep."""
@@ -120,7 +129,7 @@ class Conditions:
             return self._grads[i].moved(grads, starts)
         if not {torch.strided}.issuperset(map(LAYOUT, grads)):
             return None
-        buffer, shapes = Buffer(grads), self._parts[i].shapes
+        buffer, shapes = Buffer(grads), self._shapes[i]
         like = buffer.forms[0] == self._grads[i].forms[0]
         for row in (self._params[i].tensors, grads):
             like = like and all(map(operator.eq, map(SHAPE, row), shapes))
@@ -145,7 +154,7 @@ class Conditions:
         tensors += [x for x in state if isinstance(x, Tensor)] if self._numbers else state
         for group in groups:
             tensors += [x for x in group["chain"].values() if isinstance(x, Tensor)]
-        return tensors
+        return locals_of(tensors) if self._sharded else tensors
 
 
 def _same(some: Collection[Any], others: Collection[Any]) -> bool:
@@ -186,8 +195,11 @@ def subclassed(parts: Sequence[Part], states: States) -> str | None:
     rows: dict[str, list[Any]] = {"parameters": params}
     rows["state"] = [x for x in values if type(x) not in (int, float, bool)]
     rows["gradients"] = [p.grad for p in params]
+    if not all(map(operator.is_, locals_of(params), locals_of(params))):
+        return "this torch does not say which tensors hold the parts of sharded parameters"
     for what, row in rows.items():
-        if not all_here(row):
-            kinds = ", ".join(sorted({type(x).__name__ for x in row if type(x) not in REAL}))
+        here = locals_of(row)
+        if not all_here(here):
+            kinds = ", ".join(sorted({type(x).__name__ for x in here if type(x) not in REAL}))
             return f"{what} are no plain tensors ({kinds}): leave compile out"
     return None

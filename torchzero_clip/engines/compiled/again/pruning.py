@@ -109,6 +109,8 @@ def _writings(order: Mapping[Node, int], fixed: Collection[Node]) -> dict[Node |
         operator = node.meta.get("operator")
         if operator is None and writes(node):  # ours, and anything that was there before
             found.setdefault(None, []).append(i)
+            for taken in node.all_input_nodes if node.meta["writes"] == "what it takes" else ():
+                found.setdefault(_memory(taken, fixed), []).append(i)
         told = () if operator is None else written(schema(operator), node.args, node.kwargs)
         for _, given in told:
             for target in given if isinstance(given, (list, tuple)) else [given]:

@@ -24,6 +24,7 @@ from torchzero_clip.core.engine import Records, Through
 from torchzero_clip.core.link import Link
 from torchzero_clip.core.part import Part
 from torchzero_clip.core.private import Missing
+from torchzero_clip.core.sharding.layout import aligned_grads, local, locals_of
 from torchzero_clip.core.step import Groups, Step
 from torchzero_clip.engines.buffers import Buffer
 from torchzero_clip.engines.compiled.again.conditions import OURS, Conditions, impure, subclassed
@@ -145,7 +146,7 @@ class Replays:
         """A parameter, where all are on one GPU: numbers of steps are there then as well."""
         params = [p for group in step.groups for p in group["params"]]
         one = len({p.device for p in params}) == 1 and bool(self._live.numbers)
-        return params[0] if one and on_gpu(params[0].device, self._backend) else None
+        return local(params[0]) if one and on_gpu(params[0].device, self._backend) else None
 
     def _record(
         self, step: Step, through: Through, recording: StartRecording
@@ -155,7 +156,8 @@ class Replays:
         self.count, again = 0, self._wait
         self._alike, self._wait = 0, min(2 * self._wait, SELDOM)  # unless it can be replayed
         conditions = Conditions(parts, step.groups, step.states or {})
-        grads = [p.grad for part in parts for p in part.originals if p.grad is not None]
+        found = [p.grad for part in parts for p in part.originals if p.grad is not None]
+        grads = locals_of(found)
         like = self._gpu(step)
         vector = None if like is None else self._live.vector(like)
         live = self._live.tensors() if vector is None else list(vector.unbind())
@@ -273,7 +275,7 @@ def _fields(links: Sequence[Link]) -> list[Tensor]:
 
 def _parts(step: Step) -> list[Part]:
     """The parts of the parameters with a gradient."""
-    grads = [[p.grad for p in group["params"]] for group in step.groups]
+    grads = [aligned_grads(group["params"]) for group in step.groups]
     return [part for part, _ in step.roster.of(step.groups, grads)]
 
 

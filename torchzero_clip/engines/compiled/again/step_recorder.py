@@ -23,6 +23,7 @@ from torchzero_clip.core.private import (
     TorchDispatchMode,
     fake_mode,
     fake_tensors,
+    name_of,
     schema,
     tree_flatten,
     tree_leaves,
@@ -30,6 +31,7 @@ from torchzero_clip.core.private import (
     tree_unflatten,
     without_memory,
 )
+from torchzero_clip.core.sharding.collectives import form_of
 from torchzero_clip.core.tensors import wide
 from torchzero_clip.engines.buffers import Buffer
 from torchzero_clip.engines.compiled.again.pruning import form, prune, written
@@ -98,6 +100,8 @@ class StepRecorder(TorchDispatchMode):
         if func.namespace == "prim":  # the form of a tensor
             return self.imagined(func, *args, **kwargs)
         name, told = str(func), schema(func)
+        if "c10d" in func.namespace:
+            raise Refused(f"{name} talks to other ranks: leave that to a rule about norms")
         if torch.Tag.nondeterministic_seeded in func.tags:
             raise Refused(f"{name} draws random numbers: make them of group['step']")
         makes = any(["Tensor" in str(made.type) for made in told.returns])
@@ -165,8 +169,13 @@ class StepRecorder(TorchDispatchMode):
 
     # ------------------------------------------------------------------ what is one call
 
-    def call(self, function: Callable[..., Any], args: Any, out: Any, writes: bool = False) -> Any:
-        """Write down a function of ours with tensors among its arguments, and what it made."""
+    def call(
+        self, function: Callable[..., Any], args: Any, out: Any, writes: bool | str = False
+    ) -> Any:
+        """Write down a function of ours with tensors among its arguments, and what it made.
+
+        One that `writes`, what was there before or "what it takes", is done whoever takes that.
+        """
         given = (self._input(function), *map(self._argument, args))
         node = self.graph.call_function(_done, given)
         node.meta["writes"] = writes
@@ -178,6 +187,7 @@ class StepRecorder(TorchDispatchMode):
             return self.node(x)
         if type(x) in (list, tuple):
             return [self._argument(item) for item in x]
+        x = name_of(x)  # a process group may be made anew
         return x if type(x) in (int, float, bool, str) or x is None else self._input(x)
 
     def launch(self, launch: Launch, runner: Callable[[], Any]) -> Tensor | None:
@@ -238,8 +248,12 @@ class _Functions(TorchFunctionMode):
         kwargs = kwargs or {}
         if func in READS and not self.recorder._resting:
             raise Refused(f"{func.__name__} reads a tensor on the host: choose by torch.where")
-        if not is_one_operator(func) or self.recorder._resting:
+        form = form_of(func)
+        if not (form or is_one_operator(func)) or self.recorder._resting:
             return func(*args, **kwargs)
+        if form is not None:
+            out = self.recorder.imagined(form, *args)
+            return self.recorder.call(func, args, out, writes="what it takes")
         function = func.__wrapped__
         given = [t for t in tree_leaves(args) if isinstance(t, Tensor)]
         if not all([t.is_cpu for t in given]):
