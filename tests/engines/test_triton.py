@@ -7,6 +7,7 @@ import builtins
 import re
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -37,7 +38,7 @@ from torchzero_clip.core.private import fake_tensors
 from torchzero_clip.engines import Compiled
 from torchzero_clip.engines.buffers import Buffer
 from torchzero_clip.engines.compiled.lists import nodes as nodes_of_lists
-from torchzero_clip.engines.compiled.printers import backends, launches, tables, triton
+from torchzero_clip.engines.compiled.printers import backends, launches, proof, tables, triton
 from torchzero_clip.engines.compiled.printers.operators import over
 from torchzero_clip.engines.compiled.printers.program import Program
 from torchzero_clip.engines.compiled.printers.tables import (
@@ -504,7 +505,8 @@ def test_programs_run_there_node_by_node() -> None:
     load = ("load", (("buffer", 0),))
     for device in ("xpu", "mps"):
         program = Program((load,), ((0, 0),), None, (torch.float32,), (), (), torch.device(device))
-        assert backends.call_of(program, "native") is None
+        launch: Any = SimpleNamespace(program=program)
+        assert backends.call_of(launch, "native") is None
 
 
 def test_a_device_without_float64_gets_none(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -543,6 +545,7 @@ def test_what_cannot_be_compiled_is_a_sentence_that_names_the_chain(
     monkeypatch.setattr(launches.TritonKernel, "works", False)
     monkeypatch.setattr(backends.triton, "here", lambda: True)
     monkeypatch.setattr(Compiled, "backend", "triton")
+    monkeypatch.setattr(proof, "known", lambda launch: True)  # or it would be told of as wrong
     params = params_of([(3, 2)])
     opt = Modular(params, ClipNorm(0.25, dim="global"), Adam(), LR(0.5), compile=True)
     give(params, 0)

@@ -92,7 +92,7 @@ class CompiledStep:
         in_order = [x.elements is None or x.elements.contiguous for x in self._launches]
         self._dense = all([b.contiguous for b in fixed]) and all(in_order)
 
-    def __call__(self, changing: Sequence[Tensor], grads: int) -> bool:
+    def __call__(self, changing: Sequence[Tensor], grads: int = 0) -> bool:
         """Do the step, unless the gradients do not lie as programs need them.
 
         `changing` stand for those that it was written down with; so many of them are gradients.
