@@ -3,9 +3,11 @@
     python -m benchmarks.memory                  # a model in the shape of GPT-2 small
     python -m benchmarks.memory --set quick      # a few seconds
     python -m benchmarks.memory --only "AdamW, released" --time 5
+    python -m benchmarks.memory --formats        # AdamW and Muon on weights in bfloat16
 
 Every combination trains the same model in a process of its own. Its columns, bytes over parameters:
 
+    weights     the parameters of the model
     gradients   the most that was alive in .grad at once
     state       what the optimizer keeps in its state
     workspace   what else it keeps between steps, and the most that it allocates while it works
@@ -38,8 +40,11 @@ from torchzero_clip import (
     Guard,
     Modular,
     Momentum,
+    Orthogonalize,
+    Partition,
     SkipSpike,
     WeightDecay,
+    matrices_and_rest,
     release,
 )
 
@@ -47,7 +52,7 @@ RATE, DECAY = 1e-4, 0.1
 WARM_UP = 2
 WORKS = "Optimizer.step"  # torch names the steps of its optimizers so
 SETS = {"gpt2": (768, 12, 50257, 1024), "quick": (64, 2, 500, 64)}  # width, layers, words, length
-COLUMNS = ("gradients", "state", "workspace", "peak")
+COLUMNS = ("weights", "gradients", "state", "workspace", "peak")
 
 Make = Callable[[nn.Module], Any]
 
@@ -197,6 +202,40 @@ COMBINATIONS: dict[str, Make] = {  # a name of each, and what makes its optimize
     "clip of each tensor + AdamW, released, compiled": released(*EACH, compile=True),
     "clip of each tensor + SGD, released": released(ClipNorm(1.0), Momentum(0.9), LR(RATE)),
 }
+WAYS = (  # of keeping numbers: the dtype of weights, what updates are rounded by, and that of state
+    ("float32", "nearest", "float32"),
+    ("bfloat16", "exact", "float32"),
+    ("bfloat16", "kahan", "float32"),
+    ("bfloat16", "stochastic", "float32"),
+    ("bfloat16", "exact", "bfloat16"),
+    ("bfloat16", "stochastic", "bfloat16"),
+)
+
+
+def in_format(method: str, late: bool, rounding: str, state: str) -> Make:
+    """A clip of each tensor, which gradient release can do as well, and a method."""
+
+    def make(model: nn.Module) -> Any:
+        parts = {"matrices": Orthogonalize(), "rest": Adam()}
+        both = Partition(parts, matrices_and_rest(model)) if method == "Muon" else Adam()
+        made = (released if late else modular)(
+            ClipNorm(1.0), both, WeightDecay(DECAY), LR(RATE),
+            rounding=rounding, state_dtype=state, compile=True,
+        )  # fmt: skip
+        return made(model)
+
+    return make
+
+
+FORMATS = {
+    f"{dtype}, {rounding}, {state} state: {method}{', released' * late}": in_format(
+        method, late, rounding, state
+    )
+    for method in ("AdamW", "Muon")
+    for late in (False, True)
+    for dtype, rounding, state in WAYS
+}
+COMBINATIONS |= FORMATS
 PEERS = "optimi", "torchao", "heavyball"  # packages, the first words of names
 
 
@@ -211,6 +250,7 @@ def installed(name: str) -> bool:
 class Row(NamedTuple):
     """What one combination takes, in bytes, and the seconds of a whole training step."""
 
+    weights: int
     gradients: int
     state: int
     workspace: int
@@ -250,7 +290,8 @@ def measure(name: str, size: str, rounds: int, device: str) -> Row:
     width, layers, words, length = SETS[size]
     before = everything()
     torch.manual_seed(0)
-    model = GPT(width, layers, words, length).to(device)
+    dtype = torch.bfloat16 if name.startswith("bfloat16") else torch.float32
+    model = GPT(width, layers, words, length).to(device, dtype)
     params = list(model.parameters())
     tokens = torch.randint(words, (1, min(length, 32) + 1), device=device)
     alive = [0]
@@ -283,7 +324,9 @@ def measure(name: str, size: str, rounds: int, device: str) -> Row:
         times.append(time.perf_counter() - begin)
     seconds = sorted(times)[len(times) // 2] if times else math.nan
     numbers = sum(p.numel() for p in params)
-    return Row(max(alive), stored(held), kept + works, start + peak, seconds, numbers)
+    return Row(
+        stored(params), max(alive), stored(held), kept + works, start + peak, seconds, numbers
+    )
 
 
 def marked(opt: Any) -> None:
@@ -338,11 +381,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--set", choices=SETS, default="gpt2")
     parser.add_argument("--only", choices=COMBINATIONS, action="append")
+    parser.add_argument("--formats", action="store_true", help="the rows of bfloat16 and float32")
     parser.add_argument("--time", type=int, default=3, help="steps whose median is the time")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--json", action="store_true", help="one line, of one combination")
     args = parser.parse_args()
-    names = args.only or list(COMBINATIONS)
+    others = FORMATS if args.formats else [x for x in COMBINATIONS if x not in FORMATS]
+    names = args.only or list(others)
     if args.json:
         print(json.dumps(measure(names[0], args.set, args.time, args.device)))
         return

@@ -21,7 +21,6 @@ from torch.nn import Parameter
 from torchzero_clip import Modular, Transform
 from torchzero_clip.core import Bucket, Step, in_buckets, send
 from torchzero_clip.engines import AT_ONCE
-from torchzero_clip.optimizer.rounding import subtract
 
 ROOT = Path(__file__).parents[1]
 KERNELS = (
@@ -280,7 +279,8 @@ def chain_of(opt: Modular) -> Any:
         step = buckets[0].step
         for link in opt.links:
             buckets = send(link, buckets)
-        subtract(buckets, opt.rounding)
+        for bucket in buckets:
+            bucket.subtract()
         step.close()
 
     return run

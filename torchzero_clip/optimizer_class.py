@@ -18,7 +18,7 @@ from torchzero_clip.optimizer.keys import GroupKeys
 OPTIONS = {
     "fused": True,
     "compile": False,
-    "rounding": "nearest",
+    "rounding": None,
     "state_dtype": "float32",
     "process_group": None,
 }

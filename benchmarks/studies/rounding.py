@@ -21,6 +21,7 @@ RUNS = {
     "bfloat16, nearest": (torch.bfloat16, "nearest"),
     "bfloat16, stochastic": (torch.bfloat16, "stochastic"),
     "bfloat16, kahan": (torch.bfloat16, "kahan"),
+    "bfloat16, exact": (torch.bfloat16, "exact"),
 }
 
 

@@ -52,13 +52,13 @@ from torchzero_clip.core.engine import (
     Watch,
     updated,
 )
+from torchzero_clip.core.formats import Nearest, Stochastic
 from torchzero_clip.core.skip import Skip
-from torchzero_clip.core.stochastic import Rounding
 from torchzero_clip.core.tensorlist import Operand
 from torchzero_clip.engines import Compiled, Eager
 from torchzero_clip.optimizer import modular
 
-Wide = tuple[TensorList, Sequence[Tensor], Rounding]
+Wide = tuple[TensorList, Sequence[Tensor], Stochastic]
 
 
 class AtOnce:
@@ -112,26 +112,33 @@ class Lists:
     def __init__(self, params: Sequence[Tensor], grads: Sequence[Tensor]) -> None:
         self.params, self.grads = TensorList(params), TensorList(grads)
         self._wide: dict[str, Wide] = {}  # until it is settled
+        self._stored, self._form = self.params, None  # as they are kept
+
+    def keep(self, form: Nearest) -> None:
+        self._form = form
+        if form.wide:
+            wide = [form.widen(i, t, None) for i, t in enumerate(self._stored)]
+            self.params = TensorList(wide)
 
     def adopt(self, u: TensorList) -> TensorList:
         return u
 
     def state(
-        self, name: str, tensors: Sequence[Tensor], rounding: Rounding | None = None
+        self, name: str, tensors: Sequence[Tensor], form: Stochastic | None = None
     ) -> TensorList:
         if name not in self._wide:
             self.skip.hold(tensors)
-            if rounding is None:
+            if form is None:
                 return TensorList(tensors, owned=True)
-            wide = TensorList([t.float() for t in tensors], owned=True)
-            self._wide[name] = wide, tensors, rounding
+            wide = TensorList([form.widen(i, t, None) for i, t in enumerate(tensors)], owned=True)
+            self._wide[name] = wide, tensors, form
         return self._wide[name][0]
 
     def settle(self, path: str) -> None:
         for name in [name for name in self._wide if name.rpartition("/")[0] == path]:
-            wide, tensors, rounding = self._wide.pop(name)
+            wide, tensors, form = self._wide.pop(name)
             for i, (t, values) in enumerate(zip(tensors, wide, strict=True)):
-                rounding.store(i, t, values)
+                form.store(i, t, None, values)
 
     def update(self, rule: Rule, u: TensorList, state: State, group: Group) -> TensorList:
         return updated(rule, u, state, group)
@@ -159,15 +166,21 @@ class Lists:
         return flowing
 
     def select(self, where: Sequence[int], key: Hashable, places: Sequence[int]) -> Lists:
-        lists = self.params.tensors, self.grads.tensors
+        lists = self._stored.tensors, self.grads.tensors
         return Lists(*[[some[i] for i in where] for some in lists])
 
     def branch(self) -> Lists:
-        return Lists(self.params.tensors, self.grads.tensors)
+        return Lists(self._stored.tensors, self.grads.tensors)
 
     def subtract(self, u: TensorList) -> None:
-        self.skip.hold(self.params.tensors)
-        torch._foreach_sub_(self.params.tensors, u.tensors)
+        self.skip.hold(self._stored.tensors)
+        if self._form is None:
+            torch._foreach_sub_(self._stored.tensors, u.tensors)
+            return
+        if self._form.beside:
+            self.skip.hold(self._form.beside)
+        for i, (w, x) in enumerate(zip(self._stored, u, strict=True)):
+            self._form.move(i, w, None, x, 1.0, 0.0)
 
     def close(self) -> None:
         for path in {name.rpartition("/")[0] for name in self._wide}:

@@ -8,10 +8,10 @@ import pytest
 import torch
 from torch.nn import Parameter
 
+from torchzero_clip.core.formats.stochastic import DRAWS
 from torchzero_clip.core.notes import Notes
 from torchzero_clip.core.skip import Skipped
 from torchzero_clip.core.step import Step
-from torchzero_clip.core.stochastic import SEED, STEP
 from torchzero_clip.engines import Eager
 
 CPU = torch.device("cpu")
@@ -23,7 +23,7 @@ def step_of(**options: Any) -> Step:
         {
             "params": [Parameter(torch.ones(2))],
             "param_names": [name],
-            "chain": {SEED: number, STEP: torch.zeros((), dtype=torch.int64)},
+            "chain": {DRAWS[0]: number, DRAWS[1]: torch.zeros((), dtype=torch.int64)},
         }
         for number, name in enumerate("ab")
     ]
@@ -58,8 +58,8 @@ def test_what_a_user_is_asked_is_noted_where_somebody_listens() -> None:
 
 def test_a_step_that_rounds_is_counted_once_in_every_group() -> None:
     step = step_of()
-    assert [step.draw(i) for i in (0, 1, 0)] == [(0, 1), (1, 1), (0, 1)]
-    assert [group["chain"][STEP].item() for group in step.groups] == [1, 1]
+    assert [step.draw(i, DRAWS) for i in (0, 1, 0)] == [(0, 1), (1, 1), (0, 1)]
+    assert [group["chain"][DRAWS[1]].item() for group in step.groups] == [1, 1]
 
 
 def test_only_parameters_with_a_gradient_take_part() -> None:

@@ -4,7 +4,14 @@ from __future__ import annotations
 
 import torch
 
-from torchzero_clip.core.stochastic import Elements, carried, halves_, keys_of, mix_, rounded
+from torchzero_clip.core.formats.stochastic import (
+    Elements,
+    carried,
+    halves_,
+    keys_of,
+    mix_,
+    rounded,
+)
 
 
 def lowbias32(x: int) -> int:

@@ -279,8 +279,6 @@ def test_what_cannot_be_captured_is_a_sentence(imagined: list[Tensor]) -> None:
         captured(Modular(imagined, *headline()))
     with pytest.raises(TypeError, match="takes a Modular, got AdamW"):
         captured(torch.optim.AdamW([Parameter(torch.zeros(2))]))  # type: ignore[type-var]
-    with pytest.raises(ValueError, match="rounding='stochastic'"):
-        captured(Modular(imagined, *headline(), compile=True, rounding="stochastic"))
     for odd in (When(lambda step: step % 2 == 0, ClipNorm(1.0)), Accumulate(2)):
         with pytest.raises(ValueError, match=f"differ on the host: .*{type(odd).__name__}"):
             captured(Modular(imagined, odd, Adam(), LR(0.1), compile=True))

@@ -58,6 +58,8 @@ class Row(NamedTuple):
     interpreted: bool = True
 
 
+FORMATS = ("round", "wide_of", "upper", "lower", "stayed")
+"""What is done of formats, which test_formats.py holds."""
 ROWS = {
     "mul": Row(torch.mul),
     "div": Row(torch.div, near=1e-6, apart=True),
@@ -115,7 +117,7 @@ ROWS = {
     "copy": Row(torch.clone),
     "fill": Row(lambda x: torch.full_like(x, 2.5)),
     "over": Row(None, near=1e-6),
-    "round": Row(None),
+    **{name: Row(None) for name in FORMATS},
 }
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1" and bool(importlib.util.find_spec("triton"))
 MARKS = [
@@ -125,7 +127,7 @@ MARKS = [
 ]
 IN_TRITON = pytest.param("triton", marks=MARKS)
 LANGUAGES = pytest.mark.parametrize("language", ["C++", IN_TRITON])
-LISTED = [name for name, row in OPERATORS.items() if row.torch and name != "round"]
+LISTED = [name for name, row in OPERATORS.items() if row.torch and name not in FORMATS]
 EDGES = [0.0, -0.0, 1.0, -1.5, 0.3, 1e-45, -3e-39, 6e-8, 1e-5, 65504.0, 65519.0, 65520.0, -7e4]
 EDGES += [3e38, -2e-20, float("inf"), float("-inf"), float("nan"), 1 + 2**-9, 1 + 3 * 2**-11]
 

@@ -39,7 +39,11 @@ CASES = [
 ROUNDED = {"dadapt_adam", "prodigy", "prodigy in double"}
 """What goes on as it did but for rounding: d enters the sums elsewhere than it did then."""
 
+DRAWN = {"small and stochastic", "stochastic in float16"}
+"""What is rounded by other draws than those of generators, as it was then."""
+
 pytestmark = [
+    pytest.mark.filterwarnings("ignore:.*by other draws:UserWarning"),  # which it says
     pytest.mark.filterwarnings("ignore:.*keeps its state in bfloat16:UserWarning"),
     pytest.mark.filterwarnings("ignore:torch.distributed is disabled:UserWarning"),  # one process
 ]
@@ -65,6 +69,7 @@ def goes_on(run: Run, name: str, exact: bool) -> None:
     """Further steps end where those of the run that was saved did."""
     run.steps(range(BEFORE, BEFORE + AFTER))
     near = {"rtol": 0.0, "atol": 0.0} if exact else {}
+    near = {"rtol": 2.0**-5, "atol": 1e-2} if name in DRAWN else near
     torch.testing.assert_close(run.end(), OLD["runs"][name]["end"], **near)
 
 

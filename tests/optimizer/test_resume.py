@@ -50,7 +50,8 @@ def start(case: Case, dtype: torch.dtype) -> tuple[Named, Modular]:
     pairs = list(params.items())
     owns_lr = any("lr" in tfm.live for tfm in case.make().walk())
     groups: list[dict[str, Any]] = [{"params": pairs[::2]}, {"params": pairs[1::2], "lr": 0.02}]
-    return params, Modular(groups, case.make(), *([] if owns_lr else [LR(0.05)]))
+    rate = [] if owns_lr else [LR(0.05)]
+    return params, Modular(groups, case.make(), *rate, rounding="nearest")
 
 
 def train(case: Case, params: Named, opt: Modular, steps: range) -> None:

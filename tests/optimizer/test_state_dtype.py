@@ -31,7 +31,14 @@ from torchzero_clip import (
     optimizer_class,
     release,
 )
-from torchzero_clip.core.stochastic import DRAWS, Elements, Rounding, halves_, mix_, rounded
+from torchzero_clip.core.formats.stochastic import (
+    DRAWS,
+    Elements,
+    Stochastic,
+    halves_,
+    mix_,
+    rounded,
+)
 
 BF16 = torch.bfloat16
 ENGINES: dict[str, dict[str, Any]] = {
@@ -156,13 +163,13 @@ def test_a_part_is_rounded_as_in_the_whole(form):
         x = x.contiguous(memory_format=torch.channels_last)
     if form == "transposed":
         x = x.transpose(0, 3)
-    rounding = Rounding(torch.tensor([9], dtype=torch.int32), kept(x), 1)
+    rounding = Stochastic(torch.tensor([9], dtype=torch.int32), kept(x), 1)
     whole, flat = torch.empty_like(x, dtype=BF16), torch.empty(360, dtype=BF16)
-    rounding.store(0, whole, x)
+    rounding.store(0, whole, None, x)
     memory = x.as_strided((360,), (1,))
     for begin in range(0, 360, 100):
         some = slice(begin, begin + 100)
-        rounding.store(0, flat[some], memory[some], begin)
+        rounding.store(0, flat[some], begin, memory[some])
     assert flat.as_strided(x.shape, x.stride()).equal(whole)
 
 

@@ -144,12 +144,6 @@ def test_it_says_the_same_after_steps() -> None:
     assert steps(opt) == before
 
 
-def test_options_that_no_step_is_replayed_with_are_named() -> None:
-    opt = made(Adam(), LR(0.1), rounding="stochastic")
-    assert "rounding='stochastic': take 'nearest'" in opt.explain()
-    assert steps(opt) == opt.explain()
-
-
 def test_of_a_chain_that_may_be_replayed_it_says_so() -> None:
     assert (
         "Nothing in the chain keeps its steps from being replayed."

@@ -18,6 +18,7 @@ MADE_HERE = {
     "core/description.py": {"other"},
     "core/older_names.py": {"cls"},  # the class that is being made
     "engines/buffers.py": {"made"},
+    "engines/compiled/again/captures.py": {"graph"},
     "source/naming.py": {"made", "node"},
     "source/kept_numbers.py": {"kind"},
 }

@@ -9,12 +9,13 @@ import torch
 from torch import Tensor
 
 from torchzero_clip.core.engine import Formula, Group, State
+from torchzero_clip.core.formats import KEPT, Exact, Nearest, Stochastic, wide_of
+from torchzero_clip.core.formats.stochastic import DRAWS, DROPPED, ROUNDS, mix_, prepare_draws
 from torchzero_clip.core.link import Link
 from torchzero_clip.core.part import Part
-from torchzero_clip.core.sharding.layout import locals_of, part_of, whole_of
+from torchzero_clip.core.sharding.layout import local, locals_of, part_of, whole_of
 from torchzero_clip.core.state import share_vectors
 from torchzero_clip.core.step import Step
-from torchzero_clip.core.stochastic import Rounding, mix_, prepare_draws
 from torchzero_clip.core.tensorlist import TensorList
 
 BEGUN = "begun"
@@ -45,6 +46,9 @@ class Bucket:
         if not part.plain:
             params, grads = locals_of(params), locals_of(grads)
         self.session = step.opened(step.opener.open(part.key, part.places, params, grads))
+        self.rounding = step.rounding if part.dtype in DROPPED else ""  # of what is subtracted
+        if self.rounding:
+            self._prepare_rounding()
         self.origin: Origin = "gradient"
         self.numbers: dict[str, Tensor] = {}  # that the link keeps once, and the loss
         self.update = self.session.adopt(self.session.grads.borrow())
@@ -68,8 +72,8 @@ class Bucket:
 
     @property
     def dtype(self) -> torch.dtype:
-        """The dtype of the parameters."""
-        return self.part.dtype
+        """The dtype of the parameters, as links see them."""
+        return torch.float32 if self.rounding == "exact" else self.part.dtype
 
     @property
     def state_dtype(self) -> torch.dtype:
@@ -104,10 +108,12 @@ class Bucket:
     def u(self) -> TensorList:
         """The update; for a link with target="grad" the gradients themselves.
 
-        It is in the dtype of state for a link that has some, or whose class `widens`.
+        It is in the dtype of state for a link that has some, or whose class `widens`, and where
+        the parameters are seen in that.
         """
-        tfm = self.bound.transform
-        dtype = self.part.state_dtype if tfm.widens or self.state_names else self.update.dtype
+        tfm, exact = self.bound.transform, self.rounding == "exact"
+        wide = exact or tfm.widens or self.state_names
+        dtype = self.part.state_dtype if wide else self.update.dtype
         if tfm.target == "update":
             self.update = self.update.to(dtype)
             return self.update
@@ -146,21 +152,23 @@ class Bucket:
         """The names that the link's `init` makes, and whether their tensors are like parameters."""
         return self.part.kinds(self.bound.path, self.bound.state_names)[0][0]
 
-    def _roundings(self, rows: Mapping[str, Sequence[Tensor]]) -> dict[str, Rounding]:
+    def _roundings(self, rows: Mapping[str, Sequence[Tensor]]) -> dict[str, Stochastic]:
         """How the state that is kept in bfloat16 is rounded."""
         like_params = self.state_names
-        made: dict[str, Rounding] = {}
+        made: dict[str, Stochastic] = {}
         names = [n for n, row in rows.items() if like_params[n] and row[0].dtype == torch.bfloat16]
         if not names:
             return {}
-        seed, step = self.step.draw(self.part.index)
-        now = mix_(step.to(self.device, copy=True))
         for i in range(0, len(names), 2):  # a hash has bits for two
-            keys = self.part.keys(self.bound.number, i, seed)
-            drawn = keys ^ now
+            drawn = self._drawn(DRAWS, self.bound.number, i)
             for half, name in enumerate(names[i : i + 2]):
-                made[name] = Rounding(drawn, self.part.elements, half)
+                made[name] = Stochastic(drawn, self.part.elements, half)
         return made
+
+    def _drawn(self, draws: tuple[str, str], *numbers: int) -> Tensor:
+        """A whole number for each parameter, which is another one in every step."""
+        seed, step = self.step.draw(self.part.index, draws)
+        return self.part.keys(*numbers, seed) ^ mix_(step.to(self.device, copy=True))
 
     def settle(self) -> None:
         """Round what the link has written to state in bfloat16; `bucket.state` is read anew then.
@@ -189,11 +197,15 @@ class Bucket:
         keys = [f"{link.path}/{name}" for name in names]
         new = [i for i, state in enumerate(self.param_states) if keys[0] not in state]
         if link.narrow and any(names.values()):
-            prepare_draws(self.step.groups)
+            prepare_draws(self.step.groups, DRAWS)
         if new:
             self.step.notes.made(f"{link.path} makes state, once")
             for i in new:
-                self.param_states[i].update(link.new_state(self.originals[i]))
+                p, layout = self.originals[i], self.part.layouts[i]
+                if self.rounding == "exact":  # links see float32
+                    wide = wide_of(local(p), local(self.param_states[i][Exact.key]))
+                    p = wide if layout is None else layout.wrap(wide)
+                self.param_states[i].update(link.new_state(p))
             share_vectors([self.param_states[i] for i in new], keys)
 
     def writable_grads(self) -> TensorList:
@@ -201,6 +213,41 @@ class Bucket:
         self.step.measured.clear()
         self.step.gradients.write(self.originals)
         return self.session.writable_grads()
+
+    # ------------------------------------------------------------------ how parameters are kept
+
+    def _prepare_rounding(self) -> None:
+        """Make what the rounding of parameters in half precision keeps, where it lacks."""
+        if self.rounding == "stochastic":
+            prepare_draws(self.step.groups, ROUNDS)
+        for kept in [KEPT[self.rounding]] if self.rounding in KEPT else ():
+            for p, state in zip(self.originals, self.param_states, strict=True):
+                if kept.key not in state:
+                    self.step.notes.made(f"rounding={self.rounding!r} makes state, once")
+                    state[kept.key] = torch.zeros_like(p, dtype=kept.dtype)
+        if self.rounding == "exact":
+            self._keep()
+
+    def _keep(self) -> Bucket:
+        """Have the session keep the parameters as their rounding says, in this step."""
+        form: Nearest
+        if self.rounding == "stochastic":
+            half = 2 if self.dtype == torch.float16 else 0
+            form = Stochastic(self._drawn(ROUNDS, 0), self.part.elements, half)
+        elif self.rounding in KEPT:
+            kept = KEPT[self.rounding]
+            form = kept(locals_of([state[kept.key] for state in self.param_states]))
+        else:
+            self.step.meters.append(torch.zeros(2, dtype=torch.float64, device=self.device))
+            form = Nearest(meter=self.step.meters[-1])
+        self.session.keep(form)
+        return self
+
+    def subtract(self) -> None:
+        """w ← w - u, by the end of the step."""
+        if self.rounding not in ("", "exact"):
+            self._keep()
+        self.session.subtract(self.update)
 
     # ------------------------------------------------------------------ what a combinator does
 
@@ -215,7 +262,8 @@ class Bucket:
         """A bucket of the same parameters with another update, for a chain inside a link."""
         session = self.step.opened(self.session.branch())
         origin: Origin = "update" if self.origin == "update" else "touched"
-        return self._but(session=session, origin=origin, update=session.adopt(u))
+        made = self._but(session=session, origin=origin, update=session.adopt(u))
+        return made._keep() if self.rounding == "exact" else made
 
     def select(self, where: Sequence[int]) -> Bucket:
         """The bucket of some of the parameters."""
@@ -225,7 +273,8 @@ class Bucket:
         session = self.step.opened(self.session.select(where, part.key, part.places))
         states = [self.param_states[i] for i in where]
         update = session.adopt(some)
-        return self._but(session=session, update=update, param_states=states, part=part)
+        made = self._but(session=session, update=update, param_states=states, part=part)
+        return made._keep() if self.rounding == "exact" else made
 
     def alike(self) -> list[Bucket]:
         """This bucket in parts, in each of which `init` makes the same names for all parameters."""

@@ -13,8 +13,8 @@ from typing import Any, Protocol, TypeAlias
 import torch
 from torch import Tensor
 
+from torchzero_clip.core.formats import Nearest, Stochastic
 from torchzero_clip.core.skip import Skip
-from torchzero_clip.core.stochastic import Rounding
 from torchzero_clip.core.tensorlist import Operand, TensorList
 
 State: TypeAlias = dict[str, TensorList]
@@ -95,13 +95,16 @@ class Session(Protocol):
         """The same list as one of this session; a borrowed one gets a workspace to move to."""
 
     def state(
-        self, name: str, tensors: Sequence[Tensor], rounding: Rounding | None = None
+        self, name: str, tensors: Sequence[Tensor], form: Stochastic | None = None
     ) -> TensorList:
         """State as a list that is written in place.
 
-        With a rounding it is kept in bfloat16: the list is in float32, and the same for a name
+        With a format it is kept in bfloat16: the list is in float32, and the same for a name
         until it is settled.
         """
+
+    def keep(self, form: Nearest) -> None:
+        """Keep the parameters in a format, which links see at once where it is a wide one."""
 
     def settle(self, path: str) -> None:
         """Round the state of the link at this path, once for all that was done to it."""

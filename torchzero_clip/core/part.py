@@ -9,10 +9,10 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
+from torchzero_clip.core.formats.stochastic import Elements, keys_of
 from torchzero_clip.core.sharding.layout import Layout, layout_of, placements
 from torchzero_clip.core.stacks import batches
 from torchzero_clip.core.state import state_dtype
-from torchzero_clip.core.stochastic import Elements, keys_of
 from torchzero_clip.core.tensors import DEVICE, DTYPE, LAYOUT, SHAPE, all_plain, same_shapes
 
 MOST = 64  # values that a roster keeps

@@ -15,7 +15,6 @@ from torchzero_clip.core.notes import UNHEARD, Notes
 from torchzero_clip.core.part import Part, Roster
 from torchzero_clip.core.sharding.collectives import gather
 from torchzero_clip.core.skip import Skip, Skipped
-from torchzero_clip.core.stochastic import SEED, STEP
 from torchzero_clip.core.tensors import wide
 
 Groups: TypeAlias = Sequence[dict[str, Any]]
@@ -36,6 +35,7 @@ class Step:
         roster: The parts of the groups, from the step before.
         loss: The loss that was reported for the step.
         live: The keys of live values, and in their order the values of each group.
+        rounding: How parameters in half precision take their update, where it is not as torch does.
         kind: What else must be as it was for a step to be like another; no step is like one
             without a kind.
 
@@ -44,7 +44,7 @@ class Step:
     """
 
     notes: Notes = UNHEARD
-    drawn = False  # whether this step is among those that round state
+    drawn: tuple[str, ...] = ()  # the counts of steps that have counted this one, as they draw
     released = False  # whether it is of one parameter: what is kept once is for the next
     _mean_loss: Tensor | None = None
 
@@ -58,9 +58,10 @@ class Step:
         roster: Roster | None = None,
         loss: Loss = None,
         live: tuple[Iterable[str], Sequence[Sequence[Any]]] = ((), ()),
+        rounding: str = "",
         kind: Hashable = None,
     ) -> None:
-        self.live, self.kind = live, kind
+        self.live, self.kind, self.rounding = live, kind, rounding
         self.groups, self.states, self.record = groups, states, record
         self.engine, self.process_group, self.loss = engine, process_group, loss
         self.roster = Roster() if roster is None else roster
@@ -76,6 +77,7 @@ class Step:
         self.new: list[dict[str, Any]] = []  # state of parameters that begin
         self.skip = Skip()
         self.measured: dict[Any, Tensor] = {}  # statistics of the gradients
+        self.meters: list[Tensor] = []  # of what rounding has lost: see `Nearest`
         self.gradients, self.opener = StepGradients(), self.engine
         return self
 
@@ -113,15 +115,22 @@ class Step:
         self.sessions.append(session)
         return session
 
-    def draw(self, index: int) -> tuple[int, Tensor]:
-        """The seed of a group, and the count of the steps that rounded state, this one included."""
-        if not self.drawn:
+    def draw(self, index: int, draws: tuple[str, str]) -> tuple[int, Tensor]:
+        """The seed of a group, and the count of the steps that have drawn, this one included."""
+        seed, step = draws
+        if step not in self.drawn:
             for group in self.groups:
-                self.skip.hold([group["chain"][STEP]])
-                group["chain"][STEP].add_(1)
-            self.drawn = True
+                self.skip.hold([group["chain"][step]])
+                group["chain"][step].add_(1)
+            self.drawn = *self.drawn, step
         chain = self.groups[index]["chain"]
-        return chain[SEED], chain[STEP]
+        return chain[seed], chain[step]
+
+    def lost(self) -> dict[str, Tensor]:
+        """How many entries would have moved in float32, and the share of them that stayed."""
+        home = self.meters[0].device
+        moving, stayed = torch.stack([counts.to(home) for counts in self.meters]).sum(dim=0)
+        return {"moving": moving, "lost": stayed / moving.clamp(min=1)}
 
     def close(self) -> None:
         """Close all sessions: updates that were deferred and then dropped are computed."""

@@ -77,7 +77,8 @@ class Buffer:
             return False
         kinds = {(t.dtype, t.device) for t in self.tensors}
         dtype, device = self.dtype, params.tensors[0].device
-        return kinds == {(dtype, device)} and (dtype.is_floating_point or dtype == torch.bool)
+        known = dtype.is_floating_point or dtype in (torch.bool, torch.int16)
+        return kinds == {(dtype, device)} and known
 
 
 class Buffers:

@@ -17,8 +17,7 @@ from torchzero_clip.core.norms import Measure
 from torchzero_clip.core.private import foreach
 from torchzero_clip.core.tensorlist import TensorList, Workspace
 from torchzero_clip.core.tensors import all_plain, storages
-from torchzero_clip.engines.kept import BATCH
-from torchzero_clip.engines.parts import Parted, Piece, piece_of
+from torchzero_clip.engines.parts import Parted, Piece, cut, piece_of
 
 
 class Scaled(Parted):
@@ -69,7 +68,7 @@ class Scaled(Parted):
 
     @property
     def cut(self) -> bool:
-        return all(map(Tensor.is_contiguous, self._params.tensors))
+        return cut(self._params)
 
     def compute(self) -> list[Tensor]:
         source = self.source
@@ -77,7 +76,7 @@ class Scaled(Parted):
         return self._of(u, self._params).own().tensors
 
     def piece(self, piece: Piece, keep: bool = False) -> TensorList:
-        params = TensorList(piece.of(self._params.tensors))
+        params = piece_of(self._params, piece, keep=True)
         return self._of(piece_of(self.source, piece, keep), params)
 
     def _of(self, u: TensorList, params: TensorList) -> TensorList:
@@ -167,24 +166,14 @@ def times(u: TensorList, factor: float) -> TensorList:
     return u if divisor == 1 else u.div_(divisor)
 
 
-def subtract_(
-    params: list[Tensor], values: Sequence[Tensor], factor: float, in_parts: bool
-) -> None:
-    """w ← w - factor · u; half precision in parts, since torch makes float32 copies of both."""
+def subtract_(params: list[Tensor], values: Sequence[Tensor], factor: float) -> None:
+    """w ← w - factor · u"""
     rest, divisor = norms.halves(factor, params[0].dtype)
     if divisor != 1:
         values = foreach("div", [u.to(params[0].dtype) for u in values], divisor)
-    if params[0].dtype == values[0].dtype:
-        foreach("sub_", params, list(values), alpha=rest)
-        return
-    if not in_parts:  # off the fast route of torch
+    wide = params
+    if params[0].dtype != values[0].dtype:  # off the fast route of torch
         wide = packs.copies(params, values[0].dtype)
-        foreach("sub_", wide, list(values), alpha=rest)
+    foreach("sub_", wide, list(values), alpha=rest)
+    if wide is not params:
         copy_into(params, wide)
-        return
-    for p, u in zip(params, values, strict=True):
-        if p.numel() > BATCH and p.is_contiguous() and u.is_contiguous():
-            for some, change in zip(p.view(-1).split(BATCH), u.view(-1).split(BATCH), strict=True):
-                some.sub_(change, alpha=rest)
-        else:
-            p.sub_(u, alpha=rest)

@@ -16,17 +16,17 @@ from torch import Tensor
 
 from torchzero_clip.core import norms, packs
 from torchzero_clip.core.engine import Formula, Group, Records, Rule, State, Through, Watch, updated
+from torchzero_clip.core.formats import Nearest, Stochastic
 from torchzero_clip.core.lazy import Lazy
 from torchzero_clip.core.private import foreach
 from torchzero_clip.core.skip import Skip
 from torchzero_clip.core.state import HALF
-from torchzero_clip.core.stochastic import Rounding
 from torchzero_clip.core.tensorlist import Operand, TensorList
 from torchzero_clip.core.tensors import all_plain
 from torchzero_clip.engines import parts
 from torchzero_clip.engines.deferred import Guarded, Narrow, Owed, Scaled, overlap, subtract_, times
-from torchzero_clip.engines.fused import Fused, takes
-from torchzero_clip.engines.kept import Kept, updated_in_turn
+from torchzero_clip.engines.fused import Fused, numbers_only, takes
+from torchzero_clip.engines.kept import BATCH, Kept, Wide, updated_in_turn
 from torchzero_clip.engines.workspace import Workspaces
 
 
@@ -102,6 +102,7 @@ class EagerSession:
         grads: Sequence[Tensor],
     ) -> None:
         self.params, self.grads = TensorList(params), TensorList(grads)
+        self._stored, half = list(params), params[0].dtype in HALF
         self._engine, self._key, self._places = engine, key, places
         self._waiting: list[Lazy] = []  # updates that are still to be computed
         self._kept_state: dict[str, Kept] = {}  # until it is settled
@@ -109,6 +110,8 @@ class EagerSession:
         host = params[0].device.type in packs.HOSTS
         self._keeps = engine.keeps and host
         self._parts = engine.defers and not host and all_plain(params)
+        narrow = half and host and (engine.defers or engine.keeps)
+        self._wide = Wide(params, Nearest()) if narrow else None  # in the format that they have
         self._reading: list[Lazy] = []  # lists that are still to read gradients
         self._writable: TensorList | None = None  # gradients that a fused optimizer may divide
 
@@ -120,7 +123,7 @@ class EagerSession:
         return self._movable(u)
 
     def state(
-        self, name: str, tensors: Sequence[Tensor], rounding: Rounding | None = None
+        self, name: str, tensors: Sequence[Tensor], form: Stochastic | None = None
     ) -> TensorList:
         if name in self._kept_state:
             return self._kept_state[name]
@@ -132,10 +135,14 @@ class EagerSession:
                 waits = True
             else:
                 guard()
-        if rounding is not None:
-            self._kept_state[name] = Kept(tensors, rounding, guard if waits else None)
+        if form is not None:
+            self._kept_state[name] = Kept(tensors, form, guard if waits else None)
             return self._kept_state[name]
         return Guarded(tensors, guard) if waits else TensorList(tensors, owned=True)
+
+    def keep(self, form: Nearest) -> None:
+        self._wide = Wide(self._stored, form)
+        self.params = self._wide if form.wide else self.params
 
     def settle(self, path: str) -> None:
         for name in [name for name in self._kept_state if name.rpartition("/")[0] == path]:
@@ -147,8 +154,8 @@ class EagerSession:
         if (factors := rule.affine(group)) is not None:
             scaled = self._affine(u, *factors)
             return updated(rule, u, state, group) if scaled is None else scaled
-        kernel, params = rule.fused(group), self.params.tensors
-        if kernel is None or not (_numbers_only(group) and takes(kernel, params, u, state)):
+        kernel, params = rule.fused(group), self._stored if self._wide is None else self._wide
+        if kernel is None or not (numbers_only(group) and takes(kernel, params, u, state)):
             if not (self._parts and rule.per_entry) or self._kept_state:
                 return updated_in_turn(rule, u, state, group)
             parts.settle(u, group)
@@ -215,7 +222,7 @@ class EagerSession:
         return flowing
 
     def select(self, where: Sequence[int], key: Hashable, places: Sequence[int]) -> EagerSession:
-        params, grads = self.params.tensors, self.grads.tensors
+        params, grads = self._stored, self.grads.tensors
         some = [params[i] for i in where], [grads[i] for i in where]
         other = EagerSession(self._engine, key, places, *some)
         other._keeps, other._owes = self._keeps, False  # a branch's part is a branch
@@ -228,22 +235,24 @@ class EagerSession:
 
     def subtract(self, u: TensorList) -> None:
         """w ← (1 - b) w - a u, by torch's fused optimizer where u waits for it."""
-        params, source, a, b = self.params.tensors, u, 1.0, 0.0
+        params, wide, source, a, b = self._stored, self._wide, u, 1.0, 0.0
         if isinstance(u, Scaled) and u.pending:
             source, a, b = u.source, u.a, u.b
-        if isinstance(source, Fused) and source.pending:
-            source.move(params, a, b, self.skip)
+        if isinstance(source, Fused) and source.pending and (wide is None or not wide.form.whole):
+            source.move(params, a, b, self.skip, wide)
             return
-        self._guard("no fused optimizer is at the end", params)
+        beside = [] if wide is None else wide.form.beside
+        self._guard("no fused optimizer is at the end", [*params, *beside])
         late = source if u.dtype == self.params.dtype else u  # what is converted needs memory
-        if self._parts and isinstance(late, parts.Parted) and late.pending:
+        waits = self._parts and isinstance(late, parts.Parted) and late.pending
+        if waits or wide is not None:
             self._subtract_parts(u)
         elif u.dtype != self.params.dtype or (b and overlap(params, source.tensors)):
-            self._subtract(u.tensors, 1.0)
+            subtract_(params, u.tensors, 1.0)
         else:
             if b:
                 foreach("mul_", params, 1 - b)
-            self._subtract(source.tensors, a)
+            subtract_(params, source.tensors, a)
 
     def close(self) -> None:
         self._compute_waiting()
@@ -267,7 +276,7 @@ class EagerSession:
     def _buffer(self) -> list[Tensor] | None:
         """The workspace of these tensors, once no deferred update reads it."""
         self._compute_waiting()
-        return self._engine.workspaces.like(self._key, self._places, self.params.tensors)
+        return self._engine.workspaces.like(self._key, self._places, self._stored)
 
     def _affine(self, u: TensorList, a: Any, b: Any) -> TensorList | None:
         """A Scaled list for a · u + b · w; None where a factor is on a device.
@@ -296,20 +305,22 @@ class EagerSession:
 
     def _subtract_parts(self, u: TensorList) -> None:
         """w ← w - u, part by part."""
-        params, a, b = self.params.tensors, 1.0, 0.0
-        if isinstance(u, Scaled) and u.pending and u.dtype == self.params.dtype:
+        params, wide, a, b = self._stored, self._wide, 1.0, 0.0
+        apart = u.dtype == self.params.dtype and (wide is None or wide.form.wide)
+        if apart and isinstance(u, Scaled) and u.pending:
             u, a, b = u.apart()
-        for piece in parts.pieces(params, parts.cut(u) and all(map(Tensor.is_contiguous, params))):
+        cuts = parts.cut(u) and all(map(Tensor.is_contiguous, params))
+        most = BATCH if params[0].is_cpu and wide is not None else None
+        for piece in parts.pieces(params, cuts and (wide is None or wide.cut), most, most is None):
             # before the weights move, which they may be of
             values = parts.piece_of(u, piece).tensors
+            if wide is not None:
+                wide.move(piece, values, a, b)
+                continue
             if b:
                 foreach("mul_", piece.of(params), 1 - b)
-            subtract_(piece.of(params), values, a, in_parts=False)
+            subtract_(piece.of(params), values, a)
             del values  # the next are made in its memory
-
-    def _subtract(self, values: Sequence[Tensor], a: float) -> None:
-        """w ← w - a u."""
-        subtract_(self.params.tensors, values, a, in_parts=self._keeps)
 
 
 def _number(x: Any) -> float | None:
@@ -318,12 +329,3 @@ def _number(x: Any) -> float | None:
         return x
     readable = isinstance(x, Tensor) and x.device.type == "cpu" and x.numel() == 1
     return x.item() if readable and not x.is_complex() else None
-
-
-def _numbers_only(group: Group) -> bool:
-    """Whether no live value is a tensor, since kernels take numbers."""
-    values = [x for x in group.values() if not isinstance(x, TensorList)]
-    flat = [
-        x for value in values for x in (value if isinstance(value, (tuple, list)) else (value,))
-    ]
-    return not any([isinstance(x, Tensor) for x in flat])

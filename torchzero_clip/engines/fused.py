@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from torchzero_clip.core import norms, packs
-from torchzero_clip.core.engine import FusedKernel, State
+from torchzero_clip.core.engine import FusedKernel, Group, State
 from torchzero_clip.core.private import foreach, fused
 from torchzero_clip.core.skip import Skip
 from torchzero_clip.core.state import HALF
@@ -24,7 +24,7 @@ from torchzero_clip.core.tensorlist import TensorList
 from torchzero_clip.core.tensors import DTYPE, SHAPE, all_plain
 from torchzero_clip.engines import parts
 from torchzero_clip.engines.deferred import Guarded, Owed, Scaled, overlap
-from torchzero_clip.engines.kept import BATCH, LARGE, Kept, updated_in_turn
+from torchzero_clip.engines.kept import BATCH, LARGE, Kept, Wide, updated_in_turn
 
 LARGEST = 4 * parts.PART
 """Entries for a fused optimizer behind factors alone, which need little memory."""
@@ -55,8 +55,10 @@ class Fused(parts.Updated):
             return TensorList(piece.of(self.tensors), owned=not keep)
         return super().piece(piece, keep)
 
-    def move(self, params: list[Tensor], a: Any, b: float, skip: Skip) -> None:
-        """w ← (1 - b) w - a u, by the fused optimizer."""
+    def move(
+        self, params: list[Tensor], a: Any, b: float, skip: Skip, wide: Wide | None = None
+    ) -> None:
+        """w ← (1 - b) w - a u, by the fused optimizer; `wide` are parameters of another dtype."""
         kernel, decays = self._kernel, bool(self._kernel.decays and b and a != 0)
         kernel.advance(self._state)
         held = [self._state.get(name, TensorList([])) for name in kernel.state]
@@ -71,11 +73,11 @@ class Fused(parts.Updated):
             options["found_inf"] = flag.to(torch.float32)
             if rest is not None:
                 rest = torch.where(flag, torch.ones_like(flag, dtype=self.dtype), rest)
-        narrow = params[0].dtype != self.dtype
         # what changes is made before the weights move, which it may be of
-        for piece, grads in self._changes(params, narrow, bool(kept), options):
+        narrow = wide is None and params[0].dtype != self.dtype
+        for piece, grads in self._changes(params, wide, bool(kept), options):
             some = piece.of(params)
-            w = packs.copies(some, self.dtype) if narrow else some
+            w = packs.copies(some, self.dtype) if narrow else wide.wide(piece) if wide else some
             if rest is not None:
                 if "grad_scale" not in options and overlap(w, grads):  # gradients lie beside them
                     grads = [grad.clone() for grad in grads]
@@ -84,6 +86,8 @@ class Fused(parts.Updated):
             function(w, grads, *lists, **options)
             if narrow:
                 foreach("copy_", some, w)
+            elif wide is not None:
+                wide.put(piece, w)
             for x, values in zip(held, lists, strict=True) if kept else ():
                 if isinstance(x, Kept):
                     x.put(piece, values)
@@ -92,7 +96,7 @@ class Fused(parts.Updated):
         self.tensors = []  # it is used up
 
     def _changes(
-        self, params: list[Tensor], narrow: bool, kept: bool, options: dict[str, Any]
+        self, params: list[Tensor], wide: Wide | None, kept: bool, options: dict[str, Any]
     ) -> Iterator[tuple[parts.Piece, list[Tensor]]]:
         """The pieces that the fused optimizer takes in turn, and the update of each as it takes it:
         what is computed or converted is then still in the cache. SGD scales by itself: a factor of
@@ -100,7 +104,7 @@ class Fused(parts.Updated):
         that may be written: torch's kernels write them.
         """
         u, dtype, host = self.source, self.dtype, params[0].device.type in packs.HOSTS
-        own = getattr(self._kernel.function, "func", None)
+        own, narrow = getattr(self._kernel.function, "func", None), params[0].dtype != dtype
         sgd, adamw = [own is getattr(fused(name), "func", 0) for name in ("sgd", "adamw")]
         if isinstance(u, Owed) and u.debt and (sgd or adamw) and not (narrow or kept):
             options["grad_scale"] = u.ratio
@@ -114,7 +118,8 @@ class Fused(parts.Updated):
         factor, source = (1.0, u.tensors) if isinstance(u, Owed) else _factor_and_source(u)
         plain = not (narrow or kept or source[0].dtype != dtype)
         damps = sgd and not (options.get("dampening") or options.get("nesterov"))
-        if plain and damps and dtype == torch.float32 and 1e-6 < factor < 1:
+        damps = damps and (plain or (wide is not None and wide.form.wide and not kept))
+        if damps and dtype == torch.float32 and 1e-6 < factor < 1:
             options["dampening"], factor = 1 - factor, 1.0
         if plain and factor == 1:
             yield parts.Piece(0, len(params)), source
@@ -133,8 +138,9 @@ class Fused(parts.Updated):
             yield piece, some
 
 
-def takes(kernel: FusedKernel, params: list[Tensor], u: TensorList, state: State) -> bool:
+def takes(kernel: FusedKernel, given: list[Tensor] | Wide, u: TensorList, state: State) -> bool:
     """Whether the fused optimizer can be given these tensors: it trusts shapes and strides."""
+    params, wide = (given.stored, given) if isinstance(given, Wide) else (given, None)
     host = params[0].device.type in packs.HOSTS  # there it is computed now, where it must be
     early = host or isinstance(u, Owed)
     dtype, grads = u.dtype, _factor_and_source(u)[1] if early else parts.bottom(u).tensors
@@ -155,8 +161,17 @@ def takes(kernel: FusedKernel, params: list[Tensor], u: TensorList, state: State
         and all(map(Tensor.is_contiguous, every))
         and all([len(some) == len(params) for some in (grads, *held.values())])
         and all([all(map(operator.eq, map(SHAPE, some), shapes)) for some in alike])
-        and all([some.in_order(some.stored) for some in kept])
+        and all([some.cut for some in (*kept, wide) if some is not None])
     )
+
+
+def numbers_only(group: Group) -> bool:
+    """Whether no live value is a tensor, since kernels take numbers."""
+    values = [x for x in group.values() if not isinstance(x, TensorList)]
+    flat = [
+        x for value in values for x in (value if isinstance(value, (tuple, list)) else (value,))
+    ]
+    return not any([isinstance(x, Tensor) for x in flat])
 
 
 def stored(held: TensorList) -> list[Tensor]:

@@ -1,7 +1,7 @@
-"""Kept: state in bfloat16 that a link sees in float32, in the eager engine.
+"""Kept: lists in float32 of numbers that are kept in fewer bits, in the eager engine.
 
-A tensor after the other is widened, updated and rounded; torch's fused optimizers get parts. So few
-numbers are in float32 at once. It is the plain way; with compile=True a kernel does all of it.
+A tensor after the other is widened, worked on and stored; torch's fused optimizers get parts. So
+few numbers are in float32 at once. It is the plain way; with compile=True a kernel does all of it.
 """
 
 from __future__ import annotations
@@ -13,89 +13,91 @@ import torch
 from torch import Tensor
 
 from torchzero_clip.core.engine import Group, Rule, State, updated
-from torchzero_clip.core.lazy import Lazy
+from torchzero_clip.core.formats import Nearest
 from torchzero_clip.core.norms import Measure, statistics
-from torchzero_clip.core.stochastic import Rounding
 from torchzero_clip.core.tensorlist import TensorList
-from torchzero_clip.engines.parts import Piece, of_piece
+from torchzero_clip.engines.parts import Parted, Piece, of_piece, pieces
 
 BATCH = 2**18  # numbers that are scaled or converted at a time
 LARGE = 2**24  # the same on devices whose calls cost more than their memory
 
 
-class Kept(Lazy):
-    """State in bfloat16 as a list in float32, converted when it is first read.
+class Wide(Parted):
+    """Parameters as a list in float32, to be read: a piece of it is made whenever one is asked for.
 
     Args:
         stored: The tensors that are kept.
-        rounding: How they are rounded.
+        form: The format that they are kept in.
         guard: Called before they are read, where the step may be skipped.
-        first: The place of the first of them among those that the rounding knows.
     """
 
-    __slots__ = ("first", "guard", "rounding", "stored")
+    __slots__ = ("form", "guard", "stored")
+
+    repeats = True
+    dtype = torch.float32
 
     def __init__(
-        self,
-        stored: Sequence[Tensor],
-        rounding: Rounding,
-        guard: Callable[[], Any] | None = None,
-        first: int = 0,
+        self, stored: Sequence[Tensor], form: Nearest, guard: Callable[[], Any] | None = None
     ) -> None:
-        super().__init__()
-        self.stored, self.rounding, self.guard, self.first = list(stored), rounding, guard, first
-
-    def __len__(self) -> int:
-        return len(self.stored)
+        super().__init__(TensorList(stored))
+        self.stored, self.form, self.guard = self.source.tensors, form, guard
 
     @property
-    def dtype(self) -> torch.dtype:
-        return torch.float32
+    def cut(self) -> bool:
+        return all([self.form.follows(i, t) for i, t in enumerate(self.stored)])
 
     def compute(self) -> list[Tensor]:
-        if self.guard is not None:
-            self.guard()
-        return [t.float() for t in self.stored]
+        return self.piece(Piece(0, len(self))).tensors
+
+    def borrow(self) -> TensorList:
+        again = self.pending and self.repeats
+        return Wide(self.stored, self.form) if again else TensorList.borrow(self)
 
     def statistics(self, m: Measure) -> Tensor:
-        return statistics(self.stored, m) if self.pending else super().statistics(m)
+        if not self.pending:
+            return super().statistics(m)
+        return torch.cat([statistics(self.wide(Piece(i, i + 1)), m) for i in range(len(self))], 1)
+
+    def piece(self, piece: Piece, keep: bool = False) -> TensorList:
+        if self.guard is not None:
+            self.guard()
+        return TensorList(self.wide(piece), owned=True)
 
     def wide(self, piece: Piece) -> list[Tensor]:
-        """A piece in float32, which `put` rounds."""
-        return [t.float() for t in piece.of(self.stored)]
+        """A piece in float32, which `put` keeps."""
+        return [self.form.widen(*row) for row in self._rows(piece)]
 
     def put(self, piece: Piece, values: Sequence[Tensor]) -> None:
-        """Round the new values of a piece."""
-        rows = zip(piece.of(self.stored), values, strict=True)
-        for i, (target, x) in enumerate(rows, self.first + piece.begin):
-            self.rounding.store(i, target.view(-1), x.view(-1), at=piece.start)
+        """Keep the new values of a piece."""
+        for row, x in zip(self._rows(piece), values, strict=True):
+            self.form.store(*row, x)
 
-    def only(self, i: int) -> Kept:
-        """The list of one of the tensors."""
-        return Kept(self.stored[i : i + 1], self.rounding, self.guard, self.first + i)
+    def move(self, piece: Piece, values: Sequence[Tensor], a: float, b: float) -> None:
+        """w ← (1 - b) w - a u, for the values of u in a piece."""
+        for row, u in zip(self._rows(piece), values, strict=True):
+            self.form.move(*row, u, a, b)
 
-    def in_order(self, tensors: Sequence[Tensor]) -> bool:
-        """Whether the elements of these tensors are one after another in their memory."""
-        follow = self.rounding.elements.follow
-        return all([follow(i, t) for i, t in enumerate(tensors, self.first)])
+    def _rows(self, piece: Piece) -> list[tuple[int, Tensor, int | None]]:
+        """The tensors of a piece as a format asks for them."""
+        at = None if piece.stop is None else piece.start
+        return [(i, t, at) for i, t in enumerate(piece.of(self.stored), piece.begin)]
+
+
+class Kept(Wide):
+    """State as a list in float32, converted when it is first read, and kept when it is settled."""
+
+    __slots__ = ()
+
+    repeats = False
 
     def settle(self) -> None:
-        """Round what was read, and may have changed: a tensor after the other, in parts."""
-        pairs = [] if self.pending else zip(self.stored, self.tensors, strict=True)
-        for i, (target, wide) in enumerate(pairs, self.first):
-            follow, size = self.rounding.elements.follow, BATCH if target.is_cpu else LARGE
-            if follow(i, target) and follow(i, wide):
-                parts = zip(_vector(target).split(size), _vector(wide).split(size), strict=True)
-                for k, part in enumerate(parts):
-                    self.rounding.store(i, *part, at=k * size)
-            else:
-                self.rounding.store(i, target, wide)
+        """Keep what was read, and may have changed: a tensor after the other, in parts."""
+        if not self.pending:
+            cuts = self.cut and all(map(Tensor.is_contiguous, [*self.stored, *self.tensors]))
+            most = BATCH if self.stored[0].is_cpu else LARGE
+            for piece in pieces(self.stored, cuts, most, grows=False):
+                self.put(piece, piece.of(self.tensors))
         self._tensors = None
-
-
-def _vector(t: Tensor) -> Tensor:
-    """The memory of a tensor without gaps."""
-    return t.as_strided((t.numel(),), (1,))
 
 
 def updated_in_turn(rule: Rule, u: TensorList, state: State, group: Group) -> TensorList:
@@ -105,27 +107,21 @@ def updated_in_turn(rule: Rule, u: TensorList, state: State, group: Group) -> Te
     if read or not (kept and rule.reach == "tensor"):
         return updated(rule, u, state, group)
     made: list[Tensor] = []
-    for i in range(len(u)):
-        mine = {name: _only(held, i) for name, held in state.items()}
-        flowing = _only(u, i)
-        out = updated(rule, flowing, mine, {name: _only(x, i) for name, x in group.items()})
-        made += (out if out.owned else flowing.copy_(out)).tensors
-        for held in mine.values():
+    for piece in [Piece(i, i + 1) for i in range(len(u))]:
+        mine = {name: of_state(held, piece) for name, held in state.items()}
+        flowing = TensorList(piece.of(u.tensors), owned=u.owned)
+        out = updated(rule, flowing, mine, {name: of_piece(x, piece) for name, x in group.items()})
+        made += (out if out.owned else out.own()).tensors
+        for held, now in zip(state.values(), mine.values(), strict=True):
             if isinstance(held, Kept):
-                held.settle()
+                held.put(piece, now.tensors)
     return TensorList(made, owned=True)
 
 
-def _only(x: Any, i: int) -> Any:
-    """Of a list one tensor; numbers are for all."""
-    if isinstance(x, Kept):
-        return x.only(i)
-    if not isinstance(x, TensorList):
-        return of_piece(x, Piece(i, i + 1))
-    workspace = x.workspace
-
-    def kept() -> list[Tensor] | None:
-        memory = None if workspace is None else workspace()
-        return None if memory is None else memory[i : i + 1]
-
-    return TensorList(x.tensors[i : i + 1], owned=x.owned, workspace=kept if workspace else None)
+def of_state(held: TensorList, piece: Piece) -> TensorList:
+    """A piece of state, to be written."""
+    return (
+        held.piece(piece)
+        if isinstance(held, Kept)
+        else TensorList(piece.of(held.tensors), owned=True)
+    )

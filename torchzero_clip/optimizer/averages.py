@@ -11,8 +11,9 @@ from torch import Tensor
 from torch.nn import Module
 
 from torchzero_clip.core.link import Link
-from torchzero_clip.core.sharding.layout import layout_of, local
+from torchzero_clip.core.sharding.layout import local
 from torchzero_clip.core.transform import averages
+from torchzero_clip.optimizer.rounding import in_model, weights_of
 
 SHOWN = "averaged/shown"  # in the chain of a group, while eval() has them in the parameters
 TRAINING = "averaged/training"  # in the state of a parameter, what it is in training meanwhile
@@ -69,7 +70,8 @@ def rows(optimizer: Any, name: str | None = None) -> Iterator[Shown]:
         for p in group["params"]:
             for link in links:
                 if held := _held(link, optimizer.state.get(p, {})):
-                    weights = link.transform.averaged(local(p), held, values[link.path])
+                    now = weights_of(optimizer, p)
+                    weights = link.transform.averaged(now, held, values[link.path])
                     own = any([weights is t for t in held.values()])
                     yield Shown(p, weights, own and weights.dtype == p.dtype)
                     break
@@ -251,22 +253,12 @@ def refuse(optimizer: Any, what: str, shown: bool = False) -> None:
 def averaged_state_dict(optimizer: Any, model: Module, name: str | None) -> dict[str, Any]:
     """The state dict of a model, with the weights for evaluation in place of its parameters."""
     refuse(optimizer, "averaged_state_dict()", shown=True)
-    found: dict[Tensor, Tensor] = {}
+    exact = optimizer.rounding == "exact"
+    found = {p: weights_of(optimizer, p) for p in params_of(optimizer)} if exact else {}
     for row in rows(optimizer, name):
-        layout = layout_of(row.param)
-        weights = row.weights.to(row.param.dtype, copy=True)
-        found[row.param] = weights if layout is None else layout.wrap(weights)
-    state: dict[str, Any] = model.state_dict(keep_vars=True)
-    params = {value for value in state.values() if isinstance(value, Tensor)}
-    if not params & set(params_of(optimizer)):
-        raise ValueError(
-            "averaged_state_dict: takes the model that this optimizer trains, got one with none of "
-            "its parameters"
-        )
-    for key, value in state.items():
-        if isinstance(value, Tensor):
-            state[key] = found.get(value, value).detach()
-    return state
+        dtype = found[row.param].dtype if exact else row.param.dtype
+        found[row.param] = row.weights.to(dtype, copy=True)
+    return in_model("averaged_state_dict", model, found)
 
 
 def params_of(optimizer: Any) -> list[Tensor]:

@@ -15,7 +15,6 @@ from torchzero_clip.core.step import Step
 from torchzero_clip.core.tensors import is_sharded
 from torchzero_clip.core.transform import Transform, averages
 from torchzero_clip.optimizer.modular import Modular
-from torchzero_clip.optimizer.rounding import subtract
 
 PARAMS = ("params", "param_names")
 
@@ -75,7 +74,7 @@ class Behind(Modular):
 
     def _end(self, step: Step, buckets: list[Bucket]) -> None:
         if any([link.transform.leaves != "gradient" for link in self.links]):
-            subtract(buckets, self.rounding)
+            super()._end(step, buckets)
         buckets.clear()  # or the step would keep the update
 
 

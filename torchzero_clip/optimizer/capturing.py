@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TypeVar
 
 from torchzero_clip.core.tensors import is_sharded
-from torchzero_clip.optimizer.explain import unrepeated
 from torchzero_clip.optimizer.modular import Modular
 
 M = TypeVar("M", bound=Modular)
@@ -31,8 +30,6 @@ def captured(opt: M) -> M:
     """
     if not isinstance(opt, Modular):
         raise TypeError(f"captured takes a Modular, got {type(opt).__name__}")
-    if why := "; ".join(unrepeated(opt)):
-        raise ValueError(f"captured: steps of this optimizer are never done again: {why}")
     params = [p for group in opt.param_groups for p in group["params"]]
     if opt.process_group is not None or any(map(is_sharded, params)):
         raise ValueError(

@@ -9,17 +9,18 @@ import torch
 from torch import Tensor
 
 from torchzero_clip.core.description import RESERVED
+from torchzero_clip.core.formats import KEPT, Exact, Kahan
+from torchzero_clip.core.formats.stochastic import DRAWS, DROPPED, ROUNDS
 from torchzero_clip.core.outside import warn
 from torchzero_clip.core.sharding.layout import local
 from torchzero_clip.core.stacks import batches, in_order
 from torchzero_clip.core.state import share_vectors, statistic
 from torchzero_clip.core.step import Groups
-from torchzero_clip.core.stochastic import DRAWS, DROPPED
 from torchzero_clip.core.transform import Successor
 from torchzero_clip.optimizer.earlier import Older
 from torchzero_clip.optimizer.fingerprint import fingerprint, marks, other_arguments
 from torchzero_clip.optimizer.keys import GroupKeys
-from torchzero_clip.optimizer.rounding import COMPENSATION, SEED, STEP
+from torchzero_clip.optimizer.rounding import split
 from torchzero_clip.optimizer.state_layout import (
     ROUNDING,
     STATISTICS,
@@ -122,30 +123,29 @@ class Checkpoint:
 
     def adapt(self) -> None:
         """Keep of roundings what is needed here; warn where parameters were saved with another."""
-        rounding = self.layout.rounding
-        rows = list(self.rows())
-        counts = [STEP, SEED] if rounding == "stochastic" else []
+        rounding, rows = self.layout.rounding, list(self.rows())
+        counts = [*ROUNDS] if rounding == "stochastic" else []
         counts += DRAWS if any([link.narrow for link in self.keys.links]) else ()
         half = [held for _, p, held in rows if p.dtype in DROPPED]
         here = rounding if half else "nearest"
-        saved = "nearest" if any(half) else here
-        if any([STEP in group["chain"] for group in self.groups]):
-            saved = "stochastic"
-        if any([COMPENSATION in held for _, _, held in rows]):
-            saved = "kahan"
+        drawn = [group["chain"][ROUNDS[1]] for group in self.groups if ROUNDS[1] in group["chain"]]
+        older = any([type(x) is int for x in drawn])
+        known = ["nearest" if any(half) else here]
+        known += ["stochastic, by other draws" if older else "stochastic"] * bool(drawn)
+        known += [name for name, x in KEPT.items() if any([x.key in held for _, _, held in rows])]
+        saved = known[-1]
         for group in self.groups:
             chain = group["chain"].items()
             group["chain"] = {k: x for k, x in chain if k in counts or k not in ROUNDING}
             for key in [key for key in counts if key in group["chain"]]:
                 check_count("a group", key, group["chain"][key])
-        for index, p, held in rows:
-            if COMPENSATION in held and COMPENSATION not in self.layout.of_parameter(p):
-                self.state[index] = {k: x for k, x in held.items() if k != COMPENSATION}
+        self.splits = (saved, here) == ("kahan", "exact")
         if saved != here:
-            end = {saved: "its compensation is dropped", here: "the compensation starts at zero"}
+            end = KEPT[saved].ends if saved in KEPT else KEPT[here].begins if here in KEPT else ""
+            end = "its compensation goes into the lower halves" if self.splits else end
             warn(
                 f"the checkpoint was saved with rounding={saved!r}, the parameters here have "
-                f"rounding={here!r}" + (f": {end['kahan']}" if "kahan" in end else ""),
+                f"rounding={here!r}" + (f": {end}" if end else ""),
             )
 
     def for_torch(self) -> dict[str, Any]:
@@ -162,12 +162,22 @@ class Checkpoint:
             if index in self.state:
                 known = self.layout.of_parameter(p)
                 rows = [(key, value, known.get(key)) for key, value in held.items()]
+                rows = [row for row in rows if row[2] is not None or row[0] not in ROUNDING]
                 state[p] = {key: _loaded(key, value, p, entry) for key, value, entry in rows}
+                if self.splits and Kahan.key in held:
+                    self._split(p, held[Kahan.key], state[p])
                 for key, _, entry in rows:
                     where = () if entry and entry.kinds is STATISTICS else (p.dtype, group_of[p])
                     alike.setdefault((key, p.device, *where), []).append(state[p])
         for (key, *_), memories in alike.items():
             share_vectors(memories, [key])
+
+    @torch.no_grad()
+    def _split(self, p: Tensor, lost: Tensor, state: dict[str, Any]) -> None:
+        """Make float32 of a weight and its compensation."""
+        state[Exact.key] = torch.zeros_like(p, dtype=Exact.dtype)
+        x = local(p).float().add(local(lost).to(p.device))
+        split(local(p), local(state[Exact.key]), x)
 
     def _contents(self, group: Mapping[str, Any]) -> str:
         """The live values and state of another chain's checkpoint, for the sentence about it."""

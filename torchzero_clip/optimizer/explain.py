@@ -125,15 +125,9 @@ def explain(optimizer: Any, make: Callable[..., Any], each: bool = False) -> str
     if skip:
         waits = f"The host waits in each step for whether it is skipped: {skip.why}."
         ends.append("Whether a step is skipped stays on the device." if skip.why is None else waits)
-    ends += optimizer.engine.says(unrepeated(optimizer))
+    ends += optimizer.engine.says([])
     table = ["", *branches.parameters(optimizer)] if each else []
     return "\n".join([*lines, "", *ends, *table])
-
-
-def unrepeated(optimizer: Any) -> list[str]:
-    """The reasons why steps are never done again, whatever the links are, with ways out."""
-    way = f"rounding={optimizer.rounding!r}: take 'nearest', or leave compile out"
-    return [] if optimizer.rounding == "nearest" else [way]
 
 
 def _watch(twin: Any, parts: list[Traffic]) -> Any:

@@ -24,6 +24,7 @@ from torchzero_clip.core.transform import Transform
 from torchzero_clip.core.values import is_row
 from torchzero_clip.engines import AT_ONCE, Compiled, Eager
 from torchzero_clip.optimizer import averages
+from torchzero_clip.optimizer import rounding as roundings
 from torchzero_clip.optimizer.explain import explain
 from torchzero_clip.optimizer.fingerprint import fingerprint, shared_start
 from torchzero_clip.optimizer.keys import GroupKeys, refuse_arguments, refuse_nameless
@@ -32,7 +33,6 @@ from torchzero_clip.optimizer.loss import evaluate, one_number
 from torchzero_clip.optimizer.meaning import refuse_step, warn_of_size, warn_of_small_state
 from torchzero_clip.optimizer.metrics import metrics_of
 from torchzero_clip.optimizer.places import warn_of_places
-from torchzero_clip.optimizer.rounding import check_options, prepare_rounding, subtract
 from torchzero_clip.optimizer.saving import has_rate, on_saving, safe_to_save
 from torchzero_clip.optimizer.state_layout import StateLayout
 
@@ -50,8 +50,10 @@ class Modular(Optimizer):
         compile: Compile the operators of links between two norms into one kernel, at the first
             step. It takes a second, needs a C++ compiler on CPU and Triton on CUDA, and happens
             again for no change of a live value or of which parameters have gradients.
-        rounding: How parameters in bfloat16 and float16 take the update: "nearest", "stochastic" or
-            "kahan", which do not lose what is smaller than half a unit in the last place.
+        rounding: How parameters in bfloat16 and float16 take the update: "nearest", which loses
+            what is smaller than half a unit in the last place, or one that does not: "exact", which
+            has float32 weights behind bfloat16, "kahan" or "stochastic". By default the first, with
+            a warning where there are such parameters.
         state_dtype: "bfloat16" keeps state in the shape of the parameters in half the memory,
             rounded up or down at random; links compute with it in float32. Numbers, as norms and
             counts, stay in float32. A link may say otherwise with its own `state_dtype`.
@@ -82,7 +84,7 @@ class Modular(Optimizer):
         *transforms: Transform,
         fused: bool = True,
         compile: bool = False,
-        rounding: str = "nearest",
+        rounding: str | None = None,
         state_dtype: str = "float32",
         process_group: Any = None,
         **others: Never,
@@ -97,8 +99,9 @@ class Modular(Optimizer):
                 f"{type(self).__name__} takes the parameters first, got {params!r}: pass "
                 "model.parameters(), and the chain after it"
             )
-        check_options(type(self).__name__, rounding, state_dtype, process_group, fused, compile)
-        self._build(Chain(*transforms), fused, compile, rounding, state_dtype)
+        options = fused, compile, "nearest" if rounding is None else rounding, state_dtype
+        roundings.check_options(type(self).__name__, *options, process_group)
+        self._build(Chain(*transforms), *options)
         if self._makes_steps:
             warn_of_size(self.links, self.chain)
         elif self._makes_steps is False:
@@ -110,6 +113,8 @@ class Modular(Optimizer):
         on_saving(self)
         warn_of_places(self)
         warn_of_small_state(self)
+        if self._makes_steps and rounding is None:
+            roundings.warn_of_lost_updates(self)
 
     def _build(
         self, chain: Chain, fused: bool, compile: bool, rounding: str, state_dtype: str
@@ -132,6 +137,7 @@ class Modular(Optimizer):
         self._records, self._reported = dict[str, Any](), dict[str, Any]()  # of the next step
         self._roster = Roster()
         self._inside = False  # averaged()
+        self._rounds = "" if rounding == "nearest" else rounding  # "nearest" where it is measured
 
     # ------------------------------------------------------------------ the step
 
@@ -166,13 +172,17 @@ class Modular(Optimizer):
 
     def _end(self, step: Step, buckets: list[Bucket]) -> None:
         """Take what the last link returns."""
-        subtract(buckets, self.rounding)
+        for bucket in buckets:
+            bucket.subtract()
+        if step.meters:
+            step.record["rounding"] = step.lost()
 
     def _begin(self, name: str = "a step", loss: Any = None) -> Step:
         """A step of now; checked are keys, live values and dtypes that are others than before."""
         averages.refuse(self, name, shown=True)
         self.keys.check_groups(self.param_groups)
-        more = self.process_group, self._roster, loss, (self.keys.defaults, self.keys.seen)
+        live = self.keys.defaults, self.keys.seen
+        more = self.process_group, self._roster, loss, live, self._rounds
         if torch.compiler.is_compiling():  # it forgets what is set on an optimizer, not in a dict
             self._records.clear()
             return Step(self.param_groups, self.state, self._records, AT_ONCE, *more)
@@ -181,7 +191,7 @@ class Modular(Optimizer):
             if self._seen_dtypes:  # before the first step there is no state, or it was checked
                 self.layout.check_dtypes(self.param_groups, self.state)
             self._seen_dtypes = dtypes
-        kind = (self._measures, self.process_group) if self.rounding == "nearest" else None
+        kind = self._measures, self._rounds, self.process_group
         return Step(self.param_groups, self.state, {}, self.engine, *more, kind)
 
     def report(self, *, loss: Tensor | float) -> None:
@@ -231,7 +241,13 @@ class Modular(Optimizer):
         For every rule "norm" before it, its "limit", the "factor" it scaled by, and whether it
         "clipped": 0-dim or one entry a unit, on the device; nothing is computed or waited for until
         this is called. `to_floats` brings all to the host at once.
+
+        Where parameters in half precision round to the nearest, also "rounding/lost": of the
+        entries that a step would have moved in float32 the share that stayed. It is measured from
+        the step behind the first call on.
         """
+        if self.rounding == "nearest" and roundings.narrow(self):
+            self._rounds = "nearest"
         return metrics_of(self._records)
 
     def explain(self, *, parameters: bool = False) -> str:
@@ -275,8 +291,11 @@ class Modular(Optimizer):
             >>> print(next(line for line in source.splitlines() if line.startswith("class")))
             class ClippedAdam(torch.optim.Optimizer):
         """
-        from torchzero_clip.source import to_source  # which no other call needs
+        from torchzero_clip.source import SourceError, to_source  # which no other call needs
 
+        if self.rounding != "nearest":
+            why = "has no words in a file of plain torch, which rounds to the nearest"
+            raise SourceError(f"to_source: rounding={self.rounding!r} {why}")
         mark = fingerprint(self.keys.links)
         return to_source(self.chain, self.links, self.defaults, mark, name)
 
@@ -293,7 +312,7 @@ class Modular(Optimizer):
         """Make the state of the parameters for which this is a tensor."""
         with self._begin() as step:
             buckets = in_buckets(step, gradient)
-            prepare_rounding(prepare(buckets, self.links), self.rounding)
+            prepare(buckets, self.links)
 
     # ------------------------------------------------------------------ weights for evaluation
 
@@ -343,6 +362,11 @@ class Modular(Optimizer):
         """Put the training weights back that `eval()` has taken out."""
         averages.train(self)
 
+    # ------------------------------------------------------------------ float32 behind bfloat16
+
+    exact_state_dict = roundings.exact_state_dict
+    load_exact = roundings.load_exact
+
     # ------------------------------------------------------------------ groups
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
@@ -365,6 +389,7 @@ class Modular(Optimizer):
     def _check_params(self, group: dict[str, Any]) -> None:
         """Raise a sentence where the chain cannot take the parameters of a group."""
         refuse_flat(group["params"])
+        roundings.refuse_float16(type(self).__name__, self.rounding, group)
         for p in group["params"]:
             self.engine.check(p.device)
         refuse_nameless(self.keys.links, group)

@@ -1,27 +1,28 @@
-"""Rounding: the last subtraction, and how half precision takes what its dtype would round away."""
+"""Rounding: how parameters in half precision take their update, and float32 weights behind them."""
 
 from __future__ import annotations
 
-import zlib
-from collections.abc import Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import Module
 
-from torchzero_clip.core.bucket import Bucket
-from torchzero_clip.core.sharding.layout import Layout, local
+from torchzero_clip.core.formats import ROUNDINGS, Exact, lower, upper, wide_of
+from torchzero_clip.core.formats.stochastic import DROPPED
+from torchzero_clip.core.outside import warn
+from torchzero_clip.core.sharding.layout import layout_of, local
 from torchzero_clip.core.state import STATE_DTYPES
-from torchzero_clip.core.stochastic import DROPPED, carried
 
-KINDS = ("nearest", "stochastic", "kahan")
-COMPENSATION = "rounding/compensation"  # in the state of a parameter
-STEP, SEED = "rounding/step", "rounding/seed"  # in the chain of a group
+WARNED: set[str] = set()  # once a process
 
 
-def check_options(owner: str, rounding: Any, state_dtype: Any, group: Any, *truths: Any) -> None:
+def check_options(
+    owner: str, fused: Any, compile: Any, rounding: Any, state_dtype: Any, group: Any
+) -> None:
     """Raise a sentence unless the options of an optimizer are what they should be."""
-    rows = ("rounding", rounding, KINDS), ("state_dtype", state_dtype, tuple(STATE_DTYPES))
+    rows = ("rounding", rounding, ROUNDINGS), ("state_dtype", state_dtype, tuple(STATE_DTYPES))
     for name, given, choices in rows:
         if not isinstance(given, str) or given not in choices:
             raise ValueError(f"{owner}: {name} must be one of {choices}, got {given!r}")
@@ -29,75 +30,106 @@ def check_options(owner: str, rounding: Any, state_dtype: Any, group: Any, *trut
     if group is not None and not isinstance(group, kind):
         said = f"a ProcessGroup, as mesh.get_group() is, or None, got {group!r}"
         raise TypeError(f"{owner}: process_group must be {said}")
-    for name, given in zip(("fused", "compile"), truths, strict=True):
+    for name, given in (("fused", fused), ("compile", compile)):
         if not isinstance(given, bool):
             raise TypeError(f"{owner}: {name} must be True or False, got {given!r}")
 
 
-def prepare_rounding(buckets: Sequence[Bucket], rounding: str) -> None:
-    """Make the state of the rounding: a compensation a parameter, or the count of steps."""
-    for bucket in buckets:
-        if rounding == "nearest" or bucket.dtype not in DROPPED:
-            continue
-        for group in bucket.step.groups if rounding == "stochastic" else ():
-            group["chain"].setdefault(STEP, 0)
-            group["chain"].setdefault(SEED, 0)
-        for p, state in zip(bucket.originals, bucket.param_states, strict=True):
-            if rounding == "kahan" and COMPENSATION not in state:
-                # bfloat16: float16 has no range below its own ulp
-                state[COMPENSATION] = torch.zeros_like(p, dtype=torch.bfloat16)
-
-
-def subtract(buckets: Sequence[Bucket], rounding: str) -> None:
-    """w ← w - u, rounded to the precision of w."""
-    narrow = [bucket for bucket in buckets if rounding != "nearest" and bucket.dtype in DROPPED]
-    for bucket in [bucket for bucket in buckets if bucket not in narrow]:
-        bucket.session.subtract(bucket.update)
-    if narrow:
-        prepare_rounding(narrow, rounding)
-    if narrow and rounding == "stochastic":
-        _draw_and_subtract(narrow)
-    for bucket in narrow if rounding == "kahan" else ():
-        every = [local(state[COMPENSATION]) for state in bucket.param_states]
-        bucket.step.skip.hold([*bucket.params, *every])
-        for w, u, lost in zip(bucket.params, bucket.update, every, strict=True):
-            _kahan(w, u.float(), lost)
-
-
-def _draw_and_subtract(buckets: Sequence[Bucket]) -> None:
-    groups, notes = buckets[0].step.groups, buckets[0].step.notes
-    buckets[0].step.skip.read('rounding="stochastic" counts the steps that happen')
-    step = notes.count(groups, STEP, 1)
-    for bucket in buckets:
-        generator = torch.Generator(bucket.device)
-        seed = int(groups[bucket.part.index]["chain"].get(SEED, 0))
-        rows = zip(
-            bucket.params, bucket.update, bucket.part.places, bucket.part.layouts, strict=True
+def refuse_float16(owner: str, rounding: str, group: Mapping[str, Any]) -> None:
+    """Raise a sentence where exact weights are asked for behind float16."""
+    if rounding == "exact" and any([p.dtype == torch.float16 for p in group["params"]]):
+        raise ValueError(
+            f"{owner}: rounding='exact' keeps the lower half of float32 beside bfloat16, and "
+            "float16 is no half of it: take rounding='kahan', or parameters in bfloat16"
         )
-        for w, u, place, layout in rows:
-            numbers = step, bucket.part.index, place, *_shard(layout)
-            # a resumed run draws what it would have drawn
-            generator.manual_seed(zlib.crc32(repr(numbers).encode(), seed))
-            w.copy_(_stochastic(w - u.float(), w.dtype, generator))
 
 
-def _kahan(w: Tensor, u: Tensor, lost: Tensor) -> None:
-    """Subtract u and the `lost` part of earlier roundings; `lost` becomes that of this one."""
-    before, change = w.float(), lost - u
-    w.add_(change)
-    change.add_(before.sub_(w))  # the step that was meant, less the step that was made
-    lost.copy_(change.nan_to_num_(0.0, 0.0, 0.0))  # a NaN must not stay in the state
+def warn_of_lost_updates(optimizer: Any) -> None:
+    """Warn once, on the first rank, where parameters in half precision round to the nearest, and
+    nobody has said so.
+    """
+    ranks = torch.distributed
+    later = ranks.is_available() and ranks.is_initialized() and ranks.get_rank()
+    if not (later or WARNED) and narrow(optimizer):
+        WARNED.add("lost")
+        warn(
+            "parameters in half precision lose updates of less than half a unit in the last place: "
+            "give rounding='exact' (float32 behind bfloat16, 2 bytes a parameter), 'kahan' (2) or "
+            "'stochastic' (0), or 'nearest' where that is meant; metrics() has rounding/lost"
+        )
 
 
-def _stochastic(x: Tensor, dtype: torch.dtype, generator: torch.Generator) -> Tensor:
-    """Float32 numbers at one of their two neighbours in `dtype`, at the nearer more often."""
-    noise = torch.empty_like(x, dtype=torch.int32)
-    return carried(x, noise.random_(0, 2 ** DROPPED[dtype], generator=generator), dtype)
+def narrow(optimizer: Any) -> bool:
+    """Whether there are parameters in half precision that are trained."""
+    params = [p for group in optimizer.param_groups for p in group["params"]]
+    return any([p.dtype in DROPPED and p.requires_grad for p in params])
 
 
-def _shard(layout: Layout | None) -> list[int]:
-    """Which part of the parameter is here: replicas of a part draw alike."""
-    if layout is None:
-        return []
-    coordinate = layout.mesh.get_coordinate()
-    return [coordinate[i] for i in sorted(layout.split)]
+# ---------------------------------------------------------------------- float32 behind bfloat16
+
+
+def weights_of(optimizer: Any, p: Tensor) -> Tensor:
+    """A parameter as links see it; of a sharded one the part that is here."""
+    if optimizer.rounding != "exact" or p.dtype not in DROPPED:
+        return local(p)
+    rest = optimizer.state.get(p, {}).get(Exact.key)
+    return local(p).float() if rest is None else wide_of(local(p), local(rest))
+
+
+@torch.no_grad()
+def exact_state_dict(optimizer: Any, model: Module) -> dict[str, Any]:
+    """The model's state dict with the float32 weights that rounding="exact" keeps.
+
+    Args:
+        model: The model that is trained.
+    """
+    _require_exact("exact_state_dict", optimizer)
+    every = [p for group in optimizer.param_groups for p in group["params"]]
+    return in_model("exact_state_dict", model, {p: weights_of(optimizer, p) for p in every})
+
+
+def in_model(owner: str, model: Module, found: Mapping[Tensor, Tensor]) -> dict[str, Any]:
+    """The state dict of a model, with what is here of others in the place of its parameters."""
+    state: dict[str, Any] = model.state_dict(keep_vars=True)
+    mine = [key for key, value in state.items() if isinstance(value, Tensor)]
+    if not any([state[key] in found for key in mine]):
+        raise ValueError(
+            f"{owner}: takes the model that this optimizer trains, got one with none of its "
+            "parameters"
+        )
+    for key in mine:
+        layout, value = layout_of(state[key]), found.get(state[key])
+        value = state[key] if value is None else value if layout is None else layout.wrap(value)
+        state[key] = value.detach()
+    return state
+
+
+@torch.no_grad()
+def load_exact(optimizer: Any, model: Module, state: Mapping[str, Any]) -> None:
+    """Load float32 weights into a model in bfloat16, and what it cannot hold into the optimizer.
+
+    Args:
+        model: The model that is trained.
+        state: What `exact_state_dict` gave, or any state dict of the model in float32.
+    """
+    _require_exact("load_exact", optimizer)
+    model.load_state_dict(state)
+    optimizer.init_state()
+    for key, p in model.state_dict(keep_vars=True).items():
+        if isinstance(p, Tensor) and Exact.key in optimizer.state.get(p, {}):
+            split(local(p), local(optimizer.state[p][Exact.key]), local(state[key]))
+
+
+def _require_exact(owner: str, optimizer: Any) -> None:
+    if optimizer.rounding != "exact":
+        raise ValueError(
+            f"{owner}: the optimizer was made with rounding={optimizer.rounding!r}, and keeps no "
+            "float32 weights behind the parameters: give rounding='exact'"
+        )
+
+
+def split(w: Tensor, rest: Tensor, x: Tensor) -> None:
+    """Keep float32 numbers in both halves."""
+    x = x.to(w.device, torch.float32)
+    w.copy_(upper(x))
+    rest.copy_(lower(x))

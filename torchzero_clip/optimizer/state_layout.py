@@ -11,15 +11,15 @@ import torch
 from torch import Tensor
 
 from torchzero_clip.core.bucket import BEGUN
+from torchzero_clip.core.formats import KEPT
+from torchzero_clip.core.formats.stochastic import DRAWS, DROPPED, ROUNDS
 from torchzero_clip.core.link import Link
 from torchzero_clip.core.norm_rule import NormRule
 from torchzero_clip.core.sharding.layout import local
 from torchzero_clip.core.state import statistic
-from torchzero_clip.core.stochastic import DRAWS, DROPPED
 from torchzero_clip.core.tensors import is_sharded
 from torchzero_clip.core.transform import Transform, averages
 from torchzero_clip.optimizer.averages import SHOWN, TRAINING
-from torchzero_clip.optimizer.rounding import COMPENSATION, SEED, STEP
 
 COUNTS = frozenset({"step", "count", "seen", "skipped", "consecutive", "begun"})
 """Names of whole numbers in the state of our own links."""
@@ -28,7 +28,7 @@ WIDTHS = frozenset({torch.float32, torch.bfloat16})
 STATISTICS = frozenset({torch.float32, torch.float64})
 """Those of numbers, which are as wide as a unit's widest parameter."""
 OURS = __name__.partition(".")[0]
-ROUNDING = frozenset({COMPENSATION, STEP, SEED, *DRAWS})
+ROUNDING = frozenset({*[kept.key for kept in KEPT.values()], *ROUNDS, *DRAWS})
 """Keys that no link keeps, but the rounding of parameters and state."""
 OTHERS = ROUNDING | {SHOWN, TRAINING}
 """Keys that no link keeps."""
@@ -82,15 +82,17 @@ class StateLayout:
     def of_parameter(self, p: Tensor) -> dict[str, Entry]:
         """What may be kept for a parameter, by key."""
         made: dict[str, Entry] = {}
+        exact = self.rounding == "exact" and p.dtype in DROPPED
+        seen = torch.empty_like(p, dtype=torch.float32, device="meta") if exact else p
         for link in self.links:
             of_units: dict[str, Any] = getattr(link.transform, "init_unit", dict)()
-            for key, example in link.layout(p).items():
+            for key, example in link.layout(seen).items():
                 kinds = WIDTHS if example.shape == p.shape else frozenset()
                 kinds = STATISTICS if key.rpartition("/")[2] in of_units else kinds
                 made[key] = Entry(example, kinds, link)
-        if self.rounding == "kahan" and p.dtype in DROPPED:
-            example = torch.empty_like(p, dtype=torch.bfloat16, device="meta")
-            made[COMPENSATION] = Entry(example)
+        if self.rounding in KEPT and p.dtype in DROPPED:
+            kept = KEPT[self.rounding]
+            made[kept.key] = Entry(torch.empty_like(p, dtype=kept.dtype, device="meta"))
         if any([averages(link.transform) for link in self.links]):
             made[TRAINING] = Entry(torch.empty_like(p, device="meta"))
         return made

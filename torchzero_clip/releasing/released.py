@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from torchzero_clip.core import Chain, Step, Transform
+from torchzero_clip.core.formats.stochastic import DRAWS, ROUNDS, prepare_draws
 from torchzero_clip.core.part import Roster, label
-from torchzero_clip.core.stochastic import prepare_draws
 from torchzero_clip.engines import AT_ONCE, Compiled, Eager
 from torchzero_clip.optimizer import Modular
 from torchzero_clip.optimizer.loss import evaluate
@@ -146,7 +146,7 @@ class Released(Modular):
         roster = self._rosters.setdefault(p, Roster())
         step = StepOfOne(running.groups, self.state, {}, self.engine, None, roster)
         step.where = index, group, place
-        step.drawn = running.drawn
+        step.drawn, step.rounding = running.drawn, self._rounds
         record = self._through(step)
         p.grad = None
         running.drawn = step.drawn
@@ -158,7 +158,9 @@ class Released(Modular):
             self._begin()  # checks keys and live values
             params = [p for group in self.param_groups for p in group["params"]]
             if any([link.rounds(p) for link in self.keys.links for p in params]):
-                prepare_draws(self.param_groups)
+                prepare_draws(self.param_groups, DRAWS)
+            if self.rounding == "stochastic":
+                prepare_draws(self.param_groups, ROUNDS)
             self._running = Running(self.param_groups)
         return self._running
 

@@ -30,7 +30,7 @@ class Running:
         pairs = zip(groups, self.left, strict=True)
         self.groups = [{**g, "params": left, "chain": Held(g["chain"])} for g, left in pairs]
         self.records: dict[tuple[int, int], dict[str, Any]] = {}
-        self.drawn = False  # whether the step is counted among those that round state
+        self.drawn: tuple[str, ...] = ()  # the counts of steps that have counted this one
 
     def leave(self, index: int, place: int, p: Tensor, record: dict[str, Any]) -> None:
         """Note that a parameter has moved."""
@@ -47,10 +47,16 @@ class Running:
         for _, record in sorted(self.records.items(), key=lambda row: row[0]):
             for path, one in record.items():
                 found.setdefault(path, []).append(one)
-        return {
+        joined = {
             path: Joint(some) if isinstance(some[0], UnitRecord) else some[-1]
             for path, some in found.items()
         }
+        if lost := found.get("rounding"):
+            moving = torch.stack([x["moving"] for x in lost])
+            stayed = moving * torch.stack([x["lost"] for x in lost])
+            total = moving.sum()
+            joined["rounding"] = {"moving": total, "lost": stayed.sum() / total.clamp(min=1)}
+        return joined
 
 
 class StepOfOne(Step):

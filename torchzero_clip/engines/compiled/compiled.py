@@ -12,11 +12,11 @@ from torch import Tensor
 
 from torchzero_clip.core import engine, norms
 from torchzero_clip.core.engine import Formula, Group, Records, Rule, State, Through, Watch, updated
+from torchzero_clip.core.formats import Nearest, Stochastic
 from torchzero_clip.core.link import Link
 from torchzero_clip.core.outside import warn
 from torchzero_clip.core.skip import Skip
 from torchzero_clip.core.step import Step
-from torchzero_clip.core.stochastic import Rounding
 from torchzero_clip.core.tensorlist import Operand, TensorList
 from torchzero_clip.core.tensors import all_here
 from torchzero_clip.engines.buffers import apart
@@ -24,7 +24,8 @@ from torchzero_clip.engines.compiled.again.captures import StepCapture
 from torchzero_clip.engines.compiled.again.conditions import impure
 from torchzero_clip.engines.compiled.again.replays import Replays
 from torchzero_clip.engines.compiled.again.step_recorder import Refused, StepRecorder
-from torchzero_clip.engines.compiled.lists.memory import GRADIENTS, PARAMETERS
+from torchzero_clip.engines.compiled.lists.kept_in import move, rounded
+from torchzero_clip.engines.compiled.lists.memory import GRADIENTS, PARAMETERS, WIDE
 from torchzero_clip.engines.compiled.lists.runner import Runner
 from torchzero_clip.engines.compiled.lists.tape import BucketTape, Taped
 from torchzero_clip.engines.compiled.printers.backends import missing, node_by_node, on_gpu
@@ -148,7 +149,9 @@ class CompiledSession:
         self._tape = tape
         self.params: TensorList = Taped(tape, buffer=PARAMETERS, owned=False)
         self.grads: TensorList = Taped(tape, buffer=GRADIENTS, owned=False)
-        self._kept_state: dict[str, tuple[TensorList, TensorList, Rounding]] = {}  # until settled
+        self._form: Nearest | None = None  # that the parameters are kept in
+        self._beside: TensorList | None = None
+        self._kept_state: dict[str, tuple[TensorList, TensorList, Stochastic]] = {}  # until settled
 
     @property
     def skip(self) -> Skip:
@@ -166,38 +169,38 @@ class CompiledSession:
         return made
 
     def state(
-        self, name: str, tensors: Sequence[Tensor], rounding: Rounding | None = None
+        self, name: str, tensors: Sequence[Tensor], form: Stochastic | None = None
     ) -> TensorList:
-        if rounding is not None and name in self._kept_state:
+        if form is not None and name in self._kept_state:
             return self._kept_state[name][0]
         stored = self._tape.record(tensors, name)
         taped = isinstance(stored, Taped)
         if not taped:
             self.skip.hold(tensors)
-        if rounding is None:
+        if form is None:
             return stored
-        wide = stored.to(torch.float32) if taped else Kept(tensors, rounding)
-        self._kept_state[name] = wide, stored, rounding
+        wide = stored.to(torch.float32) if taped else Kept(tensors, form)
+        self._kept_state[name] = wide, stored, form
         return wide
+
+    def keep(self, form: Nearest) -> None:
+        self._form, tape = form, self._tape
+        if form.beside:
+            self._beside = tape.record(form.beside, "beside")
+            tape.remainders = tape.hold(form.beside)
+        if form.wide:
+            self.params = Taped(tape, buffer=WIDE, owned=False)
 
     def settle(self, path: str) -> None:
         for name in [name for name in self._kept_state if name.rpartition("/")[0] == path]:
-            wide, stored, rounding = self._kept_state.pop(name)
+            wide, stored, form = self._kept_state.pop(name)
             if isinstance(wide, Kept):
                 wide.settle()
             elif isinstance(wide, Taped) and isinstance(stored, Taped):
-                self._round(wide, stored, rounding)
-
-    def _round(self, wide: Taped, stored: Taped, rounding: Rounding) -> None:
-        """Round a list, where it has changed, into the buffer of the stored one."""
-        tape, elements, value = self._tape, rounding.elements, wide.value
-        if tape.nodes[value] == ("to", (("value", stored.value), FLOAT32)):
-            return
-        assert stored.buffer is not None
-        tape.elements = elements
-        vectors = tape.whole(rounding.keys), tape.whole(elements.starts)
-        operands = (("value", value), *vectors, ("half", rounding.half))
-        tape.current[stored.buffer] = tape.node("round", operands, torch.bfloat16)
+                tape, value = self._tape, wide.value
+                if tape.nodes[value] != ("to", (("value", stored.value), FLOAT32)):  # it changed
+                    assert stored.buffer is not None
+                    tape.current[stored.buffer] = rounded(tape, value, form, torch.bfloat16)
 
     def update(self, rule: Rule, u: TensorList, state: State, group: Group) -> TensorList:
         return self.adopt(updated(rule, self.adopt(u), state, _undecided(group)))
@@ -237,7 +240,11 @@ class CompiledSession:
 
     def subtract(self, u: TensorList) -> None:
         u = self.adopt(u)
-        Taped(self._tape, buffer=PARAMETERS).sub_(u)
+        if self._form is None:
+            Taped(self._tape, buffer=PARAMETERS).sub_(u)
+        else:
+            u = u if isinstance(u, Taped) else self.adopt(u.clone())
+            move(self._tape, self._form, self._beside, self.params.borrow(), u)
         if isinstance(u, Taped):
             u.forget()
 

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torchzero_clip.core.stochastic import halves_, mix_
+from torchzero_clip.core.formats.stochastic import halves_, mix_
 from torchzero_clip.modules.matrices.eigenbases import gram
 
 DAMPING = torch.finfo(torch.float32).eps ** 0.5  # of the mean size of what is learned from

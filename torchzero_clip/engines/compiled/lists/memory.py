@@ -11,10 +11,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from torchzero_clip.core.formats.stochastic import Elements
 from torchzero_clip.core.private import foreach
 from torchzero_clip.core.skip import Skip
 from torchzero_clip.core.state import state_dtype
-from torchzero_clip.core.stochastic import Elements
 from torchzero_clip.core.tensors import all_here, same_shapes
 from torchzero_clip.engines.buffers import Buffer
 from torchzero_clip.engines.compiled.lists.nodes import Nodes
@@ -22,6 +22,8 @@ from torchzero_clip.engines.compiled.lists.runner import Runner
 
 PARAMETERS, GRADIENTS = 0, 1
 """The ids of these buffers on every tape."""
+WIDE, WIDE_GRADIENTS = -1, -2
+"""Those of no memory: float32 of two halves, and of gradients in half precision."""
 SPARES = 2  # buffers that last from step to step; more are made anew
 
 
@@ -54,7 +56,8 @@ class Memory(Nodes):
         if runner.recorder is not None:
             self.read = _copy
             runner.recorder.open(self.buffers[GRADIENTS])
-        self.elements: Elements | None = None  # of the parameters, where state is rounded
+        self.elements: Elements | None = None  # of the parameters, where something is rounded
+        self.remainders = GRADIENTS  # the lower halves of the parameters, where there are some
 
     def hold(self, tensors: Sequence[Tensor], name: Hashable = None) -> int:
         """The buffer of these tensors; those with a name are known from the step before."""
@@ -107,9 +110,14 @@ class Memory(Nodes):
             self.spares.append(self.hold(memory, ("spare", self.lasting_spares)))
             self.lasting_spares += 1
             return self._spare(dtype, used)
-        fresh = self.runner.memory(lambda: [torch.empty_like(t, dtype=dtype) for t in params])
-        self.spares.append(self.hold(fresh))
+        self.spares.append(self.fresh(dtype))
         return self.spares[-1]
+
+    def fresh(self, dtype: torch.dtype) -> int:
+        """A buffer of new memory."""
+        params = self.buffers[PARAMETERS].tensors
+        made = self.runner.memory(lambda: [torch.empty_like(t, dtype=dtype) for t in params])
+        return self.hold(made)
 
     def _free(self, spare: int) -> bool:
         """Whether none of this memory backs a list of another kind, or of another tape."""
@@ -120,6 +128,7 @@ class Memory(Nodes):
     def loose(self, asked: Memory) -> list[Buffer]:
         """The buffers of lists that may lie in spare memory, those spare to `asked` aside."""
         lie_in = {one.buffer for one in self.lists} - {None, PARAMETERS, GRADIENTS}
+        lie_in -= {WIDE, WIDE_GRADIENTS}
         lie_in -= {*self.lasting, *self.spares} if self is asked else set()
         return [self.buffers[i] for i in lie_in if i is not None]
 

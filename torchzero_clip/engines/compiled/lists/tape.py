@@ -18,7 +18,13 @@ from torchzero_clip.core.lazy import Lazy
 from torchzero_clip.core.norms import NAMED, Measure, SliceRows, statistics
 from torchzero_clip.core.private import foreach
 from torchzero_clip.core.tensorlist import TensorList
-from torchzero_clip.engines.compiled.lists.memory import GRADIENTS, PARAMETERS, Memory
+from torchzero_clip.engines.compiled.lists.memory import (
+    GRADIENTS,
+    PARAMETERS,
+    WIDE,
+    WIDE_GRADIENTS,
+    Memory,
+)
 from torchzero_clip.engines.compiled.printers.program import (
     Launch,
     Measurement,
@@ -71,6 +77,9 @@ class Taped(Lazy):
     def compute(self) -> list[Tensor]:
         """The tensors, to be read."""
         self._tape.run_others()
+        if self.buffer in (WIDE, WIDE_GRADIENTS):  # whoever looks may do so to the end of the step
+            value, self.buffer = self.value, self._tape.fresh(torch.float32)
+            self._tape.current[self.buffer] = value
         if self.pending:
             self._tape.run()
         assert self.buffer is not None
@@ -111,6 +120,8 @@ class Taped(Lazy):
     def to(self, dtype: torch.dtype) -> Taped:
         if self.dtype == dtype:
             return self
+        if self.buffer == GRADIENTS and dtype == torch.float32 and not self.owned:
+            return self._like(-1, WIDE_GRADIENTS, owned=False)
         return Taped(self._tape, value=self._tape.cast(self.value, dtype))
 
     def clone(self) -> Taped:
@@ -199,9 +210,15 @@ class BucketTape(Memory):
 
     def load(self, buffer: int) -> int:
         """The value that is in a buffer by now."""
+        if buffer == WIDE_GRADIENTS:
+            return self.cast(self.load(GRADIENTS), torch.float32)
         if buffer not in self.current:
-            dtype = self.buffers[buffer].dtype
-            loaded = self.node("load", (("buffer", buffer),), dtype)
+            if buffer == WIDE:
+                halves = ("value", self.load(PARAMETERS)), ("value", self.load(self.remainders))
+                loaded = self.node("wide_of", halves, torch.float32)
+            else:
+                dtype = self.buffers[buffer].dtype
+                loaded = self.node("load", (("buffer", buffer),), dtype)
             self.current[buffer] = self.loads[buffer] = loaded
         return self.current[buffer]
 

@@ -23,7 +23,8 @@ from typing import Any
 
 from torchzero_clip.core.outside import warn
 
-FLAGS = "-std=c++17 -O3 -march=native -fno-math-errno -fno-trapping-math -fopenmp -fPIC -shared"
+FLAGS = "-std=c++17 -O3 -march=native -fopenmp -fPIC -shared "
+FLAGS += "-fno-math-errno -fno-trapping-math -ffp-contract=off"
 NAMES = ("kernel.h", "vector.h", "operators.h", "native_forms.h", "kernel.py")
 HEADERS = [Path(__file__).with_name(name) for name in NAMES]
 OTHERS = stat.S_IWGRP | stat.S_IWOTH  # the bits with which others may write

@@ -36,6 +36,7 @@ TYPES = {
     torch.bfloat16: "bfloat",
     torch.float16: "half",
     torch.bool: "bool",
+    torch.int16: "short",
     torch.int32: "int",
     torch.int64: "whole",
 }

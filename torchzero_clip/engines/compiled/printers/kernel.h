@@ -26,6 +26,7 @@ static inline float number(uint32_t bits) {
 static inline float load(float x) { return x; }
 static inline double load(double x) { return x; }
 static inline bool load(bool x) { return x; }
+static inline float load(short x) { return x; }
 static inline float load(bfloat x) { return number(uint32_t(x.bits) << 16); }
 static inline float load(half x) {
     const uint32_t size = uint32_t(x.bits & 0x7fff) << 13, sign = uint32_t(x.bits & 0x8000) << 16;
@@ -44,8 +45,18 @@ static inline uint32_t mixed(uint32_t x) {
 }
 static inline float rounded(float x, int32_t key, int32_t start, int64_t place, int half) {
     const uint32_t all = mixed(uint32_t(key) ^ (uint32_t(start) + uint32_t(place)));
-    const uint32_t noise = half ? all >> 16 : all & 0xffff;
-    return x != x ? x : number((bits(x) + noise) & 0xffff0000);
+    const uint32_t noise = half & 1 ? all >> 16 : all & 0xffff;
+    if (half < 2) return number(x != x ? 0x7fc00000 : (bits(x) + noise) & 0xffff0000);
+    return x != x ? x : number((bits(x * 0x1p-112f) + (noise >> 3)) & 0xffffe000) * 0x1p112f;
+}
+// The halves of float32 that exact.py has, and float32 of both.
+static inline uint32_t upper_bits(float x) { return (bits(x) + 0x8000) & 0xffff0000; }
+static inline float upper(float x) { return x != x ? x : number(upper_bits(x)); }
+static inline float lower(float x) { return x != x ? 0 : int32_t(bits(x) - upper_bits(x)); }
+static inline float wide_of(float w, float rest) {
+    const uint32_t size = bits(w) & 0x7fffffff;
+    const bool other = size > 0x7f800000 || (size == 0x7f800000 && rest > 0) || (!size && rest < 0);
+    return number(bits(w) + (other ? 0 : int32_t(rest)));
 }
 // x / ratio for a ratio of any size: a product, and another where 1 / ratio is out of range. Where it
 // is near 1, 1 / ratio is the sum of two floats: twice as many entries go by at once as in double.

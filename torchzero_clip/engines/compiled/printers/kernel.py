@@ -175,14 +175,39 @@ def narrowed(x):
 
 @triton.jit
 def rounded(x, key, start, place, HALF: tl.constexpr):
-    """x at one of its two neighbours in bfloat16, as the bits that stochastic.py draws decide."""
+    """x at one of its two neighbours in bfloat16, as the bits that stochastic.py draws decide; in
+    float16, whose denormals are those of float32 over 2^112, from 2 on.
+    """
     all = (start.to(tl.uint32, bitcast=True) + place) ^ key.to(tl.uint32, bitcast=True)
     all = all * 0x7FEB352D
     all = (all ^ (all >> 15)) * 0x846CA68B
     all = all ^ (all >> 16)
-    noise = all >> 16 if HALF else all & 0xFFFF
-    moved = ((bits_of(x) + noise) & 0xFFFF0000).to(tl.float32, bitcast=True)
-    return tl.where(x == x, moved, x)
+    down = 1.925929944387236e-34 if HALF > 1 else 1.0  # 2^-112
+    kept: tl.constexpr = 13 if HALF > 1 else 16
+    noise = (all >> 16 if HALF % 2 else all & 0xFFFF) >> (16 - kept)
+    moved = ((bits_of(x * down) + noise) >> kept << kept).to(tl.float32, bitcast=True)
+    return tl.where(x == x, moved / down, float("nan"))
+
+
+@triton.jit
+def upper(x):
+    """The upper half of float32, as exact.py has it."""
+    return tl.where(x == x, ((bits_of(x) + 0x8000) & 0xFFFF0000).to(tl.float32, bitcast=True), x)
+
+
+@triton.jit
+def lower(x):
+    """What is left of it, in whole numbers."""
+    return tl.where(x == x, (bits_of(x) - bits_of(upper(x))).to(tl.int32, bitcast=True), 0)
+
+
+@triton.jit
+def wide_of(w, rest):
+    """Float32 of both halves; a lower one that is of another number counts as none."""
+    size = bits_of(w) & 0x7FFFFFFF
+    other = (size > 0x7F800000) | ((size == 0x7F800000) & (rest > 0)) | ((size == 0) & (rest < 0))
+    left = tl.where(other, 0.0, rest).to(tl.int32).to(tl.uint32, bitcast=True)
+    return (bits_of(w) + left).to(tl.float32, bitcast=True)
 
 
 # ---------------------------------------------------------------------- statistics

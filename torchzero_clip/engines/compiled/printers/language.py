@@ -21,7 +21,7 @@ from torchzero_clip.engines.compiled.printers.vectors import Number
 ENDINGS = {NAMED["l1"]: 1, NAMED["l2"]: 2, NAMED["linf"]: 0, NAMED["sum"]: 1}
 """The measures that programs take, and how what several find of a tensor is joined: 0 for the
 largest, 1 for the sum, 2 for its root."""
-STORED = (torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.bool)
+STORED = (torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int16, torch.bool)
 """The dtypes of lists."""
 
 
@@ -135,7 +135,9 @@ class Language:
 
     def entries(self, program: Program) -> Statements | None:
         """A list program; None where it has dtypes or operators that only torch computes."""
-        given: dict[NodeOperand, Named] = {("half", i): Named(str(i), torch.int32) for i in (0, 1)}
+        given: dict[NodeOperand, Named] = {
+            ("half", i): Named(str(i), torch.int32) for i in range(4)
+        }
         shared, each = dict[str, str](), list[str]()
         widest = max([dtype.itemsize for dtype in program.buffers])
         for kind, i, dtype in program.operands:
@@ -155,8 +157,9 @@ class Language:
             given["value", i] = Named(f"v{i}", made[1])
             each.append(self.let(f"v{i}", *made))
         for i, value in program.stores:
-            cut, text = program.nodes[value][0] == "round", f"v{value}"
-            stored = self.cut.format(text) if cut else self.written(text, program.buffers[i])
+            text, dtype = f"v{value}", program.buffers[i]
+            cut = program.nodes[value][0] == "round" and dtype == torch.bfloat16
+            stored = self.cut.format(text) if cut else self.written(text, dtype)
             each.append(self.stores.format(i, stored))
         return Statements(shared, each)
 
@@ -180,5 +183,5 @@ class Language:
 
 
 def computed_in(dtype: torch.dtype) -> torch.dtype:
-    """The dtype of an entry that was read: half precision is computed in float32."""
+    """The dtype of an entry that was read: what has 16 bits is computed in float32."""
     return dtype if dtype in (torch.float64, torch.bool) else torch.float32

@@ -85,10 +85,19 @@ OPERATORS: dict[str, Operator] = {
         "rounded({0}.float(), {1}, {2}, {3})",
         aten=False,
     ),
+    "wide_of": Operator("wide_of({0}, {1})", "wide_of({0}, {1})", aten=False),
+    "upper": Operator("upper({0})", "upper({0})", aten=False),
+    "lower": Operator("lower({0})", "lower({0})", aten=False),
+    "stayed": Operator(
+        "chosen({0} == {1}, 0, chosen({2} == {1}, 67108864, 1))",
+        "torch.where({0} == {1}, 0.0, torch.where({2} == {1}, 67108864.0, 1.0))",
+        aten=False,
+    ),
 }
 """The names of nodes, besides those on a tape that are "load" (of a buffer) and "to" (another
-dtype). `over` divides by a ratio of any size, and `round` rounds to bfloat16, up or down by the
-bits of a key and each element."""
+dtype). `over` divides by a ratio of any size; what follows it is of the formats in core/formats:
+`round` goes up or down by the bits of a key and each element, and `stayed` is what a meter counts
+of a number in float32, that before, and the rounded one."""
 FUNCTIONS = {name: f"{{lib}}{name}({{0}})" for name in ("exp", "log", "sin", "cos", "erf")}
 FUNCTIONS |= {name: f"{name}_of({{0}})" for name in ("expm1", "log1p", "tanh")}
 OPERATORS |= {x: Operator(text, f"torch.{x}({{0}})", double=True) for x, text in FUNCTIONS.items()}

@@ -17,14 +17,15 @@ from typing import Any, NamedTuple, TypeAlias
 import torch
 from torch import Tensor
 
+from torchzero_clip.core.formats import lower, upper, wide_of
+from torchzero_clip.core.formats.stochastic import Elements, rounded
 from torchzero_clip.core.norms import Measure, SliceRows, numbers, statistics, statistics_of_slices
-from torchzero_clip.core.stochastic import Elements, rounded
 from torchzero_clip.engines.buffers import Buffer
 from torchzero_clip.engines.compiled.printers.operators import OPERATORS, over
 
 NodeOperand: TypeAlias = "tuple[str, Any]"
 """A kind and which of it: ("value", node), ("buffer", i), ("number", i), ("scalar", i), ("vector",
-i), ("row", i) for a vector with an entry a slice, ("dtype", name) or ("half", 0 or 1) of random
+i), ("row", i) for a vector with an entry a slice, ("dtype", name) or ("half", 0 to 3) of random
 bits. Scalars are 0-dim tensors on the device; vectors have an entry a tensor."""
 Node: TypeAlias = "tuple[str, tuple[NodeOperand, ...]]"
 """An operator and its operands; the first is a value, or the buffer that is loaded."""
@@ -94,6 +95,7 @@ def interpreted(program: Program) -> Callable[..., Any]:
     name = f"<torchzero_clip program {zlib.crc32(source.encode()):x}>"
     linecache.cache[name] = (len(source), None, source.splitlines(keepends=True), name)
     space: dict[str, Any] = {"torch": torch, "over": over, "rounded": rounded}
+    space |= {"upper": upper, "lower": lower, "wide_of": wide_of}
     exec(compile(source, name, "exec"), space)
     made: Callable[..., Any] = space["program"]
     return made

@@ -122,7 +122,7 @@ TRITON = Language(
     constant="tl.full((), {1}, tl.{0})",
     reads={
         torch.bfloat16: "widened({})",
-        torch.float16: "{}.to(tl.float32)",
+        **dict.fromkeys((torch.float16, torch.int16), "{}.to(tl.float32)"),
         torch.bool: "({} != 0)",
     },
     writes={

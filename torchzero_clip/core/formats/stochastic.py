@@ -1,4 +1,4 @@
-"""Stochastic rounding of state: float32 numbers in bfloat16, up or down as random bits decide.
+"""Stochastic: float32 numbers in 16 bits, up or down as random bits decide.
 
 The bits are a hash of a seed, the step, the parameter and the element. So they are the same in
 every engine and however a parameter is sharded, and a run that goes on from a checkpoint has those
@@ -9,14 +9,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from torchzero_clip.core.formats.nearest import Nearest
 from torchzero_clip.core.sharding.layout import Layout, local
 
-DRAWS = SEED, STEP = "state/seed", "state/step"  # in the chain of every group
+DRAWS, ROUNDS = ("state/seed", "state/step"), ("rounding/seed", "rounding/step")
+"""The seed and the count of steps, in the chain of every group: for state, and for parameters."""
 DROPPED = {torch.bfloat16: 16, torch.float16: 13}  # the bits that float32 has more
 SCALE = {torch.bfloat16: 1.0, torch.float16: 2.0**-112}  # see `carried`
 
@@ -57,13 +59,16 @@ def carried(x: Tensor, noise: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def rounded(x: Tensor, key: Tensor, start: Tensor, half: int) -> Tensor:
-    """Float32 numbers in bfloat16, rounded up or down by one half of a hash of key and element.
+    """Float32 numbers in 16 bits, rounded up or down by one half of a hash of key and element.
 
-    `start` is the first of the elements, which then are one after another, or all of them.
+    `start` is the first of the elements, which then are one after another, or all of them. A half
+    of 0 or 1 is for bfloat16, 2 or 3 for float16.
     """
+    dtype = torch.float16 if half > 1 else torch.bfloat16
     if start.dim() == 0:
         start = start + torch.arange(x.numel(), dtype=torch.int32, device=x.device).view(x.shape)
-    return carried(x, halves_(start ^ key)[half], torch.bfloat16).to(torch.bfloat16)
+    noise = halves_(start ^ key)[half % 2] >> (16 - DROPPED[dtype])
+    return carried(x, noise, dtype).to(dtype)
 
 
 class Elements:
@@ -96,24 +101,28 @@ class Elements:
         return out.to(torch.int32)
 
 
-class Rounding(NamedTuple):
-    """How the state of one name of some parameters is rounded in this step.
+class Stochastic(Nearest):
+    """Numbers at one of their two neighbours, at the nearer more often.
 
     Args:
-        keys: A whole number for each parameter.
+        keys: A whole number for each tensor, which draws in this step.
         elements: The elements of the parameters.
-        half: Which 16 of the 32 bits of an element are its own.
+        half: Which 16 of the 32 bits of an element are its own; 2 more for float16.
     """
 
-    keys: Tensor
-    elements: Elements
-    half: int
+    whole = True
 
-    def store(self, i: int, target: Tensor, values: Tensor, at: int | None = None) -> None:
-        """Round the i-th tensor into bfloat16, or a vector that begins at a place in its memory."""
+    def __init__(self, keys: Tensor, elements: Elements, half: int = 0) -> None:
+        super().__init__()
+        self.keys, self.elements, self.half = keys, elements, half
+
+    def store(self, i: int, target: Tensor, at: int | None, values: Tensor) -> None:
         elements = self.elements
         places = elements.index(i, target) if at is None else elements.starts[i] + _signed(at)
         target.copy_(rounded(values, self.keys[i], places, self.half))
+
+    def follows(self, i: int, t: Tensor) -> bool:
+        return self.elements.follow(i, t)
 
 
 def keys_of(places: Sequence[int], numbers: Sequence[int], device: torch.device) -> Tensor:
@@ -124,14 +133,15 @@ def keys_of(places: Sequence[int], numbers: Sequence[int], device: torch.device)
     return keys
 
 
-def prepare_draws(groups: Sequence[Mapping[str, Any]]) -> None:
+def prepare_draws(groups: Sequence[Mapping[str, Any]], draws: tuple[str, str]) -> None:
     """Put the seed and the count of steps into the groups that have none."""
+    seed, step = draws
     for group in groups:
         chain = group["chain"]
-        if STEP not in chain:
+        chain.setdefault(seed, 0)
+        if not isinstance(chain.get(step), Tensor):
             device = group["params"][0].device if group["params"] else "cpu"
-            chain[STEP] = torch.zeros((), dtype=torch.int32, device=device)
-            chain.setdefault(SEED, 0)
+            chain[step] = torch.full((), chain.get(step, 0), dtype=torch.int32, device=device)
 
 
 def _in_order(shape: Sequence[int], strides: Sequence[int], whole: Sequence[int]) -> bool:

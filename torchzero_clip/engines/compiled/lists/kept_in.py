@@ -1,0 +1,50 @@
+"""Kept in: what a program does of the formats that parameters and state are kept in."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from torchzero_clip.core.formats import Kahan, Nearest, Stochastic
+from torchzero_clip.core.norms import NAMED
+from torchzero_clip.core.tensorlist import TensorList
+from torchzero_clip.engines.compiled.lists.memory import PARAMETERS
+from torchzero_clip.engines.compiled.lists.tape import BucketTape
+
+
+def rounded(tape: BucketTape, value: int, form: Stochastic, dtype: torch.dtype) -> int:
+    """Float32 numbers at one of their two neighbours."""
+    tape.elements = form.elements
+    vectors = tape.whole(form.keys), tape.whole(form.elements.starts)
+    operands = (("value", value), *vectors, ("half", form.half))
+    return tape.node("round", operands, dtype)
+
+
+def move(tape: BucketTape, form: Nearest, beside: Any, w: TensorList, u: TensorList) -> None:
+    """w ← w - u, for lists of the tape."""
+    dtype, wide, current = tape.buffers[PARAMETERS].dtype, w.to(torch.float32), tape.current
+    if isinstance(form, Kahan):
+        change: Any = beside.to(torch.float32).sub(u)
+        new: Any = wide.add(change).to(dtype)
+        left: Any = change.add(wide.sub(new))
+        finite = tape.node("isfinite", (("value", left.value),), torch.bool)
+        zeros = tape._number(0.0)
+        known = tape.node("where", (("value", left.value), ("value", finite), zeros), left.dtype)
+        current[beside.buffer] = tape.cast(known, torch.bfloat16)
+        current[PARAMETERS] = new.value
+        return
+    difference: Any = wide.sub(u)
+    x = difference.value
+    if form.wide:
+        current[PARAMETERS] = tape.node("upper", (("value", x),), dtype)
+        current[tape.remainders] = tape.node("lower", (("value", x),), torch.int16)
+    elif isinstance(form, Stochastic):
+        current[PARAMETERS] = rounded(tape, x, form, dtype)
+    else:
+        current[PARAMETERS] = tape.cast(x, dtype)
+        values = x, tape.cast(tape.loads[PARAMETERS], torch.float32), current[PARAMETERS]
+        operands = tuple([("value", value) for value in values])
+        sums = tape.run((NAMED["sum"], tape.node("stayed", operands, torch.float32)))
+        assert sums is not None
+        form.count(sums[0], tape.sizes)
