@@ -3,7 +3,7 @@
     python scripts/house.py
 
 Prints each count with its bound, the functions that a step of the headline chain enters when it is
-done anew, and apart from them those of a step that is replayed. A code line is one that holds a
+done anew, and apart from them those of a step that is repeated. A code line is one that holds a
 token of code: no docstring, comment or blank. The bounds stand in the table of CONTRIBUTING.md, and
 no commit raises one; a count that has no bound, or finds nothing, is an error.
 """
@@ -318,7 +318,7 @@ def entered(call: Any) -> dict[str, list[str]]:
 
 def headline(repeated: bool = False) -> Any:
     """A step of the headline chain in the steady state, to be called: an eager one, which is
-    done anew, or a compiled one, which is replayed.
+    done anew, or a compiled one, which is repeated.
     """
     import torch
 
@@ -344,7 +344,7 @@ def ways() -> Iterator[Count]:
     way, again = entered(headline()), entered(headline(repeated=True))
     yield Count("functions that a headline step enters", sum(map(len, way.values())))
     yield Count("files that these are in", len(way))
-    yield Count("functions that a replayed headline step enters", sum(map(len, again.values())))
+    yield Count("functions that a repeated headline step enters", sum(map(len, again.values())))
 
 
 def main() -> None:

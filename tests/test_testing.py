@@ -104,7 +104,7 @@ halved.pure = True  # type: ignore[attr-defined]
 @pytest.mark.parametrize(
     "chain", [[ClipNorm(1.0), Adam()], [Guard(), Adam()], [Pure()], [AtItsBound()]]
 )
-def test_what_is_replayed_as_it_is_done_anew_passes(chain):
+def test_what_is_repeated_as_it_is_done_anew_passes(chain):
     check_pure(*chain, LR(0.1))
 
 
@@ -112,10 +112,10 @@ def test_what_is_replayed_as_it_is_done_anew_passes(chain):
     ("rule", "why"),
     [
         (Inherits(), "Inherits does not say `pure = True`"),
-        (Counts(), "is not the same where it is replayed"),
-        (Looks(), "no step was replayed"),
-        (Reads(), "no step was replayed"),
-        (Points(), "no step was replayed"),
+        (Counts(), "is not the same where it is repeated"),
+        (Looks(), "no step was repeated"),
+        (Reads(), "no step was repeated"),
+        (Points(), "no step was repeated"),
         (Lists("tolist"), "tolist reads a tensor on the host"),
         (Takes("numpy"), "numpy reads a tensor on the host"),
         (Takes("__array__"), "__array__ reads a tensor on the host"),

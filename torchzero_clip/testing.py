@@ -20,7 +20,7 @@ SCALES = (1.0, 2.0, 0.5, 1e-4, 50.0, 1.0, 0.0, 1.0)
 
 
 def check_pure(*transforms: Transform, shapes: Sequence[tuple[int, ...]] = SHAPES) -> None:
-    """Raise an AssertionError unless steps of this chain are replayed, and as they are anew.
+    """Raise an AssertionError unless steps of this chain are repeated, and as they are anew.
 
     Gradients and live values change from step to step. Nothing is compiled for it.
 
@@ -33,20 +33,20 @@ def check_pure(*transforms: Transform, shapes: Sequence[tuple[int, ...]] = SHAPE
         >>> from torchzero_clip.testing import check_pure
         >>> check_pure(ClipNorm(1.0), Adam(), LR(1e-3))
     """
-    replayed, anew = [_optimizer(transforms, shapes) for _ in range(2)]
+    repeated, anew = [_optimizer(transforms, shapes) for _ in range(2)]
     for step, scale in enumerate(SCALES):
-        for opt in (replayed, anew):
+        for opt in (repeated, anew):
             _change(opt, step, scale)
-        replayed.step()
+        repeated.step()
         anew.engine = anew.engine.twin()  # which knows of no step before
         anew.step()
-        for ours, theirs in zip(_all(replayed), _all(anew), strict=True):
+        for ours, theirs in zip(_all(repeated), _all(anew), strict=True):
             same = torch.equal(ours.nan_to_num(), theirs.nan_to_num())
             assert same, (
-                f"step {step + 1} is not the same where it is replayed: {ours} and {theirs}"
+                f"step {step + 1} is not the same where it is repeated: {ours} and {theirs}"
             )
-    replays: Any = replayed.engine
-    assert replays.replays.count, f"no step was replayed: {replays.replays.why}"
+    repeats: Any = repeated.engine
+    assert repeats.repeats.count, f"no step was repeated: {repeats.repeats.why}"
 
 
 def _optimizer(transforms: Sequence[Transform], shapes: Sequence[tuple[int, ...]]) -> Modular:

@@ -45,5 +45,5 @@ def kept_bytes(build: Build, loose: bool = False, dtype: torch.dtype = torch.flo
     optimizer = getattr(step, "__self__", None)
     if not isinstance(optimizer, Modular):
         raise TypeError(f"only a step of Modular keeps a workspace, got {step!r}")
-    kept = optimizer.engine.kept()
+    kept = optimizer.engine.lasting()
     return sum(t.numel() * t.itemsize for t in kept) / sum(p.numel() for p in params)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Sequence
 
-from tests.audit.budgets import COMPILED, REPLAYED, Chain, steps
+from tests.audit.budgets import COMPILED, REPEATED, Chain, steps
 from torchzero_clip import (
     AGC,
     LR,
@@ -49,7 +49,7 @@ def calls(name: str, count: int, compiled: bool) -> int:
     links = CHAINS[name][0]
     tail: Callable[[], list[Transform]] = lambda: [] if name.islower() else [Adam(), LR(1e-3)]  # noqa: E731
     chain = Chain(name, lambda: [*links(), *tail()])
-    more = {"engine": COMPILED, "turns": REPLAYED} if compiled else {}
+    more = {"engine": COMPILED, "turns": REPEATED} if compiled else {}
     return steps(chain, count, **more)[-1].calls
 
 

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-MOVED = {"muon": "matrices"}
+MOVED = {"muon": "matrices", "replays": "repeats"}
 PAGE = (
     '<!doctype html>\n<meta charset="utf-8">\n<title>Moved</title>\n'
     '<meta http-equiv="refresh" content="0; url=../{new}/">\n'

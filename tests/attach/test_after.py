@@ -72,7 +72,7 @@ def test_behind_an_optimizer_averages_are_those_of_a_chain(link):
 
 
 @each_link
-def test_compiled_it_is_one_kernel_and_a_step_of_it_is_replayed(link):
+def test_compiled_it_is_one_kernel_and_a_step_of_it_is_repeated(link):
     model, other = network(), network()
     optimizers = sgd(model), sgd(other)
     handle = attach(optimizers[0], after=link, compile=True)
@@ -84,7 +84,7 @@ def test_compiled_it_is_one_kernel_and_a_step_of_it_is_replayed(link):
         for one, opt in zip((model, other), optimizers, strict=True):
             train(one, opt, 6)
         engine = handle.after.engine
-        assert engine.replays.count > 0, engine.replays.why
+        assert engine.repeats.count > 0, engine.repeats.why
         assert engine.says([])[1:] == ["A step is one native call."]
         close(weights(model), weights(other))
         found = handle.averaged_state_dict(model), plain.averaged_state_dict(other)

@@ -721,7 +721,7 @@ def test_a_clipper_never_hands_out_its_own_memory_as_a_gradient(after):
     p.grad, q.grad = None, torch.ones(1)
     clipper.step()
     own = [value for state in clipper.state.values() for value in state.values()]
-    own += clipper.engine.kept()
+    own += clipper.engine.lasting()
     assert p.grad.item() in (0.5, 1.0)
     assert p.grad.data_ptr() not in [
         value.data_ptr() for value in own if isinstance(value, torch.Tensor)
@@ -794,7 +794,7 @@ def test_a_handle_is_not_copied():
         lambda: [Momentum(0.9), Normalize(1.0)],
     ],
 )
-def test_a_compiled_clipper_and_handle_replay_their_steps(
+def test_a_compiled_clipper_and_handle_repeat_their_steps(
     rules: Callable[[], list[Any]], scale: float
 ) -> None:
     found = []
@@ -814,7 +814,7 @@ def test_a_compiled_clipper_and_handle_replay_their_steps(
             optimizer.step()
             seen += [*[p.detach().clone() for p in other.parameters()], *handle.metrics().values()]
         engines: list[Any] = [one.engine for one in (clipper, handle)]
-        assert not compiled or all([engine.replays.count for engine in engines])
+        assert not compiled or all([engine.repeats.count for engine in engines])
         found.append(seen)
     for ours, plain in zip(*found, strict=True):
         torch.testing.assert_close(ours, plain, rtol=1e-5, atol=1e-6, equal_nan=True)

@@ -34,7 +34,7 @@ LARGE = [(2560, 4096), (4096, 2560)]
 HEADS = f"{'family':<40}{'calls':>10}{'bfloat16':>10}{'MiB':>10}{'compiled':>10}\n{'-' * 80}\n"
 IN = "    "  # before the members of a family
 COMPILED = {"compile": True}
-REPLAYED = 4  # steps, of which the last two are replays where a chain is replayed
+REPEATED = 4  # steps, of which the last two are repeats where a chain is repeated
 OF_MATRICES = ("muo", "nanochat", "dion", "polar", "scion")
 MATRICES = [name for name in NAMES if any(part in name for part in OF_MATRICES)]
 
@@ -165,7 +165,7 @@ def measured(chain: Chain) -> Budget:
     """What a step of a chain takes."""
     single, half, *compiled = [
         steps(chain, dtype=dtype, engine=engine, turns=turns)[-1].calls
-        for engine, turns in (({}, 3), (COMPILED, REPLAYED))
+        for engine, turns in (({}, 3), (COMPILED, REPEATED))
         for dtype in (torch.float32, torch.bfloat16)
     ]
     return Budget(single, half, round(memory(chain)), max(compiled))

@@ -18,7 +18,7 @@ from tests.audit.budgets import (
     CHAINS,
     COMPILED,
     HEADS,
-    REPLAYED,
+    REPEATED,
     SMALL,
     TABLE,
     Budget,
@@ -67,7 +67,7 @@ from torchzero_clip import (
 )
 from torchzero_clip.audit import Ledger, lines, same
 from torchzero_clip.engines.compiled.printers import backends
-from torchzero_clip.engines.parts import pieces
+from torchzero_clip.engines.pieces import pieces
 from torchzero_clip.published import NAMES
 
 BUDGETS = budgets()
@@ -188,7 +188,7 @@ def test_a_compiled_step_waits_for_nothing_and_keeps_its_budget(
     chains: Sequence[Chain], dtype: torch.dtype
 ) -> None:
     for chain in chains:
-        found = steps(chain, 12, dtype, engine=COMPILED, turns=REPLAYED)
+        found = steps(chain, 12, dtype, engine=COMPILED, turns=REPEATED)
         check(chain, BUDGETS[chain.kind].compiled, found, SENT.get(chain.name, 0))
 
 
@@ -349,7 +349,7 @@ def test_a_large_model_in_half_precision_is_widened_piece_by_piece(name: str) ->
 @at_once("name", [name for name in OF_BILLIONS if name != "Standardize"])
 def test_a_compiled_step_of_a_large_model_is_three_to_ten_calls(name: str) -> None:
     chain = Chain(name, OF_BILLIONS[name].chain)
-    last = steps(chain, SEVEN[0], shapes=SEVEN[1], engine=COMPILED, turns=REPLAYED)[-1]
+    last = steps(chain, SEVEN[0], shapes=SEVEN[1], engine=COMPILED, turns=REPEATED)[-1]
     assert 3 <= last.calls <= 10
     assert last.of("read", "copy") == []
 

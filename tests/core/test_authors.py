@@ -284,7 +284,7 @@ def test_operators_of_lists_are_the_same_in_both_engines_and_in_a_file(way):
         torch.testing.assert_close(p.detach(), begun[name], rtol=1e-12, atol=1e-12)
 
 
-def test_operators_of_lists_are_replayed():
+def test_operators_of_lists_are_repeated():
     check_pure(Powers(), LR(0.1))
 
 
@@ -578,7 +578,7 @@ def test_a_limit_of_the_step_before_has_the_numbers_of_that_step(compile):
     assert max(divisors) > 1.0
 
 
-def test_numbers_kept_once_are_replayed():
+def test_numbers_kept_once_are_repeated():
     check_pure(Averaging(), EveryThird(), LR(0.1))
     check_pure(Guard(), Averaging(), EveryThird(), LR(0.1))
 
@@ -793,7 +793,7 @@ def test_a_first_step_that_makes_state_alone_may_be_compiled_by_torch():
     assert opt.state[params["w"]]["Adam/step"] == 2
 
 
-def test_steps_after_the_first_are_replayed():
+def test_steps_after_the_first_are_repeated():
     check_pure(Whitened(), Adam(), LR(0.1))
 
 

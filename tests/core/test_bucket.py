@@ -11,7 +11,7 @@ from tests.engines.accelerated import Accelerated
 from torchzero_clip import EMA, LR, Adam, Modular, TensorList, Transform, zeros_like_state
 from torchzero_clip.core import Bucket, Group, State
 from torchzero_clip.core.norms import NAMED
-from torchzero_clip.engines import Eager, parts
+from torchzero_clip.engines import Eager, pieces
 
 
 class Does(Transform):
@@ -56,7 +56,7 @@ def _ahead(u: TensorList, state: State, group: Group) -> TensorList:
     return u.mul_(group["factor"]).add_(group["params"]).sub_(state["m"])
 
 
-ENGINES = {"default": Eager, "plain": lambda: Eager(defers=False), "in parts": Accelerated}
+ENGINES = {"default": Eager, "plain": lambda: Eager(defers=False), "in pieces": Accelerated}
 
 
 @pytest.mark.parametrize("engine", ENGINES)
@@ -138,7 +138,7 @@ def test_a_view_leaves_what_flows_and_is_asked_anew_by_each_who_reads_it() -> No
     assert asked == [2, 2]  # on a CPU once a step, for both tensors
     asked.clear()
     after(body, Accelerated())
-    assert len(asked) == 2 * 2 * 4  # twice a step: three parts of the larger one, and the smaller
+    assert len(asked) == 2 * 2 * 4  # twice a step: three pieces of the larger one, and the smaller
 
 
 def test_a_link_with_state_or_that_widens_sees_float32_and_others_what_there_is() -> None:
@@ -200,16 +200,16 @@ def test_what_a_link_has_seen_of_a_gradient_is_told_from_an_update() -> None:
     assert origins == ["gradient", "update"]
 
 
-def test_a_step_of_a_large_model_is_of_few_parts() -> None:
+def test_a_step_of_a_large_model_is_of_few_pieces() -> None:
     """Of 64 MiB with what a chain makes of them, and no more than a hundred or two."""
 
-    def parts_of(count: int, size: int) -> list[int]:
+    def pieces_of(count: int, size: int) -> list[int]:
         tensors = [torch.empty(size, device="meta") for _ in range(count)]
         return [
-            sum([t.numel() for t in piece.of(tensors)]) for piece in parts.pieces(tensors, True)
+            sum([t.numel() for t in piece.of(tensors)]) for piece in pieces.pieces(tensors, True)
         ]
 
-    assert parts_of(3, 2**20) == [2**21, 2**20]
-    assert parts_of(1, 2**23) == [2**21] * 4
-    assert parts_of(1, 2**33) == [2**26] * 128
-    assert len(parts_of(5000, 2**20)) <= 256
+    assert pieces_of(3, 2**20) == [2**21, 2**20]
+    assert pieces_of(1, 2**23) == [2**21] * 4
+    assert pieces_of(1, 2**33) == [2**26] * 128
+    assert len(pieces_of(5000, 2**20)) <= 256

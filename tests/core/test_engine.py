@@ -76,7 +76,7 @@ class AtOnce:
     def twin(self, watch: Watch | None = None) -> AtOnce:
         return AtOnce()
 
-    def kept(self) -> list[Tensor]:
+    def lasting(self) -> list[Tensor]:
         return []
 
     def open(

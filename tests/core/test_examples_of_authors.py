@@ -75,7 +75,7 @@ def test_lists_are_measured_and_bounded(page: dict[str, Any], compile: bool) -> 
     assert all(moved)
 
 
-def test_a_rule_that_measures_lists_is_replayed(page: dict[str, Any]) -> None:
+def test_a_rule_that_measures_lists_is_repeated(page: dict[str, Any]) -> None:
     check_pure(page["Wary"](), LR(0.1))
 
 

@@ -107,7 +107,7 @@ def test_the_memory_that_is_kept_for_a_parameter_with_gaps_is_made_once(way: str
     for _ in range(3):
         w.grad = torch.ones(3, 2)
         opt.step()
-        kept.append(opt.engine.kept())
+        kept.append(opt.engine.lasting())
     assert all(map(operator.is_, kept[0], kept[2]))
 
 

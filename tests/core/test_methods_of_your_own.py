@@ -192,7 +192,7 @@ def test_prodigy_finds_a_larger_step() -> None:
 
 
 @pytest.mark.parametrize("name", ["MyAdan", "MyScheduleFree", "MyProdigy"])
-def test_a_class_of_the_page_that_says_so_is_replayed(methods: dict[str, Any], name: str) -> None:
+def test_a_class_of_the_page_that_says_so_is_repeated(methods: dict[str, Any], name: str) -> None:
     made = methods[name]()
     check_pure(*([LR(0.1), made] if name == "MyScheduleFree" else [made, LR(0.1)]))
 

@@ -22,7 +22,7 @@ from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 from torch.distributed.tensor.placement_types import _StridedShard
 
 import torchzero_clip
-from tests.engines.test_replays import Twins, headline
+from tests.engines.test_repeats import Twins, headline
 from tests.helpers import ROOT, Named, at_once, close, gradients, parameters, seed, train
 from tests.modules.rows.row import with_lr
 from tests.table import Case, every
@@ -55,7 +55,7 @@ CHAINS: dict[str, Callable[[], list[Transform]]] = {
     "momentum": lambda: [AdaptiveClip(ZStat()), Momentum(0.9, nesterov=True), LR(0.1)],
     "adagrad": lambda: [ClipValue(0.5), Adagrad(), Normalize(), LR(0.1)],
 }
-REPLAYS = [name for name, told in private.NAMES.items() if private.ANEW in told.without]
+REPEATS = [name for name, told in private.NAMES.items() if private.ANEW in told.without]
 WHEN_IMPORTED = ("torch.utils._python_dispatch", "torch.utils._pytree")
 
 
@@ -287,7 +287,7 @@ def test_without_a_way_to_hide_a_function_from_torch_compile_it_is_left_as_it_is
     assert private.untraced(trained) is trained
 
 
-def test_without_dlpacks_table_steps_are_replayed_as_well(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_dlpacks_table_steps_are_repeated_as_well(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(Tensor, "__dlpack_c_exchange_api__", raising=False)
     native_forms.looks.cache_clear()
     try:
@@ -319,11 +319,11 @@ def test_parts_that_torch_does_not_name_are_asked_for_and_sharded_steps_done_ane
     monkeypatch: pytest.MonkeyPatch, alone: Any
 ) -> None:
     expected, opt = trained_in_parts(alone)
-    assert opt.engine.replays.count > 0
+    assert opt.engine.repeats.count > 0
     monkeypatch.setattr(layout, "parts", list)  # what there is without `_local_tensor`
     params, opt = trained_in_parts(alone)
     close(params, expected)
-    assert opt.engine.replays.count == 0
+    assert opt.engine.repeats.count == 0
     assert "which tensors hold the parts" in opt.explain()
 
 
@@ -334,7 +334,7 @@ def test_ranks_that_cannot_be_named_are_asked_in_steps_done_anew(
     take_away(monkeypatch, "torch.distributed.distributed_c10d._resolve_process_group")
     params, opt = trained_in_parts(alone)
     close(params, expected)
-    assert opt.engine.replays.count == 0
+    assert opt.engine.repeats.count == 0
     assert "has no torch.distributed.distributed_c10d._resolve_process_group" in opt.explain()
 
 
@@ -396,17 +396,17 @@ def test_a_placement_that_does_not_say_what_is_split_first_is_an_error_and_never
         Layout(mesh, (Renamed(), Shard(0)), (8,)).extents((0, 1))
 
 
-@pytest.mark.parametrize("path", [name for name in REPLAYS if not name.startswith(WHEN_IMPORTED)])
+@pytest.mark.parametrize("path", [name for name in REPEATS if not name.startswith(WHEN_IMPORTED)])
 def test_a_step_that_cannot_be_recorded_is_done_anew(
     path: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    expected, replayed = trained(CHAINS["adam"], compile=True)
-    assert replayed.engine.replays.count > 0
+    expected, repeated = trained(CHAINS["adam"], compile=True)
+    assert repeated.engine.repeats.count > 0
     take_away(monkeypatch, path)
     params, opt = trained(CHAINS["adam"], compile=True)
     close(params, expected)
-    assert opt.engine.replays.count == 0
-    assert path in opt.engine.replays.why or path.rpartition(".")[2] in opt.engine.replays.why
+    assert opt.engine.repeats.count == 0
+    assert path in opt.engine.repeats.why or path.rpartition(".")[2] in opt.engine.repeats.why
 
 
 def test_a_file_that_would_call_what_is_gone_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -443,13 +443,13 @@ for path in sys.argv[1:]:
         said, raised = opt.explain(), False
     except RuntimeError as error:
         said, raised = str(error), True
-    replays = opt.engine.replays
-    print(json.dumps([path, params[1][0].item(), replays.count, replays.why, said, raised]))
+    repeats = opt.engine.repeats
+    print(json.dumps([path, params[1][0].item(), repeats.count, repeats.why, said, raised]))
 """
 
 
-def test_the_package_is_imported_and_steps_without_what_replays_need() -> None:
-    paths = [name for name in REPLAYS if name.startswith(WHEN_IMPORTED)]
+def test_the_package_is_imported_and_steps_without_what_repeats_need() -> None:
+    paths = [name for name in REPEATS if name.startswith(WHEN_IMPORTED)]
     command = [sys.executable, "-c", BEFORE, *paths]
     run = subprocess.run(command, capture_output=True, text=True, check=True, cwd=ROOT)
     said = [json.loads(line) for line in run.stdout.splitlines()]
@@ -469,7 +469,7 @@ def test_every_name_is_taken_away_here() -> None:
     for path in private.NAMES:
         name = path.rpartition(".")[2].replace("_foreach_*", "FOREACH")
         fused = name.startswith("_fused_") and "torch._fused_{" in text
-        assert path in REPLAYS or fused or name in text, path
+        assert path in REPEATS or fused or name in text, path
 
 
 def test_without_a_way_out_of_modes_numbers_are_computed_as_ever(

@@ -66,7 +66,7 @@ def test_only_parameters_with_a_gradient_take_part() -> None:
     step = step_of()
     held = step.groups[1]["params"][0]
     held.grad = torch.ones(2)
-    ((part, grads),) = step.parts()
+    ((part, grads),) = step.cohorts()
     assert part.index == 1
     assert list(part.places) == [0]
     assert grads[0] is held.grad

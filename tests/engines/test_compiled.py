@@ -289,7 +289,7 @@ def test_slices_are_measured_and_scaled_in_the_passes_of_whole_tensors(
     finally:
         torch.set_num_threads(before)
     assert isinstance(opt.engine, Compiled)
-    assert opt.engine.replays is not None
+    assert opt.engine.repeats is not None
     assert opt.engine.says([])[1:] == ["A step is one native call."]
 
 
@@ -419,7 +419,7 @@ def test_a_chain_with_one_norm_is_one_kernel_that_writes_nothing_but_state_and_p
     assert not norm.stores
     assert len(kernel.stores) == 3
     assert len(kernel.buffers) == 4  # with the gradients
-    assert not opt.engine.kept(), "no buffer is kept for an update that nobody reads"
+    assert not opt.engine.lasting(), "no buffer is kept for an update that nobody reads"
 
 
 def test_an_update_that_was_left_behind_is_not_stored(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -430,7 +430,7 @@ def test_an_update_that_was_left_behind_is_not_stored(monkeypatch: pytest.Monkey
     opt.step()
     (kernel,) = seen
     assert len(kernel.stores) == 2
-    assert not opt.engine.kept()
+    assert not opt.engine.lasting()
 
 
 def test_a_rule_on_the_update_makes_two_kernels_and_one_buffer(
@@ -444,7 +444,7 @@ def test_a_rule_on_the_update_makes_two_kernels_and_one_buffer(
     assert len(seen) == 2 * (3 + 1)  # three steps, the second of which is also written down
     assert len(set(seen)) == 2
     assert seen[0].measured, "the kernel that makes the update measures it"
-    assert len(opt.engine.kept()) == len(params)
+    assert len(opt.engine.lasting()) == len(params)
 
 
 def test_clipping_does_not_change_the_kernel_when_it_begins_or_ends(

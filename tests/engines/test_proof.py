@@ -203,15 +203,15 @@ def test_a_right_kernel_is_proven_once_and_that_is_noted(
 
 
 @pytest.mark.parametrize("chain", list(CHAINS))
-def test_a_step_that_is_replayed_runs_no_kernel_that_was_not_proven(chain: str) -> None:
+def test_a_step_that_is_repeated_runs_no_kernel_that_was_not_proven(chain: str) -> None:
     params, opt = model(chain, compile=True)
     for i in range(4):
         step(params, opt, i)
     assert isinstance(opt.engine, Compiled)
-    assert opt.engine.replays is not None
-    assert opt.engine.replays.count == 2
+    assert opt.engine.repeats is not None
+    assert opt.engine.repeats.count == 2
     assert "a launch" not in opt.explain()
-    programs = {launch.program for launch in opt.engine.replays._replay.native._launches}
+    programs = {launch.program for launch in opt.engine.repeats._repeat.native._launches}
     assert programs
     assert programs <= proof.PROVEN
 

@@ -265,7 +265,7 @@ def test_the_program_of_an_unchanged_chain_is_built_once() -> None:
         group = {"betas": (beta1, beta2), "eps": eps, "decay": decay, "every": 3}
         adam(opened(engine, params, tensors(i)), state, group, factor=[1.0, 0.5][i % 2])
     assert program.program_of.cache_info().misses == 2  # the norm, and the rest
-    assert not engine.kept()
+    assert not engine.lasting()
 
 
 def test_update_cannot_branch_on_a_float_and_may_on_an_integer() -> None:

@@ -460,7 +460,7 @@ def test_a_compiled_step_on_imagined_cuda_is_four_launches_and_takes_no_memory(
             opt.step()
         joined = {"joined": 1} if rows * 5 > CHUNK else {}
         assert launches.LAUNCHES - before == {"program": 2, **joined, "vectors": 1}
-        assert not opt.engine.kept()
+        assert not opt.engine.lasting()
 
 
 # ---------------------------------------------------------------------- devices

@@ -21,7 +21,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.audit.budgets import COMPILED, REPLAYED, Chain, steps
+from tests.audit.budgets import COMPILED, REPEATED, Chain, steps
 from tests.engines.test_compiled import CHAINS, DTYPES, give, params_of
 from tests.engines.test_fast_plain import with_adam
 from tests.helpers import gradients, parameters, set_grads
@@ -398,7 +398,7 @@ VECTORS: dict[str, Any] = {
 def vector_kernels(chain: Any, monkeypatch: pytest.MonkeyPatch) -> list[launches.TritonKernel]:
     """The kernels between the launches of a step of some tensors."""
     monkeypatch.setattr(device_step, "KERNELS", {})
-    steps(Chain("vectors", chain), 12, engine=COMPILED, turns=REPLAYED)
+    steps(Chain("vectors", chain), 12, engine=COMPILED, turns=REPEATED)
     return list(device_step.KERNELS.values())
 
 
@@ -431,5 +431,5 @@ def test_the_vectors_of_the_headline_compile_in_a_second(
 def test_models_of_other_sizes_share_their_vector_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(device_step, "KERNELS", {})
     for count in (12, 200):
-        steps(Chain("many", VECTORS["headline"]), count, engine=COMPILED, turns=REPLAYED)
+        steps(Chain("many", VECTORS["headline"]), count, engine=COMPILED, turns=REPEATED)
     assert len(device_step.KERNELS) == 1

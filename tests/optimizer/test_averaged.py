@@ -399,20 +399,20 @@ def test_released_gradients_give_the_same_averages(link):
 
 
 @pytest.mark.parametrize("link", LINKS, ids=lambda link: type(link).__name__)
-def test_the_compiled_engine_replays_it_before_and_after_an_evaluation(link):
+def test_the_compiled_engine_repeats_it_before_and_after_an_evaluation(link):
     model = network()
     opt = Modular(model.parameters(), ClipNorm(1.0), Adam(), LR(0.1), link, compile=True)
     train(model, opt, 6)
-    assert opt.engine.replays.count > 0, opt.engine.replays.why
+    assert opt.engine.repeats.count > 0, opt.engine.repeats.why
     plain, other = trained(link, steps=6)
     close(weights(model), weights(plain), rtol=1e-5, atol=1e-6)
     with opt.averaged():
         pass
     opt.eval()
     opt.train()
-    count = opt.engine.replays.count
+    count = opt.engine.repeats.count
     train(model, opt)
-    assert opt.engine.replays.count > count
+    assert opt.engine.repeats.count > count
     train(plain, other)
     close(weights(model), weights(plain), rtol=1e-5, atol=1e-6)
 

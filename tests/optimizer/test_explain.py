@@ -76,7 +76,7 @@ class Doubled(NormRule):
         ),
     ],
 )
-def test_it_tells_what_stays_a_call_of_torch_once_steps_are_replayed(rule, sentence):
+def test_it_tells_what_stays_a_call_of_torch_once_steps_are_repeated(rule, sentence):
     params = [torch.nn.Parameter(torch.ones(4, 3)) for _ in range(2)]
     opt, eager = [Modular(params, rule(), LR(0.1), compile=way) for way in (True, False)]
     assert "native" not in opt.explain()

@@ -1,9 +1,9 @@
-"""What `test_replayed.py` starts on three ranks: in some steps one replays and others do not.
+"""What `test_repeated.py` starts on three ranks: in some steps one repeats and others do not.
 
     torchrun --nproc-per-node 3 -m tests.processes.apart 2000 fsdp stages
     torchrun --nproc-per-node 3 -m tests.processes.apart 10 raises
 
-Beside each optimizer goes one that replays nothing. Both must leave the same bits, by the same
+Beside each optimizer goes one that repeats nothing. Both must leave the same bits, by the same
 collectives in the same order, whatever happens to one rank alone.
 """
 
@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
-from tests.engines.test_replays import never_replayed, replays
+from tests.engines.test_repeats import never_repeated, repeats
 from tests.helpers import equal
 from tests.processes.sharded import Net, twins
 from torchzero_clip import LR, Adam, ClipNorm, Modular, SkipLarge, WeightDecay, ZClip
@@ -38,7 +38,7 @@ Happens = Callable[["Run", bool], None]
 
 
 class Run:
-    """The same parameters twice, with optimizers of which one replays.
+    """The same parameters twice, with optimizers of which one repeats.
 
     `chosen` draws alike on all ranks, and says to which of them something happens.
     """
@@ -56,7 +56,7 @@ class Run:
             nets = [fully_shard(net, mesh=mesh) for net in twins(Net)]
             self.models = [list(net.parameters()) for net in nets]
         self.sharded, self.opts = group is None, [self.made(ps, group) for ps in self.models]
-        never_replayed(self.opts[1])
+        never_repeated(self.opts[1])
         self.lr, self.step = 1e-2, 0
         self.asleep = self.without = -1
 
@@ -105,7 +105,7 @@ def seldom(run: Run, mine: bool) -> None:
     """What one rank has written down is gone, and it does not try again for a while."""
     if mine:
         run.opts[0].engine.forget()
-        replays(run.opts[0])._wait = 20
+        repeats(run.opts[0])._wait = 20
 
 
 def fails(run: Run, mine: bool) -> None:
@@ -200,7 +200,7 @@ def listened(log: list[Any]) -> Iterator[None]:
 
 
 def together(setting: str, steps: int) -> list[str]:
-    """Whatever happens to one rank, all go on together, as those that replay nothing."""
+    """Whatever happens to one rank, all go on together, as those that repeat nothing."""
     run, told = Run(setting), []
     for run.step in range(steps):
         run.give()
@@ -218,11 +218,11 @@ def together(setting: str, steps: int) -> list[str]:
             for opt in run.opts:
                 refused(opt)
         logs: list[list[Any]] = [[], []]
-        before = replays(run.opts[0]).count
+        before = repeats(run.opts[0]).count
         for opt, log in zip(run.opts, logs, strict=True):
             with listened(log):
                 opt.step()
-        again = replays(run.opts[0]).count > before
+        again = repeats(run.opts[0]).count > before
         told.append((again, logs[0]))
         if logs[0] != logs[1]:
             return [f"{setting}: step {run.step}, {event.__name__}: {logs}"]
@@ -235,7 +235,7 @@ def together(setting: str, steps: int) -> list[str]:
     differ = sum([len({again for again, _ in row}) > 1 for row in rows])
     alike = sum([all([again for again, _ in row]) for row in rows])
     if min(differ, alike) < steps // 10:
-        wrong.append(f"{setting}: ranks differed in {differ} steps, and replayed in {alike}")
+        wrong.append(f"{setting}: ranks differed in {differ} steps, and repeated in {alike}")
     return [f"{setting}: {x}" for x in wrong]
 
 
@@ -245,7 +245,7 @@ def raises(steps: int) -> str:
     for run.step in range(steps):
         run.give()
         if run.step == steps - 1:
-            assert replays(run.opts[0]).count > 0
+            assert repeats(run.opts[0]).count > 0
             if run.rank == 1:
                 run.opts[0].param_groups[0]["weight_decay"] = math.nan
         try:

@@ -21,7 +21,7 @@ from benchmarks.step.bars import Bar
 from benchmarks.step.chains import COMPILED, HEADLINE, OURS, PEERS, RACES, Race, installed
 from benchmarks.step.shapes import SHAPES
 from benchmarks.step.timing import BARE, Result
-from benchmarks.studies import averages, muon, replayed, state_dtype
+from benchmarks.studies import averages, muon, repeated, state_dtype
 
 CONTESTANTS = [
     (chain, name)
@@ -332,9 +332,9 @@ def test_the_race_of_small_models_prints_ratios_and_bars(capsys, monkeypatch):
 
 def test_compiled_rules_are_raced_beside_a_clip(capsys, monkeypatch):
     monkeypatch.setattr(small, "TURN", 0.0)
-    replayed.main(["--seconds", "0"])
+    repeated.main(["--seconds", "0"])
     lines = capsys.readouterr().out.splitlines()
-    assert len(lines) == 1 + len(replayed.RULES)
+    assert len(lines) == 1 + len(repeated.RULES)
     assert all("≤" in line for line in lines[1:])
 
 

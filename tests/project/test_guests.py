@@ -20,7 +20,7 @@ MADE_HERE = {
     "engines/buffers.py": {"made"},
     "engines/compiled/again/captures.py": {"graph"},
     "source/naming.py": {"made", "node"},
-    "source/kept_numbers.py": {"kind"},
+    "source/written_numbers.py": {"kind"},
 }
 """Names of objects that a function changes past their attributes, since it has just made them."""
 OF_NEW_OBJECTS = {"grad", "measure"}  # of the stand-in of a parameter, and of lists

@@ -89,7 +89,7 @@ def test_the_loop_is_the_third_door(compile: bool) -> None:
     p.grad = torch.ones(3)
     Modular([p], doors, LR(0.1), compile=compile).step()
     seen: list[str] = doors.__dict__["seen"]
-    again = ["step"] * compile  # replays decide there that it is done anew
+    again = ["step"] * compile  # repeats decide there that it is done anew
     assert seen == ["step", "step", *again, "_through", "send"]
 
 

@@ -24,7 +24,7 @@ def test_who_takes_no_sharded_parameters_is_named() -> None:
     assert told.endswith("  authors took none (TypeError: no DTensors)")
 
 
-def test_a_slice_races_on_one_rank_and_its_compiled_steps_are_replayed() -> None:
+def test_a_slice_races_on_one_rank_and_its_compiled_steps_are_repeated() -> None:
     (one,) = on_ranks(1, ["--only", "quick", "--rounds", "1"])
     assert one["failed"] == {}
     assert {*one["times"]} == {"foreach", "fused", "default", "compiled"}

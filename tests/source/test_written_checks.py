@@ -103,7 +103,7 @@ RULES: dict[str, Callable[[], Transform]] = {
     "Adaptive": lambda: ZClip(warmup_steps=3),
     "Relative": AdaGC,
     "Inside": lambda: Masked(ZClip(warmup_steps=3), is_matrix),
-    "Parted": lambda: Partition({"matrix": ClipNorm(0.5), "other": Normalize()}, label),
+    "InPieces": lambda: Partition({"matrix": ClipNorm(0.5), "other": Normalize()}, label),
 }
 INFOS = [
     OptimizerInfo(

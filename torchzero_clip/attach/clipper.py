@@ -100,7 +100,7 @@ class Clipper(Modular):
         step.skip.read("gradients are left out on the host")
         for bucket in buckets:
             step.gradients.write(bucket.originals)
-            rows = zip(bucket.originals, bucket.part.layouts, bucket.update, strict=True)
+            rows = zip(bucket.originals, bucket.cohort.layouts, bucket.update, strict=True)
             for p, layout, u in rows:
                 step.record[WAITING].discard(p)
                 if p.grad is None:

@@ -26,7 +26,7 @@ class Allowed(NamedTuple):
     of some choices.
     """
 
-    held: Any = None
+    python_type: Any = None
     optional: bool = False
     bounds: Within | None = None
     length: int | None = None
@@ -35,10 +35,10 @@ class Allowed(NamedTuple):
     def __str__(self) -> str:
         if self.choices:
             return f"one of {list(self.choices)}"
-        if self.held is bool:
+        if self.python_type is bool:
             return "True, False or None" if self.optional else "True or False"
         bounds = str(self.bounds or "")
-        kind = {int: "an integer", Callable: "a function"}.get(self.held, "a number")
+        kind = {int: "an integer", Callable: "a function"}.get(self.python_type, "a number")
         if self.length is not None:
             kind = f"{self.length} numbers" + ", each" * bool(bounds)
         return f"{kind} {bounds}".rstrip() + " or None" * self.optional
@@ -55,14 +55,14 @@ class Allowed(NamedTuple):
         if self.choices:
             same = [value is x or (type(value) is type(x) and value == x) for x in self.choices]
             return None if any(same) else ValueError
-        if self.held in (bool, Callable):
-            fits = callable(value) if self.held is Callable else isinstance(value, bool)
+        if self.python_type in (bool, Callable):
+            fits = callable(value) if self.python_type is Callable else isinstance(value, bool)
             return None if fits else TypeError
         if isinstance(value, Tensor) and value.numel() == 1:
             if value.device.type != "cpu" or torch.compiler.is_compiling():
                 return None  # reading it would wait for the device
             value = value.item()
-        if isinstance(value, bool) or not isinstance(value, (int, self.held)):
+        if isinstance(value, bool) or not isinstance(value, (int, self.python_type)):
             return TypeError
         return None if (self.bounds or Within()).holds(value) else ValueError
 
@@ -111,15 +111,15 @@ def kind_of(hint: Any) -> Allowed | None:
     some = [option for option in options if option is not type(None)]
     if len(some) != 1:
         return None
-    held, bounds = _apart(some[0])
+    python_type, bounds = _apart(some[0])
     optional, bounds = len(options) > 1, bounds or outer
-    if get_origin(held) is Literal:
-        return Allowed(optional=optional, choices=(*[None] * optional, *get_args(held)))
-    if Callable in (held, get_origin(held)):
+    if get_origin(python_type) is Literal:
+        return Allowed(optional=optional, choices=(*[None] * optional, *get_args(python_type)))
+    if Callable in (python_type, get_origin(python_type)):
         return Allowed(Callable, optional)
-    if held in (float, int, bool):
-        return Allowed(held, optional, bounds)
-    each = [kind_of(x) for x in get_args(held)] if get_origin(held) is tuple else []
+    if python_type in (float, int, bool):
+        return Allowed(python_type, optional, bounds)
+    each = [kind_of(x) for x in get_args(python_type)] if get_origin(python_type) is tuple else []
     known = {kind and kind._replace(optional=False) for kind in each}
     one = known.pop() if len(known) == 1 else None
     if one is None or one.bounds is None:

@@ -8,11 +8,11 @@ from typing import Any, Literal, TypeAlias
 import torch
 from torch import Tensor
 
+from torchzero_clip.core.cohort import Cohort
 from torchzero_clip.core.engine import Formula, Group, State
 from torchzero_clip.core.formats import KEPT, Exact, Nearest, Stochastic, wide_of
 from torchzero_clip.core.formats.stochastic import DRAWS, DROPPED, ROUNDS, mix_, prepare_draws
 from torchzero_clip.core.link import Link
-from torchzero_clip.core.part import Part
 from torchzero_clip.core.sharding.layout import local, locals_of, part_of, whole_of
 from torchzero_clip.core.state import share_vectors
 from torchzero_clip.core.step import Step
@@ -37,16 +37,16 @@ class Bucket:
     bound: Link
     """The link that sees this bucket: see `seen_by`."""
 
-    def __init__(self, step: Step, part: Part, grads: Sequence[Tensor]) -> None:
-        self.step, self.part = step, part
-        self.settings = step.groups[part.index]
-        states, params = step.states, part.originals
+    def __init__(self, step: Step, cohort: Cohort, grads: Sequence[Tensor]) -> None:
+        self.step, self.cohort = step, cohort
+        self.settings = step.groups[cohort.index]
+        states, params = step.states, cohort.originals
         self.param_states = [{} if states is None else states[p] for p in params]
         step.new += [state for state in self.param_states if not state]
-        if not part.plain:
+        if not cohort.plain:
             params, grads = locals_of(params), locals_of(grads)
-        self.session = step.opened(step.opener.open(part.key, part.places, params, grads))
-        self.rounding = step.rounding if part.dtype in DROPPED else ""  # of what is subtracted
+        self.session = step.opened(step.opener.open(cohort.key, cohort.places, params, grads))
+        self.rounding = step.rounding if cohort.dtype in DROPPED else ""  # of what is subtracted
         if self.rounding:
             self._prepare_rounding()
         self.origin: Origin = "gradient"
@@ -58,27 +58,27 @@ class Bucket:
     @property
     def originals(self) -> list[Tensor]:
         """The parameters as the optimizer holds them, whole or sharded."""
-        return self.part.originals
+        return self.cohort.originals
 
     @property
     def names(self) -> list[str | None]:
         """The name of each parameter, if it has one."""
-        return self.part.names
+        return self.cohort.names
 
     @property
     def device(self) -> torch.device:
         """The device of the parameters."""
-        return self.part.device
+        return self.cohort.device
 
     @property
     def dtype(self) -> torch.dtype:
         """The dtype of the parameters, as links see them."""
-        return torch.float32 if self.rounding == "exact" else self.part.dtype
+        return torch.float32 if self.rounding == "exact" else self.cohort.dtype
 
     @property
     def state_dtype(self) -> torch.dtype:
         """The dtype of state: float32 for parameters in half precision."""
-        return self.part.state_dtype
+        return self.cohort.state_dtype
 
     @property
     def params(self) -> TensorList:
@@ -113,7 +113,7 @@ class Bucket:
         """
         tfm, exact = self.bound.transform, self.rounding == "exact"
         wide = exact or tfm.widens or self.state_names
-        dtype = self.part.state_dtype if wide else self.update.dtype
+        dtype = self.cohort.state_dtype if wide else self.update.dtype
         if tfm.target == "update":
             self.update = self.update.to(dtype)
             return self.update
@@ -140,7 +140,7 @@ class Bucket:
         """The link's tensors of every parameter; of sharded ones the parts on this rank."""
         rows, path = self.held(), self.bound.path
         roundings = self._roundings(rows) if self.bound.narrow else {}
-        if self.part.sharded:
+        if self.cohort.sharded:
             rows = {name: locals_of(row) for name, row in rows.items()}
         return {
             name: self.session.state(f"{path}/{name}", row, roundings.get(name))
@@ -150,7 +150,7 @@ class Bucket:
     @property
     def state_names(self) -> dict[str, bool]:
         """The names that the link's `init` makes, and whether their tensors are like parameters."""
-        return self.part.kinds(self.bound.path, self.bound.state_names)[0][0]
+        return self.cohort.kinds(self.bound.path, self.bound.state_names)[0][0]
 
     def _roundings(self, rows: Mapping[str, Sequence[Tensor]]) -> dict[str, Stochastic]:
         """How the state that is kept in bfloat16 is rounded."""
@@ -162,13 +162,13 @@ class Bucket:
         for i in range(0, len(names), 2):  # a hash has bits for two
             drawn = self._drawn(DRAWS, self.bound.number, i)
             for half, name in enumerate(names[i : i + 2]):
-                made[name] = Stochastic(drawn, self.part.elements, half)
+                made[name] = Stochastic(drawn, self.cohort.elements, half)
         return made
 
     def _drawn(self, draws: tuple[str, str], *numbers: int) -> Tensor:
         """A whole number for each parameter, which is another one in every step."""
-        seed, step = self.step.draw(self.part.index, draws)
-        return self.part.keys(*numbers, seed) ^ mix_(step.to(self.device, copy=True))
+        seed, step = self.step.draw(self.cohort.index, draws)
+        return self.cohort.keys(*numbers, seed) ^ mix_(step.to(self.device, copy=True))
 
     def settle(self) -> None:
         """Round what the link has written to state in bfloat16; `bucket.state` is read anew then.
@@ -185,8 +185,8 @@ class Bucket:
         for name, like_params in self.state_names.items():
             key = f"{link.path}/{name}"
             rows[name] = [state[key] for state in self.param_states]
-            if like_params and key not in self.part.checked:
-                self.part.check_shapes(key, rows[name], self.settings)
+            if like_params and key not in self.cohort.checked:
+                self.cohort.check_shapes(key, rows[name], self.settings)
         return rows
 
     def make_state(self) -> None:
@@ -201,7 +201,7 @@ class Bucket:
         if new:
             self.step.notes.made(f"{link.path} makes state, once")
             for i in new:
-                p, layout = self.originals[i], self.part.layouts[i]
+                p, layout = self.originals[i], self.cohort.layouts[i]
                 if self.rounding == "exact":  # links see float32
                     wide = wide_of(local(p), local(self.param_states[i][Exact.key]))
                     p = wide if layout is None else layout.wrap(wide)
@@ -233,7 +233,7 @@ class Bucket:
         form: Nearest
         if self.rounding == "stochastic":
             half = 2 if self.dtype == torch.float16 else 0
-            form = Stochastic(self._drawn(ROUNDS, 0), self.part.elements, half)
+            form = Stochastic(self._drawn(ROUNDS, 0), self.cohort.elements, half)
         elif self.rounding in KEPT:
             kept = KEPT[self.rounding]
             form = kept(locals_of([state[kept.key] for state in self.param_states]))
@@ -268,30 +268,29 @@ class Bucket:
     def select(self, where: Sequence[int]) -> Bucket:
         """The bucket of some of the parameters."""
         some = TensorList([self.update.tensors[i] for i in where], owned=self.update.owned)
-        kept = (self.part, *where)
-        part: Part = self.step.roster.kept(kept, lambda: self.part.select(where))
-        session = self.step.opened(self.session.select(where, part.key, part.places))
+        cohort = self.step.roster.once((self.cohort, *where), lambda: self.cohort.select(where))
+        session = self.step.opened(self.session.select(where, cohort.key, cohort.places))
         states = [self.param_states[i] for i in where]
         update = session.adopt(some)
-        made = self._but(session=session, update=update, param_states=states, part=part)
+        made = self._but(session=session, update=update, param_states=states, cohort=cohort)
         return made._keep() if self.rounding == "exact" else made
 
     def alike(self) -> list[Bucket]:
         """This bucket in parts, in each of which `init` makes the same names for all parameters."""
-        kinds = self.part.kinds(self.bound.path, self.bound.state_names)
+        kinds = self.cohort.kinds(self.bound.path, self.bound.state_names)
         return [self] if len(kinds) == 1 else [self.select(where) for _, where in kinds]
 
     def view(self, formula: Formula, units: Any = None, **values: Any) -> TensorList:
         """formula(u, state, group), an entry of which depends on those in its place alone.
 
-        It writes nothing. An accelerator computes it part by part, whenever it is read, so what it
+        It writes nothing. An accelerator computes it in pieces, whenever it is read, so what it
         reads must stay as it is. The group has `values` too: numbers, lists, and vectors of units.
         """
         return self.session.view(formula, self.u, self.state, self._group(units, values))
 
     def apply(self, rule: Any, units: Any = None, **values: Any) -> None:
         """Let `update` of the link's transform make the update; `values` are as in `view`."""
-        u = self.u.to(self.part.state_dtype)
+        u = self.u.to(self.cohort.state_dtype)
         group = self._group(units, values) if values else self.group
         self.u = self.session.update(rule.rule(self), u, self.state, group)
 
@@ -307,11 +306,11 @@ class Bucket:
 
     def whole(self, tensors: Iterable[Tensor]) -> list[Tensor]:
         """Tensors like the parameters, gathered from all ranks where they are sharded."""
-        return list(map(whole_of, tensors, self.part.layouts))
+        return list(map(whole_of, tensors, self.cohort.layouts))
 
     def parts(self, tensors: Iterable[Tensor]) -> list[Tensor]:
         """The parts on this rank of whole tensors like the parameters."""
-        return list(map(part_of, tensors, self.part.layouts))
+        return list(map(part_of, tensors, self.cohort.layouts))
 
     def _but(self, **changes: Any) -> Bucket:
         """A copy with some attributes changed."""
@@ -347,7 +346,7 @@ def in_buckets(
 
     Where the step `moves` parameters, gradients may lie in their memory.
     """
-    return [Bucket(step, part, grads) for part, grads in step.parts(gradient, moves)]
+    return [Bucket(step, cohort, grads) for cohort, grads in step.cohorts(gradient, moves)]
 
 
 def count_step(

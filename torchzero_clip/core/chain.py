@@ -139,9 +139,9 @@ def transformed(
     inner = run(begun, links)
     made: dict[tuple[int, int], Tensor] = {}
     for bucket in inner:
-        for place, t in zip(bucket.part.places, bucket.update, strict=True):
-            made[bucket.part.index, place] = t
-    wanted = [[(bucket.part.index, place) for place in bucket.part.places] for bucket in buckets]
+        for place, t in zip(bucket.cohort.places, bucket.update, strict=True):
+            made[bucket.cohort.index, place] = t
+    wanted = [[(b.cohort.index, place) for place in b.cohort.places] for b in buckets]
     if any([key not in made for keys in wanted for key in keys]):
         link = buckets[0].bound
         raise RuntimeError(

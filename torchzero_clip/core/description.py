@@ -37,9 +37,9 @@ class Description:
     """Attributes that a subclass may declare as fields, to make them arguments; no others."""
     pure: ClassVar[bool] = False
     """Set in a class whose `update`, `limit` and the like hang on their arguments alone, and branch
-    on no value: with compile=True its steps may be replayed. Classes that inherit say so anew."""
+    on no value: with compile=True its steps may be repeated. Classes that inherit say so anew."""
     impure: ClassVar[str] = ""
-    """Set in a class that cannot be pure: why, and what to do where steps shall be replayed."""
+    """Set in a class that cannot be pure: why, and what to do where steps shall be repeated."""
     asks: ClassVar[tuple[str, ...]] = ()
     """Fields that are functions, and are asked through `Notes.ask`."""
     _kinds: ClassVar[dict[str, Allowed]] = {}  # of fields that are numbers or truths
@@ -109,7 +109,7 @@ class Description:
         are such, whatever it looks at.
         """
         kinds = self._kinds.items()
-        numbers = [name for name, x in kinds if x.bounds is None and x.held in (float, int)]
+        numbers = [name for name, x in kinds if x.bounds is None and x.python_type in (float, int)]
         for name, kind in kinds:
             if name not in numbers:
                 self._require(name, kind)

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from torchzero_clip.core import norms
+from torchzero_clip.core.cohort import Cohort
 from torchzero_clip.core.norms.shards import Gathering, gatherings
 from torchzero_clip.core.norms.slices import SliceRows, rows_of
-from torchzero_clip.core.part import Part
 from torchzero_clip.core.private import fake_mode
 from torchzero_clip.core.stacks import batches
 from torchzero_clip.core.state import statistic_dtype
@@ -20,10 +20,10 @@ from torchzero_clip.core.tensors import all_here
 
 
 class Division:
-    """The units of some parts: a unit is a tensor, a slice of one, a layer, a group, or all.
+    """The units of some cohorts: a unit is a tensor, a slice of one, a layer, a group, or all.
 
     Args:
-        parts: The parts, by group.
+        cohorts: The cohorts, by group.
         scope: The kind of unit: None each tensor, "layer", "group", "global", else slices.
         dims: The dims that the slices of a tensor run along, where units are slices.
         name: The name of the rule in errors.
@@ -31,26 +31,26 @@ class Division:
 
     def __init__(
         self,
-        parts: Sequence[Part],
+        cohorts: Sequence[Cohort],
         scope: Any,
         dims: Callable[[Tensor], tuple[int, ...]] | None,
         name: str,
     ) -> None:
-        self.parts, self.scope, self.name = parts, scope, name
-        self.home = parts[0].device
-        double = torch.float64 in [statistic_dtype(part.originals[0]) for part in parts]
+        self.cohorts, self.scope, self.name = cohorts, scope, name
+        self.home = cohorts[0].device
+        double = torch.float64 in [statistic_dtype(cohort.originals[0]) for cohort in cohorts]
         self.dtype = torch.float64 if double else torch.float32
-        self.indexes = sorted({part.index for part in parts})  # the groups
-        self.layouts = [layout for part in parts for layout in part.layouts]
+        self.indexes = sorted({cohort.index for cohort in cohorts})  # the groups
+        self.layouts = [layout for cohort in cohorts for layout in cohort.layouts]
         self.sharded = any(self.layouts)
-        self.complex = any([part.dtype.is_complex for part in parts])
-        ends = [sum([len(part.places) for part in parts[:i]]) for i in range(len(parts))]
-        self.starts = dict(zip(parts, ends, strict=True))  # of a part's tensors among all
-        groups = [self.indexes.index(part.index) for part in parts for _ in part.places]
+        self.complex = any([cohort.dtype.is_complex for cohort in cohorts])
+        ends = [sum([len(cohort.places) for cohort in cohorts[:i]]) for i in range(len(cohorts))]
+        self.starts = dict(zip(cohorts, ends, strict=True))  # of a cohort's tensors among all
+        groups = [self.indexes.index(cohort.index) for cohort in cohorts for _ in cohort.places]
         self.dims: list[Any] = [None] * len(groups)  # of each tensor those along its slices
         self.lengths: list[int] | None = None  # how many units each tensor is, where it is several
         self.layers: dict[str, int] = {}
-        self.rows: dict[Part, SliceRows] = {}  # the slices
+        self.rows: dict[Cohort, SliceRows] = {}  # the slices
         self._known: dict[Hashable, Tensor] = {}
         self.vectors: list[Tensor] = []  # those, which are kept from step to step
         self._gathered: list[Gathering] = []  # on the meshes of shards
@@ -71,7 +71,7 @@ class Division:
         self.count = len(members)
         self.first_group = [groups[row[0]] for row in members]  # of each unit
         self.shared = len(self.indexes) > 1 and self.scope in ("layer", "global")
-        numel = [n for part in self.parts for n in part.sizes]
+        numel = [n for cohort in self.cohorts for n in cohort.sizes]
         self.sizes = [sum([numel[i] for i in row]) for row in members]
         self.width = max(map(len, members))  # tensors of the largest unit
         self.columns = [i for row in members for i in row + [-1] * (self.width - len(row))]
@@ -81,7 +81,7 @@ class Division:
 
     def _layers(self) -> list[int]:
         """The layer of each tensor, by the order in which layers come."""
-        names = [name for part in self.parts for name in part.names]
+        names = [name for cohort in self.cohorts for name in cohort.names]
         if None in names:
             raise ValueError(
                 f"{self.name}: dim='layer' needs to know the names of the parameters: pass "
@@ -92,7 +92,7 @@ class Division:
 
     def _cut(self, groups: list[int], dims_of: Callable[[Tensor], tuple[int, ...]]) -> None:
         """Number the slices; a tensor without the dims is one unit, of no size."""
-        tensors = [p for part in self.parts for p in part.originals]
+        tensors = [p for cohort in self.cohorts for p in cohort.originals]
         self.dims = [dims_of(t) for t in tensors]
         self.slices = [
             [1 if d in along or not along else n for d, n in enumerate(t.shape)]
@@ -104,9 +104,9 @@ class Division:
             math.prod([t.shape[d] for d in along if t.dim()]) if along else -1
             for t, along in zip(tensors, self.dims, strict=True)
         ]
-        for part, start in self.starts.items():
-            each = slice(start, start + len(part.places))
-            self.rows[part] = rows_of(part.originals, self.slices[each], self.dims[each])
+        for cohort, start in self.starts.items():
+            each = slice(start, start + len(cohort.places))
+            self.rows[cohort] = rows_of(cohort.originals, self.slices[each], self.dims[each])
 
     # ------------------------------------------------------------------ vectors of known values
 
@@ -168,7 +168,7 @@ class Division:
                 for place, name in enumerate(group["param_names"]):
                     first.setdefault(layer_of(name), (g, place))
             return UnitIds(tuple([(first[x][0], (first[x][1],), (x,)) for x in self.layers]))
-        tensors = tuple([(x.index, tuple(x.places), tuple(x.names)) for x in self.parts])
+        tensors = tuple([(x.index, tuple(x.places), tuple(x.names)) for x in self.cohorts])
         return UnitIds(tensors, None if self.lengths is None else tuple(self.lengths))
 
 

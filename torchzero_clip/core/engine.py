@@ -114,7 +114,7 @@ class Session(Protocol):
 
     def view(self, formula: Formula, u: TensorList, state: State, group: Group) -> TensorList:
         """What a formula makes of u that writes nothing, and takes each entry by itself: computed
-        now, or part by part whenever it is read.
+        now, or piece by piece whenever it is read.
         """
 
     def divide(
@@ -174,7 +174,7 @@ class Engine(Protocol):
         `watch` surrounds what is one pass, whatever operators it is made of.
         """
 
-    def kept(self) -> list[Tensor]:
+    def lasting(self) -> list[Tensor]:
         """The tensors that it keeps from step to step; state is not its own."""
 
     def open(

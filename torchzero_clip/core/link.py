@@ -55,7 +55,7 @@ class Link:
         values = {name: settings[x.keys[name]] for name, x in owners.items()}
         for name in [name for name, value in values.items() if type(value) is int]:
             kind = owners[name].transform._kinds.get(name)  # 1 for a float is 1.0 to engines
-            if kind is not None and kind.held is float:
+            if kind is not None and kind.python_type is float:
                 values[name] = float(values[name])
         for name, other, at in self.transform.borrows:
             if values[name] is None:

@@ -56,10 +56,10 @@ class Matrices:
 
     def __init__(self, bucket: Bucket, count: int = 0) -> None:
         self.bucket, self.rule, self.count = bucket, bucket.bound.transform, count
-        kept = bucket.step.roster.kept
-        self.rows, self.forms = kept((bucket.part, bucket.bound.path), lambda: _forms(bucket))
+        once = bucket.step.roster.once
+        self.rows, self.forms = once((bucket.cohort, bucket.bound.path), lambda: _forms(bucket))
         self.where = [i for i, rows in enumerate(self.rows) if rows]
-        self.layouts: Sequence[Any] = bucket.part.layouts
+        self.layouts: Sequence[Any] = bucket.cohort.layouts
         self.taken: list[Tensor] = []
         self.stacked = bool(vars(type(self.rule)).get("batched", False))
         self.owners = dict(zip(self.where, self._owners(), strict=True))
@@ -148,7 +148,7 @@ class Matrices:
 
     def due(self, i: int) -> bool:
         """Whether a parameter is refreshed in this step: its first, and those of the link."""
-        turn = self.bucket.part.places[i] if getattr(self.rule, "stagger", False) else 0
+        turn = self.bucket.cohort.places[i] if getattr(self.rule, "stagger", False) else 0
         return self.begins(i) or self.rule.is_due(self.count - 1 + turn)
 
     # ------------------------------------------------------------------ where it lies

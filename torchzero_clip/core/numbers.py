@@ -38,12 +38,12 @@ class Numbers:
         tfm = self._link.transform
         self._held: dict[tuple[int, str], Tensor] = {}
         self.model = self._loaded(range(len(self._step.groups)), numbers_of_model(tfm), -1)
-        indexes = sorted({bucket.part.index for bucket in buckets})
+        indexes = sorted({bucket.cohort.index for bucket in buckets})
         self.groups = {i: self._loaded([i], tfm.init_group(), i) for i in indexes}
 
     def of(self, bucket: Bucket) -> dict[str, Tensor]:
         """The numbers of the model and of a bucket's group, on its device."""
-        both = {**self.model, **self.groups[bucket.part.index]}
+        both = {**self.model, **self.groups[bucket.cohort.index]}
         return {name: x.to(bucket.device) for name, x in both.items()}
 
     def set(self, index: int | None, values: Mapping[str, Any]) -> None:
@@ -107,7 +107,7 @@ class Numbers:
     def _find(self, groups: Sequence[int], name: str, start: float) -> Tensor:
         """The tensor of a number, which all of these groups hold."""
         key, chains = f"{self._link.path}/{name}", [self._step.groups[i]["chain"] for i in groups]
-        devices = [b.device for b in self._buckets if b.part.index in groups]
+        devices = [b.device for b in self._buckets if b.cohort.index in groups]
         held = next((x for x in [chain.get(key) for chain in chains] if x is not None), start)
         if not isinstance(held, Tensor):
             held = torch.full((), held, dtype=wide(devices[0]), device=devices[0])

@@ -9,10 +9,10 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
+from torchzero_clip.core.cohort import Cohort, Roster
 from torchzero_clip.core.engine import Engine, Session
 from torchzero_clip.core.gradients import StepGradients
 from torchzero_clip.core.notes import UNHEARD, Notes
-from torchzero_clip.core.part import Part, Roster
 from torchzero_clip.core.sharding.collectives import gather
 from torchzero_clip.core.skip import Skip, Skipped
 from torchzero_clip.core.tensors import wide
@@ -32,7 +32,7 @@ class Step:
         record: The measurements of the links, by path; `metrics()` reads them.
         engine: Where arithmetic is done.
         process_group: Processes that hold the rest of the model.
-        roster: The parts of the groups, from the step before.
+        roster: The cohorts of the groups, from the step before.
         loss: The loss that was reported for the step.
         live: The keys of live values, and in their order the values of each group.
         rounding: How parameters in half precision take their update, where it is not as torch does.
@@ -81,10 +81,10 @@ class Step:
         self.gradients, self.opener = StepGradients(), self.engine
         return self
 
-    def parts(
+    def cohorts(
         self, gradient: Callable[[Tensor], Tensor | None] | None = None, moves: bool = False
-    ) -> Sequence[tuple[Part, Sequence[Any]]]:
-        """The parameters that have a gradient, in parts of a group, and their gradients."""
+    ) -> Sequence[tuple[Cohort, Sequence[Any]]]:
+        """The parameters that have a gradient, in cohorts of a group, and their gradients."""
         self.close()  # deferred updates may be read again
         self.measured.clear()
         rows: list[list[Tensor]] = [group["params"] for group in self.groups]

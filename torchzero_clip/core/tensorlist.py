@@ -96,8 +96,8 @@ class TensorList:
         return self.tensors[0].dtype
 
     @property
-    def repeats(self) -> bool:
-        """Whether it may be computed part by part, each time that it is read."""
+    def recomputes(self) -> bool:
+        """Whether it may be computed piece by piece, each time that it is read."""
         return False
 
     def __len__(self) -> int:
@@ -151,16 +151,16 @@ class TensorList:
 
     def _move(self, values: Sequence[Tensor], dtype: torch.dtype) -> TensorList:
         """Move to memory of its own, with these values."""
-        kept = self._kept(dtype)
-        if kept is None:
+        lasting = self._lasting(dtype)
+        if lasting is None:
             return self._become(copies(values, dtype))
-        copy_into(kept, values)
-        return self._become(kept)
+        copy_into(lasting, values)
+        return self._become(lasting)
 
-    def _kept(self, dtype: torch.dtype) -> list[Tensor] | None:
+    def _lasting(self, dtype: torch.dtype) -> list[Tensor] | None:
         """The workspace, where there is one of this dtype."""
-        kept = None if self.workspace is None else self.workspace()
-        return kept if kept is not None and kept[0].dtype == dtype else None
+        lasting = None if self.workspace is None else self.workspace()
+        return lasting if lasting is not None and lasting[0].dtype == dtype else None
 
     def _become(self, tensors: Sequence[Tensor]) -> TensorList:
         self.tensors, self.owned, self.workspace = list(tensors), True, None
@@ -178,7 +178,7 @@ class TensorList:
     def _write(self, name: str, *operands: Any) -> TensorList:
         """Run an operator in place, or into new memory where this memory is borrowed."""
         for x in operands if self.owned else ():
-            if isinstance(x, TensorList) and x.repeats and x.pending:
+            if isinstance(x, TensorList) and x.recomputes and x.pending:
                 x.write_into(self, name, operands)
                 return self
         if not self.owned and self._write_elsewhere(name, operands):
@@ -206,13 +206,13 @@ class TensorList:
     def _fill(self, operator: Callable[..., Any], operands: Sequence[Any]) -> bool:
         """Run an operator into the workspace, where a call for each tensor is worth a pass."""
         large = sum(map(Tensor.numel, self.tensors)) >= SMALL * len(self)
-        kept = self._kept(self.dtype) if large else None
-        if kept is None or type(kept[0]) is not Tensor:
+        lasting = self._lasting(self.dtype) if large else None
+        if lasting is None or type(lasting[0]) is not Tensor:
             return False
         rows = [self._row(x) for x in operands]
-        for source, out, *each in zip(self.tensors, kept, *rows, strict=True):
+        for source, out, *each in zip(self.tensors, lasting, *rows, strict=True):
             operator(source, *each, out=out)
-        self._become(kept)
+        self._become(lasting)
         return True
 
     def _stand_in(self, name: str, *operands: Any) -> TensorList:

@@ -90,7 +90,7 @@ class Transform(Description):
     precision, as a link with state does."""
     per_entry: ClassVar[bool] = False
     """Set where `update` takes each entry by itself, with the state and the numbers of its tensor:
-    on an accelerator it then goes over a model in parts, and takes little memory."""
+    on an accelerator it then goes over a model in pieces, and takes little memory."""
     state_kinds: ClassVar[Mapping[str, Literal["linear", "squares", "weights"]]] = {}
     """What state in the shape of a parameter is: "linear" in the update, which `InBasis` turns
     along; "squares", with an entry for each of the update's, which it sorts along; or "weights",
@@ -186,7 +186,7 @@ class Transform(Description):
 
     def rule(self, bucket: Bucket) -> Rule:
         """The transform as engines take it: complex tensors reach `update` as pairs."""
-        paired = self.complex == "pairs" and bucket.part.dtype.is_complex
+        paired = self.complex == "pairs" and bucket.cohort.dtype.is_complex
         return Pairs(self) if paired else self
 
     def check(self) -> None:
@@ -327,7 +327,7 @@ class TensorwiseTransform(Transform):
 
     def rule(self, bucket: Bucket) -> Rule:
         """Sharded tensors are made whole, since the function of a part is not part of it."""
-        if not any(bucket.part.layouts):
+        if not any(bucket.cohort.layouts):
             return super().rule(bucket)
         costs = [self.operations(p) for p in bucket.originals]
         return Owned(self, bucket, costs) if any(costs) else Gathered(self, bucket)
@@ -386,7 +386,7 @@ class Owned(Wrapped):
                 some["params"] = TensorList(params[0])
             return updated(self.inner, TensorList(whole, owned=True), {}, some).tensors
 
-        layouts = self.bucket.part.layouts
+        layouts = self.bucket.cohort.layouts
         made = by_owners([u.tensors, *beside], layouts, owners_of(layouts, self.costs), work)
         return u.copy_(TensorList(made))
 

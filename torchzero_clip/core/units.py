@@ -47,19 +47,19 @@ class Units(Cells):
         dims: Callable[[Tensor], tuple[int, ...]] | None = None,
         name: str = "Units",
     ) -> None:
-        self.buckets = sorted(buckets, key=lambda bucket: bucket.part.index)
+        self.buckets = sorted(buckets, key=lambda bucket: bucket.cohort.index)
         self.order, self.name = measure, name
         self._lists = {x: [getattr(b, x) for b in self.buckets] for x in ("params", "grads")}
-        parts = [bucket.part for bucket in self.buckets]
+        cohorts = [bucket.cohort for bucket in self.buckets]
         kind = tuple(scope) if isinstance(scope, list) else scope
-        self.division: Division = self.buckets[0].step.roster.kept(
-            (kind, dims, *parts), lambda: Division(parts, scope, dims, name)
+        self.division: Division = self.buckets[0].step.roster.once(
+            (kind, dims, *cohorts), lambda: Division(cohorts, scope, dims, name)
         )
         units = self.division
         self.home, self.dtype, self.count = units.home, units.dtype, units.count
         self.degree = measure.degree
         self.groups = [
-            [b for b in self.buckets if b.part.index == index] for index in units.indexes
+            [b for b in self.buckets if b.cohort.index == index] for index in units.indexes
         ]
         self._stats: Tensor | None = None  # of the update, once it is measured
 
@@ -124,7 +124,7 @@ class Units(Cells):
         """A list with a tensor for each parameter as one for each bucket."""
         if isinstance(tensors, Joined) and tensors.pending:
             return tensors.lists
-        counts = [len(bucket.part.places) for bucket in self.buckets]
+        counts = [len(bucket.cohort.places) for bucket in self.buckets]
         if len(tensors) != sum(counts):
             raise ValueError(
                 f"{self.name}.{verb} takes lists with a tensor for each of the {sum(counts)} "
@@ -198,7 +198,7 @@ class Units(Cells):
         division = self.division
         number = division.scope in ("group", "global")  # of a tensor it is always a vector
         if number and self.count > 1:
-            ratio = ratio[division.unit_of[division.starts[bucket.part]]].view(1)
+            ratio = ratio[division.unit_of[division.starts[bucket.cohort]]].view(1)
         return bucket.session.divide(u, ratio, partial(self.operand, bucket), number)
 
     def scale(
@@ -208,7 +208,7 @@ class Units(Cells):
         flowing = iter(updates or [bucket.u for bucket in self.buckets])
         for members, ratio in zip(self.groups, divisors, strict=True):
             for bucket in members:
-                bucket.u = self.divide(bucket, next(flowing).to(bucket.part.state_dtype), ratio)
+                bucket.u = self.divide(bucket, next(flowing).to(bucket.cohort.state_dtype), ratio)
 
     def lerp_(self, name: str, weights: Sequence[Tensor], where: Tensor) -> None:
         """m ← m + weight · (u - m) for the state m with this name, in units where a flag is set.
@@ -259,12 +259,12 @@ class Units(Cells):
         if dtype is None:
             dtype = bucket.state_dtype if vector.is_complex() else statistic_dtype(param)
         vector = vector.to(bucket.device, torch.bool if vector.dtype == torch.bool else dtype)
-        start = division.starts[bucket.part]
-        end = start + len(bucket.part.places)
+        start = division.starts[bucket.cohort]
+        end = start + len(bucket.cohort.places)
         if division.lengths is not None:
             first, end = [sum(division.lengths[:i]) for i in (start, end)]
-            each = slices.of_rows(vector[first:end], division.rows[bucket.part])
-            return bucket.parts(each) if bucket.part.sharded else each
+            each = slices.of_rows(vector[first:end], division.rows[bucket.cohort])
+            return bucket.parts(each) if bucket.cohort.sharded else each
         if division.scope is None:
             return vector[start:end]
         if division.scope in ("group", "global"):
@@ -276,7 +276,7 @@ class Units(Cells):
         """A vector as one 0-dim tensor for each tensor of a bucket."""
         each: Any = self.operand(bucket, vector)
         if isinstance(each, Tensor):
-            each = [each] * len(bucket.part.places) if each.dim() == 0 else list(each.unbind())
+            each = [each] * len(bucket.cohort.places) if each.dim() == 0 else list(each.unbind())
         return TensorList(each)
 
     # ------------------------------------------------------------------ statistics
@@ -284,7 +284,7 @@ class Units(Cells):
     def _flowing(self) -> Tensor:
         """The statistics of the update, measured once; of the gradients by the first that asks."""
         if self._stats is None:
-            flowing, key = [b.u for b in self.buckets], (self.order, *self.division.parts)
+            flowing, key = [b.u for b in self.buckets], (self.order, *self.division.cohorts)
             alike = [b.origin == "gradient" and not b.update.owned for b in self.buckets]
             shared = all(alike) and self.buckets[0].bound.transform.target == "update"
             whole = self.division.lengths is None and not torch.compiler.is_compiling()
@@ -299,7 +299,7 @@ class Units(Cells):
         if self.division.lengths is None:
             return self._of_all_shards([some.statistics(m) for some in lists], m)
         pairs = zip(lists, self.buckets, strict=True)
-        made = [x._row_statistics(self.division.rows[b.part], m) for x, b in pairs]
+        made = [x._row_statistics(self.division.rows[b.cohort], m) for x, b in pairs]
         known = [stats for stats in made if stats is not None]
         if len(known) == len(lists) and not self.division.sharded:
             without = self.division.flags([not dims for dims in self.division.dims])

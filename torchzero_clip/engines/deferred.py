@@ -17,10 +17,10 @@ from torchzero_clip.core.norms import Measure
 from torchzero_clip.core.private import foreach
 from torchzero_clip.core.tensorlist import TensorList, Workspace
 from torchzero_clip.core.tensors import all_plain, storages
-from torchzero_clip.engines.parts import Parted, Piece, cut, piece_of
+from torchzero_clip.engines.pieces import InPieces, Piece, cut, piece_of
 
 
-class Scaled(Parted):
+class Scaled(InPieces):
     """a · source + b · parameters, in a dtype.
 
     Args:

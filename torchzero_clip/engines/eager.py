@@ -23,7 +23,7 @@ from torchzero_clip.core.skip import Skip
 from torchzero_clip.core.state import HALF
 from torchzero_clip.core.tensorlist import Operand, TensorList
 from torchzero_clip.core.tensors import all_plain
-from torchzero_clip.engines import parts
+from torchzero_clip.engines import pieces
 from torchzero_clip.engines.deferred import Guarded, Narrow, Owed, Scaled, overlap, subtract_, times
 from torchzero_clip.engines.fused import Fused, numbers_only, takes
 from torchzero_clip.engines.kept import BATCH, Kept, Wide, updated_in_turn
@@ -56,7 +56,7 @@ class Eager:
         """An engine that does the same with memory of its own; its operators are its passes."""
         return Eager(self.defers, self.keeps, self.reads)
 
-    def kept(self) -> list[Tensor]:
+    def lasting(self) -> list[Tensor]:
         return self.workspaces.tensors()
 
     def open(
@@ -109,14 +109,14 @@ class EagerSession:
         self._defers = self._owes = engine.defers
         host = params[0].device.type in packs.HOSTS
         self._keeps = engine.keeps and host
-        self._parts = engine.defers and not host and all_plain(params)
+        self._in_pieces = engine.defers and not host and all_plain(params)
         narrow = half and host and (engine.defers or engine.keeps)
         self._wide = Wide(params, Nearest()) if narrow else None  # in the format that they have
         self._reading: list[Lazy] = []  # lists that are still to read gradients
         self._writable: TensorList | None = None  # gradients that a fused optimizer may divide
 
     def adopt(self, u: TensorList) -> TensorList:
-        if u.owned or not (self._keeps or self._parts) or isinstance(u, Owed):
+        if u.owned or not (self._keeps or self._in_pieces) or isinstance(u, Owed):
             return u
         if self._defers and u.dtype in HALF:
             return Narrow(u.tensors, self._widened, self._buffer if self._keeps else None)
@@ -156,20 +156,20 @@ class EagerSession:
             return updated(rule, u, state, group) if scaled is None else scaled
         kernel, params = rule.fused(group), self._stored if self._wide is None else self._wide
         if kernel is None or not (numbers_only(group) and takes(kernel, params, u, state)):
-            if not (self._parts and rule.per_entry) or self._kept_state:
+            if not (self._in_pieces and rule.per_entry) or self._kept_state:
                 return updated_in_turn(rule, u, state, group)
-            parts.settle(u, group)
-            made = parts.Updated(u, rule, state, group, self._done)
+            pieces.settle(u, group)
+            made = pieces.Updated(u, rule, state, group, self._done)
             (self._waiting if state else self._reading).append(made)
             return made
         self._waiting.append(Fused(u, rule, state, group, self._done, kernel))
         return self._waiting[-1]
 
     def view(self, formula: Formula, u: TensorList, state: State, group: Group) -> TensorList:
-        if not self._parts or self._kept_state or u.dtype.is_complex:
+        if not self._in_pieces or self._kept_state or u.dtype.is_complex:
             return formula(u.borrow(), state, group)
-        parts.settle(u, {**group, "u": u})
-        self._reading.append(parts.View(u, formula, state, group, self._done))
+        pieces.settle(u, {**group, "u": u})
+        self._reading.append(pieces.View(u, formula, state, group, self._done))
         return self._reading[-1]
 
     def _done(self, u: Lazy) -> None:
@@ -189,14 +189,14 @@ class EagerSession:
             mine = TensorList(u.tensors, owned=True)
             debt = [lambda: self.divide(mine, ratio, operand, number)]
             return Owed(mine.tensors, operand(ratio), debt)
-        settled = u.owned and not (isinstance(u, parts.Parted) and u.pending)
+        settled = u.owned and not (isinstance(u, pieces.InPieces) and u.pending)
         if known:  # it stays a number, to the end of the chain
             factor = norms.factor_of(ratio, u.dtype)
             if factor == 1:
                 return u
             return times(u, factor) if settled or not self._defers else self._scaled(u, factor, 0.0)
-        if self._parts and not settled:
-            self._reading.append(parts.Divided(u, operand(ratio)))
+        if self._in_pieces and not settled:
+            self._reading.append(pieces.Divided(u, operand(ratio)))
             return self._reading[-1]
         for name, x in norms.divisions(ratio, u.dtype):
             u = u.mul_(operand(x)) if name == "mul" else u.div_(operand(x))
@@ -244,9 +244,9 @@ class EagerSession:
         beside = [] if wide is None else wide.form.beside
         self._guard("no fused optimizer is at the end", [*params, *beside])
         late = source if u.dtype == self.params.dtype else u  # what is converted needs memory
-        waits = self._parts and isinstance(late, parts.Parted) and late.pending
+        waits = self._in_pieces and isinstance(late, pieces.InPieces) and late.pending
         if waits or wide is not None:
-            self._subtract_parts(u)
+            self._subtract_pieces(u)
         elif u.dtype != self.params.dtype or (b and overlap(params, source.tensors)):
             subtract_(params, u.tensors, 1.0)
         else:
@@ -303,17 +303,17 @@ class EagerSession:
 
     # ------------------------------------------------------------------ the last subtraction
 
-    def _subtract_parts(self, u: TensorList) -> None:
-        """w ← w - u, part by part."""
+    def _subtract_pieces(self, u: TensorList) -> None:
+        """w ← w - u, piece by piece."""
         params, wide, a, b = self._stored, self._wide, 1.0, 0.0
         apart = u.dtype == self.params.dtype and (wide is None or wide.form.wide)
         if apart and isinstance(u, Scaled) and u.pending:
             u, a, b = u.apart()
-        cuts = parts.cut(u) and all(map(Tensor.is_contiguous, params))
+        cuts = pieces.cut(u) and all(map(Tensor.is_contiguous, params))
         most = BATCH if params[0].is_cpu and wide is not None else None
-        for piece in parts.pieces(params, cuts and (wide is None or wide.cut), most, most is None):
+        for piece in pieces.pieces(params, cuts and (wide is None or wide.cut), most, most is None):
             # before the weights move, which they may be of
-            values = parts.piece_of(u, piece).tensors
+            values = pieces.piece_of(u, piece).tensors
             if wide is not None:
                 wide.move(piece, values, a, b)
                 continue

@@ -22,15 +22,15 @@ from torchzero_clip.core.skip import Skip
 from torchzero_clip.core.state import HALF
 from torchzero_clip.core.tensorlist import TensorList
 from torchzero_clip.core.tensors import DTYPE, SHAPE, all_plain
-from torchzero_clip.engines import parts
+from torchzero_clip.engines import pieces
 from torchzero_clip.engines.deferred import Guarded, Owed, Scaled, overlap
 from torchzero_clip.engines.kept import BATCH, LARGE, Kept, Wide, updated_in_turn
 
-LARGEST = 4 * parts.PART
+LARGEST = 4 * pieces.PIECE
 """Entries for a fused optimizer behind factors alone, which need little memory."""
 
 
-class Fused(parts.Updated):
+class Fused(pieces.Updated):
     """A deferred update of a rule that torch has a fused optimizer for."""
 
     __slots__ = ()
@@ -40,7 +40,7 @@ class Fused(parts.Updated):
     @property
     def at_once(self) -> bool:
         """Whether nothing is had by computing its pieces, or they cannot be told apart."""
-        host = parts.bottom(self).tensors[0].device.type in packs.HOSTS
+        host = pieces.bottom(self).tensors[0].device.type in packs.HOSTS
         kept = any([isinstance(held, Kept) for held in self._state.values()])
         return host or kept or not self._rule.per_entry
 
@@ -50,7 +50,7 @@ class Fused(parts.Updated):
         self._done(self)  # to compute it may ask for the workspace that it reads
         return updated_in_turn(self._rule, self.source, self._state, self._group).own().tensors
 
-    def piece(self, piece: parts.Piece, keep: bool = False) -> TensorList:
+    def piece(self, piece: pieces.Piece, keep: bool = False) -> TensorList:
         if self.at_once:
             return TensorList(piece.of(self.tensors), owned=not keep)
         return super().piece(piece, keep)
@@ -97,7 +97,7 @@ class Fused(parts.Updated):
 
     def _changes(
         self, params: list[Tensor], wide: Wide | None, kept: bool, options: dict[str, Any]
-    ) -> Iterator[tuple[parts.Piece, list[Tensor]]]:
+    ) -> Iterator[tuple[pieces.Piece, list[Tensor]]]:
         """The pieces that the fused optimizer takes in turn, and the update of each as it takes it:
         what is computed or converted is then still in the cache. SGD scales by itself: a factor of
         float32 goes into its `options`, before it is called. So does what gradients are divided by
@@ -108,12 +108,13 @@ class Fused(parts.Updated):
         sgd, adamw = [own is getattr(fused(name), "func", 0) for name in ("sgd", "adamw")]
         if isinstance(u, Owed) and u.debt and (sgd or adamw) and not (narrow or kept):
             options["grad_scale"] = u.ratio
-            yield parts.Piece(0, len(params)), u.held
+            yield pieces.Piece(0, len(params)), u.held
             u.debt.clear()
             return
-        if isinstance(u, parts.Parted) and u.pending and not (host or kept):
-            for piece in parts.pieces(params, parts.cut(u), None if parts.computes(u) else LARGEST):
-                yield piece, parts.piece_of(u, piece).tensors
+        if isinstance(u, pieces.InPieces) and u.pending and not (host or kept):
+            most = None if pieces.computes(u) else LARGEST
+            for piece in pieces.pieces(params, pieces.cut(u), most):
+                yield piece, pieces.piece_of(u, piece).tensors
             return
         factor, source = (1.0, u.tensors) if isinstance(u, Owed) else _factor_and_source(u)
         plain = not (narrow or kept or source[0].dtype != dtype)
@@ -122,12 +123,12 @@ class Fused(parts.Updated):
         if damps and dtype == torch.float32 and 1e-6 < factor < 1:
             options["dampening"], factor = 1 - factor, 1.0
         if plain and factor == 1:
-            yield parts.Piece(0, len(params)), source
+            yield pieces.Piece(0, len(params)), source
             return
         size, divisor = norms.halves(factor, dtype)
         number = torch.full((), size, dtype=dtype, device=source[0].device)
         most, grows = (BATCH, False) if params[0].is_cpu else (LARGE, True)
-        for piece in parts.pieces(params, True, most, grows):
+        for piece in pieces.pieces(params, True, most, grows):
             some = piece.of(source)
             if some[0].dtype != dtype:
                 some = [t.to(dtype) for t in some]
@@ -143,7 +144,7 @@ def takes(kernel: FusedKernel, given: list[Tensor] | Wide, u: TensorList, state:
     params, wide = (given.stored, given) if isinstance(given, Wide) else (given, None)
     host = params[0].device.type in packs.HOSTS  # there it is computed now, where it must be
     early = host or isinstance(u, Owed)
-    dtype, grads = u.dtype, _factor_and_source(u)[1] if early else parts.bottom(u).tensors
+    dtype, grads = u.dtype, _factor_and_source(u)[1] if early else pieces.bottom(u).tensors
     held = {name: stored(state[name]) for name in kernel.state if name in state}
     alike = [grads, *[some for name, some in held.items() if name not in kernel.numbers]]
     kept = [some for name in held if isinstance(some := state[name], Kept)]

@@ -1,6 +1,6 @@
 """Kept: lists in float32 of numbers that are kept in fewer bits, in the eager engine.
 
-A tensor after the other is widened, worked on and stored; torch's fused optimizers get parts. So
+A tensor after the other is widened, worked on and stored; torch's fused optimizers get pieces. So
 few numbers are in float32 at once. It is the plain way; with compile=True a kernel does all of it.
 """
 
@@ -16,13 +16,13 @@ from torchzero_clip.core.engine import Group, Rule, State, updated
 from torchzero_clip.core.formats import Nearest
 from torchzero_clip.core.norms import Measure, statistics
 from torchzero_clip.core.tensorlist import TensorList
-from torchzero_clip.engines.parts import Parted, Piece, of_piece, pieces
+from torchzero_clip.engines.pieces import InPieces, Piece, of_piece, pieces
 
 BATCH = 2**18  # numbers that are scaled or converted at a time
 LARGE = 2**24  # the same on devices whose calls cost more than their memory
 
 
-class Wide(Parted):
+class Wide(InPieces):
     """Parameters as a list in float32, to be read: a piece of it is made whenever one is asked for.
 
     Args:
@@ -91,7 +91,7 @@ class Kept(Wide):
     repeats = False
 
     def settle(self) -> None:
-        """Keep what was read, and may have changed: a tensor after the other, in parts."""
+        """Keep what was read, and may have changed: a tensor after the other, in pieces."""
         if not self.pending:
             cuts = self.cut and all(map(Tensor.is_contiguous, [*self.stored, *self.tensors]))
             most = BATCH if self.stored[0].is_cpu else LARGE

@@ -118,7 +118,7 @@ def explain(optimizer: Any, make: Callable[..., Any], each: bool = False) -> str
     lines = [*said, *[""] * bool(said), repr(optimizer.chain)[len("Chain(") : -1], *told, ""]
     lines.append(f"{'':{width}}  reads  writes   bytes a number")
     lines += [part.row(width, numbers) for part in parts]
-    kept = sum([t.numel() for t in twin.engine.kept()])
+    kept = sum([t.numel() for t in twin.engine.lasting()])
     size = f"{kept / numbers:.3g} of {optimizer._keeps_like} size" if kept else "none"
     lines.append(f"{'in all':{width}}  {reads:5.3g}  {writes:6.3g}")
     ends = [f"Memory kept between steps, besides the state: {size}."]
@@ -191,7 +191,7 @@ def _places(twin: Any) -> dict[int, str]:
     params = params_of(twin)
     rows: dict[str, list[Any]] = {
         "state": [value for p in params for value in twin.state[p].values()],
-        "a kept buffer": twin.engine.kept(),
+        "a kept buffer": twin.engine.lasting(),
         "the gradients": [p.grad for p in params],
         "the parameters": params,
     }

@@ -14,9 +14,9 @@ from typing_extensions import Never
 
 from torchzero_clip.core.bucket import Bucket, in_buckets
 from torchzero_clip.core.chain import Chain, bind, prepare, send
+from torchzero_clip.core.cohort import Roster
 from torchzero_clip.core.description import RESERVED
 from torchzero_clip.core.engine import Engine, Records
-from torchzero_clip.core.part import Roster
 from torchzero_clip.core.private import traced, untraced
 from torchzero_clip.core.sharding.layout import refuse_flat
 from torchzero_clip.core.step import Step

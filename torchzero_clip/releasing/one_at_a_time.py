@@ -30,8 +30,8 @@ class OneAtATime:
     def twin(self, watch: Watch | None = None) -> Engine:
         return self.engine.twin(watch)
 
-    def kept(self) -> list[Tensor]:
-        return self.engine.kept()
+    def lasting(self) -> list[Tensor]:
+        return self.engine.lasting()
 
     def open(
         self,

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from torchzero_clip.core import Chain, Step, Transform
+from torchzero_clip.core.cohort import Roster, label
 from torchzero_clip.core.formats.stochastic import DRAWS, ROUNDS, prepare_draws
-from torchzero_clip.core.part import Roster, label
 from torchzero_clip.engines import AT_ONCE, Compiled, Eager
 from torchzero_clip.optimizer import Modular
 from torchzero_clip.optimizer.loss import evaluate

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from torchzero_clip.core import Step
+from torchzero_clip.core.cohort import Cohort
 from torchzero_clip.core.division import UnitIds, UnitRecord
-from torchzero_clip.core.part import Part
 
 
 class Running:
@@ -65,10 +65,10 @@ class StepOfOne(Step):
     released = True
     where: tuple[int, dict[str, Any], int]
 
-    def parts(self, *_: Any) -> Sequence[tuple[Part, Sequence[Any]]]:
+    def cohorts(self, *_: Any) -> Sequence[tuple[Cohort, Sequence[Any]]]:
         index, group, place = self.where
         ((grad,),) = self.gradients.of([[group["params"][place]]], moves=True)
-        return [(part, [grad]) for part in self.roster.parts(index, group, {place: grad})]
+        return [(cohort, [grad]) for cohort in self.roster.cohorts(index, group, {place: grad})]
 
 
 class Held(dict[str, Any]):

@@ -1,4 +1,4 @@
-"""File: the text of an optimizer of plain torch, from the trace of a chain."""
+"""File: the text of an optimizer of plain torch, from a step of a chain that is written down."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from torchzero_clip.core import Chain
 from torchzero_clip.core.link import Link
 from torchzero_clip.core.private import has_foreach
 from torchzero_clip.source.averaged import averaged_weights
-from torchzero_clip.source.chain_trace import STAND_INS, WrittenStep, sentence
 from torchzero_clip.source.expressions import by_key
 from torchzero_clip.source.fixed import FUNCTIONS, METHODS
 from torchzero_clip.source.lines import Lines
 from torchzero_clip.source.page import WIDTH, keyed
 from torchzero_clip.source.symbols import Context, SourceError, Value, constant, quoted
+from torchzero_clip.source.written_step import STAND_INS, WrittenStep, sentence
 
 CALLED = re.compile(r"torch\._foreach_(\w+)\(")
 
@@ -66,20 +66,20 @@ class File:
     ) -> None:
         self.chain, self.links, self.mark, self.name = chain, links, list(mark), name
         self.defaults = {key: _plain(value) for key, value in live.items()}
-        self.trace = WrittenStep(links, {}, *STAND_INS[moved is not None])
-        number, values = self.trace.recorder.live.value, moved or self.defaults
-        self.trace.settings = {key: number(key, value) for key, value in values.items()}
-        ops = self.trace.run()
+        self.step = WrittenStep(links, {}, *STAND_INS[moved is not None])
+        number, values = self.step.recorder.live.value, moved or self.defaults
+        self.step.settings = {key: number(key, value) for key, value in values.items()}
+        ops = self.step.run()
         self.about = {link.path: self._about(link) for top in links for link in top.walk()}
-        self.lines = Lines(ops, self.about, self.trace.state.texts, self._tuples())
+        self.lines = Lines(ops, self.about, self.step.state.texts, self._tuples())
         self.body = self.lines.write()
-        self.helpers = self.trace.recorder.helpers.texts
+        self.helpers = self.step.recorder.helpers.texts
         self.checks = list(self._checks())
 
     def _tuples(self) -> dict[str, list[str]]:
         """The names of tuples of live values, where the rules give them some."""
         found = {}
-        for key, value in self.trace.settings.items():
+        for key, value in self.step.settings.items():
             if isinstance(value, tuple):
                 names = [getattr(x, "value", Value("number")).hint or "_" for x in value]
                 if any(name != "_" for name in names):
@@ -124,7 +124,7 @@ class File:
         """The whole file."""
         body = [*self._class()]
         code = "\n".join(body) + "\n".join(self.helpers.values())
-        functions = self.trace.functions
+        functions = self.step.functions
         modules = sorted({"torch"} | functions.imports | ({"math"} if "math." in code else set()))
         plain = [f"import {m}" for m in modules if m != "torch"]
         top = [
@@ -166,14 +166,14 @@ class File:
         yield from self._init()
         yield ""
         yield from self._step()
-        for number, (context, made) in enumerate(self.trace.state.texts.items(), 1):
+        for number, (context, made) in enumerate(self.step.state.texts.items(), 1):
             yield ""
             yield from self._state(number, context, made)
         if method := [*averaged_weights(self.links, self.defaults)]:
             yield from ["", *method]
         used = "\n".join(self.body)
         for name, text in METHODS.items():
-            if f"self.{name}(" in used or (name == "load_state_dict" and self.trace.state.texts):
+            if f"self.{name}(" in used or (name == "load_state_dict" and self.step.state.texts):
                 yield ""
                 yield from text.split("\n")
 
@@ -184,7 +184,7 @@ class File:
         arguments = {
             key: key.replace("/", "_") for key, x in self.defaults.items() if x is not None
         }
-        given = self.trace.functions.given
+        given = self.step.functions.given
         yield from (f"        {name}: Callable[[str, Tensor], Any]," for name in given)
         for key, argument in arguments.items():
             value = self.defaults[key]
@@ -222,7 +222,7 @@ class File:
                 none, kind = self.defaults[key] is None, link.transform._kinds.get(name)
                 if none or (kind is not None and kind.optional and kind.length is None):
                     yield f'group["{key}"] is {"not " * none}None', key
-        for key, write in self.trace.recorder.live.broken:
+        for key, write in self.step.recorder.live.broken:
             yield write(by_key)[0], key
 
     def _checks(self) -> Iterator[str]:
@@ -230,7 +230,7 @@ class File:
         same = "give all groups the same {key} for this file"
         anew = "write this file anew for another {key}"
         other = 'group["{0}"] != self.param_groups[0]["{0}"]'
-        rows = [(other.format(key), key, same) for key in self.trace.recorder.live.shared]
+        rows = [(other.format(key), key, same) for key in self.step.recorder.live.shared]
         rows += [(*row, anew) for row in self._kinds()]
         if rows:
             yield "        for group in self.param_groups:"

@@ -13,12 +13,12 @@ from torchzero_clip.core import Bucket, NormRule, TensorList
 from torchzero_clip.core.lazy import Joined
 from torchzero_clip.core.norms import Measure
 from torchzero_clip.core.private import foreach
-from torchzero_clip.source.kept_numbers import plain
 from torchzero_clip.source.live import leaves
 from torchzero_clip.source.measured import WIDE, Measured, Text
 from torchzero_clip.source.operation_recorder import OpRecorder
 from torchzero_clip.source.symbols import ATOM, Names, SourceError, Value, constant, operand
 from torchzero_clip.source.wording import wrapped
+from torchzero_clip.source.written_numbers import plain
 
 
 class SourceUnits(Measured):

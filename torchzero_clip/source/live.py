@@ -7,14 +7,14 @@ from typing import Any
 
 from torch import Tensor
 
-from torchzero_clip.source.kept_numbers import traced
 from torchzero_clip.source.symbols import ATOM, Names, Op, Value, binary
+from torchzero_clip.source.written_numbers import written
 
 OPPOSITE = {"eq": "ne", "ne": "eq", "lt": "ge", "ge": "lt", "gt": "le", "le": "gt"}
 
 
 class LiveNumbers:
-    """Makes traced numbers, and notes what the chain decided by one."""
+    """Makes written numbers, and notes what the chain decided by one."""
 
     def __init__(self) -> None:
         self.broken: list[tuple[str, Callable[[Names], tuple[str, int]]]] = []
@@ -38,7 +38,7 @@ class LiveNumbers:
     def number(self, number: Any, value: Value, write: Any, args: tuple[Value, ...] = ()) -> Any:
         """A number that is an expression of values."""
         value.made = Op(write, list(args), value)
-        return traced(number, value, self._compared)
+        return written(number, value, self._compared)
 
     def _compared(self, symbol: str, value: Value, other: Any, holds: bool) -> None:
         """A comparison of a live value decides what the file does."""

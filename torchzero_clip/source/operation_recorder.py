@@ -14,10 +14,10 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from torchzero_clip.source.kept_numbers import TracedNumber, plain
 from torchzero_clip.source.operations import Operations
 from torchzero_clip.source.symbols import ATOM, Names, SourceError, Value, operand
 from torchzero_clip.source.wording import called, method, name_of, part, repeated, wrapped
+from torchzero_clip.source.written_numbers import WrittenNumber, plain
 
 WAITS = ("__bool__", "item", "tolist", "__float__", "__int__", "__index__", "nonzero", "__len__")
 SHAPES = ("shape.__get__", "ndim.__get__", "dim", "ndimension", "size", "stride")
@@ -127,7 +127,7 @@ class OpRecorder(Operations, TorchFunctionMode):
             alone=len(args) == 1 and not each,
             copies=base == "_foreach_copy_" and len(found) == 2,
             scales=base == "_foreach_mul_"
-            and isinstance(args[1], TracedNumber)
+            and isinstance(args[1], WrittenNumber)
             and found[-1].live is not None,
         )
 

@@ -10,9 +10,9 @@ from torch import Tensor
 
 from torchzero_clip.source.functions import Functions
 from torchzero_clip.source.helpers import Helpers
-from torchzero_clip.source.kept_numbers import TracedNumber
 from torchzero_clip.source.live import LiveNumbers
 from torchzero_clip.source.symbols import ATOM, Context, Names, Op, Value, operand
+from torchzero_clip.source.written_numbers import WrittenNumber
 
 
 class Operations:
@@ -32,7 +32,7 @@ class Operations:
 
     def knows(self, x: Any) -> Value | None:
         """The value of a tensor or a number."""
-        if isinstance(x, TracedNumber):
+        if isinstance(x, WrittenNumber):
             return x.value
         found = self.known.get(id(x)) if isinstance(x, Tensor) else None
         return None if found is None else found[1]
@@ -65,7 +65,7 @@ class Operations:
         self.add(write, [value], made, joint=True, gathers=True, small=True)
         return made
 
-    def named(self, number: TracedNumber, name: str) -> Value:
+    def named(self, number: WrittenNumber, name: str) -> Value:
         """A live value, with a line that gives it a name."""
         made = Value("tensor", hint=name)
         write = lambda names: operand(number.value, names)

@@ -22,7 +22,7 @@ from torchzero_clip.core.tensors import all_here
 from torchzero_clip.engines.buffers import apart
 from torchzero_clip.engines.compiled.again.captures import StepCapture
 from torchzero_clip.engines.compiled.again.conditions import impure
-from torchzero_clip.engines.compiled.again.replays import Replays
+from torchzero_clip.engines.compiled.again.repeats import Repeats
 from torchzero_clip.engines.compiled.again.step_recorder import Refused, StepRecorder
 from torchzero_clip.engines.compiled.lists.kept_in import move, rounded
 from torchzero_clip.engines.compiled.lists.memory import GRADIENTS, PARAMETERS, WIDE
@@ -44,7 +44,7 @@ class Compiled(Runner):
     def __init__(self, links: Sequence[Link]) -> None:
         super().__init__()
         self.links = links
-        self.replays: Replays | None = None
+        self.repeats: Repeats | None = None
         self.captures: StepCapture | None = None  # where steps are captured
         self.devices: set[str] = set()  # kinds that programs can be compiled for
         self.eager = Eager(reads=False)  # for tensors that no program takes
@@ -68,8 +68,8 @@ class Compiled(Runner):
         made.backend, made.watch = "plain", watch
         return made
 
-    def kept(self) -> list[Tensor]:
-        return self.workspaces.tensors() + self.eager.kept()
+    def lasting(self) -> list[Tensor]:
+        return self.workspaces.tensors() + self.eager.lasting()
 
     def open(
         self,
@@ -96,10 +96,10 @@ class Compiled(Runner):
         return self.eager
 
     def step(self, step: Step, through: Through) -> Records:
-        if self.replays is None:
-            self.replays = Replays(self.links, self.backend, self.captures)
+        if self.repeats is None:
+            self.repeats = Repeats(self.links, self.backend, self.captures)
         try:
-            return self.replays.step(step, through, self._recording)
+            return self.repeats.step(step, through, self._recording)
         except KernelError as error:
             chain = ", ".join([repr(link.transform) for link in self.links])
             raise RuntimeError(
@@ -109,7 +109,7 @@ class Compiled(Runner):
             ) from error
 
     def forget(self) -> None:
-        self.replays = None
+        self.repeats = None
 
     def capture(self, devices: set[torch.device]) -> None:
         """Have steps captured; raises a sentence where they cannot be."""
@@ -118,14 +118,20 @@ class Compiled(Runner):
             raise ValueError(f"captured takes parameters on one GPU, with Triton, got {where}")
         if why := "; ".join(impure(self.links)):
             raise ValueError(f"captured: the steps of this chain differ on the host: {why}")
-        self.captures, self.replays = StepCapture(), None
+        self.captures, self.repeats = StepCapture(), None
+
+    @property
+    def replays(self) -> Repeats | None:
+        """The older name of `repeats`."""
+        warn("engine.replays is now engine.repeats")
+        return self.repeats
 
     def _refuse(self, why: str) -> None:
         if self.recorder is not None:
             raise Refused(why)
 
     def says(self, besides: Sequence[str]) -> list[str]:
-        return (self.replays or Replays(self.links)).says(besides)
+        return (self.repeats or Repeats(self.links)).says(besides)
 
     @contextmanager
     def _recording(self, grads: Sequence[Tensor]) -> Iterator[StepRecorder]:

@@ -33,7 +33,7 @@ class Cautious(Transform):
         agree = [bucket.view(_agreement) for bucket in units.buckets]
         kept = units.statistics(agree, units.order)[0]
         entries = [1 + b.dtype.is_complex for b in units.buckets]  # a complex number is a pair
-        sizes = [n * k for k, b in zip(entries, units.buckets, strict=True) for n in b.part.sizes]
+        sizes = [n * k for k, b in zip(entries, units.buckets, strict=True) for n in b.cohort.sizes]
         share = (kept / numbers(sizes, kept).clamp(min=1)).clamp(min=1e-3)
         for bucket, mask in zip(units.buckets, agree, strict=True):
             bucket.apply(self, units, mask=mask, share=share)

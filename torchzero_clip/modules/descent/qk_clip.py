@@ -61,6 +61,6 @@ def shrink(bucket: Bucket, max_logits: Callable[[str, Tensor], Any]) -> TensorLi
     if not any(found):
         return bucket.u
     u, live = bucket.u, (bucket.group["tau"], bucket.group["alpha"])
-    rows = zip(found, bucket.params.tensors, u, bucket.names, bucket.part.layouts, strict=True)
+    rows = zip(found, bucket.params.tensors, u, bucket.names, bucket.cohort.layouts, strict=True)
     out = [shrunk(some, w, step, *live, name or "", layout) for some, w, step, name, layout in rows]
     return TensorList(out, owned=u.owned)

@@ -75,9 +75,9 @@ class Guard(_StepGuard):
         if not _anywhere(bad.any()):
             return
         names = [
-            name or f"parameter {place} of group {bucket.part.index}"
+            name or f"parameter {place} of group {bucket.cohort.index}"
             for bucket in buckets
-            for name, place in zip(bucket.names, bucket.part.places, strict=True)
+            for name, place in zip(bucket.names, bucket.cohort.places, strict=True)
         ]
         wrong = [name for name, is_bad in zip(names, bad.tolist(), strict=True) if is_bad]
         raise RuntimeError(f"Guard: {self.reason} in {wrong or 'another rank'}")

@@ -95,7 +95,7 @@ class _StepGuard(Transform, Successor):
         if group is not None:
             joined = {ranks.get_world_size(group)}
         else:  # gradients that are whole might differ in their last bits
-            layouts = [layout for bucket in units.buckets for layout in bucket.part.layouts]
+            layouts = [layout for bucket in units.buckets for layout in bucket.cohort.layouts]
             joined = {x.mesh.size() if x is not None and x.split else 0 for x in layouts}
         return world == 1 or (joined == {world} and not self.judges_loss)
 

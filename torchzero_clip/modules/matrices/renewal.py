@@ -75,13 +75,13 @@ def _follow(
             turn = turn.part(slice(first, first + len(batch.places)))
         return turn.of(pieces[0], batch.state, linear)
 
-    place = {bucket.part.places[i]: i for i in some}
+    place = {bucket.cohort.places[i]: i for i in some}
     for part in bucket.select(some).seen_by(link).alike():
         if name not in part.state_names:
             continue
         part.make_state()  # there is some; but its rounding may be new
-        held, where = part.state[name], [place[p] for p in part.part.places]
-        row: list[Any] = [None] * len(bucket.part.places)
+        held, where = part.state[name], [place[p] for p in part.cohort.places]
+        row: list[Any] = [None] * len(bucket.cohort.places)
         for i, t in zip(where, held.tensors, strict=True):
             row[i] = t
         made = matrices.over([row], turned, where)

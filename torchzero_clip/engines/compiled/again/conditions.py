@@ -1,4 +1,4 @@
-"""Conditions: what must still hold for a replay, of parameters, gradients and state."""
+"""Conditions: what must still hold for a repeat, of parameters, gradients and state."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from torchzero_clip.core.cohort import Cohort
 from torchzero_clip.core.description import Description
 from torchzero_clip.core.gradients import odd
 from torchzero_clip.core.link import Link
-from torchzero_clip.core.part import Part
 from torchzero_clip.core.private import base
 from torchzero_clip.core.sharding.layout import aligned_grads, locals_of
 from torchzero_clip.core.step import Groups
@@ -31,19 +31,19 @@ States = Mapping[Tensor, dict[str, Any]]
 
 
 class Conditions:
-    """The tensors of a step, by identity, address and form; they are compared before a replay.
+    """The tensors of a step, by identity, address and form; they are compared before a repeat.
 
     Gradients are others in every step: of theirs the dtype and shape are compared, and that they
     lie apart from the parameters.
     """
 
-    def __init__(self, parts: Sequence[Part], groups: Groups, states: States) -> None:
-        self._parts = list(parts)
+    def __init__(self, cohorts: Sequence[Cohort], groups: Groups, states: States) -> None:
+        self._cohorts = list(cohorts)
         self._rows = [list(group["params"]) for group in groups]
-        self._sharded = any([part.sharded for part in parts])
-        self._params = [Buffer(locals_of(part.originals)) for part in parts]
+        self._sharded = any([cohort.sharded for cohort in cohorts])
+        self._params = [Buffer(locals_of(cohort.originals)) for cohort in cohorts]
         grads = [[p.grad for p in row] for row in self._rows]
-        self._grads = [Buffer(locals_of(part.of(grads[part.index]))) for part in parts]
+        self._grads = [Buffer(locals_of(cohort.of(grads[cohort.index]))) for cohort in cohorts]
         self._shapes = [list(map(SHAPE, buffer.tensors)) for buffer in self._params]
         self._keys, self._states = list(states), list(states.values())
         self._numbers = [
@@ -100,7 +100,7 @@ class Conditions:
             return None
         if addresses(self._bases) != self._starts:
             return None
-        found = [part.of(grads[part.index]) for part in self._parts]
+        found = [cohort.of(grads[cohort.index]) for cohort in self._cohorts]
         return self._gradients(list(map(locals_of, found)) if self._sharded else found)
 
     def _says(self, groups: Groups, grads: Sequence[Sequence[Any]]) -> list[Any]:
@@ -122,7 +122,7 @@ class Conditions:
         return _same(tensors, self._tensors.tensors) and self._seen.hold()
 
     def _like(self, i: int, grads: Sequence[Tensor]) -> Buffer | None:
-        """The gradients of a part as a buffer where they are as they were."""
+        """The gradients of a cohort as a buffer where they are as they were."""
         seen = self._seen_grads[i]
         starts = seen.of(grads) if seen and not any(map(Tensor.is_neg, grads)) else None
         if starts is not None:
@@ -149,7 +149,7 @@ class Conditions:
 
     def _found(self, groups: Groups) -> list[Tensor]:
         """All tensors: parameters, and what is in their state and in the groups."""
-        tensors = [p for part in self._parts for p in part.originals]
+        tensors = [p for cohort in self._cohorts for p in cohort.originals]
         state = itertools.chain.from_iterable(map(dict.values, self._states))
         tensors += [x for x in state if isinstance(x, Tensor)] if self._numbers else state
         for group in groups:
@@ -168,7 +168,7 @@ def _equal(x: Any, number: Any) -> bool:
 
 
 def impure(links: Sequence[Link]) -> list[str]:
-    """The reasons why a chain may not be replayed, whatever its steps do.
+    """The reasons why a chain may not be repeated, whatever its steps do.
 
     A class says itself that it is pure: what inherits from it may be something else.
     """
@@ -188,9 +188,9 @@ def _unsaid(one: Description) -> list[str]:
     return found
 
 
-def subclassed(parts: Sequence[Part], states: States) -> str | None:
-    """The reason why a step of such tensors is not replayed; None where all are plain."""
-    params = [p for part in parts for p in part.originals]
+def subclassed(cohorts: Sequence[Cohort], states: States) -> str | None:
+    """The reason why a step of such tensors is not repeated; None where all are plain."""
+    params = [p for cohort in cohorts for p in cohort.originals]
     values = [x for state in states.values() for x in state.values()]
     rows: dict[str, list[Any]] = {"parameters": params}
     rows["state"] = [x for x in values if type(x) not in (int, float, bool)]

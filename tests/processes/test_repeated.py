@@ -1,4 +1,4 @@
-"""Sharded steps are replayed: `replayed.py` and `apart.py` run on several processes."""
+"""Sharded steps are repeated: `repeated.py` and `apart.py` run on several processes."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ def agreed(settings: tuple[str, ...]) -> str:
         pytest.param(4, "every", "float32", ("trained", "hsdp"), marks=slow),
     ],
 )
-def test_a_sharded_step_is_replayed_where_a_whole_one_is_and_to_the_bit_as_anew(
+def test_a_sharded_step_is_repeated_where_a_whole_one_is_and_to_the_bit_as_anew(
     n: int, length: str, dtype: str, settings: tuple[str, ...]
 ) -> None:
-    command = "-m", "tests.processes.replayed", length, dtype, *settings
+    command = "-m", "tests.processes.repeated", length, dtype, *settings
     for out in on_ranks(n, *command, limit=1800 if length == "every" else 120):
         assert out == agreed(settings)
 
@@ -41,7 +41,7 @@ def test_ranks_never_part_whatever_happens_to_one_of_them(setting: str, steps: i
         assert out == agreed((setting,))
 
 
-def test_a_rank_that_raises_by_itself_is_an_error_on_those_that_replay() -> None:
+def test_a_rank_that_raises_by_itself_is_an_error_on_those_that_repeat() -> None:
     """It ends, as a program does after an error, and nobody waits for it."""
     group = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": "3"}
     command = "-m", "tests.processes.apart", 6, "raises"

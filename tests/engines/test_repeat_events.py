@@ -1,4 +1,4 @@
-"""Random events between steps: whatever happens, a replayed step is the step done anew."""
+"""Random events between steps: whatever happens, a repeated step is the step done anew."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
-from tests.engines.test_replays import (
+from tests.engines.test_repeats import (
     CHAINS,
     CHANGES,
     MORE,
@@ -31,7 +31,7 @@ from tests.engines.test_replays import (
 from torchzero_clip import LR, Adam, ClipNorm, Freeze, Guard, Masked, Modular, Partition, SkipSpike
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*was given:UserWarning")  # events change values
-STEPS = int(os.environ.get("REPLAY_STEPS", "20000"))
+STEPS = int(os.environ.get("REPEAT_STEPS", "20000"))
 ALSO = {
     "partition": lambda: [
         Partition({"a": Adam(), "b": ClipNorm(0.1)}, lambda name, p: "a" if p.dim() > 1 else "b"),
@@ -43,7 +43,7 @@ ALSO = {
 EVERY = {**CHAINS, **MORE, **ALSO}
 GUARDED = ("guard", "spikes")
 ANEW = ("accumulate",)
-"""Whose steps are never replayed."""
+"""Whose steps are never repeated."""
 OF_ADAM = (other_state, other_step, moved_state, loaded, without_state)
 
 
@@ -128,7 +128,7 @@ EVENTS: list[Callable[[Modular], Any]] = [
 
 
 def event_of(twins: Twins, choose: random.Random, share: float) -> Callable[[Modular], Any] | None:
-    """One of the events, in this share of the steps: where it is large, few are replayed."""
+    """One of the events, in this share of the steps: where it is large, few are repeated."""
     event = choose.choice(EVENTS) if choose.random() < share else None
     if event is not None and event.__name__ == "another_group":
         return event if len(twins.fast.param_groups) < 4 else None
@@ -136,7 +136,7 @@ def event_of(twins: Twins, choose: random.Random, share: float) -> Callable[[Mod
 
 
 def run(name: str, seed: int, steps: int) -> int:
-    """Steps of a chain with random events; returns how many were replayed."""
+    """Steps of a chain with random events; returns how many were repeated."""
     choose, twins, count = random.Random(seed), Twins(EVERY[name]), 0
     for _ in range(steps):
         event = event_of(twins, choose, (0.01, 0.05, 0.2)[seed % 3])
@@ -164,7 +164,7 @@ def test_many_steps_with_random_events_between_them(name: str) -> None:
     assert (count > share // 20) == (name not in ANEW)
 
 
-def test_a_function_of_the_user_is_asked_before_each_replay() -> None:
+def test_a_function_of_the_user_is_asked_before_each_repeat() -> None:
     """And so is as often asked as where every step is done anew."""
     asked = {"fast": 0, "slow": 0}
     active = {"yes": True}
@@ -186,7 +186,7 @@ def test_a_function_of_the_user_is_asked_before_each_replay() -> None:
     assert asked["fast"] >= asked["slow"]
 
 
-def test_under_autocast_and_another_default_dtype_a_replay_is_the_step() -> None:
+def test_under_autocast_and_another_default_dtype_a_repeat_is_the_step() -> None:
     twins = Twins(CHAINS["headline"]).warm()
     with torch.autocast("cpu", dtype=torch.bfloat16):
         assert twins.step()

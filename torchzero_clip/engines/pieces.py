@@ -1,7 +1,7 @@
 """Parts: on an accelerator a chain goes over some of the tensors at a time, from end to end.
 
-Fresh memory is then that of a part, however large the model is: what a link makes waits for the
-subtraction, which asks for it part by part. A large tensor is several parts where nothing on the
+Fresh memory is then that of a piece, however large the model is: what a link makes waits for the
+subtraction, which asks for it piece by piece. A large tensor is several pieces where nothing on the
 way looks at more than an entry. Whoever reads a list before gets all of it, as anywhere else.
 """
 
@@ -21,7 +21,7 @@ from torchzero_clip.core.private import foreach
 from torchzero_clip.core.stacks import portion
 from torchzero_clip.core.tensorlist import Operand, TensorList
 
-PART = 2**21  # entries that go through a chain together: eight lists of them are 64 MiB
+PIECE = 2**21  # entries that go through a chain together: eight lists of them are 64 MiB
 
 
 class Piece(NamedTuple):
@@ -47,7 +47,7 @@ def pieces(
 
     Of a large bucket they are larger where it `grows`, so that a step calls no more of them.
     """
-    most = PART if most is None else most
+    most = PIECE if most is None else most
     most = portion(tensors, most) if grows else most
     begin, total = 0, 0
     for i, t in enumerate(tensors):
@@ -65,7 +65,7 @@ def pieces(
         yield Piece(begin, len(tensors))
 
 
-class Parted(Lazy):
+class InPieces(Lazy):
     """A list that can be computed piece by piece. Write `piece`, and `source` is what it reads."""
 
     __slots__ = ()
@@ -85,12 +85,12 @@ class Parted(Lazy):
         raise NotImplementedError
 
     @property
-    def repeats(self) -> bool:
+    def recomputes(self) -> bool:
         """Whether pieces may be computed more than once, since no state is written, and nothing is
         kept from the first time, since memory is dearer than a pass.
         """
-        if isinstance(self.source, Parted) and self.source.pending:
-            return self.source.repeats
+        if isinstance(self.source, InPieces) and self.source.pending:
+            return self.source.recomputes
         return self.source.tensors[0].device.type not in packs.HOSTS
 
     def piece(self, piece: Piece, keep: bool = False) -> TensorList:
@@ -98,15 +98,15 @@ class Parted(Lazy):
         raise NotImplementedError
 
     def borrow(self) -> TensorList:
-        return Borrowed(self) if self.pending and self.repeats else super().borrow()
+        return Borrowed(self) if self.pending and self.recomputes else super().borrow()
 
     def write_into(self, target: TensorList, name: str, operands: Sequence[Any]) -> None:
         """Run an operator in place that has this list as an operand."""
         whole = target.tensors
         cuts = all([_is_cut(x, whole) for x in operands]) and all(map(Tensor.is_contiguous, whole))
         for piece in pieces(whole, cuts):
-            part = TensorList(piece.of(whole), owned=True)
-            part._write(name, *[of_piece(x, piece) for x in operands])
+            made = TensorList(piece.of(whole), owned=True)
+            made._write(name, *[of_piece(x, piece) for x in operands])
 
     def compute(self) -> list[Tensor]:
         every = list(pieces(bottom(self).tensors, cut(self)))
@@ -119,59 +119,59 @@ class Parted(Lazy):
 
     def statistics(self, m: Measure) -> Tensor:
         whole = bottom(self).tensors
-        every = list(pieces(whole, cut(self))) if self.pending and self.repeats else []
+        every = list(pieces(whole, cut(self))) if self.pending and self.recomputes else []
         if len(every) < 2:
             return super().statistics(m)
         columns: list[Tensor] = []
-        parts: list[tuple[Tensor, int]] = []  # of one tensor
+        found: list[tuple[Tensor, int]] = []  # of one tensor
         for piece in every:
             made = self.piece(piece, keep=True).statistics(m)
             if piece.stop is None:
                 columns.append(made)
                 continue
-            parts.append((made, piece.stop - piece.start))
+            found.append((made, piece.stop - piece.start))
             if piece.stop == whole[piece.begin].numel():
-                counts = norms.numbers([n for _, n in parts], made).unsqueeze(0)
-                columns.append(norms.merge(torch.stack([x for x, _ in parts], dim=2), counts, m))
-                parts.clear()
+                counts = norms.numbers([n for _, n in found], made).unsqueeze(0)
+                columns.append(norms.merge(torch.stack([x for x, _ in found], dim=2), counts, m))
+                found.clear()
         return torch.cat(columns, dim=1)
 
 
 def settle(u: TensorList, group: Group) -> None:
     """Compute what cannot be computed twice of u and of lists in a group that wait, as it may."""
-    lists = [x for x in group.values() if isinstance(x, Parted) and x.pending]
+    lists = [x for x in group.values() if isinstance(x, InPieces) and x.pending]
     for x in [u, *lists] if lists else ():
-        if isinstance(x, Parted) and x.pending and not x.repeats:
+        if isinstance(x, InPieces) and x.pending and not x.recomputes:
             _ = x.tensors
 
 
 def cut(u: TensorList) -> bool:
-    """Whether a list can be had in parts of its tensors."""
-    if isinstance(u, Parted) and u.pending:
+    """Whether a list can be had in pieces of its tensors."""
+    if isinstance(u, InPieces) and u.pending:
         return u.cut and cut(u.source)
     return all(map(Tensor.is_contiguous, u.tensors))
 
 
 def computes(u: TensorList) -> bool:
     """Whether the update of a rule waits on the way to a list, which needs memory of its own."""
-    waits = isinstance(u, Parted) and u.pending
+    waits = isinstance(u, InPieces) and u.pending
     return waits and (isinstance(u, Updated) or computes(u.source))
 
 
 def piece_of(u: TensorList, piece: Piece, keep: bool = False) -> TensorList:
     """A piece of a list, to be written unless what there is must be kept."""
     every = piece.stop is None and piece.end - piece.begin == len(u)
-    if isinstance(u, Parted) and u.pending and not (keep and every):  # else it is small, and kept
+    if isinstance(u, InPieces) and u.pending and not (keep and every):  # else it is small, and kept
         return u.piece(piece, keep)
     return TensorList(piece.of(u.tensors), owned=u.owned and not keep)
 
 
 def bottom(u: TensorList) -> TensorList:
     """The list that is there already, from which one is to be computed."""
-    return bottom(u.source) if isinstance(u, Parted) and u.pending else u
+    return bottom(u.source) if isinstance(u, InPieces) and u.pending else u
 
 
-class Borrowed(Parted):
+class Borrowed(InPieces):
     """A list as another one sees it that writes elsewhere."""
 
     @property
@@ -182,7 +182,7 @@ class Borrowed(Parted):
         return piece_of(self.source, piece, keep=True)
 
 
-class Divided(Parted):
+class Divided(InPieces):
     """A list that lies still, over an operand: a number for all, one a tensor, or slices."""
 
     __slots__ = ("over",)
@@ -199,7 +199,7 @@ class Divided(Parted):
         return piece_of(self.source, piece, keep).div_(of_piece(self.over, piece))
 
 
-class Updated(Parted):
+class Updated(InPieces):
     """The update of a rule that takes each entry by itself; its state waits as well."""
 
     __slots__ = ("_done", "_group", "_kernel", "_rule", "_state")
@@ -225,8 +225,8 @@ class Updated(Parted):
         return all([_is_cut(x, bottom(self).tensors) for x in lists])
 
     @property
-    def repeats(self) -> bool:
-        return not (self.writes and self._state) and super().repeats
+    def recomputes(self) -> bool:
+        return not (self.writes and self._state) and super().recomputes
 
     def compute(self) -> list[Tensor]:
         self._done(self)
@@ -244,7 +244,7 @@ class Updated(Parted):
         return state, {name: of_piece(x, piece) for name, x in self._group.items()}
 
     def _held(self, held: TensorList, piece: Piece) -> TensorList:
-        """State of a piece; numbers of a tensor that is cut are written with its last part."""
+        """State of a piece; numbers of a tensor that is cut are written with its last piece."""
         some = piece.of(held.tensors)
         if piece.stop is not None and not some[0].dim():
             whole = self._group["params"].tensors[piece.begin]
@@ -266,7 +266,7 @@ class View(Updated):
 
 
 def of_piece(x: Any, piece: Piece) -> Any:
-    """An operand of a piece: of lists, and of vectors of a number for each tensor, a part."""
+    """An operand of a piece: of lists, and of vectors of a number for each tensor, a piece."""
     if isinstance(x, TensorList):
         return piece_of(x, piece, keep=True)
     if _is_list(x) or (isinstance(x, Tensor) and x.numel() > 1):
@@ -280,7 +280,7 @@ def _is_list(x: Any) -> bool:
 
 def _is_cut(x: Any, whole: Sequence[Tensor]) -> bool:
     """Whether an operand has an entry beside each of these tensors, or one for all of a tensor."""
-    if isinstance(x, Parted) and x.pending:
+    if isinstance(x, InPieces) and x.pending:
         return cut(x)
     if not (isinstance(x, TensorList) or _is_list(x)):
         return True

@@ -1,4 +1,4 @@
-"""What compiled rules cost on a small model: python -m benchmarks.studies.replayed.
+"""What compiled rules cost on a small model: python -m benchmarks.studies.repeated.
 
 Steps of an MLP of six tensors with `compile=True`: a rule in front of Adam beside ClipNorm in front
 of Adam. All take turns in one process, on one thread; a ratio is the median over rounds of the time
@@ -76,7 +76,7 @@ def compiled(links: Callable[[], list[Transform]]) -> Build:
 
 def main(given: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(
-        "python -m benchmarks.studies.replayed", description=(__doc__ or "").partition("\n")[0]
+        "python -m benchmarks.studies.repeated", description=(__doc__ or "").partition("\n")[0]
     )
     parser.add_argument("--seconds", type=float, default=10.0)
     args = parser.parse_args(given)

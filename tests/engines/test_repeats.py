@@ -1,4 +1,4 @@
-"""A step that is replayed is, bit for bit, the step done anew."""
+"""A step that is repeated is, bit for bit, the step done anew."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ from torchzero_clip.core import Chain as Links
 from torchzero_clip.core.private import FakeTensorMode
 from torchzero_clip.engines.compiled import compiled
 from torchzero_clip.engines.compiled.again.conditions import impure
-from torchzero_clip.engines.compiled.again.replays import Replays
+from torchzero_clip.engines.compiled.again.repeats import Repeats
 from torchzero_clip.engines.compiled.again.step_recorder import Refused, StepRecorder
 
 SHAPES = [(5, 4), (4,), (), (3, 4), (0,), (1,)]
@@ -77,18 +77,18 @@ def model(
     return opt
 
 
-def replays(opt: Modular) -> Replays:
+def repeats(opt: Modular) -> Repeats:
     """What its engine knows of steps."""
     engine: Any = opt.engine
-    if engine.replays is None:
-        engine.replays = Replays(opt.links)
-    made: Replays = engine.replays
+    if engine.repeats is None:
+        engine.repeats = Repeats(opt.links)
+    made: Repeats = engine.repeats
     return made
 
 
-def never_replayed(opt: Modular) -> Modular:
+def never_repeated(opt: Modular) -> Modular:
     """The same optimizer, every step of which is done anew."""
-    replays(opt)._wait = 10**9
+    repeats(opt)._wait = 10**9
     opt.engine.forget = lambda: None  # type: ignore[method-assign]  # which it would at a checkpoint
     return opt
 
@@ -111,21 +111,21 @@ def holds(opt: Modular) -> list[Any]:
 
 
 class Twins:
-    """The same optimizer twice: one replays, the other does every step anew."""
+    """The same optimizer twice: one repeats, the other does every step anew."""
 
     def __init__(self, chain: Callable[[], Chain], **options: Any) -> None:
         self.both = [model(chain(), **options) for _ in range(2)]
         self.fast, self.slow = self.both
-        never_replayed(self.slow)
+        never_repeated(self.slow)
         self.count = 0
 
     @property
-    def replays(self) -> int:
-        return replays(self.fast).count
+    def repeats(self) -> int:
+        return repeats(self.fast).count
 
     def step(self, change: Change | None = None, scale: float = 1.0) -> bool:
-        """A step of both, which must agree; returns whether it was a replay."""
-        before = self.replays
+        """A step of both, which must agree; returns whether it was a repeat."""
+        before = self.repeats
         for opt in self.both:
             give(opt, self.count, scale)
             if change is not None:
@@ -133,10 +133,10 @@ class Twins:
             opt.step()
         self.count += 1
         assert equal(holds(self.fast), holds(self.slow))
-        return self.replays == before + 1
+        return self.repeats == before + 1
 
     def warm(self, steps: int = 4) -> Twins:
-        """Steps until the last is a replay."""
+        """Steps until the last is a repeat."""
         assert [self.step() for _ in range(steps)][-1]
         return self
 
@@ -157,7 +157,7 @@ CHAINS: dict[str, Callable[[], Chain]] = {
 
 
 @pytest.mark.parametrize("name", CHAINS)
-def test_replays_are_the_steps_bit_for_bit_whatever_the_gradients_are(name: str) -> None:
+def test_repeats_are_the_steps_bit_for_bit_whatever_the_gradients_are(name: str) -> None:
     twins = Twins(CHAINS[name])
     scales = [1.0, 1.0, 1.0, 1e-3, 100.0, 0.0, 1e32, 1e-30, float("nan"), float("inf"), 1.0]
     done = [twins.step(scale=scale) for scale in scales]
@@ -172,7 +172,7 @@ def other(value: float | None) -> float | None:
 
 
 @pytest.mark.parametrize("name", ["headline", "memory", "memory of tensors"])
-def test_small_state_is_rounded_in_replays_as_in_steps(name: str) -> None:
+def test_small_state_is_rounded_in_repeats_as_in_steps(name: str) -> None:
     twins = Twins(CHAINS[name], state_dtype="bfloat16")
     scales = [1.0, 1.0, 1.0, 1e-3, 100.0, 0.0, 1e32, float("nan"), 1.0]
     done = [twins.step(scale=scale) for scale in scales]
@@ -182,7 +182,7 @@ def test_small_state_is_rounded_in_replays_as_in_steps(name: str) -> None:
 
 
 @every(lambda case: not impure(bind(Links(case.make()))))
-def test_every_rule_that_is_pure_is_replayed_bit_for_bit(case: Case) -> None:
+def test_every_rule_that_is_pure_is_repeated_bit_for_bit(case: Case) -> None:
     """The tested property: what a class says of itself is so."""
     twins = Twins(lambda: with_lr(case.make(), 0.1), shapes=[*case.shapes.values()])
     free = list(twins.fast.keys.defaults)
@@ -202,13 +202,13 @@ def test_every_rule_that_is_pure_is_replayed_bit_for_bit(case: Case) -> None:
 
 
 @pytest.mark.parametrize("backend", ["plain", "native"])
-def test_steps_in_which_state_begins_anew_stand_alone_among_replays(backend: str) -> None:
-    """The count goes on in replays, and how small an update is differs from step to step."""
+def test_steps_in_which_state_begins_anew_stand_alone_among_repeats(backend: str) -> None:
+    """The count goes on in repeats, and how small an update is differs from step to step."""
     twins = Twins(lambda: [Reset(Adam(), 9, 4, keep=("step",)), LR(1e-2)])
     for opt in twins.both:
         opt.engine.backend = backend  # type: ignore[attr-defined]
     done = [twins.step() for _ in range(30)]
-    assert [i for i, replayed in enumerate(done, 1) if not replayed] == [1, 2, 9, 18, 27]
+    assert [i for i, repeated in enumerate(done, 1) if not repeated] == [1, 2, 9, 18, 27]
     assert twins.fast.param_groups[0]["chain"]["Reset/step"] == 30
     for opt in twins.both:
         opt.param_groups[0]["chain"]["Reset/step"] = 7  # as a checkpoint has it
@@ -246,7 +246,7 @@ def test_where_answers_about_a_count_stay_others_steps_are_written_down_again() 
     assert all(done[8:])
 
 
-def test_compiled_programs_are_replayed_too() -> None:
+def test_compiled_programs_are_repeated_too() -> None:
     twins = Twins(headline)
     for opt in twins.both:
         opt.engine.backend = "native"  # type: ignore[attr-defined]
@@ -494,13 +494,13 @@ NOT = [
 
 
 @pytest.mark.parametrize("make", NOT)
-def test_links_whose_code_may_differ_from_step_to_step_are_never_replayed(make: Any) -> None:
-    assert replays(model([make(), LR(0.1)])).why
+def test_links_whose_code_may_differ_from_step_to_step_are_never_repeated(make: Any) -> None:
+    assert repeats(model([make(), LR(0.1)])).why
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("rounding", ["nearest", "stochastic", "kahan", "exact"])
-def test_steps_of_half_precision_are_replayed_however_it_is_rounded(
+def test_steps_of_half_precision_are_repeated_however_it_is_rounded(
     rounding: str, dtype: torch.dtype
 ) -> None:
     if (rounding, dtype) != ("exact", torch.float16):
@@ -511,7 +511,7 @@ def test_steps_of_half_precision_are_replayed_however_it_is_rounded(
 
 
 @pytest.mark.parametrize("why", ["refused", "state that moves", "gradients that share memory"])
-def test_what_cannot_be_replayed_is_recorded_ever_more_seldom(
+def test_what_cannot_be_repeated_is_recorded_ever_more_seldom(
     monkeypatch: pytest.MonkeyPatch, why: str
 ) -> None:
     twins, taken = Twins(headline), []
@@ -572,15 +572,15 @@ def test_what_is_recorded_again_leaves_nothing_more_in_torchs_cache(name: str) -
         give(opt, i)
         if i % 6 == 0:  # a step of another kind, after which it is written down again
             params_of(opt)[0].grad = None
-            replays(opt)._wait = 1
+            repeats(opt)._wait = 1
         opt.step()
         sizes.append(FakeTensorMode.cache_info().size)
-        recorded.append(replays(opt)._replay)
+        recorded.append(repeats(opt)._repeat)
     assert len(set(recorded) - {None}) >= 4
     assert sizes[-1] == sizes[11]
 
 
-def test_an_optimizer_that_replays_goes_with_the_last_that_holds_it() -> None:
+def test_an_optimizer_that_repeats_goes_with_the_last_that_holds_it() -> None:
     gc.collect()
     gc.disable()
     try:
@@ -588,7 +588,7 @@ def test_an_optimizer_that_replays_goes_with_the_last_that_holds_it() -> None:
         for i in range(4):
             give(opt, i)
             opt.step()
-        assert replays(opt).count
+        assert repeats(opt).count
         held = weakref.ref(opt), weakref.ref(params_of(opt)[0])
         del opt
         assert [ref() for ref in held] == [None, None]
@@ -613,7 +613,7 @@ def test_names_that_change_in_place_are_noticed() -> None:
             list(zip(names, params, strict=True)), ClipNorm(0.1, dim="layer"), LR(0.1), compile=True
         )
         if alone:
-            never_replayed(opt)
+            never_repeated(opt)
         for i in range(8):
             if i == 5:
                 opt.param_groups[0]["param_names"][1] = "b.z"
@@ -624,7 +624,7 @@ def test_names_that_change_in_place_are_noticed() -> None:
     assert all([equal(a, b) for a, b in zip(*ends, strict=True)])
 
 
-def test_a_compiled_replay_rounds_small_state_behind_a_guard_as_a_step_does() -> None:
+def test_a_compiled_repeat_rounds_small_state_behind_a_guard_as_a_step_does() -> None:
     """Kernels read vectors as they lie in memory: a flag for all must be written out for each."""
     twins = Twins(lambda: [Guard(), *headline()], state_dtype="bfloat16")
     for opt in twins.both:

@@ -1,4 +1,4 @@
-"""Replays: a step that is like one before is done again from its graph, without a link or a list.
+"""Repeats: a step that is like one before is done again from its graph, without a link or a list.
 
 What the graph takes for granted is looked at before: which parameters have gradients, the kinds of
 live values, the answers of functions of a user, and the identity, address and form of all tensors
@@ -19,10 +19,10 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from torch import Tensor
 
+from torchzero_clip.core.cohort import Cohort
 from torchzero_clip.core.division import UnitRecord
 from torchzero_clip.core.engine import Records, Through
 from torchzero_clip.core.link import Link
-from torchzero_clip.core.part import Part
 from torchzero_clip.core.private import Missing
 from torchzero_clip.core.sharding.layout import aligned_grads, local, locals_of
 from torchzero_clip.core.step import Groups, Step
@@ -40,16 +40,16 @@ if TYPE_CHECKING:
     from torchzero_clip.engines.compiled.again.step_recorder import StepRecorder
 
 SELDOM = 1000  # steps alike before what could not be recorded is tried again
-OFTEN = 16  # replays that make up for a recording
+OFTEN = 16  # repeats that make up for a recording
 LIKE = "parameters with a gradient", "kinds of live values", "kind of the loss", "measurements"
-"""What two steps must have in common: see `Replays.step`."""
+"""What two steps must have in common: see `Repeats.step`."""
 
 
 StartRecording: TypeAlias = "Callable[[Sequence[Tensor]], AbstractContextManager[StepRecorder]]"
 """It has a step with these gradients written down."""
 
 
-class Replays:
+class Repeats:
     """The graph of an optimizer's steps.
 
     Args:
@@ -58,8 +58,8 @@ class Replays:
         capture: What captures steps, where that is wanted.
 
     Attributes:
-        count: How often the graph was replayed.
-        why: The reason why the last steps were not replayed, if one is known.
+        count: How often the graph was repeated.
+        why: The reason why the last steps were not repeated, if one is known.
     """
 
     def __init__(
@@ -69,10 +69,10 @@ class Replays:
         self._never = impure(links)
         self.why = "; ".join(self._never) or None
         self._live = LiveValues([])
-        self._like: tuple[Any, ...] = ()  # the parts of the last step, and the kinds of its values
+        self._like: tuple[Any, ...] = ()  # its cohorts, and the kinds of its values
         self._alike, self._wait = 0, 1  # steps that were like it, and how many it takes
-        self._replay: RecordedStep | None = None
-        self._rests = False  # whether the last step was another one among many replays
+        self._repeat: RecordedStep | None = None
+        self._rests = False  # whether the last step was another one among many repeats
 
     def step(self, step: Step, through: Through, recording: StartRecording) -> Records:
         """Do a step again, or anew; returns what the links measured."""
@@ -88,16 +88,16 @@ class Replays:
             self.why = self.why if self._never else self._live.odd(list(step.live[0]))
             return through(step)
         kinds = self._live.kinds, loss is not None and (loss.dtype, loss.device), step.kind
-        if (replay := self._replay) is not None:
-            grads = replay.holds(step, kinds)
-            if grads is not None and replay.notes.same(step.groups, counted=True):
+        if (repeat := self._repeat) is not None:
+            grads = repeat.holds(step, kinds)
+            if grads is not None and repeat.notes.same(step.groups, counted=True):
                 self.count, self._rests = self.count + 1, False
-                return replay(step, grads, self._live.numbers)
+                return repeat(step, grads, self._live.numbers)
             self._rests = grads is not None and not self._rests
             if not self._rests:
-                self._replay = None
+                self._repeat = None
                 self._wait = 1 if self.count >= OFTEN else min(2 * self._wait, SELDOM)
-        if self._due(step, kinds, broken=replay is not self._replay):
+        if self._due(step, kinds, broken=repeat is not self._repeat):
             made = self._record(step, through, recording)
             if self._capture is not None and (made is None or made.native is None):
                 raise RuntimeError(
@@ -105,7 +105,7 @@ class Replays:
                     f"{self.why or 'it is too long'}; leave captured(...) out"
                 )
             if made is not None and (grads := made.holds(step, kinds)) is not None:
-                self._replay = made
+                self._repeat = made
                 return made(step, grads, self._live.numbers)
         given = self._live.given(step, self._live.tensors(self._gpu(step)))
         records: Records = with_tensors(through(step.again(*given)), lambda t: t, step.groups)
@@ -113,26 +113,26 @@ class Replays:
 
     def _due(self, step: Step, kinds: tuple[Any, ...], broken: bool) -> bool:
         """Whether a step is to be written down; what it is like is noted."""
-        parts, before = _parts(step), self._like
-        self._like = (parts, *kinds)
+        cohorts, before = _cohorts(step), self._like
+        self._like = (cohorts, *kinds)
         alike = self._like == before and not broken
         self._alike = self._alike + 1 if alike else 0
         if before and not alike:
             self.why = unlike(self._like, before)
-        if not parts or self._rests or self._alike < self._wait:
+        if not cohorts or self._rests or self._alike < self._wait:
             return False
-        if why := subclassed(parts, step.states or {}):
+        if why := subclassed(cohorts, step.states or {}):
             self.why = why
         return not why
 
     def says(self, besides: Sequence[str]) -> list[str]:
         """The way steps are done now, as far as it is known: see `Engine.says`."""
         if never := [*besides, *self._never]:
-            return ["No step will be replayed:", *[f"- {why}." for why in never]]
-        if self._replay is None:
-            none = "Nothing in the chain keeps its steps from being replayed."
+            return ["No step will be repeated:", *[f"- {why}." for why in never]]
+        if self._repeat is None:
+            none = "Nothing in the chain keeps its steps from being repeated."
             return [f"The last step was done anew: {self.why}." if self.why else none]
-        done, native = f"Steps are replayed, {self.count} so far.", self._replay.native
+        done, native = f"Steps are repeated, {self.count} so far.", self._repeat.native
         if native is None:
             return [done]
         calls = "one native call" if native.calls == 1 else f"{native.calls} native calls"
@@ -152,11 +152,11 @@ class Replays:
         self, step: Step, through: Through, recording: StartRecording
     ) -> RecordedStep | None:
         """Write down a step, which does not happen yet; None where it cannot be done again."""
-        parts, *kinds = self._like
+        cohorts, *kinds = self._like
         self.count, again = 0, self._wait
-        self._alike, self._wait = 0, min(2 * self._wait, SELDOM)  # unless it can be replayed
-        conditions = Conditions(parts, step.groups, step.states or {})
-        found = [p.grad for part in parts for p in part.originals if p.grad is not None]
+        self._alike, self._wait = 0, min(2 * self._wait, SELDOM)  # unless it can be repeated
+        conditions = Conditions(cohorts, step.groups, step.states or {})
+        found = [p.grad for cohort in cohorts for p in cohort.originals if p.grad is not None]
         grads = locals_of(found)
         like = self._gpu(step)
         vector = None if like is None else self._live.vector(like)
@@ -179,7 +179,7 @@ class Replays:
             return None
         conditions.leave_out([count.key for count in notes.counts])
         native = self._compiled(recorder, changing)
-        counts = [len(part.originals) for part in parts]
+        counts = [len(cohort.originals) for cohort in cohorts]
         given = recorder.leaves, changing, live, self._live.numbers, counts, recorder.gradients
         inputs, each = StepInputs(*given, vector), iter(measured)
         inputs.leave()
@@ -241,7 +241,7 @@ class RecordedStep:
         return dict(self.records)  # another one: whoever looks at each step tells them apart
 
 
-# ---------------------------------------------------------------------- what may be replayed
+# ---------------------------------------------------------------------- what may be repeated
 
 
 def unlike(step: Sequence[Any], before: Sequence[Any]) -> str:
@@ -273,10 +273,10 @@ def _fields(links: Sequence[Link]) -> list[Tensor]:
     return [x for one in inside for x in vars(one).values() if isinstance(x, Tensor)]
 
 
-def _parts(step: Step) -> list[Part]:
-    """The parts of the parameters with a gradient."""
+def _cohorts(step: Step) -> list[Cohort]:
+    """The cohorts of the parameters with a gradient."""
     grads = [aligned_grads(group["params"]) for group in step.groups]
-    return [part for part, _ in step.roster.of(step.groups, grads)]
+    return [cohort for cohort, _ in step.roster.of(step.groups, grads)]
 
 
 def _bring_loss(step: Step, loss: Tensor) -> None:

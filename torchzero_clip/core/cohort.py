@@ -1,4 +1,4 @@
-"""Part: the parameters of a bucket, their shapes, layouts and names, kept from step to step."""
+"""Cohort: the parameters of a bucket, their shapes, layouts and names, kept from step to step."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ StateNames: TypeAlias = "tuple[dict[str, bool], list[int]]"
 """Names of state, with a flag where it has the shape of its parameter, and whose they are."""
 
 
-class Part:
+class Cohort:
     """Parameters of one group that share a device and a dtype, and whose gradients share one.
 
     Args:
@@ -114,11 +114,11 @@ class Part:
             self._kinds[link] = [(each[some[0]], some) for some in batches(kinds)]
         return self._kinds[link]
 
-    def select(self, where: Sequence[int]) -> Part:
-        """The part of some of the parameters."""
+    def select(self, where: Sequence[int]) -> Cohort:
+        """The cohort of some of the parameters."""
         places, names = [self.places[i] for i in where], [self.names[i] for i in where]
         params = [self.originals[i] for i in where]
-        return Part(self.index, places, names, params, self.grad_dtype)
+        return Cohort(self.index, places, names, params, self.grad_dtype)
 
     def of(self, row: Grads) -> Sequence[Any]:
         """Of the values for every parameter of the group those of these."""
@@ -128,60 +128,60 @@ class Part:
 
 
 class Roster:
-    """The parts of the groups, and values made of them, kept while the parameters stay."""
+    """The cohorts of the groups, and values made of them once, while the parameters stay."""
 
     def __init__(self) -> None:
-        self._known: dict[int, tuple[list[int], list[Part]]] = {}
-        self._kept: dict[Hashable, Any] = {}
+        self._known: dict[int, tuple[list[int], list[Cohort]]] = {}
+        self._made: dict[Hashable, Any] = {}
 
     def of(
         self, groups: Sequence[Mapping[str, Any]], given: Sequence[Grads]
-    ) -> list[tuple[Part, Sequence[Any]]]:
-        """The parameters that have a gradient, in parts of a group, and their gradients."""
+    ) -> list[tuple[Cohort, Sequence[Any]]]:
+        """The parameters that have a gradient, in cohorts of a group, and their gradients."""
         if len(self._known) > len(groups):
             self._known = {g: known for g, known in self._known.items() if g < len(groups)}
-            self._kept.clear()
+            self._made.clear()
         rows = enumerate(zip(groups, given, strict=True))
         return [
-            (part, part.of(grads))
+            (cohort, cohort.of(grads))
             for index, (group, grads) in rows
-            for part in self.parts(index, group, grads)
+            for cohort in self.cohorts(index, group, grads)
         ]
 
-    def parts(self, index: int, group: Mapping[str, Any], grads: Grads) -> list[Part]:
-        """The parts of a group's parameters that have a gradient."""
+    def cohorts(self, index: int, group: Mapping[str, Any], grads: Grads) -> list[Cohort]:
+        """The cohorts of a group's parameters that have a gradient."""
         rows = grads.items() if isinstance(grads, dict) else enumerate(grads)
         where = [i for i, grad in rows if grad is not None]
         if torch.compiler.is_compiling():
             return _divided(index, group, grads, where)
-        known, parts = self._known.get(index, (None, []))
-        if known != where or not all([part.same(group, grads) for part in parts]):
-            parts = _divided(index, group, grads, where)
-            self._known[index] = where, parts
-            self._kept.clear()
-        return parts
+        known, cohorts = self._known.get(index, (None, []))
+        if known != where or not all([cohort.same(group, grads) for cohort in cohorts]):
+            cohorts = _divided(index, group, grads, where)
+            self._known[index] = where, cohorts
+            self._made.clear()
+        return cohorts
 
     @property
     def vectors(self) -> list[Tensor]:
-        """What parts and divisions hold from step to step, and nobody writes."""
-        parts = [part for _, parts in self._known.values() for part in parts]
-        every = [*parts, *self._kept.values()]
+        """What cohorts and divisions hold from step to step, and nobody writes."""
+        cohorts = [cohort for _, cohorts in self._known.values() for cohort in cohorts]
+        every = [*cohorts, *self._made.values()]
         return [t for x in every for t in getattr(x, "vectors", ())]
 
-    def kept(self, key: Hashable, make: Callable[[], Any]) -> Any:
-        """The value that was made under this key, which names the parts that it is of."""
+    def once(self, key: Hashable, make: Callable[[], Any]) -> Any:
+        """The value that was made under this key, which names the cohorts that it is of."""
         if torch.compiler.is_compiling():  # its graph holds for all steps
             return make()
-        if key not in self._kept:
-            if len(self._kept) >= MOST:
-                self._kept.clear()
-            self._kept[key] = make()
-        return self._kept[key]
+        if key not in self._made:
+            if len(self._made) >= MOST:
+                self._made.clear()
+            self._made[key] = make()
+        return self._made[key]
 
 
 def _divided(
     index: int, group: Mapping[str, Any], grads: Grads, where: Sequence[int]
-) -> list[Part]:
+) -> list[Cohort]:
     """The parameters that have a gradient, by their device and the dtypes."""
     params = group["params"]
     names = group.get("param_names") or [None] * len(params)
@@ -189,8 +189,8 @@ def _divided(
     kinds = [(params[i].device, params[i].dtype, grads[i].dtype) for i in where]
     every = [[where[k] for k in some] for some in batches(kinds)]
     return [
-        Part(index, some, [names[i] for i in some], [params[i] for i in some], grads[some[0]].dtype)
-        for some in every
+        Cohort(index, x, [names[i] for i in x], [params[i] for i in x], grads[x[0]].dtype)
+        for x in every
     ]
 
 

@@ -1,10 +1,10 @@
-"""What `test_replayed.py` starts on every rank: sharded steps that are replayed, and those anew.
+"""What `test_repeated.py` starts on every rank: sharded steps that are repeated, and those anew.
 
-    torchrun --nproc-per-node 2 -m tests.processes.replayed brief fsdp tp
-    torchrun --nproc-per-node 4 -m tests.processes.replayed every float64 hsdp both
+    torchrun --nproc-per-node 2 -m tests.processes.repeated brief fsdp tp
+    torchrun --nproc-per-node 4 -m tests.processes.repeated every float64 hsdp both
 
-Every construction of the contract table steps three times over: replayed, anew, and on a model
-that is not sharded. What is replayed there is replayed here, to the bit as the step done anew, by
+Every construction of the contract table steps three times over: repeated, anew, and on a model
+that is not sharded. What is repeated there is repeated here, to the bit as the step done anew, by
 the same collectives.
 """
 
@@ -19,7 +19,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from tests.engines.test_replays import never_replayed, replays
+from tests.engines.test_repeats import never_repeated, repeats
 from tests.helpers import equal
 from tests.processes.apart import listened
 from tests.processes.sharded import SETTINGS, constructions, named, same_gradients
@@ -39,7 +39,7 @@ def holds(opt: Modular, params: list[nn.Parameter]) -> Any:
 
 
 def contract(setting: str) -> list[str]:
-    """Every construction, replayed and anew."""
+    """Every construction, repeated and anew."""
     wrong: list[str] = []
     for name, chain, matrices, _ in constructions():
         sides = []
@@ -51,7 +51,7 @@ def contract(setting: str) -> list[str]:
             opt.engine = opt.engine.twin()
             sides.append((opt, [p for _, p in pairs]))
         (fast, params), (slow, twin), (plain, whole) = sides
-        never_replayed(slow)
+        never_repeated(slow)
         text = ""
         for step in range(STEPS):
             same_gradients(whole, params, step)
@@ -65,9 +65,9 @@ def contract(setting: str) -> list[str]:
                 text = f"step {step}: {logs}"
             elif not equal(holds(fast, params), holds(slow, twin)):
                 text = f"step {step}: other bits"
-        here, there = replays(fast), replays(plain)
+        here, there = repeats(fast), repeats(plain)
         if here.count != there.count or (here.why or "") != (there.why or ""):
-            text = f"replayed {here.count} and {there.count} times: {here.why}, {there.why}"
+            text = f"repeated {here.count} and {there.count} times: {here.why}, {there.why}"
         if text:
             wrong.append(f"{setting} {name}: {text}")
     return wrong
@@ -85,7 +85,7 @@ class Talks(Transform):
 
 
 def said() -> list[str]:
-    """`explain` says that steps are replayed, with which collectives; and why others are not."""
+    """`explain` says that steps are repeated, with which collectives; and why others are not."""
     wrong = []
     for chain, words in {
         (ClipNorm(1.0, dim="global"), Adam(), LR(1e-2)): "torch does between them: gather",
@@ -95,7 +95,7 @@ def said() -> list[str]:
         plain, wrapped = SETTINGS["fsdp"]()
         params = [p for _, p in named(wrapped)]
         opt = Modular(params, *chain, compile=True)
-        if "keeps its steps from being replayed" not in opt.explain():
+        if "keeps its steps from being repeated" not in opt.explain():
             wrong.append(f"{chain}: {opt.explain()}")
         for step in range(4):
             same_gradients([p for _, p in named(plain)], params, step)
@@ -106,7 +106,7 @@ def said() -> list[str]:
 
 
 def trained() -> list[str]:
-    """Steps on gradients that torch made are replayed too, wherever these lie."""
+    """Steps on gradients that torch made are repeated too, wherever these lie."""
     wrong = []
     for setting in ("fsdp", "tp", "partly") if dist.get_world_size() < 4 else ("hsdp", "both"):
         models = [SETTINGS[setting]()[1] for _ in range(2)]
@@ -115,7 +115,7 @@ def trained() -> list[str]:
         fast, slow = [Modular(some, *chain, compile=True) for some in params]
         for opt in (fast, slow):
             opt.engine = opt.engine.twin()
-        never_replayed(slow)
+        never_repeated(slow)
         for step in range(8):
             x = torch.randn(8, 4 if setting in ("tp", "both") else 5, generator=seeded(step))
             for model, opt in zip(models, (fast, slow), strict=True):
@@ -124,8 +124,8 @@ def trained() -> list[str]:
                 opt.step()
         if not equal(*map(holds, (fast, slow), params)):
             wrong.append(f"{setting}: other bits")
-        if replays(fast).count != 6:
-            wrong.append(f"{setting}: {replays(fast).count} replays: {replays(fast).why}")
+        if repeats(fast).count != 6:
+            wrong.append(f"{setting}: {repeats(fast).count} repeats: {repeats(fast).why}")
     return wrong
 
 

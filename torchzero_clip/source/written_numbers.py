@@ -22,8 +22,8 @@ from torchzero_clip.source.symbols import (
 Notice = Callable[[str, Any, Any, bool], None]
 
 
-class TracedNumber:
-    """What a traced float and a traced int share: the expression that they are.
+class WrittenNumber:
+    """What a written float and a written int share: the expression that they are.
 
     Attributes:
         value: The expression.
@@ -40,11 +40,11 @@ class TracedNumber:
         return hash(plain(self))
 
 
-class TracedFloat(TracedNumber, float):
+class WrittenFloat(WrittenNumber, float):
     """A live value."""
 
 
-class TracedInt(TracedNumber, int):
+class WrittenInt(WrittenNumber, int):
     """A live value, or the size of a tensor."""
 
 
@@ -53,27 +53,27 @@ HOST += [f"__{name}__" for name in ("floordiv", "rfloordiv", "mod", "rmod", "div
 HOST += ["__abs__", "__pos__", "is_integer"]
 
 
-def _waits(self: TracedNumber, *_: Any) -> Any:
+def _waits(self: WrittenNumber, *_: Any) -> Any:
     raise SourceError("it reads a live value as a number on the host")
 
 
 def plain(x: Any) -> Any:
     """A number without its expression."""
-    if isinstance(x, TracedFloat):
+    if isinstance(x, WrittenFloat):
         return float.__float__(x)
-    return int.__int__(x) if isinstance(x, TracedInt) else x
+    return int.__int__(x) if isinstance(x, WrittenInt) else x
 
 
-def traced(number: Any, value: Value, notice: Notice) -> Any:
+def written(number: Any, value: Value, notice: Notice) -> Any:
     """A number with the expression that it is."""
-    made: Any = (TracedInt if isinstance(number, int) else TracedFloat)(number)
+    made: Any = (WrittenInt if isinstance(number, int) else WrittenFloat)(number)
     made.value, made.notice = value, notice
     return made
 
 
 def expression(args: list[Any], write: Callable[[Names], tuple[str, int]]) -> Value:
     """A value that is an expression of numbers."""
-    found = [x.value for x in args if isinstance(x, TracedNumber)]
+    found = [x.value for x in args if isinstance(x, WrittenNumber)]
     kind = "sizes" if any(value.kind == "sizes" for value in found) else "number"
     joint = all(value.joint for value in found)
     value = Value("sizes" if kind == "sizes" else "number", joint)
@@ -82,23 +82,23 @@ def expression(args: list[Any], write: Callable[[Names], tuple[str, int]]) -> Va
 
 
 def _operands(a: Any, b: Any) -> tuple[Any, Any]:
-    return tuple(x.value if isinstance(x, TracedNumber) else x for x in (a, b))  # type: ignore[return-value]
+    return tuple(x.value if isinstance(x, WrittenNumber) else x for x in (a, b))  # type: ignore[return-value]
 
 
 def _arithmetic(symbol: str, reflected: bool) -> Any:
     function = getattr(operator, symbol)
 
-    def method(self: TracedNumber, other: Any) -> Any:
+    def method(self: WrittenNumber, other: Any) -> Any:
         if isinstance(other, Tensor) or not isinstance(other, (int, float)):
             return NotImplemented
         a, b = (other, self) if reflected else (self, other)
-        if symbol == "add" and not isinstance(a, TracedNumber) and a == 0:
+        if symbol == "add" and not isinstance(a, WrittenNumber) and a == 0:
             return self  # the start of a sum
-        if symbol == "mul" and not isinstance(b, TracedNumber) and b == 1:
+        if symbol == "mul" and not isinstance(b, WrittenNumber) and b == 1:
             return self
         left, right = _operands(a, b)
         value = expression([a, b], lambda names: binary(symbol, left, right, names))
-        return traced(function(plain(a), plain(b)), value, self.notice)
+        return written(function(plain(a), plain(b)), value, self.notice)
 
     return method
 
@@ -106,7 +106,7 @@ def _arithmetic(symbol: str, reflected: bool) -> Any:
 def _comparison(symbol: str) -> Any:
     function = getattr(operator, symbol)
 
-    def method(self: TracedNumber, other: Any) -> Any:
+    def method(self: WrittenNumber, other: Any) -> Any:
         if not isinstance(other, (int, float)):
             return NotImplemented
         if self.value.kind == "sizes":
@@ -118,17 +118,17 @@ def _comparison(symbol: str) -> Any:
     return method
 
 
-def _negative(self: TracedNumber) -> Any:
+def _negative(self: WrittenNumber) -> Any:
     inner = self.value
     value = expression([self], lambda names: _minus(operand(inner, names)))
-    return traced(-plain(self), value, self.notice)
+    return written(-plain(self), value, self.notice)
 
 
 def _minus(x: tuple[str, int]) -> tuple[str, int]:
     return (f"-{x[0]}" if x[1] >= UNARY else f"-({x[0]})"), UNARY
 
 
-for kind in (TracedFloat, TracedInt):
+for kind in (WrittenFloat, WrittenInt):
     for symbol in ("add", "sub", "mul", "truediv", "pow"):
         setattr(kind, f"__{symbol}__", _arithmetic(symbol, reflected=False))
         setattr(kind, f"__r{symbol}__", _arithmetic(symbol, reflected=True))
@@ -137,4 +137,4 @@ for kind in (TracedFloat, TracedInt):
     for name in HOST:
         setattr(kind, name, _waits)
     kind.__neg__ = _negative  # type: ignore[method-assign, assignment]
-    kind.__hash__ = TracedNumber.__hash__  # type: ignore[method-assign]
+    kind.__hash__ = WrittenNumber.__hash__  # type: ignore[method-assign]

@@ -90,7 +90,7 @@ class WrittenStep:
         sized = self._input(params, "params")
         recorder.flowing = self._input(grads, "grads")
         sizes = [recorder.size(sized, math.prod(self.shape))]
-        bucket = changed(bucket, part=changed(bucket.part, names=NoNames(), sizes=sizes))
+        bucket = changed(bucket, part=changed(bucket.cohort, names=NoNames(), sizes=sizes))
         if outer is None:
             return bucket
         value = recorder.knows(outer.update.tensors[0])
