@@ -429,7 +429,7 @@ def test_what_triton_has_compiled_is_launched_at_once(
         return (lambda *given: started.append(given)) if there else None
 
     kernel = launches.TritonKernel("joined", None, launches.JOINED.signature)
-    monkeypatch.setattr(kernel, "function", Function())
+    vars(kernel)["function"] = Function()  # in the place of one that Triton makes
     monkeypatch.setattr(launches, "launcher", launcher)
     given = torch.zeros(1), 7
     for power in (2, 2, 0, 2):

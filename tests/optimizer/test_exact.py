@@ -174,7 +174,10 @@ def test_on_an_accelerator_as_well(chain: str) -> None:
             twins.agree()
 
 
-@EVERY_ENGINE
+@pytest.mark.parametrize(
+    "engine",
+    ["default", *[pytest.param(x, marks=pytest.mark.slow) for x in ("plain", "compiled")]],
+)
 @every()
 def test_of_every_construction(case: Case, engine: str) -> None:
     def chain() -> list[Any]:
@@ -331,8 +334,8 @@ def test_an_error_within_a_step_leaves_weights_and_halves() -> None:
 # ---------------------------------------------------------------------- saving and loading
 
 
-@EVERY_ENGINE
-@EVERY_CHAIN
+@pytest.mark.parametrize("engine", ["default", "compiled"])
+@pytest.mark.parametrize("chain", ["adamw", "muon", "schedule-free", "zclip"])
 def test_a_resumed_run_is_the_run_that_went_on(chain: str, engine: str) -> None:
     shapes = FOR.get(chain, SHAPES)
 

@@ -242,7 +242,7 @@ def largest_of(x):
 @triton.jit
 def span_of(size, most):
     """How many entries of a tensor a program takes: more of a long one, whose parts stay few."""
-    return most * (1 + size // LONG)
+    return (1 + size // LONG) * most
 
 
 @triton.jit
