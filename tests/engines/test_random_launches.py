@@ -128,8 +128,8 @@ def wrong(seed: int) -> str | None:
     rng = random.Random(seed)
     model = Model(rng)
     picked = [rng.choice(CLIPS)() for _ in range(rng.randrange(1, 3))]
-    early = [getattr(x, "target", "") == "grad" or isinstance(x, SkipSpike) for x in picked]
-    picked = [x for _, x in sorted(zip(early, picked, strict=True), key=lambda row: not row[0])]
+    # guards come first, then what writes gradients
+    picked.sort(key=lambda x: (not isinstance(x, SkipSpike), getattr(x, "target", "") != "grad"))
     links: list[Transform] = [Guard()] if rng.random() < 0.3 else []
     links += picked + rng.choice(ENDS)()
     links += [WeightDecay(0.1)] if rng.random() < 0.5 else []
