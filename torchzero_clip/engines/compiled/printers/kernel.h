@@ -58,29 +58,16 @@ static inline float wide_of(float w, float rest) {
     const bool other = size > 0x7f800000 || (size == 0x7f800000 && rest > 0) || (!size && rest < 0);
     return number(bits(w) + (other ? 0 : int32_t(rest)));
 }
-// x / ratio for a ratio of any size: a product, and another where 1 / ratio is out of range. Where it
-// is near 1, 1 / ratio is the sum of two floats: twice as many entries go by at once as in double.
+// x / ratio for a ratio of any size: a product, and another where 1 / ratio is out of range.
 struct divisor {
     double first, half;
-    float high, low;
-    bool near = false;
     explicit divisor(double ratio) {
         const double size = std::fabs(ratio);
         half = size > 1e290 ? 0x1p-512 : size < 1e-290 ? 0x1p512 : 1;
         first = 1 / (ratio * half);
-        high = float(first);
-        low = float(first - high);
-#ifdef __FP_FAST_FMAF
-        near = std::fabs(high) > 0x1p-100f && std::fabs(high) < 0x1p100f;
-#endif
     }
 };
 template <class V> static inline V over(V x, divisor ratio) {
-    if constexpr (std::is_same_v<V, float>)
-        if (ratio.near) {
-            const float product = x * ratio.high, sum = __builtin_fmaf(x, ratio.high, x * ratio.low);
-            return (product == 0) | is_infinite(product) ? product : sum;
-        }
     return V(double(x) * ratio.first * ratio.half);
 }
 static inline bfloat cut(float x) { return bfloat{uint16_t(bits(x) >> 16)}; }
