@@ -762,7 +762,7 @@ def test_complex_parameters_step_without_kernels(monkeypatch: pytest.MonkeyPatch
     torch.testing.assert_close(ours[0].real.detach(), torch.full((3,), 0.9))
 
 
-@pytest.mark.parametrize("rounding", ["stochastic", "kahan"])
+@pytest.mark.parametrize("rounding", ["stochastic", "kahan", "exact"])
 def test_roundings_take_the_update_of_a_kernel(rounding: str) -> None:
     def run(**options: Any) -> list[Parameter]:
         params = [Parameter(torch.ones(40, 3, dtype=torch.bfloat16))]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -10,12 +11,14 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
+from tests.engines.accelerated import as_on_an_accelerator
 from tests.engines.test_operators import FORMATS, LANGUAGES, interpreted, natively
-from torchzero_clip.core.formats import lower, upper, wide_of
+from torchzero_clip.core.formats import Nearest, Stochastic, lower, upper, wide_of
 from torchzero_clip.core.formats.stochastic import Elements
 from torchzero_clip.engines.buffers import Buffer
 from torchzero_clip.engines.compiled.printers.operators import OPERATORS
 from torchzero_clip.engines.compiled.printers.program import Launch, Program
+from torchzero_clip.engines.kept import Kept, Wide
 
 BITS = [0, 1, 0x7FFF, 0x8000, 0x8001, 0x18000, 0x7FFFFF, 0x800000, 0x3F800000, 0x3F808000]
 BITS += [0x3F818000, 0x477FE000, 0x477FF000, 0x33000000, 0x38800000, 0x7F7F7FFF, 0x7F7F8000]
@@ -115,6 +118,25 @@ def test_what_a_meter_counts(language: str) -> None:
     )
     (counted,) = run(language, nodes, {3: torch.float32}, [x, w])
     assert counted.tolist() == [0, 2**26, 1, 2**26]
+
+
+@pytest.mark.parametrize("device", ["cpu", "accelerator"])
+def test_parameters_are_widened_anew_and_state_is_kept_until_it_is_settled(device: str) -> None:
+    """Whoever borrows parameters gets pieces of them; what is written to state must not be lost."""
+    with as_on_an_accelerator() if device == "accelerator" else nullcontext():
+        stored = [torch.ones(4, 3).bfloat16(), torch.ones(20).bfloat16()]
+        params = Wide(stored, Nearest())
+        assert params.recomputes
+        assert isinstance(params.borrow(), Wide)
+        assert params.pending
+        keys = torch.zeros(2, dtype=torch.int32)
+        state = Kept(stored, Stochastic(keys, Elements(stored, [None, None])))
+        assert not state.recomputes
+        seen = state.borrow()
+        state.add_(1.0)
+        assert all([t.eq(2).all() for t in seen.tensors])
+        state.settle()
+        assert all([t.eq(2).all() for t in stored])
 
 
 def test_these_are_all_operators_of_formats() -> None:

@@ -435,6 +435,46 @@ def test_a_float32_run_goes_on_behind_bfloat16() -> None:
     assert all([t.equal(net.state_dict()[k]) for k, t in later.exact_state_dict(other).items()])
 
 
+@pytest.mark.parametrize("last", [ScheduleFree(), WeightEMA(0.9)], ids=["free", "ema"])
+def test_averages_begin_at_the_float32_weights_that_were_loaded(last: Any) -> None:
+    torch.manual_seed(0)
+    low, high = Linear(6, 5).bfloat16(), Linear(6, 5)
+    exact = Modular(low.parameters(), Adam(), LR(1e-2), last, rounding="exact")
+    whole = Modular(high.parameters(), Adam(), LR(1e-2), last)
+    exact.load_exact(low, high.state_dict())
+    low.load_state_dict({key: upper(t) for key, t in high.state_dict().items()})
+    exact.load_state_dict(saved(exact.state_dict()))  # also before a first step
+    for i in range(5):
+        for p, q in zip(low.parameters(), high.parameters(), strict=True):
+            p.grad = torch.randn(p.shape, generator=torch.Generator().manual_seed(i)).bfloat16()
+            q.grad = p.grad.float()
+        exact.step()
+        whole.step()
+    theirs = whole.averaged_state_dict(high)
+    assert all([t.equal(theirs[key]) for key, t in exact.averaged_state_dict(low).items()])
+    exact.train()
+    assert all([t.equal(high.state_dict()[k]) for k, t in exact.exact_state_dict(low).items()])
+
+
+def test_weights_for_evaluation_are_no_upper_halves() -> None:
+    net = Linear(6, 5).bfloat16()
+    opt = Modular(net.parameters(), Adam(), LR(1e-2), WeightEMA(0.9), rounding="exact")
+    trained(net, opt)
+    whole = opt.exact_state_dict(net)
+    takes: dict[str, Callable[[], Any]] = {
+        "exact_state_dict": lambda: opt.exact_state_dict(net),
+        "load_exact": lambda: opt.load_exact(net, whole),
+    }
+    for name, take in takes.items():
+        with opt.averaged(), pytest.raises(RuntimeError, match=rf"{name}\(\) inside averaged"):
+            take()
+        opt.eval()
+        with pytest.raises(RuntimeError, match=rf"{name}\(\) after eval\(\)"):
+            take()
+        opt.train()
+    assert all([t.equal(whole[key]) for key, t in opt.exact_state_dict(net).items()])
+
+
 @pytest.mark.parametrize("what", ["exact_state_dict", "load_exact"])
 def test_other_roundings_have_no_float32_weights(what: str) -> None:
     net, opt = small("kahan")
@@ -445,8 +485,11 @@ def test_other_roundings_have_no_float32_weights(what: str) -> None:
 
 def test_a_model_of_somebody_else_is_a_sentence() -> None:
     _, opt = small("exact")
+    other = Linear(2, 2)
     with pytest.raises(ValueError, match="exact_state_dict: takes the model that this optimizer"):
-        opt.exact_state_dict(Linear(2, 2))
+        opt.exact_state_dict(other)
+    with pytest.raises(ValueError, match="load_exact: takes the model that this optimizer trains"):
+        opt.load_exact(other, other.state_dict())
 
 
 def test_float16_is_a_sentence_that_names_kahan() -> None:

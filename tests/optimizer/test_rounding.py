@@ -35,7 +35,8 @@ ULP = {torch.bfloat16: 2.0**-7, torch.float16: 2.0**-10}  # of 1
 COMPENSATION, (SEED, STEP) = Kahan.key, ROUNDS
 inf, nan = math.inf, math.nan
 HALVES = pytest.mark.parametrize("dtype", HALF)
-ROUNDINGS = pytest.mark.parametrize("rounding", ["nearest", "stochastic", "kahan"])
+EVERY = ("nearest", "stochastic", "kahan", "exact")
+ROUNDINGS = pytest.mark.parametrize("rounding", EVERY)
 CHAINS = {
     "sgd": lambda: [LR(0.01)],
     "momentum": lambda: [Momentum(0.9), LR(0.01)],
@@ -489,8 +490,8 @@ def test_attach_takes_no_rounding():
 # ---------------------------------------------------------------------- compiled
 
 
-ROUNDINGS_COMPILED = [("stochastic", "eager")] + [
-    pytest.param(x, "aot_eager", marks=pytest.mark.slow) for x in ("nearest", "stochastic", "kahan")
+ROUNDINGS_COMPILED = [("stochastic", "eager"), ("exact", "eager")] + [
+    pytest.param(x, "aot_eager", marks=pytest.mark.slow) for x in EVERY
 ]
 
 
@@ -514,7 +515,7 @@ def test_a_compiled_step_is_the_eager_step(rounding, backend):
 
 
 @since_2_12
-@pytest.mark.parametrize("rounding", ["nearest", "kahan"])
+@ROUNDINGS
 def test_the_chain_with_its_rounding_is_one_graph(rounding):
     from torch._dynamo.testing import CompileCounterWithBackend
 

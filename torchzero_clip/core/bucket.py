@@ -17,6 +17,7 @@ from torchzero_clip.core.sharding.layout import local, locals_of, part_of, whole
 from torchzero_clip.core.state import share_vectors
 from torchzero_clip.core.step import Step
 from torchzero_clip.core.tensorlist import TensorList
+from torchzero_clip.core.tensors import wide
 
 BEGUN = "begun"
 """The number in the state of a parameter that says whether it has begun at a link."""
@@ -203,8 +204,8 @@ class Bucket:
             for i in new:
                 p, layout = self.originals[i], self.cohort.layouts[i]
                 if self.rounding == "exact":  # links see float32
-                    wide = wide_of(local(p), local(self.param_states[i][Exact.key]))
-                    p = wide if layout is None else layout.wrap(wide)
+                    whole = wide_of(local(p), local(self.param_states[i][Exact.key]))
+                    p = whole if layout is None else layout.wrap(whole)
                 self.param_states[i].update(link.new_state(p))
             share_vectors([self.param_states[i] for i in new], keys)
 
@@ -220,7 +221,7 @@ class Bucket:
         """Make what the rounding of parameters in half precision keeps, where it lacks."""
         if self.rounding == "stochastic":
             prepare_draws(self.step.groups, ROUNDS)
-        for kept in [KEPT[self.rounding]] if self.rounding in KEPT else ():
+        if (kept := KEPT.get(self.rounding)) is not None:
             for p, state in zip(self.originals, self.param_states, strict=True):
                 if kept.key not in state:
                     self.step.notes.made(f"rounding={self.rounding!r} makes state, once")
@@ -238,7 +239,7 @@ class Bucket:
             kept = KEPT[self.rounding]
             form = kept(locals_of([state[kept.key] for state in self.param_states]))
         else:
-            self.step.meters.append(torch.zeros(2, dtype=torch.float64, device=self.device))
+            self.step.meters.append(torch.zeros(2, dtype=wide(self.device), device=self.device))
             form = Nearest(meter=self.step.meters[-1])
         self.session.keep(form)
         return self

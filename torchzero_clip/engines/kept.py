@@ -33,7 +33,7 @@ class Wide(InPieces):
 
     __slots__ = ("form", "guard", "stored")
 
-    repeats = True
+    recomputes = True
     dtype = torch.float32
 
     def __init__(
@@ -50,7 +50,7 @@ class Wide(InPieces):
         return self.piece(Piece(0, len(self))).tensors
 
     def borrow(self) -> TensorList:
-        again = self.pending and self.repeats
+        again = self.pending and self.recomputes
         return Wide(self.stored, self.form) if again else TensorList.borrow(self)
 
     def statistics(self, m: Measure) -> Tensor:
@@ -88,7 +88,7 @@ class Kept(Wide):
 
     __slots__ = ()
 
-    repeats = False
+    recomputes = False
 
     def settle(self) -> None:
         """Keep what was read, and may have changed: a tensor after the other, in pieces."""
@@ -111,7 +111,7 @@ def updated_in_turn(rule: Rule, u: TensorList, state: State, group: Group) -> Te
         mine = {name: of_state(held, piece) for name, held in state.items()}
         flowing = TensorList(piece.of(u.tensors), owned=u.owned)
         out = updated(rule, flowing, mine, {name: of_piece(x, piece) for name, x in group.items()})
-        made += (out if out.owned else out.own()).tensors
+        made += out.own().tensors
         for held, now in zip(state.values(), mine.values(), strict=True):
             if isinstance(held, Kept):
                 held.put(piece, now.tensors)
@@ -120,8 +120,6 @@ def updated_in_turn(rule: Rule, u: TensorList, state: State, group: Group) -> Te
 
 def of_state(held: TensorList, piece: Piece) -> TensorList:
     """A piece of state, to be written."""
-    return (
-        held.piece(piece)
-        if isinstance(held, Kept)
-        else TensorList(piece.of(held.tensors), owned=True)
-    )
+    if isinstance(held, Kept):
+        return held.piece(piece)
+    return TensorList(piece.of(held.tensors), owned=True)

@@ -253,11 +253,9 @@ def refuse(optimizer: Any, what: str, shown: bool = False) -> None:
 def averaged_state_dict(optimizer: Any, model: Module, name: str | None) -> dict[str, Any]:
     """The state dict of a model, with the weights for evaluation in place of its parameters."""
     refuse(optimizer, "averaged_state_dict()", shown=True)
-    exact = optimizer.rounding == "exact"
-    found = {p: weights_of(optimizer, p) for p in params_of(optimizer)} if exact else {}
+    found = {p: weights_of(optimizer, p) for p in params_of(optimizer)}
     for row in rows(optimizer, name):
-        dtype = found[row.param].dtype if exact else row.param.dtype
-        found[row.param] = row.weights.to(dtype, copy=True)
+        found[row.param] = row.weights.to(found[row.param].dtype, copy=True)
     return in_model("averaged_state_dict", model, found)
 
 

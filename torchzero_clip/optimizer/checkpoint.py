@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from torchzero_clip.core.description import RESERVED
-from torchzero_clip.core.formats import KEPT, Exact, Kahan
+from torchzero_clip.core.formats import KEPT, Kahan
 from torchzero_clip.core.formats.stochastic import DRAWS, DROPPED, ROUNDS
 from torchzero_clip.core.outside import warn
 from torchzero_clip.core.sharding.layout import local
@@ -165,19 +165,13 @@ class Checkpoint:
                 rows = [row for row in rows if row[2] is not None or row[0] not in ROUNDING]
                 state[p] = {key: _loaded(key, value, p, entry) for key, value, entry in rows}
                 if self.splits and Kahan.key in held:
-                    self._split(p, held[Kahan.key], state[p])
+                    lost = local(held[Kahan.key]).to(p.device)
+                    split(p, local(p).detach().float().add(lost), state[p])
                 for key, _, entry in rows:
                     where = () if entry and entry.kinds is STATISTICS else (p.dtype, group_of[p])
                     alike.setdefault((key, p.device, *where), []).append(state[p])
         for (key, *_), memories in alike.items():
             share_vectors(memories, [key])
-
-    @torch.no_grad()
-    def _split(self, p: Tensor, lost: Tensor, state: dict[str, Any]) -> None:
-        """Make float32 of a weight and its compensation."""
-        state[Exact.key] = torch.zeros_like(p, dtype=Exact.dtype)
-        x = local(p).float().add(local(lost).to(p.device))
-        split(local(p), local(state[Exact.key]), x)
 
     def _contents(self, group: Mapping[str, Any]) -> str:
         """The live values and state of another chain's checkpoint, for the sentence about it."""

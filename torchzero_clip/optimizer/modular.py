@@ -23,7 +23,7 @@ from torchzero_clip.core.step import Step
 from torchzero_clip.core.transform import Transform
 from torchzero_clip.core.values import is_row
 from torchzero_clip.engines import AT_ONCE, Compiled, Eager
-from torchzero_clip.optimizer import averages
+from torchzero_clip.optimizer import averages, exact_weights
 from torchzero_clip.optimizer import rounding as roundings
 from torchzero_clip.optimizer.explain import explain
 from torchzero_clip.optimizer.fingerprint import fingerprint, shared_start
@@ -364,8 +364,8 @@ class Modular(Optimizer):
 
     # ------------------------------------------------------------------ float32 behind bfloat16
 
-    exact_state_dict = roundings.exact_state_dict
-    load_exact = roundings.load_exact
+    exact_state_dict = exact_weights.exact_state_dict
+    load_exact = exact_weights.load_exact
 
     # ------------------------------------------------------------------ groups
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from typing import Any
 
 import torch
@@ -76,60 +76,29 @@ def weights_of(optimizer: Any, p: Tensor) -> Tensor:
     return local(p).float() if rest is None else wide_of(local(p), local(rest))
 
 
-@torch.no_grad()
-def exact_state_dict(optimizer: Any, model: Module) -> dict[str, Any]:
-    """The model's state dict with the float32 weights that rounding="exact" keeps.
-
-    Args:
-        model: The model that is trained.
-    """
-    _require_exact("exact_state_dict", optimizer)
-    every = [p for group in optimizer.param_groups for p in group["params"]]
-    return in_model("exact_state_dict", model, {p: weights_of(optimizer, p) for p in every})
-
-
 def in_model(owner: str, model: Module, found: Mapping[Tensor, Tensor]) -> dict[str, Any]:
     """The state dict of a model, with what is here of others in the place of its parameters."""
     state: dict[str, Any] = model.state_dict(keep_vars=True)
-    mine = [key for key, value in state.items() if isinstance(value, Tensor)]
-    if not any([state[key] in found for key in mine]):
-        raise ValueError(
-            f"{owner}: takes the model that this optimizer trains, got one with none of its "
-            "parameters"
-        )
-    for key in mine:
-        layout, value = layout_of(state[key]), found.get(state[key])
-        value = state[key] if value is None else value if layout is None else layout.wrap(value)
-        state[key] = value.detach()
+    for key, p in tensors_of(owner, model, found).items():
+        layout, value = layout_of(p), found.get(p, p)
+        state[key] = (value if layout is None or value is p else layout.wrap(value)).detach()
     return state
 
 
-@torch.no_grad()
-def load_exact(optimizer: Any, model: Module, state: Mapping[str, Any]) -> None:
-    """Load float32 weights into a model in bfloat16, and what it cannot hold into the optimizer.
-
-    Args:
-        model: The model that is trained.
-        state: What `exact_state_dict` gave, or any state dict of the model in float32.
-    """
-    _require_exact("load_exact", optimizer)
-    model.load_state_dict(state)
-    optimizer.init_state()
-    for key, p in model.state_dict(keep_vars=True).items():
-        if isinstance(p, Tensor) and Exact.key in optimizer.state.get(p, {}):
-            split(local(p), local(optimizer.state[p][Exact.key]), local(state[key]))
-
-
-def _require_exact(owner: str, optimizer: Any) -> None:
-    if optimizer.rounding != "exact":
+def tensors_of(owner: str, model: Module, mine: Container[Tensor]) -> dict[str, Tensor]:
+    """The parameters and buffers of a model, by key; raises a sentence where none is of mine."""
+    tensors = {k: t for k, t in model.state_dict(keep_vars=True).items() if isinstance(t, Tensor)}
+    if not any([t in mine for t in tensors.values()]):
         raise ValueError(
-            f"{owner}: the optimizer was made with rounding={optimizer.rounding!r}, and keeps no "
-            "float32 weights behind the parameters: give rounding='exact'"
+            f"{owner}: takes the model that this optimizer trains, got one without its parameters"
         )
+    return tensors
 
 
-def split(w: Tensor, rest: Tensor, x: Tensor) -> None:
-    """Keep float32 numbers in both halves."""
-    x = x.to(w.device, torch.float32)
-    w.copy_(upper(x))
-    rest.copy_(lower(x))
+@torch.no_grad()
+def split(p: Tensor, x: Tensor, state: dict[str, Any]) -> None:
+    """Keep float32 numbers in both halves, a parameter and what is beside it in its state."""
+    x = x.to(p.device, torch.float32)
+    local(p).copy_(upper(x))
+    rest = state.setdefault(Exact.key, torch.zeros_like(p, dtype=Exact.dtype))
+    local(rest).copy_(lower(x))

@@ -15,6 +15,7 @@ class Kahan(Nearest):
     begins, ends = "the compensation starts at zero", "its compensation is dropped"
 
     def move(self, i: int, target: Tensor, at: int | None, u: Tensor, a: float, b: float) -> None:
+        """Such an update comes whole: a is 1 and b is 0."""
         lost = self._beside(i, target, at)
         before, change = target.float(), lost - u.float()
         target.add_(change)

@@ -120,12 +120,6 @@ class Compiled(Runner):
             raise ValueError(f"captured: the steps of this chain differ on the host: {why}")
         self.captures, self.repeats = StepCapture(), None
 
-    @property
-    def replays(self) -> Repeats | None:
-        """The older name of `repeats`."""
-        warn("engine.replays is now engine.repeats")
-        return self.repeats
-
     def _refuse(self, why: str) -> None:
         if self.recorder is not None:
             raise Refused(why)
@@ -156,7 +150,6 @@ class CompiledSession:
         self.params: TensorList = Taped(tape, buffer=PARAMETERS, owned=False)
         self.grads: TensorList = Taped(tape, buffer=GRADIENTS, owned=False)
         self._form: Nearest | None = None  # that the parameters are kept in
-        self._beside: TensorList | None = None
         self._kept_state: dict[str, tuple[TensorList, TensorList, Stochastic]] = {}  # until settled
 
     @property
@@ -192,8 +185,8 @@ class CompiledSession:
     def keep(self, form: Nearest) -> None:
         self._form, tape = form, self._tape
         if form.beside:
-            self._beside = tape.record(form.beside, "beside")
-            tape.remainders = tape.hold(form.beside)
+            tape.beside = tape.hold(form.beside, "beside")
+            tape.lasting.add(tape.beside)
         if form.wide:
             self.params = Taped(tape, buffer=WIDE, owned=False)
 
@@ -250,7 +243,7 @@ class CompiledSession:
             Taped(self._tape, buffer=PARAMETERS).sub_(u)
         else:
             u = u if isinstance(u, Taped) else self.adopt(u.clone())
-            move(self._tape, self._form, self._beside, self.params.borrow(), u)
+            move(self._tape, self._form, self.params.borrow(), u)
         if isinstance(u, Taped):
             u.forget()
 

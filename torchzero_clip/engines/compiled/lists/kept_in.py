@@ -10,7 +10,7 @@ from torchzero_clip.core.formats import Kahan, Nearest, Stochastic
 from torchzero_clip.core.norms import NAMED
 from torchzero_clip.core.tensorlist import TensorList
 from torchzero_clip.engines.compiled.lists.memory import PARAMETERS
-from torchzero_clip.engines.compiled.lists.tape import BucketTape
+from torchzero_clip.engines.compiled.lists.tape import BucketTape, Taped
 
 
 def rounded(tape: BucketTape, value: int, form: Stochastic, dtype: torch.dtype) -> int:
@@ -21,24 +21,24 @@ def rounded(tape: BucketTape, value: int, form: Stochastic, dtype: torch.dtype) 
     return tape.node("round", operands, dtype)
 
 
-def move(tape: BucketTape, form: Nearest, beside: Any, w: TensorList, u: TensorList) -> None:
+def move(tape: BucketTape, form: Nearest, w: TensorList, u: TensorList) -> None:
     """w ← w - u, for lists of the tape."""
     dtype, wide, current = tape.buffers[PARAMETERS].dtype, w.to(torch.float32), tape.current
     if isinstance(form, Kahan):
-        change: Any = beside.to(torch.float32).sub(u)
+        change: Any = Taped(tape, buffer=tape.beside).to(torch.float32).sub(u)
         new: Any = wide.add(change).to(dtype)
         left: Any = change.add(wide.sub(new))
         finite = tape.node("isfinite", (("value", left.value),), torch.bool)
         zeros = tape._number(0.0)
         known = tape.node("where", (("value", left.value), ("value", finite), zeros), left.dtype)
-        current[beside.buffer] = tape.cast(known, torch.bfloat16)
+        current[tape.beside] = tape.cast(known, torch.bfloat16)
         current[PARAMETERS] = new.value
         return
     difference: Any = wide.sub(u)
     x = difference.value
     if form.wide:
         current[PARAMETERS] = tape.node("upper", (("value", x),), dtype)
-        current[tape.remainders] = tape.node("lower", (("value", x),), torch.int16)
+        current[tape.beside] = tape.node("lower", (("value", x),), torch.int16)
     elif isinstance(form, Stochastic):
         current[PARAMETERS] = rounded(tape, x, form, dtype)
     else:

@@ -57,7 +57,7 @@ class Memory(Nodes):
             self.read = _copy
             runner.recorder.open(self.buffers[GRADIENTS])
         self.elements: Elements | None = None  # of the parameters, where something is rounded
-        self.remainders = GRADIENTS  # the lower halves of the parameters, where there are some
+        self.beside = GRADIENTS  # what is kept beside the parameters, where something is
 
     def hold(self, tensors: Sequence[Tensor], name: Hashable = None) -> int:
         """The buffer of these tensors; those with a name are known from the step before."""

@@ -214,7 +214,7 @@ class BucketTape(Memory):
             return self.cast(self.load(GRADIENTS), torch.float32)
         if buffer not in self.current:
             if buffer == WIDE:
-                halves = ("value", self.load(PARAMETERS)), ("value", self.load(self.remainders))
+                halves = ("value", self.load(PARAMETERS)), ("value", self.load(self.beside))
                 loaded = self.node("wide_of", halves, torch.float32)
             else:
                 dtype = self.buffers[buffer].dtype

@@ -1,0 +1,52 @@
+"""Exact weights: the float32 weights behind bfloat16, out of a model and into one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch.nn import Module
+
+from torchzero_clip.core.sharding.layout import local
+from torchzero_clip.optimizer.averages import params_of, refuse
+from torchzero_clip.optimizer.rounding import in_model, split, tensors_of, weights_of
+
+
+@torch.no_grad()
+def exact_state_dict(optimizer: Any, model: Module) -> dict[str, Any]:
+    """The model's state dict with the float32 weights that rounding="exact" keeps.
+
+    Args:
+        model: The model that is trained.
+    """
+    _check("exact_state_dict", optimizer)
+    found = {p: weights_of(optimizer, p) for p in params_of(optimizer)}
+    return in_model("exact_state_dict", model, found)
+
+
+@torch.no_grad()
+def load_exact(optimizer: Any, model: Module, state: Mapping[str, Any]) -> None:
+    """Load float32 weights into a model in bfloat16, and what it cannot hold into the optimizer.
+
+    Args:
+        model: The model that is trained.
+        state: What `exact_state_dict` gave, or any state dict of the model in float32.
+    """
+    _check("load_exact", optimizer)
+    mine = set(params_of(optimizer))
+    tensors = tensors_of("load_exact", model, mine)
+    model.load_state_dict(state)
+    for key, p in tensors.items():
+        if p in mine and p.dtype == torch.bfloat16:
+            split(p, local(state[key]), optimizer.state[p])
+
+
+def _check(owner: str, optimizer: Any) -> None:
+    """Raise a sentence unless the parameters are the upper halves of the weights."""
+    refuse(optimizer, f"{owner}()", shown=True)
+    if optimizer.rounding != "exact":
+        raise ValueError(
+            f"{owner}: the optimizer was made with rounding={optimizer.rounding!r}, and keeps no "
+            "float32 weights behind the parameters: give rounding='exact'"
+        )
