@@ -1,6 +1,10 @@
 """What `rounding=` does for bfloat16 parameters: a thousand small steps, and a language model.
 
 python -m benchmarks.studies.rounding [--steps 400] [--seeds 3]
+python -m benchmarks.studies.rounding --time [--set vit] [--rounds 30]
+
+With --time compiled steps of a model in the shape of GPT-2 small alternate, of its parameters in
+bfloat16 with a rounding and with "nearest": the ratio of their times.
 """
 
 from __future__ import annotations
@@ -12,7 +16,9 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from torchzero_clip import LR, Adam, ClipNorm, Modular
+from benchmarks.step.shapes import SHAPES
+from benchmarks.studies.state_dtype import ratio
+from torchzero_clip import LR, Adam, ClipNorm, Modular, WeightDecay
 
 TEXT = Path(__file__).parents[2] / "examples" / "data" / "harbour.txt"
 CONTEXT, BATCH, WIDTH = 16, 32, 64
@@ -84,11 +90,33 @@ def language_model(
         return loss(windows[::8]).item()
 
 
+def times(shapes: str, rounding: str, rounds: int) -> str:
+    """The time of a compiled step over that of one with "nearest"."""
+    generator = torch.Generator().manual_seed(0)
+    opts = []
+    for kind in (rounding, "nearest"):
+        params = []
+        for shape in SHAPES[shapes]():
+            params.append(nn.Parameter(torch.randn(shape, generator=generator).div_(50).bfloat16()))
+            params[-1].grad = torch.randn(shape, generator=generator).bfloat16()
+        chain = ClipNorm(1.0, dim="global"), Adam(), WeightDecay(0.1), LR(1e-4)
+        opts.append(Modular(params, *chain, compile=True, rounding=kind))
+    return ratio(opts[0].step, opts[1].step, rounds)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--steps", type=int, default=400)
     parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--time", action="store_true")
+    parser.add_argument("--set", choices=SHAPES, default="gpt2", help="of the shapes to time")
+    parser.add_argument("--rounds", type=int, default=30, help="of steps that are timed")
     args = parser.parse_args()
+    if args.time:
+        print("| rounding | of the time of nearest |\n|---|---|")
+        for rounding in ("exact", "kahan", "stochastic"):
+            print(f"| {rounding} | {times(args.set, rounding, args.rounds)} |", flush=True)
+        return
     print("| weights | 1000 steps of 1e-4 from 1 to 0.9 | loss of the language model |")
     print("|---|---|---|")
     for name, (dtype, rounding) in RUNS.items():
