@@ -5,6 +5,7 @@ from torchzero_clip.audit.clipping import audit_clip
 from torchzero_clip.audit.device import fake_cuda, twin
 from torchzero_clip.audit.findings import Finding
 from torchzero_clip.audit.ledger import Ledger, NeedsValues, Request, ledgers, lines, same
+from torchzero_clip.audit.lost import Lost
 from torchzero_clip.audit.step_audit import StepReport, assert_no_waits, audit
 
 __all__ = [
@@ -12,6 +13,7 @@ __all__ = [
     "ClipRow",
     "Finding",
     "Ledger",
+    "Lost",
     "NeedsValues",
     "Request",
     "StepReport",

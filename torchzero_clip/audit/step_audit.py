@@ -23,6 +23,7 @@ from torchzero_clip.attach import Attached
 from torchzero_clip.audit.device import fake_cuda, twin
 from torchzero_clip.audit.findings import Finding, changes, loops, memory, refusals, short, waits
 from torchzero_clip.audit.ledger import Ledger, NeedsValues
+from torchzero_clip.audit.lost import Lost, lost_in
 
 STEPS = 3
 HAND = "clip_grad_norm_ and AdamW(fused=True)"
@@ -49,6 +50,8 @@ class StepReport:
         on_gpu: The lines that waited on the GPU that is here, by torch's own mode for that; None
             where there is none.
         beside: The same of `clip_grad_norm_` and a fused AdamW.
+        lost: What rounding loses of a step, done on the CPU by twins in float32 too; None where no
+            parameter is in half precision, or has values.
     """
 
     name: str
@@ -60,6 +63,7 @@ class StepReport:
     ended: str = ""
     on_gpu: list[str] | None = None
     beside: StepReport | None = None
+    lost: Lost | None = None
 
     def of(self, *kinds: str) -> list[Finding]:
         """The findings of these kinds."""
@@ -88,6 +92,8 @@ class StepReport:
         told += _section("It costs:", self.of("loop", "memory"))
         if self.ended:
             told.append(f"Nothing more was seen: {self.ended}.")
+        if self.lost is not None:
+            told.append(str(self.lost))
         if self.on_gpu is not None:
             told += _section("On the GPU here torch saw it wait:", self.on_gpu)
         return "\n".join(told if self.beside is None else [*told, f"Beside: {self.beside._line()}"])
@@ -117,7 +123,8 @@ def _size(count: float) -> str:
 
 
 def audit(make: Callable[[Any], Any], params: Any) -> StepReport:
-    """What a step asks of a GPU: where it waits, and what keeps it from a CUDA graph.
+    """What a step asks of a GPU: where it waits, and what keeps it from a CUDA graph. Of parameters
+    in half precision also the share of updates that rounding loses.
 
     Args:
         make: Called with fake twins of the parameters, which have gradients; returns an optimizer,
@@ -143,7 +150,7 @@ def audit(make: Callable[[Any], Any], params: Any) -> StepReport:
         raise ValueError("audit: there are no parameters to make twins of")
     seen = on_gpu(make, rows) if torch.cuda.is_available() else None
     hand = replace(trial(by_hand, rows), name=HAND)
-    return replace(trial(make, rows), on_gpu=seen, beside=hand)
+    return replace(trial(make, rows), on_gpu=seen, beside=hand, lost=lost_in(make, rows))
 
 
 def assert_no_waits(make: Callable[[Any], Any], params: Any) -> None:
