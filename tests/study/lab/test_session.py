@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from torchzero_clip import Trace, replay
+from torchzero_clip import LR, ClipNorm, Modular, Recorder, Trace, replay
 from torchzero_clip.study.lab import session as session_of
 from torchzero_clip.study.lab import walks
 from torchzero_clip.study.lab.session import LabSession, number, packed, recorded, spelt
@@ -279,3 +279,21 @@ def test_a_line_without_an_end_is_said_unless_the_run_is_on_its_way(
     assert session.run(0, 0)["steps"] == steps
     following = LabSession(path, follow=True)
     assert (following.run(0, 0)["notes"], following.run(0, 0)["steps"]) == ([], 5)
+
+
+def test_what_rounding_lost_in_a_recorded_run_is_told(tmp_path: Path) -> None:
+    params = [torch.nn.Parameter(torch.tensor([1.0, 1.0, 1.0, 2.0**-10]).bfloat16())]
+    opt = Modular(params, ClipNorm(9.0), LR(1e-4), rounding="nearest")
+    recorder = Recorder(opt)
+    for i in range(6):
+        params[0].grad = torch.ones_like(params[0])
+        params[0].grad[: 3 - i % 2] *= i % 3  # steps move 1 or 2 entries, or all four
+        opt.step()
+    recorder.to_csv(tmp_path / "run.csv")
+    history = recorder.history()
+    moving, share = (torch.tensor(history[f"rounding/{x}"]) for x in ("moving", "lost"))
+    told = LabSession(tmp_path / "run.csv").run(0, 0)
+    known = moving[1:]  # metrics begin to be measured behind the first call
+    assert told["lost"] == pytest.approx(((share * moving)[1:].sum() / known.sum()).item())
+    assert 0.5 < told["lost"] < 0.8
+    assert "lost" not in LabSession(a_file(tmp_path, norms(20), "other.csv")).run(0, 0)

@@ -80,7 +80,8 @@ async function read(version) {
     `${told.steps.toLocaleString("en")} rows${follow}${row}${told.units > 1 ? ` of ${told.units} tensors` : ""}. ` +
     `The median norm is ${labShort(told.median)}, 99 % are below ${labShort(told.high)}, ` +
     `the largest is ${labShort(told.largest)}.` +
-    (told.broken ? ` ${told.broken.toLocaleString("en")} are infinite or no number.` : "");
+    (told.broken ? ` ${told.broken.toLocaleString("en")} are infinite or no number.` : "") +
+    (told.lost ? ` Rounding lost ${labShort(100 * told.lost)} % of the updates, since weights are in half precision.` : "");
   $("columns-label").hidden = told.columns.length < 2;
   options($("columns"), told.columns, told.column);
   if (anew || all || view.to > run.steps) whole();

@@ -134,6 +134,8 @@ class LabSession:
         if len(good):
             places = {"median": 0.5, "high": 0.99, "largest": 1.0}
             facts |= {name: good[int(q * (len(good) - 1))].item() for name, q in places.items()}
+        if {"rounding/lost", "rounding/moving"} <= trace.logged.keys():
+            facts["lost"] = lost(trace.logged["rounding/lost"], trace.logged["rounding/moving"])
         catalogue = [] if start else [repr(rule) for rule in rules.catalogue(trace)]
         return {
             **told,
@@ -235,6 +237,12 @@ def recorded() -> dict[str, Path]:
     folders = [RUNS] if RUNS.is_dir() else [CLONE / "traces", CLONE / "troubles"]
     files = [path for folder in folders for path in sorted(folder.glob("*.csv.gz"))]
     return {path.name.partition(".")[0]: path for path in files}
+
+
+def lost(share: Tensor, moving: Tensor) -> float:
+    """Of all updates of a run the share that rounding lost."""
+    moves = moving.nan_to_num()
+    return ((share.nan_to_num() * moves).sum() / moves.sum().clamp(min=1.0)).item()
 
 
 def alike(some: Trace, other: Trace) -> bool:
