@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import statistics
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -62,32 +63,49 @@ class Writer(nn.Module):
         return self.out(self.norms[2](h))
 
 
-def language_model(
-    dtype: torch.dtype, rounding: str, seed: int = 0, steps: int = 400, lr: float = 3e-4
-) -> float:
-    """The loss of a small model at the end of training, on all windows of the text."""
+def windows() -> tuple[Tensor, int]:
+    """All windows of the text, and how many letters there are."""
     text = TEXT.read_text()
     letters = sorted(set(text))
-    windows = torch.tensor([letters.index(c) for c in text]).unfold(0, CONTEXT + 1, 1)
+    return torch.tensor([letters.index(c) for c in text]).unfold(0, CONTEXT + 1, 1), len(letters)
+
+
+def loss_of(model: nn.Module, rows: Tensor) -> Tensor:
+    logits = model(rows[:, :-1]).float()
+    return nn.functional.cross_entropy(logits.flatten(0, 1), rows[:, 1:].flatten())
+
+
+def training(
+    dtype: torch.dtype, rounding: str, seed: int, lr: float
+) -> tuple[nn.Module, Callable[[], None]]:
+    """A small model, and what does its next step."""
+    text, letters = windows()
     torch.manual_seed(seed)
-    model = Writer(len(letters)).to(dtype)
+    model = Writer(letters).to(dtype)
     opt = Modular(
         model.parameters(), ClipNorm(1.0, dim="global"), Adam(), LR(lr), rounding=rounding
     )
     generator = torch.Generator().manual_seed(seed)
 
-    def loss(rows: Tensor) -> Tensor:
-        logits = model(rows[:, :-1]).float()
-        return nn.functional.cross_entropy(logits.flatten(0, 1), rows[:, 1:].flatten())
-
-    for _ in range(steps):
-        rows = torch.randint(len(windows), (BATCH,), generator=generator)
+    def step() -> None:
+        rows = torch.randint(len(text), (BATCH,), generator=generator)
         opt.zero_grad()
-        loss(windows[rows]).backward()
+        loss_of(model, text[rows]).backward()
         opt.step()
+
+    return model, step
+
+
+def language_model(
+    dtype: torch.dtype, rounding: str, seed: int = 0, steps: int = 400, lr: float = 3e-4
+) -> float:
+    """The loss of a small model at the end of training, on all windows of the text."""
+    model, step = training(dtype, rounding, seed, lr)
+    for _ in range(steps):
+        step()
     model.float()  # what the weights are worth, whatever arithmetic they were trained in
     with torch.no_grad():
-        return loss(windows[::8]).item()
+        return loss_of(model, windows()[0][::8]).item()
 
 
 def times(shapes: str, rounding: str, rounds: int) -> str:

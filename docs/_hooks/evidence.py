@@ -2,7 +2,7 @@
 
 A page asks with `<!-- atlas: table -->`, `troubles`, `settings` or `sentences`, with
 `<!-- suites: table -->` or `causes`, `<!-- clips: table -->` or `causes`, `<!-- waits: table -->`,
-`<!-- matrices: table -->`, with
+`<!-- matrices: table -->`, `<!-- moved: picture -->`, with
 `<!-- replay: traces -->`, `defaults` or the name of a trace for a picture, or with
 `<!-- guide: … -->` and a name that `python -m benchmarks.guide --table` prints, or `picture_` and a
 trouble; with `<!-- averages: … -->` and a task; with `<!-- private: names -->` for names that torch
@@ -26,7 +26,7 @@ from pathlib import Path
 DOCS = Path(__file__).parents[1]
 RESULTS = DOCS.parent / "benchmarks" / "results"
 ASKED = re.compile(
-    r"^<!-- (atlas|replay|guide|averages|suites|clips|waits|matrices|private): (\w+) -->$",
+    r"^<!-- (atlas|replay|guide|averages|suites|clips|waits|matrices|moved|private): (\w+) -->$",
     re.MULTILINE,
 )
 NUMBER = re.compile(r"<!-- (effect|mean|cell|alarms): (.+?) -->")
@@ -101,6 +101,10 @@ def matrices(wanted):
     return getattr(module("benchmarks.studies.matrices"), wanted)()
 
 
+def moved(wanted):
+    return getattr(module("benchmarks.studies.moved_weights"), wanted)()
+
+
 def effect(*wanted):
     report = module("benchmarks.guide.report")
     return str(report.compare(report.results())[wanted])
@@ -143,6 +147,7 @@ KINDS = {
     "clips": clips,
     "waits": waits,
     "matrices": matrices,
+    "moved": moved,
     "private": private,
 }
 
