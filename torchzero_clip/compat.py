@@ -10,18 +10,22 @@ from __future__ import annotations
 import functools
 import math
 import types
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
 
 from torchzero_clip.core import TensorList, Units
 from torchzero_clip.core.decision import decide
+from torchzero_clip.core.gradients import USUAL, GradPlace
 from torchzero_clip.core.outside import warn
 from torchzero_clip.core.private import traced
 from torchzero_clip.core.sharding.layout import Layout, full, layout_of
 from torchzero_clip.grads import Params, apply, buckets_of, listed
 from torchzero_clip.modules.clipping import ClipNorm, ClipValue
+
+Where: TypeAlias = "str | Callable[[Tensor], Tensor | None]"
 
 __all__ = ["clip_grad_norm_", "clip_grad_value_", "clip_grads_with_norm_", "get_total_norm"]
 
@@ -35,6 +39,7 @@ def clip_grad_norm_(
     foreach: bool | None = None,
     *,
     process_group: Any = None,
+    grad: Where = "grad",
 ) -> Tensor:
     """Clip the norm of all gradients together, as `torch.nn.utils.clip_grad_norm_` does.
 
@@ -51,6 +56,7 @@ def clip_grad_norm_(
         foreach: Taken for torch's sake; there is one implementation.
         process_group: Processes that hold other parameters of the same model, the stages of a
             pipeline: the norm is that of all.
+        grad: Where gradients are, if not in `.grad`, as for `Modular`: "main_grad", or a function.
 
     Returns:
         The norm before clipping, a 0-dim tensor on the device and of the dtype of the gradients;
@@ -67,24 +73,29 @@ def clip_grad_norm_(
     params, order = listed(parameters), float(norm_type)
     if not params and isinstance(parameters, types.GeneratorType):
         warn("`parameters` is an empty generator, no gradient clipping will occur.")
-    grads = [p.grad for p in params if p.grad is not None]
+    place = GradPlace(grad)
+    grads = [g for g in map(place.of, params) if g is not None]
     if not grads and process_group is not None:
         params = grads = [_nothing(params)]  # the others wait for the norm of what is here
+        place = USUAL
     if not grads:
         return torch.tensor(0.0)
     rule = ClipNorm(float(max_norm), ord=abs(order), dim="global", target="grad")
-    total = _clip(rule, params, grads, order, error_if_nonfinite, process_group)
+    total = _clip(rule, params, grads, order, error_if_nonfinite, process_group, place)
     return total if process_group is not None else _on_mesh(total, grads)
 
 
 @torch.no_grad()
-def clip_grad_value_(parameters: Params, clip_value: float, foreach: bool | None = None) -> None:
+def clip_grad_value_(
+    parameters: Params, clip_value: float, foreach: bool | None = None, *, grad: Where = "grad"
+) -> None:
     """Clamp every entry of the gradients, as `torch.nn.utils.clip_grad_value_` does.
 
     Args:
         parameters: One tensor, or an iterable of them.
         clip_value: The largest magnitude allowed.
         foreach: Taken for torch's sake; there is one implementation.
+        grad: Where gradients are, if not in `.grad`, as for `Modular`: "main_grad", or a function.
 
     Example:
         >>> import torch
@@ -93,7 +104,7 @@ def clip_grad_value_(parameters: Params, clip_value: float, foreach: bool | None
         >>> model(torch.randn(64, 10)).square().mean().backward()
         >>> compat.clip_grad_value_(model.parameters(), 0.5)
     """
-    apply(ClipValue(float(clip_value), target="grad"), parameters)
+    apply(ClipValue(float(clip_value), target="grad"), parameters, GradPlace(grad))
 
 
 @torch.no_grad()
@@ -131,7 +142,12 @@ def get_total_norm(
 
 @torch.no_grad()
 def clip_grads_with_norm_(
-    parameters: Params, max_norm: float, total_norm: Tensor, foreach: bool | None = None
+    parameters: Params,
+    max_norm: float,
+    total_norm: Tensor,
+    foreach: bool | None = None,
+    *,
+    grad: Where = "grad",
 ) -> None:
     """Clip gradients whose norm is known, as `torch.nn.utils.clip_grads_with_norm_` does.
 
@@ -141,6 +157,7 @@ def clip_grads_with_norm_(
         total_norm: The norm, as `get_total_norm` gives it; gradients within the limit by it keep
             every bit.
         foreach: Taken for torch's sake; there is one implementation.
+        grad: Where gradients are, if not in `.grad`, as for `Modular`: "main_grad", or a function.
 
     Example:
         >>> import torch
@@ -151,7 +168,7 @@ def clip_grads_with_norm_(
         >>> compat.clip_grads_with_norm_(model.parameters(), 1.0, total)
     """
     rule = ClipNorm(float(max_norm), dim="global", target="grad")
-    if buckets := buckets_of(rule, parameters):
+    if buckets := buckets_of(rule, parameters, place=GradPlace(grad)):
         units = rule.units(buckets)
         norm = full(torch.as_tensor(total_norm)).to(units.home, units.dtype).reshape(1)
         rule.apply(units, decide(rule, norm, {}, units.live(), units))
@@ -165,9 +182,10 @@ def _clip(
     order: float,
     error_if_nonfinite: bool,
     process_group: Any,
+    place: GradPlace,
 ) -> Tensor:
     """Clip by the rule; returns the norm of this order before."""
-    given = order, error_if_nonfinite, process_group
+    given = order, error_if_nonfinite, process_group, place
     units, norm, total = _measured(rule, params, grads, *given)
     rule.apply(units, decide(rule, norm, {}, units.live(), units))
     return total
@@ -181,9 +199,10 @@ def _measured(
     order: float,
     error_if_nonfinite: bool,
     process_group: Any = None,
+    place: GradPlace = USUAL,
 ) -> tuple[Units, Tensor, Tensor]:
     """The gradients as units, their norm of this order as units have it, and as torch gives it."""
-    units = rule.units(buckets_of(rule, params, process_group))
+    units = rule.units(buckets_of(rule, params, process_group, place))
     norm = units.norm() if order >= 0 else _negative(units)
     total = norm[0].to(grads[0].device, _dtype_of(grads))
     if error_if_nonfinite and not _finite(total, order):

@@ -28,7 +28,7 @@ from torchzero_clip.core import (
 )
 from torchzero_clip.core.chain import refuse_complex
 from torchzero_clip.core.decision import Cells, Decision, decide
-from torchzero_clip.core.gradients import plain
+from torchzero_clip.core.gradients import USUAL, GradPlace, plain
 from torchzero_clip.core.link import Link
 from torchzero_clip.core.outside import warn
 from torchzero_clip.core.private import traced
@@ -254,7 +254,9 @@ def listed(params: Params) -> list[Tensor]:
     return [params] if isinstance(params, Tensor) else list(dict.fromkeys(params))
 
 
-def buckets_of(rule: Transform, params: Params, process_group: Any = None) -> list[Bucket]:
+def buckets_of(
+    rule: Transform, params: Params, process_group: Any = None, place: GradPlace = USUAL
+) -> list[Bucket]:
     """The gradients as the rule sees them."""
     if getattr(rule, "scope", None) == "layer":
         raise ValueError(
@@ -265,15 +267,15 @@ def buckets_of(rule: Transform, params: Params, process_group: Any = None) -> li
     refuse_flat(tensors)
     link, defaults = (_alone if torch.compiler.is_compiling() else _known_alone)(rule)
     group = {"params": tensors, "chain": {}, **defaults}
-    with Step([group], None, {}, AT_ONCE, process_group) as step:
+    with Step([group], None, {}, AT_ONCE, process_group, place=place) as step:
         buckets = in_buckets(step)
     return [bucket.seen_by(link) for bucket in buckets]
 
 
 @traced
-def apply(rule: Transform, params: Params) -> bool:
+def apply(rule: Transform, params: Params, place: GradPlace = USUAL) -> bool:
     """Apply a rule that needs no other; returns whether there were gradients."""
-    buckets = buckets_of(rule, params)
+    buckets = buckets_of(rule, params, place=place)
     for bucket in buckets:
         refuse_complex(bucket)
     if buckets:

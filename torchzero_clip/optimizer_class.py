@@ -21,6 +21,7 @@ OPTIONS = {
     "rounding": None,
     "state_dtype": "float32",
     "process_group": None,
+    "grad": "grad",
 }
 
 

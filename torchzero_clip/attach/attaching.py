@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.optim import Optimizer
 
 from torchzero_clip.attach.handle import KEY, Attached
@@ -20,6 +22,7 @@ def attach(
     process_group: Any = None,
     in_checkpoint: bool = False,
     after: Transform | None = None,
+    grad: str | Callable[[Tensor], Tensor | None] = "grad",
 ) -> Attached:
     """Put transforms in front of any optimizer: they rewrite `.grad` before each of its steps.
 
@@ -38,6 +41,7 @@ def attach(
         after: A link with weights for evaluation, as `WeightEMA(0.999)`, or a Chain of such: it
             runs behind each step of the optimizer, at the weights that this has left; compiled in
             one kernel of its own.
+        grad: Where the gradients are that the optimizer reads, as for `Modular`.
 
     Returns:
         A handle with `param_groups` (live values, one group for each of the optimizer's),
@@ -73,6 +77,7 @@ def attach(
     if not transforms:
         raise ValueError("attach: give at least one transform, as in attach(optimizer, ZClip())")
     more: Any = {"process_group": process_group, "in_checkpoint": in_checkpoint, "after": after}
+    more["grad"] = grad
     handle = Attached(optimizer, *transforms, compile=compile, **more)
     if in_checkpoint and KEY not in optimizer.state_dict():
         handle.remove()

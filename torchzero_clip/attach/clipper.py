@@ -32,6 +32,8 @@ class Clipper(Modular):
         *transforms: The chain, first to last.
         compile: As for `Modular`: one kernel for what stands between two norms.
         process_group: Processes that hold other parameters of the same model, as for `Modular`.
+        grad: Where gradients are, as for `Modular`. Those that become None in `.grad` become zeros
+            elsewhere.
 
     Example:
         >>> import torch
@@ -44,7 +46,7 @@ class Clipper(Modular):
         >>> optimizer.step()
     """
 
-    _options: Mapping[str, Any] = {"compile": False}
+    _options: Mapping[str, Any] = {"compile": False, "grad": "grad"}
     _makes_steps = False
 
     def __init__(
@@ -53,9 +55,10 @@ class Clipper(Modular):
         *transforms: Transform,
         compile: bool = False,
         process_group: Any = None,
+        grad: str | Callable[[Tensor], Tensor | None] = "grad",
     ) -> None:
-        more: Any = {"fused": False, "compile": compile, "process_group": process_group}
-        super().__init__(params, *transforms, **more)
+        more: Any = {"compile": compile, "process_group": process_group, "grad": grad}
+        super().__init__(params, *transforms, fused=False, **more)
 
     @torch.no_grad()
     @traced
@@ -76,7 +79,7 @@ class Clipper(Modular):
         if waiting := record.pop(WAITING):
             step.notes.host("gradients are left out on the host: p.requires_grad_(False)")
         for p in waiting:
-            p.grad = None
+            self.place.drop(p)
         return record
 
     def _start(self, step: Step) -> list[Bucket]:
@@ -103,12 +106,12 @@ class Clipper(Modular):
             rows = zip(bucket.originals, bucket.cohort.layouts, bucket.update, strict=True)
             for p, layout, u in rows:
                 step.record[WAITING].discard(p)
-                if p.grad is None:
+                if (grad := self.place.of(p)) is None:
                     step.notes.made("a gradient is made, once")
                     new = u.to(p.dtype, copy=True)
                     p.grad = new if layout is None else layout.wrap(new)
-                elif u is not (grad := local(p.grad)):
-                    grad.copy_(u)
+                elif u is not (part := local(grad)):
+                    part.copy_(u)
 
     def _warn_of_none(self) -> None:
         given = any([group["params"] for group in self.param_groups])

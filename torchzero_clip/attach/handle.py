@@ -41,18 +41,18 @@ class Attached(Clipper):
         process_group: Any = None,
         in_checkpoint: bool = False,
         after: Transform | None = None,
+        grad: Any = "grad",
     ) -> None:
         self._optimizer = weakref.ref(optimizer)
-        self.after = (
-            None if after is None else Behind(optimizer.param_groups, after, compile=compile)
-        )
+        more: Any = {"compile": compile, "grad": grad}
+        self.after = None if after is None else Behind(optimizer.param_groups, after, **more)
         self._in_checkpoint = in_checkpoint
         self._foreign = frozenset(optimizer.defaults)
         links = bind(Chain(*transforms))
         refuse_step("attach", links)
         names = GroupKeys(links)
         groups = [self._own_keys(group, names) for group in optimizer.param_groups]
-        super().__init__(groups, *transforms, compile=compile, process_group=process_group)
+        super().__init__(groups, *transforms, process_group=process_group, **more)
         # GradScaler hands scaled gradients to optimizers that say they can unscale them
         self._scales = optimizer.__dict__.get("_step_supports_amp_scaling")
         if getattr(optimizer, "_step_supports_amp_scaling", False):

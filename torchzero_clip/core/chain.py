@@ -91,17 +91,22 @@ def send(link: Link, buckets: list[Bucket], init: bool = False) -> list[Bucket]:
     if not (buckets and link.transforms):
         return buckets
     seen = [part for bucket in buckets for part in bucket.seen_by(link).alike()]
+    clips = getattr(link.transform, "clips", False)  # a group may say that it is left out
+    idle = [bucket for bucket in seen if not bucket.cohort.clips] if clips else []
+    seen = [bucket for bucket in seen if bucket.cohort.clips] if idle else seen
     for bucket in seen:
         if link.transform.complex == "refuse":
             refuse_complex(bucket)
         bucket.make_state()
+    if not seen:
+        return idle
     if link.numbered:
         numbered(seen, advance=not init)
     acts: Transform = link.acts
     buckets = acts.prepare(seen) if init else acts.step(seen)
     for bucket in seen if link.narrow else ():
         bucket.session.settle(link.path)
-    return buckets
+    return [*buckets, *idle]
 
 
 def refuse_complex(bucket: Bucket) -> None:

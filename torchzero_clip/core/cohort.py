@@ -20,6 +20,8 @@ Grads: TypeAlias = "Sequence[Any] | dict[int, Any]"
 """The gradients of a group by the places of their parameters."""
 StateNames: TypeAlias = "tuple[dict[str, bool], list[int]]"
 """Names of state, with a flag where it has the shape of its parameter, and whose they are."""
+TAG = "grad_norm_group"
+"""An attribute of parameters, as Megatron-LM sets it, that counts as a `norm_group` of its own."""
 
 
 class Cohort:
@@ -31,6 +33,8 @@ class Cohort:
         names: The name of each parameter, or None.
         params: The parameters as the optimizer holds them, whole or sharded.
         grad_dtype: The dtype of their gradients.
+        clips: What their group says under "clip": whether norm rules look at them.
+        norm_group: The name of those with which they share one norm, where it is not all.
     """
 
     def __init__(
@@ -40,7 +44,10 @@ class Cohort:
         names: Sequence[str | None],
         params: Sequence[Tensor],
         grad_dtype: torch.dtype,
+        clips: bool = True,
+        norm_group: str | None = None,
     ) -> None:
+        self.clips, self.norm_group = clips, norm_group
         self.index, self.places, self.names = index, list(places), list(names)
         self.originals, self.plain = list(params), all_plain(params)
         self.layouts: list[Layout | None] = list(map(layout_of, params))
@@ -118,7 +125,8 @@ class Cohort:
         """The cohort of some of the parameters."""
         places, names = [self.places[i] for i in where], [self.names[i] for i in where]
         params = [self.originals[i] for i in where]
-        return Cohort(self.index, places, names, params, self.grad_dtype)
+        kind = self.grad_dtype, self.clips, self.norm_group
+        return Cohort(self.index, places, names, params, *kind)
 
     def of(self, row: Grads) -> Sequence[Any]:
         """Of the values for every parameter of the group those of these."""
@@ -131,7 +139,7 @@ class Roster:
     """The cohorts of the groups, and values made of them once, while the parameters stay."""
 
     def __init__(self) -> None:
-        self._known: dict[int, tuple[list[int], list[Cohort]]] = {}
+        self._known: dict[int, tuple[Any, list[Cohort]]] = {}
         self._made: dict[Hashable, Any] = {}
 
     def of(
@@ -154,10 +162,11 @@ class Roster:
         where = [i for i, grad in rows if grad is not None]
         if torch.compiler.is_compiling():
             return _divided(index, group, grads, where)
+        asked = where, group.get("clip"), group.get("norm_group")
         known, cohorts = self._known.get(index, (None, []))
-        if known != where or not all([cohort.same(group, grads) for cohort in cohorts]):
+        if known != asked or not all([cohort.same(group, grads) for cohort in cohorts]):
             cohorts = _divided(index, group, grads, where)
-            self._known[index] = where, cohorts
+            self._known[index] = asked, cohorts
             self._made.clear()
         return cohorts
 
@@ -186,10 +195,20 @@ def _divided(
     params = group["params"]
     names = group.get("param_names") or [None] * len(params)
     _check_grads(index, group, grads, where)
-    kinds = [(params[i].device, params[i].dtype, grads[i].dtype) for i in where]
+    clips, joint = group.get("clip", True), group.get("norm_group")
+    tags = [getattr(p, TAG, None) or joint for p in params]
+    kinds = [(params[i].device, params[i].dtype, grads[i].dtype, tags[i]) for i in where]
     every = [[where[k] for k in some] for some in batches(kinds)]
     return [
-        Cohort(index, x, [names[i] for i in x], [params[i] for i in x], grads[x[0]].dtype)
+        Cohort(
+            index,
+            x,
+            [names[i] for i in x],
+            [params[i] for i in x],
+            grads[x[0]].dtype,
+            clips,
+            tags[x[0]],
+        )
         for x in every
     ]
 

@@ -18,7 +18,7 @@ from torchzero_clip.core.bounds import Within
 from torchzero_clip.core.names import hint
 from torchzero_clip.core.values import equal, is_default, python_number, shown
 
-RESERVED = frozenset({"params", "param_names", "grads", "chain"})
+RESERVED = frozenset({"params", "param_names", "grads", "chain", "clip", "norm_group"})
 
 
 @dataclass_transform(eq_default=False, field_specifiers=(dataclasses.field,))

@@ -27,6 +27,7 @@ class Division:
         scope: The kind of unit: None each tensor, "layer", "group", "global", else slices.
         dims: The dims that the slices of a tensor run along, where units are slices.
         name: The name of the rule in errors.
+        named: The norm that each group shares, where some do not share that of all.
     """
 
     def __init__(
@@ -35,6 +36,7 @@ class Division:
         scope: Any,
         dims: Callable[[Tensor], tuple[int, ...]] | None,
         name: str,
+        named: Sequence[str | None] = (),
     ) -> None:
         self.cohorts, self.scope, self.name = cohorts, scope, name
         self.home = cohorts[0].device
@@ -50,6 +52,8 @@ class Division:
         self.dims: list[Any] = [None] * len(groups)  # of each tensor those along its slices
         self.lengths: list[int] | None = None  # how many units each tensor is, where it is several
         self.layers: dict[str, int] = {}
+        self.norm_groups: list[str | None] = [None]  # of each unit, where the scope is all
+        self._named = named
         self.rows: dict[Cohort, SliceRows] = {}  # the slices
         self._known: dict[Hashable, Tensor] = {}
         self.vectors: list[Tensor] = []  # those, which are kept from step to step
@@ -63,7 +67,7 @@ class Division:
     def _join(self, groups: list[int]) -> None:
         """Number the units of whole tensors."""
         self.unit_of = {
-            "global": lambda: [0] * len(groups),
+            "global": self._norm_groups,
             "group": lambda: groups,
             "layer": self._layers,
         }.get(self.scope, lambda: list(range(len(groups))))()
@@ -77,7 +81,19 @@ class Division:
         self.columns = [i for row in members for i in row + [-1] * (self.width - len(row))]
         self.entries = [0 if i < 0 else numel[i] for i in self.columns]
         joint = {"group": [self.indexes[g] for g in self.first_group], "global": [0]}
+        if self.count > 1 and self.scope == "global":
+            joint["global"] = [self._position(name) for name in self.norm_groups]
         self.positions = joint.get(self.scope)  # the group of each unit that may be in many ranks
+
+    def _norm_groups(self) -> list[int]:
+        """The unit of each tensor where the scope is all: one, unless some have their own norm."""
+        names = [x.norm_group if self._named else None for x in self.cohorts for _ in x.places]
+        self.norm_groups = list(dict.fromkeys(names))
+        return [self.norm_groups.index(name) for name in names]
+
+    def _position(self, name: str | None) -> int:
+        """The first group that shares this norm, which is the same on all ranks."""
+        return self._named.index(name) if name in self._named else len(self._named)
 
     def _layers(self) -> list[int]:
         """The layer of each tensor, by the order in which layers come."""
@@ -159,6 +175,10 @@ class Division:
 
     def ids(self, groups: Sequence[Mapping[str, Any]]) -> UnitIds:
         """The identity of the units, in these groups."""
+        if self.scope == "global" and self.norm_groups != [None]:
+            labels = [name or "all others" for name in self.norm_groups]
+            named = enumerate(zip(self.first_group, labels, strict=True), 1)
+            return UnitIds(tuple([(self.indexes[g], (-i,), (label,)) for i, (g, label) in named]))
         if self.scope in ("group", "global"):
             rows = tuple([(g, (-1,), (f"group {g}",)) for g in self.indexes])
             return UnitIds(rows, one_norm=self.scope == "global")

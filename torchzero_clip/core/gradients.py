@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import operator
 from bisect import bisect_left
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TypeAlias
 
 import torch
@@ -19,22 +19,80 @@ Spans: TypeAlias = "tuple[list[int], list[int]]"
 """The addresses at which tensors begin, and at which they end."""
 
 
+class GradPlace:
+    """The place of the gradients of parameters.
+
+    Args:
+        given: The name of their attribute, or a function that gives that of a parameter. Where it
+            is None or missing, `.grad` counts.
+    """
+
+    def __init__(self, given: str | Callable[[Tensor], Tensor | None] = "grad") -> None:
+        if not (callable(given) or (isinstance(given, str) and given.isidentifier())):
+            raise TypeError(
+                "grad must be the name of an attribute of parameters, as 'main_grad', or a "
+                f"function that gives the gradient of one, got {given!r}"
+            )
+        self.given, self.usual = given, given == "grad"
+        self.of: Callable[[Tensor], Tensor | None] = self._of
+        if self.usual:
+            self.of = operator.attrgetter("grad")
+
+    def own(self, p: Tensor) -> Tensor | None:
+        """The gradient of a parameter that is not in `.grad`."""
+        if callable(self.given):
+            return self.given(p)
+        return None if self.usual else getattr(p, self.given, None)
+
+    def _of(self, p: Tensor) -> Tensor | None:
+        found = self.own(p)
+        return p.grad if found is None else found
+
+    def put(self, p: Tensor, grad: Tensor) -> None:
+        """Have another tensor be the gradient of a parameter."""
+        if self.own(p) is None:
+            p.grad = grad
+        elif isinstance(self.given, str):
+            setattr(p, self.given, grad)
+        else:
+            raise RuntimeError(
+                f"{self.given!r} gives a gradient whose memory a rule cannot write: give one whose "
+                "entries lie apart, in memory that is not the parameter's"
+            )
+
+    def drop(self, p: Tensor) -> None:
+        """Let go of a gradient: None in `.grad`, and zeros elsewhere, where the memory stays."""
+        p.grad = None
+        self.zero([p])
+
+    def zero(self, params: Iterable[Tensor]) -> None:
+        """Fill gradients that are not in `.grad` with zeros."""
+        for found in () if self.usual else map(self.own, params):
+            if found is not None:
+                found.detach().zero_()
+
+
+USUAL = GradPlace()
+
+
 class StepGradients:
     """The gradients of a step, which are read as they were when it began.
 
     Copied are those that torch negates or conjugates when they are read, those of which several
     entries lie in one place, and those in the memory of a parameter that moves. They stay as they
-    are, unless a link is going to write them: then `p.grad` is the copy from there on.
+    are, unless a link is going to write them: then the copy is the gradient from there on.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, place: GradPlace = USUAL) -> None:
+        self._place = place
         self._copies: dict[Tensor, Tensor] = {}
         self.shared = False  # whether some share memory, and must be worked on in turn
 
     def of(self, rows: Sequence[Sequence[Tensor]], moves: bool) -> list[list[Tensor | None]]:
         """The gradients of rows of parameters, all that the step `moves` where it does."""
-        found = [aligned_grads(params) for params in rows]
-        params = [p for row in rows for p in row if p.grad is not None]
+        found = [aligned_grads(params, self._place) for params in rows]
+        pairs = [x for some in zip(rows, found, strict=True) for x in zip(*some, strict=True)]
+        params = [p for p, grad in pairs if grad is not None]
         grads: list[Tensor] = [grad for row in found for grad in row if grad is not None]
         whole = not torch.compiler.is_compiling() and all_plain([*params, *grads])
         if not (whole and {torch.strided}.issuperset(map(LAYOUT, grads))):  # sparse are refused
@@ -51,15 +109,14 @@ class StepGradients:
                 copy = plain.clone(memory_format=torch.contiguous_format)
                 self._copies[params[i]] = made.setdefault(id(grads[i]), copy)
         if self._copies:
-            pairs = zip(rows, found, strict=True)
-            found = [list(map(self._copies.get, *pair)) for pair in pairs]
+            found = [list(map(self._copies.get, *x)) for x in zip(rows, found, strict=True)]
         return found
 
     def write(self, params: Iterable[Tensor]) -> None:
         """Have copies be the gradients, since they are about to be written."""
         for p in params if self._copies else ():
             if p in self._copies:
-                p.grad = self._copies.pop(p)
+                self._place.put(p, self._copies.pop(p))
 
 
 def odd(grads: Sequence[Tensor]) -> list[int]:

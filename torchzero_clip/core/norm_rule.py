@@ -38,6 +38,11 @@ class NormRule(Transform):
     sets_norm: ClassVar[bool] = False
     """Set where the rule scales by limit / norm, up as well as down."""
 
+    clips: ClassVar[bool] = True
+    """Whether a group's `clip=False` and `norm_group` are about this rule: not where its norms are
+    part of a direction, as in Lamb.
+    """
+
     def init_unit(self) -> dict[str, Any]:
         """The state of one unit: numbers or small tensors."""
         return {}
@@ -103,7 +108,7 @@ class NormRule(Transform):
     def units(self, buckets: Sequence[Bucket]) -> Units:
         """The units of the rule's scope, and the verbs to work on them."""
         order = norms.measure(self.ord)
-        return Units(buckets, self.scope, order, self.dims, type(self).__name__)
+        return Units(buckets, self.scope, order, self.dims, type(self).__name__, apart=self.clips)
 
     def step(self, buckets: list[Bucket]) -> list[Bucket]:
         units = self.units(buckets)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from torchzero_clip.core.cohort import Cohort, Roster
 from torchzero_clip.core.engine import Engine, Session
-from torchzero_clip.core.gradients import StepGradients
+from torchzero_clip.core.gradients import USUAL, GradPlace, StepGradients
 from torchzero_clip.core.notes import UNHEARD, Notes
 from torchzero_clip.core.sharding.collectives import gather
 from torchzero_clip.core.skip import Skip, Skipped
@@ -36,6 +36,7 @@ class Step:
         loss: The loss that was reported for the step.
         live: The keys of live values, and in their order the values of each group.
         rounding: How parameters in half precision take their update, where it is not as torch does.
+        place: The place of the gradients.
         kind: What else must be as it was for a step to be like another; no step is like one
             without a kind.
 
@@ -59,12 +60,13 @@ class Step:
         loss: Loss = None,
         live: tuple[Iterable[str], Sequence[Sequence[Any]]] = ((), ()),
         rounding: str = "",
+        place: GradPlace = USUAL,
         kind: Hashable = None,
     ) -> None:
         self.live, self.kind, self.rounding = live, kind, rounding
         self.groups, self.states, self.record = groups, states, record
         self.engine, self.process_group, self.loss = engine, process_group, loss
-        self.roster = Roster() if roster is None else roster
+        self.roster, self.place = Roster() if roster is None else roster, place
 
     def again(self, groups: Groups, loss: Loss, notes: Notes = UNHEARD) -> Step:
         """This step, which has not begun, with tensors for live values and for the loss."""
@@ -78,7 +80,7 @@ class Step:
         self.skip = Skip()
         self.measured: dict[Any, Tensor] = {}  # statistics of the gradients
         self.meters: list[Tensor] = []  # of what rounding has lost: see `Nearest`
-        self.gradients, self.opener = StepGradients(), self.engine
+        self.gradients, self.opener = StepGradients(self.place), self.engine
         return self
 
     def cohorts(

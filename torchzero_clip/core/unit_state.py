@@ -24,7 +24,8 @@ class UnitStore:
     """The numbers of units, as vectors while a rule works and in their dicts between steps.
 
     A tensor's or a layer's number is in the state of its parameters, a group's in its chain dict, a
-    global one in the chain dict of every group: torch's `state_dict` saves them there.
+    global one in the chain dict of every group, with the name of a norm of its own behind "@":
+    torch's `state_dict` saves them there.
 
     Args:
         buckets: The buckets of the units, in order.
@@ -88,7 +89,11 @@ class UnitStore:
             ready = len(there) == len(held) and there[0].device == self.home
             if ready and shared_memory(there) is not None:
                 return there
-        cells = [self._cell(key, value, places) for places in self._places(key)]
+        places = self._places(key)
+        keys = [key] * len(places)
+        if self.scope == "global":
+            keys = [f"{key}@{name}" if name else key for name in self.division.norm_groups]
+        cells = [self._cell(k, value, rows) for k, rows in zip(keys, places, strict=True)]
         if alone:
             self.buckets[0].step.notes.made(f"{key} is made, once")
             cells = share_memory(cells)
@@ -96,7 +101,7 @@ class UnitStore:
                 state[key] = cell
         if self.scope == "global":
             for group in self.buckets[0].step.groups:
-                group["chain"][key] = cells[0]
+                group["chain"].update(zip(keys, cells, strict=True))
         return cells
 
     def _places(self, key: str) -> list[list[Place]]:

@@ -37,6 +37,7 @@ class Units(Cells):
         measure: The norm order, as a Measure.
         dims: The dims that the slices of a tensor run along, where units are slices.
         name: The name of the rule in errors.
+        apart: Whether those with a `norm_group` are units of their own, where the scope is all.
     """
 
     def __init__(
@@ -46,14 +47,18 @@ class Units(Cells):
         measure: norms.Measure = norms.NAMED["l2"],
         dims: Callable[[Tensor], tuple[int, ...]] | None = None,
         name: str = "Units",
+        apart: bool = False,
     ) -> None:
         self.buckets = sorted(buckets, key=lambda bucket: bucket.cohort.index)
         self.order, self.name = measure, name
         self._lists = {x: [getattr(b, x) for b in self.buckets] for x in ("params", "grads")}
         cohorts = [bucket.cohort for bucket in self.buckets]
         kind = tuple(scope) if isinstance(scope, list) else scope
-        self.division: Division = self.buckets[0].step.roster.once(
-            (kind, dims, *cohorts), lambda: Division(cohorts, scope, dims, name)
+        step, named = self.buckets[0].step, tuple[Any, ...]()
+        if apart and scope == "global" and any([cohort.norm_group for cohort in cohorts]):
+            named = tuple([group.get("norm_group") for group in step.groups])
+        self.division: Division = step.roster.once(
+            (kind, dims, named, *cohorts), lambda: Division(cohorts, scope, dims, name, named)
         )
         units = self.division
         self.home, self.dtype, self.count = units.home, units.dtype, units.count

@@ -16,7 +16,7 @@ from torchzero_clip.core.tensors import is_sharded
 from torchzero_clip.core.transform import Transform, averages
 from torchzero_clip.optimizer.modular import Modular
 
-PARAMS = ("params", "param_names")
+PARAMS = ("params", "param_names", "clip", "norm_group")
 
 
 class Behind(Modular):
@@ -26,13 +26,17 @@ class Behind(Modular):
     Args:
         groups: The groups of the optimizer that steps.
         *transforms: The links.
-        compile: As for `Modular`.
+        compile, grad: As for `Modular`.
     """
 
     _makes_steps = None
 
     def __init__(
-        self, groups: Sequence[Mapping[str, Any]], *transforms: Transform, compile: bool = False
+        self,
+        groups: Sequence[Mapping[str, Any]],
+        *transforms: Transform,
+        compile: bool = False,
+        grad: Any = "grad",
     ) -> None:
         flat = [tfm for top in transforms for tfm in top.walk() if isinstance(tfm, Transform)]
         for tfm in flat:
@@ -42,7 +46,8 @@ class Behind(Modular):
                     f"left, as WeightEMA(0.999), got {tfm!r}: it needs the step itself, in the "
                     "chain of a Modular"
                 )
-        super().__init__(list(map(_shared, groups)), *transforms, fused=False, compile=compile)
+        more: Any = {"compile": compile, "grad": grad}
+        super().__init__(list(map(_shared, groups)), *transforms, fused=False, **more)
 
     def follow(self, groups: Sequence[Mapping[str, Any]]) -> None:
         """Have the parameters that the optimizer has now."""
@@ -67,10 +72,16 @@ class Behind(Modular):
 
     def _start(self, step: Step) -> list[Bucket]:
         """An update of zero."""
-        buckets = in_buckets(step, None if self.compile else _nothing)
+        buckets = in_buckets(step, None if self.compile else self._nothing)
         for bucket in buckets if self.compile else ():  # zero takes no memory in a kernel
             bucket.update = bucket.params.sub(bucket.params)
         return buckets
+
+    def _nothing(self, p: Tensor) -> Tensor | None:
+        """An update of zero, in the memory of one number, where a parameter has had a gradient."""
+        if self.place.of(p) is None:
+            return None
+        return torch.zeros_like(p) if is_sharded(p) else p.new_zeros(()).expand(p.shape)
 
     def _end(self, step: Step, buckets: list[Bucket]) -> None:
         if any([link.transform.leaves != "gradient" for link in self.links]):
@@ -80,10 +91,3 @@ class Behind(Modular):
 
 def _shared(group: Mapping[str, Any]) -> dict[str, Any]:
     return {key: group[key] for key in PARAMS if key in group}
-
-
-def _nothing(p: Tensor) -> Tensor | None:
-    """An update of zero, in the memory of one number, where a parameter has had a gradient."""
-    if p.grad is None:
-        return None
-    return torch.zeros_like(p) if is_sharded(p) else p.new_zeros(()).expand(p.shape)

@@ -70,8 +70,10 @@ def joint(optimizer: Any) -> Iterator[str]:
 def _shares(optimizer: Any, split: Link) -> str:
     """How much of the square of the norm each branch has, where there are gradients."""
     squares, sharded = defaultdict[str, float](float), False
-    for _, name, p in [row for row in _named(optimizer) if row[-1].grad is not None]:
-        square = norms.statistics([local(p.grad)], norms.NAMED["l2"]).square().sum().item()
+    for _, name, p in _named(optimizer):
+        if (grad := optimizer.place.of(p)) is None:
+            continue
+        square = norms.statistics([local(grad)], norms.NAMED["l2"]).square().sum().item()
         sharded = sharded or layout_of(p) is not None
         for i in split.transform.ways(name, p)[:1]:
             squares[split.children[i].path.rpartition("/")[2]] += square

@@ -17,6 +17,7 @@ from torchzero_clip.core.stacks import batches, in_order
 from torchzero_clip.core.state import share_vectors, statistic
 from torchzero_clip.core.step import Groups
 from torchzero_clip.core.transform import Successor
+from torchzero_clip.optimizer import norm_groups
 from torchzero_clip.optimizer.earlier import Older
 from torchzero_clip.optimizer.fingerprint import fingerprint, marks, other_arguments
 from torchzero_clip.optimizer.keys import GroupKeys
@@ -51,6 +52,7 @@ class Checkpoint:
         self.given, self.param_groups, self.keys, self.layout = given, param_groups, keys, layout
         self.state, self.groups = dict(given["state"]), list(map(dict, given["param_groups"]))
         self._bring_up()
+        self.groups = list(map(norm_groups.kept, self.groups, param_groups))
         for group, here in zip(self.groups, param_groups, strict=True):
             known = {keys.aliases.get(key, key) for key in group}
             left = [key for key in keys.defaults if key in here and key not in known]
@@ -111,9 +113,10 @@ class Checkpoint:
             params = self.param_groups[g]["params"]
             _check_order(g, group.get("param_names"), self.param_groups[g].get("param_names"))
             self.layout.check_group(f"group {g}", shared, params)
+            clips = self.param_groups[g].get("clip", True)
             for index, p in zip(group["params"], params, strict=True):
                 if held := self.state.get(index):
-                    self.layout.check_parameter(f"parameter {index}", held, shared, p)
+                    self.layout.check_parameter(f"parameter {index}", held, shared, p, clips)
         self._refuse_nan()
         if changed:
             warn(

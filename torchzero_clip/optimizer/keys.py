@@ -11,8 +11,9 @@ import torch
 
 from torchzero_clip.core.description import RESERVED, class_with, no_argument
 from torchzero_clip.core.link import Link, read_elsewhere
-from torchzero_clip.core.transform import Successor
+from torchzero_clip.core.transform import Successor, Transform
 from torchzero_clip.core.values import python_number
+from torchzero_clip.optimizer import norm_groups
 
 SCHEDULER_KEYS = frozenset(
     {"initial_lr", "max_lr", "min_lr", "base_momentum", "max_momentum", "swa_lr"}
@@ -80,6 +81,7 @@ class GroupKeys:
                 group[self.aliases[key]] = group.pop(key)
             elif key not in SCHEDULER_KEYS:
                 self.refuse(key, group[key])
+        norm_groups.check(group)
         for key, value in self.defaults.items():
             group[key] = python_number(group.get(key, value))
         for link in self.links:
@@ -190,6 +192,17 @@ def refuse_arguments(owner: str, given: Mapping[str, Any], init: Any) -> None:
         raise TypeError(
             f"{owner}: there is no argument {name!r}: put {link} into the chain; "
             f"where a framework passes {name}=, give it a class that optimizer_class(...) makes"
+        )
+
+
+def refuse_no_params(owner: str, params: Any) -> None:
+    """Raise a sentence for what often stands where the parameters should."""
+    if isinstance(params, torch.nn.Module):
+        raise TypeError(f"{owner} takes parameters, got a module: pass model.parameters()")
+    if isinstance(params, Transform):
+        raise TypeError(
+            f"{owner} takes the parameters first, got {params!r}: pass model.parameters(), and the "
+            "chain after it"
         )
 
 

@@ -48,7 +48,7 @@ def _of_units(record: UnitRecord) -> list[Tensor]:
         x.expand_as(norm) if isinstance(x, Tensor) else torch.full_like(norm, x)
         for x in record.limits
     ]
-    if units.shared and units.scope == "global":
+    if units.shared and units.scope == "global" and len(norm) == 1:
         return [torch.cat(limits), torch.cat(list(record.ratios))]
     return [units.of_first_group(limits), units.of_first_group(record.ratios)]
 

@@ -17,17 +17,23 @@ from torchzero_clip.core.chain import Chain, bind, prepare, send
 from torchzero_clip.core.cohort import Roster
 from torchzero_clip.core.description import RESERVED
 from torchzero_clip.core.engine import Engine, Records
+from torchzero_clip.core.gradients import GradPlace
 from torchzero_clip.core.private import traced, untraced
 from torchzero_clip.core.sharding.layout import refuse_flat
 from torchzero_clip.core.step import Step
 from torchzero_clip.core.transform import Transform
 from torchzero_clip.core.values import is_row
 from torchzero_clip.engines import AT_ONCE, Compiled, Eager
-from torchzero_clip.optimizer import averages, exact_weights
+from torchzero_clip.optimizer import averages, exact_weights, norm_groups
 from torchzero_clip.optimizer import rounding as roundings
 from torchzero_clip.optimizer.explain import explain
 from torchzero_clip.optimizer.fingerprint import fingerprint, shared_start
-from torchzero_clip.optimizer.keys import GroupKeys, refuse_arguments, refuse_nameless
+from torchzero_clip.optimizer.keys import (
+    GroupKeys,
+    refuse_arguments,
+    refuse_nameless,
+    refuse_no_params,
+)
 from torchzero_clip.optimizer.loading import loading
 from torchzero_clip.optimizer.loss import evaluate, one_number
 from torchzero_clip.optimizer.meaning import refuse_step, warn_of_size, warn_of_small_state
@@ -35,6 +41,7 @@ from torchzero_clip.optimizer.metrics import metrics_of
 from torchzero_clip.optimizer.places import warn_of_places
 from torchzero_clip.optimizer.saving import has_rate, on_saving, safe_to_save
 from torchzero_clip.optimizer.state_layout import StateLayout
+from torchzero_clip.optimizer.unwritten import unwritten
 
 
 class Modular(Optimizer):
@@ -59,6 +66,9 @@ class Modular(Optimizer):
             counts, stay in float32. A link may say otherwise with its own `state_dtype`.
         process_group: Processes that hold other parameters of the same model, the stages of a
             pipeline: norms of a group and of all are taken over all of them.
+        grad: Where gradients are, if not in `.grad`: the name of another attribute of parameters,
+            as "main_grad", or a function that gives the gradient of one. They are read and written
+            there, and `.grad` counts where it is None or missing.
 
     Example:
         >>> import torch
@@ -73,6 +83,7 @@ class Modular(Optimizer):
         "compile": False,
         "rounding": "nearest",
         "state_dtype": "float32",
+        "grad": "grad",
     }
     _keeps_like = "the parameters'"  # whose size the memory has that the engine keeps
     _makes_steps: bool | None = True  # of the parameters; None where it looks at those of others
@@ -87,21 +98,14 @@ class Modular(Optimizer):
         rounding: str | None = None,
         state_dtype: str = "float32",
         process_group: Any = None,
+        grad: str | Callable[[Tensor], Tensor | None] = "grad",
         **others: Never,
     ) -> None:
         refuse_arguments(type(self).__name__, others, Modular.__init__)
-        if isinstance(params, torch.nn.Module):
-            raise TypeError(
-                f"{type(self).__name__} takes parameters, got a module: pass model.parameters()"
-            )
-        if isinstance(params, Transform):
-            raise TypeError(
-                f"{type(self).__name__} takes the parameters first, got {params!r}: pass "
-                "model.parameters(), and the chain after it"
-            )
+        refuse_no_params(type(self).__name__, params)
         options = fused, compile, "nearest" if rounding is None else rounding, state_dtype
         roundings.check_options(type(self).__name__, *options, process_group)
-        self._build(Chain(*transforms), *options)
+        self._build(Chain(*transforms), *options, grad)
         if self._makes_steps:
             warn_of_size(self.links, self.chain)
         elif self._makes_steps is False:
@@ -117,7 +121,7 @@ class Modular(Optimizer):
             roundings.warn_of_lost_updates(self)
 
     def _build(
-        self, chain: Chain, fused: bool, compile: bool, rounding: str, state_dtype: str
+        self, chain: Chain, fused: bool, compile: bool, rounding: str, state_dtype: str, grad: Any
     ) -> None:
         if not len(chain):
             raise ValueError(
@@ -126,6 +130,7 @@ class Modular(Optimizer):
             )
         self.chain, self.fused, self.compile = chain, fused, compile
         self.rounding, self.state_dtype = rounding, state_dtype
+        self.grad, self.place = grad, GradPlace(grad)
         self.links = bind(chain, narrow=state_dtype == "bfloat16")
         self.engine: Engine = Compiled(self.links) if compile else Eager(defers=fused)
         self.keys = GroupKeys(self.links)
@@ -153,7 +158,7 @@ class Modular(Optimizer):
     def _given(self, loss: Any) -> Step:
         """The step that comes, with its loss: what was reported, or that of a closure."""
         if not (self._seen_dtypes or torch.compiler.is_compiling() or has_rate(self.param_groups)):
-            self._make_state(lambda p: p.grad)  # a first step that moves nothing is to make all
+            self._make_state(self.place.of)  # a first step that moves nothing is to make all
         told = None if loss is None else one_number(loss)
         return self._begin("step()", self._reported.pop("loss", told))
 
@@ -182,7 +187,7 @@ class Modular(Optimizer):
         averages.refuse(self, name, shown=True)
         self.keys.check_groups(self.param_groups)
         live = self.keys.defaults, self.keys.seen
-        more = self.process_group, self._roster, loss, live, self._rounds
+        more = self.process_group, self._roster, loss, live, self._rounds, self.place
         if torch.compiler.is_compiling():  # it forgets what is set on an optimizer, not in a dict
             self._records.clear()
             return Step(self.param_groups, self.state, self._records, AT_ONCE, *more)
@@ -193,6 +198,11 @@ class Modular(Optimizer):
             self._seen_dtypes = dtypes
         kind = self._measures, self._rounds, self.process_group
         return Step(self.param_groups, self.state, {}, self.engine, *more, kind)
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Let go of the gradients, as torch does; those that are not in `.grad` become zeros."""
+        super().zero_grad(set_to_none)
+        self.place.zero(averages.params_of(self))
 
     def report(self, *, loss: Tensor | float) -> None:
         """Tell the next step its loss, which guards and links that ask for it see on the device.
@@ -293,9 +303,8 @@ class Modular(Optimizer):
         """
         from torchzero_clip.source import SourceError, to_source  # which no other call needs
 
-        if self.rounding != "nearest":
-            why = "has no words in a file of plain torch, which rounds to the nearest"
-            raise SourceError(f"to_source: rounding={self.rounding!r} {why}")
+        if why := unwritten(self):
+            raise SourceError(f"to_source: {why}")
         mark = fingerprint(self.keys.links)
         return to_source(self.chain, self.links, self.defaults, mark, name)
 
@@ -393,6 +402,7 @@ class Modular(Optimizer):
         for p in group["params"]:
             self.engine.check(p.device)
         refuse_nameless(self.keys.links, group)
+        norm_groups.check_stages([group], self.process_group)
 
     # ------------------------------------------------------------------ saving and loading
 

@@ -11,6 +11,7 @@ from torchzero_clip.core.link import Link
 from torchzero_clip.core.names import by_name
 from torchzero_clip.core.norm_rule import NormRule
 from torchzero_clip.core.outside import warn
+from torchzero_clip.optimizer import norm_groups
 from torchzero_clip.optimizer.keys import nearest
 
 DECAY_OF_A_STEP = 1e-3  # the least that, taken off every weight in each step, is surely a mistake
@@ -27,12 +28,13 @@ def places(optimizer: Any) -> Iterator[str]:
     """Sentences about the place of links, and about parameters and values that nothing reads."""
     yield from [sentence for sentence, _ in _told(optimizer)]
     yield from _chosen(optimizer)
+    yield from norm_groups.sentences(optimizer.param_groups)
     for key in optimizer.keys.defaults.keys() & vars(optimizer).keys():
         yield f"the attribute {key} is read by nothing: set param_groups[i][{key!r}]"
     params = [p for group in optimizer.param_groups for p in group["params"]]
     if params and not any([p.requires_grad for p in params]):
         yield "none of the parameters requires a gradient, so none will move"
-    frozen = sum([p.grad is not None and not p.requires_grad for p in params])
+    frozen = sum([optimizer.place.of(p) is not None and not p.requires_grad for p in params])
     if frozen:
         yield f"{frozen} parameters that require no gradient have one and go on: set it to None"
 

@@ -114,14 +114,20 @@ class StateLayout:
                         )
 
     def check_parameter(
-        self, where: str, held: Mapping[str, Any], shared: Mapping[str, Any], p: Tensor
+        self,
+        where: str,
+        held: Mapping[str, Any],
+        shared: Mapping[str, Any],
+        p: Tensor,
+        clips: bool = True,
     ) -> None:
         """Raise a sentence unless this is all the state that links need for a parameter, no more.
 
-        `shared` is the state of its group.
+        `shared` is the state of its group, and `clips` says whether norm rules look at it.
         """
         known = {**self.of_parameter(p), **self._of_matrices(held)}
         for row in self._rows:
+            row = [link for link in row if clips or not getattr(link.transform, "clips", False)]
             expected = {key for key, entry in known.items() if entry.link in row}
             common = {f"{link.path}/{name}" for link in row for name in link.group_values()}
             missing = sorted((expected - held.keys()) | (common - shared.keys()))
@@ -152,19 +158,21 @@ class StateLayout:
             own = {key for key in left if key.rpartition("/")[0] == link.path}
             made = {f"{link.path}/{name}": value for name, value in link.group_values().items()}
             for key, value in made.items() if own and params else ():
-                if key not in own:
+                alike = [one for one in own if _shared_name(one) == key]
+                if not alike:
                     raise ValueError(f"the checkpoint lacks {key!r} of {where}")
-                Entry(statistic(value, params[0]), STATISTICS).check(where, key, shared[key])
+                for one in alike:
+                    Entry(statistic(value, params[0]), STATISTICS).check(where, one, shared[one])
             for key in own:
                 _check_if_count(where, link, key, shared[key])
-            left -= made.keys() if _is_plain(link) else own
+            left -= {key for key in own if not _is_plain(link) or _shared_name(key) in made}
         _refuse_rest(where, left)
 
     def starts_as_nan(self, key: str, p: Tensor | None) -> bool:
         """Whether state of a parameter, or of a group, is NaN until something is known, as the
         places of an empty window.
         """
-        path, _, name = key.rpartition("/")
+        path, _, name = _shared_name(key).rpartition("/")
         rule = next(link.transform for link in self.links if link.path == path)
         made = rule.per_group() if p is None else rule.per_parameter(p)
         return name in made and bool(local(torch.as_tensor(made[name])).isnan().any())
@@ -176,6 +184,12 @@ def matrix_names(rule: Any) -> list[str]:
         return []
     with torch.device("meta"):
         return list(rule.init_matrix(2, 3))
+
+
+def _shared_name(key: str) -> str:
+    """A key without the norm group whose state it has."""
+    path, slash, name = key.rpartition("/")
+    return path + slash + name.partition("@")[0]
 
 
 def is_links(key: Any) -> bool:

@@ -45,7 +45,7 @@ def release(
         limit: "last step" lets rules about norms look further, as `ClipNorm(1.0, dim="global")`:
             they scale by the factor that the norm of the step before asks for, in the first step
             by 1.
-        **options: As for `Modular`: fused, compile, rounding, state_dtype, process_group.
+        **options: As for `Modular`: fused, compile, rounding, state_dtype, process_group, grad.
 
     Returns:
         A `Modular` with two more members: `last_backward`, False while the gradients of several
@@ -97,9 +97,9 @@ class Released(Modular):
         RELEASED.add(self)
 
     def _build(
-        self, chain: Chain, fused: bool, compile: bool, rounding: str, state_dtype: str
+        self, chain: Chain, fused: bool, compile: bool, rounding: str, state_dtype: str, grad: Any
     ) -> None:
-        super()._build(chain, fused, compile, rounding, state_dtype)
+        super()._build(chain, fused, compile, rounding, state_dtype, grad)
         self.engine = (
             OneAtATime(Compiled(self.links)) if compile else Eager(defers=fused, keeps=False)
         )
@@ -114,7 +114,7 @@ class Released(Modular):
         with self._lock:
             for group in self.param_groups:
                 for p in group["params"]:
-                    if p.grad is not None:
+                    if self.place.of(p) is not None and (self.place.usual or self._is_left(p)):
                         self._release(p)
             self._finish()
             self._watch()
@@ -131,8 +131,13 @@ class Released(Modular):
     def _whole(self, p: Tensor) -> None:
         """The gradient of this parameter is whole, unless more batches are to come."""
         with self._lock:
-            if self.last_backward and p.grad is not None:
+            if self.last_backward and self.place.of(p) is not None:
                 self._release(p)
+
+    def _is_left(self, p: Tensor) -> bool:
+        """Whether a parameter has not moved in this step; where zeros are its gradient it has."""
+        running = self._running
+        return running is None or p in running.left[running.places.get(p, (-1, -1))[0]]
 
     def _release(self, p: Tensor) -> None:
         """The step of one parameter, whose gradient goes."""
@@ -146,9 +151,9 @@ class Released(Modular):
         roster = self._rosters.setdefault(p, Roster())
         step = StepOfOne(running.groups, self.state, {}, self.engine, None, roster)
         step.where = index, group, place
-        step.drawn, step.rounding = running.drawn, self._rounds
+        step.drawn, step.rounding, step.place = running.drawn, self._rounds, self.place
         record = self._through(step)
-        p.grad = None
+        self.place.drop(p)
         running.drawn = step.drawn
         running.leave(index, place, p, record)
 

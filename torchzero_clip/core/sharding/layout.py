@@ -112,17 +112,17 @@ def full(tensor: Tensor) -> Tensor:
     return whole_of(local(tensor), layout_of(tensor))
 
 
-def aligned_grads(params: Sequence[Tensor]) -> list[Tensor | None]:
-    """The gradients of parameters, sharded as these are.
+def aligned_grads(params: Sequence[Tensor], place: Any) -> list[Tensor | None]:
+    """The gradients of parameters, sharded as these are, from their place.
 
     Tensor parallelism may leave a gradient partly summed.
     """
     if not all_plain(params):
         for p in params:
-            grad, placed = p.grad, placements(p)
+            grad, placed = place.of(p), placements(p)
             if grad is not None and placed is not None and placements(grad) != placed:
-                p.grad = grad.redistribute(placements=placed)  # type: ignore[attr-defined]
-    return [p.grad for p in params]
+                place.put(p, grad.redistribute(placements=placed))
+    return list(map(place.of, params))
 
 
 def refuse_flat(params: Sequence[Tensor]) -> None:

@@ -44,6 +44,7 @@ class TrustRatio(NormRule):
 
     sets_norm = True
     leaves = "own"
+    clips = False
     pure = True
 
     def check(self) -> None:

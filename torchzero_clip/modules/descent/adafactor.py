@@ -46,6 +46,7 @@ class Adafactor(NormRule):
     reads = ("lr",)
     complex = "refuse"
     leaves = "ones"
+    clips = False
     pure = True
 
     def check(self) -> None:

@@ -41,6 +41,7 @@ class CAME(NormRule):
     ord = "rms"
     complex = "refuse"
     leaves = "ones"
+    clips = False
     pure = True
 
     def init(self, param: Tensor) -> dict[str, Tensor]:

@@ -37,6 +37,7 @@ class Hyperball(NormRule):
     sets_norm = True
     widens = True
     place = "end"
+    clips = False
     pure = True
 
     def init_unit(self) -> dict[str, Any]:

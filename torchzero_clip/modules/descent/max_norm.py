@@ -41,6 +41,7 @@ class MaxNorm(NormRule):
 
     widens = True
     place = "end"
+    clips = False
     pure = True
 
     def step(self, buckets: list[Bucket]) -> list[Bucket]:

@@ -39,6 +39,7 @@ class StableAdam(NormRule):
 
     ord = "rms"
     state_kinds = {"exp_avg": "linear", "exp_avg_sq": "squares"}
+    clips = False
     pure = True
 
     leaves = "ones"

@@ -55,6 +55,7 @@ class Graft(NormRule):
     inner = "branches"
     widens = True
     sets_norm = True
+    clips = False
     pure = True
 
     def check(self) -> None:

@@ -30,6 +30,7 @@ class SkipLarge(_StepGuard):
     max_norm: Live[NonNegative]
     max_consecutive: Count | None = None
 
+    clips = True
     reason = "norms above the limit"
     pure = True
 

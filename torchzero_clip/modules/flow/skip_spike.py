@@ -55,6 +55,7 @@ class SkipSpike(_StepGuard):
     max_consecutive: Count | None = None
 
     judges_loss = True
+    clips = True
     reason = "spikes"
     pure = True
 

@@ -43,6 +43,7 @@ class Steepest(NormRule):
     inner = "chain"
     widens = True
     sets_norm = True
+    clips = False
     pure = True
 
     def check(self) -> None:

@@ -37,6 +37,7 @@ class EqualRows(NormRule):
 
     dim = ()  # slices, which `dims` names
     sets_norm = True
+    clips = False
     pure = True
 
     def dims(self, tensor: Tensor) -> tuple[int, ...]:

@@ -45,6 +45,7 @@ class NeuronNorm(NormRule):
     ord = "rms"
     dim = ()  # slices, which `dims` names
     sets_norm = True
+    clips = False
     pure = True
 
     def check(self) -> None:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from torchzero_clip.core.cohort import Cohort
 from torchzero_clip.core.description import Description
-from torchzero_clip.core.gradients import odd
+from torchzero_clip.core.gradients import GradPlace, odd
 from torchzero_clip.core.link import Link
 from torchzero_clip.core.private import base
 from torchzero_clip.core.sharding.layout import aligned_grads, locals_of
@@ -37,12 +37,14 @@ class Conditions:
     lie apart from the parameters.
     """
 
-    def __init__(self, cohorts: Sequence[Cohort], groups: Groups, states: States) -> None:
-        self._cohorts = list(cohorts)
+    def __init__(
+        self, cohorts: Sequence[Cohort], groups: Groups, states: States, place: GradPlace
+    ) -> None:
+        self._cohorts, self._place = list(cohorts), place
         self._rows = [list(group["params"]) for group in groups]
         self._sharded = any([cohort.sharded for cohort in cohorts])
         self._params = [Buffer(locals_of(cohort.originals)) for cohort in cohorts]
-        grads = [[p.grad for p in row] for row in self._rows]
+        grads = [list(map(place.of, row)) for row in self._rows]
         self._grads = [Buffer(locals_of(cohort.of(grads[cohort.index]))) for cohort in cohorts]
         self._shapes = [list(map(SHAPE, buffer.tensors)) for buffer in self._params]
         self._keys, self._states = list(states), list(states.values())
@@ -87,9 +89,9 @@ class Conditions:
         if len(rows) != len(self._rows) or not all(map(_same, rows, self._rows)):
             return None
         if self._sharded:
-            grads = list(map(aligned_grads, rows))
+            grads = [aligned_grads(row, self._place) for row in rows]
         else:
-            grads = [[p.grad for p in row] for row in rows]
+            grads = [list(map(self._place.of, row)) for row in rows]
         if not (_same(states, self._keys) and _same(states.values(), self._states)):
             return None
         if self._says(groups, grads) != self._said:
@@ -105,7 +107,10 @@ class Conditions:
 
     def _says(self, groups: Groups, grads: Sequence[Sequence[Any]]) -> list[Any]:
         """What is compared by value: kinds of gradients, names, and what groups keep."""
-        named = [tuple(group.get("param_names") or ()) for group in groups]
+        named = [
+            (group.get("clip"), group.get("norm_group"), *(group.get("param_names") or ()))
+            for group in groups
+        ]
         counts, names = list(map(len, self._states)), list(itertools.chain(*self._states))
         in_groups = [
             (key, None if isinstance(x, Tensor) else repr(x))
@@ -188,13 +193,13 @@ def _unsaid(one: Description) -> list[str]:
     return found
 
 
-def subclassed(cohorts: Sequence[Cohort], states: States) -> str | None:
+def subclassed(cohorts: Sequence[Cohort], states: States, place: GradPlace) -> str | None:
     """The reason why a step of such tensors is not repeated; None where all are plain."""
     params = [p for cohort in cohorts for p in cohort.originals]
     values = [x for state in states.values() for x in state.values()]
     rows: dict[str, list[Any]] = {"parameters": params}
     rows["state"] = [x for x in values if type(x) not in (int, float, bool)]
-    rows["gradients"] = [p.grad for p in params]
+    rows["gradients"] = list(map(place.of, params))
     if not all(map(operator.is_, locals_of(params), locals_of(params))):
         return "this torch does not say which tensors hold the parts of sharded parameters"
     for what, row in rows.items():

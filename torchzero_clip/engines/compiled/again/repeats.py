@@ -121,7 +121,7 @@ class Repeats:
             self.why = unlike(self._like, before)
         if not cohorts or self._rests or self._alike < self._wait:
             return False
-        if why := subclassed(cohorts, step.states or {}):
+        if why := subclassed(cohorts, step.states or {}, step.place):
             self.why = why
         return not why
 
@@ -155,9 +155,9 @@ class Repeats:
         cohorts, *kinds = self._like
         self.count, again = 0, self._wait
         self._alike, self._wait = 0, min(2 * self._wait, SELDOM)  # unless it can be repeated
-        conditions = Conditions(cohorts, step.groups, step.states or {})
-        found = [p.grad for cohort in cohorts for p in cohort.originals if p.grad is not None]
-        grads = locals_of(found)
+        conditions = Conditions(cohorts, step.groups, step.states or {}, step.place)
+        found = [step.place.of(p) for cohort in cohorts for p in cohort.originals]
+        grads = locals_of([grad for grad in found if grad is not None])
         like = self._gpu(step)
         vector = None if like is None else self._live.vector(like)
         live = self._live.tensors() if vector is None else list(vector.unbind())
@@ -275,7 +275,7 @@ def _fields(links: Sequence[Link]) -> list[Tensor]:
 
 def _cohorts(step: Step) -> list[Cohort]:
     """The cohorts of the parameters with a gradient."""
-    grads = [aligned_grads(group["params"]) for group in step.groups]
+    grads = [aligned_grads(group["params"], step.place) for group in step.groups]
     return [cohort for cohort, _ in step.roster.of(step.groups, grads)]
 
 

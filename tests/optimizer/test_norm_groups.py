@@ -1,0 +1,268 @@
+"""`clip=False` and `norm_group` of a group: what norm rules leave out, and norms of their own."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch.nn import Parameter
+
+from tests.helpers import at_once
+from torchzero_clip import (
+    AGC,
+    LR,
+    AdaGC,
+    Adam,
+    AutoClip,
+    ClipNorm,
+    ClipNormByEMA,
+    Clipper,
+    Guard,
+    Modular,
+    Normalize,
+    Recorder,
+    SkipLarge,
+    SkipSpike,
+    Transform,
+    TrustRatio,
+    ZClip,
+    attach,
+    release,
+)
+from torchzero_clip.source import SourceError
+
+SHAPES = [(6, 5), (5,), (4, 5), (4,)]
+ENGINES: dict[str, dict[str, Any]] = {
+    "default": {},
+    "plain": {"fused": False},
+    "compiled": {"compile": True},
+}
+OF_ALL: dict[str, Callable[[], Transform]] = {
+    "ClipNorm": lambda: ClipNorm(0.5, dim="global"),
+    "ZClip": lambda: ZClip(max_norm=1.0),
+    "AutoClip": AutoClip,
+    "ClipNormByEMA": lambda: ClipNormByEMA(dim="global"),
+    "Normalize": lambda: Normalize(dim="global"),
+}
+OF_EACH: dict[str, Callable[[], Transform]] = {
+    "AdaGC": AdaGC,
+    "AGC": AGC,
+    "each": lambda: ClipNorm(0.1),
+}
+
+
+def params() -> list[Parameter]:
+    torch.manual_seed(0)
+    return [Parameter(torch.randn(shape)) for shape in SHAPES]
+
+
+def fill(ps: list[Parameter], i: int) -> None:
+    generator = torch.Generator().manual_seed(i)
+    for p in ps:
+        p.grad = torch.randn(p.shape, generator=generator) * (30 if i == 4 else 1)
+
+
+def apart(ps: list[Parameter]) -> list[dict[str, Any]]:
+    return [
+        {"params": ps[:2]},
+        {"params": ps[2:3], "norm_group": "head"},
+        {"params": ps[3:], "clip": False},
+    ]
+
+
+@at_once("engine", ENGINES)
+@at_once("rule", OF_ALL)
+def test_it_is_an_optimizer_for_each_norm(rule: str, engine: str) -> None:
+    ps, qs, make, o = params(), params(), OF_ALL[rule], ENGINES[engine]
+    opt = Modular(apart(ps), make(), Adam(), LR(0.1), **o)
+    each = [Modular(qs[:2], make(), Adam(), LR(0.1), **o)]
+    each += [Modular(qs[2:3], make(), Adam(), LR(0.1), **o), Modular(qs[3:], Adam(), LR(0.1), **o)]
+    for i in range(7):
+        fill(ps, i)
+        fill(qs, i)
+        for one in (opt, *each):
+            one.step()
+        assert all(map(torch.equal, ps, qs))
+        norms = [one.metrics()[f"{rule}/norm"] for one in each[:2]]
+        assert torch.equal(opt.metrics()[f"{rule}/norm"], torch.stack(norms))
+    if engine == "compiled":
+        assert opt.engine.repeats.count == 5
+
+
+@at_once("rule", OF_EACH)
+def test_rules_about_tensors_leave_out_what_says_so_and_have_no_norms_of_groups(rule: str) -> None:
+    ps, qs, make = params(), params(), OF_EACH[rule]
+    opt = Modular(apart(ps), make(), LR(0.1))
+    each = Modular(qs[:3], make(), LR(0.1)), Modular(qs[3:], LR(0.1))
+    for i in range(6):
+        fill(ps, i)
+        fill(qs, i)
+        for one in (opt, *each):
+            one.step()
+    assert all(map(torch.equal, ps, qs))
+
+
+def test_the_norm_of_a_direction_is_none_of_a_gradient() -> None:
+    ps, qs = params(), params()
+    opts = [Modular(apart(ps), Adam(), TrustRatio(), LR(0.1))]
+    opts.append(Modular(qs, Adam(), TrustRatio(), LR(0.1)))
+    for i in range(3):
+        fill(ps, i)
+        fill(qs, i)
+        for opt in opts:
+            opt.step()
+    assert all(map(torch.equal, ps, qs))
+
+
+def test_a_tag_of_a_parameter_is_a_norm_group_in_the_middle_of_a_group() -> None:
+    ps, qs = params(), params()
+    vars(ps[1])["grad_norm_group"] = "mtp"
+    opt = Modular(ps, ZClip(max_norm=1.0), LR(0.1))
+    groups = [{"params": [qs[0], *qs[2:]]}, {"params": qs[1:2], "norm_group": "mtp"}]
+    other = Modular(groups, ZClip(max_norm=1.0), LR(0.1))
+    for i in range(6):
+        fill(ps, i)
+        fill(qs, i)
+        opt.step()
+        other.step()
+    assert all(map(torch.equal, ps, qs))
+    assert {"ZClip/count", "ZClip/count@mtp"} <= opt.param_groups[0]["chain"].keys()
+
+
+def test_guards_count_what_norm_rules_look_at_and_nan_counts_everywhere() -> None:
+    for guard, skips in ((SkipLarge(50.0), False), (SkipSpike(least=2), False), (Guard(), True)):
+        ps = params()
+        opt = Modular(apart(ps), guard, LR(0.1))
+        for i in range(4):
+            fill(ps, i)
+            opt.step()
+        fill(ps, 3)
+        assert ps[3].grad is not None
+        ps[3].grad.fill_(torch.nan if skips else 1e6)
+        opt.step()
+        assert opt.skipped() == skips, guard
+        fill(ps, 3)
+        assert ps[2].grad is not None
+        ps[2].grad.fill_(torch.nan if skips else 1e6)  # a norm of its own counts among all
+        opt.step()
+        assert opt.skipped(), guard
+
+
+def test_a_key_that_changes_is_noticed_also_by_repeated_steps() -> None:
+    for options in ENGINES.values():
+        ps = params()
+        opt = Modular([{"params": ps}], ClipNorm(0.5, dim="global"), LR(1.0), **options)
+        for i in range(5):
+            fill(ps, i)
+            opt.step()
+        for clip in (False, True, False):
+            opt.param_groups[0]["clip"] = clip
+            before = [p.detach().clone() for p in ps]
+            fill(ps, 9)
+            opt.step()
+            square = sum((a - b).square().sum() for a, b in zip(before, ps, strict=True))
+            assert (square.sqrt() > 0.6).item() is not clip
+
+
+@at_once("rule", [*OF_ALL, *OF_EACH])
+def test_a_resumed_run_goes_on_bit_for_bit(rule: str) -> None:
+    make = {**OF_ALL, **OF_EACH}[rule]
+    ps = params()
+    opt = Modular(apart(ps), make(), Adam(), LR(0.1))
+    for i in range(4):
+        fill(ps, i)
+        opt.step()
+    qs = [Parameter(p.detach().clone()) for p in ps]
+    again = Modular(apart(qs), make(), Adam(), LR(0.1))
+    again.load_state_dict(copy.deepcopy(opt.state_dict()))
+    for i in range(4, 8):
+        for made, one in ((ps, opt), (qs, again)):
+            fill(made, i)
+            one.step()
+    assert all(map(torch.equal, ps, qs))
+
+
+def test_a_checkpoint_does_not_say_what_the_program_says() -> None:
+    opt, other = Modular(apart(params()), ClipNorm(1.0), LR(1.0)), params()
+    plain = Modular([{"params": x["params"]} for x in apart(other)], ClipNorm(1.0), LR(1.0))
+    plain.load_state_dict(opt.state_dict())
+    assert not any({"clip", "norm_group"} & set(group) for group in plain.param_groups)
+    opt.load_state_dict(plain.state_dict())
+    assert opt.param_groups[1]["norm_group"] == "head"
+    assert opt.param_groups[2]["clip"] is False
+
+
+def test_a_checkpoint_that_lacks_a_clip_of_a_group_that_has_one_is_refused() -> None:
+    ps = params()
+    opt = Modular(apart(ps), AdaGC(), Adam(), LR(0.1))
+    fill(ps, 0)
+    opt.step()
+    state = copy.deepcopy(opt.state_dict())
+    for key in [key for key in state["state"][0] if key.startswith("AdaGC/")]:
+        del state["state"][0][key]
+    with pytest.raises(ValueError, match="the checkpoint lacks 'AdaGC/"):
+        opt.load_state_dict(state)
+
+
+def test_clippers_and_attached_rules_read_the_keys_too() -> None:
+    ps, qs = params(), params()
+    clipper = Clipper(apart(ps), ClipNorm(0.5, dim="global"))
+    opt = torch.optim.SGD(apart(qs), lr=1.0)
+    attach(opt, ClipNorm(0.5, dim="global"))
+    fill(ps, 0)
+    fill(qs, 0)
+    clipper.step()
+    opt.step()
+    norms = [sum(p.grad.square().sum() for p in part).sqrt() for part in (ps[:2], ps[2:3])]
+    torch.testing.assert_close(torch.stack(norms), torch.full((2,), 0.5))
+    assert ps[3].grad is not None
+    assert ps[3].grad.norm() > 0.6
+    assert all(torch.equal(p.grad, q.grad) for p, q in zip(ps, qs, strict=True))
+
+
+def test_released_gradients_as_well() -> None:
+    torch.manual_seed(0)
+    net = torch.nn.Sequential(torch.nn.Linear(5, 6), torch.nn.Linear(6, 4))
+    ps = list(net.parameters())
+    opt = release(apart(ps), ClipNorm(0.05, dim="global"), LR(0.1), limit="last step")
+    x = torch.randn(7, 5)
+    grads = torch.autograd.grad(net(x).square().mean(), ps)
+    net(x).square().mean().backward()
+    opt.step()
+    norms = [sum(g.square().sum() for g in part).sqrt() for part in (grads[:2], grads[2:3])]
+    torch.testing.assert_close(opt.metrics()["ClipNorm/norm"], torch.stack(norms))
+    divisors = [opt.state[p]["ClipNorm/divisor"] for p in ps[:3]]
+    torch.testing.assert_close(torch.stack(divisors) * 0.05, torch.stack([norms[0], *norms]))
+    assert not opt.state[ps[3]]
+
+
+def test_names_of_norms_are_those_of_their_groups() -> None:
+    ps = params()
+    opt = Modular(apart(ps), ClipNorm(0.5, dim="global"), LR(0.1))
+    with Recorder(opt) as recorder:
+        for i in range(3):
+            fill(ps, i)
+            opt.step()
+    assert recorder.units("ClipNorm/norm") == ["all others", "head"]
+    assert torch.tensor(recorder.history()["ClipNorm/norm"]).shape == (3, 2)
+
+
+def test_explain_tells_and_a_file_of_plain_torch_has_no_words() -> None:
+    ps = params()
+    opt = Modular(apart(ps), ClipNorm(0.5, dim="global"), LR(0.1))
+    text = opt.explain()
+    assert "group 1 has a norm apart, 'head', where a rule takes one of all." in text
+    assert "norm rules leave group 2 out, and do not count it: it has clip=False." in text
+    with pytest.raises(SourceError, match="group 1 has a norm apart"):
+        opt.to_source()
+    vars(ps[0])["grad_norm_group"] = "mtp"
+    assert "some of group 0 have a norm apart, 'mtp'" in opt.explain()
+
+
+@at_once("key, value", [("clip", "no"), ("clip", 0), ("norm_group", 3), ("norm_group", "a/b")])
+def test_what_rules_cannot_read_is_refused(key: str, value: Any) -> None:
+    with pytest.raises(TypeError, match=f"the group key '{key}'"):
+        Modular([{"params": params(), key: value}], ClipNorm(1.0), LR(1.0))
