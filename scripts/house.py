@@ -50,7 +50,7 @@ ROOMS = {  # what the files of a room may import
     "optimizer": {"core", "engines", "optimizer", "source"},
     "modules": {"core", "modules"},
     "published": {"core", "modules", "published"},
-    "attach": {"core", "modules", "optimizer", "attach"},
+    "attach": {"core", "modules", "optimizer", "attach", "beside"},
     "releasing": {"core", "engines", "optimizer", "releasing"},
     "beside": {"core", "engines", "modules", "optimizer", "beside"},
     "study": {"core", "optimizer", "attach", "beside", "study", "top"},

@@ -3,5 +3,6 @@
 from torchzero_clip.attach.attaching import attach
 from torchzero_clip.attach.clipper import Clipper
 from torchzero_clip.attach.handle import Attached
+from torchzero_clip.attach.megatron import megatron_entry
 
-__all__ = ["Attached", "Clipper", "attach"]
+__all__ = ["Attached", "Clipper", "attach", "megatron_entry"]

@@ -1,0 +1,201 @@
+"""megatron_entry: a chain in Megatron-LM's registry of optimizers."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import torch
+
+from torchzero_clip.core import NormRule, Step, TensorwiseTransform, Transform, bind
+from torchzero_clip.core.chain import Chain
+from torchzero_clip.core.link import Link
+from torchzero_clip.core.outside import warn
+from torchzero_clip.core.tensors import is_sharded
+from torchzero_clip.optimizer.keys import GroupKeys
+from torchzero_clip.optimizer_class import ChainOptimizer, optimizer_class
+
+SHAPE = (6, 5)  # of a matrix that stands for all
+CONFIG: dict[str, Callable[[Any], Any]] = {  # what a field of its OptimizerConfig is called here
+    "lr": lambda config: config.lr,
+    "weight_decay": lambda config: config.weight_decay,
+    "betas": lambda config: (config.adam_beta1, config.adam_beta2),
+    "eps": lambda config: config.adam_eps,
+}
+
+
+class MegatronEntry(NamedTuple):
+    """What the registry asks of an optimizer, by the names of its own entries.
+
+    Attributes:
+        optimizer_cls: The class of the optimizer.
+        init_state_fn: Makes the state of every parameter, as a checkpoint is loaded into it.
+        config_to_kwargs: The arguments of the class, from the configuration, the parts of the model
+            here and the process groups.
+        default_param_overrides: Parameters that go to another optimizer: none.
+    """
+
+    optimizer_cls: type[ChainOptimizer]
+    init_state_fn: Callable[..., None]
+    config_to_kwargs: Callable[..., dict[str, Any]]
+    default_param_overrides: dict[Any, dict[str, Any]]
+
+
+def megatron_entry(
+    *transforms: Transform, names: Mapping[str, str] | None = None, **options: Any
+) -> MegatronEntry:
+    """A chain as an entry of Megatron-LM's registry of optimizers.
+
+    The rate, the decay, betas and eps come from its configuration, where links of the chain own
+    them, and its schedules move them. Matrices are whole there; a rule that looks at tensors
+    refuses the flat shards of its DistributedOptimizer.
+
+    Args:
+        *transforms: The chain, first to last.
+        names: What state is called in checkpoints, as {"Adam/exp_avg": "m"}. Others lose their path
+            where no two end alike: "exp_avg".
+        **options: As for `Modular`.
+
+    Example:
+        >>> from torchzero_clip import LR, Adam, WeightDecay, ZClip, megatron_entry
+        >>> entry = megatron_entry(ZClip(), Adam(), WeightDecay(0.1), LR(1e-3))
+        >>> print(entry.optimizer_cls.__name__)
+        MegatronChain
+    """
+    made = optimizer_class(*transforms, name="MegatronChain", **options)
+    links = [link for top in bind(Chain(*transforms)) for link in top.walk()]
+    called = {**_names(links), **(names or {})}
+    body = {"names": called, "__doc__": made.__doc__}
+    meta: Any = type(made)
+    kind = meta(made.__name__, (_InMegatron, made), body)
+    odd = [key for key, shape in _state(links).items() if shape != SHAPE]
+    odd = [key for key in odd if called.get(key) != "step"]
+    if odd:
+        warn(
+            f"megatron_entry: {', '.join(odd)} of a parameter has not its shape, and the format "
+            "torch_dist has no place for it: save with --ckpt-format torch, or take rules with "
+            "state like parameters, or of all, as dim='global'"
+        )
+    keys = GroupKeys(bind(Chain(*transforms))).defaults
+
+    def kwargs(config: Any, model_chunks: Any = None, pg_collection: Any = None) -> dict[str, Any]:
+        found = {key: read(config) for key, read in CONFIG.items() if key in keys}
+        group = options.get("process_group")
+        joint = [link for link in links if getattr(link.transform, "scope", None) == "global"]
+        if joint and group is None and pg_collection is not None:
+            found["process_group"] = _stages(joint, pg_collection)
+        return found
+
+    return MegatronEntry(kind, _init_state, kwargs, {})
+
+
+def _init_state(optimizer: Any, config: Any = None) -> None:
+    optimizer.init_state()
+
+
+def _stages(joint: list[Link], pg_collection: Any) -> Any:
+    """The processes that hold the rest of the model; None where all of it is here."""
+    sizes = {name: _size(getattr(pg_collection, name, None)) for name in ("tp", "mp")}
+    if sizes["tp"] > 1:
+        raise ValueError(
+            f"megatron_entry: {joint[0].path} takes one norm of all, and under tensor parallelism "
+            "Megatron-LM alone knows which parameters are there twice: take its clip_grad, and "
+            "leave the rule out"
+        )
+    return pg_collection.mp if sizes["mp"] > 1 else None
+
+
+def _size(group: Any) -> int:
+    return 1 if group is None else int(group.size())
+
+
+def _state(links: list[Link]) -> dict[str, tuple[int, ...]]:
+    """The shapes of the state that a chain keeps for a matrix, by key."""
+    like = torch.empty(SHAPE, device="meta")
+    made = {key: value for link in links for key, value in link.layout(like).items()}
+    return {key: tuple(value.shape) for key, value in made.items()}
+
+
+def _names(links: list[Link]) -> dict[str, str]:
+    """Each key of state without its path, where no other ends like it."""
+    keys = list(_state(links))
+    ends = Counter([key.rpartition("/")[2] for key in keys])
+    return {key: end for key in keys if ends[end := key.rpartition("/")[2]] == 1}
+
+
+class _InMegatron(ChainOptimizer):
+    """A chain whose state has the names that Megatron-LM reads, and which knows flat shards."""
+
+    names: Mapping[str, str]
+
+    def __init__(self, params: Any, lr: Any = None, **values: Any) -> None:
+        self._given_shapes: list[list[torch.Size]] = []
+        super().__init__(params, lr, **values)
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Add a group, and remember what its parameters were."""
+        super().add_param_group(param_group)
+        self._given_shapes.append([p.shape for p in self.param_groups[-1]["params"]])
+
+    def _begin(self, name: str = "a step", loss: Any = None) -> Step:
+        self._refuse_flat()
+        return super()._begin(name, loss)
+
+    def _refuse_flat(self) -> None:
+        """Raise a sentence where parameters are pieces of others now, and a rule needs more."""
+        now = [[p.shape for p in group["params"]] for group in self.param_groups]
+        plain = not any([is_sharded(p) for group in self.param_groups for p in group["params"]])
+        if now == self._given_shapes or not plain:
+            return
+        shards = "Megatron-LM's DistributedOptimizer cuts parameters into flat shards"
+        for link in self.keys.links:
+            if _needs_tensors(link):
+                raise ValueError(
+                    f"{link.path} looks at whole tensors, and {shards}: take "
+                    "use_layer_wise_distributed_optimizer, or rules about entries and one norm of "
+                    "all"
+                )
+            joint = getattr(link.transform, "scope", None) == "global"
+            if joint and self.process_group is None and _size_of_world() > 1:
+                raise ValueError(
+                    f"{link.path} takes one norm of all, and {shards} that lie on several "
+                    "processes: give process_group=, those that share the parameters"
+                )
+
+    def state_dict(self) -> dict[str, Any]:
+        """The state by the names of Megatron-LM."""
+        return self._renamed(super().state_dict(), self.names)
+
+    def load_state_dict(self, state_dict: dict[str, Any], **options: Any) -> None:
+        """Load what `state_dict` gave, by either names."""
+        back = {name: key for key, name in self.names.items()}
+        super().load_state_dict(self._renamed(state_dict, back), **options)
+
+    def _renamed(self, given: dict[str, Any], names: Mapping[str, str]) -> dict[str, Any]:
+        rows = given["state"].items()
+        state = {i: {names.get(key, key): x for key, x in row.items()} for i, row in rows}
+        return {**given, "state": state}
+
+
+def _size_of_world() -> int:
+    there = torch.distributed.is_available() and torch.distributed.is_initialized()
+    return int(torch.distributed.get_world_size()) if there else 1
+
+
+def _needs_tensors(link: Link) -> bool:
+    """Whether a rule is about more than each entry, and not about one norm of all."""
+    tfm = link.transform
+    if not link.transforms or getattr(tfm, "place", "") == "first":
+        return False
+    if isinstance(tfm, NormRule):
+        return tfm.scope != "global"
+    return isinstance(tfm, TensorwiseTransform) or not (tfm.inner or _is_entrywise(tfm))
+
+
+def _is_entrywise(tfm: Transform) -> bool:
+    """Whether `update` alone acts, which sees the parts of sharded tensors."""
+    return type(tfm).step is Transform.step
+
+
+__all__ = ["MegatronEntry", "megatron_entry"]
