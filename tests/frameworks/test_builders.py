@@ -68,6 +68,20 @@ def test_what_no_link_reads_is_an_error(build):
         build(math.inf, "NoDecayAdam")
 
 
+def test_overrides_of_automodel_make_groups_whose_rates_its_schedule_scales():
+    slow = [{"pattern": "norm", "lr_mult": 0.5, "wd_mult": 0.0}]
+    run = automodel(math.inf, "ClippedAdamW", param_group_overrides=slow)
+    train(run)
+    found = [(group["lr"], group["weight_decay"]) for group in run.opt.param_groups]
+    assert found == [pytest.approx((1e-3, 0.1)), pytest.approx((5e-4, 0.0))]
+
+
+def test_a_chain_without_decay_takes_the_decay_of_zero_that_automodel_sets():
+    run = automodel(math.inf, "NoDecayAdam", weight_decay=0.0)
+    train(run)
+    assert run.opt.param_groups[0]["weight_decay"] == 0
+
+
 def test_without_state_made_first_a_parameter_that_got_no_gradient_cannot_be_loaded(tmp_path):
     """Automodel makes the missing state of torch's Adam alone: hence `with_state`."""
     for name in ("with_state", "ZClippedAdamW"):
