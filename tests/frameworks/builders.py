@@ -13,7 +13,6 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-import yaml
 from torch import Tensor, nn
 from torch.distributed.fsdp import fully_shard
 
@@ -101,6 +100,7 @@ class Automodel:
     """A recipe's configuration, read by Automodel's own reader of files."""
 
     def __init__(self, limit: float, **config: Any) -> None:
+        import yaml
         from nemo_automodel.components.checkpoint.config import CheckpointingConfig
         from nemo_automodel.components.config.loader import ConfigNode
         from nemo_automodel.components.training.utils import scale_grads_and_clip_grad_norm

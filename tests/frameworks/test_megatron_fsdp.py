@@ -51,17 +51,23 @@ def links() -> list[Any]:
     return [Guard(), ZClip(warmup_steps=2), Adam(), WeightDecay(0.1), LR(1e-2)]
 
 
-def shard(params: Any, opt: Any) -> Model:
-    """With the functions that the page shows."""
+def page() -> dict[str, Any]:
+    """The names that the page makes before it makes a model."""
     need("megatron_fsdp")
-    model, page = Model(params), (ROOT / "docs" / "frameworks" / "megatron.md").read_text()
-    shown = re.search(
-        r'^```python title="needs megatron_fsdp .*?"\n(.*?)^model = ', page, re.M | re.S
+    text = (ROOT / "docs" / "frameworks" / "megatron.md").read_text()
+    block = re.search(
+        r'^```python title="needs megatron_fsdp .*?"\n(.*?)^model = ', text, re.M | re.S
     )
-    assert shown, "the page has no block that ends with a model"
+    assert block, "the page has no block that makes a model"
     names: dict[str, Any] = {}
-    exec(shown[1], names)
-    assert names["sharded"](opt) is opt
+    exec(block[1], names)
+    return names
+
+
+def shard(params: Any, opt: Any) -> Model:
+    """As the page does."""
+    model = Model(params)
+    assert page()["sharded"](opt) is opt
     return model
 
 
@@ -127,7 +133,7 @@ def test_a_handle_in_front_of_an_optimizer_sees_the_gradients_that_were_synced(a
 
 # --- shards, on two ranks
 
-SAID = ["→ all are one", "→ resumed", "→ tensors, groups and columns"]
+SAID = ["→ all are one", "→ resumed", "→ tensors, groups and columns", "→ attached"]
 
 
 def part(whole: Tensor) -> Tensor:
@@ -190,6 +196,17 @@ def both(folder: Path) -> None:
         for one, other in zip(*ends, strict=True):
             torch.testing.assert_close(part(one).to_local(), other.to_local(), rtol=1e-5, atol=1e-6)
     print(SAID[2])
+
+    params, _ = start(part)
+    adamw = torch.optim.AdamW(params, lr=1e-2)
+    adamw.register_step_pre_hook(page()["fill"])
+    need("megatron_fsdp").fully_shard_optimizer(adamw)
+    handle = attach(adamw, ClipNorm(0.5, dim="global"))
+    steps((params, adamw), gradients(1), part)
+    (row,) = gradients(1)
+    norm = torch.cat([g.flatten() for g in row]).norm()
+    torch.testing.assert_close(handle.metrics()["ClipNorm/norm"], norm, rtol=1e-5, atol=0)
+    print(SAID[3])
 
 
 def test_shards_of_any_rows_have_the_norms_of_the_whole_and_are_resumed(tmp_path):
