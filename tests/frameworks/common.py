@@ -97,7 +97,7 @@ def blank(model: nn.Module) -> nn.Module:
 
 def processes(script: str, world: int, *args: object) -> list[list[str]]:
     """What each of several processes printed, which form a group; they have a minute."""
-    ends = on_ranks(world, "-W", "ignore", script, *args)
+    ends = on_ranks(world, script, *args)
     return [[line for line in out.splitlines() if line.startswith("→ ")] for out in ends]
 
 

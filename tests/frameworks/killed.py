@@ -5,6 +5,7 @@ digest of its weights.
 """
 
 import hashlib
+import math
 import os
 import signal
 import sys
@@ -16,6 +17,7 @@ import torch
 from torch import nn
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
+from tests.frameworks import builders
 from tests.helpers import ROOT
 
 
@@ -67,13 +69,26 @@ def torchtune() -> nn.Module:
     return names["train"](config)
 
 
+def verl() -> nn.Module:
+    ours = {"optimizer_impl": builders.__name__, "optimizer": "ZClippedAdamW"}
+    return builders.train(builders.Verl(math.inf, **ours), Path("held"))
+
+
+def nemo_automodel() -> nn.Module:
+    target = f"{builders.__name__}.with_state"
+    return builders.train(builders.Automodel(math.inf, _target_=target), Path("held"))
+
+
 def kill(step: int, seen: list[int], *_: Any) -> None:
     seen.append(1)
     if len(seen) == step:
         os.kill(os.getpid(), signal.SIGKILL)
 
 
-TRAININGS = {f.__name__: f for f in (fastai, composer, sentence_transformers, torchtune)}
+TRAININGS = {
+    f.__name__: f
+    for f in (fastai, composer, sentence_transformers, torchtune, verl, nemo_automodel)
+}
 
 if __name__ == "__main__":
     register_optimizer_step_post_hook(partial(kill, int(sys.argv[2]), []))

@@ -53,7 +53,7 @@ def compare(theirs: Any, ours: Any, make: Any, **kwargs: Any) -> None:
     for order in ORDERS:
         one, other = make(), make()
         want, got = theirs(one, 0.5, order, **kwargs), ours(iter(other), 0.5, order, **kwargs)
-        want = want.full_tensor() if isinstance(want, DTensor) else want
+        want, got = [n.full_tensor() if isinstance(n, DTensor) else n for n in (want, got)]
         assert want > 0.5
         torch.testing.assert_close(got, want, rtol=1e-5, atol=0)
         torch.testing.assert_close(grads(other), grads(one), rtol=1e-4, atol=1e-7)

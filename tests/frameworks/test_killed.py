@@ -35,7 +35,14 @@ def train(name: str, folder: Path, step: int) -> tuple[int, list[str]]:
 
 @pytest.mark.parametrize(
     ("name", "step"),
-    [("fastai", 10), ("composer", 10), ("sentence_transformers", 5), ("torchtune", 10)],
+    [
+        ("fastai", 10),
+        ("composer", 10),
+        ("sentence_transformers", 5),
+        ("torchtune", 10),
+        ("verl", 25),
+        ("nemo_automodel", 25),
+    ],
 )
 def test_a_killed_training_ends_as_one_that_was_not(name: str, step: int, tmp_path: Path) -> None:
     if importlib.util.find_spec(name) is None:
