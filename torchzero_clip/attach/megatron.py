@@ -8,12 +8,13 @@ from typing import Any, NamedTuple
 
 import torch
 
-from torchzero_clip.core import NormRule, Step, TensorwiseTransform, Transform, bind
+from torchzero_clip.core import Step, Transform, bind
 from torchzero_clip.core.chain import Chain
 from torchzero_clip.core.link import Link
 from torchzero_clip.core.outside import warn
 from torchzero_clip.core.tensors import is_sharded
 from torchzero_clip.optimizer.keys import GroupKeys
+from torchzero_clip.optimizer.parts_of_tensors import has_whole_norms, is_entrywise
 from torchzero_clip.optimizer_class import ChainOptimizer, optimizer_class
 
 SHAPE = (6, 5)  # of a matrix that stands for all
@@ -150,13 +151,13 @@ class _InMegatron(ChainOptimizer):
             return
         shards = "Megatron-LM's DistributedOptimizer cuts parameters into flat shards"
         for link in self.keys.links:
-            if _needs_tensors(link):
+            joint = getattr(link.transform, "scope", None) == "global" and has_whole_norms(link)
+            if not (joint or is_entrywise(link)):
                 raise ValueError(
                     f"{link.path} looks at whole tensors, and {shards}: take "
                     "use_layer_wise_distributed_optimizer, or rules about entries and one norm of "
                     "all"
                 )
-            joint = getattr(link.transform, "scope", None) == "global"
             if joint and self.process_group is None and _size_of_world() > 1:
                 raise ValueError(
                     f"{link.path} takes one norm of all, and {shards} that lie on several "
@@ -181,21 +182,6 @@ class _InMegatron(ChainOptimizer):
 def _size_of_world() -> int:
     there = torch.distributed.is_available() and torch.distributed.is_initialized()
     return int(torch.distributed.get_world_size()) if there else 1
-
-
-def _needs_tensors(link: Link) -> bool:
-    """Whether a rule is about more than each entry, and not about one norm of all."""
-    tfm = link.transform
-    if not link.transforms or getattr(tfm, "place", "") == "first":
-        return False
-    if isinstance(tfm, NormRule):
-        return tfm.scope != "global"
-    return isinstance(tfm, TensorwiseTransform) or not (tfm.inner or _is_entrywise(tfm))
-
-
-def _is_entrywise(tfm: Transform) -> bool:
-    """Whether `update` alone acts, which sees the parts of sharded tensors."""
-    return type(tfm).step is Transform.step
 
 
 __all__ = ["MegatronEntry", "megatron_entry"]

@@ -18,7 +18,8 @@ from torchzero_clip.core.bounds import Within
 from torchzero_clip.core.names import hint
 from torchzero_clip.core.values import equal, is_default, python_number, shown
 
-RESERVED = frozenset({"params", "param_names", "grads", "chain", "clip", "norm_group"})
+RESERVED = frozenset({"params", "param_names", "grads", "chain"})
+ON_NORMS = ("clip", "norm_group")  # what a group says to rules about norms
 
 
 @dataclass_transform(eq_default=False, field_specifiers=(dataclasses.field,))
@@ -64,7 +65,7 @@ class Description:
                 )
         said = {field.name: read(cls, field.name, field.type) for field in own}
         live = [name for name, (lives, _) in said.items() if lives]
-        if taken := RESERVED.intersection(live):
+        if taken := {*RESERVED, *ON_NORMS}.intersection(live):
             raise TypeError(f"{cls.__name__}: '{min(taken)}' is taken in param_groups")
         cls.live = (*[name for name in cls.live if name not in said], *live)
         kinds = {**cls._kinds, **{name: kind for name, (_, kind) in said.items()}}

@@ -53,7 +53,7 @@ class Division:
         self.lengths: list[int] | None = None  # how many units each tensor is, where it is several
         self.layers: dict[str, int] = {}
         self.norm_groups: list[str | None] = [None]  # of each unit, where the scope is all
-        self._named = named
+        self.named = named
         self.rows: dict[Cohort, SliceRows] = {}  # the slices
         self._known: dict[Hashable, Tensor] = {}
         self.vectors: list[Tensor] = []  # those, which are kept from step to step
@@ -87,13 +87,13 @@ class Division:
 
     def _norm_groups(self) -> list[int]:
         """The unit of each tensor where the scope is all: one, unless some have their own norm."""
-        names = [x.norm_group if self._named else None for x in self.cohorts for _ in x.places]
+        names = [x.norm_group if self.named else None for x in self.cohorts for _ in x.places]
         self.norm_groups = list(dict.fromkeys(names))
         return [self.norm_groups.index(name) for name in names]
 
     def _position(self, name: str | None) -> int:
         """The first group that shares this norm, which is the same on all ranks."""
-        return self._named.index(name) if name in self._named else len(self._named)
+        return self.named.index(name) if name in self.named else len(self.named)
 
     def _layers(self) -> list[int]:
         """The layer of each tensor, by the order in which layers come."""

@@ -343,7 +343,8 @@ class Units(Cells):
         stats, sizes = norms.merge(table, counts, m), counts.sum(dim=1)
         if units.positions is None or group is None:
             return stats, sizes
-        return across(stats, sizes, m, units.positions, max(len(step.groups), 1), group)
+        rows = len(step.groups) if units.scope == "group" or units.named else 1
+        return across(stats, sizes, m, units.positions, max(rows, 1), group)
 
 
 def _chosen(u: TensorList, state: State, group: Group) -> TensorList:

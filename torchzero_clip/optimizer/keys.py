@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from torchzero_clip.core.description import RESERVED, class_with, no_argument
+from torchzero_clip.core.description import ON_NORMS, RESERVED, class_with, no_argument
 from torchzero_clip.core.link import Link, read_elsewhere
 from torchzero_clip.core.transform import Successor, Transform
 from torchzero_clip.core.values import python_number
@@ -74,7 +74,7 @@ class GroupKeys:
             raise ValueError(
                 "param_groups was replaced: use add_param_group, or change it in place"
             )
-        for key in [k for k in group if k not in RESERVED and k not in self.defaults]:
+        for key in [k for k in group if k not in (*RESERVED, *ON_NORMS, *self.defaults)]:
             if key in self.aliases:
                 if self.aliases[key] in group and not later:
                     raise ValueError(f"a group has both {key!r} and {self.aliases[key]!r}")

@@ -19,7 +19,6 @@ from torchzero_clip.core.description import RESERVED
 from torchzero_clip.core.engine import Engine, Records
 from torchzero_clip.core.gradients import GradPlace
 from torchzero_clip.core.private import traced, untraced
-from torchzero_clip.core.sharding.layout import refuse_flat
 from torchzero_clip.core.step import Step
 from torchzero_clip.core.transform import Transform
 from torchzero_clip.core.values import is_row
@@ -38,6 +37,7 @@ from torchzero_clip.optimizer.loading import loading
 from torchzero_clip.optimizer.loss import evaluate, one_number
 from torchzero_clip.optimizer.meaning import refuse_step, warn_of_size, warn_of_small_state
 from torchzero_clip.optimizer.metrics import metrics_of
+from torchzero_clip.optimizer.parts_of_tensors import refuse_cuts
 from torchzero_clip.optimizer.places import warn_of_places
 from torchzero_clip.optimizer.saving import has_rate, on_saving, safe_to_save
 from torchzero_clip.optimizer.state_layout import StateLayout
@@ -397,7 +397,7 @@ class Modular(Optimizer):
 
     def _check_params(self, group: dict[str, Any]) -> None:
         """Raise a sentence where the chain cannot take the parameters of a group."""
-        refuse_flat(group["params"])
+        refuse_cuts(self.keys.links, group["params"])
         roundings.refuse_float16(type(self).__name__, self.rounding, group)
         for p in group["params"]:
             self.engine.check(p.device)

@@ -6,9 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from torchzero_clip.core.cohort import TAG
-
-KEYS = ("clip", "norm_group")
-"""Keys of a group that rules about norms read: what the program says counts, not a checkpoint."""
+from torchzero_clip.core.description import ON_NORMS
 
 
 def check(group: Mapping[str, Any]) -> None:
@@ -37,9 +35,9 @@ def check_stages(groups: Any, process_group: Any) -> None:
 
 
 def kept(theirs: Mapping[str, Any], here: Mapping[str, Any]) -> dict[str, Any]:
-    """A group of a checkpoint with what the group here says."""
-    rest = {key: value for key, value in theirs.items() if key not in KEYS}
-    return {**rest, **{key: here[key] for key in KEYS if key in here}}
+    """A group of a checkpoint with what the program says of it here."""
+    rest = {key: value for key, value in theirs.items() if key not in ON_NORMS}
+    return {**rest, **{key: here[key] for key in ON_NORMS if key in here}}
 
 
 def sentences(groups: Any) -> Iterator[str]:
