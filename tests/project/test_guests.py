@@ -12,6 +12,7 @@ from scripts.house import files, imports_of, label
 BREAKING_IN = {"_getframe", "currentframe", "setprofile", "settrace", "mock", "patch"}
 SETS = ("setattr", "object.__setattr__")
 MADE_HERE = {
+    "core/gradients.py": {"p"},  # the gradient of a parameter, in the attribute that was named
     "attach/handle.py": {"optimizer"},  # which a user gives it to be marked
     "audit/device.py": {"memory"},
     "core/bucket.py": {"other"},
