@@ -54,9 +54,9 @@ class Units(Cells):
         self._lists = {x: [getattr(b, x) for b in self.buckets] for x in ("params", "grads")}
         cohorts = [bucket.cohort for bucket in self.buckets]
         kind = tuple(scope) if isinstance(scope, list) else scope
-        step, named = self.buckets[0].step, tuple[Any, ...]()
-        if apart and scope == "global" and any([cohort.norm_group for cohort in cohorts]):
-            named = tuple([group.get("norm_group") for group in step.groups])
+        step = self.buckets[0].step
+        own = apart and scope == "global" and any([cohort.norm_group for cohort in cohorts])
+        named = tuple([group.get("norm_group") for group in step.groups]) if own else ()
         self.division: Division = step.roster.once(
             (kind, dims, named, *cohorts), lambda: Division(cohorts, scope, dims, name, named)
         )
