@@ -34,9 +34,6 @@ class GradPlace:
                 f"function that gives the gradient of one, got {given!r}"
             )
         self.given, self.usual = given, given == "grad"
-        self.of: Callable[[Tensor], Tensor | None] = self._of
-        if self.usual:
-            self.of = operator.attrgetter("grad")
 
     def own(self, p: Tensor) -> Tensor | None:
         """The gradient of a parameter that is not in `.grad`."""
@@ -44,8 +41,9 @@ class GradPlace:
             return self.given(p)
         return None if self.usual else getattr(p, self.given, None)
 
-    def _of(self, p: Tensor) -> Tensor | None:
-        found = self.own(p)
+    def of(self, p: Tensor) -> Tensor | None:
+        """The gradient of a parameter."""
+        found = None if self.usual else self.own(p)
         return p.grad if found is None else found
 
     def put(self, p: Tensor, grad: Tensor) -> None:

@@ -122,7 +122,7 @@ def aligned_grads(params: Sequence[Tensor], place: Any) -> list[Tensor | None]:
             grad, placed = place.of(p), placements(p)
             if grad is not None and placed is not None and placements(grad) != placed:
                 place.put(p, grad.redistribute(placements=placed))
-    return list(map(place.of, params))
+    return [p.grad for p in params] if place.usual else list(map(place.of, params))
 
 
 def refuse_flat(params: Sequence[Tensor]) -> None:

@@ -88,10 +88,10 @@ class Conditions:
         rows = [group["params"] for group in groups]
         if len(rows) != len(self._rows) or not all(map(_same, rows, self._rows)):
             return None
-        if self._sharded:
+        if self._sharded or not self._place.usual:
             grads = [aligned_grads(row, self._place) for row in rows]
         else:
-            grads = [list(map(self._place.of, row)) for row in rows]
+            grads = [[p.grad for p in row] for row in rows]
         if not (_same(states, self._keys) and _same(states.values(), self._states)):
             return None
         if self._says(groups, grads) != self._said:
