@@ -1,8 +1,9 @@
 """What `test_interleaved.py` starts on two ranks: an interleaved pipeline, two parts of it on each.
 
-    torchrun --nproc-per-node 2 -m tests.processes.interleaved all apart
+    torchrun --nproc-per-node 2 -m tests.processes.interleaved all apart shards
 
-Beside it goes the whole model in one process. One chain steps both parts of a rank.
+Beside it goes the whole model in one process. One chain steps both parts of a rank. In "shards"
+FSDP2 has the model instead, in groups with a norm apart and with none.
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 from torch.distributed.pipelining import PipelineStage, ScheduleInterleaved1F1B
 
 from torchzero_clip import LR, Adam, ClipNorm, Modular, SkipSpike, WeightDecay, ZClip
@@ -80,12 +83,37 @@ def wrong(setting: str) -> list[str]:
     return found
 
 
+def shards() -> list[str]:
+    """The steps in which shards of groups have other norms or weights than one process."""
+    alone, mine = whole(), whole()
+    fully_shard(mine, mesh=init_device_mesh("cpu", (dist.get_world_size(),)))
+    opts, found = [], []
+    for net in (alone, mine):
+        made = groups(list(net), "apart")
+        made.append({"params": made[0]["params"][:1], "clip": False})
+        made[0]["params"] = made[0]["params"][1:]
+        opts.append(Modular(made, *chain()))
+    for step in range(6):
+        x, y = torch.randn(2, 8, WIDTH, generator=torch.Generator().manual_seed(step)).unbind()
+        for net, opt in zip((alone, mine), opts, strict=True):
+            opt.zero_grad()
+            loss_of(net(x), y).backward()
+            opt.step()
+        norms = [opt.metrics()["ClipNorm/norm"] for opt in opts]
+        if not torch.allclose(*norms, rtol=1e-5):
+            found.append(f"step {step}: norms {norms}")
+        for p, q in zip(alone.parameters(), mine.parameters(), strict=True):
+            if not torch.allclose(p, q.full_tensor(), rtol=1e-5, atol=1e-6):  # type: ignore[attr-defined]
+                found.append(f"step {step}: weights")
+    return found
+
+
 def main() -> None:
     dist.init_process_group("gloo")
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
     for setting in sys.argv[1:]:
-        found = wrong(setting)
+        found = shards() if setting == "shards" else wrong(setting)
         print(f"{setting}: {len(found)} wrong", *found, sep="\n", flush=True)
     dist.barrier()
     os._exit(0)  # gloo's threads may abort a process that ends in the usual way

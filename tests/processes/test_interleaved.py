@@ -3,6 +3,7 @@
 from tests.processes.launch import on_ranks
 
 
-def test_an_interleaved_pipeline_steps_as_one_process() -> None:
-    for out in on_ranks(2, "-m", "tests.processes.interleaved", "all", "apart", limit=120):
-        assert out == "all: 0 wrong\napart: 0 wrong\n"
+def test_an_interleaved_pipeline_and_shards_of_groups_step_as_one_process() -> None:
+    settings = "all", "apart", "shards"
+    for out in on_ranks(2, "-m", "tests.processes.interleaved", *settings, limit=120):
+        assert out == "".join([f"{name}: 0 wrong\n" for name in settings])
