@@ -129,10 +129,8 @@ class Recover:
         self._spare = [Snapshot(optimizers, model, parts) for _ in range(keep)]
         self._ring, device = list[Snapshot](), opt.param_groups[0]["params"][0].device
         self.now = Progress(torch.zeros(check, 2, dtype=wide(device), device=device))
-        self._told, self._last = False, opt._records
+        self._rates, self._told, self._last = list[Any](), False, opt._records
         self._loader: Iterable[Any] | None = None  # one that can go back
-        self._iterator: Iterator[Any] = iter(())
-        self._rates: list[Any] = []
         optimizers[0].register_step_pre_hook(self._slow_down)
         optimizers[0].register_step_post_hook(self._as_before)
 
@@ -306,9 +304,8 @@ def check_arguments(opt: Any, parts: Sequence[Any], numbers: dict[str, Any], slo
         fine = type(value) in kinds and value >= least
         words = "an integer " * (kinds == (int,)) + f"at least {least}"
         need(fine, f"{name} must be {words}, got {value!r}")
-    every, check = numbers["every"], numbers["check"]
-    what = f"every must be a multiple of check={check}, the steps from one look to the next"
-    need(every % check == 0, f"{what}, got {every}")
+    what = f"every must be a multiple of check={numbers['check']}, the steps between two looks"
+    need(numbers["every"] % numbers["check"] == 0, f"{what}, got {numbers['every']}")
     what = "slower must be a factor up to 1 for the rate and a number of steps, as (0.5, 100)"
     need(isinstance(slower, tuple) and 0 < slower[0] <= 1, f"{what}, got {slower!r}")
     rated = slower[0] == 1 or "lr" in opt.defaults or isinstance(opt, Attached)

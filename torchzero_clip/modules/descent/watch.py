@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from torchzero_clip.core import Bucket, NormRule, Scope, TensorList
 from torchzero_clip.core.bounds import Count
+from torchzero_clip.core.chain import other_state
 from torchzero_clip.core.description import Description
 from torchzero_clip.core.division import UNITS
-from torchzero_clip.core.sharding.layout import locals_of
 
 
 class Watch(NormRule):
@@ -52,7 +50,7 @@ class Watch(NormRule):
                 return buckets
         units = self.units(buckets)
         steps = [bucket.u for bucket in units.buckets]
-        weights = [bucket.params.to(bucket.state_dtype) for bucket in units.buckets]
+        weights = [b.params.to(u.dtype) for b, u in zip(units.buckets, steps, strict=True)]
         size, norm = units.norms_of(steps), units.norms_of(weights)
         found = {"step": size, "weights": norm, "ratio": (size / norm).masked_fill(size == 0, 0)}
         momenta = [m for bucket in units.buckets if (m := _momentum(bucket)) is not None]
@@ -77,7 +75,4 @@ def _momentum(bucket: Bucket) -> TensorList | None:
     linear = {name for kind in kinds for name, how in kind.items() if how == "linear"}
     found = [key for key in bucket.param_states[0] if key.count("/") == 1]
     key = next((key for key in reversed(found) if key.rpartition("/")[2] in linear), "")
-    rows: list[Any] = [state.get(key) for state in bucket.param_states]
-    if [getattr(t, "shape", None) for t in rows] != [p.shape for p in bucket.originals]:
-        return None
-    return bucket.session.state(key, locals_of(rows)).borrow().to(bucket.state_dtype)
+    return other_state(bucket, key)

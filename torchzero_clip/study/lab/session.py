@@ -237,11 +237,8 @@ def marks(log: Log, start: int) -> list[tuple[int, str, float]]:
     found = list[tuple[int, str, float]]()
     for name, x in columns.items():
         what = name.rpartition("/")[2]
-        x = (
-            x.nan_to_num(0).cummax(0).values.diff(prepend=x.new_zeros(1))
-            if what == "skipped"
-            else x
-        )
+        fresh = x.nan_to_num(0).cummax(0).values.diff(prepend=x.new_zeros(1))
+        x = fresh if what == "skipped" else x
         if what == "skipped" or name.startswith("recover/"):
             found += [(int(i), what, x[i].item()) for i in (x > 0).nonzero() if i >= start]
     return found
