@@ -42,12 +42,12 @@ def test_behind_a_way_back_it_is_the_run_of_the_snapshot_with_the_batches_that_c
     chain: str, options: dict[str, Any], compile: bool
 ) -> None:
     run = Run(chain, **options, compile=compile)
-    recover = recovered(run, iter(batches(100)))
+    recover = recovered(run, iter(batches(72)))
     assert {back.to for back in recover.events} == {40}
     gone = range(41, 41 + sum([back.left_out for back in recover.events]))
     assert {FIRST, LAST} <= {*gone}
     plain = Run(chain, **options, compile=compile)
-    plain.train([batch for i, batch in enumerate(batches(100), 1) if i not in gone])
+    plain.train([batch for i, batch in enumerate(batches(72), 1) if i not in gone])
     assert differences(plain.all(), run.all()) == []
 
 
@@ -55,14 +55,14 @@ def test_behind_a_way_back_it_is_the_run_of_the_snapshot_with_the_batches_that_c
 def test_a_loader_goes_back_as_well_and_the_good_batches_come_again(
     chain: str, compile: bool
 ) -> None:
-    run, loader = Run(chain, compile=compile), Loader(batches(100))
+    run, loader = Run(chain, compile=compile), Loader(batches(72))
     recover = recovered(run, loader, loader)
     gone = sum([back.left_out for back in recover.events])
     assert {back.to for back in recover.events} == {40}
     assert gone <= LAST - FIRST + 3  # the bad ones, and some behind them that the wreck was bad at
-    assert recover.now.count == 100 - gone
+    assert recover.now.count == 72 - gone
     plain = Run(chain, compile=compile)
-    plain.train([batch for i, batch in enumerate(batches(100), 1) if i not in recover.now.left_out])
+    plain.train([batch for i, batch in enumerate(batches(72), 1) if i not in recover.now.left_out])
     assert differences(plain.all(), run.all()) == []
 
 

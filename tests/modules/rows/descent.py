@@ -600,7 +600,6 @@ ROWS = [
         Watch,
         good={
             **scopes(Watch),
-            "every 2": lambda: Watch(every=2),
             "behind": lambda: Chain(Momentum(0.5), LR(0.1), Watch("global")),
         },
         bad=[
@@ -608,8 +607,17 @@ ROWS = [
             *steps("every", 1),
             *STEPS,
         ],
-        loose={"any": Watch, "every 2": lambda: Watch("global", every=2)},
+        loose={"any": Watch},
         per_entry=True,
+        aims=False,
+        attaches=False,
+    ),
+    Row(
+        Watch,
+        good={"every 2": lambda: Watch(every=2)},
+        loose={"every 2": lambda: Watch("global", every=2)},
+        per_entry=True,
+        graphs=4,
         aims=False,
         attaches=False,
     ),

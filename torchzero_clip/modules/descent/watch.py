@@ -38,6 +38,7 @@ class Watch(NormRule):
     every: Count = 1
 
     widens = True
+    reach = "model"  # what it says is of one step
     place = "end"
     leaves = "gradient"
     pure = True
@@ -57,9 +58,8 @@ class Watch(NormRule):
         if len(momenta) == len(steps):
             along = units.dot(steps, momenta) / size / units.norms_of(momenta)
             found["cosine"] = along.masked_fill(along.isnan() & size.isfinite(), 0)
-        step.record[path] = {name: x[0] if len(x) == 1 else x for name, x in found.items()}
-        if units.count > 1:
-            step.record[path][UNITS] = units.division.ids(step.groups)
+        ids = {UNITS: units.division.ids(step.groups)} if units.count > 1 else {}
+        step.record[path] = ids | {k: x[0] if len(x) == 1 else x for k, x in found.items()}
         return buckets
 
 
