@@ -308,7 +308,7 @@ def test_a_run_that_goes_on_from_a_checkpoint_is_the_one_that_went_on(compile: b
     for at in (40, 43):
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "Recover: step")
-            run, loader = Run("adamw", compile=compile), Loader(batches(100))
+            run, loader = Run("adamw", compile=compile), Loader(batches(72))
             recover = run.recover(loader)
             run.train(limited(recover.batches(loader), at), recover)
             saved = [x.state_dict() for x in (run.model, run.opt, loader, recover)]
@@ -317,7 +317,7 @@ def test_a_run_that_goes_on_from_a_checkpoint_is_the_one_that_went_on(compile: b
             python, torchs = random.getstate(), torch.get_rng_state()
             run.train(recover.batches(loader), recover)
 
-            other, again = Run("adamw", compile=compile), Loader(batches(100))
+            other, again = Run("adamw", compile=compile), Loader(batches(72))
             found = other.recover(again)
             for x, state in zip((other.model, other.opt, again), saved, strict=False):
                 x.load_state_dict(state)
