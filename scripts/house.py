@@ -55,6 +55,7 @@ ROOMS = {  # what the files of a room may import
     "beside": {"core", "engines", "modules", "optimizer", "beside"},
     "study": {"core", "optimizer", "attach", "beside", "study", "top"},
     "audit": {"core", "engines", "attach", "audit"},
+    "recovering": {"core", "optimizer", "attach", "study", "recovering"},
     "spec": {"spec"},
 }
 COMPILED = {  # and what those of the compiled engine may of each other

@@ -57,11 +57,13 @@ from torchzero_clip.releasing import release
 from torchzero_clip.scheduling import schedule
 
 if typing.TYPE_CHECKING:  # else when they are asked for: `_elsewhere`
+    from torchzero_clip.recovering import Back, Recover
     from torchzero_clip.study import Recorder, Replay, Trace, replay
 
 __version__ = "0.1.0"
 
 __all__ = [
+    "Back",
     "Bucket",
     "Chain",
     "Clipper",
@@ -77,6 +79,7 @@ __all__ = [
     "PerExample",
     "Positive",
     "Recorder",
+    "Recover",
     "Replay",
     "Scope",
     "Share",

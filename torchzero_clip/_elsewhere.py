@@ -9,16 +9,18 @@ from typing import Any
 import torch
 
 STUDY = ("Recorder", "Replay", "Trace", "replay")  # of a run that is recorded, as few are
+RECOVERING = ("Back", "Recover")  # nor do many go back
 SHOWN = {"sgd": {"momentum": 0.9}}  # where a chain with the defaults would lack its main link
 
 
 def __dir__() -> list[str]:
     """What is there, and what will be when it is asked for."""
-    return sorted({*vars(sys.modules["torchzero_clip"]), *STUDY, "source"})
+    return sorted({*vars(sys.modules["torchzero_clip"]), *STUDY, *RECOVERING, "source"})
 
 
 def __getattr__(name: str) -> Any:
-    """`source` and what stands in `study`; for `from torchzero_clip import AdamW` a sentence.
+    """`source` and what stands in `study` or `recovering`; for `from torchzero_clip import AdamW` a
+    sentence.
 
     An ImportError, since of an AttributeError the statement keeps no word.
     """
@@ -26,6 +28,8 @@ def __getattr__(name: str) -> Any:
         return importlib.import_module("torchzero_clip.source")
     if name in STUDY:
         return getattr(importlib.import_module("torchzero_clip.study"), name)
+    if name in RECOVERING:
+        return getattr(importlib.import_module("torchzero_clip.recovering"), name)
     from torchzero_clip.published import NAMES
 
     known = {key.replace("_", ""): key for key in NAMES}

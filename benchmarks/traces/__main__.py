@@ -10,11 +10,14 @@ import torch
 import benchmarks.traces
 from benchmarks.rows import write
 from benchmarks.traces.judge import Line, judge
+from benchmarks.traces.policy import table
+from benchmarks.traces.policy import write as write_policy
 from benchmarks.traces.runs import STEPS, TRAININGS, record
 from benchmarks.traces.troubles import troubles
 from torchzero_clip import Trace
 
 RESULTS = Path(__file__).parents[1] / "results"
+POLICY = RESULTS / "policy.jsonl"  # what guards and Recover would have done
 TRACES = RESULTS / "traces"
 TROUBLES = RESULTS / "troubles"  # the lab shows both, and an installation has them
 
@@ -30,8 +33,8 @@ def main(given: list[str] | None = None) -> None:
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
     add = parser.add_argument
-    what = "train, write the norms of the atlas' gradients, or replay what was recorded"
-    add("what", choices=["record", "troubles", "judge"], help=what)
+    what = "train, write the norms of the atlas' gradients, or look at what was recorded"
+    add("what", choices=["record", "troubles", "judge", "policy"], help=what)
     add("--runs", nargs="+", choices=TRAININGS, default=list(TRAININGS), metavar="RUN")
     add("--steps", type=int, default=STEPS, help="of every training")
     add("--out", type=Path, help="the folder for traces, or the file for what came of judging")
@@ -49,6 +52,10 @@ def main(given: list[str] | None = None) -> None:
         folder.mkdir(exist_ok=True)
         for name, trace in troubles():
             trace.write(folder / f"{name}.csv.gz", digits=5)
+    elif options.what == "policy":
+        path = options.out or POLICY
+        write_policy({name: load(name) for name in TRAININGS}, path)
+        print(table(path))
     else:
         lines = []
         for name in options.runs:

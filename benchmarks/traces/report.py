@@ -6,8 +6,9 @@ import math
 from collections.abc import Sequence
 
 from benchmarks import axes
-from benchmarks.traces.__main__ import load
+from benchmarks.traces.__main__ import POLICY, load
 from benchmarks.traces.judge import FAMILIES, Line
+from benchmarks.traces.policy import table
 from benchmarks.traces.runs import TRAININGS
 
 DEFAULTS = dict(zip(FAMILIES, (2.0, 2.5, 3.0, 95.0, 1.5, 1.05), strict=True))
@@ -49,6 +50,11 @@ def defaults(lines: Sequence[Line]) -> str:
     body = "\n".join(rows)
     table = f'<table class="dense">\n<thead>{head}</thead>\n<tbody>\n{body}\n</tbody>\n</table>'
     return f'<div class="frame">\n{table}\n</div>'
+
+
+def policy(lines: Sequence[Line]) -> str:
+    """What guards and Recover would have done."""
+    return table(POLICY)
 
 
 LEFT, TOP, WIDTH, HEIGHT, LEGEND = 72, 16, 380, 260, 250

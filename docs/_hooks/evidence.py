@@ -2,8 +2,8 @@
 
 A page asks with `<!-- atlas: table -->`, `troubles`, `settings` or `sentences`, with
 `<!-- suites: table -->` or `causes`, `<!-- clips: table -->` or `causes`, `<!-- waits: table -->`,
-`<!-- matrices: table -->`, `<!-- moved: picture -->`, with
-`<!-- replay: traces -->`, `defaults` or the name of a trace for a picture, or with
+`<!-- matrices: table -->`, `<!-- moved: picture -->`, `<!-- recover: table -->`, with
+`<!-- replay: traces -->`, `defaults`, `policy` or the name of a trace for a picture, or with
 `<!-- guide: … -->` and a name that `python -m benchmarks.guide --table` prints, or `picture_` and a
 trouble; with `<!-- averages: … -->` and a task; with `<!-- private: names -->` for names that torch
 calls its own. Within a sentence
@@ -18,6 +18,7 @@ The page of each rule in the atlas gets its picture; what `benchmarks.atlas.rule
 """
 
 import importlib
+import json
 import re
 import sys
 from functools import cache
@@ -26,7 +27,8 @@ from pathlib import Path
 DOCS = Path(__file__).parents[1]
 RESULTS = DOCS.parent / "benchmarks" / "results"
 ASKED = re.compile(
-    r"^<!-- (atlas|replay|guide|averages|suites|clips|waits|matrices|moved|private): (\w+) -->$",
+    r"^<!-- (atlas|replay|guide|averages|suites|clips|waits|matrices|moved|private|recover): "
+    r"(\w+) -->$",
     re.MULTILINE,
 )
 NUMBER = re.compile(r"<!-- (effect|mean|cell|alarms): (.+?) -->")
@@ -66,9 +68,20 @@ def atlas(wanted):
 
 def replay(wanted):
     report, lines = module("benchmarks.traces.report"), replays()
-    if wanted in ("traces", "defaults"):
+    if wanted in ("traces", "defaults", "policy"):
         return getattr(report, wanted)(lines)
     return report.picture(lines, wanted)
+
+
+def recover(wanted):
+    """What came of the runs of examples/recover.py."""
+    found = json.loads((RESULTS / "recover.json").read_text(encoding="utf-8"))
+    rows = ["| | loss at the end | steps | ways back | batches left out |", "|---|--:|--:|--:|--:|"]
+    for name, run in found["runs"].items():
+        step, loss = run["losses"][-1]
+        out = sum([back[3] for back in run["backs"]])
+        rows.append(f"| {name} | {loss:.2f} | {step} | {len(run['backs'])} | {out} |")
+    return "\n".join(rows)
 
 
 def guide(wanted):
@@ -149,6 +162,7 @@ KINDS = {
     "matrices": matrices,
     "moved": moved,
     "private": private,
+    "recover": recover,
 }
 
 

@@ -25,6 +25,7 @@ SAYS = {
     "beside": "functions to call",
     "study": "recorded runs",
     "audit": "what a step asks",
+    "recovering": "runs that go back",
     "spec": "plain numbers",
 }
 

@@ -43,13 +43,13 @@ from tests.table import Case, every
 from torchzero_clip import LR, Adam, ClipNorm, Guard, Modular, WeightDecay, release
 from torchzero_clip.core import Group, State, TensorList, norms
 from torchzero_clip.core.engine import (
+    Cover,
     Engine,
     Formula,
     Records,
     Rule,
     Session,
     Through,
-    Watch,
     updated,
 )
 from torchzero_clip.core.formats import Nearest, Stochastic
@@ -73,7 +73,7 @@ class AtOnce:
     def check(self, device: torch.device) -> None:
         """Every device will do."""
 
-    def twin(self, watch: Watch | None = None) -> AtOnce:
+    def twin(self, watch: Cover | None = None) -> AtOnce:
         return AtOnce()
 
     def lasting(self) -> list[Tensor]:
@@ -96,6 +96,9 @@ class AtOnce:
 
     def forget(self) -> None:
         """There is nothing to forget."""
+
+    def phase(self) -> Callable[[], None]:
+        return self.forget
 
     def capture(self, devices: set[torch.device]) -> None:
         raise ValueError("nothing is captured")

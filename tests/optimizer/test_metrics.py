@@ -43,6 +43,7 @@ from torchzero_clip import (
     Standardize,
     Steepest,
     TrustRatio,
+    Watch,
     When,
     ZClip,
     ZStat,
@@ -181,6 +182,7 @@ SHAPING = (
     StableAdam,
     Standardize,
     Steepest,
+    Watch,
 )  # they do more than a factor says
 NORM_RULES = [
     case

@@ -68,6 +68,7 @@ from torchzero_clip import (
     State,
     TensorList,
     Transform,
+    Watch,
     WeightAverage,
     WeightDecay,
     WeightEMA,
@@ -81,7 +82,7 @@ HEADLINE = ClipNorm(1.0, dim="global"), Adam(), LR(1e-3)
 FOLDERS = ("clipping", "descent", "adaptive")
 AVERAGES = ("WeightEMA", "WeightAverage", "Lookahead", "ScheduleFree")
 OTHERS = ("Chain", "Identity", "Masked", "Partition", *AVERAGES)
-REFUSED = (OrthoGrad, Adafactor, CAME, Prodigy, DAdaptAdam)
+REFUSED = (OrthoGrad, Adafactor, CAME, Prodigy, DAdaptAdam, Watch)
 TAKEN = [
     case
     for case in GOOD

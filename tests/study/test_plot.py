@@ -6,10 +6,12 @@ from itertools import combinations
 from pathlib import Path
 from typing import Any
 
+import matplotlib as mpl
 import pytest
 import torch
 
 from torchzero_clip import (
+    LR,
     AdaGC,
     AdaptiveClip,
     AutoClip,
@@ -24,6 +26,7 @@ from torchzero_clip import (
     Scale,
     SoftClip,
     Trace,
+    Watch,
     ZClip,
     replay,
 )
@@ -170,3 +173,20 @@ def test_of_many_rows_some_have_names(figure: list[Any], tmp_path: Path) -> None
     names = [str(i) for i in range(100)]
     replay(Trace(torch.rand(9, 100), names), ClipNorm(1.0)).plot(tmp_path / "replay.png")
     assert ticks(figure[0].axes[0]) == names[::9]
+
+
+def test_units_that_were_watched_have_a_band_and_ways_back_a_mark(tmp_path: Path) -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.Linear(3, 2))
+    opt = Modular(model.named_parameters(), ClipNorm(1.0, dim="global"), LR(0.1), Watch("layer"))
+    recorder = Recorder(opt)
+    for step in range(12):
+        model(torch.randn(4, 3)).sum().backward()
+        if step == 6:
+            recorder.log(**{"recover/back": 5.0, "recover/left_out": 3.0})
+        opt.step()
+    recorder.plot(tmp_path / "run.svg")
+    with mpl.rc_context({"svg.fonttype": "none"}):
+        recorder.plot(tmp_path / "run.svg")
+    text = (tmp_path / "run.svg").read_text()
+    assert {name in text for name in ("Watch/ratio", "recover/back", "behind a way back")} == {True}
+    assert text.count("FillBetweenPolyCollection") + text.count("PolyCollection") >= 3

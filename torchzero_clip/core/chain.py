@@ -12,6 +12,7 @@ from torchzero_clip.core.config import from_config, to_config
 from torchzero_clip.core.description import Description, class_with
 from torchzero_clip.core.link import Link
 from torchzero_clip.core.numbers import numbered
+from torchzero_clip.core.sharding.layout import locals_of
 from torchzero_clip.core.tensorlist import TensorList
 from torchzero_clip.core.transform import Transform, averages
 from torchzero_clip.core.values import is_row
@@ -156,6 +157,14 @@ def transformed(
     rows = [TensorList([made[key] for key in keys]) for keys in wanted]
     # as lists of their sessions, or an engine would take their memory for free
     return [bucket.session.adopt(u) for bucket, u in zip(begun, rows, strict=True)]
+
+
+def other_state(bucket: Bucket, key: str) -> TensorList | None:
+    """State of another link in the shape of the parameters, to be read; None where it lacks."""
+    rows: list[Any] = [state.get(key) for state in bucket.param_states]
+    if [getattr(t, "shape", None) for t in rows] != [p.shape for p in bucket.originals]:
+        return None
+    return bucket.session.state(key, locals_of(rows)).borrow().to(bucket.state_dtype)
 
 
 def bind(parent: Description, path: str = "", narrow: bool = False) -> tuple[Link, ...]:

@@ -18,6 +18,9 @@ from torchzero_clip.core.stacks import batches
 from torchzero_clip.core.state import statistic_dtype
 from torchzero_clip.core.tensors import all_here
 
+UNITS = "units"
+"""The identity of the units of vectors, in a record with names of its own."""
+
 
 class Division:
     """The units of some cohorts: a unit is a tensor, a slice of one, a layer, a group, or all.

@@ -155,7 +155,7 @@ Records: TypeAlias = dict[str, Any]
 """What the links measured in a step, by path."""
 Through: TypeAlias = "Callable[[Any], Records]"
 """It sends the gradients of a Step through the links."""
-Watch: TypeAlias = "Callable[[list[Tensor], list[Tensor]], AbstractContextManager[Any]]"
+Cover: TypeAlias = "Callable[[list[Tensor], list[Tensor]], AbstractContextManager[Any]]"
 """It surrounds a pass over memory as a whole; called with the tensors that are read and written."""
 
 
@@ -168,7 +168,7 @@ class Engine(Protocol):
     def check(self, device: torch.device) -> None:
         """Raise a sentence where the engine cannot run on this device."""
 
-    def twin(self, watch: Watch | None = None) -> Engine:
+    def twin(self, watch: Cover | None = None) -> Engine:
         """An engine that does the same with memory of its own, for a look: nothing is compiled.
 
         `watch` surrounds what is one pass, whatever operators it is made of.
@@ -194,6 +194,9 @@ class Engine(Protocol):
 
     def forget(self) -> None:
         """Do the next steps as an engine that has done none: one that goes on from here is such."""
+
+    def phase(self) -> Callable[[], None]:
+        """What has later steps be done as those behind this call, which goes back in a run."""
 
     def capture(self, devices: set[torch.device]) -> None:
         """Have its steps on these devices captured; a ValueError where none can be."""

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from torchzero_clip.core import norms, packs
-from torchzero_clip.core.engine import Formula, Group, Records, Rule, State, Through, Watch, updated
+from torchzero_clip.core.engine import Cover, Formula, Group, Records, Rule, State, Through, updated
 from torchzero_clip.core.formats import Nearest, Stochastic
 from torchzero_clip.core.lazy import Lazy
 from torchzero_clip.core.private import foreach
@@ -52,7 +52,7 @@ class Eager:
         options = {"defers": self.defers, "keeps": self.keeps, "reads": self.reads}
         return f"Eager({', '.join([f'{name}=False' for name, on in options.items() if not on])})"
 
-    def twin(self, watch: Watch | None = None) -> Eager:
+    def twin(self, watch: Cover | None = None) -> Eager:
         """An engine that does the same with memory of its own; its operators are its passes."""
         return Eager(self.defers, self.keeps, self.reads)
 
@@ -76,6 +76,9 @@ class Eager:
 
     def forget(self) -> None:
         """Forget nothing: no step depends on those before."""
+
+    def phase(self) -> Callable[[], None]:
+        return self.forget
 
     def capture(self, devices: set[torch.device]) -> None:
         raise ValueError("captured takes an optimizer that is made with compile=True")

@@ -178,7 +178,7 @@ def averaged(optimizer: Any, name: str | None, model: Module | None) -> Iterator
         optimizer._inside = True
         for row in rows(optimizer, name):
             substitution.put(row)
-        _reshard(model)
+        reshard(model)
         yield
     finally:
         try:
@@ -186,14 +186,14 @@ def averaged(optimizer: Any, name: str | None, model: Module | None) -> Iterator
         finally:
             optimizer._inside = False
             hook.remove()
-            _reshard(model)
+            reshard(model)
 
 
-def _reshard(model: Module | None) -> None:
+def reshard(model: Module | None) -> None:
     """Have the modules of FSDP2 let go of weights that they have gathered, and hold no longer."""
     for module in [] if model is None else model.modules():
-        if callable(reshard := getattr(module, "reshard", None)):
-            reshard()
+        if callable(let_go := getattr(module, "reshard", None)):
+            let_go()
 
 
 def evaluate(optimizer: Any) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torchzero_clip.core.division import UnitIds, UnitRecord
+from torchzero_clip.core.division import UNITS, UnitIds, UnitRecord
 
 
 def metrics_of(records: Mapping[str, Any]) -> dict[str, Any]:
@@ -18,7 +18,8 @@ def metrics_of(records: Mapping[str, Any]) -> dict[str, Any]:
     out: dict[str, Any] = {}
     for path, record in records.items():
         if isinstance(record, dict):
-            out.update({f"{path}/{name}": _copied(value) for name, value in record.items()})
+            values = {name: _copied(value) for name, value in record.items() if name != UNITS}
+            out.update({f"{path}/{name}": value for name, value in values.items()})
             continue
         limit, ratio = _of_units(record)
         values = {"norm": record.norm, "limit": limit, "factor": 1 / ratio, "clipped": ratio > 1}
@@ -34,7 +35,10 @@ def units_of(records: Mapping[str, Any]) -> dict[str, UnitIds]:
     """The units of the entries of each metric that may be a vector."""
     out: dict[str, UnitIds] = {}
     for path, record in records.items():
-        if not isinstance(record, dict):
+        if isinstance(record, dict):
+            ids = record.get(UNITS)
+            out.update({f"{path}/{name}": ids for name in record if ids and name != UNITS})
+        else:
             ids = record.division.ids(record.groups)
             names = ["limit", "factor", "clipped"] + ["norm"] * (not ids.one_norm)
             out.update({f"{path}/{name}": ids for name in names})

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 
 import torch
 from torch import Tensor
 
 from torchzero_clip.core import Step
-from torchzero_clip.core.engine import Engine, Records, Session, Through, Watch
+from torchzero_clip.core.engine import Cover, Engine, Records, Session, Through
 
 ANEW = (
     "gradients are released: autograd chooses which parameter steps next, each by its own kernels"
@@ -27,7 +27,7 @@ class OneAtATime:
     def __repr__(self) -> str:
         return f"OneAtATime({self.engine!r})"
 
-    def twin(self, watch: Watch | None = None) -> Engine:
+    def twin(self, watch: Cover | None = None) -> Engine:
         return self.engine.twin(watch)
 
     def lasting(self) -> list[Tensor]:
@@ -51,6 +51,9 @@ class OneAtATime:
 
     def forget(self) -> None:
         self.engine.forget()
+
+    def phase(self) -> Callable[[], None]:
+        return self.engine.phase()
 
     def capture(self, devices: set[torch.device]) -> None:
         self.engine.capture(devices)

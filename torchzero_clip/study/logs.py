@@ -140,7 +140,7 @@ def norm_of(column: str) -> str | None:
     parts = column.split("/")
     for i, part in enumerate(parts):
         word = part.rpartition(" - ")[2].strip().lower().replace(" ", "_")  # W&B: "run - name"
-        if is_gradients(word):
+        if is_gradients(word) or (word == "ratio" and parts[i - 1].startswith("Watch")):
             return "/".join(parts[: i + 1])
     return None
 

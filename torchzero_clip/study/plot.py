@@ -156,7 +156,12 @@ def apart(names: list[str]) -> list[str]:
 def curve(table: Table, name: str, axes: Axes) -> Key:
     """Something that was logged."""
     column = table.columns[name]
-    values, known = column.read()[:, 0], column.counts[:, 0] > 0
+    rows, known = column.read(), (column.counts > 0).any(1)
+    values = rows.nanmedian(1).values
+    if column.vector:  # of units: the median, and as a band all of them
+        ends = [rows.nan_to_num(nan=x).aminmax(dim=1) for x in (math.inf, -math.inf)]
+        least, most = ends[0].min[known].tolist(), ends[1].max[known].tolist()
+        axes.fill_between(table.steps[known].tolist(), least, most, color=BLUE, alpha=0.2, lw=0)
     good = values[torch.isfinite(values)]
     if len(good) and good.min() > 0 and good.max() > 100 * good.min():
         axes.set_yscale("log")
@@ -258,6 +263,8 @@ def mark_trouble(table: Table, column: Column, axes: Axes) -> Key:
     broken = (column.counts > 0) & ~torch.isfinite(column.values)
     marks: list[tuple[str, str, str, Tensor]] = [("NaN or infinite", "x", ORANGE, broken.any(1))]
     for name, guard in table.columns.items():
+        if name == "recover/back":
+            marks.append(("behind a way back", "^", PURPLE, guard.counts[:, 0] > 0))
         if name.endswith("/skipped"):
             total = guard.read()[:, 0].nan_to_num(0).cummax(0).values
             before = torch.cat([total.new_zeros(1), total[:-1]])

@@ -18,6 +18,7 @@ from tests.modules.rows.row import (
     scopes,
     share,
     shares,
+    steps,
 )
 from torchzero_clip import (
     ADOPT,
@@ -57,6 +58,7 @@ from torchzero_clip import (
     Scale,
     StableAdam,
     Warmup,
+    Watch,
     WeightDecay,
     Yogi,
 )
@@ -592,6 +594,31 @@ ROWS = [
         adds=True,
         aims=False,
         loops=1,
+        attaches=False,
+    ),
+    Row(
+        Watch,
+        good={
+            **scopes(Watch),
+            "behind": lambda: Chain(Momentum(0.5), LR(0.1), Watch("global")),
+        },
+        bad=[
+            *BAD_SLICES[:-2],
+            *steps("every", 1),
+            *STEPS,
+        ],
+        loose={"any": Watch},
+        per_entry=True,
+        aims=False,
+        attaches=False,
+    ),
+    Row(
+        Watch,
+        good={"every 2": lambda: Watch(every=2)},
+        loose={"every 2": lambda: Watch("global", every=2)},
+        per_entry=True,
+        graphs=4,
+        aims=False,
         attaches=False,
     ),
     Row(

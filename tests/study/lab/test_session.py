@@ -297,3 +297,22 @@ def test_what_rounding_lost_in_a_recorded_run_is_told(tmp_path: Path) -> None:
     assert told["lost"] == pytest.approx(((share * moving)[1:].sum() / known.sum()).item())
     assert 0.5 < told["lost"] < 0.8
     assert "lost" not in LabSession(a_file(tmp_path, norms(20), "other.csv")).run(0, 0)
+
+
+def test_rows_that_were_skipped_or_lie_behind_a_way_back_are_marked(tmp_path: Path) -> None:
+    rows = ["step,Guard/skipped,ClipNorm/norm,recover/back,recover/left_out"]
+    rows += ["1,0,1.0,,", "2,1,,,", "3,1,1.0,,", "4,1,1.0,30,10", "5,2,,,"]
+    (tmp_path / "run.csv").write_text("\n".join(rows) + "\n")
+    session = LabSession(tmp_path / "run.csv")
+    told = sorted(session.run(0, session.version)["marks"])
+    assert told == [(1, "skipped", 1), (3, "back", 30), (3, "left_out", 10), (4, "skipped", 1)]
+    assert sorted(session.run(3, session.version)["marks"]) == told[1:]
+
+
+def test_the_ratio_of_a_watch_may_be_looked_at_in_the_place_of_norms(tmp_path: Path) -> None:
+    rows = ["step,ClipNorm/norm,Watch/ratio/0,Watch/ratio/1", "1,1.0,0.1,0.2", "2,1.0,0.1,0.3"]
+    (tmp_path / "run.csv").write_text("\n".join(rows) + "\n")
+    session = LabSession(tmp_path / "run.csv")
+    assert session.run(0, session.version)["columns"] == ["ClipNorm/norm", "Watch/ratio"]
+    session.column("Watch/ratio")
+    assert session.run(0, session.version)["units"] == 2

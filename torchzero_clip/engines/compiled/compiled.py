@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -11,7 +12,7 @@ import torch
 from torch import Tensor
 
 from torchzero_clip.core import engine, norms
-from torchzero_clip.core.engine import Formula, Group, Records, Rule, State, Through, Watch, updated
+from torchzero_clip.core.engine import Cover, Formula, Group, Records, Rule, State, Through, updated
 from torchzero_clip.core.formats import Nearest, Stochastic
 from torchzero_clip.core.link import Link
 from torchzero_clip.core.outside import warn
@@ -62,7 +63,7 @@ class Compiled(Runner):
     def __repr__(self) -> str:
         return "Compiled()"
 
-    def twin(self, watch: Watch | None = None) -> Compiled:
+    def twin(self, watch: Cover | None = None) -> Compiled:
         """An engine that does the same with memory of its own, and compiles nothing."""
         made = Compiled(self.links)
         made.backend, made.watch = "plain", watch
@@ -110,6 +111,14 @@ class Compiled(Runner):
 
     def forget(self) -> None:
         self.repeats = None
+
+    def phase(self) -> Callable[[], None]:
+        before = copy.copy(self.repeats)
+
+        def again() -> None:
+            self.repeats = copy.copy(before)
+
+        return again
 
     def capture(self, devices: set[torch.device]) -> None:
         """Have steps captured; raises a sentence where they cannot be."""

@@ -38,6 +38,7 @@ from torchzero_clip.modules.descent.rprop import Rprop
 from torchzero_clip.modules.descent.scale import Scale
 from torchzero_clip.modules.descent.stable_adam import StableAdam
 from torchzero_clip.modules.descent.warmup import Warmup
+from torchzero_clip.modules.descent.watch import Watch
 from torchzero_clip.modules.descent.weight_decay import WeightDecay
 from torchzero_clip.modules.descent.yogi import Yogi
 
@@ -79,6 +80,7 @@ __all__ = [
     "Scale",
     "StableAdam",
     "Warmup",
+    "Watch",
     "WeightDecay",
     "Yogi",
     "largest_logits",

@@ -1,7 +1,7 @@
 // The page of the lab. It knows no rule: it asks the program, which replays.
 
 const $ = (id) => document.getElementById(id);
-const run = { version: 0, steps: 0, norms: new Float64Array(0), numbers: new Float64Array(0), bad: new Set() };
+const run = { version: 0, steps: 0, norms: new Float64Array(0), numbers: new Float64Array(0), bad: new Set(), marks: [] };
 const MADE = ["limit", "left", "clipped"]; // what there is of each row and rule
 const cards = [];
 const view = { from: 0, to: 0 };
@@ -72,6 +72,7 @@ async function read(version) {
     run[name] = joined;
   }
   Object.assign(run, { version: told.version, steps: told.steps, stride: told.stride, units: told.units });
+  run.marks = [...run.marks.filter(([i]) => i < told.from), ...told.marks];
   if (anew) run.bad = new Set(told.spikes);
   else told.spikes.filter((i) => i >= told.from).forEach((i) => run.bad.add(i));
   const row = told.stride > 1 ? ", a row in " + told.stride : "";
@@ -465,6 +466,8 @@ $("picture").addEventListener("pointermove", (event) => {
     const limit = card.limit[i] < Infinity ? `, limit ${labShort(card.limit[i])}` : ", no limit";
     return `${card.label} leaves ${labShort(card.left[i])}${limit}`;
   });
+  const words = { skipped: () => "skipped", back: (n) => `behind a way back of ${n} steps`, left_out: (n) => `${n} batches left out` };
+  parts.unshift(...run.marks.filter(([k]) => k === i).map(([, what, n]) => words[what](n)));
   $("readout").textContent = [`Step ${run.numbers[i].toLocaleString("en")}: norm ${labShort(run.norms[i])}`, ...parts].join("; ");
 });
 for (const name of ["from", "to"])

@@ -72,6 +72,12 @@ function labPicture(svg, run, rules, view) {
     add("path", { class: "bad", d: `M${short(x(i))} ${top}V${top + tall}` });
     add("path", { class: "mark", d: `M${short(x(i) - 4)} ${top - 9}h8l-4 7z` });
   }
+  for (const [i, what, size] of run.marks || []) {
+    if (i < from || i >= to) continue;
+    const told = { skipped: "skipped", back: `back by ${size} steps`, left_out: `${size} batches left out` }[what];
+    const d = { skipped: `M${short(x(i))} ${top + tall}v6`, back: `M${short(x(i))} ${top}V${top + tall}` }[what];
+    add("path", { class: `went ${what}`, d: d || `M${short(x(i))} ${top + tall - 9}h8l-4 7z` }, `<title>${told}</title>`);
+  }
   add("path", { class: "norm", d: line(run.norms) });
   rules.forEach((rule, k) => {
     const look = `rule${rule.look}`, under = strips + k * row;

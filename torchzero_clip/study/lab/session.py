@@ -149,6 +149,7 @@ class LabSession:
             "column": self._norms,
             "columns": list(dict.fromkeys([*log.norms, self._norms])),
             "spikes": spikes,
+            "marks": marks(log, start),
             "catalogue": catalogue,
         }
 
@@ -230,6 +231,19 @@ class LabSession:
             if len(self._walks) > KEPT:
                 del self._walks[next(iter(self._walks))]
             return walk
+
+
+def marks(log: Log, start: int) -> list[tuple[int, str, float]]:
+    """The rows from one on that a guard skipped or that lie behind a way back, and how far."""
+    columns, _ = log.columns(log.choose(None))
+    found = list[tuple[int, str, float]]()
+    for name, x in columns.items():
+        what = name.rpartition("/")[2]
+        fresh = x.nan_to_num(0).cummax(0).values.diff(prepend=x.new_zeros(1))
+        x = fresh if what == "skipped" else x
+        if what == "skipped" or name.startswith("recover/"):
+            found += [(int(i), what, x[i].item()) for i in (x > 0).nonzero() if i >= start]
+    return found
 
 
 def recorded() -> dict[str, Path]:

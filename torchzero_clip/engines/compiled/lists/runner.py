@@ -10,7 +10,7 @@ from typing import Literal, Protocol
 from torch import Tensor
 from torch.autograd.graph import increment_version
 
-from torchzero_clip.core.engine import Watch
+from torchzero_clip.core.engine import Cover
 from torchzero_clip.engines.buffers import Buffer, Buffers
 from torchzero_clip.engines.compiled.printers.backends import call_of
 from torchzero_clip.engines.compiled.printers.program import Launch
@@ -39,7 +39,7 @@ class Runner:
     backend: Literal["native", "triton", "plain"] = "native"
     """The way programs run: in C++ on CPU and in Triton on CUDA, in Triton on both, which on CPU
     takes its interpreter, or node by node."""
-    watch: Watch | None = None
+    watch: Cover | None = None
     """What surrounds every launch; `explain` counts bytes with it."""
 
     def __init__(self) -> None:

@@ -1,0 +1,96 @@
+"""What `test_recovered.py` starts on every rank: sharded runs of which one rank has bad batches.
+
+torchrun --nproc-per-node 2 -m tests.processes.recovered eager repeated
+"""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+
+from tests.recovering.runs import Loader, batches, differences
+from torchzero_clip import LR, Adam, ClipNorm, Modular, Recover, SkipSpike, WeightEMA
+from torchzero_clip.core.sharding.layout import local
+
+
+class Sharded:
+    """A sharded model with dropout, and a loop over the batches of this rank."""
+
+    def __init__(self, compile: bool) -> None:
+        torch.manual_seed(0)
+        model: Any = nn.Sequential(nn.Linear(6, 9), nn.Dropout(0.2), nn.Tanh(), nn.Linear(9, 6))
+        mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+        fully_shard(model[0], mesh=mesh)
+        self.model = fully_shard(model, mesh=mesh)
+        links = SkipSpike(), ClipNorm(1.0, dim="global"), Adam(), LR(1e-2), WeightEMA(0.9)
+        self.opt = Modular(model.named_parameters(), *links, compile=compile)
+        self.schedule = torch.optim.lr_scheduler.CosineAnnealingLR(self.opt, 100)
+        torch.manual_seed(dist.get_rank())
+
+    def train(self, given: Any, recover: Recover | None = None) -> None:
+        for x, y in given:
+            self.opt.zero_grad()
+            loss = nn.functional.mse_loss(self.model(x), y)
+            loss.backward()
+            self.opt.step()
+            self.schedule.step()
+            if recover is not None:
+                with warnings.catch_warnings():
+                    warnings.filterwarnings("ignore", "Recover: step")
+                    recover.step(loss)
+
+    def all(self) -> list[Any]:
+        states = [
+            {name: local(torch.as_tensor(x)) for name, x in state.items()}
+            for state in self.opt.state.values()
+        ]
+        params = [local(p.detach()) for p in self.model.parameters()]
+        chains = [group["chain"] for group in self.opt.param_groups]
+        return [params, states, chains, self.schedule.state_dict(), torch.get_rng_state()]
+
+
+def given() -> list[Any]:
+    """Batches of which the last rank alone has bad ones."""
+    bad = dist.get_rank() == dist.get_world_size() - 1
+    return batches(70, **({} if bad else {"bad": ()}))
+
+
+def compared(compile: bool) -> list[str]:
+    wrong = []
+    for again in (False, True):
+        run = Sharded(compile)
+        data: Any = Loader(given()) if again else iter(given())
+        more = {"every": 20, "check": 5, "window": 20}
+        parts = [run.schedule, *([data] if again else [])]
+        recover = Recover(run.opt, run.model, parts=parts, **more)
+        run.train(recover.batches(data), recover)
+        gone = set(recover.now.left_out)
+        gone = gone or set(range(41, 41 + sum([back.left_out for back in recover.events])))
+        everywhere: list[Any] = [None] * dist.get_world_size()
+        dist.all_gather_object(everywhere, (recover.events, sorted(gone)))
+        if not recover.events or any([each != everywhere[0] for each in everywhere]):
+            wrong.append(f"ranks went back otherwise: {everywhere}")
+        plain = Sharded(compile)
+        plain.train([batch for i, batch in enumerate(given(), 1) if i not in gone])
+        wrong += differences(plain.all(), run.all())
+    return wrong
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    for how in sys.argv[1:]:
+        wrong = compared(how == "repeated")
+        print(f"{how}: {len(wrong)} wrong", *wrong, flush=True)
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,33 @@
+"""Runs on several processes go back together: `recovered.py` runs on each of them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.processes.launch import on_ranks, python
+
+
+@pytest.mark.parametrize("n", [2, pytest.param(3, marks=pytest.mark.slow)])
+def test_ranks_go_back_alike_where_one_of_them_has_bad_batches_and_on_bit_for_bit(n: int) -> None:
+    said = "eager: 0 wrong\nrepeated: 0 wrong\n"
+    command = "-m", "tests.processes.recovered", "eager", "repeated"
+    assert on_ranks(n, *command, limit=120) == [said] * n
+
+
+@pytest.mark.parametrize("kills", [5, pytest.param(200, marks=pytest.mark.slow)])
+def test_a_run_that_goes_back_is_killed_at_random_moments_and_ends_as_one_that_was_not(
+    kills: int, tmp_path: Path
+) -> None:
+    done = python(
+        "-m", "tests.processes.recovered_kills", tmp_path, kills, 0, limit=60 + 10 * kills
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    found = json.loads(done.stdout)
+    assert found["kills"] == kills
+    assert found["backs"] > 0
+    assert found["equal"]
+    if kills >= 100:  # where few kills strike is chance
+        assert found["lives that went back"] > 0

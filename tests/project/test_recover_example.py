@@ -1,0 +1,34 @@
+"""examples/recover.py: what it wrote is what the page says of it, and a short run of it runs."""
+
+from __future__ import annotations
+
+import json
+import runpy
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.helpers import ROOT
+
+
+def test_clipping_and_skipping_lose_the_run_and_recover_has_that_without_the_shard() -> None:
+    found = json.loads((ROOT / "benchmarks" / "results" / "recover.json").read_text())
+    runs = {name: run["losses"][-1] for name, run in found["runs"].items()}
+    assert runs["Recover"] == runs["without the shard"]
+    assert sum([back[3] for back in found["runs"]["Recover"]["backs"]]) == 30
+    assert runs["clip"][1] > 1.7 * runs["Recover"][1]
+    assert runs["clip and skip"][1] > 1.25 * runs["Recover"][1]
+
+
+def test_a_short_run_says_where_each_ends_and_writes_both_files(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "path", [str(ROOT / "examples"), *sys.path])
+    main: Any = runpy.run_path(str(ROOT / "examples" / "recover.py"))["main"]
+    found = main(["--steps", "20", "--out", str(tmp_path)])
+    assert json.loads((tmp_path / "recover.json").read_text()) == json.loads(json.dumps(found))
+    assert (tmp_path / "recover.svg").read_text().startswith("<svg")
+    said = capsys.readouterr().out.splitlines()
+    assert [line.split(" ends")[0].strip() for line in said[1:]] == [*found["runs"]]

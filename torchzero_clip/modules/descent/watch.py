@@ -1,0 +1,79 @@
+"""Watch: how large the steps are beside the weights, and which way they go."""
+
+from __future__ import annotations
+
+from torchzero_clip.core import Bucket, NormRule, Scope, TensorList
+from torchzero_clip.core.bounds import Count
+from torchzero_clip.core.chain import other_state
+from torchzero_clip.core.description import Description
+from torchzero_clip.core.division import UNITS
+
+
+class Watch(NormRule):
+    """u ← u, and `metrics()` has ‖u‖, ‖w‖, ‖u‖ / ‖w‖ and cos(u, momentum)
+
+    Put it last, where u is the step that is subtracted from the weights w: it is measured in
+    float32, before the weights round it, and of sharded weights as a whole. The host waits for
+    nothing. The momentum is that of the last link of the chain that keeps one.
+
+    Args:
+        dim: What is measured together, as in `ClipNorm`: None each tensor, "layer", "group",
+            "global", or dims of slices.
+        inverse_dims: Take all dims except those given.
+        every: The steps from one measurement to the next; others have none of these metrics.
+
+    Example:
+        >>> import torch
+        >>> from torchzero_clip import LR, Adam, Modular, Watch
+        >>> model = torch.nn.Linear(10, 1)
+        >>> opt = Modular(model.named_parameters(), Adam(), LR(1e-3), Watch("layer"))
+        >>> model(torch.randn(64, 10)).square().mean().backward()
+        >>> opt.step()
+        >>> print([*opt.metrics()])
+        ['Watch/step', 'Watch/weights', 'Watch/ratio', 'Watch/cosine']
+    """
+
+    dim: Scope = None
+    inverse_dims: bool = False
+    every: Count = 1
+
+    clips = False
+    widens = True
+    reach = "model"  # what it says is of one step
+    place = "end"
+    leaves = "gradient"
+    pure = True
+
+    def step(self, buckets: list[Bucket]) -> list[Bucket]:
+        step, path = buckets[0].step, buckets[0].bound.path
+        if self.every > 1:
+            count = step.notes.count(step.groups, f"{path}/step", 1)
+            if step.notes.ask(_rests, count, self.every):
+                return buckets
+        units = self.units(buckets)
+        steps = [bucket.u for bucket in units.buckets]
+        weights = [b.params.to(u.dtype) for b, u in zip(units.buckets, steps, strict=True)]
+        size, norm = units.norms_of(steps), units.norms_of(weights)
+        found = {"step": size, "weights": norm, "ratio": (size / norm).masked_fill(size == 0, 0)}
+        momenta = [m for bucket in units.buckets if (m := _momentum(bucket)) is not None]
+        if len(momenta) == len(steps):
+            along = units.dot(steps, momenta) / size / units.norms_of(momenta)
+            found["cosine"] = along.masked_fill(along.isnan() & size.isfinite(), 0)
+        ids = {UNITS: units.division.ids(step.groups)} if units.count > 1 else {}
+        step.record[path] = ids | {k: x[0] if len(x) == 1 else x for k, x in found.items()}
+        return buckets
+
+
+def _rests(count: int, every: int) -> bool:
+    return count % every > 0
+
+
+def _momentum(bucket: Bucket) -> TensorList | None:
+    """The state that is linear in the update of the last link that has some, in the weights' own
+    basis; None where there is none.
+    """
+    kinds = [getattr(kind, "state_kinds", {}) for kind in Description.registry.values()]
+    linear = {name for kind in kinds for name, how in kind.items() if how == "linear"}
+    found = [key for key in bucket.param_states[0] if key.count("/") == 1]
+    key = next((key for key in reversed(found) if key.rpartition("/")[2] in linear), "")
+    return other_state(bucket, key)
