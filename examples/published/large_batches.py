@@ -13,9 +13,9 @@ from examples.published.charts import Panel, figure
 from examples.published.models import Residual
 from examples.published.study import Results, Study
 from examples.published.tables import Parts
-from torchzero_clip import AGC, LR, Masked, Modular, Momentum
+from torchzero_clip import AGC, LR, Masked, Modular, Momentum, Warmup
 
-BATCHES, EPOCHS, WIDTH, BLOCKS = (32, 128, 512), 10, 8, 3
+BATCHES, EPOCHS, WARM, WIDTH, BLOCKS = (16, 64, 256), 12, 2, 8, 3
 LIMITS = {"AGC 0.01": 0.01, "no clip": 0, "AGC 0.04": 0.04, "AGC 0.16": 0.16, "batch norm": 0}
 
 
@@ -30,7 +30,8 @@ def run(case: str, method: str, rate: float, seed: int, epochs: int = EPOCHS) ->
     model = Residual(WIDTH, BLOCKS, normed=method == "batch norm")
     clip = [Masked(AGC(limit), inner)] if limit else []
     momentum, lr = Momentum(0.9, nesterov=True), LR(rate * batch / BATCHES[0])
-    opt = Modular(model.named_parameters(), *clip, momentum, lr)
+    warmup = Warmup(WARM * math.ceil(len(parts.x) / batch))
+    opt = Modular(model.named_parameters(), *clip, momentum, warmup, lr)
     for x, y in parts.batches(batch, epochs):
         loss = F.cross_entropy(model(x), y)
         opt.zero_grad()

@@ -197,7 +197,11 @@ class Results:
         return "\n\n".join([markdown(head, lines), *["\n".join(further)] * bool(further)])
 
     def cell(self, *words: str) -> str:
-        """What stands in a column, the last word, of the row that has all the others."""
+        """What stands in a column, the last word, of the row that has all the others; or what a
+        further comparison came to.
+        """
+        if words in self.comparisons:
+            return told(self.comparisons[words])
         rows = [line.split("|")[1:-1] for line in self.table().splitlines() if "|" in line]
         head, _, *rows = [[cell.strip() for cell in row] for row in rows]
         (row,) = [row for row in rows if {*words[:-1]} <= {*row}]
