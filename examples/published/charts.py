@@ -107,15 +107,16 @@ class Scale:
             first, last = math.ceil(self.of(self.low) - 1e-9), math.floor(self.of(self.high) + 1e-9)
             every = max(1, math.ceil((last - first) / 5))
             powers = [10.0**i for i in range(first, last + 1, every)]
-            if len(powers) < 2:
-                powers = [self.low, self.high]
-            return [(x, f"{x:.2g}") for x in powers]
+            return [(x, f"{x:g}") for x in powers] if len(powers) > 1 else self.two()
         span = self.high - self.low
         size = 10 ** math.floor(math.log10(span / 3))
         step = max(s * size for s in (1, 2, 5) if span / (s * size) >= 2.5)
         first = math.ceil(self.low / step - 1e-9)
         count = math.floor(self.high / step + 1e-9) - first + 1
         return [((first + i) * step, f"{(first + i) * step:g}") for i in range(count)]
+
+    def two(self) -> list[tuple[float, str]]:
+        return [(x, f"{x:.2g}") for x in (self.low, self.high)]
 
 
 def ends(values: Sequence[float]) -> tuple[float, float]:

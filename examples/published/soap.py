@@ -50,7 +50,8 @@ def picture(found: Results) -> str:
         for name in ("SOAP", "Shampoo")
     }
     lines["Adam"] = [(n, ys) for n in EVERY for _, ys in found.points("", "Adam", [n])]
-    panel = Panel("letters", "steps from one renewal to the next", "loss", lines, log="x")
+    names = "letters", "steps from one renewal to the next", "loss"
+    panel = Panel(*names, lines, log="x", ticks={n: str(n) for n in EVERY})
     return figure([panel], "Each at its own best rate.")
 
 

@@ -197,15 +197,16 @@ class Results:
         return "\n\n".join([markdown(head, lines), *["\n".join(further)] * bool(further)])
 
     def cell(self, *words: str) -> str:
-        """What stands in a column, the last word, of the row that has all the others; or what a
+        """What stands in a column, the last word, of the row that begins with the others; or what a
         further comparison came to.
         """
         if words in self.comparisons:
             return told(self.comparisons[words])
         rows = [line.split("|")[1:-1] for line in self.table().splitlines() if "|" in line]
         head, _, *rows = [[cell.strip() for cell in row] for row in rows]
-        (row,) = [row for row in rows if {*words[:-1]} <= {*row}]
-        return row[head.index(words[-1])]
+        *first, last = words
+        (row,) = [row for row in rows if row[: len(first)] == first]
+        return row[head.index(last)]
 
     def circumstances(self) -> str:
         """How much ran."""
@@ -230,13 +231,13 @@ def compared(case: str, method: str, other: str, own: Scores, theirs: Scores) ->
 
 
 def shown(values: Sequence[float]) -> str:
-    """The median of seeds; of runs that diverged how many."""
+    """The median of seeds, and how many came to nothing."""
     if all(map(math.isnan, values)):
         return ""
     lost = sum(not math.isfinite(x) for x in values)
     middle = statistics.median([x if math.isfinite(x) else math.inf for x in values])
     text = "∞" if middle == math.inf else f"{middle:.3g}"
-    return f"{text}, {lost} of {len(values)} diverged" if lost else text
+    return f"{text}, ∞ in {lost} of {len(values)}" if lost else text
 
 
 def told(comparison: Comparison) -> str:
