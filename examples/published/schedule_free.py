@@ -66,4 +66,5 @@ STUDY = Study(
     columns={"above the least": lambda values: values[-1]},
     against="linear decay",
     picture=picture,
+    tuning=(100, 101, 102),
 )

@@ -73,7 +73,7 @@ STUDY = Study(
     cases=dict.fromkeys((LSTM, *STARTS), (*RATES,)),
     rates=lambda case, m: RATES[m] if case == LSTM else [2.0**i for i in OF_POWER[m]],
     run=run,
-    score=lambda values: values[0],
+    score=lambda v: v[0] if v[1:] else math.log10(max(v[0], 1)),
     columns={"loss, steps": lambda v: v[0], "power": lambda v: power(v) if v[1:] else math.nan},
     against="fixed",
     picture=picture,

@@ -32,7 +32,7 @@ NAMES = (
 )
 Scores = Mapping[int, float]  # of seeds
 ENOUGH = 10  # seeds, for a comparison to be claimed
-FURTHER = 2  # rates that are tried as well, one after the other, where an end of the grid is best
+FURTHER = 3  # rates that are tried as well, one after the other, where an end of the grid is best
 
 
 @dataclass(frozen=True)
@@ -226,7 +226,8 @@ def compared(case: str, method: str, other: str, own: Scores, theirs: Scores) ->
     """A method against another, by the seeds of both."""
     seeds = sorted(own.keys() & theirs.keys())
     away = [round(min(own[s], WORST) - min(theirs[s], WORST), 6) for s in seeds]
-    said = statistics.median(away), *interval(away), wilcoxon(away)
+    ends = interval(away) if len(away) >= ENOUGH else (min(away), max(away))
+    said = statistics.median(away), *ends, wilcoxon(away)
     return Comparison(case, method, other, len(seeds), *said)
 
 
@@ -236,8 +237,8 @@ def shown(values: Sequence[float]) -> str:
         return ""
     lost = sum(not math.isfinite(x) for x in values)
     middle = statistics.median([x if math.isfinite(x) else math.inf for x in values])
-    text = "∞" if middle == math.inf else f"{middle:.3g}"
-    return f"{text}, ∞ in {lost} of {len(values)}" if lost else text
+    text = "∞" if middle == math.inf else f"{middle:.0f}" if middle >= 1000 else f"{middle:.3g}"
+    return f"{text}, ∞ in {lost} of {len(values)}" if 0 < lost < len(values) else text
 
 
 def told(comparison: Comparison) -> str:
