@@ -272,6 +272,12 @@ def test_what_the_page_says_of_schedules_holds() -> None:
 
 
 def test_what_the_page_says_of_old_bases_holds() -> None:
-    loss = {m: number("soap", m, "loss") for m in of("soap").cases[""]}
-    assert loss["SOAP, every 1"] < loss["SOAP, every 100"] < loss["Adam"]
-    assert loss["Shampoo, every 1"] < loss["Shampoo, every 100"]
+    found, lost = results("soap"), "what SOAP loses by that against Shampoo"
+    assert found.seeds == ENOUGH
+    verdicts = {key[-1]: x.verdict for key, x in found.comparisons.items() if len(key) == 1}
+    assert verdicts.pop(lost) == "no difference"
+    assert {*verdicts.values()} == {"worse"}
+    loss = {m: number("soap", m, "loss") for m in found.study.cases[""]}
+    assert all(loss[f"SOAP, every {n}"] < loss[f"Shampoo, every {n}"] for n in (1, 5, 20, 100))
+    ends = [found.comparisons["", f"{m}, every 100", "Adam"].verdict for m in ("SOAP", "Shampoo")]
+    assert ends == ["better", "no difference"]
