@@ -215,6 +215,14 @@ def test_what_the_page_says_of_rare_classes_holds() -> None:
     }
     assert rare["Adam"] < rare["sign"] < 1 < 3 < rare["clipped"] <= rare["gradient descent"] < 4.84
     assert rare["clipped"] == rare["normalised"]
+    found, other = results("heavy_tails"), "gradient descent"
+    assert found.seeds == ENOUGH
+    verdicts = {
+        m: found.comparisons["without momentum", m, other].verdict for m in rare if m != other
+    }
+    repaired = {m for m, verdict in verdicts.items() if verdict == "better"}
+    assert repaired == {"Adam", "sign"}
+    assert verdicts["clipped"] == "no difference"
     loss = {m: number("heavy_tails", "momentum 0.9", m, "loss") for m in rare}
     assert min(loss, key=loss.__getitem__) == "gradient descent"
 
