@@ -231,6 +231,10 @@ def test_what_the_page_says_of_grokking_holds() -> None:
     steps = {m: number("grokking", m, "steps") for m in of("grokking").cases[""]}
     assert steps["OrthoGrad"] < steps["Adam with decay"] < steps["Grokfast with decay"] <= 400
     assert steps["Adam"] == steps["Grokfast"] == math.inf
+    found, other = results("grokking"), "Adam with decay"
+    assert found.seeds == ENOUGH
+    verdicts = {m: found.comparisons["", m, other].verdict for m in steps if m != other}
+    assert verdicts == dict.fromkeys(verdicts, "worse") | {"OrthoGrad": "better"}
     assert number("grokking", "Adam", "accuracy at the end") < 0.01
 
 
