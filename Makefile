@@ -59,7 +59,7 @@ bench: $(INSTALLED) ## time a step against torch's own optimizers
 atlas: $(INSTALLED) ## what every rule does to every trouble of the gradient
 	$(BIN)/python -m benchmarks.atlas $(ARGS)
 
-published: $(INSTALLED) ## results of papers, in at most 25 minutes (SEEDS=10 takes an hour or more)
+published: $(INSTALLED) ## results of papers, in at most 25 minutes (SEEDS=10 takes half an hour)
 	$(BIN)/python -m examples.published --seeds $(SEEDS) $(ARGS)
 
 suites: $(INSTALLED) ## run other people's tests over our chains: make suites NAME=timm SOURCE=checkout
