@@ -63,9 +63,7 @@ def main(given: list[str] | None = None) -> None:
             print(f"{name}\n\n{results(name, folder).table()}\n")
         return
     if options.seeds >= ENOUGH:
-        print(
-            f"{options.seeds} seeds take half an hour on two cores; a stopped call goes on at the next."
-        )
+        print(f"{options.seeds} seeds take half an hour on two cores; if stopped, call it again.")
     print(f"Runs go into {folder}; delete a file, or lines of it, to run them again.")
     with ProcessPoolExecutor(options.workers, get_context("spawn")) as pool:
         for name in options.only:
