@@ -5,6 +5,7 @@ PYTHON  ?= python3
 VENV    ?= .venv
 WORKERS ?= 2
 ARGS    ?=
+SEEDS   ?= 3
 
 BIN       := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
@@ -18,7 +19,7 @@ export NO_MKDOCS_2_WARNING := 1
 export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
-.PHONY: help install test test-slow test-triton demo bench atlas suites lint format types docs docs-serve wheel smoke chains check clean
+.PHONY: help install test test-slow test-triton demo bench atlas published suites lint format types docs docs-serve wheel smoke chains check clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{ printf "  make %-12s %s\n", $$1, $$2 }'
@@ -57,6 +58,9 @@ bench: $(INSTALLED) ## time a step against torch's own optimizers
 
 atlas: $(INSTALLED) ## what every rule does to every trouble of the gradient
 	$(BIN)/python -m benchmarks.atlas $(ARGS)
+
+published: $(INSTALLED) ## results of papers, in at most 25 minutes (SEEDS=10 takes half an hour)
+	$(BIN)/python -m examples.published --seeds $(SEEDS) $(ARGS)
 
 suites: $(INSTALLED) ## run other people's tests over our chains: make suites NAME=timm SOURCE=checkout
 	$(BIN)/python scripts/suites.py $(NAME) --source $(SOURCE) $(ARGS)

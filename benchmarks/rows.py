@@ -29,7 +29,7 @@ def read(file: Path, kind: type[Any]) -> list[Any]:
 
 def write(file: Path, kind: type[Any], rows: Iterable[Any], more: bool = False) -> None:
     """Write rows as they come, behind those of the file where there are `more`."""
-    begun = more and file.exists()
+    begun = more and file.exists() and file.stat().st_size > 0  # one that was stopped may be empty
     with file.open("a" if more else "w", newline="", encoding="utf-8") as out:
         lines = csv.DictWriter(out, [f.name for f in fields(kind)], lineterminator="\n")
         if not begun:

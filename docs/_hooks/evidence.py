@@ -5,13 +5,16 @@ A page asks with `<!-- atlas: table -->`, `troubles`, `settings` or `sentences`,
 `<!-- matrices: table -->`, `<!-- moved: picture -->`, `<!-- recover: table -->`, with
 `<!-- replay: traces -->`, `defaults`, `policy` or the name of a trace for a picture, or with
 `<!-- guide: … -->` and a name that `python -m benchmarks.guide --table` prints, or `picture_` and a
-trouble; with `<!-- averages: … -->` and a task; with `<!-- private: names -->` for names that torch
-calls its own. Within a sentence
+trouble; with `<!-- averages: … -->` and a task; with `<!-- published: … -->` and a script of
+examples/published; with `<!-- private: names -->` for names that torch calls its own. Within a
+sentence
 
     <!-- effect: trouble | method | other -->         is a comparison of the guide,
     <!-- mean: task | method | other -->              one of averages of weights,
     <!-- cell: rule | place | trouble | column -->    a cell of the atlas,
-    <!-- alarms: trace | family -->                   what a replay found.
+    <!-- alarms: trace | family -->                   what a replay found,
+    <!-- came: script | row … | column -->            a cell of a table of examples/published,
+    <!-- seeds: script -->                            and of how many seeds it is.
 
 The page of each rule in the atlas gets its picture; what `benchmarks.atlas.rules` reads of it, as
 `<!-- atlas entry: ZClip | ZClip() -->`, is taken out.
@@ -25,13 +28,15 @@ from functools import cache
 from pathlib import Path
 
 DOCS = Path(__file__).parents[1]
+WORDS = {3: "Three", 10: "Ten"}
 RESULTS = DOCS.parent / "benchmarks" / "results"
 ASKED = re.compile(
-    r"^<!-- (atlas|replay|guide|averages|suites|clips|waits|matrices|moved|private|recover): "
+    r"^<!-- (atlas|replay|guide|averages|suites|clips|waits|matrices|moved|private|published|recover)"
+    r": "
     r"(\w+) -->$",
     re.MULTILINE,
 )
-NUMBER = re.compile(r"<!-- (effect|mean|cell|alarms): (.+?) -->")
+NUMBER = re.compile(r"<!-- (effect|mean|cell|alarms|came|seeds): (.+?) -->")
 ENTRY = re.compile(r"^<!-- atlas entry: .+ -->\n+", re.MULTILINE)
 sys.path.insert(0, str(DOCS.parent))  # for the benchmarks
 
@@ -118,6 +123,21 @@ def moved(wanted):
     return getattr(module("benchmarks.studies.moved_weights"), wanted)()
 
 
+def published(wanted):
+    found = papers(wanted)
+    opened = "<details markdown>\n<summary>Rates, figures and intervals</summary>"
+    parts = found.study.picture(found), found.circumstances(), opened, found.table(), "</details>"
+    return "\n\n".join(parts)
+
+
+def came(name, *words):
+    return papers(name).cell(*words)
+
+
+def seeds(name):
+    return f"{WORDS.get(papers(name).seeds, papers(name).seeds)} seeds"
+
+
 def effect(*wanted):
     report = module("benchmarks.guide.report")
     return str(report.compare(report.results())[wanted])
@@ -150,7 +170,14 @@ def private(wanted):
     return "\n".join(["| name | what it is for | without it |", "|---|---|---|", *rows])
 
 
-NUMBERS = {"effect": effect, "mean": mean, "cell": cell, "alarms": alarms}
+NUMBERS = {
+    "effect": effect,
+    "mean": mean,
+    "cell": cell,
+    "alarms": alarms,
+    "came": came,
+    "seeds": seeds,
+}
 KINDS = {
     "atlas": atlas,
     "replay": replay,
@@ -161,9 +188,15 @@ KINDS = {
     "waits": waits,
     "matrices": matrices,
     "moved": moved,
+    "published": published,
     "private": private,
     "recover": recover,
 }
+
+
+@cache
+def papers(name):
+    return module("examples.published.study").results(name)
 
 
 @cache

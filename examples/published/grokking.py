@@ -1,0 +1,77 @@
+"""Grokking: a network that knows sums modulo 97 by heart, and later learns to add.
+
+After Prieto et al., arXiv 2501.04697 (OrthoGrad, decay), and Lee et al., arXiv 2405.20233
+(Grokfast): two hidden layers of 200 without biases, 40 % of all sums to learn from, all of them in
+each step. A run ends when it has the others right.
+"""
+
+import math
+
+import torch
+from torch.nn import functional as F
+
+from examples.published.charts import Panel, figure
+from examples.published.models import Adder
+from examples.published.study import Results, Study
+from torchzero_clip import LR, Adam, Grokfast, Modular, OrthoGrad, WeightDecay
+
+P, WIDTH, SHARE, STEPS, EVERY, RIGHT = 97, 200, 0.4, 400, 10, 0.95
+ADAM, GROKFAST = Adam((0.9, 0.99), eps=1e-25), Grokfast(0.98, 2.0)
+METHODS = {
+    "OrthoGrad": (OrthoGrad(), ADAM),
+    "Adam with decay": (ADAM, WeightDecay(3.0)),
+    "Grokfast with decay": (GROKFAST, ADAM, WeightDecay(3.0)),
+    "Grokfast": (GROKFAST, ADAM, WeightDecay(0.005)),
+    "Adam": (ADAM,),
+}
+
+
+def run(case: str, method: str, rate: float, seed: int, steps: int = STEPS) -> list[float]:
+    """The accuracy on what it learns from and on the rest, every ten steps."""
+    every = torch.cartesian_prod(torch.arange(P), torch.arange(P))
+    sums, pairs = every.sum(1) % P, every + torch.tensor([0, P])
+    learned, rest = torch.randperm(P * P).tensor_split([round(SHARE * P * P)])
+    model, seen = Adder(P, WIDTH), []
+    opt = Modular(model.parameters(), *METHODS[method], LR(rate))
+    for step in range(steps + 1):
+        scores = model(pairs[learned])
+        if step % EVERY == 0:
+            with torch.no_grad():
+                both = (scores, learned), (model(pairs[rest]), rest)
+                seen += [(x.argmax(1) == sums[i]).float().mean().item() for x, i in both]
+            if seen[-1] >= RIGHT:
+                break
+        opt.zero_grad()
+        F.cross_entropy(scores, sums[learned]).backward()
+        opt.step()
+    return seen
+
+
+def length(values: list[float]) -> float:
+    return EVERY * (len(values) // 2 - 1)
+
+
+def picture(found: Results) -> str:
+    """The accuracy on the rest, which stays where it is when a run has ended."""
+    lines = {}
+    for method in METHODS:
+        seeds = [v[1::2] for v in found.values("", method).values()]
+        times = range(max(map(len, seeds)))
+        lines[method] = [(EVERY * i, [v[min(i, len(v) - 1)] for v in seeds]) for i in times]
+    panel = Panel("a + b modulo 97", "step", "accuracy on other sums", lines, low=0.0, high=1.0)
+    return figure([panel], f"A run ends at {100 * RIGHT:g} %.")
+
+
+STUDY = Study(
+    name="grokking",
+    cases={"": (*METHODS,)},
+    rates=lambda case, method: (0.003, 0.006, 0.012),
+    run=run,
+    score=lambda values: length(values) + STEPS * max(RIGHT - values[-1], 0.0),
+    columns={
+        "steps": lambda values: length(values) if values[-1] >= RIGHT else math.inf,
+        "accuracy at the end": lambda values: values[-1],
+    },
+    against="Adam with decay",
+    picture=picture,
+)

@@ -1,0 +1,64 @@
+"""Large batches without norms: what adaptive clipping, AGC, is for.
+
+After Brock et al., arXiv 2102.06171, figure 2: residual networks with batch norm and without, SGD
+with Nesterov's momentum, a rate that grows with the batch, and clips of several tightnesses.
+"""
+
+import math
+
+import torch
+from torch.nn import functional as F
+
+from examples.published.charts import Panel, figure
+from examples.published.models import Residual
+from examples.published.study import Results, Study
+from examples.published.tables import Parts
+from torchzero_clip import AGC, LR, Masked, Modular, Momentum, Warmup
+
+BATCHES, EPOCHS, WARM, WIDTH, BLOCKS = (16, 64, 256), 12, 2, 8, 3
+LIMITS = {"AGC 0.01": 0.01, "no clip": 0, "AGC 0.04": 0.04, "AGC 0.16": 0.16, "batch norm": 0}
+
+
+def inner(name: str, _: object) -> bool:
+    """Whether a parameter is clipped: all are but the last layer's."""
+    return not name.startswith("head")
+
+
+def run(case: str, method: str, rate: float, seed: int, epochs: int = EPOCHS) -> list[float]:
+    """The accuracy on what is held out, and the loss of the last batch."""
+    parts, batch, limit = Parts("digits", seed), int(case), LIMITS[method]
+    model = Residual(WIDTH, BLOCKS, normed=method == "batch norm")
+    clip = [Masked(AGC(limit), inner)] if limit else []
+    momentum, lr = Momentum(0.9, nesterov=True), LR(rate * batch / BATCHES[0])
+    warmup = Warmup(WARM * math.ceil(len(parts.x) / batch))
+    opt = Modular(model.named_parameters(), *clip, momentum, warmup, lr)
+    for x, y in parts.batches(batch, epochs):
+        loss = F.cross_entropy(model(x), y)
+        opt.zero_grad()
+        loss.backward()
+        opt.step()
+    with torch.no_grad():
+        model.eval()
+        x, y = parts.held_out
+        return [(model(x).argmax(1) == y).float().mean().item(), loss.item()]
+
+
+def picture(found: Results) -> str:
+    """The accuracy over the batch."""
+    lines = {m: [p for b in BATCHES for p in found.points(str(b), m, [b])] for m in LIMITS}
+    sizes = {b: str(b) for b in BATCHES}
+    panel = Panel("digits", "batch", "accuracy", lines, log="x", ticks=sizes, low=0.0, high=1.0)
+    return figure([panel], "On digits that are held out; the rate grows with the batch.")
+
+
+STUDY = Study(
+    name="large_batches",
+    cases={str(batch): (*LIMITS,) for batch in BATCHES},
+    rates=lambda case, method: (0.01, 0.03, 0.1),  # of the smallest batch
+    run=run,
+    score=lambda values: 1 - values[0],
+    columns={"accuracy": lambda values: values[0], "loss": lambda values: values[1]},
+    against="no clip",
+    picture=picture,
+    first=str(BATCHES[0]),
+)

@@ -1,0 +1,77 @@
+"""Prodigy, which needs no rate, beside Adam with the best of many.
+
+After Mishchenko, Defazio, arXiv 2306.06101: logistic regression on small tables in batches of 16,
+the rate falling as half a cosine; and a network with one hidden layer on the largest table.
+"""
+
+import math
+
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from examples.published.charts import Panel, figure
+from examples.published.study import Results, Study
+from examples.published.tables import TABLES, Parts, Regression, least
+from torchzero_clip import Modular, named
+
+BATCH, EPOCHS, TESTS, NETWORK = 16, 30, 15, "digits, a network"
+METHODS = {"Prodigy": "prodigy", "Adam": "adam", "D-Adaptation": "dadapt_adam"}
+RATES = {"Adam": (0.001, 0.003, 0.01, 0.03, 0.1), "Prodigy": (1.0,), "D-Adaptation": (1.0,)}
+
+
+class Network(Regression):
+    """Logistic regression of 64 rectified units."""
+
+    def __init__(self, parts: Parts) -> None:
+        super().__init__(parts)
+        self.inner = nn.Linear(parts.x.shape[1], 64)
+        nn.init.normal_(self.weight, std=0.1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.linear(self.inner(x).relu(), self.weight, self.bias)
+
+
+def run(case: str, method: str, rate: float, seed: int, epochs: int = EPOCHS) -> list[float]:
+    """How far the loss is above the least, at fifteen times; then the accuracy held out."""
+    parts = Parts(case.partition(",")[0], seed)
+    network = case == NETWORK
+    model, best = (Network(parts), 0.0) if network else (Regression(parts), least(parts))
+    opt = Modular(model.parameters(), named(METHODS[method], lr=rate))
+    batches, seen = [*parts.batches(BATCH, epochs)], []
+    for step, (x, y) in enumerate(batches):
+        opt.param_groups[0]["lr"] = rate * (1 + math.cos(math.pi * step / len(batches))) / 2
+        opt.zero_grad()
+        model.loss(x, y).backward()
+        opt.step()
+        if (step + 1) * TESTS // len(batches) > step * TESTS // len(batches):
+            seen.append(model.above(best))
+    return [*seen, model.accuracy()]
+
+
+def picture(found: Results) -> str:
+    """The way down on each table."""
+    times = [EPOCHS * (i + 1) / TESTS for i in range(TESTS)]
+    panels = [
+        Panel(
+            title=case.replace("_", " "),
+            lower="epoch",
+            upright="loss" if case == NETWORK else "loss above the least",
+            lines={m: found.points(case, m, times) for m in METHODS},
+            log="y",
+        )
+        for case in (*TABLES, NETWORK)
+    ]
+    return figure(panels, "Adam has the best rate of its grid.")
+
+
+STUDY = Study(
+    name="prodigy",
+    cases=dict.fromkeys((*TABLES, NETWORK), (*METHODS,)),
+    rates=lambda case, method: RATES[method],
+    run=run,
+    score=lambda values: math.log10(values[-2]),
+    columns={"above the least": lambda v: v[-2], "accuracy": lambda v: v[-1]},
+    against="Adam",
+    picture=picture,
+    tuning=(100, 101, 102),
+)
