@@ -31,9 +31,8 @@ DOCS = Path(__file__).parents[1]
 WORDS = {3: "Three", 10: "Ten"}
 RESULTS = DOCS.parent / "benchmarks" / "results"
 ASKED = re.compile(
-    r"^<!-- (atlas|replay|guide|averages|suites|clips|waits|matrices|moved|private|published|recover)"
-    r": "
-    r"(\w+) -->$",
+    r"^<!-- (atlas|replay|guide|averages|suites|clips|waits|matrices|moved|private|published"
+    r"|recover): (\w+) -->$",
     re.MULTILINE,
 )
 NUMBER = re.compile(r"<!-- (effect|mean|cell|alarms|came|seeds): (.+?) -->")
