@@ -47,7 +47,8 @@ def test_arguments_and_defaults_are_those_of_torch(name):
     ours = inspect.signature(getattr(compat, name)).parameters
     theirs = inspect.signature(getattr(nn.utils, name)).parameters
     more = [key for key in ours if key not in theirs]
-    assert more == (["process_group"] if name == "clip_grad_norm_" else [])
+    added = {"clip_grad_norm_": ["process_group", "grad"], "get_total_norm": []}
+    assert more == added.get(name, ["grad"])
     assert [(key, p.default) for key, p in ours.items() if key in theirs] == [
         (key, p.default) for key, p in theirs.items()
     ]

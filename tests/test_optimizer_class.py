@@ -93,7 +93,8 @@ def test_its_signature_shows_names_and_defaults():
     shown = inspect.signature(optimizer_class(ClipNorm(0.5), Adam(), LR(1e-3), compile=True))
     assert str(shown) == (
         "(params, lr=0.001, *, max_norm=0.5, betas=(0.9, 0.999), eps=1e-08, fused=True, "
-        "compile=True, rounding=None, state_dtype='float32', process_group=None)"
+        "compile=True, rounding=None, state_dtype='float32', process_group=None, "
+        "grad='grad')"
     )
     assert "ClipNorm/max_norm" not in str(inspect.signature(Clipped))
 

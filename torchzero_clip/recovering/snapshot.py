@@ -59,7 +59,10 @@ class Snapshot:
         self._dicts = [(each, held(each)) for each in self._live()]
         self._whose = [(opt, opt.state, list(opt.param_groups)) for opt in self._optimizers]
         said = [state() for state, _ in self._parts]
+        modules = list(self._model.modules())
+        self._named = [(m, name, t) for m in modules for name, t in m.named_buffers(recurse=False)]
         values = [x for _, kept in self._dicts for x in kept.values()]
+        values += [t for _, _, t in self._named]
         mine = [*self._model.parameters(), *params, *[x for x in values if isinstance(x, Tensor)]]
         others = [t for t in tree_leaves(said) if isinstance(t, Tensor) and not is_sharded(t)]
         found = {id(t): t for t in [*mine, *others]}
@@ -79,6 +82,8 @@ class Snapshot:
             load(copy.deepcopy(said))
         for opt, state, groups in self._whose:  # one that loads a checkpoint gets others
             opt.state, opt.param_groups[:] = state, groups
+        for module, name, t in self._named:
+            setattr(module, name, t)
         for each, kept in self._dicts:
             each.clear()
             each.update(held(kept))
@@ -94,7 +99,6 @@ class Snapshot:
 
     def _live(self) -> Iterator[dict[Any, Any]]:
         """The dicts that hold what the run goes on from, beside its parameters."""
-        yield from [module._buffers for module in self._model.modules()]
         for opt in self._optimizers:
             yield opt.state
             yield from opt.state.values()

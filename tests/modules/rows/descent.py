@@ -603,7 +603,7 @@ ROWS = [
             "behind": lambda: Chain(Momentum(0.5), LR(0.1), Watch("global")),
         },
         bad=[
-            *BAD_SLICES[:-2],
+            *[bad for bad in BAD_SLICES if "min_size" not in bad[0]],
             *steps("every", 1),
             *STEPS,
         ],

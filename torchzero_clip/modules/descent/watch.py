@@ -72,8 +72,8 @@ def _momentum(bucket: Bucket) -> TensorList | None:
     """The state that is linear in the update of the last link that has some, in the weights' own
     basis; None where there is none.
     """
-    kinds = [getattr(kind, "state_kinds", {}) for kind in Description.registry.values()]
-    linear = {name for kind in kinds for name, how in kind.items() if how == "linear"}
+    kinds = [getattr(kind, "state_kinds", None) for kind in Description.registry.values()]
+    linear = {n for row in kinds if isinstance(row, dict) for n, x in row.items() if x == "linear"}
     found = [key for key in bucket.param_states[0] if key.count("/") == 1]
     key = next((key for key in reversed(found) if key.rpartition("/")[2] in linear), "")
     return other_state(bucket, key)
