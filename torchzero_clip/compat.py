@@ -10,22 +10,19 @@ from __future__ import annotations
 import functools
 import math
 import types
-from collections.abc import Callable
-from typing import Any, TypeAlias
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from torchzero_clip.core import TensorList, Units
 from torchzero_clip.core.decision import decide
-from torchzero_clip.core.gradients import USUAL, GradPlace
+from torchzero_clip.core.gradients import USUAL, GradPlace, Where
 from torchzero_clip.core.outside import warn
 from torchzero_clip.core.private import traced
 from torchzero_clip.core.sharding.layout import Layout, full, layout_of
 from torchzero_clip.grads import Params, apply, buckets_of, listed
 from torchzero_clip.modules.clipping import ClipNorm, ClipValue
-
-Where: TypeAlias = "str | Callable[[Tensor], Tensor | None]"
 
 __all__ = ["clip_grad_norm_", "clip_grad_value_", "clip_grads_with_norm_", "get_total_norm"]
 

@@ -7,6 +7,7 @@ buffers, since its own exchange asks for streams of CUDA.
 from __future__ import annotations
 
 import sys
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -15,6 +16,7 @@ from megatron.core import parallel_state
 from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig
 from megatron.core.optimizer import OptimizerConfig, _get_param_groups_and_buffers
 from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
+from megatron.core.optimizer.layer_wise_optimizer import LayerWiseDistributedOptimizer
 from megatron.core.transformer import TransformerConfig
 from torch import nn
 
@@ -113,6 +115,34 @@ def refused(chain: list[Any]) -> str:
     return "taken"
 
 
+def layers() -> str:
+    """Matrices by `LayerWiseDistributedOptimizer`, which leaves each rank some of them, whole."""
+    chain = [Orthogonalize(), WeightDecay(0.1), LR(1e-2)]
+    net = [p for p in model().bfloat16().parameters() if p.dim() > 1]
+    copies = [nn.Parameter(p.detach().float()) for p in net]
+    ours = Modular(copies, *chain)
+    entry = megatron_entry(*chain)
+    config = OptimizerConfig(optimizer="chain", lr=1e-2, weight_decay=0.1, clip_grad=0.0, bf16=True)
+    config.use_layer_wise_distributed_optimizer = True
+    alone = dist.new_group([dist.get_rank()], use_local_synchronization=True)
+    groups = SimpleNamespace(dp_cp=dist.group.WORLD, expt_dp=alone, tp=alone, mp=alone)
+    matrices = {"params": list(net), "is_expert_parallel": False}
+    inner = entry.optimizer_cls([matrices], **entry.config_to_kwargs(config, [], groups))
+    opt = LayerWiseDistributedOptimizer([inner], config, groups, [entry.init_state_fn])
+    opt.allgather_params = opt.broadcast_params  # its other way: gloo gathers equal sizes alone
+    mine = len(inner.param_groups[0]["params"])
+    for i in range(3):
+        generator = torch.Generator().manual_seed(i)
+        for p, q in zip(net, copies, strict=True):
+            q.grad = torch.randn(p.shape, generator=generator)
+            vars(p)["main_grad"] = q.grad.clone()
+        opt.prepare_grads()
+        opt.step_with_ready_grads()
+        ours.step()
+    same = all([torch.equal(p, q.bfloat16()) for p, q in zip(net, copies, strict=True)])
+    return "as a process alone" if same and mine == 1 else f"other, with {mine} of {len(net)}"
+
+
 def main() -> None:
     dist.init_process_group("gloo")
     torch.set_num_threads(1)
@@ -124,6 +154,7 @@ def main() -> None:
                 "norm": norm,
                 "tensors": lambda: refused([ClipNorm(1.0), LR(1.0)]),
                 "matrices": lambda: refused([Orthogonalize(), LR(1.0)]),
+                "layers": layers,
                 "alone": lambda: refused([ClipNorm(1.0, dim="global"), LR(1.0)]),
             }[name]()
             print(f"{name}: {told}", flush=True)

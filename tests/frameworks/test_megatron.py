@@ -20,7 +20,6 @@ from torchzero_clip import (
     ClipNorm,
     Clipper,
     Modular,
-    Momentum,
     WeightDecay,
     ZClip,
     compat,
@@ -33,7 +32,7 @@ clip_grads = pytest.importorskip("megatron.core.optimizer.clip_grads")
 theirs = pytest.importorskip("megatron.core.optimizer.optimizer")
 ShardedTensor = pytest.importorskip("megatron.core.dist_checkpointing").ShardedTensor
 OptimizerConfig = pytest.importorskip("megatron.core.optimizer").OptimizerConfig
-RANKS = "entries", "norm", "tensors", "matrices", "alone"
+RANKS = "entries", "norm", "tensors", "matrices", "alone", "layers"
 
 
 @pytest.fixture(autouse=True)
@@ -167,16 +166,6 @@ def test_its_sharded_checkpoint_has_the_names_that_it_reads_and_goes_on() -> Non
     assert all(map(torch.equal, net.parameters(), net2.parameters()))
 
 
-def test_names_may_be_chosen_and_what_torch_dist_has_no_place_for_is_told() -> None:
-    entry = megatron_entry(Adam(), LR(1.0), names={"Adam/exp_avg": "m"})
-    opt = entry.optimizer_cls(model().parameters(), lr=1.0)
-    entry.init_state_fn(opt)
-    assert set(opt.state_dict()["state"][0]) == {"m", "exp_avg_sq", "step"}
-    opt.load_state_dict(opt.state_dict())
-    with pytest.warns(UserWarning, match="Momentum/started of a parameter has not its shape"):
-        megatron_entry(Momentum(0.9), LR(1.0))
-
-
 def test_norms_and_clips_are_its_own() -> None:
     net, other = model(), model()
     for one in (net, other):
@@ -215,7 +204,7 @@ def test_its_groups_of_norms_are_ours() -> None:
         torch.testing.assert_close(p.grad, q.grad, rtol=2e-6, atol=0)
 
 
-def test_its_distributed_optimizer_cuts_flat_shards_which_entries_and_one_norm_take() -> None:
+def test_its_optimizers_of_shards_and_of_layers_train_as_a_process_alone_or_refuse() -> None:
     cuts = "and Megatron-LM's DistributedOptimizer cuts parameters into flat shards"
     for out in on_ranks(2, "-m", "tests.frameworks.megatron_ranks", *RANKS, limit=200):
         assert out.splitlines() == [
@@ -224,19 +213,5 @@ def test_its_distributed_optimizer_cuts_flat_shards_which_entries_and_one_norm_t
             f"tensors: ClipNorm looks at whole tensors, {cuts}",
             f"matrices: Orthogonalize looks at whole tensors, {cuts}",
             f"alone: ClipNorm takes one norm of all, {cuts} that lie on several processes",
+            "layers: as a process alone",
         ]
-
-
-def test_one_norm_of_all_asks_for_the_other_stages_and_leaves_tensor_parallelism_to_it() -> None:
-    entry, settings = megatron_entry(*chain()), config()
-    group = SimpleNamespace(size=lambda: 2)
-    alone = SimpleNamespace(tp=None, mp=None)
-    assert entry.config_to_kwargs(settings, [], alone)["process_group"] is None
-    stages = SimpleNamespace(tp=None, mp=group)
-    assert entry.config_to_kwargs(settings, [], stages)["process_group"] is group
-    with pytest.raises(
-        ValueError, match="Megatron-LM alone knows which parameters are there twice"
-    ):
-        entry.config_to_kwargs(settings, [], SimpleNamespace(tp=group, mp=group))
-    plain = megatron_entry(Adam(), LR(1.0)).config_to_kwargs(settings, [], stages)
-    assert plain == {"lr": 1e-2, "betas": (0.9, 0.95), "eps": 1e-8}

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import Tensor
 from torch.optim import Optimizer
 
 from torchzero_clip.attach.handle import KEY, Attached
 from torchzero_clip.core import Transform
+from torchzero_clip.core.gradients import Where
 from torchzero_clip.modules.flow.identity import Identity
 from torchzero_clip.optimizer import Modular
 
@@ -22,7 +21,7 @@ def attach(
     process_group: Any = None,
     in_checkpoint: bool = False,
     after: Transform | None = None,
-    grad: str | Callable[[Tensor], Tensor | None] = "grad",
+    grad: Where = "grad",
 ) -> Attached:
     """Put transforms in front of any optimizer: they rewrite `.grad` before each of its steps.
 

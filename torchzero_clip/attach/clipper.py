@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from torchzero_clip.core import Bucket, Step, Transform, Units, in_buckets
+from torchzero_clip.core.gradients import Where
 from torchzero_clip.core.norms import NAMED
 from torchzero_clip.core.outside import warn
 from torchzero_clip.core.private import traced
@@ -55,7 +56,7 @@ class Clipper(Modular):
         *transforms: Transform,
         compile: bool = False,
         process_group: Any = None,
-        grad: str | Callable[[Tensor], Tensor | None] = "grad",
+        grad: Where = "grad",
     ) -> None:
         more: Any = {"compile": compile, "process_group": process_group, "grad": grad}
         super().__init__(params, *transforms, fused=False, **more)

@@ -18,6 +18,7 @@ from typing_extensions import Self
 
 from torchzero_clip.attach.clipper import Clipper
 from torchzero_clip.core import Chain, Step, Transform, bind
+from torchzero_clip.core.gradients import Where
 from torchzero_clip.core.outside import warn
 from torchzero_clip.optimizer import averages
 from torchzero_clip.optimizer.behind import PARAMS, Behind
@@ -41,7 +42,7 @@ class Attached(Clipper):
         process_group: Any = None,
         in_checkpoint: bool = False,
         after: Transform | None = None,
-        grad: Any = "grad",
+        grad: Where = "grad",
     ) -> None:
         self._optimizer = weakref.ref(optimizer)
         more: Any = {"compile": compile, "grad": grad}

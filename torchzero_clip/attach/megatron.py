@@ -13,6 +13,7 @@ from torchzero_clip.core.chain import Chain
 from torchzero_clip.core.link import Link
 from torchzero_clip.core.outside import warn
 from torchzero_clip.core.tensors import is_sharded
+from torchzero_clip.optimizer.averages import params_of
 from torchzero_clip.optimizer.keys import GroupKeys
 from torchzero_clip.optimizer.parts_of_tensors import has_whole_norms, is_entrywise
 from torchzero_clip.optimizer_class import ChainOptimizer, optimizer_class
@@ -54,8 +55,8 @@ def megatron_entry(
 
     Args:
         *transforms: The chain, first to last.
-        names: What state is called in checkpoints, as {"Adam/exp_avg": "m"}. Others lose their path
-            where no two end alike: "exp_avg".
+        names: What state is called in checkpoints, as {"Adam/exp_avg": "m"}, no two alike. Others
+            lose their path where no two end alike: "exp_avg".
         **options: As for `Modular`.
 
     Example:
@@ -67,6 +68,8 @@ def megatron_entry(
     made = optimizer_class(*transforms, name="MegatronChain", **options)
     links = [link for top in bind(Chain(*transforms)) for link in top.walk()]
     called = {**_names(links), **(names or {})}
+    if len(set(called.values())) < len(called):
+        raise ValueError(f"megatron_entry: names must give each state a name of its own: {called}")
     body = {"names": called, "__doc__": made.__doc__}
     meta: Any = type(made)
     kind = meta(made.__name__, (_InMegatron, made), body)
@@ -83,9 +86,9 @@ def megatron_entry(
     def kwargs(config: Any, model_chunks: Any = None, pg_collection: Any = None) -> dict[str, Any]:
         found = {key: read(config) for key, read in CONFIG.items() if key in keys}
         group = options.get("process_group")
-        joint = [link for link in links if getattr(link.transform, "scope", None) == "global"]
+        joint = list(filter(_is_joint, links))
         if joint and group is None and pg_collection is not None:
-            found["process_group"] = _stages(joint, pg_collection)
+            found["process_group"] = _stages(joint[0], config, pg_collection)
         return found
 
     return MegatronEntry(kind, _init_state, kwargs, {})
@@ -95,14 +98,24 @@ def _init_state(optimizer: Any, config: Any = None) -> None:
     optimizer.init_state()
 
 
-def _stages(joint: list[Link], pg_collection: Any) -> Any:
+def _is_joint(link: Link) -> bool:
+    """Whether a rule, or a guard, takes one norm of all gradients."""
+    guard = getattr(link.transform, "place", "") == "first"
+    return getattr(link.transform, "scope", None) == "global" or (
+        guard and getattr(link.transform, "clips", False)
+    )
+
+
+def _stages(link: Link, config: Any, pg_collection: Any) -> Any:
     """The processes that hold the rest of the model; None where all of it is here."""
     sizes = {name: _size(getattr(pg_collection, name, None)) for name in ("tp", "mp")}
-    if sizes["tp"] > 1:
+    layers = getattr(config, "use_layer_wise_distributed_optimizer", False)
+    whose = "which parameters other ranks have" if layers else "which parameters are there twice"
+    if layers or sizes["tp"] > 1:
+        way = "a layer-wise optimizer" if layers else "tensor parallelism"
         raise ValueError(
-            f"megatron_entry: {joint[0].path} takes one norm of all, and under tensor parallelism "
-            "Megatron-LM alone knows which parameters are there twice: take its clip_grad, and "
-            "leave the rule out"
+            f"megatron_entry: {link.path} takes one norm of all, and under {way} Megatron-LM alone "
+            f"knows {whose}: take its clip_grad, and leave the rule out"
         )
     return pg_collection.mp if sizes["mp"] > 1 else None
 
@@ -131,28 +144,33 @@ class _InMegatron(ChainOptimizer):
     names: Mapping[str, str]
 
     def __init__(self, params: Any, lr: Any = None, **values: Any) -> None:
-        self._given_shapes: list[list[torch.Size]] = []
+        self._whole: set[torch.Size] = set()  # the shapes of parameters as they were given
         super().__init__(params, lr, **values)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a group, and remember what its parameters were."""
         super().add_param_group(param_group)
-        self._given_shapes.append([p.shape for p in self.param_groups[-1]["params"]])
+        self._whole |= {p.shape for p in self.param_groups[-1]["params"]}
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**super().__getstate__(), "_whole": self._whole}
 
     def _begin(self, name: str = "a step", loss: Any = None) -> Step:
         self._refuse_flat()
         return super()._begin(name, loss)
 
     def _refuse_flat(self) -> None:
-        """Raise a sentence where parameters are pieces of others now, and a rule needs more."""
-        now = [[p.shape for p in group["params"]] for group in self.param_groups]
-        plain = not any([is_sharded(p) for group in self.param_groups for p in group["params"]])
-        if now == self._given_shapes or not plain:
+        """Raise a sentence where parameters are pieces of others now, and a rule needs more.
+
+        Those that other ranks have may be gone, as a layer-wise optimizer does it.
+        """
+        params = params_of(self)
+        if {p.shape for p in params} <= self._whole or any(map(is_sharded, params)):
             return
         shards = "Megatron-LM's DistributedOptimizer cuts parameters into flat shards"
         for link in self.keys.links:
-            joint = getattr(link.transform, "scope", None) == "global" and has_whole_norms(link)
-            if not (joint or is_entrywise(link)):
+            joint = _is_joint(link)
+            if not (is_entrywise(link) or (joint and has_whole_norms(link))):
                 raise ValueError(
                     f"{link.path} looks at whole tensors, and {shards}: take "
                     "use_layer_wise_distributed_optimizer, or rules about entries and one norm of "

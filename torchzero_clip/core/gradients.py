@@ -15,6 +15,8 @@ from torchzero_clip.core.sharding.layout import aligned_grads
 from torchzero_clip.core.tensors import DEVICE, DTYPE, LAYOUT, addresses, all_plain, extent
 
 BYTES = operator.attrgetter("nbytes")
+Where: TypeAlias = "str | Callable[[Tensor], Tensor | None]"
+"""The name of the attribute that has the gradients of parameters, or a function that gives them."""
 Spans: TypeAlias = "tuple[list[int], list[int]]"
 """The addresses at which tensors begin, and at which they end."""
 
@@ -27,7 +29,7 @@ class GradPlace:
             is None or missing, `.grad` counts.
     """
 
-    def __init__(self, given: str | Callable[[Tensor], Tensor | None] = "grad") -> None:
+    def __init__(self, given: Where = "grad") -> None:
         if not (callable(given) or (isinstance(given, str) and given.isidentifier())):
             raise TypeError(
                 "grad must be the name of an attribute of parameters, as 'main_grad', or a "

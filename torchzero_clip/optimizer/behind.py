@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from torchzero_clip.core.bucket import Bucket, in_buckets
+from torchzero_clip.core.gradients import Where
 from torchzero_clip.core.link import read_elsewhere
 from torchzero_clip.core.private import traced
 from torchzero_clip.core.step import Step
@@ -36,7 +37,7 @@ class Behind(Modular):
         groups: Sequence[Mapping[str, Any]],
         *transforms: Transform,
         compile: bool = False,
-        grad: Any = "grad",
+        grad: Where = "grad",
     ) -> None:
         flat = [tfm for top in transforms for tfm in top.walk() if isinstance(tfm, Transform)]
         for tfm in flat:

@@ -17,7 +17,7 @@ from torchzero_clip.core.chain import Chain, bind, prepare, send
 from torchzero_clip.core.cohort import Roster
 from torchzero_clip.core.description import RESERVED
 from torchzero_clip.core.engine import Engine, Records
-from torchzero_clip.core.gradients import GradPlace
+from torchzero_clip.core.gradients import GradPlace, Where
 from torchzero_clip.core.private import traced, untraced
 from torchzero_clip.core.step import Step
 from torchzero_clip.core.transform import Transform
@@ -98,7 +98,7 @@ class Modular(Optimizer):
         rounding: str | None = None,
         state_dtype: str = "float32",
         process_group: Any = None,
-        grad: str | Callable[[Tensor], Tensor | None] = "grad",
+        grad: Where = "grad",
         **others: Never,
     ) -> None:
         refuse_arguments(type(self).__name__, others, Modular.__init__)
