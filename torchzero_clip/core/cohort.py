@@ -191,26 +191,19 @@ class Roster:
 def _divided(
     index: int, group: Mapping[str, Any], grads: Grads, where: Sequence[int]
 ) -> list[Cohort]:
-    """The parameters that have a gradient, by their device and the dtypes."""
+    """The parameters that have a gradient, by their device, the dtypes and the norm they share."""
     params = group["params"]
     names = group.get("param_names") or [None] * len(params)
     _check_grads(index, group, grads, where)
     clips, joint = group.get("clip", True), group.get("norm_group")
     tags = [getattr(p, TAG, None) or joint for p in params]
     kinds = [(params[i].device, params[i].dtype, grads[i].dtype, tags[i]) for i in where]
-    every = [[where[k] for k in some] for some in batches(kinds)]
-    return [
-        Cohort(
-            index,
-            x,
-            [names[i] for i in x],
-            [params[i] for i in x],
-            grads[x[0]].dtype,
-            clips,
-            tags[x[0]],
-        )
-        for x in every
-    ]
+    cohorts = []
+    for some in batches(kinds):
+        places, (*_, dtype, tag) = [where[k] for k in some], kinds[some[0]]
+        rows = [names[i] for i in places], [params[i] for i in places]
+        cohorts.append(Cohort(index, places, *rows, dtype, clips, tag))
+    return cohorts
 
 
 def _check_grads(index: int, group: Mapping[str, Any], grads: Grads, where: Sequence[int]) -> None:
