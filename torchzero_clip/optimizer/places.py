@@ -32,6 +32,8 @@ def places(optimizer: Any) -> Iterator[str]:
     for key in optimizer.keys.defaults.keys() & vars(optimizer).keys():
         yield f"the attribute {key} is read by nothing: set param_groups[i][{key!r}]"
     params = [p for group in optimizer.param_groups for p in group["params"]]
+    if not (optimizer.place.usual or any([optimizer.place.own(p) is not None for p in params])):
+        yield f"no parameter has a gradient in grad={optimizer.grad!r}, so .grad counts"
     if params and not any([p.requires_grad for p in params]):
         yield "none of the parameters requires a gradient, so none will move"
     frozen = sum([optimizer.place.of(p) is not None and not p.requires_grad for p in params])

@@ -16,6 +16,7 @@ from torchzero_clip.attach.handle import Attached
 from torchzero_clip.core.outside import warn
 from torchzero_clip.core.tensors import wide
 from torchzero_clip.optimizer import Modular
+from torchzero_clip.optimizer.averages import params_of
 from torchzero_clip.recovering.judging import Look, judged, limit_of
 from torchzero_clip.recovering.snapshot import Snapshot
 from torchzero_clip.study.recorder import Recorder
@@ -127,7 +128,7 @@ class Recover:
         mine = [opt._optimizer(), opt, opt.after] if isinstance(opt, Attached) else [opt]
         optimizers = [each for each in mine if each is not None]  # the one that moves weights first
         self._spare = [Snapshot(optimizers, model, parts) for _ in range(keep)]
-        self._ring, device = list[Snapshot](), opt.param_groups[0]["params"][0].device
+        self._ring, device = list[Snapshot](), params_of(opt)[0].device
         self.now = Progress(torch.zeros(check, 2, dtype=wide(device), device=device))
         self._rates, self._told, self._last = list[Any](), False, opt._records
         self._loader: Iterable[Any] | None = None  # one that can go back
