@@ -849,10 +849,8 @@ def test_what_is_built_is_there_for_the_next_process(
             Modular(ours, *CHAINS["headline"](), compile=True),
             Modular(theirs, *CHAINS["headline"]()),
         )
-        libraries = sorted((tmp_path / "kept").iterdir())
-        assert [path.suffix for path in libraries] == [
-            ".so"
-        ] * 3  # the norm, the rest, and the step
+        kinds = sorted([path.suffix for path in (tmp_path / "kept").iterdir()])
+        assert kinds == [".proven"] + [".so"] * 3  # the norm, the rest, and the step
         monkeypatch.setattr("subprocess.run", None)  # nothing is built again
         anew()
     assert (tmp_path / "kept").stat().st_mode & 0o077 == 0

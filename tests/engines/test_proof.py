@@ -16,13 +16,16 @@ from tests.engines.test_operators import INTERPRETED
 from torchzero_clip import (
     LR,
     Adam,
+    AutoClip,
     Centralize,
     ClipNorm,
+    ClipNormByEMA,
     Guard,
     Modular,
     Standardize,
     Transform,
     WeightDecay,
+    ZClip,
 )
 from torchzero_clip.engines import Compiled
 from torchzero_clip.engines.compiled.printers import backends, cpp, proof, triton
@@ -35,6 +38,9 @@ CHAINS: dict[str, Callable[[], Sequence[Transform]]] = {
     "sums": lambda: [Centralize(), LR(0.1)],
     "guarded": lambda: [Guard(), Adam(), LR(0.1)],
     "in bfloat16": lambda: [Adam(state_dtype="bfloat16"), LR(0.1)],
+    "adaptive": lambda: [ZClip(warmup_steps=2), Adam(), LR(0.1)],
+    "tensor by tensor": lambda: [ClipNormByEMA(0.9), LR(0.1)],
+    "between calls of torch": lambda: [AutoClip(), LR(0.1)],
     "slices, in bfloat16": lambda: [
         Standardize(dim=-1),
         Adam(state_dtype="bfloat16"),
@@ -84,23 +90,24 @@ def plant(monkeypatch: pytest.MonkeyPatch, language: Any, edit: Edit) -> None:
 
 
 def found(chain: str, tmp_path: Path) -> None:
-    """The first step tells of it, and all steps do what they would without kernels."""
+    """A step tells of it, and all steps do what they would without kernels."""
     ours, fast = model(chain, compile=True)
     theirs, slow = model(chain, fused=False)
+
+    def race() -> None:
+        for i in range(6):
+            step(ours, fast, i)
+            step(theirs, slow, i)
+            for p, q in zip(ours, theirs, strict=True):
+                torch.testing.assert_close(p.data, q.data, rtol=1e-5, atol=1e-6)
+
     with pytest.warns(UserWarning, match="a kernel does not do what torch's operators do") as told:
-        step(ours, fast, 0)
-    step(theirs, slow, 0)
-    for i in range(1, 5):
-        step(ours, fast, i)
-        step(theirs, slow, i)
-    for p, q in zip(ours, theirs, strict=True):
-        torch.testing.assert_close(p.data, q.data, rtol=1e-5, atol=1e-6)
+        race()
     said = [str(x.message) for x in told if "please send us" in str(x.message)]
     assert len(said) == 1
     page = re.search(r"please send us (\S+\.txt)", said[0])
     assert page is not None
-    text = Path(page[1]).read_text()
-    assert "def program(" in text
+    assert "kernel(" in Path(page[1]).read_text()
     assert f"torch {torch.__version__}" in said[0]
     assert "native call" not in fast.explain()
     assert not list(tmp_path.glob(Path(page[1]).stem + ".proven"))
@@ -163,6 +170,63 @@ def test_a_wrong_kernel_in_triton_is_told_and_takes_part_in_no_step(
     found(chain, tmp_path)
 
 
+VECTORS_IN_CPP: dict[str, tuple[str, Edit]] = {
+    "another number": ("headline", replaced("double(1) - ", "double(2) - ")),
+    "the larger one": ("adaptive", replaced("smaller(", "larger(")),
+    "not written": ("adaptive", lambda text: re.sub(r"(.+\[13\]\)\[0\] = .+;)", r"// \1", text)),
+    "another row": ("tensor by tensor", replaced("p[37])[j68]", "p[37])[0]")),
+    "entries in another order": ("between calls of torch", replaced("[1 + j", "[j")),
+}
+
+
+@pytest.mark.parametrize("name", list(VECTORS_IN_CPP))
+def test_wrong_vectors_in_cpp_are_told_of_and_the_step_has_torchs(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chain, edit = VECTORS_IN_CPP[name]
+    changes, text = list[bool](), cpp.CppPrinter.text
+
+    def edited(printer: cpp.CppPrinter) -> str:
+        made = text(printer)
+        changes.append(edit(made) != made)
+        return edit(made)
+
+    monkeypatch.setattr(cpp.CppPrinter, "text", edited)
+    found(chain, tmp_path)
+    assert changes[0]
+    assert {"cpu"} == proof.WRONG
+
+
+VECTORS_IN_TRITON: dict[str, tuple[str, Edit]] = {
+    "another number": ("adaptive", replaced("0.5", "0.25")),
+    "the larger one": ("adaptive", replaced("smaller(", "larger(")),
+    "lanes left out": ("tensor by tensor", replaced("mask = i", "mask = 1 + i")),
+    "no kernel": ("headline", replaced("def kernel(", "def kernel(1, ")),
+}
+
+
+@pytest.mark.triton
+@pytest.mark.skipif(not INTERPRETED, reason="needs Triton and TRITON_INTERPRET=1")
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # numpy's, of infinities and NaN
+@pytest.mark.parametrize("name", list(VECTORS_IN_TRITON))
+def test_wrong_vectors_in_triton_are_told_of_and_the_step_has_torchs(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Compiled, "backend", "triton")
+    chain, edit = VECTORS_IN_TRITON[name]
+    changes, kernel = list[bool](), triton.TritonPrinter.kernel
+
+    def edited(printer: triton.TritonPrinter, loops: Any) -> triton.VectorKernel:
+        made = kernel(printer, loops)
+        changes.append(edit(made.text) != made.text)
+        return made._replace(text=edit(made.text))
+
+    monkeypatch.setattr(triton.TritonPrinter, "kernel", edited)
+    found(chain, tmp_path)
+    assert any(changes)
+    assert {"cpu"} == proof.WRONG
+
+
 @pytest.mark.parametrize("chain", ["headline", "largest"])
 def test_a_wrong_kernel_is_found_where_the_first_gradients_are_no_numbers(
     chain: str, monkeypatch: pytest.MonkeyPatch
@@ -198,7 +262,7 @@ def test_a_right_kernel_is_proven_once_and_that_is_noted(
         counts.append((len(tried), noted(tmp_path)))
         assert "A step is one native call" in opt.explain()
         proof.PROVEN.clear()
-    assert counts == [(2, 2), (2, 2), (4, 4)]
+    assert counts == [(2, 3), (2, 3), (4, 5)]  # and the vectors between them
     assert set() == proof.WRONG
 
 

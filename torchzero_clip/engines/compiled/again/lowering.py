@@ -97,7 +97,7 @@ class Lowering(GraphRegions):
             dtype, device, shape, strides, start = one.meta["form"]
             dense = torch.empty_strided(shape, strides, device="meta").is_contiguous() and not start
             if dense and dtype in DTYPES and device == self.home and not views(node):
-                self._root(one, VectorMemory(dtype, source=one), 0, ("made", one))
+                self._root(one, VectorMemory(dtype, changes=True), 0, ("made", one))
 
     # ------------------------------------------------------------------ operators
 

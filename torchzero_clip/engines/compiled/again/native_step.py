@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import itertools
 from array import array
 from collections.abc import Sequence
 from typing import Any, ClassVar
@@ -23,11 +24,7 @@ FLAGS += " -fPIC -shared"
 
 
 class NativeStep(CompiledStep):
-    """A step on CPU.
-
-    Attributes:
-        text: The source of its library.
-    """
+    """A step on CPU."""
 
     most: ClassVar[int] = 2**14
 
@@ -38,16 +35,17 @@ class NativeStep(CompiledStep):
     def compile(
         self,
         memories: Sequence[VectorMemory],
-        segments: Sequence[Segment],
+        segments: Sequence[Sequence[Segment]],
         between: TorchCalls,
         like: Tensor,
     ) -> int:
-        printer = CppPrinter(memories, segments, between.read)
+        self._first = [0, *itertools.accumulate(map(len, segments))]  # turn of each segment
+        printer = CppPrinter(memories, [*itertools.chain(*segments)], between.read)
         self.text = printer.text()
         self._kernel = function(self.text, FLAGS)
         if self._kernel is None:
             return 0
-        self._kernel.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_longlong]
+        self._kernel.argtypes = [*[ctypes.c_void_p] * 2, *[ctypes.c_longlong] * 2]
         self._own = StepMemory(memories, printer.backed, like)
         self._alive: list[array[Any]] = []
         self._lists: list[tuple[array[int], int, tuple[int, ...]]] = []
@@ -67,10 +65,12 @@ class NativeStep(CompiledStep):
         for lists, i, key in self._lists:
             lists[i] = self._gradients[key].addresses.buffer_info()[0]
 
-    def run(self, segment: int, tensors: Sequence[Tensor]) -> None:
+    def run(self, segment: int, tensors: Sequence[Tensor], turn: int | None = None) -> None:
+        begin, end = self._first[segment : segment + 2]
         for slot, t in zip(self._slots[segment], tensors, strict=True):
             self._p[slot] = t.data_ptr()
-        self._kernel(*self._tables, segment)
+        turns = (begin, end) if turn is None else (begin + turn, begin + turn + 1)
+        self._kernel(*self._tables, *turns)
 
     # ------------------------------------------------------------------ tables
 

@@ -39,6 +39,7 @@ class GraphRegions:
         regions: Where the nodes of the graph lie.
         leaves: What the inputs of the graph are.
         changing: For each input that is another one in every step, which of those it is.
+        sources: The nodes whose tensors memories are that are others in every step.
     """
 
     def __init__(
@@ -52,6 +53,7 @@ class GraphRegions:
         which = {id(t): i for i, t in enumerate(changing)}
         self.changing = {x: which[id(t)] for x, t in self.leaves.items() if id(t) in which}
         self._roots: dict[GraphNode, int] = {}  # the memory of a node that is no view
+        self.sources = dict[int, GraphNode]()
         self._known: dict[Any, int] = {}  # memory by the storage, or by its rows
 
     def _memory(self, key: Any, memory: VectorMemory) -> int:
@@ -67,7 +69,7 @@ class GraphRegions:
             return
         if node in self.changing:
             if t.is_contiguous():
-                self._root(node, VectorMemory(t.dtype, source=node), int(t.storage_offset()))
+                self._root(node, VectorMemory(t.dtype, changes=True), int(t.storage_offset()))
             return
         key = max(storages([t]), default=0) or id(t)  # of nothing, which is nowhere
         memory = VectorMemory(t.dtype, t, start=int(t.storage_offset()))
@@ -76,6 +78,7 @@ class GraphRegions:
     def _root(self, node: GraphNode, memory: VectorMemory, offset: int, key: Any = None) -> None:
         """Have a node lie in a memory, `offset` entries behind where its form says."""
         at = self._memory(key or node, memory)
+        self.sources.setdefault(at, node)
         if self.memories[at].dtype == memory.dtype:
             self._roots[node], self.regions[node] = at, _region(node, at, offset)
 
@@ -151,7 +154,7 @@ class GraphRegions:
             return regions[0] if regions else row[0]
         first, shape = regions[0], (len(row), *shape)
         steps = {b.start - a.start for a, b in itertools.pairwise(regions)}
-        if len({x.memory for x in regions}) == 1 and len(steps) == 1:
+        if len({x.memory for x in regions}) == 1 and len(steps) == 1 and min(steps) >= 0:
             return first._replace(shape=shape, strides=(*steps, *first.strides))
         rows = tuple([(x.memory, x.start) for x in regions])
         memory = self._memory((first.dtype, rows), VectorMemory(first.dtype, rows=rows))

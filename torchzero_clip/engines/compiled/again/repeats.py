@@ -133,7 +133,7 @@ class Repeats:
             none = "Nothing in the chain keeps its steps from being repeated."
             return [f"The last step was done anew: {self.why}." if self.why else none]
         done, native = f"Steps are repeated, {self.count} so far.", self._repeat.native
-        if native is None:
+        if native is None or not native.calls:
             return [done]
         calls = "one native call" if native.calls == 1 else f"{native.calls} native calls"
         if not native.lacking:

@@ -7,7 +7,7 @@ of what torch makes.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from typing import Any, ClassVar
 
@@ -16,14 +16,16 @@ from torch import Tensor
 from torch.autograd.graph import increment_version
 from torch.fx import Graph
 
+from torchzero_clip.core.private import fake_mode
 from torchzero_clip.core.tensors import addresses
 from torchzero_clip.engines.buffers import Buffer
 from torchzero_clip.engines.compiled.again.captures import StepCapture
 from torchzero_clip.engines.compiled.again.lowering import Lowering
 from torchzero_clip.engines.compiled.again.torch_calls import TorchCalls
+from torchzero_clip.engines.compiled.again.turns import turns
 from torchzero_clip.engines.compiled.printers import vectors
 from torchzero_clip.engines.compiled.printers.program import Relaunch
-from torchzero_clip.engines.compiled.printers.proof import known
+from torchzero_clip.engines.compiled.printers.proof import Trial, known
 
 LONGEST = 2000  # nodes of a step that is compiled: to compile more takes too long
 LINE = 64  # bytes: where memory of a step's own begins
@@ -38,13 +40,18 @@ class CompiledStep:
         gradients: The buffers of gradients of the step on its way, by places.
 
     Attributes:
+        text: What was compiled.
+        modules: What compiled it.
         lacking: The operators that stay calls of torch.
-        calls: How many native calls it is; 0 where it could not be compiled.
+        calls: How many native calls it is; 0 where it could not be compiled, or does otherwise
+            than torch.
         capture: What captures the step, where that is wanted.
     """
 
     most: ClassVar[int]
     """How many entries a node makes; with more of them torch's own calls are faster."""
+    modules: ClassVar[tuple[str, ...]] = ("torch",)
+    text: str
     capture: StepCapture | None = None
     calls = 0
 
@@ -58,8 +65,8 @@ class CompiledStep:
         like = next(x for x in [*changing, *leaves] if isinstance(x, Tensor))
         made = Lowering(graph, leaves, changing, like.device, self.able, self.most)
         self.lacking, self._gradients = made.lacking, gradients
-        segments = [x for x in made.sequence if isinstance(x, list)]
-        nodes = [node for segment in segments for node in segment]
+        segments = [turns(x, made.memories) for x in made.sequence if isinstance(x, list)]
+        nodes = [node for segment in segments for some in segment for node in some]
         self._launches = [node.launch for node in nodes if isinstance(node, vectors.Launched)]
         between = TorchCalls(made, len(changing))
         if 0 < len(nodes) <= LONGEST:
@@ -73,7 +80,9 @@ class CompiledStep:
         else:
             self._between = between.function(lambda node: self._own.tensor(made.regions[node]))
         self._remember(nodes, made.memories)
-        self._own.close()
+        self._segments, self._changing = segments, between.memories
+        real = fake_mode(like) is None
+        self._trial = Trial(self.text, like.device, *self.modules) if real else None
 
     def _remember(self, nodes: vectors.Segment, memories: Sequence[vectors.VectorMemory]) -> None:
         """Note what it writes, and whether all lies in memory as programs need it."""
@@ -97,6 +106,8 @@ class CompiledStep:
 
         `changing` stand for those that it was written down with; so many of them are gradients.
         """
+        if not self.calls:
+            return False
         buffers = list(self._gradients.values())
         dense = self._dense and all([buffer.contiguous for buffer in buffers])
         if not dense and any(map(misfits, self._launches)):
@@ -121,10 +132,18 @@ class CompiledStep:
             self._segment(0, [changing[i] for i in self._alone])
         else:
             self._between(self._segment, *changing)
+        if self._trial is not None:  # the first time
+            self.calls, self._trial = self.calls * self._trial.passed(), None
 
     def _segment(self, segment: int, tensors: Sequence[Tensor]) -> None:
         """Run a segment; these tensors are the memories that are others in every step."""
-        self.run(segment, [t if t.is_contiguous() else t.contiguous() for t in tensors])
+        tensors = [t if t.is_contiguous() else t.contiguous() for t in tensors]
+        if self._trial is None or self._trial.known:
+            self.run(segment, tensors)
+            return
+        parts = partial(self._own.parts, dict(zip(self._changing[segment], tensors, strict=True)))
+        for turn, nodes in enumerate(self._segments[segment]):
+            self._trial.run(nodes, partial(self.run, segment, tensors, turn), parts)
 
     # ------------------------------------------------------------------ what a backend does
 
@@ -138,18 +157,20 @@ class CompiledStep:
     def compile(
         self,
         memories: Sequence[vectors.VectorMemory],
-        segments: Sequence[vectors.Segment],
+        segments: Sequence[Sequence[vectors.Segment]],
         between: TorchCalls,
         like: Tensor,
     ) -> int:
-        """Compile the segments and make the tables; returns the count of native calls, or 0."""
+        """Compile the segments, of which each is some turns, and make the tables; returns the count
+        of native calls, or 0.
+        """
         raise NotImplementedError
 
     def begin(self) -> None:
         """Take the gradients of a step."""
 
-    def run(self, segment: int, tensors: Sequence[Tensor]) -> None:
-        """Run a segment."""
+    def run(self, segment: int, tensors: Sequence[Tensor], turn: int | None = None) -> None:
+        """Run a segment, or one turn of it."""
         raise NotImplementedError
 
 
@@ -175,7 +196,6 @@ class StepMemory:
                 self._offsets[m] = size
                 size += -(-memory.size * memory.dtype.itemsize // LINE) * LINE
         self.bytes = like.new_zeros(size + LINE, dtype=torch.uint8, requires_grad=False)
-        self._alive = [memory.tensor for memory in memories]
 
     def address(self, m: int, entry: int = 0) -> int:
         """Where an entry of a memory lies; 0 for one of rows, or that is another in every step."""
@@ -198,9 +218,24 @@ class StepMemory:
         own = self.bytes[begin : begin + memory.size * region.dtype.itemsize].view(region.dtype)
         return own.as_strided(region.shape, region.strides, region.start + own.storage_offset())
 
-    def close(self) -> None:
-        """Let go of what would hold the graph."""
-        del self._memories
+    def parts(self, changing: Mapping[int, Tensor], region: vectors.Region) -> list[Tensor]:
+        """The tensors of a region, of rows several; none where it is but a value in a loop. What
+        changes is given.
+        """
+        memory = self._memories[region.memory]
+        if memory.rows:
+            rest = region._replace(shape=region.shape[1:], strides=region.strides[1:])
+            each = [rest._replace(memory=i, start=at) for i, at in memory.rows]
+            return [t for x in each for t in self.parts(changing, x)]
+        if memory.changes:
+            return [view(changing[region.memory], region)]
+        lies = not memory.own or region.memory in self._offsets
+        return [self.tensor(region)] if lies else []
+
+
+def view(t: Tensor, region: vectors.Region) -> Tensor:
+    """A region of a tensor."""
+    return t.as_strided(region.shape, region.strides, t.storage_offset() + region.start)
 
 
 def misfits(launch: Relaunch) -> bool:

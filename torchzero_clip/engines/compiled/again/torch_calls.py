@@ -40,7 +40,7 @@ class TorchCalls:
                 continue
             every = sorted({x.memory for x in regions_of(one)})
             self.memories.append([m for m in every if made.memories[m].changes])
-            self.sources.append([made.memories[m].source for m in self.memories[-1]])
+            self.sources.append([made.sources[m] for m in self.memories[-1]])
             values = list(map(self._value, self.sources[-1]))
             self._graph.call_method("__call__", (run, len(self.memories) - 1, values))
         self._graph.output(None)

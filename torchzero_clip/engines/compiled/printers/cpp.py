@@ -100,7 +100,7 @@ extern "C" void kernel(int64_t count, const int64_t *sizes, void *const *const *
 """
 VECTOR_SOURCE = """#include "vector.h"
 
-extern "C" void kernel(void *const *p, const whole *d, whole segment) {{
+extern "C" void kernel(void *const *p, const whole *d, whole begin, whole end) {{
     {lines}
 }}
 """
@@ -145,16 +145,16 @@ def source(program: Program) -> str | None:
 
 
 class CppPrinter(Printer):
-    """The segments of a step in C++: one library, which is told the segment."""
+    """The turns of a step in C++: one library, which is told which of them to do."""
 
     language = replace(CPP, lib="__builtin_", reads={}, writes={})
 
     def text(self) -> str:
-        """The source of a library whose kernel(p, d, segment) does a segment."""
+        """The source of a library whose kernel(p, d, begin, end) does these turns."""
         self._powers, body = list[str](), list[str]()
         for i, loops in enumerate(self.loops):
             lines = [line for loop in loops for line in self._loop(loop)]
-            body += [f"if (segment == {i}) {{", *lines, "}"]
+            body += [f"if (begin <= {i} && {i} < end) {{", *lines, "}"]
         powers = [f"last_power {', '.join(self._powers)};"] * bool(self._powers)
         return VECTOR_SOURCE.format(lines="\n    ".join([*powers, *body]))
 

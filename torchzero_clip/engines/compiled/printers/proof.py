@@ -1,27 +1,39 @@
 """Proof: before a kernel takes part in a step, it is held against torch, once a card and version.
 
-It runs in memory of its own, on drawn entries and the numbers, vectors and scalars of that step:
-over several blocks and within one, at even and at odd addresses. Torch's operators do the same. A
-file beside the kernels notes that both agree. Where they do not, or where nothing runs, no kernel
-is trusted any more on devices of this kind.
+One of lists runs in memory of its own, on drawn entries and the numbers, vectors and scalars of
+that step: over several blocks and within one, at even and at odd addresses. Torch's operators do
+the same. One of vectors runs in the first step that needs it, on what is there, and what torch
+makes of that stays. A file beside the kernels notes that both agree. Where they do not, or where
+nothing runs, no kernel is trusted any more on devices of this kind.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from importlib import import_module
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from torchzero_clip.core.foreach import copy_into
 from torchzero_clip.core.formats import wide_of
 from torchzero_clip.core.norms import SliceRows
+from torchzero_clip.core.norms.numeric import vector_norm
 from torchzero_clip.core.outside import warn
+from torchzero_clip.core.packs import copies
 from torchzero_clip.core.private import fake_mode
 from torchzero_clip.engines.buffers import Buffer
 from torchzero_clip.engines.compiled.printers.build import compiler, machine, place
 from torchzero_clip.engines.compiled.printers.cpp import Call
+from torchzero_clip.engines.compiled.printers.operators import REDUCTIONS
 from torchzero_clip.engines.compiled.printers.program import Launch, Program
+from torchzero_clip.engines.compiled.printers.vectors import (
+    Region,
+    Segment,
+    VectorNode,
+    VectorOperand,
+)
 
 ROWS = SliceRows(((3, 1), (5, 1)) * 2, ((1,),) * 4, (1400, 343, 3, 7), (3, 5) * 2, True)
 """The slices of the four tensors that a kernel is tried on."""
@@ -37,27 +49,99 @@ def known(launch: Launch) -> bool:
 
 def proven(launch: Launch, call: Call | None, source: Any, *modules: str) -> Call | None:
     """What calls a kernel, where it may: `source` is its text, which `modules` run."""
-    program, device = launch.program, launch.program.device
+    program = launch.program
     if call is None or known(launch):
         return call
-    words = [f"{name} {import_module(name).__version__}" for name in modules]
-    words += [torch.cuda.get_device_name(device)] if device.type == "cuda" else compiler() or []
-    mark = place(source(program), *words).with_suffix(".proven")
-    try:
-        if not mark.exists():
+    trial = Trial(source(program), program.device, *modules)
+    if not trial.known:
+        try:
             _compare(launch, call)
-    except Exception as error:  # also of what compiles it
-        WRONG.add(device.type)
-        said = [str(error), *words, machine(), program.source(), source(program)]
-        (page := mark.with_suffix(".txt")).write_text("\n".join(said))
-        warn(
-            f"compile=True: a kernel does not do what torch's operators do ({', '.join(words)}): "
-            f"steps run operator by operator from here on, which is slower; please send us {page}"
-        )
+        except Exception as error:  # also of what compiles it
+            trial.said += [str(error), program.source()]
+    if not trial.passed():
         return None
-    mark.touch()
     PROVEN.add(program)
     return call
+
+
+class Trial:
+    """Whether a text does what torch does, on a device and by these modules.
+
+    Attributes:
+        known: Whether it was found so before.
+        said: What was otherwise.
+    """
+
+    def __init__(self, text: str, device: torch.device, *modules: str) -> None:
+        words = [f"{name} {import_module(name).__version__}" for name in modules]
+        words += [torch.cuda.get_device_name(device)] if device.type == "cuda" else compiler() or []
+        self.said, self._text, self._kind, self._words = list[str](), text, device.type, words
+        self._mark = place(text, *words).with_suffix(".proven")
+        self.known = self._mark.exists()
+
+    def run(
+        self, nodes: Segment, call: Callable[[], None], parts: Callable[[Region], list[Tensor]]
+    ) -> None:
+        """Do a launch; or nodes, by a call and by torch, whose numbers stay where they differ.
+
+        `parts` are the tensors of a region; none are of a value in a loop.
+        """
+        every = [node for node in nodes if isinstance(node, VectorNode)]
+        written, values = [t for node in every for t in parts(node.out)], dict[Region, Tensor]()
+        if not written:
+            return call()
+        before = copies(written)
+
+        def operand(x: VectorOperand, node: VectorNode) -> Tensor | float:
+            if isinstance(x, Region):
+                there = parts(x)
+                return (torch.stack(there).view(x.shape) if there else values[x]).to(node.dtype)
+            like = written[0].new_empty((), dtype=node.dtype)
+            return x if node.name == "pow" else like.fill_(x)  # a root is no power of a tensor
+
+        for node in every:
+            made = _made(node, *[operand(x, node) for x in node.given]).to(node.out.dtype)
+            values[node.out] = made = made.expand(node.out.shape)
+            if there := parts(node.out):
+                copy_into(there, made.unbind() if len(there) > 1 else [made])
+        right = copies(written)
+        copy_into(written, before)
+        try:
+            call()
+            torch.testing.assert_close(written, right, rtol=1e-4, atol=1e-6, equal_nan=True)
+        except Exception as error:  # also of what compiles it
+            self.said.append(str(error))
+            copy_into(written, right)
+
+    def passed(self) -> bool:
+        """Whether nothing was otherwise, which is noted; else a warning tells of it."""
+        if not self.said:
+            self._mark.touch()
+            return True
+        WRONG.add(self._kind)
+        page = self._mark.with_suffix(".txt")
+        page.write_text("\n".join([*self.said, *self._words, machine(), self._text]))
+        warn(
+            "compile=True: a kernel does not do what torch's operators do "
+            f"({', '.join(self._words)}): steps run operator by operator from here on, which is "
+            f"slower; please send us {page}"
+        )
+        return False
+
+
+def _made(node: VectorNode, *given: Any) -> Any:
+    """What torch makes of a node."""
+    name, x = node.name, given[0]
+    if name == "norm":
+        return vector_norm(x, node.power)
+    if name in REDUCTIONS:
+        over = tuple(range(len(node.out.shape), x.dim()))
+        if name.startswith("norm"):
+            return torch.linalg.vector_norm(x, float(name.removeprefix("norm")), over)
+        return getattr(torch, name)(x, over)
+    if name == "where":
+        return torch.where(given[1] != 0, x, given[2])
+    return x if name in ("copy", "fill") else getattr(torch, name)(*given)
 
 
 def _compare(launch: Launch, call: Call) -> None:

@@ -51,14 +51,14 @@ class VectorMemory:
 
     Attributes:
         tensor: What was there before the step; it lies `start` entries behind where regions begin.
-        source: The node whose tensor it is, which is another one in every step.
+        changes: Whether it is another one in every step.
         rows: The regions that lie side by side in it: the first dim goes from one to the next.
         size: The number of entries of memory that belongs to the program.
     """
 
     dtype: torch.dtype
     tensor: Tensor | None = None
-    source: Any = None
+    changes: bool = False
     rows: tuple[tuple[int, int], ...] = ()
     start: int = 0
     size: int = 0
@@ -67,11 +67,6 @@ class VectorMemory:
     def own(self) -> bool:
         """Whether it belongs to the program."""
         return self.tensor is None and not (self.changes or self.rows)
-
-    @property
-    def changes(self) -> bool:
-        """Whether it is another one in every step."""
-        return self.source is not None
 
 
 class VectorNode(NamedTuple):
