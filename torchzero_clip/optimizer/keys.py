@@ -223,10 +223,8 @@ def _follow(
     links: Sequence[Link], produced: str | None, blind: list[tuple[str, str]]
 ) -> str | None:
     """Note "grad" links after one that made an update; returns the last link that did."""
-    for link in links:
+    for link in [link for link in links if link.transforms]:
         tfm = link.transform
-        if not link.transforms:
-            continue
         if "grads" in tfm.reads:
             blind.clear()
         if tfm.inner == "chain":
