@@ -93,8 +93,7 @@ class GroupKeys:
 
     def check_groups(self, groups: Sequence[dict[str, Any]]) -> None:
         """Check keys and live values that are others than in the step before."""
-        keys = list(map(frozenset, groups))
-        if keys != self._seen_keys:
+        if list(map(frozenset, groups)) != self._seen_keys:
             for g, group in enumerate(groups):
                 of_group(g, self.tidy, group, True)
             self._seen_keys = list(map(frozenset, groups))

@@ -319,8 +319,7 @@ class Modular(Optimizer):
     def _make_state(self, gradient: Callable[[Tensor], Tensor | None]) -> None:
         """Make the state of the parameters for which this is a tensor."""
         with self._begin() as step:
-            buckets = in_buckets(step, gradient)
-            prepare(buckets, self.links)
+            prepare(in_buckets(step, gradient), self.links)
 
     # ------------------------------------------------------------------ weights for evaluation
 
