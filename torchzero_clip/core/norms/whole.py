@@ -170,9 +170,7 @@ def totals(tensors: Sequence[Tensor]) -> Tensor:
     if not any([t.is_complex() for t in tensors]):
         real = _sums(list(tensors), dtype)
         return torch.stack([real, torch.zeros_like(real)])
-    real = torch.stack(
-        [t.real.sum(dtype=dtype) if t.is_complex() else _sum(t, dtype) for t in tensors]
-    )
+    real = torch.stack([_sum(t.real, dtype) for t in tensors])
     parts = [t.imag.sum(dtype=dtype) if t.is_complex() else t.sum(dtype=dtype) * 0 for t in tensors]
     return torch.stack([real, torch.stack(parts)])
 
