@@ -63,10 +63,9 @@ class Checkpoint:
         older = Older(self.keys.links)
         for g, group in enumerate(self.groups):
             if older.wrote(group):
-                for index in group["params"]:
-                    if index in self.state:
-                        where = f"parameter {index}"
-                        self.state[index] = older.state(where, self.state[index], group)
+                for index in [index for index in group["params"] if index in self.state]:
+                    where = f"parameter {index}"
+                    self.state[index] = older.state(where, self.state[index], group)
                 self.groups[g] = older.group(group)
         for group, here in zip(self.groups, self.param_groups, strict=True):
             if isinstance(held := group.get("chain"), dict):
