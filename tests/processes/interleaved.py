@@ -1,9 +1,10 @@
 """What `test_interleaved.py` starts on two ranks: an interleaved pipeline, two parts of it on each.
 
-    torchrun --nproc-per-node 2 -m tests.processes.interleaved all apart shards
+    torchrun --nproc-per-node 2 -m tests.processes.interleaved all apart shards lacking
 
 Beside it goes the whole model in one process. One chain steps both parts of a rank. In "shards"
-FSDP2 has the model instead, in groups with a norm apart and with none.
+FSDP2 has the model instead, in groups with a norm apart and with none; in "lacking" a rank has no
+gradient of one of the groups.
 """
 
 from __future__ import annotations
@@ -108,12 +109,32 @@ def shards() -> list[str]:
     return found
 
 
+def lacking() -> list[str]:
+    """The norms that leave out a rank, where the other has no gradient of a norm group."""
+    found = []
+    for idle in range(2):
+        ps = [nn.Parameter(torch.zeros(2)) for _ in range(2)]
+        made: list[dict[str, Any]] = [{"params": ps[:1]}, {"params": ps[1:], "norm_group": "head"}]
+        links = ClipNorm(1.0, dim="global"), LR(1.0)
+        opt = Modular(made, *links, process_group=dist.group.WORLD)
+        here = [i for i in range(2) if dist.get_rank() == 0 or i != idle]
+        for i in here:
+            ps[i].grad = torch.full_like(ps[i], 3.0 + i)
+        opt.step()
+        norms = torch.atleast_1d(opt.metrics()["ClipNorm/norm"])
+        wanted = torch.tensor([(3.0 + i) * (2 if i == idle else 4) ** 0.5 for i in here])
+        if not torch.allclose(norms, wanted):
+            found.append(f"without group {idle}: {norms}")
+    return found
+
+
 def main() -> None:
     dist.init_process_group("gloo")
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
     for setting in sys.argv[1:]:
-        found = shards() if setting == "shards" else wrong(setting)
+        others = {"shards": shards, "lacking": lacking}
+        found = others[setting]() if setting in others else wrong(setting)
         print(f"{setting}: {len(found)} wrong", *found, sep="\n", flush=True)
     dist.barrier()
     os._exit(0)  # gloo's threads may abort a process that ends in the usual way

@@ -14,8 +14,8 @@ from torchzero_clip.core.norms import NAMED
 from torchzero_clip.core.outside import warn
 from torchzero_clip.core.private import traced
 from torchzero_clip.core.sharding.layout import local
+from torchzero_clip.core.step import evaluate
 from torchzero_clip.optimizer import Modular
-from torchzero_clip.optimizer.loss import evaluate
 
 TOTAL, WAITING = "total norm", "waiting"  # among what the links of a Clipper measured
 

@@ -20,10 +20,10 @@ from torchzero_clip.attach.clipper import Clipper
 from torchzero_clip.core import Chain, Step, Transform, bind
 from torchzero_clip.core.gradients import Where
 from torchzero_clip.core.outside import warn
+from torchzero_clip.core.step import one_number
 from torchzero_clip.optimizer import averages
 from torchzero_clip.optimizer.behind import PARAMS, Behind
 from torchzero_clip.optimizer.keys import SCHEDULER_KEYS, WELL_KNOWN, GroupKeys
-from torchzero_clip.optimizer.loss import one_number
 from torchzero_clip.optimizer.meaning import refuse_step
 from torchzero_clip.optimizer.saving import safe_to_save
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from types import UnionType
 from typing import Annotated, Any, Literal, NamedTuple, TypeVar, Union, get_args, get_origin
 
@@ -69,7 +70,9 @@ class Allowed(NamedTuple):
 
 def read(cls: type, name: str, hint: Any) -> tuple[bool, Allowed | None]:
     """Whether a field is live, and what its annotation says may stand in it, if it does."""
-    hint = _evaluated(cls, hint)
+    if isinstance(hint, str):
+        with suppress(Exception):  # what means nothing in the module of the class stays text
+            hint = eval(hint, dict(vars(sys.modules[cls.__module__])), dict(vars(cls)))
     inside = list(_leaves(hint))
     live, said = MARK in _marks(hint), f"{cls.__name__}: the annotation of '{name}'"
     unread = isinstance(hint, str) and NAMES.search(hint)
@@ -90,16 +93,6 @@ def read(cls: type, name: str, hint: Any) -> tuple[bool, Allowed | None]:
             "be None, or the same to each entry of a tuple, as in tuple[Share, Share]"
         )
     return live, kind
-
-
-def _evaluated(cls: type, hint: Any) -> Any:
-    """An annotation; text is evaluated in the module of the class, if it means something there."""
-    if not isinstance(hint, str):
-        return hint
-    try:
-        return eval(hint, dict(vars(sys.modules[cls.__module__])), dict(vars(cls)))
-    except Exception:
-        return hint
 
 
 def kind_of(hint: Any) -> Allowed | None:

@@ -102,8 +102,7 @@ class Bucket:
     @property
     def group_state(self) -> dict[str, Any]:
         """The state that links keep once for this group: the dict `param_groups[i]["chain"]`."""
-        state: dict[str, Any] = self.settings["chain"]
-        return state
+        return self.settings["chain"]
 
     @property
     def u(self) -> TensorList:
@@ -158,8 +157,6 @@ class Bucket:
         like_params = self.state_names
         made: dict[str, Stochastic] = {}
         names = [n for n, row in rows.items() if like_params[n] and row[0].dtype == torch.bfloat16]
-        if not names:
-            return {}
         for i in range(0, len(names), 2):  # a hash has bits for two
             drawn = self._drawn(DRAWS, self.bound.number, i)
             for half, name in enumerate(names[i : i + 2]):
@@ -181,10 +178,9 @@ class Bucket:
 
     def held(self) -> dict[str, list[Tensor]]:
         """The link's tensors of every parameter, whole or sharded, as the optimizer holds them."""
-        link = self.bound
         rows: dict[str, list[Tensor]] = {}
         for name, like_params in self.state_names.items():
-            key = f"{link.path}/{name}"
+            key = f"{self.bound.path}/{name}"
             rows[name] = [state[key] for state in self.param_states]
             if like_params and key not in self.cohort.checked:
                 self.cohort.check_shapes(key, rows[name], self.settings)
@@ -255,9 +251,8 @@ class Bucket:
     def seen_by(self, link: Link) -> Bucket:
         """The same bucket as another link sees it."""
         u = self.update  # the other bucket's writes must not reach what this one has borrowed
-        return self._but(
-            bound=link, numbers={}, update=u if u.owned else self.session.adopt(u.borrow())
-        )
+        u = u if u.owned else self.session.adopt(u.borrow())
+        return self._but(bound=link, numbers={}, update=u)
 
     def with_update(self, u: TensorList) -> Bucket:
         """A bucket of the same parameters with another update, for a chain inside a link."""

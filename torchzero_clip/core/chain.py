@@ -142,9 +142,8 @@ def transformed(
     `links` are some of these transforms; all unless they are given.
     """
     begun = [bucket.with_update(u) for bucket, u in zip(buckets, lists, strict=True)]
-    inner = run(begun, links)
     made: dict[tuple[int, int], Tensor] = {}
-    for bucket in inner:
+    for bucket in run(begun, links):
         for place, t in zip(bucket.cohort.places, bucket.update, strict=True):
             made[bucket.cohort.index, place] = t
     wanted = [[(b.cohort.index, place) for place in b.cohort.places] for b in buckets]

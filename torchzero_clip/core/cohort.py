@@ -149,10 +149,9 @@ class Roster:
         if len(self._known) > len(groups):
             self._known = {g: known for g, known in self._known.items() if g < len(groups)}
             self._made.clear()
-        rows = enumerate(zip(groups, given, strict=True))
         return [
             (cohort, cohort.of(grads))
-            for index, (group, grads) in rows
+            for index, (group, grads) in enumerate(zip(groups, given, strict=True))
             for cohort in self.cohorts(index, group, grads)
         ]
 

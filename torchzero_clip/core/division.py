@@ -83,9 +83,8 @@ class Division:
         self.width = max(map(len, members))  # tensors of the largest unit
         self.columns = [i for row in members for i in row + [-1] * (self.width - len(row))]
         self.entries = [0 if i < 0 else numel[i] for i in self.columns]
-        joint = {"group": [self.indexes[g] for g in self.first_group], "global": [0]}
-        if self.count > 1 and self.scope == "global":
-            joint["global"] = [self._position(name) for name in self.norm_groups]
+        of_all = [self._position(name) for name in self.norm_groups]
+        joint = {"group": [self.indexes[g] for g in self.first_group], "global": of_all}
         self.positions = joint.get(self.scope)  # the group of each unit that may be in many ranks
 
     def _norm_groups(self) -> list[int]:

@@ -49,22 +49,17 @@ def operand(x: Any, tensors: Sequence[Tensor], as_it_is: bool = False) -> Any:
         return x
     if x.numel() == 1:
         x, first = x.reshape(()) if x.dim() else x, tensors[0]
-        as_it_is = as_it_is and x.device == first.device and not is_sharded(first)
-        return _of_one_dtype(x, tensors) if as_it_is else [x] * len(tensors)
+        if not as_it_is or x.device != first.device or is_sharded(first):
+            return [x] * len(tensors)
+        # torch shares a call for no other dtype; in a half one the number would be rounded
+        other = x.dtype != first.dtype and first.dtype not in HALF
+        return x.to(first.dtype) if other and shares(tensors) else x
     if x.shape != (len(tensors),):
         raise ValueError(
             f"a vector must have one number for each of the {len(tensors)} tensors of the "
             f"list, got shape {tuple(x.shape)}: give a number, or a 0-dim tensor, for all"
         )
     return list(x.unbind())
-
-
-def _of_one_dtype(x: Tensor, tensors: Sequence[Tensor]) -> Tensor:
-    """A number in the dtype of tensors, where torch shares a call for no other; not in a half one,
-    in which it would be rounded.
-    """
-    dtype = tensors[0].dtype
-    return x.to(dtype) if x.dtype != dtype and dtype not in HALF and shares(tensors) else x
 
 
 def _as_tensors(x: Any, tensors: Sequence[Tensor]) -> Any:

@@ -234,8 +234,7 @@ class Matrices:
         """Bring state that stands alone side by side, so that no step needs to copy it."""
         alone = [place for place in self._of(self.mine) if stands_alone(self._state(place))]
         kinds = [self._kind(*place) for place in alone]
-        forms = [self.forms[i][b].values() for i, b in alone]
-        entries = [sum([math.prod(form.shape) for form in each]) for each in forms]
+        entries = [sum(map(Tensor.numel, self._state(place).values())) for place in alone]
         sizes = [high * wide + n for (high, wide, _), n in zip(kinds, entries, strict=True)]
         most = MOST_ON_CPU if self.bucket.device.type == "cpu" else MOST
         for some in batches(kinds, sizes, most):
@@ -260,22 +259,17 @@ class Matrices:
 
 def _forms(bucket: Bucket) -> tuple[list[list[int]], list[list[dict[str, StateForm]]]]:
     """The rows of the matrices of each parameter, and the form of their state."""
-    rule: Any = bucket.bound.transform
-    rows: list[list[int]] = []
-    forms: list[list[dict[str, StateForm]]] = []
-    for name, p in zip(bucket.names, bucket.originals, strict=True):
-        cut = list(rule.rows_of(name or "", p))
-        rows.append(cut)
-        columns = p.numel() // sum(cut) if cut else 0
-        forms.append([_form(bucket, b, r, columns, p) for b, r in enumerate(cut)])
-    return rows, forms
+    named = zip(bucket.names, bucket.originals, strict=True)
+    rows = [list(bucket.bound.transform.rows_of(name or "", p)) for name, p in named]
+    each = zip(bucket.originals, rows, strict=True)
+    return rows, [[_form(bucket, p, cut, b) for b in range(len(cut))] for p, cut in each]
 
 
-def _form(bucket: Bucket, b: int, rows: int, columns: int, p: Tensor) -> dict[str, StateForm]:
+def _form(bucket: Bucket, p: Tensor, rows: list[int], b: int) -> dict[str, StateForm]:
     """The form of the state of the b-th matrix of a parameter."""
     form, path, rule = {}, bucket.bound.path, bucket.bound.transform
     with torch.device("meta"):
-        made = rule.init_matrix(rows, columns)
+        made = rule.init_matrix(rows[b], p.numel() // sum(rows))
     for name, t in made.items():
         if not t.dim():
             raise ValueError(

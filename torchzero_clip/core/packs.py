@@ -63,8 +63,7 @@ def copies(tensors: Sequence[Tensor], dtype: torch.dtype | None = None) -> list[
 
 def spread(numbers: Sequence[Tensor], tensors: Sequence[Tensor]) -> list[Tensor]:
     """A number for each of some tensors, at each of its entries."""
-    rows = zip(numbers, tensors, strict=True)
-    every = torch.cat([x.expand(t.numel()) for x, t in rows])
+    every = torch.cat([x.expand(t.numel()) for x, t in zip(numbers, tensors, strict=True)])
     return unpacked(every.to(tensors[0].dtype), tensors)
 
 

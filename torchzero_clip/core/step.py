@@ -1,4 +1,4 @@
-"""Step: what the buckets of one step share, and how it ends."""
+"""Step: what the buckets of one step share, how it ends, and the loss that it is told."""
 
 from __future__ import annotations
 
@@ -19,6 +19,21 @@ from torchzero_clip.core.tensors import wide
 
 Groups: TypeAlias = Sequence[dict[str, Any]]
 Loss: TypeAlias = "Tensor | float | None"
+
+
+def one_number(loss: Any) -> Loss:
+    """A loss as a number or a tensor that needs no gradient; None where it is no number."""
+    if isinstance(loss, Tensor) and loss.numel() == 1 and not loss.is_complex():
+        return loss.detach().reshape(())
+    return float(loss) if isinstance(loss, (int, float)) else None
+
+
+def evaluate(closure: Callable[[], Any]) -> Any:
+    """The loss of a closure, with gradients."""
+    if not callable(closure):
+        raise TypeError(f"step takes a closure, a function that gives the loss, got {closure!r}")
+    with torch.enable_grad():
+        return closure()
 
 
 class Step:

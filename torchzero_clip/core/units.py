@@ -55,8 +55,9 @@ class Units(Cells):
         cohorts = [bucket.cohort for bucket in self.buckets]
         kind = tuple(scope) if isinstance(scope, list) else scope
         step = self.buckets[0].step
-        own = apart and scope == "global" and any([cohort.norm_group for cohort in cohorts])
+        own = apart and scope == "global"  # a stage may have no gradient of a norm that others have
         named = tuple([group.get("norm_group") for group in step.groups]) if own else ()
+        named = named if any([*named, *[cohort.norm_group for cohort in cohorts]]) else ()
         self.division: Division = step.roster.once(
             (kind, dims, named, *cohorts), lambda: Division(cohorts, scope, dims, name, named)
         )

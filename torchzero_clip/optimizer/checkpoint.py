@@ -63,10 +63,9 @@ class Checkpoint:
         older = Older(self.keys.links)
         for g, group in enumerate(self.groups):
             if older.wrote(group):
-                for index in group["params"]:
-                    if index in self.state:
-                        where = f"parameter {index}"
-                        self.state[index] = older.state(where, self.state[index], group)
+                for index in [index for index in group["params"] if index in self.state]:
+                    where = f"parameter {index}"
+                    self.state[index] = older.state(where, self.state[index], group)
                 self.groups[g] = older.group(group)
         for group, here in zip(self.groups, self.param_groups, strict=True):
             if isinstance(held := group.get("chain"), dict):
@@ -91,7 +90,6 @@ class Checkpoint:
     def check(self, chain: str) -> None:
         """Raise a sentence unless all values have their name, shape and dtype, and none is NaN."""
         mine = fingerprint(self.keys.links)
-        changed = False
         for g, group in enumerate(self.groups):
             shared = group.get("chain")
             if not isinstance(shared, dict):
@@ -109,7 +107,6 @@ class Checkpoint:
                 self.keys.tidy(dict(group), later=True)
             except (TypeError, ValueError) as error:
                 raise ValueError(f"group {g} of the checkpoint: {error}") from None
-            changed = changed or other_arguments(marks(shared), mine)
             params = self.param_groups[g]["params"]
             _check_order(g, group.get("param_names"), self.param_groups[g].get("param_names"))
             self.layout.check_group(f"group {g}", shared, params)
@@ -118,7 +115,7 @@ class Checkpoint:
                 if held := self.state.get(index):
                     self.layout.check_parameter(f"parameter {index}", held, shared, p, clips)
         self._refuse_nan()
-        if changed:
+        if any([other_arguments(marks(group["chain"]), mine) for group in self.groups]):
             warn(
                 f"the checkpoint was saved by a chain with other fixed arguments than {chain}, "
                 "which goes on with its own: make the chain as it was if that is not meant",

@@ -93,8 +93,7 @@ class GroupKeys:
 
     def check_groups(self, groups: Sequence[dict[str, Any]]) -> None:
         """Check keys and live values that are others than in the step before."""
-        keys = list(map(frozenset, groups))
-        if keys != self._seen_keys:
+        if list(map(frozenset, groups)) != self._seen_keys:
             for g, group in enumerate(groups):
                 of_group(g, self.tidy, group, True)
             self._seen_keys = list(map(frozenset, groups))
@@ -223,10 +222,8 @@ def _follow(
     links: Sequence[Link], produced: str | None, blind: list[tuple[str, str]]
 ) -> str | None:
     """Note "grad" links after one that made an update; returns the last link that did."""
-    for link in links:
+    for link in [link for link in links if link.transforms]:
         tfm = link.transform
-        if not link.transforms:
-            continue
         if "grads" in tfm.reads:
             blind.clear()
         if tfm.inner == "chain":

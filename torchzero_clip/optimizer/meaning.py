@@ -117,8 +117,7 @@ def warn_of_small_state(optimizer: Any) -> None:
 
 def refuse_step(owner: str, links: Sequence[Link]) -> None:
     """Raise a sentence for links about the step where another optimizer makes it."""
-    flat = [link for top in links for link in top.walk() if link.transforms]
-    for link in flat:
+    for link in [link for top in links for link in top.walk() if link.transforms]:
         live = getattr(link.transform, "live", ())
         if link.transform.place in ("step", "end") or "lr" in live:
             why = [words for key, words in OWN_SETTINGS.items() if key in live]

@@ -19,7 +19,7 @@ from torchzero_clip.core.description import RESERVED
 from torchzero_clip.core.engine import Engine, Records
 from torchzero_clip.core.gradients import GradPlace, Where
 from torchzero_clip.core.private import traced, untraced
-from torchzero_clip.core.step import Step
+from torchzero_clip.core.step import Step, evaluate, one_number
 from torchzero_clip.core.transform import Transform
 from torchzero_clip.core.values import is_row
 from torchzero_clip.engines import AT_ONCE, Compiled, Eager
@@ -34,7 +34,6 @@ from torchzero_clip.optimizer.keys import (
     refuse_no_params,
 )
 from torchzero_clip.optimizer.loading import loading
-from torchzero_clip.optimizer.loss import evaluate, one_number
 from torchzero_clip.optimizer.meaning import refuse_step, warn_of_size, warn_of_small_state
 from torchzero_clip.optimizer.metrics import metrics_of
 from torchzero_clip.optimizer.parts_of_tensors import refuse_cuts
@@ -320,8 +319,7 @@ class Modular(Optimizer):
     def _make_state(self, gradient: Callable[[Tensor], Tensor | None]) -> None:
         """Make the state of the parameters for which this is a tensor."""
         with self._begin() as step:
-            buckets = in_buckets(step, gradient)
-            prepare(buckets, self.links)
+            prepare(in_buckets(step, gradient), self.links)
 
     # ------------------------------------------------------------------ weights for evaluation
 

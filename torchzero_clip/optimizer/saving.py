@@ -11,9 +11,10 @@ from torch.optim import Optimizer
 
 from torchzero_clip.core.link import Link
 from torchzero_clip.core.norms import largest
-from torchzero_clip.core.sharding.layout import local
+from torchzero_clip.core.sharding.held import evenly, owner_of, spread
+from torchzero_clip.core.sharding.layout import layout_of, local
 from torchzero_clip.core.stacks import batches
-from torchzero_clip.optimizer.matrix_state import share_state
+from torchzero_clip.optimizer.state_layout import matrix_names
 
 SINCE = "since"
 """The state of guards that counts the steps since one was skipped."""
@@ -23,8 +24,37 @@ def on_saving(optimizer: Any) -> None:
     """Have the state dicts of an optimizer show what owners have; the steps behind one are done
     anew, bit for bit as they are where it is loaded.
     """
-    share_state(optimizer)
+    paths = {link.path for link in optimizer.keys.links if matrix_names(link.transform)}
+    if paths:
+        optimizer.register_state_dict_post_hook(lambda opt, made: _shared(opt, made, paths))
     optimizer.register_state_dict_pre_hook(lambda opt: opt.engine.forget())
+
+
+def _shared(optimizer: Any, made: dict[str, Any], paths: set[str]) -> dict[str, Any] | None:
+    """The state dict with the tensors of owners as parts on all ranks, which is collective."""
+    theirs = [index for group in made["param_groups"] for index in group["params"]]
+    ours = [p for group in optimizer.param_groups for p in group["params"]]
+    found: list[tuple[int, str, Any]] = []
+    for index, p in zip(theirs, ours, strict=True):
+        layout = layout_of(p)
+        if layout is not None and layout.split:
+            found += [
+                (index, key, evenly(layout, t.shape))
+                for key, t in made["state"].get(index, {}).items()
+                if key.rpartition("/")[0] in paths and hasattr(t, "shape") and not _shown(t)
+            ]
+    if not found:
+        return None
+    state = dict(made["state"])
+    parts = spread([state[i][key] for i, key, _ in found], [layout for *_, layout in found])
+    for (i, key, _), part in zip(found, parts, strict=True):
+        state[i] = {**state[i], key: part}
+    return {**made, "state": state}
+
+
+def _shown(t: Any) -> bool:
+    """Whether a tensor is in even parts already, as one that was loaded."""
+    return layout_of(t) is not None and owner_of(t) is None
 
 
 def has_rate(groups: Sequence[Mapping[str, Any]]) -> bool:

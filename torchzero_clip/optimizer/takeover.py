@@ -51,8 +51,7 @@ def take_over(
     mine = optimizer.state_dict()
     rows: list[tuple[dict[str, Any], Mapping[str, Any]]] = []
     for group, other in zip(mine["param_groups"], state_dict["param_groups"], strict=True):
-        live = group.keys() & other.keys() - RESERVED
-        group.update({key: other[key] for key in live})
+        group.update({key: other[key] for key in group.keys() & other.keys() - RESERVED})
         rows.append((group["chain"], {k: x for k, x in other.get("chain", {}).items() if "/" in k}))
         for index, theirs in zip(group["params"], other["params"], strict=True):
             held = state_dict["state"].get(theirs, {})

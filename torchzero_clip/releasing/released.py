@@ -13,9 +13,9 @@ from torch import Tensor, nn
 from torchzero_clip.core import Chain, Step, Transform
 from torchzero_clip.core.cohort import Roster, label
 from torchzero_clip.core.formats.stochastic import DRAWS, ROUNDS, prepare_draws
+from torchzero_clip.core.step import evaluate
 from torchzero_clip.engines import AT_ONCE, Compiled, Eager
 from torchzero_clip.optimizer import Modular
-from torchzero_clip.optimizer.loss import evaluate
 from torchzero_clip.releasing.last_step import LastStep, too_far
 from torchzero_clip.releasing.one_at_a_time import OneAtATime
 from torchzero_clip.releasing.running import Running, StepOfOne

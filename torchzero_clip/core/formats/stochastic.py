@@ -7,7 +7,6 @@ that it would have had.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -90,7 +89,10 @@ class Elements:
 
     def follow(self, i: int, t: Tensor) -> bool:
         """Whether the elements of a tensor like the i-th are one after another in its memory."""
-        return _in_order(t.shape, t.stride(), self.strides[i])
+        sides = zip(t.shape, t.stride(), self.strides[i], strict=True)
+        rows = [(n, stride, whole) for n, stride, whole in sides if n > 1]
+        last = sum([(n - 1) * stride for n, stride, _ in rows])
+        return last < max(t.numel(), 1) and all([stride == whole for _, stride, whole in rows])
 
     def index(self, i: int, t: Tensor) -> Tensor:
         """The element of every entry of a tensor like the i-th."""
@@ -142,14 +144,6 @@ def prepare_draws(groups: Sequence[Mapping[str, Any]], draws: tuple[str, str]) -
         if not isinstance(chain.get(step), Tensor):
             device = group["params"][0].device if group["params"] else "cpu"
             chain[step] = torch.full((), chain.get(step, 0), dtype=torch.int32, device=device)
-
-
-def _in_order(shape: Sequence[int], strides: Sequence[int], whole: Sequence[int]) -> bool:
-    """Whether memory of these strides goes by those of a whole."""
-    rows = [row for row in zip(shape, strides, whole, strict=True) if row[0] > 1]
-    last = sum([(n - 1) * stride for n, stride, _ in rows])
-    numel = math.prod(shape)
-    return last < max(numel, 1) and all([stride == wanted for _, stride, wanted in rows])
 
 
 def _start(layout: Layout | None, strides: Sequence[int]) -> int:

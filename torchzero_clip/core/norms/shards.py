@@ -144,6 +144,7 @@ def _plan(
         lengths = [math.prod(shape) for shape in shapes]
         numbered = torch.arange(sum(lengths)).split(lengths)
         blocks: list[tuple[Tensor, int, int, int]] = []  # units, sender, its first column, entries
+        filled = torch.zeros(sum(lengths), dtype=torch.long)  # how many shards of a unit are known
         width = 0
         for sender, coordinate in enumerate(coordinates):
             column = 0
@@ -156,11 +157,9 @@ def _plan(
                 if all([coordinate[d] == coordinates[0][d] for d in idle]):
                     entries = math.prod([ends[d][1] - ends[d][0] for d in along[t]])
                     blocks.append((units, sender, column, entries))
+                    filled[units] += 1
                 column += len(units)
             width = max(width, column)
-        filled = torch.zeros(sum(lengths), dtype=torch.long)  # how many shards of a unit are known
-        for units, *_ in blocks:
-            filled[units] += 1
         index = torch.full((sum(lengths), int(filled.max())), len(coordinates) * width)
         counts = torch.zeros(index.shape, dtype=torch.float64)
         filled.zero_()

@@ -60,19 +60,17 @@ def largest(tensors: Sequence[Tensor]) -> Tensor:
 
 
 def _powers(real: list[Tensor], p: float) -> Tensor:
-    cpu, double = real[0].is_cpu, real[0].dtype in DOUBLE
+    double = real[0].dtype in DOUBLE
     if readable(real[0]) and all_real(real):
         if p in POWERS and not double:
             return reduced(real, POWERS[p], lambda some: _long_powers(some, p))
         norms = _joint_norms([_chunks(t, p) for t in real], p)
         in_float64 = p <= 6 and not double  # which holds the powers
         return norms if in_float64 else _in_range(norms, real, p, -280, 300)
-    if cpu:
+    if real[0].is_cpu or p > 6 or double:
         real = [at_least_float32(t) for t in real]
     if p > 6 or double:  # even float64 sums may leave the range
-        biggest = _maxima(real)
-        safe = safe_scale(biggest)
-        real = [at_least_float32(t) for t in real]
+        safe = safe_scale(_maxima(real))
         real = list(foreach("div", real, list(safe.to(real[0].dtype).unbind())))
         return _joint_norms(real, p) * safe
     return _joint_norms(real, p)
@@ -172,9 +170,7 @@ def totals(tensors: Sequence[Tensor]) -> Tensor:
     if not any([t.is_complex() for t in tensors]):
         real = _sums(list(tensors), dtype)
         return torch.stack([real, torch.zeros_like(real)])
-    real = torch.stack(
-        [t.real.sum(dtype=dtype) if t.is_complex() else _sum(t, dtype) for t in tensors]
-    )
+    real = torch.stack([_sum(t.real, dtype) for t in tensors])
     parts = [t.imag.sum(dtype=dtype) if t.is_complex() else t.sum(dtype=dtype) * 0 for t in tensors]
     return torch.stack([real, torch.stack(parts)])
 
