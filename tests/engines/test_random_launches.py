@@ -170,6 +170,16 @@ def test_random_chains_are_the_plain_formulas(part: int, monkeypatch: pytest.Mon
     run(range(part, 300, 4), monkeypatch)
 
 
+FOUND = [1735]
+"""The chains of which some were wrong once: a vector of no entries was a kernel of nothing."""
+
+
+def test_chains_that_were_wrong_once_are_the_plain_formulas(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    run(FOUND, monkeypatch)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("part", range(8))
 def test_many_random_chains_are_the_plain_formulas(

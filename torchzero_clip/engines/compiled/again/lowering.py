@@ -74,7 +74,8 @@ class Lowering(GraphRegions):
             return
         if not self.sequence or not isinstance(self.sequence[-1], list):
             self.sequence.append([])
-        self.sequence[-1] += nodes  # type: ignore[operator]
+        some = [x for x in nodes if x.out is None or 0 not in x.out.shape]
+        self.sequence[-1] += some  # type: ignore[operator]
 
     def _name(self, node: GraphNode) -> str:
         """What a call is called where it stays torch's."""
