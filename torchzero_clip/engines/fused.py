@@ -168,11 +168,8 @@ def takes(kernel: FusedKernel, given: list[Tensor] | Wide, u: TensorList, state:
 
 def numbers_only(group: Group) -> bool:
     """Whether no live value is a tensor, since kernels take numbers."""
-    values = [x for x in group.values() if not isinstance(x, TensorList)]
-    flat = [
-        x for value in values for x in (value if isinstance(value, (tuple, list)) else (value,))
-    ]
-    return not any([isinstance(x, Tensor) for x in flat])
+    values = [x if isinstance(x, (tuple, list)) else (x,) for x in group.values()]
+    return not any([isinstance(x, Tensor) for value in values for x in value])
 
 
 def stored(held: TensorList) -> list[Tensor]:
