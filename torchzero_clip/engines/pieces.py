@@ -174,9 +174,7 @@ def bottom(u: TensorList) -> TensorList:
 class Borrowed(InPieces):
     """A list as another one sees it that writes elsewhere."""
 
-    @property
-    def cut(self) -> bool:
-        return True
+    cut = True
 
     def piece(self, piece: Piece, keep: bool = False) -> TensorList:
         return piece_of(self.source, piece, keep=True)
