@@ -164,9 +164,11 @@ def times(u: TensorList, factor: float) -> TensorList:
     return u if divisor == 1 else u.div_(divisor)
 
 
-def subtract_(params: list[Tensor], values: Sequence[Tensor], factor: float) -> None:
-    """w ← w - factor · u"""
-    rest, divisor = norms.halves(factor, params[0].dtype)
+def subtract_(params: list[Tensor], values: Sequence[Tensor], a: float, b: float = 0.0) -> None:
+    """w ← (1 - b) w - a u"""
+    if b:
+        foreach("mul_", params, 1 - b)
+    rest, divisor = norms.halves(a, params[0].dtype)
     if divisor != 1:
         values = foreach("div", [u.to(params[0].dtype) for u in values], divisor)
     wide = params
