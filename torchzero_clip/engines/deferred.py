@@ -32,7 +32,9 @@ class Scaled(InPieces):
         movable: The list of these tensors that moves to a workspace when it is written.
     """
 
-    __slots__ = ("_dtype", "_movable", "_params", "a", "b")
+    __slots__ = ("_movable", "_params", "a", "b", "dtype")
+
+    dtype: torch.dtype
 
     def __init__(
         self,
@@ -45,18 +47,14 @@ class Scaled(InPieces):
     ) -> None:
         super().__init__(source)
         self.a, self.b, self._params = a, b, params
-        self._dtype, self._movable = dtype, movable
-
-    @property
-    def dtype(self) -> torch.dtype:
-        return self._dtype
+        self.dtype, self._movable = dtype, movable
 
     def times(self, a: Any, b: float = 0.0) -> Scaled:
         """a · self + b · parameters."""
         if self.pending and not isinstance(self.a, Tensor):
             b = a * self.b + b if self.b else b
-            return Scaled(self.source, a * self.a, b, self._params, self._dtype, self._movable)
-        return Scaled(self, a, b, self._params, self._dtype, self._movable)
+            return Scaled(self.source, a * self.a, b, self._params, self.dtype, self._movable)
+        return Scaled(self, a, b, self._params, self.dtype, self._movable)
 
     def statistics(self, m: Measure) -> Tensor:
         alone = type(self.a) is float and (self.a, self.b) == (1, 0)
@@ -80,7 +78,7 @@ class Scaled(InPieces):
         return self._of(piece_of(self.source, piece, keep), params)
 
     def _of(self, u: TensorList, params: TensorList) -> TensorList:
-        u = u.to(self._dtype)
+        u = u.to(self.dtype)
         if isinstance(self.a, Tensor):
             u = u.mul_(self.a)
         elif type(self.a) is not float or self.a != 1:
@@ -166,9 +164,11 @@ def times(u: TensorList, factor: float) -> TensorList:
     return u if divisor == 1 else u.div_(divisor)
 
 
-def subtract_(params: list[Tensor], values: Sequence[Tensor], factor: float) -> None:
-    """w ← w - factor · u"""
-    rest, divisor = norms.halves(factor, params[0].dtype)
+def subtract_(params: list[Tensor], values: Sequence[Tensor], a: float, b: float = 0.0) -> None:
+    """w ← (1 - b) w - a u"""
+    if b:
+        foreach("mul_", params, 1 - b)
+    rest, divisor = norms.halves(a, params[0].dtype)
     if divisor != 1:
         values = foreach("div", [u.to(params[0].dtype) for u in values], divisor)
     wide = params

@@ -18,7 +18,6 @@ from torchzero_clip.core import norms, packs
 from torchzero_clip.core.engine import Cover, Formula, Group, Records, Rule, State, Through, updated
 from torchzero_clip.core.formats import Nearest, Stochastic
 from torchzero_clip.core.lazy import Lazy
-from torchzero_clip.core.private import foreach
 from torchzero_clip.core.skip import Skip
 from torchzero_clip.core.state import HALF
 from torchzero_clip.core.tensorlist import Operand, TensorList
@@ -253,9 +252,7 @@ class EagerSession:
         elif u.dtype != self.params.dtype or (b and overlap(params, source.tensors)):
             subtract_(params, u.tensors, 1.0)
         else:
-            if b:
-                foreach("mul_", params, 1 - b)
-            subtract_(params, source.tensors, a)
+            subtract_(params, source.tensors, a, b)
 
     def close(self) -> None:
         self._compute_waiting()
@@ -320,9 +317,7 @@ class EagerSession:
             if wide is not None:
                 wide.move(piece, values, a, b)
                 continue
-            if b:
-                foreach("mul_", piece.of(params), 1 - b)
-            subtract_(piece.of(params), values, a)
+            subtract_(piece.of(params), values, a, b)
             del values  # the next are made in its memory
 
 

@@ -142,8 +142,8 @@ class Fused(pieces.Updated):
 def takes(kernel: FusedKernel, given: list[Tensor] | Wide, u: TensorList, state: State) -> bool:
     """Whether the fused optimizer can be given these tensors: it trusts shapes and strides."""
     params, wide = (given.stored, given) if isinstance(given, Wide) else (given, None)
-    host = params[0].device.type in packs.HOSTS  # there it is computed now, where it must be
-    early = host or isinstance(u, Owed)
+    # on a host it is computed now, where it must be
+    early = params[0].device.type in packs.HOSTS or isinstance(u, Owed)
     dtype, grads = u.dtype, _factor_and_source(u)[1] if early else pieces.bottom(u).tensors
     held = {name: stored(state[name]) for name in kernel.state if name in state}
     alike = [grads, *[some for name, some in held.items() if name not in kernel.numbers]]
@@ -168,11 +168,8 @@ def takes(kernel: FusedKernel, given: list[Tensor] | Wide, u: TensorList, state:
 
 def numbers_only(group: Group) -> bool:
     """Whether no live value is a tensor, since kernels take numbers."""
-    values = [x for x in group.values() if not isinstance(x, TensorList)]
-    flat = [
-        x for value in values for x in (value if isinstance(value, (tuple, list)) else (value,))
-    ]
-    return not any([isinstance(x, Tensor) for x in flat])
+    values = [x if isinstance(x, (tuple, list)) else (x,) for x in group.values()]
+    return not any([isinstance(x, Tensor) for value in values for x in value])
 
 
 def stored(held: TensorList) -> list[Tensor]:

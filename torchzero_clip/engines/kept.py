@@ -16,7 +16,7 @@ from torchzero_clip.core.engine import Group, Rule, State, updated
 from torchzero_clip.core.formats import Nearest
 from torchzero_clip.core.norms import Measure, statistics
 from torchzero_clip.core.tensorlist import TensorList
-from torchzero_clip.engines.pieces import InPieces, Piece, of_piece, pieces
+from torchzero_clip.engines.pieces import InPieces, Piece, of_piece, piece_of, pieces
 
 BATCH = 2**18  # numbers that are scaled or converted at a time
 LARGE = 2**24  # the same on devices whose calls cost more than their memory
@@ -108,7 +108,7 @@ def updated_in_turn(rule: Rule, u: TensorList, state: State, group: Group) -> Te
         return updated(rule, u, state, group)
     made: list[Tensor] = []
     for piece in [Piece(i, i + 1) for i in range(len(u))]:
-        mine = {name: of_state(held, piece) for name, held in state.items()}
+        mine = {name: piece_of(held, piece) for name, held in state.items()}
         flowing = TensorList(piece.of(u.tensors), owned=u.owned)
         out = updated(rule, flowing, mine, {name: of_piece(x, piece) for name, x in group.items()})
         made += out.own().tensors
@@ -116,10 +116,3 @@ def updated_in_turn(rule: Rule, u: TensorList, state: State, group: Group) -> Te
             if isinstance(held, Kept):
                 held.put(piece, now.tensors)
     return TensorList(made, owned=True)
-
-
-def of_state(held: TensorList, piece: Piece) -> TensorList:
-    """A piece of state, to be written."""
-    if isinstance(held, Kept):
-        return held.piece(piece)
-    return TensorList(piece.of(held.tensors), owned=True)

@@ -7,6 +7,7 @@ way looks at more than an entry. Whoever reads a list before gets all of it, as 
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -123,17 +124,14 @@ class InPieces(Lazy):
         if len(every) < 2:
             return super().statistics(m)
         columns: list[Tensor] = []
-        found: list[tuple[Tensor, int]] = []  # of one tensor
-        for piece in every:
-            made = self.piece(piece, keep=True).statistics(m)
-            if piece.stop is None:
-                columns.append(made)
-                continue
-            found.append((made, piece.stop - piece.start))
-            if piece.stop == whole[piece.begin].numel():
-                counts = norms.numbers([n for _, n in found], made).unsqueeze(0)
-                columns.append(norms.merge(torch.stack([x for x, _ in found], dim=2), counts, m))
-                found.clear()
+        for _, some in itertools.groupby(every, lambda piece: piece.begin):  # of one tensor
+            parts = list(some)
+            found = [self.piece(piece, keep=True).statistics(m) for piece in parts]
+            if len(parts) > 1:
+                sizes = [(piece.stop or 0) - piece.start for piece in parts]
+                counts = norms.numbers(sizes, found[0]).unsqueeze(0)
+                found = [norms.merge(torch.stack(found, dim=2), counts, m)]
+            columns += found
         return torch.cat(columns, dim=1)
 
 
@@ -174,9 +172,7 @@ def bottom(u: TensorList) -> TensorList:
 class Borrowed(InPieces):
     """A list as another one sees it that writes elsewhere."""
 
-    @property
-    def cut(self) -> bool:
-        return True
+    cut = True
 
     def piece(self, piece: Piece, keep: bool = False) -> TensorList:
         return piece_of(self.source, piece, keep=True)

@@ -134,10 +134,9 @@ class Conditions:
             return self._grads[i].moved(grads, starts)
         if not {torch.strided}.issuperset(map(LAYOUT, grads)):
             return None
-        buffer, shapes = Buffer(grads), self._shapes[i]
+        buffer, rows = Buffer(grads), (self._params[i].tensors, grads)
         like = buffer.forms[0] == self._grads[i].forms[0]
-        for row in (self._params[i].tensors, grads):
-            like = like and all(map(operator.eq, map(SHAPE, row), shapes))
+        like = like and all([list(map(SHAPE, row)) == self._shapes[i] for row in rows])
         return buffer if like and (buffer.contiguous or not odd(grads)) else None
 
     def _gradients(self, grads: Sequence[Sequence[Tensor]]) -> list[Buffer] | None:

@@ -70,18 +70,14 @@ class Lowering(GraphRegions):
             nodes = self._nodes(node)
         except Lacking as lacking:
             self._call(node)
-            self.lacking.append(f"{self._name(node)}{lacking}")
+            if (name := node.meta.get("operator")) is None:
+                name = getattr(self._function(node), "__name__", "a launch")
+            self.lacking.append(f"{name}{lacking}")
             return
         if not self.sequence or not isinstance(self.sequence[-1], list):
             self.sequence.append([])
         some = [x for x in nodes if x.out is None or 0 not in x.out.shape]
         self.sequence[-1] += some  # type: ignore[operator]
-
-    def _name(self, node: GraphNode) -> str:
-        """What a call is called where it stays torch's."""
-        if "operator" in node.meta:
-            return str(node.meta["operator"])
-        return getattr(self._function(node), "__name__", "a launch")
 
     def _function(self, node: GraphNode) -> Any:
         """The function of ours that a node calls."""

@@ -189,16 +189,12 @@ class Repeats:
 
     def _compiled(self, recorder: StepRecorder, changing: Sequence[Tensor]) -> CompiledStep | None:
         """A step that was written down as native calls; None where its graph is a function."""
-        device = changing[0].device
-        if on_gpu(device, self._backend):
-            kind: type[CompiledStep] = DeviceStep
-        elif on_cpu(device, self._backend):
-            kind = NativeStep
-        else:
-            return None
-        made = kind(recorder.graph, recorder.leaves, changing, recorder.gradients)
-        made.capture = self._capture
-        return made if made.calls else None
+        for kind, runs in ((DeviceStep, on_gpu), (NativeStep, on_cpu)):
+            if runs(changing[0].device, self._backend):
+                made = kind(recorder.graph, recorder.leaves, changing, recorder.gradients)
+                made.capture = self._capture
+                return made if made.calls else None
+        return None
 
 
 @dataclass(eq=False)

@@ -28,10 +28,8 @@ def move(tape: BucketTape, form: Nearest, w: TensorList, u: TensorList) -> None:
         change: Any = Taped(tape, buffer=tape.beside).to(torch.float32).sub(u)
         new: Any = wide.add(change).to(dtype)
         left: Any = change.add(wide.sub(new))
-        finite = tape.node("isfinite", (("value", left.value),), torch.bool)
-        zeros = tape._number(0.0)
-        known = tape.node("where", (("value", left.value), ("value", finite), zeros), left.dtype)
-        current[tape.beside] = tape.cast(known, torch.bfloat16)
+        known: Any = left.where(left.isfinite(), 0.0).to(torch.bfloat16)
+        current[tape.beside] = known.value
         current[PARAMETERS] = new.value
         return
     difference: Any = wide.sub(u)

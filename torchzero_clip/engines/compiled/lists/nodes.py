@@ -72,13 +72,6 @@ class Nodes:
         made = self.node(name, (("value", value), *known), torch.bool if flag else dtype)
         return self.cast(made, mine) if keep_dtype else made
 
-    def over(self, value: int, ratio: Any) -> int | None:
-        """A value over a ratio of any size, or None where that is nothing that a program takes."""
-        found = self.operand(ratio)
-        if found is None:
-            return None
-        return self.node("over", (("value", value), found), self.dtypes[value])
-
     def operand(self, x: Any) -> NodeOperand | None:
         """An operand as nodes name it; None for tensors of other shapes, or of another's memory.
 

@@ -53,17 +53,14 @@ class Runner:
         """
         if self.recorder is not None:
             return self.recorder.launch(launch, weakref.ref(self))
-        watch = self.watch
-        with nullcontext() if watch is None else watch(launch.read, launch.written):
+        with self.watch(launch.read, launch.written) if self.watch else nullcontext():
             stats = self._run(launch)
         increment_version(launch.written)  # autograd looks at it, and programs do not move it
         return stats
 
     def memory(self, make: Callable[[], list[Tensor]]) -> list[Tensor]:
         """Memory that a step takes, and that lasts where the step is written down."""
-        if self.recorder is None:
-            return make()
-        return self.recorder.memory(make)
+        return make() if self.recorder is None else self.recorder.memory(make)
 
     def _run(self, launch: Launch) -> Tensor | None:
         sizes, every = launch.sizes, range(len(launch.sizes))

@@ -144,7 +144,7 @@ class Taped(Lazy):
 
     def over_(self, ratio: Any) -> bool:
         """Divide by a ratio of any size; returns whether a program takes it."""
-        value = self._tape.over(self.value, ratio)
+        value = self._tape.add("over", self.value, (ratio,))
         if value is not None:
             self._assign(value)
         return value is not None

@@ -63,15 +63,14 @@ def function(text: str, flags: str | None = None) -> Any:
 def _function(text: str, command: list[str]) -> Any:
     """The function of a library, one that is kept or one that is built now."""
     path = place(text, *command)
-    name, folder = path.name, path.parent
-    for library in folder.glob(f"{name}-*.so"):
+    for library in path.parent.glob(f"{path.name}-*.so"):
         try:
-            if library.name == _named(name, library):
+            if library == _named(path, library):
                 return _load(library)
         except (OSError, AttributeError):  # perhaps a system library that it needs has changed
             pass
         library.unlink(missing_ok=True)
-    library = _build(text, command, name, folder)
+    library = _build(text, command, path)
     try:
         return _load(library)
     except (OSError, AttributeError):
@@ -91,9 +90,9 @@ def _load(library: Path) -> Any:
     return loaded
 
 
-def _build(text: str, command: list[str], name: str, folder: Path) -> Path:
+def _build(text: str, command: list[str], path: Path) -> Path:
     """Build a library in a temporary folder and move it to its place in one operation."""
-    with tempfile.TemporaryDirectory(dir=folder) as made_in:
+    with tempfile.TemporaryDirectory(dir=path.parent) as made_in:
         page, made = Path(made_in) / "kernel.cpp", Path(made_in) / "kernel.so"
         page.write_text(text)
         order = [*command, f"-I{HEADERS[0].parent}", str(page), "-o", str(made)]
@@ -103,14 +102,13 @@ def _build(text: str, command: list[str], name: str, folder: Path) -> Path:
         made.chmod(0o700)
         with made.open("rb") as file:  # a rename may reach the disk before what is renamed
             os.fsync(file.fileno())
-        library = folder / _named(name, made)
-        os.replace(made, library)
-    return library
+        return made.replace(_named(path, made))
 
 
-def _named(name: str, library: Path) -> str:
-    """The name of a library with this content."""
-    return f"{name}-{hashlib.sha256(library.read_bytes()).hexdigest()[:24]}.so"
+def _named(path: Path, library: Path) -> Path:
+    """The place of a library with this content."""
+    digest = hashlib.sha256(library.read_bytes()).hexdigest()[:24]
+    return path.with_name(f"{path.name}-{digest}.so")
 
 
 @cache
@@ -121,11 +119,10 @@ def _folder() -> Path:
         home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
         folder = (Path(given) if given else home / "torchzero_clip").resolve()
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        why = _refused(folder)
+        if (why := _refused(folder)) is None:
+            return folder
     except (OSError, RuntimeError) as error:  # no home, or none to write to
         why = str(error)
-    if why is None:
-        return folder
     folder = Path(tempfile.mkdtemp(prefix="torchzero_clip_"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     warn(

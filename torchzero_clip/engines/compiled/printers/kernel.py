@@ -267,10 +267,7 @@ def torchzero_clip_joined(parts, layout, count, out, most, POWER: tl.constexpr):
     total = tl.full((PARTS,), 0.0, tl.float64)
     for at in range(0, chunks, PARTS):
         part = tl.load(parts + at + lane, mask=at + lane < chunks, other=0.0)
-        if POWER == 0:
-            total = larger(part, total)
-        else:
-            total += part
+        total = larger(part, total) if POWER == 0 else total + part
     if POWER == 0:  # by their bits: NaN is above all
         most = tl.max(total.to(tl.int64, bitcast=True), axis=0)
         tl.store(out + tensor, most.to(tl.float64, bitcast=True))
@@ -368,7 +365,7 @@ def power(x, y):
 @triton.jit
 def norm_in_range(x, n, step, p):
     """The p-norm of n numbers that are not negative, in the range that its result has."""
-    lane = tl.arange(0, LANES)
+    lane, exponent = tl.arange(0, LANES), tl.full((), p, tl.float64)
     most = tl.full((LANES,), 0.0, tl.float64)
     for at in range(0, n, LANES):
         i = at + lane
@@ -378,7 +375,5 @@ def norm_in_range(x, n, step, p):
     total = tl.full((LANES,), 0.0, tl.float64)
     for at in range(0, n, LANES):
         i = at + lane
-        total += power(
-            tl.load(x + i * step, mask=i < n, other=0.0) / by, tl.full((), p, tl.float64)
-        )
-    return by * power(tl.sum(total, axis=0), 1.0 / tl.full((), p, tl.float64))
+        total += power(tl.load(x + i * step, mask=i < n, other=0.0) / by, exponent)
+    return by * power(tl.sum(total, axis=0), 1.0 / exponent)

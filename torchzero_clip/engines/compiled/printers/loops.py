@@ -30,13 +30,9 @@ class Loop:
         """Whether a node may join: what it shares with others is entry by entry the same."""
         if not self.open or node.out.shape != self.shape:
             return False
-        for other in self.nodes:
-            assert isinstance(other, VectorNode)
-            pairs = [(other.out, x) for x in (node.out, *node.given)]
-            for a, b in [*pairs, *[(node.out, x) for x in other.given]]:
-                if a != b and touched([a], memories) & touched([b], memories):
-                    return False
-        return True
+        pairs = [(other.out, x) for other in self.nodes for x in (node.out, *node.given)]
+        pairs += [(node.out, x) for other in self.nodes for x in other.given]
+        return not any(touched([a], memories) & touched([b], memories) for a, b in pairs if a != b)
 
     def hinders(self, node: VectorNode, memories: Sequence[VectorMemory]) -> bool:
         """Whether a node must not happen before this loop."""

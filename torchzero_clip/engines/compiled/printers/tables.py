@@ -185,8 +185,7 @@ class DeviceTables:
     def _of_rows(self, first: Tensor, sizes: Tensor, rows: SliceRows) -> Tensor:
         """The layout of slices, computed on the device from the first chunks of tensors."""
         lengths, counts = sizes.view(2, -1)
-        tensor = torch.arange(len(counts), device=counts.device)
-        tensor = torch.repeat_interleave(tensor, counts, output_size=sum(rows.counts))
+        tensor = torch.repeat_interleave(counts, output_size=sum(rows.counts))
         begin = counts.cumsum(0) - counts
         which = torch.arange(len(tensor), device=counts.device) - begin[tensor]
         length = lengths[tensor]
