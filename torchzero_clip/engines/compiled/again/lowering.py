@@ -76,8 +76,7 @@ class Lowering(GraphRegions):
             return
         if not self.sequence or not isinstance(self.sequence[-1], list):
             self.sequence.append([])
-        some = [x for x in nodes if x.out is None or 0 not in x.out.shape]
-        self.sequence[-1] += some  # type: ignore[operator]
+        self.sequence[-1] += nodes  # type: ignore[operator]
 
     def _function(self, node: GraphNode) -> Any:
         """The function of ours that a node calls."""

@@ -229,8 +229,7 @@ class StepMemory:
             return [t for x in each for t in self.parts(changing, x)]
         if memory.changes:
             return [view(changing[region.memory], region)]
-        lies = not memory.own or region.memory in self._offsets
-        return [self.tensor(region)] if lies else []
+        return [self.tensor(region)] if not memory.own or region.memory in self._offsets else []
 
 
 def view(t: Tensor, region: vectors.Region) -> Tensor:

@@ -96,8 +96,8 @@ class Trial:
             if isinstance(x, Region):
                 there = parts(x)
                 return (torch.stack(there).view(x.shape) if there else values[x]).to(node.dtype)
-            like = written[0].new_empty((), dtype=node.dtype)
-            return x if node.name == "pow" else like.fill_(x)  # a root is no power of a tensor
+            # a root is no power by a tensor
+            return x if node.name == "pow" else written[0].new_full((), x, dtype=node.dtype)
 
         for node in every:
             made = _made(node, *[operand(x, node) for x in node.given]).to(node.out.dtype)

@@ -209,7 +209,8 @@ class VectorKernel(NamedTuple):
         signature: Its arguments and their types.
         sources: The memories that it is given, which are others in every step.
         words: The table that it looks the rest up in: a whole number, or a memory and which of its
-            entries, whose address it is.
+            entries, whose address it is. It has one where nothing is looked up: of none there is no
+            table.
     """
 
     text: str
@@ -241,7 +242,7 @@ class TritonPrinter(Printer):
         signature = {"p": "*i64", **kinds}
         first = [f"d = p + {len(self.pointers)}", "lane = tl.arange(0, LANES)"]
         text = page(["vectors"], signature, "\n    ".join([*first, *head, *body]))
-        return VectorKernel(text, signature, [m for _, m in changing], words)
+        return VectorKernel(text, signature, [m for _, m in changing], words or [0])
 
     # ------------------------------------------------------------------ what the language says
 
