@@ -251,7 +251,7 @@ def test_what_a_graph_reads_goes_with_it(monkeypatch: pytest.MonkeyPatch) -> Non
     """Of a graph of the user nobody tells when it is gone, so what that reads is kept."""
     known, like = tables.DeviceTables(), torch.zeros(1)
     monkeypatch.setattr(captures, "TABLES", known)
-    monkeypatch.setattr(tables, "_capturing", lambda device: True)
+    monkeypatch.setattr(tables, "capturing", lambda device: True)
     for name, value in {
         "CUDAGraph": Captured,
         "Stream": lambda device: None,

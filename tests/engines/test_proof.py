@@ -28,6 +28,7 @@ from torchzero_clip import (
     ZClip,
 )
 from torchzero_clip.engines import Compiled
+from torchzero_clip.engines.compiled.again import steps as steps_page
 from torchzero_clip.engines.compiled.printers import backends, cpp, proof, triton
 from torchzero_clip.engines.compiled.printers.program import Program
 
@@ -123,7 +124,7 @@ IN_CPP = {
     "an operator that is another": ("headline", replaced("root(", "square(")),
     "a norm of twice the size": ("headline", replaced("*out = total", "*out = 4 * total")),
     "a norm of slices": ("slices", replaced("*out = total", "*out = 4 * total")),
-    "not the largest": ("largest", replaced("std::max(largest, entry(j))", "entry(j)")),
+    "not the largest": ("largest", replaced("larger(largest, entry(j))", "entry(j)")),
     "a sum of magnitudes": ("sums", replaced("return double(", "return magnitude(")),
     "what a guard keeps": ("guarded", replaced("chosen(vector2, v1, v2)", "v1")),
     "what is rounded": ("in bfloat16", replaced("rounded(v5", "rounded(v8")),
@@ -238,6 +239,26 @@ def test_a_wrong_kernel_is_found_where_the_first_gradients_are_no_numbers(
         p.grad = torch.full_like(p, torch.nan)
     with pytest.warns(UserWarning, match="a kernel does not do what torch's operators do"):
         opt.step()
+
+
+def test_while_a_graph_is_captured_nothing_is_compared_and_later_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Since the host must not wait then."""
+    params, opt = model("adaptive", compile=True)
+    step(params, opt, 0)
+    before = noted(tmp_path)
+    for page in (proof, steps_page):
+        monkeypatch.setattr(page, "capturing", lambda device: True)
+    monkeypatch.setattr(torch.testing, "assert_close", None)
+    for i in range(1, 4):
+        step(params, opt, i)
+    assert "A step is one native call" in opt.explain()
+    assert noted(tmp_path) == before
+    monkeypatch.undo()
+    monkeypatch.setattr(proof, "place", lambda *words: tmp_path / "later")
+    step(params, opt, 4)
+    assert noted(tmp_path) == before + 1
 
 
 def noted(tmp_path: Path) -> int:

@@ -271,7 +271,7 @@ def test_in_a_graph_that_is_captured_nothing_is_sent(
     known, like = DeviceTables(), torch.zeros(1)
     before = known.table([at(16, 32)], [3, 4])
     known.numbers([0.5], like)
-    monkeypatch.setattr(tables, "_capturing", lambda device: True)
+    monkeypatch.setattr(tables, "capturing", lambda device: True)
     monkeypatch.setattr(torch, "frombuffer", None)  # with which words go on their way
     sent.clear()
     assert known.table([at(16, 32)], [3, 4]) is before

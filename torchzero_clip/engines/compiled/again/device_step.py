@@ -30,7 +30,6 @@ class DeviceStep(CompiledStep):
     """A step on a GPU."""
 
     most: ClassVar[int] = 2**12
-    modules = "torch", "triton"
 
     def able(self, launch: Relaunch) -> bool:
         return not misfits(launch) and triton.native(launch.program) is not None

@@ -26,6 +26,7 @@ from torchzero_clip.engines.compiled.again.turns import turns
 from torchzero_clip.engines.compiled.printers import vectors
 from torchzero_clip.engines.compiled.printers.program import Relaunch
 from torchzero_clip.engines.compiled.printers.proof import Trial, known
+from torchzero_clip.engines.compiled.printers.tables import capturing
 
 LONGEST = 2000  # nodes of a step that is compiled: to compile more takes too long
 LINE = 64  # bytes: where memory of a step's own begins
@@ -41,7 +42,6 @@ class CompiledStep:
 
     Attributes:
         text: What was compiled.
-        modules: What compiled it.
         lacking: The operators that stay calls of torch.
         calls: How many native calls it is; 0 where it could not be compiled, or does otherwise
             than torch.
@@ -50,7 +50,6 @@ class CompiledStep:
 
     most: ClassVar[int]
     """How many entries a node makes; with more of them torch's own calls are faster."""
-    modules: ClassVar[tuple[str, ...]] = ("torch",)
     text: str
     capture: StepCapture | None = None
     calls = 0
@@ -82,7 +81,7 @@ class CompiledStep:
         self._remember(nodes, made.memories)
         self._segments, self._changing = segments, between.memories
         real = fake_mode(like) is None
-        self._trial = Trial(self.text, like.device, *self.modules) if real else None
+        self._trial = Trial(self.text, like.device) if real else None
 
     def _remember(self, nodes: vectors.Segment, memories: Sequence[vectors.VectorMemory]) -> None:
         """Note what it writes, and whether all lies in memory as programs need it."""
@@ -132,13 +131,13 @@ class CompiledStep:
             self._segment(0, [changing[i] for i in self._alone])
         else:
             self._between(self._segment, *changing)
-        if self._trial is not None:  # the first time
+        if self._trial is not None and not capturing(self._own.bytes.device):  # the first time
             self.calls, self._trial = self.calls * self._trial.passed(), None
 
     def _segment(self, segment: int, tensors: Sequence[Tensor]) -> None:
         """Run a segment; these tensors are the memories that are others in every step."""
         tensors = [t if t.is_contiguous() else t.contiguous() for t in tensors]
-        if self._trial is None or self._trial.known:
+        if self._trial is None:
             self.run(segment, tensors)
             return
         parts = partial(self._own.parts, dict(zip(self._changing[segment], tensors, strict=True)))

@@ -24,10 +24,8 @@ def call_of(launch: Launch, name: str) -> cpp.Call | None:
     """What runs a program, once it is proven; None for node by node."""
     program, device = launch.program, launch.program.device
     if on_gpu(device, name):
-        return proven(launch, triton.native(program), triton.source, "torch", "triton")
-    return (
-        proven(launch, cpp.native(program), cpp.source, "torch") if on_cpu(device, name) else None
-    )
+        return proven(launch, triton.native(program), triton.source)
+    return proven(launch, cpp.native(program), cpp.source) if on_cpu(device, name) else None
 
 
 def on_gpu(device: torch.device, name: str) -> bool:

@@ -63,8 +63,8 @@ CPP = Language(
     },
     casts="{}({})",
     lets="const {} {} = {};",
-    lib="std::",
-    power="std::pow",
+    lib="list::",
+    power="list::pow",
     number=literal,
     constant="{}({})",
     reads=dict.fromkeys(STORED, "load({})"),
@@ -112,7 +112,7 @@ ADDED = """double total = 0;
     *out = total;"""
 LARGEST = """uint32_t largest = 0;
     #pragma omp simd reduction(max: largest)
-    for (int64_t j = at; j < end; ++j) largest = std::max(largest, entry(j));
+    for (int64_t j = at; j < end; ++j) largest = larger(largest, entry(j));
     *out = number(largest);"""
 MEASURED = {
     NAMED["l1"]: (ADDED, "magnitude"),

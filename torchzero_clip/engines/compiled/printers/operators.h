@@ -18,6 +18,21 @@ OF_ONE(expm1_of, expm1)
 OF_ONE(log1p_of, log1p)
 OF_ONE(tanh_of, tanh)
 OF_ONE(trunc_of, trunc)
+#ifdef LISTS
+namespace list {
+OF_ONE(exp, exp)
+OF_ONE(log, log)
+OF_ONE(sin, sin)
+OF_ONE(cos, cos)
+OF_ONE(erf, erf)
+OF_ONE(exp2, exp2)
+OF_ONE(log2, log2)
+OF_ONE(floor, floor)
+OF_ONE(ceil, ceil)
+static inline double pow(double x, double y) { return __builtin_pow(x, y); }
+static inline float pow(float x, float y) { return __builtin_powf(x, y); }
+}
+#endif
 static inline double angle(double y, double x) { return __builtin_atan2(y, x); }
 IN_FLOAT(static inline float angle(float y, float x) { return __builtin_atan2f(y, x); })
 

@@ -28,6 +28,7 @@ from torchzero_clip.engines.compiled.printers.build import compiler, machine, pl
 from torchzero_clip.engines.compiled.printers.cpp import Call
 from torchzero_clip.engines.compiled.printers.operators import REDUCTIONS
 from torchzero_clip.engines.compiled.printers.program import Launch, Program
+from torchzero_clip.engines.compiled.printers.tables import capturing
 from torchzero_clip.engines.compiled.printers.vectors import (
     Region,
     Segment,
@@ -47,12 +48,12 @@ def known(launch: Launch) -> bool:
     return launch.program in PROVEN or fake_mode(launch.buffers[0].tensors[0]) is not None
 
 
-def proven(launch: Launch, call: Call | None, source: Any, *modules: str) -> Call | None:
-    """What calls a kernel, where it may: `source` is its text, which `modules` run."""
+def proven(launch: Launch, call: Call | None, source: Any) -> Call | None:
+    """What calls a kernel, where it may: `source` makes its text."""
     program = launch.program
     if call is None or known(launch):
         return call
-    trial = Trial(source(program), program.device, *modules)
+    trial = Trial(source(program), program.device)
     if not trial.known:
         try:
             _compare(launch, call)
@@ -65,14 +66,15 @@ def proven(launch: Launch, call: Call | None, source: Any, *modules: str) -> Cal
 
 
 class Trial:
-    """Whether a text does what torch does, on a device and by these modules.
+    """Whether what a text is compiled to does what torch does, on a device.
 
     Attributes:
         known: Whether it was found so before.
         said: What was otherwise.
     """
 
-    def __init__(self, text: str, device: torch.device, *modules: str) -> None:
+    def __init__(self, text: str, device: torch.device) -> None:
+        modules = ["torch", *["triton"] * ("import triton" in text)]
         words = [f"{name} {import_module(name).__version__}" for name in modules]
         words += [torch.cuda.get_device_name(device)] if device.type == "cuda" else compiler() or []
         self.said, self._text, self._kind, self._words = list[str](), text, device.type, words
@@ -88,7 +90,7 @@ class Trial:
         """
         every = [node for node in nodes if isinstance(node, VectorNode)]
         written, values = [t for node in every for t in parts(node.out)], dict[Region, Tensor]()
-        if not written:
+        if self.known or not written or capturing(written[0].device):
             return call()
         before = copies(written)
 

@@ -143,7 +143,7 @@ class DeviceTables:
         key = form, like.device, fake_mode(like)
         with self.lock, on(like.device):
             known, stream = self._known[kind], _stream(like.device)
-            if _capturing(like.device):
+            if capturing(like.device):
                 found = next((x for (k, _), x in known.items() if k == key), None)
                 self.captured.append(make() if found is None else found)
                 return self.captured[-1]
@@ -209,7 +209,7 @@ class DeviceTables:
     def _write(self, words: array[Any], out: Tensor) -> None:
         if fake_mode(out) is not None:
             out.copy_(torch.empty(len(words), dtype=out.dtype, device="cpu"))
-        elif _capturing(out.device):
+        elif capturing(out.device):
             foreach("add_", list(out.zero_().unbind()), words.tolist())
         elif out.device.type == "cpu":
             out.copy_(torch.frombuffer(words, dtype=out.dtype))
@@ -234,7 +234,7 @@ def _is_real(device: torch.device) -> bool:
     return device.type == "cuda" and torch.cuda.is_initialized()
 
 
-def _capturing(device: torch.device) -> bool:
+def capturing(device: torch.device) -> bool:
     """Whether what happens now on a device is not done but captured."""
     return _is_real(device) and torch.cuda.is_current_stream_capturing()
 
