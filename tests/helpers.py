@@ -174,6 +174,16 @@ def at_once(names: str, values: Iterable[Any]) -> Callable[[Callable[..., None]]
     return together
 
 
+def some(values: Sequence[Any], one_in: int) -> list[Any]:
+    """Values as parameters of a test: one in so many is quick, and the others are slow."""
+    return [
+        x
+        if i % one_in == 0
+        else pytest.param(*x if type(x) is tuple else [x], marks=pytest.mark.slow)
+        for i, x in enumerate(values)
+    ]
+
+
 def split(names: str) -> list[str]:
     """The names of "a, b"."""
     return [name.strip() for name in names.split(",")]

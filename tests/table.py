@@ -93,18 +93,20 @@ def every(where: Callable[[Case], Any] = lambda case: True) -> Callable[[Check],
     return _first_of_each(lambda case: (case.cls, case.cls in SCOPED and case.scope), where)
 
 
-def sampled(where: Callable[[Case], Any] = lambda case: True) -> Callable[[Check], Any]:
-    """The same, with the first of each class in the quick tests."""
-    return _first_of_each(lambda case: case.cls, where)
+def sampled(
+    where: Callable[[Case], Any] = lambda case: True, one_in: int = 1
+) -> Callable[[Check], Any]:
+    """The same, with the first of each class in the quick tests, or of one in so many classes."""
+    return _first_of_each(lambda case: case.cls, where, one_in)
 
 
 def _first_of_each(
-    kind: Callable[[Case], Any], where: Callable[[Case], Any]
+    kind: Callable[[Case], Any], where: Callable[[Case], Any], one_in: int = 1
 ) -> Callable[[Check], Any]:
     cases = [case for case in GOOD if where(case)]
     first = {kind(case): case for case in reversed(cases)}
-    quick = [case for case in cases if first[kind(case)] is case]
-    slow = [case for case in cases if first[kind(case)] is not case]
+    quick = [case for case in cases if first[kind(case)] is case][::one_in]
+    slow = [case for case in cases if not any([case is x for x in quick])]
     others = {f"other {cls.__name__}": some for cls, some in by_class(slow).items()}
     return _over(
         [pytest.param([case], id=str(case)) for case in quick]

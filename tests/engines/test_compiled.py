@@ -129,7 +129,7 @@ def done_in_cpp(launch: Launch, backend: str) -> cpp.Call:
     return call
 
 
-@sampled()
+@sampled(one_in=2)
 def test_every_rule_compiles(monkeypatch: pytest.MonkeyPatch, case: Case) -> None:
     """Before Adam, where it has to leave an update, from equal state in every step."""
     monkeypatch.setattr(runner, "call_of", done_in_cpp)

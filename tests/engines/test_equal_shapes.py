@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.helpers import Named, close, gradients, parameters, set_grads
+from tests.helpers import Named, close, gradients, parameters, set_grads, some
 from tests.modules.rows.row import with_lr
 from tests.table import Case, sampled
 from torchzero_clip import Modular, Transform, named
@@ -35,11 +35,11 @@ def check(make: Callable[[], Sequence[Transform]]) -> None:
     close(compiled, plain, rtol=1e-9, atol=1e-9)
 
 
-@pytest.mark.parametrize("name", sorted(NAMES))
+@pytest.mark.parametrize("name", some(sorted(NAMES), one_in=4))
 def test_a_compiled_name_is_the_plain_one(name: str) -> None:
     check(lambda: [named(name)])
 
 
-@sampled()
+@sampled(one_in=4)
 def test_a_compiled_rule_is_the_plain_one(case: Case) -> None:
     check(lambda: with_lr(case.make(), 0.1))

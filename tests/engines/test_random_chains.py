@@ -720,7 +720,7 @@ def story(case: Case, way: str) -> str:
 
 # ---------------------------------------------------------------------- random chains
 
-SEEDS = dict.fromkeys(EAGER, 28) | {"native": 6}
+SEEDS = dict.fromkeys(EAGER, 14) | {"native": 4}
 AT_ONCE = dict.fromkeys(EAGER, 14) | {"native": 2}
 
 

@@ -252,7 +252,7 @@ def test_a_compiled_name_goes_on_bit_for_bit_whatever_happens(name: str) -> None
         check_compiled(lambda: [named(name)], SMALL, dtype, event)
 
 
-@sampled()
+@sampled(one_in=3)
 def test_a_compiled_run_that_is_resumed_goes_on_bit_for_bit(case: Case) -> None:
     first, second = check_compiled(
         lambda: with_lr(case.make(), 0.05), case.shapes, torch.float64, "as_ever"

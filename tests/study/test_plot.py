@@ -10,6 +10,7 @@ import matplotlib as mpl
 import pytest
 import torch
 
+from tests.helpers import some
 from torchzero_clip import (
     LR,
     AdaGC,
@@ -105,7 +106,10 @@ def check(figure: Any) -> None:
     assert figure.axes[-1].get_xlabel().startswith("step")
 
 
-@pytest.mark.parametrize(("count", "units"), [*((n, 24) for n in range(1, 9)), (5, 1)])
+@pytest.mark.parametrize(
+    ("count", "units"),
+    [(1, 24), (8, 24), *some([(5, 1), *[(n, 24) for n in range(2, 8)]], one_in=9)],
+)
 def test_panels_of_a_replay_are_wide_and_nothing_lies_on_anything_else(
     count: int, units: int, figure: list[Any], tmp_path: Path
 ) -> None:

@@ -361,7 +361,7 @@ def test_a_rule_that_remembers_too_much_gets_a_sentence(
 def test_a_page_that_asks_no_more_ends_the_walk(tmp_path: Path, monkeypatch) -> None:
     """It goes on where it was when it is asked for again."""
     monkeypatch.setattr(walks, "PART", 10)
-    session = LabSession(a_file(tmp_path, norms(20_000)))
+    session = LabSession(a_file(tmp_path, norms(8_000)))
     server = LabServer(session)
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
     thread.start()
@@ -382,7 +382,7 @@ def test_a_page_that_asks_no_more_ends_the_walk(tmp_path: Path, monkeypatch) -> 
     server.server_close()
     thread.join(10)
     again = [*session.replay("ZClip(max_norm=None)", (), 0, session.version, ())]
-    assert (walk.ahead(trace), again[-2]["steps"]) == (0, 20_000)
+    assert (walk.ahead(trace), again[-2]["steps"]) == (0, 8_000)
 
 
 def test_what_begins_goes_before_what_goes_on() -> None:
