@@ -225,7 +225,7 @@ QUICK = (  # kernels of torch stand at the end, recorded lists anywhere
         for place in PLACES
     ],
 )
-@sampled()
+@sampled(one_in=2)
 def test_a_fast_step_of_every_rule_is_the_plain_step(case: Case, place: str, way: str) -> None:
     chain = PLACES[place](case.make())
     if refused(chain, case.shapes):  # a guard stands first, or sees what another link has made
@@ -238,7 +238,7 @@ ODD = {"a": (0, 4), "b": (), "c": (5,), "d": (), "e": (0, 4), "f": (3, 4), "g": 
 ODD_MATRICES = {"a": (0, 4), "b": (3, 4), "c": (0, 4), "d": (1, 4), "e": (4, 1), "f": (4, 0)}
 
 
-@sampled()
+@sampled(one_in=2)
 def test_tensors_without_entries_and_single_numbers_go_in_packs_too(case: Case) -> None:
     """Shards are often empty; packs, parts and stacks know such tensors by their forms."""
     chain, shapes = PLACES["before Adam"](case.make()), ODD_MATRICES if case.matrices else ODD

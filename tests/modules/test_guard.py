@@ -77,7 +77,7 @@ def optimizer(params: Named, *links: Transform, way: str = "eager") -> Modular:
 
 
 @pytest.mark.parametrize("way", WAYS)
-@sampled(lambda case: case.make().place != "first")
+@sampled(lambda case: case.make().place != "first", one_in=2)
 def test_after_skipped_steps_the_run_is_what_it_would_have_been(case: Case, way: str):
     runs = []
     for with_bad in (True, False):

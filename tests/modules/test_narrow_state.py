@@ -26,7 +26,7 @@ def keeps(case: Case) -> bool:
     return any(KEEPS.get(type(tfm)) for tfm in case.make().walk())
 
 
-NARROW = sampled(keeps)
+NARROW = sampled(keeps, one_in=2)
 
 
 def optimizer(

@@ -34,7 +34,7 @@ def test_a_sharded_step_is_repeated_where_a_whole_one_is_and_to_the_bit_as_anew(
 
 
 @pytest.mark.parametrize("steps", [40, pytest.param(2000, marks=slow)])
-@pytest.mark.parametrize("setting", ["fsdp", "stages"])
+@pytest.mark.parametrize("setting", ["stages", pytest.param("fsdp", marks=slow)])
 def test_ranks_never_part_whatever_happens_to_one_of_them(setting: str, steps: int) -> None:
     """It does steps anew, lacks a gradient, has other live values, or conditions that fail."""
     for out in on_ranks(3, "-m", "tests.processes.apart", steps, setting, limit=100 + steps):

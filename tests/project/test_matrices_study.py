@@ -121,6 +121,7 @@ def hook(name: str) -> Any:
     return module
 
 
+@pytest.mark.slow
 def test_the_page_has_the_tables_of_the_clip() -> None:
     page = (DOCS / "matrices.md").read_text()
     for name, text in matrix_clipping.tables().items():

@@ -62,7 +62,7 @@ def test_no_value_on_the_device_is_read_by_the_host(case, live):
     "live",
     [pytest.param(False, id="numbers", marks=pytest.mark.slow), pytest.param(True, id="tensors")],
 )
-@sampled(on_devices)
+@sampled(on_devices, one_in=2)
 def test_an_accelerator_is_neither_read_nor_mixed_with_the_host(case, live):
     """A fake CUDA device raises where a value is read or two devices meet in one operator. Nothing
     is copied to or from the host where all values lie on the device, as a CUDA graph needs it."""
@@ -80,7 +80,7 @@ def test_an_accelerator_is_neither_read_nor_mixed_with_the_host(case, live):
         assert copies.made == Counter()
 
 
-@sampled(on_devices)
+@sampled(on_devices, one_in=2)
 def test_a_model_may_lie_on_two_devices(case):
     with fake_cuda(), NoCopyToHost():
         params, opt = on(lambda i: f"cuda:{i % 2}", case)
