@@ -355,6 +355,7 @@ def test_explain_counts_the_bytes_of_state():
     assert total.split()[2:] == ["16", "8"]
 
 
+@pytest.mark.slow
 @since_2_12
 def test_the_step_is_one_graph():
     """And one more where torch has seen its groups change, as with state in float32."""

@@ -17,6 +17,7 @@ from torch.distributed.checkpoint.state_dict import (
     set_optimizer_state_dict,
 )
 
+from tests.helpers import seed
 from tests.modules.rows.row import with_lr
 from tests.table import GOOD, Case
 from torchzero_clip import LR, Accumulate, Adam, ClipNorm, Modular, Transform, When, named
@@ -38,14 +39,14 @@ def chain_of(name: str) -> list[Transform]:
 
 
 def start(chain: list[Transform]) -> tuple[nn.Module, Modular]:
-    torch.manual_seed(0)
+    seed()
     model = nn.Sequential(nn.Linear(6, 4, bias=False), nn.Tanh(), nn.Linear(4, 6, bias=False))
     return model, Modular(model.named_parameters(), *chain)
 
 
 def train(model: nn.Module, opt: Modular, steps: range) -> None:
     for step in steps:
-        torch.manual_seed(step)
+        seed(step)
         model(torch.randn(8, 6)).square().sum().backward()
         opt.step()
         opt.zero_grad()

@@ -37,6 +37,7 @@ def suite(**more):
     return SimpleNamespace(**held | {"__doc__": "Tests of a.\n"} | more)
 
 
+@pytest.mark.slow
 def test_an_adapter_puts_chains_where_a_suite_looks_for_its_optimizers(tmp_path):
     file = tmp_path / "test_theirs.py"
     file.write_text(THEIRS)
