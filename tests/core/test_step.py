@@ -9,9 +9,8 @@ import torch
 from torch.nn import Parameter
 
 from torchzero_clip.core.formats.stochastic import DRAWS
-from torchzero_clip.core.notes import Notes
 from torchzero_clip.core.skip import Skipped
-from torchzero_clip.core.step import Step
+from torchzero_clip.core.step import Notes, Step
 from torchzero_clip.engines import Eager
 
 CPU = torch.device("cpu")

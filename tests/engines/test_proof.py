@@ -23,6 +23,7 @@ from torchzero_clip import (
     Guard,
     Modular,
     Standardize,
+    TensorwiseTransform,
     Transform,
     WeightDecay,
     ZClip,
@@ -340,6 +341,75 @@ def test_imagined_kernels_are_not_proven(monkeypatch: pytest.MonkeyPatch) -> Non
     *_, last = steps(Chain("headline", CHAINS["headline"]), engine=COMPILED, turns=4)
     assert last.calls == 3
     assert set() == proof.PROVEN
+
+
+class Rule(TensorwiseTransform):
+    """A rule of a user's own, of a function of a tensor."""
+
+    function: Callable[[torch.Tensor], torch.Tensor]
+
+    pure = True
+
+    def update_tensor(self, u: Any, *given: Any) -> Any:
+        return self.function(u)
+
+
+def shifted(u: torch.Tensor) -> torch.Tensor:
+    u[1:].copy_(u[:-1].clone())
+    return u
+
+
+def halved(u: torch.Tensor) -> torch.Tensor:
+    return u * 0.5
+
+
+halved.pure = True  # type: ignore[attr-defined]
+FUNCTIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "a number that float32 has not": lambda u: torch.where(u.abs() < 1e300, u, u * 0.5),
+    "a difference of large numbers": lambda u: u.abs().sqrt() * u.abs().sqrt() - u.abs() * u.tanh(),
+    "a product and a sum": lambda u: torch.addcmul(u * u, u, -u),
+    "an update that moves": shifted,
+}
+
+
+@pytest.mark.parametrize("size", [1.0, 1e3])
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_what_is_right_is_found_right_and_repeated(name: str, size: float) -> None:
+    """Numbers beyond a dtype, differences that cancel, and copies of what is written over."""
+    FUNCTIONS[name].pure = True  # type: ignore[attr-defined]
+    made = []
+    for options in ({"compile": True}, {"fused": False}):
+        params = [Parameter(torch.zeros(1400)), Parameter(torch.zeros(7))]
+        opt = Modular(params, Rule(FUNCTIONS[name]), LR(1.0), **options)
+        for i in range(5):
+            generator = torch.Generator().manual_seed(i)
+            for p in params:
+                p.grad = size * torch.randn(p.shape, generator=generator)
+            opt.step()
+        made.append((params, opt.explain()))
+    for p, q in zip(made[0][0], made[1][0], strict=True):
+        torch.testing.assert_close(p.data, q.data, rtol=1e-4, atol=1e-5 * size**2)
+    assert "Steps are repeated" in made[0][1]
+    assert set() == proof.WRONG
+
+
+def test_a_folder_that_goes_away_costs_a_note_and_no_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    params, opt = model("adaptive", compile=True)
+    monkeypatch.setattr(proof, "place", lambda *words: Path("/there/is/none"))
+    for i in range(4):
+        step(params, opt, i)
+    assert "A step is one native call" in opt.explain()
+
+
+@pytest.mark.parametrize("value", [0.0, float("nan")])
+def test_numbers_that_tell_nothing_leave_no_note(value: float, tmp_path: Path) -> None:
+    """The next process compares again."""
+    p = Parameter(torch.zeros(9))
+    opt = Modular([p], Rule(halved), LR(1.0), compile=True)
+    for _ in range(4):
+        p.grad = torch.full((9,), value)
+        opt.step()
+    assert noted(tmp_path) == 1  # of the kernel of lists
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64], ids=str)

@@ -10,8 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torchzero_clip.core.notes import UNHEARD, Notes, counted
-from torchzero_clip.core.step import Groups, Step
+from torchzero_clip.core.step import UNHEARD, Groups, Notes, Step, counted
 from torchzero_clip.core.tensors import wide
 from torchzero_clip.engines.buffers import Buffer
 from torchzero_clip.engines.compiled.again.step_recorder import Refused, StepRecorder

@@ -40,7 +40,7 @@ def prune(graph: Graph, fixed: Collection[Node]) -> None:
         last = max([order[user] for user in users], default=0)
         mine, theirs = _memory(node, fixed), _memory(source, fixed)
         returned = any([user.op == "output" for user in users])
-        changed = [i for i in writings.get(theirs, ()) if order[node] < i < last]
+        changed = [i for i in writings.get(theirs, ()) if order[node] < i <= last]
         if same and not (returned or changed or mine in writings):
             node.replace_all_uses_with(source)
     graph.eliminate_dead_code(is_impure_node=acts)

@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from torch import Tensor
 
-from torchzero_clip.core.cohort import Cohort
 from torchzero_clip.core.division import UnitRecord
 from torchzero_clip.core.engine import Records, Through
 from torchzero_clip.core.link import Link
@@ -78,9 +77,10 @@ class Repeats:
         """Do a step again, or anew; returns what the links measured."""
         if step.kind is None:
             return through(step)
-        if isinstance(step.loss, Tensor) and step.loss.is_cpu:
-            _bring_loss(step, step.loss)
-        loss = step.loss if isinstance(step.loss, Tensor) else None
+        loss, firsts = step.loss, [p for group in step.groups for p in group["params"][:1]]
+        loss = loss if isinstance(loss, Tensor) else None
+        if loss is not None and loss.is_cpu and any([p.is_cuda for p in firsts]):
+            step.loss, loss = float(loss), None  # sent with the rates: a copy would wait
         flat = [*itertools.chain(*step.live[1]), step.loss if loss is None else None]
         if not self._live.same(flat):
             self._live = LiveValues(flat)
@@ -113,7 +113,8 @@ class Repeats:
 
     def _due(self, step: Step, kinds: tuple[Any, ...], broken: bool) -> bool:
         """Whether a step is to be written down; what it is like is noted."""
-        cohorts, before = _cohorts(step), self._like
+        grads = [aligned_grads(group["params"], step.place) for group in step.groups]
+        cohorts, before = [cohort for cohort, _ in step.roster.of(step.groups, grads)], self._like
         self._like = (cohorts, *kinds)
         alike = self._like == before and not broken
         self._alike = self._alike + 1 if alike else 0
@@ -161,14 +162,16 @@ class Repeats:
         like = self._gpu(step)
         vector = None if like is None else self._live.vector(like)
         live = self._live.tensors() if vector is None else list(vector.unbind())
-        changing = [*grads, *([step.loss] if isinstance(step.loss, Tensor) else [])]
+        changing, measured = [*grads], list[Tensor]()
+        changing += [step.loss] if isinstance(step.loss, Tensor) else []
         try:
             if self._capture is not None and len({g.device for g in grads}) > 1:
                 raise Later("its parameters are on several devices")
             with recording(grads) as recorder:
                 notes = StepNotes(recorder)
                 records = through(step.again(*self._live.given(step, live), notes))
-                measured = recorder.end(measured_in(records), live)
+                with_tensors(records, measured.append, ())
+                measured = recorder.end(measured, live)
             function = python(recorder.graph)
             notes.close()
             known = [*changing, *live, *_fields(self._links), *step.roster.vectors, *recorder.made]
@@ -269,29 +272,7 @@ def _fields(links: Sequence[Link]) -> list[Tensor]:
     return [x for one in inside for x in vars(one).values() if isinstance(x, Tensor)]
 
 
-def _cohorts(step: Step) -> list[Cohort]:
-    """The cohorts of the parameters with a gradient."""
-    grads = [aligned_grads(group["params"], step.place) for group in step.groups]
-    return [cohort for cohort, _ in step.roster.of(step.groups, grads)]
-
-
-def _bring_loss(step: Step, loss: Tensor) -> None:
-    """Make a loss that lies on the host a number, where parameters are on a GPU.
-
-    It is sent with the rates: a copy would wait for the device, and a graph would keep its address.
-    """
-    if any([p.is_cuda for group in step.groups for p in group["params"][:1]]):
-        step.loss = float(loss)
-
-
 # ---------------------------------------------------------------------- what links measured
-
-
-def measured_in(records: Records) -> list[Tensor]:
-    """The tensors of what links measured, in order."""
-    found = list[Tensor]()
-    with_tensors(records, found.append, ())
-    return found
 
 
 def with_tensors(x: Any, other: Callable[[Tensor], Any], groups: Groups) -> Any:

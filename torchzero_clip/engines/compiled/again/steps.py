@@ -25,7 +25,7 @@ from torchzero_clip.engines.compiled.again.torch_calls import TorchCalls
 from torchzero_clip.engines.compiled.again.turns import turns
 from torchzero_clip.engines.compiled.printers import vectors
 from torchzero_clip.engines.compiled.printers.program import Relaunch
-from torchzero_clip.engines.compiled.printers.proof import Trial, known
+from torchzero_clip.engines.compiled.printers.proof import WRONG, Trial, known
 from torchzero_clip.engines.compiled.printers.tables import capturing
 
 LONGEST = 2000  # nodes of a step that is compiled: to compile more takes too long
@@ -80,8 +80,7 @@ class CompiledStep:
             self._between = between.function(lambda node: self._own.tensor(made.regions[node]))
         self._remember(nodes, made.memories)
         self._segments, self._changing = segments, between.memories
-        real = fake_mode(like) is None
-        self._trial = Trial(self.text, like.device) if real else None
+        self._trial = None if fake_mode(like) else Trial(self.text, like.device)
 
     def _remember(self, nodes: vectors.Segment, memories: Sequence[vectors.VectorMemory]) -> None:
         """Note what it writes, and whether all lies in memory as programs need it."""
@@ -105,7 +104,7 @@ class CompiledStep:
 
         `changing` stand for those that it was written down with; so many of them are gradients.
         """
-        if not self.calls:
+        if not self.calls or self._own.bytes.device.type in WRONG:
             return False
         buffers = list(self._gradients.values())
         dense = self._dense and all([buffer.contiguous for buffer in buffers])

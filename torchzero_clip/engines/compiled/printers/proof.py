@@ -9,9 +9,10 @@ nothing runs, no kernel is trusted any more on devices of this kind.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from importlib import import_module
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
@@ -36,6 +37,8 @@ from torchzero_clip.engines.compiled.printers.vectors import (
     VectorOperand,
 )
 
+Parts: TypeAlias = "Callable[[Region], list[Tensor]]"
+"""What gives the tensors of a region; none of a value in a loop."""
 ROWS = SliceRows(((3, 1), (5, 1)) * 2, ((1,),) * 4, (1400, 343, 3, 7), (3, 5) * 2, True)
 """The slices of the four tensors that a kernel is tried on."""
 SIZES = [4200, 1715, 9, 35]
@@ -74,61 +77,81 @@ class Trial:
     """
 
     def __init__(self, text: str, device: torch.device) -> None:
-        modules = ["torch", *["triton"] * ("import triton" in text)]
+        modules = ["torch", "triton"] if "import triton" in text else ["torch"]
         words = [f"{name} {import_module(name).__version__}" for name in modules]
         words += [torch.cuda.get_device_name(device)] if device.type == "cuda" else compiler() or []
         self.said, self._text, self._kind, self._words = list[str](), text, device.type, words
         self._mark = place(text, *words).with_suffix(".proven")
-        self.known = self._mark.exists()
+        self.known, self._vague = self._mark.exists(), False
 
-    def run(
-        self, nodes: Segment, call: Callable[[], None], parts: Callable[[Region], list[Tensor]]
-    ) -> None:
+    def run(self, nodes: Segment, call: Callable[[], None], parts: Parts) -> None:
         """Do a launch; or nodes, by a call and by torch, whose numbers stay where they differ.
 
         `parts` are the tensors of a region; none are of a value in a loop.
         """
         every = [node for node in nodes if isinstance(node, VectorNode)]
-        written, values = [t for node in every for t in parts(node.out)], dict[Region, Tensor]()
+        written = [t for node in every for t in parts(node.out)]
         if self.known or not written or capturing(written[0].device):
-            return call()
-        before = copies(written)
-
-        def operand(x: VectorOperand, node: VectorNode) -> Tensor | float:
-            if isinstance(x, Region):
-                there = parts(x)
-                return (torch.stack(there).view(x.shape) if there else values[x]).to(node.dtype)
-            # a root is no power by a tensor
-            return x if node.name == "pow" else written[0].new_full((), x, dtype=node.dtype)
-
-        for node in every:
-            made = _made(node, *[operand(x, node) for x in node.given]).to(node.out.dtype)
-            values[node.out] = made = made.expand(node.out.shape)
-            if there := parts(node.out):
-                copy_into(there, made.unbind() if len(there) > 1 else [made])
-        right = copies(written)
+            call()
+            return
+        before, right, sizes = copies(written), list[Tensor](), list[float]()
+        with suppress(Exception):  # what torch cannot do tells nothing of a kernel
+            sizes = _by_torch(every, parts, written[0])
+            right = copies(written)
         copy_into(written, before)
         try:
             call()
-            torch.testing.assert_close(written, right, rtol=1e-4, atol=1e-6, equal_nan=True)
+            for t, x, size in zip(written, right, sizes, strict=False):
+                torch.testing.assert_close(t, x, rtol=1e-4, atol=1e-6 * size, equal_nan=True)
         except Exception as error:  # also of what compiles it
             self.said.append(str(error))
-            copy_into(written, right)
+            copy_into(written, right or before)
+        self._vague |= not any(map(_size, right))  # nothing but zeros, or no numbers
 
     def passed(self) -> bool:
         """Whether nothing was otherwise, which is noted; else a warning tells of it."""
+        page = self._mark.with_suffix(".txt" if self.said else ".proven")
+        with suppress(OSError):  # a folder may go, or be read alone
+            if self.said or not self._vague:
+                page.write_text("\n".join([*self.said, *self._words, machine(), self._text]))
         if not self.said:
-            self._mark.touch()
             return True
         WRONG.add(self._kind)
-        page = self._mark.with_suffix(".txt")
-        page.write_text("\n".join([*self.said, *self._words, machine(), self._text]))
         warn(
             "compile=True: a kernel does not do what torch's operators do "
             f"({', '.join(self._words)}): steps run operator by operator from here on, which is "
             f"slower; please send us {page}"
         )
         return False
+
+
+def _by_torch(nodes: Sequence[VectorNode], parts: Parts, like: Tensor) -> list[float]:
+    """Do nodes by torch's operators; how large numbers were on the way to each of the tensors."""
+    values, sizes, found = dict[Region, Tensor](), dict[Any, float](), list[float]()
+
+    def operand(x: VectorOperand, node: VectorNode) -> Tensor | float:
+        if isinstance(x, Region):
+            there = parts(x)
+            return (torch.stack(there).view(x.shape) if there else values[x]).to(node.dtype)
+        # a root is no power by a tensor; a number may be larger than a dtype holds
+        return x if node.name == "pow" else like.new_full((), x, dtype=torch.float64).to(node.dtype)
+
+    for node in nodes:
+        given = [operand(x, node) for x in node.given]
+        made = _made(node, *given).to(node.out.dtype).expand(node.out.shape)
+        rows = [max(_size(t), sizes.get(x, 0.0)) for t, x in zip(given, node.given, strict=True)]
+        product = rows[1] * rows[2] if node.name == "addcmul" else 0.0
+        values[node.out], sizes[node.out] = made, max(_size(made), product, *rows)
+        if there := parts(node.out):
+            copy_into(there, made.unbind() if len(there) > 1 else [made])
+        found += [sizes[node.out]] * len(there)
+    return found
+
+
+def _size(x: Any) -> float:
+    """The largest finite number of a tensor."""
+    x = torch.as_tensor(x).double().abs().nan_to_num(0, 0, 0)
+    return float(x.amax()) if x.numel() else 0.0
 
 
 def _made(node: VectorNode, *given: Any) -> Any:
