@@ -29,6 +29,7 @@ from torchzero_clip import (
     ZClip,
 )
 from torchzero_clip.engines import Compiled
+from torchzero_clip.engines.compiled.again import native_step
 from torchzero_clip.engines.compiled.again import steps as steps_page
 from torchzero_clip.engines.compiled.printers import backends, cpp, proof, triton
 from torchzero_clip.engines.compiled.printers.program import Program
@@ -399,6 +400,26 @@ def test_a_folder_that_goes_away_costs_a_note_and_no_step(monkeypatch: pytest.Mo
     for i in range(4):
         step(params, opt, i)
     assert "A step is one native call" in opt.explain()
+
+
+def test_what_torch_cannot_do_tells_nothing_and_hides_no_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def cannot(*given: Any) -> None:
+        raise RuntimeError("no such operator")
+
+    monkeypatch.setattr(proof, "_by_torch", cannot)
+    params, opt = model("adaptive", compile=True)
+    for i in range(4):
+        step(params, opt, i)
+    assert "A step is one native call" in opt.explain()
+    assert noted(tmp_path) == 2  # of the kernels of lists
+    params, opt = model("adaptive", compile=True)
+    step(params, opt, 0)
+    monkeypatch.setattr(native_step.NativeStep, "run", cannot)
+    with pytest.raises(RuntimeError, match="no such operator"):
+        step(params, opt, 1)
+    assert set() == proof.WRONG
 
 
 @pytest.mark.parametrize("value", [0.0, float("nan")])
