@@ -346,7 +346,7 @@ class Kept(Transform):
     [
         ((), r"links must be a basis and transforms, as InBasis\(SOAPBasis\(\), Adam\(\)\), got"),
         ((Adam(),), "links must be a basis and transforms"),
-        ((SOAPBasis(), 3), r"links must be transforms, as Adam\(\), got 3"),
+        ((SOAPBasis(), 3), r"links must be transforms, such as Adam\(\), got 3"),
         ((SOAPBasis(), Kept()), r"InBasis: Kept keeps \['m'\], which a new basis would leave in"),
         ((SOAPBasis(), SOAPBasis()), "SOAPBasis keeps state of matrices, which a new basis"),
         ((SOAPBasis(), Mars()), r"Mars keeps \['previous'\]"),

@@ -182,22 +182,15 @@ def too_many(counts):
     return [str(count) for count in counts if not count.holds]
 
 
-def test_every_bound_is_of_something_that_is_counted():
-    counts = [*house.sizes(), *house.pages(), *house.ways()]
-    table, named = house.bounds(), {count.what for count in counts}
-    assert table.keys() <= named | {count.row for count in counts}
-    assert all([count.limit for count in counts])
+def test_every_limit_is_of_a_package_that_is_counted():
+    assert house.MOST_NODES.keys() == house.ROOMS.keys() - {"modules"}
+    assert all([count.value for count in house.sizes()])
 
 
-def test_no_file_has_a_bound_of_its_own():
-    assert [row for row in house.bounds() if row.endswith(".py")] == []
-
-
-def test_a_count_of_nothing_or_without_a_bound_is_an_error():
-    assert too_many([house.Count("files that these are in", 0)])
-    assert too_many([house.Count("files that these are in", 10**6)])
-    with pytest.raises(KeyError, match="has no row"):
-        too_many([house.Count("lines of poetry", 3)])
+def test_a_count_of_nothing_is_an_error():
+    assert too_many([house.Count("syntax nodes of core", 0, 10)])
+    assert too_many([house.Count("syntax nodes of core", 11, 10)])
+    assert too_many([house.Count("syntax nodes of core", 10, 10)]) == []
 
 
 def test_the_tree_that_is_measured_is_its_own(tmp_path):
@@ -211,7 +204,7 @@ def test_the_tree_that_is_measured_is_its_own(tmp_path):
     assert str(PACKAGE) in str(ended)
 
 
-def test_the_rooms_and_their_files_stay_within_their_bounds():
+def test_each_package_stays_within_its_limit():
     assert too_many(house.sizes()) == []
 
 
@@ -241,14 +234,17 @@ def f():
     assert house.code_lines(source) == 6
 
 
-def test_a_headline_step_enters_few_functions_in_few_files():
-    """Done anew: what a step that is repeated leaves out is still what a reader must know."""
-    assert too_many(house.ways()) == []
-
-
 def test_the_way_of_a_step_passes_through_the_links_of_the_chain():
     way = house.entered(house.headline())
     assert {"core/norm_rule.py", "core/decision.py", "modules/clipping/clip_norm.py"} <= way.keys()
+
+
+def test_syntax_nodes_count_neither_docstrings_nor_lines():
+    plain = "def f():\n    return x"
+    documented = '"""A page."""\n\ndef f():\n    """A docstring."""\n\n    return x'
+    assert house.syntax_nodes(documented) == house.syntax_nodes(plain)
+    packed, unpacked = "a, b = 1, 2", "a = 1\nb = 2"
+    assert house.syntax_nodes(packed) >= house.syntax_nodes(unpacked)
 
 
 def test_lambdas_and_comprehensions_count_as_part_of_their_function():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import field
-from typing import Literal
+from typing import Literal, cast
 
 from torch import Tensor
 
@@ -62,8 +62,10 @@ class InBasis(Transform):
         target: Literal["update", "grad"] = "update",
         state_dtype: Literal["float32", "bfloat16"] | None = None,
     ) -> None:
-        self.links, self.name = tuple(links), name
-        self.target, self.state_dtype = target, state_dtype
+        self.links = tuple(links)
+        self.name = name
+        self.target = target
+        self.state_dtype = state_dtype
 
     def check(self) -> None:
         super().check()
@@ -73,16 +75,12 @@ class InBasis(Transform):
                 f"got {self.links!r}"
             )
         for link in self.links[1:]:
-            if not isinstance(link, Transform):
-                raise TypeError(f"InBasis: links must be transforms, as Adam(), got {link!r}")
             check_inside(link)
 
     @property
     def basis(self) -> SOAPBasis:
-        """What makes the bases."""
-        basis = self.links[0]
-        assert isinstance(basis, SOAPBasis)
-        return basis
+        """The link that makes the bases."""
+        return cast("SOAPBasis", self.links[0])
 
     def __repr__(self) -> str:
         named = [f"{key}={value!r}" for key, value in self.arguments().items()]

@@ -11,7 +11,9 @@ from torchzero_clip.core.transform import dropping
 
 
 def check_inside(link: Transform) -> None:
-    """Raise a sentence for a transform that drops parameters, or keeps what no basis can turn."""
+    """Raise if a link drops parameters, or keeps state that cannot be moved to another basis."""
+    if not isinstance(link, Transform):
+        raise TypeError(f"InBasis: links must be transforms, such as Adam(), got {link!r}.")
     for drops in dropping(link):
         raise ValueError(
             "InBasis: links must return an update for every parameter in every step: put "
@@ -23,7 +25,7 @@ def check_inside(link: Transform) -> None:
 
 
 def _check_state(tfm: Transform) -> None:
-    """Raise a sentence for state that no basis can turn."""
+    """Raise if a transform keeps state that cannot be moved to another basis."""
     example = torch.empty(3, 5, device="meta")
     like = [n for n, t in tfm.init(example).items() if getattr(t, "shape", ()) == example.shape]
     lost: Any = [name for name in like if tfm.state_kinds.get(name) not in ("linear", "squares")]
