@@ -65,15 +65,6 @@ def test_a_list_that_is_made_names_no_rule(file):
     assert set(re.findall(r"\w+", (ROOT / file).read_text())) & (RULES - words) == set()
 
 
-def test_the_readme_shows_some_rules_and_their_pages():
-    readme = (ROOT / "README.md").read_text()
-    rows = re.findall(r"^\| \[`(\w+)`\]\((.+?)\) \| .+ \|$", readme, re.MULTILINE)
-    assert rows
-    for name, link in rows:
-        assert name in tz.__all__
-        assert link == f"docs/{hook.link(name)}"
-
-
 def test_the_page_of_a_rule_puts_it_into_the_atlas(tmp_path, monkeypatch):
     """With a name, what Python makes of x, the places where it stands, and whose the picture is."""
     page = tmp_path / "clipping" / "sign.md"
