@@ -1,4 +1,4 @@
-"""README's answer to "does it do the same as torch?": the study gives the numbers that it quotes."""
+"""README quotes the study about torch: the study still gives these numbers."""
 
 import re
 
