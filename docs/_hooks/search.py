@@ -28,6 +28,22 @@ ASKED = {
     "evaluate averaged weights": "averages/",
     "check my chain": "check/",
     "is my chain what I think": "check/",
+    "wandb": "metrics/",
+    "gradient norm": "metrics/",
+    "skip nan": "guards/",
+    "gradscaler": "mixed_precision/",
+    "bf16": "mixed_precision/",
+    "fsdp2": "distributed/",
+    "resume": "checkpoints/",
+    "muon": "matrices/",
+    "lr for head": "groups/",
+    "clip per layer": "concepts/",
+    "z-clip": "modules/adaptive/z_clip/",
+    "ema": "averages/",
+    "custom transform": "write_your_own/",
+    "loss spike": "tutorial/",
+    "glossary": "glossary/",
+    "install": "install/",
 }
 
 

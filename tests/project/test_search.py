@@ -22,7 +22,7 @@ hook = importlib.util.module_from_spec(source)
 source.loader.exec_module(hook)
 
 CONFIG = {
-    "separator": r"[\s\-.,()\[\]=`*|:]+",
+    "separator": r"(?:[\s.,()\[\]=`*|:]|(?<=\w\w)-)+",
     "fields": {"title": {"boost": 1e3}, "text": {"boost": 1}},
 }
 
@@ -31,10 +31,14 @@ def sections(page: Path) -> Iterator[dict[str, Any]]:
     """The entries of a page, one for itself and one for each heading."""
     code = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
     text = code.sub(lambda block: block[0].replace("#", ""), page.read_text())
+    boost = re.match(r"---\nsearch:\n  boost: (\d+)", text)
     location = page.relative_to(ROOT / "docs").with_suffix("").as_posix() + "/"
     for i, part in enumerate(re.split(r"^#+ ", text, flags=re.M)[1:]):
         title, _, body = part.partition("\n")
-        yield {"location": location + f"#{i}" * bool(i), "title": title, "text": body}
+        entry = {"location": location + f"#{i}" * bool(i), "title": title, "text": body}
+        if boost:
+            entry["boost"] = int(boost[1])
+        yield entry
 
 
 def search(docs: list[dict[str, Any]]) -> Any:
