@@ -7,7 +7,6 @@ import importlib
 import inspect
 import io
 import platform
-import re
 import sys
 import textwrap
 from collections.abc import Callable, Iterator, Sequence
@@ -21,7 +20,6 @@ from torchzero_clip.published import NAMES, instead_of, links_of
 
 WIDTH = 100
 public = partial(getattr, torchzero_clip)
-MARK = re.compile(r" *\{identity: \w+\}")  # leads to a test, where the documentation is built
 BASES = ("AdaptiveRule", "Criterion")  # of which rules are made
 COMMANDS = {  # the function that has the lines of each, in a module that nothing else needs
     "replay": "study.replay_command:command",
@@ -125,14 +123,14 @@ def one(name: str) -> Iterator[str]:
     live = getattr(public(name), "live", ())
     if isinstance(live, tuple) and live:
         yield f"live, in param_groups: {', '.join(live)}"
-    yield from ("", MARK.sub("", inspect.getdoc(public(name)) or ""))
+    yield from ("", inspect.getdoc(public(name)) or "")
 
 
 def recipe(name: str) -> Iterator[str]:
     """A published method: its arguments, the links of its chain with their formulas, its source."""
     about, _, reference = (inspect.getdoc(NAMES[name]) or "").partition("\n\nReference:\n")
     yield from signature(name, NAMES[name])
-    yield from ("", MARK.sub("", about), "")
+    yield from ("", about, "")
     yield from table([(repr(link), formula) for link, formula in links_of(NAMES[name]())])
     yield from ("", "Reference:", reference)
     yield from ("", f'Modular(model.parameters(), named("{name}")) is the optimizer.')

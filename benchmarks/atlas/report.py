@@ -69,6 +69,19 @@ def table(rows: Sequence[Row], pages: dict[str, str]) -> str:
     )
 
 
+def first_table(rows: Sequence[Row], pages: dict[str, str]) -> str:
+    """What the table shows first: every rule before Adam, and one trouble."""
+    lines = [f"| {' | '.join(HEAD.values())} |", "|" + "---|" * 3 + "--:|" * (len(HEAD) - 3)]
+    for row in rows:
+        if (row.place, row.trouble) == (BEFORE_ADAM, FIRST):
+            shown = cells(row)
+            page = pages.get(RULES[row.rule].page)
+            if page is not None:
+                shown["rule"] = f"[{row.rule}]({page})"
+            lines.append(f"| {' | '.join(shown.values())} |")
+    return "\n".join(lines)
+
+
 def troubles() -> str:
     lines = [f"| {name} | {trouble.about} |" for name, trouble in TROUBLES.items()]
     return "\n".join(["| trouble | |", "|---|---|", *lines])

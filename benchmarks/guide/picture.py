@@ -9,7 +9,7 @@ from benchmarks.guide.report import CASES, WORST, compare, losses, optimizer_of,
 from benchmarks.guide.runs import Row
 
 LEFT, WIDTH, TOP, LINE = 290, 400, 28, 24
-INK, FAINT = "var(--md-accent-fg-color)", "var(--md-default-fg-color--lightest)"
+INK, FAINT = "var(--accent)", "var(--line)"
 
 
 def picture(rows: tuple[Row, ...], trouble: str) -> str:

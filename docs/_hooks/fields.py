@@ -7,8 +7,6 @@ import re
 
 import griffe
 
-from docs._hooks.identities import marked
-
 KINDS = {
     inspect.Parameter.POSITIONAL_OR_KEYWORD: griffe.ParameterKind.positional_or_keyword,
     inspect.Parameter.KEYWORD_ONLY: griffe.ParameterKind.keyword_only,
@@ -24,7 +22,7 @@ def tidy(text):
     formula, gap, rest = text.partition("\n\n")
     if "←" in formula:
         text = f"`{' '.join(formula.split())}`{gap}{rest}"
-    text = marked(ARXIV.sub(r"[arXiv \1](https://arxiv.org/abs/\1)", text))
+    text = ARXIV.sub(r"[arXiv \1](https://arxiv.org/abs/\1)", text)
     return text.replace("\nExample:\n", "\nExamples:\n")
 
 

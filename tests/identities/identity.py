@@ -5,7 +5,7 @@ A file in `methods/` has functions that build the official optimizer, each under
     @optimizer("lamb", "`Adam`, `WeightDecay`, `TrustRatio`, `LR` is LAMB", source="optax 0.2.8")
 
 `test_identities.py` runs each of them; `record.py` writes down what the official code gives where
-it is not torch's own; and the documentation may say `{identity: lamb}`.
+it is not torch's own; and the documentation may link to it: `identities.md#lamb`.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Identity:
     """A sentence of the form "A then B is X", and all that its test needs.
 
     Args:
-        name: What the documentation writes in `{identity: …}`.
+        name: The anchor of its section in `docs/identities.md`.
         claim: The sentence, in markdown.
         source: What holds the official code, with its version.
         theirs: Builds the official optimizer, transformation or rule of gradients.
@@ -90,6 +90,12 @@ class Identity:
 
     def chain(self) -> Chain:
         return Chain(self.ours(**self.groups[0]))
+
+    @property
+    def tested(self) -> str:
+        """What the documentation says after a claim: whose code it is tested against."""
+        owner = self.source.split()[0].rstrip(",")
+        return f"tested against {'torch' if owner.startswith('torch.') else owner}"
 
     @functools.cached_property
     def live(self) -> tuple[str, ...]:

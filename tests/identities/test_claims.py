@@ -1,15 +1,12 @@
-"""What the documentation claims of other people's methods has a mark, and each mark a test."""
+"""What the documentation claims of other people's methods says whose code it is tested against."""
 
 from __future__ import annotations
 
-import importlib.util
+import importlib
 import inspect
 import pkgutil
 import re
 from collections.abc import Iterator
-from pathlib import Path
-from typing import Any
-from unittest import TestCase
 
 import pytest
 import torch
@@ -20,8 +17,28 @@ from tests.identities.identity import Identity, load
 from tests.identities.inputs import STEPS
 from torchzero_clip.published import NAMES, links_of
 
-MARK = re.compile(r"\{identity: (\w+)\}")
-HOOK = ROOT / "docs" / "_hooks" / "identities.py"
+LINK = re.compile(r"\[(tested against [^\]]+)\]\((?:\S*/)?identities\.md#(\w+)\)")
+"""What a page says after a claim, and the identity that it leads to."""
+PHRASE = re.compile(r"\((tested against\s[^)]+)\)")
+"""What a docstring says after a claim."""
+BACKED = {
+    "DAdaptAdam": ["dadapt_adam"],
+    "Adafactor": ["adafactor"],
+    "Adam": ["adamw"],
+    "Centralize": ["centralize"],
+    "ClipNorm": ["clip_grad_norm"],
+    "KLBasis": ["klsoap"],
+    "Kron": ["kron"],
+    "Momentum": ["sgd_dampening"],
+    "Orthogonalize": ["muon"],
+    "Prodigy": ["prodigy"],
+    "Shampoo": ["shampoo"],
+    "Sign": ["signum"],
+    "TrustRatio": ["lamb", "lars"],
+    "WeightDecay": ["adam", "adamw"],
+    "lamb": ["lamb_timm"],
+}
+"""The identities behind what docstrings say, in their order."""
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
 
@@ -37,36 +54,32 @@ def docstrings() -> Iterator[tuple[str, str]]:
                 yield f"{info.name}.{name}", inspect.getdoc(thing) or ""
 
 
+def page_texts() -> list[tuple[str, str]]:
+    """Return each page with its name, without the lists of names and of identities."""
+    lists = re.compile(r"<!-- (names|identities) -->.*?<!-- /\1 -->", re.DOTALL)
+    return [(p.relative_to(ROOT).as_posix(), lists.sub("", p.read_text())) for p in PAGES]
+
+
 def texts() -> list[tuple[str, str]]:
-    pages = [(p.relative_to(ROOT).as_posix(), p.read_text()) for p in PAGES]
-    return [*pages, *docstrings()]
-
-
-def lists() -> Any:
-    """The hook that fills the pages of names and identities."""
-    tool("mkdocs")
-    source = importlib.util.spec_from_file_location("lists", HOOK)
-    assert source is not None
-    assert source.loader is not None
-    hook = importlib.util.module_from_spec(source)
-    source.loader.exec_module(hook)
-    return hook
+    return [*page_texts(), *docstrings()]
 
 
 def test_the_page_of_names_has_every_name_with_its_links_and_its_identity() -> None:
-    page = lists().on_page_markdown((ROOT / "docs" / "named.md").read_text())
+    page = (ROOT / "docs" / "named.md").read_text()
     parts = {part.partition("\n")[0]: part for part in page.split("\n## ")[1:]}
     assert parts.keys() == NAMES.keys()
     for name, part in parts.items():
-        assert f'<a data-identity="{name}"></a>' in part
+        assert f"It is [{load()[name].tested}](identities.md#{name})." in part
         for link, formula in links_of(NAMES[name]()):
             assert f"| `{link!r}` | `` {formula} `` |" in part
 
 
 def test_the_table_of_methods_has_a_row_for_every_name() -> None:
-    """Its links, the bytes of state for each number, whose code holds it, and in how many ways."""
-    page = lists().on_page_markdown((ROOT / "docs" / "named.md").read_text())
-    rows = re.findall(r"^\| \[(\w+)\]\(#\w+\) \| (.+) \| (\S+) \| (.+) \| (.+) <a .*$", page, re.M)
+    """Its links, its bytes of state, whose code it is tested against, and in how many ways."""
+    page = (ROOT / "docs" / "named.md").read_text()
+    rows = re.findall(
+        r"^\| \[(\w+)\]\(#\w+\) \| (.+) \| (\S+) \| (.+) \| (.+) \(\[identity\]\(.*$", page, re.M
+    )
     table = {name: rest for name, *rest in rows}
     assert table.keys() == NAMES.keys()
     for name, (links, _, about, held) in table.items():
@@ -74,9 +87,9 @@ def test_the_table_of_methods_has_a_row_for_every_name() -> None:
         assert about in " ".join((inspect.getdoc(NAMES[name]) or "").split())
         identity = load()[name]
         source, _, scheduled = held.partition("; ")
-        version = f"torch {torch.__version__.partition('+')[0]}, " if identity.in_torch else ""
-        assert (version + identity.source).startswith(source)
-        assert re.search(r" (\d+(\.\w+)+|[0-9a-f]{7})(,|$)", source), f"{source} has no version"
+        assert identity.source.startswith(source)
+        versioned = re.search(r" (\d+(\.\w+)+|[0-9a-f]{7})(,|$)", source)
+        assert identity.in_torch or versioned, f"{source} has no version"
         assert scheduled == f"{len(moving(identity))} options scheduled"
     scheduled = {"adamw": 4, "lion": 3, "adafactor": 5, "schedule_free_adamw": 6}
     assert {name: len(moving(load()[name])) for name in scheduled} == scheduled
@@ -91,20 +104,33 @@ def moving(identity: Identity) -> set[str]:
 
 
 def test_the_page_of_identities_has_every_claim_with_its_test() -> None:
-    page = lists().on_page_markdown((ROOT / "docs" / "identities.md").read_text())
+    page = (ROOT / "docs" / "identities.md").read_text()
     parts = {part.partition("\n")[0]: part for part in page.split("\n## ")[1:]}
     assert parts.keys() == load().keys()
     for name, identity in load().items():
         assert identity.claim in parts[name]
         assert identity.source in parts[name]
-        assert f"def {identity.theirs.__name__}(" in parts[name]
+        file, _, function = identity.where.partition("::")
+        assert f"`{identity.where}`" in parts[name]
+        assert f"def {function}(" in (ROOT / file).read_text()
 
 
-def test_every_mark_has_its_test() -> None:
+def test_every_link_to_an_identity_says_whose_code_it_is() -> None:
     known = load()
-    marks = {(where, name) for where, text in texts() for name in MARK.findall(text)}
-    assert marks
-    assert {mark for mark in marks if mark[1] not in known} == set()
+    found = [(where, *link) for where, text in page_texts() for link in LINK.findall(text)]
+    assert len(found) > 100
+    assert [x for x in found if x[2] not in known or known[x[2]].tested != x[1]] == []
+
+
+def test_every_claim_of_a_docstring_has_its_identity() -> None:
+    """`BACKED` names the identity of each phrase, and the phrase says whose code that follows."""
+    said = {
+        where.rpartition(".")[2]: [" ".join(phrase.split()) for phrase in PHRASE.findall(text)]
+        for where, text in docstrings()
+        if PHRASE.search(text)
+    }
+    known = load()
+    assert said == {name: [known[x].tested for x in held] for name, held in BACKED.items()}
 
 
 def test_every_optimizer_of_torch_has_its_row_and_its_identity() -> None:
@@ -117,36 +143,6 @@ def test_every_optimizer_of_torch_has_its_row_and_its_identity() -> None:
     assert theirs - held == {"LBFGS", "SparseAdam"}
 
 
-def tool(name: str) -> Any:
-    """A module of what builds the documentation, which the environments of peers lack."""
-    return pytest.importorskip(name, reason="mkdocs is not installed: it is in the extra dev")
-
-
-def site(folder: Path, text: str) -> str:
-    """The page that the hook makes of a text, in a strict build."""
-    build = tool("mkdocs.commands.build").build
-    load_config = tool("mkdocs.config").load_config
-    (folder / "docs").mkdir()
-    (folder / "docs" / "index.md").write_text(text)
-    (folder / "mkdocs.yml").write_text("site_name: claims")
-    build(load_config(str(folder / "mkdocs.yml"), plugins=[], hooks=[str(HOOK)], strict=True))
-    return (folder / "site" / "index.html").read_text()
-
-
-def test_a_claim_leads_to_its_test(tmp_path: Path) -> None:
-    page = site(tmp_path, "`Adam`, then `WeightDecay`, is AdamW {identity: adamw}.")
-    (link,) = re.findall(r'<a class="identity" href="(.+?)" title="(.+?)">', page)
-    assert link == ("identities/#adamw", "tests/identities/methods/classic.py::adamw")
-
-
-def test_a_claim_without_a_test_fails_the_build(tmp_path: Path) -> None:
-    abort = tool("mkdocs.exceptions").Abort
-    with TestCase().assertLogs("mkdocs") as log, pytest.raises(abort):
-        site(tmp_path, "`Adam`, then `Sign`, is nobody {identity: nobody}.")
-    said = "{identity: nobody} has no test: add one to tests/identities/methods"
-    assert said in "\n".join(log.output)
-
-
 METHODS = "AdamW|LAMB|LARS|Lion|Signum|C-AdamW|Adafactor|StableAdamW|SPAM|AMSGrad|Nesterov"
 SAYS = r"\b(?:is|as in|that of|makes|gives|are)(?: \S+)? `?"
 THEIRS = rf"torch\.optim\.(?!Opt)\w+|torch\.nn\.utils\.\w+|(?:{METHODS})\b"
@@ -154,9 +150,9 @@ CLAIM = re.compile(rf"{SAYS}(?:{THEIRS})|gradient centralization of|rule of the 
 
 
 def unmarked(text: str) -> Iterator[str]:
-    """Sentences that equate something with a method, and lead to no test."""
+    """Yield the sentences that equate something with a method, and name no test."""
     prose = re.sub(r"^ *```.*?^ *```|^:::.*?$|^ +>>> .*$", "", text, flags=re.M | re.S)
-    for sentence in re.split(r"(?<=[.:;|])\s|\n\n", MARK.sub("✓", prose)):
+    for sentence in re.split(r"(?<=[.:;|])\s|\n\n", PHRASE.sub("✓", LINK.sub("✓", prose))):
         plain = " ".join(sentence.split())
         if CLAIM.search(plain) and not re.search(r"✓|\bnot\b|\(tests/", plain):
             yield plain
@@ -171,12 +167,13 @@ def unmarked(text: str) -> Iterator[str]:
         "`dim` is that of torch. It is what\n`torch.nn.utils.clip_grad_norm_` does.",
     ],
 )
-def test_a_claim_without_a_mark_is_found(sentence: str) -> None:
+def test_a_claim_without_a_test_is_found(sentence: str) -> None:
     assert list(unmarked(sentence))
-    marked = sentence.rstrip(".") + " {identity: it}."
-    assert not list(unmarked(marked))
+    plain = sentence.rstrip(".")
+    assert not list(unmarked(f"{plain} (tested against it)."))
+    assert not list(unmarked(f"{plain} ([tested against it](../identities.md#it))."))
 
 
-def test_every_claim_has_a_mark() -> None:
+def test_every_claim_names_its_test() -> None:
     found = {(where, claim) for where, text in texts() for claim in unmarked(text)}
     assert found == set()

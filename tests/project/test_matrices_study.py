@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -126,13 +125,6 @@ def test_the_page_has_the_tables_of_the_clip() -> None:
     page = (DOCS / "matrices.md").read_text()
     for name, text in matrix_clipping.tables().items():
         assert text in page, name
-
-
-def test_the_page_shows_what_the_file_says() -> None:
-    page = SimpleNamespace(file=SimpleNamespace(src_uri="matrices.md"))
-    shown = hook("evidence").on_page_markdown((DOCS / "matrices.md").read_text(), page)
-    assert table() in shown
-    assert "<!-- effect" not in shown
 
 
 def test_old_addresses_lead_to_pages_that_are_there(tmp_path: Path) -> None:

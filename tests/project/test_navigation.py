@@ -13,7 +13,7 @@ from tests.helpers import ROOT
 
 ROWS = 26  # of 27 pixels, which is what 900 leave below the tabs
 
-source = importlib.util.spec_from_file_location("rules", ROOT / "docs" / "_hooks" / "rules.py")
+source = importlib.util.spec_from_file_location("navigation", ROOT / "docs" / "_hooks" / "rules.py")
 assert source is not None
 assert source.loader is not None
 hook = importlib.util.module_from_spec(source)

@@ -1,6 +1,5 @@
 """The pictures of the pages: each names its axes."""
 
-import importlib.util
 import re
 
 import pytest
@@ -12,31 +11,25 @@ from benchmarks.guide.report import CASES, results
 from benchmarks.rows import read
 from benchmarks.traces.judge import Line
 from benchmarks.traces.report import picture as of_traces
+from scripts.pages.kinds import RUNS
 from tests.helpers import ROOT
 
 FOUND = ROOT / "benchmarks" / "results"
-source = importlib.util.spec_from_file_location(
-    "pictures", ROOT / "docs" / "_hooks" / "pictures.py"
-)
-assert source is not None
-assert source.loader is not None
-hook = importlib.util.module_from_spec(source)
-source.loader.exec_module(hook)
 
 
 @pytest.mark.parametrize(
-    ("asked", "lower", "upright"),
+    ("kind", "rule", "lower", "upright"),
     [
-        ("<!-- picture: ClipNorm(1.0) -->", "step", "norm"),
-        ("<!-- curve: Sign() -->", "entry before", "entry after"),
-        ("<!-- norm curve: ClipNorm(1.0) -->", "norm before", "norm after"),
-        ("<!-- weights: WeightEMA(0.9) -->", "step", "weight"),
-        ("<!-- rows: EqualRows() -->", "row", "norm"),
-        ("<!-- singular values: ClipSpectral(1.0) -->", "from the largest", "singular value"),
+        ("picture", "ClipNorm(1.0)", "step", "norm"),
+        ("curve", "Sign()", "entry before", "entry after"),
+        ("norm curve", "ClipNorm(1.0)", "norm before", "norm after"),
+        ("weights", "WeightEMA(0.9)", "step", "weight"),
+        ("rows", "EqualRows()", "row", "norm"),
+        ("singular values", "ClipSpectral(1.0)", "from the largest", "singular value"),
     ],
 )
-def test_a_picture_of_a_rule_names_its_axes(asked: str, lower: str, upright: str) -> None:
-    assert axes_of(hook.on_page_markdown(asked)) == [lower, upright]
+def test_a_picture_of_a_rule_names_its_axes(kind: str, rule: str, lower: str, upright: str) -> None:
+    assert axes_of(RUNS[kind](rule)) == [lower, upright]
 
 
 def test_the_pictures_of_results_name_their_axes() -> None:

@@ -1,18 +1,14 @@
 """Lists of rules come from the classes: a new rule touches five files, none of which is a list."""
 
-import importlib.util
 import re
 
 import pytest
 
 import torchzero_clip as tz
 from benchmarks.atlas import rules as atlas
+from scripts.pages import rules
 from tests.helpers import ROOT
 from tests.table import ROWS, concrete
-
-source = importlib.util.spec_from_file_location("rules", ROOT / "docs" / "_hooks" / "rules.py")
-hook = importlib.util.module_from_spec(source)
-source.loader.exec_module(hook)
 
 CRITERIA = {n for n in tz.__all__ if tz.Criterion in getattr(getattr(tz, n), "__mro__", ())[1:]}
 RULES = concrete() - {"Chain"} | CRITERIA
@@ -28,14 +24,14 @@ def test_the_navigation_has_every_rule_once():
                 for page in pages:
                     yield from leaves(page)
 
-    found = [leaf for section in hook.navigation() for leaf in leaves(section)]
+    found = [leaf for section in rules.navigation() for leaf in leaves(section)]
     assert sorted(name for name, _ in found) == sorted(RULES)
     for name, page in found:
         assert f"::: torchzero_clip.{name}\n" in (ROOT / "docs" / page).read_text(), page
 
 
 def test_the_index_has_a_row_for_every_rule():
-    page = hook.on_page_markdown((ROOT / "docs" / "modules" / "index.md").read_text())
+    page = (ROOT / "docs" / "modules" / "index.md").read_text()
     rows = re.findall(r"^\| \[`(\w+)`\]\((.+?)\) \| (.+) \|$", page, re.MULTILINE)
     assert sorted(name for name, _, _ in rows) == sorted(RULES)
     for _, link, said in rows:
@@ -44,7 +40,7 @@ def test_the_index_has_a_row_for_every_rule():
 
 
 def test_the_settings_have_a_row_for_every_class_of_the_contract_table():
-    page = hook.on_page_markdown((ROOT / "docs" / "settings.md").read_text())
+    page = (ROOT / "docs" / "settings.md").read_text()
     rows = re.findall(r"^\| \[?(\w+)(?:\]\((.+?)\))? \| (?:✓|no)", page, re.MULTILINE)
     assert sorted(name for name, _ in rows) == sorted({row.cls.__name__ for row in ROWS})
     assert all((ROOT / "docs" / link).exists() for _, link in rows if link)
@@ -54,12 +50,12 @@ def test_the_settings_have_a_row_for_every_class_of_the_contract_table():
 
 
 def test_a_rule_without_a_page_is_an_error_that_says_where_to_write_one(monkeypatch):
-    monkeypatch.setattr(hook, "MODULES", ROOT / "docs" / "recipes")
+    monkeypatch.setattr(rules, "MODULES", ROOT / "docs" / "recipes")
     with pytest.raises(FileNotFoundError, match="ClipNorm has no page: write one in docs/mod"):
-        hook.link("ClipNorm")
+        rules.link("ClipNorm")
 
 
-@pytest.mark.parametrize("file", ["mkdocs.yml", "docs/settings.md", "torchzero_clip/__init__.py"])
+@pytest.mark.parametrize("file", ["mkdocs.yml", "torchzero_clip/__init__.py"])
 def test_a_list_that_is_made_names_no_rule(file):
     words = {"Adam", "Scale"}  # that stand there for something else: Scale is a group of guides
     assert set(re.findall(r"\w+", (ROOT / file).read_text())) & (RULES - words) == set()

@@ -39,7 +39,7 @@ def lamb(
 ) -> Chain:
     """Adam's direction with decay, scaled to the norm of each weight.
 
-    With `ClipNorm(1.0, dim="global")` in front it is the LAMB of timm {identity: lamb_timm}, whose
+    With `ClipNorm(1.0, dim="global")` in front it is the LAMB of timm (tested against timm), whose
     weight decay is 0.01 by default.
 
     Reference:

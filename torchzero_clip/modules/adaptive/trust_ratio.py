@@ -14,8 +14,8 @@ from torchzero_clip.core.bounds import NonNegative
 class TrustRatio(NormRule):
     """u ← u · min(max(coefficient · ‖w‖ / ‖u‖, low), high), and u where either norm is zero
 
-    After Adam and WeightDecay it is LAMB {identity: lamb}. LARS scales before its momentum:
-    WeightDecay, TrustRatio, LR, then Momentum {identity: lars}.
+    After Adam and WeightDecay it is LAMB (tested against optax). LARS scales before its momentum:
+    WeightDecay, TrustRatio, LR, then Momentum (tested against optax).
 
     Args:
         coefficient: The ratio of the norms that every step has.

@@ -11,7 +11,8 @@ class Centralize(NormRule):
     """u ← u - mean(u)
 
     The gradient centralization of the paper takes the mean of each output unit, which for torch's
-    layout (out, in, ...) is `Centralize(dim=0, inverse_dims=True)` {identity: centralize}.
+    layout (out, in, ...) is `Centralize(dim=0, inverse_dims=True)` (tested against
+    Yonghongwei/Gradient-Centralization).
 
     Args:
         dim: What is averaged together, as in `ClipNorm`.

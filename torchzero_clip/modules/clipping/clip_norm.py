@@ -16,7 +16,7 @@ class ClipNorm(NormRule):
         ord: Which norm: a number, or "l1", "linf", "std", "mad" and the like.
         dim: What is measured together: `None` each tensor, an int or several ints each slice along
             these dims, "layer", "group", or "global" for all tensors at once, which is what
-            `torch.nn.utils.clip_grad_norm_` does {identity: clip_grad_norm}.
+            `torch.nn.utils.clip_grad_norm_` does (tested against torch).
         inverse_dims: Take all dims except those given.
         min_size: Units of fewer elements are left alone.
 

@@ -10,7 +10,7 @@ from torchzero_clip.core import Group, State, TensorList, Transform
 class Sign(Transform):
     """u ← sign(u); NaN stays NaN
 
-    After `EMA` it is Signum {identity: signum}.
+    After `EMA` it is Signum (tested against pytorch_optimizer).
 
     Example:
         >>> import torch

@@ -19,7 +19,7 @@ class Adafactor(NormRule):
 
     V ← V + t^τ (u² - V), τ = beta2_decay, is kept for tensors of two and more dims as the averages
     of rows and of columns. With `LR` after it steps have at most the size min(lr, 1 / √t) · d times
-    that of the weights. With `WeightDecay` between the two it is Adafactor {identity: adafactor}.
+    that of the weights. With `WeightDecay` between the two it is Adafactor (tested against torch).
 
     Args:
         beta2_decay: The power of the number of steps with which a gradient's part of V shrinks.

@@ -14,7 +14,7 @@ class Adam(Transform):
     """m ← β₁ m + (1 - β₁) u;   v ← β₂ v + (1 - β₂) u²;   u ← m̂ / (√v̂ + eps)
 
     m̂ = m / (1 - β₁ᵗ) and v̂ = v / (1 - β₂ᵗ). With `WeightDecay` after it this is
-    AdamW {identity: adamw}.
+    AdamW (tested against torch).
 
     Args:
         betas: How much of the two averages is kept a step.

@@ -16,7 +16,8 @@ class DAdaptAdam(Transform):
 
     s and r average lr d u and lr d ⟨u, s / (√v + eps)⟩ with √β₂, over the whole model. d is one
     number, a lower bound of how far away the solution is; nothing is left to tune. The link has
-    the learning rate, in place of `LR`. It is Adam with D-Adaptation {identity: dadapt_adam}.
+    the learning rate, in place of `LR`. It is Adam with D-Adaptation (tested against
+    facebookresearch/dadaptation).
 
     Args:
         lr: Times d.

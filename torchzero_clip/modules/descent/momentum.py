@@ -25,7 +25,7 @@ from torchzero_clip.core.private import fused
 class Momentum(Transform):
     """b ← momentum · b + (1 - dampening) u;   u ← b, or u + momentum · b with nesterov
 
-    It is that of torch.optim.SGD {identity: sgd_dampening}: the first update enters undamped.
+    It is that of torch.optim.SGD (tested against torch): the first update enters undamped.
 
     Args:
         momentum: How much of the sum is kept a step; 1 and above never forgets, and warns.

@@ -18,7 +18,8 @@ class Prodigy(Transform):
 
     s ← β₃ s + lr d² u and r ← β₃ r + lr d² ⟨u, w₀ - w⟩ are sums over the whole model, w₀ the
     weights that a parameter began with. d is one number, an estimate of how far away the solution
-    is; with `LR(1.0)` after the link nothing is left to tune. It is Prodigy {identity: prodigy}.
+    is; with `LR(1.0)` after the link nothing is left to tune. It is Prodigy (tested against
+    konstmish/prodigy).
 
     Args:
         betas: How much of m and v is kept a step.

@@ -15,8 +15,8 @@ from torchzero_clip.core.state import statistic
 class WeightDecay(Transform):
     """u ← u + weight_decay · w
 
-    Its place says which kind: before Adam it is coupled, L2 regularisation {identity: adam};
-    between Adam and LR it is decoupled, as in AdamW {identity: adamw}.
+    Its place says which kind: before Adam it is coupled, L2 regularisation (tested against
+    torch); between Adam and LR it is decoupled, as in AdamW (tested against torch).
 
     Args:
         weight_decay: How much of the parameter joins the update.

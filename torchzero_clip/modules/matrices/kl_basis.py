@@ -29,8 +29,8 @@ class KLBasis(SOAPBasis):
     """L ← β L + (1 - β) u R⁻¹ uᵀ / columns;   R ← β R + (1 - β) uᵀ L⁻¹ u / rows;   Qₗ, Qᵣ as there
 
     It stands in `InBasis` in the place of `SOAPBasis`, and the two with `Adam` are KL-SOAP
-    {identity: klsoap}. L⁻¹ is Qₗ diag(1 / λ) Qₗᵀ, whose λ are averages of their own, kept in every
-    step: of the squares of the update in both bases, whitened by the other side.
+    (tested against yorkerlin/KL-Methods). L⁻¹ is Qₗ diag(1 / λ) Qₗᵀ, whose λ are averages of their
+    own, kept in every step: of the squares of the update in both bases, whitened by the other side.
 
     Args:
         beta: How much of the averages stays; None as the second of `betas` of the nearest link that

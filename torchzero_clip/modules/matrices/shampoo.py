@@ -32,7 +32,8 @@ class Shampoo(TensorwiseTransform):
     m is an average of u as in `Adam`, and L⁻ᵖ is Q (λ + eps)⁻ᵖ Qᵀ with the eigenvectors Q and
     eigenvalues λ of L / (1 - β₂ᵗ). The first eigenvectors are exact; every few steps bring them
     nearer to those of then, by one power iteration and its QR decomposition. Its authors take the
-    size of a step from Adam: `Graft(Adam(betas), Shampoo(betas))` {identity: shampoo}.
+    size of a step from Adam: `Graft(Adam(betas), Shampoo(betas))` (tested against
+    facebookresearch/optimizers).
 
     Args:
         betas: How much of m, and of L and R, stays.

@@ -1,57 +1,16 @@
-"""Marked claims, and the pages of names and identities that are made from the code.
-
-A page or a docstring writes `{identity: lamb}` after a sentence of the form "A then B is X". It
-becomes a link to the identity that holds the sentence, on `identities.md`; where there is no such
-test the build fails. A page asks for the lists with
-`<!-- methods -->`, `<!-- names -->` and `<!-- identities -->`.
-"""
+"""Lists of the names that `named` has, and of the identities that are tested."""
 
 import importlib
 import inspect
 import re
-import sys
 import textwrap
-from pathlib import Path
 
-from mkdocs.plugins import get_plugin_logger
-from mkdocs.utils import get_relative_url
-
-ROOT = Path(__file__).parents[2]
-sys.path.insert(0, str(ROOT))  # for the identities, which are tests
-
-logger = get_plugin_logger("identities")
-
-MARK = re.compile(r"\s*\{identity:\s*(\w+)\}")
-WAITING = re.compile(r'<a data-identity="(\w+)"></a>')
-ASKED = re.compile(r"^<!-- (methods|names|identities) -->$", re.MULTILINE)
 ARXIV = re.compile(r"\barXiv (\d{4}\.\d{4,5})")
-PAGE = "identities/"
 
 
-def on_page_markdown(markdown, **_):
-    made = {"methods": methods, "names": names, "identities": listed}
-    return marked(ASKED.sub(lambda match: made[match[1]](), markdown))
-
-
-def marked(text):
-    """Text with a place for the link after each claim; docstrings pass here on their own way."""
-    return MARK.sub(r' <a data-identity="\1"></a>', text)
-
-
-def on_page_content(html, page, **_):
-    def link(match):
-        identity = identities().get(match[1])
-        if identity is None:
-            logger.warning(
-                "%s: {identity: %s} has no test: add one to tests/identities/methods, or take the "
-                "claim out",
-                page.file.src_uri, match[1],
-            )  # fmt: skip
-            return ""
-        url = get_relative_url(f"{PAGE}#{match[1]}", page.url)
-        return f'<a class="identity" href="{url}" title="{identity.where}">✓ test</a>'
-
-    return WAITING.sub(link, html)
+def link(name):
+    """A link to an identity, which says whose code a claim is tested against."""
+    return f"[{identities()[name].tested}](identities.md#{name})"
 
 
 def identities():
@@ -61,13 +20,13 @@ def identities():
 def methods():
     """A table that a script sorts, with a row for each name."""
     published = importlib.import_module("torchzero_clip.published")
-    heads = ["method", "links", "bytes of state", "in a line", "held by"]
+    heads = ["method", "links", "bytes of state", "in a line", "tested against"]
     rows = [heads, ["---", "---", "--:", "---", "---"]]
     for name, recipe in sorted(published.NAMES.items()):
         links = [type(link).__name__ for link, _ in published.links_of(recipe())]
         about = inspect.getdoc(recipe).partition("\n\n")[0].replace("\n", " ").removesuffix(".")
         chain = ", ".join(f"`{link}`" for link in links)
-        held = f"{held_by(identities()[name])} {{identity: {name}}}"
+        held = f"{held_by(identities()[name])} ([identity](identities.md#{name}))"
         rows.append([f"[{name}](#{name})", chain, state_of(recipe()), about, held])
     table = "\n".join(f"| {' | '.join(row)} |" for row in rows)
     return f'<div class="sortable" markdown>\n\n{table}\n\n</div>'
@@ -76,9 +35,6 @@ def methods():
 def held_by(it):
     """Whose code of which version, and how many of its options change while it is followed."""
     source = re.sub(r",? ?`.*", "", it.source)
-    if it.in_torch:
-        version = importlib.import_module("torch").__version__.partition("+")[0]
-        source = f"torch {version}, {source}"
     steps = range(importlib.import_module("tests.identities.inputs").STEPS)
     changed = set()
     for letter in "ab":
@@ -115,21 +71,19 @@ def section(name, recipe):
     reference = ARXIV.sub(r"[arXiv \1](https://arxiv.org/abs/\1)", textwrap.dedent(reference))
     table = "\n".join(["| link | |", "|---|---|", *rows])
     call = f"```text\n{name}{bare}\n```"
-    held = f"Held by an identity {{identity: {name}}}"
-    return "\n\n".join([f"## {name}", call, about, table, f"{reference.strip()}\n\n{held}."])
+    reference = f"{reference.strip()}\n\nIt is {link(name)}."
+    return "\n\n".join([f"## {name}", call, about, table, reference])
 
 
 def listed():
-    """A section for each identity: the claim, what it is held against, and its test."""
+    """A section for each identity: the claim, whose code it is tested against, and the test."""
     parts = []
     for name, it in sorted(identities().items()):
         tolerance = ", ".join(f"{bound:g} in {kind(dtype)}" for dtype, bound in it.rtol.items())
         held = "runs in every test" if it.in_torch else "its steps are recorded"
-        test = inspect.getsource(it.theirs).rstrip()
         parts.append(
             f"## {name}\n\n{it.claim}.\n\nAgainst {it.source}; {held}. At most {tolerance} apart, "
-            f"over the largest entry of the tensor.{excused(it)} `{it.where}`:\n\n"
-            f"``` {{ .python }}\n{test}\n```"
+            f"over the largest entry of the tensor.{excused(it)} The test is `{it.where}`."
         )
     return "\n\n".join(parts)
 

@@ -1,44 +1,24 @@
-"""Draws what a rule does to a run of norms, while the docs are built, by running the rule.
+"""Drawings of what a rule does, made by running the rule.
 
-A page asks with `<!-- picture: ZClip() -->`; the picture takes the colours of the page. With
-`<!-- curve: Sign() -->` it gets what becomes of entries from -3 to 3, with
-`<!-- norm curve: AGC() -->` what becomes of norms up to 3, for a weight of norm 1. With
-`<!-- singular values: Orthogonalize() -->` it gets those of a matrix of 48 x 64, and with
-`<!-- rows: EqualRows() -->` the norms of its rows. With
-`<!-- weights: WeightEMA() -->` it gets a weight in training, and the one for evaluation.
+`picture` shows a run of norms, `curve` the elements of a gradient from -3 to 3, `norm curve` norms
+up to 3 for a weight of norm 1, `singular values` and `rows` a matrix, and `weights` a weight in
+training and the one for evaluation.
 """
 
 import math
 import random
-import re
-import sys
-from pathlib import Path
-
-from markupsafe import escape
-
-sys.path.insert(0, str(Path(__file__).parents[2]))  # for the benchmarks
+from html import escape
 
 from benchmarks import axes
 
-ASKED = re.compile(r"<!-- picture: (.+?) -->")
 STEPS, SPIKE, JUMP = 600, 150, 300
 LOW, HIGH = 0.1, 100.0
 LEFT, TOP, WIDTH, HEIGHT = 76, 16, 600, 220
 
 
-CURVE = re.compile(r"<!-- (norm )?curve: (.+?) -->")
 POINTS, END = 241, 3.0
-MATRIX = re.compile(r"<!-- (singular values|rows): (.+?) -->")
 ROWS, COLUMNS = 48, 64
-WEIGHTS = re.compile(r"<!-- weights: (.+?) -->")
 RATE, NOISE, HIGHEST = 0.1, 3.0, 2.0
-
-
-def on_page_markdown(markdown, **_):
-    markdown = CURVE.sub(lambda match: draw_curve(match[2], bool(match[1])), markdown)
-    markdown = MATRIX.sub(lambda match: draw_matrix(match[2], match[1]), markdown)
-    markdown = WEIGHTS.sub(lambda match: draw_weights(match[1]), markdown)
-    return ASKED.sub(lambda match: draw(match[1]), markdown)
 
 
 def response(rule, norms):
@@ -55,7 +35,7 @@ def response(rule, norms):
         yield from zip(grad.flatten().tolist(), weight.grad.flatten().tolist(), strict=True)
 
 
-def draw_curve(rule, norms):
+def draw_curve(rule, norms=False):
     """The input-output curve of a rule."""
     low = 0.0 if norms else -END
 
@@ -87,6 +67,11 @@ def draw_curve(rule, norms):
         f'aria-label="{label}">{"".join(parts)}</svg>'
     )
     return f'<figure class="picture">{svg}{caption}</figure>'
+
+
+def draw_norm_curve(rule):
+    """What a rule makes of norms, for a weight of norm 1."""
+    return draw_curve(rule, norms=True)
 
 
 def sizes(rule, what):
@@ -134,6 +119,14 @@ def draw_matrix(rule, what):
         f'and <span class="after">after</span> <code>{escape(rule)}</code>.</figcaption>'
     )
     return f'<figure class="picture">{svg}{caption}</figure>'
+
+
+def draw_singular_values(rule):
+    return draw_matrix(rule, "singular values")
+
+
+def draw_rows(rule):
+    return draw_matrix(rule, "rows")
 
 
 def weights(rule):

@@ -1,73 +1,29 @@
-"""Fills pages from result files, while the docs are built.
-
-A page asks with `<!-- atlas: table -->`, `troubles`, `settings` or `sentences`, with
-`<!-- suites: table -->` or `causes`, `<!-- clips: table -->` or `causes`, `<!-- waits: table -->`,
-`<!-- matrices: table -->`, `<!-- moved: picture -->`, `<!-- recover: table -->`, with
-`<!-- replay: traces -->`, `defaults`, `policy` or the name of a trace for a picture, or with
-`<!-- guide: … -->` and a name that `python -m benchmarks.guide --table` prints, or `picture_` and a
-trouble; with `<!-- averages: … -->` and a task; with `<!-- published: … -->` and a script of
-examples/published; with `<!-- private: names -->` for names that torch calls its own. Within a
-sentence
-
-    <!-- effect: trouble | method | other -->         is a comparison of the guide,
-    <!-- mean: task | method | other -->              one of averages of weights,
-    <!-- cell: rule | place | trouble | column -->    a cell of the atlas,
-    <!-- alarms: trace | family -->                   what a replay found,
-    <!-- came: script | row … | column -->            a cell of a table of examples/published,
-    <!-- seeds: script -->                            and of how many seeds it is.
-
-The page of each rule in the atlas gets its picture; what `benchmarks.atlas.rules` reads of it, as
-`<!-- atlas entry: ZClip | ZClip() -->`, is taken out.
-"""
+"""What result files say, as the numbers, tables and figures of pages."""
 
 import importlib
 import json
-import re
-import sys
 from functools import cache
 from pathlib import Path
 
-DOCS = Path(__file__).parents[1]
+DOCS = Path(__file__).resolve().parents[2] / "docs"
 WORDS = {3: "Three", 10: "Ten"}
 RESULTS = DOCS.parent / "benchmarks" / "results"
-ASKED = re.compile(
-    r"^<!-- (atlas|replay|guide|averages|suites|clips|waits|matrices|moved|private|published"
-    r"|recover): (\w+) -->$",
-    re.MULTILINE,
-)
-NUMBER = re.compile(r"<!-- (effect|mean|cell|alarms|came|seeds): (.+?) -->")
-ENTRY = re.compile(r"^<!-- atlas entry: .+ -->\n+", re.MULTILINE)
-sys.path.insert(0, str(DOCS.parent))  # for the benchmarks
-
-
-def on_page_markdown(markdown, page, **_):
-    filled = ENTRY.sub("", markdown)
-    filled = ASKED.sub(lambda match: KINDS[match[1]](match[2]), filled)
-    filled = NUMBER.sub(lambda match: NUMBERS[match[1]](*match[2].split(" | ")), filled)
-    source = page.file.src_uri
-    if source.startswith("modules/") and source != "modules/index.md":
-        filled += picture(Path(source).stem.replace("_", ""))
-    return filled
-
-
-def picture(stem):
-    """The section of a rule's page, if the atlas has the rule."""
-    report, (_, curves) = module("benchmarks.atlas.report"), atlas_results()
-    name = {page.lower(): page for page in pages()}.get(stem)
-    drawn = name and report.picture(curves, name)
-    if not drawn:
-        return ""
-    text = "[The atlas](../../atlas.md) has the numbers for all rules, places and troubles."
-    return f"\n\n## In the atlas\n\n{drawn}\n\n{text}\n"
 
 
 def atlas(wanted):
     report, (rows, _) = module("benchmarks.atlas.report"), atlas_results()
     if wanted == "table":
-        return report.table(rows, pages())
+        return report.first_table(rows, pages())
     if wanted == "sentences":
         return "\n".join(f"{i}. {text}" for i, text in enumerate(report.sentences(rows), 1))
     return getattr(report, wanted)()
+
+
+def atlas_table():
+    """All results, as the built page shows them; links are those of its address."""
+    rows, _ = atlas_results()
+    links = {name: f"../{page.removesuffix('.md')}/" for name, page in pages().items()}
+    return module("benchmarks.atlas.report").table(rows, links)
 
 
 def replay(wanted):
@@ -169,30 +125,6 @@ def private(wanted):
     return "\n".join(["| name | what it is for | without it |", "|---|---|---|", *rows])
 
 
-NUMBERS = {
-    "effect": effect,
-    "mean": mean,
-    "cell": cell,
-    "alarms": alarms,
-    "came": came,
-    "seeds": seeds,
-}
-KINDS = {
-    "atlas": atlas,
-    "replay": replay,
-    "guide": guide,
-    "averages": averages,
-    "suites": suites,
-    "clips": clips,
-    "waits": waits,
-    "matrices": matrices,
-    "moved": moved,
-    "published": published,
-    "private": private,
-    "recover": recover,
-}
-
-
 @cache
 def papers(name):
     return module("examples.published.study").results(name)
@@ -215,13 +147,17 @@ def replays():
 
 @cache
 def pages():
-    """The addresses of the rules' pages, from the page of the atlas."""
+    """The pages of rules by their names there, from the folder of the pages."""
     found = {page.stem.replace("_", ""): page for page in DOCS.glob("modules/*/*.md")}
     names = {entry.page for entry in module("benchmarks.atlas.rules").RULES.values()}
-    return {
-        name: f"../{found[name.lower()].relative_to(DOCS).with_suffix('').as_posix()}/"
-        for name in sorted(names)
-    }
+    return {name: found[name.lower()].relative_to(DOCS).as_posix() for name in sorted(names)}
+
+
+def atlas_picture(name):
+    """The picture of a rule in the atlas."""
+    report, (_, curves) = module("benchmarks.atlas.report"), atlas_results()
+    text = "[The atlas](../../atlas.md) has the numbers for all rules, places and troubles."
+    return f"{report.picture(curves, name)}\n\n{text}"
 
 
 def module(name):

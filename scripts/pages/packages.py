@@ -1,17 +1,7 @@
-"""Draws the rooms of the library and the imports between them, while the docs are built.
+"""A drawing of the packages of the library, and the functions that a step enters."""
 
-A page asks with `<!-- house: rooms -->`, and with `<!-- house: way -->` for the functions that a
-step of the headline chain enters.
-"""
-
-import re
-import sys
 from functools import cache
-from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parents[2]))
-
-ASKED = re.compile(r"^<!-- house: (\w+) -->$", re.MULTILINE)
 WIDTH, HEIGHT, ROW, BOX = 740, 44, 92, 104
 SAYS = {
     "core": "the contract",
@@ -30,10 +20,6 @@ SAYS = {
 }
 
 
-def on_page_markdown(markdown, **_):
-    return ASKED.sub(lambda match: {"rooms": rooms, "way": way}[match[1]](), markdown)
-
-
 def way():
     """The functions that a step of the headline chain enters, by file."""
     from scripts import house
@@ -44,23 +30,22 @@ def way():
 
 
 def imports():
-    """For each room those that its files import from, and the code lines in it."""
+    """Return for each package those that its files import from."""
     from scripts import house
 
     if lacks := house.ROOMS.keys() - SAYS.keys() - {"top"}:
-        raise KeyError(f"docs/_hooks/house.py must say in SAYS what {sorted(lacks)} are")
-    known, lines = {name: set() for name in SAYS}, dict.fromkeys(SAYS, 0)
+        raise KeyError(f"scripts/pages/packages.py must say in SAYS what {sorted(lacks)} are")
+    known = {name: set() for name in SAYS}
     for path, others in house.arrows().items():
         mine = house.room(path)
         if mine in known:
             known[mine] |= {house.room(other) for other in others} & known.keys() - {mine}
-            lines[mine] += house.code_lines(path.read_text())
-    return known, lines
+    return known
 
 
-def rooms():
-    """The drawing: a room stands above all that it knows."""
-    known, lines = imports()
+def drawn():
+    """Draw each package above all that it imports."""
+    known = imports()
 
     @cache
     def floor(room):
@@ -96,11 +81,9 @@ def rooms():
             f'text-anchor="middle">{room}</text></g><text x="{x:.0f}" y="{y + 14:.0f}" '
             f'text-anchor="middle" class="small">{SAYS[room]}</text>'
         )
-    told = [f"{room} imports {', '.join(sorted(x)) or 'nothing'}" for room, x in known.items()]
-    sizes = ", ".join(f"{room} {n:,}" for room, n in lines.items())
     return (
         f'<figure class="diagram"><svg viewBox="0 0 {WIDTH} {height}" role="img" '
-        f'aria-label="The rooms: {"; ".join(told)}.">{"".join(parts)}</svg><figcaption>A room '
-        "imports those that its arrows lead to, and what these import. Lines of code: "
-        f"{sizes}.</figcaption></figure>"
+        f'aria-label="The packages of the library and their imports">{"".join(parts)}</svg>'
+        "<figcaption>A package imports those that its arrows lead to, and what these import."
+        "</figcaption></figure>"
     )
