@@ -1,7 +1,7 @@
 """Every rule and every name on an imagined GPU: nothing waits, and what its kind costs is in a
 table, for however many tensors.
 
-Nothing here needs a GPU. What stays unknown without one: docs/cuda.md.
+Nothing here needs a GPU. What stays unknown without one: docs/tested.md.
 """
 
 from __future__ import annotations
