@@ -58,7 +58,7 @@ from torchzero_clip.scheduling import schedule
 
 if typing.TYPE_CHECKING:  # else when they are asked for: `_elsewhere`
     from torchzero_clip.recovering import Back, Recover
-    from torchzero_clip.study import Recorder, Replay, Trace, replay
+    from torchzero_clip.study import Recorder, Simulation, Trace, simulate
 
 __version__ = "0.1.0"
 
@@ -80,9 +80,9 @@ __all__ = [
     "Positive",
     "Recorder",
     "Recover",
-    "Replay",
     "Scope",
     "Share",
+    "Simulation",
     "State",
     "TensorList",
     "TensorwiseTransform",
@@ -107,8 +107,8 @@ __all__ = [
     "optimizer_class",
     "per_example_clip",
     "release",
-    "replay",
     "schedule",
+    "simulate",
     "spec",
     "take_over",
     "to_floats",

@@ -1,4 +1,4 @@
-"""python -m torchzero_clip: the versions here and the rules there are, one rule, or a replay."""
+"""python -m torchzero_clip: the versions here and the rules there are, one rule, or a simulation."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ WIDTH = 100
 public = partial(getattr, torchzero_clip)
 BASES = ("AdaptiveRule", "Criterion")  # of which rules are made
 COMMANDS = {  # the function that has the lines of each, in a module that nothing else needs
-    "replay": "study.replay_command:command",
+    "simulate": "study.simulate_command:command",
     "lab": "study.lab.lab_command:command",
     "audit": "audit.audit_command:audit_command",
     "audit-clip": "audit.audit_command:audit_clip_command",
@@ -38,7 +38,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         return
     parser = argparse.ArgumentParser(
         "python -m torchzero_clip",
-        epilog="python -m torchzero_clip replay run.csv: what rules would have done to its norms; "
+        epilog="python -m torchzero_clip simulate run.csv: what rules would have done to its norms; "
         "python -m torchzero_clip lab run.csv: the same to look at, in a browser; "
         "python -m torchzero_clip audit package.module:function: whether a step waits for a GPU; "
         "python -m torchzero_clip audit-clip package.module:function: whether its norms are right.",

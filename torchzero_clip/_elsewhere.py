@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-STUDY = ("Recorder", "Replay", "Trace", "replay")  # of a run that is recorded, as few are
+STUDY = ("Recorder", "Simulation", "Trace", "simulate")  # of a run that is recorded, as few are
 RECOVERING = ("Back", "Recover")  # nor do many go back
 SHOWN = {"sgd": {"momentum": 0.9}}  # where a chain with the defaults would lack its main link
 

@@ -61,7 +61,7 @@ def main(given: list[str] | None = None) -> None:
         for name in options.runs:
             lines += judge(name, load(name))
             print(f"{name}: {len(load(name))} steps", flush=True)
-        write(options.out or RESULTS / "replay.csv", Line, lines)
+        write(options.out or RESULTS / "simulate.csv", Line, lines)
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ from torchzero_clip import (
     Trace,
     ZClip,
     ZScoreClip,
-    replay,
+    simulate,
 )
 
 PLANTED, EVERY, FIRST = 5.0, 50, 150  # spikes in traces that have none: their size, and where
@@ -38,7 +38,7 @@ FAMILIES: dict[str, Family] = {  # sensitivities, and the rule of one and the me
 
 @dataclass
 class Line:
-    """A line of replay.csv: a rule on a trace."""
+    """A line of simulation.csv: a rule on a trace."""
 
     trace: str
     spikes: str
@@ -58,7 +58,7 @@ def judge(name: str, trace: Trace, families: Sequence[str] = (*FAMILIES,)) -> It
     for family in families:
         values, make = FAMILIES[family]
         rules = [make(x, median) for x in values]
-        rows = zip(*[part.tolist() for part in replay(trace, *rules).alarms()], strict=True)
+        rows = zip(*[part.tolist() for part in simulate(trace, *rules).alarms()], strict=True)
         for x, rule, (false, missed) in zip(values, rules, rows, strict=True):
             spikes_are = "recorded" if known else f"planted ×{PLANTED:g}"
             yield Line(name, spikes_are, family, x, repr(rule), digits(false), digits(missed))

@@ -1,7 +1,7 @@
 """What `SkipSpike` and `Recover` would have done to recorded runs: which steps, and where back.
 
-As with every replay the run is the one that was: behind a way back the batches come that came next,
-with the norms and losses of the weights that were.
+A simulation does not change the run: after a rollback the batches are those that came next, with the
+norms and losses of the recorded weights.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Shows the picture of the lab for a recorded run, while the docs are built, by replaying it.
+"""Shows the picture of the lab for a recorded run, while the docs are built, by simulating it.
 
 A page asks with `<!-- lab: language_trouble -->`. A slider moves over results that are in the page:
 nothing is computed by it, and no rule is written twice.

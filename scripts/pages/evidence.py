@@ -26,8 +26,8 @@ def atlas_table():
     return module("benchmarks.atlas.report").table(rows, links)
 
 
-def replay(wanted):
-    report, lines = module("benchmarks.traces.report"), replays()
+def simulate(wanted):
+    report, lines = module("benchmarks.traces.report"), simulations()
     if wanted in ("traces", "defaults", "policy"):
         return getattr(report, wanted)(lines)
     return report.picture(lines, wanted)
@@ -112,7 +112,7 @@ def alarms(trace, family):
     report = module("benchmarks.traces.report")
     (line,) = [
         line
-        for line in replays()
+        for line in simulations()
         if (line.trace, line.family, line.sensitivity) == (trace, family, report.DEFAULTS[family])
     ]
     return f"{report.percent(line.false)} false alarms, {report.percent(line.missed)} missed"
@@ -140,9 +140,9 @@ def atlas_results():
 
 
 @cache
-def replays():
+def simulations():
     line = module("benchmarks.traces.report").Line
-    return module("benchmarks.rows").read(RESULTS / "replay.csv", line)
+    return module("benchmarks.rows").read(RESULTS / "simulate.csv", line)
 
 
 @cache

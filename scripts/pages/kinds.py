@@ -10,7 +10,7 @@ NUMBERS: dict[str, Callable[..., str]] = {
     "effect": evidence.effect,  # trouble; method; other: a comparison of the guide
     "mean": evidence.mean,  # task; method; other: a comparison of averages of weights
     "cell": evidence.cell,  # rule; place; trouble; column: a cell of the atlas
-    "alarms": evidence.alarms,  # trace; family: false alarms and missed spikes of a replay
+    "alarms": evidence.alarms,  # trace; family: false alarms and missed spikes of a simulation
     "came": evidence.came,  # script; row; column: a cell of a table of examples/published
     "seeds": evidence.seeds,  # script: how many seeds it ran
 }
@@ -27,7 +27,7 @@ BLOCKS: dict[str, Callable[..., str]] = {
     "private": evidence.private,
     "published": evidence.published,
     "recover": evidence.recover,
-    "replay": evidence.replay,
+    "simulate": evidence.simulate,
     "suites": evidence.suites,
     "waits": evidence.waits,
     "rules": rules.table,

@@ -44,15 +44,17 @@ def test_what_few_need_is_imported_by_those_who_ask_for_it() -> None:
     """What writes files, looks at recorded runs, or looks for faults."""
     wings = tuple([f"torchzero_clip.{name}" for name in ("source", "study", "audit")])
     assert [name for name in sorted(added()) if name.startswith(wings)] == []
-    asked = [getattr(torchzero_clip, name) for name in ("Recorder", "Replay", "Trace", "replay")]
+    asked = [
+        getattr(torchzero_clip, name) for name in ("Recorder", "Simulation", "Trace", "simulate")
+    ]
     assert added().isdisjoint({thing.__module__ for thing in asked})
 
 
 def test_what_looks_at_recorded_runs_is_there_under_its_public_names_all_the_same() -> None:
     code = (
-        "import torchzero_clip as tz; from torchzero_clip import Recorder, Replay, Trace, replay; "
+        "import torchzero_clip as tz; from torchzero_clip import Recorder, Simulation, Trace, simulate; "
         "from torchzero_clip.study import trace; assert tz.Trace is Trace is trace.Trace; "
-        "assert {'Recorder', 'Replay', 'Trace', 'replay', 'source'} <= {*dir(tz)}"
+        "assert {'Recorder', 'Simulation', 'Trace', 'simulate', 'source'} <= {*dir(tz)}"
     )
     subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT)
 

@@ -34,7 +34,7 @@ def test_a_picture_of_a_rule_names_its_axes(kind: str, rule: str, lower: str, up
 
 def test_the_pictures_of_results_name_their_axes() -> None:
     curves = read(FOUND / "atlas_curves.csv", Curve)
-    lines = read(FOUND / "replay.csv", Line)
+    lines = read(FOUND / "simulate.csv", Line)
     assert axes_of(of_the_atlas(curves, "ClipNorm") or "") == ["step", "size of the step", "step"]
     assert axes_of(of_traces(lines, "ppo")) == ["false alarms, %", "missed, %"]
     for trouble in CASES:

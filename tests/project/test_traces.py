@@ -47,7 +47,7 @@ def test_the_norms_of_the_atlas_gradients_are_what_their_code_gives() -> None:
 
 
 def test_the_results_are_complete_and_what_the_traces_give() -> None:
-    lines = read(command.RESULTS / "replay.csv", Line)
+    lines = read(command.RESULTS / "simulate.csv", Line)
     every = [(n, f, x) for n in TRAININGS for f, (values, _) in FAMILIES.items() for x in values]
     assert [(x.trace, x.family, x.sensitivity) for x in lines] == every
     assert all(sensitivity in FAMILIES[family][0] for family, sensitivity in DEFAULTS.items())
@@ -63,7 +63,7 @@ def test_the_results_are_complete_and_what_the_traces_give() -> None:
 def test_what_the_page_says_of_them_holds() -> None:
     lines = {
         (x.trace, x.family): x
-        for x in read(command.RESULTS / "replay.csv", Line)
+        for x in read(command.RESULTS / "simulate.csv", Line)
         if x.sensitivity == DEFAULTS[x.family]
     }
     calm = lines["language_trouble", "ClipNorm, in medians"]
@@ -79,7 +79,7 @@ def test_what_the_page_says_of_them_holds() -> None:
 
 
 def test_every_column_of_the_page_says_what_it_counts() -> None:
-    lines = read(command.RESULTS / "replay.csv", Line)
+    lines = read(command.RESULTS / "simulate.csv", Line)
     head, body = defaults(lines).split("<tbody>")
     columns = [c for name in TRAININGS for c in (f"{name}, false alarms", f"{name}, missed")]
     both = re.findall(r'<th scope="col">(false alarms|missed)</th>', head)

@@ -29,7 +29,7 @@ from torchzero_clip import (
     Trace,
     Watch,
     ZClip,
-    replay,
+    simulate,
 )
 
 RULES: list[NormRule] = [
@@ -110,10 +110,12 @@ def check(figure: Any) -> None:
     ("count", "units"),
     [(1, 24), (8, 24), *some([(5, 1), *[(n, 24) for n in range(2, 8)]], one_in=9)],
 )
-def test_panels_of_a_replay_are_wide_and_nothing_lies_on_anything_else(
+def test_panels_of_a_simulation_are_wide_and_nothing_lies_on_anything_else(
     count: int, units: int, figure: list[Any], tmp_path: Path
 ) -> None:
-    replay(trace(units), *RULES[:count]).plot(tmp_path / "replay.png", "What rules would have done")
+    simulate(trace(units), *RULES[:count]).plot(
+        tmp_path / "simulate.png", "What rules would have done"
+    )
     check(figure[0])
 
 
@@ -134,7 +136,7 @@ def test_panels_of_a_recorded_run_are_wide_and_nothing_lies_on_anything_else(
 
 
 def test_eight_rules_have_lines_that_differ(figure: list[Any], tmp_path: Path) -> None:
-    replay(trace(1), *RULES).plot(tmp_path / "replay.png")
+    simulate(trace(1), *RULES).plot(tmp_path / "simulate.png")
     looks = {(p.get_edgecolor(), p.get_linestyle()) for p in figure[0].axes[-1].patches}
     assert len(looks) == len(RULES)
 
@@ -162,20 +164,22 @@ def test_the_rows_of_a_map_have_the_names_of_the_parameters(
         p.grad = torch.ones(3)
     opt.step()
     recorder.plot(tmp_path / "run.png")
-    replay(Trace.of(recorder), ClipNorm(1.0)).plot(tmp_path / "replay.png")
+    simulate(Trace.of(recorder), ClipNorm(1.0)).plot(tmp_path / "simulate.png")
     for drawn in figure:
         assert ticks(drawn.axes[0]) == shown
 
 
-def test_a_replay_of_layers_has_their_names(figure: list[Any], tmp_path: Path) -> None:
+def test_a_simulation_of_layers_has_their_names(figure: list[Any], tmp_path: Path) -> None:
     names = ["0.weight", "0.bias", "2.weight"]
-    replay(Trace(torch.rand(9, 3), names), ClipNorm(1.0, dim="layer")).plot(tmp_path / "replay.png")
+    simulate(Trace(torch.rand(9, 3), names), ClipNorm(1.0, dim="layer")).plot(
+        tmp_path / "simulate.png"
+    )
     assert ticks(figure[0].axes[0]) == ["0", "2"]
 
 
 def test_of_many_rows_some_have_names(figure: list[Any], tmp_path: Path) -> None:
     names = [str(i) for i in range(100)]
-    replay(Trace(torch.rand(9, 100), names), ClipNorm(1.0)).plot(tmp_path / "replay.png")
+    simulate(Trace(torch.rand(9, 100), names), ClipNorm(1.0)).plot(tmp_path / "simulate.png")
     assert ticks(figure[0].axes[0]) == names[::9]
 
 

@@ -1,6 +1,6 @@
 """Decision: what a norm rule makes of norms, from vectors alone: no tensor is read or written.
 
-A step, the helpers, `replay`, `release` and `to_source` all ask `decide`.
+A step, the helpers, `simulate`, `release` and `to_source` all ask `decide`.
 """
 
 from __future__ import annotations

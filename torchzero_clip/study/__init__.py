@@ -2,12 +2,12 @@
 
 A `recorder` keeps what the rules measured, in a `table`, and has `plot` draw it or `live_file` show
 it in the lab. A `trace` is the norms of a run, from a recorder or out of files, which `logs` and
-`json_logs` read. `replaying` asks rules about a trace; so do the command `replay`, in
-`replay_command`, and the page of the `lab`.
+`json_logs` read. `simulating` asks rules about a trace; so do the command `simulate`, in
+`simulate_command`, and the page of the `lab`.
 """
 
 from torchzero_clip.study.recorder import Recorder
-from torchzero_clip.study.replaying import Replay, replay
+from torchzero_clip.study.simulating import Simulation, simulate
 from torchzero_clip.study.trace import Trace
 
-__all__ = ["Recorder", "Replay", "Trace", "replay"]
+__all__ = ["Recorder", "Simulation", "Trace", "simulate"]

@@ -14,7 +14,7 @@ import pytest
 
 from scripts.browser import Browser, until
 from tests.study.lab.test_session import a_file, norms
-from torchzero_clip import Trace, ZClip, replay
+from torchzero_clip import Trace, ZClip, simulate
 from torchzero_clip.study.lab import session, walks
 from torchzero_clip.study.lab.server import LabServer
 from torchzero_clip.study.lab.session import LabSession
@@ -82,7 +82,7 @@ def lab(browser: Browser, tmp_path: Path) -> Iterator[LabServer]:
     thread.join(10)
 
 
-def test_a_drag_is_answered_by_replay(browser: Browser, lab: LabServer) -> None:
+def test_a_drag_is_answered_by_simulate(browser: Browser, lab: LabServer) -> None:
     before = browser.value("cards[0].summary.clipped")
     browser.value("""(() => {
         const { range } = cards[0].controls[0];
@@ -142,7 +142,7 @@ def test_a_long_run_has_a_preview_can_be_stopped_and_goes_on(
     ]  # fmt: skip
     browser.value("cards[1].halt.click()")
     browser.wait(READY)
-    done = replay(lab.session.trace, ZClip(alpha=0.9, max_norm=None))
+    done = simulate(lab.session.trace, ZClip(alpha=0.9, max_norm=None))
     assert browser.value("cards[1].summary.clipped") == done.clipped.double().mean().item()
     assert browser.value("Array.from(cards[1].left)") == done.left[:, 0].tolist()
     assert browser.value("[cards[1].preview, cards[1].halt.hidden]") == [None, True]

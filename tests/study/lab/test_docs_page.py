@@ -1,4 +1,4 @@
-"""The picture of the lab in the documentation: its numbers are those of replay."""
+"""The picture of the lab in the documentation: its numbers are those of simulation."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from tests.helpers import ROOT
-from torchzero_clip import Trace, replay
+from torchzero_clip import Trace, simulate
 from torchzero_clip.study.lab.session import recorded
-from torchzero_clip.study.replay_command import rule as read_rule
+from torchzero_clip.study.simulate_command import rule as read_rule
 
 source = importlib.util.spec_from_file_location("lab", ROOT / "docs" / "_hooks" / "lab.py")
 assert source is not None
@@ -22,12 +22,12 @@ source.loader.exec_module(hook)
 NAME = "language_trouble"
 
 
-def test_each_position_of_a_slider_has_what_replay_says() -> None:
+def test_each_position_of_a_slider_has_what_simulate_says() -> None:
     trace, told = Trace.read(recorded()[NAME]), hook.results(NAME)
     for rule in told["rules"]:
         assert hook.POSITIONS >= len(rule["made"]) - 1 > 10
         for shown in (rule["made"][0], rule["made"][rule["start"]]):
-            done = replay(trace, read_rule(shown["text"]))
+            done = simulate(trace, read_rule(shown["text"]))
             false, missed = done.alarms()
             assert shown["share"] == pytest.approx(done.clipped.double().mean().item())
             assert shown["false"] == pytest.approx(false.item())

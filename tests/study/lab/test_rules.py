@@ -1,4 +1,4 @@
-"""What the lab offers for a run: each rule that replay takes, a slider for each live number."""
+"""What the lab offers for a run: each rule that simulate takes, a slider for each live number."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 
 from tests.modules.rows.row import Row
 from tests.table import ROWS
-from torchzero_clip import AdaGN, AdaptiveClip, ClipNorm, NormRule, Trace, ZClip, ZStat, replay
+from torchzero_clip import AdaGN, AdaptiveClip, ClipNorm, NormRule, Trace, ZClip, ZStat, simulate
 from torchzero_clip.study.lab.rules import catalogue, moved, numbers, sliders
 
 TRACE = Trace(
@@ -18,20 +18,20 @@ TRACE = Trace(
 TOTAL = Trace(TRACE.total.unsqueeze(1))
 
 
-def replayed(row: Row) -> bool:
-    """Whether `replay` takes some construction of a row, as of 2-norms that a run has."""
+def simulated(row: Row) -> bool:
+    """Whether `simulate` takes some construction of a row, as of 2-norms that a run has."""
     for rule in [make() for make in row.good.values()]:
         with contextlib.suppress(ValueError, TypeError, NotImplementedError):
-            replay(TRACE, rule)
+            simulate(TRACE, rule)
             return True
     return False
 
 
 @pytest.mark.parametrize("trace", [TRACE, TOTAL], ids=["tensors", "one norm"])
-def test_every_rule_that_a_run_can_be_replayed_with_is_offered(trace: Trace) -> None:
+def test_every_rule_that_a_run_can_be_simulated_with_is_offered(trace: Trace) -> None:
     offered = catalogue(trace)
-    assert {type(rule) for rule in offered} == {row.cls for row in ROWS if replayed(row)}
-    assert len(replay(trace, *offered).metrics) == len(offered)
+    assert {type(rule) for rule in offered} == {row.cls for row in ROWS if simulated(row)}
+    assert len(simulate(trace, *offered).metrics) == len(offered)
     assert len([rule for rule in offered if isinstance(rule, AdaptiveClip)]) == 6
     assert isinstance(offered[0], ClipNorm)
 

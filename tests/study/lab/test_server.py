@@ -91,7 +91,7 @@ def test_questions_are_answered(server: LabServer) -> None:
     _, _, told = ask(server, "POST", f"{server.base}rule", {"text": run["catalogue"][1]})
     assert json.loads(told)["text"] == run["catalogue"][1]
     question = {**RULE, "version": run["version"], "from": 0, "bad": [0]}
-    _, _, told = ask(server, "POST", f"{server.base}replay", question)
+    _, _, told = ask(server, "POST", f"{server.base}simulate", question)
     lines = [json.loads(line) for line in told.splitlines()]
     assert [[*line] for line in lines] == [
         ["from", "limit", "left", "clipped"], ["summary", "steps", "seconds"], ["end"]
@@ -118,7 +118,7 @@ def test_a_dropped_file_is_the_run(server: LabServer) -> None:
 @pytest.mark.parametrize(
     ("question", "sentence"),
     [
-        ({"text": "Adam()"}, "replay takes rules about norms, such as ZClip(), got Adam()"),
+        ({"text": "Adam()"}, "simulate takes rules about norms, such as ZClip(), got Adam()"),
         ({"text": "__import__('os').system('true')"}, "nothing in it is computed"),
         ({"text": "ClipNorm(max_norm=2 * 3)"}, "nothing in it is computed: got 2 * 3\n"),
         ({"text": "ClipNorm([-x, 1])"}, "nothing in it is computed: got -x\n"),
@@ -142,7 +142,7 @@ def test_a_wrong_question_gets_a_sentence(server: LabServer, question, sentence:
 def test_what_a_rule_asks_in_vain_is_said_instead_of_an_answer(server: LabServer) -> None:
     question = {"text": "TrustRatio()", "version": 1}
     sentence = "reads group['params'], which a recorded run does not have"
-    assert sentence in refused(server, "replay", question)
+    assert sentence in refused(server, "simulate", question)
 
 
 @pytest.mark.parametrize(
@@ -228,7 +228,7 @@ ANYTHING = [
 FIELDS = {
     "run": {"from": "0", "version": "1"},
     "rule": {"text": '"ClipNorm(2.0)"', "path": '["max_norm"]', "value": '"3.0"'},
-    "replay": {
+    "simulate": {
         "text": '"ZClip()"', "path": '["z_thresh"]', "from": "0", "version": "1", "bad": "[3]"
     },
     "choose": {"run": '"language_trouble"', "column": '"norm/0"'},
@@ -252,7 +252,7 @@ def test_whatever_a_field_says_there_is_an_answer(server: LabServer, name: str, 
         if status == 400:
             assert len(lines[0]) > 10, given
             assert "<" not in lines[0], (given, lines)
-        elif name == "replay":
+        elif name == "simulate":
             assert json.loads(lines[-1]) == {"end": True}, given
         else:
             assert isinstance(json.loads(told), dict), given
@@ -267,7 +267,7 @@ def test_whatever_a_field_says_there_is_an_answer(server: LabServer, name: str, 
             "'from' must be a whole number from 0 to 9007199254740992, got Inf",
         ),
         (
-            "replay",
+            "simulate",
             '{"text": "ZClip()", "version": 1, "bad": [-1000000000000]}',
             "'bad' must be a list",
         ),
@@ -285,8 +285,8 @@ def test_what_fails_on_the_way_ends_in_a_sentence(server: LabServer, monkeypatch
         yield {"steps": 1}
         raise KeyError("lost")
 
-    monkeypatch.setattr(server.session, "replay", lost)
-    _, _, told = ask(server, "POST", f"{server.base}replay", question)
+    monkeypatch.setattr(server.session, "simulate", lost)
+    _, _, told = ask(server, "POST", f"{server.base}simulate", question)
     assert json.loads(told.splitlines()[-1]) == {"error": "the lab failed: KeyError: 'lost'"}
     monkeypatch.setattr(server.session, "rule", lambda *_: {}["lost"])
     status, _, told = ask(server, "POST", f"{server.base}rule", RULE)
@@ -347,14 +347,14 @@ def test_a_rule_that_remembers_too_much_gets_a_sentence(
     server: LabServer, window: int, monkeypatch
 ) -> None:
     question = {"text": f"AutoClip('percentile', window_size={window})", "version": 1}
-    told = refused(server, "replay", question)
+    told = refused(server, "simulate", question)
     assert told == f"window_size of AutoClip may be at most 16777216 here, got {window}\n"
     question["text"] = f"AdaptiveClip(Quantile(0.9, window={window}))"
     assert "window of Quantile may be" in refused(server, "rule", question)
     monkeypatch.setattr(walks, "ROOM", 1000)
     question["text"] = "AutoClip('percentile', window_size=998)"
     assert "remembers 1,001 numbers of this run, and here is room for 1,000" in refused(
-        server, "replay", question
+        server, "simulate", question
     )
 
 
@@ -367,7 +367,7 @@ def test_a_page_that_asks_no_more_ends_the_walk(tmp_path: Path, monkeypatch) -> 
     thread.start()
     question = json.dumps({"text": "ZClip(max_norm=None)", "version": session.version})
     head = (
-        f"POST {server.base}replay HTTP/1.0\r\nHost: 127.0.0.1:{server.port}\r\n"
+        f"POST {server.base}simulate HTTP/1.0\r\nHost: 127.0.0.1:{server.port}\r\n"
         f"Content-Type: application/json\r\nContent-Length: {len(question)}\r\n\r\n"
     )
     with socket.create_connection(("127.0.0.1", server.port), timeout=10) as connection:
@@ -381,7 +381,7 @@ def test_a_page_that_asks_no_more_ends_the_walk(tmp_path: Path, monkeypatch) -> 
     server.shutdown()
     server.server_close()
     thread.join(10)
-    again = [*session.replay("ZClip(max_norm=None)", (), 0, session.version, ())]
+    again = [*session.simulate("ZClip(max_norm=None)", (), 0, session.version, ())]
     assert (walk.ahead(trace), again[-2]["steps"]) == (0, 8_000)
 
 
@@ -490,7 +490,7 @@ import sys
 from torchzero_clip.study.lab.session import LabSession
 session = LabSession()
 session.run(0, 0)
-assert [*session.replay("ZClip()", (), 0, session.version, ())]
+assert [*session.simulate("ZClip()", (), 0, session.version, ())]
 sys.exit("torch._dynamo" in sys.modules)
 """
 

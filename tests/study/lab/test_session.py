@@ -1,4 +1,4 @@
-"""A session: its answers are those of replay, as far as somebody asked, and a run may grow."""
+"""A session: its answers are those of simulation, as far as somebody asked, and a run may grow."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from torchzero_clip import LR, ClipNorm, Modular, Recorder, Trace, replay
+from torchzero_clip import LR, ClipNorm, Modular, Recorder, Trace, simulate
 from torchzero_clip.study.lab import session as session_of
 from torchzero_clip.study.lab import walks
 from torchzero_clip.study.lab.session import LabSession, number, packed, recorded, spelt
-from torchzero_clip.study.replay_command import rule as read_rule
+from torchzero_clip.study.simulate_command import rule as read_rule
 
 RULES = ["ClipNorm(max_norm=2.0, dim='global')", "ZClip(max_norm=None)", "AutoClip()", "AdaGC()"]
 
@@ -37,7 +37,7 @@ def a_file(folder: Path, made: Tensor, name: str = "run.csv") -> Path:
 
 def answered(session: LabSession, text: str, path=(), start: int = 0, bad=()) -> tuple[dict, dict]:
     """All that a rule would have done, and what is said of it at the end."""
-    lines = [*session.replay(text, path, start, session.version, bad)]
+    lines = [*session.simulate(text, path, start, session.version, bad)]
     assert lines[-1] == {"end": True}
     parts = [line for line in lines if "from" in line]
     assert [line["from"] for line in parts][:1] == [start]
@@ -50,7 +50,9 @@ def answered(session: LabSession, text: str, path=(), start: int = 0, bad=()) ->
 
 @pytest.mark.parametrize("units", [1, 3])
 @pytest.mark.parametrize("text", RULES)
-def test_an_answer_is_what_replay_says(text: str, units: int, tmp_path: Path, monkeypatch) -> None:
+def test_an_answer_is_what_simulate_says(
+    text: str, units: int, tmp_path: Path, monkeypatch
+) -> None:
     monkeypatch.setattr(walks, "PART", 40)
     session = LabSession(a_file(tmp_path, norms(100, units)))
     bad = [37, 74, 80]
@@ -60,7 +62,7 @@ def test_an_answer_is_what_replay_says(text: str, units: int, tmp_path: Path, mo
     spike = torch.zeros(len(trace))
     spike[bad] = 1.0
     trace = Trace(trace.norms, trace.names, trace.known, {"spike": spike})
-    done = replay(trace, read_rule(text))
+    done = simulate(trace, read_rule(text))
     (metrics,) = done.metrics.values()
     limit = metrics["limit"].square().sum(1).sqrt()
     torch.testing.assert_close(made["limit"], limit)
@@ -100,7 +102,7 @@ def test_all_positions_of_a_slider_walk_at_once_and_each_as_if_alone(
     assert not torch.equal(second["left"], first["left"])
 
 
-def test_first_steps_are_answered_before_later_ones_are_replayed(
+def test_first_steps_are_answered_before_later_ones_are_simulated(
     tmp_path: Path, monkeypatch
 ) -> None:
     monkeypatch.setattr(walks, "PART", 10)
@@ -108,7 +110,7 @@ def test_first_steps_are_answered_before_later_ones_are_replayed(
     done: list[int] = []
     go = walks.Walk._go
     monkeypatch.setattr(walks.Walk, "_go", lambda walk, trace: (done.append(1), go(walk, trace))[1])
-    lines = session.replay("ZClip()", (), 0, session.version, ())
+    lines = session.simulate("ZClip()", (), 0, session.version, ())
     first = next(lines)
     assert (len(numbers(first["left"])), len(done)) == (10, 1)
     assert len([line for line in lines if "left" in line]) == 9
@@ -123,7 +125,7 @@ def test_of_a_long_run_there_is_a_preview_before_anything_else_is_walked(
     monkeypatch.setattr(walks, "PART", 40)
     session = LabSession(a_file(tmp_path, norms(103, 2)))
     text = "ZClip(max_norm=None)"
-    lines = session.replay(text, (), 0, session.version, ())
+    lines = session.simulate(text, (), 0, session.version, ())
     first = next(lines)
     (walk,) = session._walks.values()
     assert session.trace is not None
@@ -133,18 +135,18 @@ def test_of_a_long_run_there_is_a_preview_before_anything_else_is_walked(
     assert (rows // 11).tolist() == [*range(10)]
     assert len(set((rows % 11).tolist())) > 3  # what comes back at every 11th step is not all
     thin = Trace(session.trace.norms[rows], session.trace.names)
-    done = replay(thin, read_rule(text))
+    done = simulate(thin, read_rule(text))
     assert torch.equal(numbers(first["left"]), done.left[:, 0])
     assert first["share"] == pytest.approx(done.clipped.double().mean().item())
     assert first["seconds"] > 0
     later = [line for line in lines if "summary" in line]
     assert [line["steps"] for line in later] == [40, 80, 103]
     assert later[0]["seconds"] > later[-1]["seconds"] == 0
-    assert "every" not in next(session.replay(text, (), 0, session.version, ()))  # it is known
-    quick = session.replay("ClipNorm(1.0)", (), 0, session.version, ())
+    assert "every" not in next(session.simulate(text, (), 0, session.version, ()))  # it is known
+    quick = session.simulate("ClipNorm(1.0)", (), 0, session.version, ())
     assert "every" not in next(quick)
     other = LabSession(tmp_path / "run.csv")
-    assert "every" not in next(other.replay(text, (), 40, other.version, ()))  # the page has one
+    assert "every" not in next(other.simulate(text, (), 40, other.version, ()))  # the page has one
 
 
 def test_the_end_of_a_long_run_is_that_of_the_walk_over_all_rows(
@@ -154,7 +156,7 @@ def test_the_end_of_a_long_run_is_that_of_the_walk_over_all_rows(
     whole = answered(session, RULES[1], bad=bad)
     monkeypatch.setattr(session_of, "LONG", 90)
     again = LabSession(tmp_path / "run.csv")
-    assert "every" in next(again.replay(RULES[1], (), 0, again.version, bad))
+    assert "every" in next(again.simulate(RULES[1], (), 0, again.version, bad))
     made, told = answered(again, RULES[1], bad=bad)
     assert all(torch.equal(made[name], whole[0][name]) for name in made)
     assert told == whole[1]

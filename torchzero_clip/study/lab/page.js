@@ -1,4 +1,4 @@
-// The page of the lab. It knows no rule: it asks the program, which replays.
+// The page of the lab. It knows no rule: it asks the program, which simulates.
 
 const $ = (id) => document.getElementById(id);
 const run = { version: 0, steps: 0, norms: new Float64Array(0), numbers: new Float64Array(0), bad: new Set(), marks: [] };
@@ -166,7 +166,7 @@ function judgeAgain() {
 
 // From where each card is; those that were stopped stay so.
 function goOn(from) {
-  cards.filter((card) => !card.stopped).forEach((card) => replay(card, from(card)));
+  cards.filter((card) => !card.stopped).forEach((card) => simulate(card, from(card)));
   results();
 }
 
@@ -183,7 +183,7 @@ async function start(text) {
   cards.push(card);
   build(card);
   choose(card);
-  replay(card, 0);
+  simulate(card, 0);
   $("adding").hidden = cards.length >= 6;
 }
 
@@ -236,7 +236,7 @@ function build(card) {
   card.element.setAttribute("aria-label", `Rule ${card.label}`);
   card.input.addEventListener("change", () => change(card, { text: card.input.value }));
   card.element.addEventListener("focusin", () => card.chosen || choose(card));
-  card.halt.addEventListener("click", () => (card.stopped ? replay(card, card.have) : halt(card)));
+  card.halt.addEventListener("click", () => (card.stopped ? simulate(card, card.have) : halt(card)));
   away.addEventListener("click", () => { drop(card); $("catalogue").focus(); });
   copy.addEventListener("click", async () => {
     try {
@@ -302,7 +302,7 @@ async function change(card, question) {
       Object.assign(card, told, { path: now.path || [] });
       if (!card.waiting) fill(card);
       complain(null, card.wrong);
-      await replay(card, 0, true);
+      await simulate(card, 0, true);
     } catch (error) {
       complain(error, card.wrong);
     }
@@ -311,7 +311,7 @@ async function change(card, question) {
 }
 
 // Ends with the first steps, or a preview of all; the others come when they are there.
-function replay(card, from) {
+function simulate(card, from) {
   card.stop?.abort();
   const stop = (card.stop = new AbortController());
   const question = { text: card.text, path: card.path, from, version: run.version, bad: [...run.bad] };
@@ -345,7 +345,7 @@ function replay(card, from) {
       }
       if (told.end) { say(); largest(); }
     };
-    lines("replay", question, stop.signal, take)
+    lines("simulate", question, stop.signal, take)
       .catch((error) => complain(error, card.wrong))
       .finally(first);
     stop.signal.addEventListener("abort", first);

@@ -1,4 +1,4 @@
-"""What can be tried on a run: the rules that replay takes, and the numbers that sliders move."""
+"""What can be tried on a run: the rules that simulate takes, and the numbers that sliders move."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from torch import Tensor
 import torchzero_clip
 from torchzero_clip.core import NormRule
 from torchzero_clip.core.description import Description
-from torchzero_clip.study.replaying import replay
+from torchzero_clip.study.simulating import simulate
 from torchzero_clip.study.trace import Trace
 
 Path: TypeAlias = "tuple[str | int, ...]"
@@ -46,7 +46,7 @@ def ordered(trace: Trace) -> Tensor:
 
 
 def catalogue(trace: Trace) -> list[NormRule]:
-    """Every public rule that this run can be replayed with, the usual ones first."""
+    """Every public rule that this run can be simulated with, the usual ones first."""
     public = [getattr(torchzero_clip, name) for name in torchzero_clip.__all__]
     kinds = [x for x in public if inspect.isclass(x) and issubclass(x, NormRule)]
     made = [rule for kind in kinds for rule in instances(kind, trace) if possible(rule, trace)]
@@ -92,7 +92,7 @@ def instances(kind: type[NormRule], trace: Trace) -> Iterator[NormRule]:
 def possible(rule: NormRule, trace: Trace) -> bool:
     """Whether the run has all that a rule asks for."""
     try:
-        replay(trace.part(0, 1), rule)
+        simulate(trace.part(0, 1), rule)
     except (NotImplementedError, TypeError, ValueError):  # a base of others has no limit
         return False
     return True

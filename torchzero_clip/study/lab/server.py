@@ -134,7 +134,7 @@ class LabHandler(BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:
         ask = partial(partial, self._ask)
-        names = ("run", "rule", "replay", "choose")
+        names = ("run", "rule", "simulate", "choose")
         self._answer({**{name: ask(name) for name in names}, "file": self._file})
 
     def _answer(self, routes: Mapping[str, Callable[[], None]]) -> None:
@@ -274,9 +274,9 @@ def answers(session: LabSession, name: str, asked: Question) -> Any:
         return session.run(asked.whole("from", 0), asked.whole("version", 0))
     if name == "rule":
         return session.rule(asked.text("text"), asked.path("path"), asked.text("value", ""))
-    if name == "replay":
+    if name == "simulate":
         text, path, start = asked.text("text"), asked.path("path"), asked.whole("from", 0)
-        return session.replay(text, path, start, asked.whole("version"), asked.wholes("bad"))
+        return session.simulate(text, path, start, asked.whole("version"), asked.wholes("bad"))
     if "column" in asked:
         session.column(asked.text("column"))
     else:
@@ -287,7 +287,7 @@ def answers(session: LabSession, name: str, asked: Question) -> Any:
 def sentence(error: Exception) -> str:
     """An error as the page shows it."""
     text = str(error) or type(error).__name__
-    text = text.removeprefix("Trace: ").removeprefix("lab: ").removeprefix("replay: ")
+    text = text.removeprefix("Trace: ").removeprefix("lab: ").removeprefix("simulate: ")
     return text if len(text) <= LONGEST else f"{text[:LONGEST]}…"
 
 

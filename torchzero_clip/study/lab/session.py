@@ -19,8 +19,8 @@ from torchzero_clip.core import NormRule
 from torchzero_clip.study.lab import rules
 from torchzero_clip.study.lab.walks import LONG, Preview, Steps, Verdict, Walk, preview, together
 from torchzero_clip.study.logs import Log, parse
-from torchzero_clip.study.replay_command import rule as read_rule
-from torchzero_clip.study.replaying import check, units
+from torchzero_clip.study.simulate_command import rule as read_rule
+from torchzero_clip.study.simulating import check, units
 from torchzero_clip.study.trace import Trace
 
 RUNS = Path(__file__).with_name("runs")  # in an installation
@@ -183,7 +183,7 @@ class LabSession:
             ],
         }
 
-    def replay(
+    def simulate(
         self, text: str, path: Sequence[str | int], start: int, version: int, bad: Sequence[int]
     ) -> Iterator[dict[str, Any]]:
         """What a rule would have done, part by part; a preview first where all of it takes long."""

@@ -1,4 +1,4 @@
-"""Walks: replays that go as far as somebody asks, and are kept."""
+"""Walks: simulations that go as far as somebody asks, and are kept."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from torchzero_clip.core import NormRule
-from torchzero_clip.study.replaying import Replay, Rerun, kinds
+from torchzero_clip.study.simulating import Rerun, Simulation, kinds
 from torchzero_clip.study.trace import Trace, norm_of_all
 
 PART, QUICK = 1000, 2**15  # steps that are answered together; of a rule without memory
@@ -113,7 +113,7 @@ def joined(parts: Sequence[Steps]) -> Steps:
 
 def summed(part: Trace, made: dict[str, Tensor]) -> Steps:
     """All units of a rule as one."""
-    done = Replay(part, {"": made}, {})
+    done = Simulation(part, {"": made}, {})
     limits = made["limit"].nan_to_num(0.0, posinf=math.inf)
     limit = norm_of_all(limits)
     nothing = made["norm"].isnan().all(1)

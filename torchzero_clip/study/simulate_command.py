@@ -1,4 +1,4 @@
-"""python -m torchzero_clip replay run.csv: rules on the norms of a recorded run."""
+"""python -m torchzero_clip simulate run.csv: rules on the norms of a recorded run."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 
 from torchzero_clip.core import NormRule, from_config
 from torchzero_clip.core.description import Description
-from torchzero_clip.study.replaying import replay
+from torchzero_clip.study.simulating import simulate
 from torchzero_clip.study.trace import Trace
 
 RULES = ("ZClip(max_norm=None)", "AutoClip()", "ClipNormGrowth(dim='global')", "AdaGC()")
@@ -21,7 +21,7 @@ LONGEST = 80  # letters of a rule that a sentence repeats
 def command(given: Sequence[str]) -> Iterator[str]:
     """The lines to print; the picture is drawn on the way."""
     parser = argparse.ArgumentParser(
-        "python -m torchzero_clip replay",
+        "python -m torchzero_clip simulate",
         description="What rules would have done to the norms of a recorded run.",
     )
     add = parser.add_argument
@@ -29,11 +29,11 @@ def command(given: Sequence[str]) -> Iterator[str]:
     usual = ", ".join([*RULES, "and ClipNorm at twice the median"])
     add("rules", nargs="*", metavar="RULE", help=f"as in Python; without any: {usual}")
     add("--norms", help="the column of the norms; by default those of the first rule")
-    add("--out", default="replay.png", help="the picture: .png, .svg or .pdf (replay.png)")
+    add("--out", default="simulate.png", help="the picture: .png, .svg or .pdf (simulate.png)")
     options = parser.parse_args(given)
     try:
         trace = Trace.read(options.run, options.norms)
-        done = replay(trace, *map(rule, options.rules or usual_rules(trace)))
+        done = simulate(trace, *map(rule, options.rules or usual_rules(trace)))
     except (OSError, TypeError, ValueError) as error:
         parser.error(str(error))
     each = f", the largest of {trace.stride} in a row" if trace.stride > 1 else ""
@@ -52,7 +52,7 @@ def command(given: Sequence[str]) -> Iterator[str]:
 
 
 def usual_rules(trace: Trace) -> list[str]:
-    """What is replayed where nothing was asked for."""
+    """What is simulated where nothing was asked for."""
     twice = 2 * trace.median
     return [*RULES, *([f"ClipNorm({twice:.3g}, dim='global')"] if 0 < twice < math.inf else [])]
 
@@ -88,7 +88,9 @@ def rule(text: str) -> NormRule:
             f"a rule takes numbers that a float can hold, got {shortened(text)}"
         ) from None
     if not isinstance(made, NormRule):
-        raise ValueError(f"replay takes rules about norms, such as ZClip(), got {shortened(text)}")
+        raise ValueError(
+            f"simulate takes rules about norms, such as ZClip(), got {shortened(text)}"
+        )
     return made
 
 

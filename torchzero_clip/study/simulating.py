@@ -1,4 +1,4 @@
-"""Replay: what a norm rule would have done to the norms of a recorded run."""
+"""Simulation: what a norm rule would have done to the norms of a recorded run."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SCOPES = (None, "layer", "group", "global")
 ONE_FOR_ALL = ("q", "percentile")  # a quantile of many units is the same for all
 
 
-def replay(trace: Trace, *rules: NormRule) -> Replay:
+def simulate(trace: Trace, *rules: NormRule) -> Simulation:
     """What each of these rules would have done to the norms of a trace, without training.
 
     Open loop: the norms are those of the run that was recorded, whatever a rule would have made of
@@ -37,26 +37,28 @@ def replay(trace: Trace, *rules: NormRule) -> Replay:
 
     Example:
         >>> import torch
-        >>> from torchzero_clip import AutoClip, Trace, ZClip, replay
+        >>> from torchzero_clip import AutoClip, Trace, ZClip, simulate
         >>> trace = Trace(torch.rand(100, 2))
-        >>> done = replay(trace, ZClip(max_norm=None), AutoClip())
+        >>> done = simulate(trace, ZClip(max_norm=None), AutoClip())
         >>> share = done.clipped.double().mean(0)  # of the steps, for each rule
     """
     if not isinstance(trace, Trace):
         raise TypeError(
-            f"replay: takes a Trace, got {trace!r}: Trace.read(path) makes one of a file, "
+            f"simulate: takes a Trace, got {trace!r}: Trace.read(path) makes one of a file, "
             "Trace.of(recorder) of a Recorder"
         )
     if not rules:
-        raise ValueError("replay: give one rule or more, such as ZClip()")
+        raise ValueError("simulate: give one rule or more, such as ZClip()")
     check(rules)
     made: dict[str, dict[str, Tensor]] = {repr(rule): {} for rule in rules}
     for alike in kinds(rules):
         made.update(zip(map(repr, alike), Rerun(alike).take(trace), strict=True))
-    return Replay(trace, made, {repr(rule): [n for n, _ in units(trace, rule)] for rule in rules})
+    return Simulation(
+        trace, made, {repr(rule): [n for n, _ in units(trace, rule)] for rule in rules}
+    )
 
 
-class Replay:
+class Simulation:
     """What rules would have done: for each, by its spelling, `norm`, `limit`, `factor`, `clipped`.
 
     Each is steps by units, as `Modular.metrics()` of every step: NaN where no unit had a gradient.
@@ -87,7 +89,7 @@ class Replay:
         spikes = self.trace.spikes
         if spikes is None:
             raise ValueError(
-                "Replay: alarms needs a trace that knows its spikes: log spike=1 where there is "
+                "Simulation: alarms needs a trace that knows its spikes: log spike=1 where there is "
                 "one, and spike=0 elsewhere"
             )
         clipped = self.clipped.double()
@@ -106,18 +108,18 @@ class Replay:
             ],
         )
         table.steps, table.stride = table.steps * self.trace.stride, self.trace.stride
-        draw(table, path, title, "Replay")
+        draw(table, path, title, "Simulation")
 
 
 def check(rules: Sequence[NormRule]) -> None:
-    """Raise a sentence unless all rules can be replayed."""
+    """Raise a sentence unless all rules can be simulated."""
     for rule in rules:
         if not isinstance(rule, NormRule):
-            raise TypeError(f"replay: takes rules about norms, such as ZClip(), got {rule!r}")
+            raise TypeError(f"simulate: takes rules about norms, such as ZClip(), got {rule!r}")
         own = type(rule).step is not NormRule.step or type(rule).init is not Transform.init
         if own or rule.ord != 2 or rule.scope not in SCOPES or rule.min_size > 1:
             raise ValueError(
-                f"replay: {rule!r} needs more than the 2-norms of tensors, layers or everything, "
+                f"simulate: {rule!r} needs more than the 2-norms of tensors, layers or everything, "
                 "which is all that a recorded run has"
             )
 
@@ -142,7 +144,7 @@ class Recorded(dict[str, Any]):
 
     def __missing__(self, key: str) -> Any:
         raise ValueError(
-            f"replay: the rule reads group[{key!r}], which a recorded run does not have"
+            f"simulate: the rule reads group[{key!r}], which a recorded run does not have"
         )
 
 
@@ -236,7 +238,7 @@ def units(trace: Trace, rule: NormRule) -> list[tuple[str, list[int]]]:
     if rule.scope != "layer":
         return [(str(rule.scope), [*range(len(trace.names))])]
     if all(name.isdigit() for name in trace.names):
-        raise ValueError("replay: dim='layer' needs a trace with the names of the parameters")
+        raise ValueError("simulate: dim='layer' needs a trace with the names of the parameters")
     layers: dict[str, list[int]] = {}
     for i, name in enumerate(trace.names):
         layers.setdefault(layer_of(name), []).append(i)

@@ -1,4 +1,4 @@
-"""Replay: what it says of a run is what the run itself said, and what it cannot know it refuses."""
+"""Simulation: what it says of a run is what the run itself said, and what it cannot know it refuses."""
 
 from __future__ import annotations
 
@@ -38,11 +38,11 @@ from torchzero_clip import (
     ZClip,
     ZScoreClip,
     ZStat,
-    replay,
+    simulate,
 )
 from torchzero_clip.__main__ import main
-from torchzero_clip.study.replay_command import rule as read_rule
-from torchzero_clip.study.replaying import kinds
+from torchzero_clip.study.simulate_command import rule as read_rule
+from torchzero_clip.study.simulating import kinds
 
 NAMES = ["a.weight", "a.bias", "b.weight"]
 RULES = [
@@ -91,7 +91,7 @@ def run(*links: NormRule, steps: int = 80) -> Recorder:
 def test_it_agrees_with_the_metrics_of_a_real_run(rule: NormRule) -> None:
     recorder = run(rule)
     history = recorder.history()
-    (made,) = replay(Trace.of(recorder), rule).metrics.values()
+    (made,) = simulate(Trace.of(recorder), rule).metrics.values()
     for kind, values in made.items():
         name = f"{type(rule).__name__}/{kind}"
         real = torch.tensor(history[name], dtype=torch.float64).view(len(values), -1)
@@ -118,9 +118,9 @@ def test_it_agrees_with_the_metrics_of_a_real_run(rule: NormRule) -> None:
 )
 def test_rules_that_run_at_once_are_each_as_if_alone(make) -> None:
     trace, rules = Trace.of(run()), [make(x) for x in (1.5, 2.0, 4.0)]
-    both = replay(trace, *rules).metrics
+    both = simulate(trace, *rules).metrics
     for rule in rules:
-        (alone,) = replay(trace, rule).metrics.values()
+        (alone,) = simulate(trace, rule).metrics.values()
         for kind, values in alone.items():
             assert torch.equal(values.nan_to_num(-1.0), both[repr(rule)][kind].nan_to_num(-1.0))
 
@@ -133,7 +133,7 @@ def test_what_differs_in_live_numbers_alone_runs_at_once() -> None:
 def test_alarms_are_clipped_good_steps_and_spikes_that_are_not_clipped() -> None:
     norms, spike = torch.tensor([[1.0], [3.0], [9.0], [2.0], [9.0]]), torch.tensor([0, 0, 1, 1, 0])
     trace = Trace(norms, logged={"spike": spike})
-    false, missed = replay(trace, ClipNorm(2.5), ClipNorm(1.5), ClipNorm(99.0)).alarms()
+    false, missed = simulate(trace, ClipNorm(2.5), ClipNorm(1.5), ClipNorm(99.0)).alarms()
     assert false.tolist() == pytest.approx([2 / 3, 2 / 3, 0.0])
     assert missed.tolist() == pytest.approx([0.5, 0.0, 1.0])
 
@@ -199,7 +199,7 @@ def test_a_norm_is_what_it_is_however_large_or_small(tmp_path: Path) -> None:
         (tmp_path / "run.csv").write_text(f"step,grad_norm\n1,{norm}\n2,{norm}\n")
         trace = Trace.read(tmp_path / "run.csv")
         assert trace.total.tolist() == [norm, norm]
-        left = replay(trace.part(0, 1), rule).left.item()
+        left = simulate(trace.part(0, 1), rule).left.item()
         assert left == pytest.approx(norm, rel=1e-7, abs=1e-45)
         both = Trace(torch.tensor([[norm / 2, norm / 2]], dtype=torch.float64)).total.item()
         assert both == pytest.approx(norm / math.sqrt(2), rel=1e-9)
@@ -221,12 +221,12 @@ def test_a_norm_is_what_it_is_however_large_or_small(tmp_path: Path) -> None:
 )
 def test_what_a_recorded_run_cannot_tell_is_an_error(rule, error, sentence) -> None:
     with pytest.raises(error, match=sentence):
-        replay(Trace(torch.ones(3, 2)), rule)
+        simulate(Trace(torch.ones(3, 2)), rule)
 
 
 def test_what_is_no_trace_is_an_error() -> None:
     with pytest.raises(TypeError, match=r"takes a Trace, got 'run\.csv': Trace\.read\(path\)"):
-        replay("run.csv", ZClip())  # type: ignore[arg-type]
+        simulate("run.csv", ZClip())  # type: ignore[arg-type]
 
 
 def test_a_trace_says_what_it_takes(tmp_path: Path) -> None:
@@ -235,7 +235,7 @@ def test_a_trace_says_what_it_takes(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="2 names for 1 units"):
         Trace(torch.ones(3, 1), ["a", "b"])
     with pytest.raises(ValueError, match="alarms needs a trace that knows its spikes"):
-        replay(Trace(torch.ones(3, 1)), ClipNorm(1.0)).alarms()
+        simulate(Trace(torch.ones(3, 1)), ClipNorm(1.0)).alarms()
     (tmp_path / "run.csv").write_text("step,loss\n1,2.0\n")
     with pytest.raises(
         ValueError, match=r"such as grad_norm, .* there are \['step', 'loss'\]\. If"
@@ -289,7 +289,7 @@ def test_the_command_prints_a_line_for_each_rule_and_draws(tmp_path, capsys) -> 
     run(steps=40).to_csv(tmp_path / "run.csv")
     picture = tmp_path / "picture.svg"
     rules = ["ZClip(max_norm=None)", "ClipNorm(5.0, dim='global')"]
-    main(["replay", str(tmp_path / "run.csv"), *rules, "--out", str(picture)])
+    main(["simulate", str(tmp_path / "run.csv"), *rules, "--out", str(picture)])
     first, head, *lines = capsys.readouterr().out.splitlines()
     assert first.startswith("40 steps of 3 norms; the median of all ")
     assert head.split() == ["rule", "clipped", "largest", "left", "false", "alarms", "missed"]
@@ -303,10 +303,12 @@ def test_the_command_prints_a_line_for_each_rule_and_draws(tmp_path, capsys) -> 
 def test_the_command_prints_its_table_without_matplotlib(tmp_path, capsys, monkeypatch) -> None:
     run(steps=40).to_csv(tmp_path / "run.csv")
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    main(["replay", str(tmp_path / "run.csv"), "ZClip()", "--out", str(tmp_path / "picture.svg")])
+    main(["simulate", str(tmp_path / "run.csv"), "ZClip()", "--out", str(tmp_path / "picture.svg")])
     _, _, line, end = capsys.readouterr().out.splitlines()
     assert line.startswith("ZClip()")
-    assert end.startswith('No picture: Replay: plot needs matplotlib: pip install "torchzero-clip[')
+    assert end.startswith(
+        'No picture: Simulation: plot needs matplotlib: pip install "torchzero-clip['
+    )
     assert not (tmp_path / "picture.svg").exists()
 
 
@@ -314,7 +316,7 @@ def test_the_command_prints_its_table_without_matplotlib(tmp_path, capsys, monke
     ("given", "sentence"),
     [
         (["nowhere.csv"], "No such file"),
-        (["run.csv", "Adam()"], "replay takes rules about norms, such as ZClip(), got Adam()"),
+        (["run.csv", "Adam()"], "simulate takes rules about norms, such as ZClip(), got Adam()"),
         (["run.csv", "ZCilp()"], "ZCilp"),
         (["run.csv", "ZClip("], "a rule is written like ZClip(max_norm=None), got ZClip("),
         (["run.csv", "--norms", "x"], "there is no column 'x'"),
@@ -326,7 +328,7 @@ def test_a_wrong_argument_gets_a_sentence(given, sentence, tmp_path, capsys, mon
     run(steps=5).to_csv(tmp_path / "run.csv")
     monkeypatch.chdir(tmp_path)
     with pytest.raises(SystemExit) as stop:
-        main(["replay", *given])
+        main(["simulate", *given])
     assert stop.value.code == 2
     assert sentence in capsys.readouterr().err
 
@@ -342,8 +344,8 @@ WRONG = {
     "ClipNorm(math.tau)": "nothing in it is computed: got math.tau",
     "ClipNorm(1, name={'function': 'os:system'})": "nothing in it is computed",
     "AdaptiveClip(ZStat(1 + 1))": r"nothing in it is computed: got 1 + 1",
-    "lambda: 1": "replay takes rules about norms, such as ZClip(), got lambda: 1",
-    "1": "replay takes rules about norms, such as ZClip(), got 1",
+    "lambda: 1": "simulate takes rules about norms, such as ZClip(), got lambda: 1",
+    "1": "simulate takes rules about norms, such as ZClip(), got 1",
     "ClipNorm(1, max_norm=2)": "ClipNorm: there may be one max_norm, got two",
     "ClipNorm(1, type='ZClip')": "ClipNorm has no argument 'type'",
     "ClipNorm(" + "1, " * 20 + ")": "got 20 values without a name",
@@ -374,12 +376,12 @@ def test_a_rule_is_read_as_it_is_printed() -> None:
 
 
 @pytest.mark.parametrize("norm", ["nan", "inf", "0"])
-def test_a_run_without_a_norm_to_go_by_is_replayed_and_says_so(
+def test_a_run_without_a_norm_to_go_by_is_simulated_and_says_so(
     norm: str, tmp_path, capsys, monkeypatch
 ) -> None:
     (tmp_path / "run.csv").write_text(f"step,grad_norm\n1,{norm}\n2,{norm}\n3,{norm}\n")
     monkeypatch.chdir(tmp_path)
-    main(["replay", "run.csv", "--out", "replay.svg"])
+    main(["simulate", "run.csv", "--out", "simulate.svg"])
     first, _, *lines, _ = capsys.readouterr().out.splitlines()
     middle = {"0": "the median of all 0"}.get(norm, "none is a finite number, so a rule has")
     assert first.startswith(f"3 steps of 1 norm; {middle}")
