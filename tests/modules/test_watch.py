@@ -13,12 +13,18 @@ from torchzero_clip import (
     LR,
     Adam,
     ClipNorm,
+    ClipValueByEMA,
+    Group,
     Guard,
     Modular,
     Momentum,
     Recorder,
+    State,
+    TensorList,
+    Transform,
     Watch,
     WeightDecay,
+    WeightEMA,
 )
 from torchzero_clip.audit import Ledger, fake_cuda, twin
 
@@ -148,6 +154,65 @@ def test_without_a_momentum_there_is_no_cosine_and_with_two_it_is_of_the_last() 
     two.step()
     two.step()
     assert two.metrics()["Watch/cosine"].item() == pytest.approx(1.0)
+
+
+def last_cosine(*links: Any, **options: Any) -> float:
+    """The cosine that Watch reports in the fifth step of a chain."""
+    params = parameters()
+    opt = Modular(params.items(), *links, **options)
+    for step in range(5):
+        for p, g in zip(params.values(), gradients(seed=step).values(), strict=True):
+            p.grad = g.clone()
+        opt.step()
+    return float(opt.metrics()["Watch/cosine"])
+
+
+class Halves(Transform):
+    """A rule whose state has the name of a momentum, and is none."""
+
+    state_kinds = {"exp_avg": "weights"}
+
+    def init(self, param: Tensor) -> dict[str, Tensor]:
+        return {"exp_avg": torch.ones_like(param)}
+
+    def update(self, u: TensorList, state: State, group: Group) -> TensorList:
+        return u.mul(0.5)
+
+
+class Slow(Transform):
+    """A rule whose momentum has a name that no other class knows."""
+
+    state_kinds = {"slow": "linear"}
+
+    def init(self, param: Tensor) -> dict[str, Tensor]:
+        return {"slow": torch.zeros_like(param)}
+
+    def update(self, u: TensorList, state: State, group: Group) -> TensorList:
+        return state["slow"].lerp_(u, 0.1)
+
+
+@at_once("options", [{}, {"fused": False}, {"compile": True}])
+def test_state_that_merely_has_the_name_of_a_momentum_is_none(options: dict[str, Any]) -> None:
+    """`WeightEMA` keeps an "ema" of weights, and `EMA` one of updates."""
+    alone = last_cosine(Adam(), LR(0.1), Watch("global"), **options)
+    assert alone > 0.9
+    averaged = last_cosine(Adam(), LR(0.1), Watch("global"), WeightEMA(0.9), **options)
+    assert averaged == pytest.approx(alone, abs=1e-6)
+    halved = last_cosine(Adam(), Halves(), LR(0.1), Watch("global"), **options)
+    assert halved == pytest.approx(alone, abs=1e-6)
+
+
+def test_an_average_of_absolute_values_is_no_momentum() -> None:
+    w = param(1.0, -1.0)
+    opt = Modular([("w", w)], ClipValueByEMA(0.9), LR(0.1), Watch())
+    w.grad = torch.tensor([1.0, 0.5])
+    opt.step()
+    assert "Watch/cosine" not in opt.metrics()
+
+
+@at_once("options", [{}, {"fused": False}, {"compile": True}])
+def test_the_momentum_of_a_class_of_your_own_is_found(options: dict[str, Any]) -> None:
+    assert last_cosine(Slow(), LR(0.1), Watch("global"), **options) == pytest.approx(1.0)
 
 
 def test_a_step_of_zero_is_zero_times_the_weights_and_goes_nowhere() -> None:

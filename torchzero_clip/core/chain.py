@@ -182,6 +182,9 @@ def bind(parent: Description, path: str = "", narrow: bool = False) -> tuple[Lin
         links.append(Link(child, own, bind(child, own + "/", mine), mine))
     if len({link.path for link in links}) < len(links):
         raise ValueError(f"two links have the same name: {sorted(link.path for link in links)}")
+    if not path:
+        for each in [each for link in links for each in link.walk()]:
+            each.tops = tuple(links)
     return tuple(links)
 
 
