@@ -85,6 +85,7 @@ class Modular(Optimizer):
         "grad": "grad",
     }
     _keeps_like = "the parameters'"  # whose size the memory has that the engine keeps
+    _chose_rounding = True  # until `__init__` has ended, and in a copy
     _makes_steps: bool | None = True  # of the parameters; None where it looks at those of others
 
     @untraced  # which forgets what is set on an optimizer
@@ -116,8 +117,8 @@ class Modular(Optimizer):
         on_saving(self)
         warn_of_places(self)
         warn_of_small_state(self)
-        if self._makes_steps and rounding is None:
-            roundings.warn_of_lost_updates(self)
+        self._chose_rounding = rounding is not None
+        self._warn_of_lost_updates()
 
     def _build(
         self, chain: Chain, fused: bool, compile: bool, rounding: str, state_dtype: str, grad: Any
@@ -392,6 +393,12 @@ class Modular(Optimizer):
             self.param_groups.pop()
             raise
         group["chain"] = shared_start(self.keys.links, group["params"], held)
+        self._warn_of_lost_updates()
+
+    def _warn_of_lost_updates(self) -> None:
+        """Warn if parameters in half precision round to the nearest and nobody chose that."""
+        if self._makes_steps and not self._chose_rounding:
+            roundings.warn_of_lost_updates(self)
 
     def _check_params(self, group: dict[str, Any]) -> None:
         """Raise a sentence where the chain cannot take the parameters of a group."""
