@@ -147,8 +147,8 @@ def test_a_smaller_rate_holds_for_so_many_steps_and_schedules_do_not_see_it() ->
 @at_once("compile", [False, True])
 def test_the_host_waits_for_nothing_but_at_a_look(compile: bool) -> None:
     with fake_cuda():
-        model = nn.Linear(4, 4)
-        params = twin(list(model.parameters()))
+        params = twin(list(nn.Linear(4, 4).parameters()))
+        model = nn.ParameterList(params)
         opt = Modular(params, Guard(), ClipNorm(1.0, dim="global"), Adam(), LR(0.1))
         loss = torch.zeros((), device="cuda")
         recover = Recover(opt, model, every=8, check=8)
