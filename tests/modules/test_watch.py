@@ -11,13 +11,17 @@ from torch import Tensor
 from tests.helpers import at_once, gradients, param, parameters
 from torchzero_clip import (
     LR,
+    Accumulate,
     Adam,
+    Chain,
     ClipNorm,
     ClipValueByEMA,
     Group,
     Guard,
+    Lion,
     Modular,
     Momentum,
+    Noise,
     Recorder,
     State,
     TensorList,
@@ -258,6 +262,37 @@ def test_steps_are_repeated_and_those_that_measure_are_done_anew() -> None:
             p.grad = g.clone()
         opt.step()
     assert "Steps are repeated" in opt.explain()
+
+
+COUNTED: list[tuple[list[Transform], int]] = [
+    ([Adam(), LR(0.1)], 10),
+    ([ClipNorm(1.0, dim="global"), Momentum(0.9), LR(0.1)], 10),
+    ([Lion(), LR(0.1)], 10),
+    ([Chain(Lion(), LR(0.1), name="step")], 10),
+    ([Noise(0.1), LR(0.1)], 10),  # which waits for the flag in every engine
+    ([Momentum(0.9), Accumulate(2), LR(0.1)], 3),  # of seven steps that happen
+]
+
+
+@at_once("links, count", COUNTED)
+def test_steps_that_a_guard_skips_count_alike_in_every_engine(
+    links: list[Transform], count: int
+) -> None:
+    found = []
+    for options in ({}, {"fused": False}, {"compile": True}):
+        w = param(1.0, 2.0)
+        opt = Modular([("w", w)], Guard(), *links, Watch("global", every=2), **options)
+        seen = []
+        for i in range(10):
+            skipped = i in (0, 3, 6)
+            w.grad = torch.full_like(w, float("nan") if skipped else 1.0)
+            opt.step()
+            if not skipped:
+                seen.append("Watch/ratio" in opt.metrics())
+        assert opt.param_groups[0]["chain"]["Watch/step"] == count
+        found.append(seen)
+    assert found[0] == found[1] == found[2]
+    assert any(found[0])
 
 
 def test_a_step_that_a_guard_skips_leaves_the_state_of_the_rest() -> None:

@@ -13,11 +13,12 @@ from torch.optim import Optimizer
 from typing_extensions import Never
 
 from torchzero_clip.core.bucket import Bucket, in_buckets
-from torchzero_clip.core.chain import Chain, bind, prepare, send
+from torchzero_clip.core.chain import Chain, bind, pass_over, prepare, send
 from torchzero_clip.core.cohort import Roster
 from torchzero_clip.core.description import RESERVED
 from torchzero_clip.core.engine import Engine, Records
 from torchzero_clip.core.gradients import GradPlace, Where
+from torchzero_clip.core.link import Link
 from torchzero_clip.core.private import traced, untraced
 from torchzero_clip.core.step import Step, evaluate, one_number
 from torchzero_clip.core.transform import Transform
@@ -164,11 +165,16 @@ class Modular(Optimizer):
 
     def _through(self, step: Step) -> Records:
         """Send the gradients of a step through the chain."""
+        reached: Link | None = None
+        left = iter(self.links)
         with step:
             buckets = self._start(step)
-            for link in self.links:
-                buckets = send(link, buckets)  # an empty list ends the step
+            for reached in left:
+                buckets = send(reached, buckets)  # an empty list ends the step
+            reached = None
             self._end(step, buckets)
+        if reached is not None:  # a guard has ended the step there
+            pass_over([reached, *left], step)
         return step.record
 
     def _start(self, step: Step) -> list[Bucket]:

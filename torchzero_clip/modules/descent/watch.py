@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from torchzero_clip.core import Bucket, NormRule, Scope, TensorList
+from torchzero_clip.core import Bucket, NormRule, Scope, Step, TensorList
 from torchzero_clip.core.bounds import Count
 from torchzero_clip.core.chain import other_state
 from torchzero_clip.core.division import UNITS
@@ -20,7 +20,8 @@ class Watch(NormRule):
         dim: What is measured together, as in `ClipNorm`: None each tensor, "layer", "group",
             "global", or dims of slices.
         inverse_dims: Take all dims except those given.
-        every: The steps from one measurement to the next; others have none of these metrics.
+        every: The steps from one measurement to the next; others have none of these metrics. Steps
+            that a guard skips count as well.
 
     Example:
         >>> import torch
@@ -47,7 +48,7 @@ class Watch(NormRule):
     def step(self, buckets: list[Bucket]) -> list[Bucket]:
         step, path = buckets[0].step, buckets[0].bound.path
         if self.every > 1:
-            count = step.notes.count(step.groups, f"{path}/step", 1)
+            count = _counted(step, path)
             if step.notes.ask(_rests, count, self.every):
                 return buckets
         units = self.units(buckets)
@@ -62,6 +63,17 @@ class Watch(NormRule):
         ids = {UNITS: units.division.ids(step.groups)} if units.count > 1 else {}
         step.record[path] = ids | {k: x[0] if len(x) == 1 else x for k, x in found.items()}
         return buckets
+
+    def passed_over(self, step: Step, path: str) -> bool:
+        if self.every > 1 and path not in step.counted:
+            _counted(step, path)
+        return True
+
+
+def _counted(step: Step, path: str) -> int:
+    """Count a step, whether or not a guard skips it, because the host may not know that yet."""
+    step.counted.add(path)
+    return step.notes.count(step.groups, f"{path}/step", 1)
 
 
 def _rests(count: int, every: int) -> bool:
