@@ -120,7 +120,7 @@ def pass_over(links: Sequence[Link], step: Step) -> None:
     for link in links:
         if isinstance(link.transform, Chain):
             pass_over(link.children, step)
-        elif link.transforms and not link.transform.passed_over(step, link.path):
+        elif link.transforms and not link.transform._passed_over(step, link.path):
             return
 
 

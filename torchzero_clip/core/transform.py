@@ -129,7 +129,7 @@ class Transform(Description):
         """The same for the numbers of the model, with the live values of the first group."""
         return {}
 
-    def passed_over(self, step: Any, path: str) -> bool:
+    def _passed_over(self, step: Any, path: str) -> bool:
         """Note a step that a guard skipped before it reached this link, whose path is given.
 
         Returns whether the links after this one would have seen the step.

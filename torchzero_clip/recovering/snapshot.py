@@ -28,7 +28,7 @@ from torchzero_clip.optimizer.averages import reshard
 PARAMS = "params"  # the key of a group that has its parameters
 
 
-class Live(NamedTuple):
+class DictCopy(NamedTuple):
     """A dict that the run writes, and what was in it.
 
     Attributes:
@@ -95,7 +95,7 @@ class Snapshot:
         """
         reshard(self._model)
         self._params = self._all_params()
-        self._dicts = [Live(path, each, held(each)) for path, each in self._live()]
+        self._dicts = [DictCopy(path, each, held(each)) for path, each in self._live()]
         self._whose = [(opt, opt.state, list(opt.param_groups)) for opt in self._optimizers]
         said = [state() for state, _ in self._parts]
         values = [x for live in self._dicts for x in live.kept.values()]
@@ -252,7 +252,7 @@ class Snapshot:
                     kept[key] = self._pair(live[path].get(key), x)
                 else:
                     kept[key] = x
-            self._dicts.append(Live(path, live[path], kept))
+            self._dicts.append(DictCopy(path, live[path], kept))
         paths = {id(each): path for path, each in live.items()}
         for _, entries, kept in self._dicts:
             inner = {key: x for key, x in entries.items() if isinstance(x, dict)}

@@ -64,7 +64,7 @@ class Watch(NormRule):
         step.record[path] = ids | {k: x[0] if len(x) == 1 else x for k, x in found.items()}
         return buckets
 
-    def passed_over(self, step: Step, path: str) -> bool:
+    def _passed_over(self, step: Step, path: str) -> bool:
         if self.every > 1 and path not in step.counted:
             _counted(step, path)
         return True

@@ -62,7 +62,7 @@ class Accumulate(Transform):
                 state.setdefault(f"{bucket.bound.path}/begun", 0)
         return buckets
 
-    def passed_over(self, step: Any, path: str) -> bool:
+    def _passed_over(self, step: Any, path: str) -> bool:
         return False  # whether a sum is complete depends on the steps that happen
 
     def step(self, buckets: list[Bucket]) -> list[Bucket]:
