@@ -11,14 +11,24 @@ from torch import Tensor
 from tests.helpers import at_once, gradients, param, parameters
 from torchzero_clip import (
     LR,
+    Accumulate,
     Adam,
+    Chain,
     ClipNorm,
+    ClipValueByEMA,
+    Group,
     Guard,
+    Lion,
     Modular,
     Momentum,
+    Noise,
     Recorder,
+    State,
+    TensorList,
+    Transform,
     Watch,
     WeightDecay,
+    WeightEMA,
 )
 from torchzero_clip.audit import Ledger, fake_cuda, twin
 
@@ -150,6 +160,65 @@ def test_without_a_momentum_there_is_no_cosine_and_with_two_it_is_of_the_last() 
     assert two.metrics()["Watch/cosine"].item() == pytest.approx(1.0)
 
 
+def last_cosine(*links: Any, **options: Any) -> float:
+    """The cosine that Watch reports in the fifth step of a chain."""
+    params = parameters()
+    opt = Modular(params.items(), *links, **options)
+    for step in range(5):
+        for p, g in zip(params.values(), gradients(seed=step).values(), strict=True):
+            p.grad = g.clone()
+        opt.step()
+    return float(opt.metrics()["Watch/cosine"])
+
+
+class Halves(Transform):
+    """A rule whose state has the name of a momentum, and is none."""
+
+    state_kinds = {"exp_avg": "weights"}
+
+    def init(self, param: Tensor) -> dict[str, Tensor]:
+        return {"exp_avg": torch.ones_like(param)}
+
+    def update(self, u: TensorList, state: State, group: Group) -> TensorList:
+        return u.mul(0.5)
+
+
+class Slow(Transform):
+    """A rule whose momentum has a name that no other class knows."""
+
+    state_kinds = {"slow": "linear"}
+
+    def init(self, param: Tensor) -> dict[str, Tensor]:
+        return {"slow": torch.zeros_like(param)}
+
+    def update(self, u: TensorList, state: State, group: Group) -> TensorList:
+        return state["slow"].lerp_(u, 0.1)
+
+
+@at_once("options", [{}, {"fused": False}, {"compile": True}])
+def test_state_that_merely_has_the_name_of_a_momentum_is_none(options: dict[str, Any]) -> None:
+    """`WeightEMA` keeps an "ema" of weights, and `EMA` one of updates."""
+    alone = last_cosine(Adam(), LR(0.1), Watch("global"), **options)
+    assert alone > 0.9
+    averaged = last_cosine(Adam(), LR(0.1), Watch("global"), WeightEMA(0.9), **options)
+    assert averaged == pytest.approx(alone, abs=1e-6)
+    halved = last_cosine(Adam(), Halves(), LR(0.1), Watch("global"), **options)
+    assert halved == pytest.approx(alone, abs=1e-6)
+
+
+def test_an_average_of_absolute_values_is_no_momentum() -> None:
+    w = param(1.0, -1.0)
+    opt = Modular([("w", w)], ClipValueByEMA(0.9), LR(0.1), Watch())
+    w.grad = torch.tensor([1.0, 0.5])
+    opt.step()
+    assert "Watch/cosine" not in opt.metrics()
+
+
+@at_once("options", [{}, {"fused": False}, {"compile": True}])
+def test_the_momentum_of_a_class_of_your_own_is_found(options: dict[str, Any]) -> None:
+    assert last_cosine(Slow(), LR(0.1), Watch("global"), **options) == pytest.approx(1.0)
+
+
 def test_a_step_of_zero_is_zero_times_the_weights_and_goes_nowhere() -> None:
     w = param(0.0, 0.0)
     opt = Modular([("w", w)], Momentum(), LR(0.1), Watch())
@@ -193,6 +262,37 @@ def test_steps_are_repeated_and_those_that_measure_are_done_anew() -> None:
             p.grad = g.clone()
         opt.step()
     assert "Steps are repeated" in opt.explain()
+
+
+COUNTED: list[tuple[list[Transform], int]] = [
+    ([Adam(), LR(0.1)], 10),
+    ([ClipNorm(1.0, dim="global"), Momentum(0.9), LR(0.1)], 10),
+    ([Lion(), LR(0.1)], 10),
+    ([Chain(Lion(), LR(0.1), name="step")], 10),
+    ([Noise(0.1), LR(0.1)], 10),  # which waits for the flag in every engine
+    ([Momentum(0.9), Accumulate(2), LR(0.1)], 3),  # of seven steps that happen
+]
+
+
+@at_once("links, count", COUNTED)
+def test_steps_that_a_guard_skips_count_alike_in_every_engine(
+    links: list[Transform], count: int
+) -> None:
+    found = []
+    for options in ({}, {"fused": False}, {"compile": True}):
+        w = param(1.0, 2.0)
+        opt = Modular([("w", w)], Guard(), *links, Watch("global", every=2), **options)
+        seen = []
+        for i in range(10):
+            skipped = i in (0, 3, 6)
+            w.grad = torch.full_like(w, float("nan") if skipped else 1.0)
+            opt.step()
+            if not skipped:
+                seen.append("Watch/ratio" in opt.metrics())
+        assert opt.param_groups[0]["chain"]["Watch/step"] == count
+        found.append(seen)
+    assert found[0] == found[1] == found[2]
+    assert any(found[0])
 
 
 def test_a_step_that_a_guard_skips_leaves_the_state_of_the_rest() -> None:

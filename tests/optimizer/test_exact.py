@@ -426,6 +426,50 @@ def test_a_state_dict_in_float32_and_back() -> None:
     assert all([t.equal(theirs[k]) for k, t in ours.items()])
 
 
+SENT = {"int8", "uint8", "int32", "int64", "float16", "bfloat16", "float32", "float64"}
+"""The dtypes that both NCCL and gloo send; neither sends 16-bit integers."""
+
+
+@EVERY_ENGINE
+def test_every_tensor_of_a_state_dict_can_be_sent_between_ranks(engine: str) -> None:
+    forms = torch.randn(4, 3), torch.randn(()), torch.randn(2, 6, 4, 4), torch.randn(0, 4)
+    params = [Parameter(t.bfloat16()) for t in forms]
+    params[2] = Parameter(params[2].detach().to(memory_format=torch.channels_last))
+    opt = Modular(params, Adam(), LR(1e-2), rounding="exact", **ENGINES[engine])
+    for p in params:
+        p.grad = torch.randn_like(p)
+    opt.step()
+    before = [weights_of(opt, p).clone() for p in params]
+    state = opt.state_dict()["state"]
+    dtypes = {str(t.dtype).removeprefix("torch.") for held in state.values() for t in held.values()}
+    assert dtypes <= SENT
+    assert [tuple(state[i][Exact.key].shape) for i in range(4)] == [(*t.shape, 2) for t in forms]
+    assert all([opt.state[p][Exact.key].dtype == torch.int16 for p in params])  # as it was
+    opt.load_state_dict(saved(opt.state_dict()))
+    assert all(map(torch.equal, before, [weights_of(opt, p) for p in params]))
+    assert all([opt.state[p][Exact.key].shape == p.shape for p in params])
+
+
+WRONG_STATES: dict[str, Callable[[dict[str, Any]], Any]] = {
+    "lacks \\['1.bias'\\]": lambda whole: {k: t for k, t in whole.items() if k != "1.bias"},
+    "has \\['2.bias'\\] besides": lambda whole: {**whole, "2.bias": torch.zeros(4)},
+    "'1.weight' has shape": lambda whole: {**whole, "1.weight": torch.zeros(4, 4)},
+    "'1.bias' must be a tensor, got float": lambda whole: {**whole, "1.bias": 0.0},
+    "must be a state dict, got NoneType": lambda whole: None,
+}
+
+
+@pytest.mark.parametrize("words", WRONG_STATES)
+def test_a_state_that_does_not_fit_changes_nothing(words: str) -> None:
+    net, opt = small("exact")
+    trained(net, opt)
+    before = {key: t.clone() for key, t in opt.exact_state_dict(net).items()}
+    other = {key: t + 1 for key, t in before.items()}
+    with pytest.raises((TypeError, ValueError), match=f"load_exact: .*{words}"):
+        opt.load_exact(net, WRONG_STATES[words](other))
+    assert all([t.equal(before[key]) for key, t in opt.exact_state_dict(net).items()])
+
+
 def test_a_float32_run_goes_on_behind_bfloat16() -> None:
     """`load_exact` takes any state dict of the model in float32."""
     net, opt = small("nearest", torch.float32)

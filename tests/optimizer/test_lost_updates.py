@@ -163,6 +163,14 @@ def test_a_chain_over_half_precision_warns_once_where_nobody_chose() -> None:
     Modular(model(), LR(0.1))  # once a process
 
 
+def test_a_group_in_half_precision_that_comes_later_warns_as_well() -> None:
+    opt = Modular(model(torch.float32), LR(0.1))
+    with pytest.warns(UserWarning, match="lose updates"):
+        opt.add_param_group({"params": model()})
+    chosen = Modular(model(torch.float32), LR(0.1), rounding="nearest")
+    chosen.add_param_group({"params": model()})  # whoever chose hears nothing
+
+
 @pytest.mark.parametrize("form", ["nearest", "stochastic", "kahan", "exact"])
 def test_whoever_chose_hears_nothing(form: str) -> None:
     opt = Modular(model(), LR(0.1), rounding=form)

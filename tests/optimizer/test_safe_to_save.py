@@ -16,10 +16,13 @@ from torchzero_clip import (
     Adam,
     ClipNorm,
     Clipper,
+    Group,
     Guard,
     Modular,
     SkipLarge,
     SkipSpike,
+    State,
+    TensorList,
     Transform,
     ZClip,
     attach,
@@ -92,6 +95,42 @@ def test_weights_and_state_must_be_finite(value: float) -> None:
         assert not opt.safe_to_save()
         held.copy_(before)
         assert opt.safe_to_save()
+
+
+@at_once("options", [{}, {"fused": False}, {"compile": True}])
+def test_exact_weights_are_judged_in_float32(options: dict[str, bool]) -> None:
+    """A finite number above the largest of bfloat16 shows as infinity in the parameter."""
+    p = Parameter(torch.tensor([3.38e38, 1.0]).bfloat16())
+    opt = Modular([p], LR(1.0), rounding="exact", **options)
+    p.grad = torch.tensor([-2e36, 0.0]).bfloat16()
+    opt.step()
+    assert p[0].item() == math.inf
+    assert opt.safe_to_save()
+    with torch.no_grad():
+        p[1] = math.nan
+    assert not opt.safe_to_save()
+    with torch.no_grad():
+        p[1] = math.inf
+    assert not opt.safe_to_save()
+
+
+class Since(Transform):
+    """A rule of a user's own with state that has the name of the count of guards."""
+
+    def init(self, param: torch.Tensor) -> dict[str, torch.Tensor]:
+        return {"since": torch.zeros_like(param)}
+
+    def update(self, u: TensorList, state: State, group: Group) -> TensorList:
+        return u
+
+
+def test_only_the_counts_of_guards_are_counts() -> None:
+    p = param(1.0, 2.0)
+    opt = Modular([p], Since(), LR(0.1))
+    step(p, opt, 1.0)
+    assert opt.safe_to_save(steps=10)
+    opt.state[p]["Since/since"].fill_(math.nan)
+    assert not opt.safe_to_save()
 
 
 def test_an_empty_window_is_no_poison() -> None:

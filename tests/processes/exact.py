@@ -6,6 +6,7 @@ torchrun --nproc-per-node 3 tests/processes/exact.py FOLDER load draws
 
 from __future__ import annotations
 
+import copy
 import os
 import sys
 from pathlib import Path
@@ -16,6 +17,7 @@ import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
     get_model_state_dict,
     get_optimizer_state_dict,
     set_model_state_dict,
@@ -101,6 +103,27 @@ def load() -> int:
     theirs = both[1][0].state_dict()
     wrong += sum([not full(whole[key]).equal(full(t)) for key, t in theirs.items()])
     return wrong + (not agree(*both))
+
+
+def whole() -> int:
+    """Full state dicts, of which each rank or the first one alone has one, go on as the run did."""
+    wrong = 0
+    for broadcast in (False, True):
+        net, opt = run("exact")
+        train(net, opt, range(HALF))
+        saves = StateDictOptions(full_state_dict=True, cpu_offload=broadcast)
+        model = copy.deepcopy(get_model_state_dict(net, options=saves))
+        state = copy.deepcopy(get_optimizer_state_dict(net, opt, options=saves))
+        train(net, opt, range(HALF, END))
+        other, later = run("exact")
+        later.init_state()
+        loads = StateDictOptions(full_state_dict=True, broadcast_from_rank0=broadcast)
+        set_model_state_dict(other, model, options=loads)
+        set_optimizer_state_dict(other, later, state, options=loads)
+        train(other, later, range(HALF, END))
+        ours, theirs = later.exact_state_dict(other), opt.exact_state_dict(net)
+        wrong += sum([not full(ours[key]).equal(full(t)) for key, t in theirs.items()])
+    return wrong
 
 
 def draws() -> int:

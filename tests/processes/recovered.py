@@ -5,6 +5,8 @@ torchrun --nproc-per-node 2 -m tests.processes.recovered eager repeated
 
 from __future__ import annotations
 
+import copy
+import itertools
 import sys
 import warnings
 from typing import Any
@@ -83,11 +85,61 @@ def compared(compile: bool) -> list[str]:
     return wrong
 
 
+def untold(compile: bool) -> list[str]:
+    """A loss on the last rank alone: all look at weights as well, and judge that loss."""
+    run = Sharded(compile)
+    recover = Recover(run.opt, run.model, every=4, check=4, window=4)
+    last, backs = dist.get_rank() == dist.get_world_size() - 1, []
+    for i in range(16):
+        run.train(batches(1, bad=()))
+        loss = float("nan") if i == 9 else 1.0
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "Recover: step")
+            backs.append(recover.step(loss if last else None))
+    wrong = [] if [back.to for back in backs if back] == [8] else [f"went back {backs}"]
+    return wrong if recover.now.losses == [1.0] * 4 else [*wrong, f"{recover.now.losses}"]
+
+
+def resumed(compile: bool) -> list[str]:
+    """A run that was saved between two snapshots, on each rank or on the first one alone."""
+    straight, data = Sharded(compile), Loader(given())
+    more = {"every": 20, "check": 5, "window": 20}
+    recover = Recover(straight.opt, straight.model, parts=[straight.schedule, data], **more)
+    straight.train(itertools.islice(recover.batches(data), 48), recover)
+    parts = straight.model, straight.opt, straight.schedule, data, recover
+    saved = copy.deepcopy([x.state_dict() for x in parts])
+    random_state = torch.get_rng_state()
+    straight.train(recover.batches(data), recover)
+    wrong = [] if recover.events else ["it did not go back"]
+
+    other, again = Sharded(compile), Loader(given())
+    found = Recover(other.opt, other.model, parts=[other.schedule, again], **more)
+    theirs = other.model, other.opt, other.schedule, again, found
+    for x, state in zip(theirs, copy.deepcopy(saved), strict=True):
+        x.load_state_dict(state)
+    torch.set_rng_state(random_state)
+    other.train(found.batches(again), found)
+    wrong += differences(straight.all(), other.all())
+    wrong += [] if found.events == recover.events else [f"went back {found.events}"]
+
+    first = [copy.deepcopy(saved[-1])]
+    dist.broadcast_object_list(first, src=0)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        found.load_state_dict(first[0])
+    told = any(["saved on another rank" in str(each.message) for each in caught])
+    if found._ring or not told:
+        wrong.append(f"rank {dist.get_rank()} took snapshots of another rank")
+    return wrong
+
+
 def main() -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
     for how in sys.argv[1:]:
-        wrong = compared(how == "repeated")
+        what, _, engine = how.rpartition("-")
+        check = {"": compared, "untold": untold, "resumed": resumed}[what]
+        wrong = check(engine == "repeated")
         print(f"{how}: {len(wrong)} wrong", *wrong, flush=True)
     dist.destroy_process_group()
 

@@ -22,7 +22,8 @@ import torch._dynamo  # what the first step of an optimizer would import, in eve
 from tests.processes.kills import finished, fork, recipe, same
 from tests.recovering.runs import Loader, Run, batches
 
-EVERY, STEPS = 10, 12  # the most steps of a life that is killed
+EVERY, SAVED = 10, 3  # the steps from one snapshot to the next, and from one checkpoint
+STEPS = 12  # the most steps of a life that is killed
 
 
 def train(folder: Path, count: int, tell: Callable[[str], None]) -> None:
@@ -44,7 +45,7 @@ def train(folder: Path, count: int, tell: Callable[[str], None]) -> None:
         run.train([batch])
         back, step = recover.step(run.losses[-1]), recover.now.count
         tell("b" if back else "")
-        if step % EVERY == 0 and not back:
+        if step % SAVED == 0:  # mostly between two snapshots, and while the run is failing
             tell("s")
             python = random.getstate()
             state = {name: part.state_dict() for name, part in parts.items()}

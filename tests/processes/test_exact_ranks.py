@@ -13,12 +13,12 @@ def ranks(n: int, folder: Path, *what: str) -> None:
 
 
 def test_a_sharded_run_is_float32_and_goes_on_with_more_ranks(tmp_path: Path) -> None:
-    ranks(2, tmp_path, "twins", "save", "draws")
+    ranks(2, tmp_path, "twins", "save", "draws", "whole")
     ranks(3, tmp_path, "load")
 
 
 @pytest.mark.slow
 def test_of_one_and_three_ranks_and_with_fewer_afterwards(tmp_path: Path) -> None:
-    ranks(3, tmp_path, "twins", "save", "draws")
+    ranks(3, tmp_path, "twins", "save", "draws", "whole")
     for n in (1, 2):
         ranks(n, tmp_path, "load", "twins", "draws")

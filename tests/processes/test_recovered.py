@@ -21,6 +21,13 @@ def test_ranks_go_back_alike_where_one_of_them_has_bad_batches_and_on_bit_for_bi
     assert told == [f"{way}: 0 wrong\n"] * n
 
 
+@pytest.mark.parametrize(("n", "way"), some([(2, "repeated"), (3, "eager")], one_in=2))
+def test_a_loss_on_one_rank_alone_and_a_run_that_is_resumed(n: int, way: str) -> None:
+    what = f"untold-{way}", f"resumed-{way}"
+    told = on_ranks(n, "-m", "tests.processes.recovered", *what, limit=120)
+    assert told == ["".join([f"{one}: 0 wrong\n" for one in what])] * n
+
+
 @pytest.mark.parametrize("kills", [5, pytest.param(200, marks=pytest.mark.slow)])
 def test_a_run_that_goes_back_is_killed_at_random_moments_and_ends_as_one_that_was_not(
     kills: int, tmp_path: Path

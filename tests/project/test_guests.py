@@ -20,7 +20,6 @@ MADE_HERE = {
     "core/older_names.py": {"cls"},  # the class that is being made
     "engines/buffers.py": {"made"},
     "engines/compiled/again/captures.py": {"graph"},
-    "recovering/snapshot.py": {"module"},  # its buffers, as they were
     "source/naming.py": {"made", "node"},
     "source/written_numbers.py": {"kind"},
 }

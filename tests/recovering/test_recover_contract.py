@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from tests.helpers import at_once
+from tests.helpers import at_once, seed
 from tests.recovering.runs import Loader, Run, batches, differences, net
 from torchzero_clip import (
     LR,
@@ -147,8 +147,8 @@ def test_a_smaller_rate_holds_for_so_many_steps_and_schedules_do_not_see_it() ->
 @at_once("compile", [False, True])
 def test_the_host_waits_for_nothing_but_at_a_look(compile: bool) -> None:
     with fake_cuda():
-        model = nn.Linear(4, 4)
-        params = twin(list(model.parameters()))
+        params = twin(list(nn.Linear(4, 4).parameters()))
+        model = nn.ParameterList(params)
         opt = Modular(params, Guard(), ClipNorm(1.0, dim="global"), Adam(), LR(0.1))
         loss = torch.zeros((), device="cuda")
         recover = Recover(opt, model, every=8, check=8)
@@ -299,6 +299,151 @@ def test_what_modules_save_besides_comes_back() -> None:
     assert model.scale == 1.0
 
 
+class BySum:
+    """Steps of four batches each, whose gradients are summed by hand, in `.grad` or elsewhere."""
+
+    def __init__(self, where: str, **options: Any) -> None:
+        seed()
+        self.model = nn.Sequential(nn.Linear(6, 6), nn.Tanh(), nn.Linear(6, 6))
+        self.params = list(self.model.parameters())
+        if where != "grad":
+            for p in self.params:
+                p.main_grad = torch.zeros_like(p)
+        self.where = where
+        self.opt = Modular(self.params, Adam(), LR(0.01), grad=where, **options)
+        self.count = 0
+
+    def train(self, given: Any, recover: Recover | None = None) -> None:
+        for x, y in given:
+            loss = nn.functional.mse_loss(self.model(x), y)
+            loss.backward()
+            for p in self.params if self.where != "grad" else ():
+                p.main_grad += p.grad
+                p.grad = None
+            self.count += 1
+            if self.count % 4 == 0:
+                self.opt.step()
+                self.opt.zero_grad()
+            if recover is not None:
+                recover.step(loss)
+                self.count = recover.now.count
+
+
+@pytest.mark.filterwarnings(BACK)
+@at_once("every", [4, 6, 2])
+@pytest.mark.parametrize("options", [{}, {"fused": False}, {"compile": True}])
+@pytest.mark.parametrize("where", ["grad", "main_grad"])
+def test_gradients_of_batches_that_are_undone_are_dropped_and_others_stay(
+    where: str, options: dict[str, Any], every: int
+) -> None:
+    """A snapshot may be of a moment in the middle of a sum."""
+    bad = range(27, 31)
+    run = BySum(where, **options)
+    recover = Recover(run.opt, run.model, every=every, check=2, window=4)
+    run.train(recover.batches(iter(batches(48, bad=bad))), recover)
+    assert {back.to for back in recover.events} <= {24, 26}
+    assert recover.events
+    plain = BySum(where, **options)
+    given = enumerate(batches(48, bad=bad), 1)
+    plain.train([batch for i, batch in given if i not in recover.now.left_out])
+    assert differences(plain.model.state_dict(), run.model.state_dict()) == []
+    assert [p.grad is None for p in plain.params] == [p.grad is None for p in run.params]
+
+
+@pytest.mark.filterwarnings(BACK)
+def test_gradients_that_the_optimizer_has_used_take_no_memory() -> None:
+    quick = Quick(Adam(), LR(0.1))
+    quick.go(1.0, 1.0)
+    state = sum([t.nbytes for t in quick.opt.state[quick.w].values()])
+    chain = [t for t in quick.opt.param_groups[0]["chain"].values() if isinstance(t, Tensor)]
+    assert quick.recover.nbytes == quick.w.nbytes + state + sum([t.nbytes for t in chain])
+
+
+@pytest.mark.filterwarnings(BACK)
+def test_a_buffer_that_was_none_is_none_again_and_a_new_one_is_gone() -> None:
+    model = nn.BatchNorm1d(3)
+    model.register_buffer("extra", None)
+    opt = Modular(model.parameters(), LR(0.1))
+    recover = Recover(opt, model, every=1, check=1)
+    recover.step(1.0)
+    mean = model.running_mean
+    model.extra = torch.full((3,), math.nan)
+    model.register_buffer("later", torch.ones(3))
+    model.running_mean = torch.full((3,), math.nan)
+    for p in model.parameters():
+        p.grad = torch.ones_like(p)
+    opt.step()
+    assert recover.step(math.nan)
+    assert model.extra is None
+    assert not hasattr(model, "later")
+    assert model.running_mean is mean
+    assert mean.isfinite().all()
+
+
+@pytest.mark.filterwarnings(BACK)
+@at_once("options", [{}, {"fused": False}, {"compile": True}])
+def test_a_loss_that_is_no_number_in_a_step_that_a_scaler_skipped_is_one_bad_step(
+    options: dict[str, Any],
+) -> None:
+    model = nn.Linear(2, 2)
+    opt = Modular(model.parameters(), Adam(), LR(0.1), **options)
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0)
+    recover = Recover(opt, model, every=4, check=4, window=4, parts=[scaler])
+
+    def steps(*factors: float) -> Any:
+        for factor in factors:
+            opt.zero_grad()
+            loss = factor * model(torch.ones(3, 2)).square().mean()
+            scaler.scale(loss).backward()
+            scaler.step(opt)
+            scaler.update()
+            back = recover.step(loss)
+        return back
+
+    steps(1.0, 1.0, 1.0, 1.0)
+    assert steps(1.0, math.nan, 1.0, 1.0) is None
+    assert all([p.isfinite().all() for p in model.parameters()])
+    back = steps(math.nan, math.nan, math.nan, 1.0)
+    assert back.why == "of the last 4 steps 3 had a loss that is not finite"
+
+
+def test_batches_may_be_arrays_and_whatever_equals_everything() -> None:
+    class Same:
+        def __eq__(self, other: object) -> bool:
+            return True
+
+        __hash__ = None  # type: ignore[assignment]
+
+    quick = Quick()
+    given = [np.ones((3, 2)), np.zeros(2), Same(), None, torch.ones(2)]
+    assert list(map(id, quick.recover.batches(given))) == list(map(id, given))
+
+
+@pytest.mark.filterwarnings(BACK)
+def test_no_batch_is_counted_twice() -> None:
+    quick = Quick(most=4)
+    given = quick.recover.batches(iter(range(1, 1000)))
+    for loss in [1.0, 1.1] * 3:
+        next(given)
+        quick.go(loss)
+    backs = []
+    for _ in range(4):
+        next(given)
+        quick.go(99.0)
+        next(given)
+        backs.append(quick.go(99.0))
+    assert [back.to for back in backs] == [4, 4, 2, 2]
+    assert [back.left_out for back in backs] == [4, 2, 4, 2]
+    assert quick.recover.now.left_out == list(range(3, 15))
+
+
+def test_steps_without_a_loss_are_no_losses_of_zero() -> None:
+    quick = Quick(check=4, every=4)
+    quick.go(-5.0, None, -5.2, None)
+    assert quick.recover.now.losses == [-5.0, -5.2]
+    assert quick.go(None, -5.1, None, -5.0) is None
+
+
 # ---------------------------------------------------------------------- on disk
 
 
@@ -349,6 +494,7 @@ def written(x: Any) -> Any:
 MODEL = nn.Linear(2, 2)
 CHAIN = [Adam(), LR(0.1)]
 OPT = Modular(MODEL.parameters(), *CHAIN)
+SCHEDULE = torch.optim.lr_scheduler.CosineAnnealingLR(OPT, 10)
 WRONG: list[tuple[Callable[[], Any], type[Exception], str]] = [
     (lambda: Recover(torch.optim.SGD(MODEL.parameters()), MODEL), TypeError, "got SGD"),
     (lambda: Recover(Clipper(MODEL.parameters(), Guard()), MODEL), TypeError, "got Clipper"),
@@ -358,6 +504,19 @@ WRONG: list[tuple[Callable[[], Any], type[Exception], str]] = [
     (lambda: Recover(OPT, MODEL, every=15), ValueError, "every must be a multiple of check=10"),
     (lambda: Recover(OPT, MODEL, sigmas=-1), ValueError, "sigmas must be at least 0, got -1"),
     (lambda: Recover(OPT, MODEL, slower=0.5), ValueError, r"as \(0.5, 100\), got 0.5"),
+    (lambda: Recover(OPT, MODEL, slower=(0.5,)), ValueError, r"got \(0.5,\)"),
+    (lambda: Recover(OPT, MODEL, slower=(0.5, "x")), ValueError, r"got \(0.5, 'x'\)"),
+    (lambda: Recover(OPT, MODEL, slower=("x", 5)), ValueError, r"got \('x', 5\)"),
+    (lambda: Recover(OPT, MODEL, slower=(0.5, -1)), ValueError, r"got \(0.5, -1\)"),
+    (lambda: Recover(OPT, MODEL, slower=(math.nan, 1)), ValueError, r"got \(nan, 1\)"),
+    (lambda: Recover(OPT, MODEL, parts=SCHEDULE), TypeError, r"parts=\[schedule\], got CosineA"),
+    (lambda: Recover(OPT, MODEL, parts=None), TypeError, r"parts=\[schedule\], got NoneType"),
+    (lambda: Recover(OPT, None), TypeError, "the optimizer trains, got NoneType"),
+    (lambda: Recover(OPT, nn.Linear(2, 2)), ValueError, "got one without its parameters"),
+    (lambda: Recover(OPT, MODEL).load_state_dict(None), ValueError, "got NoneType"),
+    (lambda: Recover(OPT, MODEL).step("x"), TypeError, "loss must be a number, .*, got 'x'"),
+    (lambda: Recover(OPT, MODEL).step(torch.ones(2)), TypeError, r"got one of shape \(2,\)"),
+    (lambda: Recover(OPT, MODEL).step(1j), TypeError, "loss must be a number, .*, got 1j"),
     (lambda: Recover(OPT, MODEL).load_state_dict({}), ValueError, "what state_dict of a Recover"),
 ]
 

@@ -13,6 +13,7 @@ from torchzero_clip.core.description import Description, class_with
 from torchzero_clip.core.link import Link
 from torchzero_clip.core.numbers import numbered
 from torchzero_clip.core.sharding.layout import locals_of
+from torchzero_clip.core.step import Step
 from torchzero_clip.core.tensorlist import TensorList
 from torchzero_clip.core.transform import Transform, averages
 from torchzero_clip.core.values import is_row
@@ -110,6 +111,19 @@ def send(link: Link, buckets: list[Bucket], init: bool = False) -> list[Bucket]:
     return [*buckets, *idle]
 
 
+def pass_over(links: Sequence[Link], step: Step) -> None:
+    """Tell links of a step that a guard skipped before it reached them.
+
+    An engine that keeps the flag on the device lets them all see the step. Links that count all
+    steps must count the same in every engine.
+    """
+    for link in links:
+        if isinstance(link.transform, Chain):
+            pass_over(link.children, step)
+        elif link.transforms and not link.transform._passed_over(step, link.path):
+            return
+
+
 def refuse_complex(bucket: Bucket) -> None:
     """Raise for complex parameters where the rule has no meaning for them."""
     tfm = bucket.bound.transform
@@ -182,6 +196,9 @@ def bind(parent: Description, path: str = "", narrow: bool = False) -> tuple[Lin
         links.append(Link(child, own, bind(child, own + "/", mine), mine))
     if len({link.path for link in links}) < len(links):
         raise ValueError(f"two links have the same name: {sorted(link.path for link in links)}")
+    if not path:
+        for each in [each for link in links for each in link.walk()]:
+            each.tops = tuple(links)
     return tuple(links)
 
 

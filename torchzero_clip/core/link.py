@@ -41,6 +41,7 @@ class Link:
         self.narrow = narrow
         self.keys: dict[str, str] = {}  # field -> key in param_groups; filled by GroupKeys
         self.read: dict[str, Link] = {}  # live value of another -> the link that owns it
+        self.tops: tuple[Link, ...] = ()  # the links of the whole chain; filled by `bind`
         self._state_names: dict[Any, dict[str, bool]] = {}
 
     def walk(self) -> Iterator[Link]:

@@ -127,6 +127,7 @@ class Step:
         self.sessions: list[Session] = []
         self.new: list[dict[str, Any]] = []  # state of parameters that begin
         self.skip = Skip()
+        self.counted = set[str]()  # the paths of links that have counted the step
         self.measured: dict[Any, Tensor] = {}  # statistics of the gradients
         self.meters: list[Tensor] = []  # of what rounding has lost: see `Nearest`
         self.gradients, self.opener = StepGradients(self.place), self.engine

@@ -129,6 +129,13 @@ class Transform(Description):
         """The same for the numbers of the model, with the live values of the first group."""
         return {}
 
+    def _passed_over(self, step: Any, path: str) -> bool:
+        """Note a step that a guard skipped before it reached this link, whose path is given.
+
+        Returns whether the links after this one would have seen the step.
+        """
+        return True
+
     def update(self, u: TensorList, state: State, group: Group) -> TensorList:
         """The transformed update of one bucket."""
         raise NotImplementedError(f"{type(self).__name__} has neither update nor step")

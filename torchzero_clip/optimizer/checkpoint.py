@@ -21,7 +21,7 @@ from torchzero_clip.optimizer import norm_groups
 from torchzero_clip.optimizer.earlier import Older
 from torchzero_clip.optimizer.fingerprint import fingerprint, marks, other_arguments
 from torchzero_clip.optimizer.keys import GroupKeys
-from torchzero_clip.optimizer.rounding import split
+from torchzero_clip.optimizer.rounding import kept_halves, split
 from torchzero_clip.optimizer.state_layout import (
     ROUNDING,
     STATISTICS,
@@ -50,7 +50,8 @@ class Checkpoint:
             given = {"state": {}, **given}
         check_form(given, param_groups)
         self.given, self.param_groups, self.keys, self.layout = given, param_groups, keys, layout
-        self.state, self.groups = dict(given["state"]), list(map(dict, given["param_groups"]))
+        self.state = {index: kept_halves(held) for index, held in given["state"].items()}
+        self.groups = list(map(dict, given["param_groups"]))
         self._bring_up()
         self.groups = list(map(norm_groups.kept, self.groups, param_groups))
         for group, here in zip(self.groups, param_groups, strict=True):

@@ -6,9 +6,10 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.nn import Module
 
-from torchzero_clip.core.sharding.layout import local
+from torchzero_clip.core.sharding.layout import layout_of, local
 from torchzero_clip.optimizer.averages import params_of, refuse
 from torchzero_clip.optimizer.rounding import in_model, split, tensors_of, weights_of
 
@@ -29,6 +30,8 @@ def exact_state_dict(optimizer: Any, model: Module) -> dict[str, Any]:
 def load_exact(optimizer: Any, model: Module, state: Mapping[str, Any]) -> None:
     """Load float32 weights into a model in bfloat16, and what it cannot hold into the optimizer.
 
+    A state dict that does not fit raises `ValueError` before anything changes.
+
     Args:
         model: The model that is trained.
         state: What `exact_state_dict` gave, or any state dict of the model in float32.
@@ -36,10 +39,44 @@ def load_exact(optimizer: Any, model: Module, state: Mapping[str, Any]) -> None:
     _check("load_exact", optimizer)
     mine = set(params_of(optimizer))
     tensors = tensors_of("load_exact", model, mine)
+    _check_fit(model, state)
     model.load_state_dict(state)
     for key, p in tensors.items():
         if p in mine and p.dtype == torch.bfloat16:
             split(p, local(state[key]), optimizer.state[p])
+
+
+def _check_fit(model: Module, state: Any) -> None:
+    """Raise unless the state dict has the keys, shapes and shards of the model.
+
+    torch checks while it copies, so an error there leaves some weights changed.
+    """
+    if not isinstance(state, Mapping):
+        raise TypeError(f"load_exact: state must be a state dict, got {type(state).__name__}")
+    own = model.state_dict(keep_vars=True)
+    if state.keys() != own.keys():
+        missing = sorted(own.keys() - state.keys())
+        unknown = sorted(map(str, state.keys() - own.keys()))
+        raise ValueError(
+            "load_exact: the state dict must have the keys of the model: it lacks "
+            f"{missing or 'none'}, and has {unknown or 'none'} besides"
+        )
+    for key, t in own.items():
+        value = state[key]
+        if not isinstance(t, Tensor):
+            continue
+        if not isinstance(value, Tensor):
+            raise TypeError(f"load_exact: {key!r} must be a tensor, got {type(value).__name__}")
+        if value.shape != t.shape:
+            raise ValueError(
+                f"load_exact: {key!r} has shape {tuple(value.shape)}, and {tuple(t.shape)} in the "
+                "model"
+            )
+        if layout_of(value) != layout_of(t):
+            raise ValueError(
+                f"load_exact: {key!r} must be sharded as it is in the model: distribute it first, "
+                "for example with torch.distributed.tensor.distribute_tensor"
+            )
 
 
 def _check(owner: str, optimizer: Any) -> None:

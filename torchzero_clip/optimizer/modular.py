@@ -13,11 +13,12 @@ from torch.optim import Optimizer
 from typing_extensions import Never
 
 from torchzero_clip.core.bucket import Bucket, in_buckets
-from torchzero_clip.core.chain import Chain, bind, prepare, send
+from torchzero_clip.core.chain import Chain, bind, pass_over, prepare, send
 from torchzero_clip.core.cohort import Roster
 from torchzero_clip.core.description import RESERVED
 from torchzero_clip.core.engine import Engine, Records
 from torchzero_clip.core.gradients import GradPlace, Where
+from torchzero_clip.core.link import Link
 from torchzero_clip.core.private import traced, untraced
 from torchzero_clip.core.step import Step, evaluate, one_number
 from torchzero_clip.core.transform import Transform
@@ -85,6 +86,7 @@ class Modular(Optimizer):
         "grad": "grad",
     }
     _keeps_like = "the parameters'"  # whose size the memory has that the engine keeps
+    _chose_rounding = True  # until `__init__` has ended, and in a copy
     _makes_steps: bool | None = True  # of the parameters; None where it looks at those of others
 
     @untraced  # which forgets what is set on an optimizer
@@ -116,8 +118,8 @@ class Modular(Optimizer):
         on_saving(self)
         warn_of_places(self)
         warn_of_small_state(self)
-        if self._makes_steps and rounding is None:
-            roundings.warn_of_lost_updates(self)
+        self._chose_rounding = rounding is not None
+        self._warn_of_lost_updates()
 
     def _build(
         self, chain: Chain, fused: bool, compile: bool, rounding: str, state_dtype: str, grad: Any
@@ -163,11 +165,16 @@ class Modular(Optimizer):
 
     def _through(self, step: Step) -> Records:
         """Send the gradients of a step through the chain."""
+        reached: Link | None = None
+        left = iter(self.links)
         with step:
             buckets = self._start(step)
-            for link in self.links:
-                buckets = send(link, buckets)  # an empty list ends the step
+            for reached in left:
+                buckets = send(reached, buckets)  # an empty list ends the step
+            reached = None
             self._end(step, buckets)
+        if reached is not None:  # a guard has ended the step there
+            pass_over([reached, *left], step)
         return step.record
 
     def _start(self, step: Step) -> list[Bucket]:
@@ -392,6 +399,12 @@ class Modular(Optimizer):
             self.param_groups.pop()
             raise
         group["chain"] = shared_start(self.keys.links, group["params"], held)
+        self._warn_of_lost_updates()
+
+    def _warn_of_lost_updates(self) -> None:
+        """Warn if parameters in half precision round to the nearest and nobody chose that."""
+        if self._makes_steps and not self._chose_rounding:
+            roundings.warn_of_lost_updates(self)
 
     def _check_params(self, group: dict[str, Any]) -> None:
         """Raise a sentence where the chain cannot take the parameters of a group."""

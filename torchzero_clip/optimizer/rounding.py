@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Container, Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -68,9 +69,14 @@ def narrow(optimizer: Any) -> bool:
 # ---------------------------------------------------------------------- float32 behind bfloat16
 
 
+def is_exact(optimizer: Any, p: Tensor) -> bool:
+    """Return whether a parameter is only the upper half of a float32 weight."""
+    return optimizer.rounding == "exact" and p.dtype in DROPPED
+
+
 def weights_of(optimizer: Any, p: Tensor) -> Tensor:
     """A parameter as links see it; of a sharded one the part that is here."""
-    if optimizer.rounding != "exact" or p.dtype not in DROPPED:
+    if not is_exact(optimizer, p):
         return local(p)
     rest = optimizer.state.get(p, {}).get(Exact.key)
     return local(p).float() if rest is None else wide_of(local(p), local(rest))
@@ -102,3 +108,38 @@ def split(p: Tensor, x: Tensor, state: dict[str, Any]) -> None:
     local(p).copy_(upper(x))
     rest = state.setdefault(Exact.key, torch.zeros_like(p, dtype=Exact.dtype))
     local(rest).copy_(lower(x))
+
+
+def shown_halves(state: Mapping[Any, Any]) -> dict[Any, Any]:
+    """Return state with the lower halves as bytes, as a state dict has them.
+
+    They are 16-bit integers, which NCCL and gloo cannot send, so that
+    `StateDictOptions(full_state_dict=True)` could not gather them. The bytes have one dim more, the
+    last one, and share the memory.
+    """
+    return {key: _in_bytes(held) for key, held in state.items()}
+
+
+def _in_bytes(held: Any) -> Any:
+    if not (isinstance(held, Mapping) and isinstance(held.get(Exact.key), Tensor)):
+        return held
+    rest = held[Exact.key]
+    if rest.dtype != Exact.dtype:
+        return held
+    layout, here = layout_of(rest), local(rest).detach().unsqueeze(-1).view(torch.uint8)
+    if layout is not None:
+        here = replace(layout, shape=(*layout.shape, rest.element_size())).wrap(here)
+    return {**held, Exact.key: here}
+
+
+def kept_halves(held: Any) -> Any:
+    """Return the state of one parameter with lower halves of `shown_halves` as integers again."""
+    shown = held.get(Exact.key) if isinstance(held, Mapping) else None
+    if not (isinstance(shown, Tensor) and shown.dtype == torch.uint8 and shown.shape[-1:] == (2,)):
+        return held
+    layout, here = layout_of(shown), local(shown)
+    here = here if here.stride(-1) == 1 else here.contiguous()
+    rest = here.view(Exact.dtype).squeeze(-1)
+    if layout is not None:
+        rest = replace(layout, shape=layout.shape[:-1]).wrap(rest)
+    return {**held, Exact.key: rest}

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.optim import Optimizer
 
 from torchzero_clip.core.link import Link
 from torchzero_clip.core.norms import largest
 from torchzero_clip.core.sharding.held import evenly, owner_of, spread
 from torchzero_clip.core.sharding.layout import layout_of, local
 from torchzero_clip.core.stacks import batches
+from torchzero_clip.optimizer.averages import params_of
+from torchzero_clip.optimizer.rounding import is_exact, shown_halves, weights_of
 from torchzero_clip.optimizer.state_layout import matrix_names
 
 SINCE = "since"
@@ -27,6 +29,10 @@ def on_saving(optimizer: Any) -> None:
     paths = {link.path for link in optimizer.keys.links if matrix_names(link.transform)}
     if paths:
         optimizer.register_state_dict_post_hook(lambda opt, made: _shared(opt, made, paths))
+    if optimizer.rounding == "exact":
+        optimizer.register_state_dict_post_hook(
+            lambda _, made: {**made, "state": shown_halves(made["state"])}
+        )
     optimizer.register_state_dict_pre_hook(lambda opt: opt.engine.forget())
 
 
@@ -67,7 +73,7 @@ def has_rate(groups: Sequence[Mapping[str, Any]]) -> bool:
 
 @torch.no_grad()
 def safe_to_save(
-    optimizer: Optimizer, links: Sequence[Link], steps: int, more: Mapping[Any, Any]
+    optimizer: Any, links: Sequence[Link], steps: int, more: Mapping[Any, Any]
 ) -> bool:
     """Whether no guard skipped one of the last steps, and all weights and state are finite.
 
@@ -75,10 +81,13 @@ def safe_to_save(
     """
     if isinstance(steps, bool) or not isinstance(steps, int) or steps < 0:
         raise ValueError(f"safe_to_save: steps must be an integer at least 0, got {steps!r}")
-    held = list(_held(optimizer, links, more))
-    flags = [x >= steps for key, x in held if key.endswith(f"/{SINCE}")]
-    numbers = [x for key, x in held if not key.endswith(f"/{SINCE}")]
+    guards = {f"{link.path}/{SINCE}" for link in links if is_guard(link)}
+    held = list(_held(optimizer, links, more, guards))
+    flags = [x >= steps for key, x in held if key in guards]
+    numbers = [x for key, x in held if key not in guards]
     flags += [torch.isfinite(largest(row)).all() for row in _alike(numbers)]
+    for p in filter(partial(is_exact, optimizer), params_of(optimizer)):
+        flags.append(weights_of(optimizer, p).isfinite().all())  # in float32, one at a time
     home = flags[0].device if flags else torch.device("cpu")
     safe = torch.stack([flag.to(home) for flag in flags]).all() if flags else torch.tensor(True)
     ranks = torch.distributed
@@ -88,18 +97,28 @@ def safe_to_save(
     return bool(safe)
 
 
+def is_guard(link: Link) -> bool:
+    """Return whether the link judges steps, and counts those since the last one that it skipped."""
+    return getattr(link.transform, "place", "") == "first"
+
+
 def _held(
-    optimizer: Optimizer, links: Sequence[Link], more: Mapping[Any, Any]
+    optimizer: Any, links: Sequence[Link], more: Mapping[Any, Any], guards: Collection[str]
 ) -> Iterator[tuple[str, Tensor]]:
-    """All weights and state, each under its key, but what is no finite number until it is known."""
+    """Yield the weights, except exact ones, and the state, each tensor with its key.
+
+    State that is not finite before its link has seen anything is left out, except the counts of
+    `guards`.
+    """
     unknown = {key for link in links for key in _unknown(link)}
-    for group in optimizer.param_groups:
-        yield from [("", p) for p in group["params"]]
+    for p in params_of(optimizer):
+        if not is_exact(optimizer, p):
+            yield "", p
     rows = [group.get("chain", {}) for group in optimizer.param_groups]
     for row in [*rows, *optimizer.state.values(), *more.values()]:
         for key, x in row.items() if isinstance(row, Mapping) else ():
             number = isinstance(x, Tensor) and (x.is_floating_point() or x.is_complex())
-            if number and (key not in unknown or str(key).endswith(f"/{SINCE}")):
+            if number and (key not in unknown or key in guards):
                 yield str(key), x
 
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, NamedTuple, TypeVar
 
@@ -17,18 +18,37 @@ from torchzero_clip.core.outside import warn
 from torchzero_clip.core.tensors import wide
 from torchzero_clip.optimizer import Modular
 from torchzero_clip.optimizer.averages import params_of
+from torchzero_clip.recovering.arguments import (
+    check_numbers,
+    check_run,
+    check_slower,
+    loss_of,
+    need,
+)
 from torchzero_clip.recovering.judging import Look, judged, limit_of
 from torchzero_clip.recovering.snapshot import Snapshot
 from torchzero_clip.study.recorder import Recorder
 
 T = TypeVar("T")
 UNSEEN = "a loader that would go back unseen: write `for batch in recover.batches(loader):`"
-EARLY = "the run has to begin well, so look at its first batches, its rate and its warm-up"
+EARLY = (
+    "the run has to begin well, so look at its first batches, its rate and its warm-up, and resume "
+    "one that went on from a checkpoint from an earlier one"
+)
 LASTING = (
     "it is not a few batches, so look at the rate, at the data from here on, and at whether losses "
     "of this size are the new level; `most` allows more"
 )
 BROKEN = "weights or state have numbers that are not finite"
+REMOVED = (
+    "this Recover was removed, or replaced by a newer one of the same optimizer: call step() of "
+    "that one"
+)
+OTHER_RANKS = (
+    "Recover: the snapshots of the checkpoint were saved on another rank or on another number of "
+    "ranks, so the run has none until the next look at which all is well. Save "
+    "recover.state_dict() on every rank to keep them"
+)
 
 
 class Back(NamedTuple):
@@ -53,13 +73,44 @@ class Progress:
 
     rows: Tensor  # of each step since the last look: its loss, and why it was skipped
     count: int = 0  # of steps
+    told: list[bool] = field(default_factory=list)  # of each step in `rows`: had it a loss?
+    moved: list[bool] = field(default_factory=list)  # and did the optimizer take a step?
     losses: list[float] = field(default_factory=list)  # of good steps
     drawn: int = 0  # batches
     ends: list[int] = field(default_factory=lambda: [0])  # those before each step of `rows`
     bad: list[int] = field(default_factory=list)  # those of bad steps since the snapshot
-    left_out: list[int] = field(default_factory=list)  # of a loader that goes back
+    left_out: list[int] = field(default_factory=list)  # those that the run goes without
     again: int = 0  # times that the run went back since there was a new snapshot
     slow_until: int = 0  # the step
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return plain data, with the rows of the steps that nobody has looked at yet."""
+        return {**asdict(self), "rows": self.rows[: len(self.told)].tolist()}
+
+    def read(self) -> tuple[list[Look], bool]:
+        """Return the steps since the last look, and whether all ranks have told all losses.
+
+        All ranks get the same. Only here the host waits.
+        """
+        losses, why = self.rows[: len(self.told)].unbind(1)
+        told, moved = torch.tensor([self.told, self.moved], device=losses.device)
+        broken, ranks, world = ~losses.isfinite(), torch.distributed, 1
+        table = torch.stack([losses.where(~broken, 0), broken, why > 0, told, moved], dim=1)
+        if ranks.is_available() and ranks.is_initialized():
+            world = ranks.get_world_size()
+            ranks.all_reduce(table)
+        looks, whole = list[Look](), True
+        for loss, broke, skipped, given, stepped in table.tolist():
+            mean = loss / max(given, 1)
+            looks.append(Look(mean, broke > 0, skipped > 0, given > 0, stepped > 0))
+            whole = whole and given == world
+        return looks, whole
+
+    def clear(self, check: int) -> None:
+        """Begin the steps of the next look."""
+        self.rows = self.rows.new_zeros(check, 2)
+        self.told.clear()
+        self.moved.clear()
 
 
 class Recover:
@@ -70,6 +121,8 @@ class Recover:
     bad, or weights are no numbers, the model, the optimizer, the parts and all random states become
     what they were in the last snapshot. Where it goes wrong again before there is another one, it
     is taken again, from half of `most` times on the one before, and then a RuntimeError says so.
+
+    An optimizer has one Recover: a new one takes the place of the one before.
 
     Args:
         opt: A Modular, or the handle that `attach` returned.
@@ -88,7 +141,7 @@ class Recover:
     Attributes:
         events: Every way back, as a `Back`.
         now: Where the run is: `now.count` steps without those that were taken back, and
-            `now.left_out`, which batches of a loader among the parts, counted from 1.
+            `now.left_out`, the batches that the run goes without, counted from 1.
 
     Example:
         >>> import torch
@@ -120,20 +173,45 @@ class Recover:
         most: int = 8,
         slower: tuple[float, int] = (1.0, 0),
     ) -> None:
+        parts = check_run(opt, model, parts)
         numbers = {"every": every, "keep": keep, "check": check, "window": window, "most": most}
-        check_arguments(opt, parts := list(parts), {**numbers, "sigmas": sigmas}, slower)
-        self.every, self.check, self.most, self.slower = every, check, most, slower
-        self.events, self._opt, self._parts = list[Back](), opt, parts
+        check_numbers({**numbers, "sigmas": sigmas})
+        self.slower = check_slower(opt, slower)
+        self.every, self.check, self.most = every, check, most
         self.sigmas, self.window = sigmas, window
+        self.events, self._opt, self._parts = list[Back](), opt, parts
         mine = [opt._optimizer(), opt, opt.after] if isinstance(opt, Attached) else [opt]
         optimizers = [each for each in mine if each is not None]  # the one that moves weights first
         self._spare = [Snapshot(optimizers, model, parts) for _ in range(keep)]
         self._ring, device = list[Snapshot](), params_of(opt)[0].device
         self.now = Progress(torch.zeros(check, 2, dtype=wide(device), device=device))
-        self._rates, self._told, self._last = list[Any](), False, opt._records
+        self._moved = False  # whether the optimizer has taken a step since the last call of `step`
         self._loader: Iterable[Any] | None = None  # one that can go back
-        optimizers[0].register_step_pre_hook(self._slow_down)
-        optimizers[0].register_step_post_hook(self._as_before)
+        self._rates: list[tuple[dict[str, Any], Any, Any]] = []  # groups with a smaller rate
+        self._begin_on(optimizers[0])
+
+    def _begin_on(self, optimizer: Optimizer) -> None:
+        """Watch the steps of an optimizer, in the place of an earlier Recover."""
+        earlier = ACTIVE.get(optimizer)
+        if earlier is not None and (replaced := earlier()) is not None:
+            replaced.remove()
+        ACTIVE[optimizer] = weakref.ref(self)
+        self._hooks = [
+            optimizer.register_step_pre_hook(calling(self._before_step)),
+            optimizer.register_step_post_hook(calling(self._after_step)),
+        ]
+        for hook in self._hooks:
+            weakref.finalize(self, hook.remove)
+
+    def remove(self) -> None:
+        """Take the hooks off the optimizer. It is over then: `step` raises an error.
+
+        A new Recover on the same optimizer does this to the one before.
+        """
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks = []
+        self._restore_rates()
 
     # ------------------------------------------------------------------ in the loop
 
@@ -146,7 +224,11 @@ class Recover:
         goes_back, batches = any([part is loader for part in self._parts]), iter(loader)
         if goes_back:
             self._loader, self._iterator = loader, batches
-        for batch in iter(lambda: next(self._iterator if goes_back else batches, END), END):
+        while True:
+            try:
+                batch = next(self._iterator if goes_back else batches)
+            except StopIteration:
+                return
             self.now.drawn += 1
             if self.now.drawn not in self.now.left_out:
                 yield batch
@@ -162,29 +244,39 @@ class Recover:
         Returns:
             What happened where the run has gone back; otherwise None.
         """
-        now, records = self.now, self._opt._records
-        row, self._told = now.rows[now.count % self.check], loss is not None
+        loss = loss_of(loss)
+        need(self._hooks, REMOVED, RuntimeError)
+        self._restore_rates()  # of a step that raised an error
+        now, moved = self.now, self._moved
+        self._moved = False
+        row = now.rows[len(now.told)]
         if isinstance(loss, Tensor):
-            row[0].copy_(loss.detach().reshape(()))
+            row[0].copy_(loss)
         elif loss is not None:
             row[0].fill_(loss)
-        if records is not self._last:  # else a GradScaler has left the step out
-            for why in [x["why"] for x in records.values() if isinstance(x, dict) and "why" in x]:
-                row[1].add_(why.to(row.device))
-        self._last = records
+        records = self._opt._records.values() if moved else ()  # else they are of an earlier step
+        for why in [x["why"] for x in records if isinstance(x, dict) and "why" in x]:
+            row[1].add_(why.to(row.device))
+        now.told.append(loss is not None)
+        now.moved.append(moved)
         now.count += 1
         now.ends.append(now.drawn)
         return None if now.count % self.check else self._look()
 
     def _look(self) -> Back | None:
         """Judge the last steps: go back, take a snapshot, or let the run go on."""
-        now, rows = self.now, self._read()
+        now = self.now
+        summing = not now.moved[-1]  # the gradients of the last steps, which are still to be used
+        rows, told = now.read()
+        now.clear(self.check)
         bad, why = judged(rows, limit_of(now.losses, self.sigmas, self.window))
         for row, is_bad, *ends in zip(rows, bad, now.ends, now.ends[1:], strict=False):
-            now.bad += range(ends[0] + 1, ends[1] + 1) if is_bad else ()
-            now.losses += [] if is_bad else [row.loss]
+            if is_bad:
+                now.bad += range(ends[0] + 1, ends[1] + 1)
+            elif row.told:
+                now.losses.append(row.loss)
         now.losses, now.ends = now.losses[-self.window :], now.ends[-1:]
-        if not (why or self._told or self._opt.safe_to_save(0)):
+        if not (why or told or self._opt.safe_to_save(0)):
             why = BROKEN
         last = self._ring[-1].progress.count if self._ring else -1
         due = now.count // self.every > last // self.every
@@ -195,26 +287,15 @@ class Recover:
                 need(seen or part is self._loader, what, RuntimeError)
             if self._opt.safe_to_save(self.check):
                 now.again, now.bad = 0, []
-                self._take()
+                self._take(summing)
             elif not self._opt.safe_to_save(0):
                 why = BROKEN
         return self._go_back(why) if why else None
 
-    def _read(self) -> list[Look]:
-        """The steps since the last look, alike on all ranks; the host waits here alone."""
-        losses, why = self.now.rows.unbind(1)
-        broken, ranks, world = ~losses.isfinite(), torch.distributed, 1
-        table = torch.stack([losses.where(~broken, 0), broken, why > 0], dim=1)
-        if ranks.is_available() and ranks.is_initialized():
-            world = ranks.get_world_size()
-            ranks.all_reduce(table)
-        self.now.rows.zero_()
-        return [Look(x / world, broken > 0, skipped > 0) for x, broken, skipped in table.tolist()]
-
-    def _take(self) -> None:
-        """Take a snapshot, in the place of the oldest where there is no other."""
+    def _take(self, summing: bool = False) -> None:
+        """Take a snapshot, in the place of the oldest if there is no other."""
         snapshot = self._spare.pop() if self._spare else self._ring.pop(0)
-        snapshot.take(copy.deepcopy(self.now))
+        snapshot.take(copy.deepcopy(self.now), summing)
         self._ring.append(snapshot)
 
     def _go_back(self, why: str) -> Back:
@@ -229,13 +310,13 @@ class Recover:
         snapshot.put_back()
         now = self.now = copy.deepcopy(snapshot.progress)
         out = set(range(now.drawn + 1, was.drawn + 1)) - {*was.left_out}
-        now.again, now.left_out, now.bad = was.again + 1, was.left_out, []
+        if self._loader is None:
+            now.drawn = now.ends[-1] = was.drawn  # the data goes on
+        elif trusted and was.bad:
+            out &= {*was.bad}
+        now.again, now.left_out, now.bad = was.again + 1, sorted({*was.left_out, *out}), []
         if self._loader is not None:
-            out = out & {*was.bad} if trusted and was.bad else out
-            now.left_out = sorted({*was.left_out, *out})
             self._iterator = iter(self._loader)
-        else:
-            now.drawn = now.ends[-1] = snapshot.progress.drawn = was.drawn
         snapshot.set_random()
         undone = was.count - now.count
         back = Back(was.count, now.count, why, len(out) if was.drawn else undone)
@@ -249,16 +330,46 @@ class Recover:
 
     # ------------------------------------------------------------------ a smaller rate
 
-    def _slow_down(self, optimizer: Optimizer, *_: Any) -> None:
-        if self.now.count < self.now.slow_until:
-            self._rates = [group["lr"] for group in optimizer.param_groups]
-            for group in optimizer.param_groups:
-                group["lr"] = group["lr"] * self.slower[0]
+    def _before_step(
+        self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+        """Make the rate smaller for this step, if the run went back a short while ago."""
+        self._restore_rates()  # of a step that raised an error
+        if self.now.count >= self.now.slow_until:
+            return None
+        for group in optimizer.param_groups:
+            smaller = group["lr"] * self.slower[0]
+            self._rates.append((group, group["lr"], smaller))
+            group["lr"] = smaller
+        # torch calls no hook behind a step that raises, and a closure often does
+        kept = [self._restoring(x) if callable(x) else x for x in args]
+        return tuple(kept), {k: self._restoring(x) if callable(x) else x for k, x in kwargs.items()}
 
-    def _as_before(self, optimizer: Optimizer, *_: Any) -> None:
-        """Schedules multiply the rate that they have left."""
-        for group, rate in zip(optimizer.param_groups, self._rates, strict=False):
-            group["lr"] = rate
+    def _restoring(self, closure: Callable[..., Any]) -> Callable[..., Any]:
+        """Return a closure that gives the rates back before it raises an error."""
+
+        def restoring(*args: Any, **kwargs: Any) -> Any:
+            try:
+                return closure(*args, **kwargs)
+            except BaseException:
+                self._restore_rates()
+                raise
+
+        return restoring
+
+    def _after_step(self, *_: Any) -> None:
+        self._moved = True
+        self._restore_rates()
+
+    def _restore_rates(self) -> None:
+        """Put the rates back that schedules are to see: they multiply what they have left.
+
+        A rate that somebody has set since stays.
+        """
+        for group, rate, smaller in self._rates:
+            here = group["lr"]
+            if here is smaller or not (isinstance(here, Tensor) or here != smaller):
+                group["lr"] = rate
         self._rates = []
 
     # ------------------------------------------------------------------ on disk
@@ -268,46 +379,88 @@ class Recover:
         """How much host memory the snapshots take."""
         return sum([host.nbytes for snapshot in self._ring for host in snapshot.hosts])
 
-    def state_dict(self) -> dict[str, Any]:
-        """The losses and counts, for a checkpoint; snapshots are not in it."""
-        return {**asdict(self.now), "rows": self.now.rows.tolist()}
+    def state_dict(self, *, snapshots: bool = True) -> dict[str, Any]:
+        """Return what a checkpoint needs, so that a run that loads it is the run that went on.
+
+        The snapshots share their memory with later ones: save what this returns, or copy it. On
+        several ranks each one saves its own.
+
+        Args:
+            snapshots: Whether the snapshots are in it, each as large as the weights and the state.
+                Without them the run that loads it takes its first one when all is well again, and
+                cannot go back before that.
+        """
+        shown = [
+            {**snapshot.state_dict(), "progress": snapshot.progress.state_dict()}
+            for snapshot in (self._ring if snapshots else ())
+        ]
+        return {**self.now.state_dict(), "snapshots": shown, "rank": list(rank_and_world())}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Go on where `state_dict` was saved, once all else is loaded: a snapshot is taken here."""
-        what = f"load_state_dict takes what state_dict of a Recover gave, got {list(state_dict)}"
-        need(state_dict.keys() == vars(self.now).keys(), what)
-        rows, given = self.now.rows, copy.deepcopy(dict(state_dict))
-        self.now = Progress(**{**given, "rows": rows.new_tensor(given["rows"])})
-        self._spare, self._ring = [*self._spare, *self._ring], []
-        self._take()
+        """Go on where `state_dict` was saved, after everything else is loaded.
+
+        On several ranks all of them call it.
+        """
+        keys = set(state_dict) if isinstance(state_dict, Mapping) else set()
+        given = list(state_dict) if keys else type(state_dict).__name__
+        what = f"load_state_dict takes what state_dict of a Recover gave, got {given}"
+        need(keys == {*vars(self.now), "snapshots", "rank"}, what)
+        saved = copy.deepcopy(dict(state_dict))  # whose memory later snapshots take
+        snapshots, rank = saved.pop("snapshots"), tuple(saved.pop("rank"))
+        if not all_agree(rank == rank_and_world(), self.now.rows.device):
+            if snapshots:
+                warn(OTHER_RANKS)
+            snapshots = []
+        loaded = list[Snapshot]()
+        spare = [*self._spare, *self._ring]
+        for one in snapshots[-len(spare) :]:
+            snapshot = spare.pop()
+            snapshot.load_state_dict(one, self._progress(one["progress"]))
+            loaded.append(snapshot)
+        self.now = self._progress(saved)
+        self._spare, self._ring, self._moved = spare, loaded, False
+
+    def _progress(self, saved: Mapping[str, Any]) -> Progress:
+        """Return a progress that `state_dict` gave, with room for the steps until the next look.
+
+        `check` may be another now, and so the next look may come sooner or later.
+        """
+        made = Progress(**{**saved, "rows": self.now.rows})
+        seen = len(made.told)
+        made.rows = self.now.rows.new_zeros(seen + self.check - made.count % self.check, 2)
+        if seen:
+            made.rows[:seen].copy_(made.rows.new_tensor(saved["rows"]))
+        made.losses = made.losses[-self.window :]
+        return made
 
 
-END: Any = object()
+ACTIVE: weakref.WeakKeyDictionary[Optimizer, weakref.ref[Recover]] = weakref.WeakKeyDictionary()
+"""The Recover of each optimizer."""
 
 
-def need(fine: Any, sentence: str, kind: type[Exception] = ValueError) -> None:
-    """Raise a sentence unless something is fine."""
-    if not fine:
-        raise kind(f"Recover: {sentence}")
+def calling(method: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a hook that calls a method as long as its object lives, and is not compiled."""
+    found = weakref.WeakMethod(method)
+
+    def hook(*args: Any) -> Any:
+        bound = found()
+        return None if bound is None else bound(*args)
+
+    return torch.compiler.disable(hook)  # type: ignore[no-any-return, unused-ignore]
 
 
-def check_arguments(opt: Any, parts: Sequence[Any], numbers: dict[str, Any], slower: Any) -> None:
-    """Raise a sentence unless the arguments of Recover are what they should be."""
-    steps = isinstance(opt, Modular) and (opt._makes_steps or isinstance(opt, Attached))
-    given = f"got {type(opt).__name__}"
-    need(steps, f"takes a Modular or the handle that attach returned, {given}", TypeError)
-    for part in parts:
-        has = hasattr(part, "state_dict") and hasattr(part, "load_state_dict")
-        given = f"got {type(part).__name__}: what has not goes on as it is"
-        need(has, f"parts have state_dict and load_state_dict, {given}", TypeError)
-    for name, value in numbers.items():
-        kinds, least = ((int, float), 0) if name == "sigmas" else ((int,), 1 + (name == "window"))
-        fine = type(value) in kinds and value >= least
-        words = "an integer " * (kinds == (int,)) + f"at least {least}"
-        need(fine, f"{name} must be {words}, got {value!r}")
-    what = f"every must be a multiple of check={numbers['check']}, the steps between two looks"
-    need(numbers["every"] % numbers["check"] == 0, f"{what}, got {numbers['every']}")
-    what = "slower must be a factor up to 1 for the rate and a number of steps, as (0.5, 100)"
-    need(isinstance(slower, tuple) and 0 < slower[0] <= 1, f"{what}, got {slower!r}")
-    rated = slower[0] == 1 or "lr" in opt.defaults or isinstance(opt, Attached)
-    need(rated, "slower needs a rate: put LR at the end of the chain")
+def rank_and_world() -> tuple[int, int]:
+    """Return the number of this rank, and how many there are."""
+    ranks = torch.distributed
+    if not (ranks.is_available() and ranks.is_initialized()):
+        return 0, 1
+    return ranks.get_rank(), ranks.get_world_size()
+
+
+def all_agree(flag: bool, device: torch.device) -> bool:
+    """Return whether a flag is set on all ranks."""
+    if rank_and_world()[1] == 1:
+        return flag
+    found = torch.tensor(int(flag), dtype=torch.int32, device=device)
+    torch.distributed.all_reduce(found, torch.distributed.ReduceOp.MIN)
+    return bool(found)

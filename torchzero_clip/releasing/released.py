@@ -189,6 +189,7 @@ class Released(Modular):
         for p in found - self._hooks.keys():
             if p.requires_grad and self._watching:
                 self._hooks[p] = p.register_post_accumulate_grad_hook(Hook(me))
+                weakref.finalize(self, self._hooks[p].remove)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a group, as `Modular` does; its gradients are released from now on."""

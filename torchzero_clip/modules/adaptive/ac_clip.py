@@ -35,6 +35,7 @@ class ACClip(Transform):
 
     complex = "refuse"
     per_entry = True
+    state_kinds = {"exp_avg": "linear"}
     pure = True
 
     def init(self, param: Tensor) -> dict[str, Tensor]:

@@ -42,6 +42,7 @@ class AdEMAMix(Transform):
     alpha_warmup: Live[Count | None] = None
     beta3_warmup: Live[Count | None] = None
 
+    state_kinds = {"exp_avg": "linear"}
     leaves = "ones"
     per_entry = True
     pure = True

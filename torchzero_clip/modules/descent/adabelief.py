@@ -33,6 +33,7 @@ class AdaBelief(Transform):
     eps: Live[NonNegative] = 1e-16
     rectify: bool = True
 
+    state_kinds = {"exp_avg": "linear"}
     leaves = "ones"
     pure = True
     per_entry = True

@@ -29,6 +29,7 @@ class Adamax(Transform):
     betas: Live[tuple[Share, Share]] = (0.9, 0.999)
     eps: Live[NonNegative] = 1e-8
 
+    state_kinds = {"exp_avg": "linear"}
     leaves = "ones"
     pure = True
     per_entry = True

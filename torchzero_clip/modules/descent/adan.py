@@ -32,6 +32,7 @@ class Adan(Transform):
     betas: Live[tuple[Share, Share, Share]] = (0.98, 0.92, 0.99)
     eps: Live[NonNegative] = 1e-8
 
+    state_kinds = {"exp_avg": "linear"}
     leaves = "ones"
     pure = True
     per_entry = True

@@ -51,6 +51,7 @@ class DAdaptAdam(Transform):
     layer_scale: Live[NonNegative] = 1.0
 
     complex = "refuse"
+    state_kinds = {"exp_avg": "linear"}
     leaves = "own"
     shown = ("d",)
     per_entry = pure = True

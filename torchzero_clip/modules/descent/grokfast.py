@@ -29,6 +29,7 @@ class Grokfast(Transform):
     alpha: Live[Share] = 0.98
     lamb: Live[NonNegative] = 2.0
 
+    state_kinds = {"ema": "linear"}
     pure = True
     per_entry = True
 

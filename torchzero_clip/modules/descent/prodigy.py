@@ -59,7 +59,7 @@ class Prodigy(Transform):
     complex = "refuse"
     leaves = "own"
     shown = ("d",)
-    state_kinds = {"start": "weights"}
+    state_kinds = {"start": "weights", "exp_avg": "linear"}
     per_entry = pure = True
 
     def init(self, param: Tensor) -> dict[str, Tensor]:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from torchzero_clip.core import Bucket, NormRule, Scope, TensorList
+from torchzero_clip.core import Bucket, NormRule, Scope, Step, TensorList
 from torchzero_clip.core.bounds import Count
 from torchzero_clip.core.chain import other_state
-from torchzero_clip.core.description import Description
 from torchzero_clip.core.division import UNITS
 
 
@@ -14,13 +13,15 @@ class Watch(NormRule):
 
     Put it last, where u is the step that is subtracted from the weights w: it is measured in
     float32, before the weights round it, and of sharded weights as a whole. The host waits for
-    nothing. The momentum is that of the last link of the chain that keeps one.
+    nothing. The momentum is that of the last link of the chain that keeps one: state that the
+    link's class calls "linear" in `state_kinds`.
 
     Args:
         dim: What is measured together, as in `ClipNorm`: None each tensor, "layer", "group",
             "global", or dims of slices.
         inverse_dims: Take all dims except those given.
-        every: The steps from one measurement to the next; others have none of these metrics.
+        every: The steps from one measurement to the next; others have none of these metrics. Steps
+            that a guard skips count as well.
 
     Example:
         >>> import torch
@@ -47,7 +48,7 @@ class Watch(NormRule):
     def step(self, buckets: list[Bucket]) -> list[Bucket]:
         step, path = buckets[0].step, buckets[0].bound.path
         if self.every > 1:
-            count = step.notes.count(step.groups, f"{path}/step", 1)
+            count = _counted(step, path)
             if step.notes.ask(_rests, count, self.every):
                 return buckets
         units = self.units(buckets)
@@ -63,17 +64,31 @@ class Watch(NormRule):
         step.record[path] = ids | {k: x[0] if len(x) == 1 else x for k, x in found.items()}
         return buckets
 
+    def _passed_over(self, step: Step, path: str) -> bool:
+        if self.every > 1 and path not in step.counted:
+            _counted(step, path)
+        return True
+
+
+def _counted(step: Step, path: str) -> int:
+    """Count a step, whether or not a guard skips it, because the host may not know that yet."""
+    step.counted.add(path)
+    return step.notes.count(step.groups, f"{path}/step", 1)
+
 
 def _rests(count: int, every: int) -> bool:
     return count % every > 0
 
 
 def _momentum(bucket: Bucket) -> TensorList | None:
-    """The state that is linear in the update of the last link that has some, in the weights' own
-    basis; None where there is none.
+    """Return the momentum of the last link that keeps one; None if no link does.
+
+    Only the links of the chain itself count. The state of a link inside another one may be in
+    another basis than the weights.
     """
-    kinds = [getattr(kind, "state_kinds", None) for kind in Description.registry.values()]
-    linear = {n for row in kinds if isinstance(row, dict) for n, x in row.items() if x == "linear"}
-    found = [key for key in bucket.param_states[0] if key.count("/") == 1]
-    key = next((key for key in reversed(found) if key.rpartition("/")[2] in linear), "")
-    return other_state(bucket, key)
+    for link in reversed(bucket.bound.tops):
+        for name, kind in link.transform.state_kinds.items():
+            momentum = other_state(bucket, f"{link.path}/{name}") if kind == "linear" else None
+            if momentum is not None:
+                return momentum
+    return None

@@ -33,6 +33,7 @@ class Yogi(Transform):
     eps: Live[NonNegative] = 1e-3
     initial_accumulator: NonNegative = 1e-6
 
+    state_kinds = {"exp_avg": "linear"}
     leaves = "ones"
     pure = True
     per_entry = True

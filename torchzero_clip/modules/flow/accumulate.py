@@ -62,6 +62,9 @@ class Accumulate(Transform):
                 state.setdefault(f"{bucket.bound.path}/begun", 0)
         return buckets
 
+    def _passed_over(self, step: Any, path: str) -> bool:
+        return False  # whether a sum is complete depends on the steps that happen
+
     def step(self, buckets: list[Bucket]) -> list[Bucket]:
         count = count_step(buckets)
         for bucket in buckets:
