@@ -41,7 +41,8 @@ def clip_grad_norm_(
     """Clip the norm of all gradients together, as `torch.nn.utils.clip_grad_norm_` does.
 
     The norm is exact: it neither overflows nor loses small entries, it is whole where parameters
-    are shards, and gradients within the limit keep every bit.
+    are shards, and gradients within the limit keep every bit. If gradients are sharded, or with
+    `process_group`, all ranks must call it, as with torch's function.
 
     Args:
         parameters: One tensor, or an iterable of them.
@@ -111,7 +112,9 @@ def get_total_norm(
     error_if_nonfinite: bool = False,
     foreach: bool | None = None,
 ) -> Tensor:
-    """The norm of all tensors together, as `torch.nn.utils.get_total_norm` gives it, exact.
+    """Return the exact norm of all tensors together, as `torch.nn.utils.get_total_norm` does.
+
+    If tensors are sharded, all ranks must call it, as with torch's function.
 
     Args:
         tensors: One tensor, or an iterable of them: gradients, not parameters.

@@ -124,7 +124,10 @@ class Attached(Clipper):
         return "\n".join([*unread, super().explain(parameters=parameters), *behind])
 
     def safe_to_save(self, steps: int = 1) -> bool:
-        """Whether a checkpoint of now is worth keeping, the optimizer's own state included."""
+        """Whether a checkpoint of now is worth keeping, the optimizer's own state included.
+
+        In a distributed run all ranks must call it, and all get the same answer.
+        """
         optimizer = self._optimizer()
         return safe_to_save(self, self.keys.links, steps, optimizer.state if optimizer else {})
 

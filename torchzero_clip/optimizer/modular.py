@@ -69,6 +69,10 @@ class Modular(Optimizer):
             as "main_grad", or a function that gives the gradient of one. They are read and written
             there, and `.grad` counts where it is None or missing.
 
+    In a distributed run all ranks call `step()`, `safe_to_save()`, and, if a rule keeps state of
+    sharded matrices (SOAP, Shampoo and the like), `state_dict()` and `init_state()`. Every other
+    method sends nothing, and may be called on one rank alone.
+
     Example:
         >>> import torch
         >>> from torchzero_clip import LR, Adam, ClipNorm, Modular
@@ -77,6 +81,7 @@ class Modular(Optimizer):
     """
 
     _measures = True  # whether a step takes what somebody may ask of it
+    _is_trial = False  # whether this rank takes its steps alone, for a look
     _options: Mapping[str, Any] = {  # and their defaults, for repr
         "fused": True,
         "compile": False,
@@ -196,7 +201,9 @@ class Modular(Optimizer):
                 self.layout.check_dtypes(self.param_groups, self.state)
             self._seen_dtypes = dtypes
         kind = self._measures, self._rounds, self.process_group
-        return Step(self.param_groups, self.state, {}, self.engine, *more, kind)
+        step = Step(self.param_groups, self.state, {}, self.engine, *more, kind)
+        step.is_trial = self._is_trial
+        return step
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Let go of the gradients, as torch does; those that are not in `.grad` become zeros."""
@@ -231,8 +238,8 @@ class Modular(Optimizer):
         """Whether a checkpoint of now is worth keeping: no guard skipped one of the last `steps`
         steps, and all weights and state are finite.
 
-        Without a guard the numbers alone count. It waits for the device once; in a distributed run
-        every rank calls it, and all get the same answer.
+        Without a guard the numbers alone count. It synchronizes with the device once. In a
+        distributed run all ranks must call it, and all get the same answer.
 
         Example:
             >>> import torch
@@ -312,7 +319,7 @@ class Modular(Optimizer):
         """Make the state of every parameter now, as its first gradient would.
 
         Distributed checkpointing takes a fake step to make state, which moves counters; with this
-        it need not.
+        it need not. If a rule keeps state of sharded matrices, all ranks must call it.
         """
         self._make_state(lambda p: p if p.requires_grad else None)
 
