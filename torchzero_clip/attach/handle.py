@@ -22,7 +22,7 @@ from torchzero_clip.core.gradients import Where
 from torchzero_clip.core.outside import warn
 from torchzero_clip.core.step import one_number
 from torchzero_clip.optimizer import averages
-from torchzero_clip.optimizer.behind import PARAMS, Behind
+from torchzero_clip.optimizer.behind import PARAMS, Behind, take_params
 from torchzero_clip.optimizer.keys import SCHEDULER_KEYS, WELL_KNOWN, GroupKeys
 from torchzero_clip.optimizer.meaning import refuse_step
 from torchzero_clip.optimizer.saving import safe_to_save
@@ -103,8 +103,7 @@ class Attached(Clipper):
         for i, theirs in enumerate(optimizer.param_groups):
             if i == len(self.param_groups):
                 self.add_param_group(self._own_keys(theirs, self.keys))
-            shared: dict[str, Any] = {k: theirs[k] for k in PARAMS if k in theirs}
-            self.param_groups[i].update(shared)
+            take_params(self.param_groups[i], theirs)
         if self.after is not None:
             self.after.follow(optimizer.param_groups)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
@@ -29,6 +30,7 @@ from torchzero_clip.optimizer.explain import explain
 from torchzero_clip.optimizer.fingerprint import fingerprint, shared_start
 from torchzero_clip.optimizer.keys import (
     GroupKeys,
+    of_group,
     refuse_arguments,
     refuse_nameless,
     refuse_no_params,
@@ -145,6 +147,7 @@ class Modular(Optimizer):
         self._scheduled: set[str] = set()  # keys whose values schedules move
         self._records, self._reported = dict[str, Any](), dict[str, Any]()  # of the next step
         self._roster = Roster()
+        self._said_on_norms: tuple[Any, ...] = ()  # by groups and parameters, a step before
         self._inside = False  # averaged()
         self._rounds = "" if rounding == "nearest" else rounding  # "nearest" where it is measured
 
@@ -190,6 +193,7 @@ class Modular(Optimizer):
         """A step of now; checked are keys, live values and dtypes that are others than before."""
         averages.refuse(self, name, shown=True)
         self.keys.check_groups(self.param_groups)
+        self._check_norm_groups()
         live = self.keys.defaults, self.keys.seen
         more = self.process_group, self._roster, loss, live, self._rounds, self.place
         if torch.compiler.is_compiling():  # it forgets what is set on an optimizer, not in a dict
@@ -200,10 +204,22 @@ class Modular(Optimizer):
             if self._seen_dtypes:  # before the first step there is no state, or it was checked
                 self.layout.check_dtypes(self.param_groups, self.state)
             self._seen_dtypes = dtypes
-        kind = self._measures, self._rounds, self.process_group
+        kind = self._measures, self._rounds, self.process_group, self._said_on_norms
         step = Step(self.param_groups, self.state, {}, self.engine, *more, kind)
         step.is_trial = self._is_trial
         return step
+
+    def _check_norm_groups(self) -> None:
+        """Check what groups and parameters say about norms, if it changed since the last step."""
+        if torch.compiler.is_compiling():
+            return
+        said, before = norm_groups.said(self.param_groups), self._said_on_norms
+        if len(said) == len(before) and all(map(operator.is_, said, before)):
+            return
+        for g, group in enumerate(self.param_groups):
+            of_group(g, norm_groups.check, group)
+            norm_groups.check_tags(g, group, self.process_group)
+        self._said_on_norms = said
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Let go of the gradients, as torch does; those that are not in `.grad` become zeros."""
@@ -407,7 +423,8 @@ class Modular(Optimizer):
         for p in group["params"]:
             self.engine.check(p.device)
         refuse_nameless(self.keys.links, group)
-        norm_groups.check_stages([group], self.process_group)
+        index = len(self.param_groups) - 1
+        norm_groups.check_tags(index, group, self.process_group)
 
     # ------------------------------------------------------------------ saving and loading
 
