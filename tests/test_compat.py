@@ -212,9 +212,9 @@ def test_what_torch_takes_in_silence_and_cannot_mean_is_a_sentence(call, sentenc
 
 @pytest.mark.slow
 def test_several_processes_have_one_norm():
-    """Shards of FSDP2, stages of a pipeline, and a stage without gradients."""
+    """Shards of FSDP2, stages of a pipeline, a stage without gradients, and partial sums."""
     for out in on_ranks(2, "-m", "tests.processes.compat"):
-        assert out.split() == ["shards", "stages", "nothing", "error"]
+        assert out.split() == ["shards", "stages", "nothing", "partial", "error"]
 
 
 # ---------------------------------------------------------------------- the two halves

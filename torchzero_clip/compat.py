@@ -20,7 +20,7 @@ from torchzero_clip.core.decision import decide
 from torchzero_clip.core.gradients import USUAL, GradPlace, Where
 from torchzero_clip.core.outside import warn
 from torchzero_clip.core.private import traced
-from torchzero_clip.core.sharding.layout import Layout, full, layout_of
+from torchzero_clip.core.sharding.layout import Layout, full, layout_of, summed
 from torchzero_clip.grads import Params, apply, buckets_of, listed
 from torchzero_clip.modules.clipping import ClipNorm, ClipValue
 
@@ -226,8 +226,11 @@ def _on_mesh(total: Tensor, grads: list[Tensor]) -> Tensor:
 
 
 def _holder(grad: Tensor) -> Tensor:
-    """A parameter with this gradient, in the memory of the gradient."""
-    made = grad.detach()
+    """Return a parameter with this gradient, in the memory of the gradient.
+
+    A gradient that is Partial, as tensor parallelism leaves it, is summed over the ranks first.
+    """
+    made = summed(grad.detach())
     made.grad = made.detach()
     return made
 
