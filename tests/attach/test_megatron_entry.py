@@ -128,7 +128,9 @@ def test_norms_of_layers_are_refused_under_a_layer_wise_optimizer() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:megatron_entry:UserWarning")
-@at_once("rule", [Guard, Adam, Identity, lambda: Accumulate(2), lambda: Freeze(lambda name, p: True)])
+@at_once(
+    "rule", [Guard, Adam, Identity, lambda: Accumulate(2), lambda: Freeze(lambda name, p: True)]
+)
 def test_what_takes_no_norm_asks_for_nobody(rule: Any) -> None:
     kwargs = megatron_entry(rule(), LR(1.0)).config_to_kwargs
     assert "process_group" not in kwargs(CONFIG, [], SimpleNamespace(tp=SEVERAL, mp=SEVERAL))

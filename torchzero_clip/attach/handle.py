@@ -142,15 +142,15 @@ class Attached(Clipper):
         """The model's state dict with the weights for evaluation of `after=`."""
         return self._behind.averaged_state_dict(model, name)
 
-    def eval(self) -> None:
+    def eval(self, *, model: Module | None = None) -> None:
         """Put the weights for evaluation of `after=`, if there are any, into the parameters."""
         if self.after is not None:
-            self.after.eval()
+            self.after.eval(model=model)
 
-    def train(self) -> None:
+    def train(self, *, model: Module | None = None) -> None:
         """Put the training weights back that `eval()` has taken out."""
         if self.after is not None:
-            self.after.train()
+            self.after.train(model=model)
 
     @property
     def _behind(self) -> Behind:

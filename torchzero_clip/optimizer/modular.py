@@ -379,18 +379,25 @@ class Modular(Optimizer):
         with torch.no_grad():
             return averages.averaged_state_dict(self, model, name)
 
-    def eval(self) -> None:
+    def eval(self, *, model: Module | None = None) -> None:
         """Put the weights for evaluation into the parameters until `train()`; for a chain that has
         none do nothing.
 
         It is for loops that ask an optimizer for it. `state_dict()` in between has the training
         weights, and loading it goes on from there.
-        """
-        averages.evaluate(self)
 
-    def train(self) -> None:
-        """Put the training weights back that `eval()` has taken out."""
-        averages.train(self)
+        Args:
+            model: A model that FSDP2 shards, as for `averaged`.
+        """
+        averages.evaluate(self, model)
+
+    def train(self, *, model: Module | None = None) -> None:
+        """Put the training weights back that `eval()` has taken out.
+
+        Args:
+            model: A model that FSDP2 shards, as for `averaged`.
+        """
+        averages.train(self, model)
 
     # ------------------------------------------------------------------ float32 behind bfloat16
 
