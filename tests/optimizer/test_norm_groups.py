@@ -20,6 +20,7 @@ from torchzero_clip import (
     ClipNorm,
     ClipNormByEMA,
     Clipper,
+    ClipSpectral,
     Guard,
     Modular,
     Normalize,
@@ -343,3 +344,52 @@ def test_a_key_that_is_deleted_in_an_optimizer_is_gone_for_attached_rules() -> N
     assert handle.after is not None
     for group in (*handle.param_groups, *handle.after.param_groups):
         assert not {"clip", "norm_group"} & group.keys()
+
+
+@at_once("engine", ENGINES)
+def test_a_spectral_norm_is_left_out_as_other_norms_are(engine: str) -> None:
+    ps, qs = params(), params()
+    matrices = [p for p in ps if p.dim() > 1], [q for q in qs if q.dim() > 1]
+    groups = [{"params": matrices[0][:1]}, {"params": matrices[0][1:], "clip": False}]
+    opt = Modular(groups, ClipSpectral(0.01), LR(0.1), **ENGINES[engine])
+    alone = Modular(matrices[1][:1], ClipSpectral(0.01), LR(0.1), **ENGINES[engine])
+    each = [alone, Modular(matrices[1][1:], LR(0.1), **ENGINES[engine])]
+    for i in range(3):
+        fill(ps, i)
+        fill(qs, i)
+        for one in (opt, *each):
+            one.step()
+    assert all(map(torch.equal, *matrices))
+
+
+@at_once("dim", [None, 0, "layer"])
+@at_once("engine", ENGINES)
+def test_metrics_are_in_the_order_of_the_parameters_whatever_is_tagged(
+    engine: str, dim: Any
+) -> None:
+    """Also if a parameter in the middle has a dtype of its own."""
+
+    def norms(tag: bool, dtype: torch.dtype) -> dict[str, Any]:
+        ps = params()
+        fill(ps, 0)
+        grad = ps[1].grad
+        assert grad is not None
+        ps[1] = Parameter(ps[1].detach().to(dtype))
+        ps[1].grad = grad.to(dtype)
+        if tag:
+            vars(ps[0])["grad_norm_group"] = "mtp"
+            vars(ps[2])["grad_norm_group"] = "mtp"
+        named = [(f"{'ba'[i // 2]}.{i}", p) for i, p in enumerate(ps)]
+        rule = ClipNorm(0.5, dim=dim)
+        opt = Modular(named, rule, LR(0.1), **ENGINES[engine])
+        with Recorder(opt) as recorder:
+            opt.step()
+        units = recorder.units("ClipNorm/norm")
+        return {**opt.metrics(), "units": units, "history": recorder.history()["ClipNorm/norm"]}
+
+    want = norms(False, torch.float32)
+    for other in (norms(True, torch.float32), norms(False, torch.float64)):
+        assert other.pop("units") == want["units"]
+        torch.testing.assert_close(other.pop("history"), want["history"])
+        for name, value in other.items():
+            torch.testing.assert_close(value, want[name])
