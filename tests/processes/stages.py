@@ -80,6 +80,23 @@ def compared(chain: str, engine: str, dtype: torch.dtype) -> bool:
     return True
 
 
+def tagged(engine: str) -> bool:
+    """Whether a tag that is set in a run is refused, since other stages do not know of it."""
+    ps = params(torch.float32)
+    rule = ClipNorm(0.5, dim="global")
+    opt = Modular(ps, rule, LR(0.1), process_group=dist.group.WORLD, **ENGINES[engine])
+    opt.engine = opt.engine.twin()
+    for p in ps:
+        p.grad = torch.ones_like(p)
+    opt.step()
+    vars(ps[1])["grad_norm_group"] = "mtp"
+    try:
+        opt.step()
+    except ValueError as error:
+        return "says nothing to other stages" in str(error)
+    return False
+
+
 def main() -> None:
     dist.init_process_group("gloo")
     for engine in sys.argv[1:]:
@@ -88,6 +105,7 @@ def main() -> None:
             if chain in SECOND:
                 assert compared(chain, engine, torch.bfloat16)
             print(f"{engine}: {chain}")
+        assert tagged(engine)
     dist.destroy_process_group()
 
 

@@ -29,7 +29,7 @@ OF_ANY = {"safe_to_save", "Recover.step at a look"}
 
 @pytest.mark.parametrize("engine", ["default", "compile"])
 def test_what_one_rank_may_call_alone_sends_nothing(engine: str) -> None:
-    first, second = on_ranks(2, "-m", "tests.processes.one_rank", engine, limit=180)
+    first, second = on_ranks(2, "-m", "tests.processes.one_rank", engine, limit=300)
     assert second == "together\n"
     *lines, last = first.splitlines()
     assert last == "together"
