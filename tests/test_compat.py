@@ -212,9 +212,9 @@ def test_what_torch_takes_in_silence_and_cannot_mean_is_a_sentence(call, sentenc
 
 @pytest.mark.slow
 def test_several_processes_have_one_norm():
-    """Shards of FSDP2, stages of a pipeline, and a stage without gradients."""
+    """Shards of FSDP2, stages of a pipeline, a stage without gradients, and partial sums."""
     for out in on_ranks(2, "-m", "tests.processes.compat"):
-        assert out.split() == ["shards", "stages", "nothing", "error"]
+        assert out.split() == ["shards", "stages", "nothing", "partial", "error"]
 
 
 # ---------------------------------------------------------------------- the two halves
@@ -257,3 +257,39 @@ def test_a_norm_that_is_no_number_is_an_error_where_it_is_asked_for():
     assert compat.get_total_norm([torch.tensor([inf])]).item() == inf
     with pytest.raises(RuntimeError, match=r"The total norm of order 2\.0 for gradients"):
         compat.get_total_norm([torch.tensor([inf])], error_if_nonfinite=True)
+
+
+# ---------------------------------------------------------------------- tags of Megatron-LM
+
+
+def tagged(seed: int, dtype: torch.dtype = torch.float32) -> list[Tensor]:
+    """A model's gradients, of which the second parameter has a norm group of Megatron-LM's."""
+    params = drawn(seed, dtype)
+    vars(params[1])["grad_norm_group"] = "mtp"
+    return params
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_a_tag_of_a_parameter_changes_nothing(order):
+    """torch reads no `grad_norm_group`, and takes one norm of all gradients."""
+    for seed in range(4):
+        ours, theirs = tagged(seed), drawn(seed, torch.float32)
+        got = compat.clip_grad_norm_(ours, 0.1, order)
+        torch.testing.assert_close(got, nn.utils.clip_grad_norm_(theirs, 0.1, order))
+        torch.testing.assert_close(grads_of(ours), grads_of(theirs), rtol=2e-4, atol=0)
+        halves = tagged(seed)
+        total = compat.get_total_norm(grads_of(halves), order)
+        assert total == got
+        compat.clip_grads_with_norm_(halves, 0.1, total)
+        torch.testing.assert_close(grads_of(halves), grads_of(ours), rtol=1e-6, atol=0)
+
+
+@pytest.mark.parametrize("bad", [0, 1])
+def test_a_bad_number_is_an_error_on_either_side_of_a_tag(bad):
+    params = tagged(0)
+    params[bad].grad.fill_(nan)
+    before = [g.clone() for g in grads_of(params)]
+    with pytest.raises(RuntimeError, match="is non-finite"):
+        compat.clip_grad_norm_(params, 1.0, error_if_nonfinite=True)
+    for a, b in zip(before, grads_of(params), strict=True):
+        assert torch.equal(a.nan_to_num(), b.nan_to_num())

@@ -511,3 +511,15 @@ def test_flat_pieces_of_fsdp1_are_refused(call):
     with pytest.raises(TypeError, match=r"torch\.distributed.fsdp\.fully_shard instead"):
         call([piece])
     assert piece.grad.tolist() == [1, 1, 1]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("clip", [clip_grad_norm_, normalize_grads_])
+def test_a_tag_of_a_parameter_changes_nothing(clip, dtype):
+    """`grad_norm_group` is for optimizers: a function has one norm of all, as torch's has."""
+    plain = with_grads([3.0, 4.0], [12.0, 0.0], dtype=dtype)
+    tagged = with_grads([3.0, 4.0], [12.0, 0.0], dtype=dtype)
+    vars(tagged[0])["grad_norm_group"] = "mtp"
+    for params in (plain, tagged):
+        assert clip(params, 1.0, dim="global").item() == 13.0
+    assert all(map(torch.equal, grads_of(plain), grads_of(tagged)))

@@ -20,7 +20,7 @@ from torchzero_clip.core.decision import decide
 from torchzero_clip.core.gradients import USUAL, GradPlace, Where
 from torchzero_clip.core.outside import warn
 from torchzero_clip.core.private import traced
-from torchzero_clip.core.sharding.layout import Layout, full, layout_of
+from torchzero_clip.core.sharding.layout import Layout, full, layout_of, summed
 from torchzero_clip.grads import Params, apply, buckets_of, listed
 from torchzero_clip.modules.clipping import ClipNorm, ClipValue
 
@@ -41,7 +41,8 @@ def clip_grad_norm_(
     """Clip the norm of all gradients together, as `torch.nn.utils.clip_grad_norm_` does.
 
     The norm is exact: it neither overflows nor loses small entries, it is whole where parameters
-    are shards, and gradients within the limit keep every bit.
+    are shards, and gradients within the limit keep every bit. If gradients are sharded, or with
+    `process_group`, all ranks must call it, as with torch's function.
 
     Args:
         parameters: One tensor, or an iterable of them.
@@ -111,7 +112,9 @@ def get_total_norm(
     error_if_nonfinite: bool = False,
     foreach: bool | None = None,
 ) -> Tensor:
-    """The norm of all tensors together, as `torch.nn.utils.get_total_norm` gives it, exact.
+    """Return the exact norm of all tensors together, as `torch.nn.utils.get_total_norm` does.
+
+    If tensors are sharded, all ranks must call it, as with torch's function.
 
     Args:
         tensors: One tensor, or an iterable of them: gradients, not parameters.
@@ -223,8 +226,11 @@ def _on_mesh(total: Tensor, grads: list[Tensor]) -> Tensor:
 
 
 def _holder(grad: Tensor) -> Tensor:
-    """A parameter with this gradient, in the memory of the gradient."""
-    made = grad.detach()
+    """Return a parameter with this gradient, in the memory of the gradient.
+
+    A gradient that is Partial, as tensor parallelism leaves it, is summed over the ranks first.
+    """
+    made = summed(grad.detach())
     made.grad = made.detach()
     return made
 

@@ -27,6 +27,7 @@ from torchzero_clip.core import (
     norms,
 )
 from torchzero_clip.core.chain import refuse_complex
+from torchzero_clip.core.cohort import Roster
 from torchzero_clip.core.decision import Cells, Decision, decide
 from torchzero_clip.core.gradients import USUAL, GradPlace, plain
 from torchzero_clip.core.link import Link
@@ -267,7 +268,8 @@ def buckets_of(
     refuse_flat(tensors)
     link, defaults = (_alone if torch.compiler.is_compiling() else _known_alone)(rule)
     group = {"params": tensors, "chain": {}, **defaults}
-    with Step([group], None, {}, AT_ONCE, process_group, place=place) as step:
+    roster = Roster(reads_tags=False)
+    with Step([group], None, {}, AT_ONCE, process_group, roster, place=place) as step:
         buckets = in_buckets(step)
     return [bucket.seen_by(link) for bucket in buckets]
 

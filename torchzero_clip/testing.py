@@ -55,6 +55,7 @@ def _optimizer(transforms: Sequence[Transform], shapes: Sequence[tuple[int, ...]
     named = [(f"layer{i // 2}.{i}", p) for i, p in enumerate(params)]
     opt = Modular(named, *transforms, compile=True)
     opt.engine = opt.engine.twin()  # nothing is compiled
+    opt._is_trial = True  # this rank alone checks the chain
     return opt
 
 

@@ -18,6 +18,7 @@ from torchzero_clip import (
     Momentum,
     Normalize,
     NormRule,
+    Transform,
     ZClip,
 )
 
@@ -143,3 +144,15 @@ def test_every_module_has_a_plan(case):
     reads, writes = bytes_of(plan(*with_lr(case.make(), 1e-3), model=model))
     assert reads >= 0
     assert writes >= 0
+
+
+@pytest.mark.parametrize("engine", [{"fused": False}, {}, {"compile": True}])
+def test_a_rule_that_needs_the_loss_of_each_step_is_explained(engine):
+    class ByLoss(Transform):
+        reads = ("loss",)
+
+        def update(self, u, state, group):
+            return u.mul(group["loss"])
+
+    opt = Modular([torch.nn.Parameter(torch.ones(3))], ByLoss(), LR(0.1), **engine)
+    assert "ByLoss" in opt.explain()

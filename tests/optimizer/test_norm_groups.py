@@ -20,6 +20,7 @@ from torchzero_clip import (
     ClipNorm,
     ClipNormByEMA,
     Clipper,
+    ClipSpectral,
     Guard,
     Modular,
     Normalize,
@@ -28,6 +29,7 @@ from torchzero_clip import (
     SkipSpike,
     Transform,
     TrustRatio,
+    WeightEMA,
     ZClip,
     attach,
     release,
@@ -266,3 +268,128 @@ def test_explain_tells_and_a_file_of_plain_torch_has_no_words() -> None:
 def test_what_rules_cannot_read_is_refused(key: str, value: Any) -> None:
     with pytest.raises(TypeError, match=f"the group key '{key}'"):
         Modular([{"params": params(), key: value}], ClipNorm(1.0), LR(1.0))
+
+
+@at_once("engine", ENGINES)
+def test_a_tag_that_is_set_or_removed_in_a_run_counts_from_the_next_step(engine: str) -> None:
+    ps, qs = params(), params()
+    opt = Modular(ps, ClipNorm(0.5, dim="global"), LR(0.1), **ENGINES[engine])
+    other = Modular([{"params": qs[:1]}, {"params": qs[1:]}], ClipNorm(0.5, dim="global"), LR(0.1))
+    for i in range(12):
+        if i == 4:
+            vars(ps[0])["grad_norm_group"] = "mtp"
+            other.param_groups[0]["norm_group"] = "mtp"
+        if i == 8:
+            del vars(ps[0])["grad_norm_group"]
+            del other.param_groups[0]["norm_group"]
+        fill(ps, i)
+        fill(qs, i)
+        opt.step()
+        other.step()
+        assert opt.metrics()["ClipNorm/norm"].numel() == (2 if 4 <= i < 8 else 1)
+        torch.testing.assert_close(ps, qs)
+
+
+@at_once("tag", ["a/b", "a@b", 3])
+@at_once("engine", ENGINES)
+def test_a_tag_that_state_could_not_be_saved_under_is_refused(engine: str, tag: Any) -> None:
+    ps = params()
+    vars(ps[1])["grad_norm_group"] = tag
+    with pytest.raises(TypeError, match=r"parameter 1 of group 0: its attribute grad_norm_group"):
+        Modular(ps, ZClip(), LR(0.1), **ENGINES[engine])
+    ps = params()
+    opt = Modular(ps, ZClip(), LR(0.1), **ENGINES[engine])
+    for i in range(4):
+        fill(ps, i)
+        opt.step()
+    before = [p.detach().clone() for p in ps]
+    vars(ps[1])["grad_norm_group"] = tag
+    with pytest.raises(TypeError, match=r"parameter 1 of group 0: its attribute grad_norm_group"):
+        opt.step()
+    assert all(map(torch.equal, ps, before))
+
+
+@at_once("key, value", [("clip", "no"), ("clip", 0), ("norm_group", 3), ("norm_group", "a/b")])
+@at_once("engine", ENGINES)
+def test_a_value_that_replaces_another_in_a_run_is_checked(
+    engine: str, key: str, value: Any
+) -> None:
+    ps = params()
+    group = {"params": ps, "clip": True, "norm_group": "head"}
+    opt = Modular([group], ClipNorm(0.5, dim="global"), LR(0.1), **ENGINES[engine])
+    for i in range(4):
+        fill(ps, i)
+        opt.step()
+    opt.param_groups[0][key] = value
+    with pytest.raises(TypeError, match=f"group 0: the group key '{key}'"):
+        opt.step()
+    opt.param_groups[0][key] = group[key]
+    opt.step()
+
+
+def test_a_key_that_is_deleted_in_an_optimizer_is_gone_for_attached_rules() -> None:
+    ps = params()
+    opt = torch.optim.SGD(
+        [{"params": ps[:2], "clip": False}, {"params": ps[2:], "norm_group": "head"}], lr=0.1
+    )
+    handle = attach(opt, ClipNorm(0.5, dim="global"), after=WeightEMA(0.9))
+    fill(ps, 0)
+    opt.step()
+    assert handle.metrics()["ClipNorm/norm"].shape == ()
+    del opt.param_groups[0]["clip"], opt.param_groups[1]["norm_group"]
+    fill(ps, 1)
+    want = torch.nn.utils.get_total_norm([p.grad for p in ps if p.grad is not None])
+    opt.step()
+    torch.testing.assert_close(handle.metrics()["ClipNorm/norm"], want)
+    assert handle.after is not None
+    for group in (*handle.param_groups, *handle.after.param_groups):
+        assert not {"clip", "norm_group"} & group.keys()
+
+
+@at_once("engine", ENGINES)
+def test_a_spectral_norm_is_left_out_as_other_norms_are(engine: str) -> None:
+    ps, qs = params(), params()
+    matrices = [p for p in ps if p.dim() > 1], [q for q in qs if q.dim() > 1]
+    groups = [{"params": matrices[0][:1]}, {"params": matrices[0][1:], "clip": False}]
+    opt = Modular(groups, ClipSpectral(0.01), LR(0.1), **ENGINES[engine])
+    alone = Modular(matrices[1][:1], ClipSpectral(0.01), LR(0.1), **ENGINES[engine])
+    each = [alone, Modular(matrices[1][1:], LR(0.1), **ENGINES[engine])]
+    for i in range(3):
+        fill(ps, i)
+        fill(qs, i)
+        for one in (opt, *each):
+            one.step()
+    assert all(map(torch.equal, *matrices))
+
+
+@at_once("dim", [None, 0, "layer"])
+@at_once("engine", ENGINES)
+def test_metrics_are_in_the_order_of_the_parameters_whatever_is_tagged(
+    engine: str, dim: Any
+) -> None:
+    """Also if a parameter in the middle has a dtype of its own."""
+
+    def norms(tag: bool, dtype: torch.dtype) -> dict[str, Any]:
+        ps = params()
+        fill(ps, 0)
+        grad = ps[1].grad
+        assert grad is not None
+        ps[1] = Parameter(ps[1].detach().to(dtype))
+        ps[1].grad = grad.to(dtype)
+        if tag:
+            vars(ps[0])["grad_norm_group"] = "mtp"
+            vars(ps[2])["grad_norm_group"] = "mtp"
+        named = [(f"{'ba'[i // 2]}.{i}", p) for i, p in enumerate(ps)]
+        rule = ClipNorm(0.5, dim=dim)
+        opt = Modular(named, rule, LR(0.1), **ENGINES[engine])
+        with Recorder(opt) as recorder:
+            opt.step()
+        units = recorder.units("ClipNorm/norm")
+        return {**opt.metrics(), "units": units, "history": recorder.history()["ClipNorm/norm"]}
+
+    want = norms(False, torch.float32)
+    for other in (norms(True, torch.float32), norms(False, torch.float64)):
+        assert other.pop("units") == want["units"]
+        torch.testing.assert_close(other.pop("history"), want["history"])
+        for name, value in other.items():
+            torch.testing.assert_close(value, want[name])

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 import sys
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -124,15 +125,39 @@ def compared(make: Callable[[], Any]) -> list[str]:
                 pass
             if not all(map(torch.equal, map(local, model.parameters()), before)):
                 wrong.append(f"{link}: other weights afterwards")
-            opt.eval()
+            evaluated(model)
+            opt.eval(model=model)
+            other.eval()
             if not near(whole(dict(model.named_parameters())), dict(wanted)):
                 wrong.append(f"{link}: other weights in eval()")
-            opt.train()
+            if not torch.allclose(evaluated(model), evaluated(plain), 1e-5, 1e-6):
+                wrong.append(f"{link}: other outputs in eval()")
+            opt.train(model=model)
+            other.train()
+            if not torch.allclose(evaluated(model), evaluated(plain), 1e-5, 1e-6):
+                wrong.append(f"{link}: other outputs after train()")
+            told = warnings_without_a_model(opt)
+            wanted_calls = ["averaged()", "eval()", "train()"] if make is fsdp else []
+            if [sentence.partition(":")[0] for sentence in told] != wanted_calls:
+                wrong.append(f"{link}: other warnings, {told}")
+            with opt.averaged(model=model):
+                pass
             if not all(map(torch.equal, map(local, model.parameters()), before)):
                 wrong.append(f"{link}: other weights after train()")
         if not near(whole(dict(model.named_parameters())), dict(plain.named_parameters())):
             wrong.append(f"{link}: training went another way")
     return wrong
+
+
+def warnings_without_a_model(opt: Modular) -> list[str]:
+    """What calls without model= warn of."""
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        with opt.averaged():
+            pass
+        opt.eval()
+        opt.train()
+    return [str(one.message) for one in told]
 
 
 def behind() -> list[str]:
@@ -156,17 +181,17 @@ def in_evaluation() -> list[str]:
         model = fsdp()
         opt = chain(model, link)
         train(model, opt, 0, 3)
-        opt.eval()
+        opt.eval(model=model)
         saved = copy.deepcopy(get_model_state_dict(model))
         held = copy.deepcopy(get_optimizer_state_dict(model, opt))
-        opt.train()
+        opt.train(model=model)
         train(model, opt, 3, 6)
         other = fsdp()
         resumed = chain(other, link)
         resumed.init_state()
         set_model_state_dict(other, saved)
         set_optimizer_state_dict(other, resumed, held)
-        resumed.train()
+        resumed.train(model=other)
         train(other, resumed, 3, 6)
         pairs = zip(model.parameters(), other.parameters(), strict=True)
         if not all(torch.equal(local(a), local(b)) for a, b in pairs):

@@ -9,7 +9,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
-from torch.distributed.tensor import DTensor, Replicate
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
 
 from tests.helpers import network
 from torchzero_clip import compat
@@ -69,6 +69,33 @@ def main() -> None:
         want = nn.utils.clip_grad_norm_(filled(network()).parameters(), 0.1, order)
         close(compat.clip_grad_norm_(params, 0.1, order, process_group=world), want)
     print("nothing")
+
+    mesh = init_device_mesh("cpu", (2,))
+    for order in (2, 1, math.inf):
+        weights = [nn.Parameter(t) for t in (torch.ones(4), torch.ones(6))]
+        placed = [nn.Parameter(distribute_tensor(w, mesh, [Replicate()])) for w in weights]
+        parts = [torch.arange(n) * (1.0 + rank) - rank for n in (4.0, 6.0)]
+        for w, p, part in zip(weights, placed, parts, strict=True):
+            p.grad = DTensor.from_local(part, mesh, [Partial()])
+            w.grad = p.grad.full_tensor()
+        grads = [p.grad for p in placed]
+        want = nn.utils.get_total_norm([w.grad for w in weights], order)
+        total = compat.get_total_norm(grads, order)
+        close(full(total), want)
+        close(full(nn.utils.get_total_norm(grads, order)), want)
+        assert [p.grad.placements for p in placed] == [(Partial(),)] * 2
+        compat.clip_grads_with_norm_(placed, 0.1, total)
+        nn.utils.clip_grads_with_norm_(weights, 0.1, want)
+        for w, p in zip(weights, placed, strict=True):
+            close(full(p.grad), w.grad)
+        sharded = [DTensor.from_local(part, mesh, [Shard(0)]) for part in parts]
+        theirs = nn.utils.get_total_norm(sharded)  # partial itself
+        for p in placed:
+            p.grad = distribute_tensor(torch.full(p.shape, 2.0), mesh, [Replicate()])
+        compat.clip_grads_with_norm_(placed, 0.1, theirs)
+        for p in placed:
+            close(full(p.grad), torch.full(p.shape, 0.2 / full(theirs).item()))
+    print("partial")
 
     params = [nn.Parameter(torch.ones(2))]
     params[0].grad = torch.tensor([math.inf if rank else 1.0, 1.0])

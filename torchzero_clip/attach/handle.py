@@ -22,7 +22,7 @@ from torchzero_clip.core.gradients import Where
 from torchzero_clip.core.outside import warn
 from torchzero_clip.core.step import one_number
 from torchzero_clip.optimizer import averages
-from torchzero_clip.optimizer.behind import PARAMS, Behind
+from torchzero_clip.optimizer.behind import PARAMS, Behind, take_params
 from torchzero_clip.optimizer.keys import SCHEDULER_KEYS, WELL_KNOWN, GroupKeys
 from torchzero_clip.optimizer.meaning import refuse_step
 from torchzero_clip.optimizer.saving import safe_to_save
@@ -103,8 +103,7 @@ class Attached(Clipper):
         for i, theirs in enumerate(optimizer.param_groups):
             if i == len(self.param_groups):
                 self.add_param_group(self._own_keys(theirs, self.keys))
-            shared: dict[str, Any] = {k: theirs[k] for k in PARAMS if k in theirs}
-            self.param_groups[i].update(shared)
+            take_params(self.param_groups[i], theirs)
         if self.after is not None:
             self.after.follow(optimizer.param_groups)
 
@@ -124,7 +123,10 @@ class Attached(Clipper):
         return "\n".join([*unread, super().explain(parameters=parameters), *behind])
 
     def safe_to_save(self, steps: int = 1) -> bool:
-        """Whether a checkpoint of now is worth keeping, the optimizer's own state included."""
+        """Whether a checkpoint of now is worth keeping, the optimizer's own state included.
+
+        In a distributed run all ranks must call it, and all get the same answer.
+        """
         optimizer = self._optimizer()
         return safe_to_save(self, self.keys.links, steps, optimizer.state if optimizer else {})
 
@@ -140,15 +142,15 @@ class Attached(Clipper):
         """The model's state dict with the weights for evaluation of `after=`."""
         return self._behind.averaged_state_dict(model, name)
 
-    def eval(self) -> None:
+    def eval(self, *, model: Module | None = None) -> None:
         """Put the weights for evaluation of `after=`, if there are any, into the parameters."""
         if self.after is not None:
-            self.after.eval()
+            self.after.eval(model=model)
 
-    def train(self) -> None:
+    def train(self, *, model: Module | None = None) -> None:
         """Put the training weights back that `eval()` has taken out."""
         if self.after is not None:
-            self.after.train()
+            self.after.train(model=model)
 
     @property
     def _behind(self) -> Behind:

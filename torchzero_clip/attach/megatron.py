@@ -10,7 +10,9 @@ import torch
 
 from torchzero_clip.core import Step, Transform, bind
 from torchzero_clip.core.chain import Chain
+from torchzero_clip.core.formats import KEPT
 from torchzero_clip.core.link import Link
+from torchzero_clip.core.names import hint
 from torchzero_clip.core.outside import warn
 from torchzero_clip.core.tensors import is_sharded
 from torchzero_clip.optimizer.averages import params_of
@@ -67,6 +69,7 @@ def megatron_entry(
     """
     made = optimizer_class(*transforms, name="MegatronChain", **options)
     links = [link for top in bind(Chain(*transforms)) for link in top.walk()]
+    _check_names(names or {}, links, options.get("rounding"))
     called = {**_names(links), **(names or {})}
     if len(set(called.values())) < len(called):
         raise ValueError(f"megatron_entry: names must give each state a name of its own: {called}")
@@ -85,10 +88,14 @@ def megatron_entry(
 
     def kwargs(config: Any, model_chunks: Any = None, pg_collection: Any = None) -> dict[str, Any]:
         found = {key: read(config) for key, read in CONFIG.items() if key in keys}
-        group = options.get("process_group")
-        joint = list(filter(_is_joint, links))
-        if joint and group is None and pg_collection is not None:
-            found["process_group"] = _stages(joint[0], config, pg_collection)
+        layer_wise = bool(getattr(config, "use_layer_wise_distributed_optimizer", False))
+        if layer_wise:
+            found["layer_wise"] = True
+        if options.get("process_group") is None and pg_collection is not None:
+            _refuse_parts(links, layer_wise, _size(getattr(pg_collection, "tp", None)))
+            if any(map(_is_joint, links)):
+                several = _size(getattr(pg_collection, "mp", None)) > 1
+                found["process_group"] = pg_collection.mp if several else None
         return found
 
     return MegatronEntry(kind, _init_state, kwargs, {})
@@ -98,26 +105,56 @@ def _init_state(optimizer: Any, config: Any = None) -> None:
     optimizer.init_state()
 
 
+def _check_names(names: Mapping[str, str], links: list[Link], rounding: str | None) -> None:
+    """Raise an error for a name of state that the chain does not keep of parameters."""
+    known = list(_state(links))
+    if rounding in KEPT:
+        known.append(KEPT[rounding].key)
+    for key in names:
+        if key not in known:
+            raise ValueError(
+                f"megatron_entry: names has {key!r}, which is no state that this chain keeps of a "
+                f"parameter{hint(key, known) or f'; it keeps {known}'}"
+            )
+
+
 def _is_joint(link: Link) -> bool:
-    """Whether a rule, or a guard, takes one norm of all gradients."""
-    guard = getattr(link.transform, "place", "") == "first"
-    return getattr(link.transform, "scope", None) == "global" or (
-        guard and getattr(link.transform, "clips", False)
-    )
+    """Return whether a rule, or a guard, looks at all parameters, or at those of a group."""
+    tfm = link.transform
+    if not link.transforms:
+        return False
+    if tfm.place == "first":
+        return bool(getattr(tfm, "clips", False))
+    return tfm.reach in ("group", "model") and not _only_waits(tfm)
 
 
-def _stages(link: Link, config: Any, pg_collection: Any) -> Any:
-    """The processes that hold the rest of the model; None where all of it is here."""
-    sizes = {name: _size(getattr(pg_collection, name, None)) for name in ("tp", "mp")}
-    layers = getattr(config, "use_layer_wise_distributed_optimizer", False)
-    whose = "which parameters other ranks have" if layers else "which parameters are there twice"
-    if layers or sizes["tp"] > 1:
-        way = "a layer-wise optimizer" if layers else "tensor parallelism"
-        raise ValueError(
-            f"megatron_entry: {link.path} takes one norm of all, and under {way} Megatron-LM alone "
-            f"knows {whose}: take its clip_grad, and leave the rule out"
-        )
-    return pg_collection.mp if sizes["mp"] > 1 else None
+def _only_waits(tfm: Any) -> bool:
+    """Return whether a rule neither changes nor measures gradients, as `Accumulate` does."""
+    return tfm.leaves == "gradient" and not hasattr(tfm, "scope")
+
+
+def _refuse_parts(links: list[Link], layer_wise: bool, tensor_parallel: int) -> None:
+    """Raise an error for rules that would see parts of what they measure, or parts twice."""
+    for link in links:
+        joint = _is_joint(link)
+        if tensor_parallel > 1 and joint:
+            raise ValueError(
+                f"megatron_entry: {link.path} looks at all parameters, and under tensor "
+                "parallelism Megatron-LM alone knows which parameters are there twice: leave the "
+                "rule out; for one norm of all gradients use its clip_grad"
+            )
+        if tensor_parallel > 1 and not is_entrywise(link):
+            raise ValueError(
+                f"megatron_entry: {link.path} looks at whole tensors, and under tensor parallelism "
+                "a rank has slices of matrices: leave the rule out, or use rules about entries, "
+                "such as Adam"
+            )
+        if layer_wise and (joint or (link.transforms and link.transform.reach == "layer")):
+            raise ValueError(
+                f"megatron_entry: {link.path} looks at several parameters, and under a layer-wise "
+                "optimizer Megatron-LM alone knows which parameters other ranks have: leave the "
+                "rule out; for one norm of all gradients use its clip_grad"
+            )
 
 
 def _size(group: Any) -> int:
@@ -143,8 +180,11 @@ class _InMegatron(ChainOptimizer):
 
     names: Mapping[str, str]
 
-    def __init__(self, params: Any, lr: Any = None, **values: Any) -> None:
+    def __init__(
+        self, params: Any, lr: Any = None, *, layer_wise: bool = False, **values: Any
+    ) -> None:
         self._whole: set[torch.Size] = set()  # the shapes of parameters as they were given
+        self._layer_wise = layer_wise  # whether a rank may be left with vectors alone
         super().__init__(params, lr, **values)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
@@ -153,24 +193,23 @@ class _InMegatron(ChainOptimizer):
         self._whole |= {p.shape for p in self.param_groups[-1]["params"]}
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**super().__getstate__(), "_whole": self._whole}
+        whole = {"_whole": self._whole, "_layer_wise": self._layer_wise}
+        return {**super().__getstate__(), **whole}
 
     def _begin(self, name: str = "a step", loss: Any = None) -> Step:
         self._refuse_flat()
         return super()._begin(name, loss)
 
     def _refuse_flat(self) -> None:
-        """Raise a sentence where parameters are pieces of others now, and a rule needs more.
-
-        Those that other ranks have may be gone, as a layer-wise optimizer does it.
-        """
-        params = params_of(self)
-        if {p.shape for p in params} <= self._whole or any(map(is_sharded, params)):
+        """Raise an error if parameters are pieces of others now, and a rule needs more."""
+        if not self._has_pieces():
             return
         shards = "Megatron-LM's DistributedOptimizer cuts parameters into flat shards"
         for link in self.keys.links:
             joint = _is_joint(link)
-            if not (is_entrywise(link) or (joint and has_whole_norms(link))):
+            scope = getattr(link.transform, "scope", None)
+            one_norm = joint and scope in ("group", "global") and has_whole_norms(link)
+            if not (is_entrywise(link) or one_norm):
                 raise ValueError(
                     f"{link.path} looks at whole tensors, and {shards}: take "
                     "use_layer_wise_distributed_optimizer, or rules about entries and one norm of "
@@ -181,6 +220,21 @@ class _InMegatron(ChainOptimizer):
                     f"{link.path} takes one norm of all, and {shards} that lie on several "
                     "processes: give process_group=, those that share the parameters"
                 )
+
+    def _has_pieces(self) -> bool:
+        """Return whether parameters are flat pieces of those that were given.
+
+        The length of a piece may be the shape of a vector, so vectors alone in place of a model
+        with matrices are pieces too. A layer-wise optimizer leaves a rank some parameters, whole.
+        """
+        params = params_of(self)
+        if any(map(is_sharded, params)):
+            return False
+        if not {p.shape for p in params} <= self._whole:
+            return True
+        had_matrices = any([len(shape) > 1 for shape in self._whole])
+        flat = bool(params) and all([p.dim() < 2 for p in params])
+        return flat and had_matrices and not self._layer_wise
 
     def state_dict(self) -> dict[str, Any]:
         """The state by the names of Megatron-LM."""

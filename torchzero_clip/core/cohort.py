@@ -136,9 +136,15 @@ class Cohort:
 
 
 class Roster:
-    """The cohorts of the groups, and values made of them once, while the parameters stay."""
+    """The cohorts of the groups, and values made of them once, while the parameters stay.
 
-    def __init__(self) -> None:
+    Args:
+        reads_tags: Whether a parameter's `grad_norm_group` gives it a norm group. Functions that
+            clip as torch does read no tags, because torch takes one norm of all gradients.
+    """
+
+    def __init__(self, reads_tags: bool = True) -> None:
+        self._reads_tags = reads_tags
         self._known: dict[int, tuple[Any, list[Cohort]]] = {}
         self._made: dict[Hashable, Any] = {}
 
@@ -159,12 +165,13 @@ class Roster:
         """The cohorts of a group's parameters that have a gradient."""
         rows = grads.items() if isinstance(grads, dict) else enumerate(grads)
         where = [i for i, grad in rows if grad is not None]
+        tags = [getattr(p, TAG, None) for p in group["params"]] if self._reads_tags else None
+        asked = where, group.get("clip"), group.get("norm_group"), tags
         if torch.compiler.is_compiling():
-            return _divided(index, group, grads, where)
-        asked = where, group.get("clip"), group.get("norm_group")
+            return _divided(index, group, grads, where, tags)
         known, cohorts = self._known.get(index, (None, []))
         if known != asked or not all([cohort.same(group, grads) for cohort in cohorts]):
-            cohorts = _divided(index, group, grads, where)
+            cohorts = _divided(index, group, grads, where, tags)
             self._known[index] = asked, cohorts
             self._made.clear()
         return cohorts
@@ -188,20 +195,27 @@ class Roster:
 
 
 def _divided(
-    index: int, group: Mapping[str, Any], grads: Grads, where: Sequence[int]
+    index: int,
+    group: Mapping[str, Any],
+    grads: Grads,
+    where: Sequence[int],
+    tags: Sequence[str | None] | None,
 ) -> list[Cohort]:
-    """The parameters that have a gradient, by their device, the dtypes and the norm they share."""
+    """The parameters that have a gradient, by their device, the dtypes and the norm they share.
+
+    `tags` are the norm groups that the parameters name themselves, unless nobody reads them.
+    """
     params = group["params"]
     names = group.get("param_names") or [None] * len(params)
     _check_grads(index, group, grads, where)
     clips, joint = group.get("clip", True), group.get("norm_group")
-    tags = [getattr(p, TAG, None) or joint for p in params]
-    kinds = [(params[i].device, params[i].dtype, grads[i].dtype, tags[i]) for i in where]
+    named = [joint] * len(params) if tags is None else [tag or joint for tag in tags]
+    kinds = [(params[i].device, params[i].dtype, grads[i].dtype, named[i]) for i in where]
     cohorts = []
     for some in batches(kinds):
-        places, (*_, dtype, tag) = [where[k] for k in some], kinds[some[0]]
+        places, (*_, dtype, norm_group) = [where[k] for k in some], kinds[some[0]]
         rows = [names[i] for i in places], [params[i] for i in places]
-        cohorts.append(Cohort(index, places, *rows, dtype, clips, tag))
+        cohorts.append(Cohort(index, places, *rows, dtype, clips, norm_group))
     return cohorts
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -60,6 +61,7 @@ class Division:
         self.rows: dict[Cohort, SliceRows] = {}  # the slices
         self._known: dict[Hashable, Tensor] = {}
         self.vectors: list[Tensor] = []  # those, which are kept from step to step
+        self._order: Any = "unknown"  # of the units, until somebody asks
         self._gathered: list[Gathering] = []  # on the meshes of shards
         if scope is None or isinstance(scope, str):
             self._join(groups)
@@ -175,6 +177,12 @@ class Division:
 
     # ------------------------------------------------------------------ who the units are
 
+    def order(self, groups: Sequence[Mapping[str, Any]]) -> list[int] | None:
+        """The units in the order of the parameters: see `UnitIds.order`."""
+        if self._order == "unknown":
+            self._order = self.ids(groups).order
+        return self._order
+
     def ids(self, groups: Sequence[Mapping[str, Any]]) -> UnitIds:
         """The identity of the units, in these groups."""
         if self.scope == "global" and self.norm_groups != [None]:
@@ -204,6 +212,34 @@ class UnitIds(NamedTuple):
     rows: tuple[tuple[int, tuple[int, ...], tuple[str | None, ...]], ...]
     lengths: tuple[int, ...] | None = None
     one_norm: bool = False
+
+    @property
+    def order(self) -> list[int] | None:
+        """The entries in the order of the parameters; None if they are in that order already.
+
+        Parameters of other dtypes, or with norm groups of their own, are measured apart.
+        """
+        places = [(g, place) for g, places, _ in self.rows for place in places]
+        by_place = sorted(range(len(places)), key=places.__getitem__)
+        if by_place == list(range(len(places))) or any([place < 0 for _, place in places]):
+            return None
+        counts = self.lengths or (1,) * len(places)
+        starts = [0, *itertools.accumulate(counts)]
+        return [i for t in by_place for i in range(starts[t], starts[t + 1])]
+
+    def in_order(self) -> UnitIds:
+        """Return the identity of the same units in the order of the parameters."""
+        if self.order is None:
+            return self
+        counts = self.lengths or (1,) * sum([len(places) for _, places, _ in self.rows])
+        each = [
+            (g, place, name)
+            for g, places, names in self.rows
+            for place, name in zip(places, names, strict=True)
+        ]
+        rows = sorted(zip(each, counts, strict=True), key=lambda row: row[0][:2])
+        lengths = None if self.lengths is None else tuple([n for _, n in rows])
+        return UnitIds(tuple([(g, (place,), (name,)) for (g, place, name), _ in rows]), lengths)
 
     def names(self) -> dict[tuple[int, int, int], str]:
         """The name of each unit, under (group, place, slice), by which units are sorted."""

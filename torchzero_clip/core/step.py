@@ -96,6 +96,7 @@ class Step:
     notes: Notes = UNHEARD
     drawn: tuple[str, ...] = ()  # the counts of steps that have counted this one, as they draw
     released = False  # whether it is of one parameter: what is kept once is for the next
+    is_trial = False  # whether this rank takes the step alone, for a look
     _mean_loss: Tensor | None = None
 
     def __init__(
@@ -147,6 +148,14 @@ class Step:
         self.opener = self.engine.in_turn() if self.gradients.shared else self.engine
         return self.roster.of(self.groups, given)
 
+    @property
+    def world_size(self) -> int:
+        """The number of ranks that take this step: 1 in a trial, which asks no other rank."""
+        ranks = torch.distributed
+        if self.is_trial or not (ranks.is_available() and ranks.is_initialized()):
+            return 1
+        return int(ranks.get_world_size())
+
     def mean_loss(self, path: str, device: torch.device) -> Tensor:
         """The loss that was reported, on a device: the mean over all ranks."""
         if self.loss is None:
@@ -156,8 +165,7 @@ class Step:
             )
         if self._mean_loss is None:
             self._mean_loss = torch.as_tensor(self.loss, dtype=wide(device), device=device)
-            ranks = torch.distributed
-            if ranks.is_available() and ranks.is_initialized() and ranks.get_world_size() > 1:
+            if self.world_size > 1:
                 self._mean_loss = gather(self._mean_loss.view(1), None).mean()
         return self._mean_loss.to(device)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple, TypeAlias
@@ -11,7 +12,8 @@ from torch import Tensor
 from torch.nn import Module
 
 from torchzero_clip.core.link import Link
-from torchzero_clip.core.sharding.layout import local
+from torchzero_clip.core.outside import warn
+from torchzero_clip.core.sharding.layout import layout_of, local
 from torchzero_clip.core.transform import averages
 from torchzero_clip.optimizer.rounding import in_model, weights_of
 
@@ -172,6 +174,7 @@ def averaged(optimizer: Any, name: str | None, model: Module | None) -> Iterator
     """The weights for evaluation in the parameters, as long as the context lasts."""
     refuse(optimizer, "averaged()", shown=True)
     _links(optimizer.keys.links, name)
+    warn_of_gathered("averaged()", optimizer, model)
     substitution = Substitution(params_of(optimizer))
     hook = optimizer.register_state_dict_pre_hook(lambda opt: refuse(opt, "state_dict()"))
     try:
@@ -189,6 +192,23 @@ def averaged(optimizer: Any, name: str | None, model: Module | None) -> Iterator
             reshard(model)
 
 
+def warn_of_gathered(what: str, optimizer: Any, model: Module | None) -> None:
+    """Warn that FSDP2 may hold gathered weights that nobody lets go of, unless a model is given."""
+    layouts = [layout for p in params_of(optimizer) if (layout := layout_of(p)) is not None]
+    if model is None and any([layout.split for layout in layouts]) and _uses_fsdp2():
+        warn(
+            f"{what}: FSDP2 keeps the weights that it gathers of its root module in an evaluation, "
+            "so the next training step would run with the averaged weights: give the model, as in "
+            f"{what.removesuffix(')')}model=model), or call model.reshard() before and after"
+        )
+
+
+def _uses_fsdp2() -> bool:
+    """Return whether FSDP2 has sharded a module of this process: it makes classes for them."""
+    module = sys.modules.get("torch.distributed.fsdp")
+    return module is not None and bool(module.FSDPModule.__subclasses__())
+
+
 def reshard(model: Module | None) -> None:
     """Have the modules of FSDP2 let go of weights that they have gathered, and hold no longer."""
     for module in [] if model is None else model.modules():
@@ -196,11 +216,12 @@ def reshard(model: Module | None) -> None:
             let_go()
 
 
-def evaluate(optimizer: Any) -> None:
+def evaluate(optimizer: Any, model: Module | None) -> None:
     """Put the weights for evaluation into the parameters, until `train`."""
     refuse(optimizer, "eval()")
     if is_shown(optimizer) or not any([averages(x.transform) for x in optimizer.keys.links]):
         return
+    warn_of_gathered("eval()", optimizer, model)
     substitution = Substitution(params_of(optimizer))
     try:
         for row in rows(optimizer):
@@ -209,13 +230,14 @@ def evaluate(optimizer: Any) -> None:
                 optimizer.state[row.param][TRAINING] = kept
         for group in optimizer.param_groups:
             group["chain"][SHOWN] = 1
+        reshard(model)
     except BaseException:
         substitution.undo()
         _forget(optimizer)
         raise
 
 
-def train(optimizer: Any) -> None:
+def train(optimizer: Any, model: Module | None) -> None:
     """Put the training weights back that `evaluate` has taken out."""
     refuse(optimizer, "train()")
     if not is_shown(optimizer):
@@ -223,10 +245,12 @@ def train(optimizer: Any) -> None:
     substitution = Substitution(params_of(optimizer))
     for row in rows(optimizer):
         substitution.expect(row, optimizer.state[row.param].get(TRAINING))
+    warn_of_gathered("train()", optimizer, model)
     try:
         substitution.undo()
     finally:
         _forget(optimizer)
+        reshard(model)
 
 
 def is_shown(optimizer: Any) -> bool:

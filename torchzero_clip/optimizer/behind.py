@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from torchzero_clip.core.bucket import Bucket, in_buckets
+from torchzero_clip.core.description import ON_NORMS
 from torchzero_clip.core.gradients import Where
 from torchzero_clip.core.link import read_elsewhere
 from torchzero_clip.core.private import traced
@@ -17,7 +18,7 @@ from torchzero_clip.core.tensors import is_sharded
 from torchzero_clip.core.transform import Transform, averages
 from torchzero_clip.optimizer.modular import Modular
 
-PARAMS = ("params", "param_names", "clip", "norm_group")
+PARAMS = ("params", "param_names", *ON_NORMS)
 
 
 class Behind(Modular):
@@ -56,7 +57,7 @@ class Behind(Modular):
         for i, group in enumerate(groups):
             if i == len(self.param_groups):
                 self.add_param_group(_shared(group))
-            self.param_groups[i].update(_shared(group))
+            take_params(self.param_groups[i], group)
 
     def begin(self) -> None:
         """Make the state of new parameters, some of which begins at the weights before a step."""
@@ -88,6 +89,14 @@ class Behind(Modular):
         if any([link.transform.leaves != "gradient" for link in self.links]):
             super()._end(step, buckets)
         buckets.clear()  # or the step would keep the update
+
+
+def take_params(ours: dict[str, Any], theirs: Mapping[str, Any]) -> None:
+    """Give our group the parameters of another optimizer's group, and what it says on norms."""
+    for key in ON_NORMS:
+        if key not in theirs:
+            ours.pop(key, None)
+    ours.update(_shared(theirs))
 
 
 def _shared(group: Mapping[str, Any]) -> dict[str, Any]:

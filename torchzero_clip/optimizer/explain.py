@@ -146,7 +146,8 @@ def _watch(twin: Any, parts: list[Traffic]) -> Any:
         parts.append(end.enter_context(Traffic(END, places)))
 
     with torch.no_grad(), ExitStack() as end:
-        step, twin.links = twin._begin(), watched()
+        step = twin._begin(loss=1.0)  # for links that need the loss of each step
+        twin.links = watched()
         twin._through(step)
     twin.links = links
     return step.skip
@@ -166,6 +167,7 @@ def _twin(optimizer: Any, make: Callable[..., Any]) -> Any:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the optimizer itself has warned
         twin = make(groups, *optimizer.chain, **options)
+    twin._is_trial = True  # explain() may be called on one rank alone
     for link in twin.keys.links:
         if square and getattr(link.transform, "blocks", None) is not None:
             link.transform = link.acts = link.transform.with_values({"blocks": None})

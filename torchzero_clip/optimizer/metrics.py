@@ -13,17 +13,22 @@ from torchzero_clip.core.division import UNITS, UnitIds, UnitRecord
 
 def metrics_of(records: Mapping[str, Any]) -> dict[str, Any]:
     """The metrics, by name, of the records that the links left, whose memory the next step may
-    write.
+    write. The entries of vectors are in the order of the parameters.
     """
     out: dict[str, Any] = {}
     for path, record in records.items():
         if isinstance(record, dict):
+            ids = record.get(UNITS)
+            order = ids.order if ids else None
             values = {name: _copied(value) for name, value in record.items() if name != UNITS}
-            out.update({f"{path}/{name}": value for name, value in values.items()})
-            continue
-        limit, ratio = _of_units(record)
-        values = {"norm": record.norm, "limit": limit, "factor": 1 / ratio, "clipped": ratio > 1}
-        out.update({f"{path}/{name}": _plain(value) for name, value in values.items()})
+        else:
+            order = record.division.order(record.groups)
+            limit, ratio = _of_units(record)
+            vectors = {"norm": record.norm, "limit": limit, "factor": 1 / ratio}
+            vectors["clipped"] = ratio > 1
+            values = {name: _plain(value) for name, value in vectors.items()}
+        for name, value in values.items():
+            out[f"{path}/{name}"] = value if order is None else _in_order(value, order)
     return out
 
 
@@ -31,15 +36,23 @@ def _copied(value: Any) -> Any:
     return value.clone() if isinstance(value, Tensor) else value
 
 
+def _in_order(value: Any, order: list[int]) -> Any:
+    """The entries of a vector of units in this order; other values as they are."""
+    if not isinstance(value, Tensor) or value.shape != (len(order),):
+        return value
+    return value[torch.tensor(order).to(value.device, non_blocking=True)]
+
+
 def units_of(records: Mapping[str, Any]) -> dict[str, UnitIds]:
     """The units of the entries of each metric that may be a vector."""
     out: dict[str, UnitIds] = {}
     for path, record in records.items():
         if isinstance(record, dict):
-            ids = record.get(UNITS)
-            out.update({f"{path}/{name}": ids for name in record if ids and name != UNITS})
+            if ids := record.get(UNITS):
+                ids = ids.in_order()
+                out.update({f"{path}/{name}": ids for name in record if name != UNITS})
         else:
-            ids = record.division.ids(record.groups)
+            ids = record.division.ids(record.groups).in_order()
             names = ["limit", "factor", "clipped"] + ["norm"] * (not ids.one_norm)
             out.update({f"{path}/{name}": ids for name in names})
     return out

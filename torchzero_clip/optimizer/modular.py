@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
@@ -30,6 +31,7 @@ from torchzero_clip.optimizer.explain import explain
 from torchzero_clip.optimizer.fingerprint import fingerprint, shared_start
 from torchzero_clip.optimizer.keys import (
     GroupKeys,
+    of_group,
     refuse_arguments,
     refuse_nameless,
     refuse_no_params,
@@ -70,6 +72,10 @@ class Modular(Optimizer):
             as "main_grad", or a function that gives the gradient of one. They are read and written
             there, and `.grad` counts where it is None or missing.
 
+    In a distributed run all ranks call `step()`, `safe_to_save()`, and, if a rule keeps state of
+    sharded matrices (SOAP, Shampoo and the like), `state_dict()` and `init_state()`. Every other
+    method sends nothing, and may be called on one rank alone.
+
     Example:
         >>> import torch
         >>> from torchzero_clip import LR, Adam, ClipNorm, Modular
@@ -78,6 +84,7 @@ class Modular(Optimizer):
     """
 
     _measures = True  # whether a step takes what somebody may ask of it
+    _is_trial = False  # whether this rank takes its steps alone, for a look
     _options: Mapping[str, Any] = {  # and their defaults, for repr
         "fused": True,
         "compile": False,
@@ -142,6 +149,7 @@ class Modular(Optimizer):
         self._scheduled: set[str] = set()  # keys whose values schedules move
         self._records, self._reported = dict[str, Any](), dict[str, Any]()  # of the next step
         self._roster = Roster()
+        self._said_on_norms: tuple[Any, ...] = ()  # by groups and parameters, a step before
         self._inside = False  # averaged()
         self._rounds = "" if rounding == "nearest" else rounding  # "nearest" where it is measured
 
@@ -192,6 +200,7 @@ class Modular(Optimizer):
         """A step of now; checked are keys, live values and dtypes that are others than before."""
         averages.refuse(self, name, shown=True)
         self.keys.check_groups(self.param_groups)
+        self._check_norm_groups()
         live = self.keys.defaults, self.keys.seen
         more = self.process_group, self._roster, loss, live, self._rounds, self.place
         if torch.compiler.is_compiling():  # it forgets what is set on an optimizer, not in a dict
@@ -202,8 +211,22 @@ class Modular(Optimizer):
             if self._seen_dtypes:  # before the first step there is no state, or it was checked
                 self.layout.check_dtypes(self.param_groups, self.state)
             self._seen_dtypes = dtypes
-        kind = self._measures, self._rounds, self.process_group
-        return Step(self.param_groups, self.state, {}, self.engine, *more, kind)
+        kind = self._measures, self._rounds, self.process_group, self._said_on_norms
+        step = Step(self.param_groups, self.state, {}, self.engine, *more, kind)
+        step.is_trial = self._is_trial
+        return step
+
+    def _check_norm_groups(self) -> None:
+        """Check what groups and parameters say about norms, if it changed since the last step."""
+        if torch.compiler.is_compiling():
+            return
+        said, before = norm_groups.said(self.param_groups), self._said_on_norms
+        if len(said) == len(before) and all(map(operator.is_, said, before)):
+            return
+        for g, group in enumerate(self.param_groups):
+            of_group(g, norm_groups.check, group)
+            norm_groups.check_tags(g, group, self.process_group)
+        self._said_on_norms = said
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Let go of the gradients, as torch does; those that are not in `.grad` become zeros."""
@@ -238,8 +261,8 @@ class Modular(Optimizer):
         """Whether a checkpoint of now is worth keeping: no guard skipped one of the last `steps`
         steps, and all weights and state are finite.
 
-        Without a guard the numbers alone count. It waits for the device once; in a distributed run
-        every rank calls it, and all get the same answer.
+        Without a guard the numbers alone count. It synchronizes with the device once. In a
+        distributed run all ranks must call it, and all get the same answer.
 
         Example:
             >>> import torch
@@ -319,7 +342,7 @@ class Modular(Optimizer):
         """Make the state of every parameter now, as its first gradient would.
 
         Distributed checkpointing takes a fake step to make state, which moves counters; with this
-        it need not.
+        it need not. If a rule keeps state of sharded matrices, all ranks must call it.
         """
         self._make_state(lambda p: p if p.requires_grad else None)
 
@@ -363,18 +386,25 @@ class Modular(Optimizer):
         with torch.no_grad():
             return averages.averaged_state_dict(self, model, name)
 
-    def eval(self) -> None:
+    def eval(self, *, model: Module | None = None) -> None:
         """Put the weights for evaluation into the parameters until `train()`; for a chain that has
         none do nothing.
 
         It is for loops that ask an optimizer for it. `state_dict()` in between has the training
         weights, and loading it goes on from there.
-        """
-        averages.evaluate(self)
 
-    def train(self) -> None:
-        """Put the training weights back that `eval()` has taken out."""
-        averages.train(self)
+        Args:
+            model: A model that FSDP2 shards, as for `averaged`.
+        """
+        averages.evaluate(self, model)
+
+    def train(self, *, model: Module | None = None) -> None:
+        """Put the training weights back that `eval()` has taken out.
+
+        Args:
+            model: A model that FSDP2 shards, as for `averaged`.
+        """
+        averages.train(self, model)
 
     # ------------------------------------------------------------------ float32 behind bfloat16
 
@@ -413,7 +443,8 @@ class Modular(Optimizer):
         for p in group["params"]:
             self.engine.check(p.device)
         refuse_nameless(self.keys.links, group)
-        norm_groups.check_stages([group], self.process_group)
+        index = len(self.param_groups) - 1
+        norm_groups.check_tags(index, group, self.process_group)
 
     # ------------------------------------------------------------------ saving and loading
 

@@ -5,33 +5,52 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from torchzero_clip.core.cohort import TAG
+from torchzero_clip.core.cohort import TAG, label
 from torchzero_clip.core.description import ON_NORMS
 
 
+def said(groups: Any) -> tuple[Any, ...]:
+    """Return all that groups and their parameters say to rules about norms."""
+    keys = [group.get(key) for group in groups for key in ON_NORMS]
+    return (*keys, *[getattr(p, TAG, None) for group in groups for p in group["params"]])
+
+
 def check(group: Mapping[str, Any]) -> None:
-    """Raise a sentence unless a group says it as rules read it."""
+    """Raise an error unless the keys of a group have values that rules can read."""
     clip, named = group.get("clip", True), group.get("norm_group")
     if not isinstance(clip, bool):
         raise TypeError(
             f"the group key 'clip' says whether norm rules look at the group, True or False, got "
             f"{clip!r}"
         )
-    if named is not None and (not isinstance(named, str) or not named or set("/@") & set(named)):
+    if named is not None and not _is_name(named):
         raise TypeError(
             "the group key 'norm_group' is the name of those with which the group shares one norm, "
             f"as 'head', without / and @, got {named!r}"
         )
 
 
-def check_stages(groups: Any, process_group: Any) -> None:
-    """Raise a sentence where stages could not know of each other's norms."""
-    tagged = [p for group in groups for p in group["params"] if getattr(p, TAG, None)]
-    if process_group is not None and tagged:
-        raise ValueError(
-            f"{TAG} of a parameter says nothing to other stages: with process_group= give such "
-            "parameters a group with norm_group=, and every stage the same groups"
-        )
+def check_tags(g: int, group: Mapping[str, Any], process_group: Any) -> None:
+    """Raise an error unless the tags of a group's parameters are names, and rules can use them."""
+    for place, p in enumerate(group["params"]):
+        tag = getattr(p, TAG, None)
+        if not tag:
+            continue
+        if not _is_name(tag):
+            raise TypeError(
+                f"{label(g, group, place)}: its attribute {TAG} must be the name of the parameters "
+                f"with which it shares one norm, such as 'head', without / and @, got {tag!r}"
+            )
+        if process_group is not None:
+            raise ValueError(
+                f"{TAG} of a parameter says nothing to other stages: with process_group= give such "
+                "parameters a group with norm_group=, and every stage the same groups"
+            )
+
+
+def _is_name(named: Any) -> bool:
+    """Whether it may be the name of a norm group, which is part of the keys of state."""
+    return isinstance(named, str) and bool(named) and not set("/@") & set(named)
 
 
 def kept(theirs: Mapping[str, Any], here: Mapping[str, Any]) -> dict[str, Any]:

@@ -13,22 +13,33 @@ from torchzero_clip.core.transform import TensorwiseTransform, Transform
 
 CUT = "_megatron_fsdp_model"
 """An attribute of the DTensors of Megatron-FSDP, whose ranks have rows as they fit its buffers."""
+WHOLE = "layer", "group", "global"
+"""The scopes of norms of several tensors."""
 
 
 def is_entrywise(link: Link) -> bool:
-    """Whether a rule acts on each entry alone, leaves that to rules inside, or is a guard."""
+    """Return whether a rule acts on each entry alone, leaves all to rules inside, or is a guard.
+
+    A rule with a scope measures tensors, even if it has rules inside, as `Graft` has.
+    """
     tfm = link.transform
-    if not link.transforms or tfm.inner or getattr(tfm, "place", "") == "first":
+    if not link.transforms or getattr(tfm, "place", "") == "first":
+        return True
+    if hasattr(tfm, "scope"):
+        return False
+    if tfm.inner or tfm.leaves == "gradient":
         return True
     return type(tfm).step is Transform.step and not isinstance(tfm, TensorwiseTransform)
 
 
 def has_whole_norms(link: Link) -> bool:
-    """Whether a rule only scales, by norms of whole tensors or of more."""
+    """Return whether a rule only scales, by norms of whole tensors or of more."""
     tfm = link.transform
     plain = isinstance(tfm, NormRule) and type(tfm).step is NormRule.step
-    whole = plain and (tfm.scope is None or isinstance(tfm.scope, str)) and tfm.ord != "std"
-    return whole and type(tfm).apply is NormRule.apply
+    if not (plain and type(tfm).apply is NormRule.apply) and not tfm.inner:
+        return False
+    scope = getattr(tfm, "scope", "none")
+    return (scope is None or scope in WHOLE) and getattr(tfm, "ord", 2) != "std"
 
 
 def refuse_cuts(links: Sequence[Link], params: Sequence[Tensor]) -> None:

@@ -21,7 +21,8 @@ def take_over(
 ) -> list[str]:
     """Load what the checkpoint of another chain, or of an optimizer of torch, has of this chain.
 
-    What has the same name in both goes over, state and live values; the rest begins anew.
+    What has the same name in both goes over, state and live values; the rest begins anew. In a
+    distributed run all ranks must call it.
 
     Args:
         optimizer: A `Modular`, a `Clipper` or the handle of `attach`.

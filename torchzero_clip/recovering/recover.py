@@ -237,6 +237,8 @@ class Recover:
     def step(self, loss: Tensor | float | None = None) -> Back | None:
         """End a step of the loop: the last call in it, behind those of optimizer and schedules.
 
+        In a distributed run all ranks must call it in every step.
+
         Args:
             loss: The loss of the step, which stays on the device. Without one weights and state are
                 looked at instead, which is a pass over memory once in `check` steps.

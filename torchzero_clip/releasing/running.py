@@ -112,6 +112,9 @@ class Joint:
     def of_first_group(self, vectors: Sequence[Tensor]) -> Tensor:
         return vectors[0]
 
+    def order(self, groups: Sequence[Mapping[str, Any]]) -> list[int] | None:
+        return self.ids(groups).order
+
     def ids(self, groups: Sequence[Mapping[str, Any]]) -> UnitIds:
         each = [record.division.ids(groups) for record in self.records]
         lengths = [n for ids in each for n in ids.lengths or ()]

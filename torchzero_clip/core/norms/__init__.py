@@ -13,7 +13,7 @@ from torchzero_clip.core.norms.measures import (
     merge,
 )
 from torchzero_clip.core.norms.numeric import eps_of, finite, is_one_operator, numbers, readable
-from torchzero_clip.core.norms.percentile import percentile, percentiles
+from torchzero_clip.core.norms.percentile import percentile, percentiles, percentiles_of_ranks
 from torchzero_clip.core.norms.products import entrywise, products
 from torchzero_clip.core.norms.slices import OfRows, SliceRows, statistics_of_slices
 from torchzero_clip.core.norms.whole import largest, statistics
@@ -39,6 +39,7 @@ __all__ = [
     "numbers",
     "percentile",
     "percentiles",
+    "percentiles_of_ranks",
     "products",
     "readable",
     "statistics",

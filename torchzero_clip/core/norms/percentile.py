@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from torchzero_clip.core.norms.numeric import PIECE, as_one_operator, readable
 from torchzero_clip.core.packs import in_stacks
+from torchzero_clip.core.sharding.collectives import sum_
 from torchzero_clip.core.tensors import all_real
 
 DIGIT = 16  # bits that are counted at a time
@@ -28,6 +30,33 @@ def percentile(tensors: Sequence[Tensor], p: float | Tensor) -> Tensor:
 def percentiles(tensors: Sequence[Tensor], p: float | Tensor) -> list[Tensor]:
     """The p-th percentile of the magnitudes of each tensor."""
     return in_stacks(tensors, partial(_of_rows, p=p), lambda t: percentile([t], p))
+
+
+def percentiles_of_ranks(
+    tensors: Sequence[Tensor], shares: Sequence[float | Tensor], group: Any
+) -> Tensor:
+    """Return percentiles of the magnitudes on all ranks of a process group, one for each share.
+
+    The ranks count digits of 16 bits and add their counts, since they cannot know how many entries
+    the others have. As integers, floats that are not negative keep their order.
+    """
+    bits = torch.cat([t.reshape(-1).abs().double() for t in tensors]).view(torch.int64)
+    size = torch.full((1,), bits.numel(), dtype=torch.int64, device=bits.device)
+    last = sum_(size, group).double() - 1
+    ranks = torch.cat([share * last / 100 for share in shares]).floor().long().clamp(min=0)
+    found = torch.zeros_like(ranks)
+    for shift in range(64 - DIGIT, -1, -DIGIT):
+        digits = bits.bitwise_right_shift(shift).bitwise_and(2**DIGIT - 1)
+        above = bits.bitwise_right_shift(shift).bitwise_right_shift(DIGIT)
+        inside = above == found.unsqueeze(1)  # for each share the entries that begin like it
+        counts = torch.zeros(len(ranks), 2**DIGIT, dtype=torch.int64, device=bits.device)
+        counts = counts.index_add(1, digits, inside.long())
+        upto = sum_(counts, group).cumsum(1)
+        digit = (upto <= ranks.unsqueeze(1)).sum(1, keepdim=True).clamp(max=2**DIGIT - 1)
+        below = upto.gather(1, (digit - 1).clamp(min=0)).where(digit > 0, 0)
+        ranks = ranks - below.squeeze(1)
+        found = found.bitwise_left_shift(DIGIT) + digit.squeeze(1)
+    return found.view(torch.float64)
 
 
 def _of_rows(stack: Tensor, p: float | Tensor) -> Tensor:

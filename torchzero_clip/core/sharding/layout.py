@@ -107,8 +107,19 @@ def part_of(whole: Tensor, layout: Layout | None) -> Tensor:
     return whole if layout is None else layout.part(whole)
 
 
+def summed(tensor: Any) -> Any:
+    """Return a tensor whose partial sums are summed over the ranks; others as they are."""
+    placed = placements(tensor) or ()
+    if not any([x.is_partial() for x in placed]):
+        return tensor
+    from torch.distributed.tensor import Replicate
+
+    return tensor.redistribute(placements=[Replicate() if x.is_partial() else x for x in placed])
+
+
 def full(tensor: Tensor) -> Tensor:
-    """A DTensor gathered from all ranks."""
+    """Return a DTensor gathered from all ranks."""
+    tensor = summed(tensor)
     return whole_of(local(tensor), layout_of(tensor))
 
 

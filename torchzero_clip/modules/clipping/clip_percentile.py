@@ -8,13 +8,14 @@ from torch import Tensor
 
 from torchzero_clip.core import Bucket, Live, Reach, TensorList, Transform
 from torchzero_clip.core.bounds import Within
-from torchzero_clip.core.norms import percentile, percentiles
+from torchzero_clip.core.norms import percentile, percentiles, percentiles_of_ranks
 
 
 class ClipPercentile(Transform):
     """u ← min(max(u, -b), b), b the value at ⌊percentile · (len - 1) / 100⌋ of the sorted |u|
 
     Sharded tensors are gathered for it, one at a time; with "global" every rank holds all of them.
+    With `process_group` the percentile is of all stages, which have as many groups each.
 
     Args:
         percentile: From 0 (the smallest magnitude bounds all) to 100 (nothing changes).
@@ -47,14 +48,23 @@ class ClipPercentile(Transform):
 
     def _bounds(self, buckets: list[Bucket], every: list[list[Tensor]]) -> list[TensorList]:
         """For each bucket the bound of every tensor."""
-        home = buckets[0].device
-        together = [t.to(home) for some in every for t in some] if self.dim == "global" else []
+        if self.dim == "global":
+            bounds = self._of_all(buckets, every)
+            rows = [[bound] * len(some) for bound, some in zip(bounds, every, strict=True)]
+        else:
+            pairs = zip(buckets, every, strict=True)
+            rows = [percentiles(some, bucket.group["percentile"]) for bucket, some in pairs]
         out = []
-        for bucket, some in zip(buckets, every, strict=True):
-            p = bucket.group["percentile"]
-            if together:
-                bounds = [percentile(together, p)] * len(some)
-            else:
-                bounds = percentiles(some, p)
-            out.append(TensorList([b.to(bucket.device, some[0].dtype) for b in bounds]))
+        for bucket, some, row in zip(buckets, every, rows, strict=True):
+            out.append(TensorList([b.to(bucket.device, some[0].dtype) for b in row]))
         return out
+
+    def _of_all(self, buckets: list[Bucket], every: list[list[Tensor]]) -> list[Tensor]:
+        """For each bucket the percentile of all magnitudes, those on other stages included."""
+        step, link = buckets[0].step, buckets[0].bound
+        together = [t.to(buckets[0].device) for some in every for t in some]
+        if step.process_group is None:
+            return [percentile(together, bucket.group["percentile"]) for bucket in buckets]
+        shares = [link.values(group)["percentile"] for group in step.groups]
+        bounds = percentiles_of_ranks(together, shares, step.process_group).unbind()
+        return [bounds[bucket.cohort.index] for bucket in buckets]

@@ -72,7 +72,7 @@ class Guard(_StepGuard):
         step = buckets[0].step
         step.notes.host("Guard('raise') waits in each step: take 'skip', or 'assert'")
         bad = ~torch.isfinite(torch.cat([largest(bucket.u.tensors) for bucket in buckets]))
-        if not _anywhere(bad.any()):
+        if not _anywhere(bad.any(), step.world_size):
             return
         names = [
             name or f"parameter {place} of group {bucket.cohort.index}"
@@ -88,9 +88,9 @@ def _finite(u: TensorList, state: State, group: Group) -> TensorList:
     return u.where(u.isfinite(), 0.0)
 
 
-def _anywhere(flag: Tensor) -> bool:
-    """Whether a flag is set on this rank or on another."""
-    if torch.distributed.is_available() and torch.distributed.is_initialized():
+def _anywhere(flag: Tensor, world_size: int) -> bool:
+    """Return whether a flag is set on this rank or on another one."""
+    if world_size > 1:
         flag = flag.to(torch.int32)
         torch.distributed.all_reduce(flag, torch.distributed.ReduceOp.MAX)
     return bool(flag)

@@ -88,16 +88,16 @@ class _StepGuard(Transform, Successor):
 
     def _alone(self, units: Units) -> bool:
         """Whether other ranks know no more: all have joined in the norm, or there is one rank."""
-        ranks = torch.distributed
-        if not (ranks.is_available() and ranks.is_initialized()):
+        step = units.buckets[0].step
+        world, group = step.world_size, step.process_group
+        if world == 1:
             return True
-        world, group = ranks.get_world_size(), units.buckets[0].step.process_group
         if group is not None:
-            joined = {ranks.get_world_size(group)}
+            joined = {torch.distributed.get_world_size(group)}
         else:  # gradients that are whole might differ in their last bits
             layouts = [layout for bucket in units.buckets for layout in bucket.cohort.layouts]
             joined = {x.mesh.size() if x is not None and x.split else 0 for x in layouts}
-        return world == 1 or (joined == {world} and not self.judges_loss)
+        return joined == {world} and not self.judges_loss
 
     def _counts(self, state: UnitState, bad: Tensor) -> UnitState:
         """The counts after the step. A row that is too long stays until the host has seen it."""

@@ -45,6 +45,7 @@ class ClipSpectral(TensorwiseTransform):
     max_norm: Live[NonNegative]
     stacks: bool | None = None
 
+    clips = True
     impure = PRODUCTS
 
     def operations(self, param: Tensor) -> float:
