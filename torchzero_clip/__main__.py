@@ -1,4 +1,4 @@
-"""python -m torchzero_clip: the versions here and the rules there are, one rule, or a simulation."""
+"""python -m torchzero_clip: print the versions and rules, explain a rule, or run a command."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         return
     parser = argparse.ArgumentParser(
         "python -m torchzero_clip",
-        epilog="python -m torchzero_clip simulate run.csv: what rules would have done to its norms; "
+        epilog="python -m torchzero_clip simulate run.csv: what rules would have done to a run; "
         "python -m torchzero_clip lab run.csv: the same to look at, in a browser; "
         "python -m torchzero_clip audit package.module:function: whether a step waits for a GPU; "
         "python -m torchzero_clip audit-clip package.module:function: whether its norms are right.",

@@ -1,7 +1,7 @@
 """What `SkipSpike` and `Recover` would have done to recorded runs: which steps, and where back.
 
-A simulation does not change the run: after a rollback the batches are those that came next, with the
-norms and losses of the recorded weights.
+A simulation does not change the run: after a rollback the batches are those that came next, with
+the norms and losses of the recorded weights.
 """
 
 from __future__ import annotations

@@ -52,7 +52,8 @@ def test_what_few_need_is_imported_by_those_who_ask_for_it() -> None:
 
 def test_what_looks_at_recorded_runs_is_there_under_its_public_names_all_the_same() -> None:
     code = (
-        "import torchzero_clip as tz; from torchzero_clip import Recorder, Simulation, Trace, simulate; "
+        "import torchzero_clip as tz; "
+        "from torchzero_clip import Recorder, Simulation, Trace, simulate; "
         "from torchzero_clip.study import trace; assert tz.Trace is Trace is trace.Trace; "
         "assert {'Recorder', 'Simulation', 'Trace', 'simulate', 'source'} <= {*dir(tz)}"
     )

@@ -1,4 +1,4 @@
-"""Simulation: what it says of a run is what the run itself said, and what it cannot know it refuses."""
+"""A simulation gives the numbers of the run itself, and refuses rules that need more than norms."""
 
 from __future__ import annotations
 
@@ -234,7 +234,7 @@ def test_a_trace_says_what_it_takes(tmp_path: Path) -> None:
         Trace(torch.ones(3))
     with pytest.raises(ValueError, match="2 names for 1 units"):
         Trace(torch.ones(3, 1), ["a", "b"])
-    with pytest.raises(ValueError, match="alarms needs a trace that knows its spikes"):
+    with pytest.raises(ValueError, match="alarms needs a trace with known spikes"):
         simulate(Trace(torch.ones(3, 1)), ClipNorm(1.0)).alarms()
     (tmp_path / "run.csv").write_text("step,loss\n1,2.0\n")
     with pytest.raises(

@@ -89,8 +89,8 @@ class Simulation:
         spikes = self.trace.spikes
         if spikes is None:
             raise ValueError(
-                "Simulation: alarms needs a trace that knows its spikes: log spike=1 where there is "
-                "one, and spike=0 elsewhere"
+                "Simulation: alarms needs a trace with known spikes: log spike=1 in steps that "
+                "have one, and spike=0 in the others"
             )
         clipped = self.clipped.double()
         return clipped[~spikes].mean(0), 1 - clipped[spikes].mean(0)
