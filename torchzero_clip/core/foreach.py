@@ -20,7 +20,8 @@ OUT = ("mul", "div", "sub", "clamp")
 
 def _where(x: Tensor, keep: Tensor, other: Tensor | float) -> Tensor:
     if norms.readable(keep) and keep.dim() == 0 and isinstance(other, Tensor):
-        return x if keep else other.to(x.dtype)
+        chosen = x if keep else other
+        return chosen.to(x.dtype, copy=True)  # a new tensor: either list may be written later
     return torch.where(keep, x, other.to(x.dtype) if isinstance(other, Tensor) else other)
 
 

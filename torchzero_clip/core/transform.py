@@ -244,6 +244,8 @@ class TensorwiseTransform(Transform):
             self.update_tensor(t, {name: row[i] for name, row in lists.items()}, groups[i])
             for i, t in enumerate(u.tensors)
         ]
+        if all([new is old for new, old in zip(out, u.tensors, strict=True)]):
+            return u  # written in place
         return TensorList(out)  # may be state: borrowed
 
     def operations(self, param: Tensor) -> float:

@@ -101,7 +101,9 @@ class Narrow(TensorList):
         self._widened = widened
 
     def to(self, dtype: torch.dtype) -> TensorList:
-        return self if self.owned or dtype == self.dtype else self._widened(self, dtype)
+        if self.owned or dtype == self.dtype:
+            return self
+        return self._widened(self.borrow(), dtype)  # this list may move before that is computed
 
 
 class Guarded(Lazy):
