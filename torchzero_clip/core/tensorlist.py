@@ -279,6 +279,10 @@ class TensorList:
         given = [x.tensors if isinstance(x, TensorList) else x for x in operands]
         return arguments(name, self.tensors, given)
 
+    def _promoted(self, x: TensorList) -> TensorList:
+        """Return a list, in the dtype of this one if that is wider: no product is rounded then."""
+        return x.to(torch.promote_types(x.dtype, self.dtype))
+
     # ------------------------------------------------------------------ arithmetic
 
     def add(self, x: Operand, alpha: float | Tensor = 1) -> TensorList:
@@ -300,7 +304,7 @@ class TensorList:
     def addcmul_(self, a: TensorList, b: TensorList, value: float | Tensor = 1) -> TensorList:
         """self + value · a · b"""
         if isinstance(value, Tensor):
-            return self._write("addcmul", a.mul(value), b)
+            return self._write("addcmul", self._promoted(a).mul(value), b)
         return self._write("addcmul", a, b, value)
 
     def clamp(self, low: Operand, high: Operand) -> TensorList:

@@ -162,7 +162,7 @@ class Taped(Lazy):
         if name == "clamp":
             return self._write("clamp_min", operands[0])._write("clamp_max", operands[1])
         if name == "addcmul" and operands[2:]:  # the product of all three, whatever the third is
-            operands = (operands[0].mul(operands[2]), operands[1])
+            operands = (self._promoted(operands[0]).mul(operands[2]), operands[1])
         value = self._tape.add(name, self.value, operands, keep_dtype=True)
         if value is not None:
             return self._assign(value)
