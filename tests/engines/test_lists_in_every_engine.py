@@ -7,6 +7,7 @@ from __future__ import annotations
 import functools
 import itertools
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from dataclasses import field
 
 import pytest
@@ -14,10 +15,18 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
-from tests.engines.accelerated import Accelerated
+from tests.engines.accelerated import Accelerated, as_on_an_accelerator
 from tests.helpers import at_once
 from torchzero_clip import LR, Bucket, Group, Modular, State, TensorList, Transform
 from torchzero_clip.core import zeros_like_state
+from torchzero_clip.core.formats import Nearest
+from torchzero_clip.core.lazy import Joined, Lazy
+from torchzero_clip.engines import Compiled
+from torchzero_clip.engines.compiled.lists.tape import Taped
+from torchzero_clip.engines.deferred import Guarded, Narrow, Owed, Scaled
+from torchzero_clip.engines.fused import Fused
+from torchzero_clip.engines.kept import Kept, Wide
+from torchzero_clip.engines.pieces import Borrowed, Divided, InPieces, Updated, View
 
 Lists = tuple[TensorList, TensorList]
 Call = Callable[[TensorList, TensorList], TensorList]
@@ -289,3 +298,86 @@ def test_every_method_is_tested_here() -> None:
     public = {name for name, x in vars(TensorList).items() if callable(x) and name[0] != "_"}
     tested = {name.split(",")[0] for name in [*NEW, *IN_PLACE]}
     assert public == tested | NO_LISTS
+
+
+def ones() -> list[Tensor]:
+    return [torch.ones(3), torch.ones(2, 2)]
+
+
+def numbers() -> TensorList:
+    return TensorList(ones())
+
+
+def halves() -> list[Tensor]:
+    return [t.bfloat16() for t in ones()]
+
+
+def kept(owner: type[Wide]) -> TensorList:
+    return owner(halves(), Nearest())
+
+
+def adds_one(u: TensorList, state: State, group: Group) -> TensorList:
+    return u.add(1.0)
+
+
+class AddsOne(Transform):
+    """u + 1"""
+
+    def update(self, u: TensorList, state: State, group: Group) -> TensorList:
+        return adds_one(u, state, group)
+
+
+LISTS: dict[type[TensorList], Callable[[], TensorList]] = {
+    TensorList: numbers,
+    Joined: lambda: Joined([numbers()]),
+    Narrow: lambda: Narrow(halves(), lambda u, dtype: u, None),
+    Guarded: lambda: Guarded(ones(), lambda: None),
+    Owed: lambda: Owed(ones(), torch.tensor(2.0), [lambda: None]),
+    Scaled: lambda: Scaled(numbers(), 2.0, 0.0, numbers(), torch.float32, lambda u: u),
+    Borrowed: lambda: Borrowed(View(numbers(), adds_one, {}, {}, lambda u: None)),
+    Divided: lambda: Divided(numbers(), torch.tensor(2.0)),
+    Updated: lambda: Updated(numbers(), AddsOne(), {}, {}, lambda u: None),
+    View: lambda: View(numbers(), adds_one, {}, {}, lambda u: None),
+    Fused: lambda: Fused(numbers(), AddsOne(), {}, {}, lambda u: None, None),
+    Wide: lambda: kept(Wide),
+}
+
+
+def taped() -> TensorList:
+    places = range(2)
+    session = Compiled(()).twin().open("key", places, ones(), ones())
+    return session.grads.borrow()
+
+
+LISTS[Taped] = taped
+
+
+@pytest.mark.parametrize("accelerator", [False, True], ids=["", "accelerator"])
+@at_once("how", ["copied", "written", "unread"])
+@at_once("kind", LISTS)
+def test_a_list_that_moved_lends_what_it_holds_now(
+    kind: type[TensorList], how: str, accelerator: bool
+) -> None:
+    with as_on_an_accelerator() if accelerator else nullcontext():
+        lender = LISTS[kind]()
+        if how != "unread":
+            before = lender.borrow()
+            expected = [t.clone() for t in LISTS[kind]().tensors]
+        if how == "written":
+            lender.mul_(8.0)
+        else:
+            lender.copy_(TensorList([torch.full_like(t, 8.0) for t in ones()]))
+        values = [t.clone() for t in lender.tensors]
+        assert lender.owned
+        torch.testing.assert_close(lender.borrow().tensors, values)
+        if how != "unread":
+            torch.testing.assert_close(before.tensors, expected)
+
+
+def test_every_class_of_lists_is_tested_here() -> None:
+    def below(cls: type[TensorList]) -> set[type[TensorList]]:
+        return {cls, *[one for sub in cls.__subclasses__() for one in below(sub)]}
+
+    bases = {Lazy, InPieces, Kept}  # Kept is Wide, and is settled with the session
+    mine = {cls for cls in below(TensorList) if cls.__module__.startswith("torchzero_clip.")}
+    assert mine == LISTS.keys() | bases

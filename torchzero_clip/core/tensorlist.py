@@ -37,6 +37,7 @@ Unary: TypeAlias = "Callable[[TensorList], TensorList]"
 Binary: TypeAlias = "Callable[[TensorList, Operand], TensorList]"
 M = TypeVar("M", bound=Callable[..., Any])
 L = TypeVar("L", bound="TensorList")
+R = TypeVar("R")
 
 
 def _both(name: str, says: str) -> tuple[Unary, Unary]:
@@ -61,6 +62,24 @@ def _with(name: str, says: str, operator: str = "") -> tuple[Binary, Binary]:
         return self._write(operator or name, x)
 
     return _named(name, f"A new list: {says}", new), _named(f"{name}_", says, write)
+
+
+def call_user(name: str, function: Callable[..., R], *args: Any) -> R:
+    """Return function(*args), where the function is a user's and sees tensors of a list.
+
+    Args:
+        name: The name of the function in errors.
+    """
+    try:
+        return function(*args)
+    except RuntimeError as error:
+        if "view size is not compatible" not in str(error):
+            raise
+        raise RuntimeError(
+            f"{name} calls view() on a tensor whose strides do not allow it. The strides of an "
+            "update are those of the gradients or those of the parameters, depending on the "
+            "engine: call reshape() instead."
+        ) from error
 
 
 def _named(name: str, says: str, method: M) -> M:
@@ -394,7 +413,7 @@ class TensorList:
         What `fn` returns is copied if it lies in the memory of the tensor, as a view does.
         """
         tensors = self.tensors
-        made = [fn(t) for t in tensors]
+        made = [call_user("TensorList.map: fn", fn, t) for t in tensors]
         known = all_real(made) and not torch.compiler.is_compiling()
         if not known or not storages(made).isdisjoint(storages(tensors)):
             made = [t.clone() for t in made]

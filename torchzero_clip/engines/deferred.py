@@ -161,7 +161,7 @@ class Owed(Guarded):
             return super().borrow()
         borrowed = Owed(self.held, self.ratio, self.debt)
         borrowed.owned = False
-        return borrowed
+        return self._lend(borrowed)
 
 
 def overlap(params: Sequence[Tensor], values: Sequence[Tensor]) -> bool:
