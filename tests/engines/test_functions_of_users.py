@@ -138,6 +138,16 @@ def test_a_view_that_strides_do_not_allow_is_an_error_that_says_what_to_do(
         trained(chain, engine, params_turned=True, grads_turned=True)
 
 
+@pytest.mark.parametrize("engine", ["recorded", "native"])
+def test_the_error_is_the_same_if_one_engine_alone_has_such_strides(engine: str) -> None:
+    """Compiled steps keep results in the strides of the parameters."""
+    chain = [*listed(flattened), Scale(0.5), LR(0.1)]
+    assert trained(chain, "plain", params_turned=True)
+    chain = [Scale(0.5), *listed(flattened), LR(0.1)]
+    with pytest.raises(RuntimeError, match=r"^Parallel: merge calls view.*call reshape"):
+        trained(chain, engine, params_turned=True)
+
+
 @pytest.mark.parametrize("engine", ENGINES)
 @at_once("turned", [(False, True), (True, False), (True, True)])
 def test_reshape_works_with_all_strides(engine: str, turned: tuple[bool, bool]) -> None:
