@@ -34,6 +34,7 @@ def test_plain_tensors_are_those_of_torch_and_fake_ones_have_no_values() -> None
     assert addresses(some) == [t.data_ptr() for t in some]
     assert addresses([*some, fake]) is None
     assert storages([some[0], some[0][1:]]) == {some[0].data_ptr()}
+    assert storages([torch.empty(0), torch.empty(0, 3)]) == set()
 
 
 def test_shapes_are_compared_one_by_one() -> None:

@@ -20,7 +20,8 @@ OUT = ("mul", "div", "sub", "clamp")
 
 def _where(x: Tensor, keep: Tensor, other: Tensor | float) -> Tensor:
     if norms.readable(keep) and keep.dim() == 0 and isinstance(other, Tensor):
-        return x if keep else other.to(x.dtype)
+        chosen = x if keep else other
+        return chosen.to(x.dtype, copy=True)  # a new tensor: either list may be written later
     return torch.where(keep, x, other.to(x.dtype) if isinstance(other, Tensor) else other)
 
 
@@ -35,8 +36,8 @@ def arguments(name: str, tensors: Sequence[Tensor], operands: Sequence[Any]) -> 
     """Operands for these tensors as torch's foreach operators take them."""
     if name in ("mul", "div", "add", "sub"):
         operands = [_as_tensors(x, tensors) for x in operands]
-    if name == "lerp" and isinstance(operands[1], Tensor):  # which insists on one dtype
-        operands = [operands[0], operands[1].to(tensors[0].dtype)]
+    if name == "lerp":
+        operands = _of_one_dtype(operands, tensors[0].dtype)
     return [operand(x, tensors, as_it_is=name in ("mul", "div")) for x in operands]
 
 
@@ -60,6 +61,16 @@ def operand(x: Any, tensors: Sequence[Tensor], as_it_is: bool = False) -> Any:
             f"list, got shape {tuple(x.shape)}: give a number, or a 0-dim tensor, for all"
         )
     return list(x.unbind())
+
+
+def _of_one_dtype(operands: Sequence[Any], dtype: torch.dtype) -> list[Any]:
+    """Operands in the dtype of the list, since torch's lerp accepts no other."""
+    end, weight = operands
+    if isinstance(weight, Tensor):
+        weight = weight.to(dtype)
+    if isinstance(end, (list, tuple)) and end[0].dtype in HALF and dtype not in HALF:
+        end = copies(end, dtype)
+    return [end, weight]
 
 
 def _as_tensors(x: Any, tensors: Sequence[Tensor]) -> Any:

@@ -19,6 +19,7 @@ class Lazy(TensorList):
         self.source = source  # the list that it is computed of, where that is one
         self._tensors: list[Tensor] | None = None
         self.owned, self.workspace, self.measure = True, None, None
+        self.loans = None
 
     def compute(self) -> list[Tensor]:
         """The tensors, in memory that nobody else sees."""

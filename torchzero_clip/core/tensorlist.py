@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, TypeAlias, TypeVar
 
@@ -22,18 +23,21 @@ from torchzero_clip.core.foreach import (
 )
 from torchzero_clip.core.norms import Measure, SliceRows
 from torchzero_clip.core.packs import copies
-from torchzero_clip.core.tensors import SMALL, shared_memory, wide
+from torchzero_clip.core.tensors import SMALL, all_real, shared_memory, storages, wide
 
 Operand: TypeAlias = "float | Tensor | TensorList | Sequence[Tensor]"
 """A number, a 0-dim tensor, a vector with a number for each tensor, a TensorList, or a list of one
 (broadcastable) tensor for each."""
-Workspace: TypeAlias = "Callable[[], list[Tensor] | None] | None"
-"""A function that gives memory kept from step to step for a list to move to, or None."""
+Workspace: TypeAlias = "Callable[[Sequence[Tensor], torch.dtype], list[Tensor] | None] | None"
+"""A function that gives memory kept from step to step for a list to move to, or None. It is called
+with the tensors of the list, and the dtype that they will have there."""
 Verb: TypeAlias = "Callable[[TensorList], Tensor] | None"
 """How a list is measured: see NormRule.measure."""
 Unary: TypeAlias = "Callable[[TensorList], TensorList]"
 Binary: TypeAlias = "Callable[[TensorList, Operand], TensorList]"
 M = TypeVar("M", bound=Callable[..., Any])
+L = TypeVar("L", bound="TensorList")
+R = TypeVar("R")
 
 
 def _both(name: str, says: str) -> tuple[Unary, Unary]:
@@ -60,6 +64,24 @@ def _with(name: str, says: str, operator: str = "") -> tuple[Binary, Binary]:
     return _named(name, f"A new list: {says}", new), _named(f"{name}_", says, write)
 
 
+def call_user(name: str, function: Callable[..., R], *args: Any) -> R:
+    """Return function(*args), where the function is a user's and sees tensors of a list.
+
+    Args:
+        name: The name of the function in errors.
+    """
+    try:
+        return function(*args)
+    except RuntimeError as error:
+        if "view size is not compatible" not in str(error):
+            raise
+        raise RuntimeError(
+            f"{name} calls view() on a tensor whose strides do not allow it. The strides of an "
+            "update are those of the gradients or those of the parameters, depending on the "
+            "engine: call reshape() instead."
+        ) from error
+
+
 def _named(name: str, says: str, method: M) -> M:
     method.__name__, method.__doc__ = name, says
     return method
@@ -68,16 +90,27 @@ def _named(name: str, says: str, method: M) -> M:
 class TensorList:
     """A handle around a list of tensors, copy on write.
 
-    Methods that end in an underscore write what they are called on, as in torch. When the memory is
-    *borrowed* (a gradient, a parameter, another link's state) the first such call moves the handle
-    to memory of its own, so that the lender does not change. Plain names make a new list.
+    Methods that end in an underscore write what they are called on, as in torch, and return it.
+    When the memory is *borrowed* (a gradient, a parameter, another link's state) the first such
+    call moves the handle to memory of its own, so that the lender does not change. All other
+    methods make a new list, whose values stay as they are whatever is written later, and they write
+    nothing. Three methods about memory differ: `own` returns the list itself, `to` returns the list
+    itself if it has that dtype, and `borrow` returns a list that shares the memory until one of
+    both is written. This holds in every engine.
+
+    `u.tensors` and iterating give the tensors themselves, to be read. They have the shapes of the
+    parameters. Their strides are those of the gradients or those of the parameters, depending on
+    the engine: write `t.reshape(...)`, not `t.view(...)`.
 
     No method reads a device value on the host: a 0-dim tensor may stand wherever a number may.
     Every method that computes goes through `_new` or `_write`, under the name of an operator: that
     of `torch._foreach_<name>`, or of a row of STAND_INS in foreach.py.
     """
 
-    __slots__ = ("measure", "owned", "tensors", "workspace")
+    __slots__ = ("__weakref__", "loans", "measure", "owned", "tensors", "workspace")
+
+    loans: list[weakref.ref[TensorList]] | None
+    """The lists that borrow the memory of this one; they and the lender share this list."""
 
     def __init__(
         self,
@@ -89,6 +122,7 @@ class TensorList:
     ) -> None:
         self.tensors = list(tensors)
         self.owned, self.workspace, self.measure = owned, workspace, measure
+        self.loans = None
 
     @property
     def dtype(self) -> torch.dtype:
@@ -125,15 +159,21 @@ class TensorList:
     # ------------------------------------------------------------------ memory
 
     def borrow(self) -> TensorList:
-        """The same tensors, to be copied before they are written."""
-        return TensorList(self.tensors, measure=self.measure)
+        """Return a list with the same values, which shares the memory while nobody writes.
+
+        A method that writes the new list, or this one, leaves the other as it was. Both see what is
+        written into the tensors themselves.
+        """
+        if self.owned and torch.compiler.is_compiling():  # which traces no weak references
+            return self.clone()
+        return self._lend(TensorList(self.tensors, measure=self.measure))
 
     def own(self) -> TensorList:
-        """Move to memory of this list's own, unless it lies there already."""
+        """Return this list, moved to memory of its own unless it has some already."""
         return self if self.owned else self._move(self.tensors, self.dtype)
 
     def to(self, dtype: torch.dtype) -> TensorList:
-        """This list when it has that dtype, otherwise a converted copy."""
+        """Return this list if it has that dtype, otherwise a new list with converted values."""
         if self.dtype == dtype:
             return self
         return TensorList(self.tensors, workspace=self.workspace)._move(self.tensors, dtype)
@@ -146,6 +186,7 @@ class TensorList:
         """Take the values of `source`, keeping this list's dtype."""
         if not self.owned:
             return self._move(source.tensors, self.dtype)
+        self._unshare()
         copy_into(self.tensors, source.tensors)
         return self
 
@@ -158,13 +199,35 @@ class TensorList:
         return self._become(lasting)
 
     def _lasting(self, dtype: torch.dtype) -> list[Tensor] | None:
-        """The workspace, where there is one of this dtype."""
-        lasting = None if self.workspace is None else self.workspace()
-        return lasting if lasting is not None and lasting[0].dtype == dtype else None
+        """The workspace, if there is one of this dtype, and nothing else is in it."""
+        return None if self.workspace is None else self.workspace(self.tensors, dtype)
 
     def _become(self, tensors: Sequence[Tensor]) -> TensorList:
         self.tensors, self.owned, self.workspace = list(tensors), True, None
+        self.loans = None
         return self
+
+    def _lend(self, borrowed: L) -> L:
+        """Note that a list borrows the memory of this one, or of the list that this one borrows."""
+        if self.loans is None and self.owned:
+            self.loans = []
+        if self.loans is not None:
+            self.loans.append(weakref.ref(borrowed))
+            borrowed.loans = self.loans
+        return borrowed
+
+    def _unshare(self) -> None:
+        """Move the lists that borrow the memory of this one, which is about to be written."""
+        loans = self.loans or ()
+        self.loans = None
+        for loan in loans:
+            borrowed = loan()
+            if borrowed is not None:
+                borrowed._leave()
+
+    def _leave(self) -> None:
+        """Move away from memory that its owner is about to write."""
+        self.own()
 
     # ------------------------------------------------------------------ operators
 
@@ -177,6 +240,8 @@ class TensorList:
 
     def _write(self, name: str, *operands: Any) -> TensorList:
         """Run an operator in place, or into new memory where this memory is borrowed."""
+        if self.owned:
+            self._unshare()
         for x in operands if self.owned else ():
             if isinstance(x, TensorList) and x.recomputes and x.pending:
                 x.write_into(self, name, operands)
@@ -219,9 +284,7 @@ class TensorList:
         """An operator that torch has no `_foreach_*` for."""
         rows = [self._row(x) for x in operands]
         out = stand_in(name, self.tensors, rows)
-        given = [self.tensors, *rows] if name == "where" else []
-        new = [one is not old for row in given for one, old in zip(out, row, strict=True)]
-        return TensorList(out, owned=all(new), measure=self.measure)
+        return TensorList(out, owned=True, measure=self.measure)
 
     # ------------------------------------------------------------------ operands
 
@@ -234,6 +297,10 @@ class TensorList:
         """Operands as torch's foreach operators take them."""
         given = [x.tensors if isinstance(x, TensorList) else x for x in operands]
         return arguments(name, self.tensors, given)
+
+    def _promoted(self, x: TensorList) -> TensorList:
+        """Return a list, in the dtype of this one if that is wider: no product is rounded then."""
+        return x.to(torch.promote_types(x.dtype, self.dtype))
 
     # ------------------------------------------------------------------ arithmetic
 
@@ -256,7 +323,7 @@ class TensorList:
     def addcmul_(self, a: TensorList, b: TensorList, value: float | Tensor = 1) -> TensorList:
         """self + value · a · b"""
         if isinstance(value, Tensor):
-            return self._write("addcmul", a.mul(value), b)
+            return self._write("addcmul", self._promoted(a).mul(value), b)
         return self._write("addcmul", a, b, value)
 
     def clamp(self, low: Operand, high: Operand) -> TensorList:
@@ -333,14 +400,24 @@ class TensorList:
 
     def masked_fill_(self, masks: TensorList, value: float | Tensor) -> TensorList:
         """The value where a mask holds."""
+        if self.owned:
+            self._unshare()
         fill_(self.own().tensors, masks.tensors, value)
         return self
 
     # ------------------------------------------------------------------ all of a tensor at once
 
     def map(self, fn: Callable[[Tensor], Tensor]) -> TensorList:
-        """A new list: `fn` of each tensor."""
-        return TensorList([fn(t) for t in self.tensors], owned=True, measure=self.measure)
+        """A new list: `fn` of each tensor, which `fn` must not write.
+
+        What `fn` returns is copied if it lies in the memory of the tensor, as a view does.
+        """
+        tensors = self.tensors
+        made = [call_user("TensorList.map: fn", fn, t) for t in tensors]
+        known = all_real(made) and not torch.compiler.is_compiling()
+        if not known or not storages(made).isdisjoint(storages(tensors)):
+            made = [t.clone() for t in made]
+        return TensorList(made, owned=True, measure=self.measure)
 
     def stack(self) -> Tensor:
         """One vector of these 0-dim tensors, in float64 (float32 where the device has none)."""

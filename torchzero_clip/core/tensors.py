@@ -74,10 +74,13 @@ def extent(t: Tensor) -> int:
 
 
 def storages(tensors: Iterable[Tensor]) -> set[int]:
-    """The addresses of the memory that tensors lie in, without fake ones that have none."""
+    """Return the addresses of the memory of tensors.
+
+    Empty tensors have no memory, so that they share none, and neither have some fake ones.
+    """
     held = [(t.untyped_storage(), type(t) in REAL) for t in tensors]
     found = [m.data_ptr() if real else getattr(m, "address", None) for m, real in held]
-    return {address for address in found if address is not None}
+    return {address for address in found if address}
 
 
 def share_memory(tensors: Sequence[Tensor]) -> list[Tensor]:

@@ -18,7 +18,7 @@ from torchzero_clip.core.matrix_steps import prepare_matrices, step_matrices
 from torchzero_clip.core.older_names import take_older_names
 from torchzero_clip.core.sharding.layout import full, layout_of, part_of
 from torchzero_clip.core.sharding.owners import by_owners, owners_of
-from torchzero_clip.core.tensorlist import TensorList
+from torchzero_clip.core.tensorlist import TensorList, call_user
 
 Reach: TypeAlias = Literal["tensor", "layer", "group", "model"]
 """What a rule takes together: at most a tensor, or more."""
@@ -237,6 +237,7 @@ class TensorwiseTransform(Transform):
     def update_tensor(self, u: Tensor, state: dict[str, Tensor], group: Group) -> Tensor:
         """The transformed update of one tensor; `u` may be written.
 
+        The strides of `u` depend on the engine: call `u.reshape(...)`, not `u.view(...)`.
         With "param" in `reads`, `group["param"]` is the parameter, in its own dtype.
         """
         raise NotImplementedError(f"{type(self).__name__} has no update_tensor")
@@ -247,10 +248,13 @@ class TensorwiseTransform(Transform):
         groups = [group] * len(u)
         if "param" in self.reads:
             groups = [{**group, "param": p} for p in group["params"]]
-        out = [
-            self.update_tensor(t, {name: row[i] for name, row in lists.items()}, groups[i])
-            for i, t in enumerate(u.tensors)
-        ]
+        name = f"{type(self).__name__}.update_tensor"
+        out: list[Tensor] = []
+        for i, t in enumerate(u.tensors):
+            held = {key: row[i] for key, row in lists.items()}
+            out.append(call_user(name, self.update_tensor, t, held, groups[i]))
+        if all([new is old for new, old in zip(out, u.tensors, strict=True)]):
+            return u  # written in place
         return TensorList(out)  # may be state: borrowed
 
     def operations(self, param: Tensor) -> float:

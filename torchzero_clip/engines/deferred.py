@@ -101,7 +101,9 @@ class Narrow(TensorList):
         self._widened = widened
 
     def to(self, dtype: torch.dtype) -> TensorList:
-        return self if self.owned or dtype == self.dtype else self._widened(self, dtype)
+        if self.owned or dtype == self.dtype:
+            return self
+        return self._widened(self.borrow(), dtype)  # this list may move before that is computed
 
 
 class Guarded(Lazy):
@@ -134,6 +136,9 @@ class Owed(Guarded):
     """Gradients that a link has written, but for a division that waits: whoever reads them has it
     done, and one of torch's fused optimizers does it in its own pass.
 
+    A list that has moved to memory of its own holds other values: it must not be taken for the
+    gradients any more.
+
     Args:
         held: The gradients.
         ratio: What they are to be divided by, in float32 on their device.
@@ -146,10 +151,17 @@ class Owed(Guarded):
         super().__init__(held, lambda: [debt.pop()() for _ in debt[:]])
         self.ratio, self.debt = ratio, debt
 
-    def borrow(self) -> Owed:
-        made = Owed(self.held, self.ratio, self.debt)
-        made.owned = False
-        return made
+    @property
+    def waits(self) -> bool:
+        """Whether these are the gradients, and nobody has divided them yet."""
+        return self.pending and bool(self.debt)
+
+    def borrow(self) -> TensorList:
+        if not self.waits:
+            return super().borrow()
+        borrowed = Owed(self.held, self.ratio, self.debt)
+        borrowed.owned = False
+        return self._lend(borrowed)
 
 
 def overlap(params: Sequence[Tensor], values: Sequence[Tensor]) -> bool:

@@ -19,7 +19,7 @@ from torchzero_clip.core.engine import Cover, Formula, Group, Records, Rule, Sta
 from torchzero_clip.core.formats import Nearest, Stochastic
 from torchzero_clip.core.lazy import Lazy
 from torchzero_clip.core.skip import Skip
-from torchzero_clip.core.state import HALF
+from torchzero_clip.core.state import HALF, state_dtype
 from torchzero_clip.core.tensorlist import Operand, TensorList
 from torchzero_clip.core.tensors import all_plain
 from torchzero_clip.engines import pieces
@@ -273,10 +273,13 @@ class EagerSession:
         while self._waiting:
             _ = self._waiting[0].tensors
 
-    def _buffer(self) -> list[Tensor] | None:
-        """The workspace of these tensors, once no deferred update reads it."""
+    def _buffer(self, moving: Sequence[Tensor], dtype: torch.dtype) -> list[Tensor] | None:
+        """The workspace, for values of this dtype, once no deferred update reads it."""
+        if dtype != state_dtype(self._stored[0]):
+            return None
         self._compute_waiting()
-        return self._engine.workspaces.like(self._key, self._places, self._stored)
+        workspaces = self._engine.workspaces
+        return workspaces.lend(self._key, self._places, self._stored, moving)
 
     def _affine(self, u: TensorList, a: Any, b: Any) -> TensorList | None:
         """A Scaled list for a · u + b · w; None where a factor is on a device.

@@ -106,7 +106,7 @@ class Fused(pieces.Updated):
         u, dtype, host = self.source, self.dtype, params[0].device.type in packs.HOSTS
         own, narrow = getattr(self._kernel.function, "func", None), params[0].dtype != dtype
         sgd, adamw = [own is getattr(fused(name), "func", 0) for name in ("sgd", "adamw")]
-        if isinstance(u, Owed) and u.debt and (sgd or adamw) and not (narrow or kept):
+        if isinstance(u, Owed) and u.waits and (sgd or adamw) and not (narrow or kept):
             options["grad_scale"] = u.ratio
             yield pieces.Piece(0, len(params)), u.held
             u.debt.clear()
@@ -183,4 +183,4 @@ def _factor_and_source(u: TensorList) -> tuple[float, list[Tensor]]:
     """A list as a number and the tensors to multiply by it."""
     if isinstance(u, Scaled) and u.pending and not (u.b or isinstance(u.a, Tensor)):
         return u.a, u.source.tensors
-    return 1.0, u.held if isinstance(u, Owed) else u.tensors
+    return 1.0, u.held if isinstance(u, Owed) and u.waits else u.tensors

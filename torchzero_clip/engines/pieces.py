@@ -99,7 +99,9 @@ class InPieces(Lazy):
         raise NotImplementedError
 
     def borrow(self) -> TensorList:
-        return Borrowed(self) if self.pending and self.recomputes else super().borrow()
+        if self.pending and self.recomputes:
+            return self._lend(Borrowed(self))
+        return super().borrow()
 
     def write_into(self, target: TensorList, name: str, operands: Sequence[Any]) -> None:
         """Run an operator in place that has this list as an operand."""
@@ -173,6 +175,9 @@ class Borrowed(InPieces):
     """A list as another one sees it that writes elsewhere."""
 
     cut = True
+
+    def _leave(self) -> None:
+        _ = self.tensors
 
     def piece(self, piece: Piece, keep: bool = False) -> TensorList:
         return piece_of(self.source, piece, keep=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Hashable, Sequence
 from typing import TypeAlias
 
@@ -9,6 +10,7 @@ import torch
 from torch import Tensor
 
 from torchzero_clip.core.state import state_dtype
+from torchzero_clip.core.tensors import storages
 
 Form: TypeAlias = "tuple[torch.dtype, torch.Size, tuple[int, ...]]"
 
@@ -18,6 +20,32 @@ class Workspaces:
 
     def __init__(self) -> None:
         self.kept: dict[Hashable, dict[int, tuple[Form, Tensor]]] = {}
+        self._lent: dict[tuple[Hashable, int], weakref.ref[Tensor]] = {}
+
+    def lend(
+        self,
+        key: Hashable,
+        places: Sequence[int],
+        params: Sequence[Tensor],
+        moving: Sequence[Tensor],
+    ) -> list[Tensor] | None:
+        """Return memory for updates of these parameters; None while it is in use.
+
+        It is in use while a list, or a view that a rule made, has one of the tensors that were
+        returned last. Each call returns other tensors of the same memory, so that this is known.
+        `moving` are the tensors whose values go there.
+        """
+        lent = [self._lent.get((key, i)) for i in places]
+        if any([tensor is not None and tensor() is not None for tensor in lent]):
+            return None
+        memory = self.like(key, places, params)
+        untracked = torch.is_inference_mode_enabled()  # a view does not hold its base there
+        if untracked and not storages(memory).isdisjoint(storages(moving)):
+            return None
+        tensors = [t.detach() for t in memory]
+        for i, t in zip(places, tensors, strict=True):
+            self._lent[key, i] = weakref.ref(t)
+        return tensors
 
     def like(self, key: Hashable, places: Sequence[int], params: Sequence[Tensor]) -> list[Tensor]:
         """Memory for updates of these parameters, made where none of their form is kept.

@@ -13,7 +13,8 @@ class Lambda(TensorwiseTransform):
     """u ← fn(u), one tensor at a time
 
     Args:
-        fn: A function of one tensor; it may write it.
+        fn: A function of one tensor; it may write it. The strides of the tensor depend on the
+            engine: call `u.reshape(...)`, not `u.view(...)`.
 
     Example:
         >>> import torch

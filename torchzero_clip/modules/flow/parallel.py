@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from torchzero_clip.core import Bucket, TensorList, Transform, send, transformed
+from torchzero_clip.core.tensorlist import call_user
 from torchzero_clip.modules.flow.masked import check_keeps, check_outer
 
 
@@ -18,7 +19,8 @@ class Parallel(Transform):
         transforms: A transform or Chain for each name. Guards, Freeze and Accumulate may not stand
             in them.
         merge: A function of a dict with the TensorList of each branch, which returns one. It may
-            write any of them, and must treat every entry by itself.
+            write any of them, and must treat every entry by itself. The strides of their tensors
+            depend on the engine: call `t.reshape(...)`, not `t.view(...)`.
 
     Example:
         >>> import torch
@@ -61,7 +63,8 @@ class Parallel(Transform):
             for name, link in zip(self.transforms, buckets[0].bound.children, strict=True)
         }
         for i, bucket in enumerate(buckets):
-            u = self.merge({name: lists[i] for name, lists in made.items()})
+            results = {name: lists[i] for name, lists in made.items()}
+            u = call_user("Parallel: merge", self.merge, results)
             if not isinstance(u, TensorList):
                 raise TypeError(f"Parallel: merge must return a TensorList, got {type(u).__name__}")
             bucket.u = u

@@ -40,7 +40,7 @@ SINGLE = (torch.float32, torch.bfloat16, torch.float16)
 class Taped(Lazy):
     """A list on a tape: the values in a buffer, or a node whose values lie in no buffer yet."""
 
-    __slots__ = ("__weakref__", "_tape", "_value", "buffer")
+    __slots__ = ("_tape", "_value", "buffer")
 
     def __init__(
         self, tape: BucketTape, *, buffer: int | None = None, value: int = -1, owned: bool = True
@@ -106,7 +106,7 @@ class Taped(Lazy):
     # ------------------------------------------------------------------ memory
 
     def borrow(self) -> Taped:
-        return self._like(self._value, self.buffer, owned=False)
+        return self._lend(self._like(self._value, self.buffer, owned=False))
 
     def _like(self, value: int, buffer: int | None = None, owned: bool = True) -> Taped:
         """Another list, to be measured as this one is."""
@@ -134,10 +134,13 @@ class Taped(Lazy):
 
     def _assign(self, value: int) -> Taped:
         """Take a value: in the buffer that is this list's own, otherwise in none yet."""
+        if self.owned:
+            self._unshare()
         if self.owned and self.buffer is not None:
             self._tape.current[self.buffer] = value
         else:
             self.buffer, self._value, self.owned = None, value, True
+            self.loans = None
         return self
 
     # ------------------------------------------------------------------ operators
@@ -159,7 +162,7 @@ class Taped(Lazy):
         if name == "clamp":
             return self._write("clamp_min", operands[0])._write("clamp_max", operands[1])
         if name == "addcmul" and operands[2:]:  # the product of all three, whatever the third is
-            operands = (operands[0].mul(operands[2]), operands[1])
+            operands = (self._promoted(operands[0]).mul(operands[2]), operands[1])
         value = self._tape.add(name, self.value, operands, keep_dtype=True)
         if value is not None:
             return self._assign(value)
@@ -168,9 +171,12 @@ class Taped(Lazy):
     def _plainly(self, write: Callable[[TensorList], TensorList]) -> Taped:
         """Have a plain list of the tensors written, which moves where these are borrowed."""
         dtype = self.dtype
+        if self.owned:
+            self._unshare()
         out = write(TensorList(self.tensors, owned=self.owned))
         if not self.owned:
             self.tensors, self.owned = out.to(dtype).tensors, True
+            self.loans = None
         return self
 
 
