@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import inspect
+import io
 import pickle
 from typing import Any
 
@@ -24,10 +25,22 @@ from torchzero_clip import (
     WeightDecay,
     ZClip,
     attach,
+    named,
     optimizer_class,
+    safe_globals,
 )
+from torchzero_clip.core import Description
+from torchzero_clip.published import NAMES
 
 Clipped = optimizer_class(ClipNorm(1.0, dim="global"), ZClip(), Adam(), LR(1e-3), name="Clipped")
+
+
+def label_of(name: str, param: torch.Tensor) -> str:
+    return "a"
+
+
+class Halved(Scale):
+    """A rule of this module, which the library does not know."""
 
 
 class Inherits(Clipped):  # type: ignore[valid-type,misc]
@@ -221,3 +234,65 @@ def test_state_dicts_are_those_of_the_chain():
     other = Clipped(params(), lr=1e-2)
     other.load_state_dict(plain.state_dict())
     assert equal(state_of(other)["param_groups"], state_of(opt)["param_groups"])
+
+
+# ---------------------------------------------------------------------- loads with weights_only
+
+
+def saved(value: Any) -> io.BytesIO:
+    torch.save({"hyper_parameters": {"optimizer": value}}, file := io.BytesIO())
+    file.seek(0)
+    return file
+
+
+def loaded(file: io.BytesIO) -> Any:
+    return torch.load(file, weights_only=True)["hyper_parameters"]["optimizer"]
+
+
+def test_a_class_in_hyperparameters_is_refused_until_its_globals_are_allowed():
+    with pytest.raises(pickle.UnpicklingError, match="_rebuild_optimizer_class"):
+        loaded(saved(Clipped))
+    with torch.serialization.safe_globals(safe_globals()):
+        assert loaded(saved(Clipped)) is Clipped
+
+
+@pytest.mark.parametrize("method", NAMES)
+def test_the_class_of_every_named_method_loads_with_weights_only(method):
+    links = named(method)
+    kind = optimizer_class(*links)
+    with torch.serialization.safe_globals(safe_globals()):
+        assert loaded(saved(kind)) is kind
+        assert loaded(saved(links)) == links
+
+
+def test_a_process_that_never_made_the_class_loads_it_with_weights_only(tmp_path):
+    kind = optimizer_class(
+        Partition({"a": Scale(2.0), "b": ClipNormGrowth()}, labels={".*": "a"}), Adam(), LR(0.1)
+    )
+    path = tmp_path / "checkpoint.pt"
+    path.write_bytes(saved(kind).getvalue())
+    code = (
+        "import torch; from torchzero_clip import safe_globals\n"
+        "torch.serialization.add_safe_globals(safe_globals())\n"
+        f"checkpoint = torch.load({str(path)!r}, weights_only=True)\n"
+        "print(checkpoint['hyper_parameters']['optimizer'].own_chain)"
+    )
+    assert python("-c", code).stdout.strip() == str(kind.own_chain)
+
+
+def test_rules_and_functions_of_the_user_stay_refused_until_they_are_added():
+    with torch.serialization.safe_globals(safe_globals()):
+        with pytest.raises(pickle.UnpicklingError, match="Halved"):
+            loaded(saved(optimizer_class(Halved(0.5), LR(0.1))))
+        with pytest.raises(pickle.UnpicklingError, match=r"label_of\b"):
+            loaded(saved(optimizer_class(Partition({"a": Adam()}, labels=label_of), LR(0.1))))
+    kind = optimizer_class(Halved(0.5), LR(0.1))
+    with torch.serialization.safe_globals([*safe_globals(), Halved]):
+        assert loaded(saved(kind)) is kind
+
+
+def test_what_is_allowed_is_rules_of_the_library_and_one_function():
+    function, *rules = safe_globals()
+    assert inspect.isfunction(function)
+    assert all(issubclass(rule, Description) for rule in rules)
+    assert {rule.__module__.partition(".")[0] for rule in rules} == {"torchzero_clip"}

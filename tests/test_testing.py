@@ -15,11 +15,14 @@ from torchzero_clip import (
     Guard,
     Lambda,
     Live,
+    Masked,
     NormRule,
+    RMSprop,
     State,
     TensorList,
     Transform,
     UnitState,
+    Warmup,
     Within,
 )
 from torchzero_clip.testing import check_pure
@@ -94,6 +97,30 @@ class AtItsBound(Transform):
         return u.div_(group["factor"])
 
 
+class Helped(Transform):
+    """It reads the live value from itself, in a method that receives no group."""
+
+    pure = True
+    gain: Live[float] = 2.0
+
+    def gained(self, u: TensorList) -> TensorList:
+        return u.mul_(self.gain)
+
+    def update(self, u: TensorList, state: State, group: Group) -> TensorList:
+        return self.gained(u)
+
+
+class Half(Transform):
+    """It uses one of two live values."""
+
+    pure = True
+    used: Live[float] = 2.0
+    unused: Live[tuple[float, bool] | None] = None
+
+    def update(self, u: TensorList, state: State, group: Group) -> TensorList:
+        return u.mul_(group["used"])
+
+
 def halved(t):
     return t / 2
 
@@ -102,7 +129,15 @@ halved.pure = True  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize(
-    "chain", [[ClipNorm(1.0), Adam()], [Guard(), Adam()], [Pure()], [AtItsBound()]]
+    "chain",
+    [
+        [ClipNorm(1.0), Adam()],
+        [Guard(), Adam()],
+        [Pure()],
+        [AtItsBound()],
+        [ClipNorm(1e9), ClipNorm(2.0, name="Other")],
+        [RMSprop(momentum=0.5, centered=True), Warmup(1000)],
+    ],
 )
 def test_what_is_repeated_as_it_is_done_anew_passes(chain):
     check_pure(*chain, LR(0.1))
@@ -126,3 +161,39 @@ def test_what_is_repeated_as_it_is_done_anew_passes(chain):
 def test_what_is_not_pure_is_found(rule, why):
     with pytest.raises(AssertionError, match=why):
         check_pure(rule, LR(0.1))
+
+
+def test_a_live_value_that_changes_nothing_is_reported():
+    with pytest.raises(AssertionError) as error:
+        check_pure(ClipNorm(1.0), Helped(), LR(0.1))
+    assert str(error.value) == (
+        "Helped: the live value 'gain' has no effect: with 2.0, 1.0, 4.0, 1.02, 0.5, 0.001, 1000.0 "
+        "and 0.0 the steps are the same; let the rule read group['gain'], pass shapes= of "
+        "parameters that reach the rule, or pass idle=['gain'] if this chain does not use it"
+    )
+
+
+def test_one_that_a_chain_does_not_use_is_named_by_who_calls():
+    with pytest.raises(
+        AssertionError, match=r"Half: the live value 'unused' has no effect: .*None"
+    ):
+        check_pure(Half(), LR(0.1))
+    check_pure(Half(), LR(0.1), idle=["unused"])
+    with pytest.raises(AssertionError, match=r"Half/used' has no effect: .* group\['used'\]"):
+        check_pure(Half(), Masked(Half(), is_head), LR(0.1), idle=["Half/unused"])
+    with pytest.raises(ValueError, match=r"idle names 'unsued', .* did you mean 'unused'"):
+        check_pure(Half(), LR(0.1), idle=["unsued"])
+
+
+def is_head(name: str, param: Tensor) -> bool:
+    return name.startswith("head")
+
+
+is_head.pure = True  # type: ignore[attr-defined]
+
+
+def test_shapes_may_have_the_names_that_a_chain_selects():
+    chain = [Masked(ClipNorm(1.0), is_head), LR(0.1)]
+    with pytest.raises(AssertionError, match="Masked/ClipNorm: the live value 'max_norm'"):
+        check_pure(*chain)
+    check_pure(*chain, shapes={"body.weight": (3, 2), "head.weight": (3,)})

@@ -50,7 +50,7 @@ from torchzero_clip.modules.descent import *
 from torchzero_clip.modules.flow import *
 from torchzero_clip.modules.matrices import *
 from torchzero_clip.optimizer import Modular, captured, take_over
-from torchzero_clip.optimizer_class import optimizer_class
+from torchzero_clip.optimizer_class import optimizer_class, safe_globals
 from torchzero_clip.per_example import PerExample, per_example_clip
 from torchzero_clip.published import named
 from torchzero_clip.releasing import release
@@ -107,6 +107,7 @@ __all__ = [
     "optimizer_class",
     "per_example_clip",
     "release",
+    "safe_globals",
     "schedule",
     "simulate",
     "spec",

@@ -6,12 +6,12 @@ import copyreg
 import inspect
 import uuid
 import weakref
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, ClassVar
 
 from torch import Tensor
 
-from torchzero_clip.core import Chain, Transform, bind
+from torchzero_clip.core import Chain, Description, Transform, bind
 from torchzero_clip.optimizer import Modular
 from torchzero_clip.optimizer.keys import GroupKeys
 
@@ -57,7 +57,33 @@ def optimizer_class(
         raise ValueError(
             "optimizer_class needs at least one transform, as in optimizer_class(Adam(), LR(1e-3))"
         )
-    return _known_or_new(uuid.uuid4().hex, Chain(*transforms), name, options)
+    return _rebuild_optimizer_class(uuid.uuid4().hex, Chain(*transforms), name, options)
+
+
+def safe_globals() -> list[Callable[..., Any]]:
+    """List what a checkpoint with a class of `optimizer_class` needs to load with weights_only.
+
+    Frameworks that save hyperparameters also save the class of the optimizer. Such a file contains
+    the chain, which `torch.load(..., weights_only=True)` refuses unless these classes are allowed.
+    All are rules of this library, which only store their arguments, except for one function, which
+    makes the class again.
+
+    Your own rules, and functions that the chain names, are not in the list: add them, for example
+    `[*safe_globals(), MyRule, my_function]`.
+
+    Example:
+        >>> import io
+        >>> import torch
+        >>> from torchzero_clip import LR, Adam, ClipNorm, optimizer_class, safe_globals
+        >>> Clipped = optimizer_class(ClipNorm(1.0, dim="global"), Adam(), LR(1e-3))
+        >>> torch.save({"optimizer": Clipped}, file := io.BytesIO())
+        >>> with torch.serialization.safe_globals(safe_globals()):
+        ...     print(torch.load(io.BytesIO(file.getvalue()))["optimizer"] is Clipped)
+        True
+    """
+    known = Description.registry.values()
+    rules = [cls for cls in known if cls.__module__.startswith("torchzero_clip.")]
+    return [_rebuild_optimizer_class, *rules]
 
 
 class ChainOptimizer(Modular):
@@ -99,7 +125,7 @@ class _Class(type):
 _made: weakref.WeakValueDictionary[str, type[ChainOptimizer]] = weakref.WeakValueDictionary()
 
 
-def _known_or_new(
+def _rebuild_optimizer_class(
     key: str, chain: Chain, name: str, options: Mapping[str, Any]
 ) -> type[ChainOptimizer]:
     """The class with this key: a process has one, however often it is unpickled."""
@@ -134,7 +160,7 @@ def _parts(cls: Any) -> Any:
     """What pickle keeps of a class: all of one made here, the name of one that inherits from it."""
     if "key" not in vars(cls):
         return cls.__qualname__
-    return _known_or_new, (cls.key, cls.own_chain, cls.__name__, cls.own_options)
+    return _rebuild_optimizer_class, (cls.key, cls.own_chain, cls.__name__, cls.own_options)
 
 
 copyreg.pickle(_Class, _parts)

@@ -18,6 +18,7 @@ from race.chains import spell
 from race.console import headline
 from race.data import CORRUPTED
 from race.training import Result
+from torchzero_clip import Chain, NormRule
 
 # name: (in light, in dark). Blue, orange and purple are Okabe and Ito's, who chose them for eyes
 # that do not tell red from green.
@@ -59,6 +60,7 @@ TITLES = (
     "Norm of the gradient, and the limit",
     "Share clipped, mean of 50 steps",
 )
+LIMITS = "Norm of the gradient, and all tensors' limits as one"
 RUNNING = 50  # steps that the share is averaged over
 
 
@@ -79,8 +81,8 @@ def save_png(results: list[Result], path: Path) -> None:
             panels = band.subplots(1, 3, gridspec_kw=width)
             draw(panels, result, results)
             first, last = result is results[0], result is results[-1]
-            for axes, title in zip(panels, TITLES, strict=True):
-                axes.set_title(title if first else "", color=MUTED)
+            for axes, title in zip(panels, titles(result), strict=True):
+                axes.set_title(title if first or title == LIMITS else "", color=MUTED)
                 axes.set_xlabel("step" if last else "")
             title = f"{shortened(result.name, 24)}:  {verdict(result)}"
             chain = shortened(spell(result.chain), 92)
@@ -98,7 +100,7 @@ def svg(result: Result, results: list[Result]) -> str:
         figure = Figure(figsize=(3.9, 5.2))
         panels = figure.subplots(3, 1, sharex=True, gridspec_kw={"height_ratios": [1, 1, 0.55]})
         draw(panels, result, results)
-        for axes, title in zip(panels, TITLES, strict=True):
+        for axes, title in zip(panels, titles(result), strict=True):
             axes.set_title(title)
         panels[-1].set_xlabel("step")
         panels[1].legend(loc="upper left", ncols=3, columnspacing=1, handlelength=1.2)
@@ -165,6 +167,18 @@ def draw(panels: list[Axes], result: Result, results: list[Result]) -> None:
     else:
         place = {"ha": "center", "va": "center", "color": MUTED}
         shares.text(0.5, 0.5, "nothing is clipped", transform=shares.transAxes, **place)
+
+
+def titles(result: Result) -> tuple[str, ...]:
+    """The titles of the panels of one chain."""
+    loss, norm, share = TITLES
+    return loss, LIMITS if has_limit_per_tensor(result.chain) else norm, share
+
+
+def has_limit_per_tensor(chain: Chain) -> bool:
+    """Whether the first rule with a limit has one for each tensor, of which the line shows all."""
+    rules = [link for link in chain.walk() if isinstance(link, NormRule)]
+    return bool(rules) and rules[0].scope is None
 
 
 def verdict(result: Result) -> str:

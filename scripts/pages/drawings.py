@@ -53,6 +53,7 @@ STYLE = f"""
 .drawing .s2 {{--colour: var(--s2);}}
 .drawing .s3 {{--colour: var(--s3);}}
 .drawing .s4 {{--colour: var(--s4);}}
+.drawing polyline.s4 {{stroke-dasharray: 5 7;}}
 .drawing :is(.flow, .wires) path {{fill: none; stroke: var(--muted); stroke-width: 1.6;}}
 .drawing .wires path {{stroke-dasharray: 3 4; stroke-width: 1.2;}}
 .drawing .heads path {{fill: var(--muted);}}

@@ -397,6 +397,11 @@ def test_the_pages_show_the_race_of_all_chains_in_the_theme_of_the_reader(
     for again, was in zip(demo_picture.read(tmp_path / "race.json"), short, strict=True):
         assert (again.name, again.chain, again.corrupted) == (was.name, was.chain, was.corrupted)
         assert again.norm == pytest.approx(was.norm, rel=1e-4, nan_ok=True)
+    cards = dict(zip(CHAINS, page.split("<h3>")[1:], strict=True))
+    of_tensors = {
+        name for name, card in cards.items() if "all tensors' limits as one</text>" in card
+    }
+    assert of_tensors == {"ClipNorm, each tensor", "AdaGC"}  # 5.1 beside max_norm=1.0
     full = demo_picture.read()
     assert [result.name for result in full] == list(CHAINS)
     shown = (EXAMPLES.parent / "docs" / "assets" / "demo.svg").read_text()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import runpy
 import sys
 from pathlib import Path
@@ -20,6 +21,17 @@ def test_clipping_and_skipping_lose_the_run_and_recover_has_that_without_the_sha
     assert sum([back[3] for back in found["runs"]["Recover"]["backs"]]) == 30
     assert runs["clip"][1] > 1.7 * runs["Recover"][1]
     assert runs["clip and skip"][1] > 1.25 * runs["Recover"][1]
+
+
+def test_no_curve_of_the_picture_leaves_its_axes() -> None:
+    drawn = (ROOT / "docs" / "assets" / "recover.svg").read_text()
+    paths = [path.split("L") for path in re.findall(r'<path d="M ([^"]*)"', drawn)]
+    paths = [[float(point.split()[1]) for point in path] for path in paths]
+    _, axes, *_ = [path for path in paths if len(path) == 4]  # the first is the whole picture
+    heights = [y for path in paths if len(path) > 40 for y in path]
+    assert len(heights) > 150
+    assert min(axes) < min(heights)
+    assert max(heights) < max(axes)
 
 
 def test_a_short_run_says_where_each_ends_and_writes_both_files(

@@ -15,6 +15,7 @@ from typing_extensions import Self, dataclass_transform
 
 from torchzero_clip.core.annotation import Allowed, read
 from torchzero_clip.core.bounds import Within
+from torchzero_clip.core.live_reads import refuse_live_reads
 from torchzero_clip.core.names import hint
 from torchzero_clip.core.values import equal, is_default, python_number, shown
 
@@ -70,6 +71,7 @@ class Description:
         cls.live = (*[name for name in cls.live if name not in said], *live)
         kinds = {**cls._kinds, **{name: kind for name, (_, kind) in said.items()}}
         cls._kinds = {name: kind for name, kind in kinds.items() if kind is not None}
+        refuse_live_reads(cls, cls.live)
         known, ours = cls.registry.setdefault(cls.__name__, cls), __name__.partition(".")[0]
         if cls.__module__.startswith(ours) or not known.__module__.startswith(ours):
             cls.registry[cls.__name__] = cls  # a class elsewhere does not change what rules name

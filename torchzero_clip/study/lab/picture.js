@@ -51,14 +51,15 @@ function labPicture(svg, run, rules, view) {
   }
   add("text", { x: left + wide / 2, y: bottom + 31, "text-anchor": "middle" }, "step");
 
-  // --- a line: of many steps a pixel has the least and the largest
-  const line = (values) => {
+  // --- a line: of many steps a pixel has the least and the largest. Limits are joined across steps
+  // without one: some rules, such as ZClip, have a limit only in steps that they clip
+  const line = (values, joined = false) => {
     let path = "", open = false;
     for (let column = 0; column < columns; column++) {
       const start = from + Math.floor((column * count) / columns);
       const stop = from + Math.floor(((column + 1) * count) / columns);
       const [least, most] = labExtremes(values, start, stop, 0);
-      if (least > most) { open = false; continue; }
+      if (least > most) { open = open && joined; continue; }
       const at = short(x((start + stop - 1) / 2));
       path += open ? `L${at} ${short(y(least))}` : `M${short(at - 1.5)} ${short(y(least))}h1.5`;
       if (most > least) path += `V${short(y(most))}`;
@@ -94,7 +95,7 @@ function labPicture(svg, run, rules, view) {
       marks += `M${at} ${under}v${row - 4}`;
     }
     if (rule.chosen) add("path", { class: `cut ${look}`, d: cuts });
-    add("path", { class: `limit ${look}`, d: line(rule.limit) });
+    add("path", { class: `limit ${look}`, d: line(rule.limit, true) });
     add("path", { class: "grid", d: `M${left} ${under + row - 3}h${wide}` });
     add("path", { class: `clipped ${look}`, d: marks, "stroke-width": short(Math.max(1.5, Math.min(5, wide / count))) });
     add("text", { x: left - 6, y: under + row - 5, "text-anchor": "end" }, rule.label);

@@ -1,0 +1,64 @@
+"""Find rules that read a live hyperparameter from `self`, past groups and schedules."""
+
+from __future__ import annotations
+
+import dis
+import inspect
+import itertools
+from collections.abc import Collection, Iterator, Set
+from types import CodeType
+
+GIVEN_GROUP = (
+    "update",
+    "update_tensor",
+    "limit",
+    "observe",
+    "observe_matrix",
+    "refresh_matrix",
+    "advance_group",
+    "advance_model",
+    "affine",
+    "fused",
+    "averaged",
+)
+"""Methods of rules that receive `group`, with the live values of this step."""
+
+
+def refuse_live_reads(cls: type, live: Collection[str]) -> None:
+    """Raise TypeError if a method that receives `group` reads a live field from `self`.
+
+    Only the code of these methods is examined; nothing runs. Inherited methods are examined too,
+    because a subclass may declare one of their fields as live.
+    """
+    for method in GIVEN_GROUP:
+        found = inspect.getattr_static(cls, method, None)
+        function = inspect.unwrap(found) if callable(found) else None
+        if not inspect.isfunction(function) or not function.__code__.co_argcount:
+            continue
+        code = function.__code__
+        name = next(attributes_of(code, code.co_varnames[0], set(live)), None)
+        if name is not None:
+            raise TypeError(
+                f"{cls.__name__}: {method} reads self.{name}, the value from the constructor, "
+                f'which ignores parameter groups and schedules; read group["{name}"] instead'
+            )
+
+
+def attributes_of(code: CodeType, variable: str, wanted: Set[str]) -> Iterator[str]:
+    """Yield the wanted attributes that code reads of a variable, also in inner functions."""
+    if not wanted.isdisjoint(code.co_names):  # a quick look: a rule that is right ends here
+        steps = [step for step in dis.get_instructions(code) if step.opname != "EXTENDED_ARG"]
+        for loaded, used in itertools.pairwise(steps):
+            reads = used.opname in ("LOAD_ATTR", "LOAD_METHOD") and used.argval in wanted
+            if reads and _loads(loaded, variable):
+                yield used.argval
+    for inner in code.co_consts:
+        # an inner function with an argument of this name does not have it as a free variable
+        if isinstance(inner, CodeType) and variable in inner.co_freevars:
+            yield from attributes_of(inner, variable, wanted)
+
+
+def _loads(step: dis.Instruction, variable: str) -> bool:
+    """Whether an instruction ends by loading the variable: since 3.13 one may load two."""
+    name = step.argval[-1] if isinstance(step.argval, tuple) else step.argval
+    return name == variable and ("LOAD_FAST" in step.opname or step.opname == "LOAD_DEREF")
