@@ -9,6 +9,7 @@ import pytest
 
 from examples.published.charts import Panel, figure
 from scripts.browser import Browser
+from scripts.pages import drawings
 from tests.helpers import ROOT
 
 pytestmark = pytest.mark.browser
@@ -41,19 +42,6 @@ def show(browser: Browser, folder: Path, width: int, body: str) -> None:
 AUTO = "overflow: auto; font: 13px monospace"
 
 
-@pytest.mark.parametrize("name", ["demo", "recover", "chain"])
-@pytest.mark.parametrize("width", WIDTHS)
-def test_a_picture_that_is_wider_than_the_screen_says_so(browser, tmp_path, name, width):
-    drawn = (ASSETS / f"{name}.svg").read_text()
-    whole = drawn if "<figure" in drawn else f'<figure class="diagram">{drawn}</figure>'
-    show(browser, tmp_path, width, whole)
-    one = "document.querySelector('figure')"
-    cut = browser.value(f"{one}.scrollWidth > {one}.clientWidth")
-    hint = browser.value(f"getComputedStyle({one}, '::before').content")
-    assert cut == (width < 600)
-    assert ("Scroll sideways" in hint) == cut
-
-
 @pytest.mark.parametrize("width", WIDTHS)
 def test_a_long_line_of_output_stays_in_its_frame_or_has_a_shadow(browser, tmp_path, width):
     line = "# → the end      20      16   " + "writes state and parameters: " * 5
@@ -70,7 +58,9 @@ def test_of_two_lines_with_the_same_values_both_show(browser, tmp_path):
     points = [(x, [1.0]) for x in range(4)]
     names = ["Adam", "gradient descent", "sign", "clipped", "normalised"]
     drawn = figure([Panel("losses", "x", "y", dict.fromkeys(names, points))], "")
-    show(browser, tmp_path, 1280, drawn)
+    _, files = drawings.stored(drawn, "two lines", ROOT / "docs" / "papers.md")
+    (text,) = files.values()
+    show(browser, tmp_path, 1280, text)
     style = "getComputedStyle(document.querySelector('polyline.s{}')).strokeDasharray"
     assert browser.value(style.format(3)) == "none"
     assert browser.value(style.format(4)) != "none"
