@@ -42,6 +42,7 @@ from torchzero_clip import (
 )
 from torchzero_clip.engines import AT_ONCE, Compiled
 
+STEPS = 5  # the last ones are replayed if the chain is pure
 SHAPES = [(3, 4), (5,), (4, 2)]
 INNER: dict[str, Callable[[], Transform]] = {
     "Adam": Adam,
@@ -83,6 +84,30 @@ class SumsOfViews(Transform):
         views = [t[1:] for t in u.mul(2.0).tensors]
         other = u.mul(3.0).tensors
         return TensorList([t - view.sum() for t, view in zip(other, views, strict=True)])
+
+
+class TakesTensors(Transform):
+    """Take tensors of lists, and look at them or write them next to methods of these lists."""
+
+    how: str
+
+    pure = True
+
+    def init(self, param: Tensor) -> dict[str, Tensor]:
+        return {"mean": torch.zeros_like(param)}
+
+    def update(self, u: TensorList, state: State, group: Group) -> TensorList:
+        u, mean = u.mul(1.0), state["mean"]
+        taken, means = u.tensors, mean.tensors
+        mean.lerp_(u, 0.5)
+        if self.how == "looks after a method":
+            u.mul_(2.0)
+            return TensorList([t + m for t, m in zip(taken, means, strict=True)])
+        twice = u.mul(2.0)
+        for t, m in zip(taken, means, strict=True):
+            t.zero_()
+            m.mul_(0.5)
+        return twice.add_(mean).add_(u)
 
 
 WRITES = {"Rows": lambda: Rows(1.0, Orthogonalize()), "Shampoo": Shampoo}
@@ -138,6 +163,8 @@ def nested() -> Iterator[tuple[str, Callable[[], list[Transform]]]]:
             ],
         )
     yield "tensors that are held", lambda: [Scale(2.0), DifferenceOfTensors()]
+    for how in ("looks after a method", "writes after a method"):
+        yield how, lambda how=how: [Scale(2.0), TakesTensors(how)]
     yield "views that are held", lambda: [Scale(2.0), SumsOfViews()]
 
 
@@ -162,7 +189,7 @@ MATRICES = [(3, 4), (4, 4), (4, 2)]
 def weights(
     make: Callable[[], list[Transform]], engine: str, shapes: Sequence[tuple[int, ...]] = SHAPES
 ) -> Tensor:
-    """The weights after four steps, each with gradients in memory of its own."""
+    """The weights after some steps, each with gradients in memory of its own."""
     torch.manual_seed(0)
     params = [torch.nn.Parameter(torch.randn(shape, dtype=torch.float64)) for shape in shapes]
     links = make()
@@ -174,7 +201,7 @@ def weights(
     if isinstance(opt.engine, Compiled):
         opt.engine.backend = "plain"  # the same lists and memory, without a compiler
     kept = []  # so that no gradient lies where an older one did
-    for step in range(4):
+    for step in range(STEPS):
         random = torch.Generator().manual_seed(step)
         for p in params:
             p.grad = torch.randn(p.shape, dtype=p.dtype, generator=random)

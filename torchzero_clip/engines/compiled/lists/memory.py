@@ -65,6 +65,7 @@ class Memory(Nodes):
         self.lasting = {PARAMETERS, GRADIENTS}  # and state: no list of another value lies there
         self.spares: list[int] = []  # buffers for values that have none
         self.shown: set[int] = set()  # spare buffers that somebody may hold tensors or views of
+        self.taken: set[int] | None = None  # buffers whose tensors the rule that runs has taken
         self.lasting_spares, self.state_dtype = 0, state_dtype(params[0])  # how many of them last
         self.sizes = list(map(Tensor.numel, params))
         self.cells: weakref.WeakKeyDictionary[Cell, None] = weakref.WeakKeyDictionary()
@@ -125,16 +126,19 @@ class Memory(Nodes):
         """Note that somebody gets the tensors of a buffer, of which no list here may remain."""
         if buffer in self.spares:
             self.shown.add(buffer)
+        if self.taken is not None:
+            self.taken.add(buffer)
 
     @contextmanager
     def showing(self) -> Iterator[None]:
-        """Let memory that is shown inside the block be reused after it.
+        """Run a rule inside, and let memory that it has taken be reused after it.
 
         What the block returns must be a list of this tape by then.
         """
-        before = set(self.shown)
+        before = set(self.shown), self.taken
+        self.taken = set()
         yield
-        self.shown = before
+        self.shown, self.taken = before
 
     def _spare(self, dtype: torch.dtype, used: set[int | None]) -> int:
         """A buffer that no list lies in: one that lasts, or new memory."""

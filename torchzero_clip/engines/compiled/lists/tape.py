@@ -123,6 +123,7 @@ class Taped(Lazy):
         """Another list, to be measured as this one is."""
         made = Taped(self._tape, buffer=buffer, value=value, owned=owned)
         made.measure = self.measure
+        self._tape.keep_up()
         return made
 
     def own(self) -> Taped:
@@ -133,7 +134,9 @@ class Taped(Lazy):
             return self
         if self.buffer == GRADIENTS and dtype == torch.float32 and not self.owned:
             return self._like(-1, WIDE_GRADIENTS, owned=False)
-        return Taped(self._tape, value=self._tape.cast(self.value, dtype))
+        made = Taped(self._tape, value=self._tape.cast(self.value, dtype))
+        self._tape.keep_up()
+        return made
 
     def clone(self) -> Taped:
         return self._like(self.value)
@@ -151,6 +154,7 @@ class Taped(Lazy):
             self._cell.value = value
         else:
             self._tape.current[self._cell.buffer] = value
+        self._tape.keep_up()
         return self
 
     # ------------------------------------------------------------------ operators
@@ -245,6 +249,14 @@ class BucketTape(Memory):
         """Run the nodes of the others of this family."""
         for tape in [x for x in self.family if x is not self and x.nodes]:
             tape.run()
+
+    def keep_up(self) -> None:
+        """Run at once what reads or writes memory whose tensors the running rule has taken.
+
+        The rule may look at the tensors, or write them, before and after every call.
+        """
+        if self.taken and not self.taken.isdisjoint(self.current):
+            self.run()
 
     def run(self, measured: Measurement = None, rows: SliceRows | None = None) -> Tensor | None:
         """Run what was recorded; then a buffer backs every list that is still referenced."""
