@@ -259,7 +259,8 @@ class CompiledSession:
             u.forget()
 
     def close(self) -> None:
-        for path in {name.rpartition("/")[0] for name in self._kept_state}:
+        # in the order of the links: that of a set of strings is another one in every process
+        for path in dict.fromkeys([name.rpartition("/")[0] for name in self._kept_state]):
             self.settle(path)
         self._tape.end()
 
