@@ -568,6 +568,17 @@ class Scale(Rule):
         return u * live["factor"]
 
 
+class Written(Rule):
+    """fn(u)"""
+
+    def __init__(self, fn: Callable[[Array], Array], **rest: Any) -> None:
+        super().__init__(**rest)
+        self.fn = fn
+
+    def update(self, u: Array, w: Array, memory: dict[str, Any], live: Live) -> Array:
+        return self.fn(u)
+
+
 class WeightDecay(Rule):
     """u + weight_decay · w, where w is what the step began with"""
 
@@ -848,6 +859,84 @@ class Partition(Rule):
         label = {f: self.labels(f.parameter.name, f.parameter.value) for f in flows}
         parts = {name: [f for f in flows if label[f] == name] for name in self.transforms}
         return [f for name, rule in self.transforms.items() for f in rule.run(parts[name])]
+
+
+def copied(flows: Sequence[Flow]) -> list[Flow]:
+    """The same flows, for a branch that may write them."""
+    return [Flow(flow.parameter, flow.u.copy(), flow.of_gradient) for flow in flows]
+
+
+class Parallel(Rule):
+    """merge({name: tfm(u) for each of the transforms})"""
+
+    def __init__(
+        self,
+        transforms: dict[str, Rule],
+        merge: Callable[[dict[str, Array]], Array],
+        **rest: Any,
+    ) -> None:
+        super().__init__(**rest)
+        self.transforms, self.merge = transforms, merge
+
+    def walk(self) -> Iterator[Rule]:
+        yield self
+        for rule in self.transforms.values():
+            yield from rule.walk()
+
+    def apply(self, flows: list[Flow]) -> list[Flow]:
+        made = {
+            name: {flow.parameter: flow.u for flow in rule.run(copied(flows))}
+            for name, rule in self.transforms.items()
+        }
+        for flow in flows:
+            flow.u = self.merge({name: each[flow.parameter] for name, each in made.items()})
+        return flows
+
+
+class Graft(Rule):
+    """d · ‖n‖ / ‖d‖,   n = norm_of(u),   d = direction_of(u)"""
+
+    def __init__(
+        self, norm_of: Rule, direction_of: Rule, dim: str | None = None, **rest: Any
+    ) -> None:
+        super().__init__(**rest)
+        self.norm_of, self.direction_of, self.dim = norm_of, direction_of, dim
+
+    def walk(self) -> Iterator[Rule]:
+        yield self
+        yield from self.norm_of.walk()
+        yield from self.direction_of.walk()
+
+    def apply(self, flows: list[Flow]) -> list[Flow]:
+        sizes = {flow.parameter: flow.u for flow in self.norm_of.run(copied(flows))}
+        made = self.direction_of.run(copied(flows))
+        for members in units_of(made, self.dim).values():
+            size = norm_of([sizes[flow.parameter] for flow in members])
+            norm = norm_of([flow.u for flow in members])
+            for flow in members:
+                flow.u = flow.u * factor(norm, size, sets_norm=True)
+        return made
+
+
+class Steepest(Rule):
+    """⟨u, d⟩ · d,   d = tfm(u)"""
+
+    def __init__(self, tfm: Rule, dim: str | None = None, **rest: Any) -> None:
+        super().__init__(**rest)
+        self.tfm, self.dim = tfm, dim
+
+    def walk(self) -> Iterator[Rule]:
+        yield self
+        yield from self.tfm.walk()
+
+    def apply(self, flows: list[Flow]) -> list[Flow]:
+        before = {flow.parameter: flow.u for flow in flows}
+        made = self.tfm.run(copied(flows))
+        for members in units_of(made, self.dim).values():
+            size = sum((before[flow.parameter] * flow.u).sum() for flow in members)
+            for flow in members:
+                flow.u = flow.u * size
+        return made
 
 
 class When(Rule):

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import itertools
 import math
 import os
 import random
@@ -27,6 +28,7 @@ import torchzero_clip
 from tests.engines import simulation
 from tests.engines.simulation import Parameter, Simulation
 from tests.processes.launch import python
+from torchzero_clip import TensorList, TensorwiseTransform
 
 EAGER = ("plain", "default", "recorded")
 WAYS = (*EAGER, "native")
@@ -51,10 +53,14 @@ def optimizer(way: str, groups: Any, chain: Any) -> torchzero_clip.Modular:
 
 @dataclass(frozen=True)
 class Case:
-    """A seed, and what is left of its run: which top links, steps and tensors; None for all."""
+    """A seed, and what is left of its run: which top links, steps and tensors; None for all.
+
+    With `nests` the chain is short, and most of its links are in combinators.
+    """
 
     seed: int
     dtype: str = "float64"
+    nests: bool = False
     links: tuple[int, ...] | None = None
     steps: tuple[int, ...] | None = None
     tensors: tuple[str, ...] | None = None
@@ -190,6 +196,18 @@ SMALL: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "Warmup": ({"steps": (1, 2, 4)}, {}),
     "WeightDecay": ({"weight_decay": (0.01, 0.1, 0.5)}, {}),
 }
+LEAVES = ("ClipNorm", "ClipValue", "Centralize", "EMA", "Momentum", "Adam", "Scale")
+LEAVES += ("Written", "Written", "Written")
+"""Links in combinators that are nested."""
+NESTS: dict[str, tuple[str, ...]] = {
+    "Graft": ("norm_of", "direction_of"),
+    "Steepest": ("",),
+    "Chain": ("",),
+    "Masked": ("",),
+    "When": ("",),
+    "Partition": ("matrix", "other"),
+}
+"""Combinators besides Parallel, and the labels of the chains in them."""
 AVERAGES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "ScheduleFree": (
         {"beta": (0.9, 0.5), "r": (0.0, 1.0), "weight_lr_power": (2.0, 1.0, 0.0)},
@@ -201,6 +219,10 @@ AVERAGES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 }
 LRS = (0.1, 0.02, Number(0.05, ()), Number(0.05, (1,)))
 KINDS = {**CLIPS, **DESCENT, **SMALL, **AVERAGES, "LR": ({"lr": LRS}, {})}
+KINDS["Written"] = (
+    {},
+    {"fn": ("half, written", "sine, written", "a view", "a view of the last row")},
+)
 MEMORYLESS_OR_SAFE = {"ClipNorm", "ClipNormGrowth", "ClipNormByEMA", "ClipValueGrowth", "LR"}
 
 WHERE: dict[str, Callable[[str, Any], bool]] = {
@@ -213,6 +235,49 @@ CONDITIONS: dict[str, Callable[[int], bool]] = {
     "odd": lambda step: step % 2 == 1,
     "even": lambda step: step % 2 == 0,
     "late": lambda step: step > 2,
+}
+
+
+def last_row(t: Any) -> Any:
+    """A view of the last row in the place of every row."""
+    return t[-1:].expand_as(t) if t.dim() and t.numel() else t
+
+
+# For each name a function of a tensor in the library, and of an array in the simulation.
+FUNCTIONS: dict[str, tuple[Callable[[torch.Tensor], torch.Tensor], Callable[[Any], Any]]] = {
+    "half, written": (lambda t: t.mul_(0.5), lambda u: u * 0.5),
+    "sine, written": (lambda t: t.sin_(), np.sin),
+    "a view": (lambda t: t[...], lambda u: u),
+    "a view of the last row": (
+        last_row,
+        lambda u: np.broadcast_to(u[-1:], u.shape).copy() if u.ndim else u,
+    ),
+}
+
+
+class Written(TensorwiseTransform):
+    """u ← fn(u), which writes the memory of its update or returns a view of it"""
+
+    fn: str
+
+    pure = True
+
+    def update_tensor(self, u: torch.Tensor, state: Any, group: Any) -> torch.Tensor:
+        return FUNCTIONS[self.fn][0](u)
+
+
+# For each name a merge of lists in the library, and of arrays in the simulation.
+MERGES: dict[str, tuple[Callable[[Any], Any], Callable[[Any], Any]]] = {
+    "an input": (lambda u: u["a"], lambda u: u["a"]),
+    "a view": (lambda u: TensorList([t[...] for t in u["b"]]), lambda u: u["b"]),
+    "a view of the last row": (
+        lambda u: TensorList([last_row(t) for t in u["a"]]),
+        lambda u: np.broadcast_to(u["a"][-1:], u["a"].shape).copy() if u["a"].ndim else u["a"],
+    ),
+    "a sum": (lambda u: u["a"].add(u["b"]), lambda u: u["a"] + u["b"]),
+    "a sum in place": (lambda u: u["a"].add_(u["b"]), lambda u: u["a"] + u["b"]),
+    "a mean": (lambda u: u["b"].add_(u["a"]).mul_(0.5), lambda u: (u["a"] + u["b"]) * 0.5),
+    "a borrowed input": (lambda u: u["b"].borrow().mul_(0.5), lambda u: u["b"] * 0.5),
 }
 
 
@@ -276,6 +341,31 @@ class Draw:
             made.inner = {"": inner}
         return made
 
+    def nested(self, depth: int) -> Link:
+        """A combinator with combinators in it; `depth` of them, one inside the other."""
+        if depth == 0:
+            kind = self.rng.choice(["Identity", *LEAVES])
+            return self.link(kind) if kind == "Identity" else self.rule(kind)
+        kind = self.rng.choice([*["Parallel"] * 6, *NESTS])
+        scope = {"dim": self.rng.choice(SCOPES)} if kind in ("Graft", "Steepest") else {}
+        made = self.link(kind, **scope)
+        if kind == "Parallel":
+            made.arguments["merge"] = self.rng.choice(list(MERGES))
+        elif kind == "Masked":
+            made.arguments["where"] = self.rng.choice(list(WHERE))
+        elif kind == "When":
+            made.arguments["condition"] = self.rng.choice(list(CONDITIONS))
+        elif kind == "Partition":
+            made.arguments["labels"] = "dims"
+        labels = NESTS.get(kind, ("a", "b"))
+        deep = self.rng.choice(labels)
+        for label in labels:
+            inner = [self.nested(depth - 1 if label == deep else 0)]
+            if self.rng.random() < 0.3:
+                inner.insert(self.rng.randint(0, 1), self.rule(self.rng.choice(LEAVES)))
+            made.inner[label] = inner
+        return made
+
     def link(self, kind: str, **arguments: Any) -> Link:
         self.count += 1
         return Link(kind, f"{kind.lower()}{self.count}", arguments)
@@ -288,7 +378,7 @@ class Draw:
         live, fixed = KINDS[kind]
         arguments: dict[str, Any] = {}
         for key, choices in {**live, **fixed}.items():
-            required = key in ("max_norm", "value", "factor", "steps", "weight_decay", "lr")
+            required = key in ("max_norm", "value", "factor", "steps", "weight_decay", "lr", "fn")
             if required or key == "dim" or self.rng.random() < 0.5:
                 arguments[key] = self.rng.choice(choices)
         if isinstance(arguments.get("dim"), (int, tuple)) and self.rng.random() < 0.5:
@@ -309,6 +399,51 @@ class Draw:
         else:
             self.produced = True
         return made
+
+
+def nest(rng: random.Random, chain: list[Link]) -> None:
+    """Put a combinator, three deep, into half of all chains: behind what is aimed at gradients."""
+    if rng.random() < 0.5:
+        return
+    draw = Draw(rng)
+    draw.count, draw.produced, draw.ruled = 100, True, True  # names of its own, and no ZClip
+    before = ("Guard", "ZClip", "Accumulate")
+
+    def stays(link: Link) -> bool:
+        return link.kind in before or link.arguments.get("target") == "grad"
+
+    first = [i + 1 for i, top in enumerate(chain) if any(stays(link) for _, link in top.walk())]
+    chain.insert(rng.randint(max(first, default=0), len(chain)), draw.nested(3))
+
+
+def of_nests(seed: int) -> Scenario:
+    """Two links whose results wait on a tape, two combinators three deep, and a learning rate."""
+    rng = random.Random(f"nests {seed}")
+    draw = Draw(rng)
+    draw.produced, draw.ruled = True, True  # no rule is aimed at the gradients
+    waits = ("ClipValue", "Scale", "EMA", "Momentum")
+    chain = [draw.rule(rng.choice(waits)), draw.nested(3)]
+    chain += [draw.rule(rng.choice(waits)), draw.nested(3), draw.rule("LR")]
+    names = rng.sample(["a.weight", "a.bias", "b.bias", "c.weight", "d.weight"], 3)
+    shapes = {name: TENSORS[name][0] for name in names}
+    return Scenario(
+        shapes=shapes,
+        layouts={name: TENSORS[name][1] for name in names},
+        values={name: gaussian(rng, shape, 0.5) for name, shape in shapes.items()},
+        groups={name: min(i, 1) for i, name in enumerate(names)},
+        overrides=[],
+        chain=chain,
+        steps=[
+            Step(
+                gradients={name: gaussian(rng, shape, 1.0) for name, shape in shapes.items()},
+                layouts=dict.fromkeys(names, "plain"),
+                changes=[],
+                moved={},
+                shared=None,
+            )
+            for _ in range(5)
+        ],
+    )
 
 
 def averages(rng: random.Random, chain: Sequence[Link]) -> list[Link]:
@@ -345,11 +480,14 @@ def readable(chain: Sequence[Link]) -> list[Link]:
 
 def scenario(case: Case) -> Scenario:
     """Everything that a case does, from its seed alone."""
+    if case.nests:
+        return cut(of_nests(case.seed), case)
     rng = random.Random(case.seed)
     chain = Draw(rng).chain()
     names = sorted(rng.sample(list(TENSORS), rng.randint(3, 7)))
     shares = [row for row in SHARES if row[0] in names and row[1] in names]
     sharing = rng.choice(shares) if shares and rng.random() < 0.7 else None
+    nest(random.Random(f"nested {case.seed}"), chain)
     if sharing is not None:
         without_decay(chain)
     else:  # the average of a weight that another one moves is for nobody to say either
@@ -482,13 +620,19 @@ def build(module: Any, chain: Sequence[Link], **options: Any) -> Any:
 def build_link(module: Any, link: Link) -> Any:
     number = as_tensor if module is torchzero_clip else as_number
     arguments = {key: number(value) for key, value in link.arguments.items()}
-    cls, inner = getattr(module, link.kind), link.inner
+    cls, inner = getattr(module, link.kind, Written), link.inner
+    if link.kind == "Written" and module is simulation:
+        arguments["fn"] = FUNCTIONS[arguments["fn"]][1]
     for key, functions in (("where", WHERE), ("condition", CONDITIONS), ("labels", None)):
         if key in arguments:
             arguments[key] = functions[arguments[key]] if functions else LABELS
+    if "merge" in arguments:
+        arguments["merge"] = MERGES[arguments["merge"]][module is simulation]
     if link.kind == "Chain":
         return build(module, inner[""], name=link.name)
-    if link.kind == "Partition":
+    if link.kind == "Graft":
+        arguments |= {label: build(module, some) for label, some in inner.items()}
+    elif link.kind in ("Partition", "Parallel"):
         arguments["transforms"] = {label: build(module, some) for label, some in inner.items()}
     elif link.kind == "ClipValueByEMA":
         arguments["ema_tfm"] = build(module, inner[""]) if inner else None
@@ -720,8 +864,9 @@ def story(case: Case, way: str) -> str:
 
 # ---------------------------------------------------------------------- random chains
 
-SEEDS = dict.fromkeys(EAGER, 14) | {"native": 4}
-AT_ONCE = dict.fromkeys(EAGER, 14) | {"native": 2}
+SEEDS = dict.fromkeys(EAGER, 12) | {"native": 4}
+NESTED_SEEDS = 12
+AT_ONCE = dict.fromkeys(EAGER, 12) | {"native": 2}
 
 
 @pytest.mark.parametrize("dtype", TOLERANCE)
@@ -743,6 +888,16 @@ def test_random_chains_do_what_the_simulation_does(way: str, first: int, dtype: 
     assert sharp > 0.9 * compared
 
 
+@pytest.mark.parametrize("way", EAGER)
+def test_random_nests_of_combinators_do_what_the_simulation_does(way: str) -> None:
+    for seed in range(NESTED_SEEDS):
+        case = Case(seed, nests=True)
+        try:
+            check(case, way)
+        except Exception:
+            pytest.fail(story(case, way), pytrace=False)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("way", WAYS)
 def test_many_random_chains_do_what_the_simulation_does(way: str) -> None:
@@ -752,8 +907,8 @@ def test_many_random_chains_do_what_the_simulation_does(way: str) -> None:
     days = zlib.crc32(os.environ.get("SLOW_DAY", "").encode()) % 10**5
     seed, stories = int(os.environ.get("RANDOM_CHAINS_SEED", 1000 + 10**5 * days)), []
     while time.monotonic() < end and len(stories) < 10:
-        for dtype in TOLERANCE:
-            case = Case(seed, dtype)
+        for dtype, nests in itertools.product(TOLERANCE, (False, True)):
+            case = Case(seed, dtype, nests)
             if fails(case, way) is not None:
                 stories.append(story(case, way))
         seed += 1

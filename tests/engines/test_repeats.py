@@ -426,6 +426,77 @@ def test_gradients_may_lie_anywhere() -> None:
     assert twins.recovers()
 
 
+REVERSED: dict[str, Callable[[Tensor], Tensor]] = {
+    "contiguous, as_strided": lambda t: (
+        torch.as_strided(t.contiguous(), (t.numel(),), (1,)).flip(0).view(t.shape)
+    ),
+    "clone(memory_format=...)": lambda t: (
+        torch.as_strided(t.clone(memory_format=torch.contiguous_format), (t.numel(),), (1,))
+        .flip(0)
+        .view(t.shape)
+    ),
+    "clone, as_strided": lambda t: (
+        torch.as_strided(t.clone(), (t.numel(),), (1,)).flip(0).reshape(t.shape)
+    ),
+    "flatten": lambda t: t.flatten().flip(0).view(t.shape),
+    "reshape": lambda t: t.reshape(-1).flip(0).reshape(t.shape),
+    "ravel, as_strided_copy": lambda t: (
+        torch.as_strided_copy(t.ravel(), (t.numel(),), (1,)).flip(0).view(t.shape)
+    ),
+    "empty_like": lambda t: torch.empty_like(t).copy_(t).flatten().flip(0).view(t.shape),
+    "to(copy=True)": lambda t: (
+        t.to(t.dtype, memory_format=torch.contiguous_format, copy=True)
+        .view(-1)
+        .flip(0)
+        .view(t.shape)
+    ),
+    "as_strided with an offset": lambda t: torch.as_strided(
+        t, t.shape, t.stride(), t.storage_offset()
+    ).flip(0),
+}
+"""Functions of a tensor, made of operators that depend on its layout."""
+
+
+class Reversed(Transform):
+    """Reverse each tensor by operators of PyTorch that depend on the layout in memory."""
+
+    name_of_function: str
+
+    pure = True
+
+    def update(self, u: TensorList, state: State, group: Group) -> TensorList:
+        return u.map(REVERSED[self.name_of_function])
+
+
+def square_in_layout(layout: str) -> Change:
+    """Give the same gradients another layout in memory."""
+
+    def change(opt: Modular) -> None:
+        for p in params_of(opt):
+            assert p.grad is not None
+            if layout == "transposed":
+                p.grad = p.grad.t().contiguous().t()
+            elif layout == "with gaps":
+                p.grad = torch.cat([p.grad, p.grad], dim=1)[:, : p.shape[1]]
+            elif layout == "in another place of the storage":
+                p.grad = torch.cat([p.grad, p.grad])[len(p) :]
+
+    return change
+
+
+@pytest.mark.parametrize("layout", ["transposed", "with gaps", "in another place of the storage"])
+@pytest.mark.parametrize("function", REVERSED)
+def test_gradients_of_another_layout_are_no_repeat_of_operators_that_depend_on_it(
+    function: str, layout: str
+) -> None:
+    twins = Twins(lambda: [Reversed(function), LR(0.1)], shapes=[(4, 4), (3, 5)]).warm()
+    other = square_in_layout(layout)
+    assert not twins.step(other)
+    assert any([twins.step(other) for _ in range(8)])
+    assert not twins.step()
+    assert twins.recovers()
+
+
 def test_a_live_value_in_a_tensor_runs_anew_until_it_is_a_number_again() -> None:
     twins = Twins(headline).warm()
     assert not any([twins.step(lr_as_tensor) for _ in range(4)])

@@ -83,6 +83,16 @@ NUMBERS: dict[str, tuple[Rule, list[float], list[float]]] = {
     "warm-up": (sim.Warmup(steps=2), [1, 1, 1], [0.5, 1, 1]),
     "looking ahead": (sim.Lookahead(k=2), [-1, -1, -1, -1], [-1, 0, -1, 0]),
     "looking ahead, late": (sim.Lookahead(k=2, start="sync"), [-1, -1, -1, -1], [-1, -1, -1, 0]),
+    "parallel": (
+        sim.Parallel(
+            {"a": sim.Scale(factor=2.0), "b": sim.Momentum(momentum=0.5)},
+            merge=lambda u: u["a"] + u["b"],
+        ),
+        [1, 1],
+        [3, 3.5],
+    ),
+    "graft": (sim.Graft(sim.Scale(factor=2.0), sim.Scale(factor=-5.0)), [3, 0], [-6, 0]),
+    "steepest": (sim.Steepest(sim.Scale(factor=0.5)), [4, -4], [16, -16]),
     "schedule-free": (  # z is 1, 2, 3, and w half-way from its mean to it
         sim.Chain(sim.LR(lr=1.0), sim.ScheduleFree(beta=0.5)),
         [-1, -1, -1],

@@ -20,10 +20,16 @@ from torchzero_clip import (
     LR,
     Adam,
     ClipNorm,
+    Group,
     Guard,
     Identity,
     Modular,
     Momentum,
+    Scale,
+    ScheduleFree,
+    State,
+    TensorList,
+    Transform,
     WeightDecay,
     attach,
 )
@@ -315,6 +321,54 @@ def test_layouts_do_not_matter(rounding):
         assert a.equal(b)
     else:  # the draws go through memory
         torch.testing.assert_close(a, b, rtol=2e-2, atol=1e-3)
+
+
+ENGINES = {"unfused": {"fused": False}, "default": {}, "compiled": {"compile": True}}
+
+
+class AddTenthOfGradient(Transform):
+    """u + 0.1 g"""
+
+    pure = True
+
+    def update(self, u: TensorList, state: State, group: Group) -> TensorList:
+        return u.add_(group["grads"], alpha=0.1)
+
+
+MIXED_DTYPES = {
+    "parameters in an average": lambda: [LR(0.01), ScheduleFree()],
+    "gradients added": lambda: [Scale(0.3), AddTenthOfGradient(), LR(0.1)],
+}
+"""Chains that add a float32 list and a multiple of a list in half precision."""
+
+
+@pytest.mark.parametrize(
+    ("rounding", "dtype"),
+    [("exact", torch.bfloat16), *itertools.product(("stochastic", "kahan"), HALF)],
+)
+@pytest.mark.parametrize("chain", MIXED_DTYPES)
+@pytest.mark.parametrize("engine", ENGINES)
+def test_parameters_with_gaps_in_memory_become_what_contiguous_ones_become(
+    engine: str, chain: str, rounding: str, dtype: torch.dtype
+) -> None:
+    """Kernels skip memory with gaps, so that PyTorch computes there."""
+    torch.manual_seed(0)
+    start = torch.randn(6, 8).to(dtype)
+    contiguous, gaps = Parameter(start.clone()), Parameter(torch.zeros(6, 10, dtype=dtype)[:, :8])
+    with torch.no_grad():
+        gaps.copy_(start)
+    opts = [
+        Modular([p], *MIXED_DTYPES[chain](), rounding=rounding, **ENGINES[engine])
+        for p in (contiguous, gaps)
+    ]
+    for i in range(6):
+        gradient = torch.randn(6, 8, generator=torch.Generator().manual_seed(i)).to(dtype)
+        contiguous.grad, gaps.grad = gradient, gradient.t().contiguous().t()
+        for opt in opts:
+            opt.step()
+        assert gaps.equal(contiguous), f"step {i}"
+    for name, held in opts[0].state[contiguous].items():
+        assert torch.equal(opts[1].state[gaps][name], held), name
 
 
 # ---------------------------------------------------------------------- trouble

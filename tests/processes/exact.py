@@ -7,6 +7,7 @@ torchrun --nproc-per-node 3 tests/processes/exact.py FOLDER load draws
 from __future__ import annotations
 
 import copy
+import itertools
 import os
 import sys
 from pathlib import Path
@@ -27,7 +28,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 
-from torchzero_clip import LR, Adam, ClipNorm, Modular, WeightDecay
+from torchzero_clip import LR, Adam, ClipNorm, Modular, ScheduleFree, Transform, WeightDecay
 from torchzero_clip.core.formats import Exact
 from torchzero_clip.core.sharding.layout import full, local
 from torchzero_clip.optimizer.rounding import weights_of
@@ -128,21 +129,28 @@ def whole() -> int:
 
 def draws() -> int:
     """Stochastic rounding draws by the place in the whole parameter, however it is sharded."""
-    wrong, ends = 0, list[Tensor]()
-    for dtype in (torch.bfloat16, torch.float16):
-        for placement in (None, Shard(0), Shard(1), Replicate()):
-            whole = torch.linspace(-2, 2, 11 * 6).view(11, 6).to(dtype)
-            placed = whole if placement is None else distribute_tensor(whole, MESH, [placement])
-            p = nn.Parameter(placed.clone())
-            opt = Modular([p], LR(1e-4), rounding="stochastic")
-            for i in range(4):
-                grad = torch.randn(11, 6, generator=torch.Generator().manual_seed(i)).to(dtype)
-                p.grad = grad if placement is None else distribute_tensor(grad, MESH, [placement])
-                opt.step()
-            ends.append(full(p.detach()) if placement is not None else p.detach())
+    wrong = 0
+    chains: list[list[Transform]] = [[LR(1e-4)], [LR(0.01), ScheduleFree()]]
+    engines: list[dict[str, Any]] = [{"fused": False}, {}, {"compile": True}]
+    dtypes = torch.bfloat16, torch.float16
+    for dtype, chain, engine in itertools.product(dtypes, chains, engines):
+        placements = None, Shard(0), Shard(1), Replicate()
+        ends = [drawn(dtype, chain, engine, placement) for placement in placements]
         wrong += sum([not end.equal(ends[0]) for end in ends])
-        ends.clear()
     return wrong
+
+
+def drawn(dtype: torch.dtype, chain: list[Transform], engine: Any, placement: Any) -> Tensor:
+    """The whole parameter after five steps with stochastic rounding."""
+    whole = torch.linspace(-2, 2, 11 * 6).view(11, 6).to(dtype)
+    placed = whole if placement is None else distribute_tensor(whole, MESH, [placement])
+    p = nn.Parameter(placed.clone())
+    opt = Modular([p], *chain, rounding="stochastic", **engine)
+    for i in range(5):
+        grad = torch.randn(11, 6, generator=torch.Generator().manual_seed(i)).to(dtype)
+        p.grad = grad if placement is None else distribute_tensor(grad, MESH, [placement])
+        opt.step()
+    return p.detach() if placement is None else full(p.detach())
 
 
 if __name__ == "__main__":

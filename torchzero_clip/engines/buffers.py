@@ -6,8 +6,10 @@ shapes, strides and dtypes are read afresh, so that no program writes where a te
 
 from __future__ import annotations
 
+import itertools
 import operator
 from array import array
+from bisect import bisect_left
 from collections.abc import Hashable, Sequence
 from functools import cached_property
 from typing import Any
@@ -35,7 +37,7 @@ class Buffer:
         """Others of the same forms, at other addresses."""
         made = object.__new__(Buffer)
         vars(made).update(vars(self), tensors=list(tensors), addresses=places, _fits=None)
-        for name in ("vectors", "spans"):  # which hang on the memory
+        for name in ("vectors", "spans", "ranges"):  # which depend on the memory
             vars(made).pop(name, None)
         return made
 
@@ -63,6 +65,19 @@ class Buffer:
         if not all(held):
             spans = {start: end for start, end in spans.items() if 0 < start < end}
         return spans, sum(held)
+
+    @cached_property
+    def ranges(self) -> tuple[list[int], list[int]]:
+        """The addresses at which tensors begin, sorted, and for each count of them the last end.
+
+        Both are for `overlap`; the first end is 0, for no tensor.
+        """
+        size = self.dtype.itemsize
+        lengths = [extent(t) * size for t in self.tensors]
+        rows = [(start, start + n) for start, n in zip(self.addresses, lengths, strict=True)]
+        rows = sorted([(start, end) for start, end in rows if 0 < start < end])
+        ends = list(itertools.accumulate([end for _, end in rows], max, initial=0))
+        return [start for start, _ in rows], ends
 
     def fits(self, params: Buffer) -> bool:
         """Whether a program may work on these as on the parameters: equal shapes, own memory."""
@@ -106,6 +121,20 @@ def apart(buffers: Sequence[Buffer]) -> bool:
         return False
     starts = sorted(ends)
     return all(map(operator.le, map(ends.__getitem__, starts), starts[1:]))
+
+
+def overlap(one: Buffer, other: Buffer) -> bool:
+    """Return whether a tensor of one buffer spans memory of a tensor of the other.
+
+    Where tensors begin does not say it: a view may begin in the middle of a tensor.
+    """
+    starts, ends = one.ranges
+    size = other.dtype.itemsize
+    for start, t in zip(other.addresses, other.tensors, strict=True):
+        end = start + extent(t) * size
+        if 0 < start < end and start < ends[bisect_left(starts, end)]:
+            return True
+    return False
 
 
 def _addresses(tensors: Sequence[Tensor]) -> array[int]:

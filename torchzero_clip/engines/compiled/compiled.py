@@ -6,7 +6,7 @@ import copy
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
-from weakref import WeakSet
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
@@ -86,7 +86,7 @@ class Compiled(Runner):
         odd = torch.compiler.is_compiling() or params[0].is_complex()
         if not odd and all_here([*params, *grads]):
             self.check(params[0].device)
-            tape = BucketTape(self, key, places, params, grads, WeakSet())
+            tape = BucketTape(self, key, places, params, grads, WeakKeyDictionary())
             if apart([tape.buffers[PARAMETERS], tape.buffers[GRADIENTS]]):
                 return CompiledSession(tape)
         self._refuse("tensors are complex or share memory: give view_as_real of them, or clones")
@@ -211,10 +211,12 @@ class CompiledSession:
                     tape.current[stored.buffer] = rounded(tape, value, form, torch.bfloat16)
 
     def update(self, rule: Rule, u: TensorList, state: State, group: Group) -> TensorList:
-        return self.adopt(updated(rule, self.adopt(u), state, _undecided(group)))
+        with self._tape.showing():
+            return self.adopt(updated(rule, self.adopt(u), state, _undecided(group)))
 
     def view(self, formula: Formula, u: TensorList, state: State, group: Group) -> TensorList:
-        return self.adopt(formula(self.adopt(u).borrow(), state, _undecided(group)))
+        with self._tape.showing():
+            return self.adopt(formula(self.adopt(u).borrow(), state, _undecided(group)))
 
     def divide(
         self,
@@ -257,7 +259,8 @@ class CompiledSession:
             u.forget()
 
     def close(self) -> None:
-        for path in {name.rpartition("/")[0] for name in self._kept_state}:
+        # in the order of the links: that of a set of strings is another one in every process
+        for path in dict.fromkeys([name.rpartition("/")[0] for name in self._kept_state]):
             self.settle(path)
         self._tape.end()
 

@@ -33,8 +33,9 @@ States = Mapping[Tensor, dict[str, Any]]
 class Conditions:
     """The tensors of a step, by identity, address and form; they are compared before a repeat.
 
-    Gradients are others in every step: of theirs the dtype and shape are compared, and that they
-    lie apart from the parameters.
+    Gradients are other tensors in every step. Their dtypes and shapes are compared, and whether
+    their memory is apart from that of the parameters. Their strides and storage offsets are
+    compared if operators of PyTorch were recorded on them: see `keep_layout`.
     """
 
     def __init__(
@@ -56,6 +57,8 @@ class Conditions:
         ]
         self._tensors = Buffer(self._found(groups))
         self._seen = forms_of(self._tensors.tensors)
+        self._keeps_layout = False
+        self._offsets = [list(map(Tensor.storage_offset, row.tensors)) for row in self._grads]
         self._seen_grads: list[NativeForms | None] = []
         for row in self._grads:
             seen = forms_of(row.tensors) if row.contiguous and self._seen else None
@@ -70,6 +73,14 @@ class Conditions:
         """Let these values of groups be others in every step."""
         self._counts |= set(counts)
         self._said[-1] = [pair for pair in self._said[-1] if pair[0] not in counts]
+
+    def keep_layout(self) -> None:
+        """Require gradients of the same strides and offsets in their storage.
+
+        What `contiguous`, `view`, `flatten` or `as_strided` do depends on them, so the operators
+        that were recorded may be wrong, or raise, for gradients of another layout.
+        """
+        self._keeps_layout = True
 
     def know(self, leaves: Sequence[Any], others: Sequence[Tensor]) -> None:
         """Raise where a tensor is neither one of the others, nor of state, nor the base of such."""
@@ -128,6 +139,9 @@ class Conditions:
 
     def _like(self, i: int, grads: Sequence[Tensor]) -> Buffer | None:
         """The gradients of a cohort as a buffer where they are as they were."""
+        offsets = map(Tensor.storage_offset, grads) if self._keeps_layout else self._offsets[i]
+        if list(offsets) != self._offsets[i]:
+            return None
         seen = self._seen_grads[i]
         starts = seen.of(grads) if seen and not any(map(Tensor.is_neg, grads)) else None
         if starts is not None:
@@ -135,7 +149,8 @@ class Conditions:
         if not {torch.strided}.issuperset(map(LAYOUT, grads)):
             return None
         buffer, rows = Buffer(grads), (self._params[i].tensors, grads)
-        like = buffer.forms[0] == self._grads[i].forms[0]
+        forms, before = buffer.forms, self._grads[i].forms
+        like = forms == before if self._keeps_layout else forms[0] == before[0]
         like = like and all([list(map(SHAPE, row)) == self._shapes[i] for row in rows])
         return buffer if like and (buffer.contiguous or not odd(grads)) else None
 

@@ -176,6 +176,8 @@ class Repeats:
             notes.close()
             known = [*changing, *live, *_fields(self._links), *step.roster.vectors, *recorder.made]
             conditions.know(recorder.leaves, known)
+            if recorder.takes_gradients:
+                conditions.keep_layout()
         except Exception as error:  # a step that fails says so itself when it is done
             self.why = told(error)
             self._wait = again if isinstance(error, Later) else SELDOM

@@ -212,6 +212,16 @@ class StepRecorder(TorchDispatchMode):
         """Whether a gradient is among them, which is another tensor in every step."""
         return not self._grads.keys().isdisjoint(map(id, tensors))
 
+    @property
+    def takes_gradients(self) -> bool:
+        """Whether an operator of PyTorch takes a gradient, on whose layout it may depend.
+
+        Launches of programs take gradients of any layout.
+        """
+        inputs = [node for node in self.graph.nodes if node.op == "placeholder"]
+        pairs = zip(inputs, self.leaves, strict=True)
+        return any([bool(node.users) and id(x) in self._grads for node, x in pairs])
+
     # ------------------------------------------------------------------ the function
 
     def end(self, outputs: Sequence[Tensor], fixed: Sequence[Tensor]) -> list[Tensor]:

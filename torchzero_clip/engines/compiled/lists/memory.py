@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import operator
 import weakref
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
@@ -16,7 +17,7 @@ from torchzero_clip.core.private import foreach
 from torchzero_clip.core.skip import Skip
 from torchzero_clip.core.state import state_dtype
 from torchzero_clip.core.tensors import all_here, same_shapes
-from torchzero_clip.engines.buffers import Buffer
+from torchzero_clip.engines.buffers import Buffer, overlap
 from torchzero_clip.engines.compiled.lists.nodes import Nodes
 from torchzero_clip.engines.compiled.lists.runner import Runner
 
@@ -25,6 +26,22 @@ PARAMETERS, GRADIENTS = 0, 1
 WIDE, WIDE_GRADIENTS = -1, -2
 """Those of no memory: float32 of two halves, and of gradients in half precision."""
 SPARES = 2  # buffers that last from step to step; more are made anew
+Family: TypeAlias = "weakref.WeakKeyDictionary[Any, None]"
+"""The tapes that share memory. Weak dictionaries keep the order in which their keys were added. The
+order of a WeakSet depends on addresses, so two runs, or two ranks, would differ."""
+
+
+class Cell:
+    """Where the values of a list are: in a buffer, or at a node whose values are in no buffer yet.
+
+    A list shares its cell with the lists that borrow it, so that they have one memory and see what
+    is written to it.
+    """
+
+    __slots__ = ("__weakref__", "buffer", "value")
+
+    def __init__(self, buffer: int | None, value: int) -> None:
+        self.buffer, self.value = buffer, value
 
 
 class Memory(Nodes):
@@ -37,19 +54,21 @@ class Memory(Nodes):
         places: Sequence[int],
         params: Sequence[Tensor],
         grads: Sequence[Tensor],
-        family: weakref.WeakSet[Any],
+        family: Family,
     ) -> None:
         super().__init__(len(params), params[0].device)
         self.runner, self.family, self.places, self.bucket = runner, family, list(places), key
         self.key = (key, self.places[0], len(places), params[0].device, grads[0].dtype)
-        family.add(self)
+        family[self] = None
         found = runner.buffers.find((self.key, "parameters"), params)
         self.buffers: list[Buffer] = [found, Buffer(grads)]
         self.lasting = {PARAMETERS, GRADIENTS}  # and state: no list of another value lies there
         self.spares: list[int] = []  # buffers for values that have none
+        self.shown: set[int] = set()  # spare buffers that somebody may hold tensors or views of
+        self.taken: set[int] | None = None  # buffers whose tensors the rule that runs has taken
         self.lasting_spares, self.state_dtype = 0, state_dtype(params[0])  # how many of them last
         self.sizes = list(map(Tensor.numel, params))
-        self.lists: weakref.WeakSet[Any] = weakref.WeakSet()
+        self.cells: weakref.WeakKeyDictionary[Cell, None] = weakref.WeakKeyDictionary()
         self.skip = Skip()
         self._copies: list[tuple[list[Tensor], int]] = []
         self.interpreted = self.device.type == "cpu" and runner.backend == "triton"
@@ -97,6 +116,30 @@ class Memory(Nodes):
 
     # ------------------------------------------------------------------ spare buffers
 
+    def cell(self, buffer: int | None = None, value: int = -1) -> Cell:
+        """Make the cell of a list: for a buffer, or for a value that is in none yet."""
+        made = Cell(buffer, value)
+        self.cells[made] = None
+        return made
+
+    def show(self, buffer: int) -> None:
+        """Note that somebody gets the tensors of a buffer, of which no list here may remain."""
+        if buffer in self.spares:
+            self.shown.add(buffer)
+        if self.taken is not None:
+            self.taken.add(buffer)
+
+    @contextmanager
+    def showing(self) -> Iterator[None]:
+        """Run a rule inside, and let memory that it has taken be reused after it.
+
+        What the block returns must be a list of this tape by then.
+        """
+        before = set(self.shown), self.taken
+        self.taken = set()
+        yield
+        self.shown, self.taken = before
+
     def _spare(self, dtype: torch.dtype, used: set[int | None]) -> int:
         """A buffer that no list lies in: one that lasts, or new memory."""
         for i in self.spares:
@@ -120,17 +163,20 @@ class Memory(Nodes):
         return self.hold(made)
 
     def _free(self, spare: int) -> bool:
-        """Whether none of this memory backs a list of another kind, or of another tape."""
+        """Whether this memory is neither shown nor spanned by a list of another kind or tape."""
         others = [buffer for tape in self.family for buffer in tape.loose(self)]
-        mine = set(filter(None, self.buffers[spare].addresses))
-        return all([mine.isdisjoint(buffer.addresses) for buffer in others])
+        mine = self.buffers[spare]
+        return spare not in self.shown and not any([overlap(mine, other) for other in others])
 
     def loose(self, asked: Memory) -> list[Buffer]:
-        """The buffers of lists that may lie in spare memory, those spare to `asked` aside."""
-        lie_in = {one.buffer for one in self.lists} - {None, PARAMETERS, GRADIENTS}
-        lie_in -= {WIDE, WIDE_GRADIENTS}
-        lie_in -= {*self.lasting, *self.spares} if self is asked else set()
-        return [self.buffers[i] for i in lie_in if i is not None]
+        """The buffers that may be in spare memory of `asked`, without its own spare ones."""
+        found = {cell.buffer for cell in self.cells} - {None, PARAMETERS, GRADIENTS}
+        found -= {WIDE, WIDE_GRADIENTS}
+        if self is asked:
+            found -= {*self.lasting, *self.spares}
+        else:
+            found |= self.shown
+        return [self.buffers[i] for i in found if i is not None]
 
 
 def _copy(x: Tensor) -> Tensor:

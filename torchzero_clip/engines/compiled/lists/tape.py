@@ -40,19 +40,25 @@ SINGLE = (torch.float32, torch.bfloat16, torch.float16)
 class Taped(Lazy):
     """A list on a tape: the values in a buffer, or a node whose values lie in no buffer yet."""
 
-    __slots__ = ("_tape", "_value", "buffer")
+    __slots__ = ("_cell", "_tape")
 
     def __init__(
         self, tape: BucketTape, *, buffer: int | None = None, value: int = -1, owned: bool = True
     ) -> None:
         super().__init__()
-        self._tape, self.buffer, self._value, self.owned = tape, buffer, value, owned
-        tape.lists.add(self)
+        self._tape, self.owned = tape, owned
+        self._cell = tape.cell(buffer, value)
+
+    @property
+    def buffer(self) -> int | None:
+        """The buffer that the values are in; None where they are in no buffer yet."""
+        return self._cell.buffer
 
     @property
     def value(self) -> int:
         """The node that holds the values now."""
-        return self._value if self.buffer is None else self._tape.load(self.buffer)
+        buffer = self._cell.buffer
+        return self._cell.value if buffer is None else self._tape.load(buffer)
 
     @property
     def dtype(self) -> torch.dtype:
@@ -68,18 +74,21 @@ class Taped(Lazy):
         if self.buffer in self._tape.current:
             self._tape.run()
         found = self.compute()
-        return self._tape.lent(self.buffer) if self.owned and self.buffer is not None else found
+        assert self.buffer is not None
+        self._tape.show(self.buffer)
+        return self._tape.lent(self.buffer) if self.owned else found
 
     @tensors.setter
     def tensors(self, tensors: Sequence[Tensor]) -> None:
-        self.buffer = self._tape.hold(tensors)
+        self._cell = self._tape.cell(self._tape.hold(tensors))
 
     def compute(self) -> list[Tensor]:
-        """The tensors, to be read."""
+        """The tensors, to be read at once: later they may hold the values of another list."""
         self._tape.run_others()
         if self.buffer in (WIDE, WIDE_GRADIENTS):  # whoever looks may do so to the end of the step
-            value, self.buffer = self.value, self._tape.fresh(torch.float32)
-            self._tape.current[self.buffer] = value
+            value, buffer = self.value, self._tape.fresh(torch.float32)
+            self._cell = self._tape.cell(buffer)
+            self._tape.current[buffer] = value
         if self.pending:
             self._tape.run()
         assert self.buffer is not None
@@ -101,17 +110,20 @@ class Taped(Lazy):
 
     def forget(self) -> None:
         """Let go of the values: no buffer needs to hold them."""
-        self.buffer, self.owned = PARAMETERS, False
+        self._cell, self.owned = self._tape.cell(PARAMETERS), False
 
     # ------------------------------------------------------------------ memory
 
     def borrow(self) -> Taped:
-        return self._lend(self._like(self._value, self.buffer, owned=False))
+        borrowed = self._like(-1, PARAMETERS, owned=False)
+        borrowed._cell = self._cell
+        return self._lend(borrowed)
 
     def _like(self, value: int, buffer: int | None = None, owned: bool = True) -> Taped:
         """Another list, to be measured as this one is."""
         made = Taped(self._tape, buffer=buffer, value=value, owned=owned)
         made.measure = self.measure
+        self._tape.keep_up()
         return made
 
     def own(self) -> Taped:
@@ -122,7 +134,9 @@ class Taped(Lazy):
             return self
         if self.buffer == GRADIENTS and dtype == torch.float32 and not self.owned:
             return self._like(-1, WIDE_GRADIENTS, owned=False)
-        return Taped(self._tape, value=self._tape.cast(self.value, dtype))
+        made = Taped(self._tape, value=self._tape.cast(self.value, dtype))
+        self._tape.keep_up()
+        return made
 
     def clone(self) -> Taped:
         return self._like(self.value)
@@ -133,14 +147,18 @@ class Taped(Lazy):
         return self._plainly(lambda plain: plain.copy_(source))
 
     def _assign(self, value: int) -> Taped:
-        """Take a value: in the buffer that is this list's own, otherwise in none yet."""
-        if self.owned:
-            self._unshare()
-        if self.owned and self.buffer is not None:
-            self._tape.current[self.buffer] = value
-        else:
-            self.buffer, self._value, self.owned = None, value, True
+        """Take a value: in the cell that is this list's own, otherwise in a new one."""
+        if not self.owned:
+            self._cell = self._tape.cell(value=value)
+            self.owned = True
             self.loans = None
+        else:
+            self._unshare()
+            if self._cell.buffer is None:
+                self._cell.value = value
+            else:
+                self._tape.current[self._cell.buffer] = value
+        self._tape.keep_up()
         return self
 
     # ------------------------------------------------------------------ operators
@@ -239,9 +257,17 @@ class BucketTape(Memory):
         for tape in [x for x in self.family if x is not self and x.nodes]:
             tape.run()
 
+    def keep_up(self) -> None:
+        """Run at once what reads or writes memory whose tensors the running rule has taken.
+
+        The rule may look at the tensors, or write them, before and after every call.
+        """
+        if self.taken and not self.taken.isdisjoint(self.current):
+            self.run()
+
     def run(self, measured: Measurement = None, rows: SliceRows | None = None) -> Tensor | None:
         """Run what was recorded; then a buffer backs every list that is still referenced."""
-        used = {one.buffer for one in self.lists}
+        used = {cell.buffer for cell in self.cells}
         due = [i for i in self.current if self.pending(i) and (i in used or i not in self.spares)]
         stores = {i: self.current[i] for i in due}
         self._place(stores, used)
@@ -259,16 +285,11 @@ class BucketTape(Memory):
         return stats
 
     def _place(self, stores: dict[int, int], used: set[int | None]) -> None:
-        """Give every list without memory a spare buffer, one for borrowed lists of a value."""
-        homeless = [one for one in self.lists if one.buffer is None]
-        given: dict[int, int] = {}
-        for one in sorted(homeless, key=lambda one: (one.value, not one.owned)):
-            value = one.value
-            if one.owned or value not in given:
-                given[value] = self._spare(self.dtypes[value], used)
-                stores[given[value]] = value
-                used.add(given[value])
-            one.buffer = given[value]
+        """Give every cell without memory a spare buffer, in the order in which they were made."""
+        for cell in [cell for cell in self.cells if cell.buffer is None]:
+            cell.buffer = self._spare(self.dtypes[cell.value], used)
+            stores[cell.buffer] = cell.value
+            used.add(cell.buffer)
 
     def _unless(self, flag: Tensor, stores: dict[int, int]) -> None:
         """Store what is there already, where a flag is set, in the buffers that last."""
@@ -310,6 +331,13 @@ class BucketTape(Memory):
     def end(self) -> None:
         """Run; lists that outlive the step get memory of their own: spare buffers are reused."""
         self.run()
-        outlive = [one for one in self.lists if one.buffer in self.spares]
-        for one in outlive if self.runner.recorder is None else ():
-            one.tensors = [t.clone() for t in one.compute()]
+        if self.runner.recorder is not None:
+            return
+        self.run_others()
+        moved: dict[int, int] = {}
+        for cell in self.cells:
+            if cell.buffer is not None and cell.buffer in self.spares:
+                if cell.buffer not in moved:
+                    copies = [t.clone() for t in self.buffers[cell.buffer].tensors]
+                    moved[cell.buffer] = self.hold(copies)
+                cell.buffer = moved[cell.buffer]

@@ -86,7 +86,7 @@ OPERATORS: dict[str, Operator] = {
         "rounded({0}.float(), {1}, {2}, {3})",
         aten=False,
     ),
-    "wide_of": Operator("wide_of({0}, {1})", "wide_of({0}, {1})", aten=False),
+    "wide_of": Operator("wide_of({0}, {1})", "wide_of({0}.bfloat16(), {1})", aten=False),
     "upper": Operator("upper({0})", "upper({0})", aten=False),
     "lower": Operator("lower({0})", "lower({0})", aten=False),
     "stayed": Operator(

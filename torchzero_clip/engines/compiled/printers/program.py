@@ -20,6 +20,7 @@ from torch import Tensor
 from torchzero_clip.core.formats import lower, upper, wide_of
 from torchzero_clip.core.formats.stochastic import Elements, rounded
 from torchzero_clip.core.norms import Measure, SliceRows, numbers, statistics, statistics_of_slices
+from torchzero_clip.core.state import HALF
 from torchzero_clip.engines.buffers import Buffer
 from torchzero_clip.engines.compiled.printers.operators import OPERATORS, over
 
@@ -76,16 +77,30 @@ class Program(NamedTuple):
         yield from [("scalar", i, dtype) for i, dtype in enumerate(self.scalars)]
 
     def source(self) -> str:
-        """The function of its operands, for one tensor; it returns the value to be measured."""
+        """Return the source of a function of the operands, for one tensor.
+
+        The function returns the value to be measured. Values of 16 bits are computed in float32,
+        as in compiled kernels: PyTorch would round the product of a bfloat16 tensor and a number.
+        """
         body, stored = list[str](), [value for _, value in self.stores]
         for i, (name, operands) in enumerate(self.nodes):
             terms = [which if kind in WORDS else f"{kind}{which}" for kind, which in operands]
             text = (OTHERS.get(name) or OPERATORS[name].torch).format(*terms)
-            body.append(f"value{i} = {text}{'.clone()' * (name == 'load' and i in stored)}")
+            if self._narrow(name, operands):
+                text += ".float()"
+            elif name == "load" and i in stored:
+                text += ".clone()"
+            body.append(f"value{i} = {text}")
         body += [f"buffer{i}.copy_(value{value})" for i, value in self.stores]
         body += [] if self.measured is None else [f"return [value{self.measured[1]}]"]
         names = ", ".join([f"{kind}{i}" for kind, i, _ in self.operands])
         return "\n    ".join([f"def program({names}):", *body])
+
+    def _narrow(self, name: str, operands: tuple[NodeOperand, ...]) -> bool:
+        """Whether a node loads, or rounds to, floating-point numbers of 16 bits."""
+        if name == "load":
+            return self.buffers[operands[0][1]] in HALF
+        return name == "to" and operands[1][1] in map(str, HALF)
 
 
 @cache
