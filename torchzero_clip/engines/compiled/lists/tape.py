@@ -149,9 +149,7 @@ class Taped(Lazy):
     def _assign(self, value: int) -> Taped:
         """Take a value: in the cell that is this list's own, otherwise in a new one."""
         if not self.owned:
-            self._cell = self._tape.cell(value=value)
-            self.owned = True
-            self.loans = None
+            self._move_to_cell(value)
         else:
             self._unshare()
             if self._cell.buffer is None:
@@ -160,6 +158,16 @@ class Taped(Lazy):
                 self._tape.current[self._cell.buffer] = value
         self._tape.keep_up()
         return self
+
+    def _leave(self) -> None:
+        # Nothing may run here: the owner is about to take a value that is only recorded.
+        self._move_to_cell(self.value)
+
+    def _move_to_cell(self, value: int) -> None:
+        """Take a value in a new cell of this list's own."""
+        self._cell = self._tape.cell(value=value)
+        self.owned = True
+        self.loans = None
 
     # ------------------------------------------------------------------ operators
 
