@@ -16,7 +16,7 @@ from typing_extensions import Self, dataclass_transform
 from torchzero_clip.core.annotation import Allowed, read
 from torchzero_clip.core.bounds import Within
 from torchzero_clip.core.names import hint
-from torchzero_clip.core.values import equal, is_default, python_number, shown
+from torchzero_clip.core.values import equal, is_default, live_value, python_number, shown
 
 RESERVED = frozenset({"params", "param_names", "grads", "chain"})
 ON_NORMS = ("clip", "norm_group")  # what a group says to rules about norms
@@ -195,7 +195,8 @@ def _check_after_init(cls: type[Description]) -> None:
         init(self, *args, **kwargs)
         if type(self) is cls:
             for field in dataclasses.fields(cls):
-                vars(self)[field.name] = python_number(getattr(self, field.name))
+                kept = live_value if field.name in cls.live else python_number
+                vars(self)[field.name] = kept(getattr(self, field.name))
             self._check_all()
             vars(self)["_finished"] = True
 

@@ -38,6 +38,19 @@ def python_number(value: Any) -> Any:
     return operator.index(value) if isinstance(value, numbers.Integral) else float(value)
 
 
+def live_value(value: Any) -> Any:
+    """Return a value as it is kept in `param_groups`: Python's own numbers, and tuples for lists.
+
+    Live values are checked when a group holds another object, so none may change in place.
+    """
+    value = python_number(value)
+    if not isinstance(value, list) and type(value) is not tuple:
+        return value
+    entries = tuple(map(live_value, value))
+    unchanged = isinstance(value, tuple) and all(map(operator.is_, entries, value))
+    return value if unchanged else entries
+
+
 def equal(a: Any, b: Any) -> bool:
     """Whether two arguments are equal, of the same type; tensors change, so they must be one."""
     if isinstance(a, (tuple, list)) and isinstance(b, (tuple, list)):
