@@ -27,6 +27,7 @@ class When(Transform):
     tfm: Transform
 
     inner = "chain"
+    sometimes = True
     reach = "tensor"
     impure = (
         "its condition is asked on the host in each step: where a schedule of a live value does "
