@@ -35,9 +35,11 @@ from torchzero_clip import (
     Masked,
     MaxNorm,
     Modular,
+    Momentum,
     Noise,
     Partition,
     Reset,
+    RMSprop,
     Scale,
     SoftClip,
     State,
@@ -73,6 +75,23 @@ def refused(chain: list[Transform], words: str, **options: Any) -> None:
 def test_a_list_stays_the_same_list_for_the_loops_after_it(last: Callable[[], Transform]) -> None:
     for first in (Adam, AdEMAMix):
         compare([ClipNorm(1.0), first(), last(), LR(1.0)], SHAPES, FLOAT64)
+
+
+@at_once(
+    "averages",
+    [
+        lambda: [RMSprop(momentum=0.5, centered=True)],
+        lambda: [Momentum(0.5)],
+        lambda: [EMA(0.5)],
+        lambda: [Masked(EMA(0.5), is_matrix), EMA(0.9)],
+        lambda: [EMA(0.9), Masked(Momentum(0.5), is_matrix)],
+    ],
+)
+def test_an_update_that_is_state_is_put_together_over_all_groups(
+    averages: Callable[[], list[Transform]],
+) -> None:
+    chain = [*averages(), ClipPercentile(50.0, dim="global"), LR(0.1)]
+    compare(chain, SHAPES, FLOAT64)
 
 
 def test_a_sphere_after_an_average_takes_its_update_in_two_groups() -> None:
