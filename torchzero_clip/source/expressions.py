@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 
 from torchzero_clip.source.file_names import Naming
-from torchzero_clip.source.symbols import Context, Op, Value
+from torchzero_clip.source.symbols import Op, Value
 
 LETTERS = {"params": "p", "grads": "g", "layer": "k"}
 UNNAMED = "\0"
@@ -18,15 +18,10 @@ class Expressions:
     Args:
         names: The names of values.
         inline: The values that are written where they are used.
-        contexts: The contexts that have state.
     """
 
-    def __init__(
-        self, names: Naming, inline: set[Value], contexts: Collection[Context] = ()
-    ) -> None:
-        self.names = names
-        self.inline = inline
-        self.contexts = list(contexts)
+    def __init__(self, names: Naming, inline: set[Value]) -> None:
+        self.names, self.inline = names, inline
         self.unpacked: dict[str, list[str]] = {}  # names for the parts of live tuples, by key
 
     def statement(self, op: Op) -> str:
@@ -103,16 +98,8 @@ class Expressions:
             return UNNAMED
         if op.takes == "layer":
             return "[k for group in groups for k in _layers(group)]"
-        if op.takes == "state":
-            state, key = self.state_method(op.context), op.write(self.text)[0]
-            return f'[self.{state}(p)["{key}"] for group in groups for p in _tensors(group)[0]]'
         letter, part = LETTERS[op.takes], "0" if op.takes == "params" else "1"
         return f"[{letter} for group in groups for {letter} in _tensors(group)[{part}]]"
-
-    def state_method(self, context: Context) -> str:
-        """Return the name of the method that gives the state of a parameter in a context."""
-        number = self.contexts.index(context)
-        return f"_state_{number + 1}" if number else "_state"
 
 
 def by_key(value: Value) -> str:

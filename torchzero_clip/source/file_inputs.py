@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 
 from torchzero_clip.source.expressions import Expressions
 from torchzero_clip.source.page import Page
@@ -16,6 +16,7 @@ class Inputs:
         ops: The operations that stand for them.
         page: Where their lines go.
         expressions: What the lines are made of.
+        state: The contexts that have state.
         joint: Whether anything in the step is for all groups.
     """
 
@@ -24,10 +25,11 @@ class Inputs:
         ops: Sequence[Op],
         page: Page,
         expressions: Expressions,
+        state: Collection[Context],
         joint: bool,
     ) -> None:
         self.ops, self.page, self.expressions = list(ops), page, expressions
-        self.names, self.joint = expressions.names, joint
+        self.names, self.state, self.joint = expressions.names, list(state), joint
         self.ready: set[Op | str] = set()  # what this loop has
 
     def below(self, op: Op) -> Iterator[Value]:
@@ -97,11 +99,11 @@ class Inputs:
         """A list from the states of parameters, which one line gets."""
         params = self.whole("params", op.context)
         self.bring(params)
-        method = self.expressions.state_method(op.context)
-        held = method.removeprefix("_")
+        number = self.state.index(op.context)
+        held = f"state_{number + 1}" if number else "state"
         if held not in self.ready:
             self.ready.add(held)
-            self.page.line(f"{held} = [self.{method}(p) for p in {params.name}]")
+            self.page.line(f"{held} = [self._{held}(p) for p in {params.name}]")
         return f'[s["{op.write(self.expressions.text)[0]}"] for s in {held}]'
 
 

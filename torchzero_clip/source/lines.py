@@ -42,9 +42,9 @@ class Lines:
         taken = [name for row in tuples.values() for name in row]
         self.page = Page()
         self.names = Naming(self.ops, self.inline, self.crossing, taken)
-        self.expressions = Expressions(self.names, self.inline, state)
+        self.expressions = Expressions(self.names, self.inline)
         inputs = [op for op in ops if op.repeats]
-        self.inputs = Inputs(inputs, self.page, self.expressions, self.joint)
+        self.inputs = Inputs(inputs, self.page, self.expressions, state, self.joint)
         self._linked = ""  # the link whose comment stands above
 
     def write(self) -> list[str]:
