@@ -16,7 +16,7 @@ from typing_extensions import Self, dataclass_transform
 from torchzero_clip.core.annotation import Allowed, read
 from torchzero_clip.core.bounds import Within
 from torchzero_clip.core.names import hint
-from torchzero_clip.core.values import equal, is_default, live_value, python_number, shown
+from torchzero_clip.core.values import equal, got, is_default, live_value, python_number, shown
 
 RESERVED = frozenset({"params", "param_names", "grads", "chain"})
 ON_NORMS = ("clip", "norm_group")  # what a group says to rules about norms
@@ -103,7 +103,7 @@ class Description:
     def _require(self, name: str, kind: Allowed) -> None:
         value = getattr(self, name)
         if (error := kind.error(value)) is not None:  # to show a tensor is to read it
-            raise error(f"{type(self).__name__}: {name} must be {kind}, got {value!r}")
+            raise error(f"{type(self).__name__}: {name} must be {kind}, got {got(value)}")
 
     def _check_all(self) -> None:
         """Arguments are what their annotations say before `check` asks them; numbers without bounds

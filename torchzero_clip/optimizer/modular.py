@@ -21,7 +21,7 @@ from torchzero_clip.core.gradients import GradPlace, Where
 from torchzero_clip.core.private import traced, untraced
 from torchzero_clip.core.step import Step, evaluate, one_number
 from torchzero_clip.core.transform import Transform
-from torchzero_clip.core.values import is_row
+from torchzero_clip.core.values import got, is_row
 from torchzero_clip.engines import AT_ONCE, Compiled, Eager
 from torchzero_clip.optimizer import averages, exact_weights, norm_groups
 from torchzero_clip.optimizer import rounding as roundings
@@ -220,7 +220,7 @@ class Modular(Optimizer):
         """
         self._reported["loss"] = one_number(loss)
         if self._reported["loss"] is None:
-            raise TypeError(f"report: loss must be a number or a tensor of one, got {loss!r}")
+            raise TypeError(f"report: loss must be a number or a tensor of one, got {got(loss)}")
 
     def skipped(self) -> bool:
         """Whether a guard skipped the last step. It waits for the device."""
