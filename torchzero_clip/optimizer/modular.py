@@ -427,7 +427,7 @@ class Modular(Optimizer):
         with loading(self, state_dict, names):
             super().load_state_dict(state_dict)
         self.keys.forget()
-        self.engine.forget()
+        self.engine.forget("load_state_dict()")
 
     def __repr__(self) -> str:
         given = [(name, getattr(self, name), default) for name, default in self._options.items()]

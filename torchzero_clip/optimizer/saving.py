@@ -27,7 +27,7 @@ def on_saving(optimizer: Any) -> None:
     paths = {link.path for link in optimizer.keys.links if matrix_names(link.transform)}
     if paths:
         optimizer.register_state_dict_post_hook(lambda opt, made: _shared(opt, made, paths))
-    optimizer.register_state_dict_pre_hook(lambda opt: opt.engine.forget())
+    optimizer.register_state_dict_pre_hook(lambda opt: opt.engine.forget("state_dict()"))
 
 
 def _shared(optimizer: Any, made: dict[str, Any], paths: set[str]) -> dict[str, Any] | None:
