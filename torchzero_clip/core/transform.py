@@ -83,6 +83,11 @@ class Transform(Description):
     inner: ClassVar[Literal["chain", "branches"] | None] = None
     """How inner transforms see the update: "chain", all of it in turn; "branches", each some
     parameters; None, not at all."""
+    smooths: ClassVar[bool] = False
+    """Set where the link makes an average or a sum over steps of the update, as momentum is."""
+    largest_entry: ClassVar[str | float | None] = None
+    """The largest magnitude of an entry that leaves the link: a number, or the live value that is
+    it."""
     sometimes: ClassVar[bool] = False
     """Set where the transforms inside take no part in some steps."""
     children_before_drop: ClassVar[int] = 0

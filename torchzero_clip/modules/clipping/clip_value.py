@@ -22,6 +22,7 @@ class ClipValue(Transform):
     value: Live[NonNegative]
 
     complex = "refuse"
+    largest_entry = "value"
     per_entry = True
     pure = True
 

@@ -24,6 +24,7 @@ class Sign(Transform):
 
     complex = "refuse"
     leaves = "ones"
+    largest_entry = 1.0
     per_entry = True
     pure = True
 

@@ -30,6 +30,7 @@ class EMA(Transform, Successor):
     nesterov: bool = False
 
     state_kinds = {"ema": "linear"}
+    smooths = True
     per_entry = True
     pure = True
 

@@ -28,6 +28,7 @@ class Lion(Transform):
 
     state_kinds = {"exp_avg": "linear"}
     leaves = "ones"
+    largest_entry = 1.0
     per_entry = True
     pure = True
 

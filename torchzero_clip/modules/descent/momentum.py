@@ -44,6 +44,7 @@ class Momentum(Transform):
     dampening: Live[Annotated[float, Within(at_most=1)]] = 0.0
 
     state_kinds = {"momentum_buffer": "linear"}
+    smooths = True
     per_entry = True
     pure = True
 
