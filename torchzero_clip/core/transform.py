@@ -202,6 +202,14 @@ class Transform(Description):
         """
         return False
 
+    def adopted(self, state: Mapping[str, Any], group: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Return the state of a parameter in an optimizer of torch under the names of this link.
+
+        `group` is the parameter group of that optimizer. `take_over` asks, and raises ValueError if
+        this does.
+        """
+        return state
+
     def rule(self, bucket: Bucket) -> Rule:
         """The transform as engines take it: complex tensors reach `update` as pairs."""
         paired = self.complex == "pairs" and bucket.cohort.dtype.is_complex
