@@ -83,15 +83,6 @@ class Transform(Description):
     inner: ClassVar[Literal["chain", "branches"] | None] = None
     """How inner transforms see the update: "chain", all of it in turn; "branches", each some
     parameters; None, not at all."""
-    smooths: ClassVar[bool] = False
-    """Set where the link makes an average or a sum over steps of the update, as momentum is."""
-    largest_entry: ClassVar[str | float | None] = None
-    """The largest magnitude of an entry that leaves the link: a number, or the live value that is
-    it."""
-    sometimes: ClassVar[bool] = False
-    """Set where the transforms inside take no part in some steps."""
-    children_before_drop: ClassVar[int] = 0
-    """How many of the transforms inside also see the parameters that the link drops."""
     complex: ClassVar[Literal["pairs", "whole", "refuse"]] = "pairs"
     """How `update` meets complex tensors: as pairs of real numbers, as they are, or not at all."""
     widens: ClassVar[bool] = False
@@ -193,22 +184,6 @@ class Transform(Description):
         no part in what comes behind this link. `explain` asks.
         """
         return range(len(list(self.children())))
-
-    def passed(self, state: Mapping[str, Any]) -> bool:
-        """Whether a parameter has gone on to the links after this one, which may drop parameters.
-
-        `state` is what the link keeps for the parameter, by name. Loading asks, so that a
-        checkpoint without the state of the links after this one raises. False if nothing is known.
-        """
-        return False
-
-    def adopted(self, state: Mapping[str, Any], group: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Return the state of a parameter in an optimizer of torch under the names of this link.
-
-        `group` is the parameter group of that optimizer. `take_over` asks, and raises ValueError if
-        this does.
-        """
-        return state
 
     def rule(self, bucket: Bucket) -> Rule:
         """The transform as engines take it: complex tensors reach `update` as pairs."""

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple, TypeGuard
 from torchzero_clip.core.link import Link
 from torchzero_clip.core.norm_rule import NormRule
 from torchzero_clip.core.norms import measure
+from torchzero_clip.core.traits import Bounding
 
 SCOPES = (None, "layer", "group", "global")
 """What a norm covers, from a tensor to the model. Slices of a tensor come before all of these."""
@@ -84,12 +85,13 @@ def _bound(link: Link, group: Mapping[str, Any]) -> Bound | None:
     live = link.values(group)
     if isinstance(rule, NormRule):
         return _of_norm_rule(link, rule, live)
-    limit = rule.largest_entry if _is_still_so(rule, "largest_entry", "update", "step") else None
-    if isinstance(limit, str):
-        limit = live[limit]
+    if not isinstance(rule, Bounding) or not _is_still_so(rule, "largest_entry", "update", "step"):
+        return None
+    entry = rule.largest_entry
+    limit = live[entry] if isinstance(entry, str) else entry
     if not _is_host_number(limit):
         return None
-    return Bound(link, math.inf, None, float(limit), not isinstance(rule.largest_entry, str))
+    return Bound(link, math.inf, None, float(limit), not isinstance(entry, str))
 
 
 def _of_norm_rule(link: Link, rule: NormRule, live: dict[str, Any]) -> Bound | None:

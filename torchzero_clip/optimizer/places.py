@@ -11,6 +11,7 @@ from torchzero_clip.core.link import Link
 from torchzero_clip.core.names import by_name
 from torchzero_clip.core.norm_rule import NormRule
 from torchzero_clip.core.outside import warn
+from torchzero_clip.core.traits import Smoothing
 from torchzero_clip.optimizer import norm_groups
 from torchzero_clip.optimizer.idle_clips import idle_clips
 from torchzero_clip.optimizer.keys import nearest
@@ -97,7 +98,7 @@ def _places(links: Sequence[Link]) -> Iterator[tuple[str, str]]:
             clip = clip or link
             if rate is not None:
                 yield f"{path} stands behind {rate.path} and limits the step, not the gradient", ""
-        elif tfm.smooths:
+        elif isinstance(tfm, Smoothing):
             momentum = link
 
 

@@ -19,6 +19,7 @@ from torchzero_clip.core.norm_rule import NormRule
 from torchzero_clip.core.sharding.layout import local
 from torchzero_clip.core.state import statistic
 from torchzero_clip.core.tensors import is_sharded
+from torchzero_clip.core.traits import Gate, Sometimes
 from torchzero_clip.core.transform import Transform, averages
 from torchzero_clip.optimizer.averages import SHOWN, TRAINING
 
@@ -283,11 +284,11 @@ class Company(NamedTuple):
 
     def let_in(self, held: Mapping[str, Any]) -> bool:
         """Whether the state of a parameter says that its gate has let the parameter through."""
-        if self.gate is None:
+        if self.gate is None or not isinstance(self.gate.transform, Gate):
             return False
         path = f"{self.gate.path}/"
         own = {key.removeprefix(path): x for key, x in held.items() if str(key).startswith(path)}
-        return bool(self.gate.transform.passed(own))
+        return self.gate.transform.passed(own)
 
 
 def _companies(links: Sequence[Link]) -> list[Company]:
@@ -312,10 +313,11 @@ def _companies(links: Sequence[Link]) -> list[Company]:
                 for way in ways:
                     join(way, begin(link, True))
                 children = []
-            company = join(children[: tfm.children_before_drop], company)
+            before_drop = tfm.children_before_drop if isinstance(tfm, Gate) else 0
+            company = join(children[:before_drop], company)
             if tfm.drops or not (_is_plain(link) or _is_ours(link)):
                 company = begin(link, company.apart)
-            company = join(children[tfm.children_before_drop :], company)
+            company = join(children[before_drop:], company)
         return company
 
     join([link for link in links if "/" not in link.path], begin(None, False))
@@ -327,7 +329,8 @@ def _is_passed_by_all(link: Link) -> bool:
 
     Of a class that is not of this library nothing is known.
     """
-    return _is_ours(link) and not (link.transform.asks or link.transform.sometimes)
+    rule = link.transform
+    return _is_ours(link) and not (rule.asks or isinstance(rule, Sometimes))
 
 
 def _is_ours(link: Link) -> bool:

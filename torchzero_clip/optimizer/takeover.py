@@ -10,6 +10,7 @@ from torch import Tensor
 
 from torchzero_clip.core.description import RESERVED
 from torchzero_clip.core.link import Link
+from torchzero_clip.core.traits import Smoothing
 from torchzero_clip.optimizer.checkpoint import check_form
 from torchzero_clip.optimizer.modular import Modular
 from torchzero_clip.optimizer.state_layout import is_links
@@ -88,7 +89,8 @@ def _link(optimizer: Modular, path: str) -> Link:
 def _adopted(link: Link, state: Mapping[str, Any], group: Mapping[str, Any]) -> dict[str, Any]:
     """Return the state of a parameter in an optimizer of torch under the keys of a link."""
     try:
-        adopted = link.transform.adopted(state, group) if state else {}
+        own_form = state and isinstance(link.transform, Smoothing)
+        adopted = link.transform.adopted(state, group) if own_form else state
     except ValueError as error:
         raise ValueError(f"take_over: link={link.path!r}: {error}") from None
     return {f"{link.path}/{name}": value for name, value in adopted.items()}

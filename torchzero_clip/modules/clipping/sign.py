@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 
 from torchzero_clip.core import Group, State, TensorList, Transform
+from torchzero_clip.core.traits import Bounding
 
 
-class Sign(Transform):
+class Sign(Transform, Bounding):
     """u ← sign(u); NaN stays NaN
 
     After `EMA` it is Signum {identity: signum}.

@@ -9,11 +9,12 @@ from torch import Tensor
 
 from torchzero_clip.core import Group, Live, State, TensorList, Transform, counter, zeros_like_state
 from torchzero_clip.core.bounds import Share
+from torchzero_clip.core.traits import Smoothing
 from torchzero_clip.core.transform import Earlier, Successor
 from torchzero_clip.modules.descent.momentum import BUFFER, Momentum, averages_its_buffer
 
 
-class EMA(Transform, Successor):
+class EMA(Transform, Successor, Smoothing):
     """m ← β m + (1 - β) u;   u ← m, or m / (1 - βᵗ) with debias, or (1 - β) u + β m with nesterov
 
     Args:
@@ -33,7 +34,6 @@ class EMA(Transform, Successor):
     nesterov: bool = False
 
     state_kinds = {"ema": "linear"}
-    smooths = True
     per_entry = True
     pure = True
 

@@ -21,6 +21,7 @@ from torchzero_clip.core import (
 from torchzero_clip.core.bounds import Within
 from torchzero_clip.core.outside import warn
 from torchzero_clip.core.private import fused
+from torchzero_clip.core.traits import Smoothing
 
 BUFFER = "momentum_buffer"
 """What SGD and Muon of torch call their momentum."""
@@ -31,7 +32,7 @@ def averages_its_buffer(group: Mapping[str, Any]) -> bool:
     return "ns_coefficients" in group
 
 
-class Momentum(Transform):
+class Momentum(Transform, Smoothing):
     """b ← momentum · b + (1 - dampening) u;   u ← b, or u + momentum · b with nesterov
 
     It is that of torch.optim.SGD {identity: sgd_dampening}: the first update enters undamped.
@@ -53,7 +54,6 @@ class Momentum(Transform):
     dampening: Live[Annotated[float, Within(at_most=1)]] = 0.0
 
     state_kinds = {"momentum_buffer": "linear"}
-    smooths = True
     per_entry = True
     pure = True
 

@@ -18,12 +18,13 @@ from torchzero_clip.core import (
 )
 from torchzero_clip.core.bounds import Count
 from torchzero_clip.core.private import foreach
+from torchzero_clip.core.traits import Gate
 
 FIRST = 1  # gradients of the first large batch of a parameter are in its sum
 LATER = 2  # those of a later one are, so that the links after this one have seen the parameter
 
 
-class Accumulate(Transform):
+class Accumulate(Transform, Gate):
     """s ← s + u;   every `steps`-th step u ← s / steps, s ← 0; in between nothing after it runs
 
     Links after it see the mean in `group["grads"]` too. A gradient that is missing in one of the

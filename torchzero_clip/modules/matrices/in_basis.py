@@ -19,6 +19,7 @@ from torchzero_clip.core import (
 )
 from torchzero_clip.core.bucket import BEGUN
 from torchzero_clip.core.matrix_steps import record
+from torchzero_clip.core.traits import Gate
 from torchzero_clip.modules.matrices.eigenbases import back
 from torchzero_clip.modules.matrices.inside import check_inside
 from torchzero_clip.modules.matrices.renewal import renew
@@ -28,7 +29,7 @@ from torchzero_clip.modules.matrices.turning import begin, enter
 PASSED = 2  # in place of 1 for a parameter that has begun: the links inside have seen it, too
 
 
-class InBasis(Transform):
+class InBasis(Transform, Gate):
     """u ← Qₗ links(Qₗᵀ u Qᵣ) Qᵣᵀ
 
     With `Adam` inside it is SOAP. Matrices have bases; other parameters reach the links as they
