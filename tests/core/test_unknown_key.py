@@ -27,21 +27,21 @@ ENGINES = pytest.mark.parametrize("engine", [{"fused": False}, {}, {"compile": T
 TABLE = {"known": 1.0}
 
 
-class Unannotated(Transform):
+class UnannotatedGain(Transform):
     gain = 0.9
 
     def update(self, u: TensorList, state: State, group: Group) -> TensorList:
         return u.mul_(group["gain"])
 
 
-class Fixed(Transform):
+class FixedGain(Transform):
     gain: float = 0.9
 
     def update(self, u: TensorList, state: State, group: Group) -> TensorList:
         return u.mul_(group["gain"])
 
 
-class Misspelled(Transform):
+class MisspelledGain(Transform):
     gain: Live[float] = 0.9
 
     def update(self, u: TensorList, state: State, group: Group) -> TensorList:
@@ -56,19 +56,19 @@ class MisspelledState(Transform):
         return state["avrage"].lerp_(u, 0.1)
 
 
-class OfAnother(Transform):
+class RateOfAnother(Transform):
     def update(self, u: TensorList, state: State, group: Group) -> TensorList:
         return u.mul_(group["lr"])
 
 
-class Limit(NormRule):
+class MisspelledLimit(NormRule):
     limit_at: Live[float] = 1.0
 
     def limit(self, norm: Tensor, state: dict[str, Tensor], group: Group) -> Any:
         return norm.clamp(max=group["limit_it"])
 
 
-class Observed(NormRule):
+class MisspelledAverage(NormRule):
     def init_unit(self) -> dict[str, float]:
         return {"average": 0.0}
 
@@ -79,12 +79,12 @@ class Observed(NormRule):
         return {"average": state["avrage"]}
 
 
-class OneTensor(TensorwiseTransform):
+class MisspelledInTensor(TensorwiseTransform):
     def update_tensor(self, u: Tensor, state: dict[str, Tensor], group: Group) -> Tensor:
         return u * group["nothing_like_it"]
 
 
-class Counted(Transform):
+class MisspelledCount(Transform):
     def init_group(self) -> dict[str, float]:
         return {"count": 0.0}
 
@@ -102,18 +102,18 @@ def step(rule: Transform, **engine: Any) -> None:
 
 
 CASES: dict[Callable[[], Transform], tuple[str, ...]] = {
-    Unannotated: (
+    UnannotatedGain: (
         "the rule reads 'gain', which is neither in its state, [], nor in its group, ",
         "gain is a class attribute without an annotation, so write gain: Live[float] = 0.9",
     ),
-    Fixed: ("gain is a fixed argument, so read self.gain, or annotate it with Live[...]",),
-    Misspelled: ("reads 'gian'", "['gain', 'grads', 'params']: did you mean 'gain'?"),
+    FixedGain: ("gain is a fixed argument, so read self.gain, or annotate it with Live[...]",),
+    MisspelledGain: ("reads 'gian'", "['gain', 'grads', 'params']: did you mean 'gain'?"),
     MisspelledState: ("neither in its state, ['average']", "did you mean 'average'?"),
-    OfAnother: ("to read it of another link, write reads = ('lr',) in the class",),
-    Limit: ("reads 'limit_it'", "did you mean 'limit_at'?"),
-    Observed: ("reads 'avrage'", "did you mean 'average'?"),
-    OneTensor: ("reads 'nothing_like_it'",),
-    Counted: ("reads 'cuont'", "did you mean 'count'?"),
+    RateOfAnother: ("to read it of another link, write reads = ('lr',) in the class",),
+    MisspelledLimit: ("reads 'limit_it'", "did you mean 'limit_at'?"),
+    MisspelledAverage: ("reads 'avrage'", "did you mean 'average'?"),
+    MisspelledInTensor: ("reads 'nothing_like_it'",),
+    MisspelledCount: ("reads 'cuont'", "did you mean 'count'?"),
 }
 
 
@@ -149,8 +149,8 @@ def test_a_name_that_its_group_has_is_another_ones_error(engine: dict[str, Any])
 
 def test_an_attribute_without_annotation_is_no_argument_and_the_error_says_so() -> None:
     words = (
-        r"Unannotated: there is no argument 'gain': gain is a class attribute without an "
+        r"UnannotatedGain: there is no argument 'gain': gain is a class attribute without an "
         r"annotation, so write gain: Live\[float\] = 0.9 in the class"
     )
     with pytest.raises(TypeError, match=words):
-        Unannotated(gain=0.5)  # type: ignore[call-arg]
+        UnannotatedGain(gain=0.5)  # type: ignore[call-arg]

@@ -62,7 +62,7 @@ def explained(*chain):
         return head(Modular(nn.Linear(8, 4).parameters(), *chain))
 
 
-class Doubled(Normalize):
+class TwiceNormalized(Normalize):
     """u ← 2 · u · norm_value / ‖u‖"""
 
     def limit(self, norm, state, group):
@@ -134,7 +134,7 @@ def test_what_is_hardly_ever_meant_warns_once_and_explain_says_it(chain, words):
         [Normalize(), Adam(), ClipNorm(1.0, dim="global"), LR(0.1)],
         [ClipNorm(1.0, dim="global"), ClipNorm(1.0), LR(0.1)],
         [Sign(), ClipNorm(1.0), LR(0.1)],
-        [Doubled(), ClipNorm(1.0), LR(0.1)],
+        [TwiceNormalized(), ClipNorm(1.0), LR(0.1)],
     ],
 )
 def test_what_may_be_meant_warns_of_nothing(chain):
