@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fractions
 import math
 import typing
 from collections.abc import Callable
@@ -12,6 +13,7 @@ import torch
 from torch.nn import Parameter
 
 from tests.helpers import at_once
+from torchzero_clip import LR, Adam, ClipNorm, Modular, Warmup
 from torchzero_clip.core import Live, Transform
 from torchzero_clip.core.annotation import Allowed, kind_of, read
 from torchzero_clip.core.bounds import (
@@ -38,6 +40,10 @@ class Here:
         (float, False),
         ("Live[float]", True),
         ("Live[Share | None]", True),
+        ("'Live[Share]'", True),  # quoted, under `from __future__ import annotations`
+        (Live["Share"], True),
+        ("Live['Share | None']", True),
+        ("'dict[str, float]'", False),
         ("dict[str, float]", False),
         ("dict[str, Elsewhere]", False),
     ],
@@ -106,6 +112,21 @@ def test_an_annotation_of_nothing_says_nothing(hint: Any) -> None:
 
 
 # --- rules of a user's own
+
+
+class Quoted(Transform):
+    """A rule whose annotations are text in text."""
+
+    beta: "Live[Share]" = 0.5  # noqa: UP037
+    scale: Live["Positive | None"] = None  # noqa: UP037
+    every: "Count" = 1  # noqa: UP037
+
+
+@at_once("name, value", [("beta", 1.0), ("scale", 0.0), ("every", 0)])
+def test_bounds_in_quotes_are_checked(name: str, value: Any) -> None:
+    assert Quoted.live == ("beta", "scale")
+    with pytest.raises(ValueError, match=f"Quoted: {name} must be"):
+        Quoted(**{name: value})
 
 
 class Bounded(Transform):
@@ -189,7 +210,7 @@ def test_a_bound_that_is_named_inside_a_function_is_a_sentence() -> None:
         "Live[Elsewhere]",
         "tz.Live[Annotated[float, Elsewhere()]]",
         "Live[Nowhere] | None",
-        "Live['Share']",
+        "Live['Elsewhere']",
         "Annotated[float, Within(above=elsewhere)]",
     ],
 )
@@ -215,3 +236,52 @@ def test_a_check_of_two_arguments_sees_them_within_their_bounds() -> None:
         Ordered("a")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="low must be at most high"):
         Ordered(2.0)
+
+
+# --- integers that are too large
+
+
+@at_once(
+    "make, words",
+    [
+        (LR, "LR: lr must be a number at least 0, got {x}"),
+        (lambda x: Adam((0.9, x)), "Adam: betas must be 2 numbers.*, got \\(0.9, {x}\\)"),
+        (Warmup, "Warmup: steps must be an integer at least 1, got {x}"),
+        (lambda x: ClipNorm(1.0, ord=x), "ClipNorm: ord must be a number > 0.*, got {x}"),
+        (lambda x: ClipNorm(1.0, min_size=x), "ClipNorm: min_size must be an integer.*, got {x}"),
+    ],
+)
+def test_an_integer_that_no_number_of_torch_can_hold_is_refused_by_name(
+    make: Callable[[int], Any], words: str
+) -> None:
+    for exponent, bits in ((400, 1329), (5000, 16610)):  # Python writes no more than 4300 digits
+        too_large = f"an integer of {bits} bits, which is too large"
+        with pytest.raises(ValueError, match=words.format(x=too_large)):
+            make(10**exponent)
+
+
+def test_a_large_integer_is_refused_in_groups_too() -> None:
+    p = Parameter(torch.ones(2))
+    words = "LR: lr must be a number at least 0, got an integer of 1329 bits"
+    with pytest.raises(ValueError, match=words):
+        Modular([{"params": [p], "lr": 10**400}], LR(0.1))
+    opt = Modular([p], LR(0.1))
+    opt.param_groups[0]["lr"] = 10**400
+    p.grad = torch.ones(2)
+    with pytest.raises(ValueError, match=f"group 0: {words}"):
+        opt.step()
+    assert p.tolist() == [1.0, 1.0]
+
+
+def test_what_a_float_can_hold_is_taken() -> None:
+    assert LR(10**300).lr == 10**300
+    with pytest.raises(TypeError, match="LR: lr must be a number at least 0"):
+        LR(fractions.Fraction(10**400))
+    with pytest.raises(ValueError, match=r"got a negative integer of 1329 bits$"):
+        LR(-(10**400))
+
+
+def test_a_loss_that_no_float_can_hold_is_refused_by_name() -> None:
+    opt = Modular([Parameter(torch.ones(2))], LR(0.1))
+    with pytest.raises(TypeError, match="report: loss must be a number or a tensor of one, got an"):
+        opt.report(loss=10**400)

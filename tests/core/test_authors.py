@@ -55,6 +55,46 @@ def saved(opt) -> dict:
 # ---------------------------------------------------------------------- state by shape
 
 
+class PlainZeros(Transform):
+    """m ← 0.99 m + 0.01 u;   u ← m"""
+
+    def init(self, param):
+        short = torch.zeros(2, dtype=param.dtype)
+        return {"m": torch.zeros_like(param), "short": short, "seen": param > 0}
+
+    def update(self, u, state, group):
+        return state["m"].lerp_(u, 0.01)
+
+
+@pytest.mark.parametrize("engine", [{"fused": False}, {}, {"compile": True}], ids=str)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("state_dtype", ["float32", "bfloat16"])
+def test_state_that_torch_makes_like_a_half_parameter_is_float32(dtype, state_dtype, engine):
+    params = model(dtype)
+    opt = Modular(params.items(), PlainZeros(), LR(1.0), state_dtype=state_dtype, **engine)
+    expected = {
+        "PlainZeros/m": torch.float32 if state_dtype == "float32" else torch.bfloat16,
+        "PlainZeros/short": torch.float32,
+        "PlainZeros/seen": torch.bool,
+    }
+    for step in range(3):
+        give(params, step)
+        opt.step()
+    for p in params.values():
+        assert {key: x.dtype for key, x in opt.state[p].items()} == expected
+    fresh = Modular(params.items(), PlainZeros(), LR(1.0), state_dtype=state_dtype, **engine)
+    fresh.load_state_dict(saved(opt))
+
+
+def test_an_average_of_a_half_parameter_does_not_stall():
+    p = Parameter(torch.zeros(1, dtype=torch.bfloat16))
+    opt = Modular([p], PlainZeros(), LR(0.0))
+    for _ in range(400):
+        p.grad = torch.ones_like(p)
+        opt.step()
+    assert opt.state[p]["PlainZeros/m"].item() == pytest.approx(1 - 0.99**400, rel=1e-4)
+
+
 class Factored(Transform):
     """V ← β V + (1 - β) u², of matrices the means of rows and columns;   u ← u / √V"""
 

@@ -13,7 +13,7 @@ import torch
 
 from tests.helpers import at_once
 from torchzero_clip import Scale
-from torchzero_clip.core.values import equal, is_default, python_number, shown
+from torchzero_clip.core.values import equal, is_default, live_value, python_number, shown
 
 
 @at_once(
@@ -37,6 +37,25 @@ def test_numbers_and_containers_of_others_become_those_of_python(given: Any, mad
 def test_what_is_of_python_stays_the_same_object() -> None:
     for given in ((0.9, 0.99), [1, 2], "text", None, {"a": 1}):
         assert python_number(given) is given
+
+
+@at_once(
+    "given, made",
+    [
+        ([0.9, 0.99], (0.9, 0.99)),
+        (([1, np.float64(2.0)], 3), ((1, 2.0), 3)),
+        (deque([1]), (1,)),
+        (0.5, 0.5),
+        (None, None),
+    ],
+)
+def test_a_live_value_has_no_lists(given: Any, made: Any) -> None:
+    assert repr(live_value(given)) == repr(made)
+
+
+def test_a_live_value_without_lists_stays_the_same_object() -> None:
+    for given in ((0.9, (1, 2)), 0.5, torch.ones(()), "text"):
+        assert live_value(given) is given
 
 
 @at_once(

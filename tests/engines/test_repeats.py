@@ -89,7 +89,7 @@ def repeats(opt: Modular) -> Repeats:
 def never_repeated(opt: Modular) -> Modular:
     """The same optimizer, every step of which is done anew."""
     repeats(opt)._wait = 10**9
-    opt.engine.forget = lambda: None  # type: ignore[method-assign]  # which it would at a checkpoint
+    opt.engine.forget = lambda why: None  # type: ignore[method-assign]  # which it would at a checkpoint
     return opt
 
 

@@ -13,15 +13,24 @@ from tests.helpers import close, same
 from tests.modules.contract.common import Count
 from torchzero_clip import (
     LR,
+    Adam,
     ClipSpectral,
     EqualRows,
+    InBasis,
+    KLBasis,
+    Kron,
     Modular,
     Momentum,
     NeuronNorm,
     Normalize,
     Orthogonalize,
+    Rows,
+    ScaleByShape,
+    Shampoo,
+    SOAPBasis,
     WeightDecay,
 )
+from torchzero_clip.core.description import Description
 from torchzero_clip.core.sharding.owners import by_owners
 from torchzero_clip.modules.matrices.batches import in_batches
 from torchzero_clip.modules.matrices.newton_schulz import (
@@ -358,6 +367,46 @@ def test_a_stack_is_many_matrices_or_one_and_must_be_told():
     for rule in (Orthogonalize(), ClipSpectral(1.0), EqualRows(), NeuronNorm()):
         with pytest.raises(ValueError, match=r"stacks=True\) for 3 matrices of 4 x 5, or stacks=F"):
             out(rule, grad)
+
+
+WITH_STACKS = [
+    Orthogonalize(stacks=True),
+    ClipSpectral(1.0, stacks=True),
+    EqualRows(stacks=True),
+    NeuronNorm(stacks=True),
+    ScaleByShape(stacks=True),
+    Rows(0.5, Orthogonalize(), stacks=True),
+    Kron(stacks=True),
+    Shampoo(stacks=True),
+    InBasis(SOAPBasis(stacks=True), Adam()),
+    InBasis(KLBasis(stacks=True), Adam()),
+]
+
+
+@pytest.mark.parametrize("engine", [{"fused": False}, {}, {"compile": True}], ids=str)
+@pytest.mark.parametrize("rule", WITH_STACKS, ids=lambda rule: type(list(rule.walk())[-1]).__name__)
+@pytest.mark.parametrize(
+    ("shape", "stack", "one"),
+    [
+        ((2, 3, 4, 5), r"\(6, 4, 5\) for 6 matrices of 4 x 5", "one matrix of 2 x 60"),
+        ((2, 1, 3, 4, 5), r"\(6, 4, 5\) for 6 matrices of 4 x 5", "one matrix of 2 x 60"),
+    ],
+)
+def test_a_stack_of_more_dims_is_an_error_that_names_both_readings(rule, shape, stack, one, engine):
+    p = Parameter(torch.zeros(shape))
+    p.grad = drawn(*shape)
+    opt = Modular([p], rule, LR(1.0), **engine)
+    with pytest.raises(ValueError, match=rf"{stack}.*\(stacks=False\) for {one}"):
+        opt.step()
+    assert not p.any()
+
+
+def test_every_rule_with_stacks_is_tested_with_more_dims():
+    inside = {type(one) for rule in WITH_STACKS for one in rule.walk()}
+    known = {c for c in Description.registry.values() if "stacks" in c.__dataclass_fields__}
+    assert {c for c in known if c.__module__.startswith("torchzero_clip.")} == {
+        c for c in inside if "stacks" in c.__dataclass_fields__
+    }
 
 
 def parts(blocks, *shape):

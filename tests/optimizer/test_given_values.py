@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import warnings
 
 import pytest
@@ -10,7 +11,10 @@ from torch.optim.lr_scheduler import CosineAnnealingLR, LambdaLR, OneCycleLR
 
 from tests.helpers import network, one, param, saved
 from torchzero_clip import (
+    ASGD,
+    EMA,
     LR,
+    Adagrad,
     Adam,
     ClipNorm,
     Clipper,
@@ -18,6 +22,10 @@ from torchzero_clip import (
     Guard,
     Modular,
     Momentum,
+    NAdam,
+    Orthogonalize,
+    RAdam,
+    RMSprop,
     WeightDecay,
     ZClip,
     attach,
@@ -201,6 +209,93 @@ def test_a_run_of_torch_goes_on_as_it_would_have():
         stepped(ours, opt), stepped(theirs, adamw)
     for p, q in zip(ours.parameters(), theirs.parameters(), strict=True):
         torch.testing.assert_close(p, q, rtol=1e-6, atol=1e-7)
+
+
+TORCH = {
+    "NAdam": (torch.optim.NAdam, lambda: [NAdam(), LR(0.01)]),
+    "Adam": (torch.optim.Adam, lambda: [Adam(), LR(0.01)]),
+    "RAdam": (torch.optim.RAdam, lambda: [RAdam(), LR(0.01)]),
+    "RMSprop": (torch.optim.RMSprop, lambda: [RMSprop(), LR(0.01)]),
+    "Adagrad": (torch.optim.Adagrad, lambda: [Adagrad(), LR(0.01)]),
+    "ASGD": (torch.optim.ASGD, lambda: [ASGD(lr=0.01)]),
+    "Momentum": (
+        functools.partial(torch.optim.SGD, momentum=0.9, dampening=0.5),
+        lambda: [Momentum(0.9, dampening=0.5), LR(0.01)],
+    ),
+}
+
+
+def driven(model, opt, steps):
+    """The optimizer after steps with drawn gradients."""
+    for step in steps:
+        generator = torch.Generator().manual_seed(step)
+        for p in model.parameters():
+            p.grad = torch.randn(p.shape, generator=generator).to(p.dtype)
+        opt.step()
+    return opt
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("link", TORCH)
+def test_the_state_of_every_optimizer_of_torch_goes_over_in_every_dtype(link, dtype):
+    make, chain = TORCH[link]
+    theirs = network().to(dtype)
+    optimizer = driven(theirs, make(theirs.parameters(), lr=0.01), range(3))
+    ours = network().to(dtype)
+    ours.load_state_dict(theirs.state_dict())
+    opt = Modular(ours.parameters(), *chain())
+    assert take_over(opt, saved(optimizer.state_dict()), link=link)
+    fresh = Modular(network().to(dtype).parameters(), *chain())
+    fresh.load_state_dict(saved(opt.state_dict()))
+    driven(ours, opt, range(3, 6)), driven(theirs, optimizer, range(3, 6))
+    # torch rounds the state of bfloat16 parameters in every step
+    near = {"rtol": 0.05, "atol": 0.01} if dtype == torch.bfloat16 else {"rtol": 1e-5, "atol": 1e-6}
+    for p, q in zip(ours.parameters(), theirs.parameters(), strict=True):
+        torch.testing.assert_close(p, q, **near)
+
+
+def weights():
+    return torch.nn.Linear(3, 4, bias=False, dtype=torch.float64)
+
+
+@pytest.mark.skipif(not hasattr(torch.optim, "Muon"), reason="torch has it since 2.9")
+def test_the_average_of_muon_goes_into_an_average_alone():
+    ours, theirs = weights(), weights()
+    muon = torch.optim.Muon(theirs.parameters(), lr=0.01, weight_decay=0.0)
+    alone = Modular(weights().parameters(), EMA(0.95), LR(0.0))
+    for i in range(4):
+        grad = torch.randn(4, 3, generator=torch.Generator().manual_seed(i)).double()
+        theirs.weight.grad = grad
+        alone.param_groups[0]["params"][0].grad = grad.clone()
+        muon.step(), alone.step()
+    state = saved(muon.state_dict())
+    opt = Modular(ours.parameters(), EMA(0.95, nesterov=True), Orthogonalize(), LR(0.01))
+    assert take_over(opt, state, link="EMA") == ["EMA/ema"]
+    (expected,) = [held["EMA/ema"] for held in alone.state.values()]
+    torch.testing.assert_close(opt.state[ours.weight]["EMA/ema"], expected, rtol=1e-6, atol=0)
+    summed = Modular(ours.parameters(), Momentum(0.95), Orthogonalize(), LR(0.01))
+    with pytest.raises(ValueError, match=r"link='Momentum': .* is an average of gradients, and"):
+        take_over(summed, state, link="Momentum")
+    debiased = Modular(ours.parameters(), EMA(0.95, debias=True), Orthogonalize(), LR(0.01))
+    with pytest.raises(ValueError, match=r"counts no steps, which EMA\(debias=True\) needs"):
+        take_over(debiased, state, link="EMA")
+
+
+def test_the_sum_of_sgd_goes_into_no_average():
+    model = network()
+    sgd = stepped(model, torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9))
+    opt = Modular(model.parameters(), EMA(0.9), LR(0.1))
+    with pytest.raises(ValueError, match=r"link='EMA': .* is a sum of gradients, and EMA keeps an"):
+        take_over(opt, sgd.state_dict(), link="EMA")
+
+
+def test_a_link_that_is_not_there_is_named():
+    model = network()
+    sgd = stepped(model, torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9))
+    opt = Modular(model.parameters(), Momentum(0.9), LR(0.1))
+    words = r"take_over: no link has the path 'Momentun', only \['LR', 'Momentum'\]"
+    with pytest.raises(ValueError, match=words):
+        take_over(opt, sgd.state_dict(), link="Momentun")
 
 
 def test_a_link_in_front_is_added_in_the_middle_of_a_run():

@@ -60,6 +60,47 @@ def test_a_value_that_makes_no_sense_is_refused_and_nothing_moves(
     assert not torch.equal(params[1], before[1])
 
 
+@pytest.mark.parametrize("settings", [{"fused": False}, {}, {"compile": True}], ids=str)
+@pytest.mark.parametrize("way", ["constructor", "group", "assigned", "loaded"])
+def test_a_list_becomes_a_tuple_so_that_nothing_changes_it_in_place(
+    way: str, settings: dict[str, Any]
+) -> None:
+    betas = [0.9, 0.99]
+    params = params_of()
+    groups: list[dict[str, Any]] = [{"params": [p]} for p in params]
+    if way == "group":
+        groups[1]["betas"] = betas
+    opt = Modular(groups, Adam(betas if way == "constructor" else (0.9, 0.99)), LR(0.1), **settings)
+    if way == "assigned":
+        give(params)
+        opt.step()
+        opt.param_groups[1]["betas"] = betas
+    if way == "loaded":
+        state = opt.state_dict()
+        state["param_groups"][1]["betas"] = betas
+        opt.load_state_dict(state)
+    give(params)
+    opt.step()
+    assert opt.param_groups[1]["betas"] == (0.9, 0.99)
+    betas[0] = 5.0
+    give(params)
+    opt.step()
+    assert opt.param_groups[1]["betas"] == (0.9, 0.99)
+    with pytest.raises(TypeError, match="does not support item assignment"):
+        opt.param_groups[1]["betas"][0] = 5.0
+
+
+def test_a_list_that_changes_before_the_step_reads_it_is_checked() -> None:
+    params, opt = stepped(Adam(), LR(0.1))
+    before = [p.detach().clone() for p in params]
+    opt.param_groups[1]["betas"] = [0.9, 0.99]
+    opt.param_groups[1]["betas"][0] = 5.0
+    give(params)
+    with pytest.raises(ValueError, match="group 1: Adam: betas must be 2 numbers, each at least 0"):
+        opt.step()
+    assert all(map(torch.equal, params, before))
+
+
 @pytest.mark.parametrize("kind", ["clipper", "handle"])
 def test_clippers_and_handles_check_too(kind: str) -> None:
     params = params_of()

@@ -20,6 +20,7 @@ from torchzero_clip import (
     ClipNorm,
     Clipper,
     ClipPercentile,
+    ClipRMS,
     ClipValue,
     Freeze,
     InBasis,
@@ -29,7 +30,9 @@ from torchzero_clip import (
     Masked,
     Modular,
     Momentum,
+    NAdam,
     NanToNum,
+    Normalize,
     Orthogonalize,
     Scale,
     Shampoo,
@@ -59,6 +62,13 @@ def explained(*chain):
         return head(Modular(nn.Linear(8, 4).parameters(), *chain))
 
 
+class TwiceNormalized(Normalize):
+    """u ← 2 · u · norm_value / ‖u‖"""
+
+    def limit(self, norm, state, group):
+        return 2 * group["norm_value"]
+
+
 @at_once(
     "chain, words",
     [
@@ -69,6 +79,25 @@ def explained(*chain):
         ([ClipNorm(0.0), LR(0.1)], "ClipNorm: with max_norm=0 every update becomes zero: leave"),
         ([ClipValue(0), LR(0.1)], 'zero: leave the link out, or give value=float("inf")'),
         ([Adam(), Masked(LR(0.1), lambda n, p: True)], "no LR outside Masked: updates are"),
+        (
+            [Momentum(), Adam(), LR(0.1)],
+            "Adam after Momentum averages an update that is an average",
+        ),
+        ([EMA(0.9), Adam(), LR(0.1)], "Adam after EMA averages an update that is an average"),
+        ([EMA(0.9), ClipNorm(1.0), Chain(NAdam()), LR(0.1)], "NAdam after EMA averages an update"),
+        ([EMA(0.9), InBasis(SOAPBasis(), Adam()), LR(0.1)], "InBasis/Adam after EMA averages"),
+        ([Normalize(), ClipNorm(1.0), LR(0.1)], "ClipNorm at 1 never clips: Normalize before it"),
+        ([Normalize(0.5), ClipNorm(1.0, dim=-1), LR(0.1)], "ClipNorm at 1 never clips: Normalize"),
+        ([Normalize(dim="global"), ClipNorm(1.0), LR(0.1)], "leaves norms of at most 1: leave one"),
+        ([Normalize(dim="global"), ClipValue(1.0), LR(0.1)], "ClipValue at 1 never clips"),
+        ([Normalize(ord=1), ClipNorm(2.0), LR(0.1)], "ClipNorm at 2 never clips"),
+        ([Normalize(ord="rms"), ClipRMS(1.0), LR(0.1)], "leaves root mean squares of at most 1"),
+        (
+            [Sign(), ClipRMS(1.0), LR(0.1)],
+            "ClipRMS at 1 never clips: Sign before it leaves entries",
+        ),
+        ([Lion(), ClipValue(1.0), LR(0.1)], "ClipValue at 1 never clips: Lion before it leaves"),
+        ([Normalize(), ClipNorm(5.0), ClipValue(0.1), LR(0.1)], "ClipNorm at 5 never clips"),
     ],
 )
 def test_what_is_hardly_ever_meant_warns_once_and_explain_says_it(chain, words):
@@ -89,6 +118,23 @@ def test_what_is_hardly_ever_meant_warns_once_and_explain_says_it(chain, words):
         [Masked(Chain(Adam(), LR(0.1)), lambda n, p: True), Masked(Scale(0.1), lambda n, p: False)],
         [Adam(), Masked(WeightDecay(0.1), lambda n, p: True), LR(0.1)],
         [Adam(), LR(0.1), Accumulate(4)],
+        [EMA(0.9), Adam((0.0, 0.99)), LR(0.1)],
+        [Momentum(), Adam(momentum=False), LR(0.1)],
+        [EMA(0.9), Sign(), LR(0.1)],
+        [EMA(0.9), Orthogonalize(), LR(0.1)],
+        [Normalize(), ClipNorm(0.5), LR(0.1)],
+        [Normalize(), ClipNorm(1.0, dim="global"), LR(0.1)],
+        [Normalize(), Scale(4.0), ClipNorm(1.0), LR(0.1)],
+        [Normalize(ord="linf"), ClipNorm(1.0), LR(0.1)],
+        [Normalize(ord="rms"), ClipRMS(1.0, dim=-1), LR(0.1)],
+        [Normalize(ord="rms"), ClipNorm(1.0), LR(0.1)],
+        [Normalize(min_size=4), ClipNorm(1.0), LR(0.1)],
+        [Normalize(per_shape="sqrt_min"), ClipNorm(1.0), LR(0.1)],
+        [Normalize(dim=0), ClipNorm(1.0, dim=-1), LR(0.1)],
+        [Normalize(), Adam(), ClipNorm(1.0, dim="global"), LR(0.1)],
+        [ClipNorm(1.0, dim="global"), ClipNorm(1.0), LR(0.1)],
+        [Sign(), ClipNorm(1.0), LR(0.1)],
+        [TwiceNormalized(), ClipNorm(1.0), LR(0.1)],
     ],
 )
 def test_what_may_be_meant_warns_of_nothing(chain):
@@ -119,6 +165,14 @@ def test_a_limit_of_zero_warns_in_front_of_other_optimizers_as_well():
         ([ClipValue(1.0), Accumulate(2), LR(0.1)], "ClipValue in front of Accumulate limits"),
         ([ClipNorm(1.0, dim=-1), LR(0.1)], "ClipNorm: dim=-1 takes one norm a slice, dim=None"),
         ([Momentum(), Adam(), LR(0.1)], "its first beta is the momentum of Adam."),
+        (
+            [EMA(0.9), Normalize(), Adam(), LR(0.1)],
+            "Adam after EMA averages an update that is an average already",
+        ),
+        (
+            [ClipNorm(1.0, dim="global"), ClipNorm(1.0), LR(0.1)],
+            "ClipNorm_2 at 1 never clips: ClipNorm before it leaves norms of at most 1.",
+        ),
         ([AutoClip(percentile=0.9), LR(0.1)], "percentile=0.9 is less than one percent."),
     ],
 )
@@ -219,3 +273,38 @@ def test_the_warning_names_the_line_of_the_user():
     with pytest.warns(UserWarning, match="turns the step around") as caught:
         Modular([param(1.0)], Adam(), Scale(-0.1))
     assert caught[0].filename == __file__
+
+
+def test_clipping_that_acts_in_one_group_does_not_warn():
+    groups = [{"params": [param(1.0)]}, {"params": [param(1.0)], "max_norm": 0.5}]
+    assert warned(Normalize(), ClipNorm(1.0), LR(0.1), params=groups) == []
+    groups[1]["max_norm"] = 2.0
+    assert len(warned(Normalize(), ClipNorm(1.0), LR(0.1), params=groups)) == 1
+
+
+@at_once(
+    "chain",
+    [
+        [Normalize(), ClipNorm(1.0), LR(0.1)],
+        [Normalize(0.5), ClipNorm(1.0, dim=-1), LR(0.1)],
+        [Normalize(dim="global"), ClipValue(1.0), LR(0.1)],
+        [Normalize(ord=1), ClipNorm(2.0), LR(0.1)],
+        [Normalize(ord="rms"), ClipRMS(1.0), LR(0.1)],
+        [Sign(), ClipRMS(1.0), LR(0.1)],
+        [ClipNorm(1.0, dim="global"), ClipNorm(1.0), LR(0.1)],
+    ],
+)
+def test_clipping_that_is_said_never_to_clip_changes_nothing(chain):
+    ends = []
+    for links in (chain, [chain[0], chain[2]]):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(8, 4), nn.Linear(4, 1))
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            opt = Modular(model.parameters(), *links)
+        for _ in range(3):
+            opt.zero_grad()
+            (model(torch.randn(16, 8)) * 100).square().mean().backward()
+            opt.step()
+        ends.append([p.detach().clone() for p in model.parameters()])
+    torch.testing.assert_close(*ends, rtol=1e-5, atol=1e-6)

@@ -151,6 +151,47 @@ def test_of_a_chain_that_may_be_repeated_it_says_so() -> None:
     )
 
 
+def stepped(opt: Any, after: Callable[[Any], None], count: int = 4) -> str:
+    """What it says after steps, each followed by a call."""
+    for _ in range(count):
+        for group in opt.param_groups:
+            for p in group["params"]:
+                p.grad = torch.ones_like(p)
+        opt.step()
+        after(opt)
+    return str(opt.explain())
+
+
+@at_once(
+    "name, after",
+    [
+        ("state_dict()", lambda opt: opt.state_dict()),
+        ("load_state_dict()", lambda opt: opt.load_state_dict(opt.state_dict())),
+    ],
+)
+def test_a_checkpoint_after_every_step_is_named(name: str, after: Callable[[Any], None]) -> None:
+    opt = made(Adam(), LR(0.1))
+    words = f"The two steps after {name} run without replay"
+    for _ in range(2):  # the explanation itself changes nothing
+        assert words in stepped(opt, after)
+    opt.step()
+    assert words in opt.explain()
+    assert "Steps are repeated" in stepped(opt, lambda opt: None)
+    assert words not in opt.explain()
+
+
+def test_a_reason_of_the_step_itself_comes_before_a_checkpoint() -> None:
+    def read(t: Tensor) -> Tensor:
+        return t * float(t.sum())
+
+    read.pure = True  # type: ignore[attr-defined]
+    opt = made(Doing(read), LR(0.1))
+    opt.state_dict()
+    said = stepped(opt, lambda opt: None)
+    assert "was done anew: " in said
+    assert "without replay" not in said
+
+
 def test_without_compile_it_says_nothing() -> None:
     for chain in (Chain(Adam(), LR(0.1)), Chain(Noise(0.1), Lambda(torch.tanh), LR(0.1))):
         assert "repeat" not in Modular(params(), *chain).explain()

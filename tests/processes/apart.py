@@ -97,14 +97,14 @@ def nothing(run: Run, mine: bool) -> None:
 def anew(run: Run, mine: bool) -> None:
     """What one rank has written down is gone."""
     if mine:
-        run.opts[0].engine.forget()
+        run.opts[0].engine.forget("a test")
         vars(run.opts[0].engine).pop("_recording", None)
 
 
 def seldom(run: Run, mine: bool) -> None:
     """What one rank has written down is gone, and it does not try again for a while."""
     if mine:
-        run.opts[0].engine.forget()
+        run.opts[0].engine.forget("a test")
         repeats(run.opts[0])._wait = 20
 
 
@@ -112,7 +112,7 @@ def fails(run: Run, mine: bool) -> None:
     """One rank cannot write steps down, until all begin anew."""
     engine: Any = run.opts[0].engine
     if mine:
-        engine.forget()
+        engine.forget("a test")
         engine._recording = lambda grads: 1 / 0
 
 

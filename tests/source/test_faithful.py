@@ -25,6 +25,8 @@ from torchzero_clip import (
     Centralize,
     Chain,
     ClipNorm,
+    ClipNormByEMA,
+    ClipNormGrowth,
     ClipPercentile,
     Clippy,
     Graft,
@@ -35,9 +37,11 @@ from torchzero_clip import (
     Masked,
     MaxNorm,
     Modular,
+    Momentum,
     Noise,
     Partition,
     Reset,
+    RMSprop,
     Scale,
     SoftClip,
     State,
@@ -73,6 +77,46 @@ def refused(chain: list[Transform], words: str, **options: Any) -> None:
 def test_a_list_stays_the_same_list_for_the_loops_after_it(last: Callable[[], Transform]) -> None:
     for first in (Adam, AdEMAMix):
         compare([ClipNorm(1.0), first(), last(), LR(1.0)], SHAPES, FLOAT64)
+
+
+@at_once(
+    "averages",
+    [
+        lambda: [RMSprop(momentum=0.5, centered=True)],
+        lambda: [Momentum(0.5)],
+        lambda: [EMA(0.5)],
+        lambda: [Masked(EMA(0.5), is_matrix), EMA(0.9)],
+        lambda: [EMA(0.9), Masked(Momentum(0.5), is_matrix)],
+        lambda: [Masked(Chain(EMA(0.5), ClipPercentile(40.0, dim="global")), is_matrix)],
+    ],
+)
+def test_an_update_that_is_state_is_put_together_over_all_groups(
+    averages: Callable[[], list[Transform]],
+) -> None:
+    chain = [*averages(), ClipPercentile(50.0, dim="global"), LR(0.1)]
+    compare(chain, SHAPES, FLOAT64)
+
+
+class Longer(Transform):
+    """u ← 1.1 · u"""
+
+    def update(self, u: TensorList, state: State, group: Group) -> TensorList:
+        return u.mul(1.1)
+
+
+def is_long(name: str, p: Tensor) -> bool:
+    return p.numel() > 6
+
+
+@at_once("last", [lambda: ClipNormByEMA(0.5), lambda: ClipNorm(0.1)])
+def test_what_a_mask_inside_a_mask_has_made_is_not_written_over(
+    last: Callable[[], Transform],
+) -> None:
+    inner = Chain(Longer(), ClipNormGrowth(mul=1.1, dim="global"))
+    for average in (EMA(0.5, debias=True), Scale(0.9)):
+        for where in (is_matrix, is_long):
+            chain = [average, Masked(Masked(inner, is_long), where), last(), LR(0.01)]
+            compare(chain, SHAPES, FLOAT64)
 
 
 def test_a_sphere_after_an_average_takes_its_update_in_two_groups() -> None:

@@ -6,8 +6,18 @@ import re
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from types import UnionType
-from typing import Annotated, Any, Literal, NamedTuple, TypeVar, Union, get_args, get_origin
+from types import SimpleNamespace, UnionType
+from typing import (
+    Annotated,
+    Any,
+    Literal,
+    NamedTuple,
+    TypeVar,
+    Union,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
 
 import torch
 from torch import Tensor
@@ -65,14 +75,24 @@ class Allowed(NamedTuple):
             value = value.item()
         if isinstance(value, bool) or not isinstance(value, (int, self.python_type)):
             return TypeError
+        if isinstance(value, int) and not self._fits(value):
+            return ValueError
         return None if (self.bounds or Within()).holds(value) else ValueError
+
+    def _fits(self, value: int) -> bool:
+        """Whether torch can compute with an integer, as the type that the annotation names."""
+        if self.python_type is int:
+            return -(2**63) <= value < 2**63
+        try:
+            float(value)
+        except OverflowError:
+            return False
+        return True
 
 
 def read(cls: type, name: str, hint: Any) -> tuple[bool, Allowed | None]:
     """Whether a field is live, and what its annotation says may stand in it, if it does."""
-    if isinstance(hint, str):
-        with suppress(Exception):  # what means nothing in the module of the class stays text
-            hint = eval(hint, dict(vars(sys.modules[cls.__module__])), dict(vars(cls)))
+    hint = _evaluated(cls, hint)
     inside = list(_leaves(hint))
     live, said = MARK in _marks(hint), f"{cls.__name__}: the annotation of '{name}'"
     unread = isinstance(hint, str) and NAMES.search(hint)
@@ -93,6 +113,19 @@ def read(cls: type, name: str, hint: Any) -> tuple[bool, Allowed | None]:
             "be None, or the same to each entry of a tuple, as in tuple[Share, Share]"
         )
     return live, kind
+
+
+def _evaluated(cls: type, hint: Any) -> Any:
+    """Return an annotation without text in it, if all that it names is in the module of the class.
+
+    Under `from __future__ import annotations`, one that is quoted as well is text in text.
+    """
+    if isinstance(hint, str) or any([hasattr(x, "__forward_arg__") for x in _leaves(hint)]):
+        asked = SimpleNamespace(__annotations__={"field": hint})
+        names = dict(vars(sys.modules[cls.__module__])), dict(vars(cls))
+        with suppress(Exception):
+            return get_type_hints(asked, *names, include_extras=True)["field"]
+    return hint
 
 
 def kind_of(hint: Any) -> Allowed | None:

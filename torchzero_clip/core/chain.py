@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from torch import Tensor
@@ -16,6 +16,7 @@ from torchzero_clip.core.sharding.layout import locals_of
 from torchzero_clip.core.step import Step
 from torchzero_clip.core.tensorlist import TensorList
 from torchzero_clip.core.transform import Transform, averages
+from torchzero_clip.core.unknown_key import explained
 from torchzero_clip.core.values import is_row
 
 
@@ -102,10 +103,16 @@ def send(link: Link, buckets: list[Bucket], init: bool = False) -> list[Bucket]:
         bucket.make_state()
     if not seen:
         return idle
-    if link.numbered:
-        numbered(seen, advance=not init)
     acts: Transform = link.acts
-    buckets = acts.prepare(seen) if init else acts.step(seen)
+    try:
+        if link.numbered:
+            numbered(seen, advance=not init)
+        buckets = acts.prepare(seen) if init else acts.step(seen)
+    except KeyError as error:
+        better = explained(error, link, *_names(seen[0]))
+        if better is None:
+            raise
+        raise better from error
     for bucket in seen if link.narrow else ():
         bucket.session.settle(link.path)
     return [*buckets, *idle]
@@ -122,6 +129,14 @@ def pass_over(links: Sequence[Link], step: Step) -> None:
             pass_over(link.children, step)
         elif link.transforms and not link.transform._passed_over(step, link.path):
             return
+
+
+def _names(bucket: Bucket) -> tuple[list[str], list[str]]:
+    """Return the names in the state and in the group that the rule of a link reads."""
+    units: Mapping[str, Any] = getattr(bucket.bound.transform, "init_unit", dict)()
+    live = bucket.bound.values(bucket.settings)
+    numbers = {**bucket.numbers, **bucket.bound.group_values()}
+    return [*bucket.state_names, *units], [*live, *numbers, "params", "grads"]
 
 
 def refuse_complex(bucket: Bucket) -> None:

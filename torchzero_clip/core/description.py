@@ -17,7 +17,7 @@ from torchzero_clip.core.annotation import Allowed, read
 from torchzero_clip.core.bounds import Within
 from torchzero_clip.core.live_reads import refuse_live_reads
 from torchzero_clip.core.names import hint
-from torchzero_clip.core.values import equal, is_default, python_number, shown
+from torchzero_clip.core.values import equal, got, is_default, live_value, python_number, shown
 
 RESERVED = frozenset({"params", "param_names", "grads", "chain"})
 ON_NORMS = ("clip", "norm_group")  # what a group says to rules about norms
@@ -105,7 +105,7 @@ class Description:
     def _require(self, name: str, kind: Allowed) -> None:
         value = getattr(self, name)
         if (error := kind.error(value)) is not None:  # to show a tensor is to read it
-            raise error(f"{type(self).__name__}: {name} must be {kind}, got {value!r}")
+            raise error(f"{type(self).__name__}: {name} must be {kind}, got {got(value)}")
 
     def _check_all(self) -> None:
         """Arguments are what their annotations say before `check` asks them; numbers without bounds
@@ -193,11 +193,15 @@ def _check_after_init(cls: type[Description]) -> None:
     def checked(self: Description, *args: Any, **kwargs: Any) -> None:
         for name in () if takes_all else kwargs:
             if name not in _arguments(init):
-                raise TypeError(f"{cls.__name__}: {no_argument(init, name, cls.open_fields)}")
+                why = unannotated(cls, name)
+                told = f"there is no argument {name!r}: {why}" if why else ""
+                told = told or no_argument(init, name, cls.open_fields)
+                raise TypeError(f"{cls.__name__}: {told}")
         init(self, *args, **kwargs)
         if type(self) is cls:
             for field in dataclasses.fields(cls):
-                vars(self)[field.name] = python_number(getattr(self, field.name))
+                kept = live_value if field.name in cls.live else python_number
+                vars(self)[field.name] = kept(getattr(self, field.name))
             self._check_all()
             vars(self)["_finished"] = True
 
@@ -221,6 +225,25 @@ def no_argument(init: Any, name: str, open_fields: tuple[str, ...] = ()) -> str:
         link = class_with("weight_decay" if name == "weight_decay" else "lr")
         return f"there is no argument {name!r}: put {link}(...) into the chain"
     return f"there is no argument {name!r}; it takes {known}"
+
+
+def unannotated(cls: type, name: str) -> str:
+    """Return what to write if a class has an attribute that an annotation would make an argument.
+
+    It is empty for other names.
+    """
+    owner = next((base for base in cls.__mro__ if name in vars(base)), None)
+    if owner is None or owner.__module__.partition(".")[0] == __name__.partition(".")[0]:
+        return ""
+    value = vars(owner)[name]
+    if not isinstance(value, (int, float, str, tuple)):
+        return ""
+    kind = type(value).__name__
+    live = f"Live[{kind}]" if isinstance(value, (int, float)) else kind
+    return (
+        f"{name} is a class attribute without an annotation, so write {name}: {live} = {value!r} "
+        "in the class"
+    )
 
 
 def class_with(argument: str) -> str:

@@ -192,8 +192,11 @@ class Engine(Protocol):
     def step(self, step: Any, through: Through) -> Records:
         """Do a Step: send it `through`, or do what an earlier one did that is like it."""
 
-    def forget(self) -> None:
-        """Do the next steps as an engine that has done none: one that goes on from here is such."""
+    def forget(self, why: str) -> None:
+        """Do the next steps as an engine that has done none: one that goes on from here is such.
+
+        `why` names what was called, for `says`.
+        """
 
     def phase(self) -> Callable[[], None]:
         """What has later steps be done as those behind this call, which goes back in a run."""

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from torchzero_clip.core.engine import Group
-from torchzero_clip.core.state import statistic
+from torchzero_clip.core.state import state_dtype, statistic
 
 GIVEN = ("step", "loss", "grads", "param")
 """What a transform may read in `group` that is no live value."""
@@ -117,7 +117,7 @@ class Link:
 
     def _full(self, made: Mapping[str, Any], param: Tensor) -> dict[str, Tensor]:
         full = {
-            f"{self.path}/{name}": statistic(value, param)
+            f"{self.path}/{name}": _widened(statistic(value, param), param)
             for name, value in made.items()
             if value is not None
         }
@@ -127,6 +127,14 @@ class Link:
             if narrows and full[key].dtype == torch.float32:
                 full[key] = full[key].to(torch.bfloat16)
         return full
+
+
+def _widened(value: Tensor, param: Tensor) -> Tensor:
+    """Return state in float32 that `init` made in the half precision of its parameter.
+
+    `torch.zeros_like(param)` makes such state, in which an average stalls.
+    """
+    return value.to(state_dtype(param)) if value.dtype == param.dtype else value
 
 
 def numbers_of_model(tfm: Any) -> dict[str, float]:

@@ -257,6 +257,11 @@ class Matrices:
         return [{name: local(held[form.key]) for name, form in each.items()} for each in forms]
 
 
+def matrix_key(path: str, name: str, b: int) -> str:
+    """Return the key of the state of the b-th matrix of a parameter."""
+    return f"{path}/{name}_{b + 1}" if b else f"{path}/{name}"
+
+
 def _forms(bucket: Bucket) -> tuple[list[list[int]], list[list[dict[str, StateForm]]]]:
     """The rows of the matrices of each parameter, and the form of their state."""
     named = zip(bucket.names, bucket.originals, strict=True)
@@ -277,6 +282,6 @@ def _form(bucket: Bucket, p: Tensor, rows: list[int], b: int) -> dict[str, State
                 "(1,), since state of an owner is kept in parts"
             )
         dtype = statistic_dtype(p) if t.is_floating_point() else t.dtype
-        key = f"{path}/{name}" + (f"_{b + 1}" if b else "")
+        key = matrix_key(path, name, b)
         form[name] = StateForm(key, t.shape, dtype, p.device)
     return form

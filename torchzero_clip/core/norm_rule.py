@@ -43,6 +43,10 @@ class NormRule(Transform):
     part of a direction, as in Lamb.
     """
 
+    limit_is: ClassVar[str | None] = None
+    """The live value that `limit` returns, whatever the norms are. With it, clipping that never
+    clips is found when an optimizer is made."""
+
     def init_unit(self) -> dict[str, Any]:
         """The state of one unit: numbers or small tensors."""
         return {}

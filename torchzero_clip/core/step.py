@@ -59,7 +59,10 @@ def one_number(loss: Any) -> Loss:
     """A loss as a number or a tensor that needs no gradient; None where it is no number."""
     if isinstance(loss, Tensor) and loss.numel() == 1 and not loss.is_complex():
         return loss.detach().reshape(())
-    return float(loss) if isinstance(loss, (int, float)) else None
+    try:
+        return float(loss) if isinstance(loss, (int, float)) else None
+    except OverflowError:
+        return None
 
 
 def evaluate(closure: Callable[[], Any]) -> Any:

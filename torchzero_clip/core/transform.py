@@ -105,7 +105,8 @@ class Transform(Description):
     def init(self, param: Tensor) -> Mapping[str, Any]:
         """The state of one parameter when its first gradient comes.
 
-        Parameters of other shapes may have other names, or None for a name that one has not.
+        Parameters of other shapes may have other names, or None for a name that one has not. What
+        is in half precision as the parameter is becomes float32.
         """
         return {}
 

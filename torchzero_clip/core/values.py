@@ -13,6 +13,8 @@ from typing import Any, TypeGuard
 
 from torch import Tensor
 
+LONGEST_SHOWN = 63  # bits of an integer that an error message shows digit by digit
+
 
 def is_row(value: Any) -> TypeGuard[Sequence[Any]]:
     """Whether a value is a sequence, of whatever kind, and no text."""
@@ -35,7 +37,25 @@ def python_number(value: Any) -> Any:
     own = type(value) in (int, float, bool) or isinstance(value, Enum)
     if own or not isinstance(value, numbers.Real):
         return value
-    return operator.index(value) if isinstance(value, numbers.Integral) else float(value)
+    if isinstance(value, numbers.Integral):
+        return operator.index(value)
+    try:
+        return float(value)
+    except OverflowError:  # a fraction that no float can hold, which the check refuses by its name
+        return value
+
+
+def live_value(value: Any) -> Any:
+    """Return a value as it is kept in `param_groups`: Python's own numbers, and tuples for lists.
+
+    Live values are checked when a group holds another object, so none may change in place.
+    """
+    value = python_number(value)
+    if not isinstance(value, list) and type(value) is not tuple:
+        return value
+    entries = tuple(map(live_value, value))
+    unchanged = isinstance(value, tuple) and all(map(operator.is_, entries, value))
+    return value if unchanged else entries
 
 
 def equal(a: Any, b: Any) -> bool:
@@ -72,5 +92,16 @@ def shown(value: Any) -> str:
         inner = ", ".join(shown(v) for v in value)
         if isinstance(value, list):
             return f"[{inner}]"
+        return f"({inner},)" if len(value) == 1 else f"({inner})"
+    return repr(value)
+
+
+def got(value: Any) -> str:
+    """Return a value as an error message shows it."""
+    if isinstance(value, int) and value.bit_length() > LONGEST_SHOWN:
+        sign, end = ("an", ", which is too large") if value > 0 else ("a negative", "")
+        return f"{sign} integer of {value.bit_length()} bits{end}"
+    if type(value) is tuple:
+        inner = ", ".join(map(got, value))
         return f"({inner},)" if len(value) == 1 else f"({inner})"
     return repr(value)

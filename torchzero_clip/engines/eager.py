@@ -73,11 +73,11 @@ class Eager:
     def step(self, step: Any, through: Through) -> Records:
         return through(step)
 
-    def forget(self) -> None:
+    def forget(self, why: str) -> None:
         """Forget nothing: no step depends on those before."""
 
     def phase(self) -> Callable[[], None]:
-        return self.forget
+        return lambda: None
 
     def capture(self, devices: set[torch.device]) -> None:
         raise ValueError("captured takes an optimizer that is made with compile=True")
@@ -257,7 +257,7 @@ class EagerSession:
     def close(self) -> None:
         self._compute_waiting()
         _ = self.grads.tensors
-        for path in {name.rpartition("/")[0] for name in self._kept_state}:
+        for path in sorted({name.rpartition("/")[0] for name in self._kept_state}):
             self.settle(path)
 
     def _guard(self, why: str, tensors: Sequence[Tensor]) -> None:

@@ -112,9 +112,11 @@ class Checkpoint:
             _check_order(g, group.get("param_names"), self.param_groups[g].get("param_names"))
             self.layout.check_group(f"group {g}", shared, params)
             clips = self.param_groups[g].get("clip", True)
-            for index, p in zip(group["params"], params, strict=True):
+            names = self.param_groups[g].get("param_names", [None] * len(params))
+            for index, p, name in zip(group["params"], params, names, strict=True):
                 if held := self.state.get(index):
-                    self.layout.check_parameter(f"parameter {index}", held, shared, p, clips)
+                    where = f"parameter {index}"
+                    self.layout.check_parameter(where, held, shared, p, clips, name)
         self._refuse_nan()
         if any([other_arguments(marks(group["chain"]), mine) for group in self.groups]):
             warn(

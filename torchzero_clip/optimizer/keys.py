@@ -12,7 +12,7 @@ import torch
 from torchzero_clip.core.description import ON_NORMS, RESERVED, class_with, no_argument
 from torchzero_clip.core.link import Link, read_elsewhere
 from torchzero_clip.core.transform import Successor, Transform
-from torchzero_clip.core.values import python_number
+from torchzero_clip.core.values import live_value
 from torchzero_clip.optimizer import norm_groups
 
 SCHEDULER_KEYS = frozenset(
@@ -83,7 +83,7 @@ class GroupKeys:
                 self.refuse(key, group[key])
         norm_groups.check(group)
         for key, value in self.defaults.items():
-            group[key] = python_number(group.get(key, value))
+            group[key] = live_value(group.get(key, value))
         for link in self.links:
             self._check_link(link, group)
 
@@ -118,7 +118,7 @@ class GroupKeys:
         rows = zip(self.defaults, held, seen, strict=True)
         changed = {key for key, new, old in rows if new is not old}
         for key in changed:
-            group[key] = python_number(group[key])
+            group[key] = live_value(group[key])
         for link in self.links:
             if not changed.isdisjoint(link.keys.values()):
                 self._check_link(link, group)

@@ -23,7 +23,7 @@ from torchzero_clip.core.link import Link
 from torchzero_clip.core.private import traced, untraced
 from torchzero_clip.core.step import Step, evaluate, one_number
 from torchzero_clip.core.transform import Transform
-from torchzero_clip.core.values import is_row
+from torchzero_clip.core.values import got, is_row
 from torchzero_clip.engines import AT_ONCE, Compiled, Eager
 from torchzero_clip.optimizer import averages, exact_weights, norm_groups
 from torchzero_clip.optimizer import rounding as roundings
@@ -250,7 +250,7 @@ class Modular(Optimizer):
         """
         self._reported["loss"] = one_number(loss)
         if self._reported["loss"] is None:
-            raise TypeError(f"report: loss must be a number or a tensor of one, got {loss!r}")
+            raise TypeError(f"report: loss must be a number or a tensor of one, got {got(loss)}")
 
     def skipped(self) -> bool:
         """Whether a guard skipped the last step. It waits for the device."""
@@ -471,7 +471,7 @@ class Modular(Optimizer):
         with loading(self, state_dict, names):
             super().load_state_dict(state_dict)
         self.keys.forget()
-        self.engine.forget()
+        self.engine.forget("load_state_dict()")
 
     def __repr__(self) -> str:
         given = [(name, getattr(self, name), default) for name, default in self._options.items()]

@@ -11,7 +11,9 @@ from torchzero_clip.core.link import Link
 from torchzero_clip.core.names import by_name
 from torchzero_clip.core.norm_rule import NormRule
 from torchzero_clip.core.outside import warn
+from torchzero_clip.core.traits import Smoothing
 from torchzero_clip.optimizer import norm_groups
+from torchzero_clip.optimizer.idle_clips import idle_clips
 from torchzero_clip.optimizer.keys import nearest
 
 DECAY_OF_A_STEP = 1e-3  # the least that, taken off every weight in each step, is surely a mistake
@@ -43,7 +45,8 @@ def places(optimizer: Any) -> Iterator[str]:
 
 def _told(optimizer: Any) -> list[tuple[str, str]]:
     """Sentences, each with what to do where it is hardly ever meant."""
-    return [*_places(optimizer.links), *_zeros(optimizer.links), *_blocks(optimizer)]
+    idle = idle_clips(list(_in_turn(optimizer.links)), optimizer.param_groups)
+    return [*_places(optimizer.links), *idle, *_zeros(optimizer.links), *_blocks(optimizer)]
 
 
 def _places(links: Sequence[Link]) -> Iterator[tuple[str, str]]:
@@ -73,9 +76,12 @@ def _places(links: Sequence[Link]) -> Iterator[tuple[str, str]]:
             if not isinstance(first, Tensor) and first > second:
                 longer = f"{path} averages over more steps with the first of betas={tfm.betas}"
                 yield f"{longer} than with the second: usually it is the other way round", ""
-            if momentum is not None and hasattr(tfm, "betas"):
-                twice = f"{path} behind {momentum.path} averages what is an average already"
-                yield f"{twice}: its first beta is the momentum of {path}", ""
+            if momentum is not None and _averages(tfm):
+                said = (
+                    f"{path} after {momentum.path} averages an update that is an average already: "
+                    f"its first beta is the momentum of {path}"
+                )
+                yield said, f"leave {momentum.path} out" if direction is None else ""
             direction, decays = link, []
         elif tfm.leaves == "own":
             direction, decays = link, []
@@ -92,8 +98,17 @@ def _places(links: Sequence[Link]) -> Iterator[tuple[str, str]]:
             clip = clip or link
             if rate is not None:
                 yield f"{path} stands behind {rate.path} and limits the step, not the gradient", ""
-        elif "momentum" in tfm.live:
+        elif isinstance(tfm, Smoothing):
             momentum = link
+
+
+def _averages(tfm: Any) -> bool:
+    """Whether a rule with second moments averages the update too."""
+    betas = getattr(tfm, "betas", None)
+    if betas is None or getattr(tfm, "momentum", True) is False:
+        return False
+    first = betas[0]
+    return isinstance(first, Tensor) or first > 0
 
 
 def _scales_its_decay(tfm: Any) -> bool:

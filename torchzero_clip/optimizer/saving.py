@@ -33,7 +33,7 @@ def on_saving(optimizer: Any) -> None:
         optimizer.register_state_dict_post_hook(
             lambda _, made: {**made, "state": shown_halves(made["state"])}
         )
-    optimizer.register_state_dict_pre_hook(lambda opt: opt.engine.forget())
+    optimizer.register_state_dict_pre_hook(lambda opt: opt.engine.forget("state_dict()"))
 
 
 def _shared(optimizer: Any, made: dict[str, Any], paths: set[str]) -> dict[str, Any] | None:

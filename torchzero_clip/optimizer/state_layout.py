@@ -14,10 +14,12 @@ from torchzero_clip.core.bucket import BEGUN
 from torchzero_clip.core.formats import KEPT
 from torchzero_clip.core.formats.stochastic import DRAWS, DROPPED, ROUNDS
 from torchzero_clip.core.link import Link
+from torchzero_clip.core.matrices import matrix_key
 from torchzero_clip.core.norm_rule import NormRule
 from torchzero_clip.core.sharding.layout import local
 from torchzero_clip.core.state import statistic
 from torchzero_clip.core.tensors import is_sharded
+from torchzero_clip.core.traits import Gate, Sometimes
 from torchzero_clip.core.transform import Transform, averages
 from torchzero_clip.optimizer.averages import SHOWN, TRAINING
 
@@ -77,7 +79,7 @@ class StateLayout:
 
     def __init__(self, links: Sequence[Link], rounding: str) -> None:
         self.links, self.rounding = links, rounding
-        self._rows = _rows(links)
+        self._companies = _companies(links)
 
     def of_parameter(self, p: Tensor) -> dict[str, Entry]:
         """What may be kept for a parameter, by key."""
@@ -120,24 +122,48 @@ class StateLayout:
         shared: Mapping[str, Any],
         p: Tensor,
         clips: bool = True,
+        name: str | None = None,
     ) -> None:
         """Raise a sentence unless this is all the state that links need for a parameter, no more.
 
         `shared` is the state of its group, and `clips` says whether norm rules look at it.
         """
         known = {**self.of_parameter(p), **self._of_matrices(held)}
-        for row in self._rows:
-            row = [link for link in row if clips or not getattr(link.transform, "clips", False)]
-            expected = {key for key, entry in known.items() if entry.link in row}
-            common = {f"{link.path}/{name}" for link in row for name in link.group_values()}
+        asked = self._asked(known, name, p)
+        later_seen = False
+        for company in reversed(self._companies):
+            links = [x for x in company.links if clips or not getattr(x.transform, "clips", False)]
+            paths = {link.path for link in links}
+            expected = {key for key in asked if key.rpartition("/")[0] in paths}
+            common = {f"{link.path}/{name}" for link in links for name in link.group_values()}
+            seen = not expected.isdisjoint(held)
             missing = sorted((expected - held.keys()) | (common - shared.keys()))
-            if missing and not expected.isdisjoint(held):
+            needed = seen or company.let_in(held) or (later_seen and not company.apart)
+            if missing and needed:
                 raise ValueError(f"the checkpoint lacks {', '.join(map(repr, missing))} of {where}")
+            known_gate = company.gate is None or _is_ours(company.gate)
+            later_seen = (later_seen or seen) and known_gate
         for key, entry in known.items():
             if key in held:
                 entry.check(where, key, held[key])
                 _check_if_count(where, entry.link, key, held[key])
         _refuse_rest(where, set(filter(is_links, held)) - known.keys())
+
+    def _asked(self, known: Mapping[str, Entry], name: str | None, p: Tensor) -> set[str]:
+        """Return the keys of the state that the links keep once they have acted on a parameter."""
+        keys = set(known)
+        for link in self.links:
+            rule = link.transform
+            if not getattr(rule, "keeps_matrices", False):
+                continue
+            rows = _rows_of(rule, name or "", p)
+            for b, count in enumerate(rows):
+                with torch.device("meta"):
+                    made = rule.init_matrix(count, p.numel() // sum(rows))
+                keys |= {matrix_key(link.path, state, b) for state in made}
+            if not rows and rule.drops != "first":
+                keys.discard(f"{link.path}/{BEGUN}")
+        return keys
 
     def _of_matrices(self, held: Mapping[str, Any]) -> dict[str, Entry]:
         """What is kept of matrices, whose form the link checks where it meets them."""
@@ -178,6 +204,18 @@ class StateLayout:
         return name in made and bool(local(torch.as_tensor(made[name])).isnan().any())
 
 
+def _rows_of(rule: Any, name: str, p: Tensor) -> Sequence[int]:
+    """Return the rows of the matrices that a parameter is to a rule; none if the rule refuses it.
+
+    A rule inside Partition or Masked is asked about parameters that it never sees.
+    """
+    try:
+        rows: Sequence[int] = rule.rows_of(name, p)
+    except (TypeError, ValueError):
+        return []
+    return rows
+
+
 def matrix_names(rule: Any) -> list[str]:
     """The names of the state that a rule keeps of matrices."""
     if not getattr(rule, "keeps_matrices", False):
@@ -214,8 +252,7 @@ def check_count(where: str, key: str, value: Any) -> None:
 
 
 def _check_if_count(where: str, link: Link | None, key: str, value: Any) -> None:
-    ours = link is not None and type(link.transform).__module__.partition(".")[0] == OURS
-    if ours and key.rpartition("/")[2] in COUNTS:
+    if link is not None and _is_ours(link) and key.rpartition("/")[2] in COUNTS:
         check_count(where, key, value)
 
 
@@ -232,20 +269,72 @@ def _is_number(value: Any) -> bool:
         return False
 
 
-def _rows(links: Sequence[Link]) -> list[list[Link]]:
-    """Links of which a parameter has the state of all or of none.
+class Company(NamedTuple):
+    """Links that act on a parameter in the same steps, so that it has the state of all or of none.
 
-    Those are one link, and plain links of the chain that follow each other.
+    Attributes:
+        links: The links, first to last.
+        gate: The link before them that may keep a parameter from them, if there is one.
+        apart: Whether they are inside a link that some parameters, or some steps, pass by.
     """
-    tops = [link for link in links if "/" not in link.path]
-    rows = [[link] for link in links if link not in tops]
-    for before, link in zip([None, *tops], tops, strict=False):
-        whole = before and before.transform.drops != "first" and _is_plain(before)
-        if whole and _is_plain(link):
-            rows[-1].append(link)
-        else:
-            rows.append([link])
-    return rows
+
+    links: list[Link]
+    gate: Link | None = None
+    apart: bool = False
+
+    def let_in(self, held: Mapping[str, Any]) -> bool:
+        """Whether the state of a parameter says that its gate has let the parameter through."""
+        if self.gate is None or not isinstance(self.gate.transform, Gate):
+            return False
+        path = f"{self.gate.path}/"
+        own = {key.removeprefix(path): x for key, x in held.items() if str(key).startswith(path)}
+        return self.gate.transform.passed(own)
+
+
+def _companies(links: Sequence[Link]) -> list[Company]:
+    """Return the companies of the links of a chain, first to last."""
+    companies: list[Company] = []
+    skips = any([getattr(link.transform, "place", "") == "first" for link in links])
+
+    def begin(gate: Link | None, apart: bool) -> Company:
+        companies.append(Company([], gate, apart))
+        return companies[-1]
+
+    def join(links: Sequence[Link], company: Company) -> Company:
+        """Add links that a parameter passes one after another; return the company of the last."""
+        for link in [link for link in links if link.transforms]:
+            tfm = link.transform
+            if skips and not _is_plain(link):  # it may read the flag of a guard, and end the step
+                company = begin(None, company.apart)
+            company.links.append(link)
+            children = list(link.children)
+            if not _is_passed_by_all(link):
+                ways = [children] if tfm.inner == "chain" else [[child] for child in children]
+                for way in ways:
+                    join(way, begin(link, True))
+                children = []
+            before_drop = tfm.children_before_drop if isinstance(tfm, Gate) else 0
+            company = join(children[:before_drop], company)
+            if tfm.drops or not (_is_plain(link) or _is_ours(link)):
+                company = begin(link, company.apart)
+            company = join(children[before_drop:], company)
+        return company
+
+    join([link for link in links if "/" not in link.path], begin(None, False))
+    return companies
+
+
+def _is_passed_by_all(link: Link) -> bool:
+    """Whether all parameters that reach a link go through all transforms inside it, in each step.
+
+    Of a class that is not of this library nothing is known.
+    """
+    rule = link.transform
+    return _is_ours(link) and not (rule.asks or isinstance(rule, Sometimes))
+
+
+def _is_ours(link: Link) -> bool:
+    return type(link.transform).__module__.partition(".")[0] == OURS
 
 
 def _is_plain(link: Link) -> bool:

@@ -6,7 +6,11 @@ import copy
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from torch import Tensor
+
 from torchzero_clip.core.description import RESERVED
+from torchzero_clip.core.link import Link
+from torchzero_clip.core.traits import Smoothing
 from torchzero_clip.optimizer.checkpoint import check_form
 from torchzero_clip.optimizer.modular import Modular
 from torchzero_clip.optimizer.state_layout import is_links
@@ -47,7 +51,7 @@ def take_over(
     if not isinstance(optimizer, Modular):
         raise TypeError(f"take_over: takes a Modular, got {optimizer!r}")
     check_form(state_dict, optimizer.param_groups)
-    before = "" if link is None else f"{link}/"
+    taker = None if link is None else _link(optimizer, link)
     optimizer.init_state()
     mine = optimizer.state_dict()
     rows: list[tuple[dict[str, Any], Mapping[str, Any]]] = []
@@ -56,8 +60,10 @@ def take_over(
         rows.append((group["chain"], {k: x for k, x in other.get("chain", {}).items() if "/" in k}))
         for index, theirs in zip(group["params"], other["params"], strict=True):
             held = state_dict["state"].get(theirs, {})
+            if taker is not None:
+                held = _adopted(taker, held, other)
             state = mine["state"][index] = dict(mine["state"].get(index, {}))
-            rows.append((state, {before + key: value for key, value in held.items()}))
+            rows.append((state, held))
     taken = {key for held, theirs in rows for key in held.keys() & theirs.keys()}
     known = sorted({key for held, _ in rows for key in held if is_links(key)})
     if known and not taken and any([theirs for _, theirs in rows]):
@@ -67,6 +73,37 @@ def take_over(
             'give the link that takes it, as link="Adam"'
         )
     for held, theirs in rows:
-        held.update({key: copy.deepcopy(theirs[key]) for key in held.keys() & theirs.keys()})
+        for key in held.keys() & theirs.keys():
+            held[key] = _like(held[key], copy.deepcopy(theirs[key]))
     optimizer.load_state_dict(mine, keep=keep)
     return sorted(taken)
+
+
+def _link(optimizer: Modular, path: str) -> Link:
+    """Return the link with a path; raise ValueError if there is none."""
+    paths = {link.path: link for link in optimizer.keys.links if link.transforms}
+    if path not in paths:
+        raise ValueError(f"take_over: no link has the path {path!r}, only {sorted(paths)}")
+    return paths[path]
+
+
+def _adopted(link: Link, state: Mapping[str, Any], group: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the state of a parameter in an optimizer of torch under the keys of a link."""
+    try:
+        own_form = state and isinstance(link.transform, Smoothing)
+        adopted = link.transform.adopted(state, group) if own_form else state
+    except ValueError as error:
+        raise ValueError(f"take_over: link={link.path!r}: {error}") from None
+    return {f"{link.path}/{name}": value for name, value in adopted.items()}
+
+
+def _like(mine: Any, theirs: Any) -> Any:
+    """Return a value of another checkpoint in the dtype that it has here.
+
+    torch keeps some scalars in float32 where the parameters are float64, and state of bfloat16
+    parameters in bfloat16.
+    """
+    both = isinstance(mine, Tensor) and isinstance(theirs, Tensor)
+    if both and mine.is_floating_point() and theirs.is_floating_point():
+        return theirs.to(mine.dtype)
+    return theirs

@@ -49,8 +49,8 @@ class OneAtATime:
     def step(self, step: Step, through: Through) -> Records:
         return self.engine.step(step, through)
 
-    def forget(self) -> None:
-        self.engine.forget()
+    def forget(self, why: str) -> None:
+        self.engine.forget(why)
 
     def phase(self) -> Callable[[], None]:
         return self.engine.phase()

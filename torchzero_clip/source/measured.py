@@ -138,15 +138,7 @@ class Measured(Cells):
         return found
 
     def every(self, value: Value) -> Value:
-        """A list of all groups as one."""
-        of_state = value.made is not None and value.made.takes == "state"
-        if self.recorder.context.flags is not None or of_state:
-            some = Value("list", hint=value.hint, root=value)
-            write = lambda n: (f"list({n(value)})", ATOM)
-            made = value.made
-            always = made is None or made.repeats or made.always
-            self.recorder.add(write, [value], some, always=always, stays=True)
-            return self.recorder.gathered(some)
+        """Return a list of all groups as one."""
         return self.recorder.gathered(value)
 
     def value_of(self, x: Tensor) -> Value:

@@ -59,10 +59,27 @@ class Operations:
         return out
 
     def gathered(self, value: Value) -> Value:
-        """The lists of all groups as one."""
+        """Return the lists of all groups as one.
+
+        Lists of a mask and of state have no name after their loop, so they are listed first.
+        """
+        of_state = value.made is not None and value.made.takes == "state"
+        if self.context.flags is not None or of_state:
+            return self._gathered(self._listed(value))
+        return self._gathered(value)
+
+    def _gathered(self, value: Value) -> Value:
         made = Value("list", hint=value.hint)
         write = lambda names: (names(value), ATOM)
         self.add(write, [value], made, joint=True, gathers=True, small=True)
+        return made
+
+    def _listed(self, value: Value) -> Value:
+        """Return a list of the same tensors, with a name of its own."""
+        made = Value("list", hint=value.hint, root=value)
+        write = lambda names: (f"list({names(value)})", ATOM)
+        always = value.made is None or value.made.repeats or value.made.always
+        self.add(write, [value], made, always=always, stays=True)
         return made
 
     def named(self, number: WrittenNumber, name: str) -> Value:

@@ -217,7 +217,8 @@ class WrittenStep:
         slots = Value("list", hint="u", root=whole)
         recorder.add(write, [u, whole, flags], writes=[whole, slots], effect=True, stays=True)
         recorder.context, recorder.like = outer, None
-        update = TensorList([tensor], owned=bucket.update.owned and u.memory is before.memory)
+        same_memory = u.memory is before.memory and inner.update.owned
+        update = TensorList([tensor], owned=bucket.update.owned and same_memory)
         recorder.flowing = whole
         return changed(outside, update=update, origin=inner.origin)
 

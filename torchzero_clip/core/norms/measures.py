@@ -17,6 +17,7 @@ from torch import Tensor
 
 from torchzero_clip.core.norms.numeric import readable, safe_scale, vector_norm
 from torchzero_clip.core.state import DOUBLE
+from torchzero_clip.core.values import got
 
 Ord: TypeAlias = "float | str"
 
@@ -58,10 +59,11 @@ def measure(order: Ord) -> Measure:
     """The measure behind `ord`; raises ValueError with the choices."""
     if isinstance(order, str) and order in {"inf", *NAMED}:  # "inf" as torch takes it
         return NAMED["linf" if order == "inf" else order]
-    if isinstance(order, (int, float)) and not isinstance(order, bool) and order >= 0:
+    finite = not isinstance(order, int) or order.bit_length() < 1024  # so that a float can hold it
+    if isinstance(order, (int, float)) and not isinstance(order, bool) and order >= 0 and finite:
         ends = {0: NAMED["l0"], math.inf: NAMED["linf"]}
         return ends.get(order) or Measure("power", float(order))
-    raise ValueError(f"must be a number > 0, inf, 0, or one of {list(NAMED)}, got {order!r}")
+    raise ValueError(f"must be a number > 0, inf, 0, or one of {list(NAMED)}, got {got(order)}")
 
 
 def merge(stats: Tensor, counts: Tensor | None, m: Measure) -> Tensor:

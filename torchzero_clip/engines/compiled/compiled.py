@@ -46,6 +46,7 @@ class Compiled(Runner):
         super().__init__()
         self.links = links
         self.repeats: Repeats | None = None
+        self.forgotten = ""  # what was called that has dropped the recorded step
         self.captures: StepCapture | None = None  # where steps are captured
         self.devices: set[str] = set()  # kinds that programs can be compiled for
         self.eager = Eager(reads=False)  # for tensors that no program takes
@@ -98,7 +99,7 @@ class Compiled(Runner):
 
     def step(self, step: Step, through: Through) -> Records:
         if self.repeats is None:
-            self.repeats = Repeats(self.links, self.backend, self.captures)
+            self.repeats = Repeats(self.links, self.backend, self.captures, self.forgotten)
         try:
             return self.repeats.step(step, through, self._recording)
         except KernelError as error:
@@ -109,8 +110,9 @@ class Compiled(Runner):
                 f"torch wants: torch {torch.__version__} names it among its requirements"
             ) from error
 
-    def forget(self) -> None:
+    def forget(self, why: str) -> None:
         self.repeats = None
+        self.forgotten = why
 
     def phase(self) -> Callable[[], None]:
         before = copy.copy(self.repeats)
@@ -134,7 +136,7 @@ class Compiled(Runner):
             raise Refused(why)
 
     def says(self, besides: Sequence[str]) -> list[str]:
-        return (self.repeats or Repeats(self.links)).says(besides)
+        return (self.repeats or Repeats(self.links, forgotten=self.forgotten)).says(besides)
 
     @contextmanager
     def _recording(self, grads: Sequence[Tensor]) -> Iterator[StepRecorder]:

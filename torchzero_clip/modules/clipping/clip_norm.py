@@ -37,6 +37,7 @@ class ClipNorm(NormRule):
     inverse_dims: bool = False
     min_size: int = 1
 
+    limit_is = "max_norm"
     pure = True
 
     def limit(self, norm: Tensor, state: UnitState, group: Group) -> Tensor | float:

@@ -37,6 +37,7 @@ class ClipRMS(NormRule):
     min_size: int = 1
 
     ord = "rms"
+    limit_is = "max_rms"
     pure = True
 
     def limit(self, norm: Tensor, state: UnitState, group: Group) -> Tensor | float:

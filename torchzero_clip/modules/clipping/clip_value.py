@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from torchzero_clip.core import Group, Live, State, TensorList, Transform
 from torchzero_clip.core.bounds import NonNegative
+from torchzero_clip.core.traits import Bounding
 
 
-class ClipValue(Transform):
+class ClipValue(Transform, Bounding):
     """u ← min(max(u, -value), value)
 
     Args:
@@ -22,6 +23,7 @@ class ClipValue(Transform):
     value: Live[NonNegative]
 
     complex = "refuse"
+    largest_entry = "value"
     per_entry = True
     pure = True
 

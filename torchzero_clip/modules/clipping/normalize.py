@@ -43,6 +43,10 @@ class Normalize(NormRule):
     leaves = "own"
     pure = True
 
+    @property
+    def limit_is(self) -> str | None:  # type: ignore[override]
+        return "norm_value" if self.per_shape is None else None
+
     def check(self) -> None:
         super().check()
         pair = isinstance(self.dim, (tuple, list)) and sorted(self.dim) == [-2, -1]

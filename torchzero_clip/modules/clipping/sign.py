@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 
 from torchzero_clip.core import Group, State, TensorList, Transform
+from torchzero_clip.core.traits import Bounding
 
 
-class Sign(Transform):
+class Sign(Transform, Bounding):
     """u ← sign(u); NaN stays NaN
 
     After `EMA` it is Signum (tested against pytorch_optimizer).
@@ -24,6 +25,7 @@ class Sign(Transform):
 
     complex = "refuse"
     leaves = "ones"
+    largest_entry = 1.0
     per_entry = True
     pure = True
 

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from torch import Tensor
 
 from torchzero_clip.core import Group, Live, State, TensorList, Transform, counter, zeros_like_state
 from torchzero_clip.core.bounds import Share
+from torchzero_clip.core.traits import Smoothing
 from torchzero_clip.core.transform import Earlier, Successor
-from torchzero_clip.modules.descent.momentum import Momentum
+from torchzero_clip.modules.descent.momentum import BUFFER, Momentum, averages_its_buffer
 
 
-class EMA(Transform, Successor):
+class EMA(Transform, Successor, Smoothing):
     """m ← β m + (1 - β) u;   u ← m, or m / (1 - βᵗ) with debias, or (1 - β) u + β m with nesterov
 
     Args:
@@ -44,6 +48,20 @@ class EMA(Transform, Successor):
     def init(self, param: Tensor) -> dict[str, Tensor]:
         step = {"step": counter(param)} if self.debias else {}
         return {**step, "ema": zeros_like_state(param)}
+
+    def adopted(self, state: Mapping[str, Any], group: Mapping[str, Any]) -> Mapping[str, Any]:
+        if state.get(BUFFER) is None:
+            return {}
+        if not averages_its_buffer(group):
+            raise ValueError(
+                f"{BUFFER} of the checkpoint is a sum of gradients, and EMA keeps an average: put "
+                "Momentum in its place"
+            )
+        if self.debias:
+            raise ValueError(
+                "the checkpoint counts no steps, which EMA(debias=True) needs: give debias=False"
+            )
+        return {"ema": state[BUFFER]}
 
     def update(self, u: TensorList, state: State, group: Group) -> TensorList:
         m = state["ema"].lerp_(u, 1 - group["beta"])

@@ -6,9 +6,10 @@ from torch import Tensor
 
 from torchzero_clip.core import Group, Live, State, TensorList, Transform, zeros_like_state
 from torchzero_clip.core.bounds import Share
+from torchzero_clip.core.traits import Bounding
 
 
-class Lion(Transform):
+class Lion(Transform, Bounding):
     """u ← sign(β₁ m + (1 - β₁) u);   m ← β₂ m + (1 - β₂) u
 
     Args:
@@ -28,6 +29,7 @@ class Lion(Transform):
 
     state_kinds = {"exp_avg": "linear"}
     leaves = "ones"
+    largest_entry = 1.0
     per_entry = True
     pure = True
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from collections.abc import Mapping
+from typing import Annotated, Any
 
 import torch
 from torch import Tensor
@@ -20,9 +21,18 @@ from torchzero_clip.core import (
 from torchzero_clip.core.bounds import Within
 from torchzero_clip.core.outside import warn
 from torchzero_clip.core.private import fused
+from torchzero_clip.core.traits import Smoothing
+
+BUFFER = "momentum_buffer"
+"""What SGD and Muon of torch call their momentum."""
 
 
-class Momentum(Transform):
+def averages_its_buffer(group: Mapping[str, Any]) -> bool:
+    """Whether the optimizer of torch with this group keeps an average, as Muon does, and no sum."""
+    return "ns_coefficients" in group
+
+
+class Momentum(Transform, Smoothing):
     """b ← momentum · b + (1 - dampening) u;   u ← b, or u + momentum · b with nesterov
 
     It is that of torch.optim.SGD (tested against torch): the first update enters undamped.
@@ -53,6 +63,16 @@ class Momentum(Transform):
 
     def init(self, param: Tensor) -> dict[str, Tensor]:
         return {"started": counter(param), "momentum_buffer": zeros_like_state(param)}
+
+    def adopted(self, state: Mapping[str, Any], group: Mapping[str, Any]) -> Mapping[str, Any]:
+        if BUFFER in state and averages_its_buffer(group):
+            raise ValueError(
+                f"{BUFFER} of the checkpoint is an average of gradients, and Momentum keeps a sum: "
+                "put EMA in its place"
+            )
+        if state.get(BUFFER) is None:
+            return {}
+        return {**state, "started": 1.0}
 
     def update(self, u: TensorList, state: State, group: Group) -> TensorList:
         buffer, started, dampening = state["momentum_buffer"], state["started"], group["dampening"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from torch import Tensor
@@ -17,9 +18,13 @@ from torchzero_clip.core import (
 )
 from torchzero_clip.core.bounds import Count
 from torchzero_clip.core.private import foreach
+from torchzero_clip.core.traits import Gate
+
+FIRST = 1  # gradients of the first large batch of a parameter are in its sum
+LATER = 2  # those of a later one are, so that the links after this one have seen the parameter
 
 
-class Accumulate(Transform):
+class Accumulate(Transform, Gate):
     """s ← s + u;   every `steps`-th step u ← s / steps, s ← 0; in between nothing after it runs
 
     Links after it see the mean in `group["grads"]` too. A gradient that is missing in one of the
@@ -53,7 +58,10 @@ class Accumulate(Transform):
         return {"sum": zeros_like_state(param)}
 
     def per_parameter(self, param: Tensor) -> dict[str, Any]:
-        return {**self.init(param), "begun": 0}  # 1 with gradients in the sum
+        return {**self.init(param), "begun": 0}  # with gradients in the sum FIRST or LATER
+
+    def passed(self, state: Mapping[str, Any]) -> bool:
+        return "sum" in state and state.get("begun") in (0, LATER)
 
     def prepare(self, buckets: list[Bucket]) -> list[Bucket]:
         count_step(buckets, by=0)
@@ -77,11 +85,12 @@ class Accumulate(Transform):
         """Take the update into the sums; those of the last large step begin anew."""
         key, sums = f"{bucket.bound.path}/begun", bucket.state["sum"]
         begun = [bool(state.get(key)) for state in bucket.param_states]
+        in_first = [state.get(key, FIRST) == FIRST for state in bucket.param_states]
         if not all(begun):
             foreach("zero_", [t for t, on in zip(sums, begun, strict=True) if not on])
         sums.add_(bucket.u)
-        for state in bucket.param_states:
-            state[key] = 1
+        for state, first in zip(bucket.param_states, in_first, strict=True):
+            state[key] = FIRST if first else LATER
 
     def _means(self, step: Step, path: str) -> list[Bucket]:
         """Buckets of all parameters that have had a gradient, which may be None by now."""

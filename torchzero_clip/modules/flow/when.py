@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from torchzero_clip.core import Bucket, Transform, count_step, prepare, run
+from torchzero_clip.core.traits import Sometimes
 from torchzero_clip.modules.flow.masked import check_inner
 
 
-class When(Transform):
+class When(Transform, Sometimes):
     """u ← tfm(u) in steps where condition(step) holds, u in others
 
     Args:

@@ -27,7 +27,7 @@ def matrix_shape(rule: Transform, t: Tensor, stacks: bool | None) -> tuple[int, 
 
 
 def check_shape(rule: Transform, t: Tensor, stacks: bool | None) -> None:
-    """Raise a sentence for what is no matrix, or may be many."""
+    """Raise ValueError for a tensor that is not a matrix, or that can be read in two ways."""
     name = type(rule).__name__
     if t.dim() < 2:
         _refuse(rule, t)
@@ -36,6 +36,15 @@ def check_shape(rule: Transform, t: Tensor, stacks: bool | None) -> None:
             f"{name}: a tensor of shape {tuple(t.shape)} may be a stack of matrices or one matrix: "
             f"say {name}(stacks=True) for {t.shape[0]} matrices of {t.shape[1]} x {t.shape[2]}, or "
             f"stacks=False for one of {t.shape[0]} x {t.shape[1] * t.shape[2]}"
+        )
+    if t.dim() > 3 and stacks:
+        *outer, rows, columns = t.shape
+        stack = (math.prod(outer), rows, columns)
+        raise ValueError(
+            f"{name}: with stacks=True a tensor must have at most 3 dims, got shape "
+            f"{tuple(t.shape)}. Make a parameter of shape {stack} for {stack[0]} matrices of "
+            f"{rows} x {columns}, or give it to {name}(stacks=False) for one matrix of "
+            f"{t.shape[0]} x {math.prod(t.shape[1:])}, for example in a Partition."
         )
 
 

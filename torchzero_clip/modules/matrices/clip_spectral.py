@@ -30,6 +30,7 @@ class ClipSpectral(TensorwiseTransform):
     Args:
         max_norm: The largest singular value.
         stacks: Whether tensors of three dims are a stack of matrices (True) or (first, rest).
+            Tensors of more dims are one matrix (first, rest), or an error with True.
 
     Example:
         >>> import torch

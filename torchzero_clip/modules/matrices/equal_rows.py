@@ -19,6 +19,7 @@ class EqualRows(NormRule):
 
     Args:
         stacks: Whether tensors of three dims are a stack of matrices (True) or (first, rest).
+            Tensors of more dims are one matrix (first, rest), or an error with True.
 
     Example:
         >>> import torch

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import field
-from typing import Literal, cast
+from typing import Any, Literal, cast
 
 from torch import Tensor
 
@@ -16,15 +17,19 @@ from torchzero_clip.core import (
     prepare,
     transformed,
 )
+from torchzero_clip.core.bucket import BEGUN
 from torchzero_clip.core.matrix_steps import record
+from torchzero_clip.core.traits import Gate
 from torchzero_clip.modules.matrices.eigenbases import back
 from torchzero_clip.modules.matrices.inside import check_inside
 from torchzero_clip.modules.matrices.renewal import renew
 from torchzero_clip.modules.matrices.soap_basis import SOAPBasis
 from torchzero_clip.modules.matrices.turning import begin, enter
 
+PASSED = 2  # in place of 1 for a parameter that has begun: the links inside have seen it, too
 
-class InBasis(Transform):
+
+class InBasis(Transform, Gate):
     """u ← Qₗ links(Qₗᵀ u Qᵣ) Qᵣᵀ
 
     With `Adam` inside it is SOAP. Matrices have bases; other parameters reach the links as they
@@ -50,6 +55,7 @@ class InBasis(Transform):
     links: tuple[Transform, ...] = field(default=(), init=False)
 
     inner = "chain"
+    children_before_drop = 1
     reach = "tensor"
     complex = "refuse"
     widens = True
@@ -90,6 +96,9 @@ class InBasis(Transform):
     def drops(self) -> bool | Literal["first"]:  # type: ignore[override]
         return "first" if self.basis.first == "skip" else False
 
+    def passed(self, state: Mapping[str, Any]) -> bool:
+        return state.get(BEGUN) == PASSED
+
     def prepare(self, buckets: list[Bucket]) -> list[Bucket]:
         return prepare(super().prepare(buckets))
 
@@ -107,6 +116,8 @@ class InBasis(Transform):
         turned = [enter(*pair, inner) for pair in zip(buckets, met, strict=True)]
         made = transformed(buckets, turned, inner)
         for bucket, matrices, u in zip(buckets, met, made, strict=True):
+            for state in bucket.param_states if self.drops else ():
+                state[f"{bucket.bound.path}/{BEGUN}"] = PASSED
             out = matrices.over([u.tensors], lambda batch, x: back(x[0], batch.state))
             bucket.u = TensorList(out)
             matrices.begin()

@@ -43,6 +43,7 @@ class KLBasis(SOAPBasis):
         max_dim: A side that is longer has no basis, and whitens nothing.
         stagger: Whether parameters take turns to be renewed, so that all steps are as long.
         stacks: Whether tensors of three dims are a stack of matrices (True) or (first, rest).
+            Tensors of more dims are one matrix (first, rest), or an error with True.
         blocks: The rows of fused matrices, each block with bases of its own, as in `Orthogonalize`.
         initial: The λ to begin with.
         most: 1 / √λ is at most this, at most the length of the side, and at least 10.

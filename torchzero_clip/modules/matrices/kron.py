@@ -39,6 +39,7 @@ class Kron(TensorwiseTransform):
         eps: Of the noise that the factors learn beside m̂; the factors multiply by 1 / eps at most.
         stagger: Whether parameters take turns to learn, so that all steps are as long.
         stacks: Whether tensors of three dims are a stack of matrices (True) or (first, rest).
+            Tensors of more dims are one matrix (first, rest), or an error with True.
         blocks: The rows of fused matrices, each block with factors of its own, as in
             `Orthogonalize`.
 

@@ -25,6 +25,7 @@ class NeuronNorm(NormRule):
         beta: How much of the average V stays.
         neurons: "rows", or "longer" for the columns of matrices with more columns than rows.
         stacks: Whether tensors of three dims are a stack of matrices (True) or (first, rest).
+            Tensors of more dims are one matrix (first, rest), or an error with True.
 
     Example:
         >>> import torch

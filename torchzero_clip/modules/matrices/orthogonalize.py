@@ -30,7 +30,8 @@ class Orthogonalize(TensorwiseTransform):
         eps: The smallest norm to divide by. Above 0 smaller matrices give smaller results.
         scale: How the size depends on the shape (A, B): "original" multiplies by √max(1, A / B),
             "match_rms_adamw" by 0.2 · √max(A, B), None leaves singular values near one.
-        stacks: Whether three dims are a stack of matrices (True) or (first, rest).
+        stacks: Whether tensors of three dims are a stack of matrices (True) or (first, rest).
+            Tensors of more dims are one matrix (first, rest), or an error with True.
         blocks: The rows of fused matrices, each block by itself: for a name or regular expression
             how many equal blocks, or the rows of each; or a function of name and tensor.
 

@@ -31,6 +31,7 @@ class Rows(TensorwiseTransform):
         lines: "shorter" takes columns of matrices with more rows than columns, as Dion2; "rows"
             always takes rows, as Dion3, behind which `NeuronNorm` stands.
         stacks: Whether tensors of three dims are a stack of matrices (True) or (first, rest).
+            Tensors of more dims are one matrix (first, rest), or an error with True.
         blocks: The rows of fused matrices, of each of which a share is taken, as in
             `Orthogonalize`.
 

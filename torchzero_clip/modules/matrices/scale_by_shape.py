@@ -23,6 +23,7 @@ class ScaleByShape(Transform):
         factor: Any number.
         by: "sqrt_ratio" is √(rows / columns), "inverse_columns" is 1 / columns.
         stacks: Whether tensors of three dims are a stack of matrices (True) or (first, rest).
+            Tensors of more dims are one matrix (first, rest), or an error with True.
 
     Example:
         >>> import torch

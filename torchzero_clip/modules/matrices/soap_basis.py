@@ -44,6 +44,7 @@ class SOAPBasis(TensorwiseTransform):
         max_dim: A side that is longer has no basis, and stays as it is.
         stagger: Whether parameters take turns to be renewed, so that all steps are as long.
         stacks: Whether tensors of three dims are a stack of matrices (True) or (first, rest).
+            Tensors of more dims are one matrix (first, rest), or an error with True.
         blocks: The rows of fused matrices, each block with bases of its own, as in `Orthogonalize`.
 
     Example:

@@ -40,6 +40,10 @@ if TYPE_CHECKING:
 
 SELDOM = 1000  # steps alike before what could not be recorded is tried again
 OFTEN = 16  # repeats that make up for a recording
+NEXT_TWO = (
+    "The two steps after {} run without replay, so that this run and one that resumes from its "
+    "checkpoint are bitwise identical: if step time matters, do not call it in every step."
+)
 LIKE = "parameters with a gradient", "kinds of live values", "kind of the loss", "measurements"
 """What two steps must have in common: see `Repeats.step`."""
 
@@ -55,6 +59,7 @@ class Repeats:
         links: The chain.
         backend: What compiles steps: see `Runner`.
         capture: What captures steps, where that is wanted.
+        forgotten: What was called that has dropped the recorded step before, if anything was.
 
     Attributes:
         count: How often the graph was repeated.
@@ -62,8 +67,13 @@ class Repeats:
     """
 
     def __init__(
-        self, links: Sequence[Link], backend: str = "plain", capture: StepCapture | None = None
+        self,
+        links: Sequence[Link],
+        backend: str = "plain",
+        capture: StepCapture | None = None,
+        forgotten: str = "",
     ) -> None:
+        self._forgotten = forgotten
         self.count, self._links, self._backend, self._capture = 0, links, backend, capture
         self._never = impure(links)
         self.why = "; ".join(self._never) or None
@@ -131,8 +141,11 @@ class Repeats:
         if never := [*besides, *self._never]:
             return ["No step will be repeated:", *[f"- {why}." for why in never]]
         if self._repeat is None:
-            none = "Nothing in the chain keeps its steps from being repeated."
-            return [f"The last step was done anew: {self.why}." if self.why else none]
+            if self.why:
+                return [f"The last step was done anew: {self.why}."]
+            if self._forgotten:
+                return [NEXT_TWO.format(self._forgotten)]
+            return ["Nothing in the chain keeps its steps from being repeated."]
         done, native = f"Steps are repeated, {self.count} so far.", self._repeat.native
         if native is None or not native.calls:
             return [done]
@@ -190,6 +203,7 @@ class Repeats:
         inputs.leave()
         records = with_tensors(records, lambda _: next(each), step.groups)
         self.why, self._wait = None, again
+        self._forgotten = ""
         return RecordedStep(conditions, notes, tuple(kinds), function, native, inputs, records)
 
     def _compiled(self, recorder: StepRecorder, changing: Sequence[Tensor]) -> CompiledStep | None:

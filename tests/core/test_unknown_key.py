@@ -1,0 +1,156 @@
+"""A name that a rule reads in vain is named, with what to write instead."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import Parameter
+
+from torchzero_clip import (
+    LR,
+    Group,
+    Live,
+    Masked,
+    Modular,
+    NormRule,
+    State,
+    TensorList,
+    TensorwiseTransform,
+    Transform,
+)
+
+ENGINES = pytest.mark.parametrize("engine", [{"fused": False}, {}, {"compile": True}], ids=str)
+TABLE = {"known": 1.0}
+
+
+class UnannotatedGain(Transform):
+    gain = 0.9
+
+    def update(self, u: TensorList, state: State, group: Group) -> TensorList:
+        return u.mul_(group["gain"])
+
+
+class FixedGain(Transform):
+    gain: float = 0.9
+
+    def update(self, u: TensorList, state: State, group: Group) -> TensorList:
+        return u.mul_(group["gain"])
+
+
+class MisspelledGain(Transform):
+    gain: Live[float] = 0.9
+
+    def update(self, u: TensorList, state: State, group: Group) -> TensorList:
+        return u.mul_(group["gian"])
+
+
+class MisspelledState(Transform):
+    def init(self, param: Tensor) -> dict[str, Tensor]:
+        return {"average": torch.zeros_like(param)}
+
+    def update(self, u: TensorList, state: State, group: Group) -> TensorList:
+        return state["avrage"].lerp_(u, 0.1)
+
+
+class RateOfAnother(Transform):
+    def update(self, u: TensorList, state: State, group: Group) -> TensorList:
+        return u.mul_(group["lr"])
+
+
+class MisspelledLimit(NormRule):
+    limit_at: Live[float] = 1.0
+
+    def limit(self, norm: Tensor, state: dict[str, Tensor], group: Group) -> Any:
+        return norm.clamp(max=group["limit_it"])
+
+
+class MisspelledAverage(NormRule):
+    def init_unit(self) -> dict[str, float]:
+        return {"average": 0.0}
+
+    def limit(self, norm: Tensor, state: dict[str, Tensor], group: Group) -> Any:
+        return norm
+
+    def observe(self, norm: Tensor, clipped: Tensor, state: Any, group: Group) -> dict[str, Tensor]:
+        return {"average": state["avrage"]}
+
+
+class MisspelledInTensor(TensorwiseTransform):
+    def update_tensor(self, u: Tensor, state: dict[str, Tensor], group: Group) -> Tensor:
+        return u * group["nothing_like_it"]
+
+
+class MisspelledCount(Transform):
+    def init_group(self) -> dict[str, float]:
+        return {"count": 0.0}
+
+    def advance_group(self, numbers: dict[str, Tensor], group: Group) -> dict[str, Tensor]:
+        return {"count": numbers["cuont"] + 1}
+
+    def update(self, u: TensorList, state: State, group: Group) -> TensorList:
+        return u
+
+
+def step(rule: Transform, **engine: Any) -> None:
+    p = Parameter(torch.ones(3))
+    p.grad = torch.ones(3)
+    Modular([("p", p)], rule, LR(0.1), **engine).step()
+
+
+CASES: dict[Callable[[], Transform], tuple[str, ...]] = {
+    UnannotatedGain: (
+        "the rule reads 'gain', which is neither in its state, [], nor in its group, ",
+        "gain is a class attribute without an annotation, so write gain: Live[float] = 0.9",
+    ),
+    FixedGain: ("gain is a fixed argument, so read self.gain, or annotate it with Live[...]",),
+    MisspelledGain: ("reads 'gian'", "['gain', 'grads', 'params']: did you mean 'gain'?"),
+    MisspelledState: ("neither in its state, ['average']", "did you mean 'average'?"),
+    RateOfAnother: ("to read it of another link, write reads = ('lr',) in the class",),
+    MisspelledLimit: ("reads 'limit_it'", "did you mean 'limit_at'?"),
+    MisspelledAverage: ("reads 'avrage'", "did you mean 'average'?"),
+    MisspelledInTensor: ("reads 'nothing_like_it'",),
+    MisspelledCount: ("reads 'cuont'", "did you mean 'count'?"),
+}
+
+
+@ENGINES
+@pytest.mark.parametrize("inside", [False, True], ids=["top", "inside"])
+@pytest.mark.parametrize("rule", CASES)
+def test_a_name_that_is_read_in_vain_is_named(
+    rule: type[Transform], inside: bool, engine: dict[str, Any]
+) -> None:
+    link = Masked(rule(), lambda name, p: True) if inside else rule()
+    with pytest.raises(KeyError) as caught:
+        step(link, **engine)
+    said = str(caught.value)
+    assert said.startswith(f"{'Masked/' * inside}{rule.__name__}: the rule reads '")
+    assert [words for words in CASES[rule] if words not in said] == []
+    assert isinstance(caught.value.__cause__, KeyError)
+
+
+class OwnTable(Transform):
+    gain: Live[float] = 0.9
+
+    def update(self, u: TensorList, state: State, group: Group) -> TensorList:
+        return u.mul_(TABLE["gain"])
+
+
+@ENGINES
+def test_a_name_that_its_group_has_is_another_ones_error(engine: dict[str, Any]) -> None:
+    with pytest.raises(KeyError) as caught:
+        step(OwnTable(), **engine)
+    assert type(caught.value) is KeyError
+    assert caught.value.args == ("gain",)
+
+
+def test_an_attribute_without_annotation_is_no_argument_and_the_error_says_so() -> None:
+    words = (
+        r"UnannotatedGain: there is no argument 'gain': gain is a class attribute without an "
+        r"annotation, so write gain: Live\[float\] = 0.9 in the class"
+    )
+    with pytest.raises(TypeError, match=words):
+        UnannotatedGain(gain=0.5)  # type: ignore[call-arg]

@@ -1,0 +1,43 @@
+"""Traits: classes that a transform of this library inherits from as well, to say what it does."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+
+class Sometimes:
+    """A transform whose inner transforms take no part in some steps."""
+
+
+class Gate:
+    """A transform that drops parameters in some steps, and notes which ones it has let through."""
+
+    children_before_drop: ClassVar[int] = 0
+    """How many of the transforms inside also see the parameters that are dropped."""
+
+    def passed(self, state: Mapping[str, Any]) -> bool:
+        """Whether links after this one have seen a parameter, by its state at this link.
+
+        Loading asks, so that a checkpoint without the state of those links raises.
+        """
+        raise NotImplementedError
+
+
+class Smoothing:
+    """A transform that makes an average or a sum over steps of the update, as momentum is."""
+
+    def adopted(self, state: Mapping[str, Any], group: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Return the state of a parameter in an optimizer of torch under the names of this link.
+
+        `group` is the parameter group of that optimizer. `take_over` asks, and raises ValueError if
+        this does.
+        """
+        raise NotImplementedError
+
+
+class Bounding:
+    """A transform after which no entry is larger than a bound."""
+
+    largest_entry: ClassVar[str | float]
+    """The bound: a number, or the name of the live value that is it."""

@@ -1,0 +1,65 @@
+"""UnknownKey: the error for a name that a rule reads and neither its state nor its group has."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Any
+
+from torchzero_clip.core.description import class_with, unannotated
+from torchzero_clip.core.link import Link
+from torchzero_clip.core.names import hint
+
+LIBRARIES = frozenset({__name__.partition(".")[0], "torch"})
+
+
+class UnknownKey(KeyError):
+    """A KeyError whose message is a sentence."""
+
+    def __str__(self) -> str:
+        return str(self.args[0])
+
+
+def explained(
+    error: KeyError, link: Link, state: Collection[str], group: Collection[str]
+) -> UnknownKey | None:
+    """Return the error that explains a KeyError from the rule of a link, or None.
+
+    None is for a KeyError that has another cause than a name that the rule reads in vain.
+
+    Args:
+        error: What was raised.
+        link: The link.
+        state: The names of its state.
+        group: The names that its `group` has.
+    """
+    key = error.args[0] if error.args else None
+    if isinstance(error, UnknownKey) or not isinstance(key, str) or not _is_raised_by_user(error):
+        return None
+    if key in state or key in group:
+        return None
+    return UnknownKey(
+        f"{link.path}: the rule reads {key!r}, which is neither in its state, {sorted(state)}, nor "
+        f"in its group, {sorted(group)}{_advice(link.transform, key, [*state, *group])}"
+    )
+
+
+def _is_raised_by_user(error: KeyError) -> bool:
+    """Whether the line that raised is in neither this library nor torch."""
+    place = error.__traceback__
+    while place is not None and place.tb_next is not None:
+        place = place.tb_next
+    module = "" if place is None else place.tb_frame.f_globals.get("__name__", "")
+    return module.partition(".")[0] not in LIBRARIES
+
+
+def _advice(rule: Any, key: str, known: Collection[str]) -> str:
+    """Return the end of the message, which says what to write."""
+    if key in type(rule).__dataclass_fields__:
+        return f": {key} is a fixed argument, so read self.{key}, or annotate it with Live[...]"
+    if why := unannotated(type(rule), key):
+        return f": {why}"
+    if near := hint(key, known):
+        return near
+    if class_with(key) != "a link":
+        return f": to read it of another link, write reads = ({key!r},) in the class"
+    return ""
