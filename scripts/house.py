@@ -30,7 +30,7 @@ PACKAGE = ROOT / NAME
 MOST_NODES = {  # of one package; modules has no limit, because a new rule is always welcome
     "core": 70_000,
     "engines": 69_000,
-    "optimizer": 29_000,
+    "optimizer": 31_000,
     "source": 35_000,
     "published": 5_600,
     "attach": 4_800,

@@ -12,6 +12,7 @@ import itertools
 import random
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -26,6 +27,10 @@ from torchzero_clip.optimizer import Modular
 from torchzero_clip.optimizer.averages import reshard
 
 PARAMS = "params"  # the key of a group that has its parameters
+
+
+REASON = "recover.load_state_dict()"
+"""What `explain()` names as the reason why the next steps are not replayed."""
 
 
 class DictCopy(NamedTuple):
@@ -202,7 +207,7 @@ class Snapshot:
                     "Recover: the gradients of a snapshot are sharded unlike their parameters: "
                     "call recover.step() after a step of the optimizer, and save then"
                 )
-        self._phases = [opt.engine.forget for opt in self._chains]
+        self._phases = [partial(opt.engine.forget, REASON) for opt in self._chains]
         rows = [(g.param, g.own, g.host) for g in self._summed]
         return {
             "params": [copies[id(p)] for p in self._params],
@@ -271,7 +276,7 @@ class Snapshot:
         self.hosts = [host for _, host in self._copied]
         self.hosts += [t for t in tree_leaves(self._said) if isinstance(t, Tensor)]
         self.hosts += [grad.host for grad in self._summed]
-        self._phases = [opt.engine.forget for opt in self._chains]
+        self._phases = [partial(opt.engine.forget, REASON) for opt in self._chains]
         self.progress = progress
 
     def _pair(self, here: Any, host: Tensor) -> Tensor:

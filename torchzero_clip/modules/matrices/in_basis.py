@@ -17,16 +17,13 @@ from torchzero_clip.core import (
     prepare,
     transformed,
 )
-from torchzero_clip.core.bucket import BEGUN
 from torchzero_clip.core.matrix_steps import record
 from torchzero_clip.core.traits import Gate
 from torchzero_clip.modules.matrices.eigenbases import back
-from torchzero_clip.modules.matrices.inside import check_inside
+from torchzero_clip.modules.matrices.inside import check_links
 from torchzero_clip.modules.matrices.renewal import renew
 from torchzero_clip.modules.matrices.soap_basis import SOAPBasis
-from torchzero_clip.modules.matrices.turning import begin, enter
-
-PASSED = 2  # in place of 1 for a parameter that has begun: the links inside have seen it, too
+from torchzero_clip.modules.matrices.turning import begin, enter, has_passed, mark_passed
 
 
 class InBasis(Transform, Gate):
@@ -75,13 +72,7 @@ class InBasis(Transform, Gate):
 
     def check(self) -> None:
         super().check()
-        if len(self.links) < 2 or not isinstance(self.links[0], SOAPBasis):
-            raise TypeError(
-                "InBasis: links must be a basis and transforms, as InBasis(SOAPBasis(), Adam()), "
-                f"got {self.links!r}"
-            )
-        for link in self.links[1:]:
-            check_inside(link)
+        check_links(self.links)
 
     @property
     def basis(self) -> SOAPBasis:
@@ -97,7 +88,7 @@ class InBasis(Transform, Gate):
         return "first" if self.basis.first == "skip" else False
 
     def passed(self, state: Mapping[str, Any]) -> bool:
-        return state.get(BEGUN) == PASSED
+        return has_passed(state)
 
     def prepare(self, buckets: list[Bucket]) -> list[Bucket]:
         return prepare(super().prepare(buckets))
@@ -116,8 +107,8 @@ class InBasis(Transform, Gate):
         turned = [enter(*pair, inner) for pair in zip(buckets, met, strict=True)]
         made = transformed(buckets, turned, inner)
         for bucket, matrices, u in zip(buckets, met, made, strict=True):
-            for state in bucket.param_states if self.drops else ():
-                state[f"{bucket.bound.path}/{BEGUN}"] = PASSED
+            if self.drops:
+                mark_passed(bucket)
             out = matrices.over([u.tensors], lambda batch, x: back(x[0], batch.state))
             bucket.u = TensorList(out)
             matrices.begin()

@@ -2,15 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 
 from torchzero_clip.core import TensorwiseTransform, Transform
 from torchzero_clip.core.transform import dropping
+from torchzero_clip.modules.matrices.soap_basis import SOAPBasis
 
 
-def check_inside(link: Transform) -> None:
+def check_links(links: Sequence[Transform]) -> None:
+    """Raise unless links are a basis and transforms whose state can be moved to another basis."""
+    if len(links) < 2 or not isinstance(links[0], SOAPBasis):
+        raise TypeError(
+            "InBasis: links must be a basis and transforms, as InBasis(SOAPBasis(), Adam()), "
+            f"got {links!r}"
+        )
+    for link in links[1:]:
+        _check_inside(link)
+
+
+def _check_inside(link: Transform) -> None:
     """Raise if a link drops parameters, or keeps state that cannot be moved to another basis."""
     if not isinstance(link, Transform):
         raise TypeError(f"InBasis: links must be transforms, such as Adam(), got {link!r}.")

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from torch import Tensor
 
@@ -12,6 +13,19 @@ from torchzero_clip.core.link import Link
 from torchzero_clip.core.stacks import Stack
 from torchzero_clip.modules.matrices.eigenbases import into
 from torchzero_clip.modules.matrices.renewal import renew
+
+PASSED = 2  # in place of 1 for a parameter that has begun: the links inside have seen it, too
+
+
+def mark_passed(bucket: Bucket) -> None:
+    """Note that the links inside have seen the parameters of a bucket."""
+    for state in bucket.param_states:
+        state[f"{bucket.bound.path}/{BEGUN}"] = PASSED
+
+
+def has_passed(state: Mapping[str, Any]) -> bool:
+    """Whether the links inside have seen a parameter, by its state under the link's name."""
+    return state.get(BEGUN) == PASSED
 
 
 def begin(buckets: list[Bucket], basis: Link, now: int, taken: list[Tensor]) -> list[Bucket]:
