@@ -271,13 +271,13 @@ def compare(found, waits=False):
                 t = time.time()
                 got, opt = train(chain, way, torch.float32, DEV, rows, shapes=shapes)
                 err = away(got, ref)
-                repeats = getattr(getattr(opt.engine, "repeats", None), "count", "-")
+                replays = getattr(getattr(opt.engine, "replays", None), "count", "-")
                 check(
                     f"numbers {name} {way}",
                     judged(err, base, torch.float32),
                     f"{err:.1e} from float64, the CPU's float32 {base:.1e}",
                 )
-                said.append(f"{way} {err:.1e} ({repeats} repeats, {time.time() - t:.1f} s)")
+                said.append(f"{way} {err:.1e} ({replays} replays, {time.time() - t:.1f} s)")
             if waits and GPU:
                 with trying(f"waits {name} {way}"):
                     train(chain, way, torch.float32, DEV, rows, shapes=shapes, wait=no_waits)
@@ -485,7 +485,7 @@ if section("capture") and (GPU or line("  needs a GPU")):
             )
             graph.replay()
             sync()
-            check(f"a repeat changes parameters, {way}", not torch.equal(before[0], params[0]))
+            check(f"a replay changes parameters, {way}", not torch.equal(before[0], params[0]))
     with trying("captured, with a loss that is a number of Python"):
         ends = []
         for way in ("default", "captured"):

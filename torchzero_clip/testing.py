@@ -48,21 +48,21 @@ def check_pure(
         >>> from torchzero_clip.testing import check_pure
         >>> check_pure(ClipNorm(1.0), Adam(), LR(1e-3))
     """
-    repeated = _repeating(transforms, shapes)
-    anew = _repeating(transforms, shapes)
+    replayed = _replaying(transforms, shapes)
+    anew = _replaying(transforms, shapes)
     for step, scale in enumerate(SCALES):
-        for opt in (repeated, anew):
+        for opt in (replayed, anew):
             _change(opt, step, scale)
-        repeated.step()
+        replayed.step()
         anew.engine = anew.engine.twin()  # which knows of no step before
         anew.step()
-        for ours, theirs in zip(_all(repeated), _all(anew), strict=True):
+        for ours, theirs in zip(_all(replayed), _all(anew), strict=True):
             same = torch.equal(ours.nan_to_num(), theirs.nan_to_num())
             assert same, (
-                f"step {step + 1} is not the same where it is repeated: {ours} and {theirs}"
+                f"step {step + 1} is not the same where it is replayed: {ours} and {theirs}"
             )
-    repeats: Any = repeated.engine
-    assert repeats.repeats.count, f"no step was repeated: {repeats.repeats.why}"
+    replays: Any = replayed.engine
+    assert replays.replays.count, f"no step was replayed: {replays.replays.why}"
     _check_effects(transforms, shapes, idle)
 
 
@@ -147,7 +147,7 @@ def _optimizer(transforms: Sequence[Transform], shapes: Shapes, **options: Any) 
     return Modular([(name, Parameter(t)) for name, t in drawn.items()], *transforms, **options)
 
 
-def _repeating(transforms: Sequence[Transform], shapes: Shapes) -> Modular:
+def _replaying(transforms: Sequence[Transform], shapes: Shapes) -> Modular:
     """Make an optimizer that replays its steps, and compiles nothing."""
     opt = _optimizer(transforms, shapes, compile=True)
     opt.engine = opt.engine.twin()

@@ -49,7 +49,7 @@ def measure(shapes: Any, compile: bool, steps: int = STEPS, every: int = EVERY) 
     for params in (plain[0], model):
         for p in params.parameters():
             p.grad = 1e-3 * torch.randn_like(p)
-    for _ in range(recover.check):  # state, kernels, repeats, and a first snapshot
+    for _ in range(recover.check):  # state, kernels, replays, and a first snapshot
         plain[1].step()
         opt.step()
         recover.step(loss)

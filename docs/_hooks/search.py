@@ -16,7 +16,7 @@ from mkdocs.plugins import get_plugin_logger
 
 logger = get_plugin_logger("search")
 
-SOON = 1.2  # lunr's k1: how soon a word that is repeated counts no more
+SOON = 1.2  # lunr's k1: how soon a word that is replayed counts no more
 ASKED = {
     "weight decay groups": "groups/",
     "no decay bias": "groups/",

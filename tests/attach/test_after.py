@@ -84,7 +84,7 @@ def test_compiled_it_is_one_kernel_and_a_step_of_it_is_repeated(link):
         for one, opt in zip((model, other), optimizers, strict=True):
             train(one, opt, 6)
         engine = handle.after.engine
-        assert engine.repeats.count > 0, engine.repeats.why
+        assert engine.replays.count > 0, engine.replays.why
         assert engine.says([])[1:] == ["A step is one native call."]
         close(weights(model), weights(other))
         found = handle.averaged_state_dict(model), plain.averaged_state_dict(other)

@@ -814,7 +814,7 @@ def test_a_compiled_clipper_and_handle_repeat_their_steps(
             optimizer.step()
             seen += [*[p.detach().clone() for p in other.parameters()], *handle.metrics().values()]
         engines: list[Any] = [one.engine for one in (clipper, handle)]
-        assert not compiled or all([engine.repeats.count for engine in engines])
+        assert not compiled or all([engine.replays.count for engine in engines])
         found.append(seen)
     for ours, plain in zip(*found, strict=True):
         torch.testing.assert_close(ours, plain, rtol=1e-5, atol=1e-6, equal_nan=True)

@@ -34,7 +34,7 @@ LARGE = [(2560, 4096), (4096, 2560)]
 HEADS = f"{'family':<40}{'calls':>10}{'bfloat16':>10}{'MiB':>10}{'compiled':>10}\n{'-' * 80}\n"
 IN = "    "  # before the members of a family
 COMPILED = {"compile": True}
-REPEATED = 4  # steps, of which the last two are repeats where a chain is repeated
+REPEATED = 4  # steps, of which the last two are replays where a chain is replayed
 OF_MATRICES = ("muo", "nanochat", "dion", "polar", "scion")
 MATRICES = [name for name in NAMES if any(part in name for part in OF_MATRICES)]
 

@@ -131,4 +131,4 @@ def test_a_vector_of_known_numbers_is_made_once() -> None:
     assert numbers.tolist() == [0.5, 0.5, 2.0, -1.0]
     assert made.constant([0.5, 2.0, -1.0]) is numbers
     assert made.flags([True, False, False]).tolist() == [True, True, False, False]
-    assert [t is numbers for t in made.vectors][:1] == [True], "where repeats look"
+    assert [t is numbers for t in made.vectors][:1] == [True], "where replays look"

@@ -332,7 +332,7 @@ def test_two_parameters_write_their_one_gradient_in_turn(way: str, groups: int) 
 def test_one_gradient_of_two_groups_is_written_in_turn_after_any_number_of_steps() -> None:
     """A step that was recorded with a gradient for each is none with one for both."""
     sides = []
-    for form in (torch.clone, gaps):  # a form that comes and goes is not repeated
+    for form in (torch.clone, gaps):  # a form that comes and goes is not replayed
         a, b = weight(0.0, 0.0), weight(0.0, 0.0)
         clipper = Clipper([{"params": [a]}, {"params": [b]}], ClipNorm(2.5), Momentum(0.9))
         for i in range(8):

@@ -22,7 +22,7 @@ from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 from torch.distributed.tensor.placement_types import _StridedShard
 
 import torchzero_clip
-from tests.engines.test_repeats import Twins, headline
+from tests.engines.test_replays import Twins, headline
 from tests.helpers import ROOT, Named, at_once, close, gradients, parameters, seed, train
 from tests.modules.rows.row import with_lr
 from tests.table import Case, every
@@ -319,11 +319,11 @@ def test_parts_that_torch_does_not_name_are_asked_for_and_sharded_steps_done_ane
     monkeypatch: pytest.MonkeyPatch, alone: Any
 ) -> None:
     expected, opt = trained_in_parts(alone)
-    assert opt.engine.repeats.count > 0
+    assert opt.engine.replays.count > 0
     monkeypatch.setattr(layout, "parts", list)  # what there is without `_local_tensor`
     params, opt = trained_in_parts(alone)
     close(params, expected)
-    assert opt.engine.repeats.count == 0
+    assert opt.engine.replays.count == 0
     assert "which tensors hold the parts" in opt.explain()
 
 
@@ -334,7 +334,7 @@ def test_ranks_that_cannot_be_named_are_asked_in_steps_done_anew(
     take_away(monkeypatch, "torch.distributed.distributed_c10d._resolve_process_group")
     params, opt = trained_in_parts(alone)
     close(params, expected)
-    assert opt.engine.repeats.count == 0
+    assert opt.engine.replays.count == 0
     assert "has no torch.distributed.distributed_c10d._resolve_process_group" in opt.explain()
 
 
@@ -400,13 +400,13 @@ def test_a_placement_that_does_not_say_what_is_split_first_is_an_error_and_never
 def test_a_step_that_cannot_be_recorded_is_done_anew(
     path: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    expected, repeated = trained(CHAINS["adam"], compile=True)
-    assert repeated.engine.repeats.count > 0
+    expected, replayed = trained(CHAINS["adam"], compile=True)
+    assert replayed.engine.replays.count > 0
     take_away(monkeypatch, path)
     params, opt = trained(CHAINS["adam"], compile=True)
     close(params, expected)
-    assert opt.engine.repeats.count == 0
-    assert path in opt.engine.repeats.why or path.rpartition(".")[2] in opt.engine.repeats.why
+    assert opt.engine.replays.count == 0
+    assert path in opt.engine.replays.why or path.rpartition(".")[2] in opt.engine.replays.why
 
 
 def test_a_file_that_would_call_what_is_gone_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -443,8 +443,8 @@ for path in sys.argv[1:]:
         said, raised = opt.explain(), False
     except RuntimeError as error:
         said, raised = str(error), True
-    repeats = opt.engine.repeats
-    print(json.dumps([path, params[1][0].item(), repeats.count, repeats.why, said, raised]))
+    replays = opt.engine.replays
+    print(json.dumps([path, params[1][0].item(), replays.count, replays.why, said, raised]))
 """
 
 

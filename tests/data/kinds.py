@@ -129,7 +129,7 @@ METHODS = (  # of which each keeps something else
     "stable_spam",
     "yogi",
 )
-AFTER = 6  # steps after those of BEFORE, so that some are repeated where steps are
+AFTER = 6  # steps after those of BEFORE, so that some are replayed where steps are
 Grads = dict[str, Tensor | None]
 Links = tuple[Transform, ...]
 SECOND = {"lr": 0.02}  # what the group of the last parameter has of its own

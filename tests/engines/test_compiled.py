@@ -289,7 +289,7 @@ def test_slices_are_measured_and_scaled_in_the_passes_of_whole_tensors(
     finally:
         torch.set_num_threads(before)
     assert isinstance(opt.engine, Compiled)
-    assert opt.engine.repeats is not None
+    assert opt.engine.replays is not None
     assert opt.engine.says([])[1:] == ["A step is one native call."]
 
 

@@ -18,7 +18,7 @@ from torchzero_clip.published import NAMES
 SHAPES = {
     f"{n}x{m}.{i}.weight": (n, m) for n, m, count in [(8, 5, 3), (5, 5, 5)] for i in range(count)
 }
-STEPS = 4  # of which the last two are repeats
+STEPS = 4  # of which the last two are replays
 
 
 def trained(links: Sequence[Transform], **options: Any) -> Named:

@@ -295,10 +295,10 @@ def test_a_step_that_is_repeated_runs_no_kernel_that_was_not_proven(chain: str) 
     for i in range(4):
         step(params, opt, i)
     assert isinstance(opt.engine, Compiled)
-    assert opt.engine.repeats is not None
-    assert opt.engine.repeats.count == 2
+    assert opt.engine.replays is not None
+    assert opt.engine.replays.count == 2
     assert "a launch" not in opt.explain()
-    programs = {launch.program for launch in opt.engine.repeats._repeat.native._launches}
+    programs = {launch.program for launch in opt.engine.replays._replay.native._launches}
     assert programs
     assert programs <= proof.PROVEN
 
@@ -390,7 +390,7 @@ def test_what_is_right_is_found_right_and_repeated(name: str, size: float) -> No
         made.append((params, opt.explain()))
     for p, q in zip(made[0][0], made[1][0], strict=True):
         torch.testing.assert_close(p.data, q.data, rtol=1e-4, atol=1e-5 * size**2)
-    assert "Steps are repeated" in made[0][1]
+    assert "Steps are replayed" in made[0][1]
     assert set() == proof.WRONG
 
 

@@ -48,7 +48,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore::RuntimeWarning"),  # numpy's, of infinities and NaN
 ]
 FIRST = int(os.environ.get("RANDOM_LAUNCHES", "1000"))
-STEPS = 5  # of which the last ones are repeats, where a chain is repeated
+STEPS = 5  # of which the last ones are replays, where a chain is replayed
 CLIPS: list[Callable[[], Transform]] = [
     lambda: ClipNorm(1.0, dim="global"),
     lambda: ClipNorm(0.5),

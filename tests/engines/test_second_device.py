@@ -183,7 +183,7 @@ def test_a_step_is_on_the_stream_of_its_parameters(
     side = Stream(f"cuda:{THERE}")
     with Using(side), machine.on(f"cuda:{HERE}"):
         train(opt)
-    assert opt.engine.repeats.count  # type: ignore[attr-defined]
+    assert opt.engine.replays.count  # type: ignore[attr-defined]
     used = {stream for stream, _ in machine.launched}
     assert used == set(machine.events) == {machine.streams[THERE], side}
     assert machine.now == HERE

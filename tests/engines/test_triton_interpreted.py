@@ -35,7 +35,7 @@ from tests.engines.test_compiled import (
 )
 from tests.engines.test_fast_plain import chains, compare, is_plain, with_adam
 from tests.engines.test_operators import INTERPRETED, edges, interpreted, natively
-from tests.engines.test_repeats import Twins, headline
+from tests.engines.test_replays import Twins, headline
 from tests.helpers import at_once
 from tests.table import Case, sampled
 from torchzero_clip import LR, Adam, ClipNorm, Guard, Modular
@@ -113,7 +113,7 @@ def test_slices_are_a_launch_as_whole_tensors_are(name: str) -> None:
     """Also of a vector that is a slice of more than a chunk, and of tensors that lie otherwise."""
     opt = like_eager(SLICED[name], [(3, 21), (ROW + 5,), (4, 3, 1, 1)])
     assert isinstance(opt.engine, Compiled)
-    assert opt.engine.repeats is not None
+    assert opt.engine.replays is not None
     assert "torch" not in opt.engine.says([])[1]
     like_eager(SLICED[name], [(3, 2), (4,)], turned=True)
 

@@ -65,7 +65,7 @@ def named(row: Row) -> str:
 
 
 def check_sentence(error: BaseException, row: Row, bad: Bad) -> None:
-    """The sentence names the class and the argument, and repeats a single value."""
+    """The sentence names the class and the argument, and replays a single value."""
     arguments, _, words = bad
     sentence = str(error)
     assert words in sentence, sentence

@@ -95,7 +95,7 @@ def test_after_skipped_steps_the_run_is_what_it_would_have_been(case: Case, way:
             opt.step()
         runs.append((params, opt))
     (params, opt), (expected, reference) = runs
-    near = {"rtol": 1e-5, "atol": 1e-6} if way == "native" else EXACTLY  # which repeats round apart
+    near = {"rtol": 1e-5, "atol": 1e-6} if way == "native" else EXACTLY  # which replays round apart
     close(params, expected, **near)
     for kind in ("Guard", "SkipLarge"):
         assert opt.param_groups[0]["chain"][f"{kind}/skipped"] == 3

@@ -95,7 +95,7 @@ def reads(*links: Transform, way: str) -> int:
     """The reads of the fourth step; on CPU there are some without a guard, which cost nothing."""
     params = parameters()
     opt = optimizer(params, *links, way=way)
-    for i in range(2):  # later ones may be repeated
+    for i in range(2):  # later ones may be replayed
         set_grads(params, gradients(seed=i))
         with Reads() as counter:
             opt.step()

@@ -261,7 +261,7 @@ def test_steps_are_repeated_and_those_that_measure_are_done_anew() -> None:
         for p, g in zip(params.values(), gradients(seed=step).values(), strict=True):
             p.grad = g.clone()
         opt.step()
-    assert "Steps are repeated" in opt.explain()
+    assert "Steps are replayed" in opt.explain()
 
 
 COUNTED: list[tuple[list[Transform], int]] = [

@@ -403,16 +403,16 @@ def test_the_compiled_engine_repeats_it_before_and_after_an_evaluation(link):
     model = network()
     opt = Modular(model.parameters(), ClipNorm(1.0), Adam(), LR(0.1), link, compile=True)
     train(model, opt, 6)
-    assert opt.engine.repeats.count > 0, opt.engine.repeats.why
+    assert opt.engine.replays.count > 0, opt.engine.replays.why
     plain, other = trained(link, steps=6)
     close(weights(model), weights(plain), rtol=1e-5, atol=1e-6)
     with opt.averaged():
         pass
     opt.eval()
     opt.train()
-    count = opt.engine.repeats.count
+    count = opt.engine.replays.count
     train(model, opt)
-    assert opt.engine.repeats.count > count
+    assert opt.engine.replays.count > count
     train(plain, other)
     close(weights(model), weights(plain), rtol=1e-5, atol=1e-6)
 

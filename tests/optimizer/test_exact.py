@@ -151,7 +151,7 @@ def test_it_is_float32_bit_for_bit(chain: str, engine: str) -> None:
         twins.step(i)
         twins.agree()
     if engine == "compiled":
-        assert twins.exact.engine.repeats.count == twins.whole.engine.repeats.count
+        assert twins.exact.engine.replays.count == twins.whole.engine.replays.count
 
 
 @pytest.mark.slow

@@ -91,7 +91,7 @@ def test_a_step_is_that_of_the_same_gradients_in_grad(engine: str, place: Any) -
             opt.step()
         agree(here, there)
     if engine == "compiled":
-        assert [opt.engine.repeats.count for opt in opts] == [6, 6]
+        assert [opt.engine.replays.count for opt in opts] == [6, 6]
 
 
 def test_repeated_steps_notice_when_the_attribute_is_another_tensor() -> None:
@@ -106,7 +106,7 @@ def test_repeated_steps_notice_when_the_attribute_is_another_tensor() -> None:
             fill(made, i)
             opt.step()
         agree(here, there)
-    assert opts[1].engine.repeats.count == opts[0].engine.repeats.count > 8
+    assert opts[1].engine.replays.count == opts[0].engine.replays.count > 8
 
 
 def test_float32_gradients_of_bfloat16_parameters_are_not_rounded() -> None:

@@ -54,7 +54,7 @@ def test_it_is_the_share_of_entries_that_float32_would_have_moved(
         assert found["rounding/moving"].item() == pytest.approx(moving, abs=2)
         assert found["rounding/lost"].item() == pytest.approx(stayed / moving, abs=2e-3)
     if engine == "compiled":
-        assert opt.engine.repeats.count
+        assert opt.engine.replays.count
 
 
 @EVERY_ENGINE

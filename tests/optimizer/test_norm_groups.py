@@ -91,7 +91,7 @@ def test_it_is_an_optimizer_for_each_norm(rule: str, engine: str) -> None:
         norms = [one.metrics()[f"{rule}/norm"] for one in each[:2]]
         assert torch.equal(opt.metrics()[f"{rule}/norm"], torch.stack(norms))
     if engine == "compiled":
-        assert opt.engine.repeats.count == 5
+        assert opt.engine.replays.count == 5
 
 
 @at_once("rule", OF_EACH)

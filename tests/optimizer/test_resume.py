@@ -211,7 +211,7 @@ def check_compiled(
     dtype: torch.dtype,
     event: str,
 ) -> list[int]:
-    """A run that saved goes on as one that loads that; returns how many steps each repeated."""
+    """A run that saved goes on as one that loads that; returns how many steps each replayed."""
 
     def go_on(params: Named, opt: Modular, steps: range) -> int:
         for i in steps:
@@ -220,7 +220,7 @@ def check_compiled(
                 EVENTS[event](params, opt)
             opt.step()
         engine: Any = opt.engine
-        return 0 if engine.repeats is None else engine.repeats.count
+        return 0 if engine.replays is None else engine.replays.count
 
     params, opt = compiled(make, shapes, dtype)
     go_on(params, opt, range(SAVED))
@@ -240,7 +240,7 @@ WIDE = (torch.float32, torch.float64)
 
 @pytest.mark.parametrize("name", sorted(NAMES)[::6])  # all of them among the slow ones
 def test_a_compiled_name_that_is_resumed_goes_on_bit_for_bit(name: str) -> None:
-    """Its repeats differ from steps done anew by rounding, and so neither run may be ahead."""
+    """Its replays differ from steps done anew by rounding, and so neither run may be ahead."""
     first, second = check_compiled(lambda: [named(name)], SMALL, torch.float64, "as_ever")
     assert first == second
 
@@ -275,7 +275,7 @@ def test_loading_into_a_compiled_run_that_is_on_its_way_is_loading_into_a_new_on
         set_grads(params, gradients(SMALL, i, torch.float64))
         opt.step()
     saved = snapshot(params, opt)
-    for i in range(SAVED, LAST):  # it repeats again
+    for i in range(SAVED, LAST):  # it replays again
         set_grads(params, gradients(SMALL, i, torch.float64))
         opt.step()
     for ps, o in ((params, opt), (fresh, new)):

@@ -1,4 +1,4 @@
-"""`explain()` says why steps are not repeated, and what to do about it."""
+"""`explain()` says why steps are not replayed, and what to do about it."""
 
 from __future__ import annotations
 
@@ -126,13 +126,13 @@ NEVER: dict[str, tuple[Callable[[], Transform], tuple[str, ...]]] = {
 def test_before_the_first_step_it_says_what_stands_in_the_way_and_what_to_do(name: str) -> None:
     make, words = NEVER[name]
     said = made(make(), LR(0.1)).explain()
-    assert "No step will be repeated" in said
+    assert "No step will be replayed" in said
     assert [word for word in words if word not in said] == []
 
 
 def test_every_link_that_stands_in_the_way_is_named() -> None:
     said = made(Noise(0.1), Lambda(torch.tanh), Lambda(torch.sin), Unsaid(), LR(0.1)).explain()
-    lines = said[said.index("No step will be repeated") :].splitlines()[1:]
+    lines = said[said.index("No step will be replayed") :].splitlines()[1:]
     assert [line.split(":")[0].strip("- ") for line in lines] == [
         "Noise", "Lambda", "Lambda_2", "Unsaid",
     ]  # fmt: skip
@@ -146,7 +146,7 @@ def test_it_says_the_same_after_steps() -> None:
 
 def test_of_a_chain_that_may_be_repeated_it_says_so() -> None:
     assert (
-        "Nothing in the chain keeps its steps from being repeated."
+        "Nothing in the chain keeps its steps from being replayed."
         in made(Adam(), LR(0.1)).explain()
     )
 
@@ -176,7 +176,7 @@ def test_a_checkpoint_after_every_step_is_named(name: str, after: Callable[[Any]
         assert words in stepped(opt, after)
     opt.step()
     assert words in opt.explain()
-    assert "Steps are repeated" in stepped(opt, lambda opt: None)
+    assert "Steps are replayed" in stepped(opt, lambda opt: None)
     assert words not in opt.explain()
 
 
@@ -205,7 +205,7 @@ def test_a_clipper_says_it_too() -> None:
 
 
 def test_after_steps_it_says_how_many_were_repeated() -> None:
-    assert "Steps are repeated, 5 so far." in steps(made(Adam(), LR(0.1)), 7)
+    assert "Steps are replayed, 5 so far." in steps(made(Adam(), LR(0.1)), 7)
 
 
 def rate(opt: Modular, i: int) -> None:

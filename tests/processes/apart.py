@@ -1,9 +1,9 @@
-"""What `test_repeated.py` starts on three ranks: in some steps one repeats and others do not.
+"""What `test_repeated.py` starts on three ranks: in some steps one replays and others do not.
 
     torchrun --nproc-per-node 3 -m tests.processes.apart 2000 fsdp stages
     torchrun --nproc-per-node 3 -m tests.processes.apart 10 raises
 
-Beside each optimizer goes one that repeats nothing. Both must leave the same bits, by the same
+Beside each optimizer goes one that replays nothing. Both must leave the same bits, by the same
 collectives in the same order, whatever happens to one rank alone.
 """
 
@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
-from tests.engines.test_repeats import never_repeated, repeats
+from tests.engines.test_replays import never_repeated, replays
 from tests.helpers import equal
 from tests.processes.sharded import Net, twins
 from torchzero_clip import LR, Adam, ClipNorm, Modular, SkipLarge, WeightDecay, ZClip
@@ -38,7 +38,7 @@ Happens = Callable[["Run", bool], None]
 
 
 class Run:
-    """The same parameters twice, with optimizers of which one repeats.
+    """The same parameters twice, with optimizers of which one replays.
 
     `chosen` draws alike on all ranks, and says to which of them something happens.
     """
@@ -105,7 +105,7 @@ def seldom(run: Run, mine: bool) -> None:
     """What one rank has written down is gone, and it does not try again for a while."""
     if mine:
         run.opts[0].engine.forget("a test")
-        repeats(run.opts[0])._wait = 20
+        replays(run.opts[0])._wait = 20
 
 
 def fails(run: Run, mine: bool) -> None:
@@ -218,11 +218,11 @@ def together(setting: str, steps: int) -> list[str]:
             for opt in run.opts:
                 refused(opt)
         logs: list[list[Any]] = [[], []]
-        before = repeats(run.opts[0]).count
+        before = replays(run.opts[0]).count
         for opt, log in zip(run.opts, logs, strict=True):
             with listened(log):
                 opt.step()
-        again = repeats(run.opts[0]).count > before
+        again = replays(run.opts[0]).count > before
         told.append((again, logs[0]))
         if logs[0] != logs[1]:
             return [f"{setting}: step {run.step}, {event.__name__}: {logs}"]
@@ -235,7 +235,7 @@ def together(setting: str, steps: int) -> list[str]:
     differ = sum([len({again for again, _ in row}) > 1 for row in rows])
     alike = sum([all([again for again, _ in row]) for row in rows])
     if min(differ, alike) < steps // 10:
-        wrong.append(f"{setting}: ranks differed in {differ} steps, and repeated in {alike}")
+        wrong.append(f"{setting}: ranks differed in {differ} steps, and replayed in {alike}")
     return [f"{setting}: {x}" for x in wrong]
 
 
@@ -245,7 +245,7 @@ def raises(steps: int) -> str:
     for run.step in range(steps):
         run.give()
         if run.step == steps - 1:
-            assert repeats(run.opts[0]).count > 0
+            assert replays(run.opts[0]).count > 0
             if run.rank == 1:
                 run.opts[0].param_groups[0]["weight_decay"] = math.nan
         try:

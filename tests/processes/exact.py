@@ -74,7 +74,7 @@ def twins() -> int:
         kept = both[0][1].state[next(both[0][0].parameters())][Exact.key]
         wrong += not isinstance(kept, DTensor)
         if options:
-            wrong += not both[0][1].engine.repeats.count  # type: ignore[attr-defined]
+            wrong += not both[0][1].engine.replays.count  # type: ignore[attr-defined]
     return wrong
 
 

@@ -1,6 +1,6 @@
 """What `test_recovered.py` starts on every rank: sharded runs of which one rank has bad batches.
 
-torchrun --nproc-per-node 2 -m tests.processes.recovered eager repeated
+torchrun --nproc-per-node 2 -m tests.processes.recovered eager replayed
 """
 
 from __future__ import annotations
@@ -139,7 +139,7 @@ def main() -> None:
     for how in sys.argv[1:]:
         what, _, engine = how.rpartition("-")
         check = {"": compared, "untold": untold, "resumed": resumed}[what]
-        wrong = check(engine == "repeated")
+        wrong = check(engine == "replayed")
         print(f"{how}: {len(wrong)} wrong", *wrong, flush=True)
     dist.destroy_process_group()
 

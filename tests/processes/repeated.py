@@ -1,10 +1,10 @@
-"""What `test_repeated.py` starts on every rank: sharded steps that are repeated, and those anew.
+"""What `test_repeated.py` starts on every rank: sharded steps that are replayed, and those anew.
 
-    torchrun --nproc-per-node 2 -m tests.processes.repeated brief fsdp tp
-    torchrun --nproc-per-node 4 -m tests.processes.repeated every float64 hsdp both
+    torchrun --nproc-per-node 2 -m tests.processes.replayed brief fsdp tp
+    torchrun --nproc-per-node 4 -m tests.processes.replayed every float64 hsdp both
 
-Every construction of the contract table steps three times over: repeated, anew, and on a model
-that is not sharded. What is repeated there is repeated here, to the bit as the step done anew, by
+Every construction of the contract table steps three times over: replayed, anew, and on a model
+that is not sharded. What is replayed there is replayed here, to the bit as the step done anew, by
 the same collectives.
 """
 
@@ -19,7 +19,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from tests.engines.test_repeats import never_repeated, repeats
+from tests.engines.test_replays import never_repeated, replays
 from tests.helpers import equal
 from tests.processes.apart import listened
 from tests.processes.sharded import SETTINGS, constructions, named, same_gradients
@@ -39,7 +39,7 @@ def holds(opt: Modular, params: list[nn.Parameter]) -> Any:
 
 
 def contract(setting: str) -> list[str]:
-    """Every construction, repeated and anew; if brief, one in three."""
+    """Every construction, replayed and anew; if brief, one in three."""
     wrong: list[str] = []
     for name, chain, matrices, _ in list(constructions())[:: 3 if "brief" in sys.argv else 1]:
         sides = []
@@ -65,9 +65,9 @@ def contract(setting: str) -> list[str]:
                 text = f"step {step}: {logs}"
             elif not equal(holds(fast, params), holds(slow, twin)):
                 text = f"step {step}: other bits"
-        here, there = repeats(fast), repeats(plain)
+        here, there = replays(fast), replays(plain)
         if here.count != there.count or (here.why or "") != (there.why or ""):
-            text = f"repeated {here.count} and {there.count} times: {here.why}, {there.why}"
+            text = f"replayed {here.count} and {there.count} times: {here.why}, {there.why}"
         if text:
             wrong.append(f"{setting} {name}: {text}")
     return wrong
@@ -85,7 +85,7 @@ class Talks(Transform):
 
 
 def said() -> list[str]:
-    """`explain` says that steps are repeated, with which collectives; and why others are not."""
+    """`explain` says that steps are replayed, with which collectives; and why others are not."""
     wrong = []
     for chain, words in {
         (ClipNorm(1.0, dim="global"), Adam(), LR(1e-2)): "torch does between them: gather",
@@ -95,7 +95,7 @@ def said() -> list[str]:
         plain, wrapped = SETTINGS["fsdp"]()
         params = [p for _, p in named(wrapped)]
         opt = Modular(params, *chain, compile=True)
-        if "keeps its steps from being repeated" not in opt.explain():
+        if "keeps its steps from being replayed" not in opt.explain():
             wrong.append(f"{chain}: {opt.explain()}")
         for step in range(4):
             same_gradients([p for _, p in named(plain)], params, step)
@@ -106,7 +106,7 @@ def said() -> list[str]:
 
 
 def trained() -> list[str]:
-    """Steps on gradients that torch made are repeated too, wherever these lie."""
+    """Steps on gradients that torch made are replayed too, wherever these lie."""
     wrong = []
     for setting in ("fsdp", "tp", "partly") if dist.get_world_size() < 4 else ("hsdp", "both"):
         models = [SETTINGS[setting]()[1] for _ in range(2)]
@@ -124,8 +124,8 @@ def trained() -> list[str]:
                 opt.step()
         if not equal(*map(holds, (fast, slow), params)):
             wrong.append(f"{setting}: other bits")
-        if repeats(fast).count != 6:
-            wrong.append(f"{setting}: {repeats(fast).count} repeats: {repeats(fast).why}")
+        if replays(fast).count != 6:
+            wrong.append(f"{setting}: {replays(fast).count} replays: {replays(fast).why}")
     return wrong
 
 

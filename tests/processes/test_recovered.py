@@ -12,7 +12,7 @@ from tests.processes.launch import on_ranks, python
 
 
 @pytest.mark.parametrize(
-    ("n", "way"), some([(2, "repeated"), (2, "eager"), (3, "eager"), (3, "repeated")], one_in=4)
+    ("n", "way"), some([(2, "replayed"), (2, "eager"), (3, "eager"), (3, "replayed")], one_in=4)
 )
 def test_ranks_go_back_alike_where_one_of_them_has_bad_batches_and_on_bit_for_bit(
     n: int, way: str
@@ -21,7 +21,7 @@ def test_ranks_go_back_alike_where_one_of_them_has_bad_batches_and_on_bit_for_bi
     assert told == [f"{way}: 0 wrong\n"] * n
 
 
-@pytest.mark.parametrize(("n", "way"), some([(2, "repeated"), (3, "eager")], one_in=2))
+@pytest.mark.parametrize(("n", "way"), some([(2, "replayed"), (3, "eager")], one_in=2))
 def test_a_loss_on_one_rank_alone_and_a_run_that_is_resumed(n: int, way: str) -> None:
     what = f"untold-{way}", f"resumed-{way}"
     told = on_ranks(n, "-m", "tests.processes.recovered", *what, limit=120)

@@ -1,4 +1,4 @@
-"""Sharded steps are repeated: `repeated.py` and `apart.py` run on several processes."""
+"""Sharded steps are replayed: `replayed.py` and `apart.py` run on several processes."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def agreed(settings: tuple[str, ...]) -> str:
 def test_a_sharded_step_is_repeated_where_a_whole_one_is_and_to_the_bit_as_anew(
     n: int, length: str, dtype: str, settings: tuple[str, ...]
 ) -> None:
-    command = "-m", "tests.processes.repeated", length, dtype, *settings
+    command = "-m", "tests.processes.replayed", length, dtype, *settings
     for out in on_ranks(n, *command, limit=1800 if length == "every" else 120):
         assert out == agreed(settings)
 

@@ -81,7 +81,7 @@ def test_steps_are_repeated_behind_a_way_back_as_before_it() -> None:
     plain.train(batches(recover.now.count, bad=()))
     assert recover.events
     said = [opt.explain().splitlines()[-2] for opt in (plain.opt, run.opt)]
-    assert said == [f"Steps are repeated, {recover.now.count - 2} so far."] * 2
+    assert said == [f"Steps are replayed, {recover.now.count - 2} so far."] * 2
 
 
 def test_state_comes_back_into_its_own_memory() -> None:

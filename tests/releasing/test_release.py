@@ -476,7 +476,7 @@ def test_what_is_said_of_it_names_its_options_and_its_plan_is_that_of_its_engine
     plan = opt.explain()
     assert "one compiled kernel" in plan
     assert "_foreach" not in plan
-    assert "No step will be repeated:\n- gradients are released: " in plan
+    assert "No step will be replayed:\n- gradients are released: " in plan
     rules = release(network(), Sign(), ClipNorm(1.0), LR(0.1), compile=True)
     assert "besides the state: 1 of the largest parameter's size." in rules.explain()
     eager = release(network(), ClipNorm(1.0), Adam(), LR(0.1)).explain()

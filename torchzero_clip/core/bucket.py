@@ -350,7 +350,7 @@ def count_step(
 ) -> int:
     """The count of steps of this link, this one included: a number kept in every group.
 
-    A link that `asks` the step for all that it decides by the count may be repeated.
+    A link that `asks` the step for all that it decides by the count may be replayed.
     """
     path, step = buckets[0].bound.path, buckets[0].step
     step.skip.read(f"{path} counts the steps that happen")

@@ -39,9 +39,9 @@ class Description:
     """Attributes that a subclass may declare as fields, to make them arguments; no others."""
     pure: ClassVar[bool] = False
     """Set in a class whose `update`, `limit` and the like hang on their arguments alone, and branch
-    on no value: with compile=True its steps may be repeated. Classes that inherit say so anew."""
+    on no value: with compile=True its steps may be replayed. Classes that inherit say so anew."""
     impure: ClassVar[str] = ""
-    """Set in a class that cannot be pure: why, and what to do where steps shall be repeated."""
+    """Set in a class that cannot be pure: why, and what to do where steps shall be replayed."""
     asks: ClassVar[tuple[str, ...]] = ()
     """Fields that are functions, and are asked through `Notes.ask`."""
     _kinds: ClassVar[dict[str, Allowed]] = {}  # of fields that are numbers or truths

@@ -1,7 +1,7 @@
 """Private: the names of torch that it calls its own, and what happens where it has one no more.
 
 No other file reaches one. Where there is no other way, `Missing` says which name is gone; a step
-that is repeated is then done anew, and `opt.engine.repeats.why` is that sentence.
+that is replayed is then done anew, and `opt.engine.replays.why` is that sentence.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ class Name(NamedTuple):
     without: str
 
 
-ANEW = "Steps are done anew, and `opt.engine.repeats.why` says so."
-SHARDED = "Sharded steps are done anew, and `opt.engine.repeats.why` says so."
+ANEW = "Steps are done anew, and `opt.engine.replays.why` says so."
+SHARDED = "Sharded steps are done anew, and `opt.engine.replays.why` says so."
 NEITHER = f"{ANEW} `explain()` raises a sentence."
 AUDITS = Name("having torch take fake tensors for its own", "Audits see a tensor after the other.")
 NAMES = {

@@ -23,7 +23,7 @@ Loss: TypeAlias = "Tensor | float | None"
 
 
 class Notes:
-    """They listen to nothing: the step is done once. An engine that repeats steps has its own."""
+    """They listen to nothing: the step is done once. An engine that replays steps has its own."""
 
     def made(self, why: str) -> None:
         """Something comes to be, or begins anew, in this step alone."""
@@ -32,11 +32,11 @@ class Notes:
         """Something is decided on the host, so that no step could be done again."""
 
     def ask(self, function: Callable[..., Any], *args: Any) -> Any:
-        """The answer of a function, which must be the same where the step is repeated."""
+        """The answer of a function, which must be the same where the step is replayed."""
         return function(*args)
 
     def number(self, device: torch.device, function: Callable[..., float], *args: Any) -> Any:
-        """The answer of a function; where the step is repeated a tensor that is filled anew."""
+        """The answer of a function; where the step is replayed a tensor that is filled anew."""
         return function(*args)
 
     def count(self, groups: Sequence[Mapping[str, Any]], key: str, by: int) -> int:
@@ -93,7 +93,7 @@ class Step:
             without a kind.
 
     Attributes:
-        notes: What the step tells of itself, where it may be repeated.
+        notes: What the step tells of itself, where it may be replayed.
     """
 
     notes: Notes = UNHEARD

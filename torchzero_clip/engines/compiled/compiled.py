@@ -23,7 +23,7 @@ from torchzero_clip.core.tensors import all_here
 from torchzero_clip.engines.buffers import apart
 from torchzero_clip.engines.compiled.again.captures import StepCapture
 from torchzero_clip.engines.compiled.again.conditions import impure
-from torchzero_clip.engines.compiled.again.repeats import Repeats
+from torchzero_clip.engines.compiled.again.replays import Replays
 from torchzero_clip.engines.compiled.again.step_recorder import Refused, StepRecorder
 from torchzero_clip.engines.compiled.lists.kept_in import move, rounded
 from torchzero_clip.engines.compiled.lists.memory import GRADIENTS, PARAMETERS, WIDE
@@ -45,7 +45,7 @@ class Compiled(Runner):
     def __init__(self, links: Sequence[Link]) -> None:
         super().__init__()
         self.links = links
-        self.repeats: Repeats | None = None
+        self.replays: Replays | None = None
         self.forgotten = ""  # what was called that has dropped the recorded step
         self.captures: StepCapture | None = None  # where steps are captured
         self.devices: set[str] = set()  # kinds that programs can be compiled for
@@ -98,10 +98,10 @@ class Compiled(Runner):
         return self.eager
 
     def step(self, step: Step, through: Through) -> Records:
-        if self.repeats is None:
-            self.repeats = Repeats(self.links, self.backend, self.captures, self.forgotten)
+        if self.replays is None:
+            self.replays = Replays(self.links, self.backend, self.captures, self.forgotten)
         try:
-            return self.repeats.step(step, through, self._recording)
+            return self.replays.step(step, through, self._recording)
         except KernelError as error:
             chain = ", ".join([repr(link.transform) for link in self.links])
             raise RuntimeError(
@@ -111,14 +111,14 @@ class Compiled(Runner):
             ) from error
 
     def forget(self, why: str) -> None:
-        self.repeats = None
+        self.replays = None
         self.forgotten = why
 
     def phase(self) -> Callable[[], None]:
-        before = copy.copy(self.repeats)
+        before = copy.copy(self.replays)
 
         def again() -> None:
-            self.repeats = copy.copy(before)
+            self.replays = copy.copy(before)
 
         return again
 
@@ -129,14 +129,14 @@ class Compiled(Runner):
             raise ValueError(f"captured takes parameters on one GPU, with Triton, got {where}")
         if why := "; ".join(impure(self.links)):
             raise ValueError(f"captured: the steps of this chain differ on the host: {why}")
-        self.captures, self.repeats = StepCapture(), None
+        self.captures, self.replays = StepCapture(), None
 
     def _refuse(self, why: str) -> None:
         if self.recorder is not None:
             raise Refused(why)
 
     def says(self, besides: Sequence[str]) -> list[str]:
-        return (self.repeats or Repeats(self.links, forgotten=self.forgotten)).says(besides)
+        return (self.replays or Replays(self.links, forgotten=self.forgotten)).says(besides)
 
     @contextmanager
     def _recording(self, grads: Sequence[Tensor]) -> Iterator[StepRecorder]:

@@ -17,7 +17,7 @@ class Noise(Transform):
 
     The generator's state is saved with the optimizer, so that a resumed run draws what it would
     have drawn. Every rank draws for the whole tensor and takes its part. With `compile=True` no
-    step of a chain with it is repeated: a repeat would draw nothing.
+    step of a chain with it is replayed: a replay would draw nothing.
 
     Args:
         eta: η, the variance at the start.
@@ -41,7 +41,7 @@ class Noise(Transform):
 
     widens = True
     impure = (
-        "it draws from a generator in each step, where a repeat would draw nothing, and a subclass "
+        "it draws from a generator in each step, where a replay would draw nothing, and a subclass "
         "cannot mend that: leave compile out, or Noise"
     )
 

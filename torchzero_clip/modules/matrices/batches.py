@@ -12,7 +12,7 @@ from torch import Tensor
 from torchzero_clip.core import Transform, Units
 from torchzero_clip.core.stacks import MOST_ON_CPU, batches, in_order
 
-PRODUCTS = "its products of matrices take the step's time, repeated or not: there is nothing to do"
+PRODUCTS = "its products of matrices take the step's time, replayed or not: there is nothing to do"
 MOST = 2**24  # entries of a batch, for which memory is taken several times
 
 

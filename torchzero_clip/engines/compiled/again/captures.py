@@ -47,7 +47,7 @@ class StepCapture:
 
 
 def capture(step: Callable[[], None], device: torch.device) -> Callable[[], None]:
-    """What repeats the kernels of a step on a device; it is not done yet.
+    """What replays the kernels of a step on a device; it is not done yet.
 
     Of other devices nothing is captured, nor of other threads, which may pin memory meanwhile.
     """

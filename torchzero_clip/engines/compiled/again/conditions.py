@@ -1,4 +1,4 @@
-"""Conditions: what must still hold for a repeat, of parameters, gradients and state."""
+"""Conditions: what must still hold for a replay, of parameters, gradients and state."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ States = Mapping[Tensor, dict[str, Any]]
 
 
 class Conditions:
-    """The tensors of a step, by identity, address and form; they are compared before a repeat.
+    """The tensors of a step, by identity, address and form; they are compared before a replay.
 
     Gradients are other tensors in every step. Their dtypes and shapes are compared, and whether
     their memory is apart from that of the parameters. Their strides and storage offsets are
@@ -187,7 +187,7 @@ def _equal(x: Any, number: Any) -> bool:
 
 
 def impure(links: Sequence[Link]) -> list[str]:
-    """The reasons why a chain may not be repeated, whatever its steps do.
+    """The reasons why a chain may not be replayed, whatever its steps do.
 
     A class says itself that it is pure: what inherits from it may be something else.
     """
@@ -208,7 +208,7 @@ def _unsaid(one: Description) -> list[str]:
 
 
 def subclassed(cohorts: Sequence[Cohort], states: States, place: GradPlace) -> str | None:
-    """The reason why a step of such tensors is not repeated; None where all are plain."""
+    """The reason why a step of such tensors is not replayed; None where all are plain."""
     params = [p for cohort in cohorts for p in cohort.originals]
     values = [x for state in states.values() for x in state.values()]
     rows: dict[str, list[Any]] = {"parameters": params}

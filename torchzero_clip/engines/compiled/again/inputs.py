@@ -161,7 +161,7 @@ class LiveValues:
 
     Attributes:
         numbers: Those that may change from step to step.
-        kinds: What must stay as it is for a repeat; None where there are tensors and the like.
+        kinds: What must stay as it is for a replay; None where there are tensors and the like.
     """
 
     def __init__(self, values: Sequence[Any]) -> None:

@@ -113,7 +113,7 @@ class StepRecorder(TorchDispatchMode):
         out, turned = self.imagined(func, *args, **kwargs), torch.Tag.inplace_view in func.tags
         node = self.graph.call_function(_quicker(func, args, kwargs), *given)
         node.meta["operator"] = func
-        if name.startswith("aten.lift_fresh"):  # a constant, of which each repeat has its own
+        if name.startswith("aten.lift_fresh"):  # a constant, of which each replay has its own
             self.made.append(args[0])
             node.meta["form"] = form(out)
             node = self.graph.call_function(torch.clone, (node,))

@@ -1,4 +1,4 @@
-"""Random events between steps: whatever happens, a repeated step is the step done anew."""
+"""Random events between steps: whatever happens, a replayed step is the step done anew."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
-from tests.engines.test_repeats import (
+from tests.engines.test_replays import (
     CHAINS,
     CHANGES,
     MORE,
@@ -43,7 +43,7 @@ ALSO = {
 EVERY = {**CHAINS, **MORE, **ALSO}
 GUARDED = ("guard", "spikes")
 ANEW = ("accumulate",)
-"""Whose steps are never repeated."""
+"""Whose steps are never replayed."""
 OF_ADAM = (other_state, other_step, moved_state, loaded, without_state)
 
 
@@ -128,7 +128,7 @@ EVENTS: list[Callable[[Modular], Any]] = [
 
 
 def event_of(twins: Twins, choose: random.Random, share: float) -> Callable[[Modular], Any] | None:
-    """One of the events, in this share of the steps: where it is large, few are repeated."""
+    """One of the events, in this share of the steps: where it is large, few are replayed."""
     event = choose.choice(EVENTS) if choose.random() < share else None
     if event is not None and event.__name__ == "another_group":
         return event if len(twins.fast.param_groups) < 4 else None
@@ -136,7 +136,7 @@ def event_of(twins: Twins, choose: random.Random, share: float) -> Callable[[Mod
 
 
 def run(name: str, seed: int, steps: int) -> int:
-    """Steps of a chain with random events; returns how many were repeated."""
+    """Steps of a chain with random events; returns how many were replayed."""
     choose, twins, count = random.Random(seed), Twins(EVERY[name]), 0
     for _ in range(steps):
         event = event_of(twins, choose, (0.01, 0.05, 0.2)[seed % 3])

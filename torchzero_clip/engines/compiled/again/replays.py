@@ -1,4 +1,4 @@
-"""Repeats: a step that is like one before is done again from its graph, without a link or a list.
+"""Replays: a step that is like one before is done again from its graph, without a link or a list.
 
 What the graph takes for granted is looked at before: which parameters have gradients, the kinds of
 live values, the answers of functions of a user, and the identity, address and form of all tensors
@@ -39,20 +39,20 @@ if TYPE_CHECKING:
     from torchzero_clip.engines.compiled.again.step_recorder import StepRecorder
 
 SELDOM = 1000  # steps alike before what could not be recorded is tried again
-OFTEN = 16  # repeats that make up for a recording
+OFTEN = 16  # replays that make up for a recording
 NEXT_TWO = (
     "The two steps after {} run without replay, so that this run and one that resumes from its "
     "checkpoint are bitwise identical: if step time matters, do not call it in every step."
 )
 LIKE = "parameters with a gradient", "kinds of live values", "kind of the loss", "measurements"
-"""What two steps must have in common: see `Repeats.step`."""
+"""What two steps must have in common: see `Replays.step`."""
 
 
 StartRecording: TypeAlias = "Callable[[Sequence[Tensor]], AbstractContextManager[StepRecorder]]"
 """It has a step with these gradients written down."""
 
 
-class Repeats:
+class Replays:
     """The graph of an optimizer's steps.
 
     Args:
@@ -62,8 +62,8 @@ class Repeats:
         forgotten: What was called that has dropped the recorded step before, if anything was.
 
     Attributes:
-        count: How often the graph was repeated.
-        why: The reason why the last steps were not repeated, if one is known.
+        count: How often the graph was replayed.
+        why: The reason why the last steps were not replayed, if one is known.
     """
 
     def __init__(
@@ -80,8 +80,8 @@ class Repeats:
         self._live = LiveValues([])
         self._like: tuple[Any, ...] = ()  # its cohorts, and the kinds of its values
         self._alike, self._wait = 0, 1  # steps that were like it, and how many it takes
-        self._repeat: RecordedStep | None = None
-        self._rests = False  # whether the last step was another one among many repeats
+        self._replay: RecordedStep | None = None
+        self._rests = False  # whether the last step was another one among many replays
 
     def step(self, step: Step, through: Through, recording: StartRecording) -> Records:
         """Do a step again, or anew; returns what the links measured."""
@@ -98,16 +98,16 @@ class Repeats:
             self.why = self.why if self._never else self._live.odd(list(step.live[0]))
             return through(step)
         kinds = self._live.kinds, loss is not None and (loss.dtype, loss.device), step.kind
-        if (repeat := self._repeat) is not None:
-            grads = repeat.holds(step, kinds)
-            if grads is not None and repeat.notes.same(step.groups, counted=True):
+        if (replay := self._replay) is not None:
+            grads = replay.holds(step, kinds)
+            if grads is not None and replay.notes.same(step.groups, counted=True):
                 self.count, self._rests = self.count + 1, False
-                return repeat(step, grads, self._live.numbers)
+                return replay(step, grads, self._live.numbers)
             self._rests = grads is not None and not self._rests
             if not self._rests:
-                self._repeat = None
+                self._replay = None
                 self._wait = 1 if self.count >= OFTEN else min(2 * self._wait, SELDOM)
-        if self._due(step, kinds, broken=repeat is not self._repeat):
+        if self._due(step, kinds, broken=replay is not self._replay):
             made = self._record(step, through, recording)
             if self._capture is not None and (made is None or made.native is None):
                 raise RuntimeError(
@@ -115,7 +115,7 @@ class Repeats:
                     f"{self.why or 'it is too long'}; leave captured(...) out"
                 )
             if made is not None and (grads := made.holds(step, kinds)) is not None:
-                self._repeat = made
+                self._replay = made
                 return made(step, grads, self._live.numbers)
         given = self._live.given(step, self._live.tensors(self._gpu(step)))
         records: Records = with_tensors(through(step.again(*given)), lambda t: t, step.groups)
@@ -139,14 +139,14 @@ class Repeats:
     def says(self, besides: Sequence[str]) -> list[str]:
         """The way steps are done now, as far as it is known: see `Engine.says`."""
         if never := [*besides, *self._never]:
-            return ["No step will be repeated:", *[f"- {why}." for why in never]]
-        if self._repeat is None:
+            return ["No step will be replayed:", *[f"- {why}." for why in never]]
+        if self._replay is None:
             if self.why:
                 return [f"The last step was done anew: {self.why}."]
             if self._forgotten:
                 return [NEXT_TWO.format(self._forgotten)]
-            return ["Nothing in the chain keeps its steps from being repeated."]
-        done, native = f"Steps are repeated, {self.count} so far.", self._repeat.native
+            return ["Nothing in the chain keeps its steps from being replayed."]
+        done, native = f"Steps are replayed, {self.count} so far.", self._replay.native
         if native is None or not native.calls:
             return [done]
         calls = "one native call" if native.calls == 1 else f"{native.calls} native calls"
@@ -168,7 +168,7 @@ class Repeats:
         """Write down a step, which does not happen yet; None where it cannot be done again."""
         cohorts, *kinds = self._like
         self.count, again = 0, self._wait
-        self._alike, self._wait = 0, min(2 * self._wait, SELDOM)  # unless it can be repeated
+        self._alike, self._wait = 0, min(2 * self._wait, SELDOM)  # unless it can be replayed
         conditions = Conditions(cohorts, step.groups, step.states or {}, step.place)
         found = [step.place.of(p) for cohort in cohorts for p in cohort.originals]
         grads = locals_of([grad for grad in found if grad is not None])
@@ -256,7 +256,7 @@ class RecordedStep:
         return dict(self.records)  # another one: whoever looks at each step tells them apart
 
 
-# ---------------------------------------------------------------------- what may be repeated
+# ---------------------------------------------------------------------- what may be replayed
 
 
 def unlike(step: Sequence[Any], before: Sequence[Any]) -> str:

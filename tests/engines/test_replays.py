@@ -1,4 +1,4 @@
-"""A step that is repeated is, bit for bit, the step done anew."""
+"""A step that is replayed is, bit for bit, the step done anew."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ from torchzero_clip.core import Chain as Links
 from torchzero_clip.core.private import FakeTensorMode
 from torchzero_clip.engines.compiled import compiled
 from torchzero_clip.engines.compiled.again.conditions import impure
-from torchzero_clip.engines.compiled.again.repeats import Repeats
+from torchzero_clip.engines.compiled.again.replays import Replays
 from torchzero_clip.engines.compiled.again.step_recorder import Refused, StepRecorder
 
 SHAPES = [(5, 4), (4,), (), (3, 4), (0,), (1,)]
@@ -77,18 +77,18 @@ def model(
     return opt
 
 
-def repeats(opt: Modular) -> Repeats:
+def replays(opt: Modular) -> Replays:
     """What its engine knows of steps."""
     engine: Any = opt.engine
-    if engine.repeats is None:
-        engine.repeats = Repeats(opt.links)
-    made: Repeats = engine.repeats
+    if engine.replays is None:
+        engine.replays = Replays(opt.links)
+    made: Replays = engine.replays
     return made
 
 
 def never_repeated(opt: Modular) -> Modular:
     """The same optimizer, every step of which is done anew."""
-    repeats(opt)._wait = 10**9
+    replays(opt)._wait = 10**9
     opt.engine.forget = lambda why: None  # type: ignore[method-assign]  # which it would at a checkpoint
     return opt
 
@@ -111,7 +111,7 @@ def holds(opt: Modular) -> list[Any]:
 
 
 class Twins:
-    """The same optimizer twice: one repeats, the other does every step anew."""
+    """The same optimizer twice: one replays, the other does every step anew."""
 
     def __init__(self, chain: Callable[[], Chain], **options: Any) -> None:
         self.both = [model(chain(), **options) for _ in range(2)]
@@ -120,12 +120,12 @@ class Twins:
         self.count = 0
 
     @property
-    def repeats(self) -> int:
-        return repeats(self.fast).count
+    def replays(self) -> int:
+        return replays(self.fast).count
 
     def step(self, change: Change | None = None, scale: float = 1.0) -> bool:
-        """A step of both, which must agree; returns whether it was a repeat."""
-        before = self.repeats
+        """A step of both, which must agree; returns whether it was a replay."""
+        before = self.replays
         for opt in self.both:
             give(opt, self.count, scale)
             if change is not None:
@@ -133,15 +133,15 @@ class Twins:
             opt.step()
         self.count += 1
         assert equal(holds(self.fast), holds(self.slow))
-        return self.repeats == before + 1
+        return self.replays == before + 1
 
     def warm(self, steps: int = 4) -> Twins:
-        """Steps until the last is a repeat."""
+        """Steps until the last is a replay."""
         assert [self.step() for _ in range(steps)][-1]
         return self
 
     def recovers(self) -> bool:
-        """Whether repeats come back after some steps."""
+        """Whether replays come back after some steps."""
         return any([self.step() for _ in range(6)])
 
 
@@ -203,12 +203,12 @@ def test_every_rule_that_is_pure_is_repeated_bit_for_bit(case: Case) -> None:
 
 @pytest.mark.parametrize("backend", ["plain", "native"])
 def test_steps_in_which_state_begins_anew_stand_alone_among_repeats(backend: str) -> None:
-    """The count goes on in repeats, and how small an update is differs from step to step."""
+    """The count goes on in replays, and how small an update is differs from step to step."""
     twins = Twins(lambda: [Reset(Adam(), 9, 4, keep=("step",)), LR(1e-2)])
     for opt in twins.both:
         opt.engine.backend = backend  # type: ignore[attr-defined]
     done = [twins.step() for _ in range(30)]
-    assert [i for i, repeated in enumerate(done, 1) if not repeated] == [1, 2, 9, 18, 27]
+    assert [i for i, replayed in enumerate(done, 1) if not replayed] == [1, 2, 9, 18, 27]
     assert twins.fast.param_groups[0]["chain"]["Reset/step"] == 30
     for opt in twins.both:
         opt.param_groups[0]["chain"]["Reset/step"] = 7  # as a checkpoint has it
@@ -566,7 +566,7 @@ NOT = [
 
 @pytest.mark.parametrize("make", NOT)
 def test_links_whose_code_may_differ_from_step_to_step_are_never_repeated(make: Any) -> None:
-    assert repeats(model([make(), LR(0.1)])).why
+    assert replays(model([make(), LR(0.1)])).why
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
@@ -643,10 +643,10 @@ def test_what_is_recorded_again_leaves_nothing_more_in_torchs_cache(name: str) -
         give(opt, i)
         if i % 6 == 0:  # a step of another kind, after which it is written down again
             params_of(opt)[0].grad = None
-            repeats(opt)._wait = 1
+            replays(opt)._wait = 1
         opt.step()
         sizes.append(FakeTensorMode.cache_info().size)
-        recorded.append(repeats(opt)._repeat)
+        recorded.append(replays(opt)._replay)
     assert len(set(recorded) - {None}) >= 4
     assert sizes[-1] == sizes[11]
 
@@ -659,7 +659,7 @@ def test_an_optimizer_that_repeats_goes_with_the_last_that_holds_it() -> None:
         for i in range(4):
             give(opt, i)
             opt.step()
-        assert repeats(opt).count
+        assert replays(opt).count
         held = weakref.ref(opt), weakref.ref(params_of(opt)[0])
         del opt
         assert [ref() for ref in held] == [None, None]

@@ -1,4 +1,4 @@
-"""Steps of sharded parameters are recorded and repeated, here on the only rank of a group.
+"""Steps of sharded parameters are recorded and replayed, here on the only rank of a group.
 
 What several ranks do is in tests/processes.
 """
@@ -17,7 +17,7 @@ from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distrib
 from torch.nn import Parameter
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from tests.engines.test_repeats import never_repeated, repeats
+from tests.engines.test_replays import never_repeated, replays
 from tests.helpers import equal
 from tests.processes.apart import listened
 from torchzero_clip import (
@@ -86,7 +86,7 @@ def holds(opt: Modular) -> list[Any]:
 
 
 class Pair:
-    """The same sharded model twice: one repeats, the other does every step anew."""
+    """The same sharded model twice: one replays, the other does every step anew."""
 
     def __init__(self, mesh: Any, chain: Callable[[], Sequence[Transform]], **options: Any) -> None:
         self.both = [model(mesh, chain(), **options) for _ in range(2)]
@@ -95,8 +95,8 @@ class Pair:
         self.count = 0
 
     def step(self, change: Callable[[Modular], Any] = lambda opt: None) -> bool:
-        """A step of both, which must agree; returns whether it was a repeat."""
-        before, logs = repeats(self.fast).count, list[list[Any]]()
+        """A step of both, which must agree; returns whether it was a replay."""
+        before, logs = replays(self.fast).count, list[list[Any]]()
         for opt in self.both:
             give(opt, self.count)
             change(opt)
@@ -106,17 +106,17 @@ class Pair:
         self.count += 1
         assert logs[0] == logs[1]
         assert equal(holds(self.fast), holds(self.both[1]))
-        return repeats(self.fast).count == before + 1
+        return replays(self.fast).count == before + 1
 
     def warm(self) -> Pair:
-        """Steps until the last is a repeat."""
+        """Steps until the last is a replay."""
         assert [self.step() for _ in range(5)][-1]
         return self
 
 
 def test_a_step_is_repeated_with_one_collective_and_explain_says_so(mesh: Any) -> None:
     opt = Modular(params_of(model(mesh, headline())), *headline(), compile=True)
-    assert "Nothing in the chain keeps its steps from being repeated." in opt.explain()
+    assert "Nothing in the chain keeps its steps from being replayed." in opt.explain()
     for seed in range(4):
         give(opt, seed)
         opt.step()
@@ -125,7 +125,7 @@ def test_a_step_is_repeated_with_one_collective_and_explain_says_so(mesh: Any) -
         opt.step()
     assert len(log) == 1
     assert opt.explain().splitlines()[-2:] == [
-        "Steps are repeated, 3 so far.",
+        "Steps are replayed, 3 so far.",
         "A step is 3 native calls; torch does between them: gather, aten.index.Tensor.",
     ]
 
@@ -194,7 +194,7 @@ def test_a_parameter_on_every_rank_needs_no_collective(mesh: Any) -> None:
         for seed in range(4):
             give(opt, seed)
             opt.step()
-    assert repeats(opt).count > 0
+    assert replays(opt).count > 0
     assert log == []
 
 
@@ -209,7 +209,7 @@ def test_a_rank_that_has_no_entry_repeats_as_well() -> None:
         for _ in range(4):
             p.grad = torch.zeros_like(p)
             opt.step()
-        assert repeats(opt).count > 0
+        assert replays(opt).count > 0
     finally:
         dist.destroy_process_group()
 
@@ -240,7 +240,7 @@ def test_a_collective_that_nobody_takes_is_issued_all_the_same(mesh: Any) -> Non
         logs.append([])
         with listened(logs[-1]):
             opt.step()
-    assert repeats(opt).count > 0
+    assert replays(opt).count > 0
     names = ["all_gather_single", "all_to_all_single", "all_reduce"]
     assert [name.replace("into_tensor", "single") for name, *_ in logs[0]] == names
     assert logs == [logs[0]] * 5
@@ -302,7 +302,7 @@ def test_what_talks_to_other_ranks_by_itself_is_done_anew_and_said(
     for seed in range(4):
         give(opt, seed)
         opt.step()
-    assert repeats(opt).count == 0
+    assert replays(opt).count == 0
     assert "talks to other ranks: leave that to a rule about norms" in opt.explain()
     assert "c10d" in opt.explain()
 
@@ -335,7 +335,7 @@ def test_clippers_and_attached_rules_are_repeated_too(make: Any, mesh: Any) -> N
                 rule.step()
             sgd.step()
         found.append([local(p.detach()) for p in params_of(sgd)])
-        assert not compile or "Steps are repeated" in rule.explain()
+        assert not compile or "Steps are replayed" in rule.explain()
     for a, b in zip(*found, strict=True):
         torch.testing.assert_close(a, b)
 
@@ -361,6 +361,6 @@ def test_stages_are_repeated_with_their_process_group(mesh: Any) -> None:
         logs.append([])
         with listened(logs[-1]):
             opt.step()
-    assert repeats(opt).count > 0
+    assert replays(opt).count > 0
     assert logs == [logs[0]] * 5
     assert len(logs[0]) == 1
