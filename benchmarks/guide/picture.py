@@ -5,7 +5,8 @@ from __future__ import annotations
 from html import escape
 
 from benchmarks import axes
-from benchmarks.guide.report import CASES, WORST, compare, losses, optimizer_of, signed
+from benchmarks.guide.comparison import HUGE, SAME, signed
+from benchmarks.guide.report import CASES, compare, losses, optimizer_of
 from benchmarks.guide.runs import Row
 
 LEFT, WIDTH, TOP, LINE = 290, 400, 28, 24
@@ -17,7 +18,7 @@ def picture(rows: tuple[Row, ...], trouble: str) -> str:
     made = compare(rows)
     keys = [(trouble, m, f"{optimizer_of(m)}, no clipping") for m in CASES[trouble]]
     found = [made[key] for key in keys if key in made]
-    ends = [x for one in found for x in (one.low, one.high, 0.0) if abs(x) < WORST / 2]
+    ends = [x for one in found for x in (one.low, one.high, 0.0) if abs(x) < HUGE]
     low, high = min(ends), max(ends)
     edge, bottom = 0.06 * (high - low), TOP + LINE * len(found)
 
@@ -40,14 +41,14 @@ def picture(rows: tuple[Row, ...], trouble: str) -> str:
             f'<text x="{LEFT - 10}" y="{y + 4}" text-anchor="end">{escape(one.method)}'
             f"<title>{escape(str(one))}, {seeds}</title></text>"
         )
-        fill = "none" if one.verdict == "no difference" else INK
+        fill = "none" if one.verdict == SAME else INK
         parts.append(f'<path d="M{across(one.low)} {y}H{across(one.high)}" style="stroke:{INK}"/>')
         style = f"fill:{fill};stroke:{INK}"
-        parts.append(f'<circle cx="{across(one.median)}" cy="{y}" r="4" style="{style}"/>')
+        parts.append(f'<circle cx="{across(one.shift)}" cy="{y}" r="4" style="{style}"/>')
     return (
         f'<figure class="picture">\n<svg viewBox="0 0 {LEFT + WIDTH + 25} {bottom + axes.ROOM}" '
         f'role="img" aria-label="Differences from no clipping: {trouble}">{"".join(parts)}</svg>\n'
-        "<figcaption>The difference in loss from no clipping, the median of pairs and its 95 % "
-        "interval: left of 0 is better. A hollow dot is no difference; at the left edge no "
-        "clipping diverges.</figcaption>\n</figure>"
+        "<figcaption>The difference in loss from no clipping, the Hodges–Lehmann shift of pairs "
+        "and its 95 % interval: left of 0 is better. A hollow dot is not "
+        "significantly different; at the left edge no clipping diverges.</figcaption>\n</figure>"
     )

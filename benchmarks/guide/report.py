@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
 import torch
 
-from benchmarks.guide.paired import holm, interval, middle, wilcoxon
+from benchmarks.guide.comparison import HUGE, WORST, Comparison, compared, correct
+from benchmarks.guide.paired import middle
 from benchmarks.guide.runs import (
     BEYOND,
     CASES,
@@ -29,8 +29,6 @@ from benchmarks.guide.troubles import TROUBLES
 from benchmarks.rows import read
 
 FILE = Path(__file__).parents[1] / "results" / "guide.csv"
-WORST = 1e6  # a run that diverged counts as this loss: worse than any other
-CHANCE = 0.05
 FIXED = "Adam, global 1"  # what the other rules of Adam are compared with, too
 NONE = "Adam, no clipping"
 SCOPES = (  # other comparisons: the same clip for each and for all
@@ -41,34 +39,6 @@ BESIDE = (  # methods for matrices beside Adam and beside each other, each with 
     *[(f"{name}, clip outside", FIXED) for name in MATRICES],
     *[(f"{name}, clip outside", "Muon, clip outside") for name in MATRICES if name != "Muon"],
 )
-
-
-@dataclass
-class Comparison:
-    """A method against another on the same seeds; a difference below zero is in its favour."""
-
-    trouble: str
-    method: str
-    other: str
-    pairs: int
-    median: float
-    low: float
-    high: float
-    chance: float
-
-    @property
-    def verdict(self) -> str:
-        """Who is better, if anybody."""
-        if self.chance > CHANCE or self.median == 0:
-            return "no difference"
-        return "better" if self.median < 0 else "worse"
-
-    def __str__(self) -> str:
-        """The difference with its interval; in words where there is none."""
-        span = f"{signed(self.low)} to {signed(self.high)}"
-        if self.verdict == "no difference":
-            return f"no difference ({span})"
-        return f"{self.verdict}, {signed(self.median)} ({span})"
 
 
 @cache
@@ -102,17 +72,9 @@ def compare(rows: tuple[Row, ...]) -> dict[tuple[str, str, str], Comparison]:
     made = {}
     for trouble, method, other in wanted():
         own, theirs = losses(rows, trouble, method), losses(rows, trouble, other)
-        seeds = sorted(own.keys() & theirs.keys())
-        if len(seeds) < 2:
-            continue
-        away = [round(min(own[s], WORST) - min(theirs[s], WORST), 6) for s in seeds]  # of 4 digits
-        median = middle(torch.tensor(away, dtype=torch.float64)).item()
-        made[trouble, method, other] = Comparison(
-            trouble, method, other, len(seeds), median, *interval(away), wilcoxon(away)
-        )
-    chances = holm([x.chance for x in made.values()])
-    for comparison, chance in zip(made.values(), chances, strict=True):
-        comparison.chance = chance
+        if len(own.keys() & theirs.keys()) > 1:
+            made[trouble, method, other] = compared(trouble, method, other, own, theirs)
+    correct(made.values())
     return made
 
 
@@ -129,17 +91,11 @@ def losses(rows: Sequence[Row], trouble: str, method: str) -> dict[int, float]:
 # ---------------------------------------------------------------------- tables
 
 
-def signed(loss: float) -> str:
-    if abs(loss) > WORST / 2:
-        return f"{'-' if loss < 0 else '+'}∞".replace("-", "−")
-    return "0" if loss == 0 else f"{loss:+.2g}".replace("-", "−")
-
-
 def middle_loss(found: Sequence[float]) -> str:
     """The median of losses, and how many are none."""
     lost = sum(map(math.isinf, found))
     median = middle(torch.tensor([min(loss, WORST) for loss in found], dtype=torch.float64)).item()
-    text = "∞" if median > WORST / 2 else f"{median:.3g}"
+    text = "∞" if median > HUGE else f"{median:.3g}"
     return f"{text}, {lost} of {len(found)} diverged" if lost else text
 
 
@@ -165,7 +121,7 @@ def table(rows: tuple[Row, ...], trouble: str) -> str:
 
 
 def cell(comparison: Comparison | None) -> str:
-    return "" if comparison is None else f"{comparison}; p = {comparison.chance:.2g}"
+    return "" if comparison is None else comparison.with_p()
 
 
 def others(rows: tuple[Row, ...], pairs: Sequence[tuple[str, str]]) -> str:
@@ -209,13 +165,18 @@ def disagree(found: Mapping[float, tuple[float, ...]]) -> bool:
     return len(choices) > 1
 
 
+def named(trouble: str) -> str:
+    """Return the name of a trouble in a comment of a page."""
+    return trouble.replace(",", "").replace(" ", "_")
+
+
 def tables(rows: tuple[Row, ...]) -> dict[str, str]:
     """All that the page asks for, by name."""
     return {
         "budget": budget(rows),
         "count": f"{len(compare(rows))} comparisons",
         "chains": chains(rows),
-        **{trouble.replace(" ", "_"): table(rows, trouble) for trouble in CASES},
+        **{named(trouble): table(rows, trouble) for trouble in CASES},
         "others": others(rows, SCOPES),
         "matrices": others(rows, BESIDE),
     }

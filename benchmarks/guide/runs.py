@@ -66,7 +66,11 @@ RULES: dict[str, tuple[Transform, ...]] = {
     "ClipNormByEMA": (ClipNormByEMA(),),
     "ClipNormGrowth": (ClipNormGrowth(),),
     "SkipSpike": (SkipSpike(),),
+    "SkipSpike, global 1": (SkipSpike(), LIMIT),
+    "global 0.3": (ClipNorm(0.3, dim="global"),),
+    "global 0.1": (ClipNorm(0.1, dim="global"),),
 }
+NOT_EVERYWHERE = ("ClipNormGrowth", "SkipSpike", "SkipSpike, global 1", "global 0.3", "global 0.1")
 SPAM = Reset(Chain(SpikeClip(5000.0, wait=20), Adam()), every=50, warmup=15, keep=("step",))
 STABLE_SPAM = (AdaClip(), AdaGN(), Reset(Adam(), every=100))
 
@@ -119,16 +123,20 @@ METHODS: dict[str, Callable[[Trouble], Chain]] = {
 BY_MATRICES = tuple(f"{name}, {where}" for name in MATRICES for where in CLIPS)
 FEW = "Muon, no clipping", "Muon, clip outside"
 OTHERS = (  # for models without layer norms
-    *(f"Adam, {name}" for name in RULES if name not in ("ClipNormGrowth", "SkipSpike")),
+    *(f"Adam, {name}" for name in RULES if name not in NOT_EVERYWHERE),
     *("AdamW with warm-up, no clipping", "AdamW with warm-up, global 1"),
     *("SGD, no clipping", "SGD, global 1"),
 )
 CASES: dict[str, tuple[str, ...]] = {  # the methods of each trouble, in the order of running
     "bad batches": (*METHODS,),
     "nothing wrong": (
-        *(f"Adam, {name}" for name in ("no clipping", "global 1", "ZClip")),
+        *(f"Adam, {name}" for name in RULES),
+        *("StableAdam", "SPAM", "Stable-SPAM"),
         *("AdamW with warm-up, no clipping", "AdamW with warm-up, global 1"),
         *FEW,
+    ),
+    "bad batches, 600 steps": tuple(
+        f"Adam, {name}" for name in ("no clipping", "global 1", "SkipSpike", "SkipSpike, global 1")
     ),
     "exploding": (*OTHERS, *FEW),
     "heavy tails": (*OTHERS, *BY_MATRICES),

@@ -147,6 +147,12 @@ class BadBatches(Nothing):
         return 10 ** (1 + 2 * size) * self.loss(noise), clean
 
 
+class LongBadBatches(BadBatches):
+    """The same for 600 steps, so that rules that learn from many steps first can act."""
+
+    steps = 600
+
+
 class Exploding(Nothing):
     """A recurrent network learns the text; its matrix begins at 1.2 times the identity."""
 
@@ -197,6 +203,7 @@ class HeavyTails(Trouble):
 
 TROUBLES: dict[str, type[Trouble]] = {
     "bad batches": BadBatches,
+    "bad batches, 600 steps": LongBadBatches,
     "nothing wrong": Nothing,
     "exploding": Exploding,
     "heavy tails": HeavyTails,

@@ -18,8 +18,9 @@ from pathlib import Path
 
 import torch
 
-from benchmarks.guide.paired import holm, interval, wilcoxon
-from benchmarks.guide.report import WORST, Comparison, cell, losses, markdown, middle_loss
+from benchmarks.guide.comparison import Comparison, correct
+from benchmarks.guide.comparison import compared as paired
+from benchmarks.guide.report import cell, losses, markdown, middle_loss
 from benchmarks.guide.runs import GRID, SEEDS, SIZE, TEXT, TUNING, Row, best, beyond, key, tuned
 from benchmarks.guide.troubles import TROUBLES
 from benchmarks.rows import digits, read, write
@@ -72,6 +73,7 @@ METHODS: dict[str, tuple[Callable[[], Chain], Callable[[int], float]]] = {
 AGAINST = ("cosine", "constant")
 PAIRS = [(method, other) for method in METHODS for other in AGAINST if method not in AGAINST]
 PAIRS.insert(0, ("constant", "cosine"))
+PAIRS.append(("constant, mean of the second half", "constant, EMA 0.9"))
 
 
 def one(task: str, method: str, rate: float, seed: int, steps: int = STEPS) -> Row:
@@ -125,17 +127,9 @@ def compared(rows: Sequence[Row]) -> dict[tuple[str, str, str], Comparison]:
     made = {}
     for task, (method, other) in product(TASKS, PAIRS):
         own, theirs = losses(rows, task, method), losses(rows, task, other)
-        away = [
-            round(min(own[seed], WORST) - min(theirs[seed], WORST), 6)
-            for seed in sorted(own.keys() & theirs.keys())
-        ]
-        if len(away) > 1:
-            middle = statistics.median(away)
-            span = *interval(away), wilcoxon(away)
-            made[task, method, other] = Comparison(task, method, other, len(away), middle, *span)
-    chances = holm([x.chance for x in made.values()])
-    for comparison, chance in zip(made.values(), chances, strict=True):
-        comparison.chance = chance
+        if len(own.keys() & theirs.keys()) > 1:
+            made[task, method, other] = paired(task, method, other, own, theirs)
+    correct(made.values())
     return made
 
 

@@ -26,8 +26,7 @@ ADDRESS = re.compile(r"\]\((\S+\.svg)\)$", re.MULTILINE)
 def on_page_markdown(markdown, page, **_):
     source = DOCS / page.file.src_uri
     for path, _ in refresh.Refreshed(source).stale():
-        name = path.relative_to(refresh.ROOT)
-        logger.warning("%s is not up to date: run python scripts/refresh.py", name)
+        logger.warning("%s is not up to date: run python scripts/refresh.py", path.name)
     markdown = ATLAS.sub(lambda match: evidence.atlas_table(), ENTRY.sub("", markdown))
     markdown = refresh.MARKED.sub(r"\3", markdown)
     return DRAWINGS.sub(lambda match: drawn(match[0], source.parent), markdown)

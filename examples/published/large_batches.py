@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from examples.published.charts import Panel, figure
 from examples.published.models import Residual
-from examples.published.study import Results, Study
+from examples.published.study import Questions, Results, Study
 from examples.published.tables import Parts
 from torchzero_clip import AGC, LR, Masked, Modular, Momentum, Warmup
 
@@ -51,6 +51,16 @@ def picture(found: Results) -> str:
     return figure([panel], "On digits that are held out; the rate grows with the batch.")
 
 
+def tightness(found: Results) -> Questions:
+    """The tightest threshold against the others."""
+    pairs = {}
+    for other in ("AGC 0.04", "AGC 0.16"):
+        for batch in map(str, BATCHES):
+            both = [found.scores(batch, method) for method in ("AGC 0.01", other)]
+            pairs[f"{other}, batch {batch}"] = both[0], both[1]
+    return {"AGC 0.01 against": pairs}
+
+
 STUDY = Study(
     name="large_batches",
     cases={str(batch): (*LIMITS,) for batch in BATCHES},
@@ -60,5 +70,6 @@ STUDY = Study(
     columns={"accuracy": lambda values: values[0], "loss": lambda values: values[1]},
     against="no clip",
     picture=picture,
+    further=tightness,
     first=str(BATCHES[0]),
 )

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from examples.published.charts import Panel, figure
-from examples.published.study import Results, Study
+from examples.published.study import Questions, Results, Study
 from examples.published.tables import TABLES, Parts, Regression, least
 from torchzero_clip import Modular, named
 
@@ -64,6 +64,16 @@ def picture(found: Results) -> str:
     return figure(panels, "Adam has the best rate of its grid.")
 
 
+def further(found: Results) -> Questions:
+    """Prodigy against D-Adaptation by the loss, and against Adam by the share that is wrong."""
+    losses, errors = {}, {}
+    for case in found.study.cases:
+        loss = [found.scores(case, m) for m in ("Prodigy", "D-Adaptation")]
+        wrong = [found.by(lambda v: 1 - v[-1], case, m) for m in ("Prodigy", "Adam")]
+        losses[case], errors[case] = (loss[0], loss[1]), (wrong[0], wrong[1])
+    return {"Prodigy against D-Adaptation": losses, "Prodigy against Adam by error rate": errors}
+
+
 STUDY = Study(
     name="prodigy",
     cases=dict.fromkeys((*TABLES, NETWORK), (*METHODS,)),
@@ -73,5 +83,6 @@ STUDY = Study(
     columns={"above the least": lambda v: v[-2], "accuracy": lambda v: v[-1]},
     against="Adam",
     picture=picture,
+    further=further,
     tuning=(100, 101, 102),
 )

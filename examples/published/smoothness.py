@@ -12,7 +12,7 @@ from torch.nn.utils import parameters_to_vector
 
 from examples.published.charts import Panel, figure
 from examples.published.models import Writer
-from examples.published.study import Results, Study
+from examples.published.study import ENOUGH, Questions, Results, Study
 from torchzero_clip import LR, ClipNorm, Modular, Transform
 
 CONTEXT, WIDTH, BATCH, STEPS, SLOPE = 32, 64, 32, 200, 0.1
@@ -68,6 +68,14 @@ def picture(found: Results) -> str:
     return figure(panels, "Each at its own best rate.")
 
 
+def halves(found: Results) -> Questions:
+    """The first ten seeds, and the ten that ran later."""
+    both = [found.scores(LSTM, m) for m in ("clipped", "fixed")]
+    parts = {"seeds 0 to 9": range(ENOUGH), "seeds 10 to 19": range(ENOUGH, 2 * ENOUGH)}
+    kept = {n: [{s: x[s] for s in part if s in x} for x in both] for n, part in parts.items()}
+    return {"LSTM, clipped against fixed": {n: (own, other) for n, (own, other) in kept.items()}}
+
+
 STUDY = Study(
     name="smoothness",
     cases=dict.fromkeys((LSTM, *STARTS), (*RATES,)),
@@ -77,4 +85,7 @@ STUDY = Study(
     columns={"loss, steps": lambda v: v[0], "power": lambda v: power(v) if v[1:] else math.nan},
     against="fixed",
     picture=picture,
+    further=halves,
+    untested=STARTS,
+    ranged=("power",),
 )

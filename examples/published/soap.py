@@ -7,7 +7,7 @@ Adam beside them, on a small transformer; the rate is searched for each of them.
 from benchmarks.guide.runs import SIZE, TEXT, train
 from benchmarks.guide.troubles import TROUBLES
 from examples.published.charts import Panel, figure
-from examples.published.study import Results, Study
+from examples.published.study import Questions, Results, Study
 from torchzero_clip import (
     LR,
     Adam,
@@ -55,15 +55,16 @@ def picture(found: Results) -> str:
     return figure([panel], "Each at its own best rate.")
 
 
-def ageing(found: Results) -> dict[str, tuple[dict[int, float], dict[int, float]]]:
+def ageing(found: Results) -> Questions:
     """What is lost from the most frequent renewal to the least, and how much less by SOAP."""
     ends = {
         name: [found.scores("", f"{name}, every {n}") for n in (EVERY[-1], EVERY[0])]
         for name in ("SOAP", "Shampoo")
     }
     lost = {n: {s: old[s] - new[s] for s in old.keys() & new} for n, (old, new) in ends.items()}
-    ways = {f"{name}, every {EVERY[-1]} against every 1": tuple(x) for name, x in ends.items()}
-    return ways | {"what SOAP loses by that against Shampoo": (lost["SOAP"], lost["Shampoo"])}
+    pairs = {f"{n}, every {EVERY[-1]} against every 1": (x[0], x[1]) for n, x in ends.items()}
+    pairs["what SOAP loses by that against Shampoo"] = lost["SOAP"], lost["Shampoo"]
+    return {"Old bases": pairs}
 
 
 METHODS = ("Adam", *[f"{name}, every {n}" for name in ("SOAP", "Shampoo") for n in EVERY])

@@ -14,8 +14,8 @@ from typing import Any
 
 import torch
 
-from benchmarks.guide.paired import holm, interval, wilcoxon
-from benchmarks.guide.report import WORST, Comparison, markdown, signed
+from benchmarks.guide.comparison import Comparison, Scores, compared, correct, signed
+from benchmarks.guide.report import markdown
 from benchmarks.rows import digits, read
 from examples.published.charts import Points
 
@@ -27,12 +27,13 @@ NAMES = (
     "prodigy",
     "schedule_free",
     "large_batches",
+    "batch_rates",
     "smoothness",
     "soap",
 )
-Scores = Mapping[int, float]  # of seeds
+Questions = Mapping[str, Mapping[str, tuple[Scores, Scores]]]
 ENOUGH = 10  # seeds, for a comparison to be claimed
-FURTHER = 3  # rates that are tried as well, one after the other, where an end of the grid is best
+FURTHER = 5  # rates that are tried as well, one after the other, where an end of the grid is best
 
 
 @dataclass(frozen=True)
@@ -68,9 +69,13 @@ class Study:
         columns: What the table shows of a run, the median of seeds.
         against: The method that the others are compared with.
         picture: The figure.
-        further: Other comparisons by name, each of two things that seeds have.
+        further: Other questions, each with its comparisons by name, of two scores by seed.
         tuning: The seeds that rates are chosen on, which no result uses.
         first: The case that rates are searched in; without one each case has rates of its own.
+        result: What runs are compared by, if that is not the score; infinite if a run failed.
+        failing: What a run did that failed.
+        untested: Cases whose comparisons have no test, as their runs hardly differ by seed.
+        ranged: Columns that show the least and the largest of seeds instead of their median.
     """
 
     name: str
@@ -81,14 +86,22 @@ class Study:
     columns: Mapping[str, Callable[[Sequence[float]], float]]
     against: str
     picture: Callable[[Results], str]
-    further: Callable[[Results], Mapping[str, tuple[Scores, Scores]]] = lambda found: {}
+    further: Callable[[Results], Questions] = lambda found: {}
     tuning: Sequence[int] = (100,)
     first: str | None = None
+    result: Callable[[Sequence[float]], float] | None = None
+    failing: str = "diverged"
+    untested: Sequence[str] = ()
+    ranged: Sequence[str] = ()
 
     def judged(self, values: Sequence[float]) -> float:
         """The score; infinite where it is not a number."""
         score = self.score(values)
         return score if math.isfinite(score) else math.inf
+
+    def outcome(self, values: Sequence[float]) -> float:
+        """Return what runs are compared by."""
+        return self.judged(values) if self.result is None else self.result(values)
 
     @property
     def pairs(self) -> list[tuple[str, str]]:
@@ -140,7 +153,13 @@ class Results:
         return {row.seed: row.numbers for row in rows if row.key[:3] == chosen}
 
     def scores(self, case: str, method: str) -> dict[int, float]:
-        return {seed: self.study.judged(x) for seed, x in self.values(case, method).items()}
+        return self.by(self.study.outcome, case, method)
+
+    def by(
+        self, measure: Callable[[Sequence[float]], float], case: str, method: str
+    ) -> dict[int, float]:
+        """Return a measure of what each seed came to."""
+        return {seed: measure(values) for seed, values in self.values(case, method).items()}
 
     def missing(self, seeds: int) -> list[tuple[str, str, float, int]]:
         """What has to run next: rates to search, and where there are none the results."""
@@ -170,17 +189,29 @@ class Results:
 
     @cached_property
     def comparisons(self) -> dict[tuple[str, ...], Comparison]:
-        """Methods against others on the same seeds, by the guide's interval and test."""
+        """Return methods against others on the same seeds.
+
+        The comparisons with `against` are corrected together, and those of each further question.
+        """
         study, other = self.study, self.study.against
-        made = {}
-        for case, method in [pair for pair in study.pairs if pair[1] != other]:
-            both = self.scores(case, method), self.scores(case, other)
-            made[case, method, other] = compared(case, method, other, *both)
-        for name, both in study.further(self).items():
-            made[(name,)] = compared("", name, "", *both)
-        chances = holm([x.chance for x in made.values()])
-        for comparison, chance in zip(made.values(), chances, strict=True):
-            comparison.chance = chance
+        made: dict[tuple[str, ...], Comparison] = {}
+        for case, method in study.pairs:
+            if method == other or case in study.untested:
+                continue
+            own, theirs = self.scores(case, method), self.scores(case, other)
+            if own.keys() & theirs.keys():
+                made[case, method, other] = compared(
+                    case, method, other, own, theirs, study.failing
+                )
+        correct(made.values())
+        for question, pairs in study.further(self).items():
+            asked = {
+                (question, name): compared(question, name, "", own, theirs)
+                for name, (own, theirs) in pairs.items()
+                if own.keys() & theirs.keys()
+            }
+            correct(asked.values())
+            made |= asked
         return made
 
     def table(self) -> str:
@@ -188,12 +219,17 @@ class Results:
         study, lines, few = self.study, [], len(self.study.cases) == 1
         for case, method in study.pairs:
             found = self.values(case, method).values()
-            cells = [shown([column(x) for x in found]) for column in study.columns.values()]
+            cells = [
+                (span if name in study.ranged else shown)([column(x) for x in found])
+                for name, column in study.columns.items()
+            ]
             comparison = self.comparisons.get((case, method, study.against))
             last = told(comparison) if comparison else ""
             lines.append((case, method, f"{self.best(case, method):.3g}", *cells, last)[few:])
         head = ("", "", "rate", *study.columns, f"against {study.against}")[few:]
-        further = [f"- {key[0]}: {told(x)}" for key, x in self.comparisons.items() if key[1:] == ()]
+        further = [
+            f"- {': '.join(k)}: {told(x)}" for k, x in self.comparisons.items() if len(k) == 2
+        ]
         return "\n\n".join([markdown(head, lines), *["\n".join(further)] * bool(further)])
 
     def cell(self, *words: str) -> str:
@@ -215,20 +251,14 @@ class Results:
         searched = [(grid, best) for grid, best in grids if len(grid) > 1]
         ends = sum(best in (grid[0], grid[-1]) for grid, best in searched)
         minutes = sum(row.seconds for row in self.rows) / 60
-        return (
-            f"{self.seeds} seeds, and rates from {len(self.study.tuning)} more; {len(self.rows)} "
-            f"runs, {minutes:.1f} minutes of one core. Of {len(searched)} rates that were searched "
-            f"{ends} are the least or the largest that was tried."
-        )
-
-
-def compared(case: str, method: str, other: str, own: Scores, theirs: Scores) -> Comparison:
-    """A method against another, by the seeds of both."""
-    seeds = sorted(own.keys() & theirs.keys())
-    away = [round(min(own[s], WORST) - min(theirs[s], WORST), 6) for s in seeds]
-    ends = interval(away) if len(away) >= ENOUGH else (min(away), max(away))
-    said = statistics.median(away), *ends, wilcoxon(away)
-    return Comparison(case, method, other, len(seeds), *said)
+        tuned = f"{len(self.study.tuning)} more seed{'s' * (len(self.study.tuning) > 1)}"
+        text = f"{self.seeds} seeds; {len(self.rows)} runs, {minutes:.1f} minutes of one core."
+        if searched:
+            text += (
+                f" Learning rates come from {tuned}: {ends} of the {len(searched)} that were "
+                "searched are the smallest or the largest that was tried."
+            )
+        return text
 
 
 def shown(values: Sequence[float]) -> str:
@@ -241,11 +271,16 @@ def shown(values: Sequence[float]) -> str:
     return f"{text}, ∞ in {lost} of {len(values)}" if 0 < lost < len(values) else text
 
 
+def span(values: Sequence[float]) -> str:
+    """The least and the largest of seeds."""
+    return "" if any(map(math.isnan, values)) else f"{min(values):.2f} to {max(values):.2f}"
+
+
 def told(comparison: Comparison) -> str:
     """A comparison; of few seeds the difference and its ends alone, and no verdict."""
     if comparison.pairs >= ENOUGH:
-        return f"{comparison}; p = {comparison.chance:.2g}"
-    return f"{signed(comparison.median)} ({signed(comparison.low)} to {signed(comparison.high)})"
+        return comparison.with_p()
+    return f"{signed(comparison.shift)} ({signed(comparison.low)} to {signed(comparison.high)})"
 
 
 def of(name: str) -> Study:

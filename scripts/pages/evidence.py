@@ -6,7 +6,7 @@ from functools import cache
 from pathlib import Path
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
-WORDS = {3: "Three", 10: "Ten"}
+WORDS = {3: "Three", 10: "Ten", 20: "Twenty"}
 RESULTS = DOCS.parent / "benchmarks" / "results"
 
 
@@ -48,7 +48,8 @@ def guide(wanted):
     report, drawing = module("benchmarks.guide.report"), module("benchmarks.guide.picture")
     rows = report.results()
     if wanted.startswith("picture_"):
-        return drawing.picture(rows, wanted.removeprefix("picture_").replace("_", " "))
+        troubles = {report.named(trouble): trouble for trouble in report.CASES}
+        return drawing.picture(rows, troubles[wanted.removeprefix("picture_")])
     return report.tables(rows)[wanted]
 
 
@@ -94,8 +95,18 @@ def seeds(name):
 
 
 def effect(*wanted):
+    return str(guide_comparison(*wanted))
+
+
+def equal(*wanted):
+    """In how many pairs of seeds two methods have the same loss to the last digit."""
+    found = guide_comparison(*wanted)
+    return f"{found.equal} of {found.pairs}"
+
+
+def guide_comparison(*wanted):
     report = module("benchmarks.guide.report")
-    return str(report.compare(report.results())[wanted])
+    return report.compare(report.results())[wanted]
 
 
 def mean(*wanted):

@@ -8,6 +8,7 @@ from scripts.pages import evidence, identities, packages, pictures, rules
 
 NUMBERS: dict[str, Callable[..., str]] = {
     "effect": evidence.effect,  # trouble; method; other: a comparison of the guide
+    "equal": evidence.equal,  # trouble; method; other: in how many pairs both have the same loss
     "mean": evidence.mean,  # task; method; other: a comparison of averages of weights
     "cell": evidence.cell,  # rule; place; trouble; column: a cell of the atlas
     "alarms": evidence.alarms,  # trace; family: false alarms and missed spikes of a simulation

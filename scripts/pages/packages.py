@@ -2,7 +2,7 @@
 
 from functools import cache
 
-WIDTH, HEIGHT, ROW, BOX = 740, 44, 92, 104
+WIDTH, HEIGHT, ROW, BOX = 740, 44, 92, 140
 SAYS = {
     "core": "the contract",
     "engines": "the arithmetic",

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import importlib.util
 import inspect
 import pydoc
 import re
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+from unittest import TestCase
 
 import pytest
 
 import torchzero_clip
 from scripts import refresh
 from scripts.pages import drawings
-from scripts.pages.kinds import KINDS, NUMBERS
+from scripts.pages.kinds import NUMBERS
 from tests.helpers import ROOT
 
 PAGES = [pytest.param(page, id=page.relative_to(ROOT).as_posix()) for page in refresh.PAGES]
@@ -114,5 +118,48 @@ def test_a_drawing_may_differ_by_rounding_and_by_no_more() -> None:
     assert not refresh.same_drawing('points="1.0,2.5"', 'points="1.0,2.5 3.0,1.0"')
 
 
-def test_kinds_can_stand_in_a_comment() -> None:
-    assert all(re.fullmatch(r"[a-z ]+", kind) for kind in KINDS)
+# ---------------------------------------------------------------------- the built site
+
+
+@pytest.fixture
+def hook(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The hook of the site, for pages in a folder of their own."""
+    pytest.importorskip("mkdocs", reason="mkdocs is not installed: it is in the extra dev")
+    source = importlib.util.spec_from_file_location(
+        "refreshed", ROOT / "docs" / "_hooks" / "refreshed.py"
+    )
+    assert source is not None
+    assert source.loader is not None
+    module = importlib.util.module_from_spec(source)
+    source.loader.exec_module(module)
+    monkeypatch.setattr(module, "DOCS", tmp_path)
+    return module
+
+
+PAGE = SimpleNamespace(file=SimpleNamespace(src_uri="page.md"))
+
+
+@pytest.mark.parametrize(("number", "warnings"), [("Two seeds", 1), ("Ten seeds", 0)])
+def test_the_build_warns_of_a_number_that_is_wrong(
+    hook: Any, tmp_path: Path, number: str, warnings: int
+) -> None:
+    """A warning fails the strict build."""
+    page = page_with(tmp_path, f"In <!-- seeds: soap -->{number}<!-- /seeds -->.")
+    logs = TestCase().assertLogs if warnings else TestCase().assertNoLogs
+    with logs("mkdocs", "WARNING"):
+        shown = hook.on_page_markdown(page.read_text(), PAGE)
+    assert shown == f"In {number}."
+
+
+def test_the_site_shows_drawings_in_its_colours_and_the_whole_atlas(
+    hook: Any, tmp_path: Path
+) -> None:
+    (tmp_path / "one.svg").write_text("<svg>1</svg>\n")
+    image = '![a "[b]" c](one.svg)'
+    page_with(tmp_path, "")
+    shown = hook.on_page_markdown(f"a\n\n{image}\n{image}\n\nb", PAGE)
+    drawn = "<svg>1</svg>\n<svg>1</svg>"
+    assert shown == f'a\n\n<figure class="picture panels">\n{drawn}\n</figure>\n\nb'
+    table = hook.on_page_markdown("<!-- atlas: table -->\n\n| |\n\n<!-- /atlas -->", PAGE)
+    assert table.count("<tr>") > 1000
+    assert 'href="../modules/clipping/clip_norm/"' in table

@@ -1,0 +1,62 @@
+"""The sentences of docs/guide.md."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from benchmarks.claims.claim import Compared, Seen, averages, guide
+from benchmarks.claims.which_rule import CALM, DECAYED, LIMIT, NO_COST, TENSORS, WRONG
+from benchmarks.guide.report import results
+from benchmarks.guide.runs import TUNING, tuning
+from benchmarks.studies.averaged import TASKS
+
+LANGUAGE = tuple(task for task in TASKS if task.startswith("language"))
+EMAS = "constant, EMA 0.9", "constant, EMA 0.99"
+HALF = "constant, mean of the second half"
+
+
+def close_rates() -> bool:
+    """Return whether the two best rates of SPAM differ by less than its seeds of tuning do."""
+    found = tuning(results(), "bad batches", "SPAM")
+    first, second = sorted(found, key=lambda rate: sum(found[rate]))[:2]
+    ahead = (sum(found[second]) - sum(found[first])) / len(TUNING)
+    return ahead < min(max(found[rate]) - min(found[rate]) for rate in (first, second))
+
+
+SENTENCES: dict[str, Sequence[Compared | Seen]] = {
+    "`ScheduleFree` needs no schedule, and is better than a tuned cosine in all three tasks": [
+        averages("better", task, "Schedule-Free", "cosine") for task in TASKS
+    ],
+    "`WeightEMA` makes a constant learning rate better in all three tasks, with either decay.": [
+        averages("better", task, method, "constant") for task in TASKS for method in EMAS
+    ],
+    "It does not replace a schedule: against the cosine it is better in none.": [
+        averages("not better", task, method, "cosine") for task in TASKS for method in EMAS
+    ],
+    "With a cosine, an average makes the loss slightly worse": [
+        averages("worse", task, "cosine, EMA 0.9", "cosine") for task in TASKS
+    ],
+    "A mean of the second half is worse than `WeightEMA(0.9)` in the two tasks of language": [
+        averages("worse", task, HALF, EMAS[0]) for task in LANGUAGE
+    ],
+    "If nothing is wrong, our runs do not contradict the claim for Adam": (
+        guide("not significantly different", CALM, *DECAYED),
+        *NO_COST,
+    ),
+    "In bad batches they contradict it": (guide("better", "bad batches", *DECAYED),),
+    "Layer norms, warm-up and decay together do not do what a limit alone does": (
+        guide("worse", "bad batches", DECAYED[1], LIMIT),
+    ),
+    "They do not make a limit unneeded.": [
+        guide("better", trouble, *DECAYED) for trouble in ("exploding", "heavy tails")
+    ],
+    "For such a trouble there is the atlas, where limits per tensor recover sooner.": (TENSORS,),
+    "`SPAM`'s rate in bad batches is ahead of the next one by less than the two seeds differ.": (
+        Seen("guide.csv: the losses of the two seeds of tuning", close_rates),
+    ),
+    "They were better in none of three troubles.": [
+        guide("not better", trouble, *pair)
+        for trouble in WRONG
+        for pair in (("Adam, each tensor 1", LIMIT), ("Adam, AdaGC", "Adam, AdaGC, global"))
+    ],
+}
