@@ -52,8 +52,8 @@ SKIPPED = Seen(
     lambda: atlas("SkipSpike", "spike ×10⁶").back < atlas("ClipNorm", "spike ×10⁶").back,
 )
 PLANTED = Seen(
-    "simulate.csv, one recorded run of PPO with planted spikes: ZClip misses fewer than ClipNorm at "
-    "twice the median",
+    "simulate.csv, one recorded run of PPO with planted spikes: ZClip misses fewer than ClipNorm "
+    "at twice the median",
     lambda: missed("ppo", "ZClip, z_thresh") < missed("ppo", "ClipNorm, in medians"),
 )
 MUON = tuple(guide("better", x, "Muon, clip outside", "Muon, no clipping") for x in WRONG)
