@@ -121,12 +121,22 @@ def atlas(rule: str, trouble: str, place: str = BEFORE_ADAM) -> Row:
 
 def missed(trace: str, family: str) -> float:
     """Return the share of spikes of a recorded run that a rule misses."""
+    return float(simulated(trace, family).missed)
+
+
+def wrongly_clipped(trace: str, family: str) -> float:
+    """Return the share of good steps of a recorded run that a rule clips."""
+    return float(simulated(trace, family).false)
+
+
+def simulated(trace: str, family: str) -> Line:
+    """Return the simulation of a rule on a recorded run, at the sensitivity that pages show."""
     (line,) = [
         x
         for x in read(RESULTS / "simulate.csv", Line)
         if (x.trace, x.family, x.sensitivity) == (trace, family, DEFAULTS[family])
     ]
-    return float(line.missed)
+    return line
 
 
 @cache

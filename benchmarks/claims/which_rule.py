@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Sequence
 
 from benchmarks.atlas.gradients import AFTER
 from benchmarks.atlas.rules import ALONE, BEFORE_MUON
-from benchmarks.claims.claim import Compared, Seen, atlas, guide, missed
+from benchmarks.claims.claim import RESULTS, Compared, Seen, atlas, guide, missed, wrongly_clipped
 from benchmarks.guide.report import losses, results
 
 LIMIT, NONE = "Adam, global 1", "Adam, no clipping"
@@ -51,64 +52,101 @@ SKIPPED = Seen(
     f"after a spike of a million, SkipSpike against ClipNorm: {FIXED_SEEDS}",
     lambda: atlas("SkipSpike", "spike ×10⁶").back < atlas("ClipNorm", "spike ×10⁶").back,
 )
-PLANTED = Seen(
-    "simulate.csv, one recorded run of PPO with planted spikes: ZClip misses fewer than ClipNorm "
-    "at twice the median",
-    lambda: missed("ppo", "ZClip, z_thresh") < missed("ppo", "ClipNorm, in medians"),
-)
 MUON = tuple(guide("better", x, "Muon, clip outside", "Muon, no clipping") for x in WRONG)
 EMA = tuple(guide("not worse", x, "Adam, ClipNormByEMA", LIMIT) for x in (*WRONG, CALM))
+FOLLOWING = "ZClip", "AutoClip, 10 %", "ClipNormByEMA", "AdaGC, global"
+
+
+def skipped_by_guard(trace: str) -> tuple[set[int], set[int]]:
+    """Return the steps of a recorded run that are bad, and those that SkipSpike skips."""
+    for line in (RESULTS / "policy.jsonl").read_text(encoding="utf-8").splitlines():
+        run = json.loads(line)
+        if run["trace"] == trace:
+            return set(run["known"]), set(run["skipped"])
+    raise KeyError(trace)
+
+
+def guard_skips_26_of_34() -> bool:
+    bad, skipped = skipped_by_guard("language_trouble")
+    return len(bad) == 34 and len(skipped) == 26 and skipped <= bad
+
+
+def eight_come_first() -> bool:
+    bad, skipped = skipped_by_guard("language_trouble")
+    first = min(skipped)
+    return first == 399 and len([step for step in bad if step < first]) == 8
+
+
+RECORDED = Seen(
+    "policy.jsonl, language_trouble: SkipSpike skips 26 of 34 bad steps and no other",
+    guard_skips_26_of_34,
+)
 
 SENTENCES: dict[str, Sequence[Compared | Seen]] = {
-    "no cost was found if nothing is wrong": NO_COST,
-    "better than without; warm-up does not replace it": (
-        guide("better", "exploding", LIMIT, NONE),
-        guide("better", "exploding", *DECAYED),
-    ),
-    "better than without; SGD without a limit diverged": (
-        guide("better", "heavy tails", LIMIT, NONE),
-        diverged("heavy tails"),
-    ),
-    "better than without in trainings": MUON,
-    "back sooner than with a global limit, in the atlas; no training has this trouble": (TENSORS,),
-    "not worse than a limit of 1 in four of our settings": EMA,
-    "missed fewer planted spikes in one recorded run; no loss was compared": (PLANTED,),
-    "With SGD every run without a limit diverged in bad batches and with heavy tails.": (
+    "Without clipping, every run of SGD diverged with bad batches and with heavy tails.": (
         diverged("bad batches"),
         diverged("heavy tails"),
     ),
+    "every run of SGD without clipping diverged": (diverged("heavy tails"),),
     "We found no cost if nothing is wrong, for Adam.": NO_COST,
-    "Layer norms, warm-up and decay do not replace a limit.": (
+    "Lower thresholds do act": (
+        Seen(
+            "guide.csv: no pair of threshold 0.3 or 0.1 and no clipping is equal",
+            lambda: all(pair.comparison.equal == 0 for pair in NO_COST[1:]),
+        ),
+    ),
+    "Layer norms, warm-up and decay do not replace clipping.": (
         guide("not significantly different", CALM, *DECAYED),
         *[guide("better", trouble, *DECAYED) for trouble in WRONG],
     ),
-    "Variants of Adam that are made to be stable do not replace it.": [
-        guide("worse", "bad batches", method, LIMIT)
-        for method in ("StableAdam", "SPAM", "Stable-SPAM")
+    "In bad batches, no rule of the table below is significantly better than the threshold alone "
+    "by more than a hundredth.": [
+        close("bad batches", method)
+        for method in (
+            "Adam, SkipSpike, global 1",
+            "Adam, ZClip",
+            "Adam, AutoClip, 10 %",
+            "Adam, ClipNormByEMA",
+            "Adam, ClipNormGrowth",
+            "Adam, AdaGC",
+        )
     ],
-    "With `ClipNorm` it does not come back": (
+    "`ClipNormByEMA` has a lower loss if nothing is wrong.": (
+        guide("better", CALM, "Adam, ClipNormByEMA", LIMIT),
+    ),
+    "In the other three settings it is not significantly different.": [
+        guide("not significantly different", setting, "Adam, ZClip", LIMIT)
+        for setting in ("exploding", "heavy tails", CALM)
+    ],
+    "In the simulation, `ZClip` clips a larger share of good steps than a threshold of twice the "
+    "median": (
         Seen(
-            f"after a NaN: {FIXED_SEEDS}",
+            "simulate.csv, language_trouble: false alarms of ZClip and of ClipNorm at twice the "
+            "median",
             lambda: (
-                math.isinf(atlas("ClipNorm", "NaN").back) and atlas("Guard", "NaN").back < AFTER
+                wrongly_clipped("language_trouble", "ZClip, z_thresh")
+                > wrongly_clipped("language_trouble", "ClipNorm, in medians")
             ),
         ),
     ),
-    "Adam is back sooner after a skipped spike than after a clipped one: in the atlas": (SKIPPED,),
-    "not worse than a limit alone in trainings; in the atlas, Adam is back sooner after a skipped "
-    "spike than after a clipped one": (
-        *[
-            guide("not worse", trouble, "Adam, SkipSpike, global 1", LIMIT)
-            for trouble in ("bad batches", LONG)
-        ],
-        SKIPPED,
-    ),
-    "Some other rules do cost something there.": [
-        guide("worse", CALM, method, NONE) for method in ("Adam, AGC", "SPAM", "Stable-SPAM")
-    ],
-    "Before Muon too.": (
+    "In the simulation, eight spikes come before step 399, and `SkipSpike` skips none.": (
         Seen(
-            f"after a spike of 1000, Muon is back sooner with a limit: {FIXED_SEEDS}",
+            "policy.jsonl, language_trouble: the first step that SkipSpike skips, and the bad "
+            "steps before it",
+            eight_come_first,
+        ),
+    ),
+    "`SkipSpike` would have skipped 26 of 34 bad steps and no good step.": (RECORDED,),
+    "skips 26 of 34 spikes and no good step": (RECORDED,),
+    "No rule that follows the norms is significantly better than the threshold, and `AGC` and a "
+    "threshold per tensor are worse": (
+        *[guide("not better", "exploding", f"Adam, {rule}", LIMIT) for rule in FOLLOWING],
+        guide("worse", "exploding", "Adam, AGC", LIMIT),
+        guide("worse", "exploding", "Adam, each tensor 1", LIMIT),
+    ),
+    "After a spike of 1000 times the usual norm, Muon needs": (
+        Seen(
+            f"after a spike of 1000, Muon is back sooner with clipping: {FIXED_SEEDS}",
             lambda: (
                 atlas("ClipNorm", "spike ×1000", BEFORE_MUON).back
                 < atlas("no rule", "spike ×1000", BEFORE_MUON).back
@@ -116,54 +154,60 @@ SENTENCES: dict[str, Sequence[Compared | Seen]] = {
         ),
         *MUON,
     ),
-    "Before SOAP and Shampoo as well.": [
-        guide("better", trouble, f"{name}, clip outside", f"{name}, no clipping")
-        for trouble in ("bad batches", "heavy tails")
-        for name in ("SOAP", "Shampoo")
+    "in which Adam is back sooner after a skipped spike than after a clipped one": (SKIPPED,),
+    "the guard together with the threshold is not worse than the threshold alone": [
+        guide("not worse", trouble, "Adam, SkipSpike, global 1", LIMIT)
+        for trouble in ("bad batches", LONG)
     ],
-    "In none of three troubles was a rule that follows the norms significantly better than a "
-    "global limit of 1 by more than a hundredth.": [
-        close(trouble, f"Adam, {rule}")
-        for trouble in WRONG
-        for rule in ("ZClip", "AutoClip, 10 %", "ClipNormByEMA", "AdaGC, global")
+    "No rule that follows the norms is significantly better than the threshold.": [
+        guide("not better", "heavy tails", f"Adam, {rule}", LIMIT) for rule in FOLLOWING
     ],
-    "`ZClip` lets no more through than before.": (
+    "With `ClipNorm` alone it does not come back": (
+        Seen(
+            f"after a NaN: {FIXED_SEEDS}",
+            lambda: (
+                math.isinf(atlas("ClipNorm", "NaN").back) and atlas("Guard", "NaN").back < AFTER
+            ),
+        ),
+    ),
+    "`ClipNormByEMA()` is not worse in any of the four": EMA,
+    "In none of three troubles is a rule that follows the norms significantly better than a "
+    "global threshold of 1 by more than a hundredth.": [
+        close(trouble, f"Adam, {rule}") for trouble in WRONG for rule in FOLLOWING
+    ],
+    "If the norms move, it finds fewer": (
+        Seen(
+            "simulate.csv: ClipNorm at twice the median misses spikes in ppo and none in "
+            "language_trouble",
+            lambda: (
+                missed("ppo", "ClipNorm, in medians")
+                > missed("language_trouble", "ClipNorm, in medians")
+            ),
+        ),
+    ),
+    "1 is not the best threshold of our trainings.": [
+        guide("better", "bad batches", f"Adam, global {threshold}", LIMIT)
+        for threshold in ("0.3", "0.1")
+    ],
+    "`ZClip` lets no more of the second spike through.": (
         Seen(
             f"what gets through of a second spike, alone: {FIXED_SEEDS}",
             lambda: abs(atlas("ZClip", "spike ×1000", ALONE).again - 1) < 0.01,
         ),
     ),
-    "Lower limits do act": (
-        Seen(
-            "guide.csv: no pair of limit 0.3 or 0.1 and no clipping is equal",
-            lambda: all(pair.comparison.equal == 0 for pair in NO_COST[1:]),
-        ),
-    ),
-    "1 is not the best threshold of these trainings": [
-        guide("better", "bad batches", f"Adam, global {threshold}", LIMIT)
-        for threshold in ("0.3", "0.1")
-    ],
-    "Limits per tensor were better than global ones in none of three troubles": [
+    "`AdaGC` is back sooner than a fixed threshold per tensor": (TENSORS,),
+    "Rules per tensor were better than global ones in none of three troubles.": [
         guide("not better", trouble, *pair)
         for trouble in WRONG
         for pair in (("Adam, each tensor 1", LIMIT), ("Adam, AdaGC", "Adam, AdaGC, global"))
     ],
-    "One per tensor, if spikes are in one tensor.": (TENSORS,),
-    "Rules for all tensors that follow the norms are close": (
-        Seen(
-            "after a spike in one tensor, ZClip needs as many steps as limits per tensor, and "
-            f"SkipSpike needs fewer: {FIXED_SEEDS}",
-            lambda: (
-                atlas("SkipSpike", "one tensor").back
-                < atlas("ZClip", "one tensor").back
-                == atlas("ClipNorm, each tensor", "one tensor").back
-            ),
-        ),
-    ),
-    "Without a rule Adam is not back within 400 steps.": (
-        Seen(
-            f"after a spike in one tensor: {FIXED_SEEDS}",
-            lambda: math.isinf(atlas("no rule", "one tensor").back),
-        ),
-    ),
+    "Variants of Adam that are made to be stable do not replace clipping. `StableAdam`, SPAM and "
+    "Stable-SPAM are worse than the threshold in bad batches.": [
+        guide("worse", "bad batches", method, LIMIT)
+        for method in ("StableAdam", "SPAM", "Stable-SPAM")
+    ],
+    "Some rules cost something if nothing is wrong. `AGC`, SPAM and Stable-SPAM are worse than no "
+    "clipping there.": [
+        guide("worse", CALM, method, NONE) for method in ("Adam, AGC", "SPAM", "Stable-SPAM")
+    ],
 }

@@ -438,13 +438,20 @@ def test_what_the_pages_say_was_not_run_was_not() -> None:
     assert {*METHODS} - {*CASES["nothing wrong"]} == by_matrices | sgd
 
 
-def test_the_first_table_of_the_choice_has_chains_that_step() -> None:
+def test_the_first_table_of_the_choice_has_complete_chains_that_step() -> None:
     page = (DOCS / "which_rule.md").read_text().partition("\n## ")[0]
     chains = re.findall(r"^\| [^|`]+ \| `([^`]+)` \|", page, re.MULTILINE)
     assert len(chains) == page.count("\n| ") - 1
+    assert len(chains) >= 12
     for chain in chains:
-        weight = torch.nn.Parameter(torch.ones(2, 2))
-        opt = eval(f"Modular([weight], {chain}, LR(1e-3))", vars(torchzero_clip) | locals())
-        weight.grad = torch.ones(2, 2)
+        hidden = torch.nn.Linear(4, 4)
+        model = torch.nn.Sequential(torch.nn.Linear(4, 4), hidden, torch.nn.Linear(4, 1))
+        before = [p.detach().clone() for p in model.parameters()]
+        names = vars(torchzero_clip) | {"model": model}
+        opt = eval(f"Modular(model.named_parameters(), {chain})", names)
+        for p in model.parameters():
+            p.grad = torch.ones_like(p)
         opt.step()
-        assert (weight != 1).all()
+        for p, old in zip(model.parameters(), before, strict=True):
+            assert p.isfinite().all()
+            assert not torch.equal(p, old)
