@@ -37,7 +37,7 @@ def left_out() -> int:
 
 
 SENTENCES: dict[str, Sequence[Compared | Seen]] = {
-    "The table and the picture show one seed": (
+    "The table and the picture show the results of a single random seed": (
         Seen(
             "recover.json: one list of losses for each of four runs",
             lambda: (
@@ -46,7 +46,8 @@ SENTENCES: dict[str, Sequence[Compared | Seen]] = {
             ),
         ),
     ),
-    "They raise the test loss from 1.70 to 2.90, a level that the run had left before step 50.": (
+    "The thirty bad steps raise the test loss from 1.70 to 2.90, and the test loss was already "
+    "below 2.90 at step 50.": (
         Seen(
             "recover.json, one run: the losses with clipping alone at steps 300, 330 and 50",
             lambda: (
@@ -66,13 +67,13 @@ SENTENCES: dict[str, Sequence[Compared | Seen]] = {
             ),
         ),
     ),
-    "Its losses equal those of the run without the shard to the last digit": (
+    "The losses with `Recover` equal the losses of a run without the bad shard to the last digit": (
         Seen(
             "recover.json, one run: both have the same loss at the end",
             lambda: ends()["Recover"] == ends()["without the shard"],
         ),
     ),
-    "leaves out the thirty batches and nothing else": (
+    "leaves out the thirty bad batches and no other batch": (
         Seen("recover.json, one run: thirty batches are left out", lambda: left_out() == SHARD),
     ),
 }

@@ -87,7 +87,7 @@ def write(traces: dict[str, Trace], path: Path) -> None:
 
 def table(path: Path) -> str:
     """What is in that file, for a page."""
-    rows = ["| trace | steps | known to be bad | skipped | of those known | ways back |"]
+    rows = ["| trace | steps | known to be bad | skipped | known and skipped | rollbacks |"]
     rows.append("|---|" + "--:|" * 4 + "---|")
     for line in path.read_text(encoding="utf-8").splitlines():
         made = json.loads(line)
@@ -96,9 +96,10 @@ def table(path: Path) -> str:
         backs = made["back"]
         said = "none"
         if backs:
-            said = "{undone} steps at batch {batch}: {why}".format(**backs[0])
+            said = "At batch {batch}, a rollback of {undone} steps ({why}).".format(**backs[0])
         if len(backs) > MOST:
-            said += f"; {MOST - 1} more, and at batch {backs[-1]['batch']} it refuses"
+            last = backs[-1]["batch"]
+            said += f" After {MOST - 1} more rollbacks, `RuntimeError` at batch {last}."
         cells = [f"`{made['trace']}`", made["steps"], len(known) or "", len(skips)]
         cells += [found if known else "", said]
         rows.append(f"| {' | '.join(map(str, cells))} |")

@@ -36,7 +36,7 @@ def simulate(wanted):
 def recover(wanted):
     """What came of the runs of examples/recover.py."""
     found = json.loads((RESULTS / "recover.json").read_text(encoding="utf-8"))
-    rows = ["| | loss at the end | steps | ways back | batches left out |", "|---|--:|--:|--:|--:|"]
+    rows = ["| | loss at the end | steps | rollbacks | batches left out |", "|---|--:|--:|--:|--:|"]
     for name, run in found["runs"].items():
         step, loss = run["losses"][-1]
         out = sum([back[3] for back in run["backs"]])
