@@ -138,9 +138,3 @@ def test_a_class_that_stands_behind_the_learning_rate_takes_no_target():
     assert at_the_end().target == "update"
     with pytest.raises(ValueError, match="AtTheEnd: target must be 'update', the step that is"):
         at_the_end(target="grad")
-
-
-def test_a_class_that_says_separable_is_told_the_word_for_it_and_sees_all_tensors():
-    with pytest.warns(UserWarning, match="Said says separable, which is now reach, with 'model'"):
-        rule = counting(separable=False)
-    assert rule().reach == "model"

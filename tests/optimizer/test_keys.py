@@ -98,7 +98,7 @@ def test_of_several_links_that_have_the_value_the_nearest_counts():
         Modular([one()], Mars(None), Adam(), Adam())
 
 
-OLDER = {  # as chains of these names were written when each link had a number of its own
+OWN_NUMBERS = {  # chains of these names in which each link has a number of its own
     "spam": lambda: Chain(
         Reset(Chain(SpikeClip(5000.0, 0.999, 20, 500), Adam(eps=1e-6)), 500, 150, keep=("step",)),
         WeightDecay(0.0, afterwards=True),
@@ -114,9 +114,9 @@ OLDER = {  # as chains of these names were written when each link had a number o
 
 
 @pytest.mark.filterwarnings("ignore:.*other fixed arguments")  # ScheduleFree's Adam has one
-@pytest.mark.parametrize("name", OLDER)
-def test_a_checkpoint_of_before_goes_on_with_the_numbers_that_it_has(name):
-    before = Modular([one()], OLDER[name]())
+@pytest.mark.parametrize("name", OWN_NUMBERS)
+def test_a_checkpoint_goes_on_with_the_numbers_that_it_has_where_none_was_given(name):
+    before = Modular([one()], OWN_NUMBERS[name]())
     after(before)
     now = Modular([one(before.param_groups[0]["params"][0].item())], named(name))
     with pytest.warns(

@@ -517,6 +517,19 @@ def test_a_number_stands_for_a_tensor_without_dimensions():
     )
 
 
+def test_a_number_stands_for_the_count_of_draws():
+    opt = train(Modular(params(), LR(1e-3), rounding="stochastic"), range(2))
+    held = saved(opt.state_dict())
+    for group in held["param_groups"]:
+        group["chain"]["rounding/step"] = int(group["chain"]["rounding/step"])
+    values = [p.detach().clone() for p in opt.param_groups[0]["params"]]
+    other = Modular([torch.nn.Parameter(x) for x in values], LR(1e-3), rounding="stochastic")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        other.load_state_dict(held)
+    assert same(train(other, range(2, 6)), train(opt, range(2, 6)))
+
+
 def test_state_can_be_made_early():
     ps = params()
     opt = Modular(ps, LR(1e-3), rounding="kahan")

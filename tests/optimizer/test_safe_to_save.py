@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import math
 from collections.abc import Callable
 
@@ -69,18 +68,6 @@ def test_it_goes_on_counting_after_a_resume() -> None:
     again.load_state_dict(opt.state_dict())
     assert again.safe_to_save(steps=1)
     assert not again.safe_to_save(steps=2)
-
-
-def test_a_checkpoint_from_before_there_was_the_count_is_loaded() -> None:
-    p = param(1.0)
-    opt = Modular([p], Guard(), Adam(), LR(0.1))
-    step(p, opt, 1.0)
-    older = copy.deepcopy(opt.state_dict())
-    del older["param_groups"][0]["chain"]["Guard/since"]
-    opt.load_state_dict(older)
-    assert opt.safe_to_save(steps=9)
-    step(p, opt, math.inf)
-    assert not opt.safe_to_save()
 
 
 @at_once("value", [math.nan, math.inf, -math.inf])

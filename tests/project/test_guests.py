@@ -17,7 +17,6 @@ MADE_HERE = {
     "audit/device.py": {"memory"},
     "core/bucket.py": {"other"},
     "core/description.py": {"other"},
-    "core/older_names.py": {"cls"},  # the class that is being made
     "engines/buffers.py": {"made"},
     "engines/compiled/again/captures.py": {"graph"},
     "source/naming.py": {"made", "node"},

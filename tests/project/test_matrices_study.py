@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -111,26 +109,8 @@ def test_no_step_is_ten_times_as_long_and_turns_even_them_out() -> None:
 # ---------------------------------------------------------------------- the page
 
 
-def hook(name: str) -> Any:
-    source = importlib.util.spec_from_file_location(name, DOCS / "_hooks" / f"{name}.py")
-    assert source is not None
-    assert source.loader is not None
-    module = importlib.util.module_from_spec(source)
-    source.loader.exec_module(module)
-    return module
-
-
 @pytest.mark.slow
 def test_the_page_has_the_tables_of_the_clip() -> None:
     page = (DOCS / "matrices.md").read_text()
     for name, text in matrix_clipping.tables().items():
         assert text in page, name
-
-
-def test_old_addresses_lead_to_pages_that_are_there(tmp_path: Path) -> None:
-    moved = hook("moved")
-    moved.on_post_build({"site_dir": str(tmp_path)})
-    for old, new in moved.MOVED.items():
-        assert not (DOCS / f"{old}.md").exists()
-        assert (DOCS / f"{new}.md").exists()
-        assert f'url=../{new}/"' in (tmp_path / old / "index.html").read_text()

@@ -168,7 +168,7 @@ def test_merged_rows_stand_for_several_steps(tmp_path: Path) -> None:
     assert Trace.read(tmp_path / "run.csv").stride == 4
 
 
-def test_a_file_says_how_many_steps_a_row_stands_for_and_older_files_are_read(tmp_path) -> None:
+def test_a_file_says_how_many_steps_a_row_stands_for_and_others_are_read(tmp_path) -> None:
     recorder = run(steps=30)
     recorder.capacity = 10
     recorder._fit()
@@ -177,15 +177,15 @@ def test_a_file_says_how_many_steps_a_row_stands_for_and_older_files_are_read(tm
         rows = [*csv.DictReader(file)]
     assert [row["step"] for row in rows] == ["4", "8", "12", "16", "20", "24", "28", "30"]
     assert [row["stands_for"] for row in rows] == [*["4"] * 7, "2"]
-    new = Trace.read(tmp_path / "run.csv")
-    with open(tmp_path / "old.csv", "w", newline="") as file:
-        older = csv.DictWriter(file, [name for name in rows[0] if name != "stands_for"])
-        older.writeheader()
-        older.writerows({name: row[name] for name in older.fieldnames} for row in rows)
-    old = Trace.read(tmp_path / "old.csv")
-    assert (new.stride, [*new.logged], new.names) == (old.stride, [*old.logged], old.names)
-    assert torch.equal(new.steps, old.steps)
-    torch.testing.assert_close(new.norms, old.norms, rtol=0, atol=0, equal_nan=True)
+    ours = Trace.read(tmp_path / "run.csv")
+    with open(tmp_path / "other.csv", "w", newline="") as file:
+        writer = csv.DictWriter(file, [name for name in rows[0] if name != "stands_for"])
+        writer.writeheader()
+        writer.writerows({name: row[name] for name in writer.fieldnames} for row in rows)
+    other = Trace.read(tmp_path / "other.csv")
+    assert (ours.stride, [*ours.logged], ours.names) == (other.stride, [*other.logged], other.names)
+    assert torch.equal(ours.steps, other.steps)
+    torch.testing.assert_close(ours.norms, other.norms, rtol=0, atol=0, equal_nan=True)
     recorder.capacity = 2
     recorder._fit()
     recorder.to_csv(tmp_path / "run.csv")

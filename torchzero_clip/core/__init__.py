@@ -14,7 +14,7 @@ from torchzero_clip.core.numbers import Numbers
 from torchzero_clip.core.state import counter, zeros_like_state
 from torchzero_clip.core.step import Step
 from torchzero_clip.core.tensorlist import TensorList
-from torchzero_clip.core.transform import Reach, Successor, TensorwiseTransform, Transform
+from torchzero_clip.core.transform import Reach, TensorwiseTransform, Transform
 from torchzero_clip.core.units import Units
 
 __all__ = [
@@ -33,7 +33,6 @@ __all__ = [
     "Scope",
     "State",
     "Step",
-    "Successor",
     "TensorList",
     "TensorwiseTransform",
     "Transform",

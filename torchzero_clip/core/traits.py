@@ -27,6 +27,10 @@ class Gate:
 class Smoothing:
     """A transform that makes an average or a sum over steps of the update, as momentum is."""
 
+    torch_names: ClassVar[Mapping[str, str]] = {}
+    """For each name that torch's optimizers use for a live value of this transform, its own name.
+    It is given where the two differ. An error about a group key with torch's name points to it."""
+
     def adopted(self, state: Mapping[str, Any], group: Mapping[str, Any]) -> Mapping[str, Any]:
         """Return the state of a parameter in an optimizer of torch under the names of this link.
 

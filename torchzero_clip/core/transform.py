@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import field
-from typing import Any, ClassVar, Literal, NamedTuple, TypeAlias
+from typing import Any, ClassVar, Literal, TypeAlias
 
 import torch
 from torch import Tensor
@@ -15,38 +15,12 @@ from torchzero_clip.core.engine import FusedKernel, Group, Rule, State, Wrapped,
 from torchzero_clip.core.lazy import Joined
 from torchzero_clip.core.link import numbers_of_model
 from torchzero_clip.core.matrix_steps import prepare_matrices, step_matrices
-from torchzero_clip.core.older_names import take_older_names
 from torchzero_clip.core.sharding.layout import full, layout_of, part_of
 from torchzero_clip.core.sharding.owners import by_owners, owners_of
 from torchzero_clip.core.tensorlist import TensorList, call_user
 
 Reach: TypeAlias = Literal["tensor", "layer", "group", "model"]
 """What a rule takes together: at most a tensor, or more."""
-
-
-class Earlier(NamedTuple):
-    """What stood in the place of a transform in older checkpoints.
-
-    Attributes:
-        transform: The transform of then.
-        live: The name now of each of its live values; None of those that are gone.
-        state: Makes the state of a parameter from that of then, by name, and the live values.
-    """
-
-    transform: Transform
-    live: Mapping[str, str | None]
-    state: Callable[[dict[str, Tensor], Group], dict[str, Tensor]]
-
-
-class Successor:
-    """What a transform inherits from as well, where older checkpoints have something else."""
-
-    later_state: ClassVar[tuple[str, ...]] = ()
-    """What is kept for a group that older checkpoints have not."""
-
-    def earlier(self) -> Earlier | None:
-        """What older checkpoints have in its place, if they are read."""
-        return None
 
 
 class Transform(Description):
@@ -97,10 +71,6 @@ class Transform(Description):
     which are never kept in bfloat16."""
     shown: ClassVar[tuple[str, ...]] = ()
     """Numbers of the model that `metrics()` shows."""
-
-    def __init_subclass__(cls, **kwargs: Any) -> None:
-        super().__init_subclass__(**kwargs)
-        take_older_names(cls)
 
     def init(self, param: Tensor) -> Mapping[str, Any]:
         """The state of one parameter when its first gradient comes.

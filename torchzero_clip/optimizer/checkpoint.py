@@ -14,12 +14,10 @@ from torchzero_clip.core.formats.stochastic import DRAWS, DROPPED, ROUNDS
 from torchzero_clip.core.outside import warn
 from torchzero_clip.core.sharding.layout import local
 from torchzero_clip.core.stacks import batches, in_order
-from torchzero_clip.core.state import share_vectors, statistic
+from torchzero_clip.core.state import share_vectors
 from torchzero_clip.core.step import Groups
-from torchzero_clip.core.transform import Successor
 from torchzero_clip.optimizer import norm_groups
-from torchzero_clip.optimizer.earlier import Older
-from torchzero_clip.optimizer.fingerprint import fingerprint, marks, other_arguments
+from torchzero_clip.optimizer.fingerprint import fingerprint, marks
 from torchzero_clip.optimizer.keys import GroupKeys
 from torchzero_clip.optimizer.rounding import kept_halves, split
 from torchzero_clip.optimizer.state_layout import (
@@ -51,36 +49,11 @@ class Checkpoint:
         check_form(given, param_groups)
         self.given, self.param_groups, self.keys, self.layout = given, param_groups, keys, layout
         self.state = {index: kept_halves(held) for index, held in given["state"].items()}
-        self.groups = list(map(dict, given["param_groups"]))
-        self._bring_up()
-        self.groups = list(map(norm_groups.kept, self.groups, param_groups))
+        self.groups = list(map(norm_groups.kept, given["param_groups"], param_groups))
         for group, here in zip(self.groups, param_groups, strict=True):
             known = {keys.aliases.get(key, key) for key in group}
             left = [key for key in keys.defaults if key in here and key not in known]
             group.update({key: here[key] for key in left})
-
-    def _bring_up(self) -> None:
-        """Give groups and state of an older checkpoint the form of now."""
-        older = Older(self.keys.links)
-        for g, group in enumerate(self.groups):
-            if older.wrote(group):
-                for index in [index for index in group["params"] if index in self.state]:
-                    where = f"parameter {index}"
-                    self.state[index] = older.state(where, self.state[index], group)
-                self.groups[g] = older.group(group)
-        for group, here in zip(self.groups, self.param_groups, strict=True):
-            if isinstance(held := group.get("chain"), dict):
-                group["chain"] = {**self._later(held, here["params"]), **held}
-
-    def _later(self, held: Mapping[str, Any], params: Sequence[Tensor]) -> dict[str, Tensor]:
-        """What links keep in a group since after the checkpoint was saved, as it begins."""
-        paths = {key.rpartition("/")[0] for key in held if is_links(key) and params}
-        return {
-            f"{link.path}/{name}": statistic(link.group_values()[name], params[0])
-            for link in self.keys.links
-            if link.path in paths and isinstance(link.transform, Successor)
-            for name in link.transform.later_state
-        }
 
     def rows(self) -> Iterator[tuple[Any, Tensor, Mapping[str, Any]]]:
         """Every parameter with its index in the checkpoint, and what that holds for it."""
@@ -118,7 +91,7 @@ class Checkpoint:
                     where = f"parameter {index}"
                     self.layout.check_parameter(where, held, shared, p, clips, name)
         self._refuse_nan()
-        if any([other_arguments(marks(group["chain"]), mine) for group in self.groups]):
+        if any([marks(group["chain"]) != mine for group in self.groups]):
             warn(
                 f"the checkpoint was saved by a chain with other fixed arguments than {chain}, "
                 "which goes on with its own: make the chain as it was if that is not meant",
@@ -131,10 +104,9 @@ class Checkpoint:
         counts += DRAWS if any([link.narrow for link in self.keys.links]) else ()
         half = [held for _, p, held in rows if p.dtype in DROPPED]
         here = rounding if half else "nearest"
-        drawn = [group["chain"][ROUNDS[1]] for group in self.groups if ROUNDS[1] in group["chain"]]
-        older = any([type(x) is int for x in drawn])
+        drawn = any([ROUNDS[1] in group["chain"] for group in self.groups])
         known = ["nearest" if any(half) else here]
-        known += ["stochastic, by other draws" if older else "stochastic"] * bool(drawn)
+        known += ["stochastic"] * drawn
         known += [name for name, x in KEPT.items() if any([x.key in held for _, _, held in rows])]
         saved = known[-1]
         for group in self.groups:

@@ -13,7 +13,6 @@ from torchzero_clip.core.link import Link
 from torchzero_clip.core.transform import Transform
 
 MARK = "fingerprint"
-WITHOUT_DEFAULTS = 2**32  # added to the second number of a fingerprint, which others leave smaller
 
 
 def fingerprint(links: Sequence[Link]) -> list[int]:
@@ -24,16 +23,7 @@ def fingerprint(links: Sequence[Link]) -> list[int]:
     names = [f"{link.path}:{type(link.transform).__name__}" for link in links]
     rows = [(link.path, name, v) for link in links for name, v in _fixed(link.transform).items()]
     fixed = [f"{path}/{name}={value!r}" for path, name, value in sorted(rows, key=lambda r: r[:2])]
-    first, second = [zlib.crc32("\n".join(lines).encode()) for lines in (names, fixed)]
-    return [first, second + WITHOUT_DEFAULTS]
-
-
-def other_arguments(theirs: Sequence[int], mine: Sequence[int]) -> bool:
-    """Whether two fingerprints tell of other fixed arguments.
-
-    One that counted the defaults too tells nothing: it cannot know of arguments added since.
-    """
-    return theirs[1:] != mine[1:] and not all([x < WITHOUT_DEFAULTS for x in theirs[1:]])
+    return [zlib.crc32("\n".join(lines).encode()) for lines in (names, fixed)]
 
 
 def shared_start(links: Sequence[Link], params: Any, held: Mapping[str, Any]) -> dict[str, Any]:

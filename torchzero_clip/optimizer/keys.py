@@ -11,7 +11,8 @@ import torch
 
 from torchzero_clip.core.description import ON_NORMS, RESERVED, class_with, no_argument
 from torchzero_clip.core.link import Link, read_elsewhere
-from torchzero_clip.core.transform import Successor, Transform
+from torchzero_clip.core.traits import Smoothing
+from torchzero_clip.core.transform import Transform
 from torchzero_clip.core.values import live_value
 from torchzero_clip.optimizer import norm_groups
 
@@ -38,7 +39,7 @@ ELSEWHERE = {"learning_rate": "lr", "wd": "weight_decay", **dict.fromkeys(LIMITS
 class GroupKeys:
     """The key of every live value: bare where one link owns the name, otherwise "Link/name"."""
 
-    def __init__(self, links: Sequence[Link], follow: bool = True) -> None:
+    def __init__(self, links: Sequence[Link]) -> None:
         self.links = [link for top in links for link in top.walk()]
         self.seen: list[list[Any]] = []  # the live values of each group, in the step before
         self._seen_keys: list[frozenset[str]] = []
@@ -62,7 +63,7 @@ class GroupKeys:
                 self.defaults[key] = getattr(link.transform, name)
             if len(links_) > 1:
                 self.ambiguous[name] = [f"{link.path}/{name}" for link in links_]
-        for link in self.links if follow else ():
+        for link in self.links:
             self._follow_reads(link, link.transform)
 
     def tidy(self, group: dict[str, Any], later: bool = False) -> None:
@@ -145,11 +146,10 @@ class GroupKeys:
             if value is None or value is False or (isinstance(value, numbers.Real) and value == 0):
                 return
             for link in self.links:
-                was = link.transform.earlier() if isinstance(link.transform, Successor) else None
-                if was is not None and (name := was.live.get(key)):
-                    raise ValueError(
-                        f"a group sets {key}={value!r}: {link.path} calls it {link.keys[name]!r}"
-                    )
+                rule = link.transform
+                if isinstance(rule, Smoothing) and key in rule.torch_names:
+                    own = link.keys[rule.torch_names[key]]
+                    raise ValueError(f"a group sets {key}={value!r}: {link.path} calls it {own!r}")
             raise ValueError(
                 f"a group sets {key}={value!r}, but no link of this chain reads it: "
                 f"add {WELL_KNOWN[key]} to the chain"

@@ -27,8 +27,8 @@ class Trace:
 
     A file is what `Recorder.to_csv` writes, perhaps with ".gz" at the end of its name: a column
     "step", a column "norm" or "Rule/norm" or, for many units, "norm/<unit>" each, and others. Of
-    merged rows "stands_for" says how many steps each has; without it, as in older files, that is
-    how far the first two are apart. Logs of others are read as well: see `read`.
+    merged rows "stands_for" says how many steps each has; without it, as in logs of others, which
+    are read as well (see `read`), that is how far the first two are apart.
 
     Args:
         norms: Steps by units.

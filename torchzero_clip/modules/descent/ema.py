@@ -10,11 +10,10 @@ from torch import Tensor
 from torchzero_clip.core import Group, Live, State, TensorList, Transform, counter, zeros_like_state
 from torchzero_clip.core.bounds import Share
 from torchzero_clip.core.traits import Smoothing
-from torchzero_clip.core.transform import Earlier, Successor
-from torchzero_clip.modules.descent.momentum import BUFFER, Momentum, averages_its_buffer
+from torchzero_clip.modules.descent.momentum import BUFFER, averages_its_buffer
 
 
-class EMA(Transform, Successor, Smoothing):
+class EMA(Transform, Smoothing):
     """m ← β m + (1 - β) u;   u ← m, or m / (1 - βᵗ) with debias, or (1 - β) u + β m with nesterov
 
     Args:
@@ -34,6 +33,7 @@ class EMA(Transform, Successor, Smoothing):
     nesterov: bool = False
 
     state_kinds = {"ema": "linear"}
+    torch_names = {"momentum": "beta"}
     per_entry = True
     pure = True
 
@@ -71,19 +71,3 @@ class EMA(Transform, Successor, Smoothing):
             return m
         t = state["step"].add_(1).stack()
         return u.copy_(m).div_(1 - group["beta"] ** t)
-
-    def earlier(self) -> Earlier | None:
-        """A sum of updates, which Muon kept before it kept their average."""
-        if self.debias:
-            return None
-
-        def average(held: dict[str, Tensor], live: Group) -> dict[str, Tensor]:
-            if live["dampening"] != 0:
-                raise ValueError(
-                    f"the checkpoint has a sum with dampening={live['dampening']!r} where EMA "
-                    "keeps an average, which can be made of a sum without dampening alone"
-                )
-            return {"ema": held["momentum_buffer"] * (1 - live["momentum"])}
-
-        summed = Momentum(self.beta, self.nesterov, target=self.target, name=self.name)
-        return Earlier(summed, {"momentum": "beta", "dampening": None}, average)

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from torchzero_clip.core import Bucket, Group, Successor, Transform, Units, UnitState, keep_number
+from torchzero_clip.core import Bucket, Group, Transform, Units, UnitState, keep_number
 from torchzero_clip.core.norms import NAMED
 from torchzero_clip.core.private import assert_async
 from torchzero_clip.core.sharding.collectives import gather
@@ -24,7 +24,7 @@ class _Seen(NamedTuple):
     told: Tensor | None = None
 
 
-class _StepGuard(Transform, Successor):
+class _StepGuard(Transform):
     """A guard stands first, and judges a step by the norm of all gradients, and its loss.
 
     Write `judge`, and for a guard with memory `init_unit` and `remember`.
@@ -33,7 +33,6 @@ class _StepGuard(Transform, Successor):
     place = "first"
     leaves = "gradient"
     judges_loss = False
-    later_state = ("since",)
     reason = "bad gradients"
 
     def init_unit(self) -> dict[str, Any]:
