@@ -81,7 +81,7 @@ TABLES = {
     "rounding": Table("benchmarks.studies.rounding --time"),
     "norms": Table("benchmarks.norms"),
     "import_time": Table("benchmarks.import_time"),
-    "launches": Table("benchmarks.studies.launches", counts=True),
+    "launches": Table("benchmarks.studies.launches", needs="triton", counts=True),
 }
 ALL = "all"
 

@@ -543,7 +543,7 @@ def test_every_command_of_a_table_is_a_module():
 
 
 def test_every_commit_of_the_page_is_in_the_repository():
-    commits = set(re.findall(r"commit ([0-9a-f]{7})", printed.page()))
+    commits = set(re.findall(r"commit ([0-9a-f]{7,40})", printed.page()))
     assert commits
     if circumstances.git("git", "rev-parse", "--is-shallow-repository") != "false":
         pytest.skip("this is no checkout with its whole history")
