@@ -13,6 +13,8 @@ import sys
 import tempfile
 from pathlib import Path
 
+from benchmarks.circumstances import watched
+
 CODE = """
 import time, torch
 wall, cpu = time.perf_counter(), time.process_time()
@@ -42,11 +44,12 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as cache:
         measure(cache)  # compiles
         rows = [measure(cache) for _ in range(rounds)]
-    print("import torchzero_clip, after torch     least  median ms")
-    kinds = zip(*rows, strict=True)
-    for name, taken in zip(("in all", "on the processor"), kinds, strict=True):
-        print(f"{name:<36}{min(taken):>8.1f}{statistics.median(taken):>8.1f}")
+    print("import torchzero_clip, after torch     least   median ms (quartiles)")
+    for name, taken in zip(("in all", "on the processor"), zip(*rows, strict=True), strict=True):
+        low, middle, high = statistics.quantiles(taken, n=4)
+        print(f"{name:<36}{min(taken):>8.1f}{middle:>12.1f} ({low:.1f} to {high:.1f})")
 
 
 if __name__ == "__main__":
-    main()
+    with watched("benchmarks.import_time"):
+        main()

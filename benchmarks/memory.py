@@ -33,6 +33,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.profiler import ProfilerActivity, profile, record_function
 
+from benchmarks import circumstances
 from torchzero_clip import (
     LR,
     Adam,
@@ -406,4 +407,8 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    if "--json" in sys.argv:
+        main()
+    else:
+        with circumstances.watched("benchmarks.memory"):
+            main()

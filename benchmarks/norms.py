@@ -1,9 +1,9 @@
-"""Norms: how long they take against torch's, and how right they are.
+"""Measure norms: their time compared with torch's, and their error.
 
     python -m benchmarks.norms [--seconds 3]
 
-Time is held against `torch._foreach_norm` of order 2 over the same shapes in float32, in turns;
-error against float64. The machine should do nothing else meanwhile.
+The time is divided by the time of `torch._foreach_norm` of order 2 for the same shapes in float32,
+in turns. The error is relative to float64. The machine should do nothing else meanwhile.
 """
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ from __future__ import annotations
 import argparse
 import math
 import random
-import statistics
 import time
 from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
 
-from benchmarks.step.bars import Bar
+from benchmarks.circumstances import watched
+from benchmarks.step.bars import Bar, judged, of_ratios
 from torchzero_clip.core import norms
 
 SIZES: dict[str, Callable[[], list[int]]] = {
@@ -101,24 +101,19 @@ def main(given: Sequence[str] | None = None) -> None:
     parser.add_argument("--seconds", type=float, default=3.0, help="for each kind and size")
     parser.add_argument("--quick", action="store_true", help="a smoke run: small")
     args = parser.parse_args(given)
-    print(f"torch {torch.__version__}, {torch.get_num_threads()} threads")
-    print(
-        f"{'tensors':<14}{'order':>6} {'dtype':<9}{'time / torch':>13}{'quartiles':>14}{'error':>9}"
-    )
-    bars = []
-    for name, sizes in (SMALL if args.quick else SIZES).items():
-        for (order, dtype), limit in BARS.items():
-            seconds = 0.0 if args.quick else args.seconds
-            low, half, high = statistics.quantiles(ratio(sizes(), order, dtype, seconds), n=4)
-            away = error(sizes(), order, dtype)
-            kind = str(dtype).removeprefix("torch.")
-            row = f"{name:<14}{order:>6} {kind:<9}{half:>13.2f}{f'{low:.2f}–{high:.2f}':>14}"
-            print(f"{row}{away:>9.0e}", flush=True)
-            what = f"{name}, order {order}, {kind}"
-            bars.append(Bar(f"time of torch's order 2 in float32: {what}", half, limit))
-            bars.append(Bar(f"millionths of error against float64: {what}", away / RIGHT, 1.0))
-    print("\nBars")
-    print("\n".join(map(str, bars)))
+    seconds = 0.0 if args.quick else args.seconds
+    with watched("benchmarks.norms", given) as watch:
+        times: list[Bar] = []
+        errors: list[Bar] = []
+        for name, sizes in (SMALL if args.quick else SIZES).items():
+            for (order, dtype), limit in BARS.items():
+                what = f"{name}, order {order}, {str(dtype).removeprefix('torch.')}"
+                ratios = ratio(sizes(), order, dtype, seconds)
+                times.append(of_ratios(f"time: {what}", ratios, limit))
+                away = error(sizes(), order, dtype)
+                errors.append(Bar(f"millionths of error: {what}", away / RIGHT, 1.0))
+        print(judged(times, watch.busy))
+        print(judged(errors, busy=False))
 
 
 if __name__ == "__main__":

@@ -4,11 +4,11 @@
     python -m benchmarks.sharded --ranks 2 --only blocks --rounds 20
 
 A row is the median time of a step, in milliseconds, of the faster of torch's foreach and fused
-optimizers behind its own clip, and the medians of ratios to it in turns: of ours by default and
-compiled, with the share of the compiled steps that was repeated. Gradients lie elsewhere in every
-step, as those of FSDP2 do. The last rows are Muon beside torch's own, whose iteration is put into
-float32 for both, and SOAP, where `--soap FOLDER` is a checkout of nikhilvyas/SOAP a1e5535. That one
-takes no sharded matrices: every rank does all of them.
+optimizers behind its own clip, and the median ratios to it in turns, with their quartiles: of ours
+by default and compiled, with the share of the compiled steps that was repeated. Gradients are in
+other memory in every step, as with FSDP2. The last rows are Muon beside torch's own, whose
+iteration is put into float32 for both, and SOAP, where `--soap FOLDER` is a checkout of
+nikhilvyas/SOAP a1e5535. That one takes no sharded matrices: every rank does all of them.
 
 One rank and its mesh are the same as many, but for the wait; more ranks than cores take turns.
 """
@@ -37,6 +37,8 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
+from benchmarks.circumstances import watched
+from benchmarks.step.bars import quartiles
 from benchmarks.step.shapes import SHAPES
 from benchmarks.studies.bases import EVERY, official_soap
 from torchzero_clip import EMA, LR, Adam, ClipNorm, Modular, Orthogonalize, WeightDecay, named
@@ -254,14 +256,16 @@ def row(found: dict[str, Any]) -> str:
     cells.append(f"{1e3 * theirs[best]:8.2f}" if theirs else f"{'':8}")
     for label in mine:
         pairs = zip(times[label], times[best] if theirs else itertools.repeat(1e-3), strict=False)
-        cells.append(f"{statistics.median([a / b for a, b in pairs]):9.2f}")
+        ratios = [a / b for a, b in pairs]
+        cells.append(f"{quartiles(ratios):>21}")
     cells.append(f"{100 * found['shares']['compiled']:9.0f} %")
     refusals = [f"{label} took none ({why})" for label, why in found["failed"].items()]
     return "".join(cells) + "".join([f"  {x}" for x in refusals])
 
 
 HEAD = (
-    f"{'model':10}{'ranks':>5} {'by hand':8}{'ms':>8}{'default':>9}{'compiled':>9}{'repeated':>11}"
+    f"{'model':10}{'ranks':>5} {'by hand':8}{'ms':>8}"
+    f"{'default':>21}{'compiled':>21}{'repeated':>11}"
 )
 
 
@@ -278,10 +282,11 @@ def main() -> None:
     if given.here:
         on_this_rank(given.only, given.rounds, given.soap)
     arguments = ["--only", *given.only, "--rounds", str(given.rounds), "--soap", given.soap]
-    print(HEAD)
-    for ranks in given.ranks:
-        for found in on_ranks(ranks, arguments):
-            print(row(found), flush=True)
+    with watched("benchmarks.sharded"):
+        print(HEAD)
+        for ranks in given.ranks:
+            for found in on_ranks(ranks, arguments):
+                print(row(found), flush=True)
 
 
 if __name__ == "__main__":

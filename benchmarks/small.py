@@ -1,9 +1,11 @@
-"""What a step of a small model costs beside torch: python -m benchmarks.small.
+"""What a step of a small model costs, compared with torch: python -m benchmarks.small.
 
-Each race is a thing that one writes with torch by hand, and with this library. All take turns in
-one process, on one thread, on equal parameters and gradients; a ratio is the median over rounds of
-the time of one over that of torch in the same round. The machine should do nothing else. Other
-libraries take part where they are installed.
+Each race compares this library with everything that one would write with torch by hand: the fused
+kernel, the operators for lists (foreach), and one tensor at a time (loop). All contestants take
+turns in one process, on one thread, with equal parameters and gradients. A ratio is the median over
+rounds of our time over that of torch's fastest spelling in the same round, with its quartiles. The
+machine should do nothing else: if other processes take more than 5 % of the CPU time, the lines say
+"busy" and decide nothing. Other libraries take part if they are installed.
 """
 
 from __future__ import annotations
@@ -12,21 +14,34 @@ import argparse
 import gc
 import random
 import statistics
+import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch.nn import Parameter
 
-from benchmarks.step.bars import Bar
-from benchmarks.step.chains import HEADLINE, RACES, clip_norm, installed
+from benchmarks.circumstances import watched
+from benchmarks.step.bars import Bar, judged, of_ratios
+from benchmarks.step.chains import (
+    HEADLINE,
+    LOOP,
+    RACES,
+    Optimizer,
+    clip_norm,
+    clip_norm_in_a_loop,
+    installed,
+    spellings,
+)
 from benchmarks.step.shapes import SHAPES, Shapes
+from benchmarks.step.timing import FEWEST, fastest_in_torch, in_torch
 from torchzero_clip import LR, Adam, ClipNorm, Modular, attach, clip_grad_norm_
 
 Step = Callable[[], object]
 Build = Callable[[list[Parameter]], Step]
-TORCH, DEFAULT, COMPILED = "torch", "default", "compiled"
+DEFAULT, COMPILED = "default", "compiled"
 MLP: Shapes = [(64, 32), (64,), (64, 64), (64,), (8, 64), (8,)]
 PAIR: Shapes = [(64, 64), (64,)]
 TURN = 2e-3  # seconds that a contestant has for itself, at least
@@ -34,26 +49,18 @@ TURN = 2e-3  # seconds that a contestant has for itself, at least
 
 @dataclass(frozen=True)
 class Small:
-    """A race: the shapes, how each contestant spells it, and what ours may take of torch."""
+    """A race.
+
+    Args:
+        shapes: The parameters.
+        contestants: Each spelling, by name; those in torch begin with "torch".
+        bars: The most that ours should take of the time of torch's fastest spelling; None if
+            nothing is demanded.
+    """
 
     shapes: Shapes
     contestants: Mapping[str, Build]
-    bars: Mapping[str, float]
-
-
-def by_hand(make: Callable[[list[Parameter]], torch.optim.Optimizer]) -> Build:
-    """torch's clip of the global norm, then an optimizer."""
-
-    def build(params: list[Parameter]) -> Step:
-        clip, optimizer = clip_norm(params), make(params)
-
-        def step() -> None:
-            clip()
-            optimizer.step()
-
-        return step
-
-    return build
+    bars: Mapping[str, float | None]
 
 
 def chain(*, compile: bool = False, adam: bool = True) -> Build:
@@ -62,7 +69,7 @@ def chain(*, compile: bool = False, adam: bool = True) -> Build:
 
 
 def attached(params: list[Parameter]) -> Step:
-    optimizer = torch.optim.AdamW(params, lr=1e-3, foreach=True)
+    optimizer = torch.optim.AdamW(params, lr=1e-3, fused=True)
     handle = attach(optimizer, ClipNorm(1.0, dim="global"))
 
     def step(keep: object = handle) -> None:
@@ -75,25 +82,27 @@ def helper(params: list[Parameter]) -> Step:
     return lambda: clip_grad_norm_(params, 1.0, dim="global")
 
 
-def fused_adam(params: list[Parameter]) -> torch.optim.Optimizer:
-    return torch.optim.Adam(params, lr=1e-3, fused=True)
+def by_hand(kind: type[torch.optim.Optimizer]) -> dict[str, Build]:
+    """Return torch's clip of the global norm before each implementation of an optimizer."""
+
+    def make(**options: Any) -> Optimizer:
+        return lambda params: kind(params, lr=1e-3, **options)
+
+    return spellings(clip_norm, make)
 
 
 def races() -> dict[str, Small]:
-    """The races by name; peers come from the chains of the larger benchmark."""
+    """Return the races by name; peers come from the chains of the larger benchmark."""
     theirs = RACES[HEADLINE].contestants
     peers = {name: theirs[name] for name in ("torchzero", "heavyball") if name in theirs}
     peers = {name: build for name, build in peers.items() if installed(name)}
-    adam = {TORCH: by_hand(fused_adam), DEFAULT: chain(), COMPILED: chain(compile=True)}
+    adam = {**by_hand(torch.optim.Adam), DEFAULT: chain(), COMPILED: chain(compile=True)}
     sgd = {
-        TORCH: by_hand(lambda params: torch.optim.SGD(params, lr=1e-3, foreach=True)),
+        **by_hand(torch.optim.SGD),
         DEFAULT: chain(adam=False),
         COMPILED: chain(adam=False, compile=True),
     }
-    before = {
-        TORCH: by_hand(lambda params: torch.optim.AdamW(params, lr=1e-3, foreach=True)),
-        DEFAULT: attached,
-    }
+    before = {**by_hand(torch.optim.AdamW), DEFAULT: attached}
     found = {
         "MLP, clip + Adam": Small(MLP, adam | peers, {DEFAULT: 1.8, COMPILED: 0.8}),
         "ViT-tiny, clip + Adam": Small(SHAPES["vit"](), adam, {DEFAULT: 1.15, COMPILED: 0.65}),
@@ -104,14 +113,15 @@ def races() -> dict[str, Small]:
         "attach before AdamW, 12 tensors": Small(PAIR * 6, before, {DEFAULT: 1.6}),
     }
     for count, bar in ((2, None), (12, 1.5), (100, 1.0), (1000, 1.0)):
-        both = {TORCH: clip_norm, DEFAULT: helper}
-        bars = {} if bar is None else {DEFAULT: bar}
-        found[f"clip_grad_norm_, {count} tensors"] = Small(PAIR * (count // 2), both, bars)
+        both = {"torch foreach": clip_norm, LOOP: clip_norm_in_a_loop, DEFAULT: helper}
+        found[f"clip_grad_norm_, {count} tensors"] = Small(
+            PAIR * (count // 2), both, {DEFAULT: bar}
+        )
     return found
 
 
 def parameters(shapes: Shapes) -> list[Parameter]:
-    """Parameters with gradients far above the limit."""
+    """Return parameters whose gradients are far above the threshold."""
     torch.manual_seed(0)
     params = [Parameter(torch.randn(shape) * 0.02) for shape in shapes]
     for p in params:
@@ -122,7 +132,7 @@ def parameters(shapes: Shapes) -> list[Parameter]:
 def run(
     race: Small, seconds: float, clock: Callable[[], float] = time.perf_counter
 ) -> dict[str, list[float]]:
-    """The seconds of a step of every contestant, round by round."""
+    """Return the seconds of a step of every contestant, round by round."""
     steps = {name: build(parameters(race.shapes)) for name, build in race.contestants.items()}
     counts = {}
     for name, step in steps.items():
@@ -132,7 +142,7 @@ def run(
     gc.collect()
     times: dict[str, list[float]] = {name: [] for name in steps}
     order, end = list(steps), time.perf_counter() + seconds
-    while time.perf_counter() < end or len(times[TORCH]) < 7:
+    while time.perf_counter() < end or len(times[order[0]]) < FEWEST:
         random.shuffle(order)
         for name in order:
             times[name].append(timed(steps[name], counts[name], clock))
@@ -146,33 +156,37 @@ def timed(step: Step, count: int, clock: Callable[[], float]) -> float:
     return (clock() - begin) / count
 
 
+def bars(name: str, race: Small, times: Mapping[str, Sequence[float]]) -> Iterator[Bar]:
+    """Yield the time of each contestant over that of torch's fastest spelling."""
+    best = fastest_in_torch(times)
+    assert best is not None, f"the race {name!r} has no spelling in torch"
+    base = f"of {best}, {1e6 * statistics.median(times[best]):.0f} µs"
+    others = [who for who in times if not in_torch(who)]
+    for who in others:
+        ratios = [a / b for a, b in zip(times[who], times[best], strict=True)]
+        yield of_ratios(f"{base}: {name}, {who}", ratios, race.bars.get(who))
+
+
 def main(given: Sequence[str] | None = None) -> None:
     known = races()
     parser = argparse.ArgumentParser(
         "python -m benchmarks.small", description=(__doc__ or "").partition("\n")[0]
     )
     parser.add_argument("--races", nargs="+", choices=known, default=list(known))
-    parser.add_argument("--seconds", type=float, default=5.0, help="for each race")
+    parser.add_argument("--seconds", type=float, default=15.0, help="for each race")
     parser.add_argument(
         "--cpu", action="store_true", help="CPU time of this process, for a busy machine"
     )
     args = parser.parse_args(given)
     clock = time.process_time if args.cpu else time.perf_counter
     torch.set_num_threads(1)
-    bars = []
-    print(f"{'race':<34}{'torch, µs':>10}   of that")
-    for name in args.races:
-        times = run(known[name], args.seconds, clock)
-        base = statistics.median(times[TORCH])
-        ratios = {
-            who: statistics.median([a / b for a, b in zip(rows, times[TORCH], strict=True)])
-            for who, rows in times.items()
-            if who != TORCH
-        }
-        shown = ", ".join(f"{who} {ratio:.2f}" for who, ratio in ratios.items())
-        print(f"{name:<34}{1e6 * base:>10.0f}   {shown}", flush=True)
-        bars += [Bar(f"{name}, {who}", ratios[who], bar) for who, bar in known[name].bars.items()]
-    print(*bars, sep="\n")
+    with watched("benchmarks.small", given) as watch:
+        found: list[Bar] = []
+        for name in args.races:
+            raced = list(bars(name, known[name], run(known[name], args.seconds, clock)))
+            print(*raced, sep="\n", file=sys.stderr, flush=True)
+            found += raced
+        print(judged(found, watch.busy))
 
 
 if __name__ == "__main__":

@@ -22,11 +22,12 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from benchmarks.circumstances import watched
+from benchmarks.step.bars import Bar, judged, of_ratios
 from benchmarks.step.chains import RACES, Params, Race, Step
 from benchmarks.step.shapes import SHAPES, Shapes
 from benchmarks.step.timing import FEWEST, WARM_UP, model, refill, timed
@@ -84,20 +85,6 @@ class Version:
         return step
 
 
-@dataclass
-class Ratio:
-    """The new time over the old one, for one chain on some shapes: quartiles over rounds."""
-
-    what: str
-    low: float
-    middle: float
-    high: float
-
-    def __str__(self) -> str:
-        mark = "" if self.middle <= WORST else f"  NOT MET: above {WORST:g}"
-        return f"{self.middle:>6.2f} ({self.low:.2f}–{self.high:.2f})  {self.what}{mark}"
-
-
 def race(
     versions: Sequence[Version], contest: Race, shapes: Shapes, seconds: float, compile: bool
 ) -> list[list[float]]:
@@ -128,9 +115,9 @@ def race(
     return times
 
 
-def ratio(what: str, new: Sequence[float], old: Sequence[float]) -> Ratio:
-    rows = [a / b for a, b in zip(new, old, strict=True)]
-    return Ratio(what, *statistics.quantiles(rows, n=4))
+def ratio(what: str, new: Sequence[float], old: Sequence[float]) -> Bar:
+    """Return the new time over the old one, for one chain on some shapes."""
+    return of_ratios(what, [a / b for a, b in zip(new, old, strict=True)], WORST)
 
 
 def main(given: Sequence[str] | None = None) -> None:
@@ -144,22 +131,25 @@ def main(given: Sequence[str] | None = None) -> None:
     parser.add_argument("--eager", action="store_true", help="without compile=True")
     args = parser.parse_args(given)
     versions = [Version(args.new), Version(args.old)]
-    found: list[Ratio] = []
-    print(f"new over old, {'eager' if args.eager else 'compiled'}:")
-    for shapes in args.shapes:
-        for chain in args.chains:
-            what = f"{shapes}, {chain}"
-            try:
-                times = race(versions, RACES[chain], SHAPES[shapes](), args.seconds, not args.eager)
-            except (TypeError, ValueError) as error:
-                print(f"not measured: {what}: {str(error).splitlines()[0]}", flush=True)
-                continue
-            found.append(ratio(what, *times))
-            print(found[-1], flush=True)
-    if found:
-        mean = statistics.geometric_mean(one.middle for one in found)
-        verdict = "met" if mean <= MEAN else "NOT MET"
-        print(f"{mean:>6.2f} ≤ {MEAN:g} {verdict}, the geometric mean of {len(found)}")
+    with watched("benchmarks.versions", given) as watch:
+        found: list[Bar] = []
+        print(f"new over old, {'eager' if args.eager else 'compiled'}:")
+        for shapes in args.shapes:
+            for chain in args.chains:
+                what = f"{shapes}, {chain}"
+                try:
+                    times = race(
+                        versions, RACES[chain], SHAPES[shapes](), args.seconds, not args.eager
+                    )
+                except (TypeError, ValueError) as error:
+                    print(f"not measured: {what}: {str(error).splitlines()[0]}", flush=True)
+                    continue
+                found.append(ratio(what, *times))
+        means = [bar.value for bar in found if bar.value is not None]
+        if means:
+            what = f"the geometric mean of {len(means)}"
+            found.append(Bar(what, statistics.geometric_mean(means), MEAN))
+        print(judged(found, watch.busy))
 
 
 if __name__ == "__main__":

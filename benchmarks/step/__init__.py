@@ -1,20 +1,30 @@
 """Time one step of a chain against the fastest spelling of it in torch, and other libraries.
 
-    python -m benchmarks.step                           # all of it, on the GPU where there is one
+    python -m benchmarks.step                           # all of it, on the GPU if there is one
     python -m benchmarks.step --device cpu --shapes tiny --chains "clip + Adam" --seconds 3
     python -m benchmarks.step --quick                   # does it run? a few seconds
-    python -m benchmarks.step --compile                 # the time to compile as well
+    python -m benchmarks.step --measure compile         # the time to compile
 
-All contestants of a comparison run in one process. One round is one step of each, in an order drawn
-anew; a figure is the median over rounds, a ratio the median of the ratios within a round, with its
-quartiles. Before each step the gradients are what they were, outside the clock. After seven rounds
-those who take more than three times as long as ours leave, and the others go on for `--seconds`.
-The machine should do nothing else meanwhile.
+All contestants of a comparison run in one process. One round is one step of each, in an order that
+is drawn for each round. A ratio is the median of the ratios within a round, and its quartiles
+follow in brackets. Before each step the gradients are refilled, outside the clock. After three
+rounds, spellings in torch that take more than 1.5 times as long as the fastest one leave, and so do
+other contestants that take more than three times as long as ours. The others continue until
+`--seconds` are over, and run seven rounds at least. The machine should do nothing else meanwhile:
+if other processes take more than 5 % of the CPU time, the lines say "busy" and decide nothing.
 
-"torch" is what one would write by hand: each spelling that is known to be fast takes part, and the
-fastest of them is the one to beat. Other libraries take part where they have the same chain and are
-installed; those that are not are listed. They go into an environment of their own, without their
-dependencies where those would bring another torch:
+The standard output has one line for each comparison, and below the lines their circumstances. The
+time of every contestant goes to the standard error and into `results/step_DEVICE.csv`.
+
+"torch" is what one would write by hand. Every implementation that torch documents takes part: the
+fused kernel, the operators for lists (foreach), and one tensor at a time (loop). Our time is
+divided by the time of the fastest one, and the line names it. `torch.compile` of a step takes no
+part, since compiling it takes longer than a whole comparison. "fused kernel that scales" hands the
+clip to the kernel of torch's fused Adam, as GradScaler does. It sets attributes that torch does not
+document, so it has a line of its own without a bar.
+
+Other libraries take part if they have the same chain and are installed; the others are listed. They
+need a separate environment, and some would bring another torch without `--no-deps`:
 
     python3 -m venv .venv-peers
     .venv-peers/bin/pip install -c constraints.txt -e '.[plot]'
@@ -23,11 +33,7 @@ dependencies where those would bring another torch:
 
 Tried with torchzero 0.4.4, heavyball 3.2.1 and pytorch_optimizer 4.1.0.
 
-"fused kernel that scales" hands the clip to the kernel of torch's fused Adam, as GradScaler does.
-It takes attributes that torch does not document, so it is shown beside the spellings, and no bar
-counts it.
-
 The floor of a chain is the time that the bytes it must move would take at the bandwidth that
-torch's fused Adam alone reaches in the same rounds: every input read once and every output written
-once, and what a norm measures once more before the first entry can be scaled.
+torch's fused Adam alone reaches in the same rounds: every input is read once, every output is
+written once, and the values that a norm measures are read once more before they are scaled.
 """

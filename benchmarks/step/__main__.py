@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -10,6 +11,7 @@ from pathlib import Path
 import torch
 
 import benchmarks.step as package
+from benchmarks.circumstances import watched
 from benchmarks.step import bars, report
 from benchmarks.step.chains import COMPILED, COMPILES, OURS, RACES
 from benchmarks.step.compile_time import COUNTS, cold_and_warm
@@ -17,6 +19,9 @@ from benchmarks.step.memory import as_large_as_parameters, kept_bytes
 from benchmarks.step.shapes import ON_CPU, ON_CUDA, SHAPES
 from benchmarks.step.timing import BARE, Result, bare, copy_bandwidth, run
 
+MODULE = "benchmarks.step"
+SECONDS = 4.5
+"""For one comparison: the 44 of two models on CPU then take less than six minutes."""
 RESULTS = Path(__file__).parents[1] / "results"
 
 
@@ -31,15 +36,25 @@ def arguments(given: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--shapes", nargs="+", choices=SHAPES, help="which models")
     parser.add_argument("--chains", nargs="+", choices=RACES, default=list(RACES))
     parser.add_argument(
-        "--seconds", type=float, default=10.0, help="for each comparison, after seven rounds"
+        "--seconds",
+        type=float,
+        default=SECONDS,
+        help="for each comparison, after its first three rounds",
     )
     parser.add_argument("--device", choices=["cpu", "cuda"], help="the GPU where there is one")
     parser.add_argument("--out", type=Path, default=RESULTS, help="where CSV and picture go")
     parser.add_argument("--quick", action="store_true", help="a smoke run: small, and no compiling")
-    parser.add_argument("--compile", action="store_true", help="measure the time to compile, too")
+    parser.add_argument(
+        "--measure",
+        nargs="+",
+        choices=["time", "memory", "compile"],
+        default=["time", "memory"],
+        help="the time of steps, their memory, or the time to compile",
+    )
     parser.add_argument("--no-compiled", action="store_true", help="leave out our compiled step")
     args = parser.parse_args(given)
     args.device = args.device or ("cuda" if torch.cuda.is_available() else "cpu")
+    args.all_shapes = args.shapes is None
     args.shapes = args.shapes or (ON_CUDA if args.device == "cuda" else ON_CPU)
     if args.quick:
         args.shapes, args.seconds = ["quick"], 0.0
@@ -62,20 +77,20 @@ def race(chain: str, shapes: str, loose: bool, args: argparse.Namespace) -> Resu
     return Result(args.device, shapes, chain, gradients, times, share, copy, missing)
 
 
-def main(given: Sequence[str] | None = None) -> None:
-    args = arguments(given)
-    about = report.environment(args.device)
-    print("\n".join(f"{key}: {value}" for key, value in about.items()), flush=True)
-    args.copy = copy_bandwidth(args.device) if args.device == "cuda" else 0.0
-    if args.copy:
-        print(f"copy bandwidth: {args.copy / 1e9:.0f} GB/s")
+def races(args: argparse.Namespace) -> list[Result]:
+    """Run all comparisons; each one is shown on the standard error when it is done."""
     results: list[Result] = []
     for shapes in args.shapes:
         for chain in args.chains:
             for loose in (False, True) if RACES[chain].loose else (False,):
                 results.append(race(chain, shapes, loose, args))
-                print(report.table(results[-1]), flush=True)
-    steps = {name: RACES[name] for name in args.chains if RACES[name].kind != "helper"}
+                show(report.table(results[-1]))
+    return results
+
+
+def memory_of(chains: Sequence[str]) -> list[bars.Bar]:
+    """Return the bars about the memory of a step of each chain."""
+    steps = {name: RACES[name] for name in chains if RACES[name].kind != "helper"}
     counts = {
         name: as_large_as_parameters(r.contestants[OURS], r.dtype) for name, r in steps.items()
     }
@@ -84,20 +99,54 @@ def main(given: Sequence[str] | None = None) -> None:
         for name, r in steps.items()
         for loose in ((False, True) if r.loose else (False,))
     }
-    found = [*bars.of_results(results), *bars.of_memory(counts), *bars.of_kept(kept)]
-    if args.compile and COMPILES:
-        times = {count: cold_and_warm(count) for count in COUNTS}
-        for count, (cold, warm) in times.items():
-            print(f"compiling {count} tensors: {cold:.1f} s, with a cache {warm:.1f} s")
-        found += bars.of_compiling(times)
-    found += bars.unmeasured(found, COMPILES)
-    print("\nBars" + " (of a smoke run, which says nothing about time)" * args.quick)
-    print("\n".join(map(str, found)))
-    path = args.out / f"step_{args.device}.csv"
-    report.write_csv(path, about, results)
-    print(f"\nwritten: {path}")
-    if report.picture(path.with_suffix(".png"), results):
-        print(f"drawn: {path.with_suffix('.png')}")
+    return [*bars.of_memory(counts), *bars.of_kept(kept)]
+
+
+def compiling() -> list[bars.Bar]:
+    """Print how long compiling takes, and return its bars."""
+    times = {count: cold_and_warm(count) for count in COUNTS}
+    for count, (cold, warm) in times.items():
+        print(f"compiling {count} tensors: {cold:.1f} s, with a cache {warm:.1f} s", flush=True)
+    return list(bars.of_compiling(times))
+
+
+def show(text: str) -> None:
+    """Print what is no part of a table that is stored."""
+    print(text, file=sys.stderr, flush=True)
+
+
+def main(given: Sequence[str] | None = None) -> None:
+    args = arguments(given)
+    about = report.environment(args.device)
+    show("\n".join(f"{key}: {value}" for key, value in about.items()))
+    args.copy = copy_bandwidth(args.device) if args.device == "cuda" else 0.0
+    if args.copy:
+        show(f"copy bandwidth: {args.copy / 1e9:.0f} GB/s")
+    found: list[bars.Bar] = []
+    if "time" in args.measure:
+        with watched(MODULE, given) as watch:
+            results = races(args)
+            found += bars.of_results(results)
+            if args.quick:
+                print("a smoke run, which decides nothing about time")
+            print(bars.judged(found, watch.busy or args.quick))
+        path = args.out / f"step_{args.device}.csv"
+        report.write_csv(path, about | watch.facts(), results)
+        show(f"written: {path}")
+        if report.picture(path.with_suffix(".png"), results):
+            show(f"drawn: {path.with_suffix('.png')}")
+    if "memory" in args.measure:
+        with watched(MODULE, given, counts=True):
+            counted = memory_of(args.chains)
+            print(bars.judged(counted, busy=False))
+            found += counted
+    if "compile" in args.measure and COMPILES:
+        with watched(MODULE, given) as watch:
+            compiled = compiling()
+            print(bars.judged(compiled, watch.busy))
+            found += compiled
+    if args.all_shapes:
+        show(bars.judged(bars.unmeasured(found, COMPILES), busy=False))
 
 
 if __name__ == "__main__":

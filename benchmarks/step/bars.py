@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+import statistics
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 
-from benchmarks.step.chains import COMPILED, HEADLINE, OURS, RACES
+from benchmarks.step.chains import COMPILED, HEADLINE, OURS, RACES, UNDOCUMENTED
 from benchmarks.step.timing import GRAPH, Result
 
 EAGER = {"gpt2": 1.1, "resnet50": 1.1, "vit": 1.2, "tiny": 1.5}
@@ -20,47 +21,94 @@ MODELS = ("gpt2", "resnet50")
 
 @dataclass(frozen=True)
 class Bar:
-    """One demand."""
+    """One demand, and what was measured.
+
+    Args:
+        what: What is compared with what.
+        value: The measured value, a median if it is a time; None if it was not measured.
+        limit: What the value should be at most; None if nothing is demanded.
+        at_least: Whether the value should be at least the limit instead.
+        spread: The quartiles over rounds; None if there is one value only.
+        rounds: How many rounds there were.
+        busy: Whether the machine did something else meanwhile, so that nothing is decided.
+    """
 
     what: str
     value: float | None
-    """None where it was not measured."""
-    limit: float
+    limit: float | None
     at_least: bool = False
+    spread: tuple[float, float] | None = None
+    rounds: int | None = None
+    busy: bool = False
 
     @property
     def met(self) -> bool | None:
-        if self.value is None:
+        """Whether the demand is met; None if there is none, or it is not decided."""
+        if self.value is None or self.limit is None or self.busy:
             return None
         return self.value >= self.limit if self.at_least else self.value <= self.limit
 
+    @property
+    def verdict(self) -> str:
+        if self.value is None:
+            return "not measured"
+        if self.limit is None:
+            return "no bar"
+        if self.busy:
+            return "busy"
+        return "met" if self.met else "NOT MET"
+
     def __str__(self) -> str:
-        verdict = {True: "met", False: "NOT MET", None: "not measured"}[self.met]
         value = "" if self.value is None else f"{self.value:.2f}"
+        spread = "" if self.spread is None else f" ({self.spread[0]:.2f}–{self.spread[1]:.2f})"
         sign = "≥" if self.at_least else "≤"
-        return f"{verdict:<13}{value:>7} {sign} {self.limit:<5g} {self.what}"
+        limit = "" if self.limit is None else f"{sign} {self.limit:g}"
+        rounds = "" if self.rounds is None else f"; {self.rounds} rounds"
+        return f"{self.verdict:<13}{value:>7}{spread:<16}{limit:<6} {self.what}{rounds}"
+
+
+def of_ratios(what: str, ratios: Sequence[float], limit: float | None, **more: bool) -> Bar:
+    """Return the bar of a ratio of times, which is one number for each round."""
+    low, middle, high = statistics.quantiles(ratios, n=4)
+    return Bar(what, middle, limit, spread=(low, high), rounds=len(ratios), **more)
+
+
+def quartiles(ratios: Sequence[float]) -> str:
+    """Return the median of ratios, and their quartiles in brackets; one ratio has no quartiles."""
+    if len(ratios) == 1:
+        return f"{ratios[0]:.2f} (one round)"
+    low, middle, high = statistics.quantiles(ratios, n=4)
+    return f"{middle:.2f} ({low:.2f} to {high:.2f})"
+
+
+def judged(found: Iterable[Bar], busy: bool) -> str:
+    """Return the lines of bars; on a busy machine none of them is decided."""
+    return "\n".join(str(replace(bar, busy=busy)) for bar in found)
 
 
 def of_results(results: Sequence[Result]) -> Iterator[Bar]:
-    """The bars about time that these races can tell."""
+    """Yield our time over that of the fastest spelling in torch, and the other bars of races."""
     for result in results:
         race = RACES[result.chain]
         where = f"{result.shapes}, {result.chain}, {result.gradients}, {result.device}"
         best = result.best()
         limit = _eager_limit(result)
-        by = race.measured_by or best
-        if by in result.times and limit is not None:
-            yield Bar(f"of {by}: {where}", result.ratio(OURS, by)[1], limit)
+        if best is not None:
+            yield of_ratios(f"of {best}: {where}", result.ratios(OURS, best), limit)
+        for undocumented in UNDOCUMENTED:
+            if undocumented in result.times:
+                ratios = result.ratios(OURS, undocumented)
+                yield of_ratios(f"of the {undocumented}: {where}", ratios, None)
         if "torchzero" in result.times and race.kind != "helper":
-            faster = result.ratio("torchzero", OURS)[1]
+            ratios = result.ratios("torchzero", OURS)
             bound = 5.0 if race.has_adam else 3.0
-            yield Bar(f"times as fast as torchzero: {where}", faster, bound, at_least=True)
+            yield of_ratios(f"times as fast as torchzero: {where}", ratios, bound, at_least=True)
         if COMPILED in result.times:
             yield from _compiled(result, where)
         graphed = result.best(graph=True)
         if graphed is not None and OURS + GRAPH in result.times:
-            value = result.ratio(OURS + GRAPH, graphed)[1]
-            yield Bar(f"of {graphed}, ours as a graph: {where}", value, limit or 1.0)
+            ratios = result.ratios(OURS + GRAPH, graphed)
+            yield of_ratios(f"of {graphed}, ours as a graph: {where}", ratios, limit or 1.0)
 
 
 def _eager_limit(result: Result) -> float | None:
@@ -79,11 +127,11 @@ def _eager_limit(result: Result) -> float | None:
 def _compiled(result: Result, where: str) -> Iterator[Bar]:
     best = result.best()
     if result.chain == HEADLINE and result.shapes in AFTER_COMPILING and best is not None:
-        value, limit = result.ratio(COMPILED, best)[1], AFTER_COMPILING[result.shapes]
-        yield Bar(f"of {best}, ours compiled: {where}", value, limit)
+        limit = AFTER_COMPILING[result.shapes]
+        yield of_ratios(f"of {best}, ours compiled: {where}", result.ratios(COMPILED, best), limit)
     if result.shapes in MODELS and result.floor:
-        value = result.over_floor(COMPILED)
-        yield Bar(f"of the floor, ours compiled: {where}", value, FLOOR)
+        floor = f"of the floor, ours compiled: {where}"
+        yield of_ratios(floor, result.over_floor(COMPILED), FLOOR)
 
 
 def of_memory(counts: Mapping[str, int]) -> Iterator[Bar]:
@@ -117,6 +165,10 @@ def unmeasured(bars: Sequence[Bar], compiles: bool) -> Iterator[Bar]:
         if f"ours compiled: {shapes}, {HEADLINE}," not in said:
             yield Bar(f"of torch, ours compiled: {shapes}, {HEADLINE}{why}", None, limit)
     if "seconds to compile" not in said:
-        yield Bar(f"seconds to compile {HEADLINE}, cold{why or ': ask with --compile'}", None, COLD)
+        yield Bar(
+            f"seconds to compile {HEADLINE}, cold{why or ': ask with --measure compile'}",
+            None,
+            COLD,
+        )
     if "torchzero:" not in said:
         yield Bar("times as fast as torchzero: not installed", None, 5.0, at_least=True)

@@ -38,7 +38,9 @@ Build = Callable[[Params], Step]
 
 COMPILES = "compile" in inspect.signature(Modular.__init__).parameters
 OURS, COMPILED = "torchzero_clip", "torchzero_clip compiled"
-FOREACH = "torch foreach"
+LOOP = "torch loop"
+UNDOCUMENTED = ("fused kernel that scales",)
+"""Uses of torch that take attributes which it does not document."""
 PEERS = ("torchzero", "heavyball", "pytorch_optimizer")
 LR_ = 1e-3
 
@@ -63,9 +65,7 @@ class Race:
     """Contestants whose rule is a little different, though as much work."""
     dtype: torch.dtype = torch.float32
     bound: float = 1.0
-    """What our step may take, not compiled, of the spelling in torch that it is measured by."""
-    measured_by: str | None = None
-    """That spelling; None for the fastest."""
+    """The most that our step may take, not compiled, of the time of torch's fastest spelling."""
 
 
 def grads_of(params: Iterable[Parameter]) -> list[Tensor]:
@@ -132,6 +132,14 @@ def clip_value(params: Params) -> Step:
     return lambda: torch.nn.utils.clip_grad_value_(params, 0.01)
 
 
+def clip_norm_in_a_loop(params: Params) -> Step:
+    return lambda: torch.nn.utils.clip_grad_norm_(params, 1.0, foreach=False)
+
+
+def clip_value_in_a_loop(params: Params) -> Step:
+    return lambda: torch.nn.utils.clip_grad_value_(params, 0.01, foreach=False)
+
+
 def clip_each(params: Params) -> Step:
     """Every tensor by itself, in foreach calls."""
 
@@ -180,6 +188,16 @@ def normalize_each(params: Params) -> Step:
         grads = grads_of(params)
         norms = torch.stack(torch._foreach_norm(grads))
         torch._foreach_mul_(grads, list((1.0 / norms).unbind()))
+
+    return step
+
+
+def normalize_each_alone(params: Params) -> Step:
+    """Every tensor by itself, in place."""
+
+    def step() -> None:
+        for grad in grads_of(params):
+            grad.div_(torch.linalg.vector_norm(grad))
 
     return step
 
@@ -353,11 +371,18 @@ def torchzero_helper(name: str, *args: Any, **options: Any) -> Build:
 # ---------------------------------------------------------------------- the table
 
 
-def both(clip: Clip, make: Callable[..., Optimizer], **options: Any) -> dict[str, Build]:
-    """The fused and the foreach spelling."""
-    return {
-        f"torch {way}": then(clip, make(**options, **{way: True})) for way in ("fused", "foreach")
-    }
+WAYS: dict[str, dict[str, bool]] = {
+    "torch fused": {"fused": True},
+    "torch foreach": {"foreach": True},
+    LOOP: {"foreach": False},
+}
+"""What selects each implementation of an optimizer in torch: a kernel, lists, or one tensor at a
+time, which is the default on CPU."""
+
+
+def spellings(clip: Clip, make: Callable[..., Optimizer], **options: Any) -> dict[str, Build]:
+    """Return a clip before each implementation that torch has of an optimizer."""
+    return {way: then(clip, make(**options, **chosen)) for way, chosen in WAYS.items()}
 
 
 def race(links: list[Transform], others: dict[str, Build], words: int, **facts: Any) -> Race:
@@ -376,7 +401,7 @@ RACES: dict[str, Race] = {
     HEADLINE: race(
         [ClipNorm(1.0, dim="global"), Adam(), LR(LR_)],
         {
-            **both(clip_norm, adam),
+            **spellings(clip_norm, adam),
             "fused kernel that scales": scaled_by_kernel,
             "torchzero": torchzero(lambda m: [m.ClipNorm(1.0, dim="global"), m.Adam(), m.LR(LR_)]),
             "heavyball": heavyball,
@@ -389,7 +414,7 @@ RACES: dict[str, Race] = {
     ),
     'clip + Adam, target="grad"': race(
         [ClipNorm(1.0, dim="global", target="grad"), Adam(), LR(LR_)],
-        {**both(clip_norm, adam), "fused kernel that scales": scaled_by_kernel},
+        {**spellings(clip_norm, adam), "fused kernel that scales": scaled_by_kernel},
         words=9,
         kind="grad",
         has_adam=True,
@@ -397,7 +422,7 @@ RACES: dict[str, Race] = {
     "clip each tensor + AdamW": race(
         [ClipNorm(1.0), Adam(), WeightDecay(0.01), LR(LR_)],
         {
-            **both(clip_each, adamw),
+            **spellings(clip_each, adamw),
             "torch fused, looks": then(clip_each_if_needed, adamw(fused=True)),
             "torchzero": torchzero(
                 lambda m: [m.ClipNorm(1.0), m.Adam(), m.WeightDecay(0.01), m.LR(LR_)]
@@ -410,7 +435,7 @@ RACES: dict[str, Race] = {
     "ClipValue + Momentum": race(
         [ClipValue(0.01), Momentum(0.9), LR(LR_)],
         {
-            **both(clip_value, sgd, momentum=0.9),
+            **spellings(clip_value, sgd, momentum=0.9),
             "torchzero": torchzero(
                 lambda m: [m.ClipValue(0.01), m.HeavyBall(0.9, ema_init="zeros"), m.LR(LR_)]
             ),
@@ -419,52 +444,51 @@ RACES: dict[str, Race] = {
     ),
     "ClipValue + RMSprop": race(
         [ClipValue(0.01), RMSprop(), LR(LR_)],
-        {"torch foreach": then(clip_value, rmsprop(foreach=True))},
+        {  # torch has no fused RMSprop
+            "torch foreach": then(clip_value, rmsprop(foreach=True)),
+            LOOP: then(clip_value, rmsprop(foreach=False)),
+        },
         words=5,
         bound=1.1,
     ),
     "clip + SGD": race(
         [ClipNorm(1.0, dim="global"), LR(LR_)],
-        both(clip_norm, sgd),
+        spellings(clip_norm, sgd),
         words=4,
         bound=1.2,
     ),
     "clip + Nesterov": race(
         [ClipNorm(1.0, dim="global"), Momentum(0.9, nesterov=True), LR(LR_)],
-        both(clip_norm, sgd, momentum=0.9, nesterov=True),
+        spellings(clip_norm, sgd, momentum=0.9, nesterov=True),
         words=6,
         bound=1.1,
-        measured_by=FOREACH,
     ),
     "clip + Adagrad": race(
         [ClipNorm(1.0, dim="global"), Adagrad(), LR(LR_)],
-        both(clip_norm, adagrad),
+        spellings(clip_norm, adagrad),
         words=6,
         bound=1.1,
-        measured_by=FOREACH,
     ),
     "clip + Adam, amsgrad": race(
         [ClipNorm(1.0, dim="global"), Adam(amsgrad=True), LR(LR_)],
-        both(clip_norm, adam, amsgrad=True),
+        spellings(clip_norm, adam, amsgrad=True),
         words=10,
         has_adam=True,
         bound=1.1,
-        measured_by=FOREACH,
     ),
     "clip + Adam, bfloat16": race(
         [ClipNorm(1.0, dim="global"), Adam(), LR(LR_)],
-        both(clip_norm, adam),
+        spellings(clip_norm, adam),
         words=6,  # of float32, which our state is
         has_adam=True,
         dtype=torch.bfloat16,
         bound=1.5,
-        measured_by=FOREACH,
-        differs=frozenset({"torch fused", FOREACH}),  # their state is bfloat16
+        differs=frozenset(WAYS),  # their state is bfloat16
     ),
     "AdaGC + AdamW": race(
         [AdaGC(rel=REL, beta=BETA, warmup_steps=0), Adam(), WeightDecay(0.01), LR(LR_)],
         {
-            **both(ada_gc, adamw),
+            **spellings(ada_gc, adamw),
             "pytorch_optimizer": pytorch_steps(
                 "AdaGC", lambda_rel=REL, beta=BETA, warmup_steps=0, weight_decay=0.01
             ),
@@ -476,10 +500,7 @@ RACES: dict[str, Race] = {
     ),
     "ZClip + Adam + growth": race(
         [ZClip(warmup_steps=2), Adam(), ClipNormGrowth(dim="global"), LR(LR_)],
-        {
-            "torch fused": spiky(adam(fused=True)),
-            "torch foreach": spiky(adam(foreach=True)),
-        },
+        {way: spiky(adam(**chosen)) for way, chosen in WAYS.items()},
         words=10,
         has_adam=True,
         in_torch=False,
@@ -487,7 +508,7 @@ RACES: dict[str, Race] = {
     "Normalize + LR": race(
         [Normalize(dim="global"), LR(LR_)],
         {
-            **both(normalize_all, sgd),
+            **spellings(normalize_all, sgd),
             "torch foreach, one pass": normalized_descent,
             "torchzero": torchzero(lambda m: [m.Normalize(1.0, dim="global"), m.LR(LR_)]),
         },
@@ -498,6 +519,7 @@ RACES: dict[str, Race] = {
         helper("clip_grad_norm_", 1.0, dim="global"),
         {
             "torch": clip_norm,
+            LOOP: clip_norm_in_a_loop,
             "torchzero": torchzero_helper("clip_grad_norm_", 1.0, dim="global"),
         },
         words=3,
@@ -517,13 +539,18 @@ RACES: dict[str, Race] = {
     ),
     "clip_grad_value_": helps(
         helper("clip_grad_value_", 0.01),
-        {"torch": clip_value, "torchzero": torchzero_helper("clip_grad_value_", 0.01)},
+        {
+            "torch": clip_value,
+            LOOP: clip_value_in_a_loop,
+            "torchzero": torchzero_helper("clip_grad_value_", 0.01),
+        },
         words=2,
     ),
     "normalize_grads_": helps(
         helper("normalize_grads_", 1.0),
         {
             "torch foreach": normalize_each,
+            LOOP: normalize_each_alone,
             "torchzero": torchzero_helper("normalize_grads_", 1.0),
         },
         words=3,

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 import torchzero_clip
+from benchmarks.circumstances import processor
 from benchmarks.step.chains import COMPILED, OURS, PEERS
 from benchmarks.step.timing import GRAPH, Result
 
@@ -47,16 +48,6 @@ def environment(device: str) -> dict[str, Any]:
     if device == "cuda":
         found["gpu"], found["cuda"] = torch.cuda.get_device_name(), str(torch.version.cuda)
     return found
-
-
-def processor() -> str:
-    """The name of the CPU, where the system tells it."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return platform.processor() or "unknown"
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.machine()
 
 
 def rows(result: Result) -> Iterator[list[Any]]:

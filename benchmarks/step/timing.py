@@ -14,11 +14,25 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
-from benchmarks.step.chains import COMPILED, OURS, PEERS, Build, Params, Race, Step, installed
+from benchmarks.step.chains import (
+    COMPILED,
+    LOOP,
+    OURS,
+    PEERS,
+    Build,
+    Params,
+    Race,
+    Step,
+    installed,
+)
 from benchmarks.step.shapes import Shapes
 
 WARM_UP = 4  # the first steps make state, and some compile
-FEWEST = 7  # rounds that everyone takes part in, however long they take
+WARM_UP_IN_TORCH = 2  # the first step makes state
+FIRST = 3  # rounds after which the slow contestants leave
+CLOSE = 1.5  # a spelling in torch that takes longer than the fastest one by this factor leaves
+FAR = 3.0  # another contestant that takes longer than ours by this factor leaves
+FEWEST = 7  # rounds of the others, however long they take
 GRAPH = ", graph"
 BARE = "Adam(fused=True) alone"
 """What torch's fused Adam takes for 7 numbers an entry tells how fast memory is at that moment."""
@@ -44,27 +58,42 @@ class Result:
 
     def ratio(self, name: str, other: str) -> tuple[float, float, float]:
         """The time of one over that of another within a round: lower quartile, median, upper."""
-        rows = zip(self.times[name], self.times[other], strict=False)  # one may have left
-        low, middle, high = statistics.quantiles([a / b for a, b in rows], n=4)
+        low, middle, high = statistics.quantiles(self.ratios(name, other), n=4)
         return low, middle, high
+
+    def ratios(self, name: str, other: str) -> list[float]:
+        """Return the time of one over that of another for each round in which both took part."""
+        rows = zip(self.times[name], self.times[other], strict=False)  # one may have left
+        return [a / b for a, b in rows]
 
     @property
     def floor(self) -> float:
         """The seconds that the bytes alone would take."""
         return self.share * self.seconds(BARE) if self.share else 0.0
 
-    def over_floor(self, name: str) -> float:
-        """The time of one over what its bytes would take within a round."""
-        return self.ratio(name, BARE)[1] / self.share
+    def over_floor(self, name: str) -> list[float]:
+        """Return the time of one over what its bytes would take, for each round."""
+        return [ratio / self.share for ratio in self.ratios(name, BARE)]
 
     def best(self, graph: bool = False) -> str | None:
-        """The fastest spelling in torch, as it is or as a CUDA graph."""
-        spellings = [
-            name
-            for name in self.times
-            if name.replace(",", " ").split()[0] == "torch" and name.endswith(GRAPH) == graph
-        ]
-        return min(spellings, key=self.seconds) if spellings else None
+        """Return the fastest spelling in torch, as it is or as a CUDA graph."""
+        return fastest_in_torch(self.times, graph)
+
+
+def in_torch(name: str) -> bool:
+    """Return whether a contestant is a spelling in torch."""
+    return name.replace(",", " ").split()[0] == "torch"
+
+
+def fastest_in_torch(times: Mapping[str, Sequence[float]], graph: bool = False) -> str | None:
+    """Return the spelling in torch whose median time is the least; None if there is none.
+
+    A spelling that left early was slower than another one, which stayed.
+    """
+    names = [name for name in times if in_torch(name) and name.endswith(GRAPH) == graph]
+    most = max([len(times[name]) for name in names], default=0)
+    stayed = [name for name in names if len(times[name]) == most]
+    return min(stayed, key=lambda name: statistics.median(times[name]), default=None)
 
 
 def run(
@@ -75,7 +104,11 @@ def run(
     device: str,
     skip: Sequence[str] = (),
 ) -> tuple[dict[str, list[float]], list[str]]:
-    """Time the contestants; returns the seconds of each round, and who could not take part."""
+    """Time the contestants for so many seconds after the first rounds, and at least seven rounds.
+
+    Returns:
+        The seconds of each round, and who could not take part.
+    """
     gc.collect()  # what the last race left
     params, fresh = model(shapes, loose, device, race.dtype)
     steps, missing = {}, []
@@ -90,7 +123,7 @@ def run(
         steps |= {
             name + GRAPH: prepared(name, captured(build), params, fresh, missing)
             for name, build in race.contestants.items()
-            if name in steps and name not in (*PEERS, BARE)
+            if name in steps and name not in (*PEERS, BARE, LOOP)  # a loop is thousands of launches
         }
         steps = {name: step for name, step in steps.items() if step is not None}
     times: dict[str, list[float]] = {name: [] for name in steps}
@@ -99,13 +132,13 @@ def run(
     try:
         end = 0.0
         while len(times[OURS]) < FEWEST or time.perf_counter() < end:
-            if len(times[OURS]) == FEWEST:
-                order = [name for name in order if not far_behind(times, name)]
+            if len(times[OURS]) == FIRST:
+                end = time.perf_counter() + seconds
+                order = [name for name in order if stays(times, name)]
             shuffle.shuffle(order)
             for name in order:
                 refill(params, fresh)
                 times[name].append(timed(steps[name], device))
-            end = end if len(times[OURS]) != FEWEST else time.perf_counter() + seconds
     finally:
         gc.enable()
         if COMPILED in steps:
@@ -113,9 +146,21 @@ def run(
     return times, missing
 
 
-def far_behind(times: Mapping[str, Sequence[float]], name: str) -> bool:
-    """Whether a contestant takes the time that the close ones need to be told apart."""
-    return statistics.median(times[name]) > 3 * statistics.median(times[OURS])
+def stays(times: Mapping[str, Sequence[float]], name: str) -> bool:
+    """Return whether a contestant goes on after the first rounds.
+
+    The others leave, so that those that are close to each other have many rounds. Ours and the
+    fastest spelling in torch always go on.
+    """
+    if name == OURS:
+        return True
+    if name == BARE:
+        return COMPILED in times  # a bar compares nothing else with it
+    taken = statistics.median(times[name])
+    fastest = fastest_in_torch(times, name.endswith(GRAPH))
+    if in_torch(name) and fastest is not None:
+        return taken <= CLOSE * statistics.median(times[fastest])
+    return taken <= FAR * statistics.median(times[OURS])
 
 
 def model(
@@ -155,7 +200,7 @@ def prepared(
                 warnings.simplefilter("ignore")
             refill(params, fresh)
             step = build(params)
-            for _ in range(WARM_UP):
+            for _ in range(WARM_UP_IN_TORCH if in_torch(name) else WARM_UP):
                 refill(params, fresh)
                 step()
     except Exception as error:

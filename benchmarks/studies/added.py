@@ -14,6 +14,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
+from benchmarks.circumstances import watched
 from benchmarks.memory import GPT
 from benchmarks.studies.state_dtype import BUSY, CHAINS, Clock, Step, clock_of, optimizer, ratio
 from torchzero_clip import (
@@ -99,4 +100,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    with watched("benchmarks.studies.added"):
+        main()

@@ -1,9 +1,9 @@
 """What averages add to the time of a compiled step: python -m benchmarks.studies.averages
 
 A step of 34 million parameters with the average, the same chain without it, and a copy of as many
-numbers, which is 8 bytes a number at the speed that memory has at that moment, go in turns. Printed
-is the time of the first over that of the two others together, median and quartiles, and whether
-`ScheduleFree` stays below its bar. The machine should do nothing else.
+numbers, which is 8 bytes a number at the speed that memory has at that moment, go in turns. It
+prints the time of the first over that of the two others together, as median and quartiles, and
+whether `ScheduleFree` stays below its bar. The machine should do nothing else.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from benchmarks.step.bars import Bar
+from benchmarks.circumstances import watched
+from benchmarks.step.bars import judged, of_ratios
 from benchmarks.studies.state_dtype import BUSY, CHAINS, Clock, Step, clock_of, optimizer
 from torchzero_clip import Lookahead, ScheduleFree, Transform, WeightAverage, WeightEMA
 
@@ -65,19 +66,15 @@ def main(given: Sequence[str] | None = None) -> None:
     parser.add_argument("--cpu", action="store_true", help=BUSY)
     args = parser.parse_args(given)
     clock = clock_of(args.cpu)
-    bars = []
-    print("| | over the chain and 8 bytes a number | least | GB a second |\n|---|---|---|---|")
-    for chain in args.chain:
-        for link in args.link:
-            ratios, speeds = added(chain, link, args.rounds, clock)
-            low, middle, high = statistics.quantiles(ratios, n=4)
-            cells = f"{middle:.2f} ({low:.2f} to {high:.2f}) | {min(ratios):.2f}"
-            print(f"| {chain}, {link} | {cells} | {statistics.median(speeds):.1f} |", flush=True)
-            if link == "ScheduleFree":
-                bars.append(Bar(f"of the chain and 8 bytes a number: {chain}", middle, LIMIT))
-    print()
-    for bar in bars:
-        print(bar)
+    with watched("benchmarks.studies.averages", given) as watch:
+        bars = []
+        for chain in args.chain:
+            for link in args.link:
+                ratios, speeds = added(chain, link, args.rounds, clock)
+                speed = f"the copy moves {statistics.median(speeds):.1f} GB a second"
+                limit = LIMIT if link == "ScheduleFree" else None
+                bars.append(of_ratios(f"{chain}, {link}; {speed}", ratios, limit))
+        print(judged(bars, watch.busy))
 
 
 if __name__ == "__main__":

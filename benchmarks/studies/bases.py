@@ -26,6 +26,7 @@ from unittest import mock
 import torch
 from torch.nn import Parameter
 
+from benchmarks.circumstances import watched
 from benchmarks.studies.muon import BLOCK, Shapes, parameters
 from torchzero_clip import Modular, named
 
@@ -213,4 +214,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    with watched("benchmarks.studies.bases"):
+        main()

@@ -32,6 +32,8 @@ from torch import Tensor
 from torch.nn import Parameter
 from torch.utils.flop_counter import FlopCounterMode
 
+from benchmarks.circumstances import watched
+from benchmarks.step.bars import quartiles
 from torchzero_clip import EMA, LR, Modular, Orthogonalize, WeightDecay
 from torchzero_clip.modules.matrices import batches
 
@@ -194,11 +196,11 @@ def _wait(device: str) -> None:
 
 
 def report(times: dict[str, list[float]]) -> list[str]:
-    """A row a contestant: its median, and the median of ours over its own, turn by turn."""
+    """Return a row for each contestant: its median, and ours over it, turn by turn."""
     lines = ["| | seconds a step | ours takes |", "|---|--:|--:|"]
     for name, own in times.items():
-        ratio = statistics.median([a / b for a, b in zip(times[OURS], own, strict=True)])
-        lines.append(f"| {name} | {statistics.median(own):.4g} | {ratio:.2f} |")
+        ratios = [a / b for a, b in zip(times[OURS], own, strict=True)]
+        lines.append(f"| {name} | {statistics.median(own):.4g} | {quartiles(ratios)} |")
     return lines
 
 
@@ -309,4 +311,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    with watched("benchmarks.studies.muon"):
+        main()

@@ -14,6 +14,8 @@ from typing import Any
 
 import torch
 
+from benchmarks.circumstances import watched
+from benchmarks.step.bars import of_ratios
 from torchzero_clip import LR, Adam, ClipNorm, Modular, attach
 
 TORCH, STEPS, TURNS, LIMIT = "torch", 1024, 8, 0.5
@@ -51,11 +53,11 @@ def main() -> None:
             start = time.perf_counter()
             agent.learn(STEPS, reset_num_timesteps=False)
             speed[name].append(STEPS / (time.perf_counter() - start))
-    print(f"{'':10}{'steps/s':>8}  of torch")
     for name, row in speed.items():
-        ratio = statistics.median(a / b for a, b in zip(row, speed[TORCH], strict=True))
-        print(f"{name:10}{statistics.median(row):>8.0f}  {ratio:.2f}")
+        ratios = [a / b for a, b in zip(row, speed[TORCH], strict=True)]
+        print(of_ratios(f"{name}, {statistics.median(row):.0f} steps a second", ratios, None))
 
 
 if __name__ == "__main__":
-    main()
+    with watched("benchmarks.studies.ppo"):
+        main()

@@ -4,8 +4,8 @@
     python -m benchmarks.studies.recover --shapes quick   # a trial
 
 The two kinds of steps alternate in blocks of 50, from the same weights and gradients. It prints the
-mean of each and their ratio, the longest step of each, and the memory of the ring. Run it alone on
-the machine.
+mean of each and their ratio, with its quartiles over blocks, the longest step of each, and the
+memory of the ring. Run it alone on the machine.
 """
 
 from __future__ import annotations
@@ -18,6 +18,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from benchmarks.circumstances import watched
+from benchmarks.step.bars import quartiles
 from benchmarks.step.shapes import SHAPES
 from torchzero_clip import LR, Adam, ClipNorm, Guard, Modular, Recover
 
@@ -70,7 +72,13 @@ def measure(shapes: Any, compile: bool, steps: int = STEPS, every: int = EVERY) 
         f"longest {max(row):8.2f}"
         for name, row in times.items()
     ]
-    lines.append(f"ratio of the means {means['with'] / means['without']:.3f}")
+    ratios = [
+        statistics.fmean(times["with"][begin : begin + BLOCK])
+        / statistics.fmean(times["without"][begin : begin + BLOCK])
+        for begin in range(0, steps, BLOCK)
+    ]
+    whole = means["with"] / means["without"]
+    lines.append(f"ratio of the means {whole:.3f}, of blocks of {BLOCK} steps {quartiles(ratios)}")
     ring = f"the ring has {recover.nbytes / 2**20:.0f} MiB, {recover.nbytes / kept:.1f} bytes"
     lines.append(f"{ring} a parameter, in {len(recover._ring)} snapshots")
     return lines
@@ -88,4 +96,5 @@ def main(given: list[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    with watched("benchmarks.studies.recover"):
+        main()

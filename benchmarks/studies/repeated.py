@@ -1,8 +1,9 @@
 """What compiled rules cost on a small model: python -m benchmarks.studies.repeated.
 
-Steps of an MLP of six tensors with `compile=True`: a rule in front of Adam beside ClipNorm in front
-of Adam. All take turns in one process, on one thread; a ratio is the median over rounds of the time
-of one over that of ClipNorm in the same round. The machine should do nothing else.
+Steps of an MLP of six tensors with `compile=True`: each rule before Adam is compared with ClipNorm
+before Adam. All take turns in one process, on one thread. A ratio is the median over rounds of the
+time of one chain over the time of ClipNorm in the same round, with its quartiles. The machine
+should do nothing else.
 """
 
 from __future__ import annotations
@@ -14,8 +15,9 @@ from collections.abc import Callable, Sequence
 import torch
 from torch.nn import Parameter
 
-from benchmarks.small import MLP, TORCH, Build, Small, Step, run
-from benchmarks.step.bars import Bar
+from benchmarks.circumstances import watched
+from benchmarks.small import MLP, Build, Small, Step, run
+from benchmarks.step.bars import judged, of_ratios
 from torchzero_clip import (
     LR,
     AdaGC,
@@ -55,6 +57,7 @@ def form(name: str, p: torch.Tensor) -> str:
     return "matrix" if is_matrix(name, p) else "rest"
 
 
+BASE = "ClipNorm"
 RULES: dict[str, tuple[Callable[[], list[Transform]], float]] = {
     "Guard, ClipNorm": (lambda: [Guard(), clip()], 1.2),
     "ZClip": (lambda: [ZClip(dim="global")], 1.2),
@@ -78,16 +81,19 @@ def main(given: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(
         "python -m benchmarks.studies.repeated", description=(__doc__ or "").partition("\n")[0]
     )
-    parser.add_argument("--seconds", type=float, default=10.0)
+    parser.add_argument("--seconds", type=float, default=30.0)
     args = parser.parse_args(given)
     torch.set_num_threads(1)
-    chains = {TORCH: lambda: [clip()]} | {name: links for name, (links, _) in RULES.items()}
+    chains = {BASE: lambda: [clip()]} | {name: links for name, (links, _) in RULES.items()}
     race = Small(MLP, {name: compiled(links) for name, links in chains.items()}, {})
-    times = run(race, args.seconds)
-    print(f"{'ClipNorm, Adam':<28}{1e6 * statistics.median(times[TORCH]):>6.0f} µs")
-    for name, (_, most) in RULES.items():
-        ratios = [a / b for a, b in zip(times[name], times[TORCH], strict=True)]
-        print(Bar(f"{name}, Adam", statistics.median(ratios), most))
+    with watched("benchmarks.studies.repeated", given) as watch:
+        times = run(race, args.seconds)
+        print(f"{f'{BASE}, Adam':<28}{1e6 * statistics.median(times[BASE]):>6.0f} µs")
+        found = []
+        for name, (_, most) in RULES.items():
+            ratios = [a / b for a, b in zip(times[name], times[BASE], strict=True)]
+            found.append(of_ratios(f"{name}, Adam", ratios, most))
+        print(judged(found, watch.busy))
 
 
 if __name__ == "__main__":

@@ -17,6 +17,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
+from benchmarks.circumstances import watched
 from benchmarks.step.shapes import SHAPES
 from benchmarks.studies.state_dtype import ratio
 from torchzero_clip import LR, Adam, ClipNorm, Modular, WeightDecay
@@ -144,4 +145,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    with watched("benchmarks.studies.rounding"):
+        main()

@@ -22,6 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from benchmarks.circumstances import watched
 from torchzero_clip import LR, Adam, ClipNorm, Lion, Modular, Momentum, Transform
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "examples"))
@@ -221,4 +222,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    with watched("benchmarks.studies.state_dtype"):
+        main()

@@ -140,6 +140,19 @@ def alarms(trace, family):
     return f"{report.percent(line.false)} false alarms, {report.percent(line.missed)} missed"
 
 
+def raced(table, decimals, *races):
+    """Return the ratio of a race, or the least and greatest of several or of a whole table."""
+    found = module("benchmarks.printed").ratios(table, races)
+    ends = [f"{end:.{decimals}f}" for end in (min(found), max(found))]
+    return " to ".join(dict.fromkeys(ends))
+
+
+def verdicts(table):
+    """Return how many lines of a table meet their bar, of how many that have one."""
+    met, missed = module("benchmarks.printed").verdicts(table)
+    return f"{met} of {met + missed}"
+
+
 def private(wanted):
     """The table of the names that torch calls its own."""
     names = module("torchzero_clip.core.private").NAMES
