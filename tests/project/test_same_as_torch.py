@@ -8,7 +8,9 @@ from tests.helpers import ROOT
 
 def test_the_readme_quotes_the_largest_difference_from_torch() -> None:
     text = " ".join((ROOT / "README.md").read_text().split())
-    (moved, most) = re.findall(r"moved by up to ([\d.]+) and differ by at most ([\de.-]+\d)", text)[0]
+    (moved, most) = re.findall(r"moved by up to ([\d.]+) and differ by at most ([\de.-]+\d)", text)[
+        0
+    ]
     differences = same_as_torch.differences()
     assert differences.keys() == same_as_torch.ENGINES.keys()
     # another processor rounds otherwise, but not by a factor of two
