@@ -183,7 +183,24 @@ class Modular(Optimizer):
             self._end(step, buckets)
         if reached is not None:  # a guard has ended the step there
             pass_over([reached, *left], step)
+        if step.ended_early:
+            self._complete(step)
         return step.record
+
+    def _complete(self, step: Step) -> None:
+        """Give a skipped step that ended early the state and the metrics that it lacks.
+
+        An engine that keeps the flag on the device computes the whole step and discards it, so it
+        has both. State begins at its first values, and metrics that nobody measured are NaN.
+        """
+        with step.unmeasured() as rest:
+            buckets = in_buckets(rest, self.place.of)
+            prepare(buckets, self.links)
+            if self._makes_steps and any([bucket.rounding == "nearest" for bucket in buckets]):
+                unknown = torch.full((), torch.nan, device=buckets[0].device)
+                rest.record["rounding"] = {"moving": unknown, "lost": unknown}
+        for path, record in rest.record.items():
+            step.record.setdefault(path, record)
 
     def _start(self, step: Step) -> list[Bucket]:
         """What the first link sees."""
