@@ -113,6 +113,8 @@ def send(link: Link, buckets: list[Bucket], init: bool = False) -> list[Bucket]:
         if better is None:
             raise
         raise better from error
+    if seen[0].step.only_names:
+        link.transform._record_unknown(seen)
     for bucket in seen if link.narrow else ():
         bucket.session.settle(link.path)
     return [*buckets, *idle]

@@ -70,6 +70,13 @@ def prepare_matrices(rule: Any, buckets: list[Bucket]) -> None:
         Matrices(bucket)
 
 
+def record_unknown(buckets: Sequence[Bucket]) -> None:
+    """Record NaN for a step that has not reached these matrices."""
+    if any([rows for bucket in buckets for rows in Matrices(bucket).rows]):
+        unknown = torch.full((), torch.nan, device=buckets[0].device)
+        buckets[0].step.record[buckets[0].bound.path] = {"kept": unknown}
+
+
 def record(buckets: Sequence[Bucket], taken: Sequence[Tensor]) -> None:
     """Tell `metrics()` how many matrices of this rank kept their state since the new was not
     finite.

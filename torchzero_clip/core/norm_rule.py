@@ -43,6 +43,10 @@ class NormRule(Transform):
     part of a direction, as in Lamb.
     """
 
+    has_metrics: ClassVar[bool] = True
+    """Whether each step leaves norms and limits for `metrics()`. Set it to False in a class whose
+    own `step` calls neither `decide` nor `scale`."""
+
     limit_is: ClassVar[str | None] = None
     """The live value that `limit` returns, whatever the norms are. With it, clipping that never
     clips is found when an optimizer is made."""
@@ -137,6 +141,11 @@ class NormRule(Transform):
         if made := self.init_unit():
             self.units(buckets).load(made)
         return buckets
+
+    def _record_unknown(self, buckets: list[Bucket]) -> None:
+        if self.has_metrics:
+            units = self.units(buckets)
+            units.record(units.unknown())
 
     def per_parameter(self, param: Tensor) -> dict[str, Any]:
         own = self.scope is None or self.scope == "layer"

@@ -70,8 +70,12 @@ class Numbers:
                 group["chain"][f"{path}/{name}"] = new
         if rows[0]:
             foreach("copy_", *rows)  # a write that AOTAutograd sees, unlike copy_
+        self.show()
+
+    def show(self) -> None:
+        """Leave the numbers for `metrics()` that the transform shows."""
         if shown := self._link.transform.shown:
-            step.record[path] = {name: self.model[name] for name in shown}
+            self._step.record[self._link.path] = {name: self.model[name] for name in shown}
 
     def advance(self) -> None:
         """Bring the numbers to this step, as the transform says, and keep them."""
@@ -126,6 +130,8 @@ def numbered(buckets: Sequence[Bucket], advance: bool) -> None:
     numbers = Numbers(buckets)
     if advance:
         numbers.advance()
+    elif step.only_names:  # a skipped step leaves them as they were
+        numbers.show()
     for bucket in buckets:
         bucket.numbers = numbers.of(bucket)
         if "loss" in tfm.reads and advance:

@@ -100,6 +100,7 @@ class Step:
     drawn: tuple[str, ...] = ()  # the counts of steps that have counted this one, as they draw
     released = False  # whether it is of one parameter: what is kept once is for the next
     is_trial = False  # whether this rank takes the step alone, for a look
+    only_names = False  # whether links leave NaN for `metrics()`, because nothing is measured
     _mean_loss: Tensor | None = None
 
     def __init__(
@@ -127,11 +128,18 @@ class Step:
         made.groups, made.loss, made.record, made.notes = groups, loss, {}, notes
         return made
 
+    def unmeasured(self) -> Step:
+        """Return a step like this one in which links make their state and measure nothing."""
+        made = self.again(self.groups, self.loss, self.notes)
+        made.only_names = True
+        return made
+
     def __enter__(self) -> Step:
         self.sessions: list[Session] = []
         self.new: list[dict[str, Any]] = []  # state of parameters that begin
         self.skip = Skip()
-        self.counted = set[str]()  # the paths of links that have counted the step
+        self.ended_early = False  # whether the host has read that a guard skips the step
+        self.counted: set[str] = set()  # the paths of links that have counted the step
         self.measured: dict[Any, Tensor] = {}  # statistics of the gradients
         self.meters: list[Tensor] = []  # of what rounding has lost: see `Nearest`
         self.gradients, self.opener = StepGradients(self.place), self.engine
@@ -209,6 +217,7 @@ class Step:
             except Skipped:
                 kind = Skipped
         if kind is Skipped:
+            self.ended_early = True
             self.skip.put_back()
             for state in self.new:  # made by the links before the one that read the flag
                 state.clear()

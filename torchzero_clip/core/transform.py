@@ -14,7 +14,7 @@ from torchzero_clip.core.description import Description
 from torchzero_clip.core.engine import FusedKernel, Group, Rule, State, Wrapped, updated
 from torchzero_clip.core.lazy import Joined
 from torchzero_clip.core.link import numbers_of_model
-from torchzero_clip.core.matrix_steps import prepare_matrices, step_matrices
+from torchzero_clip.core.matrix_steps import prepare_matrices, record_unknown, step_matrices
 from torchzero_clip.core.sharding.layout import full, layout_of, part_of
 from torchzero_clip.core.sharding.owners import by_owners, owners_of
 from torchzero_clip.core.tensorlist import TensorList, call_user
@@ -106,6 +106,9 @@ class Transform(Description):
         Returns whether the links after this one would have seen the step.
         """
         return True
+
+    def _record_unknown(self, buckets: list[Bucket]) -> None:
+        """Record NaN under every name that a step leaves for `metrics()`."""
 
     def update(self, u: TensorList, state: State, group: Group) -> TensorList:
         """The transformed update of one bucket."""
@@ -294,6 +297,10 @@ class TensorwiseTransform(Transform):
         if self.keeps_matrices:
             prepare_matrices(self, buckets)
         return super().prepare(buckets)
+
+    def _record_unknown(self, buckets: list[Bucket]) -> None:
+        if self.keeps_matrices:
+            record_unknown(buckets)
 
     def per_parameter(self, param: Tensor) -> dict[str, Any]:
         begins = {BEGUN: 0} if self.keeps_matrices and self.refreshes else {}

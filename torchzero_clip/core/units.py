@@ -243,6 +243,14 @@ class Units(Cells):
         """Write vectors back where the units' values are kept."""
         self._store.store(state)
 
+    def unknown(self) -> Decision:
+        """Return a decision of NaN, for a step in which no norm is measured."""
+        lengths = self.division.lengths
+        count = self.count if lengths is None else sum(lengths)
+        unknown = torch.full((count,), torch.nan, device=self.home)
+        rows = [unknown] * len(self.groups)
+        return Decision(unknown, rows, rows, {})
+
     def record(self, decision: Decision) -> None:
         """Leave what was decided for `metrics()`, with the units that it is of."""
         step, link = self.buckets[0].step, self.buckets[0].bound

@@ -19,7 +19,6 @@ from torchzero_clip.core.cohort import Roster
 from torchzero_clip.core.description import RESERVED
 from torchzero_clip.core.engine import Engine, Records
 from torchzero_clip.core.gradients import GradPlace, Where
-from torchzero_clip.core.link import Link
 from torchzero_clip.core.private import traced, untraced
 from torchzero_clip.core.step import Step, evaluate, one_number
 from torchzero_clip.core.transform import Transform
@@ -173,17 +172,30 @@ class Modular(Optimizer):
 
     def _through(self, step: Step) -> Records:
         """Send the gradients of a step through the chain."""
-        reached: Link | None = None
-        left = iter(self.links)
         with step:
             buckets = self._start(step)
-            for reached in left:
-                buckets = send(reached, buckets)  # an empty list ends the step
-            reached = None
+            for link in self.links:
+                buckets = send(link, buckets)  # an empty list ends the step
             self._end(step, buckets)
-        if reached is not None:  # a guard has ended the step there
-            pass_over([reached, *left], step)
+        if step.ended_early:
+            self._complete(step)
         return step.record
+
+    def _complete(self, step: Step) -> None:
+        """Give a skipped step that ended early the counts, the state and the metrics that it lacks.
+
+        An engine that keeps the flag on the device computes the whole step and discards it, so it
+        has all three. State begins at its first values, and metrics that nobody measured are NaN.
+        """
+        pass_over(self.links, step)
+        with step.unmeasured() as rest:
+            buckets = in_buckets(rest, self.place.of)
+            prepare(buckets, self.links)
+            if self._makes_steps and any([bucket.rounding == "nearest" for bucket in buckets]):
+                unknown = torch.full((), torch.nan, device=buckets[0].device)
+                rest.record["rounding"] = {"moving": unknown, "lost": unknown}
+        for path, record in rest.record.items():
+            step.record.setdefault(path, record)
 
     def _start(self, step: Step) -> list[Bucket]:
         """What the first link sees."""

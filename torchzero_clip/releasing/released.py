@@ -141,7 +141,7 @@ class Released(Modular):
 
     def _release(self, p: Tensor) -> None:
         """The step of one parameter, whose gradient goes."""
-        running = self._running_step()
+        running = self._running_step(moves=True)
         index, place = running.places.get(p, (-1, -1))
         if index < 0:
             return  # it has left the optimizer
@@ -157,21 +157,26 @@ class Released(Modular):
         running.drawn = step.drawn
         running.leave(index, place, p, record)
 
-    def _running_step(self) -> Running:
-        """The step on its way, begun if none is."""
+    def _running_step(self, moves: bool) -> Running:
+        """The step on its way, begun if none is; one that moves no parameter makes no state."""
         if self._running is None:
             self._begin()  # checks keys and live values
-            params = [p for group in self.param_groups for p in group["params"]]
-            if any([link.rounds(p) for link in self.keys.links for p in params]):
-                prepare_draws(self.param_groups, DRAWS)
-            if self.rounding == "stochastic":
-                prepare_draws(self.param_groups, ROUNDS)
+            if moves:
+                self._prepare_draws()
             self._running = Running(self.param_groups)
         return self._running
 
+    def _prepare_draws(self) -> None:
+        """Make the seeds of stochastic rounding, where the step will draw."""
+        params = [p for group in self.param_groups for p in group["params"]]
+        if any([link.rounds(p) for link in self.keys.links for p in params]):
+            prepare_draws(self.param_groups, DRAWS)
+        if self.rounding == "stochastic":
+            prepare_draws(self.param_groups, ROUNDS)
+
     @torch.no_grad()
     def _finish(self) -> None:
-        running, self._running = self._running_step(), None
+        running, self._running = self._running_step(moves=False), None
         self._records = running.end(self.param_groups)
         for late in self._late:
             given = self.param_groups, self.state, self._records, AT_ONCE, self.process_group

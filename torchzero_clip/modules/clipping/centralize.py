@@ -38,6 +38,7 @@ class Centralize(NormRule):
     per_entry = True
     complex = "whole"
     pure = True
+    has_metrics = False
 
     def step(self, buckets: list[Bucket]) -> list[Bucket]:
         units = self.units(buckets)

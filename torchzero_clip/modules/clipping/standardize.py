@@ -39,6 +39,7 @@ class Standardize(NormRule):
     per_entry = widens = True
     complex = "whole"
     pure = True
+    has_metrics = False
 
     leaves = "own"
 

@@ -47,6 +47,7 @@ class Adafactor(NormRule):
     complex = "refuse"
     leaves = "ones"
     clips = False
+    has_metrics = False
     pure = True
 
     def check(self) -> None:

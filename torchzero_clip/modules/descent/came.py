@@ -42,6 +42,7 @@ class CAME(NormRule):
     complex = "refuse"
     leaves = "ones"
     clips = False
+    has_metrics = False
     pure = True
 
     def init(self, param: Tensor) -> dict[str, Tensor]:

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
-from torchzero_clip.core import Bucket, NormRule, Scope, Step, TensorList
+from collections.abc import Mapping
+
+from torch import Tensor
+
+from torchzero_clip.core import Bucket, NormRule, Scope, Step, TensorList, Units
 from torchzero_clip.core.bounds import Count
 from torchzero_clip.core.chain import other_state
 from torchzero_clip.core.division import UNITS
+from torchzero_clip.core.step import counted
 
 
 class Watch(NormRule):
@@ -60,14 +65,31 @@ class Watch(NormRule):
         if len(momenta) == len(steps):
             along = units.dot(steps, momenta) / size / units.norms_of(momenta)
             found["cosine"] = along.masked_fill(along.isnan() & size.isfinite(), 0)
-        ids = {UNITS: units.division.ids(step.groups)} if units.count > 1 else {}
-        step.record[path] = ids | {k: x[0] if len(x) == 1 else x for k, x in found.items()}
+        _record(units, found)
         return buckets
+
+    def _record_unknown(self, buckets: list[Bucket]) -> None:
+        step, path = buckets[0].step, buckets[0].bound.path
+        if self.every > 1 and _rests(counted(step.groups, f"{path}/step", 0), self.every):
+            return
+        names = ["step", "weights", "ratio"]
+        if all([_momentum(bucket) is not None for bucket in buckets]):
+            names.append("cosine")
+        units = self.units(buckets)
+        _record(units, dict.fromkeys(names, units.unknown().norm))
 
     def _passed_over(self, step: Step, path: str) -> bool:
         if self.every > 1 and path not in step.counted:
             _counted(step, path)
         return True
+
+
+def _record(units: Units, found: Mapping[str, Tensor]) -> None:
+    """Leave vectors with an entry for each unit for `metrics()`."""
+    bucket = units.buckets[0]
+    ids = {UNITS: units.division.ids(bucket.step.groups)} if units.count > 1 else {}
+    plain = {name: x[0] if len(x) == 1 else x for name, x in found.items()}
+    bucket.step.record[bucket.bound.path] = {**ids, **plain}
 
 
 def _counted(step: Step, path: str) -> int:
