@@ -5,7 +5,7 @@
 
 A row is the median time of a step, in milliseconds, of the faster of torch's foreach and fused
 optimizers behind its own clip, and the median ratios to it in turns, with their quartiles: of ours
-by default and compiled, with the share of the compiled steps that was repeated. Gradients are in
+by default and compiled, with the share of the compiled steps that was replayed. Gradients are in
 other memory in every step, as with FSDP2. The last rows are Muon beside torch's own, whose
 iteration is put into float32 for both, and SOAP, where `--soap FOLDER` is a checkout of
 nikhilvyas/SOAP a1e5535. That one takes no sharded matrices: every rank does all of them.
@@ -161,7 +161,7 @@ def give(params: Params, sets: Sequence[list[Tensor]], turn: int) -> None:
 
 
 def race(name: str, rounds: int, soap: str) -> dict[str, Any]:
-    """The times of all contestants, in turns, and how often compiled steps were repeated."""
+    """The times of all contestants, in turns, and how often compiled steps were replayed."""
     theirs, mine = RACES[name]
     theirs = {**theirs, "authors": authors_soap(Path(soap))} if name == "soap" and soap else theirs
     mesh = init_device_mesh("cpu", (dist.get_world_size(),))
@@ -181,7 +181,7 @@ def race(name: str, rounds: int, soap: str) -> dict[str, Any]:
         except Exception as error:  # it takes no sharded parameters
             failed[label] = f"{type(error).__name__}: {str(error).splitlines()[0][:60]}"
     times: dict[str, list[float]] = {label: [] for label in sides}
-    before = {label: _repeats(step) for label, (_, _, step) in sides.items()}
+    before = {label: _replays(step) for label, (_, _, step) in sides.items()}
     for _ in range(rounds):
         for label, (params, sets, step) in sides.items():
             taken = []
@@ -193,17 +193,17 @@ def race(name: str, rounds: int, soap: str) -> dict[str, Any]:
                 taken.append(time.perf_counter() - begun)
             times[label].append(statistics.median(taken))
     shares = {
-        label: (_repeats(step) - before[label]) / (rounds * STEPS)
+        label: (_replays(step) - before[label]) / (rounds * STEPS)
         for label, (_, _, step) in sides.items()
     }
     return {"times": times, "shares": shares, "failed": failed}
 
 
-def _repeats(step: Any) -> int:
-    """How many steps were repeated."""
+def _replays(step: Any) -> int:
+    """How many steps were replayed."""
     engine = getattr(getattr(step, "__self__", None), "engine", None)
-    repeats = getattr(engine, "repeats", None)
-    return 0 if repeats is None else int(repeats.count)
+    replays = getattr(engine, "replays", None)
+    return 0 if replays is None else int(replays.count)
 
 
 def on_this_rank(names: Sequence[str], rounds: int, soap: str) -> None:

@@ -121,6 +121,7 @@ FOREIGN = {
     "_fields": "of a named tuple",
     "_asdict": "of a named tuple",
     "_getframe": "of sys",
+    "_buffers": "of a module, whose buffers may be None, which named_buffers() leaves out",
     "_optimizer": "of the optimizer that Lightning wraps",
     "_step_supports_amp_scaling": "what GradScaler asks an optimizer for",
 }

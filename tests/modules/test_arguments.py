@@ -184,7 +184,7 @@ def test_numbers_and_truths_are_checked_without_a_line_of_code():
     for wrong, words in (
         ({"share": "a"}, "share must be a number, got 'a'"),
         ({"share": None}, "share must be a number, got None"),
-        ({"late": [1]}, "late must be a number or None, got [1]"),
+        ({"late": [1]}, "late must be a number or None, got (1,)"),
         ({"steps": 1.5}, "steps must be an integer, got 1.5"),
         ({"twice": "yes"}, "twice must be True or False, got 'yes'"),
     ):

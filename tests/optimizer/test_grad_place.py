@@ -94,7 +94,7 @@ def test_a_step_is_that_of_the_same_gradients_in_grad(engine: str, place: Any) -
         assert [opt.engine.replays.count for opt in opts] == [6, 6]
 
 
-def test_repeated_steps_notice_when_the_attribute_is_another_tensor() -> None:
+def test_replayed_steps_notice_when_the_attribute_is_another_tensor() -> None:
     here, there = params(), params(elsewhere=True)
     opts = [Modular(here, *chain(), compile=True)]
     opts.append(Modular(there, *chain(), compile=True, grad="main_grad"))

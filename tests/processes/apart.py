@@ -1,4 +1,4 @@
-"""What `test_repeated.py` starts on three ranks: in some steps one replays and others do not.
+"""What `test_replayed.py` starts on three ranks: in some steps one replays and others do not.
 
     torchrun --nproc-per-node 3 -m tests.processes.apart 2000 fsdp stages
     torchrun --nproc-per-node 3 -m tests.processes.apart 10 raises

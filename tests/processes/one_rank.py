@@ -218,12 +218,13 @@ def others(make: Callable[[], Any]) -> Calls:
     model = make()
     opt = Modular(model.parameters(), Guard(), Adam(), LR(1e-2))
     recover = Recover(opt, model, every=10, check=5)
+    other = Modular(model.parameters(), Guard(), Adam(), LR(1e-2))
     adamw = torch.optim.AdamW(model.parameters())
     steps(model, adamw)
     backward(model, adamw)
     grads = [p.grad for p in model.parameters()]
     return {
-        "Recover": lambda: Recover(opt, model),
+        "Recover": lambda: Recover(other, model),
         "Recover.step between looks": lambda: recover.step(1.0),
         "Recover.step at a look": lambda: [recover.step(1.0) for _ in range(5)],
         "take_over": lambda: take_over(opt, adamw.state_dict(), link="Adam"),

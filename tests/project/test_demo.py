@@ -422,4 +422,4 @@ def test_the_pages_show_the_race_of_all_chains_in_the_theme_of_the_reader(
     assert told == losses
     readme = (EXAMPLES.parent / "README.md").read_text()
     assert losses != []
-    assert "](docs/assets/lab.png)" in readme
+    assert "](docs/assets/demo.svg)" in readme

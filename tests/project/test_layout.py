@@ -108,8 +108,8 @@ def test_outside_of_engines_nothing_but_the_interface_of_one_is_used():
     outside = [path for path in FILES if not label(path).startswith("engines/")]
     assert {label(p): used for p in outside if (used := [*inside_engines(p.read_text())])} == {}
     asked = "isinstance(opt.engine, (Compiled, Eager))\nopt.engine.watch = twin.engine.backend\n"
-    asked += "getattr(opt.engine, 'repeats', None)\nopt.engine.twin()"
-    assert sorted(inside_engines(asked)) == ["Compiled", "Eager", "backend", "repeats", "watch"]
+    asked += "getattr(opt.engine, 'replays', None)\nopt.engine.twin()"
+    assert sorted(inside_engines(asked)) == ["Compiled", "Eager", "backend", "replays", "watch"]
 
 
 def test_an_imported_name_belongs_to_the_file_that_defines_it():

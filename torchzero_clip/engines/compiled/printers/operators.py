@@ -49,8 +49,7 @@ OPERATORS: dict[str, Operator] = {
     "div": Operator("divided({0}, {1})", "{0} / {1}"),
     "add": Operator("{0} + {1}", "{0} + {1}", whole=True),
     "sub": Operator("{0} - {1}", "{0} - {1}", whole=True),
-    # torch.addcmul rounds no product to half precision, and neither does C++ or Triton
-    "addcmul": Operator("{0} + {1} * {2}", "torch.addcmul({0}, {1}, {2})", whole=True),
+    "addcmul": Operator("{0} + {1} * {2}", "{0} + {1} * {2}", whole=True),
     "addcdiv": Operator("{0} + divided({1}, {2})", whole=True),
     "lerp": Operator("mix({0}, {1}, {2})", "torch.lerp({0}, {1}.to({0}.dtype), {2}.to({0}.dtype))"),
     "clamp_min": Operator("larger({0}, {1})", "torch.maximum({0}, {1})", whole=True),

@@ -1,4 +1,4 @@
-"""What `test_repeated.py` starts on every rank: sharded steps that are replayed, and those anew.
+"""What `test_replayed.py` starts on every rank: sharded steps that are replayed, and those anew.
 
     torchrun --nproc-per-node 2 -m tests.processes.replayed brief fsdp tp
     torchrun --nproc-per-node 4 -m tests.processes.replayed every float64 hsdp both
