@@ -144,14 +144,15 @@ def _optimizer(transforms: Sequence[Transform], shapes: Shapes, **options: Any) 
         shapes = {f"layer{i // 2}.{i}": shape for i, shape in enumerate(shapes)}
     generator = torch.Generator().manual_seed(0)
     drawn = {name: torch.randn(shape, generator=generator) for name, shape in shapes.items()}
-    return Modular([(name, Parameter(t)) for name, t in drawn.items()], *transforms, **options)
+    opt = Modular([(name, Parameter(t)) for name, t in drawn.items()], *transforms, **options)
+    opt._is_trial = True  # this rank alone checks the chain
+    return opt
 
 
 def _replaying(transforms: Sequence[Transform], shapes: Shapes) -> Modular:
     """Make an optimizer that replays its steps, and compiles nothing."""
     opt = _optimizer(transforms, shapes, compile=True)
     opt.engine = opt.engine.twin()
-    opt._is_trial = True  # this rank alone checks the chain
     return opt
 
 

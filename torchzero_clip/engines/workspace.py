@@ -42,7 +42,7 @@ class Workspaces:
         untracked = torch.is_inference_mode_enabled()  # a view does not hold its base there
         if untracked and not storages(memory).isdisjoint(storages(moving)):
             return None
-        tensors = [t.detach() for t in memory]
+        tensors = [t.data for t in memory]
         for i, t in zip(places, tensors, strict=True):
             self._lent[key, i] = weakref.ref(t)
         return tensors
