@@ -83,24 +83,24 @@ RECORDED = Seen(
 )
 
 SENTENCES: dict[str, Sequence[Compared | Seen]] = {
-    "Without clipping, every run of SGD diverged with bad batches and with heavy tails.": (
+    "Without clipping, every run of SGD diverged in bad batches and in heavy tails.": (
         diverged("bad batches"),
         diverged("heavy tails"),
     ),
-    "every run of SGD without clipping diverged": (diverged("heavy tails"),),
-    "We found no cost if nothing is wrong, for Adam.": NO_COST,
-    "Lower thresholds do act": (
+    "Every run of SGD without clipping diverged in heavy tails.": (diverged("heavy tails"),),
+    "We found no cost of clipping to 1 with Adam in nothing wrong.": NO_COST,
+    "Thresholds of 0.3 and 0.1 do clip in nothing wrong.": (
         Seen(
             "guide.csv: no pair of threshold 0.3 or 0.1 and no clipping is equal",
             lambda: all(pair.comparison.equal == 0 for pair in NO_COST[1:]),
         ),
     ),
-    "Layer norms, warm-up and decay do not replace clipping.": (
+    "Layer norms, warm-up and learning rate decay do not replace clipping.": (
         guide("not significantly different", CALM, *DECAYED),
         *[guide("better", trouble, *DECAYED) for trouble in WRONG],
     ),
-    "In bad batches, no rule of the table below is significantly better than the threshold alone "
-    "by more than a hundredth.": [
+    "In bad batches, no rule of the table below is significantly better than "
+    '`ClipNorm(1.0, dim="global")` by more than 0.01.': [
         close("bad batches", method)
         for method in (
             "Adam, SkipSpike, global 1",
@@ -111,15 +111,15 @@ SENTENCES: dict[str, Sequence[Compared | Seen]] = {
             "Adam, AdaGC",
         )
     ],
-    "`ClipNormByEMA` has a lower loss if nothing is wrong.": (
+    'In nothing wrong, `ClipNormByEMA` has a lower loss than `ClipNorm(1.0, dim="global")`.': (
         guide("better", CALM, "Adam, ClipNormByEMA", LIMIT),
     ),
-    "In the other three settings it is not significantly different.": [
+    "In the other three settings, `ZClip` and `ClipNorm` are not significantly different.": [
         guide("not significantly different", setting, "Adam, ZClip", LIMIT)
         for setting in ("exploding", "heavy tails", CALM)
     ],
-    "In the simulation, `ZClip` clips a larger share of good steps than a threshold of twice the "
-    "median": (
+    "In the simulation, `ZClip` clips a larger share of good steps than `ClipNorm` at twice the "
+    "median norm.": (
         Seen(
             "simulate.csv, language_trouble: false alarms of ZClip and of ClipNorm at twice the "
             "median",
@@ -129,7 +129,8 @@ SENTENCES: dict[str, Sequence[Compared | Seen]] = {
             ),
         ),
     ),
-    "In the simulation, eight spikes come before step 399, and `SkipSpike` skips none.": (
+    "In the simulation, eight spikes come before step 399, and `SkipSpike` skips none of "
+    "these eight spikes.": (
         Seen(
             "policy.jsonl, language_trouble: the first step that SkipSpike skips, and the bad "
             "steps before it",
@@ -138,13 +139,15 @@ SENTENCES: dict[str, Sequence[Compared | Seen]] = {
     ),
     "`SkipSpike` would have skipped 26 of 34 bad steps and no good step.": (RECORDED,),
     "skips 26 of 34 spikes and no good step": (RECORDED,),
-    "No rule that follows the norms is significantly better than the threshold, and `AGC` and a "
-    "threshold per tensor are worse": (
-        *[guide("not better", "exploding", f"Adam, {rule}", LIMIT) for rule in FOLLOWING],
+    "In exploding, no rule with an adaptive threshold is significantly better than a global "
+    "threshold of 1.": [
+        guide("not better", "exploding", f"Adam, {rule}", LIMIT) for rule in FOLLOWING
+    ],
+    "In exploding, `AGC` and a threshold of 1 per tensor are worse than a global threshold of 1.": (
         guide("worse", "exploding", "Adam, AGC", LIMIT),
         guide("worse", "exploding", "Adam, each tensor 1", LIMIT),
     ),
-    "After a spike of 1000 times the usual norm, Muon needs": (
+    "after a spike of 1000 times the usual norm, Muon needs": (
         Seen(
             f"after a spike of 1000, Muon is back sooner with clipping: {FIXED_SEEDS}",
             lambda: (
@@ -154,15 +157,18 @@ SENTENCES: dict[str, Sequence[Compared | Seen]] = {
         ),
         *MUON,
     ),
-    "in which Adam is back sooner after a skipped spike than after a clipped one": (SKIPPED,),
-    "the guard together with the threshold is not worse than the threshold alone": [
+    "In the spike test, Adam's updates are normal sooner after a skipped spike than after a "
+    "clipped spike.": (SKIPPED,),
+    "In bad batches, the loss of `SkipSpike` with `ClipNorm` is not worse than the loss of "
+    "`ClipNorm` alone.": [
         guide("not worse", trouble, "Adam, SkipSpike, global 1", LIMIT)
         for trouble in ("bad batches", LONG)
     ],
-    "No rule that follows the norms is significantly better than the threshold.": [
+    "No rule with an adaptive threshold is significantly better than a global threshold of 1 in "
+    "heavy tails.": [
         guide("not better", "heavy tails", f"Adam, {rule}", LIMIT) for rule in FOLLOWING
     ],
-    "With `ClipNorm` alone it does not come back": (
+    "With `ClipNorm` alone, the training never recovers": (
         Seen(
             f"after a NaN: {FIXED_SEEDS}",
             lambda: (
@@ -170,12 +176,12 @@ SENTENCES: dict[str, Sequence[Compared | Seen]] = {
             ),
         ),
     ),
-    "`ClipNormByEMA()` is not worse in any of the four": EMA,
-    "In none of three troubles is a rule that follows the norms significantly better than a "
-    "global threshold of 1 by more than a hundredth.": [
+    "`ClipNormByEMA()` is not worse in any setting": EMA,
+    "In bad batches, exploding and heavy tails, no rule with an adaptive threshold is "
+    "significantly better than a global threshold of 1 by more than 0.01.": [
         close(trouble, f"Adam, {rule}") for trouble in WRONG for rule in FOLLOWING
     ],
-    "If the norms move, it finds fewer": (
+    "If the norms change during training, this threshold misses more spikes": (
         Seen(
             "simulate.csv: ClipNorm at twice the median misses spikes in ppo and none in "
             "language_trouble",
@@ -185,29 +191,32 @@ SENTENCES: dict[str, Sequence[Compared | Seen]] = {
             ),
         ),
     ),
-    "1 is not the best threshold of our trainings.": [
+    "A threshold of 1 is not the best threshold in our trainings.": [
         guide("better", "bad batches", f"Adam, global {threshold}", LIMIT)
         for threshold in ("0.3", "0.1")
     ],
-    "`ZClip` lets no more of the second spike through.": (
+    "the first spike does not change how much of the second spike passes `ZClip`.": (
         Seen(
             f"what gets through of a second spike, alone: {FIXED_SEEDS}",
             lambda: abs(atlas("ZClip", "spike ×1000", ALONE).again - 1) < 0.01,
         ),
     ),
-    "`AdaGC` is back sooner than a fixed threshold per tensor": (TENSORS,),
-    "Rules per tensor were better than global ones in none of three troubles.": [
+    "With `AdaGC`, Adam's updates are normal sooner than with a fixed threshold per tensor.": (
+        TENSORS,
+    ),
+    "In bad batches, exploding and heavy tails, rules per tensor were never significantly better "
+    "than global rules.": [
         guide("not better", trouble, *pair)
         for trouble in WRONG
         for pair in (("Adam, each tensor 1", LIMIT), ("Adam, AdaGC", "Adam, AdaGC, global"))
     ],
-    "Variants of Adam that are made to be stable do not replace clipping. `StableAdam`, SPAM and "
-    "Stable-SPAM are worse than the threshold in bad batches.": [
+    "Variants of Adam that are designed to be stable do not replace clipping. In bad batches, "
+    "`StableAdam`, SPAM and Stable-SPAM are worse than Adam with a global threshold of 1.": [
         guide("worse", "bad batches", method, LIMIT)
         for method in ("StableAdam", "SPAM", "Stable-SPAM")
     ],
-    "Some rules cost something if nothing is wrong. `AGC`, SPAM and Stable-SPAM are worse than no "
-    "clipping there.": [
+    "Some rules increase the loss in nothing wrong. In nothing wrong, `AGC`, SPAM and Stable-SPAM "
+    "are worse than Adam without clipping.": [
         guide("worse", CALM, method, NONE) for method in ("Adam, AGC", "SPAM", "Stable-SPAM")
     ],
 }

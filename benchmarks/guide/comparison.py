@@ -68,11 +68,14 @@ class Comparison:
         """Return the same, with `more` inside the brackets."""
         if abs(self.shift) > HUGE:
             return f"{self.verdict} ({self.failures}{more})"
-        if self.verdict == SAME:
-            words = SAME + " after correction" * self.apart
-            return f"{words} ({signed(self.low)} to {signed(self.high)}{more})"
         least, most = sorted([abs(self.low), abs(self.high)])
-        return f"{size(abs(self.shift))} {self.verdict} ({size(least)} to {size(most)}{more})"
+        span = f"{size(least)} to {size(most)}"
+        if self.verdict != SAME:
+            return f"{size(abs(self.shift))} {self.verdict} ({span}{more})"
+        if self.apart:
+            side = "better" if self.high < 0 else "worse"
+            return f"{SAME} ({span} {side} before Holm's correction{more})"
+        return f"{SAME} ({signed(self.low)} to {signed(self.high)}{more})"
 
     def with_p(self) -> str:
         """Return the same with the corrected p."""
