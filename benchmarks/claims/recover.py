@@ -46,8 +46,8 @@ SENTENCES: dict[str, Sequence[Compared | Seen]] = {
             ),
         ),
     ),
-    "The thirty bad steps raise the test loss from 1.70 to 2.90, and the test loss was already "
-    "below 2.90 at step 50.": (
+    "The thirty steps on bad batches raise the test loss from 1.70 to 2.90. The test loss was "
+    "already below 2.90 at step 50": (
         Seen(
             "recover.json, one run: the losses with clipping alone at steps 300, 330 and 50",
             lambda: (
