@@ -137,7 +137,9 @@ def alarms(trace, family):
         for line in simulations()
         if (line.trace, line.family, line.sensitivity) == (trace, family, report.DEFAULTS[family])
     ]
-    return f"{report.percent(line.false)} false alarms, {report.percent(line.missed)} missed"
+    return (
+        f"{report.percent(line.false)} false alarms and {report.percent(line.missed)} missed spikes"
+    )
 
 
 def raced(table, decimals, *races):
