@@ -111,9 +111,8 @@ SENTENCES: dict[str, Sequence[Compared | Seen]] = {
             "Adam, AdaGC",
         )
     ],
-    'In nothing wrong, `ClipNormByEMA` has a lower loss than `ClipNorm(1.0, dim="global")`.': (
-        guide("better", CALM, "Adam, ClipNormByEMA", LIMIT),
-    ),
+    "In the setting nothing wrong, `ClipNormByEMA` has a lower loss than "
+    '`ClipNorm(1.0, dim="global")`.': (guide("better", CALM, "Adam, ClipNormByEMA", LIMIT),),
     "In the other three settings, `ZClip` and `ClipNorm` are not significantly different.": [
         guide("not significantly different", setting, "Adam, ZClip", LIMIT)
         for setting in ("exploding", "heavy tails", CALM)
@@ -177,8 +176,8 @@ SENTENCES: dict[str, Sequence[Compared | Seen]] = {
         ),
     ),
     "`ClipNormByEMA()` is not worse in any setting": EMA,
-    "In bad batches, exploding and heavy tails, no rule with an adaptive threshold is "
-    "significantly better than a global threshold of 1 by more than 0.01.": [
+    "In bad batches, exploding and heavy tails, no rule with an adaptive threshold beats a global "
+    "threshold of 1 significantly by more than 0.01.": [
         close(trouble, f"Adam, {rule}") for trouble in WRONG for rule in FOLLOWING
     ],
     "If the norms change during training, this threshold misses more spikes": (
@@ -215,8 +214,8 @@ SENTENCES: dict[str, Sequence[Compared | Seen]] = {
         guide("worse", "bad batches", method, LIMIT)
         for method in ("StableAdam", "SPAM", "Stable-SPAM")
     ],
-    "Some rules increase the loss in nothing wrong. In nothing wrong, `AGC`, SPAM and Stable-SPAM "
-    "are worse than Adam without clipping.": [
+    "In the setting nothing wrong, `AGC`, SPAM and Stable-SPAM are worse than Adam without "
+    "clipping.": [
         guide("worse", CALM, method, NONE) for method in ("Adam, AGC", "SPAM", "Stable-SPAM")
     ],
 }

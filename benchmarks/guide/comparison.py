@@ -74,7 +74,7 @@ class Comparison:
             return f"{size(abs(self.shift))} {self.verdict} ({span}{more})"
         if self.apart:
             side = "better" if self.high < 0 else "worse"
-            return f"{SAME} ({span} {side} before Holm's correction{more})"
+            return f"not significantly {side} (uncorrected interval: {span}{more})"
         return f"{SAME} ({signed(self.low)} to {signed(self.high)}{more})"
 
     def with_p(self) -> str:
