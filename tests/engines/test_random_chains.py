@@ -1,4 +1,4 @@
-"""Random chains, every way of running them, against a simulation in numpy that shares no code.
+"""Random chains, every way of running them, against a reference in numpy that shares no code.
 
 A seed makes a model, a chain and some steps in which gradients come and go, live values change,
 tensors leave channels_last or begin to share memory. After each step parameters, gradients and
@@ -25,8 +25,8 @@ import pytest
 import torch
 
 import torchzero_clip
-from tests.engines import simulation
-from tests.engines.simulation import Parameter, Simulation
+from tests.engines import reference
+from tests.engines.reference import Parameter, Reference
 from tests.processes.launch import python
 from torchzero_clip import TensorList, TensorwiseTransform
 
@@ -81,7 +81,7 @@ class Number:
 
 @dataclass
 class Link:
-    """A link: the class of this name in the library and in the simulation, and its arguments.
+    """A link: the class of this name in the library and in the reference, and its arguments.
 
     `inner` are the chains inside it by label; "" where there is one without a label.
     """
@@ -243,7 +243,7 @@ def last_row(t: Any) -> Any:
     return t[-1:].expand_as(t) if t.dim() and t.numel() else t
 
 
-# For each name a function of a tensor in the library, and of an array in the simulation.
+# For each name a function of a tensor in the library, and of an array in the reference.
 FUNCTIONS: dict[str, tuple[Callable[[torch.Tensor], torch.Tensor], Callable[[Any], Any]]] = {
     "half, written": (lambda t: t.mul_(0.5), lambda u: u * 0.5),
     "sine, written": (lambda t: t.sin_(), np.sin),
@@ -266,7 +266,7 @@ class Written(TensorwiseTransform):
         return FUNCTIONS[self.fn][0](u)
 
 
-# For each name a merge of lists in the library, and of arrays in the simulation.
+# For each name a merge of lists in the library, and of arrays in the reference.
 MERGES: dict[str, tuple[Callable[[Any], Any], Callable[[Any], Any]]] = {
     "an input": (lambda u: u["a"], lambda u: u["a"]),
     "a view": (lambda u: TensorList([t[...] for t in u["b"]]), lambda u: u["b"]),
@@ -613,7 +613,7 @@ def cut(whole: Scenario, case: Case) -> Scenario:
 
 
 def build(module: Any, chain: Sequence[Link], **options: Any) -> Any:
-    """A chain of the library's classes, or of the simulation's."""
+    """A chain of the library's classes, or of the reference's."""
     return module.Chain(*[build_link(module, link) for link in chain], **options)
 
 
@@ -621,13 +621,13 @@ def build_link(module: Any, link: Link) -> Any:
     number = as_tensor if module is torchzero_clip else as_number
     arguments = {key: number(value) for key, value in link.arguments.items()}
     cls, inner = getattr(module, link.kind, Written), link.inner
-    if link.kind == "Written" and module is simulation:
+    if link.kind == "Written" and module is reference:
         arguments["fn"] = FUNCTIONS[arguments["fn"]][1]
     for key, functions in (("where", WHERE), ("condition", CONDITIONS), ("labels", None)):
         if key in arguments:
             arguments[key] = functions[arguments[key]] if functions else LABELS
     if "merge" in arguments:
-        arguments["merge"] = MERGES[arguments["merge"]][module is simulation]
+        arguments["merge"] = MERGES[arguments["merge"]][module is reference]
     if link.kind == "Chain":
         return build(module, inner[""], name=link.name)
     if link.kind == "Graft":
@@ -663,8 +663,8 @@ class Simulated:
             name: Parameter(name, plan.groups[name], value.copy())
             for name, value in plan.values.items()
         }
-        chain = build(simulation, plan.chain)
-        self.simulation = Simulation(list(self.parameters.values()), chain, noise, draw)
+        chain = build(reference, plan.chain)
+        self.reference = Reference(list(self.parameters.values()), chain, noise, draw)
         paths = [path for top in plan.chain for path, _ in top.walk()]
         rules: dict[str, Any] = {}
         for path in paths:
@@ -686,11 +686,11 @@ class Simulated:
             self.parameters[new].value = flat[start : start + math.prod(shape)].reshape(shape)
         for name, p in self.parameters.items():
             p.grad = step.gradients[name].copy() if name in step.gradients else None
-        self.simulation.step()
+        self.reference.step()
 
 
 def find(chain: Any, path: str) -> Any:
-    """The simulation's rule at a path, by the names of the links, which are unique."""
+    """The reference's rule at a path, by the names of the links, which are unique."""
     name = path.rsplit("/", 1)[-1]
     return next(rule for rule in chain.walk() if rule.name == name)
 
@@ -747,7 +747,7 @@ def laid_out(value: np.ndarray, layout: str, dtype: torch.dtype) -> torch.Tensor
 
 
 class Difference(AssertionError):
-    """The library and the simulation came to different numbers."""
+    """The library and the reference came to different numbers."""
 
 
 def check(case: Case, way: str) -> tuple[int, int]:
@@ -772,7 +772,7 @@ def follow(plan: Scenario, dtype: str, way: str, draw: int = 0) -> tuple[int, in
         for side in (plain, noisy):
             side.step(step)
         real.step(step)
-        shown = real.averaged() if plain.simulation.averages else {}
+        shown = real.averaged() if plain.reference.averages else {}
         for name, p in real.parameters.items():
             ours, theirs = plain.parameters[name], noisy.parameters[name]
             pairs = [("value", p.detach(), ours.value, theirs.value)]
@@ -781,9 +781,7 @@ def follow(plan: Scenario, dtype: str, way: str, draw: int = 0) -> tuple[int, in
             elif not undecided(plan, step):
                 pairs.append(("gradient", p.grad, ours.grad, theirs.grad))
             if name in shown:
-                means = [
-                    side.simulation.averaged(p) for side, p in ((plain, ours), (noisy, theirs))
-                ]
+                means = [side.reference.averaged(p) for side, p in ((plain, ours), (noisy, theirs))]
                 pairs.append(("average", shown[name], *means))
             for what, got, wanted, near in pairs:
                 slack = compare(got, wanted, near, dtype, f"step {i}, {what} of {name}")
@@ -808,7 +806,7 @@ def compare(got: torch.Tensor, wanted: np.ndarray, near: np.ndarray, dtype: str,
     off = np.abs(found - wanted)[finite]
     same = np.array_equal(found[~finite], wanted[~finite], equal_nan=True)
     if not same or not (off <= tolerance + SLACK * moved).all():
-        raise Difference(f"{what}: got\n{found}\nand the simulation has\n{wanted}")
+        raise Difference(f"{what}: got\n{found}\nand the reference has\n{wanted}")
     return bool(SLACK * moved <= 1000 * tolerance)
 
 
@@ -874,7 +872,7 @@ AT_ONCE = dict.fromkeys(EAGER, 12) | {"native": 2}
     ("way", "first"),
     [(way, first) for way in WAYS for first in range(0, SEEDS[way], AT_ONCE[way])],
 )
-def test_random_chains_do_what_the_simulation_does(way: str, first: int, dtype: str) -> None:
+def test_random_chains_do_what_the_reference_does(way: str, first: int, dtype: str) -> None:
     if dtype == "float32" and first > 0:
         pytest.skip("float32 takes the formulas of float64")
     compared = sharp = 0
@@ -889,7 +887,7 @@ def test_random_chains_do_what_the_simulation_does(way: str, first: int, dtype: 
 
 
 @pytest.mark.parametrize("way", EAGER)
-def test_random_nests_of_combinators_do_what_the_simulation_does(way: str) -> None:
+def test_random_nests_of_combinators_do_what_the_reference_does(way: str) -> None:
     for seed in range(NESTED_SEEDS):
         case = Case(seed, nests=True)
         try:
@@ -900,7 +898,7 @@ def test_random_nests_of_combinators_do_what_the_simulation_does(way: str) -> No
 
 @pytest.mark.slow
 @pytest.mark.parametrize("way", WAYS)
-def test_many_random_chains_do_what_the_simulation_does(way: str) -> None:
+def test_many_random_chains_do_what_the_reference_does(way: str) -> None:
     """RANDOM_CHAINS_SECONDS is for all ways together, RANDOM_CHAINS_SEED the first seed; without it
     each day of `make test-slow` has others."""
     end = time.monotonic() + float(os.environ.get("RANDOM_CHAINS_SECONDS", "600")) / len(WAYS)

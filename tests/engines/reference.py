@@ -44,7 +44,7 @@ class Flow:
         return self.parameter.group
 
 
-class Simulation:
+class Reference:
     """Parameters and the chain that moves them.
 
     `noise` is the size of a relative error added behind every rule: how far a run with noise is
