@@ -183,7 +183,7 @@ WRONG: dict[str, tuple[Any, str, Any]] = {
     ),
     "a memory": (ref, "growth_memory", lambda p, size, live: size),
     "a scope": (
-        reference,
+        ref,
         "units_of",
         lambda flows, dim: {flow.parameter: [flow] for flow in flows},
     ),
