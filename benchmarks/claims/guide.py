@@ -50,7 +50,8 @@ SENTENCES: dict[str, Sequence[Compared | Seen]] = {
     "They do not make a limit unneeded.": [
         guide("better", trouble, *DECAYED) for trouble in ("exploding", "heavy tails")
     ],
-    "For such a trouble there is the atlas, where limits per tensor recover sooner.": (TENSORS,),
+    "For such a trouble there is the atlas, where limits per tensor recover "
+    "sooner than a global limit.": (TENSORS,),
     "`SPAM`'s rate in bad batches is ahead of the next one by less than the two seeds differ.": (
         Seen("guide.csv: the losses of the two seeds of tuning", close_rates),
     ),
