@@ -23,9 +23,8 @@ from torchzero_clip.core import Bucket, Step, in_buckets, send
 from torchzero_clip.engines import AT_ONCE
 
 ROOT = Path(__file__).parents[1]
-KERNELS = (
-    "torchzero_clip.engines.compiled.printers.kernel"  # to be imported where Triton is installed
-)
+# imported only if Triton is installed
+KERNELS = "torchzero_clip.engines.compiled.printers.triton_include"
 SHAPES = {
     "embed.weight": (4, 3),
     "embed.bias": (4,),

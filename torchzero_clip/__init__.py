@@ -3,8 +3,8 @@
 import typing
 
 from torchzero_clip import compat, spec
-from torchzero_clip._elsewhere import __dir__ as __dir__
-from torchzero_clip._elsewhere import __getattr__ as __getattr__
+from torchzero_clip._lazy_imports import __dir__ as __dir__
+from torchzero_clip._lazy_imports import __getattr__ as __getattr__
 from torchzero_clip.attach import Clipper, attach, megatron_entry
 from torchzero_clip.batch_norm import fresh_batch_norm
 from torchzero_clip.core import (

@@ -18,9 +18,9 @@ from torch import Tensor
 from torchzero_clip.core import TensorList, Units
 from torchzero_clip.core.decision import decide
 from torchzero_clip.core.gradients import USUAL, GradPlace, Where
-from torchzero_clip.core.outside import warn
-from torchzero_clip.core.private import traced
 from torchzero_clip.core.sharding.layout import Layout, full, layout_of, summed
+from torchzero_clip.core.torch_private import traced
+from torchzero_clip.core.user_warnings import warn
 from torchzero_clip.grads import Params, apply, buckets_of, listed
 from torchzero_clip.modules.clipping import ClipNorm, ClipValue
 

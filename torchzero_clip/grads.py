@@ -31,9 +31,9 @@ from torchzero_clip.core.cohort import Roster
 from torchzero_clip.core.decision import Cells, Decision, decide
 from torchzero_clip.core.gradients import USUAL, GradPlace, plain
 from torchzero_clip.core.link import Link
-from torchzero_clip.core.outside import warn
-from torchzero_clip.core.private import traced
 from torchzero_clip.core.sharding.layout import refuse_flat
+from torchzero_clip.core.torch_private import traced
+from torchzero_clip.core.user_warnings import warn
 from torchzero_clip.engines import AT_ONCE
 from torchzero_clip.engines.deferred import times
 from torchzero_clip.modules.clipping import Centralize, ClipPercentile, ClipValue, Normalize

@@ -11,9 +11,9 @@ from typing import Any
 
 from torch import nn
 
+from torchzero_clip.core.argument_values import is_row
 from torchzero_clip.core.description import RESERVED
-from torchzero_clip.core.outside import warn
-from torchzero_clip.core.values import is_row
+from torchzero_clip.core.user_warnings import warn
 
 LayerPlace = tuple[float, ...]  # of a layer among the others
 JOINS_THE_ONE_BEFORE = 99999  # as timm has it, at the end of a place

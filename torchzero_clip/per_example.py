@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from torchzero_clip.core import Chain, NormRule, Step, Transform, bind, in_buckets
-from torchzero_clip.core.values import is_row
+from torchzero_clip.core.argument_values import is_row
 from torchzero_clip.engines import AT_ONCE
 from torchzero_clip.optimizer.keys import GroupKeys
 from torchzero_clip.optimizer.metrics import metrics_of

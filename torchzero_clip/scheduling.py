@@ -11,9 +11,9 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
+from torchzero_clip.core.argument_values import is_row
 from torchzero_clip.core.description import RESERVED
-from torchzero_clip.core.outside import warn
-from torchzero_clip.core.values import is_row
+from torchzero_clip.core.user_warnings import warn
 from torchzero_clip.optimizer import Modular
 from torchzero_clip.optimizer.keys import WELL_KNOWN, nearest
 

@@ -19,8 +19,8 @@ import torch
 
 from benchmarks import rows
 from torchzero_clip import __version__ as torchzero_clip_version
+from torchzero_clip.audit.clip_audit import audits
 from torchzero_clip.audit.clip_report import ClipRow
-from torchzero_clip.audit.clipping import audits
 
 RESULTS = Path(__file__).parents[1] / "results" / "clips.csv"
 

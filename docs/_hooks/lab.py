@@ -35,7 +35,7 @@ def results(name):
     from torchzero_clip import Trace
     from torchzero_clip.study.lab import rules
     from torchzero_clip.study.lab.session import recorded
-    from torchzero_clip.study.lab.walks import Walk, joined, judged
+    from torchzero_clip.study.lab.simulations import Walk, joined, judged
 
     trace = Trace.read(recorded()[name])
     bad = trace.spikes.nonzero().flatten().tolist()

@@ -33,8 +33,8 @@ STYLE = f"""
 [data-md-color-scheme=slate] .drawing {{{DARK} --paper: none;}}
 .drawing .paper {{fill: var(--paper);}}
 .drawing text {{fill: var(--muted); font-size: 12px;}}
-.drawing .title, .drawing :is(.rooms, .links, .ends) text {{fill: var(--ink); font-size: 13px;}}
-.drawing .rooms text {{font-weight: 600;}}
+.drawing .title, .drawing :is(.packages, .links, .ends) text {{fill: var(--ink); font-size: 13px;}}
+.drawing .packages text {{font-weight: 600;}}
 .drawing .code {{font-family: monospace;}}
 .drawing .u {{font-style: italic;}}
 .drawing .grid {{stroke: var(--line);}}

@@ -157,7 +157,7 @@ def verdicts(table):
 
 def private(wanted):
     """The table of the names that torch calls its own."""
-    names = module("torchzero_clip.core.private").NAMES
+    names = module("torchzero_clip.core.torch_private").NAMES
     rows = [f"| `{name}` | {told.use} | {told.without} |" for name, told in names.items()]
     return "\n".join(["| name | what it is for | without it |", "|---|---|---|", *rows])
 

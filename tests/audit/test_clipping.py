@@ -14,9 +14,9 @@ from tests.audit import planted_clips
 from tests.helpers import ROOT
 from tests.processes.launch import Started
 from torchzero_clip.__main__ import main
-from torchzero_clip.audit import audit_clip, cases, clipping
+from torchzero_clip.audit import audit_clip, clip_audit, clip_cases
+from torchzero_clip.audit.clip_audit import audits
 from torchzero_clip.audit.clip_trial import tried
-from torchzero_clip.audit.clipping import audits
 
 FILE = planted_clips.__file__
 
@@ -34,20 +34,20 @@ def forks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Processes that begin at once."""
 
     def begin(arguments: list[str]) -> Fork:
-        search = {clipping.INSIDE: "1", "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-        return Fork("-m", clipping.MODULE, *arguments, **search)
+        search = {clip_audit.INSIDE: "1", "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+        return Fork("-m", clip_audit.MODULE, *arguments, **search)
 
-    monkeypatch.setattr(clipping, "begin", begin)
+    monkeypatch.setattr(clip_audit, "begin", begin)
 
 
 def why(function: Callable[..., Any], case: str) -> str:
     """What is wrong in one process."""
-    found = tried(function, cases.ALONE[case]())
+    found = tried(function, clip_cases.ALONE[case]())
     return str(found["why"])
 
 
 @pytest.mark.filterwarnings("ignore:no parameter has a gradient")
-@pytest.mark.parametrize("case", cases.ALONE)
+@pytest.mark.parametrize("case", clip_cases.ALONE)
 def test_a_right_function_is_right_in_one_process(case: str) -> None:
     assert why(planted_clips.right, case) == ""
 
@@ -171,7 +171,7 @@ def test_a_function_that_does_not_end_is_told_and_leaves_no_process(
 ) -> None:
     file = tmp_path / "mine.py"
     file.write_text("import time\n\n\ndef clip(params, max_norm):\n    time.sleep(100)\n")
-    monkeypatch.setattr(clipping, "LIMIT", 1)
+    monkeypatch.setattr(clip_audit, "LIMIT", 1)
     with pytest.raises(RuntimeError, match="took more than 1 s: try its cases one by one"):
         audit_clip(f"{file}:clip", ["whole"])
 
@@ -182,7 +182,7 @@ def test_a_function_without_a_name_is_a_sentence() -> None:
 
 
 def test_a_script_that_calls_it_without_a_guard_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(clipping.INSIDE, "1")
+    monkeypatch.setenv(clip_audit.INSIDE, "1")
     with pytest.raises(RuntimeError, match="below `if __name__ == '__main__':`"):
         audit_clip(torch.nn.utils.clip_grad_norm_, ["whole"])
 

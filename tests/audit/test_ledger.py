@@ -12,7 +12,7 @@ from torch import Tensor
 
 from tests.helpers import at_once
 from torchzero_clip.audit import Ledger, fake_cuda, ledgers, lines, same, twin
-from torchzero_clip.core.tensors import addresses, shared_memory
+from torchzero_clip.core.tensor_kinds import addresses, shared_memory
 
 
 @pytest.fixture(autouse=True)

@@ -27,7 +27,7 @@ from torchzero_clip import (
     ZClip,
 )
 from torchzero_clip.audit import Ledger, fake_cuda, ledgers, lines, same
-from torchzero_clip.core.sharding.held import owner_of
+from torchzero_clip.core.sharding.owned_tensors import owner_of
 
 RANKS = 8
 

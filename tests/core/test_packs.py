@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from tests.engines.accelerated import as_on_an_accelerator
-from torchzero_clip.core.packs import in_stacks, packs, shares, spread, stretched, unpacked
+from torchzero_clip.core.small_tensors import in_stacks, packs, shares, spread, stretched, unpacked
 
 
 @pytest.fixture

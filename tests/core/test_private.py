@@ -41,11 +41,11 @@ from torchzero_clip import (
     WeightDecay,
     ZStat,
 )
-from torchzero_clip.core import private
-from torchzero_clip.core.sharding import held, layout
+from torchzero_clip.core import torch_private
+from torchzero_clip.core.sharding import layout, owned_tensors
 from torchzero_clip.core.sharding.layout import Layout, local
-from torchzero_clip.engines.compiled.again import native_forms
-from torchzero_clip.engines.compiled.again.native_forms import forms_of
+from torchzero_clip.engines.compiled.replay import native_forms
+from torchzero_clip.engines.compiled.replay.native_forms import forms_of
 from torchzero_clip.source import SourceError
 
 PACKAGE = Path(torchzero_clip.__file__).parent
@@ -55,7 +55,7 @@ CHAINS: dict[str, Callable[[], list[Transform]]] = {
     "momentum": lambda: [AdaptiveClip(ZStat()), Momentum(0.9, nesterov=True), LR(0.1)],
     "adagrad": lambda: [ClipValue(0.5), Adagrad(), Normalize(), LR(0.1)],
 }
-REPEATS = [name for name, told in private.NAMES.items() if private.ANEW in told.without]
+REPEATS = [name for name, told in torch_private.NAMES.items() if torch_private.ANEW in told.without]
 WHEN_IMPORTED = ("torch.utils._python_dispatch", "torch.utils._pytree")
 
 
@@ -131,7 +131,7 @@ def test_no_other_file_reaches_a_name_that_torch_calls_its_own() -> None:
     trees = {path: ast.parse(path.read_text()) for path in PACKAGE.rglob("*.py")}
     known = {*FOREIGN, *[path.stem for path in trees]}
     known |= {name for tree in trees.values() for name in own_names(tree)}
-    for path in set(trees) - {Path(private.__file__)}:
+    for path in set(trees) - {Path(torch_private.__file__)}:
         asked = [n for n in private_names(trees[path]) if isinstance(n, str) and n[:1] == "_"]
         assert [n for n in asked if not n.startswith("__") and n not in known] == [], path
 
@@ -201,7 +201,7 @@ def test_one_after_the_other_gives_what_a_foreach_operator_gives(short: str, cou
         with pytest.MonkeyPatch.context() as patch:
             if gone:
                 patch.delattr(torch, name)
-            made = private.foreach(short, tensors, *args)
+            made = torch_private.foreach(short, tensors, *args)
         ends.append(tensors if short.endswith("_") else list(made))
     close(*ends)
 
@@ -223,7 +223,7 @@ def test_tensors_that_tell_no_base_are_copied_together(
 ) -> None:
     expected, _ = trained(CHAINS["momentum"], compile=compile)
     take_away(monkeypatch, "torch.Tensor._base")
-    assert private.base(torch.ones(2)[:1]) is None
+    assert torch_private.base(torch.ones(2)[:1]) is None
     close(trained(CHAINS["momentum"], compile=compile)[0], expected)
 
 
@@ -242,18 +242,18 @@ def test_a_guard_that_stops_the_program_looks_at_the_flag_itself(
 
 def test_tensors_that_do_not_say_that_they_have_no_values_are_taken_for_others() -> None:
     t = torch.ones(2)
-    assert private.fake_mode(t) is None
+    assert torch_private.fake_mode(t) is None
     t.fake_mode = "a mode"  # type: ignore[attr-defined]
-    assert private.fake_mode(t) == "a mode"
+    assert torch_private.fake_mode(t) == "a mode"
 
 
 def test_fake_numbers_of_the_host_are_known_where_torch_keeps_them() -> None:
-    assert private.known_number(torch.tensor(2.0)) == 2
+    assert torch_private.known_number(torch.tensor(2.0)) == 2
     fake = torch.ones(())
     fake.fake_mode, fake.constant = "a mode", torch.tensor(3.0)  # type: ignore[attr-defined]
-    assert private.known_number(fake) == 3
+    assert torch_private.known_number(fake) == 3
     del fake.constant  # type: ignore[attr-defined]
-    assert math.isnan(private.known_number(fake))
+    assert math.isnan(torch_private.known_number(fake))
 
 
 def test_torch_takes_a_class_for_its_own_in_a_block_alone(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -264,28 +264,28 @@ def test_torch_takes_a_class_for_its_own_in_a_block_alone(monkeypatch: pytest.Mo
         tensors: list[Any] = [torch.ones(2).as_subclass(Other)]
         return torch.utils._foreach_utils._has_foreach_support(tensors, torch.device("cuda"))
 
-    with private.taken_for_plain(Other):
+    with torch_private.taken_for_plain(Other):
         assert taken()
     assert not taken()
     take_away(monkeypatch, "torch.optim.optimizer._foreach_supported_types")
     take_away(monkeypatch, "torch.utils._foreach_utils._foreach_supported_types")
-    with private.taken_for_plain(Other):
+    with torch_private.taken_for_plain(Other):
         pass
 
 
 def test_parameters_of_fsdp1_that_do_not_say_so_are_taken() -> None:
     p = torch.nn.Parameter(torch.ones(2))
-    assert not private.is_flat(p)
+    assert not torch_private.is_flat(p)
     p._fsdp_flattened = True  # type: ignore[attr-defined]
-    assert private.is_flat(p)
+    assert torch_private.is_flat(p)
 
 
 def test_without_a_way_to_hide_a_function_from_torch_compile_it_is_left_as_it_is(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    assert private.untraced(trained) is not trained
+    assert torch_private.untraced(trained) is not trained
     take_away(monkeypatch, "torch._disable_dynamo")
-    assert private.untraced(trained) is trained
+    assert torch_private.untraced(trained) is trained
 
 
 def test_without_dlpacks_table_steps_are_repeated_as_well(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -313,7 +313,7 @@ def test_kernels_of_a_triton_that_launches_otherwise_are_left_to_it() -> None:
     def run(x: int, y: int, z: int, stream: int, function: int, *args: Any) -> None: ...
 
     for kernel in (None, SimpleNamespace(), SimpleNamespace(run=run)):
-        assert private.launcher(kernel) is None
+        assert torch_private.launcher(kernel) is None
 
 
 def test_parts_that_torch_does_not_name_are_asked_for_and_sharded_steps_done_anew(
@@ -368,12 +368,14 @@ def alone() -> Iterator[Any]:
 def test_without_a_mesh_that_has_no_groups_the_matrix_of_an_owner_raises_a_sentence(
     monkeypatch: pytest.MonkeyPatch, alone: Any
 ) -> None:
-    private.mesh_of.cache_clear()
+    torch_private.mesh_of.cache_clear()
     with monkeypatch.context() as patch:
         patch.setattr("torch.distributed.device_mesh.DeviceMesh", lambda device, mesh: None)
-        with pytest.raises(private.Missing, match="has no _init_backend, which is for the mesh"):
-            held.hold(torch.ones(2), torch.ones(2), 0)
-    assert held.owner_of(held.hold(torch.ones(2), torch.ones(2), 0)) == 0
+        with pytest.raises(
+            torch_private.Missing, match="has no _init_backend, which is for the mesh"
+        ):
+            owned_tensors.hold(torch.ones(2), torch.ones(2), 0)
+    assert owned_tensors.owner_of(owned_tensors.hold(torch.ones(2), torch.ones(2), 0)) == 0
 
 
 class Renamed:
@@ -393,7 +395,7 @@ def test_a_placement_that_does_not_say_what_is_split_first_is_an_error_and_never
     assert Layout(mesh, (_StridedShard(0, split_factor=2), Shard(0)), (8,)).extents((0, 1)) == [
         (4, 6)
     ]
-    with pytest.raises(private.Missing, match="has no split_factor"):
+    with pytest.raises(torch_private.Missing, match="has no split_factor"):
         Layout(mesh, (Renamed(), Shard(0)), (8,)).extents((0, 1))
 
 
@@ -417,7 +419,9 @@ def test_a_file_that_would_call_what_is_gone_is_refused(monkeypatch: pytest.Monk
         with pytest.raises(SourceError, match=r"call torch\._foreach_norm, which torch .* not"):
             opt.to_source()
     take_away(monkeypatch, "torch._C.DisableTorchFunctionSubclass")
-    with pytest.raises(private.Missing, match=r"has no torch\._C\.DisableTorchFunctionSubclass"):
+    with pytest.raises(
+        torch_private.Missing, match=r"has no torch\._C\.DisableTorchFunctionSubclass"
+    ):
         opt.to_source()
 
 
@@ -459,7 +463,7 @@ def test_the_package_is_imported_and_steps_without_what_repeats_need() -> None:
         assert value == pytest.approx(0.6, abs=1e-4)
         assert (count, path in why) == (0, True)
         assert f"has no {path}" in plan
-        assert raised == (private.NAMES[path].without == private.NEITHER)
+        assert raised == (torch_private.NAMES[path].without == torch_private.NEITHER)
 
 
 # --- all of them
@@ -467,7 +471,7 @@ def test_the_package_is_imported_and_steps_without_what_repeats_need() -> None:
 
 def test_every_name_is_taken_away_here() -> None:
     text = Path(__file__).read_text()
-    for path in private.NAMES:
+    for path in torch_private.NAMES:
         name = path.rpartition(".")[2].replace("_foreach_*", "FOREACH")
         fused = name.startswith("_fused_") and "torch._fused_{" in text
         assert path in REPEATS or fused or name in text, path
@@ -477,5 +481,5 @@ def test_without_a_way_out_of_modes_numbers_are_computed_as_ever(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     take_away(monkeypatch, "torch.utils._python_dispatch._disable_current_modes")
-    with private.without_modes():
+    with torch_private.without_modes():
         assert torch.arange(3).tolist() == [0, 1, 2]

@@ -13,7 +13,7 @@ from torchzero_clip.core.state import (
     statistic_dtype,
     zeros_like_state,
 )
-from torchzero_clip.core.tensors import shared_memory
+from torchzero_clip.core.tensor_kinds import shared_memory
 
 
 @at_once(

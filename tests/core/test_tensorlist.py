@@ -16,7 +16,7 @@ from torchzero_clip import (
     Transform,
     zeros_like_state,
 )
-from torchzero_clip.core.tensors import shared_memory
+from torchzero_clip.core.tensor_kinds import shared_memory
 
 
 def test_a_borrowed_list_is_copied_at_the_first_write_and_written_from_then_on():

@@ -6,7 +6,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn import Parameter
 
-from torchzero_clip.core.tensors import (
+from torchzero_clip.core.tensor_kinds import (
     addresses,
     all_plain,
     all_real,

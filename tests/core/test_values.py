@@ -13,7 +13,7 @@ import torch
 
 from tests.helpers import at_once
 from torchzero_clip import Scale
-from torchzero_clip.core.values import equal, is_default, live_value, python_number, shown
+from torchzero_clip.core.argument_values import equal, is_default, live_value, python_number, shown
 
 
 @at_once(

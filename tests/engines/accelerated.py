@@ -8,7 +8,7 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 from unittest.mock import patch
 
-from torchzero_clip.core import packs
+from torchzero_clip.core import small_tensors
 from torchzero_clip.core.norms import readable
 from torchzero_clip.engines import Eager, fused, pieces
 
@@ -19,7 +19,7 @@ def as_on_an_accelerator() -> Iterator[None]:
     asks = [m for name, m in sys.modules.items() if name.startswith("torchzero_clip.")]
     with ExitStack() as stack:
         for name, value in {"HOSTS": (), "LARGE": 10, "ROOM": 24}.items():
-            stack.enter_context(patch.object(packs, name, value))
+            stack.enter_context(patch.object(small_tensors, name, value))
         stack.enter_context(patch.object(pieces, "PIECE", 7))
         stack.enter_context(patch.object(fused, "LARGEST", 11))
         for module in [m for m in asks if vars(m).get("readable") is readable]:

@@ -40,8 +40,8 @@ from torchzero_clip import (
 )
 from torchzero_clip.audit import fake_cuda, ledgers, same, twin
 from torchzero_clip.engines import Compiled
-from torchzero_clip.engines.compiled.again import captures, steps
-from torchzero_clip.engines.compiled.printers import backends, launches, tables
+from torchzero_clip.engines.compiled.printers import backends, launches, pointer_tables
+from torchzero_clip.engines.compiled.replay import captures, steps
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1" and bool(importlib.util.find_spec("triton"))
 COMPILED = {"compile": True}
@@ -249,9 +249,9 @@ class Captured:
 
 def test_what_a_graph_reads_goes_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of a graph of the user nobody tells when it is gone, so what that reads is kept."""
-    known, like = tables.DeviceTables(), torch.zeros(1)
+    known, like = pointer_tables.DeviceTables(), torch.zeros(1)
     monkeypatch.setattr(captures, "TABLES", known)
-    monkeypatch.setattr(tables, "capturing", lambda device: True)
+    monkeypatch.setattr(pointer_tables, "capturing", lambda device: True)
     for name, value in {
         "CUDAGraph": Captured,
         "Stream": lambda device: None,

@@ -42,10 +42,10 @@ from torchzero_clip import (
 )
 from torchzero_clip.engines import Compiled, buffers
 from torchzero_clip.engines.buffers import Buffer
-from torchzero_clip.engines.compiled.again import native_step
 from torchzero_clip.engines.compiled.lists import runner, tape
 from torchzero_clip.engines.compiled.printers import backends, build, cpp
 from torchzero_clip.engines.compiled.printers.program import Launch, Program
+from torchzero_clip.engines.compiled.replay import native_step
 
 Chain = Sequence[Transform]
 SHAPES = [(50, 40), (7,), (1,), (), (3, 4, 5), (0,), (64,), *[(8, 8)] * 20]

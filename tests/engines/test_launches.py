@@ -25,7 +25,7 @@ pytestmark = [
 SCRIPT = """
 import functools, json, sys
 from benchmarks.launches import driver, stepping
-from torchzero_clip.core import private
+from torchzero_clip.core import torch_private
 from torchzero_clip.engines.compiled.printers import launches
 
 folder, how = sys.argv[1:]
@@ -35,7 +35,7 @@ from triton.backends.nvidia.driver import CudaLauncher
 from triton.runtime.jit import JITFunction
 
 if how == "gone":
-    private.RUN = ["something", "else"]
+    torch_private.RUN = ["something", "else"]
 looked, launched, seen = [], [], []
 run, start = JITFunction.run, CudaLauncher.__call__
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from tests.helpers import at_once
-from torchzero_clip.engines.compiled.again.native_forms import forms_of
+from torchzero_clip.engines.compiled.replay.native_forms import forms_of
 
 
 def some() -> list[Tensor]:

@@ -19,11 +19,11 @@ from torch import Tensor
 from tests.engines import test_vectors as vectors
 from tests.helpers import at_once
 from torchzero_clip.engines.buffers import Buffer
-from torchzero_clip.engines.compiled.again.device_step import DeviceStep
-from torchzero_clip.engines.compiled.again.native_step import NativeStep
 from torchzero_clip.engines.compiled.printers import cpp, triton
 from torchzero_clip.engines.compiled.printers.operators import OPERATORS
 from torchzero_clip.engines.compiled.printers.program import Launch, Program
+from torchzero_clip.engines.compiled.replay.device_step import DeviceStep
+from torchzero_clip.engines.compiled.replay.native_step import NativeStep
 
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 SINGLES = (torch.float32, torch.float64)

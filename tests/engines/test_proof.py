@@ -29,10 +29,10 @@ from torchzero_clip import (
     ZClip,
 )
 from torchzero_clip.engines import Compiled
-from torchzero_clip.engines.compiled.again import native_step
-from torchzero_clip.engines.compiled.again import steps as steps_page
 from torchzero_clip.engines.compiled.printers import backends, cpp, proof, triton
 from torchzero_clip.engines.compiled.printers.program import Program
+from torchzero_clip.engines.compiled.replay import native_step
+from torchzero_clip.engines.compiled.replay import steps as steps_page
 
 CHAINS: dict[str, Callable[[], Sequence[Transform]]] = {
     "headline": lambda: [ClipNorm(1.0, dim="global"), Adam(), WeightDecay(0.01), LR(0.1)],

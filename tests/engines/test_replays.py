@@ -46,11 +46,11 @@ from torchzero_clip import (
 )
 from torchzero_clip.core import Bucket, bind, count_step
 from torchzero_clip.core import Chain as Links
-from torchzero_clip.core.private import FakeTensorMode
+from torchzero_clip.core.torch_private import FakeTensorMode
 from torchzero_clip.engines.compiled import compiled
-from torchzero_clip.engines.compiled.again.conditions import impure
-from torchzero_clip.engines.compiled.again.replays import Replays
-from torchzero_clip.engines.compiled.again.step_recorder import Refused, StepRecorder
+from torchzero_clip.engines.compiled.replay.conditions import impure
+from torchzero_clip.engines.compiled.replay.replays import Replays
+from torchzero_clip.engines.compiled.replay.step_recorder import Refused, StepRecorder
 
 SHAPES = [(5, 4), (4,), (), (3, 4), (0,), (1,)]
 Chain = Sequence[Transform]

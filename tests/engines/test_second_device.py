@@ -19,7 +19,7 @@ from torch.nn import Parameter
 
 from torchzero_clip import LR, Adam, ClipNorm, Modular, SkipSpike, Transform, captured
 from torchzero_clip.audit import fake_cuda, twin
-from torchzero_clip.engines.compiled.printers import backends, launches, tables
+from torchzero_clip.engines.compiled.printers import backends, launches, pointer_tables
 
 HERE, THERE = 0, 1  # the current device, and that of the parameters
 EMPTY = "The CUDA Graph is empty. This usually means that the graph was attempted to be captured on"
@@ -142,10 +142,10 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Iterator[Machine]:
         monkeypatch.setattr(torch.cuda.graph, "default_capture_stream", None)
         monkeypatch.setattr(torch._C, "_host_emptyCache", lambda: None, raising=False)
         monkeypatch.setattr(backends.triton, "here", lambda: True)
-        for name, value in vars(tables.DeviceTables()).items():
-            monkeypatch.setattr(tables.TABLES, name, value)
-        monkeypatch.setattr(tables, "_is_real", lambda device: device.type == "cuda")
-        monkeypatch.setattr(tables, "fake_mode", lambda t: None)
+        for name, value in vars(pointer_tables.DeviceTables()).items():
+            monkeypatch.setattr(pointer_tables.TABLES, name, value)
+        monkeypatch.setattr(pointer_tables, "_is_real", lambda device: device.type == "cuda")
+        monkeypatch.setattr(pointer_tables, "fake_mode", lambda t: None)
         monkeypatch.setattr(launches, "WATCHED", [made.launch])
         yield made
 

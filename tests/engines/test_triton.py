@@ -34,14 +34,19 @@ from torchzero_clip import (
 )
 from torchzero_clip.audit import Ledger, fake_cuda, twin
 from torchzero_clip.core.norms import NAMED, SliceRows
-from torchzero_clip.core.private import fake_tensors
+from torchzero_clip.core.torch_private import fake_tensors
 from torchzero_clip.engines import Compiled
 from torchzero_clip.engines.buffers import Buffer
 from torchzero_clip.engines.compiled.lists import nodes as nodes_of_lists
-from torchzero_clip.engines.compiled.printers import backends, launches, proof, tables, triton
+from torchzero_clip.engines.compiled.printers import (
+    backends,
+    launches,
+    pointer_tables,
+    proof,
+    triton,
+)
 from torchzero_clip.engines.compiled.printers.operators import over
-from torchzero_clip.engines.compiled.printers.program import Program
-from torchzero_clip.engines.compiled.printers.tables import (
+from torchzero_clip.engines.compiled.printers.pointer_tables import (
     CHUNK,
     LONG,
     ROW,
@@ -49,6 +54,7 @@ from torchzero_clip.engines.compiled.printers.tables import (
     Ring,
     span,
 )
+from torchzero_clip.engines.compiled.printers.program import Program
 
 PAGE = Path(triton.__file__).with_name("kernel.py")
 CPU = torch.device("cpu")
@@ -193,7 +199,7 @@ def test_a_program_takes_more_of_a_long_tensor_so_that_its_parts_stay_few(
     assert layout.total == -(-size // (11 * CHUNK)) + 2
     assert layout.total - 2 <= LONG / CHUNK
     assert layout.layout.tolist() == [size, CHUNK + 1, 0, layout.total - 2]
-    monkeypatch.setattr(tables, "LONG", 4 * ROW)
+    monkeypatch.setattr(pointer_tables, "LONG", 4 * ROW)
     rows = SliceRows(((2,), (3,)), ((1,), ()), (4 * ROW, 6), (2, 3), True)
     layout = DeviceTables().table([at(16, 32)], [8 * ROW, 18], rows)[1]
     assert layout.layout.view(4, 5)[1].tolist() == [0, 2, 4, 5, 6]
@@ -250,13 +256,13 @@ def test_a_stream_does_not_take_what_another_may_still_be_sent(
 ) -> None:
     known, like = DeviceTables(), torch.zeros(1)
     for stream in (1, 2, 1, 2):
-        monkeypatch.setattr(tables, "_stream", lambda device, stream=stream: stream)
+        monkeypatch.setattr(pointer_tables, "_stream", lambda device, stream=stream: stream)
         known.numbers([0.5], like)
     assert len(sent) == 2
 
 
 def test_few_tables_are_remembered(sent: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tables, "MOST", 3)
+    monkeypatch.setattr(pointer_tables, "MOST", 3)
     known, like = DeviceTables(), torch.zeros(1)
     for x in range(5):
         known.numbers([0.0], like)  # one that is used stays
@@ -271,7 +277,7 @@ def test_in_a_graph_that_is_captured_nothing_is_sent(
     known, like = DeviceTables(), torch.zeros(1)
     before = known.table([at(16, 32)], [3, 4])
     known.numbers([0.5], like)
-    monkeypatch.setattr(tables, "capturing", lambda device: True)
+    monkeypatch.setattr(pointer_tables, "capturing", lambda device: True)
     monkeypatch.setattr(torch, "frombuffer", None)  # with which words go on their way
     sent.clear()
     assert known.table([at(16, 32)], [3, 4]) is before
@@ -332,7 +338,7 @@ def test_pinned_memory_is_not_written_while_it_is_copied(places: type[Place]) ->
 
 def test_the_oldest_copy_is_waited_for_when_many_are_under_way(places: type[Place]) -> None:
     ring = Ring(places)
-    for i in range(tables.PIECES + 1):
+    for i in range(pointer_tables.PIECES + 1):
         sends(ring, i)
     assert places.waited == places.made[:1]
 
@@ -512,8 +518,8 @@ def test_programs_run_there_node_by_node() -> None:
 def test_a_device_without_float64_gets_none(monkeypatch: pytest.MonkeyPatch) -> None:
     """What goes to it is in the widest dtype that it has; here the CPU plays one."""
     from torchzero_clip.core.norms import numeric
-    from torchzero_clip.engines.compiled.again import step_recorder
     from torchzero_clip.engines.compiled.printers import operators
+    from torchzero_clip.engines.compiled.replay import step_recorder
 
     for page in (nodes_of_lists, operators, numeric, step_recorder):
         monkeypatch.setattr(page, "wide", lambda device: torch.float32)

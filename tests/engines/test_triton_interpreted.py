@@ -43,9 +43,9 @@ from torchzero_clip.core.norms import NAMED
 from torchzero_clip.engines import Compiled
 from torchzero_clip.engines.buffers import Buffer
 from torchzero_clip.engines.compiled.lists import tape
-from torchzero_clip.engines.compiled.printers import launches, tables, triton
+from torchzero_clip.engines.compiled.printers import launches, pointer_tables, triton
+from torchzero_clip.engines.compiled.printers.pointer_tables import CHUNK, ROW, TABLES, Chunks, span
 from torchzero_clip.engines.compiled.printers.program import Launch, Program
-from torchzero_clip.engines.compiled.printers.tables import CHUNK, ROW, TABLES, Chunks, span
 
 pytestmark = [
     pytest.mark.triton,
@@ -238,10 +238,10 @@ def test_the_parts_of_a_long_tensor_are_joined(monkeypatch: pytest.MonkeyPatch) 
     generator = torch.Generator().manual_seed(0)
     tensors = [torch.randn(n, generator=generator) for n in (9 * CHUNK + 5, CHUNK + 7, 100)]
     plain = [statistics_of([t], NAMED["l2"])[0, 0] for t in tensors]
-    from torchzero_clip.engines.compiled.printers import kernel
+    from torchzero_clip.engines.compiled.printers import triton_include
 
-    monkeypatch.setattr(tables, "LONG", 2 * CHUNK)
-    monkeypatch.setattr(kernel, "LONG", kernel.tl.constexpr(2 * CHUNK))
+    monkeypatch.setattr(pointer_tables, "LONG", 2 * CHUNK)
+    monkeypatch.setattr(triton_include, "LONG", triton_include.tl.constexpr(2 * CHUNK))
     monkeypatch.setattr(TABLES, "_known", defaultdict(dict))
     found = statistics_of(tensors, NAMED["l2"])[0]
     assert found[1:].tolist() == [x.item() for x in plain[1:]]

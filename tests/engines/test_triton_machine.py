@@ -41,9 +41,9 @@ from torchzero_clip import (
     ZClip,
     named,
 )
-from torchzero_clip.engines.compiled.again import device_step
 from torchzero_clip.engines.compiled.printers import launches, triton
 from torchzero_clip.engines.compiled.printers.program import Launch, Program
+from torchzero_clip.engines.compiled.replay import device_step
 
 COMPILES = bool(importlib.util.find_spec("triton")) and not os.environ.get("TRITON_INTERPRET")
 pytestmark = [

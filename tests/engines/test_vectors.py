@@ -13,10 +13,10 @@ import torch
 from torch import Tensor
 
 from torchzero_clip.core.norms.numeric import vector_norm
-from torchzero_clip.engines.compiled.again.native_step import NativeStep
-from torchzero_clip.engines.compiled.again.step_recorder import StepRecorder, python
 from torchzero_clip.engines.compiled.printers.operators import REDUCTIONS
 from torchzero_clip.engines.compiled.printers.vectors import Region
+from torchzero_clip.engines.compiled.replay.native_step import NativeStep
+from torchzero_clip.engines.compiled.replay.step_recorder import StepRecorder, python
 
 Function = Callable[..., Any]
 FLOATS = (torch.float64, torch.float32)

@@ -29,9 +29,6 @@ from tests.engines.test_vectors import (  # noqa: F401
     test_what_torch_says_otherwise_is_known,
     test_what_torch_says_otherwise_of_two_is_known,
 )
-from torchzero_clip.engines.compiled.again.device_step import DeviceStep
-from torchzero_clip.engines.compiled.again.step_recorder import Relaunch
-from torchzero_clip.engines.compiled.again.turns import turns
 from torchzero_clip.engines.compiled.printers.program import Launch, Program
 from torchzero_clip.engines.compiled.printers.vectors import (
     Launched,
@@ -39,6 +36,9 @@ from torchzero_clip.engines.compiled.printers.vectors import (
     VectorMemory,
     VectorNode,
 )
+from torchzero_clip.engines.compiled.replay.device_step import DeviceStep
+from torchzero_clip.engines.compiled.replay.step_recorder import Relaunch
+from torchzero_clip.engines.compiled.replay.vector_kernels import turns
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1" and bool(importlib.util.find_spec("triton"))
 pytestmark = [

@@ -25,7 +25,7 @@ from torchzero_clip import (
     Transform,
     ZClip,
 )
-from torchzero_clip.optimizer.parts_of_tensors import CUT
+from torchzero_clip.optimizer.cut_parameters import CUT
 
 RIGHT: list[Callable[[], Transform]] = [
     Adam,

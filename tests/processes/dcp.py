@@ -42,8 +42,8 @@ from torchzero_clip import (
     ZClip,
     attach,
 )
-from torchzero_clip.core.sharding.held import owner_of
 from torchzero_clip.core.sharding.layout import full, local
+from torchzero_clip.core.sharding.owned_tensors import owner_of
 
 HALF, END = 6, 12
 FORMS = {  # how it is taken out, and how it is put back

@@ -59,8 +59,8 @@ from torchzero_clip import (
     zeros_like_state,
 )
 from torchzero_clip.core.norms import shards
-from torchzero_clip.core.sharding.held import owner_of
 from torchzero_clip.core.sharding.layout import full, layout_of
+from torchzero_clip.core.sharding.owned_tensors import owner_of
 
 STEPS = 10 if "brief" in sys.argv else 20
 EVERY = "every" in sys.argv  # construction of the table, not only the first of each row

@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 import pytest
 
 import torchzero_clip
-from scripts.house import files
+from scripts.package_sizes import files
 from tests.helpers import KERNELS, at_once
 from tests.processes.launch import free_port
 from torchzero_clip.core import Description

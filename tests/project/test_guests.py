@@ -7,19 +7,19 @@ from collections.abc import Iterator
 
 import pytest
 
-from scripts.house import files, imports_of, label
+from scripts.package_sizes import files, imports_of, label
 
 BREAKING_IN = {"_getframe", "currentframe", "setprofile", "settrace", "mock", "patch"}
 SETS = ("setattr", "object.__setattr__")
 MADE_HERE = {
     "core/gradients.py": {"p"},  # the gradient of a parameter, in the attribute that was named
     "attach/handle.py": {"optimizer"},  # which a user gives it to be marked
-    "audit/device.py": {"memory"},
+    "audit/fake_gpu.py": {"memory"},
     "core/bucket.py": {"other"},
     "core/description.py": {"other"},
     "engines/buffers.py": {"made"},
-    "engines/compiled/again/captures.py": {"graph"},
-    "source/naming.py": {"made", "node"},
+    "engines/compiled/replay/captures.py": {"graph"},
+    "source/rule_names.py": {"made", "node"},
     "source/written_numbers.py": {"kind"},
 }
 """Names of objects that a function changes past their attributes, since it has just made them."""

@@ -12,14 +12,14 @@ from pathlib import Path
 import pytest
 
 import torchzero_clip as tz
-from scripts import house
-from scripts.house import imports, imports_of, label
+from scripts import package_sizes
+from scripts.package_sizes import imports, imports_of, label
 from tests.helpers import at_once
 from tests.processes.launch import python
 
 PACKAGE = Path(tz.__file__).parent
-FILES = house.files()
-PAGES = [path for path in house.files("modules") if path.name != "__init__.py"]
+FILES = package_sizes.files()
+PAGES = [path for path in package_sizes.files("modules") if path.name != "__init__.py"]
 FOLDERS = sorted({page.parent.name for page in PAGES})
 
 
@@ -45,35 +45,39 @@ PLOTS = ("plot.py", "recorder.py")
 def test_only_torch_typing_extensions_and_the_standard_library_are_imported(path):
     allowed = {"torch", "typing_extensions", PACKAGE.name} | sys.stdlib_module_names
     allowed |= {"matplotlib"} if path.name in PLOTS else set()  # an extra; inside functions
-    allowed |= {"triton"} if path.name == "kernel.py" else set()  # imported where it is installed
+    allowed |= (
+        {"triton"} if path.name == "triton_include.py" else set()
+    )  # imported where it is installed
     assert {name.split(".")[0] for name in imports_of(path)} <= allowed
 
 
 # --- which way the imports go
 
 
-def test_a_room_imports_only_the_rooms_below_it():
-    """Rules import core and their own folder; core imports torch alone; every file has a room."""
-    assert {label(p): wrong for p in FILES if (wrong := house.outside(p))} == {}
-    assert {house.room(path) for path in FILES} == set(house.ROOMS)
+def test_a_package_imports_only_the_packages_below_it():
+    """Rules import core and their own folder; core imports torch; every file has a package."""
+    assert {label(p): wrong for p in FILES if (wrong := package_sizes.outside(p))} == {}
+    assert {package_sizes.package_of(path) for path in FILES} == set(package_sizes.PACKAGES)
 
 
-def test_each_file_beside_the_rooms_has_one_by_its_name(monkeypatch, tmp_path):
-    assert {path.name for path in FILES if path.parent == PACKAGE} == house.BESIDE.keys()
-    monkeypatch.setattr(house, "PACKAGE", tmp_path)
+def test_each_file_outside_the_packages_has_one_by_its_name(monkeypatch, tmp_path):
+    assert {
+        path.name for path in FILES if path.parent == PACKAGE
+    } == package_sizes.PACKAGE_OF_FILE.keys()
+    monkeypatch.setattr(package_sizes, "PACKAGE", tmp_path)
     for stray in ("stray.py", "stray/stray.py"):
-        with pytest.raises(LookupError, match=f"{stray} has no room"):
-            house.room(tmp_path / stray)
+        with pytest.raises(LookupError, match=f"{stray} has no package"):
+            package_sizes.package_of(tmp_path / stray)
 
 
 def test_no_two_files_import_each_other_nor_through_others():
-    assert house.circles(house.arrows()) == []
+    assert package_sizes.circles(package_sizes.arrows()) == []
 
 
 def test_core_and_rules_know_no_class_of_an_engine():
-    assert {"Eager", "Compiled"} <= house.engine_classes()
-    paths = house.files("core", "modules")
-    assert {label(p): names for p in paths if (names := house.engine_names(p))} == {}
+    assert {"Eager", "Compiled"} <= package_sizes.engine_classes()
+    paths = package_sizes.files("core", "modules")
+    assert {label(p): names for p in paths if (names := package_sizes.engine_names(p))} == {}
 
 
 def members(path, name):
@@ -123,8 +127,8 @@ def test_an_imported_name_belongs_to_the_file_that_defines_it():
         "torchzero_clip.spec.norm": "spec/plain_numbers.py",
         "torchzero_clip": "__init__.py",
     }
-    assert {name: label(house.home(name)) for name in found} == found
-    assert house.home("torch.nn.Module") is None
+    assert {name: label(package_sizes.home(name)) for name in found} == found
+    assert package_sizes.home("torch.nn.Module") is None
 
 
 @pytest.mark.parametrize(
@@ -138,8 +142,8 @@ def test_an_imported_name_belongs_to_the_file_that_defines_it():
         ("modules/descent/lr.py", "modules/flow/when.py"),
         ("published/classic.py", "optimizer/modular.py"),
         ("engines/compiled/printers/cpp.py", "engines/compiled/lists/tape.py"),
-        ("engines/compiled/lists/runner.py", "engines/compiled/again/step_recorder.py"),
-        ("engines/compiled/again/repeats.py", "engines/compiled/lists/tape.py"),
+        ("engines/compiled/lists/runner.py", "engines/compiled/replay/step_recorder.py"),
+        ("engines/compiled/replay/replays.py", "engines/compiled/lists/tape.py"),
         ("optimizer/explain.py", "study/trace.py"),
         ("attach/handle.py", "study/lab/server.py"),
         ("study/recorder.py", "audit/step_audit.py"),
@@ -151,15 +155,15 @@ def test_an_imported_name_belongs_to_the_file_that_defines_it():
 )
 def test_arrows_that_go_the_wrong_way_are_found(path, to, monkeypatch):
     graph = {PACKAGE / path: {PACKAGE / to, PACKAGE / "core" / "link.py"}}
-    monkeypatch.setattr(house, "arrows", lambda: graph)
-    assert house.outside(PACKAGE / path) == {to}
+    monkeypatch.setattr(package_sizes, "arrows", lambda: graph)
+    assert package_sizes.outside(PACKAGE / path) == {to}
 
 
 def test_circles_are_found_directly_and_through_others():
     a, b, c, d = map(Path, "abcd")
-    assert house.circles({a: {b}, b: {a}, c: {a}}) == [[a, b]]
-    assert house.circles({a: {b}, b: {c}, c: {a}, d: {a}}) == [[a, b, c]]
-    assert house.circles({a: {b, c}, b: {c}, c: set()}) == []
+    assert package_sizes.circles({a: {b}, b: {a}, c: {a}}) == [[a, b]]
+    assert package_sizes.circles({a: {b}, b: {c}, c: {a}, d: {a}}) == [[a, b, c]]
+    assert package_sizes.circles({a: {b, c}, b: {c}, c: set()}) == []
 
 
 def test_no_two_files_have_one_name():
@@ -175,7 +179,7 @@ def test_core_names_no_rule():
         assert names & rules == set()
 
 
-# --- how large the rooms are
+# --- how large the packages are
 
 
 def too_many(counts):
@@ -183,20 +187,20 @@ def too_many(counts):
 
 
 def test_every_limit_is_of_a_package_that_is_counted():
-    assert house.MOST_NODES.keys() == house.ROOMS.keys() - {"modules"}
-    assert all([count.value for count in house.sizes()])
+    assert package_sizes.MOST_NODES.keys() == package_sizes.PACKAGES.keys() - {"modules"}
+    assert all([count.value for count in package_sizes.sizes()])
 
 
 def test_a_count_of_nothing_is_an_error():
-    assert too_many([house.Count("syntax nodes of core", 0, 10)])
-    assert too_many([house.Count("syntax nodes of core", 11, 10)])
-    assert too_many([house.Count("syntax nodes of core", 10, 10)]) == []
+    assert too_many([package_sizes.Count("syntax nodes of core", 0, 10)])
+    assert too_many([package_sizes.Count("syntax nodes of core", 11, 10)])
+    assert too_many([package_sizes.Count("syntax nodes of core", 10, 10)]) == []
 
 
 def test_the_tree_that_is_measured_is_its_own(tmp_path):
     """Not one that is installed: of that no function would be counted, and all be well."""
     (tmp_path / "torchzero_clip.py").write_text("raise ImportError('another tree')")
-    script = str(Path(house.__file__))
+    script = str(Path(package_sizes.__file__))
     code = (
         f"import runpy; runpy.run_path({script!r}); import torchzero_clip as t; print(t.__file__)"
     )
@@ -205,11 +209,11 @@ def test_the_tree_that_is_measured_is_its_own(tmp_path):
 
 
 def test_each_package_stays_within_its_limit():
-    assert too_many(house.sizes()) == []
+    assert too_many(package_sizes.sizes()) == []
 
 
 def test_a_rule_has_one_short_page():
-    assert too_many(house.pages()) == []
+    assert too_many(package_sizes.pages()) == []
 
 
 def test_code_lines_are_those_without_docstrings_comments_and_blanks():
@@ -231,30 +235,30 @@ def f():
     """A docstring."""
     return x
 '''
-    assert house.code_lines(source) == 6
+    assert package_sizes.code_lines(source) == 6
 
 
 def test_the_way_of_a_step_passes_through_the_links_of_the_chain():
-    way = house.entered(house.headline())
+    way = package_sizes.entered(package_sizes.headline())
     assert {"core/norm_rule.py", "core/decision.py", "modules/clipping/clip_norm.py"} <= way.keys()
 
 
 def test_syntax_nodes_count_neither_docstrings_nor_lines():
     plain = "def f():\n    return x"
     documented = '"""A page."""\n\ndef f():\n    """A docstring."""\n\n    return x'
-    assert house.syntax_nodes(documented) == house.syntax_nodes(plain)
+    assert package_sizes.syntax_nodes(documented) == package_sizes.syntax_nodes(plain)
     packed, unpacked = "a, b = 1, 2", "a = 1\nb = 2"
-    assert house.syntax_nodes(packed) >= house.syntax_nodes(unpacked)
+    assert package_sizes.syntax_nodes(packed) >= package_sizes.syntax_nodes(unpacked)
 
 
 def test_lambdas_and_comprehensions_count_as_part_of_their_function():
     path = str(PACKAGE / "core" / "description.py")
-    names = [name for _, _, name in house.functions(path)]
+    names = [name for _, _, name in package_sizes.functions(path)]
     assert {"_check_after_init", "_check_after_init.checked"} <= set(names)
-    for first, last, name in house.functions(path):
-        assert house.enclosing(path, first) == name
-        assert house.enclosing(path, last).startswith(name)
-    assert house.enclosing(path, 1) == "<module>"
+    for first, last, name in package_sizes.functions(path):
+        assert package_sizes.enclosing(path, first) == name
+        assert package_sizes.enclosing(path, last).startswith(name)
+    assert package_sizes.enclosing(path, 1) == "<module>"
 
 
 def types(path):
@@ -283,7 +287,7 @@ def test_a_name_of_a_type_has_one_meaning_in_the_whole_package():
 
 
 def test_names_of_types_are_found_wherever_they_stand(tmp_path, monkeypatch):
-    monkeypatch.setattr(house, "PACKAGE", tmp_path)
+    monkeypatch.setattr(package_sizes, "PACKAGE", tmp_path)
     (tmp_path / "a.py").write_text("def f():\n    class Trace: ...\nMOST = 3\nTexts = list[str]")
     (tmp_path / "b.py").write_text("class Trace: ...\nMOST = 4\nTexts = list[str]\n")
     found = meanings(sorted(tmp_path.iterdir()))

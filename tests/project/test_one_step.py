@@ -11,13 +11,13 @@ import pytest
 import torch
 from torch.nn import Parameter
 
-from scripts import house
+from scripts import package_sizes
 from tests.helpers import at_once
 from torchzero_clip import LR, Clipper, Modular, Transform, release
 from torchzero_clip.core.engine import Engine
 from torchzero_clip.core.step import Step
 
-CORE = [*house.files("core"), *house.files("modules")]
+CORE = [*package_sizes.files("core"), *package_sizes.files("modules")]
 RECORDERS = {"Play", "Counted", "constants", "separable", "refuse", "asked", "is_recording"}
 """What a step once said to whoever did it again, and how that answered."""
 
@@ -63,7 +63,11 @@ def loops(source: str) -> list[str]:
 
 
 def test_the_links_of_an_optimizer_are_gone_through_in_one_place() -> None:
-    found = {house.label(p): made for p in house.files() if (made := loops(p.read_text()))}
+    found = {
+        package_sizes.label(p): made
+        for p in package_sizes.files()
+        if (made := loops(p.read_text()))
+    }
     assert found == {"optimizer/modular.py": ["_through"]}
 
 

@@ -4,11 +4,11 @@ import ast
 
 import pytest
 
-from scripts import house
-from scripts.house import label
+from scripts import package_sizes
+from scripts.package_sizes import label
 from tests.helpers import at_once
 
-PAGES = [path for path in house.files("modules") if path.name != "__init__.py"]
+PAGES = [path for path in package_sizes.files("modules") if path.name != "__init__.py"]
 ENGINE = {"engine", "engines", "session", "sessions", "opener", "recorder", "perhaps", "workspace"}
 VERBS = {"entrywise", "operand", "beside", "write", "settle", "state_dtype"}
 GUARDS = ("flow/guard.py", "flow/skip_large.py", "flow/skip_spike.py", "flow/step_guard.py")

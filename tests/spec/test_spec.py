@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scripts import house
+from scripts import package_sizes
 from tests.helpers import about, at_once
 from torchzero_clip import spec
 
@@ -66,12 +66,14 @@ def no_root(_):
 
 # --- the files
 
-FILES = [path for path in house.files("spec") if path.name != "__init__.py"]
+FILES = [path for path in package_sizes.files("spec") if path.name != "__init__.py"]
 
 
 @at_once("path", FILES)
 def test_only_the_standard_library_is_imported(path):
-    found = {name for name in house.imports_of(path) if not name.startswith(f"{spec.__name__}.")}
+    found = {
+        name for name in package_sizes.imports_of(path) if not name.startswith(f"{spec.__name__}.")
+    }
     assert {name.split(".")[0] for name in found} <= set(sys.stdlib_module_names)
 
 

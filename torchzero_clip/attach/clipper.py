@@ -11,10 +11,10 @@ from torch import Tensor
 from torchzero_clip.core import Bucket, Step, Transform, Units, in_buckets
 from torchzero_clip.core.gradients import Where
 from torchzero_clip.core.norms import NAMED
-from torchzero_clip.core.outside import warn
-from torchzero_clip.core.private import traced
 from torchzero_clip.core.sharding.layout import local
 from torchzero_clip.core.step import evaluate
+from torchzero_clip.core.torch_private import traced
+from torchzero_clip.core.user_warnings import warn
 from torchzero_clip.optimizer import Modular
 
 TOTAL, WAITING = "total norm", "waiting"  # among what the links of a Clipper measured

@@ -19,12 +19,12 @@ from typing_extensions import Self
 from torchzero_clip.attach.clipper import Clipper
 from torchzero_clip.core import Chain, Step, Transform, bind
 from torchzero_clip.core.gradients import Where
-from torchzero_clip.core.outside import warn
 from torchzero_clip.core.step import one_number
+from torchzero_clip.core.user_warnings import warn
 from torchzero_clip.optimizer import averages
-from torchzero_clip.optimizer.behind import PARAMS, Behind, take_params
+from torchzero_clip.optimizer.after_step import PARAMS, Behind, take_params
+from torchzero_clip.optimizer.chain_meaning import refuse_step
 from torchzero_clip.optimizer.keys import SCHEDULER_KEYS, WELL_KNOWN, GroupKeys
-from torchzero_clip.optimizer.meaning import refuse_step
 from torchzero_clip.optimizer.saving import safe_to_save
 
 KEY = "torchzero_clip"  # of a handle's state in the state dict of its optimizer

@@ -13,11 +13,11 @@ from torchzero_clip.core.chain import Chain
 from torchzero_clip.core.formats import KEPT
 from torchzero_clip.core.link import Link
 from torchzero_clip.core.names import hint
-from torchzero_clip.core.outside import warn
-from torchzero_clip.core.tensors import is_sharded
+from torchzero_clip.core.tensor_kinds import is_sharded
+from torchzero_clip.core.user_warnings import warn
 from torchzero_clip.optimizer.averages import params_of
+from torchzero_clip.optimizer.cut_parameters import has_whole_norms, is_entrywise
 from torchzero_clip.optimizer.keys import GroupKeys
-from torchzero_clip.optimizer.parts_of_tensors import has_whole_norms, is_entrywise
 from torchzero_clip.optimizer_class import ChainOptimizer, optimizer_class
 
 SHAPE = (6, 5)  # of a matrix that stands for all

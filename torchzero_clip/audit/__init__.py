@@ -1,11 +1,11 @@
 """Audit: what a step would ask of a GPU, on a machine without one, and whether norms are right."""
 
+from torchzero_clip.audit.clip_audit import audit_clip
 from torchzero_clip.audit.clip_report import ClipReport, ClipRow
-from torchzero_clip.audit.clipping import audit_clip
-from torchzero_clip.audit.device import fake_cuda, twin
+from torchzero_clip.audit.fake_gpu import fake_cuda, twin
 from torchzero_clip.audit.findings import Finding
 from torchzero_clip.audit.ledger import Ledger, NeedsValues, Request, ledgers, lines, same
-from torchzero_clip.audit.lost import Lost
+from torchzero_clip.audit.lost_updates import Lost
 from torchzero_clip.audit.step_audit import StepReport, assert_no_waits, audit
 
 __all__ = [

@@ -10,8 +10,8 @@ from typing import Any
 
 import torch
 
-from torchzero_clip.audit.by_name import found_by
-from torchzero_clip.audit.clipping import audit_clip
+from torchzero_clip.audit.clip_audit import audit_clip
+from torchzero_clip.audit.function_names import found_by
 from torchzero_clip.audit.step_audit import audit
 
 

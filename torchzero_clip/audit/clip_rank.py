@@ -13,9 +13,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from torchzero_clip.audit.by_name import found_by
-from torchzero_clip.audit.cases import ALONE, TOGETHER, ClipCase
+from torchzero_clip.audit.clip_cases import ALONE, TOGETHER, ClipCase
 from torchzero_clip.audit.clip_trial import tried
+from torchzero_clip.audit.function_names import found_by
 
 PATIENCE = 20  # seconds that a rank waits for the others
 

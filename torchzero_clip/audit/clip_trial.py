@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torchzero_clip.audit.cases import ClipCase
-from torchzero_clip.core.private import TorchDispatchMode, tree_leaves
+from torchzero_clip.audit.clip_cases import ClipCase
+from torchzero_clip.core.torch_private import TorchDispatchMode, tree_leaves
 
 FRESH = 1.75  # fresh memory that a clip may take, in gradients of a rank
 MEASURED = 2**15  # bytes of gradients whose memory is compared

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from typing_extensions import Self
 
-from torchzero_clip.core.private import TorchDispatchMode, known_number, schema, tree_leaves
+from torchzero_clip.core.torch_private import TorchDispatchMode, known_number, schema, tree_leaves
 from torchzero_clip.engines.compiled.printers import launches
 
 WAITS = ("cholesky", "eig", "eigh", "eigvals", "inv", "lstsq", "lu_factor", "solve", "svd")

@@ -20,10 +20,10 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from torchzero_clip.attach import Attached
-from torchzero_clip.audit.device import fake_cuda, twin
+from torchzero_clip.audit.fake_gpu import fake_cuda, twin
 from torchzero_clip.audit.findings import Finding, changes, loops, memory, refusals, short, waits
 from torchzero_clip.audit.ledger import Ledger, NeedsValues
-from torchzero_clip.audit.lost import Lost, lost_in
+from torchzero_clip.audit.lost_updates import Lost, lost_in
 
 STEPS = 3
 HAND = "clip_grad_norm_ and AdamW(fused=True)"

@@ -10,7 +10,7 @@ from torchzero_clip.core.engine import FusedKernel, Group, State
 from torchzero_clip.core.matrices import Matrices
 from torchzero_clip.core.norm_rule import NormRule, Scope
 from torchzero_clip.core.norms import Ord
-from torchzero_clip.core.numbers import Numbers
+from torchzero_clip.core.scalars import Numbers
 from torchzero_clip.core.state import counter, zeros_like_state
 from torchzero_clip.core.step import Step
 from torchzero_clip.core.tensorlist import TensorList

@@ -16,8 +16,8 @@ from torchzero_clip.core.link import Link
 from torchzero_clip.core.sharding.layout import local, locals_of, part_of, whole_of
 from torchzero_clip.core.state import share_vectors
 from torchzero_clip.core.step import Step
+from torchzero_clip.core.tensor_kinds import wide
 from torchzero_clip.core.tensorlist import TensorList
-from torchzero_clip.core.tensors import wide
 
 BEGUN = "begun"
 """The number in the state of a parameter that says whether it has begun at a link."""

@@ -7,17 +7,17 @@ from typing import Any
 
 from torch import Tensor
 
+from torchzero_clip.core.argument_values import is_row
 from torchzero_clip.core.bucket import Bucket
 from torchzero_clip.core.config import from_config, to_config
 from torchzero_clip.core.description import Description, class_with
 from torchzero_clip.core.link import Link
-from torchzero_clip.core.numbers import numbered
+from torchzero_clip.core.scalars import numbered
 from torchzero_clip.core.sharding.layout import locals_of
 from torchzero_clip.core.step import Step
 from torchzero_clip.core.tensorlist import TensorList
 from torchzero_clip.core.transform import Transform, averages
 from torchzero_clip.core.unknown_key import explained
-from torchzero_clip.core.values import is_row
 
 
 class Chain(Transform):

@@ -13,7 +13,7 @@ from torchzero_clip.core.formats.stochastic import Elements, keys_of
 from torchzero_clip.core.sharding.layout import Layout, layout_of, placements
 from torchzero_clip.core.stacks import batches
 from torchzero_clip.core.state import state_dtype
-from torchzero_clip.core.tensors import DEVICE, DTYPE, LAYOUT, SHAPE, all_plain, same_shapes
+from torchzero_clip.core.tensor_kinds import DEVICE, DTYPE, LAYOUT, SHAPE, all_plain, same_shapes
 
 MOST = 64  # values that a roster keeps
 Grads: TypeAlias = "Sequence[Any] | dict[int, Any]"

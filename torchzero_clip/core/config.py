@@ -11,9 +11,9 @@ from typing import Any
 
 from torch import Tensor
 
+from torchzero_clip.core.argument_values import is_row
 from torchzero_clip.core.description import Description
 from torchzero_clip.core.names import hint
-from torchzero_clip.core.values import is_row
 
 
 def to_config(value: Any) -> Any:

@@ -14,10 +14,17 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from typing_extensions import Self, dataclass_transform
 
 from torchzero_clip.core.annotation import Allowed, read
+from torchzero_clip.core.argument_values import (
+    equal,
+    got,
+    is_default,
+    live_value,
+    python_number,
+    shown,
+)
 from torchzero_clip.core.bounds import Within
 from torchzero_clip.core.live_reads import refuse_live_reads
 from torchzero_clip.core.names import hint
-from torchzero_clip.core.values import equal, got, is_default, live_value, python_number, shown
 
 RESERVED = frozenset({"params", "param_names", "grads", "chain"})
 ON_NORMS = ("clip", "norm_group")  # what a group says to rules about norms

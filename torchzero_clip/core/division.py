@@ -14,10 +14,10 @@ from torchzero_clip.core import norms
 from torchzero_clip.core.cohort import Cohort
 from torchzero_clip.core.norms.shards import Gathering, gatherings
 from torchzero_clip.core.norms.slices import SliceRows, rows_of
-from torchzero_clip.core.private import fake_mode
 from torchzero_clip.core.stacks import batches
 from torchzero_clip.core.state import statistic_dtype
-from torchzero_clip.core.tensors import all_here
+from torchzero_clip.core.tensor_kinds import all_here
+from torchzero_clip.core.torch_private import fake_mode
 
 UNITS = "units"
 """The identity of the units of vectors, in a record with names of its own."""

@@ -8,11 +8,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torchzero_clip.core import norms, private
-from torchzero_clip.core.packs import copies, in_packs, packs, shares, spread, stretched, unpacked
+from torchzero_clip.core import norms, torch_private
+from torchzero_clip.core.small_tensors import (
+    copies,
+    in_packs,
+    packs,
+    shares,
+    spread,
+    stretched,
+    unpacked,
+)
 from torchzero_clip.core.stacks import in_order
 from torchzero_clip.core.state import HALF, statistic_dtype
-from torchzero_clip.core.tensors import FEW, REAL, is_sharded
+from torchzero_clip.core.tensor_kinds import FEW, REAL, is_sharded
 
 OUT = ("mul", "div", "sub", "clamp")
 """What runs from borrowed memory straight into a workspace, one call a tensor."""
@@ -108,7 +116,7 @@ def foreach(name: str, tensors: list[Tensor], args: Sequence[Any], in_place: boo
     options = {}
     if name == "add_scaled":
         name, args, options = "add", args[:1], {"alpha": args[1]}
-    return private.foreach(name + "_" * in_place, tensors, *args, **options)
+    return torch_private.foreach(name + "_" * in_place, tensors, *args, **options)
 
 
 def _wider(tensors: list[Tensor], args: Sequence[Any]) -> torch.dtype | None:
@@ -183,7 +191,7 @@ def fill_(tensors: list[Tensor], masks: Sequence[Tensor], value: Any) -> None:
             mine[0].masked_fill_(masks[some[0]], value)
         else:
             made = _packed(mine, mine).masked_fill_(_packed([masks[i] for i in some], mine), value)
-            private.foreach("copy_", mine, unpacked(made, mine))
+            torch_private.foreach("copy_", mine, unpacked(made, mine))
 
 
 def _packed(column: list[Any], tensors: list[Tensor]) -> Any:
@@ -200,4 +208,4 @@ def copy_into(target: list[Tensor], source: Sequence[Tensor]) -> None:
         for t, s in zip(target, source, strict=True):
             t.copy_(s)
     else:
-        private.foreach("copy_", target, list(source))
+        torch_private.foreach("copy_", target, list(source))

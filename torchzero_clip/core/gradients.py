@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from torchzero_clip.core.sharding.layout import aligned_grads
-from torchzero_clip.core.tensors import DEVICE, DTYPE, LAYOUT, addresses, all_plain, extent
+from torchzero_clip.core.tensor_kinds import DEVICE, DTYPE, LAYOUT, addresses, all_plain, extent
 
 BYTES = operator.attrgetter("nbytes")
 Where: TypeAlias = "str | Callable[[Tensor], Tensor | None]"

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from torchzero_clip.core.bucket import BEGUN, Bucket
-from torchzero_clip.core.sharding.held import collect, evenly, hold, owner_of
 from torchzero_clip.core.sharding.layout import Layout, local
+from torchzero_clip.core.sharding.owned_tensors import collect, evenly, hold, owner_of
 from torchzero_clip.core.sharding.owners import by_owners, owners_of
 from torchzero_clip.core.stacks import (
     MOST,
@@ -28,7 +28,7 @@ from torchzero_clip.core.stacks import (
     stands_alone,
 )
 from torchzero_clip.core.state import statistic_dtype
-from torchzero_clip.core.tensors import is_sharded
+from torchzero_clip.core.tensor_kinds import is_sharded
 
 
 class StateForm(NamedTuple):

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from torchzero_clip.core.private import foreach
-from torchzero_clip.core.tensors import shared_memory
+from torchzero_clip.core.tensor_kinds import shared_memory
+from torchzero_clip.core.torch_private import foreach
 
 
 class Skipped(Exception):

@@ -10,8 +10,8 @@ from typing import Any, NamedTuple, TypeAlias, TypeVar
 import torch
 from torch import Tensor
 
-from torchzero_clip.core.private import base
-from torchzero_clip.core.tensors import share_memory
+from torchzero_clip.core.tensor_kinds import share_memory
+from torchzero_clip.core.torch_private import base
 
 T = TypeVar("T")
 MatrixState: TypeAlias = "dict[str, Tensor]"

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torchzero_clip.core.tensors import share_memory
+from torchzero_clip.core.tensor_kinds import share_memory
 
 DOUBLE = (torch.float64, torch.complex128)
 HALF = (torch.float16, torch.bfloat16)

@@ -16,7 +16,7 @@ from torchzero_clip.core.engine import Engine, Session
 from torchzero_clip.core.gradients import USUAL, GradPlace, StepGradients
 from torchzero_clip.core.sharding.collectives import gather
 from torchzero_clip.core.skip import Skip, Skipped
-from torchzero_clip.core.tensors import wide
+from torchzero_clip.core.tensor_kinds import wide
 
 Groups: TypeAlias = Sequence[dict[str, Any]]
 Loss: TypeAlias = "Tensor | float | None"

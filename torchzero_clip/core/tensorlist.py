@@ -22,8 +22,8 @@ from torchzero_clip.core.foreach import (
     vector_operand,
 )
 from torchzero_clip.core.norms import Measure, SliceRows
-from torchzero_clip.core.packs import copies
-from torchzero_clip.core.tensors import SMALL, all_real, shared_memory, storages, wide
+from torchzero_clip.core.small_tensors import copies
+from torchzero_clip.core.tensor_kinds import SMALL, all_real, shared_memory, storages, wide
 
 Operand: TypeAlias = "float | Tensor | TensorList | Sequence[Tensor]"
 """A number, a 0-dim tensor, a vector with a number for each tensor, a TensorList, or a list of one

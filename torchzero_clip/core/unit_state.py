@@ -11,10 +11,10 @@ from torch import Tensor
 from torchzero_clip.core.bucket import Bucket
 from torchzero_clip.core.decision import UnitState
 from torchzero_clip.core.division import Division, layer_of
-from torchzero_clip.core.packs import copies, shares
-from torchzero_clip.core.private import foreach
+from torchzero_clip.core.small_tensors import copies, shares
 from torchzero_clip.core.state import statistic, statistic_dtype
-from torchzero_clip.core.tensors import share_memory, shared_memory, wide
+from torchzero_clip.core.tensor_kinds import share_memory, shared_memory, wide
+from torchzero_clip.core.torch_private import foreach
 
 Place: TypeAlias = "tuple[dict[str, Any], Tensor]"
 """A dict that may hold the number of a unit, and a parameter that says its device and dtype."""

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torchzero_clip.core.tensors import DTYPE, SHAPE, addresses, extent, same_shapes
+from torchzero_clip.core.tensor_kinds import DTYPE, SHAPE, addresses, extent, same_shapes
 
 MOST = 1000  # buffers that are remembered
 

@@ -10,13 +10,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torchzero_clip.core import norms, packs
+from torchzero_clip.core import norms, small_tensors
 from torchzero_clip.core.foreach import copy_into
 from torchzero_clip.core.lazy import Lazy
 from torchzero_clip.core.norms import Measure
-from torchzero_clip.core.private import foreach
+from torchzero_clip.core.tensor_kinds import all_plain, storages
 from torchzero_clip.core.tensorlist import TensorList, Workspace
-from torchzero_clip.core.tensors import all_plain, storages
+from torchzero_clip.core.torch_private import foreach
 from torchzero_clip.engines.pieces import InPieces, Piece, cut, piece_of
 
 
@@ -185,7 +185,7 @@ def subtract_(params: list[Tensor], values: Sequence[Tensor], a: float, b: float
         values = foreach("div", [u.to(params[0].dtype) for u in values], divisor)
     wide = params
     if params[0].dtype != values[0].dtype:  # off the fast route of torch
-        wide = packs.copies(params, values[0].dtype)
+        wide = small_tensors.copies(params, values[0].dtype)
     foreach("sub_", wide, list(values), alpha=rest)
     if wide is not params:
         copy_into(params, wide)

@@ -14,14 +14,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torchzero_clip.core import norms, packs
+from torchzero_clip.core import norms, small_tensors
 from torchzero_clip.core.engine import Cover, Formula, Group, Records, Rule, State, Through, updated
 from torchzero_clip.core.formats import Nearest, Stochastic
 from torchzero_clip.core.lazy import Lazy
 from torchzero_clip.core.skip import Skip
 from torchzero_clip.core.state import HALF, state_dtype
+from torchzero_clip.core.tensor_kinds import all_plain
 from torchzero_clip.core.tensorlist import Operand, TensorList
-from torchzero_clip.core.tensors import all_plain
 from torchzero_clip.engines import pieces
 from torchzero_clip.engines.deferred import Guarded, Narrow, Owed, Scaled, overlap, subtract_, times
 from torchzero_clip.engines.fused import Fused, numbers_only, takes
@@ -109,7 +109,7 @@ class EagerSession:
         self._waiting: list[Lazy] = []  # updates that are still to be computed
         self._kept_state: dict[str, Kept] = {}  # until it is settled
         self._defers = self._owes = engine.defers
-        host = params[0].device.type in packs.HOSTS
+        host = params[0].device.type in small_tensors.HOSTS
         self._keeps = engine.keeps and host
         self._in_pieces = engine.defers and not host and all_plain(params)
         narrow = half and host and (engine.defers or engine.keeps)

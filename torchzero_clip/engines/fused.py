@@ -15,13 +15,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torchzero_clip.core import norms, packs
+from torchzero_clip.core import norms, small_tensors
 from torchzero_clip.core.engine import FusedKernel, Group, State
-from torchzero_clip.core.private import foreach, fused
 from torchzero_clip.core.skip import Skip
 from torchzero_clip.core.state import HALF
+from torchzero_clip.core.tensor_kinds import DTYPE, SHAPE, all_plain
 from torchzero_clip.core.tensorlist import TensorList
-from torchzero_clip.core.tensors import DTYPE, SHAPE, all_plain
+from torchzero_clip.core.torch_private import foreach, fused
 from torchzero_clip.engines import pieces
 from torchzero_clip.engines.deferred import Guarded, Owed, Scaled, overlap
 from torchzero_clip.engines.kept import BATCH, LARGE, Kept, Wide, updated_in_turn
@@ -40,7 +40,7 @@ class Fused(pieces.Updated):
     @property
     def at_once(self) -> bool:
         """Whether nothing is had by computing its pieces, or they cannot be told apart."""
-        host = pieces.bottom(self).tensors[0].device.type in packs.HOSTS
+        host = pieces.bottom(self).tensors[0].device.type in small_tensors.HOSTS
         kept = any([isinstance(held, Kept) for held in self._state.values()])
         return host or kept or not self._rule.per_entry
 
@@ -77,7 +77,13 @@ class Fused(pieces.Updated):
         narrow = wide is None and params[0].dtype != self.dtype
         for piece, grads in self._changes(params, wide, bool(kept), options):
             some = piece.of(params)
-            w = packs.copies(some, self.dtype) if narrow else wide.wide(piece) if wide else some
+            w = (
+                small_tensors.copies(some, self.dtype)
+                if narrow
+                else wide.wide(piece)
+                if wide
+                else some
+            )
             if rest is not None:
                 if "grad_scale" not in options and overlap(w, grads):  # gradients lie beside them
                     grads = [grad.clone() for grad in grads]
@@ -103,7 +109,7 @@ class Fused(pieces.Updated):
         float32 goes into its `options`, before it is called. So does what gradients are divided by
         that may be written: torch's kernels write them.
         """
-        u, dtype, host = self.source, self.dtype, params[0].device.type in packs.HOSTS
+        u, dtype, host = self.source, self.dtype, params[0].device.type in small_tensors.HOSTS
         own, narrow = getattr(self._kernel.function, "func", None), params[0].dtype != dtype
         sgd, adamw = [own is getattr(fused(name), "func", 0) for name in ("sgd", "adamw")]
         if isinstance(u, Owed) and u.waits and (sgd or adamw) and not (narrow or kept):
@@ -143,7 +149,7 @@ def takes(kernel: FusedKernel, given: list[Tensor] | Wide, u: TensorList, state:
     """Whether the fused optimizer can be given these tensors: it trusts shapes and strides."""
     params, wide = (given.stored, given) if isinstance(given, Wide) else (given, None)
     # on a host it is computed now, where it must be
-    early = params[0].device.type in packs.HOSTS or isinstance(u, Owed)
+    early = params[0].device.type in small_tensors.HOSTS or isinstance(u, Owed)
     dtype, grads = u.dtype, _factor_and_source(u)[1] if early else pieces.bottom(u).tensors
     held = {name: stored(state[name]) for name in kernel.state if name in state}
     alike = [grads, *[some for name, some in held.items() if name not in kernel.numbers]]

@@ -14,13 +14,13 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from torchzero_clip.core import norms, packs
+from torchzero_clip.core import norms, small_tensors
 from torchzero_clip.core.engine import Group, State, updated
 from torchzero_clip.core.lazy import Lazy
 from torchzero_clip.core.norms import Measure
-from torchzero_clip.core.private import foreach
 from torchzero_clip.core.stacks import portion
 from torchzero_clip.core.tensorlist import Operand, TensorList
+from torchzero_clip.core.torch_private import foreach
 
 PIECE = 2**21  # entries that go through a chain together: eight lists of them are 64 MiB
 
@@ -92,7 +92,7 @@ class InPieces(Lazy):
         """
         if isinstance(self.source, InPieces) and self.source.pending:
             return self.source.recomputes
-        return self.source.tensors[0].device.type not in packs.HOSTS
+        return self.source.tensors[0].device.type not in small_tensors.HOSTS
 
     def piece(self, piece: Piece, keep: bool = False) -> TensorList:
         """A piece of it, computed now; `keep` has what it reads stay as it is."""

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from torchzero_clip.core.state import state_dtype
-from torchzero_clip.core.tensors import storages
+from torchzero_clip.core.tensor_kinds import storages
 
 Form: TypeAlias = "tuple[torch.dtype, torch.Size, tuple[int, ...]]"
 

@@ -12,9 +12,9 @@ from torch import Tensor
 from torch.nn import Module
 
 from torchzero_clip.core.link import Link
-from torchzero_clip.core.outside import warn
 from torchzero_clip.core.sharding.layout import layout_of, local
 from torchzero_clip.core.transform import averages
+from torchzero_clip.core.user_warnings import warn
 from torchzero_clip.optimizer.rounding import in_model, weights_of
 
 SHOWN = "averaged/shown"  # in the chain of a group, while eval() has them in the parameters

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TypeVar
 
-from torchzero_clip.core.tensors import is_sharded
+from torchzero_clip.core.tensor_kinds import is_sharded
 from torchzero_clip.optimizer.modular import Modular
 
 M = TypeVar("M", bound=Modular)

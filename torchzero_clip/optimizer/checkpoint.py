@@ -11,11 +11,11 @@ from torch import Tensor
 from torchzero_clip.core.description import RESERVED
 from torchzero_clip.core.formats import KEPT, Kahan
 from torchzero_clip.core.formats.stochastic import DRAWS, DROPPED, ROUNDS
-from torchzero_clip.core.outside import warn
 from torchzero_clip.core.sharding.layout import local
 from torchzero_clip.core.stacks import batches, in_order
 from torchzero_clip.core.state import share_vectors
 from torchzero_clip.core.step import Groups
+from torchzero_clip.core.user_warnings import warn
 from torchzero_clip.optimizer import norm_groups
 from torchzero_clip.optimizer.fingerprint import fingerprint, marks
 from torchzero_clip.optimizer.keys import GroupKeys

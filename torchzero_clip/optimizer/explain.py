@@ -12,13 +12,13 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from torchzero_clip.core.link import Link
-from torchzero_clip.core.private import TorchDispatchMode, schema, tree_leaves
 from torchzero_clip.core.sharding.layout import layout_of
 from torchzero_clip.core.sharding.owners import route
+from torchzero_clip.core.torch_private import TorchDispatchMode, schema, tree_leaves
 from torchzero_clip.core.transform import TensorwiseTransform, averages
 from torchzero_clip.optimizer import branches
 from torchzero_clip.optimizer.averages import params_of
-from torchzero_clip.optimizer.meaning import sentences
+from torchzero_clip.optimizer.chain_meaning import sentences
 
 SIZE = 2**13  # numbers in a parameter that stands for a large one
 MOST = 64  # parameters that stand for all

@@ -9,11 +9,11 @@ from typing import Any
 
 import torch
 
+from torchzero_clip.core.argument_values import live_value
 from torchzero_clip.core.description import ON_NORMS, RESERVED, class_with, no_argument
 from torchzero_clip.core.link import Link, read_elsewhere
 from torchzero_clip.core.traits import Smoothing
 from torchzero_clip.core.transform import Transform
-from torchzero_clip.core.values import live_value
 from torchzero_clip.optimizer import norm_groups
 
 SCHEDULER_KEYS = frozenset(

@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 from torch import Tensor
 from torch.optim import Optimizer
 
-from torchzero_clip.core.outside import warn
+from torchzero_clip.core.user_warnings import warn
 from torchzero_clip.optimizer.checkpoint import Checkpoint, check_form
 from torchzero_clip.optimizer.keys import GroupKeys
 

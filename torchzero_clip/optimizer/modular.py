@@ -13,19 +13,21 @@ from torch.nn import Module
 from torch.optim import Optimizer
 from typing_extensions import Never
 
+from torchzero_clip.core.argument_values import got, is_row
 from torchzero_clip.core.bucket import Bucket, in_buckets
 from torchzero_clip.core.chain import Chain, bind, pass_over, prepare, send
 from torchzero_clip.core.cohort import Roster
 from torchzero_clip.core.description import RESERVED
 from torchzero_clip.core.engine import Engine, Records
 from torchzero_clip.core.gradients import GradPlace, Where
-from torchzero_clip.core.private import traced, untraced
 from torchzero_clip.core.step import Step, evaluate, one_number
+from torchzero_clip.core.torch_private import traced, untraced
 from torchzero_clip.core.transform import Transform
-from torchzero_clip.core.values import got, is_row
 from torchzero_clip.engines import AT_ONCE, Compiled, Eager
 from torchzero_clip.optimizer import averages, exact_weights, norm_groups
 from torchzero_clip.optimizer import rounding as roundings
+from torchzero_clip.optimizer.chain_meaning import refuse_step, warn_of_size, warn_of_small_state
+from torchzero_clip.optimizer.cut_parameters import refuse_cuts
 from torchzero_clip.optimizer.explain import explain
 from torchzero_clip.optimizer.fingerprint import fingerprint, shared_start
 from torchzero_clip.optimizer.keys import (
@@ -36,13 +38,11 @@ from torchzero_clip.optimizer.keys import (
     refuse_no_params,
 )
 from torchzero_clip.optimizer.loading import loading
-from torchzero_clip.optimizer.meaning import refuse_step, warn_of_size, warn_of_small_state
 from torchzero_clip.optimizer.metrics import metrics_of
-from torchzero_clip.optimizer.parts_of_tensors import refuse_cuts
 from torchzero_clip.optimizer.places import warn_of_places
 from torchzero_clip.optimizer.saving import has_rate, on_saving, safe_to_save
+from torchzero_clip.optimizer.source_limits import unwritten
 from torchzero_clip.optimizer.state_layout import StateLayout
-from torchzero_clip.optimizer.unwritten import unwritten
 
 
 class Modular(Optimizer):

@@ -10,8 +10,8 @@ from torch import Tensor
 from torchzero_clip.core.link import Link
 from torchzero_clip.core.names import by_name
 from torchzero_clip.core.norm_rule import NormRule
-from torchzero_clip.core.outside import warn
 from torchzero_clip.core.traits import Smoothing
+from torchzero_clip.core.user_warnings import warn
 from torchzero_clip.optimizer import norm_groups
 from torchzero_clip.optimizer.idle_clips import idle_clips
 from torchzero_clip.optimizer.keys import nearest

@@ -12,9 +12,9 @@ from torch.nn import Module
 
 from torchzero_clip.core.formats import ROUNDINGS, Exact, lower, upper, wide_of
 from torchzero_clip.core.formats.stochastic import DROPPED
-from torchzero_clip.core.outside import warn
 from torchzero_clip.core.sharding.layout import layout_of, local
 from torchzero_clip.core.state import STATE_DTYPES
+from torchzero_clip.core.user_warnings import warn
 
 WARNED: set[str] = set()  # once a process
 

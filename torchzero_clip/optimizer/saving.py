@@ -11,8 +11,8 @@ from torch import Tensor
 
 from torchzero_clip.core.link import Link
 from torchzero_clip.core.norms import largest
-from torchzero_clip.core.sharding.held import evenly, owner_of, spread
 from torchzero_clip.core.sharding.layout import layout_of, local
+from torchzero_clip.core.sharding.owned_tensors import evenly, owner_of, spread
 from torchzero_clip.core.stacks import batches
 from torchzero_clip.optimizer.averages import params_of
 from torchzero_clip.optimizer.rounding import is_exact, shown_halves, weights_of

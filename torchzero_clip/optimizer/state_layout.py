@@ -18,7 +18,7 @@ from torchzero_clip.core.matrices import matrix_key
 from torchzero_clip.core.norm_rule import NormRule
 from torchzero_clip.core.sharding.layout import local
 from torchzero_clip.core.state import statistic
-from torchzero_clip.core.tensors import is_sharded
+from torchzero_clip.core.tensor_kinds import is_sharded
 from torchzero_clip.core.traits import Gate, Sometimes
 from torchzero_clip.core.transform import Transform, averages
 from torchzero_clip.optimizer.averages import SHOWN, TRAINING

@@ -14,8 +14,8 @@ from torch.nn import Module
 from torch.optim import Optimizer
 
 from torchzero_clip.attach.handle import Attached
-from torchzero_clip.core.outside import warn
-from torchzero_clip.core.tensors import wide
+from torchzero_clip.core.tensor_kinds import wide
+from torchzero_clip.core.user_warnings import warn
 from torchzero_clip.optimizer import Modular
 from torchzero_clip.optimizer.averages import params_of
 from torchzero_clip.recovering.arguments import (

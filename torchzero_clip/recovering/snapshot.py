@@ -20,9 +20,9 @@ from torch import Tensor
 from torch.nn import Module
 from torch.optim import Optimizer
 
-from torchzero_clip.core.private import tree_leaves
 from torchzero_clip.core.sharding.layout import Layout, layout_of, local
-from torchzero_clip.core.tensors import is_sharded
+from torchzero_clip.core.tensor_kinds import is_sharded
+from torchzero_clip.core.torch_private import tree_leaves
 from torchzero_clip.optimizer import Modular
 from torchzero_clip.optimizer.averages import reshard
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from torchzero_clip.core import Bucket, NormRule, Step, in_buckets, norms
 from torchzero_clip.core.link import Link
-from torchzero_clip.core.numbers import numbered
+from torchzero_clip.core.scalars import numbered
 
 
 class LastStep:

@@ -18,7 +18,7 @@ from torchzero_clip.engines import AT_ONCE, Compiled, Eager
 from torchzero_clip.optimizer import Modular
 from torchzero_clip.releasing.last_step import LastStep, too_far
 from torchzero_clip.releasing.one_at_a_time import OneAtATime
-from torchzero_clip.releasing.running import Running, StepOfOne
+from torchzero_clip.releasing.step_in_progress import Running, StepOfOne
 
 LIMITS = ("this step", "last step")
 AGAIN = (

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from torchzero_clip.source.file_names import Naming
 from torchzero_clip.source.symbols import Op, Value
+from torchzero_clip.source.value_names import Naming
 
 LETTERS = {"params": "p", "grads": "g", "layer": "k"}
 UNNAMED = "\0"

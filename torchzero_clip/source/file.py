@@ -15,12 +15,12 @@ from torch import Tensor
 
 from torchzero_clip.core import Chain
 from torchzero_clip.core.link import Link
-from torchzero_clip.core.private import has_foreach
+from torchzero_clip.core.torch_private import has_foreach
 from torchzero_clip.source.averaged import averaged_weights
+from torchzero_clip.source.copied_functions import FUNCTIONS, METHODS
 from torchzero_clip.source.expressions import by_key
-from torchzero_clip.source.fixed import FUNCTIONS, METHODS
 from torchzero_clip.source.lines import Lines
-from torchzero_clip.source.page import WIDTH, keyed
+from torchzero_clip.source.long_lines import WIDTH, keyed
 from torchzero_clip.source.symbols import Context, SourceError, Value, constant, quoted
 from torchzero_clip.source.written_step import STAND_INS, WrittenStep, sentence
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Sequence
 
 from torchzero_clip.source.expressions import Expressions
-from torchzero_clip.source.page import Page
+from torchzero_clip.source.long_lines import Page
 from torchzero_clip.source.symbols import ATOM, Context, Op, Value
 
 

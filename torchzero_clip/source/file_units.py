@@ -12,12 +12,12 @@ from torch import Tensor
 from torchzero_clip.core import Bucket, NormRule, TensorList
 from torchzero_clip.core.lazy import Joined
 from torchzero_clip.core.norms import Measure
-from torchzero_clip.core.private import foreach
-from torchzero_clip.source.live import leaves
-from torchzero_clip.source.measured import WIDE, Measured, Text
+from torchzero_clip.core.torch_private import foreach
+from torchzero_clip.source.live_numbers import leaves
 from torchzero_clip.source.operation_recorder import OpRecorder
 from torchzero_clip.source.symbols import ATOM, Names, SourceError, Value, constant, operand
 from torchzero_clip.source.wording import wrapped
+from torchzero_clip.source.written_norms import WIDE, Measured, Text
 from torchzero_clip.source.written_numbers import plain
 
 

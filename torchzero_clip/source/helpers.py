@@ -8,7 +8,7 @@ import torch
 
 from torchzero_clip.core import NormRule
 from torchzero_clip.core.norms import Measure, measure
-from torchzero_clip.source.fixed import FUNCTIONS, METHODS
+from torchzero_clip.source.copied_functions import FUNCTIONS, METHODS
 from torchzero_clip.source.symbols import SourceError
 
 NAMES = {"l2": "_norm", "rms": "_rms", "mad": "_mad", "linf": "_largest", "l0": "_count"}

@@ -8,9 +8,9 @@ from collections.abc import Collection, Iterator, Sequence
 from torchzero_clip.source import schedule
 from torchzero_clip.source.expressions import UNNAMED, Expressions
 from torchzero_clip.source.file_inputs import Inputs
-from torchzero_clip.source.file_names import Naming
-from torchzero_clip.source.page import INDENT, WIDTH, Page, exploded
+from torchzero_clip.source.long_lines import INDENT, WIDTH, Page, exploded
 from torchzero_clip.source.symbols import Context, Op, SourceError, Value, operand
+from torchzero_clip.source.value_names import Naming
 
 
 class Lines:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from torchzero_clip.source.functions import Functions
 from torchzero_clip.source.helpers import Helpers
-from torchzero_clip.source.live import LiveNumbers
+from torchzero_clip.source.live_numbers import LiveNumbers
 from torchzero_clip.source.symbols import ATOM, Context, Names, Op, Value, operand
 from torchzero_clip.source.written_numbers import WrittenNumber
 

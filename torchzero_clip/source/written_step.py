@@ -12,15 +12,15 @@ from torch import Tensor
 from torchzero_clip.core import Bucket, NormRule, Step, TensorList, in_buckets, norms, send
 from torchzero_clip.core.chain import Chain
 from torchzero_clip.core.link import Link
-from torchzero_clip.core.private import without_torch_function
+from torchzero_clip.core.torch_private import without_torch_function
 from torchzero_clip.engines import Eager
 from torchzero_clip.modules.descent import QKClip
 from torchzero_clip.modules.descent.heads import shrunk
 from torchzero_clip.modules.flow import Masked, Partition
 from torchzero_clip.source.file_state import WrittenState
 from torchzero_clip.source.file_units import SourceUnits
-from torchzero_clip.source.naming import RuleNames, changed
 from torchzero_clip.source.operation_recorder import OpRecorder
+from torchzero_clip.source.rule_names import RuleNames, changed
 from torchzero_clip.source.symbols import ATOM, Context, Op, SourceError, Value
 from torchzero_clip.source.written_operators import OPERATORS, NoCounts, NoNames
 

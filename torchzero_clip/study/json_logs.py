@@ -7,7 +7,7 @@ import json
 from collections.abc import Iterable
 from typing import Any
 
-from torchzero_clip.core.outside import warn
+from torchzero_clip.core.user_warnings import warn
 
 TENSORBOARD = ["Wall time", "Step", "Value"]  # its lists of numbers
 DEEPEST = 100  # objects in objects

@@ -15,7 +15,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from torchzero_clip.core.outside import warn
+from torchzero_clip.core.user_warnings import warn
 from torchzero_clip.study.json_logs import TENSORBOARD, of_json
 
 WANTED = "a column such as grad_norm, and best one such as step"

@@ -20,7 +20,7 @@ from tests.helpers import ROOT
 from tests.study.lab.test_session import a_file, norms
 from torchzero_clip.__main__ import main
 from torchzero_clip.study.lab import server as serving
-from torchzero_clip.study.lab import walks
+from torchzero_clip.study.lab import simulations
 from torchzero_clip.study.lab.server import Beginning, LabServer
 from torchzero_clip.study.lab.session import LabSession
 
@@ -353,7 +353,7 @@ def test_a_rule_that_remembers_too_much_gets_a_sentence(
     question["text"] = f"AdaptiveClip(Quantile(0.9, window={window}))"
     told = refused(server, "rule", question)
     assert ("window of Quantile may be" if window < 2**63 else "which is too large") in told
-    monkeypatch.setattr(walks, "ROOM", 1000)
+    monkeypatch.setattr(simulations, "ROOM", 1000)
     question["text"] = "AutoClip('percentile', window_size=998)"
     assert "remembers 1,001 numbers of this run, and here is room for 1,000" in refused(
         server, "simulate", question
@@ -362,7 +362,7 @@ def test_a_rule_that_remembers_too_much_gets_a_sentence(
 
 def test_a_page_that_asks_no_more_ends_the_walk(tmp_path: Path, monkeypatch) -> None:
     """It goes on where it was when it is asked for again."""
-    monkeypatch.setattr(walks, "PART", 10)
+    monkeypatch.setattr(simulations, "PART", 10)
     session = LabSession(a_file(tmp_path, norms(8_000)))
     server = LabServer(session)
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})

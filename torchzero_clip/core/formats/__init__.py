@@ -3,7 +3,7 @@
 A format belongs to the tensors of one list in one step. It says what is kept beside them, and has
 two ways: `widen` gives the numbers of a tensor, or of some of its entries, and `store` keeps new
 ones. Here that is plain torch, a tensor after the other; what a kernel does of each is in
-`engines/compiled/lists/kept_in.py`.
+`engines/compiled/lists/storage_formats.py`.
 """
 
 from torchzero_clip.core.formats.exact import Exact, lower, upper, wide_of

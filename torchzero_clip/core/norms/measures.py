@@ -15,9 +15,9 @@ from typing import Any, Literal, TypeAlias
 import torch
 from torch import Tensor
 
+from torchzero_clip.core.argument_values import got
 from torchzero_clip.core.norms.numeric import readable, safe_scale, vector_norm
 from torchzero_clip.core.state import DOUBLE
-from torchzero_clip.core.values import got
 
 Ord: TypeAlias = "float | str"
 

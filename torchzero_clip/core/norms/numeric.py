@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 from torch.overrides import handle_torch_function, has_torch_function_unary
 
-from torchzero_clip.core.private import foreach
 from torchzero_clip.core.state import HALF
-from torchzero_clip.core.tensors import REAL, wide
+from torchzero_clip.core.tensor_kinds import REAL, wide
+from torchzero_clip.core.torch_private import foreach
 
 PIECE = 2**20  # numbers of a tensor on CPU that are worked on at a time
 F = TypeVar("F", bound=Callable[..., Any])

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from torchzero_clip.core.norms.numeric import PIECE, as_one_operator, readable
-from torchzero_clip.core.packs import in_stacks
 from torchzero_clip.core.sharding.collectives import sum_
-from torchzero_clip.core.tensors import all_real
+from torchzero_clip.core.small_tensors import in_stacks
+from torchzero_clip.core.tensor_kinds import all_real
 
 DIGIT = 16  # bits that are counted at a time
 

@@ -9,11 +9,11 @@ from torch import Tensor
 
 from torchzero_clip.core.norms.numeric import as_one_operator, readable, safe_scale
 from torchzero_clip.core.norms.whole import CHUNK, MOST, largest, totals
-from torchzero_clip.core.packs import copies, shares
-from torchzero_clip.core.private import foreach
+from torchzero_clip.core.small_tensors import copies, shares
 from torchzero_clip.core.stacks import batches, portion
 from torchzero_clip.core.state import DOUBLE
-from torchzero_clip.core.tensors import wide
+from torchzero_clip.core.tensor_kinds import wide
+from torchzero_clip.core.torch_private import foreach
 
 Factors = tuple[Tensor, Tensor, Sequence[Tensor]]
 

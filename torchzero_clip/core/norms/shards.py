@@ -15,11 +15,11 @@ import torch
 from torch import Tensor
 
 from torchzero_clip.core.norms.measures import Measure, merge
-from torchzero_clip.core.private import without_modes
 from torchzero_clip.core.sharding.collectives import gather
 from torchzero_clip.core.sharding.layout import Layout
 from torchzero_clip.core.sharding.ranks import coordinates_of, dims_of, groups_of
 from torchzero_clip.core.stacks import batches, in_order
+from torchzero_clip.core.torch_private import without_modes
 
 Dims = tuple[int, ...]
 

@@ -17,9 +17,9 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from torchzero_clip.core.private import foreach
 from torchzero_clip.core.stacks import batches
-from torchzero_clip.core.tensors import SHAPE
+from torchzero_clip.core.tensor_kinds import SHAPE
+from torchzero_clip.core.torch_private import foreach
 
 ROW = 256
 ROOM = 2**18  # numbers that scratch memory holds

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from torchzero_clip.core.norms.measures import Measure, merge
 from torchzero_clip.core.norms.numeric import PIECE, at_least_float32, readable, safe_scale
-from torchzero_clip.core.packs import in_stacks
-from torchzero_clip.core.tensors import wide
+from torchzero_clip.core.small_tensors import in_stacks
+from torchzero_clip.core.tensor_kinds import wide
 
 
 class SliceRows(NamedTuple):

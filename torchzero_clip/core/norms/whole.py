@@ -20,11 +20,11 @@ from torchzero_clip.core.norms.numeric import (
     safe_scale,
 )
 from torchzero_clip.core.norms.short_tensors import LINF, PACKINGS, POWERS, ROW, SUM, reduced
-from torchzero_clip.core.packs import in_stacks
-from torchzero_clip.core.private import foreach
+from torchzero_clip.core.small_tensors import in_stacks
 from torchzero_clip.core.stacks import portion
 from torchzero_clip.core.state import DOUBLE
-from torchzero_clip.core.tensors import all_real, wide
+from torchzero_clip.core.tensor_kinds import all_real, wide
+from torchzero_clip.core.torch_private import foreach
 
 FEW_ROWS = 2**10  # whose norms are joined together with those of others
 CHUNK = 2**16  # what is converted at a time

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.overrides import handle_torch_function, has_torch_function_unary
 
-from torchzero_clip.core.private import group_named
+from torchzero_clip.core.torch_private import group_named
 
 F = TypeVar("F", bound=Callable[..., Any])
 

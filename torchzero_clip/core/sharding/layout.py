@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torchzero_clip.core.private import is_flat, is_strided, parts
 from torchzero_clip.core.sharding.collectives import sum_
-from torchzero_clip.core.tensors import all_plain, is_sharded
+from torchzero_clip.core.tensor_kinds import all_plain, is_sharded
+from torchzero_clip.core.torch_private import is_flat, is_strided, parts
 
 
 @dataclass(frozen=True)

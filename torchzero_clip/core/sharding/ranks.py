@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
-from torchzero_clip.core.private import without_modes
 from torchzero_clip.core.sharding.layout import Layout
+from torchzero_clip.core.torch_private import without_modes
 
 
 def dims_of(layouts: Sequence[Layout]) -> tuple[int, ...]:

@@ -15,22 +15,22 @@ from torchzero_clip.core import engine, norms
 from torchzero_clip.core.engine import Cover, Formula, Group, Records, Rule, State, Through, updated
 from torchzero_clip.core.formats import Nearest, Stochastic
 from torchzero_clip.core.link import Link
-from torchzero_clip.core.outside import warn
 from torchzero_clip.core.skip import Skip
 from torchzero_clip.core.step import Step
+from torchzero_clip.core.tensor_kinds import all_here
 from torchzero_clip.core.tensorlist import Operand, TensorList
-from torchzero_clip.core.tensors import all_here
+from torchzero_clip.core.user_warnings import warn
 from torchzero_clip.engines.buffers import apart
-from torchzero_clip.engines.compiled.again.captures import StepCapture
-from torchzero_clip.engines.compiled.again.conditions import impure
-from torchzero_clip.engines.compiled.again.replays import Replays
-from torchzero_clip.engines.compiled.again.step_recorder import Refused, StepRecorder
-from torchzero_clip.engines.compiled.lists.kept_in import move, rounded
 from torchzero_clip.engines.compiled.lists.memory import GRADIENTS, PARAMETERS, WIDE
 from torchzero_clip.engines.compiled.lists.runner import Runner
+from torchzero_clip.engines.compiled.lists.storage_formats import move, rounded
 from torchzero_clip.engines.compiled.lists.tape import BucketTape, Taped
 from torchzero_clip.engines.compiled.printers.backends import missing, node_by_node, on_gpu
 from torchzero_clip.engines.compiled.printers.launches import KernelError
+from torchzero_clip.engines.compiled.replay.captures import StepCapture
+from torchzero_clip.engines.compiled.replay.conditions import impure
+from torchzero_clip.engines.compiled.replay.replays import Replays
+from torchzero_clip.engines.compiled.replay.step_recorder import Refused, StepRecorder
 from torchzero_clip.engines.eager import Eager
 from torchzero_clip.engines.kept import Kept
 

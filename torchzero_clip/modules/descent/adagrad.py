@@ -15,7 +15,7 @@ from torchzero_clip.core import (
     zeros_like_state,
 )
 from torchzero_clip.core.bounds import NonNegative
-from torchzero_clip.core.private import fused
+from torchzero_clip.core.torch_private import fused
 
 
 class Adagrad(Transform):

@@ -6,8 +6,8 @@ from torch import Tensor
 
 from torchzero_clip.core import FusedKernel, Group, Live, State, TensorList, Transform
 from torchzero_clip.core.bounds import NonNegative, Share
-from torchzero_clip.core.private import fused
 from torchzero_clip.core.state import averages_of
+from torchzero_clip.core.torch_private import fused
 
 
 class Adam(Transform):

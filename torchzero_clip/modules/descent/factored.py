@@ -8,7 +8,7 @@ from typing import NamedTuple
 from torch import Tensor
 
 from torchzero_clip.core import Bucket, TensorList, Units, norms, zeros_like_state
-from torchzero_clip.core.packs import in_stacks, outer
+from torchzero_clip.core.small_tensors import in_stacks, outer
 
 
 class Factored(NamedTuple):

@@ -7,7 +7,7 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from torchzero_clip.core.tensors import wide
+from torchzero_clip.core.tensor_kinds import wide
 
 
 class Heads(NamedTuple):

@@ -19,9 +19,9 @@ from torchzero_clip.core import (
     zeros_like_state,
 )
 from torchzero_clip.core.bounds import Within
-from torchzero_clip.core.outside import warn
-from torchzero_clip.core.private import fused
+from torchzero_clip.core.torch_private import fused
 from torchzero_clip.core.traits import Smoothing
+from torchzero_clip.core.user_warnings import warn
 
 BUFFER = "momentum_buffer"
 """What SGD and Muon of torch call their momentum."""

@@ -17,7 +17,7 @@ from torchzero_clip.core import (
     zeros_like_state,
 )
 from torchzero_clip.core.bounds import Count
-from torchzero_clip.core.private import foreach
+from torchzero_clip.core.torch_private import foreach
 from torchzero_clip.core.traits import Gate
 
 FIRST = 1  # gradients of the first large batch of a parameter are in its sum

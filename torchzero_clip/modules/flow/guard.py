@@ -10,7 +10,7 @@ from torch import Tensor
 from torchzero_clip.core import Bucket, Group, Reach, State, TensorList, UnitState
 from torchzero_clip.core.bounds import Count
 from torchzero_clip.core.norms import finite, largest
-from torchzero_clip.core.private import assert_async
+from torchzero_clip.core.torch_private import assert_async
 from torchzero_clip.modules.flow.step_guard import NONFINITE, _Seen, _StepGuard
 
 

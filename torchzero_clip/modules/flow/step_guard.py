@@ -10,8 +10,8 @@ from torch import Tensor
 
 from torchzero_clip.core import Bucket, Group, Transform, Units, UnitState, keep_number
 from torchzero_clip.core.norms import NAMED
-from torchzero_clip.core.private import assert_async
 from torchzero_clip.core.sharding.collectives import gather
+from torchzero_clip.core.torch_private import assert_async
 
 NONFINITE, LARGE, SPIKE, LOSS = 1, 2, 3, 4  # why a step is skipped; 0 where it happens
 

@@ -8,8 +8,8 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
+from torchzero_clip.core.argument_values import is_row
 from torchzero_clip.core.names import by_name, check_patterns
-from torchzero_clip.core.values import is_row
 
 Cuts: TypeAlias = "int | Sequence[int] | None"
 Blocks: TypeAlias = "Mapping[str, Cuts] | Callable[[str, Tensor], Cuts] | None"

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from torchzero_clip.core import Bucket, Group, State, TensorList, TensorwiseTransform
 from torchzero_clip.core.bounds import Count, NonNegative
-from torchzero_clip.core.private import foreach
+from torchzero_clip.core.torch_private import foreach
 from torchzero_clip.modules.matrices.batches import PRODUCTS, in_batches, matrix_shape
 from torchzero_clip.modules.matrices.blocks import Blocks, block_rows, check_blocks, joined
 from torchzero_clip.modules.matrices.newton_schulz import newton_schulz, normalized, schedule_of

@@ -17,7 +17,15 @@ from torch import Tensor
 
 from torchzero_clip.core import NormRule
 from torchzero_clip.study.lab import rules
-from torchzero_clip.study.lab.walks import LONG, Preview, Steps, Verdict, Walk, preview, together
+from torchzero_clip.study.lab.simulations import (
+    LONG,
+    Preview,
+    Steps,
+    Verdict,
+    Walk,
+    preview,
+    together,
+)
 from torchzero_clip.study.logs import Log, parse
 from torchzero_clip.study.simulate_command import rule as read_rule
 from torchzero_clip.study.simulating import check, units

@@ -13,10 +13,10 @@ import torch
 from torch import Tensor
 
 from torchzero_clip.core.formats.stochastic import Elements
-from torchzero_clip.core.private import foreach
 from torchzero_clip.core.skip import Skip
 from torchzero_clip.core.state import state_dtype
-from torchzero_clip.core.tensors import all_here, same_shapes
+from torchzero_clip.core.tensor_kinds import all_here, same_shapes
+from torchzero_clip.core.torch_private import foreach
 from torchzero_clip.engines.buffers import Buffer, overlap
 from torchzero_clip.engines.compiled.lists.nodes import Nodes
 from torchzero_clip.engines.compiled.lists.runner import Runner

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from torchzero_clip.core.norms import OfRows, SliceRows, numbers
+from torchzero_clip.core.tensor_kinds import shared_memory, wide
 from torchzero_clip.core.tensorlist import TensorList
-from torchzero_clip.core.tensors import shared_memory, wide
 from torchzero_clip.engines.compiled.printers.operators import OPERATORS, SYNONYMS
 from torchzero_clip.engines.compiled.printers.program import Node, NodeOperand
 

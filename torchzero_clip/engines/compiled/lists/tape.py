@@ -16,8 +16,8 @@ from torch import Tensor
 
 from torchzero_clip.core.lazy import Lazy
 from torchzero_clip.core.norms import NAMED, Measure, SliceRows, statistics
-from torchzero_clip.core.private import foreach
 from torchzero_clip.core.tensorlist import TensorList
+from torchzero_clip.core.torch_private import foreach
 from torchzero_clip.engines.compiled.lists.memory import (
     GRADIENTS,
     PARAMETERS,

@@ -21,7 +21,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from torchzero_clip.core.outside import warn
+from torchzero_clip.core.user_warnings import warn
 
 FLAGS = "-std=c++17 -O3 -march=native -fopenmp -fPIC -shared "
 FLAGS += "-fno-math-errno -fno-trapping-math -ffp-contract=off"

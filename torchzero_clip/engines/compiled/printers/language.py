@@ -14,8 +14,8 @@ import torch
 
 from torchzero_clip.core.norms import NAMED
 from torchzero_clip.engines.compiled.printers.operators import OPERATORS
+from torchzero_clip.engines.compiled.printers.pointer_tables import WIDE_LOADS
 from torchzero_clip.engines.compiled.printers.program import NodeOperand, Program
-from torchzero_clip.engines.compiled.printers.tables import WIDE_LOADS
 from torchzero_clip.engines.compiled.printers.vectors import Number
 
 ENDINGS = {NAMED["l1"]: 1, NAMED["l2"]: 2, NAMED["linf"]: 0, NAMED["sum"]: 1}

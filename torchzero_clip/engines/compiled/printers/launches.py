@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torchzero_clip.core.private import fake_mode, launcher
-from torchzero_clip.engines.compiled.printers.tables import on
+from torchzero_clip.core.torch_private import fake_mode, launcher
+from torchzero_clip.engines.compiled.printers.pointer_tables import on
 
 OPTIONS: dict[str, Any] = {"num_warps": 4, "enable_fp_fusion": True}
 """Of all kernels; Triton 3.9 warns where it is not said whether a product and a sum may be one."""
@@ -54,9 +54,9 @@ class TritonKernel:
     def function(self) -> Any:
         """What Triton makes of the text."""
         if self.text is None:
-            from torchzero_clip.engines.compiled.printers import kernel
+            from torchzero_clip.engines.compiled.printers import triton_include
 
-            return getattr(kernel, f"torchzero_clip_{self.name}")
+            return getattr(triton_include, f"torchzero_clip_{self.name}")
         digest = hashlib.sha256(self.text.encode()).hexdigest()[:24]  # of another text is another
         page = f"<torchzero_clip kernel {digest}>"
         lines = self.text.splitlines(keepends=True)

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from torchzero_clip.core.tensors import wide
+from torchzero_clip.core.tensor_kinds import wide
 
 
 class Operator(NamedTuple):

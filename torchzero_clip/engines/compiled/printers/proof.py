@@ -21,15 +21,15 @@ from torchzero_clip.core.foreach import copy_into
 from torchzero_clip.core.formats import wide_of
 from torchzero_clip.core.norms import SliceRows
 from torchzero_clip.core.norms.numeric import vector_norm
-from torchzero_clip.core.outside import warn
-from torchzero_clip.core.packs import copies
-from torchzero_clip.core.private import fake_mode
+from torchzero_clip.core.small_tensors import copies
+from torchzero_clip.core.torch_private import fake_mode
+from torchzero_clip.core.user_warnings import warn
 from torchzero_clip.engines.buffers import Buffer
 from torchzero_clip.engines.compiled.printers.build import compiler, machine, place
 from torchzero_clip.engines.compiled.printers.cpp import Call
 from torchzero_clip.engines.compiled.printers.operators import REDUCTIONS
+from torchzero_clip.engines.compiled.printers.pointer_tables import capturing
 from torchzero_clip.engines.compiled.printers.program import Launch, Program
-from torchzero_clip.engines.compiled.printers.tables import capturing
 from torchzero_clip.engines.compiled.printers.vectors import (
     Region,
     Segment,

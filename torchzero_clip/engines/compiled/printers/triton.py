@@ -22,9 +22,9 @@ from torchzero_clip.core.norms import NAMED
 from torchzero_clip.engines.compiled.printers.language import ENDINGS, STORED, Language
 from torchzero_clip.engines.compiled.printers.launches import JOINED, POINTERS, TritonKernel, launch
 from torchzero_clip.engines.compiled.printers.loops import Loop
+from torchzero_clip.engines.compiled.printers.pointer_tables import CHUNK, ROW, TABLES
 from torchzero_clip.engines.compiled.printers.printer import LoopHeads, Printer, index_of, steps_of
 from torchzero_clip.engines.compiled.printers.program import Launch, Program
-from torchzero_clip.engines.compiled.printers.tables import CHUNK, ROW, TABLES
 from torchzero_clip.engines.compiled.printers.vectors import Number, Region
 
 MEASURED = {
@@ -61,7 +61,7 @@ ALONE = """if alone != 0:
 PAGE = """import triton
 import triton.language as tl
 
-from torchzero_clip.engines.compiled.printers.kernel import *
+from torchzero_clip.engines.compiled.printers.triton_include import *
 
 {before}
 @triton.jit(do_not_specialize={names}, repr=lambda _: "{title}")

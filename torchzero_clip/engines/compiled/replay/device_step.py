@@ -8,18 +8,18 @@ from typing import ClassVar, TypeAlias
 
 from torch import Tensor
 
-from torchzero_clip.engines.compiled.again.steps import CompiledStep, StepMemory, misfits, view
-from torchzero_clip.engines.compiled.again.torch_calls import TorchCalls
 from torchzero_clip.engines.compiled.printers import triton
 from torchzero_clip.engines.compiled.printers.launches import TritonKernel, launch
+from torchzero_clip.engines.compiled.printers.pointer_tables import TABLES
 from torchzero_clip.engines.compiled.printers.program import Relaunch
-from torchzero_clip.engines.compiled.printers.tables import TABLES
 from torchzero_clip.engines.compiled.printers.triton import TritonPrinter, VectorKernel
 from torchzero_clip.engines.compiled.printers.vectors import (
     Launched,
     Segment,
     VectorMemory,
 )
+from torchzero_clip.engines.compiled.replay.steps import CompiledStep, StepMemory, misfits, view
+from torchzero_clip.engines.compiled.replay.torch_calls import TorchCalls
 
 ARGUMENTS = 128  # of a kernel; CUDA takes 4 KiB of them
 Sources: TypeAlias = "dict[int, Tensor]"

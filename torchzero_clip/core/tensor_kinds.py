@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 import torch
 from torch import Tensor
 
-from torchzero_clip.core.private import FakeTensor, base
+from torchzero_clip.core.torch_private import FakeTensor, base
 
 SHAPE, DTYPE, DEVICE, LAYOUT = map(operator.attrgetter, ("shape", "dtype", "device", "layout"))
 REAL = frozenset((Tensor, torch.nn.Parameter))  # they have values, where these can be read

@@ -13,8 +13,8 @@ from torch import Tensor
 from torchzero_clip.core.link import Link
 from torchzero_clip.core.norm_rule import NormRule
 from torchzero_clip.core.norms import NAMED, measure
-from torchzero_clip.core.outside import warn
 from torchzero_clip.core.state import state_dtype
+from torchzero_clip.core.user_warnings import warn
 from torchzero_clip.optimizer.metrics import metrics_of
 from torchzero_clip.optimizer.places import places
 

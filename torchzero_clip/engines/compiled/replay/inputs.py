@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 
 from torchzero_clip.core.step import UNHEARD, Groups, Notes, Step, counted
-from torchzero_clip.core.tensors import wide
+from torchzero_clip.core.tensor_kinds import wide
 from torchzero_clip.engines.buffers import Buffer
-from torchzero_clip.engines.compiled.again.step_recorder import Refused, StepRecorder
-from torchzero_clip.engines.compiled.printers.tables import TABLES
+from torchzero_clip.engines.compiled.printers.pointer_tables import TABLES
+from torchzero_clip.engines.compiled.replay.step_recorder import Refused, StepRecorder
 
 FIXED = (int, bool, float, str, type(None))
 

@@ -19,8 +19,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torchzero_clip.audit.spoken import Spoken
-from torchzero_clip.core.private import (
+from torchzero_clip.audit.python_reads import Spoken
+from torchzero_clip.core.torch_private import (
     FakeTensor,
     FakeTensorMode,
     schema,

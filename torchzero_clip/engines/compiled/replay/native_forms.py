@@ -14,8 +14,8 @@ from typing import Any
 
 from torch import Tensor
 
-from torchzero_clip.core.private import exchange_table
-from torchzero_clip.core.tensors import all_real
+from torchzero_clip.core.tensor_kinds import all_real
+from torchzero_clip.core.torch_private import exchange_table
 from torchzero_clip.engines.compiled.printers.build import function
 
 SOURCE = '#include "native_forms.h"'

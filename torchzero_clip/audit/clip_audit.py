@@ -12,9 +12,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from torchzero_clip.audit.by_name import name_of
-from torchzero_clip.audit.cases import ALONE, RANKS, TOGETHER
+from torchzero_clip.audit.clip_cases import ALONE, RANKS, TOGETHER
 from torchzero_clip.audit.clip_report import ClipReport, ClipRow
+from torchzero_clip.audit.function_names import name_of
 
 LIMIT = 600  # seconds that all cases of a function may take
 MODULE = "torchzero_clip.audit.clip_rank"

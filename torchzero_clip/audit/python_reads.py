@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from torchzero_clip.core.private import fake_mode, without_modes
+from torchzero_clip.core.torch_private import fake_mode, without_modes
 
 aten = torch.ops.aten
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from torchzero_clip.core.tensors import storages
+from torchzero_clip.core.tensor_kinds import storages
 from torchzero_clip.engines.buffers import Buffer
 from torchzero_clip.engines.compiled.printers.vectors import (
     Launched,

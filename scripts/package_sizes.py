@@ -1,6 +1,6 @@
 """Count the size of each package, and check which package imports which.
 
-    python scripts/house.py
+    python scripts/package_sizes.py
 
 Prints the syntax nodes of each package next to its limit (docstrings are not counted), the rules
 whose file is too long, every import that goes the wrong way, and the functions that one step of the
@@ -36,7 +36,7 @@ MOST_NODES = {  # of one package; modules has no limit, because a new rule is al
     "attach": 4_800,
     "releasing": 4_000,
     "recovering": 8_300,
-    "beside": 11_000,
+    "helpers": 11_000,
     "top": 2_200,
     "study": 26_800,
     "audit": 16_000,
@@ -44,17 +44,17 @@ MOST_NODES = {  # of one package; modules has no limit, because a new rule is al
 }
 MOST_LINES_OF_A_RULE = 80  # code lines of the file that defines a rule
 
-ROOMS = {  # what the files of a room may import
+PACKAGES = {  # what the files of a package may import
     "core": {"core"},
     "engines": {"core", "engines"},
     "source": {"core", "engines", "modules", "source"},
     "optimizer": {"core", "engines", "optimizer", "source"},
     "modules": {"core", "modules"},
     "published": {"core", "modules", "published"},
-    "attach": {"core", "modules", "optimizer", "attach", "beside"},
+    "attach": {"core", "modules", "optimizer", "attach", "helpers"},
     "releasing": {"core", "engines", "optimizer", "releasing"},
-    "beside": {"core", "engines", "modules", "optimizer", "beside"},
-    "study": {"core", "optimizer", "attach", "beside", "study", "top"},
+    "helpers": {"core", "engines", "modules", "optimizer", "helpers"},
+    "study": {"core", "optimizer", "attach", "helpers", "study", "top"},
     "audit": {"core", "engines", "attach", "audit"},
     "recovering": {"core", "optimizer", "attach", "study", "recovering"},
     "spec": {"spec"},
@@ -62,14 +62,14 @@ ROOMS = {  # what the files of a room may import
 COMPILED = {  # and what those of the compiled engine may of each other
     "printers": {"printers"},
     "lists": {"lists", "printers"},
-    "again": {"again", "printers"},
+    "replay": {"replay", "printers"},
 }
-ROOMS["top"] = ROOMS.keys() - {"engines"} | {"top"}
-BESIDE = {  # the rooms of files that lie in no folder
-    **dict.fromkeys(("__init__.py", "__main__.py", "_elsewhere.py"), "top"),
-    **dict.fromkeys(("grads.py", "compat.py", "per_example.py", "testing.py"), "beside"),
-    **dict.fromkeys(("grouping.py", "optimizer_class.py", "scheduling.py"), "beside"),
-    **dict.fromkeys(("batch_norm.py", "floats.py"), "beside"),
+PACKAGES["top"] = PACKAGES.keys() - {"engines"} | {"top"}
+PACKAGE_OF_FILE = {  # the packages of files that are in no folder
+    **dict.fromkeys(("__init__.py", "__main__.py", "_lazy_imports.py"), "top"),
+    **dict.fromkeys(("grads.py", "compat.py", "per_example.py", "testing.py"), "helpers"),
+    **dict.fromkeys(("grouping.py", "optimizer_class.py", "scheduling.py"), "helpers"),
+    **dict.fromkeys(("batch_norm.py", "floats.py"), "helpers"),
 }
 SILENT = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT}
 SILENT |= {tokenize.ENCODING, tokenize.ENDMARKER}
@@ -123,9 +123,9 @@ def code_lines(source: str) -> int:
     return len(set(itertools.chain(*lines)) - docs)
 
 
-def files(*rooms: str) -> list[Path]:
-    """The Python files of some rooms, or of the whole package."""
-    folders = [PACKAGE / room for room in rooms] or [PACKAGE]
+def files(*packages: str) -> list[Path]:
+    """Return the Python files of some packages, or of the whole library."""
+    folders = [PACKAGE / name for name in packages] or [PACKAGE]
     return sorted(path for folder in folders for path in folder.rglob("*.py"))
 
 
@@ -133,19 +133,21 @@ def label(path: Path) -> str:
     return path.relative_to(PACKAGE).as_posix()
 
 
-def room(path: Path) -> str:
-    """The room of a file: its folder, or what BESIDE says."""
+def package_of(path: Path) -> str:
+    """Return the package of a file: its folder, or what PACKAGE_OF_FILE says."""
     first, *_ = label(path).split("/")
-    if first not in ROOMS and first not in BESIDE:
-        raise LookupError(f"{label(path)} has no room: make its folder one of ROOMS, or move it")
-    return BESIDE.get(first, first)
+    if first not in PACKAGES and first not in PACKAGE_OF_FILE:
+        raise LookupError(
+            f"{label(path)} has no package: make its folder one of PACKAGES, or move it"
+        )
+    return PACKAGE_OF_FILE.get(first, first)
 
 
 def sizes() -> Iterator[Count]:
     """Count the syntax nodes of each package that has a limit."""
-    nodes = dict.fromkeys(ROOMS, 0)
+    nodes = dict.fromkeys(PACKAGES, 0)
     for path in files():
-        nodes[room(path)] += syntax_nodes(path.read_text())
+        nodes[package_of(path)] += syntax_nodes(path.read_text())
     for name, limit in MOST_NODES.items():
         yield Count(f"syntax nodes of {name}", nodes[name], limit)
 
@@ -159,7 +161,7 @@ def pages() -> Iterator[Count]:
             yield Count(f"code lines of {label(path)}", lines, MOST_LINES_OF_A_RULE)
 
 
-# ---------------------------------------------------------------------- arrows
+# ---------------------------------------------------------------------- imports
 
 
 def imports(source: str, inside: str) -> Iterator[str]:
@@ -211,9 +213,9 @@ def arrows() -> dict[Path, set[Path]]:
 
 
 def outside(path: Path) -> set[str]:
-    """What a file imports from rooms that its own must not know; other folders of rules too."""
-    mine = room(path)
-    wrong = {label(to) for to in arrows()[path] if room(to) not in ROOMS[mine]}
+    """Return what a file imports from packages, or folders of rules, that it must not import."""
+    mine = package_of(path)
+    wrong = {label(to) for to in arrows()[path] if package_of(to) not in PACKAGES[mine]}
     _, *below = label(path).split("/")
     if mine == "modules" and len(below) > 1:
         own = (f"modules/{below[0]}/", "core/")
@@ -257,7 +259,7 @@ def engine_names(path: Path) -> set[str]:
     return engine_classes() & names
 
 
-# ---------------------------------------------------------------------- a gradient's way
+# ---------------------------------------------------------------------- the functions of a step
 
 
 @functools.cache

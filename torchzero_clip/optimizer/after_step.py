@@ -12,9 +12,9 @@ from torchzero_clip.core.bucket import Bucket, in_buckets
 from torchzero_clip.core.description import ON_NORMS
 from torchzero_clip.core.gradients import Where
 from torchzero_clip.core.link import read_elsewhere
-from torchzero_clip.core.private import traced
 from torchzero_clip.core.step import Step
-from torchzero_clip.core.tensors import is_sharded
+from torchzero_clip.core.tensor_kinds import is_sharded
+from torchzero_clip.core.torch_private import traced
 from torchzero_clip.core.transform import Transform, averages
 from torchzero_clip.optimizer.modular import Modular
 

@@ -13,9 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torchzero_clip.core import private
+from torchzero_clip.core import torch_private
 from torchzero_clip.core.stacks import batches, in_order
-from torchzero_clip.core.tensors import all_plain
+from torchzero_clip.core.tensor_kinds import all_plain
 
 HOSTS = ("cpu",)  # devices on which a call costs little, and fresh memory much
 LARGE = 2**20  # entries of a tensor whose pass costs more than a call
@@ -53,11 +53,11 @@ def in_packs(
 def copies(tensors: Sequence[Tensor], dtype: torch.dtype | None = None) -> list[Tensor]:
     """New tensors with these values, in a dtype, or their own."""
     if dtype is None or dtype == tensors[0].dtype:
-        return list(private.foreach("clone", list(tensors)))
+        return list(torch_private.foreach("clone", list(tensors)))
     if not shares(tensors):
         return [t.to(dtype, copy=True) for t in tensors]
     made = [torch.empty_like(t, dtype=dtype) for t in tensors]
-    private.foreach("copy_", made, list(tensors))
+    torch_private.foreach("copy_", made, list(tensors))
     return made
 
 

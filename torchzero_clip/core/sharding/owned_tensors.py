@@ -13,10 +13,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torchzero_clip.core.private import mesh_of, without_modes
 from torchzero_clip.core.sharding.layout import Layout, layout_of, local
 from torchzero_clip.core.sharding.owners import Exchange
 from torchzero_clip.core.stacks import batches, in_order
+from torchzero_clip.core.torch_private import mesh_of, without_modes
 
 
 def hold(whole: Tensor | None, like: Any, owner: int) -> Tensor:

@@ -14,13 +14,13 @@ from torchzero_clip.core.cohort import Cohort
 from torchzero_clip.core.description import Description
 from torchzero_clip.core.gradients import GradPlace, odd
 from torchzero_clip.core.link import Link
-from torchzero_clip.core.private import base
 from torchzero_clip.core.sharding.layout import aligned_grads, locals_of
 from torchzero_clip.core.step import Groups
-from torchzero_clip.core.tensors import LAYOUT, REAL, SHAPE, addresses, all_here
+from torchzero_clip.core.tensor_kinds import LAYOUT, REAL, SHAPE, addresses, all_here
+from torchzero_clip.core.torch_private import base
 from torchzero_clip.engines.buffers import Buffer, apart
-from torchzero_clip.engines.compiled.again.native_forms import NativeForms, forms_of
-from torchzero_clip.engines.compiled.again.step_recorder import Refused
+from torchzero_clip.engines.compiled.replay.native_forms import NativeForms, forms_of
+from torchzero_clip.engines.compiled.replay.step_recorder import Refused
 
 UNSAID = (
     "does not say `pure = True`: that its methods hang on their arguments alone and branch on no "

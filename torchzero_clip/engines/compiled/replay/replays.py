@@ -22,21 +22,21 @@ from torch import Tensor
 from torchzero_clip.core.division import UnitRecord
 from torchzero_clip.core.engine import Records, Through
 from torchzero_clip.core.link import Link
-from torchzero_clip.core.private import Missing
 from torchzero_clip.core.sharding.layout import aligned_grads, local, locals_of
 from torchzero_clip.core.step import Groups, Step
+from torchzero_clip.core.torch_private import Missing
 from torchzero_clip.engines.buffers import Buffer
-from torchzero_clip.engines.compiled.again.conditions import OURS, Conditions, impure, subclassed
-from torchzero_clip.engines.compiled.again.device_step import DeviceStep
-from torchzero_clip.engines.compiled.again.inputs import Later, LiveValues, StepInputs, StepNotes
-from torchzero_clip.engines.compiled.again.native_step import NativeStep
-from torchzero_clip.engines.compiled.again.step_recorder import Refused, python
-from torchzero_clip.engines.compiled.again.steps import CompiledStep
 from torchzero_clip.engines.compiled.printers.backends import on_cpu, on_gpu
+from torchzero_clip.engines.compiled.replay.conditions import OURS, Conditions, impure, subclassed
+from torchzero_clip.engines.compiled.replay.device_step import DeviceStep
+from torchzero_clip.engines.compiled.replay.inputs import Later, LiveValues, StepInputs, StepNotes
+from torchzero_clip.engines.compiled.replay.native_step import NativeStep
+from torchzero_clip.engines.compiled.replay.step_recorder import Refused, python
+from torchzero_clip.engines.compiled.replay.steps import CompiledStep
 
 if TYPE_CHECKING:
-    from torchzero_clip.engines.compiled.again.captures import StepCapture
-    from torchzero_clip.engines.compiled.again.step_recorder import StepRecorder
+    from torchzero_clip.engines.compiled.replay.captures import StepCapture
+    from torchzero_clip.engines.compiled.replay.step_recorder import StepRecorder
 
 SELDOM = 1000  # steps alike before what could not be recorded is tried again
 OFTEN = 16  # replays that make up for a recording

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from torchzero_clip.core.norms import SliceRows
-from torchzero_clip.core.private import fake_mode, foreach
+from torchzero_clip.core.torch_private import fake_mode, foreach
 from torchzero_clip.engines.buffers import Buffer
 
 CHUNK = 4096  # entries that a program of the grid takes: kernel.py has the same

@@ -16,9 +16,7 @@ from torch.fx import Graph
 from torch.fx import Node as GraphNode
 
 from torchzero_clip.core.norms.numeric import vector_norm
-from torchzero_clip.core.private import schema
-from torchzero_clip.engines.compiled.again.pruning import arguments, views
-from torchzero_clip.engines.compiled.again.regions import GraphRegions, Lacking
+from torchzero_clip.core.torch_private import schema
 from torchzero_clip.engines.compiled.printers.operators import ATEN, OPERATORS, REDUCTIONS
 from torchzero_clip.engines.compiled.printers.program import Relaunch
 from torchzero_clip.engines.compiled.printers.vectors import (
@@ -30,6 +28,8 @@ from torchzero_clip.engines.compiled.printers.vectors import (
     VectorNode,
     VectorOperand,
 )
+from torchzero_clip.engines.compiled.replay.pruning import arguments, views
+from torchzero_clip.engines.compiled.replay.regions import GraphRegions, Lacking
 
 FORM = {"dtype", "layout", "device", "pin_memory", "memory_format", "non_blocking", "implicit"}
 """Arguments that say where a result lies, which its form tells."""

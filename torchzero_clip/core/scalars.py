@@ -10,9 +10,9 @@ from torch import Tensor
 
 from torchzero_clip.core.engine import Group
 from torchzero_clip.core.link import numbers_of_model
-from torchzero_clip.core.packs import copies, shares
-from torchzero_clip.core.private import foreach
-from torchzero_clip.core.tensors import wide
+from torchzero_clip.core.small_tensors import copies, shares
+from torchzero_clip.core.tensor_kinds import wide
+from torchzero_clip.core.torch_private import foreach
 from torchzero_clip.core.transform import Transform
 
 if TYPE_CHECKING:

@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
-from torchzero_clip.core.outside import warn
-from torchzero_clip.engines.compiled.printers.tables import TABLES
+from torchzero_clip.core.user_warnings import warn
+from torchzero_clip.engines.compiled.printers.pointer_tables import TABLES
 
 MOVES = 3  # steps in a row with gradients or a loss elsewhere before it is said
 KEEP = (

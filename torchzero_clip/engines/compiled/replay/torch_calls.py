@@ -7,10 +7,10 @@ from typing import Any
 from torch.fx import Graph
 from torch.fx import Node as GraphNode
 
-from torchzero_clip.engines.compiled.again.lowering import Lowering
-from torchzero_clip.engines.compiled.again.pruning import views
-from torchzero_clip.engines.compiled.again.step_recorder import python
 from torchzero_clip.engines.compiled.printers.vectors import regions_of
+from torchzero_clip.engines.compiled.replay.lowering import Lowering
+from torchzero_clip.engines.compiled.replay.pruning import views
+from torchzero_clip.engines.compiled.replay.step_recorder import python
 
 
 class TorchCalls:

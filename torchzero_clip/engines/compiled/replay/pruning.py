@@ -12,7 +12,7 @@ from typing import Any
 from torch import Tensor
 from torch.fx import Graph, Node
 
-from torchzero_clip.core.private import schema
+from torchzero_clip.core.torch_private import schema
 
 COPIES = ("aten::clone", "aten::_to_copy")
 

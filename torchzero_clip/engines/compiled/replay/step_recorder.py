@@ -19,7 +19,9 @@ from torch.fx import Graph, Node
 from torch.overrides import TorchFunctionMode
 
 from torchzero_clip.core.norms import is_one_operator
-from torchzero_clip.core.private import (
+from torchzero_clip.core.sharding.collectives import form_of
+from torchzero_clip.core.tensor_kinds import wide
+from torchzero_clip.core.torch_private import (
     TorchDispatchMode,
     fake_mode,
     fake_tensors,
@@ -31,11 +33,9 @@ from torchzero_clip.core.private import (
     tree_unflatten,
     without_memory,
 )
-from torchzero_clip.core.sharding.collectives import form_of
-from torchzero_clip.core.tensors import wide
 from torchzero_clip.engines.buffers import Buffer
-from torchzero_clip.engines.compiled.again.pruning import form, prune, written
 from torchzero_clip.engines.compiled.printers.program import Launch, Relaunch
+from torchzero_clip.engines.compiled.replay.pruning import form, prune, written
 
 READS = {Tensor.tolist, Tensor.numpy, Tensor.__array__, Tensor.__repr__}
 """Ways to what a tensor holds that pass no operator."""

@@ -16,17 +16,17 @@ from torch import Tensor
 from torch.autograd.graph import increment_version
 from torch.fx import Graph
 
-from torchzero_clip.core.private import fake_mode
-from torchzero_clip.core.tensors import addresses
+from torchzero_clip.core.tensor_kinds import addresses
+from torchzero_clip.core.torch_private import fake_mode
 from torchzero_clip.engines.buffers import Buffer
-from torchzero_clip.engines.compiled.again.captures import StepCapture
-from torchzero_clip.engines.compiled.again.lowering import Lowering
-from torchzero_clip.engines.compiled.again.torch_calls import TorchCalls
-from torchzero_clip.engines.compiled.again.turns import turns
 from torchzero_clip.engines.compiled.printers import vectors
+from torchzero_clip.engines.compiled.printers.pointer_tables import capturing
 from torchzero_clip.engines.compiled.printers.program import Relaunch
 from torchzero_clip.engines.compiled.printers.proof import WRONG, Trial, known
-from torchzero_clip.engines.compiled.printers.tables import capturing
+from torchzero_clip.engines.compiled.replay.captures import StepCapture
+from torchzero_clip.engines.compiled.replay.lowering import Lowering
+from torchzero_clip.engines.compiled.replay.torch_calls import TorchCalls
+from torchzero_clip.engines.compiled.replay.vector_kernels import turns
 
 LONGEST = 2000  # nodes of a step that is compiled: to compile more takes too long
 LINE = 64  # bytes: where memory of a step's own begins

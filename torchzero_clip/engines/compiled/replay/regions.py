@@ -11,8 +11,7 @@ from torch import Tensor
 from torch.fx import Graph
 from torch.fx import Node as GraphNode
 
-from torchzero_clip.core.tensors import storages
-from torchzero_clip.engines.compiled.again.pruning import views, writes
+from torchzero_clip.core.tensor_kinds import storages
 from torchzero_clip.engines.compiled.printers.vectors import (
     DTYPES,
     Region,
@@ -20,6 +19,7 @@ from torchzero_clip.engines.compiled.printers.vectors import (
     VectorMemory,
     VectorOperand,
 )
+from torchzero_clip.engines.compiled.replay.pruning import views, writes
 
 
 class Lacking(Exception):
