@@ -1,7 +1,7 @@
 """Find statements that put several reasons on one line.
 
-    python scripts/style.py                 # every finding in the library
-    python scripts/style.py --counts        # how many of each kind each package has
+    python -m scripts.style                 # every finding in the library
+    python -m scripts.style --counts        # how many of each kind each package has
 
 A finding is one of these:
 
@@ -17,18 +17,11 @@ from __future__ import annotations
 
 import argparse
 import ast
-import sys
 from collections import Counter
 from collections.abc import Iterator
-from pathlib import Path
 from typing import NamedTuple
 
-ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT))
-
 from scripts.package_sizes import files, label, package_of
-
-FLAGS = (ast.Compare, ast.BoolOp)
 
 
 class Finding(NamedTuple):
@@ -93,32 +86,26 @@ def findings(source: str) -> Iterator[Finding]:
     def truth(node: ast.expr) -> bool:
         return is_flag(node) or ast.unparse(node).removeprefix("self.") in flags
 
-    for node in ast.walk(tree):
-        kind = ""
+    def kind_of(node: ast.AST) -> str:
         if isinstance(node, ast.Assign) and isinstance(node.value, ast.Tuple):
-            pairs = [target for target in node.targets if isinstance(target, ast.Tuple)]
-            if pairs and not is_swap(node):
-                kind = "tuple"
-        elif isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mult):
+            to_tuple = any([isinstance(target, ast.Tuple) for target in node.targets])
+            return "tuple" if to_tuple and not is_swap(node) else ""
+        if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mult):
             sides = [node.left, node.right]
-            if any(map(truth, sides)) and any(map(is_sequence, sides)):
-                kind = "factor"
-            elif any(map(is_flag, sides)):
-                kind = "factor"
-        elif isinstance(node, ast.IfExp):
+            repeats = any(map(truth, sides)) and any(map(is_sequence, sides))
+            return "factor" if repeats or any(map(is_flag, sides)) else ""
+        if isinstance(node, ast.IfExp):
             inner = [n for n in ast.walk(node) if isinstance(n, ast.IfExp) and n is not node]
-            if inner:
-                kind = "nested"
-        elif isinstance(node, ast.Call):
-            function = node.func
-            if isinstance(function, ast.Subscript):
-                function = function.value
-            if isinstance(function, ast.Lambda):
-                kind = "called"
-            elif isinstance(function, ast.Dict):
-                kind = "called"
-        if kind:
-            yield Finding(kind, node.lineno, ast.unparse(node).split("\n")[0])
+            return "nested" if inner else ""
+        if isinstance(node, ast.Call):
+            called = node.func.value if isinstance(node.func, ast.Subscript) else node.func
+            return "called" if isinstance(called, (ast.Dict, ast.Lambda)) else ""
+        return ""
+
+    for node in ast.walk(tree):
+        if kind := kind_of(node):
+            assert isinstance(node, (ast.stmt, ast.expr))
+            yield Finding(kind, node.lineno, ast.unparse(node).splitlines()[0])
 
 
 def main() -> None:

@@ -1,4 +1,4 @@
-"""The rules as plain functions: SPEC's numbers by hand, and the properties each rule promises."""
+"""The rules as plain functions: numbers worked out by hand, and the properties each rule promises."""
 
 import ast
 import math

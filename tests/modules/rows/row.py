@@ -61,9 +61,9 @@ class Row:
     attaches: bool = True
     """`attach` takes it; what `release` takes is told by its reach."""
     reads_host: bool = False
-    """Waits for the device: an exception that SPEC §6 lists."""
+    """Waits for the device: an exception."""
     traces: bool = True
-    """torch.compile makes one graph of it; the exceptions are in SPEC §6."""
+    """torch.compile makes one graph of it; False marks an exception."""
     graphs: int = 1
     """Compilations at most; more than one where the number of the step decides what happens."""
     loops: int = 0
