@@ -65,9 +65,10 @@ published: $(INSTALLED) ## results of papers, in at most 25 minutes (SEEDS=10 ta
 suites: $(INSTALLED) ## run other people's tests over our chains: make suites NAME=timm SOURCE=checkout
 	$(BIN)/python scripts/suites.py $(NAME) --source $(SOURCE) $(ARGS)
 
-lint: $(INSTALLED) ## check style and formatting
+lint: $(INSTALLED) ## check style, formatting and spelling
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/codespell
 
 format: $(INSTALLED) ## format, and fix what can be fixed
 	$(BIN)/ruff check --fix .

@@ -36,7 +36,7 @@ class Table:
     Args:
         command: The module that prints it, and its arguments.
         needs: What must be installed or present beforehand.
-        counts: Whether it has counts only, which no load changes.
+        counts: Whether it has counts or losses only, which no load changes.
     """
 
     command: str
@@ -79,6 +79,7 @@ TABLES = {
     "guards": Table("benchmarks.studies.added guards"),
     "state_dtype": Table("benchmarks.studies.state_dtype --time"),
     "rounding": Table("benchmarks.studies.rounding --time"),
+    "rounding_loss": Table("benchmarks.studies.rounding", counts=True),
     "norms": Table("benchmarks.norms"),
     "import_time": Table("benchmarks.import_time"),
     "launches": Table("benchmarks.studies.launches", needs="triton", counts=True),
@@ -113,6 +114,15 @@ def to_be_rerun(name: str) -> str:
         "**To be measured again** with its spread and the load of the machine: "
         f"`python -m benchmarks.printed {name}`, which runs `python -m {TABLES[name].command}`."
     )
+
+
+def cell(name: str, row: str, column: str) -> str:
+    """Return a cell of a table that a benchmark printed as Markdown."""
+    text = (PRINTED / f"{name}.txt").read_text()
+    lines = [line for line in text.splitlines() if line.startswith("|")]
+    header, _, *body = [[x.strip() for x in line.strip("|").split("|")] for line in lines]
+    cells = {line[0]: dict(zip(header, line, strict=True)) for line in body}
+    return cells[row][column]
 
 
 def ratios(name: str, races: Sequence[str] = ()) -> list[float]:

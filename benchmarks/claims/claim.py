@@ -25,6 +25,8 @@ COMPARED = re.compile(r"<!-- (effect|mean|came): (.+?) -->")
 SOURCES = {"effect": "guide", "mean": "averages"}
 LINK = re.compile(r"\[([^\[\]]*)\]\([^()]*(?:\([^()]*\))?[^()]*\)")
 GAP = "…"
+NOT_BETTER = "not significantly better"
+NOT_WORSE = "not significantly worse"
 
 
 @dataclass(frozen=True)
@@ -34,8 +36,9 @@ class Compared:
     Attributes:
         source: "guide", "averages", or the name of a script of examples/published.
         key: The comparison, as its source names it.
-        says: A verdict, or "not better" or "not worse"; an empty text if a script writes the
-            verdict into the sentence.
+        says: A verdict, NOT_BETTER or NOT_WORSE; an empty text if a script writes the verdict
+            into the sentence. These two can come from a study that is too small to see a
+            difference, so their sentences must contain "significant".
     """
 
     source: str
@@ -48,8 +51,11 @@ class Compared:
 
     def holds(self) -> bool:
         verdict = self.comparison.verdict
-        denied = {"not better": "better", "not worse": "worse"}.get(self.says)
-        return verdict != denied if denied else self.says in ("", verdict)
+        if self.says == NOT_BETTER:
+            return verdict != "better"
+        if self.says == NOT_WORSE:
+            return verdict != "worse"
+        return self.says in ("", verdict)
 
     def __str__(self) -> str:
         x = self.comparison

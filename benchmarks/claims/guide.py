@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from benchmarks.claims.claim import Compared, Seen, averages, guide
+from benchmarks.claims.claim import NOT_BETTER, Compared, Seen, averages, guide
 from benchmarks.claims.which_rule import CALM, DECAYED, LIMIT, NO_COST, TENSORS, WRONG
 from benchmarks.guide.report import results
 from benchmarks.guide.runs import TUNING, tuning
@@ -30,8 +30,8 @@ SENTENCES: dict[str, Sequence[Compared | Seen]] = {
     "`WeightEMA` makes a constant learning rate better in all three tasks, with either decay.": [
         averages("better", task, method, "constant") for task in TASKS for method in EMAS
     ],
-    "It does not replace a schedule: against the cosine it is better in none.": [
-        averages("not better", task, method, "cosine") for task in TASKS for method in EMAS
+    "It does not replace a schedule: it is significantly better than the cosine in none of them.": [
+        averages(NOT_BETTER, task, method, "cosine") for task in TASKS for method in EMAS
     ],
     "With a cosine, an average makes the loss slightly worse": [
         averages("worse", task, "cosine, EMA 0.9", "cosine") for task in TASKS
@@ -55,8 +55,8 @@ SENTENCES: dict[str, Sequence[Compared | Seen]] = {
     "`SPAM`'s rate in bad batches is ahead of the next one by less than the two seeds differ.": (
         Seen("guide.csv: the losses of the two seeds of tuning", close_rates),
     ),
-    "They were better in none of three troubles.": [
-        guide("not better", trouble, *pair)
+    "They were not significantly better in any of the three troubles.": [
+        guide(NOT_BETTER, trouble, *pair)
         for trouble in WRONG
         for pair in (("Adam, each tensor 1", LIMIT), ("Adam, AdaGC", "Adam, AdaGC, global"))
     ],

@@ -2,6 +2,7 @@
 
 import importlib
 import json
+import statistics
 from functools import cache
 from pathlib import Path
 
@@ -147,6 +148,18 @@ def raced(table, decimals, *races):
     found = module("benchmarks.printed").ratios(table, races)
     ends = [f"{end:.{decimals}f}" for end in (min(found), max(found))]
     return " to ".join(dict.fromkeys(ends))
+
+
+def printed(table, row, column):
+    """Return a cell of a table that a benchmark printed as Markdown."""
+    return module("benchmarks.printed").cell(table, row, column)
+
+
+def norm_of(trace, statistic):
+    """Return the median or the smallest global norm of a recorded run."""
+    norms = module("benchmarks.traces.__main__").load(trace).total.tolist()
+    value = {"median": statistics.median, "smallest": min}[statistic](norms)
+    return f"{value:.2g}"
 
 
 def verdicts(table):

@@ -13,6 +13,8 @@ NUMBERS: dict[str, Callable[..., str]] = {
     "cell": evidence.cell,  # rule; place; trouble; column: a cell of the atlas
     "alarms": evidence.alarms,  # trace; family: false alarms and missed spikes of a simulation
     "came": evidence.came,  # script; row; column: a cell of a table of examples/published
+    "printed": evidence.printed,  # table; row; column: a cell that a benchmark printed
+    "norm of": evidence.norm_of,  # trace; median or smallest: of the global norms of a run
     "raced": evidence.raced,  # table; decimals; races: ratios that a benchmark printed
     "verdicts": evidence.verdicts,  # table: how many bars are met
     "seeds": evidence.seeds,  # script: how many seeds it ran

@@ -8,7 +8,18 @@ from collections.abc import Iterator
 import pytest
 
 from benchmarks.claims.__main__ import CLAIMS, main
-from benchmarks.claims.claim import COMPARED, DOCS, Claim, Compared, Seen, marked, plain, text_of
+from benchmarks.claims.claim import (
+    COMPARED,
+    DOCS,
+    NOT_BETTER,
+    NOT_WORSE,
+    Claim,
+    Compared,
+    Seen,
+    marked,
+    plain,
+    text_of,
+)
 from tests.helpers import at_once
 
 EVERY = [claim for claims in CLAIMS.values() for claim in claims]
@@ -39,6 +50,13 @@ def test_a_sentence_is_on_its_page_and_follows_from_the_data(claim: Claim) -> No
     assert claim.found(), f"{claim.page} does not contain: {claim.sentence}"
     assert claim.rests
     assert [str(basis) for basis in claim.rests if not basis.holds()] == []
+
+
+@at_once("claim", EVERY)
+def test_a_sentence_says_significant_if_a_study_may_be_too_small(claim: Claim) -> None:
+    verdicts = {basis.says for basis in claim.rests if isinstance(basis, Compared)}
+    if verdicts & {NOT_BETTER, NOT_WORSE}:
+        assert "significant" in claim.sentence, claim.sentence
 
 
 def paragraphs(page: str) -> Iterator[str]:
@@ -91,8 +109,8 @@ def test_every_comparison_that_a_page_shows_has_its_numbers(page: str) -> None:
 def test_a_verdict_that_the_data_do_not_give_fails() -> None:
     key = "bad batches", "Adam, global 1", "Adam, no clipping"
     assert Compared("guide", key, "better").holds()
-    assert Compared("guide", key, "not worse").holds()
-    for wrong in ("worse", "not better", "not significantly different"):
+    assert Compared("guide", key, NOT_WORSE).holds()
+    for wrong in ("worse", NOT_BETTER, "not significantly different"):
         assert not Compared("guide", key, wrong).holds()
     assert not Seen("nothing", lambda: False).holds()
 
