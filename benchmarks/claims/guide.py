@@ -39,7 +39,7 @@ SENTENCES: dict[str, Sequence[Compared | Seen]] = {
     "A mean of the second half is worse than `WeightEMA(0.9)` in the two tasks of language": [
         averages("worse", task, HALF, EMAS[0]) for task in LANGUAGE
     ],
-    "If nothing is wrong, our runs do not contradict the claim for Adam": (
+    "If nothing is wrong, no significant difference in our runs contradicts the claim for Adam": (
         guide("not significantly different", CALM, *DECAYED),
         *NO_COST,
     ),

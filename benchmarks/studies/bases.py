@@ -13,6 +13,7 @@ first to the third quarter of the ratios. First steps, which decompose matrices,
 from __future__ import annotations
 
 import argparse
+import contextlib
 import importlib
 import importlib.util
 import statistics
@@ -173,7 +174,8 @@ def race(name: str, checkouts: Path, shapes: Shapes, rounds: int) -> list[str]:
     one, steps = RACES[name], EVERY * (rounds + 1) + 1
     repository, _ = one.source.split()
     ours = one.ours(parameters(shapes, "cpu"))
-    theirs = one.theirs(checkouts / repository, parameters(shapes, "cpu"))
+    with contextlib.redirect_stdout(sys.stderr):  # some authors print their options
+        theirs = one.theirs(checkouts / repository, parameters(shapes, "cpu"))
     both = seconds(ours, one.ours_renews, steps), seconds(theirs, one.renews, steps)
     found: dict[bool, tuple[list[float], list[float]]] = {}
     for rows in zip(*both, strict=True):

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import statistics
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -145,5 +146,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    with watched("benchmarks.studies.rounding"):
+    with watched("benchmarks.studies.rounding", counts="--time" not in sys.argv):
         main()

@@ -1,4 +1,4 @@
-"""The rules as plain functions: numbers worked out by hand, and the properties each rule promises."""
+"""The rules as plain functions: numbers worked out by hand, and promised properties."""
 
 import ast
 import math
