@@ -56,7 +56,7 @@ def clip_grad_norm_(
         foreach: Ignored. torch's function has this argument; here there is one implementation.
         process_group: The processes that have other parameters of the same model, such as the
             stages of a pipeline. The norm then covers the parameters of all these processes.
-        grad: Where gradients are stored if not in `.grad`: the name of an attribute such as
+        grad: The place of gradients that are not in `.grad`: the name of an attribute such as
             "main_grad", or a function, as for `Modular`.
 
     Returns:
@@ -98,7 +98,7 @@ def clip_grad_value_(
         parameters: A parameter, or an iterable of parameters.
         clip_value: The largest magnitude allowed.
         foreach: Ignored. torch's function has this argument; here there is one implementation.
-        grad: Where gradients are stored if not in `.grad`: the name of an attribute such as
+        grad: The place of gradients that are not in `.grad`: the name of an attribute such as
             "main_grad", or a function, as for `Modular`.
 
     Example:
@@ -164,7 +164,7 @@ def clip_grads_with_norm_(
         total_norm: The norm, as `get_total_norm` returns it. If it is within the limit, the
             gradients stay bitwise identical.
         foreach: Ignored. torch's function has this argument; here there is one implementation.
-        grad: Where gradients are stored if not in `.grad`: the name of an attribute such as
+        grad: The place of gradients that are not in `.grad`: the name of an attribute such as
             "main_grad", or a function, as for `Modular`.
 
     Example:
@@ -256,7 +256,7 @@ def _empty_parameter(params: list[Tensor]) -> Tensor:
 
 
 def _dtype_of(grads: list[Tensor]) -> torch.dtype:
-    """Return the dtype of the norm of these gradients."""
+    """Return the dtype of the norm, for gradients that may have several dtypes."""
     return functools.reduce(torch.promote_types, [g.dtype for g in grads]).to_real()
 
 

@@ -25,9 +25,10 @@ def to_floats(metrics: Mapping[str, Any], *, single: bool = False) -> Any:
 
     Args:
         metrics: The dict that `metrics()` of an optimizer returns.
-        single: Whether to reduce each list to one number, as most loggers require: the largest
-            norm, the smallest limit, and the mean of everything else, so that "clipped" becomes
-            the fraction that was clipped. Empty lists are skipped.
+        single: Whether to reduce each list to one number, as most loggers require. A list of norms
+            becomes the largest norm, and a list of limits the smallest limit. Other lists become
+            their mean, so "clipped" becomes the fraction that was clipped. Empty lists are
+            skipped.
 
     Returns:
         A dict with the same names as `metrics`.

@@ -67,9 +67,9 @@ def clip_grad_norm_(
         max_norm: The largest norm allowed. It may be None if `min_norm` is given.
         ord: The kind of norm: a number, or a name such as "l1", "linf", "std" or "mad".
         dim: The unit whose norm is clipped: None for each gradient, an int or several ints for
-            each slice along these dims, "global" for all gradients together. If it is not given,
-            it is None, and a warning says so if there are several gradients, because torch's own
-            function clips them together.
+            each slice along these dims, "global" for all gradients together. The default is None.
+            If there are several gradients and `dim` is not given, there is a warning, because
+            torch's own function clips all gradients together.
         inverse_dims: Whether to use all dims except `dim`.
         min_size: The smallest unit that is clipped. Units with fewer elements are not changed.
         min_norm: The smallest norm allowed. Smaller norms are scaled up to it, except zeros.
@@ -313,7 +313,7 @@ def _warn_of_none() -> None:
 
 @traced
 def _apply_norm_rule(rule: NormRule, params: Params, error_if_nonfinite: bool = False) -> Tensor:
-    """Apply a norm rule to the gradients, and return the norm of all of them before."""
+    """Apply a norm rule to the gradients, and return the norm of all gradients before it."""
     tensors = listed(params)
     refuse_flat(tensors)
     with_grad = [p for p in tensors if p.grad is not None]

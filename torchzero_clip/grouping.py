@@ -64,14 +64,14 @@ def groups(
         >>> import torch
         >>> from torchzero_clip import LR, Adam, Modular, WeightDecay, groups
         >>> model = torch.nn.Sequential(torch.nn.Linear(10, 32), torch.nn.Linear(32, 1))
-        >>> made = groups(model, {"1.*": {"lr": 1e-2}}, lr=1e-3, layer_decay=0.5)
-        >>> for group in made:
+        >>> param_groups = groups(model, {"1.*": {"lr": 1e-2}}, lr=1e-3, layer_decay=0.5)
+        >>> for group in param_groups:
         ...     print(group["param_names"], group["lr"], group.get("weight_decay"))
         ['0.weight'] 0.0005 None
         ['0.bias'] 0.0005 0.0
         ['1.weight'] 0.01 None
         ['1.bias'] 0.01 0.0
-        >>> opt = Modular(made, Adam(), WeightDecay(0.1), LR(1e-3))
+        >>> opt = Modular(param_groups, Adam(), WeightDecay(0.1), LR(1e-3))
     """
     if not isinstance(model, nn.Module):
         raise TypeError(f"groups: takes the model, a torch.nn.Module, got {model!r}")

@@ -137,7 +137,7 @@ _classes: weakref.WeakValueDictionary[str, type[ChainOptimizer]] = weakref.WeakV
 def _rebuild_optimizer_class(
     key: str, chain: Chain, name: str, options: Mapping[str, Any]
 ) -> type[ChainOptimizer]:
-    """Return the class with this key, of which a process has one, however often it is unpickled."""
+    """Return the class with this key; a process creates it once, however often it is unpickled."""
     known = _classes.get(key)
     if known is not None:
         return known

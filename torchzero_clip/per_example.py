@@ -64,9 +64,9 @@ def per_example_clip(
         ...     return (torch.func.functional_call(model, params, (x,)) - y).square().mean()
         ...
         >>> clip = ClipNorm(1.0, dim="global")
-        >>> out = per_example_clip(loss_fn, params, (x, y), clip, chunk=16)
+        >>> result = per_example_clip(loss_fn, params, (x, y), clip, chunk=16)
         >>> for name, p in params.items():
-        ...     p.grad = out.grads[name]
+        ...     p.grad = result.grads[name]
     """
     if not isinstance(params, Mapping):
         raise TypeError(

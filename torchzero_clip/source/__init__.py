@@ -9,8 +9,8 @@ These steps turn a chain into a file:
    write lines of the file (`file_units`, `written_norms`). `file_state` writes how state is
    created. `written_operators` replaces functions of the core that read tensors. `rule_names`
    gives values the names of the variables in the rules.
-2. `schedule` drops operations whose result is not read, and gives each operation a phase: an even
-   phase runs once for all groups, an odd phase is a loop over the groups.
+2. `schedule` drops operations whose result is not read, and gives each operation a phase. An even
+   phase runs once for all groups. An odd phase is a loop over the groups.
 3. `lines` writes the operations as statements. `expressions` and `wording` write calls and
    operators, `value_names` chooses names, `file_inputs` writes the lists that a loop starts with,
    and `long_lines` keeps lines within 88 columns.

@@ -47,8 +47,8 @@ class Expressions:
         """Return the text of a value where it is used."""
         if value.live is not None:
             return self.live(value)
-        if value in self.inline and value.made is not None:
-            return self.of(value.made)
+        if value in self.inline and value.op is not None:
+            return self.of(value.op)
         return self.names.of(value)
 
     def live(self, value: Value) -> str:
@@ -62,9 +62,9 @@ class Expressions:
     def inside(self, op: Op) -> Iterator[Value]:
         """Yield the values that are written inside an operation."""
         for value in op.operands():
-            if value in self.inline and value.made is not None:
+            if value in self.inline and value.op is not None:
                 yield value
-                yield from self.inside(value.made)
+                yield from self.inside(value.op)
 
     # ------------------------------------------------------------------ lists
 
@@ -89,8 +89,8 @@ class Expressions:
         """
         if value.kind != "list":
             return self.text(value)
-        if value in self.inline and value.made is not None and value.made.each:
-            return value.made.write(lambda v: self._element(v, lists))[0]
+        if value in self.inline and value.op is not None and value.op.each:
+            return value.op.write(lambda v: self._element(v, lists))[0]
         if value not in lists:
             free = (x for x in ("x", "y", "z", "v", "w", "s") if x not in lists.values())
             preferred = LETTERS.get(value.hint.rstrip("_0123456789"), "")
@@ -102,7 +102,7 @@ class Expressions:
 
     def _joined(self, value: Value) -> str:
         """Return the expression that joins the lists of all groups."""
-        op = value.made
+        op = value.op
         if op is None or not op.repeats:
             letter = "k" if value.hint == "layer" else "x"
             return f"[{letter} for some in all_{value.name} for {letter} in some]"

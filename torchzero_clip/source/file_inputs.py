@@ -38,12 +38,12 @@ class Inputs:
         """The lists that the current loop has already."""
 
     def below(self, op: Op) -> Iterator[Value]:
-        """Yield the inputs that an operation needs, including those of inlined operations."""
+        """Yield the inputs that an operation and the operations inlined in it need."""
         for value in op.operands():
-            if value.made is not None and value.made.repeats:
+            if value.op is not None and value.op.repeats:
                 yield value
-            elif value in self.expressions.inline and value.made is not None:
-                yield from self.below(value.made)
+            elif value in self.expressions.inline and value.op is not None:
+                yield from self.below(value.op)
 
     def whole(self, takes: str, context: Context | None = None) -> Value:
         """Return the input of a kind, for all parameters or for the parameters of a context."""
@@ -52,8 +52,8 @@ class Inputs:
             if op.takes == takes and op.context == context and op.out is not None:
                 return op.out
         value = Value("list", hint=takes, context=context)
-        value.made = Op(lambda n: ("", ATOM), [], value, repeats=True, takes=takes, context=context)
-        self.ops.append(value.made)
+        value.op = Op(lambda n: ("", ATOM), [], value, repeats=True, takes=takes, context=context)
+        self.ops.append(value.op)
         return value
 
     def tensors(self) -> None:
@@ -65,7 +65,7 @@ class Inputs:
 
     def bring(self, value: Value) -> None:
         """Write the line of an input, unless this loop has it or the line is for all groups."""
-        op = value.made
+        op = value.op
         assert op is not None
         if op in self.ready or self.names.phase % 2 == 0:
             return

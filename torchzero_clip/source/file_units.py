@@ -152,7 +152,7 @@ class SourceUnits(WrittenNorms):
     # ------------------------------------------------------------------ values of groups
 
     def each(self, live: str) -> list[Any]:
-        """Return the hyperparameter of each bucket, of which there is one."""
+        """Return the value of a hyperparameter in each bucket; there is only one bucket."""
         return [self.buckets[0].group[live]]
 
     def live(self) -> list[dict[str, Any]]:
@@ -180,9 +180,9 @@ class SourceUnits(WrittenNorms):
         """
         if value.joint or value in known:
             return known.get(value, value)
-        if value.kind != "tensor" or value.made is None:
+        if value.kind != "tensor" or value.op is None:
             raise SourceError("it has one number for all groups, from a list of each")
-        op = value.made
+        op = value.op
         args = [x if x.numeric else self._of_first(x, known) for x in op.args]
         if self.scope == "layer" or self.recorder.context.flags is not None:
             # a layer, or the parameters of a mask, need not be in the first group
@@ -281,18 +281,18 @@ class SourceUnits(WrittenNorms):
 
     def as_list(self, bucket: Bucket, vector: Tensor) -> TensorList:
         """Return a vector with an element per unit as a list with a tensor per parameter."""
-        each = self.operand(bucket, vector)
-        if isinstance(each, Tensor):
-            if self.scope == "tensor":
-                each = list(each.unbind())
-            else:  # the scalar is the same for all parameters
-                value = self.value_of(each)
-                u = self.value(bucket.u)
-                copies = Value("list")
-                write = lambda n: (f"[{n(value)}] * len({n(u)})", ATOM)
-                self.recorder.add(write, [value, u], copies)
-                each = [self.recorder.learn(each.clone(), copies)]
-        return TensorList(each)
+        operand = self.operand(bucket, vector)
+        if not isinstance(operand, Tensor):
+            return TensorList(operand)
+        if self.scope == "tensor":
+            return TensorList(list(operand.unbind()))
+        # the scalar is the same for all parameters
+        value = self.value_of(operand)
+        u = self.value(bucket.u)
+        copies = Value("list")
+        write = lambda n: (f"[{n(value)}] * len({n(u)})", ATOM)
+        self.recorder.add(write, [value, u], copies)
+        return TensorList([self.recorder.learn(operand.clone(), copies)])
 
 
 def _no_dot(*_: Any) -> Any:

@@ -71,7 +71,7 @@ class Lines:
         """Write the head of a loop over the groups, and the values that earlier loops pass on."""
         earlier = list(self._from_earlier_loops(ops))
         for value in [op.out for op in ops if op.out in self.crossing and op.out is not None]:
-            self.names.of(value, fresh=_mask(value.made) is not None)
+            self.names.of(value, fresh=_mask(value.op) is not None)
             self.page.line(f"all_{value.name}: list[Any] = []")
         names = ", ".join(["group", *[value.name for value in earlier]])
         lists = ", ".join(["groups", *[f"all_{value.name}" for value in earlier]])
@@ -96,7 +96,7 @@ class Lines:
         phase = self.names.phase
         in_loop = {op for op in self.ops if op.phase == phase and not op.joint} | set(ops)
         for value in self.crossing:
-            earlier = value.made is not None and value.made.phase < phase
+            earlier = value.op is not None and value.op.phase < phase
             if earlier and not in_loop.isdisjoint(self.names.readers.get(value, [])):
                 yield value
 
@@ -158,8 +158,8 @@ class Lines:
                 text = text if "\n" in text or self.page.fits(text) else exploded(text)
                 break
             self.inline.discard(largest)
-            assert largest.made is not None
-            self._op(largest.made)
+            assert largest.op is not None
+            self._op(largest.op)
         if op.each and op.out is None:
             self.page.loop(*text.split("\n"))
         else:
@@ -197,8 +197,8 @@ class Lines:
         for value in op.args:
             if value.live is not None:
                 yield value
-            elif (value.numeric or value in self.inline) and value.made is not None:
-                yield from self._live_in(value.made)
+            elif (value.numeric or value in self.inline) and value.op is not None:
+                yield from self._live_in(value.op)
 
     # ------------------------------------------------------------------ lines that are too long
 

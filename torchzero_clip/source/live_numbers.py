@@ -43,7 +43,7 @@ class LiveNumbers:
 
     def number(self, number: Any, value: Value, write: Write, args: tuple[Value, ...] = ()) -> Any:
         """Return a number with an expression of values."""
-        value.made = Op(write, list(args), value)
+        value.op = Op(write, list(args), value)
         return written(number, value, self._compared)
 
     def _compared(self, symbol: str, value: Value, other: Any, holds: bool) -> None:
@@ -58,6 +58,6 @@ def leaves(value: Value) -> Iterator[Value]:
     """Yield the hyperparameters in an expression of numbers."""
     if value.live is not None:
         yield value
-    elif value.made is not None:
-        for x in value.made.args:
+    elif value.op is not None:
+        for x in value.op.args:
             yield from leaves(x)

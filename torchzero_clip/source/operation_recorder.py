@@ -106,9 +106,9 @@ class OpRecorder(Operations, TorchFunctionMode):
         if base in FACTORIES and "device" in kwargs and self.like is not None:
             values = [*values, self.like]
         if base == "stack" and over_lists and len(args) == 1 and not kwargs:
-            return self.made("tensor", out, write, values)
+            return self.record("tensor", out, write, values)
         if base == "unbind" and len(args) == 1 and not kwargs and values[0].kind == "tensor":
-            self.made("tuple", out[0], method(values[0], "unbind"), values, unbinds=True)
+            self.record("tuple", out[0], method(values[0], "unbind"), values, unbinds=True)
             return out
         if base == "tensor" and over_lists:  # a vector of the sizes of all parameters
             size = args[0][0].value
@@ -116,14 +116,14 @@ class OpRecorder(Operations, TorchFunctionMode):
             sizes = Value("list")
             self.add(lambda n: operand(size, n), values, sizes, each=True)
             write = lambda n: (f"torch.tensor({n(sizes)}, device={n(u)}[0].device)", ATOM)
-            return self.made("tensor", out, write, [sizes, u])
+            return self.record("tensor", out, write, [sizes, u])
         if is_foreach:
             clones = base == "_foreach_clone"
-            self.made("tuple", out[0], write, values, foreach=True, clones=clones)
+            self.record("tuple", out[0], write, values, foreach=True, clones=clones)
             return out
         kind: Kind = "list" if over_lists else "tensor"
         if isinstance(out, Tensor):
-            self.made(kind, out, write, values, each=over_lists)
+            self.record(kind, out, write, values, each=over_lists)
             self._note_view(out, args)
             return out
         if isinstance(out, tuple) and out and all(isinstance(t, Tensor) for t in out):
@@ -132,7 +132,7 @@ class OpRecorder(Operations, TorchFunctionMode):
                 fields = [f".{f}" for f in ("values", "indices") if hasattr(out, f)]
             for i, t in enumerate(out):
                 write_part = part(write, fields[i] if fields else f"[{i}]")
-                self.made(kind, t, write_part, values, each=over_lists)
+                self.record(kind, t, write_part, values, each=over_lists)
         return out
 
     def _in_place(self, name: str, base: str, args: Any, kwargs: Any) -> None:
@@ -193,20 +193,20 @@ class OpRecorder(Operations, TorchFunctionMode):
             return out
         if value.kind == "tensor":
             if args[0].dtype in (torch.bool, torch.float32) and out.dtype == torch.float64:
-                return self.made("tensor", out, method(value, "double"), [value])
+                return self.record("tensor", out, method(value, "double"), [value])
             return args[0]
-        op = value.made
+        op = value.op
         u = self.update
         if op is not None and op.unbinds:
             vector = op.args[0]  # one conversion of the vector replaces one of each element
             dtype = self.dtype()
             write = lambda n: (f"{wrapped(vector, n)}.to({n(dtype)}).unbind()", ATOM)
-            return self.made("tuple", out, write, [vector, dtype])
+            return self.record("tuple", out, write, [vector, dtype])
         if out.dtype == args[0].dtype:
             write = method(value, "clone")
-            return self.made("list", out, write, [value], each=True, foreach=True, clones=True)
+            return self.record("list", out, write, [value], each=True, foreach=True, clones=True)
         write = lambda n: (f"{wrapped(value, n)}.to({n(u)}.dtype)", ATOM)
-        return self.made("list", out, write, [value, u], each=True)
+        return self.record("list", out, write, [value, u], each=True)
 
     def _note_view(self, out: Tensor, args: Any) -> None:
         """Record that a result shares the memory of an operand, so that it is written with it."""

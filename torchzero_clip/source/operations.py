@@ -73,7 +73,7 @@ class Operations:
             joint = self.context.flags is None
         op = Op(write, list(args), out, joint=joint, context=self.context, link=self.link, **kinds)
         if out is not None:
-            out.made = op
+            out.op = op
             out.joint = joint
             out.context = self.context
         self.ops.append(op)
@@ -84,7 +84,7 @@ class Operations:
 
         Lists of a mask and of state have no name after their loop, so they are listed first.
         """
-        of_state = value.made is not None and value.made.takes == "state"
+        of_state = value.op is not None and value.op.takes == "state"
         if self.context.flags is not None or of_state:
             return self._gathered(self._listed(value))
         return self._gathered(value)
@@ -100,7 +100,7 @@ class Operations:
         """Return a list of the same tensors, with a separate name."""
         listed = Value("list", hint=value.hint, root=value)
         write = lambda names: (f"list({names(value)})", ATOM)
-        always = value.made is None or value.made.repeats or value.made.always
+        always = value.op is None or value.op.repeats or value.op.always
         self.add(write, [value], listed, always=always, stays=True)
         return listed
 
@@ -148,7 +148,7 @@ class Operations:
         self.add(lambda names: (f"{names(u)}[0].dtype", ATOM), [u], dtype)
         return dtype
 
-    def made(
+    def record(
         self,
         kind: Kind | Literal["tuple"],
         out: Tensor,

@@ -66,7 +66,7 @@ class RuleNames:
 
         Args:
             rule: The rule.
-            **attributes: Attributes of the copy that replace those of the rule.
+            **attributes: Other attributes for the copy.
         """
         inside = {k: self.copy(x) for k, x in vars(rule).items() if isinstance(x, Description)}
         reporting = changed(rule, **inside)

@@ -1,4 +1,4 @@
-"""The choice of operations, of the loop in which each one runs, and of those with a line."""
+"""The schedule of a step: the operations that it needs, their loops, and which are inlined."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def rebound(ops: Sequence[Op], passed_on: Collection[Value]) -> list[Op]:
         elif last.copies and op.foreach and op.args == last.args[:1]:
             x, y = last.args
             shared = x.root is not None or x in roots or x in passed_on
-            computed = x.made is not None and x.made.foreach and not x.made.repeats
+            computed = x.op is not None and x.op.foreach and not x.op.repeats
             if computed and not shared:
                 rewritten[-1] = _assigned(op, x, y)
             else:
@@ -78,7 +78,7 @@ def _of_original(clone: Op, op: Op) -> Op:
 
     operator = replace(clone, write=write, clones=False, each=False, foreach=True)
     assert x is not None
-    x.made = operator
+    x.op = operator
     return operator
 
 
@@ -140,7 +140,7 @@ def phases(ops: Sequence[Op]) -> None:
 
 
 def _gap(op: Op, other: Op) -> int:
-    """Return the least difference of the phases of two operations, of which one needs the other."""
+    """Return the least difference between the phases of an operation and one that depends on it."""
     return 0 if op.joint == other.joint else 1
 
 

@@ -47,7 +47,7 @@ class SourceError(ValueError):
 
 @dataclass(frozen=True)
 class Context:
-    """The parameters of a group that a list covers: all of them, or those that a mask selects.
+    """The parameters of a group that a list covers: all parameters, or the selection of a mask.
 
     Args:
         path: A text that distinguishes the contexts of a step.
@@ -70,7 +70,7 @@ class Value:
         context: The parameters that the value covers.
         hint: The name that the value has in the rule.
         root: The value with which it shares memory.
-        made: The operation that computes it.
+        op: The operation that computes it.
         elements: The Python type of a list: "list" or "tuple".
         live: The key in a group, if the value is a hyperparameter, and the index in a tuple.
         name: The name in the file, once it is chosen.
@@ -81,7 +81,7 @@ class Value:
     context: Context = field(default_factory=Context)
     hint: str = ""
     root: Value | None = None
-    made: Op | None = None
+    op: Op | None = None
     elements: str = "list"
     live: tuple[str, int | None] | None = None
     name: str = ""
@@ -160,8 +160,8 @@ class Op:
     def operands(self) -> Iterator[Value]:
         """Yield the values that it reads, and for an expression of numbers the values in it."""
         for value in self.args:
-            if value.numeric and value.made is not None:
-                yield from value.made.operands()
+            if value.numeric and value.op is not None:
+                yield from value.op.operands()
             elif not value.numeric:
                 yield value
 
@@ -200,8 +200,8 @@ def operand(x: Any, names: Names) -> tuple[str, int]:
         if x.numeric and x.name:
             return x.name, ATOM
         if x.numeric:
-            assert x.made is not None
-            return x.made.write(names)
+            assert x.op is not None
+            return x.op.write(names)
         text = names(x)
         return text, precedence_of(text)
     negative = isinstance(x, (int, float)) and x < 0

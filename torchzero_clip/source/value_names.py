@@ -50,10 +50,10 @@ class ValueNames:
         if value.name:
             return value.name
         base = value.hint or ("n" if value.kind == "tensor" else "xs")
-        if value.made is not None and value.made.takes == "state" and base == "state":
+        if value.op is not None and value.op.takes == "state" and base == "state":
             base = "kept"
         kind = value.elements if value.kind == "list" else value.kind
-        each = value.made is not None and value.made.each
+        each = value.op is not None and value.op.each
         name = base
         count = 1
         while not self._free(name, kind, each) or (fresh and name in self._last_value):
@@ -78,9 +78,9 @@ class ValueNames:
         adapts = each and self.kinds[name] == "tuple" and kind == "list"
         if self.kinds[name] != kind and not adapts:
             return False
-        if last in self.crossing or last.made is None or last.made.repeats:
+        if last in self.crossing or last.op is None or last.op.repeats:
             return False
-        if last.made.phase != self.phase:  # another round of this loop may read it
+        if last.op.phase != self.phase:  # another round of this loop may read it
             return max([op.phase for op in self._users(last)], default=0) < self.phase
         users = [self.ops.index(op) for op in self._users(last)]
         return max(users, default=-1) <= self.at

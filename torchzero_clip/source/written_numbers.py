@@ -84,7 +84,7 @@ def expression(args: list[Any], write: Write) -> Value:
     sizes = any(value.kind == "sizes" for value in values)
     joint = all(value.joint for value in values)
     value = Value("sizes" if sizes else "number", joint)
-    value.made = Op(write, values, value)
+    value.op = Op(write, values, value)
     return value
 
 

@@ -78,7 +78,7 @@ class NoNames(list[Any]):
 
 
 class NoCounts(dict[str, Any]):
-    """The stored scalars of a group, of which a file supports only those of `init_group`."""
+    """The scalars that a group stores; a file supports only the scalars of `init_group`."""
 
     def get(self, key: Any, *_: Any) -> Any:
         """Return a scalar of the group, or raise an error for a scalar of the whole model."""

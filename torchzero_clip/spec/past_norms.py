@@ -119,6 +119,7 @@ def z_clip(
     """Compute c = min(n, z_limit); then μ ← αμ + (1 − α)c, and after it v ← αv + (1 − α)(c − μ)².
 
     The modes "adaptive", "mean" and "percentile" limit a spike to μ + t²·√v/z, μ and μ + t·√v.
+
     max_norm bounds the output but not the observed norm, because otherwise it would pull μ down to
     itself. With skip_on_spike a norm that would be clipped becomes 0; the observed norm is the
     same.
