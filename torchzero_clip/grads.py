@@ -402,7 +402,7 @@ class PlainGradients(Cells):
                 u = u.mul_(x)
 
     def _norms(self, units: int) -> Tensor:
-        """Return the norms of this number of units, into which the gradients are split evenly."""
+        """Return the norms of one unit with all gradients, or of one unit for each gradient."""
         table = self.stats.view(len(self.stats), units, -1)
         counts = None
         size = None

@@ -16,7 +16,7 @@ def mars_adamw(
     weight_decay: float = 0.0,
     gamma: float = 0.025,
 ) -> Chain:
-    """Run AdamW on gradients that extrapolate their last change, each clipped to a norm of 1.
+    """Run AdamW on gradients that extrapolate their last change, each tensor clipped to norm 1.
 
     The paper uses this method for matrices, and AdamW with a separate learning rate for vectors.
 

@@ -87,7 +87,7 @@ def muoneq(
     nesterov: bool = True,
     scale: Literal["original", "match_rms_adamw"] | None = "match_rms_adamw",
 ) -> Chain:
-    """Give the rows of the momentum equal norms before Muon, MuonEq (R); for matrices only.
+    """Give the rows of the momentum equal norms before Muon (MuonEq R); for matrices only.
 
     The defaults are the authors' values for language models. For CIFAR-10 they use a learning rate
     of 5e-3, no decay, a momentum of 0.9 and no scale.
@@ -112,7 +112,7 @@ def muon_plus(
     momentum: float = 0.95,
     nesterov: bool = True,
 ) -> Chain:
-    """Normalize the rows, then the columns, of Muon's update, Muon+ (row_col); for matrices only.
+    """Normalize the rows, then the columns, of Muon's update (Muon+ row_col); for matrices only.
 
     The authors' code also multiplies the normalized update, but not the decay, by
     √(rows / columns).
@@ -274,7 +274,7 @@ def polar(
     method: Literal["polar_express", "ns"] = "polar_express",
     inner_steps: int = 8,
 ) -> Chain:
-    """Multiply Muon's update by the momentum's nuclear norm, PolarGrad; for matrices only.
+    """Multiply Muon's update by the momentum's nuclear norm (PolarGrad); for matrices only.
 
     By default the authors' code uses two steps of QDWH, which decomposes matrices. Both methods
     here only multiply matrices, and "polar_express" is as accurate in eight steps.
@@ -353,7 +353,7 @@ def soap_hyperball(
     q_freq: int = 1,
     eps: float = 1e-8,
 ) -> Chain:
-    """Take SOAP steps relative to a matrix's norm, and restore that norm after each step, SOAP-H.
+    """Take SOAP steps relative to a matrix's norm, and restore that norm after each step (SOAP-H).
 
     For matrices only. The authors' run with a GPT of 124 million weights uses a learning rate of
     0.018 that falls to zero. In the authors' code a matrix of zeros stays zero; here it moves
@@ -377,7 +377,7 @@ def klsoap(
     weight_decay: float = 0.01,
     precondition_frequency: int = 10,
 ) -> Chain:
-    """Run SOAP in bases that each side learns after the other side has whitened, KL-SOAP.
+    """Run SOAP in bases that each side learns after the other side has whitened (KL-SOAP).
 
     By default, `shampoo_beta` is the second of `betas` in every step. The authors' code keeps the
     value of the first step. The first gradient only initializes the bases, and the authors' code
