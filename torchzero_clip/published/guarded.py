@@ -141,5 +141,10 @@ def stable_spam(
         Huang et al., "Stable-SPAM: how to train in 4-bit more stably than 16-bit Adam",
         arXiv 2502.17055.
     """
-    gradient = AdaClip(theta, past_only), AdaGN(gammas, eps)
-    return Chain(*gradient, Reset(Adam(betas, eps), every), WeightDecay(weight_decay), LR(lr))
+    return Chain(
+        AdaClip(theta, past_only),
+        AdaGN(gammas, eps),
+        Reset(Adam(betas, eps), every),
+        WeightDecay(weight_decay),
+        LR(lr),
+    )
